@@ -1,0 +1,12 @@
+"""The onednn engine of torch.backends.quantized."""
+
+from __future__ import annotations
+
+from backends.torch_engine import TorchEngineBackend
+
+
+class OnednnBackend(TorchEngineBackend):
+    """torch's onednn kernels behind the contract of backends/base.py."""
+
+    name = "onednn"
+    engine = "onednn"

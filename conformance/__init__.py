@@ -1,0 +1,1 @@
+"""The suite: every claim of a backend's config taken through the flow and judged, as pytest tests."""

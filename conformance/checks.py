@@ -1,0 +1,47 @@
+"""Check: what one stage says of one claim, and the row that it leaves in the results file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from reports.results import Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """The outcome of one stage for one claim.
+
+    ``verdict`` is what this check alone makes of the claim; the claim's verdict is the worst of its checks.
+    ``outcome``: "pass", "fail" (a rule is broken), "error" (the suite itself failed) or "skip" (not reached, or not
+    built; ``message`` says why). ``max_lsb`` and ``slack_lsb`` are in steps of the output's scale (NUM-03, NUM-04).
+    """
+
+    stage: str
+    rule: str
+    outcome: str
+    verdict: Verdict
+    message: str = ""
+    max_lsb: float | None = None
+    slack_lsb: float | None = None
+    cases: int | None = None
+    evidence: Mapping[str, object] = field(default_factory=dict)
+
+    def row(self, claim_id: str, seconds: float) -> dict[str, object]:
+        """Return the results-file row, plain builtins only."""
+        row: dict[str, object] = {
+            "kind": "check",
+            "claim": claim_id,
+            "stage": self.stage,
+            "rule": self.rule,
+            "outcome": self.outcome,
+            "verdict": self.verdict.value,
+            "message": self.message,
+            "max_lsb": self.max_lsb,
+            "slack_lsb": self.slack_lsb,
+            "cases": self.cases,
+            "seconds": round(seconds, 6),
+        }
+        if self.evidence:
+            row["evidence"] = dict(self.evidence)
+        return row

@@ -1,0 +1,130 @@
+"""The command line of ``pytest conformance``: its options, their checks, and the choice of claims.
+
+``--strict`` is pytest's own option (it owns the name): the suite reads it too, and then refuses QUALITY.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from fnmatch import fnmatchcase
+from heapq import nlargest
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PROFILES = ("quick", "full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line asks for; ``claims`` are claim IDs or globs, and none of them means all claims."""
+
+    backend: str
+    report_dir: Path
+    seed: int
+    profile: str
+    max_examples: int | None
+    claims: tuple[str, ...]
+    list_claims: bool
+    strict: bool
+
+    def repro(self, claim_id: str) -> str:
+        """Return the command that runs one claim again, as it was run here."""
+        words = ["pytest", "conformance", f"--backend={shlex.quote(self.backend)}", f"--seed={self.seed}"]
+        if self.profile != "full":
+            words.append(f"--profile={self.profile}")
+        if self.max_examples is not None:
+            words.append(f"--max-examples={self.max_examples}")
+        return " ".join([*words, "--claim", shlex.quote(claim_id)])
+
+
+def register(parser: pytest.Parser) -> None:
+    """Add the suite's options to pytest's."""
+    group = parser.getgroup("conformance", "conformance (with pytest's --strict, QUALITY verdicts fail the run too)")
+    add = group.addoption
+    add(
+        "--backend",
+        metavar="NAME",
+        help="the backend to certify: a shipped or installed name, or module:attribute (required)",
+    )
+    add(
+        "--report-dir",
+        metavar="DIR",
+        help="where results.jsonl and report.html go (default: build/conformance/<backend>/ in the suite's checkout)",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="seed of everything that is drawn (default: 0)")
+    add(
+        "--profile",
+        choices=PROFILES,
+        default="full",
+        help="how many cases are tried per claim (default: full)",
+    )
+    add("--max-examples", type=_positive, metavar="N", help="how many drawn cases are tried per claim")
+    add(
+        "--claim",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="run only this claim: an exact ID, or else a glob over IDs (repeatable)",
+    )
+    add(
+        "--list-claims",
+        action="store_true",
+        help="print the claim IDs of the backend's config, one a line, and exit",
+    )
+
+
+def read_options(config: pytest.Config) -> Options:
+    """Read and check the command line. Raises UsageError when no backend is named."""
+    option = config.option
+    if not option.backend:
+        raise pytest.UsageError(
+            "the suite needs a backend: pytest conformance --backend=NAME "
+            "(such as qnnpack, or my_package.my_module:MyBackend)"
+        )
+    return Options(
+        backend=option.backend,
+        report_dir=Path(option.report_dir).absolute() if option.report_dir else default_report_dir(option.backend),
+        seed=option.seed,
+        profile=option.profile,
+        max_examples=option.max_examples,
+        claims=tuple(option.claim),
+        list_claims=option.list_claims,
+        strict=bool(option.strict),
+    )
+
+
+def default_report_dir(backend: str) -> Path:
+    """Return the backend's folder under the checkout's ``build/``; what a path cannot hold becomes ``_``."""
+    return ROOT / "build" / "conformance" / (re.sub(r"[^\w.-]+", "_", backend).strip(".") or "_")
+
+
+def select_ids(ids: Sequence[str], wanted: Sequence[str]) -> frozenset[str]:
+    """Choose claim IDs: each wanted one is an exact ID, or else a glob. Raises UsageError when it matches nothing."""
+    chosen = set(ids) if not wanted else set()
+    for text in wanted:  # IDs have brackets, which a glob reads as a set: the exact ID goes first
+        found = [text] if text in ids else [claim_id for claim_id in ids if fnmatchcase(claim_id, text)]
+        if not found:
+            near = ", ".join(nlargest(3, ids, key=lambda claim_id: _overlap(text, claim_id)))
+            raise pytest.UsageError(
+                f"--claim {text!r} matches no claim; nearest: {near}; --list-claims prints all {len(ids)}"
+            )
+        chosen.update(found)
+    return frozenset(chosen)
+
+
+def _overlap(text: str, claim_id: str) -> int:
+    """Count the characters of ``text`` that the ID has too, in order."""
+    return sum(block.size for block in SequenceMatcher(None, text, claim_id, autojunk=False).get_matching_blocks())
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, found {text!r}")
+    return int(text)

@@ -1,0 +1,18 @@
+"""The one place that touches torch.ao.quantization: importing it registers the ``quantized_decomposed`` operators."""
+
+from __future__ import annotations
+
+import torch
+import torch.ao.quantization.fx._decomposed
+
+OPS = torch.ops.quantized_decomposed
+
+# The plain integer dtype that holds a quantized dtype's integers in the decomposed form. (CVT-07)
+PLAIN_DTYPE = {
+    torch.quint8: torch.uint8,
+    torch.qint8: torch.int8,
+    torch.qint32: torch.int32,
+    torch.uint8: torch.uint8,
+    torch.int8: torch.int8,
+    torch.int32: torch.int32,
+}

@@ -1,0 +1,125 @@
+"""DTypeWithConstraints and DTypeConfig: which dtypes, and with what bounds, a backend takes (rules CFG-02 to CFG-04)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from refimpl.errors import ConfigError, reject_unknown_keys
+
+
+@dataclass(frozen=True, slots=True)
+class DTypeWithConstraints:
+    """A dtype and the bounds that a QConfig must keep for it. Every field may be None: no bound. (CFG-02)
+
+    The bounds ``quant_*`` are integers in the dtype's own range; ``scale_*`` are positive reals, real units per step.
+    """
+
+    # rule: CFG-02
+    dtype: torch.dtype | None = None
+    quant_min_lower_bound: int | float | None = None
+    quant_max_upper_bound: int | float | None = None
+    scale_min_lower_bound: int | float | None = None
+    scale_max_upper_bound: int | float | None = None
+    scale_exact_match: float | None = None
+    zero_point_exact_match: int | None = None
+
+    @classmethod
+    def of(cls, value: object, *, where: str = "dtype") -> DTypeWithConstraints:
+        """Take a dtype, None, or any object with these fields (torch's own class too). (CFG-03, CFG-14)
+
+        Raises ConfigError, naming `where`, for anything else.
+        """
+        if isinstance(value, DTypeWithConstraints):
+            return value
+        if value is None or isinstance(value, torch.dtype):
+            return cls(dtype=value)
+        if hasattr(value, "quant_min_lower_bound") and hasattr(value, "dtype"):  # rule: CFG-14
+            return cls(**{field.name: getattr(value, field.name, None) for field in fields(cls)})
+        raise ConfigError(f"{where}: expected a torch.dtype or a DTypeWithConstraints, found {value!r}")
+
+
+_KEYS = ("input_dtype", "output_dtype", "weight_dtype", "bias_dtype", "is_dynamic")
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class DTypeConfig:
+    """One combination of dtypes that a backend supports for a pattern. (CFG-03)
+
+    A None dtype is a wildcard (DTY-01). ``input_dtype`` and its siblings give the bare dtype,
+    ``input_dtype_with_constraints`` the whole object.
+    """
+
+    # rule: CFG-03
+    input_dtype_with_constraints: DTypeWithConstraints
+    output_dtype_with_constraints: DTypeWithConstraints
+    weight_dtype_with_constraints: DTypeWithConstraints
+    bias_dtype: torch.dtype | None
+    is_dynamic: bool | None
+
+    def __init__(
+        self,
+        input_dtype: torch.dtype | DTypeWithConstraints | None = None,
+        output_dtype: torch.dtype | DTypeWithConstraints | None = None,
+        weight_dtype: torch.dtype | DTypeWithConstraints | None = None,
+        bias_dtype: torch.dtype | None = None,
+        is_dynamic: bool | None = None,
+    ) -> None:
+        for name, value in zip(_KEYS[:3], (input_dtype, output_dtype, weight_dtype), strict=True):
+            object.__setattr__(self, f"{name}_with_constraints", DTypeWithConstraints.of(value, where=name))
+        object.__setattr__(self, "bias_dtype", bias_dtype)
+        object.__setattr__(self, "is_dynamic", is_dynamic)
+
+    @property
+    def input_dtype(self) -> torch.dtype | None:
+        """The activation's dtype at the pattern's input, without its bounds."""
+        return self.input_dtype_with_constraints.dtype
+
+    @property
+    def output_dtype(self) -> torch.dtype | None:
+        """The activation's dtype at the pattern's output, without its bounds."""
+        return self.output_dtype_with_constraints.dtype
+
+    @property
+    def weight_dtype(self) -> torch.dtype | None:
+        """The weight's dtype, without its bounds."""
+        return self.weight_dtype_with_constraints.dtype
+
+    @classmethod
+    def of(cls, value: object) -> DTypeConfig:
+        """Take ours, or any object with torch's attributes. (CFG-14)"""
+        if isinstance(value, DTypeConfig):
+            return value
+        if hasattr(value, "input_dtype_with_constraints"):  # rule: CFG-14
+            return cls(
+                value.input_dtype_with_constraints,
+                value.output_dtype_with_constraints,  # type: ignore[attr-defined]
+                value.weight_dtype_with_constraints,  # type: ignore[attr-defined]
+                value.bias_dtype,  # type: ignore[attr-defined]
+                value.is_dynamic,  # type: ignore[attr-defined]
+            )
+        raise ConfigError(f"expected a DTypeConfig, found {value!r}")
+
+    @classmethod
+    def from_dict(cls, dtype_config_dict: Mapping[str, Any]) -> DTypeConfig:
+        """Build from the public dict form; all keys are optional. (CFG-04)
+
+        Raises ConfigError (a ValueError) for an unknown key, or for an entry that is no dtype.
+        """
+        reject_unknown_keys("DTypeConfig.from_dict", dtype_config_dict, _KEYS)
+        return cls(**dtype_config_dict)  # rule: CFG-04
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the dict form, without the entries that are None. (CFG-04)"""
+        found: dict[str, Any] = {}
+        for name in _KEYS[:3]:
+            if getattr(self, name) is not None:
+                found[name] = getattr(self, f"{name}_with_constraints")
+        if self.bias_dtype is not None:
+            found["bias_dtype"] = self.bias_dtype
+        if self.is_dynamic is not None:
+            found["is_dynamic"] = self.is_dynamic
+        return found

@@ -1,0 +1,138 @@
+"""Pattern formats: what a vendor writes, the normal form that the matcher reads, and readable names (rules PAT-01, PAT-02).
+
+A pattern is a module class, a function, a method name, or a tuple of two or three of these in forward order.
+Its normal form is reversed and nested, so that it can be matched from the last node backwards:
+``(a, b)`` becomes ``(b, a)``, ``(a, b, c)`` becomes ``(c, (b, a))``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, TypeAlias
+
+import torch
+import torch.ao.nn.intrinsic as nni
+import torch.ao.nn.intrinsic.qat as nniqat
+import torch.ao.nn.qat as nnqat
+import torch.nn.functional as F
+from torch import nn
+
+from refimpl.errors import ConfigError
+
+Leaf: TypeAlias = type | Callable[..., Any] | str
+Pattern: TypeAlias = Leaf | tuple[Any, ...]
+
+
+class MatchAllNode:
+    """As part of a pattern: matches any argument, and leaves it free to be matched on its own. (PAT-05, PAT-09)"""
+
+
+def is_match_all(leaf: object) -> bool:
+    """Tell whether a leaf is the wildcard; torch's class of the same name counts too. (PAT-05, CFG-14)"""
+    return isinstance(leaf, type) and leaf.__name__ == MatchAllNode.__name__
+
+
+def normal_form(pattern: Pattern) -> Pattern:
+    """Bring the forward-order format into the reversed, nested one. (PAT-02)
+
+    Raises ConfigError for a tuple whose length is not 2 or 3, or for a leaf of another kind. (PAT-01)
+    """
+    if not isinstance(pattern, tuple):
+        check_leaf(pattern)
+        return pattern
+    if len(pattern) not in (2, 3):  # rule: PAT-01
+        raise ConfigError(
+            f"pattern {pattern!r}: a tuple pattern has 2 or 3 items in forward order, found {len(pattern)}; "
+            "write anything else with _set_pattern_complex_format"
+        )
+    for leaf in pattern:
+        check_leaf(leaf)
+    nested: Pattern = pattern[0]
+    for leaf in pattern[1:]:  # rule: PAT-02
+        nested = (leaf, nested)
+    return nested
+
+
+def complex_normal_form(pattern: Pattern) -> Pattern:
+    """Take a normal form as a vendor gave it, with our wildcard in the place of torch's. (PAT-02, CFG-14)
+
+    Raises ConfigError for a leaf of another kind. (PAT-01)
+    """
+    if isinstance(pattern, tuple):
+        return tuple(complex_normal_form(part) for part in pattern)
+    check_leaf(pattern)
+    return MatchAllNode if is_match_all(pattern) else pattern  # rule: CFG-14
+
+
+def check_leaf(leaf: object) -> None:
+    """Raise ConfigError unless the leaf is a class, a callable or a method name. (PAT-01)"""
+    if not (callable(leaf) or isinstance(leaf, str)):
+        raise ConfigError(
+            f"pattern item {leaf!r}: expected a module class, a function or a method name, found {type(leaf).__name__}"
+        )
+
+
+def leaves(pattern: Pattern) -> Iterator[Leaf]:
+    """Yield the leaves of a normal form in forward order: arguments before the op that takes them."""
+    if isinstance(pattern, tuple):
+        for argument in pattern[1:]:
+            yield from leaves(argument)
+        yield pattern[0]
+    else:
+        yield pattern
+
+
+def is_chain(pattern: Pattern) -> bool:
+    """Tell whether a normal form is what a forward-order tuple makes: each op has one argument pattern at most."""
+    if not isinstance(pattern, tuple):
+        return True
+    return len(pattern) == 2 and not isinstance(pattern[0], tuple) and is_chain(pattern[1])
+
+
+_NAMESPACES: tuple[tuple[str, Any], ...] = (
+    ("nn", nn),
+    ("nni", nni),
+    ("nnqat", nnqat),
+    ("nniqat", nniqat),
+    ("operator", operator),
+    ("torch", torch),
+    ("F", F),
+    ("builtins", builtins),
+)
+
+
+@cache
+def _known_names() -> dict[int, str]:
+    """Map the identity of every public op of the well-known namespaces to a short, importable name."""
+    names: dict[int, str] = {}
+    for prefix, namespace in _NAMESPACES:
+        for name in sorted(dir(namespace)):
+            if name.startswith("__") or (prefix == "torch" and name.startswith("_")):
+                continue
+            names.setdefault(id(getattr(namespace, name)), f"{prefix}.{name}")
+    return names
+
+
+def leaf_name(leaf: Leaf) -> str:
+    """Return the readable name of a leaf: ``nn.Linear``, ``F.relu``, ``operator.add``, ``.view`` for a method."""
+    if isinstance(leaf, str):
+        return f".{leaf}"
+    if is_match_all(leaf):
+        return "*"
+    known = _known_names().get(id(leaf))
+    if known is not None:
+        return known
+    return f"{getattr(leaf, '__module__', '?')}.{getattr(leaf, '__qualname__', repr(leaf))}"
+
+
+def pattern_name(pattern: Pattern) -> str:
+    """Return the readable name of a normal form: ``nn.Conv2d+nn.ReLU``, or ``torch.add(nn.Conv2d,*)+nn.ReLU``."""
+    if not isinstance(pattern, tuple):
+        return leaf_name(pattern)
+    head, *arguments = pattern
+    if len(arguments) == 1:
+        return f"{pattern_name(arguments[0])}+{leaf_name(head)}"
+    return f"{leaf_name(head)}({','.join(pattern_name(argument) for argument in arguments)})"

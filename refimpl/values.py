@@ -1,0 +1,73 @@
+"""Which values of a graph are float tensors, and which arguments can never be (rule OBS-10). Tables, not analysis."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import GraphModule, Node
+
+from refimpl.tracing import tensor_inputs
+
+# Methods and functions whose result is no float tensor, whatever goes in.
+NOT_A_TENSOR: frozenset[Any] = frozenset(
+    {"size", "dim", "numel", "stride", "item", "tolist", "shape", "ndimension", "type", "get_device", "is_contiguous",
+     "eq", "ne", "lt", "gt", "le", "ge", "bool", "int", "long", "argmax", "argmin",
+     len, isinstance, torch.is_tensor, operator.eq, operator.ne, operator.lt, operator.gt, operator.le, operator.ge,
+     torch.eq, torch.ne, torch.lt, torch.gt, torch.le, torch.ge, torch.argmax, torch.argmin}
+)  # fmt: skip
+
+_TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real"})
+
+# Callees of which only the first argument is a float tensor: the others are sizes, dims, indices, masks or fill values.
+FIRST_ARGUMENT_ONLY: frozenset[Any] = frozenset(
+    {"view", "reshape", "permute", "transpose", "repeat", "repeat_interleave", "squeeze", "squeeze_", "unsqueeze",
+     "unsqueeze_", "expand", "resize_", "mean", "sum", "narrow", "masked_fill", "masked_fill_", "index_select",
+     "gather", "clamp", "chunk", "split", "flatten", "contiguous", "detach", "detach_",
+     torch.reshape, torch.permute, torch.transpose, torch.repeat_interleave, torch.squeeze, torch.unsqueeze,
+     torch.mean, torch.sum, torch.narrow, torch.masked_fill, torch.index_select, torch.gather, torch.clamp,
+     torch.chunk, torch.split, torch.flatten, operator.getitem, F.interpolate, F.dropout, operator.floordiv}
+)  # fmt: skip
+
+
+def float_tensors(model: GraphModule) -> set[Node]:
+    """Return the nodes whose value is (or may be) a float tensor, or a tuple of them. (OBS-10)"""
+    found: set[Node] = set()
+    for node in model.graph.nodes:
+        if _is_float_tensor(node, model, found):
+            found.add(node)
+    return found
+
+
+def _is_float_tensor(node: Node, model: GraphModule, known: set[Node]) -> bool:
+    if node.op == "placeholder":
+        return True
+    if node.op == "get_attr":
+        return _attribute_is_float(model, str(node.target))
+    if node.op == "call_module":
+        return True
+    if node.op not in ("call_function", "call_method") or node.target in NOT_A_TENSOR:
+        return False
+    if node.target is getattr:
+        return node.args[0] in known and node.args[1] in _TENSOR_ATTRIBUTES
+    if node.target is operator.getitem:
+        return node.args[0] in known
+    return any(value in known for value in tensor_inputs((node.args, node.kwargs)))
+
+
+def _attribute_is_float(model: GraphModule, target: str) -> bool:
+    value: Any = model
+    for part in target.split("."):
+        value = getattr(value, part)
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def observable_inputs(node: Node, floats: set[Node]) -> list[Node]:
+    """Return the inputs of a node that are float tensors, in order, without repeats. (OBS-10)"""
+    if node.target in FIRST_ARGUMENT_ONLY:  # rule: OBS-10
+        arguments: Any = node.args[:1] or list(node.kwargs.values())[:1]
+    else:
+        arguments = (node.args, node.kwargs)
+    return [value for value in tensor_inputs(arguments) if value in floats]

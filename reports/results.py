@@ -1,0 +1,328 @@
+"""The results file `results.jsonl`: written row by row while a run goes on, read back whole and audited.
+
+A file without a footer is an incomplete run; one whose totals or digest disagree with it is never green.
+Contract: docs/architecture.md, "Results and reports"; the rows are in `reports.schema`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from reports.schema import (
+    GREEN,
+    SCHEMA,
+    VERDICTS,
+    Check,
+    Claim,
+    Evidence,
+    Footer,
+    Header,
+    Outcome,
+    Row,
+    SchemaError,
+    Verdict,
+    decode,
+    encode,
+    unknown_keys,
+)
+
+__all__ = [
+    "GREEN", "SCHEMA", "VERDICTS", "Check", "Claim", "Evidence", "Footer", "Header", "Outcome", "Results",
+    "ResultsError", "ResultsWriter", "Row", "Verdict", "decode", "encode", "leading_check", "read_results",
+]  # fmt: skip
+
+Pair = tuple[str, str]
+
+
+class ResultsError(Exception):
+    """A file that cannot be read, or a row that cannot be written; the message begins with `file:line`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Everything a results file says. `problems` are the places where it disagrees with itself."""
+
+    header: Header
+    checks: tuple[Check, ...]
+    claims: tuple[Claim, ...]
+    footer: Footer | None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome:
+        """PASS only if the run ended, nothing disagrees, and every claim is VERIFIED, QUALITY or waived."""
+        if self.footer is None or self.footer.outcome is Outcome.INCOMPLETE:
+            return Outcome.INCOMPLETE
+        green = self.footer.outcome is Outcome.PASS and all(claim.green for claim in self.claims)
+        return Outcome.PASS if green and not self.problems else Outcome.FAIL
+
+    @property
+    def counts(self) -> dict[Verdict, int]:
+        """How many claims have each verdict that occurs (waived ones included), worst first."""
+        return _counts(claim.verdict for claim in self.claims)
+
+    @property
+    def waived(self) -> int:
+        return sum(claim.waived for claim in self.claims)
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """The distinct (pattern, dtype config), in the order of the file."""
+        return tuple(self.by_pair())
+
+    def by_pair(self) -> dict[Pair, tuple[Claim, ...]]:
+        groups: dict[Pair, list[Claim]] = {}
+        for claim in self.claims:
+            groups.setdefault(claim.pair, []).append(claim)
+        return {pair: tuple(claims) for pair, claims in groups.items()}
+
+    def checks_by_claim(self) -> dict[str, tuple[Check, ...]]:
+        """The checks of each claim ID; a claim without any has an empty tuple."""
+        groups: dict[str, list[Check]] = {claim.claim: [] for claim in self.claims}
+        for check in self.checks:
+            groups.setdefault(check.claim, []).append(check)
+        return {name: tuple(checks) for name, checks in groups.items()}
+
+    def failures(self) -> tuple[Claim, ...]:
+        """The claims that exercised the backend and are not green, worst first."""
+        red = (c for c in self.claims if not c.green and c.verdict is not Verdict.UNEXERCISED)
+        return tuple(sorted(red, key=lambda claim: claim.verdict.rank))
+
+    def unexercised(self) -> dict[str, tuple[Claim, ...]]:
+        """The claims that could not be exercised (and are not waived), by reason, the most frequent first."""
+        groups: dict[str, list[Claim]] = {}
+        for claim in self.claims:
+            if claim.verdict is Verdict.UNEXERCISED and not claim.waived:
+                groups.setdefault(claim.reason.strip() or "no reason given", []).append(claim)
+        ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+        return {reason: tuple(claims) for reason, claims in ordered}
+
+
+def leading_check(checks: Sequence[Check]) -> Check | None:
+    """The check that decides a claim's verdict: the first of the worst ones that did not simply pass."""
+    notable = [c for c in checks if c.failed or c.verdict is not Verdict.VERIFIED]
+    return min(notable, key=lambda c: (c.verdict.rank, not c.failed), default=None)
+
+
+class ResultsWriter:
+    """Writes a results file while the run goes on: each row is checked, then flushed; a kill loses none."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("wb")
+        self._digest = hashlib.sha256()
+        self._lines = 0
+        self._checks = 0
+        self._claims: list[Claim] = []
+
+    def write(self, row: Mapping[str, object]) -> None:
+        """Append one header, check or claim row; the footer is `close`'s."""
+        if self._file.closed:
+            self._refuse("the file is closed; write every row before close()")
+        line, data = self._checked(row)
+        if isinstance(data, Footer):
+            self._refuse("a footer row; close() writes it")
+        if isinstance(data, Header) != (self._lines == 0):
+            self._refuse(f"a {data.kind} row; the first row, and no other, is the header")
+        self._append(line)
+        self._checks += isinstance(data, Check)
+        if isinstance(data, Claim):
+            self._claims.append(data)
+
+    def close(self, *, outcome: str, exit_status: int, seconds: float) -> None:
+        """Write the footer, with the totals of the rows written, and close the file."""
+        if self._file.closed or self._lines == 0:
+            self._refuse("close() needs an open file whose header is written, and ends it once")
+        red = _counts(claim.verdict for claim in self._claims if not claim.green)
+        if outcome == Outcome.PASS and (red or exit_status):
+            self._refuse(f"outcome PASS with exit status {exit_status} and {_spell_counts(red)}; pass FAIL")
+        footer = {
+            "kind": "footer",
+            "counts": {v.value: n for v, n in _counts(claim.verdict for claim in self._claims).items()},
+            "claims": len(self._claims),
+            "checks": self._checks,
+            "pairs": len({claim.pair for claim in self._claims}),
+            "outcome": str(outcome),
+            "exit_status": int(exit_status),
+            "seconds": seconds,
+            "sha256": self._digest.hexdigest(),
+        }
+        self._append(self._checked(footer)[0])
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file; without an earlier close() it has no footer and so stays incomplete."""
+        self._file.close()
+
+    def _checked(self, row: Mapping[str, object]) -> tuple[bytes, Row]:
+        """The line for a row, and what every reader will make of that line."""
+        for where, why in _not_plain(dict(row), "row"):
+            self._refuse(f"{where} is {why}")
+        text = json.dumps(dict(row), allow_nan=False, sort_keys=True)
+        try:
+            data = decode(_loads(text))
+        except ValueError as error:
+            self._refuse(str(error))
+        if unknown := unknown_keys(row):
+            self._refuse(f"a {data.kind} row has no key {', '.join(map(repr, unknown))} in schema {SCHEMA}")
+        return text.encode() + b"\n", data
+
+    def _append(self, line: bytes) -> None:
+        self._file.write(line)
+        self._file.flush()
+        self._digest.update(line)
+        self._lines += 1
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise ResultsError(f"{self.path}:{self._lines + 1}: {why}")
+
+
+def read_results(path: str | os.PathLike[str]) -> Results:
+    """Read and audit a results file. A last line without its newline was cut by a kill: it is dropped."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be read: {error.strerror}") from error
+    *lines, cut = data.split(b"\n")
+    rows = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+    if not rows or not isinstance(rows[0], Header):
+        raise ResultsError(f"{path}:1: no header row; a results file begins with one")
+    for number, (before, row) in enumerate(itertools.pairwise(rows), start=2):
+        if isinstance(row, Header):
+            raise ResultsError(f"{path}:{number}: a second header row; one file holds one run")
+        if isinstance(before, Footer):
+            raise ResultsError(f"{path}:{number}: a {row.kind} row after the footer; nothing may follow it")
+    if cut and isinstance(rows[-1], Footer):
+        where = f"{path}:{len(lines) + 1}"
+        raise ResultsError(f"{where}: text after the footer: {cut[:40]!r}; nothing may follow it")
+    digest = hashlib.sha256(b"".join(line + b"\n" for line in lines[:-1])).hexdigest()
+    return _audited(rows[0], rows[1:], digest, cut_at=len(lines) + 1 if cut else None)
+
+
+def _parse(line: bytes, where: str) -> Row:
+    try:
+        row = _loads(line.decode())
+    except (ValueError, RecursionError) as error:
+        raise ResultsError(f"{where}: not a line of JSON: {error}; found {line[:60]!r}") from error
+    if not isinstance(row, dict):
+        raise ResultsError(f"{where}: expected a JSON object, found {type(row).__name__} {line[:60]!r}")
+    try:
+        return decode(row)
+    except SchemaError as error:
+        raise ResultsError(f"{where}: {error}") from error
+
+
+def _loads(text: str) -> Any:
+    return json.loads(text, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON; non-finite numbers are written as strings")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_constant(text[:40])
+
+
+def _whole(text: str) -> int:
+    _finite(text)
+    return int(text)
+
+
+def _audited(header: Header, rows: Sequence[Row], digest: str, cut_at: int | None) -> Results:
+    checks = tuple(row for row in rows if isinstance(row, Check))
+    claims = tuple(row for row in rows if isinstance(row, Claim))
+    footer = rows[-1] if rows and isinstance(rows[-1], Footer) else None
+    results = Results(header=header, checks=checks, claims=claims, footer=footer)
+    problems = [*_row_problems(results)]
+    if footer is not None:
+        problems += [*_total_problems(results, footer, digest), *_ending_problems(results, footer)]
+    else:
+        problems.insert(0, f"no footer: the run stopped after {len(claims)} of {header.claims} claims")
+    if cut_at is not None:
+        problems.insert(1, f"line {cut_at} is cut and was left out: the run was killed while it wrote")
+    return Results(header=header, checks=checks, claims=claims, footer=footer, problems=tuple(problems))
+
+
+def _row_problems(results: Results) -> Iterator[str]:
+    for name, count in Counter(claim.claim for claim in results.claims).items():
+        if count > 1:
+            yield f"claim {name!r} has {count} claim rows; one is expected"
+    verdicts = {claim.claim: claim.verdict for claim in results.claims}
+    for check in results.checks:
+        verdict, name = verdicts.get(check.claim), f"{check.stage}/{check.rule}"
+        if verdict is None and results.footer is not None:
+            yield f"check {name} names claim {check.claim!r}, which has no claim row"
+        elif verdict is not None and check.failed and verdict.rank > check.verdict.rank:
+            yield f"claim {check.claim!r} is {verdict}, but its check {name} says {check.verdict}"
+
+
+def _total_problems(results: Results, footer: Footer, digest: str) -> Iterator[str]:
+    header, claims, pairs = results.header, len(results.claims), len(results.pairs)
+    totals: tuple[tuple[str, object, object], ...] = (
+        ("the header's claims", header.claims, claims),
+        ("the footer's claims", footer.claims, claims),
+        ("the footer's checks", footer.checks, len(results.checks)),
+        ("the footer's pairs", footer.pairs, pairs),
+        ("the footer's counts", _spell_counts(footer.counts), _spell_counts(results.counts)),
+        ("the footer's sha256", footer.sha256, digest),
+    )
+    yield from (f"{what}: {said}; the rows give {found}" for what, said, found in totals if said != found)
+    whole = header.claims == header.claims_in_config
+    if pairs > header.pairs or (whole and pairs != header.pairs):
+        yield f"the header's pairs: {header.pairs}; the rows give {pairs}"
+
+
+def _ending_problems(results: Results, footer: Footer) -> Iterator[str]:
+    red = _counts(claim.verdict for claim in results.claims if not claim.green)
+    passed = footer.outcome is Outcome.PASS
+    if passed and (red or footer.exit_status):
+        yield f"the footer says PASS, with exit status {footer.exit_status} and {_spell_counts(red)}"
+    if not results.claims:
+        yield "no claim was tested: nothing is shown"
+    elif footer.outcome is Outcome.FAIL and not red:
+        status = footer.exit_status
+        yield f"every claim is green, yet the run ended as FAIL (exit status {status}): its log says why"
+
+
+def _counts(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:
+    found = Counter(verdicts)
+    return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
+
+
+def _spell_counts(counts: Mapping[Verdict, int]) -> str:
+    return ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts.get(v)) or "no such claim"
+
+
+def _not_plain(value: object, where: str) -> Iterator[tuple[str, str]]:
+    """Where `value` holds what JSON cannot say faithfully, and what it is."""
+    if type(value) is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                yield where, f"keyed by {key!r} of {type(key).__name__}; keys are strings"
+            yield from _not_plain(item, f"{where}[{key!r}]")
+    elif type(value) is list or type(value) is tuple:
+        for index, item in enumerate(value):
+            yield from _not_plain(item, f"{where}[{index}]")
+    elif type(value) is float and not math.isfinite(value):
+        yield where, f"{value!r}; write a non-finite number as a string"
+    elif value is not None and type(value) not in (str, int, float, bool):
+        kind = f"{type(value).__module__}.{type(value).__name__}"
+        yield where, f"{value!r} of {kind}; convert it to a plain builtin"

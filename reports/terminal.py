@@ -1,0 +1,112 @@
+"""The summary that a run prints when it ends: verdict line, counts, worst claims, what was not exercised."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+
+from tabulate import MIN_PADDING, tabulate
+
+from reports.results import VERDICTS, Check, Claim, Results, Verdict, leading_check
+from reports.schema import Number
+
+WORST = 20
+_PROBLEM_COLUMNS = ("verdict", "stage", "rule", "LSB", "claim, and what is wrong")
+
+
+def summary(results: Results, html_path: str | os.PathLike[str], *, width: int | None = None) -> str:
+    """The whole summary as text, fitted to `width` columns (the terminal's own if not given)."""
+    width = width or shutil.get_terminal_size().columns
+    blocks = (
+        verdict_line(results),
+        "\n".join(f"! {_one_line(problem)}" for problem in results.problems),
+        _verdict_table(results),
+        _failure_table(results, width),
+        _unexercised(results, width),
+        f"report: {os.fspath(html_path)}",
+    )
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def verdict_line(results: Results) -> str:
+    """One line that says it all: `qnnpack: FAIL — 404 claims: 12 REFUTED, 392 VERIFIED`."""
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in results.counts.items()) or "none ran"
+    waived = f" ({results.waived} waived)" if results.waived else ""
+    total = len(results.claims)
+    noun = "claim" if total == 1 else "claims"
+    return _one_line(f"{results.header.backend}: {results.outcome} — {total} {noun}: {counts}{waived}")
+
+
+def lsb(value: Number | None) -> str:
+    """A distance in LSB, short but never rounded onto a bound it exceeds by a visible amount."""
+    return "-" if value is None else value if isinstance(value, str) else f"{value:.6g}"
+
+
+def _verdict_table(results: Results) -> str:
+    waived = Counter(claim.verdict for claim in results.claims if claim.waived)
+    pairs = Counter(Verdict.worst(c.verdict for c in claims) for claims in results.by_pair().values())
+    counts = results.counts
+    rows: list[tuple[object, ...]] = [
+        (v, counts[v], waived[v] or "", pairs[v]) for v in VERDICTS if v in counts
+    ]
+    if not rows:
+        return ""
+    rows.append(("total", len(results.claims), results.waived or "", len(results.pairs)))
+    return _table(rows, ("verdict", "claims", "waived", "pairs, by worst claim"), right=(1, 2, 3))
+
+
+def _failure_table(results: Results, width: int) -> str:
+    failures = results.failures()
+    if not failures:
+        return ""
+    checks = results.checks_by_claim()
+    rows = [_failure_row(claim, leading_check(checks[claim.claim])) for claim in failures[:WORST]]
+    hidden = len(failures) - len(rows)
+    title = f"failing claims, worst first{f' ({hidden} more in the report)' if hidden else ''}:"
+    table = _table(_fitted(rows, width), _PROBLEM_COLUMNS, right=(3,))
+    repro = failures[0].repro
+    return f"{title}\n{table}" + (f"\nreproduce the first: {_one_line(repro)}" if repro else "")
+
+
+def _failure_row(claim: Claim, check: Check | None) -> tuple[str, ...]:
+    stage, rule = (check.stage, check.rule) if check else ("-", "-")
+    message = (check.message if check else "") or claim.reason
+    cells = (claim.verdict, stage, rule, lsb(claim.max_lsb), claim.claim, message)
+    return tuple(_one_line(cell) for cell in cells)
+
+
+def _fitted(rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, ...]]:
+    """The rows with the claim above its message in the last column, each cut to the room that is left."""
+    headers = [name + " " * MIN_PADDING for name in _PROBLEM_COLUMNS]
+    narrow = zip(headers[:4], *(row[:4] for row in rows), strict=True)
+    room = max(width - sum(max(map(len, column)) + 2 for column in narrow), len(headers[4]))
+    return [(*row[:4], f"{_middle(row[4], room)}\n{_end(row[5], room)}") for row in rows]
+
+
+def _unexercised(results: Results, width: int) -> str:
+    groups = results.unexercised()
+    lines = [_end(f"{len(claims):6d}  {_one_line(reason)}", width) for reason, claims in groups.items()]
+    return "\n".join(["unexercised, by reason:", *lines]) if lines else ""
+
+
+def _table(rows: Sequence[Sequence[object]], headers: Sequence[str], right: Sequence[int]) -> str:
+    align = ["right" if i in right else "left" for i in range(len(headers))]
+    return tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True, colalign=align)
+
+
+def _one_line(text: str) -> str:
+    """`text` without line breaks or control characters: what it came from must not steer the terminal."""
+    return "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
+
+
+def _middle(text: str, width: int) -> str:
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def _end(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"

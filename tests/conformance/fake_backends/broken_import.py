@@ -1,0 +1,3 @@
+"""A vendor's module that does not import."""
+
+raise ImportError("libnpu.so: cannot open shared object file")

@@ -1,0 +1,76 @@
+"""The command line: which claims are chosen, where reports go, how a claim is run again."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+import pytest
+
+from conformance.options import ROOT, Options, _positive, default_report_dir, select_ids
+
+IDS = [
+    "nn.Linear/static:in=quint8[0..127]/ptq/x",
+    "nn.Conv2d/static:in=quint8/ptq/x",
+    "nn.Conv2d/dynamic:in=*/ptq/x",
+]
+
+
+def options(**changes: object) -> Options:
+    defaults: dict[str, object] = {
+        "backend": "npu", "report_dir": Path("r"), "seed": 0, "profile": "full", "max_examples": None,
+        "claims": (), "list_claims": False, "strict": False,
+    }  # fmt: skip
+    return Options(**(defaults | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [
+        ([], IDS),
+        ([IDS[0]], IDS[:1]),
+        ([IDS[2]], IDS[2:]),
+        (["nn.Conv2d/*"], IDS[1:]),
+        (["*/ptq/x"], IDS),
+        (["*[[]0..127]*", IDS[1]], IDS[:2]),
+    ],
+)
+def test_a_claim_is_chosen_by_exact_id_or_glob(wanted: list[str], chosen: list[str]) -> None:
+    assert select_ids(IDS, wanted) == set(chosen)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nearest"),
+    [("nn.Linear", IDS[0]), ("nn.Cnov2d/dynamic*", IDS[2]), ("NN.CONV2D/static:*", IDS[1])],
+)
+def test_a_choice_of_nothing_names_the_nearest(wanted: str, nearest: str) -> None:
+    with pytest.raises(pytest.UsageError) as caught:
+        select_ids(IDS, [IDS[0], wanted])
+    assert f"--claim {wanted!r} matches no claim; nearest: {nearest}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("qnnpack", "qnnpack"), ("a.b:C", "a.b_C"), ("../x y:Z", "_x_y_Z"), ("..", "_"), ("C:\\x/y", "C_x_y")],
+)
+def test_the_default_folder_stays_under_build(backend: str, name: str) -> None:
+    assert default_report_dir(backend) == ROOT / "build" / "conformance" / name
+
+
+def test_repro_is_quoted_for_a_shell() -> None:
+    claim = "F.add(a,*)/in='x'/ptq/no weight"
+    words = shlex.split(options(backend="my mod:Npu", seed=-3).repro(claim))
+    assert words == ["pytest", "conformance", "--backend=my mod:Npu", "--seed=-3", "--claim", claim]
+
+
+def test_repro_keeps_what_is_not_the_default() -> None:
+    command = options(profile="quick", max_examples=5).repro(IDS[1])
+    assert "--profile=quick --max-examples=5 --claim " in command
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "many"])
+def test_a_count_is_a_positive_integer(text: str) -> None:
+    assert _positive("12") == 12
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a positive integer, found"):
+        _positive(text)

@@ -1,0 +1,130 @@
+"""Made-up runs for the tests of the reports: rows as the suite writes them, changed where a test asks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.results import GREEN, Results, ResultsWriter, read_results
+
+Row = dict[str, Any]
+
+PATTERNS = (
+    "nn.Linear", "nn.Conv2d", "F.conv2d + nn.ReLU", "nn.Conv2d + nn.BatchNorm2d + nn.ReLU",
+    "torch.add + F.relu",
+    "nn.Embedding", "nn.LSTM", "nn.ConvTranspose1d", "torch.cat", "nni.qat.ConvBnReLU3d", "operator.mul",
+)  # fmt: skip
+STAGES = ("config", "fuse", "prepare", "convert", "lower", "numerics", "refusal", "invariance")
+
+
+class Runs:
+    """Builds rows and results files in a directory of the test's own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._names = (f"run{number}.jsonl" for number in itertools.count())
+
+    def header(self, **changes: Any) -> Row:
+        row = {
+            "kind": "header", "schema": 1, "suite_version": "0.1.0", "suite_commit": "4fd1c0ffee" * 4,
+            "backend": "qnnpack", "versions": {"qnnpack": "2.13.0"}, "torch": "2.13.0+cpu",
+            "python": "3.11.9",
+            "platform": "Linux-6.1-x86_64", "cpu": "Some CPU @ 2.60GHz", "cpu_flags": ["avx2", "avx512_vnni"],
+            "engine": "qnnpack", "representation": "QUANTIZED", "seed": 7, "profile": "quick",
+            "options": {"strict": False, "jobs": 4}, "config_name": "qnnpack_config",
+            "config_sha256": "ab" * 32,
+            "claims": 1, "claims_in_config": 404, "pairs": 202, "started": "2025-01-02T03:04:05+00:00",
+        }  # fmt: skip
+        return row | changes
+
+    def check(self, claim: str = "linear", **changes: Any) -> Row:
+        row = {
+            "kind": "check", "claim": claim, "stage": "numerics", "rule": "NUM-03", "outcome": "pass",
+            "verdict": "VERIFIED", "message": "", "max_lsb": 0.4996, "slack_lsb": 0.5, "cases": 24,
+            "seconds": 0.25,
+        }  # fmt: skip
+        return row | changes
+
+    def claim(self, claim: str = "linear", **changes: Any) -> Row:
+        row = {
+            "kind": "claim", "claim": claim, "pattern": "nn.Linear",
+            "dtype_config": "in=quint8,w=qint8,out=quint8",
+            "flow": "ptq", "scheme": "per_tensor", "verdict": "VERIFIED", "waived": False, "reason": "",
+            "max_lsb": 0.4996, "repro": f"pytest conformance --backend=qnnpack --claim='{claim}'",
+            "seconds": 1.5,
+        }  # fmt: skip
+        return row | changes
+
+    def refuted(self, claim: str = "broken", **changes: Any) -> list[Row]:
+        """A failing check with all kinds of evidence, and its claim."""
+        message = (
+            "NUM-03: 3 of 24 outputs are further than 0.5 LSB from the exact result; the worst by 18 LSB"
+        )
+        evidence = {
+            "case": "x int8 [4, 64], one row saturating", "expected": [12.4996, -128.0, 7],
+            "found": [30, -128, 7],
+            "index": [[0, 3], [0, 4], [1, 0]], "attribution": "saturation: the accumulator is int16",
+            "qparams": {"input": {"scale": 0.0078125, "zero_point": 3}, "weight": {"scale": [0.1] * 64}},
+            "graph": "%x : placeholder\n%y : call_module[linear]", "float_ops": ["aten::addmm"],
+        }  # fmt: skip
+        return [
+            self.check(claim, outcome="fail", verdict="REFUTED",
+                       message=message, max_lsb=18.0, evidence=evidence),
+            self.claim(claim, verdict="REFUTED", reason=message, max_lsb=18.0,
+                       decisions=[{"node": "linear", "rule": "CFG-02", "accepted": True}]) | changes,
+        ]  # fmt: skip
+
+    def lines(self, rows: Iterable[Row], **changes: Any) -> Path:
+        """A finished results file; its totals and ending follow from the rows, unless changed."""
+        rows = list(rows)
+        claims = [row for row in rows if row["kind"] == "claim"]
+        green = all(claim["waived"] or claim["verdict"] in GREEN for claim in claims)
+        pairs = len({(claim["pattern"], claim["dtype_config"]) for claim in claims})
+        path = self.directory / next(self._names)
+        with ResultsWriter(path) as writer:
+            for row in [self.header(**{"claims": len(claims), "pairs": pairs} | changes), *rows]:
+                writer.write(row)
+            writer.close(outcome="PASS" if green else "FAIL", exit_status=int(not green), seconds=75.5)
+        return path
+
+    def results(self, rows: Iterable[Row], **changes: Any) -> Results:
+        return read_results(self.lines(rows, **changes))
+
+    def large(self, claims: int = 404) -> list[Row]:
+        """Rows as of a whole config: about 30 failures, half of the claims unexercised."""
+        return [row for number in range(claims) for row in self._numbered(number)]
+
+    def _numbered(self, number: int) -> list[Row]:
+        pattern = PATTERNS[number // 4 % len(PATTERNS)] + (f".{number // 200}" if number >= 200 else "")
+        dtype = f"in=qint8[s>=2^-{number % 19}],w=qint8[-127..127,s>=2^-12],b=float32,out=qint8[s>=2^-12]"
+        place = {"pattern": pattern, "dtype_config": dtype, "flow": ("ptq", "qat")[number % 2]}
+        place |= {"scheme": ("per_tensor", "per_channel")[number // 2 % 2]}
+        name = f"{pattern}|{dtype}|{place['flow']}|{place['scheme']}|{number}"
+        passed = [self.check(name, stage=stage, rule=f"{stage[:3].upper()}-01") for stage in STAGES]
+        if number % 2:
+            reason = (
+                f"no builder for {pattern.split('.')[-1]}"
+                if number % 8 == 1
+                else "the engine declines QAT here"
+            )
+            return [self.claim(name, verdict="UNEXERCISED", reason=reason, max_lsb=None, repro="", **place)]
+        if number % 14 == 0:
+            verdict = ("REFUTED", "FALLBACK", "CRASHED", "TIMEOUT", "REFUTED")[number // 14 % 5]
+            check, claim = self.refuted(name, **place)
+            return [*passed[:5], check | {"verdict": verdict}, claim | {"verdict": verdict}]
+        if number % 50 == 2:
+            return [
+                *passed[:5],
+                *self.refuted(name, **place, waived=True, reason="known: issue 12, until 2026"),
+            ]
+        other = {"verdict": "QUALITY"} if number % 16 == 0 else {}
+        return [*passed, self.claim(name, **place | other)]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)

@@ -1,0 +1,217 @@
+"""The HTML report: complete, self-contained, failures first, and nothing a backend says becomes markup."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from reports.html import OUTPUTS_SHOWN, anchor, render_html
+from reports.results import read_results
+
+VOID = {"meta", "link", "br", "input"}
+
+
+class Page(HTMLParser):
+    """A page as the tests ask about it; refuses elements that are not closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "script"} & set(self.open):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def ids(self) -> list[str]:
+        return [attrs["id"] or "" for _, attrs in self.tags if "id" in attrs]
+
+    def links(self) -> list[str]:
+        return [attrs["href"] or "" for tag, attrs in self.tags if tag == "a"]
+
+
+def page(runs: Any, rows: Any, **changes: Any) -> Page:
+    return Page(render_html(runs.results(rows, **changes)))
+
+
+def test_the_strip_says_what_was_run(runs: Any) -> None:
+    text = page(runs, [*runs.refuted(), runs.claim()]).text
+    for words in (
+        "FAIL qnnpack against qnnpack_config", "1 REFUTED 1 VERIFIED", "torch 2.13.0+cpu, Python 3.11.9",
+        "Some CPU @ 2.60GHz", "avx2 avx512_vnni", "quick, seed 7", "took 1 min 16 s", "abababababab",
+        "2 of 404 in the config", "jobs=4 strict=false", "qnnpack, QUANTIZED", "4fd1c0ffee4f",
+    ):  # fmt: skip
+        assert words in text
+
+
+def test_a_failure_shows_its_evidence(runs: Any) -> None:
+    text = page(runs, runs.refuted()).text
+    for words in (
+        "numerics · NUM-03 · fail", "largest distance 18 LSB (allowed 0.5) · 24 cases", "the worst by 18 LSB",
+        "[0, 3] 12.4996 30 +17.5004", "saturation: the accumulator is int16",
+        "x int8 [4, 64], one row saturating",
+        "input 0.0078125 3", "(64 values)", "%y : call_module[linear]", "Ran in float aten::addmm",
+        "Decision log (1 row)", "linear true CFG-02", "pytest conformance --backend=qnnpack --claim='broken'",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_evidence_of_any_shape_is_shown(runs: Any) -> None:
+    evidence = {
+        "expected": [1.5] * 99,
+        "found": ["inf"] * 99,
+        "script": {"a": [1]},
+        "traceback": "Boom",
+        "x": None,
+    }
+    check, claim = runs.refuted()
+    text = page(runs, [check | {"evidence": evidence, "max_lsb": "inf", "cases": 1}, claim]).text
+    assert f"first {OUTPUTS_SHOWN} of 99" in text
+    assert 'Script { "a": [ 1 ] }' in text
+    assert "Traceback Boom" in text
+    assert "inf LSB" in text
+
+
+def test_failures_come_before_everything_else_worst_first(runs: Any) -> None:
+    rows = [
+        runs.claim("fine"),
+        *runs.refuted("wrong"),
+        runs.claim("dead", verdict="CRASHED", reason="signal 11"),
+    ]
+    html = render_html(runs.results(rows))
+    places = [
+        html.index(f'id="{name}"') for name in (anchor("dead"), anchor("wrong"), "unexercised", "matrix")
+    ]
+    assert places == sorted(places)
+    assert "signal 11" in html
+
+
+@pytest.mark.parametrize("label", ["per_channel qat REFUTED waived", "per_tensor VERIFIED"])
+def test_the_matrix_says_in_words_what_its_colours_say(runs: Any, label: str) -> None:
+    rows = [runs.claim(), *runs.refuted(waived=True, flow="qat", scheme="per_channel")]
+    assert label in page(runs, rows).text
+
+
+def test_columns_are_numbered_and_explained(runs: Any) -> None:
+    rows = [runs.claim("a"), runs.claim("b", dtype_config="in=qint8[s>=2^-12]"), runs.claim("c", flow="qat")]
+    found = page(runs, rows)
+    assert "D1 in=quint8,w=qint8,out=quint8 D2 in=qint8[s>=2^-12]" in found.text
+    assert {"D1", "D2"} <= set(found.ids())
+
+
+def test_tables_have_scopes_and_captions(runs: Any) -> None:
+    tags = page(runs, runs.large(60)).tags
+    names = [tag for tag, _ in tags]
+    assert names.count("table") == names.count("caption")
+    assert all(attrs.get("scope") in ("row", "col") for tag, attrs in tags if tag == "th")
+
+
+def test_ids_are_unique_and_every_link_resolves(runs: Any) -> None:
+    found = page(runs, runs.large())
+    assert len(found.ids()) == len(set(found.ids()))
+    assert {link.removeprefix("#") for link in found.links()} <= set(found.ids())
+    assert {anchor(row["claim"]) for row in runs.large()} <= set(found.ids())
+
+
+def test_the_anchor_is_the_digest_of_the_claim_id() -> None:
+    assert anchor("é|ptq") == "c-" + hashlib.sha256("é|ptq".encode()).hexdigest()[:12]
+
+
+def test_the_page_asks_for_nothing_from_outside(runs: Any) -> None:
+    html = render_html(runs.results(runs.large(60)))
+    assert not re.search(r"(https?:)?//[a-z]|url\(|@import", html.replace("sha256-", ""))
+    assert "default-src &#39;none&#39;" in html or "default-src 'none'" in html
+
+
+def test_a_whole_config_is_a_small_page(runs: Any) -> None:
+    assert len(render_html(runs.results(runs.large(404))).encode()) < 1_500_000
+
+
+def test_the_page_depends_on_nothing_but_the_results(runs: Any) -> None:
+    results = runs.results(runs.large(60))
+    assert render_html(results) == render_html(results)
+
+
+def test_nothing_from_a_backend_becomes_markup(runs: Any) -> None:
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'`{{ 7*7 }}"
+    check, claim = runs.refuted(evil)
+    texts = {
+        key: evil
+        for key, value in claim.items()
+        if isinstance(value, str) and key not in ("kind", "flow", "verdict")
+    }
+    check |= {"stage": evil, "rule": evil, "message": evil}
+    check["evidence"] |= {"case": evil, "attribution": evil, "graph": evil, evil: evil, "float_ops": [evil]}
+    check["evidence"]["qparams"] = {evil: {evil: evil}}
+    odd = runs.claim("u", verdict="UNEXERCISED", reason=evil)
+    head = {
+        "backend": evil,
+        "cpu": evil,
+        "versions": {evil: evil},
+        "options": {evil: evil},
+        "config_sha256": evil,
+    }
+    html = render_html(runs.results([check, claim | texts | {"decisions": [{evil: evil}]}, odd], **head))
+    tags = [tag for tag, _ in Page(html).tags]
+    assert tags.count("script") == 1
+    assert "img" not in tags
+    assert "{{ 7*7 }}" in html
+    assert not any(name.startswith("on") for _, attrs in Page(html).tags for name in attrs)
+
+
+def test_an_incomplete_run_is_marked_so(runs: Any) -> None:
+    path = runs.lines([runs.check(), runs.claim()])
+    path.write_bytes(path.read_bytes()[:-9])
+    text = Page(render_html(read_results(path))).text
+    assert "INCOMPLETE qnnpack" in text
+    assert "This run is incomplete." in text
+    assert "no footer: the run stopped after 1 of 1 claims" in text
+    assert "line 4 is cut and was left out" in text
+    assert "PASS" not in text
+
+
+def test_problems_are_listed(runs: Any) -> None:
+    text = page(runs, [runs.claim()], claims=7).text
+    assert "This results file cannot be taken as a pass. the header's claims: 7; the rows give 1" in text
+
+
+def test_empty_parts_say_so(runs: Any) -> None:
+    text = page(runs, [runs.claim()]).text
+    assert "No claim failed." in text
+    assert "Every claim was exercised." in text
+    assert page(runs, []).text.startswith("FAIL: qnnpack")
+
+
+def test_evidence_of_quality_and_waived_claims_is_kept(runs: Any) -> None:
+    quality = runs.claim("q", verdict="QUALITY")
+    shown = runs.check("q", verdict="QUALITY", outcome="pass", evidence={"attribution": "exact tie"})
+    text = page(runs, [shown, quality, *runs.refuted(waived=True, reason="issue 12")]).text
+    assert "Attribution exact tie" in text
+    assert "REFUTED · waived nn.Linear" in text
+    assert "issue 12" in text
+
+
+def test_the_results_can_be_found_again_from_the_page(runs: Any) -> None:
+    path = runs.lines([runs.claim()])
+    digest = json.loads(path.read_text().splitlines()[-1])["sha256"]
+    assert digest in Page(render_html(read_results(path))).text

@@ -1,0 +1,347 @@
+"""The results file: written rows are read back, bad ones refused with their line, lies not green."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reports import results as module
+from reports.results import (
+    GREEN,
+    VERDICTS,
+    Claim,
+    Outcome,
+    Results,
+    ResultsError,
+    ResultsWriter,
+    Verdict,
+    decode,
+    encode,
+    leading_check,
+    read_results,
+)
+
+text = st.text(max_size=20)
+number = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**40), 2**40)
+lsb = st.none() | number | st.sampled_from(["inf", "-inf", "nan"])
+scalar = st.none() | st.booleans() | st.integers(-9, 9) | text
+verdict = st.sampled_from([v.value for v in VERDICTS])
+claim_rows = st.fixed_dictionaries(
+    {
+        "kind": st.just("claim"), "claim": text, "pattern": text, "dtype_config": text,
+        "flow": st.sampled_from(["ptq", "qat"]), "scheme": text, "verdict": verdict, "waived": st.booleans(),
+        "reason": text, "max_lsb": lsb, "repro": text, "seconds": number,
+    },
+    optional={"decisions": st.lists(st.dictionaries(text, scalar, max_size=3), min_size=1, max_size=3)},
+)  # fmt: skip
+evidence = st.fixed_dictionaries(
+    {"own": scalar},
+    optional={
+        "case": text, "expected": st.lists(number), "found": st.lists(st.integers(-9, 9)), "traceback": text,
+        "index": st.lists(st.lists(st.integers(0, 9))), "float_ops": st.lists(text),
+        "qparams": st.dictionaries(text, st.dictionaries(text, scalar, max_size=2), max_size=2),
+    },
+)  # fmt: skip
+check_rows = st.fixed_dictionaries(
+    {
+        "kind": st.just("check"), "claim": text, "stage": text, "rule": text, "verdict": verdict,
+        "outcome": st.sampled_from(["pass", "fail", "error", "skip"]), "message": text, "max_lsb": lsb,
+        "slack_lsb": lsb, "cases": st.none() | st.integers(0, 99), "seconds": number,
+    },
+    optional={"evidence": evidence},
+)  # fmt: skip
+
+
+@given(claim_rows | check_rows)
+def test_a_row_survives_the_round_trip(row: dict[str, Any]) -> None:
+    assert encode(decode(json.loads(json.dumps(row)))) == row
+
+
+@given(st.lists(claim_rows | check_rows, max_size=8))
+def test_a_file_gives_back_what_was_written(tmp_path_factory: Any, rows: list[dict[str, Any]]) -> None:
+    path = tmp_path_factory.mktemp("round") / "results.jsonl"
+    header = _header()
+    with ResultsWriter(path) as writer:
+        for row in (header, *rows):
+            writer.write(row)
+        writer.close(outcome="FAIL", exit_status=1, seconds=1)
+    results = read_results(path)
+    assert encode(results.header) == header
+    assert [encode(row) for row in results.claims] == [row for row in rows if row["kind"] == "claim"]
+    assert [encode(row) for row in results.checks] == [row for row in rows if row["kind"] == "check"]
+    assert not any(problem.startswith("the footer's") for problem in results.problems)
+    assert results.outcome is Outcome.FAIL
+
+
+@given(st.data())
+def test_a_cut_file_keeps_every_whole_row_and_is_incomplete(tmp_path_factory: Any, data: Any) -> None:
+    path = tmp_path_factory.mktemp("cut") / "results.jsonl"
+    rows = data.draw(st.lists(claim_rows, min_size=1, max_size=4))
+    with ResultsWriter(path) as writer:
+        for row in (_header(), *rows):
+            writer.write(row)
+        writer.close(outcome="FAIL", exit_status=1, seconds=1)
+    content = path.read_bytes()
+    end = data.draw(st.integers(content.index(b"\n") + 1, len(content) - 1))
+    path.write_bytes(content[:end])
+    results = read_results(path)
+    assert results.outcome is Outcome.INCOMPLETE
+    assert len(results.claims) == content[:end].count(b"\n") - 1
+    assert results.problems[0].startswith("no footer")
+
+
+@given(st.lists(st.sampled_from(VERDICTS), min_size=1))
+def test_the_worst_verdict_is_the_first_in_the_order(verdicts: list[Verdict]) -> None:
+    assert Verdict.worst(verdicts) is min(verdicts, key=list(Verdict).index)
+
+
+def test_nothing_shown_is_unexercised() -> None:
+    assert Verdict.worst([]) is Verdict.UNEXERCISED
+
+
+def test_verdicts_are_ordered_worst_first() -> None:
+    names = "CRASHED TIMEOUT REFUTED FALLBACK UNEXERCISED QUALITY VERIFIED"
+    assert " ".join(VERDICTS) == names
+    assert {"QUALITY", "VERIFIED"} == GREEN
+
+
+def test_a_green_run_passes(runs: Any) -> None:
+    rows = [runs.check(), runs.claim(), runs.claim("b", verdict="QUALITY"), *runs.refuted(waived=True)]
+    results = runs.results(rows)
+    assert (results.outcome, results.problems) == (Outcome.PASS, ())
+    assert results.counts == {"REFUTED": 1, "QUALITY": 1, "VERIFIED": 1}
+    assert results.waived == 1
+
+
+@pytest.mark.parametrize("verdict", [v for v in VERDICTS if v not in GREEN])
+def test_one_claim_that_is_not_green_fails_the_run(runs: Any, verdict: Verdict) -> None:
+    results = runs.results([runs.claim(), runs.claim("b", verdict=verdict.value)])
+    assert results.outcome is Outcome.FAIL
+
+
+def test_a_run_of_no_claims_is_not_green(runs: Any) -> None:
+    results = runs.results([])
+    assert results.outcome is Outcome.FAIL
+    assert results.problems == ("no claim was tested: nothing is shown",)
+
+
+def test_an_all_green_run_that_ended_as_fail_says_so(runs: Any) -> None:
+    results = _edited(runs.lines([runs.claim()]), -1, outcome="FAIL", exit_status=1)
+    assert results.outcome is Outcome.FAIL
+    assert "every claim is green, yet the run ended as FAIL (exit status 1)" in results.problems[0]
+
+
+def test_pairs_are_distinct_and_in_order(runs: Any) -> None:
+    rows = [runs.claim("a"), runs.claim("b", pattern="torch.cat"), runs.claim("c", flow="qat")]
+    results = runs.results(rows)
+    dtype = results.claims[0].dtype_config
+    assert results.pairs == (("nn.Linear", dtype), ("torch.cat", dtype))
+    assert [c.claim for c in results.by_pair()["nn.Linear", dtype]] == ["a", "c"]
+
+
+def test_failures_come_worst_first_without_waived_and_unexercised(runs: Any) -> None:
+    rows = [
+        runs.claim("f", verdict="FALLBACK"), runs.claim("c", verdict="CRASHED"), runs.claim("v"),
+        runs.claim("w", verdict="TIMEOUT", waived=True), runs.claim("u", verdict="UNEXERCISED", reason=" "),
+    ]  # fmt: skip
+    results = runs.results(rows)
+    assert [claim.claim for claim in results.failures()] == ["c", "f"]
+    assert {k: [c.claim for c in v] for k, v in results.unexercised().items()} == {"no reason given": ["u"]}
+
+
+def test_the_leading_check_is_the_first_of_the_worst(runs: Any) -> None:
+    changes = [{}, {"verdict": "QUALITY"}, {"verdict": "REFUTED", "outcome": "fail", "rule": "X"}]
+    results = runs.results([*(runs.check(**change) for change in changes), runs.claim(verdict="REFUTED")])
+    assert leading_check(results.checks).rule == "X"  # type: ignore[union-attr]
+    assert leading_check(results.checks[:1]) is None
+
+
+def test_results_are_frozen(runs: Any) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        runs.results([runs.claim()]).problems = ()
+
+
+# A file that disagrees with itself is read, and is never a pass.
+
+
+@pytest.mark.parametrize(
+    ("line", "changes", "problem"),
+    [
+        (0, {"claims": 9}, "the header's claims: 9; the rows give 2"),
+        (0, {"pairs": 0}, "the header's pairs: 0; the rows give 1"),
+        (0, {"claims_in_config": 2, "pairs": 3}, "the header's pairs: 3; the rows give 1"),
+        (-1, {"claims": 3}, "the footer's claims: 3; the rows give 2"),
+        (-1, {"checks": 0}, "the footer's checks: 0; the rows give 1"),
+        (-1, {"pairs": 2}, "the footer's pairs: 2; the rows give 1"),
+        (-1, {"counts": {"VERIFIED": 1}}, "the footer's counts: 1 VERIFIED; the rows give 2 VERIFIED"),
+        (-1, {"sha256": "0" * 64}, "the footer's sha256: 0000"),
+        (-1, {"exit_status": 3}, "the footer says PASS, with exit status 3"),
+        (1, {"claim": "elsewhere"}, "check numerics/NUM-03 names claim 'elsewhere', which has no claim row"),
+        (1, {"outcome": "fail", "verdict": "REFUTED"}, "its check numerics/NUM-03 says REFUTED"),
+        (2, {"claim": "b"}, "claim 'b' has 2 claim rows; one is expected"),
+        (2, {"verdict": "TIMEOUT"}, "the footer says PASS, with exit status 0 and 1 TIMEOUT"),
+    ],
+)
+def test_a_disagreement_is_a_problem_and_no_pass(runs: Any, line: int, changes: Any, problem: str) -> None:
+    path = runs.lines([runs.check(), runs.claim(), runs.claim("b")])
+    results = _edited(path, line, reseal="sha256" not in changes, **changes)
+    assert any(problem in found for found in results.problems), results.problems
+    assert results.outcome is Outcome.FAIL
+
+
+def test_any_edit_of_a_row_breaks_the_digest(runs: Any) -> None:
+    results = _edited(runs.lines([runs.claim()]), 1, reseal=False, max_lsb=0.1)
+    assert [problem.split(":")[0] for problem in results.problems] == ["the footer's sha256"]
+
+
+def test_a_subset_of_the_config_may_have_fewer_pairs(runs: Any) -> None:
+    assert runs.results([runs.claim()], pairs=50, claims_in_config=404).outcome is Outcome.PASS
+
+
+def test_an_incomplete_footer_is_incomplete(runs: Any) -> None:
+    assert _edited(runs.lines([runs.claim()]), -1, outcome="INCOMPLETE").outcome is Outcome.INCOMPLETE
+
+
+# A malformed file is refused, with the line.
+
+
+@pytest.mark.parametrize(
+    ("line", "damage", "message"),
+    [
+        (2, lambda row: "{nonsense", "not a line of JSON"),
+        (2, lambda row: "", "not a line of JSON"),
+        (2, lambda row: "[" * 100_000, "not a line of JSON"),
+        (2, lambda row: '{"kind": "claim", "max_lsb": NaN}', "NaN is not JSON"),
+        (2, lambda row: '{"kind": "claim", "max_lsb": 1e999}', "1e999 is not JSON"),
+        (2, lambda row: '{"kind": "claim", "max_lsb": 1' + "0" * 400 + "}", "is not JSON"),
+        (2, lambda row: "[1]", "expected a JSON object, found list"),
+        (2, lambda row: row | {"kind": "verdict"}, "unknown kind of row 'verdict'; expected one of header"),
+        (2, lambda row: row | {"kind": ["claim"]}, "unknown kind of row ['claim']"),
+        (2, lambda row: {k: v for k, v in row.items() if k not in ("waived", "repro")},
+         "claim row has no 'waived', 'repro'"),
+        (2, lambda row: row | {"verdict": "FINE"}, "'verdict' is 'FINE'; expected one of CRASHED, TIMEOUT"),
+        (2, lambda row: row | {"verdict": ["FINE"]}, "'verdict' is ['FINE']"),
+        (2, lambda row: row | {"waived": 1}, "'waived' is 1; expected true or false"),
+        (2, lambda row: row | {"max_lsb": True}, "'max_lsb' is True; expected a number or 'inf'"),
+        (2, lambda row: row | {"max_lsb": "big"}, "'max_lsb' is 'big'"),
+        (2, lambda row: row | {"flow": "both"}, "'flow' is 'both'; expected 'ptq' or 'qat'"),
+        (2, lambda row: row | {"reason": None}, "'reason' is None; expected a string"),
+        (2, lambda row: row | {"decisions": {}}, "'decisions' is {}; expected a list"),
+        (2, lambda row: row | {"decisions": [{"a": [1]}]}, "'decisions[0].a' is [1]"),
+        (1, lambda row: row | {"schema": 2}, "schema 2; expected 1: use the suite that wrote it"),
+        (1, lambda row: row | {"seed": "7"}, "'seed' is '7'; expected an integer"),
+        (1, lambda row: row | {"cpu_flags": "avx2"}, "'cpu_flags' is 'avx2'; expected a list"),
+        (1, lambda row: row | {"versions": {"a": 1}}, "'versions.a' is 1; expected a string"),
+        (3, lambda row: row | {"counts": {"FINE": 1}}, "'key of counts' is 'FINE'"),
+    ],
+)  # fmt: skip
+def test_a_malformed_line_is_named(runs: Any, line: int, damage: Callable[..., Any], message: str) -> None:
+    path = runs.lines([runs.claim()])
+    lines = path.read_text().splitlines()
+    damaged = damage(json.loads(lines[line - 1]))
+    lines[line - 1] = damaged if isinstance(damaged, str) else json.dumps(damaged)
+    path.write_text("".join(text + "\n" for text in lines))
+    with pytest.raises(ResultsError) as caught:
+        read_results(path)
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("order", "line", "message"),
+    [
+        ((), 1, "no header row"),
+        ((1, 2), 1, "no header row"),
+        ((0, 0, 1, 2), 2, "a second header row"),
+        ((0, 1, 2, 1), 4, "a claim row after the footer"),
+        ((0, 1, 2, 2), 4, "a footer row after the footer"),
+    ],
+)
+def test_rows_out_of_order_are_named(runs: Any, order: tuple[int, ...], line: int, message: str) -> None:
+    path = runs.lines([runs.claim()])
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[i] for i in order))
+    with pytest.raises(ResultsError, match=rf":{line}: .*{message}"):
+        read_results(path)
+
+
+def test_a_cut_row_after_the_footer_is_refused(runs: Any) -> None:
+    path = runs.lines([runs.claim()])
+    path.write_bytes(path.read_bytes() + b'{"kind": "cl')
+    with pytest.raises(ResultsError, match=":4: text after the footer"):
+        read_results(path)
+
+
+def test_bytes_that_are_not_utf8_are_named(runs: Any) -> None:
+    path = runs.lines([runs.claim()])
+    path.write_bytes(path.read_bytes().replace(b"nn.Linear", b"nn.\xff"))
+    with pytest.raises(ResultsError, match=":2: not a line of JSON"):
+        read_results(path)
+
+
+def test_bad_evidence_is_named_by_its_key(runs: Any) -> None:
+    with pytest.raises(ResultsError, match=r"'evidence.index\[0\]' is 3; expected a list"):
+        runs.lines([runs.check(evidence={"index": [3]}), runs.claim()])
+
+
+def test_a_missing_file_is_an_error_without_traceback(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="cannot be read: No such file"):
+        read_results(tmp_path / "none.jsonl")
+
+
+def test_keys_of_a_later_minor_version_are_left_out(runs: Any) -> None:
+    results = _edited(runs.lines([runs.claim()]), 1, colour="blue")
+    assert results.outcome is Outcome.PASS
+
+
+def test_reports_need_no_torch(runs: Any) -> None:
+    path = runs.lines(runs.large(20))
+    blocked = ["torch", "refimpl", "backends", "conformance"]
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked}))\n"
+        f"from reports.__main__ import main; sys.exit(main(['render', {str(path)!r}]))"
+    )
+    root = Path(module.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_claim_is_typed(runs: Any) -> None:
+    (claim,) = runs.results([runs.claim()]).claims
+    assert isinstance(claim, Claim)
+    assert isinstance(claim.verdict, Verdict)
+
+
+def _header() -> dict[str, Any]:
+    names = "suite_version suite_commit backend torch python platform cpu engine profile config_name started"
+    row: dict[str, Any] = {name: name for name in [*names.split(), "config_sha256"]}
+    numbers = dict.fromkeys(["seed", "claims", "claims_in_config", "pairs"], 3)
+    return row | numbers | {
+        "kind": "header", "schema": 1, "versions": {}, "cpu_flags": [], "options": {"deep": [{"a": None}]},
+        "representation": "DECOMPOSED",
+    }  # fmt: skip
+
+
+def _edited(path: Path, line: int, *, reseal: bool = True, **changes: Any) -> Results:
+    """The file with one row changed, its digest made to fit again if `reseal`."""
+    rows = [json.loads(text) for text in path.read_text().splitlines()]
+    rows[line] |= changes
+    lines = [json.dumps(row).encode() + b"\n" for row in rows]
+    if reseal:
+        rows[-1]["sha256"] = hashlib.sha256(b"".join(lines[:-1])).hexdigest()
+        lines[-1] = json.dumps(rows[-1]).encode() + b"\n"
+    else:
+        original = path.read_bytes().splitlines(keepends=True)
+        lines = [lines[i] if rows[i] is rows[line] else original[i] for i in range(len(lines))]
+    path.write_bytes(b"".join(lines))
+    return read_results(path)

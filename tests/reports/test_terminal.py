@@ -1,0 +1,115 @@
+"""The terminal summary says the verdict first, the worst next, and fits the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reports.__main__ import main
+from reports.terminal import lsb, summary, verdict_line
+
+
+def test_the_verdict_line_says_it_all(runs: Any) -> None:
+    results = runs.results([*runs.refuted(), runs.claim(), runs.claim("w", verdict="TIMEOUT", waived=True)])
+    line = "qnnpack: FAIL — 3 claims: 1 TIMEOUT, 1 REFUTED, 1 VERIFIED (1 waived)"
+    assert verdict_line(results) == line
+    assert summary(results, "out.html").startswith(line + "\n")
+
+
+def test_counts_of_claims_and_pairs(runs: Any) -> None:
+    rows = [runs.claim("a"), runs.claim("b", verdict="REFUTED"), runs.claim("c", pattern="torch.cat")]
+    lines = [line.split() for line in summary(runs.results(rows), "out.html").splitlines()]
+    assert ["REFUTED", "1", "1"] in lines
+    assert ["VERIFIED", "2", "1"] in lines
+    assert ["total", "3", "2"] in lines
+
+
+def test_failures_are_worst_first_with_the_deciding_check(runs: Any) -> None:
+    rows = [
+        *runs.refuted("slow", verdict="FALLBACK"),
+        runs.claim("dead", verdict="CRASHED", reason="signal 11"),
+    ]
+    text = summary(runs.results(rows), "out.html", width=160)
+    assert text.index("signal 11") < text.index("NUM-03: 3 of 24 outputs")
+    assert "reproduce the first: pytest conformance --backend=qnnpack --claim='dead'" in text
+
+
+def test_only_the_twenty_worst_are_listed(runs: Any) -> None:
+    rows = [runs.claim(f"claim{n}", verdict="REFUTED") for n in range(25)]
+    text = summary(runs.results(rows), "out.html")
+    assert "failing claims, worst first (5 more in the report):" in text
+    assert sum(line.startswith("REFUTED    -") for line in text.splitlines()) == 20
+
+
+def test_unexercised_reasons_are_grouped(runs: Any) -> None:
+    rows = [runs.claim(f"c{n}", verdict="UNEXERCISED", reason="odd" if n % 3 else "third") for n in range(9)]
+    text = summary(runs.results(rows), "out.html")
+    assert text.index("     6  odd") < text.index("     3  third")
+
+
+@pytest.mark.parametrize("width", [1, 40, 80, 132, 400])
+def test_any_width_is_kept_where_there_is_room(runs: Any, width: int) -> None:
+    text = summary(runs.results(runs.large()), "out.html", width=width)
+    table = text.split("worst first")[1].split("\n\n")[0].splitlines()[1:-1]
+    assert max(map(len, table)) <= max(width, 62)
+
+
+def test_text_from_a_backend_cannot_steer_the_terminal(runs: Any) -> None:
+    row = runs.claim("a\x1b[2J\n\rb", verdict="REFUTED", reason="\x07\u202eout", repro="\x1b]0;x")
+    text = summary(runs.results([row]), "out.html", width=200)
+    assert set(text) - {"\n"} == {c for c in text if c.isprintable()}
+
+
+def test_problems_are_told(runs: Any) -> None:
+    text = summary(runs.results([runs.claim()], claims=5), "out.html")
+    assert "FAIL" in text.splitlines()[0]
+    assert "! the header's claims: 5; the rows give 1" in text
+
+
+def test_an_empty_run_has_a_summary(runs: Any) -> None:
+    assert summary(runs.results([]), "out.html").startswith("qnnpack: FAIL — 0 claims: none ran")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (0.5006, "0.5006"), (255.0, "255"), (3, "3"), ("inf", "inf")]
+)
+def test_distances_are_short(value: Any, text: str) -> None:
+    assert lsb(value) == text
+
+
+# python -m reports render
+
+
+def test_render_writes_the_report_and_exits_0_on_a_pass(runs: Any, capsys: Any) -> None:
+    path = runs.lines([runs.check(), runs.claim()])
+    assert main(["render", str(path)]) == 0
+    assert path.with_suffix(".html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert capsys.readouterr().out.endswith(f"report: {path.with_suffix('.html')}\n")
+
+
+def test_render_exits_1_when_the_run_did_not_pass(runs: Any, tmp_path: Any) -> None:
+    assert main(["render", str(runs.lines(runs.refuted())), "-o", str(tmp_path / "o.html")]) == 1
+    assert (tmp_path / "o.html").exists()
+
+
+def test_a_lone_surrogate_does_not_stop_the_report(runs: Any) -> None:
+    path = runs.lines([runs.claim("\udc80", verdict="REFUTED", reason="\ud800")])
+    assert main(["render", str(path)]) == 1
+
+
+def test_render_exits_2_with_one_line_on_bad_input(runs: Any, capsys: Any) -> None:
+    path = runs.directory / "bad.jsonl"
+    path.write_text("hello\n")
+    for arguments in ([str(path)], [str(path) + "x"], [str(path), "-o", str(path)]):
+        assert main(["render", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert err.startswith(f"reports: {path}")
+    assert path.read_text() == "hello\n"
+
+
+def test_render_exits_2_when_it_cannot_write(runs: Any, capsys: Any) -> None:
+    path = runs.lines([runs.claim()])
+    assert main(["render", str(path), "-o", str(runs.directory / "none" / "o.html")]) == 2
+    assert "cannot be written: No such file" in capsys.readouterr().err
