@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backends.base import Capabilities
 from backends.torch_engine import TorchEngineBackend
 
 
@@ -10,3 +11,7 @@ class QnnpackBackend(TorchEngineBackend):
 
     name = "qnnpack"
     engine = "qnnpack"
+
+    def capabilities(self) -> Capabilities:
+        """QNNPACK holds the bias as int32 of scale s_x·s_w: torch quantizes it so when it packs the weight."""
+        return Capabilities(weight_schemes=self.schemes, int32_bias=True)

@@ -217,6 +217,8 @@ class Walk:
             return self._module(self.modules[str(node.target)], arguments)
         if node.op == "call_method" and node.target in METHODS:
             return self._call(Row(_moves), lambda x, *rest: getattr(x, str(node.target))(*rest), arguments, keywords)
+        if node.op == "call_function" and not _has_value(arguments) and not _has_value(keywords):
+            return node.target(*arguments, **keywords)  # of attributes and raw inputs: float32, as the model computes it
         if node.op == "call_function" and node.target in FUNCTIONS:
             return self._call(FUNCTIONS[node.target], node.target, arguments, keywords)
         raise NoOracleError(f"no row in the oracle's table for {node.op} {node.target}")
@@ -240,8 +242,8 @@ class Walk:
             shape[axis] = -1
             scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
         real = (value.integers - zero_point) * scale
-        is_weight = isinstance(value.node.args[0], Node) and value.node.args[0].op == "get_attr"
-        return _Value(real, real.abs(), scale / 2 * torch.full_like(real, float(is_weight)), scale)
+        half_step = scale / 2 if _is_constant(value.node.args[0]) else torch.zeros_like(scale)
+        return _Value(real, real.abs(), half_step.expand_as(real), scale)
 
     def _module(self, module: nn.Module, arguments: tuple[Any, ...]) -> _Value:
         if isinstance(module, nn.Sequential):
@@ -291,6 +293,17 @@ class Walk:
             trailing = [1] * (x.real.dim() - 2) if weight.real.dim() > 2 else []
             step = (x.scale * weight.scale).flatten()
             self._bias_step = step.reshape(-1, *trailing)
+
+
+def _has_value(structure: Any) -> bool:
+    if isinstance(structure, (tuple, list)):
+        return any(map(_has_value, structure))
+    return isinstance(structure, _Value) or (isinstance(structure, dict) and any(map(_has_value, structure.values())))
+
+
+def _is_constant(node: Any) -> bool:
+    """Tell whether a value depends on attributes of the model alone: a weight."""
+    return node.op == "get_attr" or (node.op != "placeholder" and all(map(_is_constant, node.all_input_nodes)))
 
 
 def _cloned(arguments: Any) -> Any:

@@ -79,6 +79,7 @@ class Workbench:
     """Runs the stages of claims for one backend; holds the artefacts of the claim that it works on."""
 
     def __init__(self, backend: Backend, *, seed: int, profile: str, max_examples: int | None) -> None:
+        torch.set_num_threads(1)  # cases are tiny: threads cost more than they give, and workers share the cores
         self.backend = backend
         self.seed = seed
         self.random_inputs = RANDOM_INPUTS.get(profile, RANDOM_INPUTS["full"]) if max_examples is None else max_examples

@@ -69,6 +69,9 @@ class Plan:
     decisions: tuple[Decision, ...]
     slots: tuple[Slot, ...]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
+        return self  # frozen, and all of it names nodes: copies of a model share it
+
 
 def make_plan(model: GraphModule, config: BackendConfig, mapping: QConfigMapping) -> Plan:
     """Decide for a traced and fused model. The graph is not touched. (OBS-15)"""

@@ -227,16 +227,18 @@ class _Site:
             new = self.model.graph.call_function(function, (self._source(value), packed_node, *self.context.qparams[quantize]))
         return self._replace(quantize, new)
 
-    def _constant(self, quantize: Node) -> torch.Tensor:
+    def _constant(self, node: Node) -> torch.Tensor:
         """Compute a quantized weight that depends on nothing but attributes of the model."""
-        values = [
-            _attribute(self.model, str(argument.target)) if isinstance(argument, Node) else argument
-            for argument in quantize.args
-            if not isinstance(argument, Node) or argument.op == "get_attr"
-        ]
-        if quantize.target not in (QUANTIZE, QUANTIZE_PER_CHANNEL) or len(values) != len(quantize.args):
-            raise _Blocked(f"LOW-03: weight {quantize.name} is computed; the packed weight holds a constant")
-        found: torch.Tensor = quantize.target(*values)  # type: ignore[operator]
+
+        def value_of(argument: Node) -> Any:
+            if argument.op == "get_attr":
+                return _attribute(self.model, str(argument.target))
+            if argument.op != "call_function" or argument.target not in (QUANTIZE, QUANTIZE_PER_CHANNEL, torch.clamp):
+                raise _Blocked(f"LOW-03: weight {node.name} is computed; the packed weight holds a constant")
+            args, kwargs = torch.fx.node.map_arg((argument.args, argument.kwargs), value_of)
+            return argument.target(*args, **kwargs)
+
+        found: torch.Tensor = value_of(node)
         return found
 
     def _binary(self) -> bool:

@@ -94,7 +94,7 @@ RELUS: frozenset[Any] = frozenset({F.relu, torch.relu, "relu", "relu_"})
 # Ops that take quantized tensors as they are and keep their qparams: they move, select or average values. (LOW-02)
 ON_QUANTIZED: frozenset[Any] = frozenset(
     {nn.ReLU, F.relu, torch.relu, "relu", "relu_",
-     nn.Identity, nn.Dropout, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, F.max_pool1d, F.max_pool2d, F.max_pool3d,
+     nn.Identity, nn.Dropout, F.dropout, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, F.max_pool1d, F.max_pool2d, F.max_pool3d,
      nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d,
      nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
      F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,

@@ -29,6 +29,9 @@ class Prepared:
     backend_config: BackendConfig
     qconfig_mapping: QConfigMapping
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
+        return self  # read, never changed: copies of a model share it
+
 
 def prepare_fx(
     model: nn.Module,
