@@ -172,9 +172,7 @@ _LINEAR = (
 def _linear_then(module: Module, function: Leaf, fused: Module) -> tuple[Row, ...]:
     """A linear layer and an elementwise op after it."""
     return (
-        Row(
-            patterns=((nn.Linear, module), (nn.Linear, function)), fused=fused, fuser=fusers.sequential(fused)
-        ),
+        Row(patterns=((nn.Linear, module), (nn.Linear, function)), fused=fused, fuser=fusers.sequential(fused)),
         Row(patterns=(fused,), **_LINEAR_SWAP),
         Row(patterns=((F.linear, module), (F.linear, function))),
     )
@@ -258,9 +256,7 @@ _SHARE_QPARAMS = (
             *_named(F, "relu relu6 avg_pool1d avg_pool2d avg_pool3d"),
             *_named(torch, "clamp flatten mean narrow repeat_interleave transpose squeeze stack unsqueeze"),
             operator.floordiv,
-            *_methods(
-                "contiguous clamp detach detach_ mean permute repeat repeat_interleave reshape resize_"
-            ),
+            *_methods("contiguous clamp detach detach_ mean permute repeat repeat_interleave reshape resize_"),
             *_methods("relu relu_ squeeze squeeze_ transpose unsqueeze unsqueeze_ view"),
         ),
     ),

@@ -96,9 +96,7 @@ def native_config(name: NativeName) -> BackendConfig:
     Raises ConfigError, with the choices, for any other name.
     """
     if name not in TABLES:
-        raise ConfigError(
-            f"unknown native backend {name!r}; expected one of {', '.join(get_args(NativeName))}"
-        )
+        raise ConfigError(f"unknown native backend {name!r}; expected one of {', '.join(get_args(NativeName))}")
     config = BackendConfig(name)
     for family, dtype_configs in TABLES[name].items():
         for row in FAMILIES[family]:

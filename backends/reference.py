@@ -1,4 +1,4 @@
-"""The reference backend: runs the reference model itself, so a claim that it fails is a fault of the suite or the config."""
+"""The reference backend runs the reference model itself: what it fails is a fault of the suite or of the config."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ class ReferenceBackend(Backend):
 
     def capabilities(self) -> Capabilities:
         """Every weight scheme; float32 arithmetic accumulates rounding errors."""
-        return Capabilities(
-            weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"), float_accumulation=True
-        )
+        return Capabilities(weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"), float_accumulation=True)
 
     def versions(self) -> dict[str, str]:
         """The reference model is run by torch."""

@@ -1,4 +1,4 @@
-"""Claims: what a BackendConfig says that its backend can do, one by one, under stable and readable IDs (design: claims).
+"""Claims: what a BackendConfig says that its backend can do, one by one, under stable and readable IDs.
 
 A claim is pattern × dtype config × flow × weight scheme. Enumeration reads the config alone, so that what the suite
 cannot exercise is still listed.
@@ -7,14 +7,19 @@ cannot exercise is still listed.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import nn
 
 from backends.base import Capabilities
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
-from refimpl.patterns import pattern_name
+from refimpl.patterns import leaves, pattern_name
 
 NO_WEIGHT = "no_weight"
 
@@ -82,16 +87,18 @@ def enumerate_claims(config: BackendConfig, capabilities: Capabilities) -> tuple
     """
     seen: Counter[str] = Counter()
     found: list[Claim] = []
+    qat_modules = {entry.qat_module for entry in config.configs}
     for entry in config.configs:
         pattern = _numbered(pattern_name(entry.normal_pattern), seen)
         dtype_names: Counter[str] = Counter()
         for dtypes in entry.dtype_configs:
             name = _numbered(dtype_config_text(dtypes), dtype_names)
-            for scheme in _schemes(entry, dtypes, capabilities):
-                claim_id = f"{pattern}/{name}/ptq/{scheme}"
+            schemes = capabilities.weight_schemes if has_weight(entry) else (NO_WEIGHT,)
+            for flow, scheme in itertools.product(_flows(entry, qat_modules), schemes):
+                claim_id = f"{pattern}/{name}/{flow}/{scheme}"
                 found.append(
                     Claim(
-                        id=claim_id, pattern=pattern, dtype_config=name, flow="ptq", scheme=scheme,
+                        id=claim_id, pattern=pattern, dtype_config=name, flow=flow, scheme=scheme,
                         entry=entry, dtypes=dtypes,
                     )
                 )  # fmt: skip
@@ -109,8 +116,21 @@ def _numbered(name: str, seen: Counter[str]) -> str:
     return name if seen[name] == 1 else f"{name}#{seen[name]}"
 
 
-def _schemes(entry: BackendPatternConfig, dtypes: DTypeConfig, capabilities: Capabilities) -> tuple[str, ...]:
-    """The weight schemes under which a pair is claimed: those of the backend, or one for a pattern without weight."""
-    from conformance.models import has_weight
+def _flows(entry: BackendPatternConfig, qat_modules: Collection[Any]) -> tuple[str, ...]:
+    """The flows in which an entry is claimed: a QAT module is met in QAT alone, an entry that names one in both."""
+    if entry.normal_pattern in qat_modules:
+        return ("qat",)
+    return ("ptq",) if entry.qat_module is None else ("ptq", "qat")
 
-    return capabilities.weight_schemes if has_weight(entry) else (NO_WEIGHT,)
+
+_WEIGHTED = frozenset(
+    {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+     F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
+)  # fmt: skip
+
+
+def has_weight(entry: BackendPatternConfig) -> bool:
+    """Tell whether an entry's pattern has a weight to quantize, so that the claim depends on the weight scheme."""
+    if entry.root_module is not None or entry.qat_module is not None:
+        return True
+    return any(leaf in _WEIGHTED for leaf in leaves(entry.normal_pattern))

@@ -15,7 +15,7 @@ DISTRIBUTION = "fx-quant-conformance"
 CPUINFO = Path("/proc/cpuinfo")
 # The instruction sets that a quantized kernel is chosen by, on x86 and on Arm.
 _RELEVANT = re.compile(
-    r"ssse3|sse4_[12]|f16c|fma|avx\w*|amx\w*|\w*vnni\w*|asimd\w*|neon|sve\w*|sme\w*|i8mm|bf16|\w*dotprod"
+    r"ssse3|sse4_[12]|f16c|fma|avx\w*|amx\w*|\w*vnni\w*|asimd\w*|neon|sve\w*|sme2?|i8mm|bf16|\w*dotprod"
 )
 
 

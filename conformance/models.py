@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.ao.nn.intrinsic as nni
 from torch import Tensor, nn
 
 from conformance import recipes
@@ -25,7 +24,7 @@ from refimpl.patterns import is_chain, leaf_name, leaves
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One float model for a claim: how to build it (draws its weights from torch's generator), and its input shapes."""
+    """One float model for a claim: how to build it (weights come from torch's generator), and its input shapes."""
 
     name: str
     build: Callable[[], PatternModel]
@@ -67,7 +66,8 @@ class PatternModel(nn.Module):
             return step.op(*values)
         if isinstance(step.op, str):
             return getattr(values[0], step.op)(*values[1:], *step.arguments, **keywords)
-        parameters = [getattr(self, f"{name}{number}") for name, _ in zip(("weight", "bias"), step.parameters, strict=False)]
+        names = ("weight", "bias")[: len(step.parameters)]
+        parameters = [getattr(self, f"{name}{number}") for name in names]
         tensors = (list(values),) if step.takes_list else values
         return step.op(*tensors, *parameters, *step.arguments, **keywords)
 
@@ -84,27 +84,6 @@ class TwoInputs(PatternModel):
 
     def forward(self, x: Tensor, y: Tensor) -> Any:
         return self.run((x, y))
-
-
-def has_weight(claim_entry: Any) -> bool:
-    """Tell whether an entry's pattern has a weight to quantize, so that the claim depends on the weight scheme."""
-    if claim_entry.root_module is not None:
-        return True
-    weighted = (*recipes.WEIGHTED_MODULES, *recipes.WEIGHTED_FUNCTIONS, *_OTHER_WEIGHTED)
-    return any(
-        leaf in weighted or (isinstance(leaf, type) and issubclass(leaf, nni._FusedModule) and _has_root(leaf))  # type: ignore[attr-defined]
-        for leaf in leaves(claim_entry.normal_pattern)
-    )
-
-
-_OTHER_WEIGHTED = (
-    torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d,
-    nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
-)  # fmt: skip
-
-
-def _has_root(fused: type) -> bool:
-    return fused not in (nni.BNReLU2d, nni.BNReLU3d)
 
 
 def plan_cases(claim: Claim) -> tuple[Case, ...] | str:
@@ -127,15 +106,14 @@ def plan_cases(claim: Claim) -> tuple[Case, ...] | str:
 
 def _unbuilt_flow(claim: Claim) -> str | None:
     dtypes = claim.dtypes
+    if claim.flow == "qat":
+        return "quantization-aware training is not exercised yet"
     if dtypes.is_dynamic:
         return "dynamic quantization is not exercised yet"
     if not is_quantized_dtype(dtypes.input_dtype):
         return f"activations of dtype {dtypes.input_dtype} (weight-only or float16) are not exercised yet"
     if dtypes.input_dtype_with_constraints.scale_exact_match is not None:
         return "fixed qparams are not exercised yet"
-    for leaf in leaves(claim.entry.normal_pattern):
-        if ".qat." in getattr(leaf, "__module__", ""):
-            return "the pattern is a QAT module, and the QAT flow is not exercised yet"
     return None
 
 
@@ -192,9 +170,7 @@ def _geometries(rank: int, rest: list[Any]) -> Sequence[Geometry]:
     return [matrix for matrix in MATRICES if not has_norm or len(matrix.batch) == 1]
 
 
-def _weighted_cases(
-    root: Any, rank: int, rest: list[Any], make: Callable[[Any, int, Geometry], Step]
-) -> list[Case]:
+def _weighted_cases(root: Any, rank: int, rest: list[Any], make: Callable[[Any, int, Geometry], Step]) -> list[Case]:
     def case(geometry: Geometry) -> Case:
         def build() -> PatternModel:
             channels = geometry.c_out if isinstance(geometry, Convolution) else geometry.features_out
@@ -250,10 +226,11 @@ def _weighted_function(function: Any, rank: int, geometry: Geometry) -> Step:
 
 
 def _drawn_weight(shape: torch.Size) -> Tensor:
-    """Draw a weight whose output channels differ in magnitude by powers of two, so that a wrong channel's scale shows."""
+    """Draw a weight whose output channels differ in magnitude by powers of two, so a wrong channel's scale shows."""
     weight = torch.empty(shape).uniform_(-1, 1)
     magnitude = torch.tensor([2.0 ** -(channel % 4) for channel in range(shape[0])])
-    return weight * magnitude.reshape(-1, *[1] * (len(shape) - 1)) / max(1.0, weight[0].numel() ** 0.5)
+    scaled: Tensor = weight * magnitude.reshape(-1, *[1] * (len(shape) - 1)) / max(1.0, weight[0].numel() ** 0.5)
+    return scaled
 
 
 _SCHEMES = {
@@ -269,7 +246,8 @@ def qconfig_for(claim: Claim) -> QConfig:
     activation = MinMaxObserver.with_args(**_observer_arguments(claim.dtypes.input_dtype_with_constraints))
     weight_constraints = claim.dtypes.weight_dtype_with_constraints
     observer, qscheme = _SCHEMES.get(claim.scheme, _SCHEMES["per_tensor_symmetric"])
-    arguments = _observer_arguments(weight_constraints) if weight_constraints.dtype is not None else {"dtype": torch.qint8}
+    has_dtype = weight_constraints.dtype is not None
+    arguments = _observer_arguments(weight_constraints) if has_dtype else {"dtype": torch.qint8}
     return QConfig(activation=activation, weight=observer.with_args(qscheme=qscheme, **arguments))
 
 

@@ -39,7 +39,8 @@ class Grid:
 
     def row(self) -> dict[str, object]:
         """Return the plain form for a report."""
-        return {"scale": self.scale, "zero_point": self.zero_point, "range": f"{self.low}..{self.high}", "dtype": self.dtype}
+        bounds = f"{self.low}..{self.high}"
+        return {"scale": self.scale, "zero_point": self.zero_point, "range": bounds, "dtype": self.dtype}
 
 
 class NoOracleError(Exception):
@@ -115,7 +116,7 @@ _REFERENCE_FUNCTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
 class Exact:
     """The exact result behind a model's output.
 
-    ``integers``: v, the real result in steps of the output's grid plus its zero point, clamped to the grid, not rounded.
+    ``integers``: v, the real result in steps of the output's grid plus its zero point; clamped, not rounded.
     ``absolute``: the same computation on absolute operands, in steps of the grid. ``terms``: summands behind a result.
     ``bias_step``: s_x·s_w per channel (broadcast to the output) where an int32 bias would be rounded, else None.
     """
@@ -218,7 +219,9 @@ class Walk:
         if node.op == "call_method" and node.target in METHODS:
             return self._call(Row(_moves), lambda x, *rest: getattr(x, str(node.target))(*rest), arguments, keywords)
         if node.op == "call_function" and not _has_value(arguments) and not _has_value(keywords):
-            return node.target(*arguments, **keywords)  # of attributes and raw inputs: float32, as the model computes it
+            return node.target(
+                *arguments, **keywords
+            )  # of attributes and raw inputs: float32, as the model computes it
         if node.op == "call_function" and node.target in FUNCTIONS:
             return self._call(FUNCTIONS[node.target], node.target, arguments, keywords)
         raise NoOracleError(f"no row in the oracle's table for {node.op} {node.target}")
@@ -229,7 +232,8 @@ class Walk:
             grid = grid_of(self.model, node)
             integers = grid.integers(value.real).round().clamp(grid.low, grid.high)
             return _Quantized(integers, node, value)
-        found = node.target(value, *(self._argument(argument) for argument in node.args[1:]))  # type: ignore[operator]
+        quantize: Any = node.target
+        found = quantize(value, *(self._argument(argument) for argument in node.args[1:]))
         return _Quantized((found.int_repr() if found.is_quantized else found).double(), node)
 
     def _argument(self, argument: Any) -> Any:
@@ -349,7 +353,8 @@ def grid_of(model: GraphModule, node: Node) -> Grid:
     low, high = _RANGES[dtype]
     if len(node.args) == 6:  # decomposed: (x, scale, zero point, quant_min, quant_max, dtype)
         low, high = int(node.args[3]), int(node.args[4])  # type: ignore[arg-type]
-    return Grid(scale=float(scale), zero_point=int(zero_point), low=low, high=high, dtype=str(dtype).removeprefix("torch."))
+    name = str(dtype).removeprefix("torch.")
+    return Grid(scale=float(scale), zero_point=int(zero_point), low=low, high=high, dtype=name)
 
 
 def input_grids(model: GraphModule) -> list[Grid]:
@@ -382,4 +387,3 @@ def slack(exact: Exact, *, int32_bias: bool, float_accumulation: bool) -> Tensor
         gamma = n * UNIT_ROUNDOFF / (1 - n * UNIT_ROUNDOFF)
         total = total + gamma * exact.absolute
     return total
-

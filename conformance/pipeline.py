@@ -155,9 +155,7 @@ class Workbench:
                 except StageError as error:
                     error.evidence.setdefault("case", case_run.case.name)
                     raise
-            return Check(
-                stage=name, rule=RULES[name], outcome="pass", verdict=Verdict.VERIFIED, cases=len(run.cases)
-            )
+            return Check(stage=name, rule=RULES[name], outcome="pass", verdict=Verdict.VERIFIED, cases=len(run.cases))
 
         return run_all
 
@@ -173,7 +171,8 @@ class Workbench:
         run.cases = [CaseRun(case, number) for number, case in enumerate(cases)]
         for case_run in run.cases:
             with torch.no_grad():
-                case_run.model = case_run.case.build().eval()  # type: ignore[assignment]
+                case_run.model = case_run.case.build()
+                case_run.model.eval()
         return Check(stage="config", rule="CFG-09", outcome="pass", verdict=Verdict.VERIFIED, cases=len(cases))
 
     def _fuse(self, run: ClaimRun, case_run: CaseRun) -> None:
@@ -216,11 +215,13 @@ class Workbench:
         try:
             lowered = self.backend.lower(reference, example)
         except UnsupportedPattern as error:
-            raise StageError("LOW-01", Verdict.REFUTED, f"the backend declines what its config claims: {error}") from error
+            text = f"the backend declines what its config claims: {error}"
+            raise StageError("LOW-01", Verdict.REFUTED, text) from error
         except Exception as error:
             raise _backend_error("lower", error) from error
         if not callable(lowered):
-            raise StageError("LOW-01", Verdict.REFUTED, f"lower returned {type(lowered).__name__}, which cannot be called")
+            text = f"lower returned {type(lowered).__name__}, which cannot be called"
+            raise StageError("LOW-01", Verdict.REFUTED, text)
         case_run.lowered = lowered
 
     def _execution(self, run: ClaimRun, case_run: CaseRun) -> None:
@@ -245,9 +246,7 @@ class Workbench:
         walk = Walk(reference)
         bounds = [(grid.low, grid.high, grid.zero_point) for grid, _ in self._inputs(case_run)]
         for name, integers in integer_inputs(case_run.case.shapes, bounds, self.random_inputs):
-            inputs = tuple(
-                grid_values(grid, q) for (grid, _), q in zip(self._inputs(case_run), integers, strict=True)
-            )
+            inputs = tuple(grid_values(grid, q) for (grid, _), q in zip(self._inputs(case_run), integers, strict=True))
             try:
                 exact = walk.exact(inputs)
             except NoOracleError as error:

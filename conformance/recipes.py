@@ -129,9 +129,10 @@ _ANY_SHAPE = (
 )
 
 
-def _one(shape: tuple[int, ...], *arguments: Any, name: str | None = None, **keywords: Any) -> Variant:
-    shown = name or "_".join(["x".join(map(str, shape)), *map(str, arguments), *(f"{k}{v}" for k, v in keywords.items())])
-    return Variant(name=shown.replace(" ", ""), shapes=(shape,), arguments=arguments, keywords=keywords)
+def _one(shape: tuple[int, ...], *arguments: Any, **keywords: Any) -> Variant:
+    named = [f"{key}{value}" for key, value in keywords.items()]
+    shown = "_".join(["x".join(map(str, shape)), *map(str, arguments), *named])
+    return Variant(name=shown, shapes=(shape,), arguments=arguments, keywords=keywords)
 
 
 def _pool(rank: int, *, is_average: bool) -> tuple[Variant, ...]:
@@ -193,7 +194,7 @@ _ARITHMETIC: tuple[Callable[..., Any], ...] = (
     nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
     F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
 )  # fmt: skip
-MOVES: frozenset[Any] = frozenset({*UNARY, *LIST_OPS} - {*_ARITHMETIC, nn.Dropout, F.dropout})
+MOVES: frozenset[Any] = frozenset({*UNARY, *LIST_OPS}).difference(_ARITHMETIC)
 
 
 def binary_variants() -> tuple[Variant, ...]:

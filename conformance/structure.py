@@ -1,4 +1,4 @@
-"""What must hold of a claim's entry and of each model on the way: fused, prepared, reference (rules CFG, FUS, OBS, CVT)."""
+"""What must hold of a claim's entry and of each model on the way: fused, prepared, reference."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_fused(claim: Claim, fused: GraphModule) -> Problem | None:
     if claim.entry.fuser_method is not None:
         if len(calls) != 1 or calls[0].op != "call_module":
             names = ", ".join(f"{node.op} {node.target}" for node in calls)
-            return Problem(rule="FUS-03", message=f"fuse left {len(calls)} calls where it should leave one module: {names}")
+            return Problem(rule="FUS-03", message=f"fuse left {len(calls)} calls, should leave one module: {names}")
         return None
     expected = sum(1 for _ in leaves(claim.entry.normal_pattern))
     if len(calls) != expected:
@@ -92,7 +92,7 @@ def _check_observers(decision: Decision, prepared: GraphModule) -> Problem | Non
         return Problem(rule="OBS-01", message=f"inputs without an observer: {', '.join(sorted(missing))}")
     if decision.observation is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT:
         if len(inputs | outputs) != 1:
-            return Problem(rule="OBS-02", message=f"one observer should be shared; found groups {inputs} and {outputs}")
+            return Problem(rule="OBS-02", message=f"one observer should be shared; found {inputs} and {outputs}")
     elif len(outputs) != 1 or inputs & outputs:
         return Problem(rule="OBS-01", message=f"output should have its own observer; found {inputs} and {outputs}")
     return None
@@ -133,7 +133,7 @@ def _check_root(claim: Claim, reference: GraphModule) -> Problem | None:
         return None
     if any(hasattr(module, "get_quantized_weight") for module in reference.modules()):
         return None
-    return Problem(rule="CVT-02", message="the root module was not swapped for its reference module: the weight is float")
+    return Problem(rule="CVT-02", message="the root was not swapped for its reference module: the weight is float")
 
 
 def check_meaning(model: nn.Module, reference: GraphModule, inputs: tuple[Tensor, ...]) -> Problem | None:

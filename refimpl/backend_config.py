@@ -121,9 +121,7 @@ class BackendPatternConfig:
         self.qat_module = qat_module
         return self
 
-    def set_reference_quantized_module(
-        self, reference_quantized_module: type[nn.Module]
-    ) -> BackendPatternConfig:
+    def set_reference_quantized_module(self, reference_quantized_module: type[nn.Module]) -> BackendPatternConfig:
         """Set the class that the root module becomes in the reference model. (CFG-11)"""
         self.reference_quantized_module = reference_quantized_module
         return self
@@ -270,7 +268,7 @@ def as_backend_pattern_config(value: object) -> BackendPatternConfig:
 
 
 def as_backend_config(value: object) -> BackendConfig:
-    """Take our BackendConfig as it is, its dict form, or torch's by attribute. Raises ConfigError otherwise. (CFG-14)"""
+    """Take our BackendConfig as it is, its dict form, or torch's by attribute; else raise ConfigError. (CFG-14)"""
     if isinstance(value, BackendConfig):
         return value
     if isinstance(value, Mapping):

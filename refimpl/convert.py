@@ -107,9 +107,7 @@ class _QuantizedTensors:
         """Honour a range narrower than the dtype's, which the quantize op itself cannot express. (CVT-09)"""
         if (qparams.quant_min, qparams.quant_max) == dtype_range(qparams.dtype):
             return value
-        low, high = (
-            float(dequantize_integer(bound, qparams)) for bound in (qparams.quant_min, qparams.quant_max)
-        )
+        low, high = (float(dequantize_integer(bound, qparams)) for bound in (qparams.quant_min, qparams.quant_max))
         return self._model.graph.call_function(torch.clamp, (value, low, high))  # rule: CVT-09
 
     def _buffer(self, name: str, tensor: Tensor) -> Node:
@@ -226,7 +224,8 @@ def _swap_root(
     observer = decision.qconfig.weight()
     observer(weight)  # rule: OBS-13
     qparams = read_qparams(observer).weight_dict(is_decomposed=is_decomposed)
-    replacement: nn.Module = reference.from_float(floating, qparams)  # rule: CVT-02
+    from_float: Any = reference.from_float  # type: ignore[attr-defined]
+    replacement: nn.Module = from_float(floating, qparams)  # rule: CVT-02
     if is_fused:
         fused: Any = copy.copy(module)
         fused._modules = dict(module._modules)

@@ -101,7 +101,8 @@ class _Decider:
 
     def __call__(self, match: Match) -> Decision:
         qconfig, source, reason = self._qconfig(match)
-        chosen, refusals = None, ()
+        chosen: DTypeConfig | None = None
+        refusals: tuple[Refusal, ...] = ()
         if qconfig is not None and match.last not in self._floats:
             reason = f"OBS-10: {match.last.name} is not a float tensor"  # rule: OBS-10
         elif qconfig is not None:

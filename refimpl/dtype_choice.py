@@ -48,14 +48,14 @@ class ObserverFacts:
         if not isinstance(dtype, torch.dtype):
             raise QConfigError(f"{type(observer).__name__} names no dtype: found {dtype!r}")
         eps, scale, zero_point = (getattr(inner, name, None) for name in ("eps", "scale", "zero_point"))
-        is_fixed = scale is not None and zero_point is not None and not hasattr(inner, "min_val")
+        has_fixed = scale is not None and zero_point is not None and not hasattr(inner, "min_val")
         return cls(
             dtype=dtype,
             quant_min=getattr(observer, "quant_min", None),
             quant_max=getattr(observer, "quant_max", None),
             eps=None if eps is None else float(eps),
             is_dynamic=bool(getattr(observer, "is_dynamic", False)),
-            fixed=(float(scale), int(zero_point)) if is_fixed else None,
+            fixed=(float(scale), int(zero_point)) if has_fixed else None,  # type: ignore[arg-type]
         )
 
 
@@ -69,9 +69,7 @@ class QConfigFacts:
     @classmethod
     def of(cls, qconfig: QConfig) -> QConfigFacts:
         """Call both constructors once and read the observers that they make."""
-        return cls(
-            activation=ObserverFacts.of(qconfig.activation()), weight=ObserverFacts.of(qconfig.weight())
-        )
+        return cls(activation=ObserverFacts.of(qconfig.activation()), weight=ObserverFacts.of(qconfig.weight()))
 
 
 def choose_dtype_config(
@@ -106,9 +104,7 @@ def _refusals(index: int, facts: QConfigFacts, dtype_config: DTypeConfig) -> Ite
         roles.append(("output", facts.activation, dtype_config.output_dtype_with_constraints))
     for role, found, constraints in roles:
         for rule, what, value, bound in _violations(found, constraints):
-            yield Refusal(
-                dtype_config=index, rule=rule, where=f"{role} {what}", found=str(value), bound=str(bound)
-            )
+            yield Refusal(dtype_config=index, rule=rule, where=f"{role} {what}", found=str(value), bound=str(bound))
 
 
 def _violations(found: ObserverFacts, wanted: DTypeWithConstraints) -> Iterator[tuple[str, str, object, object]]:

@@ -1,4 +1,4 @@
-"""DTypeWithConstraints and DTypeConfig: which dtypes, and with what bounds, a backend takes (rules CFG-02 to CFG-04)."""
+"""DTypeWithConstraints and DTypeConfig: which dtypes, with what bounds, a backend takes (rules CFG-02 to CFG-04)."""
 
 from __future__ import annotations
 

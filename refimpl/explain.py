@@ -60,5 +60,5 @@ def _dtypes(decision: Decision) -> str:
     chosen = decision.dtype_config
     if chosen is None:
         return "float"
-    names = [str(dtype).removeprefix("torch.") for dtype in (chosen.input_dtype, chosen.weight_dtype, chosen.output_dtype)]
-    return "in={}, w={}, out={}".format(*names)
+    roles = {"in": chosen.input_dtype, "w": chosen.weight_dtype, "out": chosen.output_dtype}
+    return ", ".join(f"{role}={str(dtype).removeprefix('torch.')}" for role, dtype in roles.items())

@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from refimpl.backend_config import BackendConfig, as_backend_config
-from refimpl.errors import ConfigError, ModelError
+from refimpl.errors import ConfigError, ModelError, RefimplError
 from refimpl.invariants import check_graph
 from refimpl.matching import Match, Nested, find_matches
 from refimpl.patterns import MatchAllNode, is_match_all, pattern_name
@@ -42,11 +42,11 @@ def fuse_fx(
 ) -> GraphModule:
     """Trace a model in eval mode and fuse it, for post-training quantization. (FUS-01)
 
-    The input model is not changed. Raises ModelError for a model in train mode or one that cannot be traced, ConfigError
-    for a bad config or fuser method.
+    The input model is not changed. Raises ModelError for a model in train mode or one that cannot be traced,
+    ConfigError for a bad config or fuser method.
     """
     if model.training:  # rule: FUS-01
-        raise ModelError(f"fuse_fx needs a model in eval mode, found {type(model).__name__} in train mode: call .eval()")
+        raise ModelError(f"fuse_fx needs a model in eval mode; {type(model).__name__} is in train mode: call .eval()")
     if backend_config is None:
         raise ConfigError("fuse_fx: pass backend_config; refimpl has no default backend")
     return fuse(trace(model), as_backend_config(backend_config), is_qat=False)
@@ -83,7 +83,7 @@ def _apply(model: GraphModule, places: Places, match: Match, is_qat: bool) -> No
     getter = match.entry._extra_inputs_getter
     extra = () if getter is None else tuple(getter(match.nested))  # rule: FUS-04
     if root.op != "call_module":
-        raise ConfigError(f"pattern {match.name}: the root node {root.name!r} calls no module, so nothing can replace it")
+        raise ConfigError(f"pattern {match.name}: the root node {root.name!r} calls no module to be replaced")
     model.set_submodule(str(root.target), fused)
     places.modules[str(root.target)] = fused
     last = match.last
@@ -108,6 +108,8 @@ def _fused_module(places: Places, match: Match, is_qat: bool) -> nn.Module:
     where = f"fuser method of {pattern_name(match.entry.normal_pattern)}"
     try:
         fused = method(is_qat, *arguments)  # rule: FUS-02
+    except RefimplError as error:
+        raise type(error)(f"{where}, at {match.root.name!r}: {error}") from error
     except Exception as error:
         raise ConfigError(f"{where} raised {type(error).__name__}: {error}") from error
     if not isinstance(fused, nn.Module):

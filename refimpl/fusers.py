@@ -106,15 +106,12 @@ def linear_bn_is_foldable(bn: _BatchNorm, output_rank: int) -> bool:
 def _statistics(layer: nn.Module, bn: _BatchNorm, channels: int) -> _BnStatistics:
     """Read the batch norm for `channels` outputs; raise ModelError where it cannot be folded."""
     if layer.training or bn.training:  # rule: FUS-06
-        raise ModelError(
-            f"{_names(layer, bn)}: batch norm is folded in eval mode only; call model.eval() first"
-        )
+        raise ModelError(f"{_names(layer, bn)}: batch norm is folded in eval mode only; call model.eval() first")
     _check_width(layer, bn, channels, one_is_enough=isinstance(layer, nn.Linear))
     mean, variance = bn.running_mean, bn.running_var
     if mean is None or variance is None:
         raise ModelError(
-            f"{_names(layer, bn)}: folding needs running statistics; "
-            f"found track_running_stats={bn.track_running_stats}"
+            f"{_names(layer, bn)}: folding needs running statistics; found track_running_stats={bn.track_running_stats}"
         )
     weight: Tensor | None = bn.weight
     bias: Tensor | None = bn.bias
@@ -171,9 +168,7 @@ def _names(*modules: object) -> str:
 def _is_bn(layer: nn.Module, bn: nn.Module) -> _BatchNorm:
     """Return the second module; raise ConfigError unless it is a batch norm."""
     if not isinstance(bn, _BatchNorm):
-        raise ConfigError(
-            f"{_names(layer, bn)}: expected a batch norm as second module, found {type(bn).__name__}"
-        )
+        raise ConfigError(f"{_names(layer, bn)}: expected a batch norm as second module, found {type(bn).__name__}")
     return bn
 
 
@@ -189,8 +184,7 @@ def _check_width(layer: nn.Module, bn: _BatchNorm, channels: int, *, one_is_enou
     if bn.num_features == channels or (one_is_enough and bn.num_features == 1):
         return
     raise ModelError(
-        f"{_names(layer, bn)}: the batch norm needs num_features={channels}, one per output; "
-        f"found {bn.num_features}"
+        f"{_names(layer, bn)}: the batch norm needs num_features={channels}, one per output; found {bn.num_features}"
     )
 
 
@@ -199,14 +193,10 @@ def _check_qat_bn(layer: nn.Module, bn: _BatchNorm, channels: int) -> None:
     _check_width(layer, bn, channels)
     for name in ("affine", "track_running_stats"):
         if not getattr(bn, name):
-            raise ModelError(
-                f"{_names(layer, bn)}: fusing for QAT needs a batch norm with {name}=True; found False"
-            )
+            raise ModelError(f"{_names(layer, bn)}: fusing for QAT needs a batch norm with {name}=True; found False")
 
 
-def _class_for(
-    table: dict[type[nn.Module], type[nn.Module]], what: str, *modules: nn.Module
-) -> type[nn.Module]:
+def _class_for(table: dict[type[nn.Module], type[nn.Module]], what: str, *modules: nn.Module) -> type[nn.Module]:
     """Look the first module's class up; raise ConfigError, naming the known ones, if it is not there."""
     found = table.get(type_before_parametrizations(modules[0]))
     if found is None:
@@ -220,9 +210,7 @@ def _assemble(fused: Callable[..., nn.Module], *parts: Any) -> nn.Module:
     try:
         module = fused(*parts)
     except (AssertionError, TypeError) as refusal:
-        raise ConfigError(
-            f"{getattr(fused, '__name__', fused)} cannot hold {_names(*parts)}: {refusal}"
-        ) from refusal
+        raise ConfigError(f"{getattr(fused, '__name__', fused)} cannot hold {_names(*parts)}: {refusal}") from refusal
     module.training = parts[0].training  # rule: FUS-06
     return module
 
@@ -297,18 +285,14 @@ def fuse_convtranspose_bn(is_qat: bool, conv: nn.Module, bn: nn.Module) -> nn.Mo
     return fold_conv_bn(*_conv_and_bn(conv, bn))
 
 
-def fuse_linear_bn_leaky_relu(
-    is_qat: bool, linear: nn.Module, bn: nn.Module, leaky_relu: nn.Module
-) -> nn.Module:
+def fuse_linear_bn_leaky_relu(is_qat: bool, linear: nn.Module, bn: nn.Module, leaky_relu: nn.Module) -> nn.Module:
     """Fold the batch norm and make an ``nni.LinearLeakyReLU``. (FUS-02, FUS-06)
 
     Raises ConfigError for QAT, for which there is no fused class, and otherwise as `fuse_linear_bn` does.
     """
     _check_same_mode(linear, bn, leaky_relu)
     if is_qat:
-        raise ConfigError(
-            f"cannot fuse {_names(linear, bn, leaky_relu)} for QAT: there is no fused class for it"
-        )
+        raise ConfigError(f"cannot fuse {_names(linear, bn, leaky_relu)} for QAT: there is no fused class for it")
     fused = _class_for(_LINEAR_LEAKY_RELU, "in eval mode", linear, bn, leaky_relu)
     return _assemble(fused, fold_linear_bn(*_linear_and_bn(linear, bn)), leaky_relu)
 
@@ -347,9 +331,7 @@ def _folded_branch(is_qat: bool, branch: Branch) -> nn.Module:
         raise ConfigError(f"cannot fuse with an addition: expected a convolution, found {branch!r}")
     bn, conv = branch
     if is_qat:
-        raise ConfigError(
-            f"cannot fuse {_names(conv, bn)} with an addition for QAT: there is no fused class for it"
-        )
+        raise ConfigError(f"cannot fuse {_names(conv, bn)} with an addition for QAT: there is no fused class for it")
     return fold_conv_bn(*_conv_and_bn(conv, bn))
 
 

@@ -104,7 +104,8 @@ class _Context:
         self.qparams = {node: self._read(node) for node in model.graph.nodes if node.target is QUANTIZE}
 
     def _read(self, quantize: Node) -> tuple[float, int]:
-        scale, zero_point = (_attribute(self.model, str(argument.target)) for argument in quantize.args[1:3])
+        attributes: Any = quantize.args[1:3]
+        scale, zero_point = (_attribute(self.model, str(argument.target)) for argument in attributes)
         return float(scale), int(zero_point)
 
 
@@ -224,7 +225,9 @@ class _Site:
         with self.model.graph.inserting_after(quantize):
             packed_node = self.model.graph.create_node("get_attr", name)
         with self.model.graph.inserting_after(packed_node):
-            new = self.model.graph.call_function(function, (self._source(value), packed_node, *self.context.qparams[quantize]))
+            new = self.model.graph.call_function(
+                function, (self._source(value), packed_node, *self.context.qparams[quantize])
+            )
         return self._replace(quantize, new)
 
     def _constant(self, node: Node) -> torch.Tensor:
@@ -233,10 +236,11 @@ class _Site:
         def value_of(argument: Node) -> Any:
             if argument.op == "get_attr":
                 return _attribute(self.model, str(argument.target))
-            if argument.op != "call_function" or argument.target not in (QUANTIZE, QUANTIZE_PER_CHANNEL, torch.clamp):
+            function: Any = argument.target
+            if function not in (QUANTIZE, QUANTIZE_PER_CHANNEL, torch.clamp):
                 raise _Blocked(f"LOW-03: weight {node.name} is computed; the packed weight holds a constant")
             args, kwargs = torch.fx.node.map_arg((argument.args, argument.kwargs), value_of)
-            return argument.target(*args, **kwargs)
+            return function(*args, **kwargs)
 
         found: torch.Tensor = value_of(node)
         return found
@@ -269,12 +273,10 @@ class _Site:
         is_in_place = node.target in IN_PLACE or node.kwargs.get("inplace") or getattr(module, "inplace", False)
         for value, source in sources.items():
             if self.context.qparams[source] != self.context.qparams[quantize]:
-                raise _Blocked(f"LOW-03: {value.name} and the output have different qparams; the op keeps its input's")
+                raise _Blocked(f"LOW-03: {value.name} and the output differ in qparams; the op keeps its input's")
             if is_in_place and (len(value.users), len(source.users)) != (1, 1):
                 raise _Blocked(f"LOW-03: {node.name} works in place on {source.name}, which has other users")
-        new_args, new_kwargs = torch.fx.node.map_arg(
-            (node.args, node.kwargs), lambda value: sources.get(value, value)
-        )
+        new_args, new_kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda value: sources.get(value, value))
         with self.model.graph.inserting_after(quantize):
             new = self.model.graph.create_node(node.op, node.target, new_args, new_kwargs)
         return self._replace(quantize, new)

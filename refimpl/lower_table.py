@@ -100,8 +100,8 @@ ON_QUANTIZED: frozenset[Any] = frozenset(
      F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
      torch.cat, torch.stack, torch.flatten, torch.narrow, torch.transpose, torch.squeeze, torch.unsqueeze,
      torch.repeat_interleave, nn.PixelShuffle, nn.PixelUnshuffle, torch.pixel_shuffle, torch.pixel_unshuffle,
-     "contiguous", "detach", "detach_", "permute", "repeat", "repeat_interleave", "reshape", "resize_", "squeeze",
-     "squeeze_", "transpose", "unsqueeze", "unsqueeze_", "view", "flatten"}
+     "contiguous", "detach", "detach_", "permute", "repeat", "repeat_interleave", "reshape", "resize_",
+     "squeeze", "squeeze_", "transpose", "unsqueeze", "unsqueeze_", "view", "flatten"}
 )  # fmt: skip
 
 # Methods of ON_QUANTIZED that change their operand: only safe when nobody else reads it. (LOW-03)

@@ -25,8 +25,8 @@ class Match:
     """A pattern found in the graph.
 
     ``nodes``: the claimed nodes in forward order (arguments first). ``nested``: matched nodes in the shape of the
-    normal form, wildcards included, as root_node_getter and extra_inputs_getter take it. ``root``: the node whose module
-    or weight is quantized (FUS-03).
+    normal form, wildcards included, as root_node_getter and extra_inputs_getter take it. ``root``: the node whose
+    module or weight is quantized (FUS-03).
     """
 
     entry: BackendPatternConfig
@@ -77,9 +77,7 @@ def _candidates(entries: Iterable[BackendPatternConfig]) -> dict[Any, list[tuple
     return table
 
 
-def _match(
-    node: Node, pattern: Pattern, entry: BackendPatternConfig, places: Places, taken: set[Node]
-) -> Match | None:
+def _match(node: Node, pattern: Pattern, entry: BackendPatternConfig, places: Places, taken: set[Node]) -> Match | None:
     claimed: list[Node] = []
     nested = _descend(node, pattern, places, claimed)
     if nested is None or not taken.isdisjoint(claimed):
@@ -89,7 +87,9 @@ def _match(
     return Match(entry=entry, nodes=tuple(claimed), nested=nested, root=root)
 
 
-def _descend(node: Any, pattern: Pattern, places: Places, claimed: list[Node], *, is_inner: bool = False) -> Nested | None:
+def _descend(
+    node: Any, pattern: Pattern, places: Places, claimed: list[Node], *, is_inner: bool = False
+) -> Nested | None:
     """Match one node and, recursively, its arguments; append what is claimed in forward order. None: no match."""
     if is_match_all(pattern):
         return node  # rule: PAT-05, PAT-09

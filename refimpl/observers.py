@@ -228,7 +228,9 @@ class MinMaxObserver(Observer):
 class PerChannelMinMaxObserver(MinMaxObserver):
     """Keeps one range per slice along ``ch_axis``. (NUM-02)"""
 
-    def __init__(self, *, ch_axis: int = 0, qscheme: torch.qscheme = torch.per_channel_affine, **arguments: Any) -> None:
+    def __init__(
+        self, *, ch_axis: int = 0, qscheme: torch.qscheme = torch.per_channel_affine, **arguments: Any
+    ) -> None:
         super().__init__(qscheme=qscheme, **arguments)
         self.ch_axis = ch_axis
 

@@ -1,4 +1,4 @@
-"""Pattern formats: what a vendor writes, the normal form that the matcher reads, and readable names (rules PAT-01, PAT-02).
+"""Pattern formats: what a vendor writes, the normal form that the matcher reads, readable names (PAT-01, PAT-02).
 
 A pattern is a module class, a function, a method name, or a tuple of two or three of these in forward order.
 Its normal form is reversed and nested, so that it can be matched from the last node backwards:

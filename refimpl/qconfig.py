@@ -153,7 +153,8 @@ class QConfigResolver:
         if order is not None:  # rule: QCM-02
             key = (order[0], object_type, order[1])
             if key in mapping.module_name_object_type_order_qconfigs:
-                return _resolved(mapping.module_name_object_type_order_qconfigs[key], f"module_name_object_type_order {key}")
+                found = mapping.module_name_object_type_order_qconfigs[key]
+                return _resolved(found, f"module_name_object_type_order {key}")
         by_name = self._named(name)
         if by_name is not None:
             return by_name

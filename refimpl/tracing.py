@@ -51,9 +51,7 @@ class QuantizationTracer(Tracer):
         return type(m).__module__.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(m, nn.Sequential)
 
 
-def trace(
-    model: nn.Module, leaf_names: tuple[str, ...] = (), leaf_classes: tuple[type, ...] = ()
-) -> GraphModule:
+def trace(model: nn.Module, leaf_names: tuple[str, ...] = (), leaf_classes: tuple[type, ...] = ()) -> GraphModule:
     """Trace a model. The parameters are shared with the original, the modules are the original's.
 
     Raises ModelError naming the model's class if it cannot be traced.

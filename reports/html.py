@@ -110,8 +110,7 @@ def build_report(results: Results) -> Report:
         waived=tuple(view for view in worst_first if view.claim.waived),
         quality=tuple(v for v in worst_first if v.claim.verdict is Verdict.QUALITY and not v.claim.waived),
         unexercised={
-            reason: tuple(views[claim.claim] for claim in claims)
-            for reason, claims in results.unexercised().items()
+            reason: tuple(views[claim.claim] for claim in claims) for reason, claims in results.unexercised().items()
         },
         columns={number: config for config, number in columns.items()},
         matrix=_matrix(views.values()),
@@ -125,9 +124,7 @@ def _columns(results: Results) -> dict[str, str]:
 
 
 def _view(claim: Claim, checks: tuple[Check, ...], columns: Mapping[str, str]) -> ClaimView:
-    return ClaimView(
-        claim=claim, checks=checks, anchor=anchor(claim.claim), column=columns[claim.dtype_config]
-    )
+    return ClaimView(claim=claim, checks=checks, anchor=anchor(claim.claim), column=columns[claim.dtype_config])
 
 
 def _matrix(views: Iterable[ClaimView]) -> dict[str, dict[str, tuple[ClaimView, ...]]]:

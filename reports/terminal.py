@@ -48,9 +48,7 @@ def _verdict_table(results: Results) -> str:
     waived = Counter(claim.verdict for claim in results.claims if claim.waived)
     pairs = Counter(Verdict.worst(c.verdict for c in claims) for claims in results.by_pair().values())
     counts = results.counts
-    rows: list[tuple[object, ...]] = [
-        (v, counts[v], waived[v] or "", pairs[v]) for v in VERDICTS if v in counts
-    ]
+    rows: list[tuple[object, ...]] = [(v, counts[v], waived[v] or "", pairs[v]) for v in VERDICTS if v in counts]
     if not rows:
         return ""
     rows.append(("total", len(results.claims), results.waived or "", len(results.pairs)))

@@ -61,9 +61,7 @@ class Runs:
 
     def refuted(self, claim: str = "broken", **changes: Any) -> list[Row]:
         """A failing check with all kinds of evidence, and its claim."""
-        message = (
-            "NUM-03: 3 of 24 outputs are further than 0.5 LSB from the exact result; the worst by 18 LSB"
-        )
+        message = "NUM-03: 3 of 24 outputs are further than 0.5 LSB from the exact result; the worst by 18 LSB"
         evidence = {
             "case": "x int8 [4, 64], one row saturating", "expected": [12.4996, -128.0, 7],
             "found": [30, -128, 7],
@@ -106,11 +104,7 @@ class Runs:
         name = f"{pattern}|{dtype}|{place['flow']}|{place['scheme']}|{number}"
         passed = [self.check(name, stage=stage, rule=f"{stage[:3].upper()}-01") for stage in STAGES]
         if number % 2:
-            reason = (
-                f"no builder for {pattern.split('.')[-1]}"
-                if number % 8 == 1
-                else "the engine declines QAT here"
-            )
+            reason = f"no builder for {pattern.split('.')[-1]}" if number % 8 == 1 else "the engine declines QAT here"
             return [self.claim(name, verdict="UNEXERCISED", reason=reason, max_lsb=None, repro="", **place)]
         if number % 14 == 0:
             verdict = ("REFUTED", "FALLBACK", "CRASHED", "TIMEOUT", "REFUTED")[number // 14 % 5]

@@ -74,9 +74,7 @@ def test_patterns_are_torchs_in_torchs_order(name: NativeName) -> None:
     assert found == [with_our_wildcard(pattern) for pattern in torchs._pattern_complex_format_to_config]
     for entry, other in pairs_of(name):
         assert entry.pattern == other.pattern
-        assert with_our_wildcard(entry._pattern_complex_format) == with_our_wildcard(
-            other._pattern_complex_format
-        )
+        assert with_our_wildcard(entry._pattern_complex_format) == with_our_wildcard(other._pattern_complex_format)
 
 
 @each_backend

@@ -14,9 +14,7 @@ from reports.html import render_html
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no chromium; install it or set CHROMIUM to its path"
-)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium; install it or set CHROMIUM to its path")
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def test_the_version_is_that_of_the_checkout(tmp_path: Path) -> None:
     ("text", "model", "flags"),
     [
         (
-            "processor: 0\nmodel name\t: Some CPU @ 2GHz\nflags\t\t: fpu sse2 avx2 avx512_vnni amx_tile avx2 rdpid\n",
+            "processor: 0\nmodel name\t: Some CPU @ 2GHz\nflags\t\t: sse2 avx2 avx512_vnni amx_tile avx2 smep\n",
             "Some CPU @ 2GHz",
             ["amx_tile", "avx2", "avx512_vnni"],
         ),

@@ -253,6 +253,12 @@ def test_text_that_cannot_be_encoded_is_replaced() -> None:
     assert row_of(Check(stage="s", rule="r", outcome="fail", verdict=PASS, message="a\udc80b"))["message"] == "a?b"
 
 
+def test_what_differs_between_processes_is_left_out() -> None:
+    evidence = {"traceback": 'File "<eval_with_key>.138", line 8: <Net object at 0x7f12ab>'}
+    row = row_of(Check(stage="s", rule="r", outcome="fail", verdict=PASS, evidence=evidence))
+    assert row["evidence"]["traceback"] == 'File "<eval_with_key>", line 8: <Net object at 0x>'
+
+
 @pytest.mark.parametrize(
     ("found", "told"),
     [([{"a": 1, "b": (1, 2)}], [{"a": 1, "b": "[1, 2]"}]), ([{"a": object()}], None), (None, None)],

@@ -152,9 +152,7 @@ def test_advanced_setter(setter: str) -> None:
 @pytest.mark.rule("CFG-05")
 def test_an_entry_has_torchs_attributes_and_no_setter_is_missing() -> None:
     assert set(vars(ours.BackendPatternConfig())) == set(vars(theirs.BackendPatternConfig()))
-    setters = {
-        name for name in dir(theirs.BackendPatternConfig) if name.lstrip("_").startswith(("set_", "add_"))
-    }
+    setters = {name for name in dir(theirs.BackendPatternConfig) if name.lstrip("_").startswith(("set_", "add_"))}
     assert setters == SETTERS.keys() | ADVANCED.keys()
 
 
@@ -201,8 +199,7 @@ def test_set_dtype_configs_copies_its_list_where_torch_shares_it() -> None:
     for module, dtype_config, after in ((ours, DTypeConfig, 1), (theirs, theirs.DTypeConfig, 2)):
         shared = [dtype_config(torch.quint8)]
         one, other = (
-            module.BackendPatternConfig(pattern).set_dtype_configs(shared)
-            for pattern in (nn.Linear, nn.Conv2d)
+            module.BackendPatternConfig(pattern).set_dtype_configs(shared) for pattern in (nn.Linear, nn.Conv2d)
         )
         one.add_dtype_config(dtype_config(torch.qint8))
         assert (len(one.dtype_configs), len(other.dtype_configs), len(shared)) == (2, after, after)

@@ -256,9 +256,7 @@ def test_a_fused_module_is_in_the_mode_of_its_parts_where_torchs_says_train() ->
 @pytest.mark.parametrize("with_bn", [False, True])
 @pytest.mark.parametrize("add", [torch.add, operator.add])
 @pytest.mark.rule("FUS-04")
-def test_conv_add_takes_the_other_operand_as_extra_input(
-    side: int, relu: bool, with_bn: bool, add: Any
-) -> None:
+def test_conv_add_takes_the_other_operand_as_extra_input(side: int, relu: bool, with_bn: bool, add: Any) -> None:
     conv, bn, after = layer("Conv", 2), norm(2, 8), nn.ReLU().eval()
     branch = (bn, conv) if with_bn else conv
     summed = (add, branch, MatchAllNode) if side == 0 else (add, MatchAllNode, branch)

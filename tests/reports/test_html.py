@@ -99,9 +99,7 @@ def test_failures_come_before_everything_else_worst_first(runs: Any) -> None:
         runs.claim("dead", verdict="CRASHED", reason="signal 11"),
     ]
     html = render_html(runs.results(rows))
-    places = [
-        html.index(f'id="{name}"') for name in (anchor("dead"), anchor("wrong"), "unexercised", "matrix")
-    ]
+    places = [html.index(f'id="{name}"') for name in (anchor("dead"), anchor("wrong"), "unexercised", "matrix")]
     assert places == sorted(places)
     assert "signal 11" in html
 
@@ -156,9 +154,7 @@ def test_nothing_from_a_backend_becomes_markup(runs: Any) -> None:
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'`{{ 7*7 }}"
     check, claim = runs.refuted(evil)
     texts = {
-        key: evil
-        for key, value in claim.items()
-        if isinstance(value, str) and key not in ("kind", "flow", "verdict")
+        key: evil for key, value in claim.items() if isinstance(value, str) and key not in ("kind", "flow", "verdict")
     }
     check |= {"stage": evil, "rule": evil, "message": evil}
     check["evidence"] |= {"case": evil, "attribution": evil, "graph": evil, evil: evil, "float_ops": [evil]}

@@ -71,9 +71,7 @@ def test_an_empty_run_has_a_summary(runs: Any) -> None:
     assert summary(runs.results([]), "out.html").startswith("qnnpack: FAIL — 0 claims: none ran")
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(None, "-"), (0.5006, "0.5006"), (255.0, "255"), (3, "3"), ("inf", "inf")]
-)
+@pytest.mark.parametrize(("value", "text"), [(None, "-"), (0.5006, "0.5006"), (255.0, "255"), (3, "3"), ("inf", "inf")])
 def test_distances_are_short(value: Any, text: str) -> None:
     assert lsb(value) == text
 
