@@ -1,0 +1,15 @@
+"""qnnpack: add refuses an output scale more than 2**8 times smaller than an input's; the config states no bound."""
+
+import torch
+
+torch.backends.quantized.engine = "qnnpack"
+for exponent in (7, 8, 9, -13, -14, -15):
+    x = torch.quantize_per_tensor(torch.zeros(4), 2.0**exponent, 0, torch.quint8)
+    for name in ("add", "add_relu"):
+        try:
+            getattr(torch.ops.quantized, name)(x, x, 1.0, 0)
+            outcome = "runs"
+        except RuntimeError as error:
+            outcome = f"raised: {str(error).splitlines()[0][:60]}"
+        print(f"{name:8} input scale / output scale = 2**{exponent}: {outcome}")
+        assert (outcome == "runs") == (-14 <= exponent < 8), "the finding no longer holds"

@@ -1,0 +1,12 @@
+"""qnnpack: the config claims MaxPool3d; the engine has no kernel for it."""
+
+import torch
+import torch.nn.functional as F
+
+torch.backends.quantized.engine = "qnnpack"
+for dtype in (torch.quint8, torch.qint8):
+    x = torch.quantize_per_tensor(torch.zeros(1, 1, 4, 4, 4), 0.1, 0, dtype)
+    try:
+        raise SystemExit(f"the finding no longer holds: {dtype} gives shape {tuple(F.max_pool3d(x, 2).shape)}")
+    except RuntimeError as error:
+        print(dtype, "raised:", str(error).splitlines()[0])

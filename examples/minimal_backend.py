@@ -1,0 +1,25 @@
+"""A complete vendor backend: it claims linear with relu, and "compiles" by running the reference model.
+
+pytest conformance --backend=examples.minimal_backend:MinimalBackend
+"""
+
+import torch
+import torch.ao.nn.quantized.reference as nnqr
+from torch import nn
+
+from backends.base import Backend, Representation
+from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+
+INT8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float32)
+
+
+class MinimalBackend(Backend):
+    name = "minimal"
+    representation = Representation.DECOMPOSED
+
+    def backend_config(self):
+        linear = BackendPatternConfig(nn.Linear).add_dtype_config(INT8).set_root_module(nn.Linear)
+        return BackendConfig(self.name).set_backend_pattern_config(linear.set_reference_quantized_module(nnqr.Linear))
+
+    def lower(self, reference_model, example_inputs):
+        return torch.no_grad()(reference_model)

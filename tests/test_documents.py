@@ -1,0 +1,95 @@
+"""What the documents say is so: findings still hold, README and CI run the same commands, options and names exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from backends.discovery import SHIPPED
+from conformance.pipeline import STAGES
+from reports.results import VERDICTS
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted((ROOT / "docs" / "findings").glob("*.py"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_a_finding_holds(script: Path) -> None:
+    engine = script.stem.partition("_")[0]
+    if engine not in torch.backends.quantized.supported_engines:
+        pytest.skip(f"this build of torch has no engine {engine}")
+    done = run(sys.executable, "-W", "ignore", str(script))
+    assert done.returncode == 0, f"{script.name} ended with {done.returncode}; does torch behave otherwise now?\n" + (
+        done.stdout + done.stderr
+    )
+
+
+def test_every_finding_script_is_in_the_document_and_the_reverse() -> None:
+    named = set(re.findall(r"\(findings/(\w+\.py)\)", (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")))
+    assert named == {script.name for script in SCRIPTS}
+
+
+def test_the_readme_has_exactly_two_set_up_commands() -> None:
+    blocks = re.findall(r"```\n(.*?)```", README, flags=re.DOTALL)
+    set_up = [block.strip() for block in blocks if "pip install" in block]
+    assert len(set_up) == 2, f"set-up commands found in README: {set_up}"
+    assert set_up[0].endswith("tox -e certify -- --backend=qnnpack")
+
+
+def test_ci_runs_the_readmes_second_command() -> None:
+    second = [block for block in re.findall(r"```\n(.*?)```", README, flags=re.DOTALL) if "pip install" in block][1]
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert second.strip() in [line.strip() for line in lines]
+
+
+def test_links_in_documents_lead_to_files() -> None:
+    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}, which is not there"
+
+
+def test_the_readme_names_what_exists() -> None:
+    for name in SHIPPED:
+        assert f"`{name}`" in README, f"README does not name the backend {name}"
+    for verdict in VERDICTS:
+        assert verdict.value in README, f"README does not explain {verdict.value}"
+    help_text = run(sys.executable, "-m", "pytest", "conformance", "--help").stdout
+    for option in set(re.findall(r"`(--[a-z-]+)", README)):
+        assert option in help_text, f"README explains {option}; pytest conformance --help does not have it"
+
+
+def test_the_architecture_names_every_stage() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for stage in STAGES:
+        assert f"| {stage} |" in text, f"docs/architecture.md does not explain the stage {stage}"
+
+
+def test_a_constraint_is_given_for_every_dependency() -> None:
+    pinned = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    wanted = set(re.findall(r'^  "([a-z0-9-]+)[><=,.0-9]*"', project, re.MULTILINE))
+    assert wanted <= pinned, f"not pinned in constraints.txt: {sorted(wanted - pinned)}"
+
+
+def test_the_benchmark_runs() -> None:
+    done = run(sys.executable, "benchmarks/linear_growth.py", "--nodes", "40", "80")
+    assert "time(80 nodes) / time(40 nodes)" in done.stdout, done.stderr
+
+
+def test_the_minimal_backend_is_minimal_and_is_certified(tmp_path: Path) -> None:
+    source = (ROOT / "examples" / "minimal_backend.py").read_text(encoding="utf-8")
+    assert source.count("\n") <= 35, "the contract asks a vendor for at most 30 lines, docstring aside"
+    backend = "--backend=examples.minimal_backend:MinimalBackend"
+    done = run(sys.executable, "-m", "pytest", "conformance", backend, f"--report-dir={tmp_path}", "-q")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "report.html").is_file()
