@@ -3,6 +3,8 @@
 pytest conformance --backend=examples.minimal_backend:MinimalBackend
 """
 
+from typing import Any
+
 import torch
 import torch.ao.nn.quantized.reference as nnqr
 from torch import nn
@@ -17,9 +19,9 @@ class MinimalBackend(Backend):
     name = "minimal"
     representation = Representation.DECOMPOSED
 
-    def backend_config(self):
+    def backend_config(self) -> BackendConfig:
         linear = BackendPatternConfig(nn.Linear).add_dtype_config(INT8).set_root_module(nn.Linear)
         return BackendConfig(self.name).set_backend_pattern_config(linear.set_reference_quantized_module(nnqr.Linear))
 
-    def lower(self, reference_model, example_inputs):
+    def lower(self, reference_model: Any, example_inputs: tuple[Any, ...]) -> Any:
         return torch.no_grad()(reference_model)

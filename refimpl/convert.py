@@ -15,15 +15,15 @@ import torch.ao.nn.intrinsic as nni
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from refimpl.backend_config import BackendConfig
+from refimpl.backend_config import as_backend_config
 from refimpl.decide import Decision, Plan, Slot
 from refimpl.decomposed import OPS, PLAIN_DTYPE
 from refimpl.errors import ConfigError, ModelError, NotBuiltError, QConfigError
 from refimpl.explain import PLAN
 from refimpl.invariants import OBSERVER_PREFIX, check_graph
 from refimpl.observers import QParams, dtype_range, is_quantized_dtype, read_qparams
-from refimpl.prepare import PREPARED, Prepared
-from refimpl.tracing import module_type
+from refimpl.prepare import PREPARED, Claim, Prepared, claims_of
+from refimpl.tracing import draft_of, module_type, no_collection, notes_of
 
 
 def convert_to_reference_fx(
@@ -65,23 +65,20 @@ def _reject_unbuilt(**arguments: object) -> None:
             raise NotBuiltError(f"convert: {name} is not built yet; found {value!r}")
 
 
+@no_collection()
 def _convert(prepared: GraphModule, backend_config: object | None, *, is_decomposed: bool) -> GraphModule:
-    plan, state = prepared.meta.get(PLAN), prepared.meta.get(PREPARED)
+    notes = notes_of(prepared)
+    plan, state = notes.get(PLAN), notes.get(PREPARED)
     if not isinstance(plan, Plan) or not isinstance(state, Prepared):
         raise ModelError(f"convert: {type(prepared).__name__} was not made by refimpl's prepare_fx")
-    if backend_config is not None and backend_config is not state.backend_config:
+    if backend_config is not None and claims_of(as_backend_config(backend_config)) != state.claims:
         raise NotBuiltError("convert: a backend_config other than that of prepare_fx is not built yet")
-    model = GraphModule(prepared, copy.deepcopy(prepared.graph), class_name=type(prepared).__name__)
-    model.train(prepared.training)
-    model.meta = dict(prepared.meta)
-    nodes = {node.name: node for node in model.graph.nodes}
+    model = draft_of(prepared)
     emit = _Decomposed(model) if is_decomposed else _QuantizedTensors(model)
     _replace_observers(model, plan, emit)
-    _swap_roots(model, plan, state.backend_config, nodes, is_decomposed=is_decomposed)
-    model.delete_all_unused_submodules()
-    model.recompile()
+    _swap_roots(model, plan, state.claims, is_decomposed=is_decomposed)
     check_graph(model, "convert")
-    return model
+    return model.finish()
 
 
 class _QuantizedTensors:
@@ -96,6 +93,7 @@ class _QuantizedTensors:
         scale = self._buffer(f"{name}_scale", qparams.scale)
         zero_point = self._buffer(f"{name}_zero_point", qparams.zero_point)
         if qparams.axis is not None:
+            value = self._clamp_channels(value, name, qparams)
             arguments: tuple[Any, ...] = (value, scale, zero_point, qparams.axis, qparams.dtype)
             quantized = graph.call_function(torch.quantize_per_channel, arguments)
         else:
@@ -105,10 +103,22 @@ class _QuantizedTensors:
 
     def _clamp(self, value: Node, qparams: QParams) -> Node:
         """Honour a range narrower than the dtype's, which the quantize op itself cannot express. (CVT-09)"""
-        if (qparams.quant_min, qparams.quant_max) == dtype_range(qparams.dtype):
+        if not is_narrow(qparams):
             return value
         low, high = (float(dequantize_integer(bound, qparams)) for bound in (qparams.quant_min, qparams.quant_max))
         return self._model.graph.call_function(torch.clamp, (value, low, high))  # rule: CVT-09
+
+    def _clamp_channels(self, value: Node, name: str, qparams: QParams) -> Node:
+        """Do the same with one range per channel; only of a weight that the model holds, whose rank is known."""
+        if not is_narrow(qparams):
+            return value
+        if value.op != "get_attr":
+            raise NotBuiltError(
+                f"CVT-09: a narrow range per channel of {value.name}, which is computed, is not built yet"
+            )
+        bounds = real_bounds(qparams, _attribute(self._model, str(value.target)).dim())  # rule: CVT-09
+        nodes = [self._buffer(f"{name}_{end}", bound) for end, bound in zip(("low", "high"), bounds, strict=True)]
+        return self._model.graph.call_function(torch.clamp, (value, *nodes))
 
     def _buffer(self, name: str, tensor: Tensor) -> Node:
         if not hasattr(self._model, name):
@@ -117,8 +127,22 @@ class _QuantizedTensors:
 
 
 def dequantize_integer(q: int, qparams: QParams) -> Tensor:
-    """Return the real value of one integer of a per-tensor quantization, in float32. (NUM-01)"""
+    """Return the real value of one integer, per channel where the qparams are, in float32. (NUM-01)"""
     return (q - qparams.zero_point.to(torch.float32)) * qparams.scale
+
+
+def is_narrow(qparams: QParams) -> bool:
+    """Tell whether the range is narrower than the dtype's."""
+    return (qparams.quant_min, qparams.quant_max) != dtype_range(qparams.dtype)
+
+
+def real_bounds(qparams: QParams, rank: int) -> tuple[Tensor, Tensor]:
+    """Return the real values of both ends of the range, in a shape that fits a tensor of that rank. (CVT-09)"""
+    shape = [1] * rank
+    if qparams.axis is not None:
+        shape[qparams.axis] = -1
+    low, high = (dequantize_integer(q, qparams).reshape(shape) for q in (qparams.quant_min, qparams.quant_max))
+    return low, high
 
 
 class _Decomposed:
@@ -178,21 +202,18 @@ def _attribute(model: nn.Module, target: str) -> Tensor:
     return found
 
 
-def _swap_roots(
-    model: GraphModule, plan: Plan, config: BackendConfig, nodes: Mapping[str, Node], *, is_decomposed: bool
-) -> None:
+def _swap_roots(model: GraphModule, plan: Plan, claims: tuple[Claim, ...], *, is_decomposed: bool) -> None:
     """Put reference modules in the place of the root modules of everything that is quantized. (CVT-02)"""
     references = {  # rule: CFG-11
-        entry.root_module: entry.reference_quantized_module
-        for entry in config.configs
-        if entry.root_module is not None and entry.reference_quantized_module is not None
+        claim.root_module: claim.reference_quantized_module
+        for claim in claims
+        if claim.root_module is not None and claim.reference_quantized_module is not None
     }
     swapped: set[str] = set()
     for decision in plan.decisions:
-        root = nodes.get(decision.root)
-        if decision.dtype_config is None or root is None or root.op != "call_module":
+        target = decision.target
+        if decision.dtype_config is None or target is None:
             continue
-        target = str(root.target)
         if target not in swapped and is_quantized_dtype(decision.dtype_config.weight_dtype):
             swapped.add(target)
             _swap_root(model, target, decision, references, is_decomposed=is_decomposed)
@@ -223,13 +244,16 @@ def _swap_root(
     assert decision.qconfig is not None
     observer = decision.qconfig.weight()
     observer(weight)  # rule: OBS-13
-    qparams = read_qparams(observer).weight_dict(is_decomposed=is_decomposed)
+    measured = read_qparams(observer)
+    qparams = measured.weight_dict(is_decomposed=is_decomposed)
     from_float: Any = reference.from_float  # type: ignore[attr-defined]
-    replacement: nn.Module = from_float(floating, qparams)  # rule: CVT-02
+    replacement: nn.Module = from_float(floating, qparams).train(floating.training)  # rule: CVT-02
+    if is_narrow(measured) and not is_decomposed and isinstance(replacement.weight, Tensor):  # rule: CVT-09
+        clamped = torch.clamp(replacement.weight.detach(), *real_bounds(measured, replacement.weight.dim()))
+        replacement.weight = nn.Parameter(clamped, replacement.weight.requires_grad)
     if is_fused:
         fused: Any = copy.copy(module)
         fused._modules = dict(module._modules)
         fused[0] = replacement
         replacement = fused
-    replacement.train(module.training)
     model.set_submodule(target, replacement)

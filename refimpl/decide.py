@@ -18,7 +18,7 @@ from refimpl.dtype_config import DTypeConfig
 from refimpl.errors import NotBuiltError
 from refimpl.matching import Match, find_matches
 from refimpl.observers import is_quantized_dtype
-from refimpl.qconfig import QConfig, QConfigMapping, QConfigResolver
+from refimpl.qconfig import GLOBAL, QConfig, QConfigMapping, QConfigResolver
 from refimpl.tracing import Places, positional_arguments
 from refimpl.values import float_tensors, observable_inputs
 
@@ -32,11 +32,13 @@ class Decision:
     """What is done with one match, and why. Nodes are named, so that a decision outlives its graph.
 
     ``dtype_config`` None: the pattern stays float, for ``reason``. ``observation`` is the type in force (OBS-07).
+    ``target``: full name of the root's module; None if the root is a function.
     """
 
     node: str
     nodes: tuple[str, ...]
     root: str
+    target: str | None
     pattern: str
     qconfig: QConfig | None
     source: str
@@ -114,6 +116,7 @@ class _Decider:
             node=match.last.name,
             nodes=tuple(node.name for node in match.nodes),
             root=match.root.name,
+            target=str(match.root.target) if match.root.op == "call_module" else None,
             pattern=match.name,
             qconfig=qconfig,
             source=source,
@@ -125,18 +128,19 @@ class _Decider:
 
     def _qconfig(self, match: Match) -> tuple[QConfig | None, str, str]:
         """Return the QConfig of the deciding (last) node, its source, and the reason if there is none."""
-        resolved = {node: self._resolve(node) for node in match.nodes}
-        for node, (qconfig, source) in resolved.items():
-            if qconfig is None:  # rule: QCM-07
+        places, resolve = self._places, self._resolver.resolve
+        qconfig, source = None, ""
+        for node in match.nodes:
+            qconfig, source = resolve(places.object_types(node), places.name(node), places.order(node))
+            if qconfig is None:
                 rule = "QCM-03" if node is match.last else "QCM-07"
                 return None, source, f"{rule}: no QConfig for {node.name} ({source})"
-        qconfig, source = resolved[match.last]  # rule: QCM-06
-        return qconfig, source, ""
-
-    def _resolve(self, node: Node) -> tuple[QConfig | None, str]:
-        places = self._places
-        found = self._resolver.resolve(places.object_type(node), places.name(node), places.order(node))
-        return found.qconfig, found.source
+            for part in places.fused_parts(node)[1:]:
+                inner = resolve((part.object_type,), part.name)
+                if inner.qconfig is None and inner.source != GLOBAL:  # rule: QCM-07
+                    what = getattr(part.object_type, "__name__", part.object_type)
+                    return None, inner.source, f"QCM-07: no QConfig for {what} fused into {node.name} ({inner.source})"
+        return qconfig, source, ""  # rule: QCM-06
 
 
 def _observation_type(match: Match, floats: set[Node]) -> ObservationType:
@@ -184,7 +188,8 @@ class _Placer:
                 f"{match.name} at {match.last.name}: only static integer quantization is built; found activation "
                 f"{make}, is_dynamic={decision.dtype_config.is_dynamic}"
             )
-        inputs = self._inputs(match, decision.qconfig)
+        has_weight = is_quantized_dtype(decision.dtype_config.weight_dtype)
+        inputs = self._inputs(match, decision.qconfig, has_weight=has_weight)
         if decision.observation is DIFFERENT:
             self._output(match, make, "OBS-01")  # rule: OBS-01
         elif inputs:
@@ -194,8 +199,11 @@ class _Placer:
             self._join(inputs[0].group, output.group)
         # rule: OBS-09 (sharing with nothing observed upstream: no output observer)
 
-    def _inputs(self, match: Match, qconfig: QConfig) -> list[_Draft]:
-        """See that every tensor that enters the match is observed; return the activations' slots in order."""
+    def _inputs(self, match: Match, qconfig: QConfig, *, has_weight: bool) -> list[_Draft]:
+        """See that every tensor that enters the match is observed; return the activations' slots in order.
+
+        `has_weight`: the dtype config quantizes the weight; else a weight argument stays float.
+        """
         inside = set(match.nodes)
         found = []
         for node in match.nodes:
@@ -204,6 +212,8 @@ class _Placer:
                 if value in inside or value is bias:  # rule: OBS-06
                     continue
                 if value is weight:
+                    if not has_weight:
+                        continue
                     self._input(value, node, qconfig.weight, "weight", "OBS-06")
                 else:
                     found.append(self._input(value, node, qconfig.activation, "input", "OBS-01"))
@@ -237,7 +247,10 @@ class _Placer:
 
     def _facts_of(self, make: Callable[..., nn.Module]) -> ObserverFacts:
         if make not in self._facts:
-            self._facts[make] = ObserverFacts.of(make())
+            observer = make()
+            if type(observer).__name__ == "ReuseInputObserver":
+                raise NotBuiltError(f"OBS-12: an activation observer that reuses its input's is not built yet: {make}")
+            self._facts[make] = ObserverFacts.of(observer)
         return self._facts[make]
 
     def _weight_arguments(self, node: Node) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from refimpl.decide import Decision, Plan, Slot
 from refimpl.errors import ModelError
+from refimpl.tracing import notes_of
 
 PLAN = "refimpl_plan"  # the key under which a model's meta keeps the plan that made it
 
@@ -32,7 +33,7 @@ def explain(model: nn.Module) -> DecisionLog:
 
     Raises ModelError for any other model.
     """
-    plan = getattr(model, "meta", {}).get(PLAN)
+    plan = notes_of(model).get(PLAN)
     if not isinstance(plan, Plan):
         raise ModelError(f"{type(model).__name__} has no decision log: it was not made by refimpl's prepare_fx")
     return DecisionLog(plan=plan)

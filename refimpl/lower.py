@@ -7,7 +7,6 @@ lowering. What was not lowered is listed with its reason in ``model.meta["not_lo
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -26,9 +25,10 @@ from refimpl.lower_table import (
     ON_QUANTIZED,
     PACKED_FUNCTIONS,
     RELUS,
+    SHAPE_OF,
     PackedFunction,
 )
-from refimpl.tracing import positional_arguments, tensor_inputs
+from refimpl.tracing import draft_of, no_collection, positional_arguments, tensor_inputs
 
 NOT_LOWERED = "not_lowered"
 
@@ -59,6 +59,7 @@ def convert_fx(
     return lower(reference)
 
 
+@no_collection()
 def lower(reference_model: GraphModule) -> GraphModule:
     """Lower a reference model on quantized tensors; the reference model is not changed. (LOW-01)
 
@@ -66,9 +67,7 @@ def lower(reference_model: GraphModule) -> GraphModule:
     """
     if not isinstance(reference_model, GraphModule):
         raise ModelError(f"lower: expected a GraphModule, found {type(reference_model).__name__}")
-    model = GraphModule(reference_model, copy.deepcopy(reference_model.graph), class_name="Lowered")
-    model.train(reference_model.training)
-    model.meta = dict(reference_model.meta)
+    model = draft_of(reference_model)
     context = _Context(model)
     refused = []
     for node in list(model.graph.nodes):
@@ -78,11 +77,9 @@ def lower(reference_model: GraphModule) -> GraphModule:
         if reason is not None:
             refused.append(NotLowered(node=node.name, op=_op_name(model, node), reason=reason))
     model.graph.eliminate_dead_code()
-    model.delete_all_unused_submodules()
-    model.recompile()
     model.meta[NOT_LOWERED] = tuple(refused)
     check_graph(model, "lower")
-    return model
+    return model.finish()
 
 
 def _op_name(model: GraphModule, node: Node) -> str:
@@ -121,12 +118,25 @@ class _Site:
         """Rewrite the site if the table has it. Returns why not, or None if done or if it is no site at all."""
         if not any(is_dequantize(value) for value in tensor_inputs((self.node.args, self.node.kwargs))):
             return None
+        if self._reads_shape():
+            return None
         try:
             rewritten = self._weighted() or self._binary() or self._on_quantized()
         except _Blocked as blocked:
             return str(blocked)
         is_site = rewritten or self._feeds_quantize()
         return None if rewritten else ("LOW-01: no row of the table" if is_site else None)
+
+    def _reads_shape(self) -> bool:
+        """Let an op that reads a shape read the quantized tensor's, so that nothing is dequantized for it. (LOW-02)"""
+        node = self.node
+        is_shape = node.target is getattr and node.args[1] == "shape"
+        if not is_shape and not (node.op == "call_method" and node.target in SHAPE_OF):
+            return False
+        node.args = torch.fx.node.map_arg(
+            node.args, lambda value: self._source(value) if is_dequantize(value) else value
+        )
+        return True
 
     def _feeds_quantize(self) -> bool:
         return any(user.target is QUANTIZE for user in self.node.users)

@@ -94,7 +94,8 @@ RELUS: frozenset[Any] = frozenset({F.relu, torch.relu, "relu", "relu_"})
 # Ops that take quantized tensors as they are and keep their qparams: they move, select or average values. (LOW-02)
 ON_QUANTIZED: frozenset[Any] = frozenset(
     {nn.ReLU, F.relu, torch.relu, "relu", "relu_",
-     nn.Identity, nn.Dropout, F.dropout, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, F.max_pool1d, F.max_pool2d, F.max_pool3d,
+     nn.Identity, nn.Dropout, F.dropout,
+     nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, F.max_pool1d, F.max_pool2d, F.max_pool3d,
      nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d,
      nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
      F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
@@ -103,6 +104,9 @@ ON_QUANTIZED: frozenset[Any] = frozenset(
      "contiguous", "detach", "detach_", "permute", "repeat", "repeat_interleave", "reshape", "resize_",
      "squeeze", "squeeze_", "transpose", "unsqueeze", "unsqueeze_", "view", "flatten"}
 )  # fmt: skip
+
+# Ops that read a tensor's shape, which is the same of the quantized tensor. (LOW-02)
+SHAPE_OF: frozenset[Any] = frozenset({"size", "dim", "numel", "ndimension"})
 
 # Methods of ON_QUANTIZED that change their operand: only safe when nobody else reads it. (LOW-03)
 IN_PLACE: frozenset[Any] = frozenset({"relu_", "detach_", "resize_", "squeeze_", "unsqueeze_"})

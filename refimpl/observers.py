@@ -6,13 +6,14 @@ An observer is taken by protocol: a module with ``dtype, qscheme, quant_min, qua
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from refimpl.errors import QConfigError
+from refimpl.errors import QConfigError, RefimplError
 
 _DTYPE_RANGES = {
     torch.quint8: (0, 255),
@@ -23,6 +24,7 @@ _DTYPE_RANGES = {
     torch.int32: (-(2**31), 2**31 - 1),
     torch.quint4x2: (0, 15),
 }
+_SIGNED = (torch.qint8, torch.int8, torch.qint32, torch.int32)
 _SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
 PER_CHANNEL = (torch.per_channel_symmetric, torch.per_channel_affine)
 
@@ -101,9 +103,12 @@ def read_qparams(observer: Any) -> QParams:
     """
     dtype = observer.dtype
     low, high = dtype_range(dtype)
+    _reject_unused(observer)
     try:
         scale, zero_point = observer.calculate_qparams()
-    except (AttributeError, NotImplementedError, TypeError) as error:
+    except RefimplError:
+        raise
+    except Exception as error:  # what a foreign observer raises: torch's ReuseInputObserver raises Exception itself
         raise QConfigError(f"{type(observer).__name__} gives no qparams: {error}") from error
     is_per_channel = getattr(observer, "qscheme", None) in PER_CHANNEL
     quant_min, quant_max = getattr(observer, "quant_min", None), getattr(observer, "quant_max", None)
@@ -117,20 +122,29 @@ def read_qparams(observer: Any) -> QParams:
     )
 
 
+def _reject_unused(observer: Any) -> None:
+    """Raise QConfigError for an observer of ranges without data: torch's would make a scale of 1 up, with a warning."""
+    inner = getattr(observer, "activation_post_process", observer)
+    low, high = getattr(inner, "min_val", None), getattr(inner, "max_val", None)
+    if isinstance(low, Tensor) and isinstance(high, Tensor) and (not low.numel() or bool((low > high).any())):
+        raise QConfigError(
+            f"{type(inner).__name__} has seen no data: run the prepared model on calibration inputs before convert"
+        )
+
+
 def minmax_qparams(
-    low: Tensor, high: Tensor, *, quant_min: int, quant_max: int, symmetric: bool, eps: float, signed: bool
+    low: Tensor, high: Tensor, *, quant_min: int, quant_max: int, symmetric: bool, eps: float, middle: int
 ) -> tuple[Tensor, Tensor]:
     """Turn a range of reals into (scale, zero point); 0 is always representable. (NUM-02)
 
-    Shapes: `low`, `high`, and both results alike. All arithmetic in float32, so that results agree bit for bit with
-    every other implementation of the published formula.
+    `middle` is the zero point where `symmetric`. Shapes: `low`, `high`, and both results alike. All arithmetic in
+    float32, so that results agree bit for bit with every other implementation of the published formula.
     """
     low, high = low.clamp(max=0.0), high.clamp(min=0.0)  # rule: NUM-02
     steps = float(quant_max - quant_min)
     floor = torch.tensor(eps, dtype=torch.float32)
     if symmetric:
         scale = torch.maximum(torch.maximum(-low, high) / (steps / 2), floor)
-        middle = 0 if signed else (quant_min + quant_max + 1) // 2
         return scale, torch.full_like(scale, middle, dtype=torch.int32)
     scale = torch.maximum((high - low) / steps, floor)
     zero_point = quant_min - torch.round(low / scale).to(torch.int32)
@@ -155,6 +169,7 @@ class Observer(nn.Module):
         self.qscheme = qscheme
         self.is_dynamic = is_dynamic
         self.eps = float(eps)
+        self.has_custom_range = quant_min is not None and quant_max is not None
         if is_quantized_dtype(dtype):
             low, high = dtype_range(dtype)
             self.quant_min = low if quant_min is None else quant_min
@@ -201,6 +216,12 @@ class MinMaxObserver(Observer):
             self.max_val = torch.maximum(self.max_val, high)
         return x
 
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        for name in ("min_val", "max_val"):  # rule: CVT-12
+            if prefix + name in state_dict:  # one value, or one per channel once there was data
+                setattr(self, name, torch.empty_like(state_dict[prefix + name]))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
         low, high = torch.aminmax(x)
         return low, high
@@ -210,10 +231,7 @@ class MinMaxObserver(Observer):
 
         Raises QConfigError when the observer has seen nothing.
         """
-        if bool((self.min_val > self.max_val).any()):
-            raise QConfigError(
-                f"{type(self).__name__} has seen no data: run the prepared model on calibration inputs before convert"
-            )
+        _reject_unused(self)
         return minmax_qparams(
             self.min_val,
             self.max_val,
@@ -221,8 +239,14 @@ class MinMaxObserver(Observer):
             quant_max=self.quant_max,
             symmetric=self.qscheme in _SYMMETRIC,
             eps=self.eps,
-            signed=self.dtype in (torch.qint8, torch.int8, torch.qint32, torch.int32),
+            middle=self._middle(),
         )
+
+    def _middle(self) -> int:
+        """The zero point of a symmetric scheme: 0 if signed, else mid-range; rounded down in a range that was given."""
+        if self.dtype in _SIGNED:  # rule: NUM-02
+            return 0
+        return (self.quant_min + self.quant_max + (0 if self.has_custom_range else 1)) // 2
 
 
 class PerChannelMinMaxObserver(MinMaxObserver):

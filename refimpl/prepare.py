@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch.ao.nn.intrinsic as nni
 from torch import nn
 from torch.fx import GraphModule, Node
 
@@ -16,23 +15,50 @@ from refimpl.errors import ConfigError, ModelError, NotBuiltError
 from refimpl.explain import PLAN
 from refimpl.fuse import fuse
 from refimpl.invariants import OBSERVER_PREFIX, check_graph
+from refimpl.patterns import pattern_name
 from refimpl.qconfig import QConfigMapping, as_qconfig_mapping
-from refimpl.tracing import module_type, trace
+from refimpl.tracing import Draft, no_collection, trace
 
 PREPARED = "refimpl_prepared"  # the key under which a prepared model's meta keeps what convert needs
 
 
+class Claim(NamedTuple):
+    """What convert reads of a config's entry. (CVT-12)
+
+    Unlike the entry itself it can be pickled: torch's fuser methods, and some functions in its patterns, are closures.
+    """
+
+    pattern: str
+    dtype_configs: list[dict[str, Any]]
+    root_module: type[nn.Module] | None
+    reference_quantized_module: type[nn.Module] | None
+
+
+def claims_of(config: BackendConfig) -> tuple[Claim, ...]:
+    """Return a config's claims in order: two configs with the same claims convert alike. (CVT-10, CVT-12)"""
+    return tuple(
+        Claim(
+            pattern_name(entry.normal_pattern),
+            [dtype_config.to_dict() for dtype_config in entry.dtype_configs],
+            entry.root_module,
+            entry.reference_quantized_module,
+        )
+        for entry in config.configs
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What convert must know of prepare: the config and mapping in force."""
+    """What convert must know of prepare: the config's claims and the mapping in force."""
 
-    backend_config: BackendConfig
+    claims: tuple[Claim, ...]
     qconfig_mapping: QConfigMapping
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
         return self  # read, never changed: copies of a model share it
 
 
+@no_collection()
 def prepare_fx(
     model: nn.Module,
     qconfig_mapping: object,
@@ -60,35 +86,35 @@ def prepare_fx(
         if value is not None:
             raise NotBuiltError(f"prepare_fx: {name} is not built yet; found {value!r}")
     config = as_backend_config(backend_config)
-    return prepare(trace(model), config, as_qconfig_mapping(qconfig_mapping))
+    is_sequence = isinstance(example_inputs, (tuple, list))
+    inputs = None if example_inputs is None else tuple(example_inputs) if is_sequence else (example_inputs,)
+    return prepare(trace(model), config, as_qconfig_mapping(qconfig_mapping), inputs)
 
 
-def prepare(traced: GraphModule, config: BackendConfig, mapping: QConfigMapping) -> GraphModule:
+def prepare(
+    traced: Draft, config: BackendConfig, mapping: QConfigMapping, example_inputs: tuple[Any, ...] | None = None
+) -> GraphModule:
     """Fuse a traced model, decide, and insert the observers. The traced model is used up."""
-    fused = fuse(traced, config, is_qat=False)
-    mapping = _for_fused_classes(mapping, fused)
-    plan = make_plan(fused, config, mapping)
-    prepared = insert_observers(fused, plan)
-    prepared.meta[PREPARED] = Prepared(backend_config=config, qconfig_mapping=mapping)
-    return prepared
+    fuse(traced, config, is_qat=False, example_inputs=example_inputs)
+    insert_observers(traced, make_plan(traced, config, mapping))
+    traced.meta[PREPARED] = Prepared(claims=claims_of(config), qconfig_mapping=mapping)
+    return traced.finish()
 
 
-def insert_observers(model: GraphModule, plan: Plan) -> GraphModule:
-    """Act on a plan: one module per group of slots, one call per slot. Changes the graph of `model` and returns it."""
+def insert_observers(model: Draft, plan: Plan) -> None:
+    """Act on a plan, in place: one module per group of slots, one call per slot."""
     nodes: dict[str, Node] = {node.name: node for node in model.graph.nodes}
     visible: dict[Node, Node] = {}
     for slot in plan.slots:
         name = f"{OBSERVER_PREFIX}{slot.group}"
         if not hasattr(model, name):
-            model.add_module(name, slot.make())
+            model.add_module(name, slot.make().train(model.training))
         value = nodes[slot.value]
         _insert(model, slot, name, visible.get(value, value), nodes)
         if slot.consumers is None:
             visible[value] = next(reversed(visible.get(value, value).users))
-    model.recompile()
     model.meta[PLAN] = plan
     check_graph(model, "prepare")
-    return model
 
 
 def _insert(model: GraphModule, slot: Slot, name: str, value: Node, nodes: Mapping[str, Node]) -> None:
@@ -98,21 +124,3 @@ def _insert(model: GraphModule, slot: Slot, name: str, value: Node, nodes: Mappi
     for user in consumers:
         if user is not observer:
             user.replace_input_with(value, observer)
-
-
-def _for_fused_classes(mapping: QConfigMapping, model: GraphModule) -> QConfigMapping:
-    """Let object_type settings of a float class hold for the classes that it was fused into. (QCM-05)
-
-    A setting of the fused class itself wins. Of the fused parts, the root decides, unless any is explicitly None.
-    """
-    by_type = dict(mapping.object_type_qconfigs)
-    for module in model.modules():
-        if isinstance(module, nni._FusedModule) and type(module) not in by_type:  # type: ignore[attr-defined]
-            kinds = [module_type(part) for part in module.children()]
-            settings = [by_type[kind] for kind in kinds if kind in by_type]
-            if settings:
-                by_type[type(module)] = None if None in settings else settings[0]  # rule: QCM-05, QCM-07
-    result = QConfigMapping()
-    vars(result).update(vars(mapping))
-    result.object_type_qconfigs = by_type
-    return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
@@ -39,6 +39,7 @@ def as_qconfig(value: object) -> QConfig | None:
     return QConfig(activation, weight)  # rule: CFG-14
 
 
+GLOBAL = "global"  # the source of a QConfig that no other key names
 _KEYS = ("", "object_type", "module_name_regex", "module_name", "module_name_object_type_order")
 
 
@@ -139,7 +140,7 @@ def as_qconfig_mapping(value: object) -> QConfigMapping:
 class QConfigResolver:
     """Answers, for a place in the model, which QConfig of a mapping holds there and why. (QCM-02)
 
-    A place is (object type, module name): the class and full name of a module, or the function or method and the name
+    A place is (object types, module name): the class and full name of a module, or the function or method and the name
     of the module that calls it. Answers by name are cached: cost is linear in the number of places.
     """
 
@@ -147,21 +148,26 @@ class QConfigResolver:
         self._mapping = mapping
         self._by_name: dict[str, ResolvedQConfig | None] = {}
 
-    def resolve(self, object_type: ObjectType, name: str, order: tuple[str, int] | None = None) -> ResolvedQConfig:
-        """Return the QConfig for a place. `order`: enclosing module name and the call's index among its type there."""
+    def resolve(
+        self, object_types: Iterable[ObjectType], name: str, order: tuple[str, ObjectType, int] | None = None
+    ) -> ResolvedQConfig:
+        """Return the QConfig for a place.
+
+        `object_types`: what the place is, the strongest first. `order`: enclosing module's name, type, and the index
+        of the call among that type there.
+        """
         mapping = self._mapping
-        if order is not None:  # rule: QCM-02
-            key = (order[0], object_type, order[1])
-            if key in mapping.module_name_object_type_order_qconfigs:
-                found = mapping.module_name_object_type_order_qconfigs[key]
-                return _resolved(found, f"module_name_object_type_order {key}")
+        if order in mapping.module_name_object_type_order_qconfigs:  # rule: QCM-02
+            found = mapping.module_name_object_type_order_qconfigs[order]
+            return _resolved(found, f"module_name_object_type_order {order}")
         by_name = self._named(name)
         if by_name is not None:
             return by_name
-        if object_type in mapping.object_type_qconfigs:
-            shown = getattr(object_type, "__name__", object_type)
-            return _resolved(mapping.object_type_qconfigs[object_type], f"object_type {shown}")
-        return _resolved(mapping.global_qconfig, "global")
+        for object_type in object_types:
+            if object_type in mapping.object_type_qconfigs:
+                shown = getattr(object_type, "__name__", object_type)
+                return _resolved(mapping.object_type_qconfigs[object_type], f"object_type {shown}")
+        return _resolved(mapping.global_qconfig, GLOBAL)
 
     def _named(self, name: str) -> ResolvedQConfig | None:
         if name not in self._by_name:

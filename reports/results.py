@@ -81,10 +81,11 @@ class Results:
         return tuple(self.by_pair())
 
     def by_pair(self) -> dict[Pair, tuple[Claim, ...]]:
+        """The claims of each pair, in one order whichever worker finished first."""
         groups: dict[Pair, list[Claim]] = {}
         for claim in self.claims:
             groups.setdefault(claim.pair, []).append(claim)
-        return {pair: tuple(claims) for pair, claims in groups.items()}
+        return {pair: tuple(sorted(claims, key=lambda claim: claim.claim)) for pair, claims in groups.items()}
 
     def checks_by_claim(self) -> dict[str, tuple[Check, ...]]:
         """The checks of each claim ID; a claim without any has an empty tuple."""
@@ -94,9 +95,9 @@ class Results:
         return {name: tuple(checks) for name, checks in groups.items()}
 
     def failures(self) -> tuple[Claim, ...]:
-        """The claims that exercised the backend and are not green, worst first."""
+        """The claims that exercised the backend and are not green, worst first, then by ID."""
         red = (c for c in self.claims if not c.green and c.verdict is not Verdict.UNEXERCISED)
-        return tuple(sorted(red, key=lambda claim: claim.verdict.rank))
+        return tuple(sorted(red, key=lambda claim: (claim.verdict.rank, claim.claim)))
 
     def unexercised(self) -> dict[str, tuple[Claim, ...]]:
         """The claims that could not be exercised (and are not waived), by reason, the most frequent first."""

@@ -7,12 +7,10 @@ x = torch.quantize_per_tensor(torch.zeros(1, 2, 4, 4), 0.1, 0, torch.qint8)
 weight = torch.quantize_per_tensor(torch.zeros(3, 2, 3, 3), 0.1, 0, torch.qint8)
 packed = torch.ops.quantized.conv2d_prepack(weight, None, [1, 1], [0, 0], [1, 1], 1)
 matrix = torch.ops.quantized.linear_prepack(torch.quantize_per_tensor(torch.zeros(3, 2), 0.1, 0, torch.qint8), None)
-for name, run in (
-    ("conv2d", lambda: torch.ops.quantized.conv2d(x, packed, 0.1, 0)),
-    ("linear", lambda: torch.ops.quantized.linear(x[0, :, 0, :].t().contiguous(), matrix, 0.1, 0)),
-):
+for name, value, parameters in (("conv2d", x, packed), ("linear", x[0, :, 0, :].t().contiguous(), matrix)):
     try:
-        raise SystemExit(f"the finding no longer holds: {name} gives {run().dtype}")
+        found = getattr(torch.ops.quantized, name)(value, parameters, 0.1, 0)
+        raise SystemExit(f"the finding no longer holds: {name} gives {found.dtype}")
     except RuntimeError as error:
         print(name, "raised:", str(error).splitlines()[0])
 flags = torch.__config__.show()

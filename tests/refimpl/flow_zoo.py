@@ -1,0 +1,358 @@
+"""Float models of many shapes for the parity tests: each a class, with the batch that it takes (see `ZOO`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def conv_bn_relu(into: int, out: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    conv = nn.Conv2d(into, out, 3, stride, 1, groups=groups, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(out), nn.ReLU())
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.bn1, self.bn2 = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        return F.relu(y + x)
+
+
+class ResidualDownsample(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(conv_bn_relu(4, 8, 2), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
+        self.down = nn.Sequential(nn.Conv2d(4, 8, 1, 2), nn.BatchNorm2d(8))
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.relu(torch.add(self.body(x), self.down(x)))
+
+
+class Branches(nn.Module):
+    """Inception-like: branches of other depth, concatenated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = conv_bn_relu(4, 4), nn.Sequential(conv_bn_relu(4, 4), conv_bn_relu(4, 6))
+        self.pool, self.c = nn.MaxPool2d(3, 1, 1), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.cat([self.a(x), self.b(x), self.c(self.pool(x))], 1)
+
+
+class CatThenConv(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.c(torch.cat((F.relu(self.a(x)), self.b(x)), dim=1))
+
+
+class CatOfInput(nn.Module):
+    """A branch of the cat is the graph's own input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.cat([self.conv(x), x], 1)
+
+
+class SharedReLU(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.relu = nn.Linear(8, 8), nn.Linear(8, 4), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.relu(self.b(self.relu(self.a(x))))
+
+
+class SharedConv(nn.Module):
+    """One convolution with its state, called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.conv(self.conv(x))
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layers(x)
+
+
+class Vgg(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            conv_bn_relu(4, 8), nn.MaxPool2d(2), conv_bn_relu(8, 8), conv_bn_relu(8, 8), nn.MaxPool2d(2)
+        )
+        self.head = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(torch.flatten(self.features(x), 1))
+
+
+class InvertedResidual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.expand, self.depthwise = conv_bn_relu(channels, 12), conv_bn_relu(12, 12, groups=12)
+        self.project = nn.Sequential(nn.Conv2d(12, channels, 1, bias=False), nn.BatchNorm2d(channels))
+
+    def forward(self, x: Tensor) -> Any:
+        return x + self.project(self.depthwise(self.expand(x)))
+
+
+class MobileNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = conv_bn_relu(4, 4, 2)
+        self.blocks = nn.Sequential(InvertedResidual(4), InvertedResidual(4))
+        self.pool, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.pool(self.blocks(self.stem(x)))
+        return self.head(y.reshape(y.size(0), -1))
+
+
+class ConvNet(nn.Module):
+    """conv, bn, relu, pool and head in one, two or three dimensions."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        conv, bn, pool, average = (getattr(nn, f"{n}{d}d") for n in ("Conv", "BatchNorm", "MaxPool", "AvgPool"))
+        self.body = nn.Sequential(conv(4, 6, 3, padding=1), bn(6), nn.ReLU(), pool(2), conv(6, 4, 1), average(2))
+
+    def forward(self, x: Tensor) -> Any:
+        return F.relu(self.body(x))
+
+
+class Reshapes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.a(x).view(-1, 2, 4).transpose(1, 2).contiguous().permute(0, 2, 1)
+        y = torch.unsqueeze(y, 1).squeeze(1).reshape(x.size(0), -1)
+        return self.b(torch.flatten(y, 1))
+
+
+class MultiOutput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.trunk(x).relu()
+        return self.a(y), {"b": self.b(y), "trunk": y}
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.a(x) * self.b(y) + self.a(y)
+
+
+class Functions(nn.Module):
+    """Weights as function arguments, positional."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8))
+        self.kernel = nn.Parameter(torch.randn(2, 1, 3))
+
+    def forward(self, x: Tensor) -> Any:
+        y = F.relu(F.linear(x, self.weight, self.bias))
+        return F.conv1d(y.unsqueeze(1), self.kernel, None, 1, 1)
+
+
+class Scalars(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.relu((self.a(x) * 2.0) + 1.0)
+
+
+class FloatIsland(nn.Module):
+    """An op between that no config quantizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.b(torch.exp(-torch.abs(self.a(x))))
+
+
+class DeadBranch(nn.Module):
+    """A value that two consumers and the output read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.a(x)
+        return [self.b(y), F.relu(self.c(y)), y]
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = nn.ModuleDict({"a": nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 8)))})
+        self.many = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.outer["a"](x)
+        for layer in self.many:
+            x = layer(x) + x
+        return x
+
+
+class PoolFunctions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Any:
+        y = F.max_pool2d(self.conv(x), 2)
+        return F.adaptive_avg_pool2d(F.avg_pool2d(y, 2), (1, 1)).flatten(1)
+
+
+class Keywords(nn.Module):
+    """Keyword arguments where torch reads them rightly too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Any:
+        y = F.max_pool2d(F.relu(self.conv(x), inplace=True), kernel_size=2, stride=1)
+        return torch.cat([y, F.relu(y)], dim=1)
+
+
+class LinearBn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.bn, self.b = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.b(self.bn(self.a(x)))
+
+
+class DenseBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Conv2d(4 * (i + 1), 4, 3, padding=1) for i in range(3)])
+
+    def forward(self, x: Tensor) -> Any:
+        seen = [x]
+        for layer in self.layers:
+            seen.append(F.relu(layer(torch.cat(seen, 1))))
+        return torch.cat(seen, 1)
+
+
+class SqueezeExcite(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool, self.down, self.up = nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1), nn.Conv2d(2, 4, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return x * F.relu(self.up(F.relu(self.down(self.pool(x)))))
+
+
+class ReluOnly(nn.Module):
+    """Nothing upstream is observed."""
+
+    def forward(self, x: Tensor) -> Any:
+        return F.relu(x).reshape(-1, 4)
+
+
+class AddOfInputs(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return torch.relu(torch.add(x, y)) * x
+
+
+class SelfAdd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.a(x)
+        return y + y
+
+
+class Slices(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.a(x)
+        left, right = torch.chunk(y, 2, dim=1)
+        return self.b(left) + right
+
+
+_ROWS, _MAPS = (8,), (4, 8, 8)
+_SHAPES: Mapping[Callable[[], nn.Module], tuple[tuple[int, ...], ...]] = {
+    Residual: (_MAPS,), ResidualDownsample: (_MAPS,), Branches: (_MAPS,), CatThenConv: (_MAPS,), CatOfInput: (_MAPS,),
+    SharedReLU: (_ROWS,), SharedConv: (_MAPS,), Mlp: (_ROWS,), Vgg: (_MAPS,), MobileNet: (_MAPS,), Reshapes: (_ROWS,),
+    MultiOutput: (_ROWS,), TwoInputs: (_ROWS, _ROWS), Functions: (_ROWS,), Scalars: (_ROWS,), FloatIsland: (_ROWS,),
+    DeadBranch: (_ROWS,), Nested: (_ROWS,), PoolFunctions: (_MAPS,), Keywords: (_MAPS,), LinearBn: (_ROWS,),
+    DenseBlock: (_MAPS,), SqueezeExcite: (_MAPS,), ReluOnly: (_ROWS,), AddOfInputs: (_ROWS, _ROWS), SelfAdd: (_ROWS,),
+    Slices: (_ROWS,),
+}  # fmt: skip
+_DIMENSIONS = {f"ConvNet{d}d": (d, (4, *[8] * d)) for d in (1, 2, 3)}
+ZOO = [*(kind.__name__ for kind in _SHAPES), *_DIMENSIONS]
+
+Batches = list[tuple[Tensor, ...]]
+
+
+def build(name: str, seed: int = 0) -> tuple[nn.Module, Batches]:
+    """Make a model of the zoo in eval mode, its batch norms not at their initial values, and three batches."""
+    torch.manual_seed(seed)
+    by_name: dict[str, Any] = {kind.__name__: kind for kind in _SHAPES}
+    if name in _DIMENSIONS:
+        d, shape = _DIMENSIONS[name]
+        model: nn.Module = ConvNet(d)
+        shapes: tuple[tuple[int, ...], ...] = (shape,)
+    else:
+        model, shapes = by_name[name](), _SHAPES[by_name[name]]
+    for module in model.modules():
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
+            settle(module)
+    return model.eval(), [tuple(torch.randn(3, *shape) for shape in shapes) for _ in range(3)]
+
+
+def settle(norm: Any) -> None:
+    """Give a batch norm statistics and parameters as after training."""
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2.0)
+    norm.weight.data.uniform_(0.5, 1.5)
+    norm.bias.data.normal_()

@@ -1,0 +1,309 @@
+"""Convert to the reference model, in both forms (rules CVT-01 to CVT-12, OBS-13, CFG-11)."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import both_flows as flows
+import pytest
+import torch
+import torch.ao.nn.quantized.reference as nnqr
+import torch.ao.quantization.quantize_fx as torch_fx
+import torch.nn.functional as F
+from flow_zoo import build
+from torch import Tensor, nn
+
+import refimpl
+from refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    ConfigError,
+    DTypeConfig,
+    ModelError,
+    NotBuiltError,
+    QConfigError,
+)
+from refimpl.invariants import is_dequantize, is_quantize
+from refimpl.qconfig import minmax_qconfig
+
+U8, S8 = torch.quint8, torch.qint8
+FORMS: list[Callable[..., Any]] = [refimpl.convert_to_reference_fx, refimpl.convert_to_reference_decomposed_fx]
+each_form = pytest.mark.parametrize("convert", FORMS, ids=["quantized tensors", "decomposed"])
+
+
+def mapping(**arguments: Any) -> refimpl.QConfigMapping:
+    defaults: dict[str, Any] = {"per_channel": False}
+    return refimpl.QConfigMapping().set_global(minmax_qconfig(U8, S8, **(defaults | arguments)))
+
+
+def prepared(name: str = "Residual", qconfigs: Any = None, *, calibrated: bool = True) -> tuple[Any, Any]:
+    model, batches = build(name)
+    found = refimpl.prepare_fx(model, qconfigs or mapping(), batches[0], backend_config=flows.our_config("qnnpack"))
+    if calibrated:
+        flows.calibrate(found, batches)
+    return found, batches
+
+
+@pytest.mark.rule("CVT-01")
+@pytest.mark.rule("CVT-02")
+def test_observers_become_quantize_and_dequantize_and_roots_reference_modules() -> None:
+    found, _ = prepared()
+    reference = refimpl.convert_to_reference_fx(found)
+    assert flows.graph_counts(reference, is_quantize, is_dequantize) == [4, 4]
+    assert type(reference.get_submodule("conv1.0")) is nnqr.Conv2d, "inside the fused module too"
+    assert type(reference.get_submodule("conv2")) is nnqr.Conv2d
+    assert not [name for name, _ in reference.named_modules() if "activation_post_process" in name]
+    scales = [float(scale) for _, scale, *_ in ((n, *map(float, s)) for n, s, *_ in flows.qparams(reference))]
+    observed = [float(found.get_submodule(f"activation_post_process_{i}").calculate_qparams()[0]) for i in range(4)]
+    assert sorted(scales) == sorted(observed)
+    weight: Any = reference.get_submodule("conv2")
+    assert torch.equal(weight.weight, found.get_submodule("conv2").weight), "the float weight is kept"
+    assert not torch.equal(weight.get_weight(), weight.weight), "and read through its quantization"
+
+
+@pytest.mark.rule("CVT-06")
+def test_no_pair_is_left_that_nothing_needs() -> None:
+    """x feeds a quantized and a float op; each user gets what it takes, and nothing is quantized for nobody."""
+    found, _ = prepared("FloatIsland")
+    reference = refimpl.convert_to_reference_fx(found)
+    for node in reference.graph.nodes:
+        if is_quantize(node) or is_dequantize(node):
+            assert node.users, f"{node.name} has no user"
+        if is_dequantize(node):
+            assert is_quantize(node.args[0])
+            assert not all(map(is_quantize, node.users)), f"{node.name} is only quantized again"
+
+
+@pytest.mark.rule("CVT-07")
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("name", ["Residual", "Branches", "Functions", "DenseBlock", "Nested", "LinearBn"])
+def test_both_forms_give_the_same_numbers(name: str, per_channel: bool) -> None:
+    found, batches = prepared(name, mapping(per_channel=per_channel))
+    quantized, decomposed = (convert(found) for convert in FORMS)
+    assert not flows.kinds(decomposed)["call_function quantize_per_tensor"]
+    with torch.no_grad():
+        assert all(flows.same(quantized(*batch), decomposed(*batch)) for batch in batches)
+
+
+@pytest.mark.rule("CVT-07")
+@pytest.mark.rule("NUM-06")
+@pytest.mark.parametrize("name", ["MobileNet", "ConvNet1d"])
+def test_averages_are_ties_that_the_two_quantize_ops_round_apart(name: str) -> None:
+    """The mean of an even number of integers often lies halfway; torch's two quantize ops divide differently."""
+    found, batches = prepared(name)
+    left, right = (interpreted(convert(found), *batches[0]) for convert in FORMS)
+    steps = [int((a.int() - b.int()).abs().max()) for a, b in zip(left, right, strict=True)]
+    first = next(index for index, step in enumerate(steps) if step)
+    assert steps[first] == 1
+    scales = [numbers[1][0] for numbers in flows.qparams(refimpl.convert_to_reference_fx(found))]
+    assert scales[first] == scales[first - 1], "the first to differ is the output of the pooling, which shares qparams"
+
+
+@pytest.mark.rule("CVT-07")
+def test_the_decomposed_form_names_the_range_and_runs_on_plain_integers() -> None:
+    found, batches = prepared("Mlp", mapping(quant_min=0, quant_max=127))
+    decomposed = refimpl.convert_to_reference_decomposed_fx(found)
+    quantizes = [node for node in decomposed.graph.nodes if is_quantize(node)]
+    assert {node.args[3:] for node in quantizes} == {(0, 127, torch.uint8)}
+    assert {value.dtype for value in interpreted(decomposed, *batches[0])} == {torch.uint8}
+    assert refimpl._convert_to_reference_decomposed_fx is refimpl.convert_to_reference_decomposed_fx
+
+
+@pytest.mark.rule("CVT-09")
+@each_form
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_a_narrow_range_is_honoured(convert: Callable[..., Any], per_channel: bool) -> None:
+    """Inputs far outside the calibrated range saturate at the range's end, not at the dtype's."""
+    found, batches = prepared("Mlp", mapping(quant_min=0, quant_max=127, per_channel=per_channel))
+    reference = convert(found)
+    far = batches[0][0] * 100
+    largest = []
+    for node_value in interpreted(reference, far):
+        largest.append(int(node_value.max()))
+    assert max(largest) == 127, f"largest integers after each quantize: {largest}"
+
+
+def interpreted(model: Any, *inputs: Tensor) -> list[Tensor]:
+    """The integers after each quantize of a graph."""
+
+    class Spy(torch.fx.Interpreter):
+        def run_node(self, n: torch.fx.Node) -> Any:
+            value = super().run_node(n)
+            if is_quantize(n):
+                seen.append(value.int_repr() if value.is_quantized else value)
+            return value
+
+    seen: list[Tensor] = []
+    with torch.no_grad():
+        Spy(model).run(*inputs)
+    return seen
+
+
+@pytest.mark.rule("CVT-09")
+def test_torchs_quantized_tensor_form_takes_the_whole_range_of_the_dtype() -> None:
+    model, batches = build("Mlp")
+    narrow = flows.torchs.MinMaxObserver.with_args(quant_min=0, quant_max=127)
+    qconfigs = flows.global_mapping(flows.torch_qconfigs.QConfig(narrow, flows.QCONFIG.weight))
+    torchs, ours = flows.torch_flow(model, qconfigs, batches), flows.our_flow(model, qconfigs, batches)
+    far = batches[0][0] * 100
+    assert max(int(value.max()) for value in interpreted(torchs.reference, far)) == 255
+    assert max(int(value.max()) for value in interpreted(ours.reference, far)) == 127
+    decomposed = torch_fx._convert_to_reference_decomposed_fx(
+        copy.deepcopy(torchs.prepared), backend_config=flows.torch_config("qnnpack")
+    )
+    ours_decomposed = refimpl.convert_to_reference_decomposed_fx(ours.prepared)
+    with torch.no_grad():
+        assert flows.same(ours_decomposed(far), decomposed(far)), "the decomposed forms agree"
+        assert flows.same(ours_decomposed(far), ours(far)), "and so do both of ours"
+
+
+@pytest.mark.rule("CVT-09")
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("name", ["Functions", "Residual", "Mlp"])
+def test_a_weight_range_is_honoured_in_both_forms(name: str, per_channel: bool) -> None:
+    """The largest weight lies at 7.5 steps of the range -8..7, and must not become 8."""
+    found, batches = prepared(name, mapping(weight_quant_min=-8, weight_quant_max=7, per_channel=per_channel))
+    quantized, decomposed = (convert(found) for convert in FORMS)
+    with torch.no_grad():
+        assert flows.same(quantized(*batches[0]), decomposed(*batches[0]))
+    held: list[Any] = [part for part in quantized.modules() if hasattr(part, "get_quantized_weight")]
+    weights = [part.get_quantized_weight().int_repr() for part in held]
+    weights += interpreted(quantized, *batches[0])[1:2] if name == "Functions" else []
+    assert weights
+    assert all(int(weight.min()) >= -8 and int(weight.max()) <= 7 for weight in weights)
+
+
+def linear_config(*, swap: bool, root: bool = True) -> BackendConfig:
+    entry = BackendPatternConfig(nn.Linear).add_dtype_config(DTypeConfig(U8, U8, S8, torch.float))
+    if root:
+        entry.set_root_module(nn.Linear)
+    if swap:
+        entry.set_reference_quantized_module(nnqr.Linear)
+    return BackendConfig("test").set_backend_pattern_config(entry)
+
+
+@pytest.mark.rule("CVT-10")
+@pytest.mark.rule("CFG-11")
+@each_form
+@pytest.mark.parametrize(("root", "swap"), [(True, False), (False, True), (False, False)])
+def test_without_a_reference_module_convert_raises(convert: Callable[..., Any], root: bool, swap: bool) -> None:
+    """Torch leaves the layer in float between quantize and dequantize, and says nothing."""
+    model, inputs = nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(2, 4)
+    found = refimpl.prepare_fx(model, mapping(), backend_config=linear_config(swap=swap, root=root))
+    found(inputs)
+    with pytest.raises(ConfigError, match=r"nn.Linear at '0': quantized by prepare, but no entry gives a reference"):
+        convert(found)
+
+
+@pytest.mark.rule("CFG-11")
+def test_root_and_reference_act_together() -> None:
+    model, inputs = nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(2, 4)
+    found = refimpl.prepare_fx(model, mapping(), backend_config=linear_config(swap=True))
+    found(inputs)
+    assert type(refimpl.convert_to_reference_fx(found).get_submodule("0")) is nnqr.Linear
+
+
+@pytest.mark.rule("CVT-10")
+def test_a_reference_module_without_from_float_is_the_configs_fault() -> None:
+    config = linear_config(swap=False)
+    config.configs[0].set_reference_quantized_module(nn.Identity)
+    found = refimpl.prepare_fx(nn.Sequential(nn.Linear(4, 4)).eval(), mapping(), backend_config=config)
+    found(torch.randn(2, 4))
+    with pytest.raises(ConfigError, match="reference module Identity has no from_float"):
+        refimpl.convert_to_reference_fx(found)
+
+
+@pytest.mark.rule("CVT-10")
+def test_convert_uses_prepares_config_and_takes_an_equal_one() -> None:
+    found, batches = prepared("Mlp")
+    expected = refimpl.convert_to_reference_fx(found)(*batches[0])
+    for config in (flows.our_config("qnnpack"), flows.torch_config("qnnpack"), flows.native("qnnpack")):
+        assert flows.same(refimpl.convert_to_reference_fx(found, backend_config=config)(*batches[0]), expected)
+    with pytest.raises(NotBuiltError, match="other than that of prepare_fx"):
+        refimpl.convert_to_reference_fx(found, backend_config=flows.our_config("fbgemm"))
+
+
+@pytest.mark.rule("OBS-13")
+def test_a_module_weight_is_observed_in_convert() -> None:
+    found, _ = prepared("Mlp", mapping(per_channel=True))
+    with torch.no_grad():
+        found.get_submodule("layers.0.0").weight.mul_(3)
+    reference: Any = refimpl.convert_to_reference_fx(found).get_submodule("layers.0.0")
+    expected = found.get_submodule("layers.0.0").weight.abs().amax(1) / 127.5
+    torch.testing.assert_close(reference.weight_scale, expected)
+
+
+@pytest.mark.rule("NUM-02")
+@each_form
+@pytest.mark.parametrize("observer", ["ours", "torch's"])
+def test_without_calibration_the_value_is_named(convert: Callable[..., Any], observer: str) -> None:
+    """Torch converts with a scale of 1 and warns."""
+    found, _ = prepared("Mlp", mapping() if observer == "ours" else flows.global_mapping(), calibrated=False)
+    with pytest.raises(QConfigError, match=r"observer of 'x' \(input\): MinMaxObserver has seen no data"):
+        convert(found)
+
+
+@pytest.mark.rule("CVT-01")
+def test_only_what_prepare_made_is_converted() -> None:
+    with pytest.raises(ModelError, match="was not made by refimpl's prepare_fx"):
+        refimpl.convert_to_reference_fx(torch.fx.symbolic_trace(nn.Linear(2, 2)))
+    found, _ = prepared("Mlp")
+    with pytest.raises(NotBuiltError, match="convert: convert_custom_config is not built yet"):
+        refimpl.convert_to_reference_fx(found, {})
+    with pytest.raises(NotBuiltError, match="convert: qconfig_mapping is not built yet"):
+        refimpl.convert_to_reference_decomposed_fx(found, qconfig_mapping=mapping())
+
+
+@pytest.mark.rule("CVT-12")
+@each_form
+def test_convert_leaves_the_prepared_model_as_it_was(convert: Callable[..., Any]) -> None:
+    found, batches = prepared("Functions")
+    code, state = found.code, copy.deepcopy(found.state_dict())
+    modules = {name: id(module) for name, module in found.named_modules()}
+    first = convert(found)(*batches[0])
+    weights = {key for key in state if "activation_post_process_1" in key}
+    now = found.state_dict()
+    assert found.code == code and {name: id(module) for name, module in found.named_modules()} == modules
+    assert all(torch.equal(now[key], state[key]) for key in state if key not in weights), "other than weight observers"
+    assert flows.same(convert(found)(*batches[0]), first), "and can be converted again"
+
+
+def saved_and_loaded(model: Any) -> Any:
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.rule("CVT-12")
+@pytest.mark.parametrize("name", ["Residual", "Functions", "MobileNet"])
+@pytest.mark.parametrize("travel", [copy.deepcopy, saved_and_loaded], ids=["deepcopy", "save and load"])
+@pytest.mark.parametrize("qconfigs", ["ours", "torch's"])
+def test_a_prepared_model_survives_with_its_decisions(name: str, travel: Any, qconfigs: str) -> None:
+    found, batches = prepared(name, mapping() if qconfigs == "ours" else flows.global_mapping())
+    travelled = travel(found)
+    expected, reference = refimpl.convert_to_reference_fx(found), refimpl.convert_to_reference_fx(travelled)
+    with torch.no_grad():
+        assert flows.same(reference(*batches[0]), expected(*batches[0]))
+    assert refimpl.explain(travelled).rows() == refimpl.explain(found).rows()
+    assert flows.qparams(saved_and_loaded(reference)) == flows.qparams(expected)
+
+
+@pytest.mark.rule("CVT-12")
+def test_a_state_dict_carries_the_calibration() -> None:
+    found, _ = prepared("Residual")
+    fresh, _ = prepared("Residual", calibrated=False)
+    fresh.load_state_dict(found.state_dict())
+    converted = [refimpl.convert_to_reference_fx(model) for model in (fresh, found)]
+    assert flows.qparams(converted[0]) == flows.qparams(converted[1])
+
+
+@pytest.mark.rule("CVT-02")
+def test_a_module_called_twice_is_swapped_once() -> None:
+    found, batches = prepared("SharedConv")
+    reference = refimpl.convert_to_reference_fx(found)
+    assert [type(part) for part in reference.modules()].count(nnqr.Conv2d) == 1
+    assert F.mse_loss(reference(*batches[0]), build("SharedConv")[0](*batches[0])) < 1e-3

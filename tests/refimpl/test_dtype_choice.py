@@ -1,0 +1,130 @@
+"""Choosing a dtype config, and saying why one does not fit (rules DTY-01 to DTY-07, DTY-09)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import both_flows as flows
+import pytest
+import torch
+from torch import nn
+
+import refimpl
+from refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    FixedQParamsObserver,
+    MinMaxObserver,
+    PlaceholderObserver,
+    QConfig,
+    QConfigMapping,
+)
+from refimpl.dtype_choice import QConfigFacts, choose_dtype_config
+from refimpl.qconfig import minmax_qconfig
+
+U8, S8 = torch.quint8, torch.qint8
+OURS = minmax_qconfig(U8, S8, per_channel=False)
+INPUT = torch.randn(3, 4, generator=torch.Generator().manual_seed(5))
+
+
+def limited(**bounds: Any) -> list[DTypeConfig]:
+    activation = DTypeWithConstraints(dtype=U8, **bounds)
+    return [DTypeConfig(input_dtype=activation, output_dtype=activation, weight_dtype=S8, bias_dtype=torch.float)]
+
+
+def activation(**arguments: Any) -> QConfig:
+    return QConfig(MinMaxObserver.with_args(dtype=U8, **arguments), OURS.weight)
+
+
+FIXED = QConfig(FixedQParamsObserver.with_args(scale=1 / 256, zero_point=0, dtype=U8), OURS.weight)
+DYNAMIC = QConfig(PlaceholderObserver.with_args(dtype=U8, is_dynamic=True), OURS.weight)
+EXACT = {"scale_exact_match": 1 / 256, "zero_point_exact_match": 0}
+REFUSALS: list[tuple[QConfig, list[DTypeConfig], str]] = [
+    (activation(), [DTypeConfig(S8, S8, S8)], "DTY-01: input dtype is torch.quint8, must be torch.qint8"),
+    (activation(), [DTypeConfig(U8, torch.float, S8)], "DTY-01: output dtype is torch.quint8, must be torch.float32"),
+    (activation(), [DTypeConfig(U8, U8, U8)], "DTY-01: weight dtype is torch.qint8, must be torch.quint8"),
+    (
+        activation(),
+        limited(quant_min_lower_bound=1, quant_max_upper_bound=255),
+        "DTY-03: input quant_min is 0, must be >= 1",
+    ),
+    (
+        activation(),
+        limited(quant_min_lower_bound=0, quant_max_upper_bound=127),
+        "DTY-03: input quant_max is 255, must be <= 127",
+    ),
+    (
+        activation(eps=2**-13),
+        limited(scale_min_lower_bound=2**-12),
+        f"DTY-04: input eps (smallest scale) is {2**-13}, must be >= {2**-12}",
+    ),
+    (
+        activation(),
+        limited(**EXACT),
+        "DTY-05: input fixed (scale, zero point) is None, must be (0.00390625, 0)",
+    ),
+    (
+        FIXED,
+        limited(scale_exact_match=1 / 128, zero_point_exact_match=0),
+        "DTY-05: input fixed (scale, zero point) is (0.00390625, 0), must be (0.0078125, 0)",
+    ),
+    (DYNAMIC, [DTypeConfig(U8, U8, S8)], "DTY-07: activation.is_dynamic is True, must be False"),
+    (
+        activation(),
+        [DTypeConfig(U8, torch.float, S8, is_dynamic=True)],
+        "DTY-07: activation.is_dynamic is False, must be True",
+    ),
+]
+
+
+@pytest.mark.rule("DTY-06")
+@pytest.mark.rule("DTY-09")
+@pytest.mark.parametrize(("qconfig", "dtype_configs", "reason"), REFUSALS, ids=[reason[:6] for *_, reason in REFUSALS])
+def test_a_refusal_names_rule_value_and_bound_and_the_pattern_stays_float(
+    qconfig: QConfig, dtype_configs: list[DTypeConfig], reason: str
+) -> None:
+    config = BackendConfig().set_backend_pattern_config(
+        BackendPatternConfig(nn.Linear).set_dtype_configs(dtype_configs)
+    )
+    model = nn.Sequential(nn.Linear(4, 4)).eval()
+    found = refimpl.prepare_fx(model, QConfigMapping().set_global(qconfig), backend_config=config)
+    (decision,) = refimpl.explain(found).plan.decisions
+    assert decision.dtype_config is None
+    assert decision.reason == f"dtype config 0: {reason}"
+    assert decision.refusals[0].rule == reason[:6]
+    assert decision.pattern == "nn.Linear"
+    assert torch.equal(found(INPUT), model(INPUT))
+
+
+@pytest.mark.rule("DTY-01")
+@pytest.mark.rule("DTY-02")
+def test_the_first_match_in_list_order_is_used_and_none_is_a_wildcard() -> None:
+    exact, wild = DTypeConfig(U8, U8, S8), DTypeConfig()
+    facts = QConfigFacts.of(OURS)
+    assert choose_dtype_config(facts, [DTypeConfig(S8, S8, S8), exact, wild])[0] is exact
+    assert choose_dtype_config(facts, [wild, exact])[0] is wild
+    assert choose_dtype_config(facts, []) == (None, ())
+
+
+@pytest.mark.rule("DTY-03")
+@pytest.mark.parametrize("bound", [{"quant_min_lower_bound": 50}, {"quant_max_upper_bound": 50}])
+def test_one_bound_alone_is_no_bound(bound: dict[str, int]) -> None:
+    assert choose_dtype_config(QConfigFacts.of(OURS), limited(**bound))[0] is not None
+
+
+@pytest.mark.rule("DTY-04")
+def test_the_largest_scale_is_not_enforced() -> None:
+    assert choose_dtype_config(QConfigFacts.of(OURS), limited(scale_max_upper_bound=1e-30))[0] is not None
+
+
+@pytest.mark.rule("DTY-05")
+@pytest.mark.parametrize("made", ["ours", "torch's observer", "torch's fake quantize"])
+def test_only_these_very_fixed_qparams_satisfy_an_exact_match(made: str) -> None:
+    theirs = flows.torchs.FixedQParamsObserver.with_args(scale=1 / 256, zero_point=0, dtype=U8)
+    fake = flows.torch_fakes.FixedQParamsFakeQuantize.with_args(observer=theirs)
+    make = {"ours": FIXED.activation, "torch's observer": theirs, "torch's fake quantize": fake}[made]
+    facts = QConfigFacts.of(QConfig(make, OURS.weight))
+    assert choose_dtype_config(facts, limited(scale_exact_match=1 / 256, zero_point_exact_match=0))[0] is not None
+    assert choose_dtype_config(facts, limited(scale_exact_match=1 / 256, zero_point_exact_match=1))[0] is None

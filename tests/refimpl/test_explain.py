@@ -1,0 +1,45 @@
+"""The decision log: every match, where its QConfig came from, what was chosen or why not (OBS-15, DTY-09)."""
+
+from __future__ import annotations
+
+import both_flows as flows
+import pytest
+import torch
+from flow_zoo import build
+from torch import nn
+
+import refimpl
+from refimpl import ModelError
+
+
+@pytest.mark.rule("OBS-15")
+def test_the_log_has_a_row_per_match_in_graph_order() -> None:
+    model, batches = build("Residual")
+    prepared = refimpl.prepare_fx(model, flows.global_mapping(), batches[0], backend_config=flows.our_config("fbgemm"))
+    rows = refimpl.explain(prepared).rows()
+    assert [row["pattern"] for row in rows] == ["nni.ConvReLU2d", "nn.Conv2d", "operator.add+F.relu"]
+    assert [row["qconfig"] for row in rows] == ["global"] * 3
+    assert rows[0]["dtype config"] == "in=quint8, w=qint8, out=quint8"
+    assert "input x: observer 0 (OBS-01); output" in rows[0]["observers"]
+    assert rows[0]["reason"] == ""
+
+
+@pytest.mark.rule("DTY-09")
+def test_a_refusal_can_be_read_in_the_table() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()).eval()
+    prepared = refimpl.prepare_fx(model, flows.global_mapping(), backend_config=flows.our_config("fbgemm"))
+    row = refimpl.explain(prepared).rows()[1]
+    assert row["dtype config"] == "float"
+    assert row["reason"].startswith("dtype config 0: DTY-05: input fixed (scale, zero point) is None")
+    assert "nn.Sigmoid" in str(refimpl.explain(prepared)) and "DTY-05" in str(refimpl.explain(prepared))
+
+
+@pytest.mark.rule("OBS-15")
+def test_converted_models_keep_the_log_and_others_have_none() -> None:
+    model, batches = build("Mlp")
+    flow = flows.our_flow(model, flows.global_mapping(), batches)
+    assert refimpl.explain(flow.reference).rows() == refimpl.explain(flow.prepared).rows()
+    assert refimpl.explain(refimpl.convert_fx(flow.prepared)).rows() == refimpl.explain(flow.prepared).rows()
+    for other in (nn.Linear(2, 2), torch.fx.symbolic_trace(nn.Linear(2, 2))):
+        with pytest.raises(ModelError, match="has no decision log: it was not made by refimpl's prepare_fx"):
+            refimpl.explain(other)

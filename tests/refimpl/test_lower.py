@@ -1,0 +1,257 @@
+"""Lowering to torch's native engines (rules LOW-01 to LOW-04)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import both_flows as flows
+import pytest
+import torch
+import torch.ao.quantization.quantize_fx as torch_fx
+import torch.nn.functional as F
+from flow_zoo import ZOO, build
+from torch import Tensor, nn
+
+import refimpl
+from refimpl import ModelError
+from refimpl.invariants import is_dequantize, is_quantize
+from refimpl.lower import NOT_LOWERED, lower
+
+ENGINES = ("qnnpack", "fbgemm")
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Set the quantized engine for one test, and put the old one back."""
+    if request.param not in torch.backends.quantized.supported_engines:
+        pytest.skip(f"this build of torch has no engine {request.param}")
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = request.param
+    yield request.param
+    torch.backends.quantized.engine = before
+
+
+def small(model: nn.Module, batches: Any) -> Any:
+    """Calibrate with a QConfig whose integers cannot overflow fbgemm's 16-bit intermediate sums."""
+    weight = flows.torchs.MinMaxObserver.with_args(**flows.SIGNED_WEIGHT, quant_min=-63, quant_max=63)
+    qconfig = flows.torch_qconfigs.QConfig(flows.QCONFIG.activation, weight)
+    return flows.our_flow(model, flows.global_mapping(qconfig), batches), qconfig
+
+
+def float_ops(model: Any) -> list[str]:
+    """What reads a dequantized value, the graph's output aside: an op that was not lowered."""
+    return [
+        node.name for node in model.graph.nodes if node.op != "output" and any(map(is_dequantize, node.all_input_nodes))
+    ]
+
+
+def outputs(found: Any) -> list[Tensor]:
+    if isinstance(found, Tensor):
+        return [found]
+    return [tensor for part in (found.values() if isinstance(found, dict) else found) for tensor in outputs(part)]
+
+
+def torch_lowered(model: nn.Module, mapping: Any, batches: Any) -> Any:
+    """Torch's convert_fx of the same model. It cannot lower F.conv1d with its stride as a number: then None."""
+    config = flows.torch_config("qnnpack")
+    prepared = torch_fx.prepare_fx(copy.deepcopy(model), mapping, batches[0], backend_config=config)
+    flows.calibrate(prepared, batches)
+    try:
+        return torch_fx.convert_fx(prepared, backend_config=config)
+    except RuntimeError as error:
+        assert "conv1d_prepack" in str(error)
+        return None
+
+
+# Models of which every op is lowered. Left are: an op or argument that the table does not have (Scalars, FloatIsland,
+# Slices; the method flatten, which no native config names, in PoolFunctions), a layer called twice (SharedConv,
+# TwoInputs), and a model without a quantized value but its input (ReluOnly).
+LEFT = ("FloatIsland", "Scalars", "Slices", "SharedConv", "ReluOnly", "PoolFunctions", "TwoInputs")
+WHOLE = [name for name in ZOO if name not in LEFT]
+
+
+@pytest.mark.rule("LOW-01")
+@pytest.mark.rule("LOW-02")
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_lowered_model_gives_the_reference_models_integers(name: str, engine: str) -> None:
+    model, batches = build(name)
+    flow, qconfig = small(model, batches)
+    lowered = refimpl.convert_fx(flow.prepared)
+    torchs = torch_lowered(model, flows.global_mapping(qconfig), batches)
+    assert float_ops(lowered) == [], f"not lowered: {lowered.meta[NOT_LOWERED]}"
+    if name == "ConvNet3d" and engine == "qnnpack":
+        for one in (lowered, torchs):
+            with pytest.raises(RuntimeError, match="QNNPACK backend doesn't support"):
+                one(*batches[0])
+        return
+    torchs = flow.reference if torchs is None else torchs
+    with torch.no_grad():
+        for expected, found, theirs in zip(
+            *(outputs(m(*batches[0])) for m in (flow.reference, lowered, torchs)), strict=True
+        ):
+            step = max(numbers[1][0] for numbers in flows.qparams(flow.reference))
+            worst, torchs_worst = ((y - expected).abs().max() / step for y in (found, theirs))
+            assert worst <= 1.01, f"{worst:.2f} LSB from the reference model"
+            assert worst <= torchs_worst + 1e-3 or torchs is flow.reference, (
+                f"{worst:.2f} LSB, torch's {torchs_worst:.2f}"
+            )
+
+
+@pytest.mark.rule("LOW-01")
+@pytest.mark.parametrize(
+    ("name", "ops"),
+    [
+        ("Residual", {"ConvReLU2d": 1, "Conv2d": 1, "add_relu": 1}),
+        ("Mlp", {"LinearReLU": 2, "Linear": 1}),
+        ("Functions", {"linear_relu": 1, "conv1d": 1, "unsqueeze": 1}),
+        ("DeadBranch", {"Linear": 2, "LinearReLU": 1}),
+        ("ConvNet3d", {"Conv3d": 1, "ConvReLU3d": 1, "MaxPool3d": 1, "AvgPool3d": 1, "relu": 1}),
+    ],
+)
+def test_the_graph_has_the_quantized_ops(name: str, ops: dict[str, int], engine: str) -> None:
+    model, batches = build(name)
+    lowered = refimpl.convert_fx(small(model, batches)[0].prepared)
+    found: dict[str, int] = {}
+    for node in lowered.graph.nodes:
+        if node.op == "call_module":
+            part = lowered.get_submodule(str(node.target))
+            assert "quantized" in type(part).__module__ or "Pool" in type(part).__name__, f"{part} is a float module"
+            found[type(part).__name__] = found.get(type(part).__name__, 0) + 1
+        elif node.op in ("call_function", "call_method") and not (is_quantize(node) or is_dequantize(node)):
+            name = node.target if isinstance(node.target, str) else node.target.__name__
+            found[name.split(".")[0]] = found.get(name.split(".")[0], 0) + 1
+    assert found == ops
+    assert lowered.meta[NOT_LOWERED] == ()
+
+
+class Net(nn.Module):
+    """Layers for the forward function that a test gives."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.other, self.run = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1), run
+        self.same = nn.Conv2d(2, 2, 3, padding="same")
+        self.circular = nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular")
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
+
+
+X = torch.randn(2, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+BLOCKED: list[tuple[Callable[..., Any], str, str]] = [
+    (lambda net, x: torch.add(net.conv(x), net.other(x), alpha=2), "add", "arguments {'alpha': 2} cannot be expressed"),
+    (lambda net, x: net.conv(net.conv(x)), "conv", "module 'conv' is called at more than one place"),
+    (lambda net, x: net.conv(x) + 2, "add", "is not dequantized: the op would mix float and quantized"),
+    (lambda net, x: net.same(x), "same", "padding 'same': the quantized op takes numbers"),
+    (lambda net, x: net.circular(x), "circular", "padding_mode 'circular': the quantized op pads with zeros"),
+]
+
+
+@pytest.mark.rule("LOW-03")
+@pytest.mark.rule("LOW-04")
+@pytest.mark.parametrize(("run", "node", "reason"), BLOCKED, ids=[node for _, node, _ in BLOCKED])
+def test_what_the_quantized_op_cannot_express_stays_and_is_listed(
+    run: Any, node: str, reason: str, engine: str
+) -> None:
+    flow, _ = small(Net(run).eval(), [(X,)])
+    lowered = refimpl.convert_fx(flow.prepared)
+    listed = {entry.node: entry for entry in lowered.meta[NOT_LOWERED]}
+    assert reason in str(listed[node]), f"listed: {list(map(str, listed.values()))}"
+    with torch.no_grad():
+        assert torch.equal(lowered(X), flow(X)) or (lowered(X) - flow(X)).abs().max() < 0.05, (
+            "right numbers all the same"
+        )
+
+
+@pytest.mark.rule("LOW-03")
+def test_torch_drops_alpha_and_the_sum_is_another(engine: str) -> None:
+    model = Net(lambda net, x: torch.add(net.conv(x), net.other(x), alpha=2)).eval()
+    prepared = torch_fx.prepare_fx(model, flows.global_mapping(), (X,), backend_config=flows.torch_config("qnnpack"))
+    prepared(X)
+    assert (torch_fx.convert_fx(prepared)(X) - model(X)).abs().max() > 0.2, "torch is right now: drop this deviation"
+    flow, _ = small(model, [(X,)])
+    assert (refimpl.convert_fx(flow.prepared)(X) - model(X)).abs().max() < 0.1
+
+
+@pytest.mark.rule("LOW-03")
+def test_an_op_in_place_on_a_value_that_others_read_is_not_lowered(engine: str) -> None:
+    def run(net: Any, x: Tensor) -> Any:
+        y = net.conv(x)
+        z = y.relu_()
+        return torch.cat([z, net.other(x)], 1), z
+
+    flow, _ = small(Net(run).eval(), [(X,)])
+    lowered = refimpl.convert_fx(flow.prepared)
+    with torch.no_grad():
+        for found, expected in zip(lowered(X), flow(X), strict=True):
+            assert (found - expected).abs().max() < 0.05
+
+
+@pytest.mark.rule("LOW-03")
+def test_a_shape_op_between_different_qparams_is_not_lowered(engine: str) -> None:
+    config = refimpl.BackendConfig("test").set_backend_pattern_configs(flows.our_config("qnnpack").configs)
+    different = refimpl.BackendPatternConfig("view").add_dtype_config(refimpl.DTypeConfig(torch.quint8, torch.quint8))
+    config.set_backend_pattern_config(different)  # view, with another observer at its output
+    model = Net(lambda net, x: net.conv(x).view(-1)).eval()
+    fixed = refimpl.FixedQParamsObserver.with_args(scale=0.25, zero_point=3, dtype=torch.quint8)
+    mapping = refimpl.QConfigMapping().set_global(flows.QCONFIG)
+    mapping.set_object_type("view", refimpl.QConfig(fixed, flows.QCONFIG.weight))
+    prepared = refimpl.prepare_fx(model, mapping, backend_config=config)
+    prepared(X)
+    lowered = refimpl.convert_fx(prepared)
+    assert "differ in qparams; the op keeps its input's" in str(lowered.meta[NOT_LOWERED][0])
+
+
+@pytest.mark.rule("LOW-04")
+def test_a_pattern_without_a_row_is_listed(engine: str) -> None:
+    model, batches = nn.Sequential(nn.Linear(4, 4), nn.Hardswish()).eval(), [(torch.randn(3, 4),)]
+    lowered = refimpl.convert_fx(small(model, batches)[0].prepared)
+    (entry,) = lowered.meta[NOT_LOWERED]
+    assert (entry.op, entry.reason) == ("Hardswish", "LOW-01: no row of the table")
+
+
+@pytest.mark.rule("LOW-04")
+def test_a_value_with_two_users_blocks_only_its_own_site(engine: str) -> None:
+    model, batches = nn.Sequential(nn.Linear(4, 4)).eval(), [(torch.randn(3, 4),)]
+    reference = small(model, batches)[0].reference
+    linear = next(node for node in reference.graph.nodes if node.op == "call_module")
+    with reference.graph.inserting_after(linear):
+        spy = reference.graph.call_function(torch.abs, (linear,))
+    output = next(node for node in reference.graph.nodes if node.op == "output")
+    output.args = ((output.args[0], spy),)
+    reference.recompile()
+    (entry,) = lower(reference).meta[NOT_LOWERED]
+    assert "has 2 users; one quantized op has one output" in entry.reason
+
+
+@pytest.mark.rule("LOW-01")
+def test_lowering_leaves_the_reference_model_as_it_was(engine: str) -> None:
+    model, batches = build("Residual")
+    flow, _ = small(model, batches)
+    code, expected = flow.reference.code, flow(*batches[0])
+    lower(flow.reference)
+    assert flow.reference.code == code
+    assert torch.equal(flow(*batches[0]), expected)
+    with pytest.raises(ModelError, match="expected a GraphModule, found Linear"):
+        lower(nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+@pytest.mark.rule("LOW-02")
+def test_a_weight_of_a_function_is_packed_with_its_geometry(engine: str) -> None:
+    class Strided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.w, self.b = nn.Parameter(torch.randn(4, 1, 3, 3)), nn.Parameter(torch.randn(4))
+
+        def forward(self, x: Tensor) -> Any:
+            return F.relu(F.conv2d(x, self.w, bias=self.b, stride=(2, 1), padding=1, dilation=1, groups=2))
+
+    flow, _ = small(Strided().eval(), [(X,)])
+    lowered = refimpl.convert_fx(flow.prepared)
+    assert lowered.meta[NOT_LOWERED] == () and not float_ops(lowered)
+    with torch.no_grad():
+        assert (lowered(X) - flow(X)).abs().max() <= 1.01 * flows.qparams(flow.reference)[-1][1][0]

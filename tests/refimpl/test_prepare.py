@@ -1,0 +1,261 @@
+"""Deciding and placing observers, read off the decision log (rules OBS-01 to OBS-15)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import both_flows as flows
+import pytest
+import torch
+import torch.ao.quantization as torch_quantization
+import torch.nn.functional as F
+from both_flows import QCONFIG
+from torch import Tensor, nn
+
+import refimpl
+from refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    NotBuiltError,
+    ObservationType,
+    QConfigMapping,
+)
+from refimpl.decide import Plan, Slot
+from refimpl.qconfig import minmax_qconfig
+
+U8, S8 = torch.quint8, torch.qint8
+OURS = minmax_qconfig(U8, S8, per_channel=False)
+NARROW = minmax_qconfig(U8, S8, per_channel=False, quant_min=0, quant_max=127)
+
+
+class Net(nn.Module):
+    """Layers for the forward function that a test gives."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c, self.relu = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
+        self.run = run
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.run(self, x, y)
+
+
+INPUTS = (torch.randn(3, 4, generator=torch.Generator().manual_seed(5)), torch.ones(3, 4))
+
+
+def prepared(run: Callable[..., Any], mapping: Any = None, engine: str = "qnnpack") -> Any:
+    mapping = QConfigMapping().set_global(OURS) if mapping is None else mapping
+    return refimpl.prepare_fx(Net(run).eval(), mapping, INPUTS, backend_config=flows.our_config(engine))
+
+
+def plan(run: Callable[..., Any], mapping: Any = None) -> Plan:
+    return refimpl.explain(prepared(run, mapping)).plan
+
+
+def groups(found: Plan, role: str = "") -> list[tuple[str, int]]:
+    """(value, observer) of each slot."""
+    return [(slot.value, slot.group) for slot in found.slots if not role or slot.role == role]
+
+
+# ---- where observers go -----------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("OBS-01")
+@pytest.mark.rule("OBS-04")
+def test_every_value_is_observed_once_before_and_after_what_is_quantized() -> None:
+    found = plan(lambda net, x, y: net.b(net.a(x)) + net.c(x))
+    assert groups(found) == [("x", 0), ("a", 1), ("b", 2), ("c", 3), ("add", 4)]
+    assert found.slots[0].consumers == ("a", "c"), "one observer on the value that two consumers read"
+
+
+@pytest.mark.rule("OBS-01")
+def test_the_consumer_alone_sees_the_observed_input() -> None:
+    found = prepared(lambda net, x, y: (net.a(x), torch.exp(x)))
+    users = {node.name: [str(argument) for argument in node.args] for node in found.graph.nodes}
+    assert users["a"] == ["activation_post_process_0"] and users["exp"] == ["x"]
+
+
+@pytest.mark.rule("OBS-02")
+def test_sharing_ops_have_one_observer_instance_for_input_and_output() -> None:
+    found = prepared(lambda net, x, y: torch.flatten(F.max_pool1d(net.a(x).unsqueeze(0), 1), 1).relu())
+    names = [str(node.target) for node in found.graph.nodes if "activation_post" in str(node.target)]
+    assert names == ["activation_post_process_0", *["activation_post_process_1"] * 5]
+
+
+@pytest.mark.rule("OBS-03")
+@pytest.mark.parametrize("kind", list(ObservationType))
+def test_a_pattern_that_is_not_observed_has_no_observers(kind: ObservationType) -> None:
+    entry = BackendPatternConfig(torch.exp).set_observation_type(kind).add_dtype_config(DTypeConfig(U8, U8))
+    config = BackendConfig().set_backend_pattern_config(entry)
+    model, mapping = Net(lambda net, x, y: torch.exp(x)).eval(), QConfigMapping().set_global(OURS)
+    found = refimpl.explain(refimpl.prepare_fx(model, mapping, backend_config=config)).plan
+    expected = {0: [("x", 0), ("exp", 1)], 1: [("x", 0), ("exp", 0)], 2: []}[kind.value]
+    assert groups(found) == expected
+
+
+@pytest.mark.rule("OBS-06")
+@pytest.mark.parametrize("keywords", [False, True])
+def test_a_weight_argument_is_observed_as_weight_and_a_bias_not_at_all(keywords: bool) -> None:
+    def run(net: Any, x: Tensor, y: Tensor) -> Any:
+        return F.linear(x, weight=net.weight, bias=net.bias) if keywords else F.linear(x, net.weight, net.bias)
+
+    found = plan(run)
+    roles = {slot.value: slot.role for slot in found.slots}
+    assert roles == {"x": "input", "weight": "weight", "linear": "output"}
+    weight = next(slot for slot in found.slots if slot.role == "weight")
+    assert weight.make().dtype == S8
+
+
+@pytest.mark.rule("OBS-06")
+def test_a_weight_argument_stays_float_where_the_dtype_config_has_no_weight() -> None:
+    def run(net: Any, x: Tensor, y: Tensor) -> Any:
+        return F.group_norm(net.a(x), 2, net.bias, net.bias)
+
+    assert [value for value, _ in groups(plan(run))] == ["x", "a", "group_norm"]
+
+
+@pytest.mark.rule("OBS-07")
+@pytest.mark.parametrize("op", [torch.add, torch.mul])
+def test_the_number_of_tensors_decides_whether_a_binary_op_shares(op: Any) -> None:
+    assert groups(plan(lambda net, x, y: op(net.a(x), 2.0)), "output") == [("a", 1), (op.__name__, 1)]
+    assert groups(plan(lambda net, x, y: op(net.a(x), net.b(y))), "output") == [("a", 1), ("b", 3), (op.__name__, 4)]
+    assert groups(plan(lambda net, x, y: op(net.a(x), other=net.b(y))), "output")[-1] == (op.__name__, 4)
+
+
+@pytest.mark.rule("OBS-08")
+def test_every_element_of_a_list_is_an_input_and_all_share() -> None:
+    found = plan(lambda net, x, y: torch.cat([net.a(x), y, net.b(x)], 1))
+    shared = {group for value, group in groups(found) if value in ("a", "y", "b", "cat")}
+    assert len(shared) == 1 and len(groups(found)) == 5
+
+
+@pytest.mark.rule("OBS-08")
+def test_sharing_is_looked_through_ops_that_share_too() -> None:
+    found = plan(lambda net, x, y: torch.cat([net.a(x).unsqueeze(0), net.b(x).reshape(1, 3, 4)], 0).relu())
+    assert len({group for value, group in groups(found) if value != "x"}) == 1
+
+
+@pytest.mark.rule("OBS-09")
+def test_sharing_with_nothing_upstream_observes_nothing() -> None:
+    found = plan(lambda net, x, y: (x.argmax(1).unsqueeze(0), net.a(x)))
+    assert [value for value, _ in groups(found)] == ["x", "a"]
+    assert found.decisions[0].reason == "OBS-10: unsqueeze is not a float tensor"
+
+
+@pytest.mark.rule("OBS-10")
+@pytest.mark.parametrize(
+    ("run", "values"),
+    [
+        (lambda net, x, y: net.a(x).reshape(x.size(0), -1), ["x", "a", "reshape"]),
+        (lambda net, x, y: net.a(x).masked_fill(y > 0, 0.0), ["x", "a"]),
+        (lambda net, x, y: torch.transpose(net.a(x), 0, 1), ["x", "a", "transpose"]),
+        (lambda net, x, y: net.a(x) + x.shape[0], ["x", "a", "add"]),
+        (lambda net, x, y: x.size(0) * x.size(1), []),
+        (lambda net, x, y: net.a(x).view(y.shape), ["x", "a", "view"]),
+    ],
+)
+def test_sizes_masks_and_numbers_are_never_observed(run: Any, values: list[str]) -> None:
+    assert [value for value, _ in groups(plan(run))] == values
+
+
+@pytest.mark.rule("OBS-14")
+def test_a_consumer_that_cannot_take_the_producers_range_gets_its_own() -> None:
+    """Torch keeps the first observer, and the second's range of 0..127 is lost."""
+
+    def run(net: Any, x: Tensor, y: Tensor) -> Any:
+        z = net.a(x)
+        return net.b(z), net.c(z)
+
+    mapping = QConfigMapping().set_global(OURS).set_module_name("c", NARROW)
+    found = plan(run, mapping)
+    own: list[Slot] = [slot for slot in found.slots if slot.rule == "OBS-14"]
+    assert [(slot.value, slot.consumers) for slot in own] == [("a", ("c",))]
+    assert own[0].make().quant_max == 127
+    theirs = flows.torch_mappings.QConfigMapping().set_global(QCONFIG)
+    narrow = flows.torchs.MinMaxObserver.with_args(quant_min=0, quant_max=127)
+    theirs.set_module_name("c", flows.torch_qconfigs.QConfig(narrow, QCONFIG.weight))
+    torchs = flows.torch_flow(Net(run).eval(), theirs, [INPUTS])
+    assert [o.quant_max for o in torchs.prepared.modules() if isinstance(o, flows.torchs.MinMaxObserver)].count(
+        127
+    ) == 1
+
+
+@pytest.mark.rule("OBS-15")
+def test_the_plan_is_made_without_touching_the_graph_and_observers_follow_it() -> None:
+    found = prepared(lambda net, x, y: net.b(net.relu(net.a(x))) + y)
+    calls = [str(node.target) for node in found.graph.nodes if "activation_post" in str(node.target)]
+    assert sorted(calls) == sorted(
+        f"activation_post_process_{slot.group}" for slot in refimpl.explain(found).plan.slots
+    )
+
+
+@pytest.mark.rule("OBS-15")
+def test_work_is_bounded_per_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each fact about a node is asked a bounded number of times, however many patterns a config has."""
+    from refimpl.tracing import Places
+
+    asked = {}
+    original = Places.object_type
+    for length in (10, 40):
+        asked[length] = 0
+
+        def counted(self: Places, node: Any, length: int = length) -> Any:
+            asked[length] += 1
+            return original(self, node)
+
+        monkeypatch.setattr(Places, "object_type", counted)
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(length))).eval()
+        refimpl.prepare_fx(model, QConfigMapping().set_global(OURS), backend_config=flows.our_config("qnnpack"))
+    assert asked[40] <= 4.5 * asked[10], f"questions for 10 and 40 layers: {asked}"
+
+
+# ---- what is left alone, and what is not built ------------------------------------------------------------
+
+
+@pytest.mark.rule("OBS-15")
+def test_the_float_model_is_not_changed() -> None:
+    model = Net(lambda net, x, y: net.relu(net.a(x)) + net.b(y)).eval()
+    model.b.train()
+    before = copy.deepcopy(model.state_dict())
+    modes = {name: module.training for name, module in model.named_modules()}
+    classes = {name: type(module) for name, module in model.named_modules()}
+    found = refimpl.prepare_fx(model, flows.global_mapping(), INPUTS, backend_config=flows.our_config("qnnpack"))
+    found(*INPUTS)
+    refimpl.convert_to_reference_fx(found)
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    assert {name: type(module) for name, module in model.named_modules()} == classes
+    assert flows.same(dict(model.state_dict()), dict(before))
+    assert found.get_parameter("a.0.weight") is model.a.weight, "parameters are shared, not copied"
+
+
+NOT_BUILT = [
+    ("dynamic", nn.Linear(4, 4), torch_quantization.default_dynamic_qconfig),
+    ("float16", nn.Linear(4, 4), torch_quantization.float16_dynamic_qconfig),
+    ("embedding", nn.Embedding(4, 4), torch_quantization.float_qparams_weight_only_qconfig),
+    ("OBS-12", nn.ReLU6(), torch_quantization.default_reuse_input_qconfig),
+]
+
+
+@pytest.mark.rule("DTY-07")
+@pytest.mark.parametrize(("name", "layer", "qconfig"), NOT_BUILT, ids=[name for name, *_ in NOT_BUILT])
+def test_what_is_not_built_says_so(name: str, layer: nn.Module, qconfig: Any) -> None:
+    model = nn.Sequential(layer).eval()
+    with pytest.raises(NotBuiltError, match=r"only static integer quantization is built|OBS-12"):
+        refimpl.prepare_fx(model, flows.global_mapping(qconfig), backend_config=flows.our_config("qnnpack"))
+
+
+@pytest.mark.parametrize("argument", ["prepare_custom_config", "_equalization_config"])
+@pytest.mark.rule("OBS-15")
+def test_arguments_that_are_not_built_are_named(argument: str) -> None:
+    with pytest.raises(NotBuiltError, match=f"prepare_fx: {argument} is not built yet"):
+        refimpl.prepare_fx(
+            nn.Linear(2, 2).eval(),
+            flows.global_mapping(),
+            backend_config=flows.our_config("qnnpack"),
+            **{argument: {}},
+        )

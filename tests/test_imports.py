@@ -1,0 +1,68 @@
+"""Who may import whom (the import contracts of pyproject.toml, and what they cannot say)."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module that a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def files(package: str) -> list[Path]:
+    found = sorted((ROOT / package).rglob("*.py"))
+    assert found, f"no files in {package}"
+    return found
+
+
+def is_or_is_in(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def test_the_import_contracts_hold() -> None:
+    command = shutil.which(
+        "lint-imports", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    )
+    if command is None:
+        pytest.skip("import-linter is not installed: pip install -e '.[test]'")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_refimpl_does_not_import_the_code_that_it_specifies() -> None:
+    """The one exception registers the quantized_decomposed operators."""
+    breaches = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in files("refimpl")
+        for name in imported(path)
+        if is_or_is_in(name, "torch.ao.quantization")
+    ]
+    assert breaches == ["refimpl/decomposed.py: torch.ao.quantization.fx._decomposed"]
+
+
+@pytest.mark.parametrize("forbidden", ["torch", "refimpl", "backends", "conformance"])
+def test_reports_stand_alone(forbidden: str) -> None:
+    breaches = [f"{path.name}: {name}" for path in files("reports") for name in imported(path)]
+    assert not [breach for breach in breaches if is_or_is_in(breach.split(": ")[1], forbidden)]
+
+
+def test_reports_load_without_torch() -> None:
+    program = "import sys, reports.results, reports.html, reports.terminal; sys.exit('torch' in sys.modules)"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, timeout=120).returncode == 0
