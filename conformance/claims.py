@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -29,7 +30,8 @@ class Claim:
     """One thing that a backend says it can do.
 
     ``pattern`` and ``dtype_config`` are names that identify the config's pair; ``entry`` and ``dtypes`` are the
-    config's own objects behind them. ``scheme`` is the weight's qscheme, or ``no_weight``.
+    config's own objects behind them. ``scheme`` is the weight's qscheme, or ``no_weight``. ``settings`` spells out what
+    else the entry sets.
     """
 
     id: str
@@ -39,6 +41,7 @@ class Claim:
     scheme: str
     entry: BackendPatternConfig
     dtypes: DTypeConfig
+    settings: str = ""
 
     def __str__(self) -> str:
         return self.id
@@ -46,8 +49,6 @@ class Claim:
 
 def constraint_text(constraints: DTypeWithConstraints) -> str:
     """Name a dtype with its bounds: ``qint8[-127..127,s>=2^-12]``; ``*`` where any dtype will do."""
-    if constraints.dtype is None:
-        return "*"
     low, high = constraints.quant_min_lower_bound, constraints.quant_max_upper_bound
     bounds = [f"{'' if low is None else low}..{'' if high is None else high}"] if (low, high) != (None, None) else []
     for label, value in (
@@ -58,7 +59,7 @@ def constraint_text(constraints: DTypeWithConstraints) -> str:
     ):
         if value is not None:
             bounds.append(f"{label}{_number(value)}")
-    name = str(constraints.dtype).removeprefix("torch.")
+    name = "*" if constraints.dtype is None else str(constraints.dtype).removeprefix("torch.")
     return f"{name}[{','.join(bounds)}]" if bounds else name
 
 
@@ -99,16 +100,49 @@ def enumerate_claims(config: BackendConfig, capabilities: Capabilities) -> tuple
                 found.append(
                     Claim(
                         id=claim_id, pattern=pattern, dtype_config=name, flow=flow, scheme=scheme,
-                        entry=entry, dtypes=dtypes,
+                        entry=entry, dtypes=dtypes, settings=_settings(entry),
                     )
                 )  # fmt: skip
     return tuple(found)
 
 
 def config_digest(claims: Iterable[Claim]) -> str:
-    """Return the sha256 of everything that the claims say: equal digests mean equal sets of claims."""
-    text = "\n".join(sorted(claim.id for claim in claims))
+    """Return the sha256 of everything that the claims say: their names, and what their entries set beside them.
+
+    The order of the claims counts: it is the order of preference (PAT-07, DTY-02).
+    """
+    text = "\n".join(f"{claim.id} {claim.settings}" for claim in claims)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _settings(entry: BackendPatternConfig) -> str:
+    """Spell an entry's settings out, the same in every process: callables by their qualified names."""
+    by_count = {count: kind.name for count, kind in entry._num_tensor_args_to_observation_type.items()}
+    callables = (
+        *leaves(entry.normal_pattern),
+        entry.root_module,
+        entry.qat_module,
+        entry.reference_quantized_module,
+        entry.fused_module,
+        entry.fuser_method,
+        entry._root_node_getter,
+        entry._extra_inputs_getter,
+    )
+    names = [_qualified(value) for value in callables]
+    settings = (by_count, entry._input_type_to_index)
+    return " ".join([entry.observation_type.name, *names, *(str(sorted(setting.items())) for setting in settings)])
+
+
+def _qualified(value: Any) -> str:
+    if isinstance(value, partial):
+        bound = [*value.args, *sorted(value.keywords.items())]
+        return f"{_qualified(value.func)}({', '.join(map(_qualified, bound))})"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_qualified, value))})"
+    name = getattr(value, "__qualname__", None)
+    if name is not None:
+        return f"{value.__module__}.{name}"
+    return repr(value) if isinstance(value, (str, int, float, bool, type(None))) else type(value).__qualname__
 
 
 def _numbered(name: str, seen: Counter[str]) -> str:

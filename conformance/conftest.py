@@ -24,7 +24,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.reportchars == "fE":  # pytest's default: the suite's own summary says it better
+    if getattr(config.option, "reportchars", "") == "fE":  # pytest's default: the suite's own summary says it better
         config.option.reportchars = "N"
     if recorder := recorder_of(config):
         config.pluginmanager.register(Controller(recorder), "conformance-controller")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,11 +24,17 @@ from refimpl.patterns import is_chain, leaf_name, leaves
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One float model for a claim: how to build it (weights come from torch's generator), and its input shapes."""
+    """One float model for a claim: how to build it (weights come from torch's generator), and its inputs.
+
+    ``ranges``: from where to where the calibration values of each input reach; they decide its zero point.
+    ``is_symmetric``: activations are observed symmetrically, so that the zero point after a relu is not the low end.
+    """
 
     name: str
     build: Callable[[], PatternModel]
     shapes: tuple[tuple[int, ...], ...]
+    ranges: tuple[tuple[float, float], ...] = ()
+    is_symmetric: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +102,51 @@ def plan_cases(claim: Claim) -> tuple[Case, ...] | str:
         return "no recipe for a pattern that is not a chain of ops"
     root, *rest = leaves(pattern)
     if root in recipes.FUSED_MODULES and not rest:
-        return tuple(_fused_cases(root))
+        return _with_ranges(_fused_cases(root))
     unknown = [leaf_name(leaf) for leaf in rest if leaf not in recipes.RELUS and leaf not in recipes.BATCH_NORMS]
     if unknown:
         return f"no recipe for {unknown[0]} after {leaf_name(root)}"
-    cases = tuple(_root_cases(root, rest))
-    return cases or f"no recipe for {leaf_name(root)}"
+    return _with_ranges(_root_cases(root, rest)) or f"no recipe for {leaf_name(root)}"
+
+
+# Ranges of the inputs, as (low, high): zero point in the middle, at both ends, and away from them.
+RANGES = ((-1.0, 1.0), (0.0, 2.0), (-3.0, 0.0), (-0.5, 4.0))
+
+
+def _with_ranges(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """Give each input of each case a range; the cases of an op are repeated until every range has been met.
+
+    The case after the last range is observed symmetrically. Two inputs have ranges of different width, whose product
+    is positive somewhere.
+    """
+    rounds = len(RANGES) + 1
+    repeated = itertools.islice(itertools.cycle(cases), max(len(cases), rounds) if cases else 0)
+    return tuple(
+        replace(
+            case,
+            name=case.name if number < len(cases) else f"{case.name}_again{number // len(cases)}",
+            ranges=tuple(RANGES[(number + 2 * position) % len(RANGES)] for position in range(len(case.shapes))),
+            is_symmetric=number % rounds == len(RANGES),
+        )
+        for number, case in enumerate(repeated)
+    )
+
+
+_DRAWS = 64
+
+
+def build_model(case: Case) -> PatternModel:
+    """Build a case's model, in eval mode, with parameters under which it gives something else than zeros.
+
+    A single output after a relu is often zero for all inputs, and then there is no range to quantize it to.
+    """
+    with torch.no_grad():
+        for _ in range(_DRAWS):
+            model = case.build()
+            model.eval()
+            if any(bool((model(*inputs) != 0).any()) for inputs in calibration_inputs(case)):
+                break
+    return model
 
 
 def _unbuilt_flow(claim: Claim) -> str | None:
@@ -112,7 +157,8 @@ def _unbuilt_flow(claim: Claim) -> str | None:
         return "dynamic quantization is not exercised yet"
     if not is_quantized_dtype(dtypes.input_dtype):
         return f"activations of dtype {dtypes.input_dtype} (weight-only or float16) are not exercised yet"
-    if dtypes.input_dtype_with_constraints.scale_exact_match is not None:
+    ends = (dtypes.input_dtype_with_constraints, dtypes.output_dtype_with_constraints)
+    if any(constraints.scale_exact_match is not None for constraints in ends):
         return "fixed qparams are not exercised yet"
     return None
 
@@ -195,34 +241,42 @@ def _fused_cases(fused: Any) -> list[Case]:
 def _input_shape(rank: int, geometry: Geometry) -> tuple[int, ...]:
     if isinstance(geometry, Convolution):
         extent = geometry.extent if rank < 3 else min(geometry.extent, 5)
-        return (geometry.batch, geometry.c_in, *[extent] * rank)
+        return (geometry.batch, geometry.c_in, *range(extent, extent - rank, -1))
     return (*geometry.batch, geometry.features_in)
 
 
 def _weighted_module(kind: Any, rank: int, geometry: Geometry) -> Step:
     if isinstance(geometry, Convolution):
         g = geometry
+        kernel, stride, padding, dilation = _axes(g, rank)
         module = kind(
-            g.c_in, g.c_out, g.kernel, stride=g.stride, padding=g.padding, dilation=g.dilation, groups=g.groups,
-            bias=g.bias,
-        )  # fmt: skip
+            g.c_in, g.c_out, kernel, stride=stride, padding=padding, dilation=dilation, groups=g.groups, bias=g.bias
+        )
     else:
         module = kind(geometry.features_in, geometry.features_out, bias=geometry.bias)
     with torch.no_grad():
         module.weight.copy_(_drawn_weight(module.weight.shape))
+        if module.bias is not None:
+            module.bias.uniform_(-1, 1)
     return Step(op=module)
 
 
 def _weighted_function(function: Any, rank: int, geometry: Geometry) -> Step:
     if isinstance(geometry, Convolution):
         g = geometry
-        weight = _drawn_weight(torch.Size((g.c_out, g.c_in // g.groups, *[g.kernel] * rank)))
+        kernel, stride, padding, dilation = _axes(g, rank)
+        weight = _drawn_weight(torch.Size((g.c_out, g.c_in // g.groups, *kernel)))
         bias = torch.empty(g.c_out).uniform_(-1, 1) if g.bias else None
-        arguments: tuple[Any, ...] = (g.stride, g.padding, g.dilation, g.groups)
+        arguments: tuple[Any, ...] = (stride, padding, dilation, g.groups)
         return Step(op=function, parameters=(weight, bias), arguments=arguments)
     weight = _drawn_weight(torch.Size((geometry.features_out, geometry.features_in)))
     bias = torch.empty(geometry.features_out).uniform_(-1, 1) if geometry.bias else None
     return Step(op=function, parameters=(weight, bias))
+
+
+def _axes(g: Convolution, rank: int) -> tuple[tuple[int, ...], ...]:
+    """Kernel, stride, padding and dilation along each axis."""
+    return tuple(recipes.along(value, rank) for value in (g.kernel, g.stride, g.padding, g.dilation))
 
 
 def _drawn_weight(shape: torch.Size) -> Tensor:
@@ -241,43 +295,47 @@ _SCHEMES = {
 }
 
 
-def qconfig_for(claim: Claim) -> QConfig:
+def qconfig_for(claim: Claim, *, is_symmetric: bool = False) -> QConfig:
     """The QConfig that a claim is about: its dtypes, its bounds exactly, its weight scheme."""
-    activation = MinMaxObserver.with_args(**_observer_arguments(claim.dtypes.input_dtype_with_constraints))
-    weight_constraints = claim.dtypes.weight_dtype_with_constraints
+    dtypes = claim.dtypes
+    ends = (dtypes.input_dtype_with_constraints, dtypes.output_dtype_with_constraints)
+    scheme = torch.per_tensor_symmetric if is_symmetric else torch.per_tensor_affine
+    activation = MinMaxObserver.with_args(qscheme=scheme, **_observer_arguments(*ends))
+    weight_constraints = dtypes.weight_dtype_with_constraints
     observer, qscheme = _SCHEMES.get(claim.scheme, _SCHEMES["per_tensor_symmetric"])
     has_dtype = weight_constraints.dtype is not None
     arguments = _observer_arguments(weight_constraints) if has_dtype else {"dtype": torch.qint8}
     return QConfig(activation=activation, weight=observer.with_args(qscheme=qscheme, **arguments))
 
 
-def _observer_arguments(constraints: DTypeWithConstraints) -> dict[str, Any]:
-    assert constraints.dtype is not None
-    arguments: dict[str, Any] = {"dtype": constraints.dtype}
-    low, high = dtype_range(constraints.dtype)
-    if constraints.quant_min_lower_bound is not None:
-        arguments["quant_min"] = max(low, int(constraints.quant_min_lower_bound))
-    if constraints.quant_max_upper_bound is not None:
-        arguments["quant_max"] = min(high, int(constraints.quant_max_upper_bound))
-    if constraints.scale_min_lower_bound is not None:
-        arguments["eps"] = max(float(constraints.scale_min_lower_bound), torch.finfo(torch.float32).eps)
-    return arguments
+def _observer_arguments(first: DTypeWithConstraints, *others: DTypeWithConstraints) -> dict[str, Any]:
+    """The dtype of the first, and the widest range and smallest scale that all of them allow."""
+    assert first.dtype is not None
+    low, high = dtype_range(first.dtype)
+    lows, highs = [low], [high]
+    floors = []
+    for constraints in (first, *others):
+        if constraints.quant_min_lower_bound is not None:
+            lows.append(int(constraints.quant_min_lower_bound))
+        if constraints.quant_max_upper_bound is not None:
+            highs.append(int(constraints.quant_max_upper_bound))
+        if constraints.scale_min_lower_bound is not None:
+            floors.append(float(constraints.scale_min_lower_bound))
+    arguments: dict[str, Any] = {"dtype": first.dtype}
+    if (max(lows), min(highs)) != (low, high):
+        arguments |= {"quant_min": max(lows), "quant_max": min(highs)}
+    return arguments | ({"eps": max(*floors, torch.finfo(torch.float32).eps)} if floors else {})
 
 
-# Ranges of the inputs, as (low, high): zero point in the middle, at both ends, and away from them.
-RANGES = ((-1.0, 1.0), (0.0, 2.0), (-3.0, 0.0), (-0.5, 4.0))
-
-
-def calibration_inputs(case: Case, number: int) -> tuple[tuple[Tensor, ...], ...]:
-    """Draw calibration inputs whose range depends on the case's number; each input reaches both ends of its range."""
+def calibration_inputs(case: Case) -> tuple[tuple[Tensor, ...], ...]:
+    """Draw two batches of calibration inputs; each input reaches both ends of its range."""
     batches = []
-    for _ in range(2):
+    for number in range(2):  # a single element is at the high end first, then at the low one
         inputs = []
-        for position, shape in enumerate(case.shapes):
-            low, high = RANGES[(number + position) % len(RANGES)]
+        for shape, (low, high) in zip(case.shapes, case.ranges, strict=True):
             drawn = torch.empty(shape).uniform_(low, high)
             flat = drawn.view(-1)
-            flat[0], flat[-1] = (low, high) if flat.numel() > 1 else (flat[0], high if high > 0 else low)
+            flat[0], flat[-1] = (low, high) if number == 0 else (high, low)
             inputs.append(drawn)
         batches.append(tuple(inputs))
     return tuple(batches)

@@ -33,6 +33,7 @@ class Finding:
     """The outcome of one comparison. ``max_lsb``: the largest |q - v|; ``excess``: the most by which a bound is passed.
 
     ``problem``: what is wrong with the output as a whole (its type, its shape, not finite, off the grid), or "".
+    ``rule``: the rule that a problem breaks, where it is not the one that the claim is judged by.
     """
 
     case: str
@@ -41,6 +42,7 @@ class Finding:
     excess: float
     is_within_one: bool
     problem: str = ""
+    rule: str = ""
     is_float: bool = False
     evidence: Mapping[str, object] = field(default_factory=dict)
 
@@ -72,6 +74,21 @@ def compare(comparison: Comparison) -> Finding:
     )
 
 
+def compare_repeated(case: str, first: Any, second: Any) -> Finding | None:
+    """Compare the outputs of two runs on one input; None: they are equal, or the first was no output. (NUM-07)"""
+    if not isinstance(first, Tensor) or not first.is_floating_point():
+        return None  # `compare` has said so
+    is_alike = isinstance(second, Tensor) and (first.dtype, first.shape) == (second.dtype, second.shape)
+    if is_alike and torch.equal(first, second):
+        return None
+    index = [int(i) for i in (first != second).nonzero()[0]] if is_alike else None
+    where = f", first at index {index}" if index is not None else ""
+    return Finding(
+        case=case, max_lsb=float("inf"), slack_lsb=0.0, excess=float("inf"), is_within_one=False, rule="NUM-07",
+        problem=f"a second run on the same input gave another output{where}", evidence={"case": case},
+    )  # fmt: skip
+
+
 def _largest(values: Tensor, default: float = 0.0) -> float:
     return float(values.max()) if values.numel() else default
 
@@ -82,7 +99,7 @@ def _malformed(comparison: Comparison) -> str:
         return f"the output is a {type(output).__name__}; expected a tensor"
     if output.shape != wanted.shape:
         return f"the output has shape {tuple(output.shape)}; expected {tuple(wanted.shape)}"
-    if not output.is_floating_point():
+    if output.dtype is not torch.float32:
         return f"the output has dtype {output.dtype}; the model ends in dequantize, so float32 was expected"
     if not bool(torch.isfinite(output).all()):
         return "the output is not finite, on finite inputs"
@@ -153,28 +170,40 @@ def _attribute(expected: float, found: float, grid: Grid) -> str:
 
 def judge(findings: Sequence[Finding], *, moves_only: bool) -> Check:
     """Judge a claim by all its comparisons: the worst decides. (NUM-03, NUM-05)"""
-    worst = max(findings, key=lambda finding: (not finding.is_within_one, finding.excess))
-    rule = "NUM-05" if moves_only else "NUM-03"
-    summary = f"{worst.case}: distance {worst.max_lsb:.6g} LSB, allowed 0.5 + {worst.slack_lsb:.3g}"
-    if worst.excess <= 0:
-        verdict, message = Verdict.VERIFIED, ""
-    elif worst.is_float:
-        verdict, message = Verdict.FALLBACK, f"{worst.case}: {worst.problem}"
-    elif worst.is_within_one and not moves_only:
-        verdict, message = Verdict.QUALITY, f"within one step, not correctly rounded: {summary}"
-    else:
-        verdict, message = Verdict.REFUTED, f"{worst.case}: {worst.problem}" if worst.problem else summary
+    worst = max(findings, key=lambda finding: (_SEVERITY.index(_verdict(finding, moves_only)), finding.excess))
+    verdict = _verdict(worst, moves_only)
     return Check(
         stage="numerics",
-        rule=rule,
+        rule=worst.rule or ("NUM-05" if moves_only else "NUM-03"),
         outcome="pass" if verdict in (Verdict.VERIFIED, Verdict.QUALITY) else "fail",
         verdict=verdict,
-        message=message,
+        message=_message(worst, verdict),
         max_lsb=_finite(max(finding.max_lsb for finding in findings)),
         slack_lsb=_finite(max(finding.slack_lsb for finding in findings)),
         cases=len(findings),
         evidence={} if verdict is Verdict.VERIFIED else worst.evidence,
     )
+
+
+_SEVERITY = (Verdict.VERIFIED, Verdict.QUALITY, Verdict.FALLBACK, Verdict.REFUTED)
+
+
+def _verdict(finding: Finding, moves_only: bool) -> Verdict:
+    """What one comparison makes of the claim. Computed in float is never verified, however right."""
+    if finding.is_float:
+        return Verdict.FALLBACK
+    if finding.excess <= 0:
+        return Verdict.VERIFIED
+    return Verdict.QUALITY if finding.is_within_one and not moves_only else Verdict.REFUTED
+
+
+def _message(finding: Finding, verdict: Verdict) -> str:
+    if verdict is Verdict.VERIFIED:
+        return ""
+    if finding.problem:
+        return f"{finding.case}: {finding.problem}"
+    text = f"{finding.case}: distance {finding.max_lsb:.6g} LSB, allowed 0.5 + {finding.slack_lsb:.3g}"
+    return f"within one step, not correctly rounded: {text}" if verdict is Verdict.QUALITY else text
 
 
 def _finite(value: float) -> float | None:

@@ -18,33 +18,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from conformance.grids import (
+    Grid,
+    NoOracleError,
+    attribute,
+    grid_of,
+    input_grids,
+    is_range_clamp,
+    qparams,
+    quantized_from,
+)
 from refimpl.invariants import is_dequantize, is_quantize
 
+__all__ = ["Exact", "Grid", "NoOracleError", "Walk", "grid_of", "input_grids", "slack"]
+
 UNIT_ROUNDOFF = 2.0**-24  # of float32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """The integers that a value is quantized to: real = (q - zero_point) * scale, low <= q <= high."""
-
-    scale: float
-    zero_point: int
-    low: int
-    high: int
-    dtype: str
-
-    def integers(self, real: Tensor) -> Tensor:
-        """Return q (float64, not rounded, not clamped) of real values."""
-        return real.double() / self.scale + self.zero_point
-
-    def row(self) -> dict[str, object]:
-        """Return the plain form for a report."""
-        bounds = f"{self.low}..{self.high}"
-        return {"scale": self.scale, "zero_point": self.zero_point, "range": bounds, "dtype": self.dtype}
-
-
-class NoOracleError(Exception):
-    """The reference graph holds an op that the oracle's table does not have."""
 
 
 # -- the table: what computes an op exactly, and how many terms one result sums --------------------------------------
@@ -55,9 +43,11 @@ class Row:
     """How the oracle treats an op: ``terms(operands)`` is the number of products or summands behind one result.
 
     0: the op only moves or selects values (NUM-05). The exact function is the op itself on float64 operands.
+    ``rescales_apart``: the operands have scales of their own, so no integer sum of them exists (NUM-04).
     """
 
     terms: Callable[..., int]
+    rescales_apart: bool = False
 
 
 def _moves(*_: Any) -> int:
@@ -79,7 +69,8 @@ def _window(x: Tensor, *_: Any) -> int:
 
 FUNCTIONS: dict[Any, Row] = {
     **dict.fromkeys((F.linear, F.conv1d, F.conv2d, F.conv3d), Row(_weight_terms)),
-    **dict.fromkeys((operator.add, operator.mul, torch.add, torch.mul), Row(_two)),
+    **dict.fromkeys((operator.add, torch.add), Row(_two, rescales_apart=True)),
+    **dict.fromkeys((operator.mul, torch.mul), Row(_two)),
     **dict.fromkeys(
         (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d,
          F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d), Row(_window)
@@ -119,6 +110,7 @@ class Exact:
     ``integers``: v, the real result in steps of the output's grid plus its zero point; clamped, not rounded.
     ``absolute``: the same computation on absolute operands, in steps of the grid. ``terms``: summands behind a result.
     ``bias_step``: s_x·s_w per channel (broadcast to the output) where an int32 bias would be rounded, else None.
+    ``rescaled_apart``: summands were rescaled one by one, before they were added.
     """
 
     integers: Tensor
@@ -126,6 +118,7 @@ class Exact:
     grid: Grid
     terms: int
     bias_step: Tensor | None
+    rescaled_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +149,7 @@ class Walk:
         self.modules: dict[str, nn.Module] = dict(model.named_modules())
         self._terms = 0
         self._bias_step: Tensor | None = None
+        self._rescaled_apart = False
         self._values: dict[Node, Any] = {}
 
     def exact(self, inputs: tuple[Tensor, ...]) -> Exact:
@@ -163,7 +157,7 @@ class Walk:
 
         Raises NoOracleError for an op without a row, or when the output is not one quantized tensor.
         """
-        self._terms, self._bias_step = 0, None
+        self._terms, self._bias_step, self._rescaled_apart = 0, None, False
         feed = iter(inputs)
         values: dict[Node, Any] = {}
         with torch.no_grad():
@@ -180,6 +174,7 @@ class Walk:
             grid=grid,
             terms=self._terms,
             bias_step=self._bias_step,
+            rescaled_apart=self._rescaled_apart,
         )
 
     def weight_bound(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
@@ -194,7 +189,7 @@ class Walk:
         on_grid = tuple(
             self._values[user].real
             for node in self.model.graph.nodes if node.op == "placeholder"
-            for quantize in node.users for user in quantize.users
+            for quantize in map(quantized_from, node.users) for user in quantize.users
         )  # fmt: skip
         return result.real, on_grid, result.weight_error + 2.0**-16 * result.absolute.max()
 
@@ -208,20 +203,21 @@ class Walk:
 
     def _node(self, node: Node, values: dict[Node, Any]) -> Any:
         if node.op == "get_attr":
-            return _attribute(self.model, str(node.target))
+            return attribute(self.model, str(node.target))
         if is_quantize(node):
             return self._quantize(node, values[node.args[0]])  # type: ignore[index]
         if is_dequantize(node):
             return self._dequantize(values[node.args[0]])  # type: ignore[index]
+        if is_range_clamp(node) and isinstance(values[node.args[0]], _Value):  # type: ignore[index]
+            return values[node.args[0]]  # type: ignore[index]  # rule: CVT-09; the grid's bounds clamp it
         arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), lambda value: values[value])
         if node.op == "call_module":
             return self._module(self.modules[str(node.target)], arguments)
         if node.op == "call_method" and node.target in METHODS:
             return self._call(Row(_moves), lambda x, *rest: getattr(x, str(node.target))(*rest), arguments, keywords)
         if node.op == "call_function" and not _has_value(arguments) and not _has_value(keywords):
-            return node.target(
-                *arguments, **keywords
-            )  # of attributes and raw inputs: float32, as the model computes it
+            function: Any = node.target
+            return function(*arguments, **keywords)  # of attributes and raw inputs: float32, as the model computes it
         if node.op == "call_function" and node.target in FUNCTIONS:
             return self._call(FUNCTIONS[node.target], node.target, arguments, keywords)
         raise NoOracleError(f"no row in the oracle's table for {node.op} {node.target}")
@@ -237,10 +233,10 @@ class Walk:
         return _Quantized((found.int_repr() if found.is_quantized else found).double(), node)
 
     def _argument(self, argument: Any) -> Any:
-        return _attribute(self.model, str(argument.target)) if isinstance(argument, Node) else argument
+        return attribute(self.model, str(argument.target)) if isinstance(argument, Node) else argument
 
     def _dequantize(self, value: _Quantized) -> _Value:
-        scale, zero_point, axis = _qparams(self.model, value.node)
+        scale, zero_point, axis = qparams(self.model, value.node)
         if axis is not None:
             shape = [1] * value.integers.dim()
             shape[axis] = -1
@@ -287,6 +283,7 @@ class Walk:
         if is_weighted:
             error = ((absolute[0][0], *error[0][1:]), error[1])
         self._terms += row.terms(*real[0])
+        self._rescaled_apart |= row.rescales_apart
         return _Value(*(function(*args, **kwargs) for args, kwargs in map(_cloned, (real, absolute, error))))
 
     def _note_bias(self, arguments: tuple[Any, ...]) -> None:
@@ -294,7 +291,7 @@ class Walk:
         x, weight = arguments[:2]
         has_bias = len(arguments) > 2 and isinstance(arguments[2], Tensor)
         if has_bias and x.scale is not None:
-            trailing = [1] * (x.real.dim() - 2) if weight.real.dim() > 2 else []
+            trailing = [1] * (weight.real.dim() - 2)
             step = (x.scale * weight.scale).flatten()
             self._bias_step = step.reshape(-1, *trailing)
 
@@ -327,59 +324,18 @@ def _each(structure: Any, of_value: Callable[[_Value], Any], of_tensor: Callable
     return structure
 
 
-def _attribute(model: nn.Module, target: str) -> Any:
-    owner, _, name = target.rpartition(".")
-    return getattr(model.get_submodule(owner), name)
-
-
-def _qparams(model: GraphModule, node: Node) -> tuple[Tensor, Tensor, int | None]:
-    """Scale and zero point (float64) of a quantize node, and the axis if they are per channel."""
-    is_per_channel = "per_channel" in str(node.target)
-    scale, zero_point = (
-        torch.as_tensor(_attribute(model, str(a.target)) if isinstance(a, Node) else a).double() for a in node.args[1:3]
-    )
-    axis = node.args[3] if is_per_channel else None
-    return scale, zero_point, axis if isinstance(axis, int) else None
-
-
-_RANGES = {torch.quint8: (0, 255), torch.qint8: (-128, 127), torch.uint8: (0, 255), torch.int8: (-128, 127)}
-
-
-def grid_of(model: GraphModule, node: Node) -> Grid:
-    """Return the grid of a per-tensor quantize node, in either form of the reference model."""
-    scale, zero_point, _ = _qparams(model, node)
-    dtype = node.args[-1]
-    assert isinstance(dtype, torch.dtype)
-    low, high = _RANGES[dtype]
-    if len(node.args) == 6:  # decomposed: (x, scale, zero point, quant_min, quant_max, dtype)
-        low, high = int(node.args[3]), int(node.args[4])  # type: ignore[arg-type]
-    name = str(dtype).removeprefix("torch.")
-    return Grid(scale=float(scale), zero_point=int(zero_point), low=low, high=high, dtype=name)
-
-
-def input_grids(model: GraphModule) -> list[Grid]:
-    """Return the grid of each input of a reference model, in the order of its placeholders.
-
-    Raises NoOracleError for an input that is not quantized.
-    """
-    grids = []
-    for node in model.graph.nodes:
-        if node.op == "placeholder":
-            quantizes = [user for user in node.users if is_quantize(user)]
-            if not quantizes:
-                raise NoOracleError(f"input {node.name} is not quantized")
-            grids.append(grid_of(model, quantizes[0]))
-    return grids
-
-
 def slack(exact: Exact, *, int32_bias: bool, float_accumulation: bool) -> Tensor:
     """Return how far, beyond 1/2, a correctly rounding backend may be from v, per element. (NUM-04)
 
-    Three terms: the rescale in float32; an int32 bias where the backend declares one; the dot-product bound γₙ on
-    absolute operands where the backend accumulates in floating point (Higham, Accuracy and Stability, 3.1).
+    The rescale in float32, of the result and, where summands have scales of their own, of each of them (a rounding of
+    the ratio and one of the product: results may cancel, their errors do not); an int32 bias where the backend declares
+    one; the dot-product bound γₙ on absolute operands where the backend accumulates in floating point (Higham, Accuracy
+    and Stability, 3.1).
     """
     from_zero = exact.integers - exact.grid.zero_point
     total = (3 * from_zero.abs() + exact.integers.abs()) * UNIT_ROUNDOFF
+    if exact.rescaled_apart:
+        total = total + 2 * exact.absolute * UNIT_ROUNDOFF
     if int32_bias and exact.bias_step is not None:
         total = total + 0.5 * exact.bias_step / exact.grid.scale
     if float_accumulation and exact.terms:

@@ -10,7 +10,7 @@ import copy
 import hashlib
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,8 +21,16 @@ from backends.base import Backend, Representation, UnsupportedPattern
 from conformance import structure
 from conformance.checks import Check
 from conformance.claims import Claim
-from conformance.models import Case, PatternModel, calibration_inputs, integer_inputs, plan_cases, qconfig_for
-from conformance.numerics import Comparison, Finding, compare, judge
+from conformance.models import (
+    Case,
+    PatternModel,
+    build_model,
+    calibration_inputs,
+    integer_inputs,
+    plan_cases,
+    qconfig_for,
+)
+from conformance.numerics import Comparison, Finding, compare, compare_repeated, judge
 from conformance.oracle import Grid, NoOracleError, Walk, input_grids
 from refimpl import (
     BackendConfig,
@@ -58,7 +66,6 @@ class CaseRun:
     """The artefacts of one case, made stage by stage."""
 
     case: Case
-    number: int
     model: PatternModel | None = None
     fused: GraphModule | None = None
     prepared: GraphModule | None = None
@@ -68,10 +75,11 @@ class CaseRun:
 
 @dataclass(slots=True)
 class ClaimRun:
-    """One claim on its way through the stages: its cases, and the first stage's fault that ended it."""
+    """One claim on its way through the stages: its cases, a check for each stage done, and the one that ended it."""
 
     claim: Claim
-    cases: list[CaseRun]
+    cases: list[CaseRun] = field(default_factory=list)
+    checks: dict[str, Check] = field(default_factory=dict)
     ended: Check | None = None
 
 
@@ -97,23 +105,33 @@ class Workbench:
         }
 
     def check(self, claim: Claim, stage: str) -> Check:
-        """Run one stage of a claim, and those before it that have not run yet. Never raises for a backend's fault."""
-        run = self._run_of(claim, stage)
+        """Run one stage of a claim, and those before it that have not run yet. Never raises for a backend's fault.
+
+        A stage that has run already is run again with the whole claim.
+        """
+        run = self._run
+        if run is None or run.claim.id != claim.id or stage in run.checks:
+            run = self._run = ClaimRun(claim)
+        for name in STAGES[: STAGES.index(stage) + 1]:
+            if name not in run.checks:
+                run.checks[name] = self._check(run, name)
+        return run.checks[stage]
+
+    def _check(self, run: ClaimRun, stage: str) -> Check:
+        """Run a stage whose predecessors have run; what it finds may end the claim. Raises the suite's own faults."""
         if run.ended is not None:
-            ended = run.ended
-            return Check(
-                stage=stage, rule=RULES[stage], outcome="skip", verdict=ended.verdict,
-                message=ended.message if ended.outcome == "skip" else f"not reached: {ended.stage} ended the claim",
-            )  # fmt: skip
-        torch.manual_seed(self._seed(claim, stage))
+            return _skipped(stage, run.ended)
+        torch.manual_seed(self._seed(run.claim, stage))
         try:
             check = self._stages[stage](run)
         except StageError as error:
-            outcome = "skip" if error.verdict is Verdict.UNEXERCISED else "fail"
-            check = Check(
-                stage=stage, rule=error.rule, outcome=outcome, verdict=error.verdict, message=str(error),
-                evidence=error.evidence,
-            )  # fmt: skip
+            check = _failed(stage, error)
+        except Exception as error:
+            text = f"internal error of the suite: {type(error).__name__}: {error}"
+            run.ended = run.checks[stage] = Check(
+                stage=stage, rule="", outcome="error", verdict=Verdict.UNEXERCISED, message=text
+            )
+            raise
         if check.outcome != "pass" and check.verdict is not Verdict.FALLBACK:
             run.ended = check
         return check
@@ -124,21 +142,6 @@ class Workbench:
         if run is None or run.claim.id != claim.id or not run.cases or run.cases[0].prepared is None:
             return []
         return [dict(row) for row in explain(run.cases[0].prepared).rows()]
-
-    def _run_of(self, claim: Claim, stage: str) -> ClaimRun:
-        """Return the claim's run with every stage before `stage` done."""
-        if self._run is None or self._run.claim.id != claim.id or stage == STAGES[0]:
-            self._run = ClaimRun(claim, [])
-            for earlier in STAGES[: STAGES.index(stage)]:
-                self.check_into(self._run, earlier)
-        return self._run
-
-    def check_into(self, run: ClaimRun, stage: str) -> None:
-        """Bring a run one stage further, when its tests did not all run in this process (``-k``, ``--lf``)."""
-        self._run = run
-        if run.ended is None:
-            Workbench.check(self, run.claim, stage)
-            self._run = run
 
     def _seed(self, claim: Claim, stage: str) -> int:
         """One seed per claim and stage, the same whatever ran before it and in whichever process."""
@@ -168,21 +171,23 @@ class Workbench:
         cases = plan_cases(run.claim)
         if isinstance(cases, str):
             raise StageError("CFG-09", Verdict.UNEXERCISED, cases)
-        run.cases = [CaseRun(case, number) for number, case in enumerate(cases)]
+        run.cases = [CaseRun(case) for case in cases]
         for case_run in run.cases:
-            with torch.no_grad():
-                case_run.model = case_run.case.build()
-                case_run.model.eval()
+            case_run.model = build_model(case_run.case)
         return Check(stage="config", rule="CFG-09", outcome="pass", verdict=Verdict.VERIFIED, cases=len(cases))
 
     def _fuse(self, run: ClaimRun, case_run: CaseRun) -> None:
         case_run.fused = self._flow("FUS-02", lambda: fuse_fx(_given(case_run.model), backend_config=self.config))
         problem = structure.check_fused(run.claim, case_run.fused)
+        if problem is None:
+            inputs = calibration_inputs(case_run.case)[0]
+            problem = structure.check_fused_meaning(_given(case_run.model), case_run.fused, inputs)
         if problem is not None:
             raise StageError(problem.rule, Verdict.REFUTED, problem.message, graph=case_run.fused.code)
 
     def _prepare(self, run: ClaimRun, case_run: CaseRun) -> None:
-        mapping = QConfigMapping().set_global(qconfig_for(run.claim))
+        qconfig = qconfig_for(run.claim, is_symmetric=case_run.case.is_symmetric)
+        mapping = QConfigMapping().set_global(qconfig)
         prepared = self._flow(
             "OBS-15", lambda: prepare_fx(_given(case_run.model), mapping, None, backend_config=self.config)
         )
@@ -191,7 +196,7 @@ class Workbench:
         if problem is not None:
             raise StageError(problem.rule, problem.verdict, problem.message, graph=prepared.code)
         with torch.no_grad():
-            for inputs in calibration_inputs(case_run.case, case_run.number):
+            for inputs in calibration_inputs(case_run.case):
                 prepared(*inputs)
 
     def _convert(self, run: ClaimRun, case_run: CaseRun) -> None:
@@ -204,14 +209,14 @@ class Workbench:
         case_run.reference = reference
         problem = structure.check_reference(run.claim, reference)
         if problem is None:
-            inputs = calibration_inputs(case_run.case, case_run.number)[0]
+            inputs = calibration_inputs(case_run.case)[0]
             problem = structure.check_meaning(_given(case_run.model), reference, inputs)
         if problem is not None:
-            raise StageError(problem.rule, Verdict.REFUTED, problem.message, graph=reference.code)
+            raise StageError(problem.rule, problem.verdict, problem.message, graph=reference.code)
 
     def _lower(self, run: ClaimRun, case_run: CaseRun) -> None:
         reference = copy.deepcopy(_given(case_run.reference))
-        example = tuple(grid_values(grid, torch.full(shape, grid.zero_point)) for grid, shape in self._inputs(case_run))
+        example = tuple(grid.values(torch.full(shape, grid.zero_point)) for grid, shape in self._inputs(case_run))
         try:
             lowered = self.backend.lower(reference, example)
         except UnsupportedPattern as error:
@@ -225,8 +230,9 @@ class Workbench:
         case_run.lowered = lowered
 
     def _execution(self, run: ClaimRun, case_run: CaseRun) -> None:
+        lowered = _given(case_run.lowered)
         try:
-            execution = self.backend.execution(_given(case_run.lowered))
+            execution = self.backend.execution(lowered)
         except Exception as error:
             raise _backend_error("execution", error) from error
         if execution is None:
@@ -238,33 +244,51 @@ class Workbench:
             raise StageError("LOW-04", Verdict.FALLBACK, "the backend shows no quantized op that ran")
 
     def _numerics(self, run: ClaimRun) -> Check:
-        findings = [finding for case_run in run.cases for finding in self._compare_all(case_run)]
+        drawn = [(case_run, self._drawn(case_run)) for case_run in run.cases]  # before a backend can use the generator
+        findings = [finding for case_run, inputs in drawn for finding in self._compare_all(case_run, inputs)]
         return judge(findings, moves_only=structure.moves_only(run.claim))
 
-    def _compare_all(self, case_run: CaseRun) -> Iterator[Finding]:
-        reference, lowered = _given(case_run.reference), _given(case_run.lowered)
-        walk = Walk(reference)
-        bounds = [(grid.low, grid.high, grid.zero_point) for grid, _ in self._inputs(case_run)]
-        for name, integers in integer_inputs(case_run.case.shapes, bounds, self.random_inputs):
-            inputs = tuple(grid_values(grid, q) for (grid, _), q in zip(self._inputs(case_run), integers, strict=True))
+    def _drawn(self, case_run: CaseRun) -> list[tuple[str, tuple[Tensor, ...]]]:
+        """Inputs on the grids of a case, each set with its name."""
+        grids = [grid for grid, _ in self._inputs(case_run)]
+        bounds = [(grid.low, grid.high, grid.zero_point) for grid in grids]
+        drawn = integer_inputs(case_run.case.shapes, bounds, self.random_inputs)
+        return [(name, tuple(g.values(q) for g, q in zip(grids, integers, strict=True))) for name, integers in drawn]
+
+    def _compare_all(self, case_run: CaseRun, drawn: list[tuple[str, tuple[Tensor, ...]]]) -> Iterator[Finding]:
+        """Compare the outputs for all inputs with the oracle, and that for the first one with a second run's."""
+        walk = Walk(_given(case_run.reference))
+        grids = tuple(grid for grid, _ in self._inputs(case_run))
+        outputs = []
+        for name, inputs in drawn:
+            case = f"{case_run.case.name}, {name}"
             try:
                 exact = walk.exact(inputs)
             except NoOracleError as error:
                 raise StageError("NUM-03", Verdict.UNEXERCISED, f"no oracle: {error}") from error
-            try:
-                output = lowered(*(value.clone() for value in inputs))
-            except Exception as error:
-                raise _backend_error(f"running {case_run.case.name}, {name},", error) from error
+            outputs.append(self._output(case_run, case, inputs))
             yield compare(
                 Comparison(
-                    case=f"{case_run.case.name}, {name}",
+                    case=case,
                     exact=exact,
-                    output=output,
+                    output=outputs[-1],
                     int32_bias=self.capabilities.int32_bias,
                     float_accumulation=self.capabilities.float_accumulation,
-                    input_grids=tuple(grid for grid, _ in self._inputs(case_run)),
+                    input_grids=grids,
                 )
             )
+        name, inputs = drawn[0]
+        again = compare_repeated(f"{case_run.case.name}, {name}", outputs[0], self._output(case_run, name, inputs))
+        yield from [] if again is None else [again]
+
+    def _output(self, case_run: CaseRun, case: str, inputs: tuple[Tensor, ...]) -> Any:
+        """Run the lowered model on copies of the inputs; what it returns is copied, for it may be its own buffer."""
+        lowered = _given(case_run.lowered)
+        try:
+            output = lowered(*(value.clone() for value in inputs))
+        except Exception as error:
+            raise _backend_error(f"running {case},", error) from error
+        return output.detach().cpu().clone() if isinstance(output, Tensor) else output
 
     def _inputs(self, case_run: CaseRun) -> list[tuple[Grid, tuple[int, ...]]]:
         return list(zip(input_grids(_given(case_run.reference)), case_run.case.shapes, strict=True))
@@ -279,9 +303,18 @@ class Workbench:
             raise StageError(rule, Verdict.UNEXERCISED, str(error)) from error
 
 
-def grid_values(grid: Grid, integers: Tensor) -> Tensor:
-    """Return the float32 values of integers on a grid: what dequantize gives for them. (NUM-01)"""
-    return ((integers.double() - grid.zero_point) * grid.scale).float()
+def _skipped(stage: str, ended: Check) -> Check:
+    """The check of a stage that is not reached; it carries the verdict of the one that ended the claim."""
+    message = ended.message if ended.outcome == "skip" else f"not reached: {ended.stage} ended the claim"
+    return Check(stage=stage, rule=RULES[stage], outcome="skip", verdict=ended.verdict, message=message)
+
+
+def _failed(stage: str, error: StageError) -> Check:
+    outcome = "skip" if error.verdict is Verdict.UNEXERCISED else "fail"
+    return Check(
+        stage=stage, rule=error.rule, outcome=outcome, verdict=error.verdict, message=str(error),
+        evidence=error.evidence,
+    )  # fmt: skip
 
 
 def _given(artefact: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.ao.nn.intrinsic as nni
@@ -27,16 +27,22 @@ class Variant:
     keywords: dict[str, Any] = field(default_factory=dict)
 
 
+PerAxis: TypeAlias = int | tuple[int, int, int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
-    """Geometry of a convolution in any rank; spatial extent is the same along each axis."""
+    """Geometry of a convolution in any rank: one number for every axis, or one for each of up to three axes.
+
+    The input is ``extent`` along the first axis and one less along each further one, so that swapped axes show.
+    """
 
     c_in: int
     c_out: int
-    kernel: int = 3
-    stride: int = 1
-    padding: int = 0
-    dilation: int = 1
+    kernel: PerAxis = 3
+    stride: PerAxis = 1
+    padding: PerAxis = 0
+    dilation: PerAxis = 1
     groups: int = 1
     bias: bool = True
     batch: int = 1
@@ -45,9 +51,9 @@ class Convolution:
     @property
     def name(self) -> str:
         """Readable and unique: what is away from its default."""
-        parts = [f"{self.c_in}to{self.c_out}k{self.kernel}"]
+        parts = [f"{self.c_in}to{self.c_out}k{_shown(self.kernel)}"]
         parts += [
-            f"{label}{value}"
+            f"{label}{_shown(value)}"
             for label, value, default in (
                 ("s", self.stride, 1), ("p", self.padding, 0), ("d", self.dilation, 1), ("g", self.groups, 1),
                 ("b", self.batch, 1),
@@ -57,11 +63,20 @@ class Convolution:
         return "_".join(parts if self.bias else [*parts, "nobias"])
 
 
+def along(value: PerAxis, rank: int) -> tuple[int, ...]:
+    """Return the numbers for the first `rank` axes."""
+    return (value,) * rank if isinstance(value, int) else value[:rank]
+
+
+def _shown(value: PerAxis) -> str:
+    return str(value) if isinstance(value, int) else "x".join(map(str, value))
+
+
 CONVOLUTIONS = (
     Convolution(c_in=3, c_out=5),
     Convolution(c_in=8, c_out=8, padding=1, batch=4, extent=5),
     Convolution(c_in=65, c_out=9, kernel=1, extent=3),
-    Convolution(c_in=4, c_out=6, stride=2, padding=1, groups=2),
+    Convolution(c_in=4, c_out=6, kernel=(3, 2, 1), stride=(2, 1, 1), padding=(1, 0, 1), groups=2),
     Convolution(c_in=9, c_out=9, padding=1, groups=9),
     Convolution(c_in=8, c_out=16, stride=2, padding=1, groups=8),
     Convolution(c_in=7, c_out=64, kernel=2, padding=1, dilation=2, bias=False),
@@ -109,7 +124,7 @@ _BINARY = (
     Variant(name="65", shapes=((65,), (65,))),
     Variant(name="1x1", shapes=((1, 1), (1, 1))),
     Variant(name="2x7x3x3", shapes=((2, 7, 3, 3), (2, 7, 3, 3))),
-    Variant(name="4x64", shapes=((4, 64), (4, 64))),
+    Variant(name="64x64", shapes=((64, 64), (64, 64))),
     Variant(name="broadcast_right", shapes=((2, 7, 3, 3), (2, 7, 1, 1))),
 )
 BINARY: frozenset[Any] = frozenset({operator.add, operator.mul, torch.add, torch.mul})
@@ -136,7 +151,7 @@ def _one(shape: tuple[int, ...], *arguments: Any, **keywords: Any) -> Variant:
 
 
 def _pool(rank: int, *, is_average: bool) -> tuple[Variant, ...]:
-    shape = (2, 9, *[7] * rank)
+    shape = (2, 9, *(8, 7, 6)[:rank])
     extra = [{"count_include_pad": False}] if is_average else [{"dilation": 2}]
     keywords: list[dict[str, Any]] = [{}, {"stride": 1, "padding": 1}, {"stride": 2, "padding": 1, "ceil_mode": True}]
     keywords += [{"stride": 2, "padding": 1, **more} for more in extra]

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from conformance import recipes
 from conformance.claims import Claim
+from conformance.grids import quantized_from
 from conformance.oracle import NoOracleError, Walk
 from refimpl import DTypeWithConstraints, ObservationType, explain
 from refimpl.decide import Decision
@@ -77,7 +78,19 @@ def check_prepared(claim: Claim, prepared: GraphModule) -> Problem | None:
             verdict=Verdict.UNEXERCISED,
             message="an earlier dtype config of the entry takes every QConfig that this one would take",
         )
-    return _check_observers(decision, prepared)
+    return _check_observation_type(claim, decision, prepared) or _check_observers(decision, prepared)
+
+
+def _check_observation_type(claim: Claim, decision: Decision, prepared: GraphModule) -> Problem | None:
+    """The type in force is the claim's; a pattern that was fused is observed as the fused module's entry says."""
+    if claim.entry.fuser_method is not None:
+        return None
+    inputs = sum(node.op == "placeholder" for node in prepared.graph.nodes)
+    wanted = claim.entry._num_tensor_args_to_observation_type.get(inputs, claim.entry.observation_type)
+    if decision.observation is wanted:
+        return None
+    rule = "OBS-07" if claim.entry._num_tensor_args_to_observation_type else "OBS-01"
+    return Problem(rule=rule, message=f"observed as {decision.observation.name}; the claim says {wanted.name}")
 
 
 def _check_observers(decision: Decision, prepared: GraphModule) -> Problem | None:
@@ -100,6 +113,9 @@ def _check_observers(decision: Decision, prepared: GraphModule) -> Problem | Non
 
 def check_reference(claim: Claim, reference: GraphModule) -> Problem | None:
     """Inputs and output are quantized in the claimed dtypes, no observer is left, the root is a reference module."""
+    if claim.entry.observation_type is ObservationType.INPUT_OUTPUT_NOT_OBSERVED:
+        text = "neither input nor output is observed, so a model of this pattern alone has no integers to compare"
+        return Problem(rule="OBS-03", verdict=Verdict.UNEXERCISED, message=text)
     names = [str(node.target) for node in reference.graph.nodes if node.op == "call_module"]
     if any(name.startswith(OBSERVER_PREFIX) for name in names):
         return Problem(rule="CVT-01", message="an observer is left in the reference model")
@@ -109,7 +125,7 @@ def check_reference(claim: Claim, reference: GraphModule) -> Problem | None:
     ends = [("output", output.args[0])]
     for node in reference.graph.nodes:
         if node.op == "placeholder":
-            ends += [("input", user) for user in node.users]
+            ends += [("input", quantized_from(user)) for user in node.users]
     for role, node in ends:
         wanted = getattr(claim.dtypes, f"{role}_dtype")
         if not is_quantize(node):
@@ -136,6 +152,26 @@ def _check_root(claim: Claim, reference: GraphModule) -> Problem | None:
     return Problem(rule="CVT-02", message="the root was not swapped for its reference module: the weight is float")
 
 
+def check_fused_meaning(model: nn.Module, fused: GraphModule, inputs: tuple[Tensor, ...]) -> Problem | None:
+    """The fused model computes the float model's function. (FUS-06)
+
+    Both run in float64, so that they may differ by the float32 rounding of folded weights alone: 2⁻¹⁹ of the largest
+    value on the way, for at most some hundred terms.
+    """
+    values: list[Tensor] = []
+    wanted, found = (copy.deepcopy(each).double() for each in (model, fused))
+    for module in found.modules():
+        module.register_forward_hook(lambda _module, _inputs, output: values.append(output))
+    with torch.no_grad():
+        expected, given = (each(*(x.double() for x in inputs)) for each in (wanted, found))
+    difference = (given - expected).abs().max()
+    allowed = 2.0**-19 * max(float(value.abs().max()) for value in values)
+    if difference > allowed:
+        text = f"fuse changed what the model computes, by {difference:.3g}; rounding explains {allowed:.3g}"
+        return Problem(rule="FUS-06", message=text)
+    return None
+
+
 def check_meaning(model: nn.Module, reference: GraphModule, inputs: tuple[Tensor, ...]) -> Problem | None:
     """The reference model computes the float model's function, up to its weights' rounding. (FUS-06, CVT-02)
 
@@ -152,14 +188,15 @@ def check_meaning(model: nn.Module, reference: GraphModule, inputs: tuple[Tensor
     excess = difference - bound
     if bool((excess > 0).any()):
         worst = int(excess.argmax())
+        found, expected, explained = (float(each.flatten()[worst]) for each in (real, wanted, bound))
+        text = f"{found:.6g} for {expected:.6g}, and weight rounding explains {explained:.3g} only"
         return Problem(
-            rule="CVT-02",
-            message=f"the reference model computes something else than the float model: {real.flatten()[worst]:.6g} for "
-            f"{wanted.flatten()[worst]:.6g}, and weight rounding explains {bound.flatten()[worst]:.3g} only",
+            rule="CVT-02", message=f"the reference model computes something else than the float model: {text}"
         )
     return None
 
 
 def moves_only(claim: Claim) -> bool:
-    """Tell whether every op of the pattern only moves or selects values, so that not one step may differ. (NUM-05)"""
-    return all(leaf in recipes.MOVES for leaf in leaves(claim.entry.normal_pattern))
+    """Tell whether the pattern shares its observer and only moves or selects values. (NUM-05)"""
+    shares = claim.entry.observation_type is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
+    return shares and all(leaf in recipes.MOVES for leaf in leaves(claim.entry.normal_pattern))

@@ -42,7 +42,7 @@ def test_items_of_a_complex_format_are_checked_too() -> None:
 
 
 @pytest.mark.rule("PAT-02")
-@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern_name(normal_form(pattern)))
 def test_normal_form_is_torchs(pattern: Any) -> None:
     torchs = theirs.BackendConfig().set_backend_pattern_config(theirs.BackendPatternConfig(pattern))
     expected = next(iter(torchs._pattern_complex_format_to_config))

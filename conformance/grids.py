@@ -1,0 +1,102 @@
+"""Grids: the integers that a value of a reference model is quantized to, read off its graph (rules NUM-01, CVT-09)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from refimpl.invariants import is_quantize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The integers that a value is quantized to: real = (q - zero_point) * scale, low <= q <= high."""
+
+    scale: float
+    zero_point: int
+    low: int
+    high: int
+    dtype: str
+
+    def integers(self, real: Tensor) -> Tensor:
+        """Return q (float64, not rounded, not clamped) of real values."""
+        return real.double() / self.scale + self.zero_point
+
+    def values(self, integers: Tensor) -> Tensor:
+        """Return the float32 values of integers: what dequantize gives for them. (NUM-01)"""
+        return ((integers.double() - self.zero_point) * self.scale).float()
+
+    def row(self) -> dict[str, object]:
+        """Return the plain form for a report."""
+        bounds = f"{self.low}..{self.high}"
+        return {"scale": self.scale, "zero_point": self.zero_point, "range": bounds, "dtype": self.dtype}
+
+
+class NoOracleError(Exception):
+    """The reference graph holds something that the oracle cannot evaluate."""
+
+
+def attribute(model: nn.Module, target: str) -> Any:
+    """Return what a get_attr node reads."""
+    owner, _, name = target.rpartition(".")
+    return getattr(model.get_submodule(owner), name)
+
+
+def qparams(model: GraphModule, node: Node) -> tuple[Tensor, Tensor, int | None]:
+    """Scale and zero point (float64) of a quantize node, and the axis if they are per channel."""
+    is_per_channel = "per_channel" in str(node.target)
+    scale, zero_point = (
+        torch.as_tensor(attribute(model, str(a.target)) if isinstance(a, Node) else a).double() for a in node.args[1:3]
+    )
+    axis = node.args[3] if is_per_channel else None
+    return scale, zero_point, axis if isinstance(axis, int) else None
+
+
+_RANGES = {torch.quint8: (0, 255), torch.qint8: (-128, 127), torch.uint8: (0, 255), torch.int8: (-128, 127)}
+
+
+def quantized_from(node: Node) -> Node:
+    """Look through the clamp that stands, on quantized tensors, for a range narrower than the dtype's. (CVT-09)"""
+    users = list(node.users)
+    return users[0] if is_range_clamp(node) else node
+
+
+def is_range_clamp(node: Any) -> bool:
+    """Tell whether a node is the clamp of a narrower quantized range: ``torch.clamp``, then quantize. (CVT-09)"""
+    if not isinstance(node, Node) or node.target is not torch.clamp:
+        return False
+    return len(node.args) == 3 and len(node.users) == 1 and is_quantize(next(iter(node.users)))
+
+
+def grid_of(model: GraphModule, node: Node) -> Grid:
+    """Return the grid of a per-tensor quantize node, in either form of the reference model."""
+    scale, zero_point, _ = qparams(model, node)
+    dtype = node.args[-1]
+    assert isinstance(dtype, torch.dtype)
+    low, high = _RANGES[dtype]
+    source: Any = node.args[0]
+    if len(node.args) == 6:  # decomposed: (x, scale, zero point, quant_min, quant_max, dtype)
+        low, high = int(node.args[3]), int(node.args[4])  # type: ignore[arg-type]
+    elif is_range_clamp(source):
+        low, high = (round(bound / float(scale)) + int(zero_point) for bound in source.args[1:])
+    name = str(dtype).removeprefix("torch.")
+    return Grid(scale=float(scale), zero_point=int(zero_point), low=low, high=high, dtype=name)
+
+
+def input_grids(model: GraphModule) -> list[Grid]:
+    """Return the grid of each input of a reference model, in the order of its placeholders.
+
+    Raises NoOracleError for an input that is not quantized.
+    """
+    grids = []
+    for node in model.graph.nodes:
+        if node.op == "placeholder":
+            quantizes = [user for user in map(quantized_from, node.users) if is_quantize(user)]
+            if not quantizes:
+                raise NoOracleError(f"input {node.name} is not quantized")
+            grids.append(grid_of(model, quantizes[0]))
+    return grids

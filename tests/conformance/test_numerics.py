@@ -1,0 +1,219 @@
+"""Comparing an output with the exact result, and judging by it (rules NUM-03 to NUM-07)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from flows import PROPERTY
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from conformance.grids import Grid
+from conformance.numerics import Comparison, Finding, compare, compare_repeated, judge
+from conformance.oracle import Exact, slack
+from reports.results import Verdict
+
+GRID = Grid(scale=0.037, zero_point=11, low=0, high=255, dtype="quint8")
+Q = st.integers(GRID.low, GRID.high)
+
+
+def exact(*integers: float, shape: tuple[int, ...] | None = None) -> Exact:
+    v = torch.tensor(integers, dtype=torch.float64)
+    v = v if shape is None else v.reshape(shape)
+    return Exact(integers=v, absolute=v.abs(), grid=GRID, terms=9, bias_step=None)
+
+
+def found(expected: Exact, output: Any, **capabilities: bool) -> Finding:
+    flags = {"int32_bias": False, "float_accumulation": False} | capabilities
+    return compare(Comparison(case="a case", exact=expected, output=output, input_grids=(GRID,), **flags))
+
+
+def of(expected: Exact, *integers: float) -> Finding:
+    """Compare with given integers as output, dequantized as a backend does it."""
+    return found(expected, GRID.values(torch.tensor(integers, dtype=torch.float64)).reshape(expected.integers.shape))
+
+
+def verdict(*findings: Finding, moves_only: bool = False) -> Verdict:
+    return judge(findings, moves_only=moves_only).verdict
+
+
+@pytest.mark.rule("NUM-03")
+@pytest.mark.rule("NUM-06")
+@PROPERTY
+@given(st.integers(GRID.low, GRID.high - 1))
+def test_both_ways_at_an_exact_tie_are_right(q: int) -> None:
+    tie = exact(q + 0.5)
+    for way in (q, q + 1):
+        finding = of(tie, way)
+        assert verdict(finding) is Verdict.VERIFIED
+        assert finding.max_lsb == 0.5
+        assert finding.evidence["attribution"] == "exact tie"
+
+
+@pytest.mark.rule("NUM-03")
+@PROPERTY
+@given(Q, st.floats(-0.49, 0.49))
+def test_the_nearest_integer_is_verified_and_its_neighbours_are_not(q: int, off: float) -> None:
+    v = exact(min(max(q + off, GRID.low), GRID.high))
+    assert verdict(of(v, q)) is Verdict.VERIFIED
+    for neighbour in (q - 1, q + 1):
+        assert verdict(of(v, neighbour)) in (Verdict.QUALITY, Verdict.REFUTED)
+        assert verdict(of(v, neighbour), moves_only=True) is Verdict.REFUTED
+
+
+@pytest.mark.rule("NUM-04")
+@pytest.mark.parametrize("capabilities", ({}, {"float_accumulation": True}))
+def test_just_beyond_the_slack_is_of_lesser_quality(capabilities: dict[str, bool]) -> None:
+    flags = {"int32_bias": False, "float_accumulation": False} | capabilities
+    allowed = float(slack(exact(100.5), **flags))
+    output = GRID.values(torch.tensor([100]))
+    assert 0 < allowed < 0.01
+    assert verdict(found(exact(100.5 + 0.99 * allowed), output, **capabilities)) is Verdict.VERIFIED
+    assert verdict(found(exact(100.5 + 1.01 * allowed), output, **capabilities)) is Verdict.QUALITY
+
+
+@pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize(
+    ("v", "q", "expected"),
+    ((20.0, 21, Verdict.QUALITY), (20.6, 20, Verdict.QUALITY), (20.0, 22, Verdict.REFUTED),
+     (20.1, 18.0, Verdict.REFUTED), (20.4, 22, Verdict.REFUTED), (0.0, 255, Verdict.REFUTED),
+     (255.0, 254, Verdict.QUALITY)),
+)  # fmt: skip
+def test_within_one_step_or_not(v: float, q: float, expected: Verdict) -> None:
+    check = judge([of(exact(v), q)], moves_only=False)
+    assert (check.verdict, check.rule) == (expected, "NUM-03")
+    assert check.outcome == ("pass" if expected is Verdict.QUALITY else "fail")
+    assert "a case" in check.message and f"{abs(q - v):.6g} LSB" in check.message
+
+
+@pytest.mark.rule("NUM-05")
+def test_moved_values_may_not_be_off_by_one() -> None:
+    check = judge([of(exact(20.0), 21)], moves_only=True)
+    assert (check.verdict, check.rule, check.outcome) == (Verdict.REFUTED, "NUM-05", "fail")
+    assert judge([of(exact(20.0), 20)], moves_only=True).verdict is Verdict.VERIFIED
+
+
+def test_off_the_grid_and_right_is_a_float_fallback() -> None:
+    for v in (20.3, 20.5, 7.75):
+        check = judge([found(exact(v, 3.0), GRID.values(torch.tensor([v, 3.0])))], moves_only=False)
+        assert (check.verdict, check.outcome) == (Verdict.FALLBACK, "fail")
+        assert "computed in float" in check.message
+
+
+def test_a_float_fallback_is_one_even_where_it_is_exactly_right() -> None:
+    grid = Grid(scale=0.5, zero_point=0, low=0, high=255, dtype="quint8")
+    v = torch.tensor([2.25, 4.75], dtype=torch.float64)
+    right = Exact(integers=v, absolute=v, grid=grid, terms=2, bias_step=None)
+    finding = found(right, grid.values(v))
+    assert finding.max_lsb == 0.0
+    assert verdict(finding) is verdict(finding, moves_only=True) is Verdict.FALLBACK
+
+
+def test_off_the_grid_beyond_the_range_is_right_once_clamped() -> None:
+    assert verdict(found(exact(255.0, 0.0), GRID.values(torch.tensor([300.4, -5.6])))) is Verdict.FALLBACK
+
+
+def test_off_the_grid_and_wrong_is_refuted() -> None:
+    check = judge([found(exact(20.3), GRID.values(torch.tensor([23.4])))], moves_only=False)
+    assert check.verdict is Verdict.REFUTED
+    assert "and it is wrong" in check.message
+
+
+def test_on_the_grid_but_outside_of_the_range_is_refuted() -> None:
+    for v, q in ((255.0, 256), (0.0, -1)):
+        assert verdict(of(exact(v), q)) is Verdict.REFUTED
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    (
+        ([torch.zeros(2)], "the output is a list; expected a tensor"),
+        (None, "the output is a NoneType; expected a tensor"),
+        (torch.zeros(3), "the output has shape (3,); expected (2,)"),
+        (torch.zeros(1, 2), "the output has shape (1, 2); expected (2,)"),
+        (torch.zeros(2, dtype=torch.uint8), "the output has dtype torch.uint8"),
+        (torch.zeros(2, dtype=torch.float64), "the output has dtype torch.float64"),
+        (torch.zeros(2, dtype=torch.float16), "the output has dtype torch.float16"),
+        (torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8), "the output has dtype torch.quint8"),
+        (torch.tensor([0.0, float("nan")]), "the output is not finite"),
+        (torch.tensor([0.0, float("inf")]), "the output is not finite"),
+    ),
+    ids=str,
+)
+def test_an_output_that_is_none_is_refuted_with_a_clear_message(output: Any, told: str) -> None:
+    check = judge([of(exact(3.0, 4.0), 3, 4), found(exact(3.0, 4.0), output)], moves_only=False)
+    assert check.verdict is Verdict.REFUTED
+    assert told in check.message and "a case" in check.message
+    assert check.max_lsb is None
+
+
+def test_empty_tensors_agree_by_shape() -> None:
+    nothing = exact(shape=(0, 4))
+    assert verdict(found(nothing, torch.zeros(0, 4))) is Verdict.VERIFIED
+    assert verdict(found(nothing, torch.zeros(4, 0))) is Verdict.REFUTED
+
+
+def test_a_scalar_has_evidence_too() -> None:
+    finding = found(exact(7.0, shape=()), GRID.values(torch.tensor(9.0)))
+    assert finding.evidence["index"] == [[]]
+    assert verdict(finding) is Verdict.REFUTED
+
+
+def test_evidence_shows_the_worst_elements_first() -> None:
+    v = exact(*range(12), shape=(3, 4))
+    off = torch.zeros(3, 4, dtype=torch.float64)
+    off[2, 1], off[0, 3] = 5, -2
+    check = judge([of(v, *range(12)), found(v, GRID.values(v.integers + off))], moves_only=False)
+    evidence: Any = check.evidence
+    assert evidence["index"][:2] == [[2, 1], [0, 3]]
+    assert evidence["expected"][:2] == [9.0, 3.0]
+    assert evidence["found"][:2] == [14, 1]
+    assert evidence["attribution"] == "wrong"
+    assert evidence["qparams"] == {"input 0": GRID.row(), "output": GRID.row()}
+    assert (check.max_lsb, check.cases) == (5.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("v", "q", "told"),
+    ((20.5, 21, "exact tie"), (20.2, 20, "correctly rounded"), (20.2, 21, "off by one: the other neighbour was taken"),
+     (20.0, 255, "saturated"), (20.0, 0, "saturated"), (20.0, 40, "wrong")),
+)  # fmt: skip
+def test_a_difference_is_attributed(v: float, q: float, told: str) -> None:
+    assert of(exact(v), q).evidence["attribution"] == told
+
+
+def test_the_worst_verdict_decides_whatever_the_distances_are() -> None:
+    right, close, wrong = of(exact(20.0), 20), of(exact(20.0), 21), of(exact(20.0), 25)
+    in_float = found(exact(20.3), GRID.values(torch.tensor([20.3])))
+    assert verdict(right, close) is Verdict.QUALITY
+    assert verdict(close, in_float, right) is Verdict.FALLBACK
+    assert verdict(in_float, wrong, close) is Verdict.REFUTED
+
+
+@pytest.mark.rule("NUM-07")
+def test_a_second_run_must_give_the_same_bits() -> None:
+    first = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert compare_repeated("a case", first, first.clone()) is None
+    second = first.clone()
+    second[1, 0] = 3.5
+    for other in (second, first[0], first.double(), None):
+        finding = compare_repeated("a case", first, other)
+        assert finding is not None
+        check = judge([of(exact(3.0), 3), finding], moves_only=True)
+        assert (check.verdict, check.rule) == (Verdict.REFUTED, "NUM-07")
+        assert "a second run on the same input gave another output" in check.message
+    assert "at index [1, 0]" in str(compare_repeated("a case", first, second))
+
+
+@PROPERTY
+@given(Q, st.sampled_from((1e-8, 2.0**-12, 0.037, 3.0)), st.integers(0, 255))
+def test_dequantized_integers_of_any_grid_are_on_it(q: int, scale: float, zero: int) -> None:
+    grid = Grid(scale=scale, zero_point=zero, low=0, high=255, dtype="quint8")
+    v: Tensor = torch.tensor([q], dtype=torch.float64)
+    same = Exact(integers=v, absolute=v, grid=grid, terms=0, bias_step=None)
+    by_float32 = (v - zero).float() * torch.tensor(scale, dtype=torch.float32)
+    for output in (grid.values(v), by_float32):
+        assert judge([found(same, output)], moves_only=True).verdict is Verdict.VERIFIED
