@@ -280,8 +280,12 @@ def _axes(g: Convolution, rank: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _drawn_weight(shape: torch.Size) -> Tensor:
-    """Draw a weight whose output channels differ in magnitude by powers of two, so a wrong channel's scale shows."""
+    """Draw a weight whose output channels differ in magnitude by powers of two, so a wrong channel's scale shows.
+
+    The first few weights of a channel are at the end of its range: two products of neighbours do not fit 16 bits.
+    """
     weight = torch.empty(shape).uniform_(-1, 1)
+    weight.flatten(1)[:, : min(4, weight[0].numel() // 3)] = 1.0
     magnitude = torch.tensor([2.0 ** -(channel % 4) for channel in range(shape[0])])
     scaled: Tensor = weight * magnitude.reshape(-1, *[1] * (len(shape) - 1)) / max(1.0, weight[0].numel() ** 0.5)
     return scaled

@@ -77,6 +77,7 @@ CONVOLUTIONS = (
     Convolution(c_in=8, c_out=8, padding=1, batch=4, extent=5),
     Convolution(c_in=65, c_out=9, kernel=1, extent=3),
     Convolution(c_in=4, c_out=6, kernel=(3, 2, 1), stride=(2, 1, 1), padding=(1, 0, 1), groups=2),
+    Convolution(c_in=16, c_out=16, padding=1, groups=16),
     Convolution(c_in=9, c_out=9, padding=1, groups=9),
     Convolution(c_in=8, c_out=16, stride=2, padding=1, groups=8),
     Convolution(c_in=7, c_out=64, kernel=2, padding=1, dilation=2, bias=False),
