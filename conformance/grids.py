@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from refimpl.invariants import is_quantize
+from refimpl.observers import dtype_range
+from refimpl.tracing import attribute_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,23 +42,15 @@ class NoOracleError(Exception):
     """The reference graph holds something that the oracle cannot evaluate."""
 
 
-def attribute(model: nn.Module, target: str) -> Any:
-    """Return what a get_attr node reads."""
-    owner, _, name = target.rpartition(".")
-    return getattr(model.get_submodule(owner), name)
-
-
 def qparams(model: GraphModule, node: Node) -> tuple[Tensor, Tensor, int | None]:
     """Scale and zero point (float64) of a quantize node, and the axis if they are per channel."""
     is_per_channel = "per_channel" in str(node.target)
     scale, zero_point = (
-        torch.as_tensor(attribute(model, str(a.target)) if isinstance(a, Node) else a).double() for a in node.args[1:3]
+        torch.as_tensor(attribute_of(model, str(a.target)) if isinstance(a, Node) else a).double()
+        for a in node.args[1:3]
     )
     axis = node.args[3] if is_per_channel else None
     return scale, zero_point, axis if isinstance(axis, int) else None
-
-
-_RANGES = {torch.quint8: (0, 255), torch.qint8: (-128, 127), torch.uint8: (0, 255), torch.int8: (-128, 127)}
 
 
 def quantized_from(node: Node) -> Node:
@@ -77,7 +71,7 @@ def grid_of(model: GraphModule, node: Node) -> Grid:
     scale, zero_point, _ = qparams(model, node)
     dtype = node.args[-1]
     assert isinstance(dtype, torch.dtype)
-    low, high = _RANGES[dtype]
+    low, high = dtype_range(dtype)
     source: Any = node.args[0]
     if len(node.args) == 6:  # decomposed: (x, scale, zero point, quant_min, quant_max, dtype)
         low, high = int(node.args[3]), int(node.args[4])  # type: ignore[arg-type]

@@ -21,7 +21,6 @@ from torch.fx import GraphModule, Node
 from conformance.grids import (
     Grid,
     NoOracleError,
-    attribute,
     grid_of,
     input_grids,
     is_range_clamp,
@@ -29,6 +28,7 @@ from conformance.grids import (
     quantized_from,
 )
 from refimpl.invariants import is_dequantize, is_quantize
+from refimpl.tracing import attribute_of
 
 __all__ = ["Exact", "Grid", "NoOracleError", "Walk", "grid_of", "input_grids", "slack"]
 
@@ -203,7 +203,7 @@ class Walk:
 
     def _node(self, node: Node, values: dict[Node, Any]) -> Any:
         if node.op == "get_attr":
-            return attribute(self.model, str(node.target))
+            return attribute_of(self.model, str(node.target))
         if is_quantize(node):
             return self._quantize(node, values[node.args[0]])  # type: ignore[index]
         if is_dequantize(node):
@@ -233,7 +233,7 @@ class Walk:
         return _Quantized((found.int_repr() if found.is_quantized else found).double(), node)
 
     def _argument(self, argument: Any) -> Any:
-        return attribute(self.model, str(argument.target)) if isinstance(argument, Node) else argument
+        return attribute_of(self.model, str(argument.target)) if isinstance(argument, Node) else argument
 
     def _dequantize(self, value: _Quantized) -> _Value:
         scale, zero_point, axis = qparams(self.model, value.node)

@@ -16,6 +16,7 @@ from conformance.grids import quantized_from
 from conformance.oracle import NoOracleError, Walk
 from refimpl import DTypeWithConstraints, ObservationType, explain
 from refimpl.decide import Decision
+from refimpl.decomposed import PLAIN_DTYPE
 from refimpl.invariants import OBSERVER_PREFIX, is_dequantize, is_quantize
 from refimpl.observers import is_quantized_dtype
 from refimpl.patterns import leaves
@@ -136,8 +137,7 @@ def check_reference(claim: Claim, reference: GraphModule) -> Problem | None:
 
 
 def _same_integers(found: Any, wanted: torch.dtype) -> bool:
-    plain = {torch.quint8: torch.uint8, torch.qint8: torch.int8}
-    return bool(found in (wanted, plain.get(wanted)))
+    return bool(found in (wanted, PLAIN_DTYPE.get(wanted)))
 
 
 def _check_root(claim: Claim, reference: GraphModule) -> Problem | None:

@@ -18,12 +18,12 @@ from torch.fx import GraphModule, Node
 from refimpl.backend_config import as_backend_config
 from refimpl.decide import Decision, Plan, Slot
 from refimpl.decomposed import OPS, PLAIN_DTYPE
-from refimpl.errors import ConfigError, ModelError, NotBuiltError, QConfigError
+from refimpl.errors import ConfigError, ModelError, NotBuiltError, QConfigError, reject_unbuilt
 from refimpl.explain import PLAN
 from refimpl.invariants import OBSERVER_PREFIX, check_graph
 from refimpl.observers import QParams, dtype_range, is_quantized_dtype, read_qparams
 from refimpl.prepare import PREPARED, Claim, Prepared, claims_of
-from refimpl.tracing import draft_of, module_type, no_collection, notes_of
+from refimpl.tracing import attribute_of, draft_of, module_type, no_collection, notes_of
 
 
 def convert_to_reference_fx(
@@ -38,7 +38,7 @@ def convert_to_reference_fx(
     Without `backend_config` the one of prepare is used (CVT-10). Raises ModelError for a model that prepare_fx did not
     make, QConfigError for an observer without data, ConfigError where the config cannot be executed.
     """
-    _reject_unbuilt(convert_custom_config=convert_custom_config, qconfig_mapping=qconfig_mapping)
+    reject_unbuilt("convert", convert_custom_config=convert_custom_config, qconfig_mapping=qconfig_mapping)
     return _convert(graph_module, backend_config, is_decomposed=False)
 
 
@@ -52,17 +52,11 @@ def convert_to_reference_decomposed_fx(
 
     Arguments and errors are those of convert_to_reference_fx.
     """
-    _reject_unbuilt(convert_custom_config=convert_custom_config, qconfig_mapping=qconfig_mapping)
+    reject_unbuilt("convert", convert_custom_config=convert_custom_config, qconfig_mapping=qconfig_mapping)
     return _convert(graph_module, backend_config, is_decomposed=True)
 
 
 _convert_to_reference_decomposed_fx = convert_to_reference_decomposed_fx
-
-
-def _reject_unbuilt(**arguments: object) -> None:
-    for name, value in arguments.items():
-        if value is not None:
-            raise NotBuiltError(f"convert: {name} is not built yet; found {value!r}")
 
 
 @no_collection()
@@ -116,7 +110,7 @@ class _QuantizedTensors:
             raise NotBuiltError(
                 f"CVT-09: a narrow range per channel of {value.name}, which is computed, is not built yet"
             )
-        bounds = real_bounds(qparams, _attribute(self._model, str(value.target)).dim())  # rule: CVT-09
+        bounds = real_bounds(qparams, attribute_of(self._model, str(value.target)).dim())  # rule: CVT-09
         nodes = [self._buffer(f"{name}_{end}", bound) for end, bound in zip(("low", "high"), bounds, strict=True)]
         return self._model.graph.call_function(torch.clamp, (value, *nodes))
 
@@ -189,17 +183,11 @@ def _measured(model: GraphModule, node: Node, slot: Slot) -> QParams:
     observer = model.get_submodule(str(node.target))
     value = node.args[0]
     if slot.role == "weight" and isinstance(value, Node) and value.op == "get_attr":
-        observer(_attribute(model, str(value.target)))  # rule: OBS-06
+        observer(attribute_of(model, str(value.target)))  # rule: OBS-06
     try:
         return read_qparams(observer)
     except QConfigError as error:
         raise QConfigError(f"observer of {slot.value!r} ({slot.role}): {error}") from error
-
-
-def _attribute(model: nn.Module, target: str) -> Tensor:
-    owner, _, name = target.rpartition(".")
-    found: Tensor = getattr(model.get_submodule(owner), name)
-    return found
 
 
 def _swap_roots(model: GraphModule, plan: Plan, claims: tuple[Claim, ...], *, is_decomposed: bool) -> None:

@@ -31,6 +31,13 @@ class NotBuiltError(RefimplError):
     """The rule is part of the specification, and refimpl does not execute it yet. Never a silent float fallback."""
 
 
+def reject_unbuilt(where: str, **arguments: object) -> None:
+    """Raise NotBuiltError for an argument of the front door that is given and would be ignored."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise NotBuiltError(f"{where}: {name} is not built yet; found {value!r}")
+
+
 def reject_unknown_keys(what: str, found: Iterable[str], known: Iterable[str]) -> None:
     """Raise ConfigError when a dict form holds a key that nothing reads, and name the nearest known one.
 

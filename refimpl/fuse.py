@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
 
 from refimpl.backend_config import BackendConfig, as_backend_config
-from refimpl.errors import ConfigError, ModelError, RefimplError
+from refimpl.errors import ConfigError, ModelError, RefimplError, reject_unbuilt
 from refimpl.fusers import linear_bn_is_foldable
 from refimpl.invariants import check_graph
 from refimpl.matching import Match, Nested, find_matches
@@ -52,15 +52,23 @@ def fuse_fx(
 
     The input model is not changed. There are no example inputs here, hence no ranks: a Linear + BatchNorm1d is folded,
     which is right for inputs of rank 2 alone; prepare_fx, which has them, checks. Raises ModelError for a model in
-    train mode or one that cannot be traced, ConfigError for a bad config or fuser method.
+    train mode or one that cannot be traced, ConfigError for a bad config or fuser method, NotBuiltError for a custom
+    config.
     """
-    if model.training:  # rule: FUS-01
-        raise ModelError(f"fuse_fx needs a model in eval mode; {type(model).__name__} is in train mode: call .eval()")
-    if backend_config is None:
-        raise ConfigError("fuse_fx: pass backend_config; refimpl has no default backend")
+    config = checked_config("fuse_fx", model, backend_config)
+    reject_unbuilt("fuse_fx", fuse_custom_config=fuse_custom_config)
     traced = trace(model)
-    fuse(traced, as_backend_config(backend_config), is_qat=False)
+    fuse(traced, config, is_qat=False)
     return traced.finish()
+
+
+def checked_config(where: str, model: nn.Module, backend_config: object | None) -> BackendConfig:
+    """Check what the post-training front door asks of its arguments; return the config as ours. (FUS-01)"""
+    if model.training:  # rule: FUS-01
+        raise ModelError(f"{where} needs a model in eval mode; {type(model).__name__} is in train mode: call .eval()")
+    if backend_config is None:
+        raise ConfigError(f"{where}: pass backend_config; refimpl has no default backend")
+    return as_backend_config(backend_config)
 
 
 def decide_fusions(

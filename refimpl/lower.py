@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from refimpl.convert import _attribute, convert_to_reference_fx
+from refimpl.convert import convert_to_reference_fx
 from refimpl.errors import ModelError
 from refimpl.invariants import QUANTIZE, QUANTIZE_PER_CHANNEL, check_graph, is_dequantize
 from refimpl.lower_table import (
@@ -28,7 +28,7 @@ from refimpl.lower_table import (
     SHAPE_OF,
     PackedFunction,
 )
-from refimpl.tracing import draft_of, no_collection, positional_arguments, tensor_inputs
+from refimpl.tracing import attribute_of, draft_of, no_collection, positional_arguments, tensor_inputs
 
 NOT_LOWERED = "not_lowered"
 
@@ -102,7 +102,7 @@ class _Context:
 
     def _read(self, quantize: Node) -> tuple[float, int]:
         attributes: Any = quantize.args[1:3]
-        scale, zero_point = (_attribute(self.model, str(argument.target)) for argument in attributes)
+        scale, zero_point = (attribute_of(self.model, str(argument.target)) for argument in attributes)
         return float(scale), int(zero_point)
 
 
@@ -153,14 +153,9 @@ class _Site:
 
     def _tail(self) -> tuple[Node | None, Node]:
         """The (relu or None, quantize) that follow, each the only user of what it follows. (PAT-06)"""
-        relu, last = None, self.node
-        user = self._only_user(last)
-        if self._is_relu(user):
-            relu, last = user, user
-            user = self._only_user(last)
-        if user.target is not QUANTIZE:
-            raise _Blocked(f"LOW-01: {last.name} is not quantized: its user is {user.name}")
-        return relu, user
+        user = self._only_user(self.node)
+        relu = user if self._is_relu(user) else None
+        return relu, self._quantize_after(relu or self.node)
 
     def _only_user(self, node: Node) -> Node:
         if len(node.users) != 1:
@@ -226,7 +221,7 @@ class _Site:
         if isinstance(bias, Node):
             if bias.op != "get_attr":
                 raise _Blocked(f"LOW-03: bias {bias.name} is computed; the packed weight holds a constant")
-            bias = _attribute(self.model, str(bias.target))
+            bias = attribute_of(self.model, str(bias.target))
         if any(isinstance(argument, (str, Node)) for argument in rest[1:]):
             raise _Blocked(f"LOW-03: stride, padding or dilation {rest[1:]}: the quantized op takes numbers")
         name = f"_packed_weight_{self.node.name}"
@@ -245,7 +240,7 @@ class _Site:
 
         def value_of(argument: Node) -> Any:
             if argument.op == "get_attr":
-                return _attribute(self.model, str(argument.target))
+                return attribute_of(self.model, str(argument.target))
             function: Any = argument.target
             if function not in (QUANTIZE, QUANTIZE_PER_CHANNEL, torch.clamp):
                 raise _Blocked(f"LOW-03: weight {node.name} is computed; the packed weight holds a constant")

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from refimpl.backend_config import BackendConfig, as_backend_config
+from refimpl.backend_config import BackendConfig
 from refimpl.decide import Plan, Slot, make_plan
-from refimpl.errors import ConfigError, ModelError, NotBuiltError
+from refimpl.errors import reject_unbuilt
 from refimpl.explain import PLAN
-from refimpl.fuse import fuse
+from refimpl.fuse import checked_config, fuse
 from refimpl.invariants import OBSERVER_PREFIX, check_graph
 from refimpl.patterns import pattern_name
 from refimpl.qconfig import QConfigMapping, as_qconfig_mapping
@@ -73,19 +73,8 @@ def prepare_fx(
     Raises ModelError for a model in train mode or one that cannot be traced, ConfigError or QConfigError for bad
     arguments, NotBuiltError for what refimpl does not execute yet.
     """
-    if model.training:  # rule: FUS-01
-        raise ModelError(
-            f"prepare_fx needs a model in eval mode, found {type(model).__name__} in train mode: call .eval()"
-        )
-    if backend_config is None:
-        raise ConfigError("prepare_fx: pass backend_config; refimpl has no default backend")
-    for name, value in (
-        ("prepare_custom_config", prepare_custom_config),
-        ("_equalization_config", _equalization_config),
-    ):
-        if value is not None:
-            raise NotBuiltError(f"prepare_fx: {name} is not built yet; found {value!r}")
-    config = as_backend_config(backend_config)
+    config = checked_config("prepare_fx", model, backend_config)
+    reject_unbuilt("prepare_fx", prepare_custom_config=prepare_custom_config, _equalization_config=_equalization_config)
     is_sequence = isinstance(example_inputs, (tuple, list))
     inputs = None if example_inputs is None else tuple(example_inputs) if is_sequence else (example_inputs,)
     return prepare(trace(model), config, as_qconfig_mapping(qconfig_mapping), inputs)

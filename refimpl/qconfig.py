@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import nn
 
 from refimpl.errors import QConfigError, reject_unknown_keys
@@ -201,8 +202,6 @@ def minmax_qconfig(
 
     `arguments` with the prefix ``weight_`` go to the weight's observer, the others to the activation's.
     """
-    import torch
-
     weight_arguments = {k.removeprefix("weight_"): v for k, v in arguments.items() if k.startswith("weight_")}
     activation_arguments = {k: v for k, v in arguments.items() if not k.startswith("weight_")}
     schemes = {

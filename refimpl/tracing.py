@@ -264,6 +264,12 @@ def _parameter_names(op: str, target: Callable[..., Any] | str) -> tuple[str, ..
         return tuple(schemas[0].parameters) if schemas else ("input",)
 
 
+def attribute_of(model: nn.Module, target: str) -> Any:
+    """Return what a get_attr node of that target reads."""
+    owner, _, name = target.rpartition(".")
+    return getattr(model.get_submodule(owner), name)
+
+
 def tensor_inputs(arguments: Any) -> list[Node]:
     """List the nodes inside an argument structure, in order, without repeats."""
     found: dict[Node, None] = {}

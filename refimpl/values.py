@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 
-from refimpl.tracing import tensor_inputs
+from refimpl.tracing import attribute_of, tensor_inputs
 
 # Methods and functions whose result is no float tensor, whatever goes in.
 NOT_A_TENSOR: frozenset[Any] = frozenset(
@@ -45,7 +45,8 @@ def _is_float_tensor(node: Node, model: GraphModule, known: set[Node]) -> bool:
     if node.op == "placeholder":
         return True
     if node.op == "get_attr":
-        return _attribute_is_float(model, str(node.target))
+        value = attribute_of(model, str(node.target))
+        return isinstance(value, torch.Tensor) and value.is_floating_point()
     if node.op == "call_module":
         return True
     if node.op not in ("call_function", "call_method") or node.target in NOT_A_TENSOR:
@@ -55,13 +56,6 @@ def _is_float_tensor(node: Node, model: GraphModule, known: set[Node]) -> bool:
     if node.target is operator.getitem:
         return node.args[0] in known
     return any(value in known for value in tensor_inputs((node.args, node.kwargs)))
-
-
-def _attribute_is_float(model: GraphModule, target: str) -> bool:
-    value: Any = model
-    for part in target.split("."):
-        value = getattr(value, part)
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def observable_inputs(node: Node, floats: set[Node]) -> list[Node]:

@@ -64,11 +64,20 @@ def torchs_fused(model: nn.Module, engine: str = "qnnpack") -> Any:
 
 
 @pytest.mark.rule("FUS-01")
+def test_a_custom_config_is_refused_until_it_is_built() -> None:
+    config, model = flows.our_config("qnnpack"), Net(lambda net, x: net.conv(x)).eval()
+    with pytest.raises(refimpl.NotBuiltError, match="fuse_fx: fuse_custom_config is not built yet"):
+        refimpl.fuse_fx(model, {"preserved_attributes": ["a"]}, backend_config=config)
+
+
+@pytest.mark.rule("FUS-01")
 def test_a_model_in_train_mode_is_refused() -> None:
     config, model = flows.our_config("qnnpack"), Net(lambda net, x: net.conv(x))
     with pytest.raises(ModelError, match=r"needs a model in eval mode; Net is in train mode: call .eval\(\)"):
         refimpl.fuse_fx(model, backend_config=config)
-    with pytest.raises(ModelError, match="prepare_fx needs a model in eval mode, found Net in train mode"):
+    with pytest.raises(
+        ModelError, match=r"prepare_fx needs a model in eval mode; Net is in train mode: call .eval\(\)"
+    ):
         refimpl.prepare_fx(model, flows.global_mapping(), backend_config=config)
     with pytest.raises(ConfigError, match="pass backend_config"):
         refimpl.fuse_fx(model.eval())
