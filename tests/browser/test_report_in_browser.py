@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,11 +88,16 @@ def test_every_cell_of_the_matrix_leads_to_its_claim(opened: Any) -> None:
     for label in ("REFUTED", "VERIFIED"):
         link = page.locator(".matrix td a", has_text=label).last
         link.click()
-        page.wait_for_timeout(100)
-        target = page.locator(f"[id='{page.evaluate('location.hash.slice(1)')}']")
-        assert target.is_visible()
-        top = target.bounding_box()["y"]
-        assert page.locator("nav").bounding_box()["height"] <= top < page.viewport_size["height"]
+        target = page.locator(f"[id='{link.get_attribute('href')[1:]}']")
+        target.wait_for(state="visible")
+        assert page.evaluate("location.hash") == link.get_attribute("href")
+        page.wait_for_function(  # scrolled to, and not under the bar
+            """hash => {
+                const top = document.getElementById(hash.slice(1)).getBoundingClientRect().top;
+                return document.querySelector("nav").getBoundingClientRect().height <= top && top < innerHeight;
+            }""",
+            arg=link.get_attribute("href"),
+        )
 
 
 def test_a_link_to_a_filtered_row_shows_it(opened: Any) -> None:
@@ -115,9 +121,10 @@ def test_a_link_to_folded_evidence_unfolds_it(opened: Any) -> None:
 
 
 def test_the_copy_button_answers(opened: Any) -> None:
-    button = opened().locator("article button").first
+    page = opened()
+    button = page.locator("article button").first
     button.click()
-    assert button.inner_text() in ("Copied", "Selected")
+    page.locator("article button", has_text=re.compile("^(Copied|Selected)$")).wait_for()  # when the clipboard answers
 
 
 def test_dark_mode_is_dark(opened: Any) -> None:
