@@ -1,194 +1,85 @@
-"""Observers: modules that watch a value and turn what they saw into qparams (rules NUM-02, DTY-05, CVT-09).
+"""Observers: modules that watch a value and turn what they saw into qparams (rules NUM-02, DTY-05, OBS-12, QCM-01).
 
-An observer is taken by protocol: a module with ``dtype, qscheme, quant_min, quant_max, eps, is_dynamic``, an identity
-``forward`` and ``calculate_qparams() -> (scale, zero_point)``. Torch's own observers fit it.
+They have torch's names, keywords and state-dict keys, so that a user swaps one import. What an observer is asked stands
+in ``refimpl.qparams``; HistogramObserver has a file of its own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from refimpl.errors import QConfigError, RefimplError
+from refimpl.errors import QConfigError
+from refimpl.qparams import PER_CHANNEL, PER_TENSOR, SYMMETRIC, has_data, minmax_qparams, qparams_without_data
+from refimpl.qparams import dtype_range as dtype_range
+from refimpl.qparams import is_quantized_dtype as is_quantized_dtype
 
-_DTYPE_RANGES = {
-    torch.quint8: (0, 255),
-    torch.uint8: (0, 255),
-    torch.qint8: (-128, 127),
-    torch.int8: (-128, 127),
-    torch.qint32: (-(2**31), 2**31 - 1),
-    torch.int32: (-(2**31), 2**31 - 1),
-    torch.quint4x2: (0, 15),
-}
-_SIGNED = (torch.qint8, torch.int8, torch.qint32, torch.int32)
-_SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
-PER_CHANNEL = (torch.per_channel_symmetric, torch.per_channel_affine)
+_EPS = torch.finfo(torch.float32).eps
+_EIGHT_BITS = (torch.quint8, torch.uint8, torch.qint8, torch.int8)
 
 
-def dtype_range(dtype: torch.dtype) -> tuple[int, int]:
-    """Return the smallest and the largest integer of a quantized dtype. Raises QConfigError for another dtype."""
-    try:
-        return _DTYPE_RANGES[dtype]
-    except KeyError:
-        known = ", ".join(map(str, _DTYPE_RANGES))
-        raise QConfigError(f"{dtype} is not a quantized dtype; expected one of {known}") from None
-
-
-def is_quantized_dtype(dtype: torch.dtype | None) -> bool:
-    """Tell whether a value of this dtype is held as integers."""
-    return dtype in _DTYPE_RANGES
-
-
-class Constructor:
+class Constructor(partial[nn.Module]):
     """A class (or function) with keyword arguments bound, to be called once per observer instance. (QCM-01)
 
     Equal constructors make equal observers, so that decisions can be cached by them.
     """
 
-    def __init__(self, make: Any, **arguments: Any) -> None:
-        self.make = make
-        self.arguments = arguments
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constructor) and (self.func, self.keywords) == (other.func, other.keywords)
 
-    def __call__(self, **more: Any) -> nn.Module:
-        made: nn.Module = self.make(**{**self.arguments, **more})
-        return made
+    def __hash__(self) -> int:
+        return hash((self.func, *self.keywords))
 
     def __repr__(self) -> str:
-        bound = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
-        return f"{getattr(self.make, '__name__', self.make)}({bound})"
+        bound = ", ".join(f"{name}={value}" for name, value in self.keywords.items())
+        return f"{getattr(self.func, '__name__', self.func)}({bound})"
 
     def with_args(self, **arguments: Any) -> Constructor:
         """Return a constructor with further arguments bound."""
-        return Constructor(self.make, **{**self.arguments, **arguments})
+        return Constructor(self.func, **{**self.keywords, **arguments})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QParams:
-    """What is needed to quantize: q = clamp(round_half_even(x / scale) + zero_point, quant_min, quant_max). (NUM-01)
+class Constructible(nn.Module):
+    """Base of the modules that a QConfig may name. (QCM-01)"""
 
-    ``scale`` is a positive real (float32), ``zero_point`` an integer; both have one element, or one per channel along
-    ``axis``.
-    """
-
-    scale: Tensor
-    zero_point: Tensor
-    dtype: torch.dtype
-    quant_min: int
-    quant_max: int
-    axis: int | None = None
-
-    def weight_dict(self, *, is_decomposed: bool) -> dict[str, Any]:
-        """Return the form that ``from_float`` of torch's reference modules takes. (CVT-02)"""
-        scheme = torch.per_tensor_affine if self.axis is None else torch.per_channel_affine
-        found: dict[str, Any] = {
-            "qscheme": scheme,
-            "dtype": self.dtype,
-            "scale": self.scale,
-            "zero_point": self.zero_point,
-            "quant_min": self.quant_min,
-            "quant_max": self.quant_max,
-            "is_decomposed": is_decomposed,
-        }
-        return found if self.axis is None else found | {"axis": self.axis}
-
-
-def read_qparams(observer: Any) -> QParams:
-    """Read the qparams of any observer, ours or torch's.
-
-    Raises QConfigError if it does not keep the protocol.
-    """
-    dtype = observer.dtype
-    low, high = dtype_range(dtype)
-    _reject_unused(observer)
-    try:
-        scale, zero_point = observer.calculate_qparams()
-    except RefimplError:
-        raise
-    except Exception as error:  # what a foreign observer raises: torch's ReuseInputObserver raises Exception itself
-        raise QConfigError(f"{type(observer).__name__} gives no qparams: {error}") from error
-    is_per_channel = getattr(observer, "qscheme", None) in PER_CHANNEL
-    quant_min, quant_max = getattr(observer, "quant_min", None), getattr(observer, "quant_max", None)
-    return QParams(
-        scale=scale.detach().to(torch.float32),
-        zero_point=zero_point.detach(),
-        dtype=dtype,
-        quant_min=low if quant_min is None else int(quant_min),
-        quant_max=high if quant_max is None else int(quant_max),
-        axis=int(observer.ch_axis) if is_per_channel else None,
-    )
-
-
-def _reject_unused(observer: Any) -> None:
-    """Raise QConfigError for an observer of ranges without data: torch's would make a scale of 1 up, with a warning."""
-    inner = getattr(observer, "activation_post_process", observer)
-    low, high = getattr(inner, "min_val", None), getattr(inner, "max_val", None)
-    if isinstance(low, Tensor) and isinstance(high, Tensor) and (not low.numel() or bool((low > high).any())):
-        raise QConfigError(
-            f"{type(inner).__name__} has seen no data: run the prepared model on calibration inputs before convert"
-        )
-
-
-def minmax_qparams(
-    low: Tensor, high: Tensor, *, quant_min: int, quant_max: int, symmetric: bool, eps: float, middle: int
-) -> tuple[Tensor, Tensor]:
-    """Turn a range of reals into (scale, zero point); 0 is always representable. (NUM-02)
-
-    `middle` is the zero point where `symmetric`. Shapes: `low`, `high`, and both results alike. All arithmetic in
-    float32, so that results agree bit for bit with every other implementation of the published formula.
-    """
-    low, high = low.clamp(max=0.0), high.clamp(min=0.0)  # rule: NUM-02
-    steps = float(quant_max - quant_min)
-    floor = torch.tensor(eps, dtype=torch.float32)
-    if symmetric:
-        scale = torch.maximum(torch.maximum(-low, high) / (steps / 2), floor)
-        return scale, torch.full_like(scale, middle, dtype=torch.int32)
-    scale = torch.maximum((high - low) / steps, floor)
-    zero_point = quant_min - torch.round(low / scale).to(torch.int32)
-    return scale, zero_point.clamp(quant_min, quant_max)
-
-
-class Observer(nn.Module):
-    """Base of refimpl's observers: dtype, range and scheme; the identity as ``forward``."""
-
-    def __init__(
-        self,
-        *,
-        dtype: torch.dtype = torch.quint8,
-        qscheme: torch.qscheme = torch.per_tensor_affine,
-        quant_min: int | None = None,
-        quant_max: int | None = None,
-        eps: float = torch.finfo(torch.float32).eps,
-        is_dynamic: bool = False,
-    ) -> None:
-        super().__init__()
-        self.dtype = dtype
-        self.qscheme = qscheme
-        self.is_dynamic = is_dynamic
-        self.eps = float(eps)
-        self.has_custom_range = quant_min is not None and quant_max is not None
-        if is_quantized_dtype(dtype):
-            low, high = dtype_range(dtype)
-            self.quant_min = low if quant_min is None else quant_min
-            self.quant_max = high if quant_max is None else quant_max
-            if not low <= self.quant_min < self.quant_max <= high:
-                raise QConfigError(
-                    f"{type(self).__name__}: quant range {self.quant_min}..{self.quant_max} is empty or outside "
-                    f"{low}..{high} of {dtype}"
-                )
+    resized: ClassVar[tuple[str, ...]] = ()  # buffers of one element, or one per channel once there was data
 
     @classmethod
     def with_args(cls, **arguments: Any) -> Constructor:
-        """Return a constructor of this class with arguments bound. (QCM-01)"""
+        """Return a constructor of this class with arguments bound."""
         return Constructor(cls, **arguments)
 
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        for name in self.resized:  # rule: CVT-12
+            if prefix + name in state_dict:
+                getattr(self, name).resize_(state_dict[prefix + name].shape)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class Observer(Constructible):
+    """Base of refimpl's observers: the identity as ``forward``; by itself it measures nothing."""
+
+    def __init__(
+        self,
+        dtype: torch.dtype = torch.quint8,
+        *,
+        qscheme: Any = None,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        is_dynamic: bool = False,
+    ) -> None:
+        super().__init__()
+        self.dtype, self.qscheme, self.is_dynamic = dtype, qscheme, is_dynamic
+        self.quant_min: Any = quant_min
+        self.quant_max: Any = quant_max
+
     def extra_repr(self) -> str:
-        return f"dtype={self.dtype}, qscheme={self.qscheme}, range={getattr(self, 'quant_min', None)}.." + str(
-            getattr(self, "quant_max", None)
-        )
+        return f"dtype={self.dtype}, qscheme={self.qscheme}, range={self.quant_min}..{self.quant_max}"
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -197,71 +88,136 @@ class Observer(nn.Module):
         """Return (scale, zero point). Raises QConfigError when there is nothing to calculate them from."""
         raise QConfigError(f"{type(self).__name__} has no qparams")
 
+    def _set_integers(self) -> None:
+        """Let an end of the range that was not given be the dtype's. Raises QConfigError if the range does not fit."""
+        low, high = dtype_range(self.dtype)
+        self.quant_min = low if self.quant_min is None else self.quant_min
+        self.quant_max = high if self.quant_max is None else self.quant_max
+        if not low <= self.quant_min < self.quant_max <= high:
+            found = f"quant range {self.quant_min}..{self.quant_max} is empty or outside {low}..{high} of {self.dtype}"
+            raise QConfigError(f"{type(self).__name__}: {found}")
 
-class MinMaxObserver(Observer):
-    """Keeps the smallest and largest value seen; one pair of qparams for the tensor. (NUM-02)"""
 
+class RangeObserver(Observer):
+    """Base of the observers that keep a range of reals: one, or one per channel.
+
+    `quant_min` and `quant_max` narrow the dtype's range of integers, `reduce_range` halves it (8 bits to 7); `eps` is
+    the smallest scale; `factory_kwargs` gives device and dtype of the buffers. Raises QConfigError for arguments that
+    do not go together.
+    """
+
+    _version = 3  # of the state dict, as torch counts it
+    resized = ("min_val", "max_val")
+    schemes: ClassVar[tuple[Any, ...]] = PER_TENSOR
+    unseen: ClassVar[tuple[Any, Any]] = (math.inf, -math.inf)
+    can_be_dynamic = False
+    eps: Tensor
     min_val: Tensor
     max_val: Tensor
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.register_buffer("min_val", torch.tensor(float("inf")))
-        self.register_buffer("max_val", torch.tensor(float("-inf")))
+    def __init__(
+        self,
+        dtype: torch.dtype = torch.quint8,
+        *,
+        reduce_range: bool = False,
+        factory_kwargs: dict[str, Any] | None = None,
+        eps: float = _EPS,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(dtype, **{"qscheme": self.schemes[0]} | arguments)
+        self.has_customized_qrange = self.quant_min is not None and self.quant_max is not None
+        self._set_integers()
+        self.reduce_range = reduce_range
+        if misfit := self._misfit():
+            raise QConfigError(f"{type(self).__name__}: {misfit}")
+        if reduce_range and (self.has_customized_qrange or dtype in _EIGHT_BITS):
+            self.quant_min, self.quant_max = self.quant_min // 2, self.quant_max // 2
+        for name, value in (("eps", [eps]), *zip(("min_val", "max_val"), self.unseen, strict=True)):
+            self.register_buffer(name, torch.tensor(value, **(factory_kwargs or {})))
+
+    def _misfit(self) -> str:
+        """Say which arguments do not go together; nothing if all do."""
+        if self.qscheme not in self.schemes:
+            return f"qscheme is {self.qscheme}, must be one of {self.schemes}"
+        if self.is_dynamic and not self.can_be_dynamic:
+            return "is_dynamic, but the qparams depend on earlier batches, or are per channel"
+        if self.reduce_range and self.qscheme in SYMMETRIC and dtype_range(self.dtype) == (0, 255):
+            return f"reduce_range leaves no middle of symmetric {self.dtype}"
+        return ""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.numel():
-            low, high = self._range(x.detach().to(self.min_val.dtype))
-            self.min_val = torch.minimum(self.min_val, low)
-            self.max_val = torch.maximum(self.max_val, high)
+        if x.numel():  # an empty batch is no data
+            low, high = self._bounds(x.detach().to(self.min_val.dtype))
+            self._keep(*(self._merge(low, high) if has_data(self.min_val, self.max_val) else (low, high)))
         return x
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        for name in ("min_val", "max_val"):  # rule: CVT-12
-            if prefix + name in state_dict:  # one value, or one per channel once there was data
-                setattr(self, name, torch.empty_like(state_dict[prefix + name]))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+    def _bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.aminmax(x)
 
-    def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        low, high = torch.aminmax(x)
-        return low, high
+    def _merge(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.minimum(self.min_val, low), torch.maximum(self.max_val, high)
+
+    def _keep(self, low: Tensor, high: Tensor) -> None:
+        self.min_val.resize_(low.shape).copy_(low)
+        self.max_val.resize_(high.shape).copy_(high)
+
+    def reset_min_max_vals(self) -> None:
+        """Forget what was seen."""
+        self._keep(*map(torch.tensor, self.unseen))
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Return (scale, zero point), each of one element (per tensor) or one per channel. (NUM-02)
+        """Return (scale, zero point), of one element or one per channel; without data (1, 0), with a warning."""
+        return qparams_without_data(self) or self._qparams(*self._range())
 
-        Raises QConfigError when the observer has seen nothing.
-        """
-        _reject_unused(self)
-        return minmax_qparams(
-            self.min_val,
-            self.max_val,
-            quant_min=self.quant_min,
-            quant_max=self.quant_max,
-            symmetric=self.qscheme in _SYMMETRIC,
-            eps=self.eps,
-            middle=self._middle(),
-        )
+    def _range(self) -> tuple[Tensor, Tensor]:
+        return self.min_val, self.max_val
 
-    def _middle(self) -> int:
-        """The zero point of a symmetric scheme: 0 if signed, else mid-range; rounded down in a range that was given."""
-        if self.dtype in _SIGNED:  # rule: NUM-02
-            return 0
-        return (self.quant_min + self.quant_max + (0 if self.has_custom_range else 1)) // 2
+    def _qparams(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute qparams; a symmetric zero point is 0 if signed, else mid-range, rounded down in a given range."""
+        ends = (self.quant_min, self.quant_max)
+        middle = 0 if dtype_range(self.dtype)[0] < 0 else (sum(ends) + (not self.has_customized_qrange)) // 2
+        return minmax_qparams(low, high, *ends, qscheme=self.qscheme, eps=self.eps, middle=middle)  # rule: NUM-02
 
 
-class PerChannelMinMaxObserver(MinMaxObserver):
+class MinMaxObserver(RangeObserver):
+    """Keeps the smallest and largest value seen; one pair of qparams for the tensor. (NUM-02)"""
+
+    can_be_dynamic = True
+
+
+class PerChannelMinMaxObserver(RangeObserver):
     """Keeps one range per slice along ``ch_axis``. (NUM-02)"""
 
-    def __init__(
-        self, *, ch_axis: int = 0, qscheme: torch.qscheme = torch.per_channel_affine, **arguments: Any
-    ) -> None:
-        super().__init__(qscheme=qscheme, **arguments)
+    schemes = PER_CHANNEL
+    unseen = ([], [])
+
+    def __init__(self, ch_axis: int = 0, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self.ch_axis = ch_axis
 
-    def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        slices = x.movedim(self.ch_axis, 0).flatten(1) if x.dim() > 1 else x.reshape(-1, 1)
-        low, high = torch.aminmax(slices, dim=1)
-        return low, high
+    def _bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.aminmax(x.movedim(self.ch_axis, 0).reshape(x.shape[self.ch_axis], -1), dim=1)
+
+
+class _MovingAverage(RangeObserver):
+    """Moves each bound by `averaging_constant` of its distance to the batch's; 1: only the last batch counts."""
+
+    def __init__(self, averaging_constant: float = 0.01, **arguments: Any) -> None:
+        self.averaging_constant = averaging_constant
+        self.can_be_dynamic &= averaging_constant == 1
+        super().__init__(**arguments)
+
+    def _merge(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        share = self.averaging_constant
+        return self.min_val + share * (low - self.min_val), self.max_val + share * (high - self.max_val)
+
+
+class MovingAverageMinMaxObserver(_MovingAverage, MinMaxObserver):
+    """Averages the range of the tensor over batches. (NUM-02)"""
+
+
+class MovingAveragePerChannelMinMaxObserver(_MovingAverage, PerChannelMinMaxObserver):
+    """Averages one range per slice along ``ch_axis`` over batches. (NUM-02)"""
 
 
 class FixedQParamsObserver(Observer):
@@ -270,15 +226,34 @@ class FixedQParamsObserver(Observer):
     scale: Tensor
     zero_point: Tensor
 
-    def __init__(self, *, scale: float, zero_point: int, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32))
-        self.register_buffer("zero_point", torch.tensor(zero_point, dtype=torch.int32))
+    def __init__(self, scale: float, zero_point: int, **arguments: Any) -> None:
+        super().__init__(**{"qscheme": torch.per_tensor_affine} | arguments)
+        self._set_integers()
+        self.register_buffer("scale", torch.tensor([scale], dtype=torch.float32))
+        self.register_buffer("zero_point", torch.tensor([zero_point], dtype=torch.int32))
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Return the fixed (scale, zero point)."""
+        """Return the fixed (scale, zero point), of one element each."""
         return self.scale, self.zero_point
 
 
 class PlaceholderObserver(Observer):
     """Says which dtype is wanted and measures nothing (dynamic and float16 quantization)."""
+
+    def __init__(
+        self, dtype: torch.dtype = torch.float32, custom_op_name: str = "", *, eps: float = _EPS, **arguments: Any
+    ) -> None:
+        super().__init__(dtype, **{"qscheme": torch.per_tensor_affine} | arguments)
+        self.custom_op, self.eps = custom_op_name, eps
+
+
+class NoopObserver(Observer):
+    """Names a dtype and nothing else: float16 unless told otherwise."""
+
+    def __init__(self, dtype: torch.dtype = torch.float16, custom_op_name: str = "") -> None:
+        super().__init__(dtype)
+        self.custom_op = custom_op_name
+
+
+class ReuseInputObserver(Observer):
+    """Asks for the observer of the op's input at its output, as an op like reshape may. (OBS-12)"""

@@ -8,13 +8,22 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.quantization.quantize_fx  # torch's observers need it loaded before them
-from both_flows import torch_fakes, torchs
+from both_flows import torchs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from refimpl import FixedQParamsObserver, MinMaxObserver, PerChannelMinMaxObserver, PlaceholderObserver, QConfigError
-from refimpl.observers import Constructor, QParams, dtype_range, read_qparams
+from refimpl import observers
+from refimpl.errors import QConfigError
+from refimpl.fake_quantize import FakeQuantize
+from refimpl.observers import (
+    Constructor,
+    FixedQParamsObserver,
+    MinMaxObserver,
+    MovingAverageMinMaxObserver,
+)
+from refimpl.qparams import dtype_range, read_qparams
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")  # torch's
 
 RANGES: dict[torch.dtype, list[tuple[int, int] | None]] = {
     torch.quint8: [None, (0, 127), (0, 255), (0, 15)],
@@ -39,41 +48,126 @@ def arguments(dtype: torch.dtype, bounds: tuple[int, int] | None) -> dict[str, A
 
 
 def assert_same_qparams(ours: Any, theirs: Any, what: str) -> None:
-    """The scales agree bit for bit, the zero points exactly; torch's shapes of one element count as ours of none."""
-    (scale, zero_point), (their_scale, their_zero_point) = ours.calculate_qparams(), theirs.calculate_qparams()
-    assert torch.equal(scale.reshape(-1), their_scale.reshape(-1)), f"{what}: scales {scale} and torch's {their_scale}"
-    assert zero_point.reshape(-1).tolist() == their_zero_point.reshape(-1).tolist(), f"{what}: zero points differ"
+    """Both tensors agree bit for bit, dtypes and shapes included."""
+    for name, found, expected in zip(
+        ("scale", "zero point"), ours.calculate_qparams(), theirs.calculate_qparams(), strict=True
+    ):
+        assert found.dtype == expected.dtype, f"{what}: {name} is {found.dtype}, torch's {expected.dtype}"
+        assert torch.equal(found, expected), f"{what}: {name} {found}, torch's {expected}"
+
+
+PER_TENSOR_KINDS = ["MinMaxObserver", "MovingAverageMinMaxObserver"]
+PER_CHANNEL_KINDS = ["PerChannelMinMaxObserver", "MovingAveragePerChannelMinMaxObserver"]
+
+
+def both(kind: str, **made: Any) -> tuple[Any, Any]:
+    """Make our observer and torch's of one name."""
+    return getattr(observers, kind)(**made), getattr(torchs, kind)(**made)
 
 
 @pytest.mark.rule("NUM-02")
-@settings(max_examples=300, derandomize=True, deadline=None)
-@given(pair=PAIRS, scheme=SCHEMES, eps=st.sampled_from([torch.finfo(torch.float32).eps, 2**-12, 1e-9]))
-def test_min_max_qparams_are_torchs(pair: tuple[float, float], scheme: tuple[Any, Any, int], eps: float) -> None:
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(
+    pairs=st.lists(PAIRS, min_size=1, max_size=3),
+    scheme=SCHEMES,
+    eps=st.sampled_from([torch.finfo(torch.float32).eps, 2**-12, 1e-9]),
+    kind=st.sampled_from(PER_TENSOR_KINDS),
+    reduce_range=st.booleans(),
+    data=st.sampled_from([torch.float32, torch.float64, torch.float16, torch.int32]),
+)
+def test_per_tensor_qparams_are_torchs(
+    pairs: list[tuple[float, float]], scheme: tuple[Any, Any, int], eps: float, kind: str, reduce_range: bool,
+    data: torch.dtype,
+) -> None:  # fmt: skip
     dtype, bounds, symmetric = scheme
     qscheme = torch.per_tensor_symmetric if symmetric else torch.per_tensor_affine
     made = arguments(dtype, bounds) | {"qscheme": qscheme, "eps": eps}
-    ours, theirs = MinMaxObserver(**made), torchs.MinMaxObserver(**made)
-    for value in pair:
-        x = torch.tensor([value])
-        ours(x), theirs(x)
-    assert_same_qparams(ours, theirs, f"range {pair} with {made}")
+    if reduce_range and not (symmetric and dtype == torch.quint8):  # these two do not go together
+        made["reduce_range"] = True
+    ours, theirs = both(kind, **made)
+    assert (ours.quant_min, ours.quant_max) == (theirs.quant_min, theirs.quant_max)
+    for pair in pairs:
+        x = torch.tensor(pair, dtype=torch.float64).clamp(-6e4, 6e4).to(data)
+        assert ours(x) is x
+        theirs(x)
+    assert_same_qparams(ours, theirs, f"{kind} of {pairs} with {made}")
 
 
 @pytest.mark.rule("NUM-02")
-@settings(max_examples=100, derandomize=True, deadline=None)
-@given(pairs=st.lists(PAIRS, min_size=1, max_size=4), scheme=SCHEMES, axis=st.integers(0, 2))
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(
+    pairs=st.lists(PAIRS, min_size=1, max_size=4),
+    scheme=SCHEMES,
+    axis=st.integers(-1, 2),
+    kind=st.sampled_from(PER_CHANNEL_KINDS),
+)
 def test_per_channel_qparams_are_torchs(
-    pairs: list[tuple[float, float]], scheme: tuple[Any, Any, int], axis: int
+    pairs: list[tuple[float, float]], scheme: tuple[Any, Any, int], axis: int, kind: str
 ) -> None:
     dtype, bounds, symmetric = scheme
     qscheme = torch.per_channel_symmetric if symmetric else torch.per_channel_affine
     made = arguments(dtype, bounds) | {"qscheme": qscheme, "ch_axis": axis}
-    ours, theirs = PerChannelMinMaxObserver(**made), torchs.PerChannelMinMaxObserver(**made)
+    ours, theirs = both(kind, **made)
     x = torch.tensor(pairs).reshape(len(pairs), 2, 1).movedim(0, axis)
+    for batch in (x, x * 0.5, x * 2):
+        ours(batch), theirs(batch)
+    assert_same_qparams(ours, theirs, f"{kind} of {pairs} with {made}")
+    assert read_qparams(ours).axis == axis
+
+
+@pytest.mark.rule("NUM-02", "CVT-11")
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(
+    pairs=st.lists(PAIRS, min_size=1, max_size=4),
+    dtype=st.sampled_from([torch.quint8, torch.quint4x2]),
+    kind=st.sampled_from(PER_CHANNEL_KINDS),
+)
+def test_the_zero_point_of_float_qparams_is_torchs_real(
+    pairs: list[tuple[float, float]], dtype: torch.dtype, kind: str
+) -> None:
+    ours, theirs = both(kind, dtype=dtype, qscheme=torch.per_channel_affine_float_qparams)
+    x = torch.tensor(pairs)
     for batch in (x, x * 0.5):
         ours(batch), theirs(batch)
-    assert_same_qparams(ours, theirs, f"channels {pairs} with {made}")
-    assert read_qparams(ours).axis == axis
+    assert_same_qparams(ours, theirs, f"{kind} of rows {pairs} in {dtype}")
+    weight = read_qparams(ours).weight_dict(is_decomposed=False)
+    assert weight["zero_point"].dtype == torch.float32
+    assert (weight["qscheme"], weight["axis"]) == (torch.per_channel_affine_float_qparams, 0)
+
+
+@pytest.mark.rule("NUM-02")
+@pytest.mark.parametrize("dtype", [torch.qint32, torch.int32, torch.int16, torch.uint16, torch.int8, torch.uint8])
+@pytest.mark.parametrize("qscheme", [torch.per_tensor_affine, torch.per_tensor_symmetric], ids=str)
+def test_the_other_dtypes_have_torchs_qparams(dtype: torch.dtype, qscheme: Any) -> None:
+    ours, theirs = both("MinMaxObserver", dtype=dtype, qscheme=qscheme)
+    x = torch.linspace(-3.0, 7.0, 11)
+    ours(x), theirs(x)
+    assert (ours.quant_min, ours.quant_max) == (theirs.quant_min, theirs.quant_max)
+    assert_same_qparams(ours, theirs, f"{dtype}, {qscheme}")
+
+
+@pytest.mark.rule("NUM-02")
+def test_torch_gives_symmetric_4_bits_zero_point_0_where_a_negative_value_has_no_integer() -> None:
+    ours, theirs = both("MinMaxObserver", dtype=torch.quint4x2, qscheme=torch.per_tensor_symmetric)
+    x = torch.tensor([-1.0, 1.0])
+    ours(x), theirs(x)
+    assert [int(observer.calculate_qparams()[1]) for observer in (ours, theirs)] == [8, 0]
+
+
+@pytest.mark.rule("NUM-02")
+def test_torch_ignores_one_end_of_a_range_that_is_given_alone() -> None:
+    ours, theirs = both("MinMaxObserver", quant_max=127)
+    assert (ours.quant_max, theirs.quant_max) == (127, 255)
+
+
+@pytest.mark.rule("NUM-02")
+def test_a_vector_has_one_value_per_channel_where_torch_raises() -> None:
+    ours, theirs = both("PerChannelMinMaxObserver", dtype=torch.qint8, qscheme=torch.per_channel_symmetric)
+    x = torch.tensor([1.0, -127.5])
+    ours(x)
+    assert torch.equal(ours.calculate_qparams()[0], torch.tensor([1 / 127.5, 1.0]))
+    with pytest.raises(IndexError):
+        theirs(x)
 
 
 @pytest.mark.rule("NUM-02")
@@ -94,46 +188,29 @@ def test_zero_is_always_representable() -> None:
         assert int(observer.calculate_qparams()[1]) == zero_point, f"of the range {low}..{high}"
 
 
-def quantized(x: Tensor, qparams: QParams) -> Tensor:
-    """NUM-01 as it is written, in float64 but for the division."""
-    steps = torch.round(x / qparams.scale).double() + qparams.zero_point
-    return steps.clamp(qparams.quant_min, qparams.quant_max)
-
-
-@pytest.mark.rule("NUM-01")
-@pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8])
-def test_torchs_quantize_is_the_rule_ties_included(dtype: torch.dtype) -> None:
-    observer = MinMaxObserver(dtype=dtype)
-    observer(torch.tensor([-16.0, 15.875]))
-    qparams = read_qparams(observer)
-    assert float(qparams.scale) == 0.125
-    x = torch.arange(-300, 300) * 0.0625  # every second one is a tie, and both ends saturate
-    theirs = torch.quantize_per_tensor(x, float(qparams.scale), int(qparams.zero_point), dtype)
-    assert torch.equal(quantized(x, qparams), theirs.int_repr().double())
-    back = (theirs.int_repr().float() - qparams.zero_point) * qparams.scale
-    assert torch.equal(back, theirs.dequantize())
+@pytest.mark.rule("NUM-02")
+@pytest.mark.parametrize("kind", [*PER_TENSOR_KINDS, *PER_CHANNEL_KINDS])
+def test_an_empty_batch_is_no_data(kind: str) -> None:
+    ours, theirs = both(kind)
+    for observer in (ours, theirs):
+        observer(torch.empty(0, 3))
+    with pytest.warns(UserWarning, match="no data"):
+        assert_same_qparams(ours, theirs, "after an empty batch")
+    for observer in (ours, theirs):
+        observer(torch.tensor([[1.0, 2.0]]))
+        observer(torch.empty(0, 3))
+    assert_same_qparams(ours, theirs, "an empty batch after data")
 
 
 @pytest.mark.rule("NUM-02")
-@pytest.mark.parametrize(
-    "observer",
-    [
-        MinMaxObserver(), PerChannelMinMaxObserver(), torchs.MinMaxObserver(), torchs.PerChannelMinMaxObserver(),
-        torchs.HistogramObserver(), torchs.MovingAverageMinMaxObserver(), torch_fakes.FakeQuantize(),
-    ],
-    ids=lambda observer: f"{type(observer).__module__}.{type(observer).__name__}",
-)  # fmt: skip
-def test_without_data_there_are_no_qparams(observer: Any) -> None:
-    with pytest.raises(QConfigError, match="has seen no data: run the prepared model on calibration inputs"):
-        read_qparams(observer)
-
-
-@pytest.mark.rule("NUM-02")
-def test_an_empty_batch_is_no_data() -> None:
-    observer = MinMaxObserver()
-    observer(torch.empty(0, 3))
-    with pytest.raises(QConfigError, match="no data"):
-        observer.calculate_qparams()
+@pytest.mark.parametrize("kind", [*PER_TENSOR_KINDS, *PER_CHANNEL_KINDS])
+def test_what_was_seen_can_be_forgotten(kind: str) -> None:
+    ours, fresh = (getattr(observers, kind)(dtype=torch.qint8) for _ in range(2))
+    ours(torch.full((3, 2), 100.0))
+    ours.reset_min_max_vals()
+    for observer in (ours, fresh):
+        observer(torch.tensor([[1.0, 2.0]]))
+    assert_same_qparams(ours, fresh, "after reset")
 
 
 @pytest.mark.rule("DTY-05")
@@ -142,34 +219,15 @@ def test_fixed_qparams_do_not_depend_on_data() -> None:
     observer(torch.tensor([-100.0, 100.0]))
     found = read_qparams(observer)
     assert (float(found.scale), int(found.zero_point), found.quant_min, found.quant_max) == (1 / 256, 7, 0, 255)
-    theirs = read_qparams(torchs.FixedQParamsObserver(scale=1 / 256, zero_point=7))
-    assert (float(theirs.scale), int(theirs.zero_point)) == (1 / 256, 7)
+    theirs = torchs.FixedQParamsObserver(scale=1 / 256, zero_point=7)
+    assert_same_qparams(observer, theirs, "fixed")
+    assert observer.state_dict().keys() == theirs.state_dict().keys()
 
 
-@pytest.mark.rule("CFG-14")
-@pytest.mark.parametrize(
-    ("theirs", "expected"),
-    [
-        (torchs.MinMaxObserver(dtype=torch.qint8), (torch.qint8, -128, 127, None)),
-        (torchs.MinMaxObserver(quant_min=0, quant_max=127), (torch.quint8, 0, 127, None)),
-        (torchs.HistogramObserver(), (torch.quint8, 0, 255, None)),
-        (torchs.PerChannelMinMaxObserver(ch_axis=1, dtype=torch.qint8), (torch.qint8, -128, 127, 1)),
-        (torch_fakes.FakeQuantize(quant_min=0, quant_max=127), (torch.quint8, 0, 127, None)),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_torchs_observers_are_read_by_protocol(theirs: Any, expected: tuple[Any, ...]) -> None:
-    theirs(torch.randn(4, 3, generator=torch.Generator().manual_seed(0)))
-    found = read_qparams(theirs)
-    assert (found.dtype, found.quant_min, found.quant_max, found.axis) == expected
-    assert torch.equal(found.scale, theirs.calculate_qparams()[0])
-
-
-@pytest.mark.rule("NUM-02")
-@pytest.mark.parametrize("observer", [PlaceholderObserver(dtype=torch.quint8), torchs.ReuseInputObserver()], ids=repr)
-def test_observers_without_qparams_are_named(observer: Any) -> None:
-    with pytest.raises(QConfigError, match=type(observer).__name__):
-        read_qparams(observer)
+@pytest.mark.rule("DTY-05")
+def test_torch_gives_fixed_qparams_of_a_signed_dtype_an_unsigned_range() -> None:
+    ours, theirs = both("FixedQParamsObserver", scale=1 / 128, zero_point=0, dtype=torch.qint8)
+    assert [(each.quant_min, each.quant_max) for each in (ours, theirs)] == [(-128, 127), (0, 255)]
 
 
 @pytest.mark.rule("NUM-02")
@@ -179,6 +237,56 @@ def test_a_range_outside_the_dtype_is_refused(bounds: tuple[int, int]) -> None:
         MinMaxObserver(quant_min=bounds[0], quant_max=bounds[1])
     with pytest.raises(QConfigError, match="is not a quantized dtype"):
         dtype_range(torch.float32)
+
+
+@pytest.mark.rule("NUM-02")
+@pytest.mark.parametrize(
+    ("kind", "made", "why"),
+    [
+        ("MinMaxObserver", {"qscheme": torch.per_channel_affine}, "qscheme is torch.per_channel_affine"),
+        ("PerChannelMinMaxObserver", {"qscheme": torch.per_tensor_affine}, "qscheme is torch.per_tensor_affine"),
+        ("PerChannelMinMaxObserver", {"is_dynamic": True}, "is_dynamic, but"),
+        ("MovingAverageMinMaxObserver", {"is_dynamic": True}, "is_dynamic, but"),
+        ("MinMaxObserver", {"qscheme": torch.per_tensor_symmetric, "reduce_range": True}, "leaves no middle"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(kind: str, made: dict[str, Any], why: str) -> None:
+    with pytest.raises(QConfigError, match=f"{kind}: .*{why}"):
+        getattr(observers, kind)(**made)
+    with pytest.raises(NotImplementedError):
+        getattr(torchs, kind)(**made)
+
+
+@pytest.mark.rule("DTY-07")
+def test_only_what_forgets_earlier_batches_may_be_dynamic() -> None:
+    made = {"is_dynamic": True, "averaging_constant": 1}
+    ours, theirs = both("MovingAverageMinMaxObserver", **made)
+    for observer in (ours, theirs):
+        assert observer.is_dynamic
+        for x in (torch.tensor([-5.0, 5.0]), torch.tensor([0.0, 1.0])):
+            observer(x)
+    assert_same_qparams(ours, theirs, "the last batch alone")
+    assert float(ours.max_val) == 1.0
+
+
+@pytest.mark.rule("QCM-01")
+@pytest.mark.parametrize(
+    ("kind", "made"),
+    [
+        ("PlaceholderObserver", {}),
+        ("PlaceholderObserver", {"dtype": torch.quint8, "quant_min": 0, "quant_max": 255, "is_dynamic": True}),
+        ("PlaceholderObserver", {"dtype": torch.float16, "custom_op_name": "op"}),
+        ("NoopObserver", {}),
+        ("ReuseInputObserver", {}),
+    ],
+)
+def test_observers_that_measure_nothing_say_what_torchs_say(kind: str, made: dict[str, Any]) -> None:
+    ours, theirs = both(kind, **made)
+    names = vars(theirs).keys() & {"dtype", "qscheme", "quant_min", "quant_max", "eps", "is_dynamic", "custom_op"}
+    assert {name: getattr(ours, name) for name in names} == {name: getattr(theirs, name) for name in names}
+    x = torch.ones(2)
+    assert ours(x) is x
+    assert ours.state_dict() == {}
 
 
 @pytest.mark.rule("QCM-01")
@@ -191,16 +299,50 @@ def test_with_args_binds_and_can_be_bound_further() -> None:
     assert repr(make) == "MinMaxObserver(dtype=torch.qint8, quant_min=-127, quant_max=127)"
 
 
+@pytest.mark.rule("QCM-01")
+def test_equal_constructors_are_equal_nested_ones_too() -> None:
+    def fake(**more: Any) -> Constructor:
+        return FakeQuantize.with_args(observer=MinMaxObserver.with_args(dtype=torch.qint8, **more))
+
+    assert fake() == fake() and hash(fake()) == hash(fake())
+    assert fake() == copy.deepcopy(fake())
+    assert fake() != fake(quant_min=-127, quant_max=127)
+    assert MinMaxObserver.with_args() != MovingAverageMinMaxObserver.with_args()
+
+
 @pytest.mark.rule("CVT-12")
-@pytest.mark.parametrize("kind", [MinMaxObserver, PerChannelMinMaxObserver])
-def test_observers_survive_copies_and_state_dicts(kind: Any) -> None:
+@pytest.mark.parametrize("kind", [*PER_TENSOR_KINDS, *PER_CHANNEL_KINDS])
+def test_observers_survive_copies_and_state_dicts_either_way(kind: str) -> None:
     torch.manual_seed(0)
-    observer = kind(dtype=torch.qint8)
-    observer(torch.randn(4, 3))
-    copied = copy.deepcopy(observer)
-    assert_same_qparams(copied, observer, "after deepcopy")
+    ours, theirs = both(kind, dtype=torch.qint8, eps=2**-12)
+    ours(torch.randn(4, 3))
+    copied = copy.deepcopy(ours)
+    assert_same_qparams(copied, ours, "after deepcopy")
     copied(torch.full((4, 3), 100.0))
-    assert float(observer.max_val.max()) < 100, "the copy shares its range with the original"
-    fresh = kind(dtype=torch.qint8)
-    fresh.load_state_dict(observer.state_dict())
-    assert_same_qparams(fresh, observer, "after load_state_dict")
+    assert float(ours.max_val.max()) < 100, "the copy shares its range with the original"
+    fresh, foreign = both(kind, dtype=torch.qint8)
+    foreign.load_state_dict(ours.state_dict())
+    assert_same_qparams(ours, foreign, "torch's, loaded from ours")
+    theirs(torch.randn(5, 3))
+    fresh.load_state_dict(theirs.state_dict())
+    assert_same_qparams(fresh, theirs, "ours, loaded from torch's")
+    with pytest.raises(RuntimeError, match="Missing key"):
+        fresh.load_state_dict({})
+
+
+@pytest.mark.rule("CVT-12")
+def test_buffers_keep_their_identity_while_observing() -> None:
+    observer = MinMaxObserver()
+    before = observer.min_val
+    observer(torch.tensor([-3.0]))
+    assert observer.min_val is before, "replicas that hold the buffer would not see the range"
+    assert float(before) == -3.0
+
+
+@pytest.mark.rule("QCM-01")
+def test_buffers_are_made_where_factory_kwargs_say() -> None:
+    ours, theirs = both("MovingAveragePerChannelMinMaxObserver", factory_kwargs={"dtype": torch.float64})
+    x = torch.tensor([[0.1, 0.7], [-0.3, 0.2]], dtype=torch.float64)
+    ours(x), theirs(x)
+    assert ours.min_val.dtype == torch.float64
+    assert_same_qparams(ours, theirs, "float64")

@@ -1,0 +1,151 @@
+"""Fake quantizes: observe a value, then quantize and dequantize it at once, in float (rules QAT-01, QAT-03, NUM-01).
+
+Names, keywords and state-dict keys are torch's. Gradients pass straight through where the value was not clamped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partialmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from refimpl.errors import QConfigError
+from refimpl.observers import Constructible, MovingAverageMinMaxObserver
+from refimpl.qparams import PER_CHANNEL, SYMMETRIC
+
+
+class FakeQuantize(Constructible):
+    """Observes with the `observer` that it makes, and quantizes with the qparams of that: the last ones once disabled.
+
+    ``scale`` and ``zero_point`` have one element or one per channel along ``ch_axis``; the inner observer is
+    ``activation_post_process``. `observer`: a class or constructor, ours or torch's; other keywords go to it. Raises
+    QConfigError if what it makes has no range of integers.
+    """
+
+    resized = ("scale", "zero_point")
+    flag_dtype = torch.uint8
+    fake_quant_enabled: Tensor
+    observer_enabled: Tensor
+    scale: Tensor
+    zero_point: Tensor
+
+    def __init__(
+        self,
+        observer: Callable[..., Any] = MovingAverageMinMaxObserver,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        is_dynamic: bool = False,
+        **observer_kwargs: Any,
+    ) -> None:
+        super().__init__()
+        for name in ("fake_quant_enabled", "observer_enabled"):
+            self.register_buffer(name, torch.ones(1, dtype=self.flag_dtype))
+        if quant_min is not None and quant_max is not None:
+            observer_kwargs |= {"quant_min": quant_min, "quant_max": quant_max}
+        inner = observer(is_dynamic=is_dynamic, **observer_kwargs)
+        if getattr(inner, "quant_min", None) is None or getattr(inner, "quant_max", None) is None:
+            raise QConfigError(f"{type(self).__name__}: {type(inner).__name__} has no range of integers to quantize to")
+        self.activation_post_process = inner
+        self.quant_min, self.quant_max = inner.quant_min, inner.quant_max
+        self.dtype, self.qscheme, self.is_dynamic = inner.dtype, inner.qscheme, inner.is_dynamic
+        self.is_per_channel = inner.qscheme in PER_CHANNEL
+        self.ch_axis = getattr(inner, "ch_axis", -1)
+        is_real = inner.qscheme == torch.per_channel_affine_float_qparams
+        self.register_buffer("scale", torch.ones(1))
+        self.register_buffer("zero_point", torch.zeros(1, dtype=torch.float32 if is_real else torch.int32))
+
+    def enable_fake_quant(self, enabled: bool = True) -> None:
+        """Quantize from now on; or, if False, pass values through."""
+        self.fake_quant_enabled[0] = int(enabled)
+
+    disable_fake_quant = partialmethod(enable_fake_quant, False)
+
+    def enable_observer(self, enabled: bool = True) -> None:
+        """Observe from now on; or, if False, keep the qparams."""
+        self.observer_enabled[0] = int(enabled)
+
+    disable_observer = partialmethod(enable_observer, False)
+
+    def extra_repr(self) -> str:
+        switches = f"observer_enabled={self.observer_enabled}, fake_quant_enabled={self.fake_quant_enabled}"
+        return f"{switches}, scale={self.scale}, zero_point={self.zero_point}"
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Return the inner observer's (scale, zero point)."""
+        return self.activation_post_process.calculate_qparams()  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.observer_enabled[0]:
+            self.activation_post_process(x.detach())
+            for kept, new in zip((self.scale, self.zero_point), self.calculate_qparams(), strict=True):
+                kept.resize_(new.shape).copy_(new)
+        return self._quantized(x) if self.fake_quant_enabled[0] else x
+
+    def _quantized(self, x: Tensor) -> Tensor:
+        bounds = (self.quant_min, self.quant_max)  # rule: NUM-01
+        if self.is_per_channel:
+            return torch.fake_quantize_per_channel_affine(x, self.scale, self.zero_point, self.ch_axis, *bounds)
+        return torch.fake_quantize_per_tensor_affine(x, self.scale, self.zero_point, *bounds)
+
+
+class FixedQParamsFakeQuantize(FakeQuantize):
+    """Quantizes with the fixed qparams of its observer, whatever it sees. (DTY-05)
+
+    Raises QConfigError if `observer` makes one whose qparams are not fixed.
+    """
+
+    def __init__(self, observer: Callable[..., Any]) -> None:
+        super().__init__(observer=observer)
+        inner = self.activation_post_process
+        if not hasattr(inner, "scale"):
+            raise QConfigError(f"FixedQParamsFakeQuantize: {type(inner).__name__} has no fixed scale and zero_point")
+        self.scale, self.zero_point = inner.scale, inner.zero_point
+
+
+class FusedMovingAvgObsFakeQuantize(FakeQuantize):
+    """Does what FakeQuantize does with a moving-average observer, in one native op.
+
+    Raises QConfigError if `observer` makes anything else.
+    """
+
+    flag_dtype = torch.int64
+
+    def __init__(
+        self,
+        observer: Callable[..., Any] = MovingAverageMinMaxObserver,
+        quant_min: int = 0,
+        quant_max: int = 255,
+        **observer_kwargs: Any,
+    ) -> None:
+        super().__init__(observer, quant_min, quant_max, **observer_kwargs)
+        if not hasattr(self.activation_post_process, "averaging_constant"):
+            found = type(self.activation_post_process).__name__
+            raise QConfigError(f"FusedMovingAvgObsFakeQuantize: needs a moving-average observer, found {found}")
+        self.is_symmetric_quant = self.qscheme in SYMMETRIC
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.activation_post_process
+        return torch.fused_moving_avg_obs_fake_quant(
+            x, self.observer_enabled, self.fake_quant_enabled, inner.min_val, inner.max_val,
+            self.scale, self.zero_point, inner.averaging_constant, self.quant_min, self.quant_max,
+            self.ch_axis, self.is_per_channel, self.is_symmetric_quant,
+        )  # fmt: skip
+
+
+def _switch(method: str) -> Callable[[nn.Module], None]:
+    def apply(module: nn.Module) -> None:
+        if hasattr(module, "fake_quant_enabled"):  # ours, torch's, or a user's
+            getattr(module, method)()
+
+    apply.__name__ = apply.__qualname__ = method
+    apply.__doc__ = f"Call ``{method}`` of a fake quantize, and leave any other module alone: for ``model.apply``."
+    return apply
+
+
+enable_observer = _switch("enable_observer")
+disable_observer = _switch("disable_observer")
+enable_fake_quant = _switch("enable_fake_quant")
+disable_fake_quant = _switch("disable_fake_quant")

@@ -1,0 +1,175 @@
+"""qparams: what it takes to quantize, read off any observer, or made from a range (rules NUM-01, NUM-02, CVT-02).
+
+An observer is taken by protocol: a module with ``dtype, qscheme, quant_min, quant_max, eps, is_dynamic`` (and
+``ch_axis`` if its scheme is per channel), an identity ``forward`` and ``calculate_qparams() -> (scale, zero_point)``; a
+fake quantize holds its own as ``activation_post_process``. Torch's fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from refimpl.errors import QConfigError, RefimplError, warn_user
+
+_DTYPE_RANGES = {
+    **dict.fromkeys((torch.quint8, torch.uint8), (0, 255)),
+    **dict.fromkeys((torch.qint8, torch.int8), (-128, 127)),
+    **dict.fromkeys((torch.qint32, torch.int32), (-(2**31), 2**31 - 1)),
+    torch.int16: (-(2**15), 2**15 - 1),
+    torch.uint16: (0, 2**16 - 1),
+    torch.quint4x2: (0, 15),
+}
+SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
+_FLOAT_QPARAMS = torch.per_channel_affine_float_qparams
+PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
+PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_symmetric, _FLOAT_QPARAMS)
+
+
+def dtype_range(dtype: torch.dtype) -> tuple[int, int]:
+    """Return the smallest and the largest integer of a quantized dtype. Raises QConfigError for another dtype."""
+    if dtype not in _DTYPE_RANGES:
+        known = ", ".join(map(str, _DTYPE_RANGES))
+        raise QConfigError(f"{dtype} is not a quantized dtype; expected one of {known}")
+    return _DTYPE_RANGES[dtype]
+
+
+def is_quantized_dtype(dtype: torch.dtype | None) -> bool:
+    """Tell whether a value of this dtype is held as integers."""
+    return dtype in _DTYPE_RANGES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QParams:
+    """What is needed to quantize: q = clamp(round_half_even(x / scale) + zero_point, quant_min, quant_max). (NUM-01)
+
+    ``scale`` is a positive real (float32), ``zero_point`` an integer (a real under the float-qparams scheme of
+    embeddings); both have one element, or one per channel along ``axis``.
+    """
+
+    scale: Tensor
+    zero_point: Tensor
+    dtype: torch.dtype
+    quant_min: int
+    quant_max: int
+    axis: int | None = None
+
+    def weight_dict(self, *, is_decomposed: bool) -> dict[str, Any]:
+        """Return the form that ``from_float`` of torch's reference modules takes. (CVT-02)"""
+        per_channel = _FLOAT_QPARAMS if self.zero_point.is_floating_point() else torch.per_channel_affine
+        found = {part.name: value for part in fields(self) if (value := getattr(self, part.name)) is not None}
+        qscheme = torch.per_tensor_affine if self.axis is None else per_channel
+        return found | {"qscheme": qscheme, "is_decomposed": is_decomposed}
+
+
+def read_qparams(observer: Any) -> QParams:
+    """Read the qparams of any observer or fake quantize, ours or torch's; without data: scale 1, with a warning.
+
+    Raises QConfigError if it does not keep the protocol.
+    """
+    low, high = dtype_range(observer.dtype)
+    try:
+        scale, zero_point = qparams_without_data(observer) or observer.calculate_qparams()
+    except RefimplError:
+        raise
+    except Exception as error:  # what a foreign observer raises: torch's ReuseInputObserver raises Exception itself
+        raise QConfigError(f"{type(observer).__name__} gives no qparams: {error}") from error
+    quant_min, quant_max = getattr(observer, "quant_min", None), getattr(observer, "quant_max", None)
+    return QParams(
+        scale=scale.detach().to(torch.float32),
+        zero_point=zero_point.detach(),
+        dtype=observer.dtype,
+        quant_min=low if quant_min is None else int(quant_min),
+        quant_max=high if quant_max is None else int(quant_max),
+        axis=int(observer.ch_axis) if getattr(observer, "qscheme", None) in PER_CHANNEL else None,
+    )
+
+
+# Observers whose qparams are `minmax_qparams` of one range, so that those of a whole model can be computed at once.
+_RANGE_OBSERVERS = frozenset(
+    f"{module}.{name}"
+    for module in ("torch.ao.quantization.observer", "refimpl.observers")
+    for name in ("MinMaxObserver", "MovingAverageMinMaxObserver")
+)
+
+
+def is_plain(observer: Any) -> bool:
+    """Tell whether an observer's qparams are those of one float32 range: see `ranges_qparams`."""
+    kind = type(observer)
+    if f"{kind.__module__}.{kind.__qualname__}" not in _RANGE_OBSERVERS or observer.is_dynamic:
+        return False
+    lowest = _DTYPE_RANGES.get(observer.dtype, (0, 0))[0]
+    is_known = observer.qscheme == torch.per_tensor_affine or (lowest < 0 and observer.qscheme in SYMMETRIC)
+    return is_known and observer.dtype in _DTYPE_RANGES and observer.min_val.dtype == torch.float32
+
+
+def ranges_qparams(like: Any, ranges: Mapping[int, tuple[Tensor, Tensor]]) -> dict[int, QParams]:
+    """Return what `read_qparams` gives for plain observers like this one with these ranges, in one computation.
+
+    Bit for bit, under the same keys. A range without data is left out.
+    """
+    if not ranges:
+        return {}
+    low, high = like.quant_min, like.quant_max
+    lows, highs = (torch.stack([bounds[end].reshape(1) for bounds in ranges.values()]) for end in (0, 1))
+    scales, zeros = minmax_qparams(lows, highs, low, high, qscheme=like.qscheme, eps=like.eps.to(lows.device), middle=0)
+    common = {"dtype": like.dtype, "quant_min": low, "quant_max": high}
+    rows = zip(ranges, (lows <= highs).flatten().tolist(), scales, zeros, strict=True)
+    return {key: QParams(scale=scale, zero_point=zero, **common) for key, has_seen, scale, zero in rows if has_seen}
+
+
+def read_plain_observers(observers: Iterable[Any]) -> dict[int, QParams]:
+    """Read the qparams of all plain observers among these that have data, keyed by ``id``."""
+    kinds: dict[tuple[Any, ...], dict[int, Any]] = defaultdict(dict)
+    for made in filter(is_plain, observers):
+        kind = (made.dtype, made.qscheme, made.quant_min, made.quant_max, float(made.eps), made.min_val.device)
+        kinds[kind][id(made)] = made
+    found: dict[int, QParams] = {}
+    for same in kinds.values():
+        ranges = {key: (member.min_val, member.max_val) for key, member in same.items()}
+        found |= ranges_qparams(next(iter(same.values())), ranges)
+    return found
+
+
+def qparams_without_data(observer: Any) -> tuple[Tensor, Tensor] | None:
+    """Return scale 1 and zero point 0, and warn, if this is an observer of ranges that saw no data; else None."""
+    inner = getattr(observer, "activation_post_process", observer)
+    low, high = getattr(inner, "min_val", None), getattr(inner, "max_val", None)
+    if not (isinstance(low, Tensor) and isinstance(high, Tensor)) or has_data(low, high):
+        return None
+    advice = "run the prepared model on calibration inputs before convert"
+    warn_user(f"{type(inner).__name__} has seen no data: {advice}; its scale is 1, its zero point 0")
+    return torch.ones(1, device=low.device), torch.zeros(1, dtype=torch.int64, device=low.device)
+
+
+def has_data(low: Tensor, high: Tensor) -> bool:
+    """Tell whether these are bounds of data: an observer starts with none, or with inf and -inf."""
+    return low.numel() > 1 or (low.numel() == 1 and not (low.item() == math.inf and high.item() == -math.inf))
+
+
+def minmax_qparams(
+    low: Tensor, high: Tensor, quant_min: int, quant_max: int, *, qscheme: torch.qscheme, eps: Tensor, middle: int
+) -> tuple[Tensor, Tensor]:
+    """Turn a range of reals into (scale, zero point), both of its shape; 0 is always representable. (NUM-02)
+
+    `middle` is the zero point of symmetric schemes, `eps` (one element) the smallest scale. All arithmetic is in the
+    dtype of the bounds, float32, so that results agree bit for bit with others' of the published formula.
+    """
+    steps = float(quant_max - quant_min)
+    if qscheme == _FLOAT_QPARAMS:  # the range as it was seen, and a zero point that is a real
+        scale = (high - low) / steps
+        scale = torch.where(scale > eps, scale, torch.ones_like(scale))
+        return scale, -low / scale
+    low, high = low.clamp(max=0.0), high.clamp(min=0.0)  # rule: NUM-02
+    if qscheme in SYMMETRIC:
+        scale = torch.maximum(torch.maximum(-low, high) / (steps / 2), eps)
+        return scale, torch.full_like(scale, middle, dtype=torch.int64)
+    scale = torch.maximum((high - low) / steps, eps)
+    zero_point = quant_min - torch.round(low / scale).to(torch.int32)
+    return scale, zero_point.clamp(quant_min, quant_max)

@@ -1,0 +1,94 @@
+"""qparams read off any observer, ours or torch's, and what they mean (rules NUM-01, NUM-02, CFG-14)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from both_flows import torch_fakes, torchs
+from torch import Tensor
+
+from refimpl.errors import QConfigError
+from refimpl.fake_quantize import FakeQuantize, FixedQParamsFakeQuantize, FusedMovingAvgObsFakeQuantize
+from refimpl.histogram import HistogramObserver
+from refimpl.observers import (
+    FixedQParamsObserver,
+    MinMaxObserver,
+    PerChannelMinMaxObserver,
+    PlaceholderObserver,
+    ReuseInputObserver,
+)
+from refimpl.qparams import QParams, read_qparams
+
+
+def quantized(x: Tensor, qparams: QParams) -> Tensor:
+    """NUM-01 as it is written, in float64 but for the division."""
+    steps = torch.round(x / qparams.scale).double() + qparams.zero_point
+    return steps.clamp(qparams.quant_min, qparams.quant_max)
+
+
+@pytest.mark.rule("NUM-01")
+@pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8])
+def test_torchs_quantize_is_the_rule_ties_included(dtype: torch.dtype) -> None:
+    observer = MinMaxObserver(dtype=dtype)
+    observer(torch.tensor([-16.0, 15.875]))
+    qparams = read_qparams(observer)
+    assert float(qparams.scale) == 0.125
+    x = torch.arange(-300, 300) * 0.0625  # every second one is a tie, and both ends saturate
+    theirs = torch.quantize_per_tensor(x, float(qparams.scale), int(qparams.zero_point), dtype)
+    assert torch.equal(quantized(x, qparams), theirs.int_repr().double())
+    back = (theirs.int_repr().float() - qparams.zero_point) * qparams.scale
+    assert torch.equal(back, theirs.dequantize())
+
+
+@pytest.mark.rule("NUM-02")
+@pytest.mark.parametrize(
+    "observer",
+    [
+        MinMaxObserver(), PerChannelMinMaxObserver(), HistogramObserver(), FakeQuantize(),
+        torchs.MinMaxObserver(), torchs.PerChannelMinMaxObserver(), torchs.HistogramObserver(),
+        torchs.MovingAverageMinMaxObserver(), torch_fakes.FakeQuantize(), torch_fakes.FusedMovingAvgObsFakeQuantize(),
+    ],
+    ids=lambda observer: f"{type(observer).__module__}.{type(observer).__name__}",
+)  # fmt: skip
+def test_without_data_the_scale_is_1_and_a_warning_says_so(observer: Any) -> None:
+    name = type(getattr(observer, "activation_post_process", observer)).__name__
+    with pytest.warns(UserWarning, match=f"{name} has seen no data: run the prepared model on calibration inputs"):
+        found = read_qparams(observer)
+    assert (found.scale.tolist(), found.zero_point.tolist()) == ([1.0], [0])
+
+
+@pytest.mark.rule("CFG-14")
+@pytest.mark.parametrize(
+    ("observer", "expected"),
+    [
+        (torchs.MinMaxObserver(dtype=torch.qint8), (torch.qint8, -128, 127, None)),
+        (torchs.MinMaxObserver(quant_min=0, quant_max=127), (torch.quint8, 0, 127, None)),
+        (torchs.HistogramObserver(), (torch.quint8, 0, 255, None)),
+        (torchs.PerChannelMinMaxObserver(ch_axis=1, dtype=torch.qint8), (torch.qint8, -128, 127, 1)),
+        (torch_fakes.FakeQuantize(quant_min=0, quant_max=127), (torch.quint8, 0, 127, None)),
+        (FakeQuantize(quant_min=0, quant_max=127), (torch.quint8, 0, 127, None)),
+        (FakeQuantize(PerChannelMinMaxObserver, dtype=torch.qint8, ch_axis=1), (torch.qint8, -128, 127, 1)),
+        (FusedMovingAvgObsFakeQuantize(reduce_range=True), (torch.quint8, 0, 127, None)),
+        (
+            FixedQParamsFakeQuantize(FixedQParamsObserver.with_args(scale=0.5, zero_point=3)),
+            (torch.quint8, 0, 255, None),
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_observers_and_fake_quantizes_are_read_by_protocol(observer: Any, expected: tuple[Any, ...]) -> None:
+    observer(torch.randn(4, 3, generator=torch.Generator().manual_seed(0)))
+    found = read_qparams(observer)
+    assert (found.dtype, found.quant_min, found.quant_max, found.axis) == expected
+    assert torch.equal(found.scale, observer.calculate_qparams()[0])
+
+
+@pytest.mark.rule("NUM-02")
+@pytest.mark.parametrize(
+    "observer", [PlaceholderObserver(dtype=torch.quint8), ReuseInputObserver(), torchs.ReuseInputObserver()], ids=repr
+)
+def test_observers_without_qparams_are_named(observer: Any) -> None:
+    with pytest.raises(QConfigError, match=type(observer).__name__):
+        read_qparams(observer)
