@@ -1,46 +1,77 @@
-"""The BackendConfigs of torch's native engines: which dtypes each family of ops takes (CFG-09, DTY-02).
+"""The BackendConfigs of torch's native engines by name (CFG-09, DTY-02).
 
-They claim, pair by pair and in the same order, what torch's own configs of qnnpack, fbgemm, x86 and onednn
-claim. The key of a row is a family of `backends.native_ops`; the order of the keys is the order of
-registration (PAT-07), and the order of the dtype configs is the order of preference (DTY-02).
+They claim, pair by pair and in the same order, what torch's own configs of these names claim: families of
+`refimpl.native`, and two that onednn alone has; the order of the keys is the order of registration (PAT-07), and the
+order of the dtype configs is the order of preference (DTY-02).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterator, Mapping
 from typing import Final, Literal, TypeAlias, get_args
 
 import torch
+import torch.ao.nn.intrinsic as nni
+import torch.ao.nn.quantized.reference as nnqr
+import torch.nn.functional as F
+from torch import nn
 
-from backends.native_ops import FAMILIES, entries
+from backends.onednn_fusers import conv_add, extra_inputs_getter, root_node_getter
+from refimpl import native
 from refimpl.backend_config import BackendConfig
 from refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
 from refimpl.errors import ConfigError
+from refimpl.fusers import fuse_bn, sequential
+from refimpl.native import DYNAMIC_F16, DYNAMIC_U8_S8, LINEAR_SWAP, U8, U8_F32, U8_S8, WEIGHT_U4, WEIGHT_U8, Module, Row
+from refimpl.patterns import Leaf, MatchAllNode
 
-NativeName: TypeAlias = Literal["qnnpack", "fbgemm", "x86", "onednn"]
-Table: TypeAlias = Mapping[str, tuple[DTypeConfig, ...]]
+NativeName: TypeAlias = Literal["native", "qnnpack", "fbgemm", "x86", "onednn"]
 
-_F32, _F16, _U8, _S8 = torch.float32, torch.float16, torch.quint8, torch.qint8
+
+def _conv_add() -> Iterator[Row]:
+    """conv(+bn) + add (+ relu), the convolution left or right; the other operand is an extra input."""
+    for fused, relu in ((nni.ConvAdd2d, False), (nni.ConvAddReLU2d, True)):
+        for side in (0, 1):
+            for branch in ((nn.BatchNorm2d, nn.Conv2d), nn.Conv2d):
+                for add in (torch.add, operator.add):
+                    summed = (add, branch, MatchAllNode) if side == 0 else (add, MatchAllNode, branch)
+                    pattern = (nn.ReLU, summed) if relu else summed
+                    getters = (root_node_getter(pattern), extra_inputs_getter(pattern))
+                    fuser = conv_add(conv_side=side, relu=relu)
+                    yield Row(patterns=(pattern,), getters=getters, fused=fused, fuser=fuser)
+        yield Row(patterns=(fused,), root=nn.Conv2d, reference=nnqr.Conv2d)
+
+
+def _linear_then(module: Module, function: Leaf, fused: Module) -> tuple[Row, ...]:
+    """A linear layer and an elementwise op after it."""
+    return (
+        Row(patterns=((nn.Linear, module), (nn.Linear, function)), fused=fused, fuser=sequential(fused)),
+        Row(patterns=(fused,), **LINEAR_SWAP),
+        Row(patterns=((F.linear, module), (F.linear, function))),
+    )
+
+
+FAMILIES: Final[Mapping[str, tuple[Row, ...]]] = {
+    **native.FAMILIES,
+    "conv + add": tuple(_conv_add()),
+    "linear + post op": (
+        *_linear_then(nn.LeakyReLU, F.leaky_relu, nni.LinearLeakyReLU),
+        Row(patterns=((nn.Linear, nn.BatchNorm1d, nn.LeakyReLU),), fused=nni.LinearLeakyReLU, fuser=fuse_bn),
+        *_linear_then(nn.Tanh, torch.tanh, nni.LinearTanh),
+    ),
+}
 
 # XNNPACK's kernels: symmetric activations and weights, and scales that keep the requantization in its range.
-_S8_ACTIVATION = DTypeWithConstraints(dtype=_S8, scale_min_lower_bound=2**-12)
+_S8_ACTIVATION = DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12)
 _S8_WEIGHT = DTypeWithConstraints(
-    dtype=_S8, quant_min_lower_bound=-127, quant_max_upper_bound=127, scale_min_lower_bound=2**-12
+    torch.qint8, quant_min_lower_bound=-127, quant_max_upper_bound=127, scale_min_lower_bound=2**-12
 )
-
-#                         input           output          weight          bias
-U8 = DTypeConfig(_U8, _U8)
-U8_S8 = DTypeConfig(_U8, _U8, _S8, _F32)
-U8_F32 = DTypeConfig(_U8, _U8, _F32, _F32)
 S8 = DTypeConfig(_S8_ACTIVATION, _S8_ACTIVATION)
-S8_S8 = DTypeConfig(_S8_ACTIVATION, _S8_ACTIVATION, _S8_WEIGHT, _F32)
-DYNAMIC_U8_S8 = DTypeConfig(_U8, _F32, _S8, _F32, is_dynamic=True)
-DYNAMIC_F16 = DTypeConfig(_F16, _F32, _F16, _F32, is_dynamic=True)
-WEIGHT_U8 = DTypeConfig(_F32, _F32, _U8)
-WEIGHT_U4 = DTypeConfig(_F32, _F32, torch.quint4x2)
-WEIGHT_S8 = DTypeConfig(_F32, _F32, _S8)
+S8_S8 = DTypeConfig(_S8_ACTIVATION, _S8_ACTIVATION, _S8_WEIGHT, torch.float32)
+WEIGHT_S8 = DTypeConfig(torch.float32, torch.float32, torch.qint8)
 
-_QNNPACK: Table = {
+_QNNPACK: native.Table = {
     "conv": (S8_S8, U8_S8),
     "linear": (S8_S8, U8_S8, DYNAMIC_U8_S8, DYNAMIC_F16),
     "binary": (S8, U8),
@@ -52,22 +83,10 @@ _QNNPACK: Table = {
     "rnn": (DYNAMIC_U8_S8, DYNAMIC_F16),
     "embedding": (WEIGHT_U8, WEIGHT_U4),
 }
-_FBGEMM: Table = {
-    "conv": (U8_S8,),
-    "linear": (U8_S8, DYNAMIC_U8_S8, DYNAMIC_F16),
-    "binary": (U8,),
-    "cat": (U8,),
-    "default": (U8,),
-    "fixed qparams": (U8,),
-    "share qparams": (U8,),
-    "tensor info": (U8,),
-    "batch norm": (U8,),
-    "rnn": (DYNAMIC_U8_S8, DYNAMIC_F16),
-    "embedding": (WEIGHT_U8, WEIGHT_U4),
-}
+_FBGEMM: native.Table = {family: dtypes for family, dtypes in native.NATIVE.items() if family != "layer norm"}
 # Ops without a weight that name a weight dtype all the same: so does torch's config.
-_X86: Table = {**_FBGEMM, "binary": (U8_S8,), "fixed qparams": (U8_S8,)}
-_ONEDNN: Table = {
+_X86: native.Table = {**_FBGEMM, "binary": (U8_S8,), "fixed qparams": (U8_S8,)}
+_ONEDNN: native.Table = {
     "conv": (U8_S8,),
     "conv + add": (U8_S8,),
     "linear": (U8_S8, DYNAMIC_U8_S8),
@@ -82,7 +101,8 @@ _ONEDNN: Table = {
     "rnn": (DYNAMIC_U8_S8,),
     "embedding": (WEIGHT_S8,),
 }
-TABLES: Final[Mapping[NativeName, Table]] = {
+TABLES: Final[Mapping[NativeName, native.Table]] = {
+    "native": native.NATIVE,
     "qnnpack": _QNNPACK,
     "fbgemm": _FBGEMM,
     "x86": _X86,
@@ -91,14 +111,10 @@ TABLES: Final[Mapping[NativeName, Table]] = {
 
 
 def native_config(name: NativeName) -> BackendConfig:
-    """Return a new BackendConfig of the native engine `name`. (CFG-09)
+    """Return a new BackendConfig of a native engine, or torch's default "native", which is for any of them. (CFG-09)
 
     Raises ConfigError, with the choices, for any other name.
     """
     if name not in TABLES:
         raise ConfigError(f"unknown native backend {name!r}; expected one of {', '.join(get_args(NativeName))}")
-    config = BackendConfig(name)
-    for family, dtype_configs in TABLES[name].items():
-        for row in FAMILIES[family]:
-            config.set_backend_pattern_configs(entries(row, dtype_configs))
-    return config
+    return native.config_of(name, TABLES[name], FAMILIES)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 
 from refimpl.dtype_config import DTypeConfig
-from refimpl.errors import ConfigError, reject_unknown_keys
-from refimpl.patterns import Pattern, complex_normal_form, normal_form, pattern_name
+from refimpl.errors import ConfigError, reject_unknown_keys, warn_dict_form
+from refimpl.patterns import Pattern, complex_normal_form, leaf_name, leaves, normal_form, pattern_name
 
 
 class ObservationType(Enum):
@@ -35,21 +35,6 @@ class ObservationType(Enum):
         except ValueError:
             choices = ", ".join(member.name for member in cls)
             raise ConfigError(f"observation type: expected one of {choices}, found {value!r}") from None
-
-
-# Attribute, dict key and default of every optional part of an entry besides the pattern. (CFG-05, CFG-06, CFG-08)
-_PARTS: tuple[tuple[str, str], ...] = (
-    ("root_module", "root_module"),
-    ("qat_module", "qat_module"),
-    ("reference_quantized_module", "reference_quantized_module_for_root"),
-    ("fused_module", "fused_module"),
-    ("fuser_method", "fuser_method"),
-    ("_root_node_getter", "root_node_getter"),
-    ("_extra_inputs_getter", "extra_inputs_getter"),
-    ("_num_tensor_args_to_observation_type", "num_tensor_args_to_observation_type"),
-    ("_input_type_to_index", "input_type_to_index"),
-)
-_ENTRY_KEYS = ("pattern", "pattern_complex_format", "observation_type", "dtype_configs", *(key for _, key in _PARTS))
 
 
 class BackendPatternConfig:
@@ -89,111 +74,99 @@ class BackendPatternConfig:
             raise ConfigError("BackendPatternConfig without a pattern: call set_pattern")
         return normal_form(self.pattern)
 
-    def set_pattern(self, pattern: Pattern) -> BackendPatternConfig:
-        """Set the pattern in forward order. Raises ConfigError if the complex format is set already. (CFG-07)"""
-        if self._pattern_complex_format is not None:  # rule: CFG-07
+    def _with(self, **parts: Any) -> Self:
+        pattern, other = parts.get("pattern", self.pattern), self._pattern_complex_format
+        if pattern is not None and parts.get("_pattern_complex_format", other) is not None:  # rule: CFG-07
             raise ConfigError("Only one of 'pattern' or 'pattern_complex_format' can be set")
-        self.pattern = pattern
+        vars(self).update(parts)
         return self
 
-    def set_observation_type(self, observation_type: ObservationType) -> BackendPatternConfig:
+    def set_pattern(self, pattern: Pattern) -> Self:
+        """Set the pattern in forward order. Raises ConfigError if the complex format is set already. (CFG-07)"""
+        return self._with(pattern=pattern)
+
+    def set_observation_type(self, observation_type: ObservationType) -> Self:
         """Set how the pattern's input and output are observed."""
-        self.observation_type = observation_type
-        return self
+        return self._with(observation_type=observation_type)
 
-    def add_dtype_config(self, dtype_config: DTypeConfig) -> BackendPatternConfig:
+    def add_dtype_config(self, dtype_config: DTypeConfig) -> Self:
         """Append a dtype config; the first one in the list that fits a QConfig is used. (DTY-02)"""
         self.dtype_configs.append(dtype_config)
         return self
 
-    def set_dtype_configs(self, dtype_configs: list[DTypeConfig]) -> BackendPatternConfig:
+    def set_dtype_configs(self, dtype_configs: list[DTypeConfig]) -> Self:
         """Replace the list of dtype configs by a copy of the one given. (CFG-12)"""
-        self.dtype_configs = list(dtype_configs)  # rule: CFG-12
-        return self
+        return self._with(dtype_configs=list(dtype_configs))  # rule: CFG-12
 
-    def set_root_module(self, root_module: type[nn.Module]) -> BackendPatternConfig:
+    def set_root_module(self, root_module: type[nn.Module]) -> Self:
         """Set the class that convert swaps; acts together with the reference module only. (CFG-11)"""
-        self.root_module = root_module
-        return self
+        return self._with(root_module=root_module)
 
-    def set_qat_module(self, qat_module: type[nn.Module]) -> BackendPatternConfig:
+    def set_qat_module(self, qat_module: type[nn.Module]) -> Self:
         """Set the class that stands for the pattern in quantization-aware training."""
-        self.qat_module = qat_module
-        return self
+        return self._with(qat_module=qat_module)
 
-    def set_reference_quantized_module(self, reference_quantized_module: type[nn.Module]) -> BackendPatternConfig:
+    def set_reference_quantized_module(self, reference_quantized_module: type[nn.Module]) -> Self:
         """Set the class that the root module becomes in the reference model. (CFG-11)"""
-        self.reference_quantized_module = reference_quantized_module
-        return self
+        return self._with(reference_quantized_module=reference_quantized_module)
 
-    def set_fused_module(self, fused_module: type[nn.Module]) -> BackendPatternConfig:
+    def set_fused_module(self, fused_module: type[nn.Module]) -> Self:
         """Set the class that the fuser method returns."""
-        self.fused_module = fused_module
-        return self
+        return self._with(fused_module=fused_module)
 
-    def set_fuser_method(self, fuser_method: Callable[..., nn.Module]) -> BackendPatternConfig:
+    def set_fuser_method(self, fuser_method: Callable[..., nn.Module]) -> Self:
         """Set ``fuser_method(is_qat, *modules in pattern order)``. (FUS-02)"""
-        self.fuser_method = fuser_method
-        return self
+        return self._with(fuser_method=fuser_method)
 
-    def _set_root_node_getter(self, root_node_getter: Callable[..., Any]) -> BackendPatternConfig:
-        self._root_node_getter = root_node_getter
-        return self
+    def _set_root_node_getter(self, root_node_getter: Callable[..., Any]) -> Self:
+        return self._with(_root_node_getter=root_node_getter)
 
-    def _set_extra_inputs_getter(self, extra_inputs_getter: Callable[..., Any]) -> BackendPatternConfig:
-        self._extra_inputs_getter = extra_inputs_getter
-        return self
+    def _set_extra_inputs_getter(self, extra_inputs_getter: Callable[..., Any]) -> Self:
+        return self._with(_extra_inputs_getter=extra_inputs_getter)
 
     def _set_num_tensor_args_to_observation_type(
         self, num_tensor_args_to_observation_type: dict[int, ObservationType]
-    ) -> BackendPatternConfig:
-        self._num_tensor_args_to_observation_type = dict(num_tensor_args_to_observation_type)
-        return self
+    ) -> Self:
+        return self._with(_num_tensor_args_to_observation_type=dict(num_tensor_args_to_observation_type))
 
-    def _set_input_type_to_index(self, input_type_to_index: dict[str, int]) -> BackendPatternConfig:
-        self._input_type_to_index = dict(input_type_to_index)
-        return self
+    def _set_input_type_to_index(self, input_type_to_index: dict[str, int]) -> Self:
+        return self._with(_input_type_to_index=dict(input_type_to_index))
 
-    def _set_pattern_complex_format(self, pattern: Pattern) -> BackendPatternConfig:
-        if self.pattern is not None:  # rule: CFG-07
-            raise ConfigError("Only one of 'pattern' or 'pattern_complex_format' can be set")
-        self._pattern_complex_format = pattern
-        return self
+    def _set_pattern_complex_format(self, pattern: Pattern) -> Self:
+        return self._with(_pattern_complex_format=pattern)
 
     @classmethod
-    def from_dict(cls, backend_pattern_config_dict: Mapping[str, Any]) -> BackendPatternConfig:
+    def from_dict(cls, backend_pattern_config_dict: Mapping[str, Any]) -> Self:
         """Build from the public dict form. Raises ConfigError for an unknown key or a bad entry. (CFG-08)"""
         given = backend_pattern_config_dict
-        reject_unknown_keys("BackendPatternConfig.from_dict", given, _ENTRY_KEYS)
-        entry = cls(given.get("pattern"))
-        if given.get("pattern_complex_format") is not None:
-            entry._set_pattern_complex_format(given["pattern_complex_format"])
+        reject_unknown_keys("BackendPatternConfig.from_dict", given, _KEYS.values())
+        parts = {name: given[key] for name, key in _KEYS.items() if given.get(key) is not None}
         if "observation_type" in given:
-            entry.set_observation_type(ObservationType.of(given["observation_type"]))
-        for dtype_config in given.get("dtype_configs", []):
-            entry.add_dtype_config(_dtype_config_of(dtype_config))
-        for attribute, key in _PARTS:  # rule: CFG-08
-            if given.get(key) is not None:
-                setattr(entry, attribute, given[key])
-        return entry
+            parts["observation_type"] = ObservationType.of(given["observation_type"])
+        return cls()._taking(parts, {})  # rule: CFG-08
+
+    def _taking(self, parts: Mapping[str, Any], known: dict[int, DTypeConfig]) -> Self:
+        """Set parts by attribute, ours, torch's or in their dict forms."""
+        self._with(**parts)
+        self.observation_type = ObservationType.of(self.observation_type)
+        for found in self.dtype_configs:
+            if id(found) not in known:
+                known[id(found)] = DTypeConfig.of(found)
+        self.dtype_configs = [known[id(found)] for found in self.dtype_configs]
+        if by_count := self._num_tensor_args_to_observation_type:
+            self._num_tensor_args_to_observation_type = {n: ObservationType.of(kind) for n, kind in by_count.items()}
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Return the dict form, without the parts that are unset. (CFG-08)"""
-        found: dict[str, Any] = {
-            "observation_type": self.observation_type,
-            "dtype_configs": [dtype_config.to_dict() for dtype_config in self.dtype_configs],
-        }
-        if self.pattern is not None:
-            found["pattern"] = self.pattern
-        if self._pattern_complex_format is not None:
-            found["pattern_complex_format"] = self._pattern_complex_format
-        found.update({key: getattr(self, attribute) for attribute, key in _PARTS if getattr(self, attribute)})
-        return found
+        parts = {key: getattr(self, name) for name, key in _KEYS.items()}
+        parts["dtype_configs"] = [dtype_config.to_dict() for dtype_config in self.dtype_configs]
+        return {key: value for key, value in parts.items() if value is not None and value != {}}
 
 
-def _dtype_config_of(value: object) -> DTypeConfig:
-    """Take a DTypeConfig or its dict form; anything else is an error. (CFG-08)"""
-    return DTypeConfig.from_dict(value) if isinstance(value, Mapping) else DTypeConfig.of(value)
+# Attributes of an entry, and their keys in the dict form. (CFG-05, CFG-06, CFG-08)
+_KEYS = {name: name.removeprefix("_") for name in vars(BackendPatternConfig())}
+_KEYS["reference_quantized_module"] = "reference_quantized_module_for_root"
 
 
 class BackendConfig:
@@ -247,33 +220,57 @@ class BackendConfig:
         return {"name": self.name, "configs": [entry.to_dict() for entry in self.configs]}
 
 
-def as_backend_pattern_config(value: object) -> BackendPatternConfig:
-    """Take our entry as it is, or read torch's by attribute. Raises ConfigError for anything else. (CFG-14)"""
+def as_backend_pattern_config(value: object, known: dict[int, DTypeConfig] | None = None) -> BackendPatternConfig:
+    """Take our entry as it is, or read torch's by attribute. Raises ConfigError for anything else. (CFG-14)
+
+    `known`: dtype configs read before, by identity; torch's entries share them, and reading one costs most.
+    """
     if isinstance(value, BackendPatternConfig):
         return value
     if not (hasattr(value, "dtype_configs") and hasattr(value, "observation_type")):
         raise ConfigError(f"expected a BackendPatternConfig, found {value!r}")
-    entry = BackendPatternConfig()  # rule: CFG-14
-    entry.pattern = getattr(value, "pattern", None)
-    entry._pattern_complex_format = getattr(value, "_pattern_complex_format", None)
-    entry.observation_type = ObservationType.of(value.observation_type)
-    entry.dtype_configs = [DTypeConfig.of(dtype_config) for dtype_config in value.dtype_configs]
-    for attribute, _ in _PARTS:
-        found = getattr(value, attribute, None)
-        if found is not None:
-            setattr(entry, attribute, found)
-    by_count = entry._num_tensor_args_to_observation_type
-    entry._num_tensor_args_to_observation_type = {n: ObservationType.of(kind) for n, kind in by_count.items()}
-    return entry
+    parts = {name: found for name in _KEYS if (found := getattr(value, name, None)) is not None}
+    return BackendPatternConfig()._taking(parts, {} if known is None else known)  # rule: CFG-14
 
 
 def as_backend_config(value: object) -> BackendConfig:
-    """Take our BackendConfig as it is, its dict form, or torch's by attribute; else raise ConfigError. (CFG-14)"""
+    """Take our BackendConfig as it is, torch's by attribute, or its dict form with a FutureWarning. (CFG-14)
+
+    Raises ConfigError for anything else.
+    """
     if isinstance(value, BackendConfig):
         return value
     if isinstance(value, Mapping):
+        warn_dict_form("BackendConfig")
         return BackendConfig.from_dict(value)
     if not (hasattr(value, "configs") and hasattr(value, "name")):
         raise ConfigError(f"expected a BackendConfig, found {value!r}")
-    config = BackendConfig(value.name)  # rule: CFG-14
-    return config.set_backend_pattern_configs(value.configs)
+    config, known = BackendConfig(value.name), dict[int, DTypeConfig]()  # rule: CFG-14
+    return config.set_backend_pattern_configs(as_backend_pattern_config(entry, known) for entry in value.configs)
+
+
+def lint_config(config: object) -> tuple[str, ...]:
+    """Return what is wrong with a config, one line per fault that needs no model to be seen. () is clean.
+
+    A fuser method without a fused module is right where the fused module is of the root's class: with a root_module.
+    """
+    found: list[str] = []
+    for entry in as_backend_config(config).configs:
+        name, first = pattern_name(entry.normal_pattern), next(leaves(entry.normal_pattern))
+        fused, fuser, root = entry.fused_module, entry.fuser_method, entry.root_module
+        faults = {  # rule: FUS-08, CFG-11
+            f"FUS-08: {name} has fused_module {fused and fused.__name__}, but no fuser_method: never fused": (
+                fused and not fuser
+            ),
+            f"FUS-08: {name} has a fuser_method, but neither fused_module nor root_module says what it makes": (
+                fuser and not fused and not root
+            ),
+            f"FUS-03: {name} has a fuser_method, but its root {leaf_name(first)} is no module to be replaced": (
+                fuser and not entry._root_node_getter and not isinstance(first, type)
+            ),
+            f"CFG-11: {name} has a reference_quantized_module, but no root_module that it stands for": (
+                entry.reference_quantized_module and not root
+            ),
+        }
+        found += [fault for fault, is_there in faults.items() if is_there]
+    return tuple(found)

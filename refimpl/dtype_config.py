@@ -29,10 +29,7 @@ class DTypeWithConstraints:
 
     @classmethod
     def of(cls, value: object, *, where: str = "dtype") -> DTypeWithConstraints:
-        """Take a dtype, None, or any object with these fields (torch's own class too). (CFG-03, CFG-14)
-
-        Raises ConfigError, naming `where`, for anything else.
-        """
+        """Take a dtype, None, or any object with these fields; else raise ConfigError. (CFG-03, CFG-14)"""
         if isinstance(value, DTypeWithConstraints):
             return value
         if value is None or isinstance(value, torch.dtype):
@@ -90,36 +87,22 @@ class DTypeConfig:
 
     @classmethod
     def of(cls, value: object) -> DTypeConfig:
-        """Take ours, or any object with torch's attributes. (CFG-14)"""
+        """Take ours, the dict form, or any object with torch's attributes; else raise ConfigError. (CFG-08, CFG-14)"""
         if isinstance(value, DTypeConfig):
             return value
+        if isinstance(value, Mapping):
+            return cls.from_dict(value)
         if hasattr(value, "input_dtype_with_constraints"):  # rule: CFG-14
-            return cls(
-                value.input_dtype_with_constraints,
-                value.output_dtype_with_constraints,  # type: ignore[attr-defined]
-                value.weight_dtype_with_constraints,  # type: ignore[attr-defined]
-                value.bias_dtype,  # type: ignore[attr-defined]
-                value.is_dynamic,  # type: ignore[attr-defined]
-            )
+            return cls(*(getattr(value, part.name) for part in fields(cls)))
         raise ConfigError(f"expected a DTypeConfig, found {value!r}")
 
     @classmethod
     def from_dict(cls, dtype_config_dict: Mapping[str, Any]) -> DTypeConfig:
-        """Build from the public dict form; all keys are optional. (CFG-04)
-
-        Raises ConfigError (a ValueError) for an unknown key, or for an entry that is no dtype.
-        """
+        """Build from the public dict form, all keys optional; ConfigError for a wrong key or entry. (CFG-04)"""
         reject_unknown_keys("DTypeConfig.from_dict", dtype_config_dict, _KEYS)
         return cls(**dtype_config_dict)  # rule: CFG-04
 
     def to_dict(self) -> dict[str, Any]:
         """Return the dict form, without the entries that are None. (CFG-04)"""
-        found: dict[str, Any] = {}
-        for name in _KEYS[:3]:
-            if getattr(self, name) is not None:
-                found[name] = getattr(self, f"{name}_with_constraints")
-        if self.bias_dtype is not None:
-            found["bias_dtype"] = self.bias_dtype
-        if self.is_dynamic is not None:
-            found["is_dynamic"] = self.is_dynamic
-        return found
+        parts = zip(_KEYS, (getattr(self, part.name) for part in fields(self)), strict=True)
+        return {name: value for name, value in parts if getattr(self, name) is not None}

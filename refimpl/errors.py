@@ -7,8 +7,12 @@ for bad arguments, and a vendor who swaps one import keeps their ``except`` clau
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+_MACHINERY = ("refimpl", "torch", "contextlib")  # packages of whose lines a warning would tell a user nothing
 
 
 class RefimplError(ValueError):
@@ -27,15 +31,27 @@ class QConfigError(RefimplError):
     """A QConfig, an observer or a QConfigMapping is wrong."""
 
 
-class NotBuiltError(RefimplError):
-    """The rule is part of the specification, and refimpl does not execute it yet. Never a silent float fallback."""
+def nearest(found: object, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return ``did you mean …?`` with the known name nearest to the one found, or else all the known names.
+
+    `cutoff`: from 0, where any name is near, to 1, where only the same is.
+    """
+    allowed = list(known)
+    near = get_close_matches(str(found), allowed, n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(map(repr, allowed))}"
 
 
-def reject_unbuilt(where: str, **arguments: object) -> None:
-    """Raise NotBuiltError for an argument of the front door that is given and would be ignored."""
-    for name, value in arguments.items():
-        if value is not None:
-            raise NotBuiltError(f"{where}: {name} is not built yet; found {value!r}")
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the nearest caller that is neither refimpl nor torch, which may run it."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _MACHINERY:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
+
+
+def warn_dict_form(expected: str) -> None:
+    """Warn, as torch does, that a dict in the place of a config object goes out of use. (CUS-04)"""
+    warn_user(f"a dict in the place of a {expected} is deprecated; pass {expected}.from_dict(…)", FutureWarning)
 
 
 def reject_unknown_keys(what: str, found: Iterable[str], known: Iterable[str]) -> None:
@@ -45,8 +61,5 @@ def reject_unknown_keys(what: str, found: Iterable[str], known: Iterable[str]) -
     """
     allowed = list(known)
     for key in found:
-        if key in allowed:
-            continue
-        near = get_close_matches(str(key), allowed, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(map(repr, allowed))}"
-        raise ConfigError(f"{what}: unknown key {key!r}; {hint}")
+        if key not in allowed:
+            raise ConfigError(f"{what}: unknown key {key!r}; {nearest(key, allowed)}")

@@ -1,8 +1,4 @@
-"""Matching patterns in a graph, from the output backwards (rules PAT-03 to PAT-09).
-
-Candidates are found by a table from a node's object type to the patterns that end in it, so that the cost of a pass is
-linear in the number of nodes, however many patterns a config has.
-"""
+"""Matching patterns in a graph, from the output backwards, in time linear in its nodes (rules PAT-03 to PAT-09)."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from torch.fx import Graph, Node
 
 from refimpl.backend_config import BackendPatternConfig
 from refimpl.patterns import Pattern, is_match_all, leaves, pattern_name
-from refimpl.tracing import Places, positional_arguments
+from refimpl.tracing import CALLS, Places, positional_arguments
 
 Nested: TypeAlias = Any  # a Node, or a tuple (Node, Nested, …) in the shape of the normal form
 
@@ -51,40 +47,22 @@ def find_matches(graph: Graph, places: Places, entries: Iterable[BackendPatternC
     Of several patterns that match at a node, the one with most leaves wins, then the earlier registered one; a node
     belongs to one match at most.
     """
-    table = _candidates(entries)
+    table: dict[Any, list[tuple[Pattern, BackendPatternConfig]]] = defaultdict(list)  # by the leaf a pattern ends in
+    candidates = [(entry.normal_pattern, entry) for entry in entries]
+    for pattern, entry in sorted(candidates, key=lambda candidate: -len(list(leaves(candidate[0])))):  # rule: PAT-07
+        table[pattern[0] if isinstance(pattern, tuple) else pattern].append((pattern, entry))
     taken: set[Node] = set()
     found: list[Match] = []
     for node in reversed(graph.nodes):  # rule: PAT-07
-        if node in taken or node.op not in ("call_module", "call_function", "call_method"):
-            continue
-        for pattern, entry in table.get(places.object_type(node), ()):
-            match = _match(node, pattern, entry, places, taken)
-            if match is not None:
-                taken.update(match.nodes)
-                found.append(match)
+        for pattern, entry in () if node in taken else table.get(places.object_type(node), ()):
+            claimed: list[Node] = []
+            nested = _descend(node, pattern, places, claimed)
+            if nested is not None and taken.isdisjoint(claimed):
+                root = entry._root_node_getter(nested) if entry._root_node_getter else claimed[0]  # rule: FUS-03
+                found.append(Match(entry=entry, nodes=tuple(claimed), nested=nested, root=root))
+                taken.update(claimed)
                 break
     return found[::-1]
-
-
-def _candidates(entries: Iterable[BackendPatternConfig]) -> dict[Any, list[tuple[Pattern, BackendPatternConfig]]]:
-    """Group entries by the leaf that their patterns end in, best first."""
-    table: dict[Any, list[tuple[Pattern, BackendPatternConfig]]] = defaultdict(list)
-    for entry in entries:
-        pattern = entry.normal_pattern
-        table[pattern[0] if isinstance(pattern, tuple) else pattern].append((pattern, entry))
-    for candidates in table.values():
-        candidates.sort(key=lambda candidate: -sum(1 for _ in leaves(candidate[0])))  # rule: PAT-07
-    return table
-
-
-def _match(node: Node, pattern: Pattern, entry: BackendPatternConfig, places: Places, taken: set[Node]) -> Match | None:
-    claimed: list[Node] = []
-    nested = _descend(node, pattern, places, claimed)
-    if nested is None or not taken.isdisjoint(claimed):
-        return None
-    getter = entry._root_node_getter
-    root = claimed[0] if getter is None else getter(nested)  # rule: FUS-03
-    return Match(entry=entry, nodes=tuple(claimed), nested=nested, root=root)
 
 
 def _descend(
@@ -93,10 +71,10 @@ def _descend(
     """Match one node and, recursively, its arguments; append what is claimed in forward order. None: no match."""
     if is_match_all(pattern):
         return node  # rule: PAT-05, PAT-09
-    if not isinstance(node, Node) or (is_inner and len(node.users) != 1):  # rule: PAT-06
+    if not isinstance(node, Node) or node.op not in CALLS or (is_inner and len(node.users) != 1):  # rule: PAT-06
         return None
     head, *inner = pattern if isinstance(pattern, tuple) else (pattern,)
-    if node.op not in ("call_module", "call_function", "call_method") or places.object_type(node) != head:
+    if places.object_type(node) != head:
         return None  # rule: PAT-03
     parts: list[Nested] = []
     if inner:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import builtins
 import operator
 from collections.abc import Callable, Iterator
-from functools import cache
-from typing import Any, TypeAlias
+from functools import cache, reduce
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.ao.nn.intrinsic as nni
@@ -40,20 +40,15 @@ def normal_form(pattern: Pattern) -> Pattern:
 
     Raises ConfigError for a tuple whose length is not 2 or 3, or for a leaf of another kind. (PAT-01)
     """
-    if not isinstance(pattern, tuple):
-        check_leaf(pattern)
-        return pattern
-    if len(pattern) not in (2, 3):  # rule: PAT-01
+    if isinstance(pattern, tuple) and len(pattern) not in (2, 3):  # rule: PAT-01
         raise ConfigError(
             f"pattern {pattern!r}: a tuple pattern has 2 or 3 items in forward order, found {len(pattern)}; "
             "write anything else with _set_pattern_complex_format"
         )
-    for leaf in pattern:
+    items = pattern if isinstance(pattern, tuple) else (pattern,)
+    for leaf in items:
         check_leaf(leaf)
-    nested: Pattern = pattern[0]
-    for leaf in pattern[1:]:  # rule: PAT-02
-        nested = (leaf, nested)
-    return nested
+    return cast(Pattern, reduce(lambda nested, leaf: (leaf, nested), items))  # rule: PAT-02
 
 
 def complex_normal_form(pattern: Pattern) -> Pattern:
@@ -77,12 +72,10 @@ def check_leaf(leaf: object) -> None:
 
 def leaves(pattern: Pattern) -> Iterator[Leaf]:
     """Yield the leaves of a normal form in forward order: arguments before the op that takes them."""
-    if isinstance(pattern, tuple):
-        for argument in pattern[1:]:
-            yield from leaves(argument)
-        yield pattern[0]
-    else:
-        yield pattern
+    head, *arguments = pattern if isinstance(pattern, tuple) else (pattern,)
+    for argument in arguments:
+        yield from leaves(argument)
+    yield head
 
 
 def is_chain(pattern: Pattern) -> bool:
@@ -92,40 +85,30 @@ def is_chain(pattern: Pattern) -> bool:
     return len(pattern) == 2 and not isinstance(pattern[0], tuple) and is_chain(pattern[1])
 
 
-_NAMESPACES: tuple[tuple[str, Any], ...] = (
-    ("nn", nn),
-    ("nni", nni),
-    ("nnqat", nnqat),
-    ("nniqat", nniqat),
-    ("operator", operator),
-    ("torch", torch),
-    ("F", F),
-    ("builtins", builtins),
-)
+_NAMESPACES = {"nn": nn, "nni": nni, "nnqat": nnqat, "nniqat": nniqat,
+               "operator": operator, "torch": torch, "F": F, "builtins": builtins}  # fmt: skip
 
 
 @cache
 def _known_names() -> dict[int, str]:
     """Map the identity of every public op of the well-known namespaces to a short, importable name."""
     names: dict[int, str] = {}
-    for prefix, namespace in _NAMESPACES:
+    for prefix, namespace in _NAMESPACES.items():
         for name in sorted(dir(namespace)):
-            if name.startswith("__") or (prefix == "torch" and name.startswith("_")):
-                continue
-            names.setdefault(id(getattr(namespace, name)), f"{prefix}.{name}")
+            if not name.startswith("_" if prefix == "torch" else "__"):
+                names.setdefault(id(getattr(namespace, name)), f"{prefix}.{name}")
     return names
 
 
+@cache
 def leaf_name(leaf: Leaf) -> str:
     """Return the readable name of a leaf: ``nn.Linear``, ``F.relu``, ``operator.add``, ``.view`` for a method."""
     if isinstance(leaf, str):
         return f".{leaf}"
     if is_match_all(leaf):
         return "*"
-    known = _known_names().get(id(leaf))
-    if known is not None:
-        return known
-    return f"{getattr(leaf, '__module__', '?')}.{getattr(leaf, '__qualname__', repr(leaf))}"
+    full_name = f"{getattr(leaf, '__module__', '?')}.{getattr(leaf, '__qualname__', repr(leaf))}"
+    return _known_names().get(id(leaf), full_name)
 
 
 def pattern_name(pattern: Pattern) -> str:

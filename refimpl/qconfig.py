@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
-from refimpl.errors import QConfigError, reject_unknown_keys
-from refimpl.observers import MinMaxObserver, PerChannelMinMaxObserver
+from refimpl.errors import QConfigError, nearest, reject_unknown_keys, warn_dict_form, warn_user
 
 ObjectType: TypeAlias = Callable[..., Any] | str
+Order: TypeAlias = tuple[str, ObjectType, int]
 
 
 class QConfig(NamedTuple):
@@ -30,18 +31,25 @@ class ResolvedQConfig(NamedTuple):
     source: str
 
 
-def as_qconfig(value: object) -> QConfig | None:
-    """Take None, ours, or any object with callable ``activation`` and ``weight``. Raises QConfigError otherwise."""
-    if value is None or isinstance(value, QConfig):
-        return value
-    activation, weight = getattr(value, "activation", None), getattr(value, "weight", None)
-    if not (callable(activation) and callable(weight)):
-        raise QConfigError(f"expected a QConfig with constructors 'activation' and 'weight', found {value!r}")
-    return QConfig(activation, weight)  # rule: CFG-14
+def as_qconfig(value: object, source: str = "") -> QConfig | None:
+    """Take None, ours, or any object with callable ``activation`` and ``weight``.
+
+    Raises QConfigError, naming the source, for anything else: a module in the place of its constructor too.
+    """
+    if value is None:
+        return None
+    for part in QConfig._fields:
+        make = getattr(value, part, None)
+        if not callable(make) or isinstance(make, nn.Module):
+            what = f"{part}, of class {type(make).__name__}; pass its constructor (a class, or class.with_args(…))"
+            found = f"the instance {what}" if isinstance(make, nn.Module) else f"{value!r}"
+            where = f"QConfig of {source}" if source else "QConfig"
+            raise QConfigError(f"{where}: expected constructors 'activation' and 'weight', found {found}")
+    return value if isinstance(value, QConfig) else QConfig(value.activation, value.weight)  # type: ignore[attr-defined]  # rule: CFG-14
 
 
 GLOBAL = "global"  # the source of a QConfig that no other key names
-_KEYS = ("", "object_type", "module_name_regex", "module_name", "module_name_object_type_order")
+_KINDS = ("object_type", "module_name_regex", "module_name", "module_name_object_type_order")
 
 
 class QConfigMapping:
@@ -56,10 +64,15 @@ class QConfigMapping:
         self.object_type_qconfigs: dict[ObjectType, Any] = {}
         self.module_name_regex_qconfigs: dict[str, Any] = {}
         self.module_name_qconfigs: dict[str, Any] = {}
-        self.module_name_object_type_order_qconfigs: dict[tuple[str, ObjectType, int], Any] = {}
+        self.module_name_object_type_order_qconfigs: dict[Order, Any] = {}
 
     def __repr__(self) -> str:
         return f"QConfigMapping({self.to_dict()})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, QConfigMapping) and vars(other) == vars(self)
+
+    __hash__ = None  # type: ignore[assignment]  # it can change
 
     def set_global(self, global_qconfig: Any) -> QConfigMapping:
         """Set the QConfig for everything that no other key names; None: nothing is quantized."""
@@ -97,45 +110,36 @@ class QConfigMapping:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the public dict form; the round trip is the identity. (QCM-04)"""
-        return {  # rule: QCM-04
-            "": self.global_qconfig,
-            "object_type": list(self.object_type_qconfigs.items()),
-            "module_name_regex": list(self.module_name_regex_qconfigs.items()),
-            "module_name": list(self.module_name_qconfigs.items()),
-            "module_name_object_type_order": [
-                (*key, qconfig) for key, qconfig in self.module_name_object_type_order_qconfigs.items()
-            ],
-        }
+        form: dict[str, Any] = {"": self.global_qconfig}
+        for kind in _KINDS:  # rule: QCM-04
+            rows = getattr(self, f"{kind}_qconfigs").items()
+            form[kind] = [(*(key if isinstance(key, tuple) else (key,)), qconfig) for key, qconfig in rows]
+        return form
 
     @classmethod
     def from_dict(cls, qconfig_dict: Mapping[str, Any]) -> QConfigMapping:
         """Build from the public dict form. Raises ConfigError for an unknown key. (QCM-04, CFG-13)"""
-        reject_unknown_keys("QConfigMapping.from_dict", qconfig_dict, _KEYS)
+        reject_unknown_keys("QConfigMapping.from_dict", qconfig_dict, ("", *_KINDS))
         mapping = cls().set_global(qconfig_dict.get(""))
-        for object_type, qconfig in qconfig_dict.get("object_type", []):
-            mapping.set_object_type(object_type, qconfig)
-        for regex, qconfig in qconfig_dict.get("module_name_regex", []):
-            mapping.set_module_name_regex(regex, qconfig)
-        for name, qconfig in qconfig_dict.get("module_name", []):
-            mapping.set_module_name(name, qconfig)
-        for name, object_type, index, qconfig in qconfig_dict.get("module_name_object_type_order", []):
-            mapping.set_module_name_object_type_order(name, object_type, index, qconfig)
+        for kind in _KINDS:
+            for row in qconfig_dict.get(kind, ()):
+                getattr(mapping, f"set_{kind}")(*row)
         return mapping
 
 
 def as_qconfig_mapping(value: object) -> QConfigMapping:
-    """Take ours, its dict form, or torch's by attribute. Raises QConfigError for anything else. (CFG-14)"""
+    """Take ours, torch's by attribute, or the dict form with a FutureWarning. (CFG-14)
+
+    Raises QConfigError for anything else, and for a module_name_regex that does not compile.
+    """
     if isinstance(value, QConfigMapping):
         return value
     if isinstance(value, Mapping):
+        warn_dict_form("QConfigMapping")
         return QConfigMapping.from_dict(value)
     if not hasattr(value, "module_name_object_type_order_qconfigs"):
         raise QConfigError(f"expected a QConfigMapping, found {value!r}")
-    mapping = QConfigMapping()  # rule: CFG-14
-    for name in vars(mapping):
-        found = getattr(value, name)
-        setattr(mapping, name, dict(found) if isinstance(found, Mapping) else found)
-    return mapping
+    return QConfigMapping.from_dict(QConfigMapping.to_dict(value))  # type: ignore[arg-type]  # rule: CFG-14
 
 
 class QConfigResolver:
@@ -148,70 +152,73 @@ class QConfigResolver:
     def __init__(self, mapping: QConfigMapping) -> None:
         self._mapping = mapping
         self._by_name: dict[str, ResolvedQConfig | None] = {}
+        self._taken: dict[int, QConfig | None] = {}  # by identity: each QConfig is checked once, and stays one object
 
-    def resolve(
-        self, object_types: Iterable[ObjectType], name: str, order: tuple[str, ObjectType, int] | None = None
-    ) -> ResolvedQConfig:
-        """Return the QConfig for a place.
-
-        `object_types`: what the place is, the strongest first. `order`: enclosing module's name, type, and the index
-        of the call among that type there.
-        """
+    def resolve(self, object_types: Iterable[ObjectType], name: str, order: Order | None = None) -> ResolvedQConfig:
+        """Return the QConfig for a place: its types, the strongest first, its name, and its key by order."""
         mapping = self._mapping
         if order in mapping.module_name_object_type_order_qconfigs:  # rule: QCM-02
             found = mapping.module_name_object_type_order_qconfigs[order]
-            return _resolved(found, f"module_name_object_type_order {order}")
-        by_name = self._named(name)
+            return self._resolved(found, f"module_name_object_type_order {order}")
+        if name not in self._by_name:
+            self._by_name[name] = next(self._matching(name), None)
+        by_name = self._by_name[name]
         if by_name is not None:
             return by_name
         for object_type in object_types:
             if object_type in mapping.object_type_qconfigs:
-                shown = getattr(object_type, "__name__", object_type)
-                return _resolved(mapping.object_type_qconfigs[object_type], f"object_type {shown}")
-        return _resolved(mapping.global_qconfig, GLOBAL)
+                return self._resolved(mapping.object_type_qconfigs[object_type], f"object_type {_shown(object_type)}")
+        return self._resolved(mapping.global_qconfig, GLOBAL)
 
-    def _named(self, name: str) -> ResolvedQConfig | None:
-        if name not in self._by_name:
-            self._by_name[name] = self._nearest_name(name) or self._first_regex(name)
-        return self._by_name[name]
+    def _resolved(self, qconfig: object, source: str) -> ResolvedQConfig:
+        if id(qconfig) not in self._taken:
+            self._taken[id(qconfig)] = as_qconfig(qconfig, source)
+        return ResolvedQConfig(self._taken[id(qconfig)], source)  # rule: QCM-03
 
-    def _nearest_name(self, name: str) -> ResolvedQConfig | None:
-        named = self._mapping.module_name_qconfigs
-        while True:
-            if name in named:
-                return _resolved(named[name], f"module_name {name!r}")
-            if not name:
-                return None
-            name = name.rpartition(".")[0]
-
-    def _first_regex(self, name: str) -> ResolvedQConfig | None:
+    def _matching(self, name: str) -> Iterator[ResolvedQConfig]:
+        parts, named = name.split("."), self._mapping.module_name_qconfigs
+        for enclosing in (".".join(parts[:depth]) for depth in range(len(parts), -1, -1)):
+            if enclosing in named:
+                yield self._resolved(named[enclosing], f"module_name {enclosing!r}")
         for regex, qconfig in self._mapping.module_name_regex_qconfigs.items():
             if re.match(regex, name):
-                return _resolved(qconfig, f"module_name_regex {regex!r}")
-        return None
+                yield self._resolved(qconfig, f"module_name_regex {regex!r}")
 
 
-def _resolved(qconfig: object, source: str) -> ResolvedQConfig:
-    return ResolvedQConfig(as_qconfig(qconfig), source)  # rule: QCM-03
+def warn_unmatched_keys(
+    mapping: QConfigMapping, model: nn.Module, targets: Iterable[ObjectType], orders: Collection[Order]
+) -> None:
+    """Warn of every key of a mapping that matches nothing in a model, with the nearest name that would. (QCM-02)
 
-
-def minmax_qconfig(
-    activation_dtype: Any, weight_dtype: Any, *, per_channel: bool, symmetric: bool = True, **arguments: Any
-) -> QConfig:
-    """Return a static QConfig of min/max observers: affine activations, symmetric (or affine) weights.
-
-    `arguments` with the prefix ``weight_`` go to the weight's observer, the others to the activation's.
+    `targets`: functions and methods that the model calls. `orders`: what module_name_object_type_order keys are
+    compared with. Object types that torch itself defines are left out: default mappings name them for every model.
     """
-    weight_arguments = {k.removeprefix("weight_"): v for k, v in arguments.items() if k.startswith("weight_")}
-    activation_arguments = {k: v for k, v in arguments.items() if not k.startswith("weight_")}
-    schemes = {
-        (False, False): torch.per_tensor_affine,
-        (False, True): torch.per_tensor_symmetric,
-        (True, False): torch.per_channel_affine,
-        (True, True): torch.per_channel_symmetric,
-    }
-    observer = PerChannelMinMaxObserver if per_channel else MinMaxObserver
-    return QConfig(
-        activation=MinMaxObserver.with_args(dtype=activation_dtype, **activation_arguments),
-        weight=observer.with_args(dtype=weight_dtype, qscheme=schemes[per_channel, symmetric], **weight_arguments),
-    )
+    called = (name for name, _, _ in orders)
+    names = dict.fromkeys((*(name for name, _ in model.named_modules(remove_duplicate=False)), *called))
+    types = {type_before_parametrizations(module) for module in model.modules()} | set(targets)
+    regexes = (key for key in mapping.module_name_regex_qconfigs if not any(re.match(key, name) for name in names))
+    own_types = (key for key in mapping.object_type_qconfigs if not (key in types or _is_torchs(key)))
+    by_order = (key for key in mapping.module_name_object_type_order_qconfigs if key not in orders)
+    unmet: list[tuple[str, Iterable[ObjectType | Order], Iterable[ObjectType | Order]]] = [
+        ("module_name", (key for key in mapping.module_name_qconfigs if key not in names), names),
+        ("module_name_regex", regexes, names),
+        ("object_type", own_types, types),
+        ("module_name_object_type_order", by_order, orders),
+    ]
+    for kind, keys, known in unmet:
+        for key in map(_shown, keys):
+            hint = nearest(key, sorted(map(_shown, known)), cutoff=0.0)
+            warn_user(f"QConfigMapping: {kind} {key} matches nothing in {type(model).__name__}; {hint}")
+
+
+def _is_torchs(key: ObjectType) -> bool:
+    """Tell whether a default mapping of torch's can name an object type: that a model lacks it is no mistake."""
+    if isinstance(key, str):
+        return hasattr(Tensor, key) or hasattr(F, key.rstrip("_"))
+    return (getattr(key, "__module__", None) or "torch").startswith(("torch", "_operator", "builtins"))
+
+
+def _shown(key: ObjectType | Order) -> str:
+    if isinstance(key, tuple):
+        return f"({key[0]!r}, {_shown(key[1])}, {key[2]})"
+    return key if isinstance(key, str) else getattr(key, "__name__", repr(key))

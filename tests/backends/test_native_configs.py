@@ -16,17 +16,19 @@ from torch.ao.quantization import backend_config as theirs
 from torch.ao.quantization.backend_config.x86 import get_x86_backend_config
 
 from backends.native_tables import TABLES, NativeName, native_config
-from refimpl.backend_config import BackendPatternConfig, ObservationType, as_backend_config
+from refimpl.backend_config import BackendConfig, BackendPatternConfig, ObservationType, as_backend_config
 from refimpl.errors import ConfigError
+from refimpl.native import default_backend_config
 from refimpl.patterns import is_match_all, leaves, pattern_name
 
 THEIRS: dict[NativeName, Callable[[], theirs.BackendConfig]] = {
+    "native": theirs.get_native_backend_config,
     "qnnpack": theirs.get_qnnpack_backend_config,
     "fbgemm": theirs.get_fbgemm_backend_config,
     "x86": get_x86_backend_config,
     "onednn": theirs.get_onednn_backend_config,
 }
-PAIRS: dict[NativeName, int] = {"qnnpack": 404, "fbgemm": 225, "x86": 225, "onednn": 244}
+PAIRS: dict[NativeName, int] = {"native": 227, "qnnpack": 404, "fbgemm": 225, "x86": 225, "onednn": 244}
 VALUES = (
     "observation_type",
     "dtype_configs",
@@ -114,16 +116,25 @@ def test_every_call_gives_a_new_config(name: NativeName) -> None:
 
 @pytest.mark.rule("CFG-09")
 def test_an_unknown_name_lists_the_choices() -> None:
-    with pytest.raises(ConfigError, match="'fbgem'; expected one of qnnpack, fbgemm, x86, onednn"):
+    with pytest.raises(ConfigError, match="'fbgem'; expected one of native, qnnpack, fbgemm, x86, onednn"):
         native_config("fbgem")  # type: ignore[arg-type]
     assert set(get_args(NativeName)) == set(TABLES)
+
+
+@pytest.mark.rule("CFG-09")
+def test_the_default_is_torchs_native_config() -> None:
+    config = default_backend_config()
+    assert config.name == theirs.get_native_backend_config().name == "native"
+    assert config.to_dict() == native_config("native").to_dict()
+    config.configs[0].dtype_configs.clear()
+    assert default_backend_config().configs[0].dtype_configs, "a fresh one for every caller"
 
 
 @each_backend
 @pytest.mark.rule("CFG-08")
 def test_dict_form_gives_the_same_config(name: NativeName) -> None:
     found = native_config(name).to_dict()
-    assert as_backend_config(found).to_dict() == found
+    assert BackendConfig.from_dict(found).to_dict() == found
 
 
 @each_backend
@@ -218,7 +229,7 @@ def same_outcome(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 @pytest.mark.rule("FUS-02")
 def test_fuser_methods_do_what_torchs_do(name: NativeName, is_qat: bool) -> None:
     fusable = [(entry, other) for entry, other in pairs_of(name) if entry.fuser_method is not None]
-    assert len(fusable) == {"qnnpack": 25, "fbgemm": 25, "x86": 25, "onednn": 46}[name]
+    assert len(fusable) == {"onednn": 46}.get(name, 25)
     refused = []
     for entry, other in fusable:
         arguments = arguments_for(entry, is_qat)

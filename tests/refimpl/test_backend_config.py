@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -227,7 +228,7 @@ def test_unknown_keys_are_named_with_the_nearest_known_one(kind: str, key: str, 
 
 @pytest.mark.rule("CFG-13")
 def test_an_unknown_key_with_no_near_one_lists_the_choices() -> None:
-    with pytest.raises(ConfigError, match="unknown key 'zzz'; known keys: 'name', 'configs'"):
+    with pytest.raises(ConfigError, match="unknown key 'zzz'; known: 'name', 'configs'"):
         ours.BackendConfig.from_dict({"zzz": 1})
 
 
@@ -338,7 +339,8 @@ def test_torchs_parts_are_taken_one_by_one() -> None:
 def test_our_own_objects_are_taken_as_they_are() -> None:
     config = config_of(ours.BackendPatternConfig(nn.Linear))
     assert ours.as_backend_config(config) is config
-    assert ours.as_backend_config(config.to_dict()).to_dict() == config.to_dict()
+    with pytest.warns(FutureWarning, match="a dict in the place of a BackendConfig is deprecated"):
+        assert ours.as_backend_config(config.to_dict()).to_dict() == config.to_dict()
     assert ours.as_backend_pattern_config(config.configs[0]) is config.configs[0]
 
 
@@ -349,3 +351,58 @@ def test_objects_without_the_attributes_are_rejected(value: object) -> None:
         with pytest.raises(ConfigError, match="expected a") as raised:
             read(value)
         assert repr(value) in str(raised.value)
+
+
+# ---- lint -------------------------------------------------------------------------------------------------
+
+Entry = ours.BackendPatternConfig
+FAULTS: tuple[tuple[ours.BackendPatternConfig, str], ...] = (
+    (
+        Entry((nn.Linear, nn.ReLU)).set_fused_module(nni.LinearReLU),
+        "FUS-08: nn.Linear+nn.ReLU has fused_module LinearReLU, but no fuser_method",
+    ),
+    (Entry((nn.Linear, nn.ReLU)).set_fuser_method(fuse), "FUS-08: nn.Linear+nn.ReLU has a fuser_method, but neither"),
+    (
+        Entry((torch.add, nn.ReLU)).set_fuser_method(fuse).set_fused_module(nn.Sequential),
+        "FUS-03: torch.add+nn.ReLU has a fuser_method, but its root torch.add is no module",
+    ),
+    (
+        Entry(nn.Linear).set_reference_quantized_module(nnqr.Linear),
+        "CFG-11: nn.Linear has a reference_quantized_module",
+    ),
+)
+
+
+@pytest.mark.rule("FUS-08")
+@pytest.mark.rule("FUS-03")
+@pytest.mark.rule("CFG-11")
+@pytest.mark.parametrize(("entry", "expected"), FAULTS)
+def test_a_fault_that_needs_no_model_is_found_and_torch_says_nothing(entry: Any, expected: str) -> None:
+    clean = Entry(nn.Conv2d).set_root_module(nn.Conv2d).set_reference_quantized_module(nnqr.Conv2d)
+    (found,) = ours.lint_config(config_of(clean, entry))
+    assert found.startswith(expected)
+    torchs = theirs.BackendConfig().set_backend_pattern_config(
+        theirs.BackendPatternConfig.from_dict(as_theirs(entry.to_dict()))
+    )
+    assert ours.lint_config(torchs) == (found,), "torch's class takes the entry without a word"
+
+
+@pytest.mark.rule("FUS-08")
+def test_a_fuser_method_that_folds_into_the_roots_class_needs_no_fused_module() -> None:
+    entry = Entry((nn.ConvTranspose2d, nn.BatchNorm2d)).set_fuser_method(fuse).set_root_module(nn.ConvTranspose2d)
+    assert ours.lint_config(config_of(entry)) == ()
+
+
+@pytest.mark.rule("FUS-08")
+@pytest.mark.parametrize("name", ["native", "fbgemm", "qnnpack", "x86", "onednn", "tensorrt", "executorch"])
+def test_the_configs_that_torch_ships_are_clean(name: str) -> None:
+    module = import_module(f"torch.ao.quantization.backend_config.{name}")
+    assert ours.lint_config(getattr(module, f"get_{name}_backend_config")()) == ()
+
+
+@pytest.mark.rule("CFG-08")
+def test_an_observation_type_of_none_in_a_dict_is_refused_and_other_parts_of_none_are_unset() -> None:
+    with pytest.raises(ConfigError, match=r"observation type: expected one of OUTPUT_USE_DIFFERENT.*found None"):
+        ours.BackendPatternConfig.from_dict({"observation_type": None})
+    unset = ours.BackendPatternConfig.from_dict({"root_module": None, "num_tensor_args_to_observation_type": None})
+    assert vars(unset) == vars(ours.BackendPatternConfig())

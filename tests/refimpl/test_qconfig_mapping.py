@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+import re
+import warnings
 from typing import Any
 
 import both_flows as flows
@@ -11,12 +14,15 @@ import torch.nn.functional as F
 from both_flows import PER_CHANNEL, QCONFIG
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from qconfigs import minmax_qconfig
 from torch import Tensor, nn
 
 import refimpl
 from refimpl import ConfigError, QConfig, QConfigError, QConfigMapping
-from refimpl.qconfig import QConfigResolver, as_qconfig, as_qconfig_mapping, minmax_qconfig
+from refimpl.observers import MinMaxObserver
+from refimpl.qconfig import QConfigResolver, as_qconfig, as_qconfig_mapping, warn_unmatched_keys
 
+TorchQConfig: Any = flows.torch_qconfigs.QConfig
 TorchMapping = flows.torch_mappings.QConfigMapping
 A = minmax_qconfig(torch.quint8, torch.qint8, per_channel=False)
 B = minmax_qconfig(torch.quint8, torch.qint8, per_channel=True)
@@ -75,9 +81,36 @@ def test_a_qconfig_is_two_constructors() -> None:
     assert as_qconfig(None) is None
     with pytest.raises(QConfigError, match="constructors 'activation' and 'weight', found 3"):
         as_qconfig(3)
-    with pytest.raises(QConfigError, match="names no dtype"):
-        bad = QConfigMapping().set_global(QConfig(nn.Identity, nn.Identity))
-        refimpl.prepare_fx(nn.Linear(2, 2).eval(), bad, backend_config=flows.our_config("qnnpack"))
+
+
+SOURCES: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("set_global", (), "global"),
+    ("set_object_type", (nn.Linear,), "object_type Linear"),
+    ("set_module_name_regex", ("0",), "module_name_regex '0'"),
+    ("set_module_name", ("0",), "module_name '0'"),
+)
+BAD: tuple[tuple[Any, str], ...] = (
+    (
+        QConfig(MinMaxObserver(dtype=torch.quint8), QCONFIG.weight),
+        "the instance activation, of class MinMaxObserver; pass",
+    ),
+    (QConfig(QCONFIG.activation, flows.torchs.MinMaxObserver()), "the instance weight, of class MinMaxObserver; pass"),
+    (QConfig(None, QCONFIG.weight), r"found QConfig\(activation=None"),  # type: ignore[arg-type]
+    (TorchQConfig(activation=None, weight=QCONFIG.weight), r"found QConfig\(activation=None"),
+    (torch.quint8, "found torch.quint8"),
+)
+
+
+@pytest.mark.rule("QCM-01")
+@pytest.mark.parametrize(("bad", "message"), BAD)
+@pytest.mark.parametrize(("setter", "key", "source"), SOURCES)
+def test_a_qconfig_without_constructors_is_named_by_its_key(
+    bad: Any, message: str, setter: str, key: Any, source: str
+) -> None:
+    mapping = getattr(QConfigMapping(), setter)(*key, bad)
+    expected = re.escape(f"QConfig of {source}: expected constructors")
+    with pytest.raises(QConfigError, match=f"{expected}.*{message}"):
+        refimpl.prepare_fx(nn.Sequential(nn.Linear(2, 2)).eval(), mapping, (torch.zeros(1, 2),))
 
 
 def full(kind: Any, q: Any) -> Any:
@@ -93,7 +126,9 @@ def test_dict_forms_go_both_ways_and_are_torchs() -> None:
     assert mapping.to_dict() == full(TorchMapping, QCONFIG).to_dict()
     assert vars(QConfigMapping.from_dict(mapping.to_dict())) == vars(mapping)
     assert vars(QConfigMapping.from_dict({})) == vars(QConfigMapping())
-    assert vars(as_qconfig_mapping(mapping.to_dict())) == vars(mapping)
+    with pytest.warns(FutureWarning, match="a dict in the place of a QConfigMapping is deprecated"):
+        assert as_qconfig_mapping(mapping.to_dict()) == mapping
+    assert mapping != QConfigMapping()
 
 
 @pytest.mark.rule("CFG-14")
@@ -118,6 +153,100 @@ def test_unknown_keys_and_values_are_named() -> None:
 def test_a_regex_that_does_not_compile_is_refused_when_it_is_set() -> None:
     with pytest.raises(QConfigError, match=r"module_name_regex '\(' does not compile"):
         QConfigMapping().set_module_name_regex("(", A)
+    with pytest.raises(QConfigError, match=r"module_name_regex '\(' does not compile"):
+        QConfigMapping.from_dict({"module_name_regex": [("(", A)]})
+    with pytest.raises(QConfigError, match=r"module_name_regex '\(' does not compile"):
+        as_qconfig_mapping(TorchMapping().set_module_name_regex("(", QCONFIG))
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return F.relu(self.fc2(self.fc1(x))).reshape(-1, 2)
+
+
+class Tail(nn.Module):
+    """A class of the user's that the model does not have."""
+
+
+ORDERS_OF_HEAD: set[tuple[str, Any, int]] = {
+    ("head", nn.Linear, 0),
+    ("head", nn.Linear, 1),
+    ("head", F.relu, 0),
+    ("head", "reshape", 0),
+}
+UNMATCHED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    (
+        "set_module_name",
+        ("head.fc3",),
+        r"module_name head.fc3 matches nothing in Sequential; did you mean 'head.fc\d'\?",
+    ),
+    (
+        "set_module_name",
+        ("xyz",),
+        r"module_name xyz matches nothing in Sequential; did you mean 'head.fc2'",
+    ),
+    (
+        "set_module_name_regex",
+        (r"haed\..*",),
+        r"module_name_regex haed\\..\* matches nothing in Sequential; did you mean",
+    ),
+    ("set_object_type", (Tail,), "object_type Tail matches nothing in Sequential; did you mean"),
+    ("set_object_type", ("Linaer",), "object_type Linaer matches nothing in Sequential; did you mean 'Linear'"),
+    (
+        "set_module_name_object_type_order",
+        ("head", nn.Linear, 2),
+        r"module_name_object_type_order \('head', Linear, 2\) matches nothing .*did you mean \"\('head', Linear, [01]",
+    ),
+)
+MATCHED: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("set_global", ()),
+    ("set_module_name", ("head",)),
+    ("set_module_name", ("head.fc2",)),
+    ("set_module_name_regex", (r".*fc\d",)),
+    ("set_object_type", (Head,)),
+    ("set_object_type", (nn.Conv2d,)),  # torch's own types: default mappings name them for every model
+    ("set_object_type", (operator.add,)),
+    ("set_object_type", ("sigmoid",)),
+    ("set_object_type", ("hardsigmoid_",)),
+    ("set_module_name_object_type_order", ("head", "reshape", 0)),
+)
+
+
+def head() -> nn.Module:
+    model = nn.Sequential()
+    model.add_module("head", Head())
+    return model
+
+
+@pytest.mark.rule("QCM-02")
+@pytest.mark.parametrize(("setter", "key", "message"), UNMATCHED)
+def test_a_key_that_matches_nothing_is_a_warning_with_the_nearest_name(setter: str, key: Any, message: str) -> None:
+    mapping = getattr(QConfigMapping(), setter)(*key, A)
+    with pytest.warns(UserWarning, match=f"^QConfigMapping: {message}"):
+        warn_unmatched_keys(mapping, head(), [F.relu, "reshape"], ORDERS_OF_HEAD)
+
+
+@pytest.mark.rule("QCM-02")
+@pytest.mark.parametrize(("setter", "key"), MATCHED)
+def test_other_keys_make_no_noise(setter: str, key: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_unmatched_keys(getattr(QConfigMapping(), setter)(*key, A), head(), [F.relu, "reshape"], ORDERS_OF_HEAD)
+
+
+@pytest.mark.rule("QCM-02")
+@pytest.mark.parametrize("engine", ["x86", "qnnpack", "onednn", "fbgemm"])
+def test_no_key_of_torchs_default_mappings_is_warned_about(engine: str) -> None:
+    for make in ("get_default_qconfig_mapping", "get_default_qat_qconfig_mapping"):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="QConfigMapping")
+            mapping = getattr(flows.torch_mappings, make)(engine)
+            assert any(isinstance(key, str) for key in mapping.object_type_qconfigs)
+            warn_unmatched_keys(as_qconfig_mapping(mapping), head(), [], set())
 
 
 # ---- torch's resolution, on a nested model ----------------------------------------------------------------

@@ -1,0 +1,197 @@
+"""The custom configs of fuse, prepare and convert, with torch's names and dict keys (STD-01, CUS-01 to CUS-04)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from typing import Any, Self, TypeAlias
+
+from refimpl.backend_config import BackendConfig, as_backend_config
+from refimpl.errors import ConfigError, reject_unknown_keys, warn_dict_form
+from refimpl.qconfig import QConfigMapping, as_qconfig_mapping
+
+ClassesByMode: TypeAlias = "dict[QuantType, dict[type, type]]"
+
+
+class QuantType(IntEnum):
+    """The mode that a custom class is for; torch's values, so that torch's enum finds the same keys. (CUS-01)"""
+
+    DYNAMIC = 0
+    STATIC = 1
+    QAT = 2
+    WEIGHT_ONLY = 3
+
+    @classmethod
+    def of(cls, value: object) -> QuantType:
+        """Take ours, torch's, or the lower-case name of the dict forms; else raise ConfigError. (CFG-14)"""
+        name = getattr(value, "name", str(value).upper())
+        if name not in cls.__members__:
+            known = ", ".join(repr(member.name.lower()) for member in cls)
+            raise ConfigError(f"quantization mode: expected one of {known}, found {value!r}")
+        return cls[name]  # rule: CUS-01
+
+
+@dataclass(frozen=True, slots=True)
+class StandaloneModuleConfigEntry:
+    """How a standalone module is prepared; None: as its parent is, and with no custom config. (STD-01)
+
+    Torch's objects and dict forms become ours. (CFG-14)
+    """
+
+    qconfig_mapping: QConfigMapping | None
+    example_inputs: tuple[Any, ...]
+    prepare_custom_config: PrepareCustomConfig | None
+    backend_config: BackendConfig | None
+
+    def __post_init__(self) -> None:
+        for name, kind, as_ours in (
+            ("qconfig_mapping", QConfigMapping, as_qconfig_mapping),
+            ("prepare_custom_config", PrepareCustomConfig, PrepareCustomConfig.of),
+            ("backend_config", BackendConfig, as_backend_config),
+        ):
+            value: Any = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, kind.from_dict(value) if isinstance(value, Mapping) else as_ours(value))
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """Return the parts in the dict form; as in torch's, the backend config stays an object. (CUS-04)"""
+        mapping, custom = self.qconfig_mapping, self.prepare_custom_config
+        return mapping and mapping.to_dict(), self.example_inputs, custom and custom.to_dict(), self.backend_config
+
+
+_KEYS: Mapping[str, str] = {
+    "standalone_module_names": "standalone_module_name",
+    "standalone_module_classes": "standalone_module_class",
+    "float_to_observed_mapping": "float_to_observed_custom_module_class",
+    "observed_to_quantized_mapping": "observed_to_quantized_custom_module_class",
+    "non_traceable_module_names": "non_traceable_module_name",
+    "non_traceable_module_classes": "non_traceable_module_class",
+    "input_quantized_indexes": "input_quantized_idxs",
+    "output_quantized_indexes": "output_quantized_idxs",
+    "preserved_attributes": "preserved_attributes",
+}
+
+
+@dataclass
+class _CustomConfig:
+    """What the three configs have in common: fields are lists, dicts of standalone modules, or classes by mode."""
+
+    preserved_attributes: list[str] = field(default_factory=list)
+
+    def set_preserved_attributes(self, attributes: list[str]) -> Self:
+        """Set the names of the model's attributes that are kept although its forward does not read them. (CUS-03)"""
+        return self._with("preserved_attributes", attributes)  # rule: CUS-03
+
+    def _with(self, name: str, values: Iterable[Any]) -> Self:
+        if isinstance(values, str):
+            raise ConfigError(f"{type(self).__name__}.{name}: expected a list, found the string {values!r}")
+        setattr(self, name, values if isinstance(values, dict) else list(values))
+        return self
+
+    @classmethod
+    def from_dict(cls, custom_config_dict: Mapping[str, Any]) -> Self:
+        """Build from torch's public dict form. Raises ConfigError for an unknown key. (CUS-04, CFG-13)"""
+        names = {_KEYS[part.name]: part.name for part in fields(cls)}
+        reject_unknown_keys(f"{cls.__name__}.from_dict", custom_config_dict, names)
+        made = cls()
+        for key, value in custom_config_dict.items():  # rule: CUS-04
+            if key.startswith("standalone"):
+                for entry in value:
+                    if len(entry) != 5:
+                        raise ConfigError(f"{cls.__name__}.from_dict: {key}: expected 5 items, found {entry}")
+                value = {which: StandaloneModuleConfigEntry(*parts) for which, *parts in value}
+            elif key.endswith("custom_module_class"):
+                value = {QuantType.of(mode): dict(classes) for mode, classes in value.items()}
+            made._with(names[key], value)
+        return made
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return torch's dict form, without what is empty; from_dict takes it back. (CUS-04)"""
+        form: dict[str, Any] = {_KEYS[name]: list(value) for name, value in vars(self).items() if value}
+        for name, key in _KEYS.items():
+            if key in form and key.startswith("standalone"):
+                form[key] = [(which, *entry.to_tuple()) for which, entry in getattr(self, name).items()]
+            elif key in form and key.endswith("custom_module_class"):
+                form[key] = {mode.name.lower(): dict(classes) for mode, classes in getattr(self, name).items()}
+        return form
+
+    @classmethod
+    def of(cls, value: Any) -> Self:
+        """Take None (an empty one), ours, torch's, or the dict form with a FutureWarning. (CFG-14)
+
+        Raises ConfigError for anything else.
+        """
+        if value is None or isinstance(value, cls):
+            return cls() if value is None else value
+        if isinstance(value, Mapping):
+            warn_dict_form(cls.__name__)  # rule: CUS-04
+            return cls.from_dict(value)
+        if isinstance(value, _CustomConfig) or not all(hasattr(value, part.name) for part in fields(cls)):
+            raise ConfigError(f"expected a {cls.__name__}, found {value!r}")
+        return cls.from_dict(value.to_dict())  # rule: CFG-14
+
+
+@dataclass
+class FuseCustomConfig(_CustomConfig):
+    """Custom settings of fuse_fx. (CUS-03)"""
+
+
+@dataclass
+class ConvertCustomConfig(_CustomConfig):
+    """Custom settings of convert_fx and of the reference forms. (CUS-01, CUS-03)"""
+
+    observed_to_quantized_mapping: ClassesByMode = field(default_factory=dict)
+
+    def set_observed_to_quantized_mapping(
+        self, observed_class: type, quantized_class: type, quant_type: QuantType = QuantType.STATIC
+    ) -> Self:
+        """Set what convert makes of an observed custom module, by ``quantized_class.from_observed``. (CUS-01)"""
+        self.observed_to_quantized_mapping.setdefault(QuantType.of(quant_type), {})[observed_class] = quantized_class
+        return self
+
+
+@dataclass
+class PrepareCustomConfig(_CustomConfig):
+    """Custom settings of prepare_fx and prepare_qat_fx. (STD-01, CUS-01 to CUS-04)"""
+
+    standalone_module_names: dict[str, StandaloneModuleConfigEntry] = field(default_factory=dict)
+    standalone_module_classes: dict[type, StandaloneModuleConfigEntry] = field(default_factory=dict)
+    float_to_observed_mapping: ClassesByMode = field(default_factory=dict)
+    non_traceable_module_names: list[str] = field(default_factory=list)
+    non_traceable_module_classes: list[type] = field(default_factory=list)
+    input_quantized_indexes: list[int] = field(default_factory=list)
+    output_quantized_indexes: list[int] = field(default_factory=list)
+
+    def set_standalone_module_name(self, module_name: str, *parts: Any, **named: Any) -> Self:
+        """Prepare the module of that name on its own; further arguments: a StandaloneModuleConfigEntry's. (STD-01)"""
+        self.standalone_module_names[module_name] = StandaloneModuleConfigEntry(*parts, **named)
+        return self
+
+    def set_standalone_module_class(self, module_class: type, *parts: Any, **named: Any) -> Self:
+        """Prepare the modules of that class on their own; arguments as for a name. (STD-01)"""
+        self.standalone_module_classes[module_class] = StandaloneModuleConfigEntry(*parts, **named)
+        return self
+
+    def set_float_to_observed_mapping(
+        self, float_class: type, observed_class: type, quant_type: QuantType = QuantType.STATIC
+    ) -> Self:
+        """Set what prepare makes of a custom module, by ``observed_class.from_float``. (CUS-01)"""
+        self.float_to_observed_mapping.setdefault(QuantType.of(quant_type), {})[float_class] = observed_class
+        return self
+
+    def set_non_traceable_module_names(self, module_names: list[str]) -> Self:
+        """Set the full names of modules that stay leaves. (CUS-02)"""
+        return self._with("non_traceable_module_names", module_names)
+
+    def set_non_traceable_module_classes(self, module_classes: list[type]) -> Self:
+        """Set the classes whose modules stay leaves. (CUS-02)"""
+        return self._with("non_traceable_module_classes", module_classes)
+
+    def set_input_quantized_indexes(self, indexes: list[int]) -> Self:
+        """Set which graph inputs come quantized. (OBS-11)"""
+        return self._with("input_quantized_indexes", indexes)
+
+    def set_output_quantized_indexes(self, indexes: list[int]) -> Self:
+        """Set which graph outputs are asked for quantized. (OBS-11)"""
+        return self._with("output_quantized_indexes", indexes)

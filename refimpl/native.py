@@ -1,0 +1,250 @@
+"""The BackendConfig for a front door that is given none: torch's "native" one (CFG-05, CFG-06, CFG-09, DTY-02).
+
+It claims what torch's own claims, in the same order: families of ops, each a tuple of rows in order of registration,
+which decides ties between patterns of equal size (PAT-07), with the dtype configs of each in order of preference
+(DTY-02). A vendor's tables can be made of the same rows.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import torch
+import torch.ao.nn.intrinsic as nni
+import torch.ao.nn.intrinsic.qat as nniqat
+import torch.ao.nn.qat as nnqat
+import torch.ao.nn.quantized.reference as nnqr
+import torch.nn.functional as F
+from torch import nn
+
+from refimpl.backend_config import BackendConfig, BackendPatternConfig, ObservationType
+from refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
+from refimpl.fusers import FuserMethod, fuse_bn, sequential
+from refimpl.patterns import Leaf, Pattern
+from refimpl.plan import DIFFERENT, NOT_OBSERVED, SHARE
+
+Module: TypeAlias = type[nn.Module]
+Table: TypeAlias = Mapping[str, tuple[DTypeConfig, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Patterns that make the same claims, whatever the dtypes are.
+
+    ``getters``: of root and extra inputs; the patterns are then in normal form (FUS-03, FUS-04). ``index``: of weight
+    and bias among a function's arguments. ``output``: what activations of its dtype must keep.
+    """
+
+    patterns: tuple[Pattern, ...]
+    getters: tuple[Callable[[Any], Any], Callable[[Any], list[Any]]] | None = None
+    observe: ObservationType = DIFFERENT
+    observe_by_tensor_args: Mapping[int, ObservationType] = field(default_factory=dict)
+    root: Module | None = None
+    reference: Module | None = None
+    qat: Module | None = None
+    fused: Module | None = None
+    fuser: FuserMethod | None = None
+    index: Mapping[str, int] = field(default_factory=dict)
+    output: DTypeWithConstraints | None = None
+
+
+def entries(row: Row, dtype_configs: Iterable[DTypeConfig]) -> Iterator[BackendPatternConfig]:
+    """Yield one new BackendConfig entry per pattern of the row, for the dtypes given. (CFG-05, CFG-06)"""
+    dtypes = [_constrained(dtype_config, row.output) for dtype_config in dtype_configs]
+    for pattern in row.patterns:
+        entry = BackendPatternConfig(None if row.getters else pattern)
+        if row.getters:
+            entry._pattern_complex_format = pattern
+            entry._root_node_getter, entry._extra_inputs_getter = row.getters
+        entry.observation_type, entry.dtype_configs = row.observe, list(dtypes)
+        entry.root_module, entry.reference_quantized_module, entry.qat_module = row.root, row.reference, row.qat
+        entry.fused_module, entry.fuser_method = row.fused, row.fuser
+        entry._num_tensor_args_to_observation_type = dict(row.observe_by_tensor_args)
+        entry._input_type_to_index = dict(row.index)
+        yield entry
+
+
+def _constrained(given: DTypeConfig, bound: DTypeWithConstraints | None) -> DTypeConfig:
+    """Put the bound on the activations that have its dtype; others are left as they are. (DTY-05)"""
+    if bound is None:
+        return given
+    activations = (given.input_dtype_with_constraints, given.output_dtype_with_constraints)
+    taken, made = (bound if found.dtype == bound.dtype else found for found in activations)
+    return DTypeConfig(taken, made, given.weight_dtype_with_constraints, given.bias_dtype, given.is_dynamic)
+
+
+def config_of(name: str, table: Table, families: Mapping[str, Iterable[Row]]) -> BackendConfig:
+    """Return a new BackendConfig of the families that the table names, with the dtypes that it gives. (CFG-09)"""
+    config = BackendConfig(name)
+    for family, dtype_configs in table.items():
+        for row in families[family]:
+            config.set_backend_pattern_configs(entries(row, dtype_configs))
+    return config
+
+
+def _named(namespace: Any, names: str) -> tuple[Leaf, ...]:
+    return tuple(getattr(namespace, name) for name in names.split())
+
+
+def _methods(names: str) -> tuple[Leaf, ...]:
+    return tuple(names.split())
+
+
+# ---- layers with weights ----------------------------------------------------------------------------------
+
+_WEIGHT_BIAS = {"weight": 1, "bias": 2}
+_FUSED_CONVS = ("ConvReLU", "ConvBn", "ConvBnReLU")
+
+
+def _weighted(layer: Module, reference: Module, qat: Module, *functions: Leaf) -> tuple[Row, ...]:
+    """A layer with weights: the module, its QAT class, its function if it has one."""
+    swap: dict[str, Any] = {"root": layer, "reference": reference}
+    by_function = (Row(patterns=(function,), index=_WEIGHT_BIAS) for function in functions)
+    return Row(patterns=(layer,), qat=qat, **swap), Row(patterns=(qat,), **swap), *by_function
+
+
+def _conv(d: int) -> tuple[Row, ...]:
+    """Everything about convolutions in d dimensions. Fused classes name their QAT class alone."""
+    conv, bn, transpose = (getattr(nn, f"{name}{d}d") for name in ("Conv", "BatchNorm", "ConvTranspose"))
+    fused_relu, fused_bn, fused_bn_relu = (getattr(nni, f"{name}{d}d") for name in _FUSED_CONVS)
+    qat_relu, qat_bn, qat_bn_relu = (getattr(nniqat, f"{name}{d}d") for name in _FUSED_CONVS)
+    conv_function, transpose_function = getattr(F, f"conv{d}d"), getattr(F, f"conv_transpose{d}d")
+    swap = {"root": conv, "reference": getattr(nnqr, f"Conv{d}d")}
+    swap_transpose = {"root": transpose, "reference": getattr(nnqr, f"ConvTranspose{d}d")}
+    return (
+        *_weighted(conv, swap["reference"], getattr(nnqat, f"Conv{d}d"), conv_function),
+        Row(patterns=((conv, nn.ReLU), (conv, F.relu)), fused=fused_relu, fuser=sequential(fused_relu)),
+        Row(patterns=(fused_relu,), qat=qat_relu),
+        Row(patterns=(qat_relu,), **swap),
+        Row(patterns=((conv_function, nn.ReLU), (conv_function, F.relu))),
+        Row(patterns=((conv, bn),), fused=fused_bn, fuser=fuse_bn),
+        Row(patterns=((conv, bn, nn.ReLU),), fused=fused_bn_relu, fuser=fuse_bn),
+        Row(patterns=((conv, bn, F.relu),), fused=fused_bn_relu, fuser=fuse_bn, root=conv),
+        Row(patterns=(fused_bn,), qat=qat_bn),
+        Row(patterns=(fused_bn_relu,), qat=qat_bn_relu),
+        Row(patterns=(qat_bn, qat_bn_relu), **swap),
+        Row(patterns=(transpose,), **swap_transpose),
+        Row(patterns=((transpose, bn),), fuser=fuse_bn, **swap_transpose),
+        Row(patterns=(transpose_function,), index=_WEIGHT_BIAS),
+    )
+
+
+LINEAR_SWAP: dict[str, Any] = {"root": nn.Linear, "reference": nnqr.Linear}
+_LINEAR = (
+    *_weighted(nn.Linear, nnqr.Linear, nnqat.Linear, F.linear),
+    Row(patterns=((nn.Linear, nn.ReLU), (nn.Linear, F.relu)), fused=nni.LinearReLU, fuser=sequential(nni.LinearReLU)),
+    Row(patterns=(nni.LinearReLU,), qat=nniqat.LinearReLU, **LINEAR_SWAP),
+    Row(patterns=(nniqat.LinearReLU,), **LINEAR_SWAP),
+    Row(patterns=((F.linear, nn.ReLU), (F.linear, F.relu))),
+    Row(patterns=((nn.Linear, nn.BatchNorm1d),), fused=nni.LinearBn1d, fuser=fuse_bn),
+    Row(patterns=(nni.LinearBn1d,), qat=nniqat.LinearBn1d, **LINEAR_SWAP),
+    Row(patterns=(nniqat.LinearBn1d,), **LINEAR_SWAP),
+)
+_RECURRENT = ("GRUCell", "LSTMCell", "RNNCell", "LSTM", "GRU")
+_RNN = (Row(patterns=(getattr(nn, n),), root=getattr(nn, n), reference=getattr(nnqr, n)) for n in _RECURRENT)
+_EMBEDDING = (
+    *_weighted(nn.Embedding, nnqr.Embedding, nnqat.Embedding),
+    *_weighted(nn.EmbeddingBag, nnqr.EmbeddingBag, nnqat.EmbeddingBag),
+)
+
+# ---- ops without weights, and norms -----------------------------------------------------------------------
+
+_SCALAR = {0: DIFFERENT, 1: SHARE, 2: DIFFERENT}  # one tensor: the other operand is a scalar
+_BINARY = (
+    *(
+        Row(patterns=((op, nn.ReLU), (op, F.relu), (op, torch.relu), op), observe_by_tensor_args=_SCALAR)
+        for op in (operator.add, torch.add, operator.mul, torch.mul)
+    ),
+    Row(patterns=(torch.matmul,)),
+)
+_DEFAULT = (
+    Row(
+        patterns=(
+            *_named(nn, "ELU LeakyReLU Hardswish InstanceNorm1d InstanceNorm2d InstanceNorm3d Dropout PReLU"),
+            *_named(F, "elu hardswish leaky_relu dropout"),
+        )
+    ),
+    Row(patterns=(F.group_norm,), index={"weight": 2, "bias": 3}),
+    Row(patterns=(F.instance_norm,), index={"weight": 3, "bias": 4}),
+)
+
+
+def _fixed(width: float, zero_point: int) -> DTypeWithConstraints:
+    """The output range of an op is known beforehand, and so are scale and zero point. (DTY-05)"""
+    exact: dict[str, Any] = {"scale_exact_match": width / 256, "zero_point_exact_match": zero_point}
+    return DTypeWithConstraints(torch.quint8, quant_min_lower_bound=0, quant_max_upper_bound=255, **exact)
+
+
+_FIXED_QPARAMS = (
+    Row(patterns=(nn.Hardsigmoid, F.hardsigmoid, "hardsigmoid", "hardsigmoid_"), output=_fixed(1.0, 0)),
+    Row(patterns=(nn.Sigmoid, torch.sigmoid, "sigmoid", "sigmoid_", nn.Softmax), output=_fixed(1.0, 0)),
+    Row(patterns=(nn.Tanh, torch.tanh, "tanh", "tanh_"), output=_fixed(2.0, 128)),
+)
+
+_SHARE_QPARAMS = Row(
+    observe=SHARE,
+    patterns=(
+        *_named(nn, "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AvgPool1d AvgPool2d AvgPool3d Hardtanh"),
+        *_named(nn, "Identity MaxPool1d MaxPool2d MaxPool3d PixelShuffle PixelUnshuffle ReLU ReLU6"),
+        *_named(F, "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d hardtanh hardtanh_ interpolate"),
+        *_named(F, "max_pool1d max_pool2d max_pool3d pixel_shuffle pixel_unshuffle relu relu6"),
+        *_named(F, "avg_pool1d avg_pool2d avg_pool3d"),
+        *_named(torch, "clamp flatten mean narrow repeat_interleave transpose squeeze stack unsqueeze"),
+        operator.floordiv,
+        *_methods("contiguous clamp detach detach_ mean permute repeat repeat_interleave reshape resize_"),
+        *_methods("relu relu_ squeeze squeeze_ transpose unsqueeze unsqueeze_ view"),
+    ),
+)
+
+
+def _batch_norm() -> Iterator[Row]:
+    fused_by_norm: dict[Module, Module] = {nn.BatchNorm2d: nni.BNReLU2d, nn.BatchNorm3d: nni.BNReLU3d}
+    for norm, fused in fused_by_norm.items():
+        yield Row(patterns=((norm, nn.ReLU), (norm, F.relu)), fused=fused, fuser=sequential(fused))
+        yield Row(patterns=(norm,))
+    yield Row(patterns=tuple(fused_by_norm.values()))
+
+
+FAMILIES: Final[Mapping[str, tuple[Row, ...]]] = {
+    "conv": (*_conv(1), *_conv(2), *_conv(3)),
+    "linear": _LINEAR,
+    "binary": _BINARY,
+    "cat": (Row(patterns=(torch.cat,), observe=SHARE),),
+    "default": _DEFAULT,
+    "fixed qparams": _FIXED_QPARAMS,
+    "share qparams": (_SHARE_QPARAMS,),
+    "tensor info": (Row(patterns=("shape", "size"), observe=NOT_OBSERVED),),
+    "batch norm": tuple(_batch_norm()),
+    "layer norm": (Row(patterns=(nn.LayerNorm,)), Row(patterns=(F.layer_norm,), index={"weight": 2, "bias": 3})),
+    "rnn": tuple(_RNN),
+    "embedding": _EMBEDDING,
+}
+
+# ---- dtypes -----------------------------------------------------------------------------------------------
+
+_F32, _F16, _U8, _S8 = torch.float32, torch.float16, torch.quint8, torch.qint8
+#                         input           output          weight          bias
+U8 = DTypeConfig(_U8, _U8)
+U8_S8 = DTypeConfig(_U8, _U8, _S8, _F32)
+U8_F32 = DTypeConfig(_U8, _U8, _F32, _F32)
+DYNAMIC_U8_S8 = DTypeConfig(_U8, _F32, _S8, _F32, is_dynamic=True)
+DYNAMIC_F16 = DTypeConfig(_F16, _F32, _F16, _F32, is_dynamic=True)
+WEIGHT_U8 = DTypeConfig(_F32, _F32, _U8)
+WEIGHT_U4 = DTypeConfig(_F32, _F32, torch.quint4x2)
+
+NATIVE: Final[Table] = {
+    "conv": (U8_S8,),
+    "linear": (U8_S8, DYNAMIC_U8_S8, DYNAMIC_F16),
+    **dict.fromkeys(("binary", "cat", "default", "fixed qparams", "share qparams", "tensor info", "batch norm"), (U8,)),
+    "layer norm": (U8_F32,),
+    "rnn": (DYNAMIC_U8_S8, DYNAMIC_F16),
+    "embedding": (WEIGHT_U8, WEIGHT_U4),
+}
+
+
+def default_backend_config() -> BackendConfig:
+    """Return a new BackendConfig, which claims what torch's "native" one claims. (CFG-09)"""
+    return config_of("native", NATIVE, FAMILIES)
