@@ -1,10 +1,12 @@
-"""fuse_fx: merge adjacent modules as the config's fuser methods say (rules FUS-01 to FUS-07)."""
+"""fuse_fx: merge adjacent modules as the config's fuser methods say (rules FUS-01 to FUS-07, CUS-03)."""
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,14 +15,19 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._pytree import tree_leaves
 
 from refimpl.backend_config import BackendConfig, as_backend_config
-from refimpl.errors import ConfigError, ModelError, RefimplError, reject_unbuilt
+from refimpl.custom_config import FuseCustomConfig
+from refimpl.errors import ConfigError, ModelError, RefimplError
 from refimpl.fusers import linear_bn_is_foldable
 from refimpl.invariants import check_graph
 from refimpl.matching import Match, Nested, find_matches
-from refimpl.patterns import MatchAllNode, is_match_all, pattern_name
-from refimpl.tracing import FUSED_PARTS, Draft, FusedPart, Places, no_collection, trace
+from refimpl.native import default_backend_config
+from refimpl.patterns import MatchAllNode, is_match_all
+from refimpl.tracing import FUSED_PARTS, Draft, FusedPart, Places, module_type, no_collection, trace
 
 # Functions inside a fusable pattern, and the module that stands for each: (attribute, position, default). (FUS-05)
 _MODULE_OF_FUNCTION: dict[Any, tuple[type[nn.Module], tuple[tuple[str, int, Any], ...]]] = {
@@ -34,71 +41,41 @@ _MODULE_OF_FUNCTION: dict[Any, tuple[type[nn.Module], tuple[tuple[str, int, Any]
 _NEUTRAL: Mapping[str, Any] = {"alpha": 1, "out": None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fusion:
-    """One decision of the fuse pass: the pattern found, and why it is not fused (None: it is)."""
-
-    match: Match
-    refusal: str | None
-
-
 @no_collection()
-def fuse_fx(
-    model: nn.Module,
-    fuse_custom_config: object | None = None,
-    backend_config: object | None = None,
-) -> GraphModule:
+def fuse_fx(model: nn.Module, fuse_custom_config: object = None, backend_config: object = None) -> GraphModule:
     """Trace a model in eval mode and fuse it, for post-training quantization. (FUS-01)
 
     The input model is not changed. There are no example inputs here, hence no ranks: a Linear + BatchNorm1d is folded,
-    which is right for inputs of rank 2 alone; prepare_fx, which has them, checks. Raises ModelError for a model in
-    train mode or one that cannot be traced, ConfigError for a bad config or fuser method, NotBuiltError for a custom
-    config.
+    which is right for inputs of rank 2 alone; prepare_fx, which has them, checks. Without `backend_config` it is
+    torch's native one. Raises ModelError for a model in train mode or one that cannot be traced, ConfigError for a bad
+    config or fuser method.
     """
-    config = checked_config("fuse_fx", model, backend_config)
-    reject_unbuilt("fuse_fx", fuse_custom_config=fuse_custom_config)
+    if model.training:  # rule: FUS-01
+        raise ModelError(f"fuse_fx needs a model in eval mode; {type(model).__name__} is in train mode: call .eval()")
+    config = default_backend_config() if backend_config is None else as_backend_config(backend_config)
+    names = FuseCustomConfig.of(fuse_custom_config).preserved_attributes
     traced = trace(model)
     fuse(traced, config, is_qat=False)
-    return traced.finish()
+    return traced.finish(preserved={name: getattr(model, name) for name in names if hasattr(model, name)})
 
 
-def checked_config(where: str, model: nn.Module, backend_config: object | None) -> BackendConfig:
-    """Check what the post-training front door asks of its arguments; return the config as ours. (FUS-01)"""
-    if model.training:  # rule: FUS-01
-        raise ModelError(f"{where} needs a model in eval mode; {type(model).__name__} is in train mode: call .eval()")
-    if backend_config is None:
-        raise ConfigError(f"{where}: pass backend_config; refimpl has no default backend")
-    return as_backend_config(backend_config)
+def _callees(match: Match, places: Places) -> tuple[Any, ...]:
+    """Return what a match calls: two matches with the same callees become calls of one fused module."""
+    return tuple(places.module(node) or (node.target, str(node.args[1:]), str(node.kwargs)) for node in match.nodes)
 
 
-def decide_fusions(
-    model: GraphModule, places: Places, config: BackendConfig, example_inputs: tuple[Any, ...] | None = None
-) -> list[Fusion]:
-    """Find what can be fused and say for each match whether it is. The graph is not touched.
-
-    Without example inputs ranks are not known, and a batch norm is folded into a linear layer as if its rank were 2.
-    """
-    entries = [entry for entry in config.configs if entry.fuser_method is not None]  # rule: FUS-01
-    matches = find_matches(model.graph, places, entries)
-    ranks: Mapping[Node, int] | None = None
-    if example_inputs is not None and any(_linear_bn(match, places) for match in matches):
-        ranks = _ranks(model, example_inputs)
-    refusals = (
-        _shared(match, places) or _inexpressible(match) or _unfoldable(match, places, ranks) for match in matches
-    )
-    return [Fusion(match=match, refusal=refusal) for match, refusal in zip(matches, refusals, strict=True)]
-
-
-def _shared(match: Match, places: Places) -> str | None:
-    shared = [str(node.target) for node in match.nodes if places.is_shared_state(node)]
-    return f"FUS-07: module {shared[0]!r} is called at more than one place" if shared else None  # rule: FUS-07
+def _shared(match: Match, places: Places, alike: int) -> str | None:
+    """Say which module a call outside of the `alike` matches needs: one with state, or the one that is replaced."""
+    for node in match.nodes:
+        is_used = node is match.root or places.is_shared_state(node)
+        if is_used and places.calls[id(places.module(node))] > alike:  # rule: FUS-07
+            return f"FUS-07: module {str(node.target)!r} is called at more than one place"
+    return None
 
 
 def _inexpressible(match: Match) -> str | None:
     """Say which keyword argument of a function would be lost: the fused module gets functions without arguments."""
-    for node in match.nodes:
-        if node.op != "call_function":
-            continue
+    for node in (node for node in match.nodes if node.op == "call_function"):
         _, parameters = _MODULE_OF_FUNCTION.get(node.target, (None, ()))
         known = {"input", "other", "inplace", *(name for name, _, _ in parameters)}
         lost = {name: value for name, value in node.kwargs.items() if name not in known}
@@ -118,103 +95,132 @@ def _linear_bn(match: Match, places: Places) -> tuple[Node, nn.BatchNorm1d] | No
 
 def _unfoldable(match: Match, places: Places, ranks: Mapping[Node, int] | None) -> str | None:
     found = _linear_bn(match, places)
-    if ranks is None or found is None:
+    if ranks is None or found is None or linear_bn_is_foldable(found[1], ranks.get(found[0], -1)):
         return None
-    layer, norm = found
-    rank = ranks.get(layer, -1)
-    if linear_bn_is_foldable(norm, rank):
-        return None
-    shown = "unknown" if rank < 0 else rank
-    return f"FUS-06: BatchNorm1d normalises axis 1, not the last, of an output of rank {shown}"  # rule: FUS-06
-
-
-class _RankReader(Interpreter):
-    """Notes the rank of every tensor that a graph computes."""
-
-    def __init__(self, model: GraphModule) -> None:
-        super().__init__(model)
-        self.found: dict[Node, int] = {}
-
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        if isinstance(value, torch.Tensor):
-            self.found[n] = value.dim()
-        return value
+    rank = ranks.get(found[0], "unknown")
+    return f"FUS-06: BatchNorm1d normalises axis 1, not the last, of an output of rank {rank}"  # rule: FUS-06
 
 
 def _ranks(model: GraphModule, example_inputs: tuple[Any, ...]) -> Mapping[Node, int]:
-    """Return the ranks of a graph's tensors, from shapes alone: nothing is computed and no state changes.
+    """Return the ranks of a graph's tensors. Raises ModelError, naming the node, where the inputs cannot be run.
 
-    A node that cannot be reached so (its shapes depend on data) is left out.
+    A model in eval mode is run, on copies of its buffers. One in train mode is followed by shapes alone, for a batch of
+    one may be too small for it: where the shapes depend on data, later nodes are left out.
     """
-    reader = _RankReader(model)
-    with suppress(Exception), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-        reader.run(*example_inputs)
-    return reader.found
+    reader = Interpreter(model, garbage_collect_values=False)
+    if model.training:
+        with suppress(Exception), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            state = dict(model.named_parameters()) | dict(model.named_buffers())
+            with _reparametrize_module(model, {name: mode.from_tensor(value) for name, value in state.items()}):
+                reader.run(*example_inputs)
+    else:
+        state = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=()), _reparametrize_module(model, state):
+                reader.run(*copy.deepcopy(example_inputs))
+        except Exception as error:
+            failed = next(node for node in model.graph.nodes if node not in reader.env).format_node()
+            reason = str(error).partition("While executing")[0].strip()
+            raise ModelError(f"example_inputs cannot be run: {failed}: {type(error).__name__}: {reason}") from error
+    return {node: value.dim() for node, value in reader.env.items() if isinstance(value, torch.Tensor)}
 
 
 def fuse(model: Draft, config: BackendConfig, *, is_qat: bool, example_inputs: tuple[Any, ...] | None = None) -> None:
-    """Fuse a traced model, in place: ``model.meta`` says under "fusions" what was, and under "not_fused" what not."""
+    """Fuse a traced model, in place: ``model.meta`` says under "fusions" what was, and under "not_fused" what not.
+
+    All is decided before anything is changed. Without example inputs ranks are not known, and a batch norm is folded
+    into a linear layer as if its rank were 2.
+    """
     places = Places(model)
-    fusions = decide_fusions(model, places, config, example_inputs)
+    entries = [entry for entry in config.configs if entry.fuser_method is not None]  # rule: FUS-01
+    matches = find_matches(model.graph, places, entries)
+    is_needed = not model.training or any(_linear_bn(match, places) for match in matches)
+    ranks = _ranks(model, example_inputs) if example_inputs and is_needed else None
+    callees = [_callees(match, places) for match in matches]
+    alike = Counter(callees)
+    refused = {
+        key: refusal
+        for m, key in zip(matches, callees, strict=True)
+        if (refusal := _shared(m, places, alike[key]) or _inexpressible(m) or _unfoldable(m, places, ranks))
+    }
+    found = [(f"{m.name} at {m.root.name}", m, refused.get(key)) for m, key in zip(matches, callees, strict=True)]
     replaced: dict[Node, Node] = {}
-    for fusion in fusions:
-        if fusion.refusal is None:
-            _apply(model, places, fusion.match, is_qat, replaced)
-    names = [(fusion.refusal, f"{fusion.match.name} at {fusion.match.root.name}") for fusion in fusions]
-    model.meta["fusions"] = tuple(name for refusal, name in names if refusal is None)
-    model.meta["not_fused"] = tuple(f"{name}: {refusal}" for refusal, name in names if refusal is not None)
+    fused: dict[tuple[Any, ...], nn.Module] = {}
+    for (_, match, refusal), key in zip(found, callees, strict=True):
+        if refusal is None:
+            fused[key] = fused.get(key) or _fused_module(places, match, is_qat)
+            _apply(model, places, match, fused[key], replaced)
+    model.meta["fusions"] = tuple(name for name, _, refusal in found if refusal is None)
+    model.meta["not_fused"] = tuple(f"{name}: {refusal}" for name, _, refusal in found if refusal is not None)
     check_graph(model, "fuse")
 
 
-def _apply(model: GraphModule, places: Places, match: Match, is_qat: bool, replaced: dict[Node, Node]) -> None:
+def _apply(model: GraphModule, places: Places, match: Match, fused: nn.Module, replaced: dict[Node, Node]) -> None:
     """Put the fused module in the root's place, rewire the users, and erase the other nodes. (FUS-03, FUS-04)
 
     `replaced` maps the last nodes of earlier fusions to what stands for them: an extra input may be one of those.
     """
-    fused = _fused_module(places, match, is_qat)
-    root = match.root
+    root, last, others = match.root, match.last, [node for node in match.nodes if node is not match.root]
     getter = match.entry._extra_inputs_getter
     extra = () if getter is None else tuple(replaced.get(e, e) for e in getter(match.nested))  # rule: FUS-04
-    if root.op != "call_module":
-        raise ConfigError(f"pattern {match.name}: the root node {root.name!r} calls no module to be replaced")
-    others = (node for node in match.nodes if node is not root)
     parts = tuple(FusedPart(places.object_type(part), places.name(part)) for part in (root, *others))
     model.set_submodule(str(root.target), fused)
     places.modules[str(root.target)] = fused
-    last = match.last
-    with model.graph.inserting_after(last):  # rule: FUS-03
-        node = model.graph.call_module(str(root.target), (*root.args, *extra), dict(root.kwargs))
-    node.meta = dict(root.meta) | {FUSED_PARTS: parts}
-    last.replace_all_uses_with(node)
-    replaced[last] = node
-    for old in reversed(match.nodes):
+    root.meta[FUSED_PARTS] = parts
+    replaced[last] = root
+    if last is not root:  # rule: FUS-03
+        last.replace_all_uses_with(root)
+        last.append(root)
+    root.args = (*root.args, *extra)
+    for old in reversed(others):
         model.graph.erase_node(old)
 
 
 def _fused_module(places: Places, match: Match, is_qat: bool) -> nn.Module:
-    """Call the entry's fuser method on the matched modules. Raises ConfigError when it fails. (FUS-02)"""
-    method = match.entry.fuser_method
+    """Call the entry's fuser method on the matched modules. (FUS-02)
+
+    Raises ConfigError when it fails or returns something else than the entry says, ModelError when it fails on modules
+    in train mode though this is not QAT.
+    """
+    method, root = match.entry.fuser_method, match.root
     assert method is not None
+    lost = [node.name for node in root.all_input_nodes if node in match.nodes]
+    if root.op != "call_module" or lost:
+        why = f"takes {lost[0]!r}, which goes away" if lost else "calls no module to be replaced"
+        raise ConfigError(f"pattern {match.name}: the root node {root.name!r} {why}")
     is_train = any(m.training for node in match.nodes if (m := places.module(node)) is not None)
+    to_module = partial(_as_module, places, is_train)
     if match.entry.pattern is not None:
-        arguments: tuple[Any, ...] = tuple(_as_module(places, node, is_train) for node in match.nodes)
+        arguments: Any = tuple(map(to_module, match.nodes))
     else:
-        nested = _map_nested(match.nested, match.entry.normal_pattern, lambda n: _as_module(places, n, is_train))
-        arguments = nested if isinstance(nested, tuple) else (nested,)
-    where = f"fuser method of {pattern_name(match.entry.normal_pattern)}"
+        arguments = _map_nested(match.nested, match.entry.normal_pattern, to_module)
+    if not isinstance(arguments, tuple):
+        arguments = (arguments,)
+    parts = tree_leaves(arguments)
+    shown = ", ".join(getattr(part, "__name__", type(part).__name__) for part in parts)
+    where = f"fuser method of {match.name}, called at {match.root.name!r} with (is_qat={is_qat}, {shown})"
     try:
-        fused = method(is_qat, *arguments)  # rule: FUS-02
+        fused: object = method(is_qat, *arguments)  # rule: FUS-02
     except RefimplError as error:
-        raise type(error)(f"{where}, at {match.root.name!r}: {error}") from error
+        raise type(error)(f"{where}: {error}") from error
     except Exception as error:
-        raise ConfigError(f"{where} raised {type(error).__name__}: {error}") from error
-    if not isinstance(fused, nn.Module):
-        raise ConfigError(f"{where} returned {type(fused).__name__}; expected a torch.nn.Module")
-    return fused
+        failure = f"{where} raised {type(error).__name__}: {error}"
+        if is_train and not is_qat:  # rule: FUS-06
+            raise ModelError(f"{failure}; the modules are in train mode: call .eval()") from error
+        raise ConfigError(failure) from error
+    expected = match.entry.fused_module or nn.Module
+    if isinstance(fused, expected) or (not is_qat and isinstance(fused, nn.Module) and _is_folded(fused, parts)):
+        return fused
+    raise ConfigError(f"{where} returned {type(fused).__name__}; expected {expected.__module__}.{expected.__name__}")
 
 
-def _as_module(places: Places, node: Node, is_train: bool) -> Any:
+def _is_folded(fused: nn.Module, parts: list[Any]) -> bool:
+    """Tell whether a module is what the fused class is in eval mode: all of the parts but the batch norms. (FUS-06)"""
+    kept = [part if isinstance(part, type) else module_type(part) for part in parts if not isinstance(part, _BatchNorm)]
+    return len(kept) < len(parts) and kept in ([module_type(fused)], [module_type(child) for child in fused.children()])
+
+
+def _as_module(places: Places, is_train: bool, node: Node) -> Any:
     """Return a matched node's module; for a function that has one, a module that does the same. (FUS-05)"""
     module = places.module(node)
     if module is not None:
@@ -222,10 +228,8 @@ def _as_module(places: Places, node: Node, is_train: bool) -> Any:
     if node.target not in _MODULE_OF_FUNCTION:
         return node.target
     kind, parameters = _MODULE_OF_FUNCTION[node.target]  # rule: FUS-05
-    arguments = {
-        name: node.args[at] if len(node.args) > at else node.kwargs.get(name, default)
-        for name, at, default in parameters
-    }
+    given = dict(enumerate(node.args))
+    arguments = {name: given.get(at, node.kwargs.get(name, default)) for name, at, default in parameters}
     return kind(**arguments).train(is_train)
 
 

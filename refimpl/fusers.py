@@ -1,22 +1,21 @@
 """Fuser methods: what the modules of a matched pattern become when fused (FUS-02 to FUS-04, FUS-06).
 
-A fuser method is called as ``fuser(is_qat, *modules)``. For a forward-order pattern the modules come in
-forward order; for a complex one nested as the pattern is, ``(is_qat, relu, (add, (bn, conv), extra))``,
-where functions stand for themselves. F.relu has been replaced by an ``nn.ReLU`` before (FUS-05).
+A fuser method is called as ``fuser(is_qat, *modules)``. For a forward-order pattern the modules come in forward order;
+for a complex one nested as the pattern is, ``(is_qat, relu, (add, (bn, conv), extra))``, where functions stand for
+themselves. F.relu has been replaced by an ``nn.ReLU`` before (FUS-05).
 
-The folding is the definition of batch norm in eval mode: with scale = weight / sqrt(variance + eps), the
-weights of output channel o are multiplied by scale[o], and its bias b becomes (b - mean[o]) * scale[o] +
-bias[o]. The arithmetic is torch's own, in its order, so that folded weights are the same bit for bit
-wherever torch's folding is right. Every callable here, and every partial made of one, can be deep-copied
-and pickled.
+The folding is the definition of batch norm in eval mode: with scale = weight / sqrt(variance + eps), the weights of
+output channel o are multiplied by scale[o], and its bias b becomes (b - mean[o]) * scale[o] + bias[o]. The arithmetic
+is torch's own, in its order, so that folded weights are the same bit for bit wherever torch's folding is right. Every
+callable here, and every partial made of one, can be deep-copied and pickled.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.ao.nn.intrinsic as nni
@@ -27,98 +26,67 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from refimpl.errors import ConfigError, ModelError
-from refimpl.patterns import Pattern, is_match_all
 
 FuserMethod: TypeAlias = Callable[..., nn.Module]
-Branch: TypeAlias = nn.Module | tuple[nn.Module, nn.Module]
-_ConvT = TypeVar("_ConvT", bound=_ConvNd)
-_LayerT = TypeVar("_LayerT", bound=nn.Module)
+_LayerT = TypeVar("_LayerT", bound=_ConvNd | nn.Linear)
 
-# The fused classes by the class of the layer. In QAT batch norm stays a module until convert (QAT-02).
-_CONV_BN: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Conv1d: nni.ConvBn1d,
-    nn.Conv2d: nni.ConvBn2d,
-    nn.Conv3d: nni.ConvBn3d,
+
+def _conv_bn(d: int) -> tuple[type[nn.Module], ...]:
+    return getattr(nn, f"Conv{d}d"), getattr(nn, f"BatchNorm{d}d")
+
+
+# The fused class by the classes of the parts. In QAT batch norm stays a part until convert (QAT-02).
+_FUSED: dict[tuple[type[nn.Module], ...], type[nn.Module]] = {
+    **{(getattr(nn, f"Conv{d}d"), nn.ReLU): getattr(nni, f"ConvReLU{d}d") for d in (1, 2, 3)},
+    **{_conv_bn(d): getattr(nni, f"ConvBn{d}d") for d in (1, 2, 3)},
+    **{(*_conv_bn(d), nn.ReLU): getattr(nni, f"ConvBnReLU{d}d") for d in (1, 2, 3)},
+    (nn.Linear, nn.BatchNorm1d): nni.LinearBn1d,
+    (nn.Linear, nn.LeakyReLU): nni.LinearLeakyReLU,
 }
-_CONV_BN_RELU: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Conv1d: nni.ConvBnReLU1d,
-    nn.Conv2d: nni.ConvBnReLU2d,
-    nn.Conv3d: nni.ConvBnReLU3d,
-}
-_CONV_RELU: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Conv1d: nni.ConvReLU1d,
-    nn.Conv2d: nni.ConvReLU2d,
-    nn.Conv3d: nni.ConvReLU3d,
-}
-_LINEAR_BN: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: nni.LinearBn1d}
-_LINEAR_LEAKY_RELU: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: nni.LinearLeakyReLU}
 
 
-# ---- folding ----------------------------------------------------------------------------------------------
+# Batch norm in eval mode, one value per output channel: mean, variance, eps, weight, bias.
+_BnStatistics: TypeAlias = tuple[Tensor, Tensor, float, Tensor, Tensor]
 
 
-class _BnStatistics(NamedTuple):
-    """Batch norm in eval mode, one value per output channel, in the order of torch's folding functions."""
+def fold_bn(layer: _LayerT, bn: _BatchNorm) -> _LayerT:
+    """Return a copy of a convolution or a linear layer with the batch norm folded into it. (FUS-06)
 
-    mean: Tensor
-    variance: Tensor
-    eps: float
-    weight: Tensor
-    bias: Tensor
-
-
-def fold_conv_bn(conv: _ConvT, bn: _BatchNorm) -> _ConvT:
-    """Return a copy of the convolution with the batch norm folded into it. (FUS-06)
-
-    Transposed ones too, with any number of groups; torch's folding of those is right for one group only.
+    Transposed convolutions too, with any number of groups; torch's folding of those is right for one group only. After
+    a linear layer the batch norm may be without parameters, or have a single feature; the result stands for both only
+    where `linear_bn_is_foldable` holds: the caller, who knows the shapes, asks that first.
     Raises ModelError in train mode, for a batch norm without running statistics, or one of another width.
     """
-    statistics = _statistics(conv, bn, conv.out_channels)
-    fused = _plain_copy(conv)
-    out_first = _channels_out_first(fused.weight, fused)
-    weight, bias = fuse_conv_bn_weights(out_first, fused.bias, *statistics)
-    fused.weight, fused.bias = _channels_back(weight, fused), bias
-    return fused
-
-
-def fold_linear_bn(linear: nn.Linear, bn: _BatchNorm) -> nn.Linear:
-    """Return a copy of the linear layer with the batch norm folded into it. (FUS-06)
-
-    A batch norm that is not affine, or has a single feature, is folded as well. The result stands for both
-    modules only where `linear_bn_is_foldable` holds: the caller, who knows the shapes, asks that first.
-    Raises ModelError in train mode, for a batch norm without running statistics, or one of another width.
-    """
-    statistics = _statistics(linear, bn, linear.out_features)
-    fused = _plain_copy(linear)
-    fused.weight, fused.bias = fuse_linear_bn_weights(fused.weight, fused.bias, *statistics)
+    statistics = _statistics(layer, bn)
+    fused = _plain_copy(layer)
+    fold = fuse_linear_bn_weights if isinstance(layer, nn.Linear) else fuse_conv_bn_weights
+    weight, fused.bias = fold(_by_output_channel(fused.weight, layer), fused.bias, *statistics)
+    fused.weight = nn.Parameter(_by_output_channel(weight.detach(), layer), weight.requires_grad)
     return fused
 
 
 def linear_bn_is_foldable(bn: _BatchNorm, output_rank: int) -> bool:
     """Tell whether the batch norm scales the last axis of a linear layer's output of that rank. (FUS-06)
 
-    ``BatchNorm1d`` normalises axis 1: the last axis of an output of rank 2, but not of rank 3. With a single
-    feature every element has the same statistics, so that the axis does not matter.
+    ``BatchNorm1d`` normalises axis 1: the last axis of an output of rank 2, but not of rank 3. With a single feature
+    every element has the same statistics, so that the axis does not matter.
     """
     return output_rank == 2 or bn.num_features == 1
 
 
-def _statistics(layer: nn.Module, bn: _BatchNorm, channels: int) -> _BnStatistics:
-    """Read the batch norm for `channels` outputs; raise ModelError where it cannot be folded."""
+def _statistics(layer: _LayerT, bn: _BatchNorm) -> _BnStatistics:
+    """Read the batch norm, for each output of the layer; raise ModelError where it cannot be folded."""
     if layer.training or bn.training:  # rule: FUS-06
-        raise ModelError(f"{_names(layer, bn)}: batch norm is folded in eval mode only; call model.eval() first")
-    _check_width(layer, bn, channels, one_is_enough=isinstance(layer, nn.Linear))
+        raise ModelError(f"{names_of(layer, bn)}: batch norm is folded in eval mode only; call model.eval() first")
+    _check_width(layer, bn, one_is_enough=isinstance(layer, nn.Linear))
     mean, variance = bn.running_mean, bn.running_var
     if mean is None or variance is None:
-        raise ModelError(
-            f"{_names(layer, bn)}: folding needs running statistics; found track_running_stats={bn.track_running_stats}"
-        )
-    weight: Tensor | None = bn.weight
-    bias: Tensor | None = bn.bias
-    weight = torch.ones_like(mean) if weight is None else weight
-    bias = torch.zeros_like(mean) if bias is None else bias
-    mean, variance, weight, bias = (value.expand(channels) for value in (mean, variance, weight, bias))
-    return _BnStatistics(mean, variance, bn.eps, weight, bias)
+        found = f"track_running_stats={bn.track_running_stats}"
+        raise ModelError(f"{names_of(layer, bn)}: folding needs running statistics; found {found}")
+    weight: Tensor = torch.ones_like(mean) if bn.weight is None else bn.weight
+    bias: Tensor = torch.zeros_like(mean) if bn.bias is None else bn.bias
+    mean, variance, weight, bias = (value.expand(_width(layer)) for value in (mean, variance, weight, bias))
+    return mean, variance, bn.eps, weight, bias
 
 
 def _plain_copy(layer: _LayerT) -> _LayerT:
@@ -137,39 +105,27 @@ def _plain_copy(layer: _LayerT) -> _LayerT:
     return fused
 
 
-def _channels_out_first(weight: Tensor, conv: _ConvNd) -> Tensor:
-    """View a weight with one row per output channel. A transposed one is stored (in, out / groups, …)."""
-    if not isinstance(conv, _ConvTransposeNd):
+def _by_output_channel(weight: Tensor, layer: nn.Module) -> Tensor:
+    """Turn a weight into one row per output channel, or back. A transposed convolution's is (in, out / groups, …).
+
+    (groups * a, b, …) becomes (groups * b, a, …), which is its own inverse.
+    """
+    if not isinstance(layer, _ConvTransposeNd):
         return weight
-    return _swapped_in_groups(weight, conv.groups)
-
-
-def _channels_back(weight: nn.Parameter, conv: _ConvNd) -> nn.Parameter:
-    """Undo `_channels_out_first`."""
-    if not isinstance(conv, _ConvTransposeNd):
-        return weight
-    return nn.Parameter(_swapped_in_groups(weight.detach(), conv.groups), weight.requires_grad)
-
-
-def _swapped_in_groups(weight: Tensor, groups: int) -> Tensor:
-    """Turn (groups * a, b, ...) into (groups * b, a, ...); it is its own inverse."""
     rows, columns, *kernel = weight.shape
-    by_group = weight.reshape(groups, rows // groups, columns, *kernel).transpose(1, 2)
-    return by_group.reshape(groups * columns, rows // groups, *kernel).contiguous()
+    by_group = weight.reshape(layer.groups, rows // layer.groups, columns, *kernel).transpose(1, 2)
+    return by_group.reshape(layer.groups * columns, rows // layer.groups, *kernel).contiguous()
 
 
 # ---- checks -----------------------------------------------------------------------------------------------
 
 
-def _names(*modules: object) -> str:
+def names_of(*modules: object) -> str:
     return " + ".join(type(module).__name__ for module in modules)
 
 
-def _is_bn(layer: nn.Module, bn: nn.Module) -> _BatchNorm:
-    """Return the second module; raise ConfigError unless it is a batch norm."""
-    if not isinstance(bn, _BatchNorm):
-        raise ConfigError(f"{_names(layer, bn)}: expected a batch norm as second module, found {type(bn).__name__}")
-    return bn
+def _width(layer: nn.Module) -> int:
+    return layer.out_channels if isinstance(layer, _ConvNd) else int(layer.out_features)  # type: ignore[arg-type]
 
 
 def _check_same_mode(*modules: nn.Module) -> None:
@@ -179,47 +135,34 @@ def _check_same_mode(*modules: nn.Module) -> None:
         raise ModelError(f"modules to fuse must all be in train mode or all in eval mode; found {modes}")
 
 
-def _check_width(layer: nn.Module, bn: _BatchNorm, channels: int, *, one_is_enough: bool = False) -> None:
-    """Raise ModelError unless the batch norm has one feature per output channel."""
-    if bn.num_features == channels or (one_is_enough and bn.num_features == 1):
-        return
-    raise ModelError(
-        f"{_names(layer, bn)}: the batch norm needs num_features={channels}, one per output; found {bn.num_features}"
-    )
+def _check_width(layer: nn.Module, bn: _BatchNorm, *, one_is_enough: bool = False) -> None:
+    """Raise ModelError unless the batch norm has one feature per output of the layer."""
+    width, found = _width(layer), bn.num_features
+    if found != width and not (one_is_enough and found == 1):
+        raise ModelError(
+            f"{names_of(layer, bn)}: the batch norm needs num_features={width}, one per output; found {found}"
+        )
 
 
-def _check_qat_bn(layer: nn.Module, bn: _BatchNorm, channels: int) -> None:
+def _check_qat_bn(layer: nn.Module, bn: _BatchNorm) -> None:
     """Raise ModelError for a batch norm that the fused QAT modules cannot hold. (FUS-06)"""
-    _check_width(layer, bn, channels)
+    _check_width(layer, bn)
     for name in ("affine", "track_running_stats"):
         if not getattr(bn, name):
-            raise ModelError(f"{_names(layer, bn)}: fusing for QAT needs a batch norm with {name}=True; found False")
-
-
-def _class_for(table: dict[type[nn.Module], type[nn.Module]], what: str, *modules: nn.Module) -> type[nn.Module]:
-    """Look the first module's class up; raise ConfigError, naming the known ones, if it is not there."""
-    found = table.get(type_before_parametrizations(modules[0]))
-    if found is None:
-        known = ", ".join(key.__name__ for key in table)
-        raise ConfigError(f"cannot fuse {_names(*modules)} {what}: expected one of {known} first")
-    return found
-
-
-def _assemble(fused: Callable[..., nn.Module], *parts: Any) -> nn.Module:
-    """Make the fused module, in the mode of its first part. Raises ConfigError if its class refuses."""
-    try:
-        module = fused(*parts)
-    except (AssertionError, TypeError) as refusal:
-        raise ConfigError(f"{getattr(fused, '__name__', fused)} cannot hold {_names(*parts)}: {refusal}") from refusal
-    module.training = parts[0].training  # rule: FUS-06
-    return module
+            raise ModelError(f"{names_of(layer, bn)}: fusing for QAT needs a batch norm with {name}=True; found False")
 
 
 # ---- fuser methods of forward-order patterns --------------------------------------------------------------
 
 
-def _assemble_in_order(fused: Callable[..., nn.Module], is_qat: bool, *modules: nn.Module) -> nn.Module:
-    return _assemble(fused, *modules)
+def assemble(fused: Callable[..., nn.Module], is_qat: bool, *parts: Any) -> nn.Module:
+    """Make the fused module, in the mode of its first part. Raises ConfigError if its class refuses."""
+    try:
+        module = fused(*parts)
+    except (AssertionError, TypeError) as refusal:
+        raise ConfigError(f"{getattr(fused, '__name__', fused)} cannot hold {names_of(*parts)}: {refusal}") from refusal
+    module.training = parts[0].training  # rule: FUS-06
+    return module
 
 
 def sequential(fused: Callable[..., nn.Module]) -> FuserMethod:
@@ -227,148 +170,26 @@ def sequential(fused: Callable[..., nn.Module]) -> FuserMethod:
 
     It raises ConfigError if the class refuses them.
     """
-    return partial(_assemble_in_order, fused)
+    return partial(assemble, fused)
 
 
-def fuse_conv_bn(is_qat: bool, conv: nn.Module, bn: nn.Module) -> nn.Module:
-    """Fold the batch norm into the convolution; for QAT keep both in an ``nni.ConvBn``. (FUS-02, FUS-06)
+def fuse_bn(is_qat: bool, layer: nn.Module, bn: nn.Module, *after: nn.Module) -> nn.Module:
+    """Fold the batch norm into the layer before it; for QAT keep both, in a fused module. (FUS-02, FUS-06)
 
-    Raises ModelError for modes that differ or a batch norm that does not fit, ConfigError for another class.
+    `after`: the activation that follows, if the pattern has one; it becomes a part of the fused module.
+    Raises ModelError for modes that differ or a batch norm that does not fit, ConfigError for other classes, or where
+    there is no fused class: transposed convolutions and LeakyReLU in QAT.
     """
-    _check_same_mode(conv, bn)
-    if not is_qat:
-        return fold_conv_bn(*_conv_and_bn(conv, bn))
-    fused = _class_for(_CONV_BN, "for QAT", conv, bn)
-    layer, norm = _conv_and_bn(conv, bn)
-    _check_qat_bn(layer, norm, layer.out_channels)
-    return _assemble(fused, conv, bn)
-
-
-def fuse_conv_bn_relu(is_qat: bool, conv: nn.Module, bn: nn.Module, relu: nn.Module) -> nn.Module:
-    """Fold the batch norm and make an ``nni.ConvReLU``; for QAT make an ``nni.ConvBnReLU``. (FUS-02, FUS-06)
-
-    Raises ModelError for modes that differ or a batch norm that does not fit, ConfigError for another class.
-    """
-    _check_same_mode(conv, bn, relu)
-    if not is_qat:
-        fused = _class_for(_CONV_RELU, "in eval mode", conv, bn, relu)
-        return _assemble(fused, fold_conv_bn(*_conv_and_bn(conv, bn)), relu)
-    fused = _class_for(_CONV_BN_RELU, "for QAT", conv, bn, relu)
-    layer, norm = _conv_and_bn(conv, bn)
-    _check_qat_bn(layer, norm, layer.out_channels)
-    return _assemble(fused, conv, bn, relu)
-
-
-def fuse_linear_bn(is_qat: bool, linear: nn.Module, bn: nn.Module) -> nn.Module:
-    """Fold the batch norm into the linear layer; for QAT make an ``nni.LinearBn1d``. (FUS-02, FUS-06)
-
-    Right for inputs of rank 2 (`linear_bn_is_foldable`). Raises ModelError for modes that differ or a batch
-    norm that does not fit, ConfigError for another class.
-    """
-    _check_same_mode(linear, bn)
-    if not is_qat:
-        return fold_linear_bn(*_linear_and_bn(linear, bn))
-    fused = _class_for(_LINEAR_BN, "for QAT", linear, bn)
-    layer, norm = _linear_and_bn(linear, bn)
-    _check_qat_bn(layer, norm, layer.out_features)
-    return _assemble(fused, linear, bn)
-
-
-def fuse_convtranspose_bn(is_qat: bool, conv: nn.Module, bn: nn.Module) -> nn.Module:
-    """Fold the batch norm into the transposed convolution, for any number of groups. (FUS-02, FUS-06)
-
-    Raises ConfigError for QAT, for which there is no fused class, and ModelError as `fold_conv_bn` does.
-    """
-    _check_same_mode(conv, bn)
+    _check_same_mode(layer, bn, *after)
+    if not isinstance(layer, (_ConvNd, nn.Linear)) or not isinstance(bn, _BatchNorm):
+        raise ConfigError(f"cannot fuse {names_of(layer, bn)}: expected a convolution or a Linear, then a batch norm")
+    parts = (layer, bn, *after) if is_qat else (fold_bn(layer, bn), *after)
+    if len(parts) == 1:
+        return parts[0]
+    fused = _FUSED.get(tuple(type_before_parametrizations(part) for part in parts))
+    if fused is None:
+        mode = "for QAT" if is_qat else "in eval mode"
+        raise ConfigError(f"cannot fuse {names_of(layer, bn, *after)} {mode}: there is no fused class for it")
     if is_qat:
-        raise ConfigError(f"cannot fuse {_names(conv, bn)} for QAT: there is no fused class for it")
-    return fold_conv_bn(*_conv_and_bn(conv, bn))
-
-
-def fuse_linear_bn_leaky_relu(is_qat: bool, linear: nn.Module, bn: nn.Module, leaky_relu: nn.Module) -> nn.Module:
-    """Fold the batch norm and make an ``nni.LinearLeakyReLU``. (FUS-02, FUS-06)
-
-    Raises ConfigError for QAT, for which there is no fused class, and otherwise as `fuse_linear_bn` does.
-    """
-    _check_same_mode(linear, bn, leaky_relu)
-    if is_qat:
-        raise ConfigError(f"cannot fuse {_names(linear, bn, leaky_relu)} for QAT: there is no fused class for it")
-    fused = _class_for(_LINEAR_LEAKY_RELU, "in eval mode", linear, bn, leaky_relu)
-    return _assemble(fused, fold_linear_bn(*_linear_and_bn(linear, bn)), leaky_relu)
-
-
-def _conv_and_bn(conv: nn.Module, bn: nn.Module) -> tuple[_ConvNd, _BatchNorm]:
-    """Return both with their types; raise ConfigError if they are something else."""
-    if not isinstance(conv, _ConvNd):
-        raise ConfigError(f"cannot fuse {_names(conv, bn)}: expected a convolution first")
-    return conv, _is_bn(conv, bn)
-
-
-def _linear_and_bn(linear: nn.Module, bn: nn.Module) -> tuple[nn.Linear, _BatchNorm]:
-    """Return both with their types; raise ConfigError if they are something else."""
-    if not isinstance(linear, nn.Linear):
-        raise ConfigError(f"cannot fuse {_names(linear, bn)}: expected a Linear first")
-    return linear, _is_bn(linear, bn)
-
-
-# ---- fuser methods and getters of complex patterns --------------------------------------------------------
-
-
-def _fuse_add(side: int, is_qat: bool, add: Any, *branches: Any) -> nn.Module:
-    return _assemble(nni.ConvAdd2d, _folded_branch(is_qat, branches[side]), add)
-
-
-def _fuse_add_relu(side: int, is_qat: bool, relu: nn.Module, add_pattern: tuple[Any, ...]) -> nn.Module:
-    add, *branches = add_pattern
-    return _assemble(nni.ConvAddReLU2d, _folded_branch(is_qat, branches[side]), add, relu)
-
-
-def _folded_branch(is_qat: bool, branch: Branch) -> nn.Module:
-    """Return the convolution of a branch ``conv`` or ``(bn, conv)``, the batch norm folded."""
-    if isinstance(branch, nn.Module):
-        return branch
-    if not isinstance(branch, tuple):
-        raise ConfigError(f"cannot fuse with an addition: expected a convolution, found {branch!r}")
-    bn, conv = branch
-    if is_qat:
-        raise ConfigError(f"cannot fuse {_names(conv, bn)} with an addition for QAT: there is no fused class for it")
-    return fold_conv_bn(*_conv_and_bn(conv, bn))
-
-
-def conv_add(*, conv_side: int, relu: bool) -> FuserMethod:
-    """Return the fuser of ``(add, left, right)``, or of ``(relu, (add, left, right))``. (FUS-02, FUS-04)
-
-    `conv_side`, 0 or 1, tells which operand is ``conv`` or ``(bn, conv)``; the other becomes an extra input.
-    It raises ConfigError for a batch norm in QAT, and otherwise as `fold_conv_bn` does.
-    """
-    return partial(_fuse_add_relu if relu else _fuse_add, conv_side)
-
-
-def root_node_getter(pattern: Pattern) -> Callable[[Any], Any]:
-    """Return the getter of a complex pattern's root: its first leaf in forward order. (FUS-03)"""
-    # A wildcard is never the root: it stands for another node's result.
-    return partial(_at, next(path for path, leaf in _paths(pattern) if not is_match_all(leaf)))
-
-
-def extra_inputs_getter(pattern: Pattern) -> Callable[[Any], list[Any]]:
-    """Return the getter for what a complex pattern's wildcards caught, in forward order. (FUS-04)"""
-    return partial(_all_at, tuple(path for path, leaf in _paths(pattern) if is_match_all(leaf)))
-
-
-def _paths(pattern: Pattern, here: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], object]]:
-    """Yield the leaves of a normal form with their index paths, arguments before the op that takes them."""
-    if not isinstance(pattern, tuple):
-        yield here, pattern
-        return
-    for index in (*range(1, len(pattern)), 0):
-        yield from _paths(pattern[index], (*here, index))
-
-
-def _at(path: tuple[int, ...], matched: Any) -> Any:
-    for index in path:
-        matched = matched[index]
-    return matched
-
-
-def _all_at(paths: tuple[tuple[int, ...], ...], matched: Any) -> list[Any]:
-    return [_at(path, matched) for path in paths]
+        _check_qat_bn(layer, bn)
+    return assemble(fused, is_qat, *parts)

@@ -12,33 +12,14 @@ import torch
 import torch.ao.nn.intrinsic as nni
 import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
-from flow_zoo import settle
+from fusing import Net, X, called, config_of
 from torch import Tensor, nn
+from torch.ao.quantization import backend_config as torch_configs
+from torch.ao.quantization.fx import custom_config as torch_custom
+from torch.ao.quantization.utils import MatchAllNode as TorchMatchAllNode
 
 import refimpl
-from refimpl import BackendConfig, BackendPatternConfig, ConfigError, ModelError
-
-X = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(1))
-
-
-class Net(nn.Module):
-    """Layers for the forward function that a test gives."""
-
-    def __init__(self, run: Callable[[Any, Tensor], Any]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.conv2, self.bn, self.bn2 = (
-            *(nn.Conv2d(4, 4, 1) for _ in "12"),
-            nn.BatchNorm2d(4),
-            nn.BatchNorm2d(4),
-        )
-        self.relu, self.fc, self.bn1d, self.leaky = nn.ReLU(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.LeakyReLU(0.2)
-        for norm in (self.bn, self.bn2, self.bn1d):
-            settle(norm)
-        self.run = run
-
-    def forward(self, x: Tensor) -> Any:
-        return self.run(self, x)
+from refimpl import BackendPatternConfig, ConfigError, ModelError
 
 
 def fused(run: Callable[[Any, Tensor], Any], engine: str = "qnnpack") -> tuple[nn.Module, Any]:
@@ -46,41 +27,53 @@ def fused(run: Callable[[Any, Tensor], Any], engine: str = "qnnpack") -> tuple[n
     return model, refimpl.fuse_fx(model, backend_config=flows.our_config(engine))
 
 
-def called(model: Any) -> list[str]:
-    """The classes of the modules that a graph calls, and the names of the functions."""
-    return [
-        type(model.get_submodule(node.target)).__name__ if node.op == "call_module" else node.target.__name__
-        for node in model.graph.nodes
-        if node.op in ("call_module", "call_function")
-    ]
-
-
 def assert_unchanged(model: nn.Module, found: Any, x: Tensor = X) -> None:
     torch.testing.assert_close(found(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def assert_unchanged_all(model: nn.Module, found: Any, x: Tensor = X) -> None:
+    for one, other in zip(found(x), model(x), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 def torchs_fused(model: nn.Module, engine: str = "qnnpack") -> Any:
     return torch_fx.fuse_fx(copy.deepcopy(model), backend_config=flows.torch_config(engine))
 
 
+@pytest.mark.rule("CUS-03")
+@pytest.mark.parametrize("copied", [False, True])
+def test_preserved_attributes_stay_as_with_torch(copied: bool) -> None:
+    model: Any = Net(lambda net, x: net.relu(net.conv(x))).eval()
+    model.note, model.dropped = ["kept"], 1
+    names = ["note", "not there"]
+    torch_config = torch_custom.FuseCustomConfig().set_preserved_attributes(names)
+    theirs: Any = torch_fx.fuse_fx(copy.deepcopy(model), fuse_custom_config=torch_config)
+    for config in (refimpl.FuseCustomConfig().set_preserved_attributes(names), torch_config):
+        ours: Any = refimpl.fuse_fx(model, config)
+        found = copy.deepcopy(ours) if copied else ours
+        assert found.note == theirs.note == ["kept"]
+        assert not hasattr(found, "dropped")
+        assert not hasattr(theirs, "dropped")
+    with pytest.warns(FutureWarning, match="a dict in the place of a FuseCustomConfig is deprecated"):
+        ours = refimpl.fuse_fx(model, {"preserved_attributes": ["note"]})
+    assert ours.note == ["kept"]
+
+
 @pytest.mark.rule("FUS-01")
-def test_a_custom_config_is_refused_until_it_is_built() -> None:
-    config, model = flows.our_config("qnnpack"), Net(lambda net, x: net.conv(x)).eval()
-    with pytest.raises(refimpl.NotBuiltError, match="fuse_fx: fuse_custom_config is not built yet"):
-        refimpl.fuse_fx(model, {"preserved_attributes": ["a"]}, backend_config=config)
+def test_without_a_backend_config_the_native_one_is_used() -> None:
+    model = Net(lambda net, x: (net.relu(net.bn(net.conv(x))), net.relu(net.bn2(net.conv2(x) + x)))).eval()
+    found = refimpl.fuse_fx(model)
+    assert (
+        called(found) == called(torch_fx.fuse_fx(copy.deepcopy(model))) == ["ConvReLU2d", "Conv2d", "add", "BNReLU2d"]
+    )
+    assert_unchanged_all(model, found)
 
 
 @pytest.mark.rule("FUS-01")
 def test_a_model_in_train_mode_is_refused() -> None:
-    config, model = flows.our_config("qnnpack"), Net(lambda net, x: net.conv(x))
+    model = Net(lambda net, x: net.conv(x))
     with pytest.raises(ModelError, match=r"needs a model in eval mode; Net is in train mode: call .eval\(\)"):
-        refimpl.fuse_fx(model, backend_config=config)
-    with pytest.raises(
-        ModelError, match=r"prepare_fx needs a model in eval mode; Net is in train mode: call .eval\(\)"
-    ):
-        refimpl.prepare_fx(model, flows.global_mapping(), backend_config=config)
-    with pytest.raises(ConfigError, match="pass backend_config"):
-        refimpl.fuse_fx(model.eval())
+        refimpl.fuse_fx(model, backend_config=flows.our_config("qnnpack"))
 
 
 @pytest.mark.rule("FUS-01")
@@ -104,7 +97,9 @@ def test_an_untraceable_model_is_named() -> None:
 )
 def test_only_entries_with_a_fuser_take_part(run: Any, expected: list[str]) -> None:
     model, found = fused(run)
-    assert called(found) == expected == called(torchs_fused(model))
+    theirs = torchs_fused(model)
+    assert called(found) == expected == called(theirs)
+    assert [node.name for node in found.graph.nodes] == [node.name for node in theirs.graph.nodes]
     assert_unchanged(model, found)
 
 
@@ -126,6 +121,54 @@ def test_a_root_that_is_no_module_is_blamed_on_the_config() -> None:
     entry = BackendPatternConfig((torch.add, nn.ReLU)).set_fuser_method(lambda is_qat, add, relu: relu)
     with pytest.raises(ConfigError, match="the root node 'add' calls no module to be replaced"):
         refimpl.fuse_fx(Net(lambda net, x: net.relu(torch.add(x, x))).eval(), backend_config=config_of(entry))
+
+
+def last_of_three(matched: Any) -> Any:
+    return matched[0]
+
+
+@pytest.mark.rule("FUS-03")
+def test_a_root_that_takes_what_goes_away_is_blamed_on_the_config() -> None:
+    entry = BackendPatternConfig()._set_pattern_complex_format((nn.ReLU, nn.Conv2d))
+    entry.set_fuser_method(lambda is_qat, relu, conv: conv)._set_root_node_getter(last_of_three)
+    with pytest.raises(ConfigError, match=r"nn.Conv2d\+nn.ReLU: the root node 'relu' takes 'conv', which goes away"):
+        refimpl.fuse_fx(Net(lambda net, x: net.relu(net.conv(x))).eval(), backend_config=config_of(entry))
+
+
+@pytest.mark.rule("FUS-03")
+def test_the_default_root_is_the_first_leaf_where_torch_takes_the_wildcards_node() -> None:
+    pattern = (torch.add, nn.Conv2d, TorchMatchAllNode)
+    model = Net(lambda net, x: torch.add(net.conv(x), x)).eval()
+
+    def keep_conv(is_qat: bool, add: Any, conv: nn.Module, other: Any) -> nn.Module:
+        return conv
+
+    entry = BackendPatternConfig()._set_pattern_complex_format(pattern).set_fuser_method(keep_conv)
+    assert called(refimpl.fuse_fx(model, backend_config=config_of(entry))) == ["Conv2d"]
+    torchs = torch_configs.BackendPatternConfig()._set_pattern_complex_format(pattern).set_fuser_method(keep_conv)
+    with pytest.raises(AssertionError, match="Expecting module node to be a call_module Node"):
+        torch_fx.fuse_fx(model, backend_config=torch_configs.BackendConfig().set_backend_pattern_config(torchs))
+
+
+BRANCHES: dict[str, Callable[[Any, Tensor], Any]] = {
+    "conv left": lambda net, x: torch.add(net.conv(x), x),
+    "conv right": lambda net, x: x + net.conv(x),
+    "bn left": lambda net, x: net.bn(net.conv(x)) + x,
+    "bn right": lambda net, x: torch.add(x, net.bn(net.conv(x))),
+}
+
+
+@pytest.mark.rule("FUS-04")
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("branch", BRANCHES)
+def test_the_convolution_may_be_either_operand_of_the_sum(branch: str, relu: bool) -> None:
+    def run(net: Any, x: Tensor) -> Any:
+        y = BRANCHES[branch](net, x)
+        return net.relu(y) if relu else y
+
+    model, found = fused(run, "onednn")
+    assert called(found) == ["ConvAddReLU2d" if relu else "ConvAdd2d"] == called(torchs_fused(model, "onednn"))
+    assert_unchanged(model, found)
 
 
 @pytest.mark.rule("FUS-04")
@@ -192,6 +235,17 @@ def test_a_shared_relu_has_no_state_and_is_fused_everywhere() -> None:
     assert_unchanged(model, found)
 
 
+@pytest.mark.rule("FUS-07")
+def test_a_module_without_state_is_not_replaced_for_its_other_call() -> None:
+    entry = BackendPatternConfig((nn.ReLU, nn.Conv2d)).set_fuser_method(
+        lambda is_qat, relu, conv: nn.Sequential(relu, conv)
+    )
+    model = Net(lambda net, x: net.relu(net.conv(net.relu(x)))).eval()
+    found = refimpl.fuse_fx(model, backend_config=config_of(entry))
+    assert called(found) == ["ReLU", "Conv2d", "ReLU"]
+    assert_unchanged(model, found)
+
+
 @pytest.mark.rule("LOW-03")
 @pytest.mark.parametrize("engine", ["onednn"])
 def test_a_scaled_add_is_not_fused_into_a_convolution(engine: str) -> None:
@@ -238,9 +292,9 @@ def test_of_rank_two_or_unknown_it_is_folded() -> None:
 
 @pytest.mark.rule("FUS-06")
 def test_a_rank_that_cannot_be_found_out_is_no_two() -> None:
-    model = Net(lambda net, x: net.bn1d(net.fc(x[torch.nonzero(x[:, 0, 0] > 9).reshape(-1)].flatten(1)))).eval()
-    wrong = torch.randn(3)
-    found = refimpl.prepare_fx(model, flows.global_mapping(None), (wrong,), backend_config=flows.our_config("qnnpack"))
+    model = Net(lambda net, x: net.bn1d(net.fc(x[torch.nonzero(x[:, 0, 0] > 9).reshape(-1)].flatten(1)))).train()
+    mapping, config = flows.global_mapping(None), flows.our_config("qnnpack")
+    found = refimpl.prepare_qat_fx(model, mapping, (torch.randn(3),), backend_config=config)
     assert "of an output of rank unknown" in found.meta["not_fused"][0]
 
 
@@ -263,33 +317,68 @@ def test_ranks_are_read_without_running_the_model() -> None:
     assert float(model.calls) - traced_calls <= 1, "tracing runs the buffer's update once; reading ranks must not"
 
 
-def config_of(entry: BackendPatternConfig) -> BackendConfig:
-    return BackendConfig("test").set_backend_pattern_config(entry)
-
-
 def broken(*_: Any) -> nn.Module:
     raise KeyError("inside")
 
 
+BNReLU2d: Any = nni.BNReLU2d
+
+
 @pytest.mark.rule("FUS-02")
 @pytest.mark.parametrize(
-    ("fuser", "message"),
+    ("fuser", "fused_module", "message"),
     [
-        (broken, r"fuser method of nn.Conv2d\+nn.ReLU raised KeyError: 'inside'"),
-        (lambda *_: 3, "returned int; expected a torch.nn.Module"),
-        (lambda *_: nn.ReLU, "returned type; expected a torch.nn.Module"),
+        (broken, None, "raised KeyError: 'inside'"),
+        (lambda is_qat, conv: conv, None, "raised TypeError: .*takes 2 positional arguments but 3 were given"),
+        (lambda *_: 3, None, r"returned int; expected torch.nn.modules.module.Module"),
+        (lambda *_: nn.ReLU, None, r"returned type; expected torch.nn.modules.module.Module"),
+        (lambda *_: nn.Identity(), nni.ConvReLU2d, r"returned Identity; expected torch.ao.nn.intrinsic.*ConvReLU2d"),
+        (lambda is_qat, conv, relu: conv, nni.ConvReLU2d, r"returned Conv2d; expected .*ConvReLU2d"),
+        (
+            lambda is_qat, conv, relu: BNReLU2d(nn.BatchNorm2d(4), relu),
+            nni.ConvReLU2d,
+            "returned BNReLU2d; expected",
+        ),
     ],
 )
-def test_a_fuser_that_fails_is_blamed_with_its_pattern(fuser: Any, message: str) -> None:
-    config = config_of(BackendPatternConfig((nn.Conv2d, nn.ReLU)).set_fuser_method(fuser))
-    with pytest.raises(ConfigError, match=message):
-        refimpl.fuse_fx(Net(lambda net, x: net.relu(net.conv(x))).eval(), backend_config=config)
+def test_a_fuser_that_fails_is_blamed_with_its_pattern(fuser: Any, fused_module: Any, message: str) -> None:
+    entry = BackendPatternConfig((nn.Conv2d, nn.ReLU)).set_fuser_method(fuser)
+    if fused_module is not None:
+        entry.set_fused_module(fused_module)
+    where = r"fuser method of nn.Conv2d\+nn.ReLU, called at 'conv' with \(is_qat=False, Conv2d, ReLU\) "
+    with pytest.raises(ConfigError, match=where + message):
+        refimpl.fuse_fx(Net(lambda net, x: net.relu(net.conv(x))).eval(), backend_config=config_of(entry))
+
+
+class Mine(nni.ConvReLU2d):
+    """A vendor's own form of a fused class."""
+
+
+MINE: Any = Mine  # torch's constructors are not annotated
+
+
+@pytest.mark.rule("FUS-02")
+@pytest.mark.parametrize("fused_module", [nni.ConvReLU2d, None])
+def test_a_subclass_of_the_fused_module_will_do_and_without_one_anything(fused_module: Any) -> None:
+    entry = BackendPatternConfig((nn.Conv2d, nn.ReLU)).set_fuser_method(lambda is_qat, conv, relu: MINE(conv, relu))
+    entry.fused_module = fused_module
+    model = Net(lambda net, x: net.relu(net.conv(x))).eval()
+    assert called(refimpl.fuse_fx(model, backend_config=config_of(entry))) == ["Mine"]
+    entry.set_fuser_method(lambda is_qat, conv, relu: nn.Sequential(conv, relu))
+    if fused_module is None:
+        assert called(refimpl.fuse_fx(model, backend_config=config_of(entry))) == ["Sequential"]
+    else:
+        with pytest.raises(ConfigError, match=r"returned Sequential; expected .*ConvReLU2d"):
+            refimpl.fuse_fx(model, backend_config=config_of(entry))
 
 
 @pytest.mark.rule("FUS-06")
 def test_parts_in_another_mode_are_the_models_fault_and_named_with_the_place() -> None:
     model = Net(lambda net, x: net.bn(net.conv(x))).eval()
     model.bn.train()
-    with pytest.raises(ModelError, match=r"fuser method of nn.Conv2d\+nn.BatchNorm2d, at 'conv': .*BatchNorm2d: train"):
-        fused_config = flows.native("qnnpack")
-        refimpl.fuse_fx(model, backend_config=fused_config)
+    with pytest.raises(
+        ModelError, match=r"fuser method of nn.Conv2d\+nn.BatchNorm2d, called at 'conv' .*BatchNorm2d: train"
+    ):
+        refimpl.fuse_fx(model, backend_config=flows.native("qnnpack"))
+    with pytest.raises(ModelError, match=r"at 'conv' .*Conv.*BN both must be.*; the modules are in train mode: call"):
+        refimpl.fuse_fx(model, backend_config=flows.torch_config("qnnpack"))

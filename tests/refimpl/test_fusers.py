@@ -19,6 +19,7 @@ from torch.ao.quantization.backend_config import onednn
 from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from backends import onednn_fusers
 from refimpl import fusers
 from refimpl.errors import ConfigError, ModelError
 from refimpl.patterns import MatchAllNode
@@ -78,10 +79,10 @@ def assert_stands_for(fused: nn.Module, x: torch.Tensor, *modules: nn.Module) ->
 @pytest.mark.rule("FUS-06")
 def test_conv_bn_is_folded_with_torchs_bits(d: int, bias: bool, groups: int, affine: bool) -> None:
     conv, bn, relu = layer("Conv", d, bias=bias, groups=groups), norm(d, 8, affine=affine), nn.ReLU().eval()
-    fused = fusers.fuse_conv_bn(False, conv, bn)
+    fused = fusers.fuse_bn(False, conv, bn)
     assert same_bits(fused, theirs.fuse_conv_bn(False, conv, bn))
     assert_stands_for(fused, torch.randn(2, 4, *[5] * d), conv, bn)
-    with_relu = fusers.fuse_conv_bn_relu(False, conv, bn, relu)
+    with_relu = fusers.fuse_bn(False, conv, bn, relu)
     assert same_bits(with_relu, theirs.fuse_conv_bn_relu(False, conv, bn, relu))
     assert_stands_for(with_relu, torch.randn(2, 4, *[5] * d), conv, bn, relu)
 
@@ -90,10 +91,10 @@ def test_conv_bn_is_folded_with_torchs_bits(d: int, bias: bool, groups: int, aff
 @pytest.mark.rule("FUS-06")
 def test_linear_bn_is_folded_with_torchs_bits(bias: bool) -> None:
     linear, bn, leaky = nn.Linear(4, 8, bias=bias).eval(), norm(1, 8), nn.LeakyReLU(0.2).eval()
-    fused = fusers.fuse_linear_bn(False, linear, bn)
+    fused = fusers.fuse_bn(False, linear, bn)
     assert same_bits(fused, theirs.fuse_linear_bn(False, linear, bn))
     assert_stands_for(fused, torch.randn(3, 4), linear, bn)
-    with_leaky = fusers.fuse_linear_bn_leaky_relu(False, linear, bn, leaky)
+    with_leaky = fusers.fuse_bn(False, linear, bn, leaky)
     assert same_bits(with_leaky, their_onednn._fuse_linear_bn_leaky_relu(False, linear, bn, leaky))
     assert_stands_for(with_leaky, torch.randn(3, 4), linear, bn, leaky)
 
@@ -103,7 +104,7 @@ def test_linear_bn_is_folded_with_torchs_bits(bias: bool) -> None:
 def test_folding_keeps_the_dtype_and_torchs_bits(dtype: torch.dtype) -> None:
     for name, transpose in (("Conv", False), ("ConvTranspose", True)):
         conv, bn = layer(name, 2).to(dtype), norm(2, 8).to(dtype)
-        fused = fusers.fold_conv_bn(conv, bn)
+        fused = fusers.fold_bn(conv, bn)
         assert fused.weight.dtype == dtype
         assert same_bits(fused, fuse_conv_bn_eval(conv, bn, transpose=transpose))
 
@@ -113,7 +114,7 @@ def test_folding_keeps_the_dtype_and_torchs_bits(dtype: torch.dtype) -> None:
 @pytest.mark.rule("FUS-06")
 def test_transposed_conv_bn_is_folded_with_torchs_bits(d: int, bias: bool) -> None:
     conv, bn = layer("ConvTranspose", d, bias=bias), norm(d, 8)
-    fused = fusers.fuse_convtranspose_bn(False, conv, bn)
+    fused = fusers.fuse_bn(False, conv, bn)
     assert same_bits(fused, theirs.fuse_convtranspose_bn(False, conv, bn))
     assert_stands_for(fused, torch.randn(2, 4, *[5] * d), conv, bn)
 
@@ -123,7 +124,7 @@ def test_transposed_conv_bn_is_folded_with_torchs_bits(d: int, bias: bool) -> No
 @pytest.mark.rule("FUS-06")
 def test_grouped_transposed_conv_bn_is_folded_where_torch_cannot(d: int, groups: int) -> None:
     conv, bn = layer("ConvTranspose", d, groups=groups), norm(d, 8)
-    assert_stands_for(fusers.fuse_convtranspose_bn(False, conv, bn), torch.randn(2, 4, *[5] * d), conv, bn)
+    assert_stands_for(fusers.fuse_bn(False, conv, bn), torch.randn(2, 4, *[5] * d), conv, bn)
     with pytest.raises(RuntimeError, match="must match the size"):
         fuse_conv_bn_eval(conv, bn, transpose=True)
 
@@ -131,7 +132,7 @@ def test_grouped_transposed_conv_bn_is_folded_where_torch_cannot(d: int, groups:
 @pytest.mark.rule("FUS-06")
 def test_depthwise_transposed_conv_bn_is_folded_where_torch_makes_a_wrong_weight() -> None:
     conv, bn = nn.ConvTranspose2d(4, 4, 3, groups=4).eval(), norm(2, 4)
-    assert_stands_for(fusers.fuse_convtranspose_bn(False, conv, bn), torch.randn(2, 4, 5, 5), conv, bn)
+    assert_stands_for(fusers.fuse_bn(False, conv, bn), torch.randn(2, 4, 5, 5), conv, bn)
     torchs = fuse_conv_bn_eval(conv, bn, transpose=True)
     assert conv.weight.shape == (4, 1, 3, 3) != torchs.weight.shape == (4, 4, 3, 3)
 
@@ -139,7 +140,7 @@ def test_depthwise_transposed_conv_bn_is_folded_where_torch_makes_a_wrong_weight
 @pytest.mark.rule("FUS-06")
 def test_linear_and_bn_without_parameters_are_folded_where_torch_fails() -> None:
     linear, bn = nn.Linear(4, 8).eval(), norm(1, 8, affine=False)
-    assert_stands_for(fusers.fuse_linear_bn(False, linear, bn), torch.randn(3, 4), linear, bn)
+    assert_stands_for(fusers.fuse_bn(False, linear, bn), torch.randn(3, 4), linear, bn)
     with pytest.raises(TypeError):
         fuse_linear_bn_eval(linear, bn)
 
@@ -148,7 +149,7 @@ def test_linear_and_bn_without_parameters_are_folded_where_torch_fails() -> None
 @pytest.mark.rule("FUS-06")
 def test_linear_and_bn_of_one_feature_keep_the_bias_shape(bias: bool) -> None:
     linear, bn = nn.Linear(4, 8, bias=bias).eval(), norm(1, 1)
-    fused = fusers.fold_linear_bn(linear, bn)
+    fused = fusers.fold_bn(linear, bn)
     assert fused.bias.shape == (8,)
     assert fuse_linear_bn_eval(linear, bn).bias.shape == ((8,) if bias else (1,))
     assert_stands_for(fused, torch.randn(3, 1, 4), linear, bn)
@@ -176,7 +177,7 @@ class Doubled(nn.Module):
 def test_a_parametrized_weight_is_folded_as_the_weight_that_it_stands_for() -> None:
     conv, bn = layer("Conv", 2), norm(2, 8)
     parametrize.register_parametrization(conv, "weight", Doubled())
-    fused = fusers.fuse_conv_bn(False, conv, bn)
+    fused = fusers.fuse_bn(False, conv, bn)
     assert type(fused) is nn.Conv2d
     assert_stands_for(fused, torch.randn(2, 4, 5, 5), conv, bn)
     assert parametrize.is_parametrized(conv)
@@ -187,7 +188,7 @@ def test_the_modules_given_are_not_changed() -> None:
     for conv in (layer("Conv", 2), layer("ConvTranspose", 2, groups=2)):
         bn = norm(2, 8)
         before = copy.deepcopy(nn.ModuleList([conv, bn]).state_dict())
-        fused = fusers.fold_conv_bn(conv, bn)
+        fused = fusers.fold_bn(conv, bn)
         assert fused is not conv
         after = nn.ModuleList([conv, bn]).state_dict()
         assert all(torch.equal(before[key], after[key]) for key in before)
@@ -200,10 +201,10 @@ def test_the_modules_given_are_not_changed() -> None:
 @pytest.mark.rule("FUS-02")
 def test_qat_keeps_batch_norm_in_the_fused_module(d: int) -> None:
     conv, bn, relu = layer("Conv", d).train(), norm(d, 8).train(), nn.ReLU()
-    fused = fusers.fuse_conv_bn(True, conv, bn)
+    fused = fusers.fuse_bn(True, conv, bn)
     assert type(fused) is of(nni, "ConvBn", d)
     assert same_bits(fused, theirs.fuse_conv_bn(True, conv, bn))
-    with_relu = fusers.fuse_conv_bn_relu(True, conv, bn, relu)
+    with_relu = fusers.fuse_bn(True, conv, bn, relu)
     assert type(with_relu) is of(nni, "ConvBnReLU", d)
     assert list(with_relu.children()) == [conv, bn, relu]
 
@@ -211,7 +212,7 @@ def test_qat_keeps_batch_norm_in_the_fused_module(d: int) -> None:
 @pytest.mark.rule("FUS-02")
 def test_qat_linear_bn() -> None:
     linear, bn = nn.Linear(4, 8), norm(1, 8).train()
-    fused = fusers.fuse_linear_bn(True, linear, bn)
+    fused = fusers.fuse_bn(True, linear, bn)
     assert type(fused) is nni.LinearBn1d
     assert same_bits(fused, theirs.fuse_linear_bn(True, linear, bn))
 
@@ -244,11 +245,11 @@ def test_a_fused_module_is_in_the_mode_of_its_parts_where_torchs_says_train() ->
     conv, bn, relu = layer("Conv", 2), norm(2, 8), nn.ReLU().eval()
     for ours, torchs, modules in (
         (fusers.sequential(nni.ConvReLU2d), theirs._sequential_wrapper2(nni.ConvReLU2d), (conv, relu)),
-        (fusers.fuse_conv_bn_relu, theirs.fuse_conv_bn_relu, (conv, bn, relu)),
+        (fusers.fuse_bn, theirs.fuse_conv_bn_relu, (conv, bn, relu)),
     ):
         assert not any(module.training for module in ours(False, *modules).modules())
         assert torchs(False, *modules).training
-    assert all(module.training for module in fusers.fuse_conv_bn(True, conv.train(), bn.train()).modules())
+    assert all(module.training for module in fusers.fuse_bn(True, conv.train(), bn.train()).modules())
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -261,7 +262,7 @@ def test_conv_add_takes_the_other_operand_as_extra_input(side: int, relu: bool, 
     branch = (bn, conv) if with_bn else conv
     summed = (add, branch, MatchAllNode) if side == 0 else (add, MatchAllNode, branch)
     nested = (after, summed) if relu else summed
-    fused = fusers.conv_add(conv_side=side, relu=relu)(False, *nested)
+    fused = onednn_fusers.conv_add(conv_side=side, relu=relu)(False, *nested)
     name = f"_fuse_conv{'_bn' if with_bn else ''}_add{'_relu' if relu else ''}_{('left', 'right')[side]}"
     assert same_bits(fused, getattr(their_onednn, name)(False, *nested))
     assert fused.add is add
@@ -274,18 +275,18 @@ def test_conv_add_takes_the_other_operand_as_extra_input(side: int, relu: bool, 
 def test_getters_follow_the_wildcards_of_any_complex_pattern() -> None:
     pattern = (nn.ReLU, (torch.add, MatchAllNode, (nn.BatchNorm2d, nn.Conv2d), MatchAllNode))
     nested = ("relu", ("add", "x", ("bn", "conv"), "y"))
-    assert fusers.root_node_getter(pattern)(nested) == "conv"
-    assert fusers.extra_inputs_getter(pattern)(nested) == ["x", "y"]
-    assert fusers.extra_inputs_getter((nn.ReLU, nn.Linear))(("relu", "linear")) == []
+    assert onednn_fusers.root_node_getter(pattern)(nested) == "conv"
+    assert onednn_fusers.extra_inputs_getter(pattern)(nested) == ["x", "y"]
+    assert onednn_fusers.extra_inputs_getter((nn.ReLU, nn.Linear))(("relu", "linear")) == []
 
 
 @pytest.mark.rule("FUS-02")
 def test_callables_and_what_they_return_can_be_copied_and_saved() -> None:
     conv, bn, relu = layer("Conv", 2), norm(2, 8), nn.ReLU().eval()
     for fuser, modules in (
-        (fusers.fuse_conv_bn_relu, (conv, bn, relu)),
+        (fusers.fuse_bn, (conv, bn, relu)),
         (fusers.sequential(nni.ConvReLU2d), (conv, relu)),
-        (fusers.conv_add(conv_side=0, relu=True), (relu, (torch.add, (bn, conv), MatchAllNode))),
+        (onednn_fusers.conv_add(conv_side=0, relu=True), (relu, (torch.add, (bn, conv), MatchAllNode))),
     ):
         fused = pickle.loads(pickle.dumps(copy.deepcopy(fuser)))(False, *modules)
         file = io.BytesIO()
@@ -308,11 +309,11 @@ def trained(module: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("fuser", "modules"),
     [
-        (fusers.fuse_conv_bn, (CONV, trained(BN))),
-        (fusers.fuse_conv_bn_relu, (CONV, BN, trained(RELU))),
-        (fusers.fuse_linear_bn, (trained(LINEAR), BN1)),
-        (fusers.fuse_convtranspose_bn, (TRANSPOSED, trained(BN))),
-        (fusers.fuse_linear_bn_leaky_relu, (LINEAR, trained(BN1), nn.LeakyReLU().eval())),
+        (fusers.fuse_bn, (CONV, trained(BN))),
+        (fusers.fuse_bn, (CONV, BN, trained(RELU))),
+        (fusers.fuse_bn, (trained(LINEAR), BN1)),
+        (fusers.fuse_bn, (TRANSPOSED, trained(BN))),
+        (fusers.fuse_bn, (LINEAR, trained(BN1), nn.LeakyReLU().eval())),
     ],
 )
 @pytest.mark.parametrize("is_qat", [False, True])
@@ -325,9 +326,9 @@ def test_modes_that_differ_are_named(fuser: Any, modules: Any, is_qat: bool) -> 
 @pytest.mark.parametrize(
     ("fuser", "modules"),
     [
-        (fusers.fuse_conv_bn, (trained(CONV), trained(BN))),
-        (fusers.fuse_linear_bn, (trained(LINEAR), trained(BN1))),
-        (fusers.conv_add(conv_side=0, relu=False), (torch.add, (BN, trained(CONV)), MatchAllNode)),
+        (fusers.fuse_bn, (trained(CONV), trained(BN))),
+        (fusers.fuse_bn, (trained(LINEAR), trained(BN1))),
+        (onednn_fusers.conv_add(conv_side=0, relu=False), (torch.add, (trained(BN), trained(CONV)), MatchAllNode)),
     ],
 )
 def test_folding_in_train_mode_is_refused(fuser: Any, modules: Any) -> None:
@@ -349,7 +350,7 @@ def test_folding_in_train_mode_is_refused(fuser: Any, modules: Any) -> None:
 def test_a_batch_norm_that_does_not_fit_is_described(is_qat: bool, bn: nn.Module, message: str) -> None:
     conv = copy.deepcopy(CONV).train(is_qat)
     bn.train(is_qat)
-    for fuser, modules in ((fusers.fuse_conv_bn, ()), (fusers.fuse_conv_bn_relu, (nn.ReLU().train(is_qat),))):
+    for fuser, modules in ((fusers.fuse_bn, ()), (fusers.fuse_bn, (nn.ReLU().train(is_qat),))):
         with pytest.raises(ModelError, match=message):
             fuser(is_qat, conv, bn, *modules)
 
@@ -358,33 +359,21 @@ def test_a_batch_norm_that_does_not_fit_is_described(is_qat: bool, bn: nn.Module
 @pytest.mark.parametrize(
     ("fuser", "is_qat", "modules", "message"),
     [
-        (fusers.fuse_conv_bn, False, (LINEAR, BN), "Linear \\+ BatchNorm2d: expected a convolution first"),
-        (fusers.fuse_conv_bn, False, (CONV, RELU), "expected a batch norm as second module, found ReLU"),
-        (
-            fusers.fuse_conv_bn,
-            True,
-            (TRANSPOSED, BN),
-            "for QAT: expected one of Conv1d, Conv2d, Conv3d first",
-        ),
-        (fusers.fuse_conv_bn_relu, False, (TRANSPOSED, BN, RELU), "in eval mode: expected one of Conv1d"),
-        (
-            fusers.fuse_conv_bn_relu,
-            False,
-            (CONV, BN, nn.Tanh().eval()),
-            "ConvReLU2d cannot hold Conv2d \\+ Tanh",
-        ),
-        (fusers.fuse_linear_bn, False, (CONV, BN), "expected a Linear first"),
-        (fusers.fuse_convtranspose_bn, True, (TRANSPOSED, BN), "for QAT: there is no fused class"),
-        (fusers.fuse_linear_bn_leaky_relu, True, (LINEAR, BN1, RELU), "for QAT: there is no fused class"),
+        (fusers.fuse_bn, False, (RELU, BN), "ReLU \\+ BatchNorm2d: expected a convolution or a Linear, then a batch"),
+        (fusers.fuse_bn, False, (CONV, RELU), "Conv2d \\+ ReLU: expected a convolution or a Linear, then a batch"),
+        (fusers.fuse_bn, False, (TRANSPOSED, BN, RELU), "in eval mode: there is no fused class"),
+        (fusers.fuse_bn, False, (CONV, BN, nn.Tanh().eval()), "Tanh in eval mode: there is no fused class"),
+        (fusers.fuse_bn, True, (TRANSPOSED, BN), "for QAT: there is no fused class"),
+        (fusers.fuse_bn, True, (LINEAR, BN1, RELU), "for QAT: there is no fused class"),
         (fusers.sequential(nni.LinearReLU), False, (CONV, RELU), "LinearReLU cannot hold Conv2d \\+ ReLU"),
         (fusers.sequential(nni.LinearReLU), False, (CONV,), "LinearReLU cannot hold Conv2d: .*missing"),
         (
-            fusers.conv_add(conv_side=0, relu=False),
+            onednn_fusers.conv_add(conv_side=0, relu=False),
             True,
             (torch.add, (BN, CONV), None),
             "an addition for QAT",
         ),
-        (fusers.conv_add(conv_side=1, relu=False), False, (torch.add, CONV, "mul"), "found 'mul'"),
+        (onednn_fusers.conv_add(conv_side=1, relu=False), False, (torch.add, CONV, "mul"), "found 'mul'"),
     ],
 )
 def test_unsupported_modules_are_named(fuser: Any, is_qat: bool, modules: Any, message: str) -> None:
