@@ -1,0 +1,300 @@
+"""Reference modules, each against what torch's flow makes of a one-layer model (rules CVT-02, CVT-11, OBS-13)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import both_flows as flows
+import pytest
+import torch
+import torch.ao.nn.intrinsic
+import torch.ao.nn.quantized.reference as nnqr
+from one_layer import (
+    ENGINES,
+    FORMS,
+    NAMED,
+    ROOTS,
+    QConfig,
+    assert_same_modules,
+    each_form,
+    prepared_by_torch,
+    references,
+)  # fmt: skip
+from torch import Tensor, nn
+
+from refimpl.errors import ConfigError, QConfigError
+from refimpl.reference import reference_module, with_qconfig, without_qconfig
+
+nni: Any = torch.ao.nn.intrinsic  # its classes are not annotated
+
+SIGNED = QConfig(  # within the constraints of qnnpack and executorch
+    activation=flows.torchs.MinMaxObserver.with_args(**flows.SIGNED_WEIGHT, eps=2**-12),
+    weight=flows.torchs.MinMaxObserver.with_args(**flows.SIGNED_WEIGHT, quant_min=-127, quant_max=127, eps=2**-12),
+)
+QCONFIGS = (
+    flows.QCONFIG,
+    flows.PER_CHANNEL,
+    SIGNED,
+    NAMED.default_dynamic_qconfig,
+    NAMED.per_channel_dynamic_qconfig,
+    NAMED.float16_dynamic_qconfig,
+    NAMED.float_qparams_weight_only_qconfig,
+    NAMED.float_qparams_weight_only_qconfig_4bit,
+)
+
+
+def qconfigs(engine: str, root: type[nn.Module]) -> list[Any]:
+    """The QConfigs that an engine's config accepts for a root; torch refuses weights per channel of some."""
+    (dtypes,) = (entry.dtype_configs for entry in flows.torch_config(engine).configs if entry.pattern is root)
+    accepted = {(dtype.input_dtype, dtype.weight_dtype, bool(dtype.is_dynamic)) for dtype in dtypes}
+    found = []
+    for qconfig in QCONFIGS:
+        activation, weight = qconfig.activation(), qconfig.weight()
+        is_per_channel = weight.qscheme == torch.per_channel_symmetric if hasattr(weight, "qscheme") else False
+        if (activation.dtype, weight.dtype, activation.is_dynamic) not in accepted:
+            continue
+        if not (is_per_channel and root.__name__.startswith("ConvTranspose")):
+            found.append(qconfig)
+    return found
+
+
+def cases() -> list[Any]:
+    """Every root of every engine with every QConfig in both forms; torch has no decomposed form of float16."""
+    return [
+        pytest.param(engine, root, index, form, id=f"{engine}-{root.__name__}-{index}-{'decomposed' if form else ''}")
+        for engine in ENGINES
+        for root in references(engine)
+        for index, qconfig in enumerate(qconfigs(engine, root))
+        for form in FORMS
+        if not (form and qconfig.weight().dtype == torch.float16)
+    ]
+
+
+@pytest.mark.rule("CFG-11")
+@pytest.mark.rule("CVT-02")
+@pytest.mark.rule("CVT-11")
+@pytest.mark.rule("OBS-13")
+@pytest.mark.parametrize(("engine", "root", "index", "is_decomposed"), cases())
+def test_every_root_becomes_torchs_reference_module_bit_for_bit(
+    engine: str, root: type[nn.Module], index: int, is_decomposed: bool
+) -> None:
+    torch.manual_seed(0)
+    make, inputs = ROOTS[root]
+    value, qconfig = inputs(), qconfigs(engine, root)[index]
+    prepared = prepared_by_torch(nn.Sequential(make()), qconfig, value, engine)
+    theirs = FORMS[is_decomposed](copy.deepcopy(prepared), backend_config=flows.torch_config(engine))
+    assert type(theirs.get_submodule("0")) is references(engine)[root], "torch did not quantize: the case tests nothing"
+    assert_same_modules(prepared, theirs, value, engine, is_decomposed=is_decomposed)
+
+
+FUSED: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[type[nn.Module]]]] = {
+    "linear relu": (lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU()), (2, 4), [nnqr.Linear, nn.ReLU]),
+    "linear leaky": (lambda: nn.Sequential(nn.Linear(4, 3), nn.LeakyReLU()), (2, 4), [nnqr.Linear, nn.LeakyReLU]),
+    "linear tanh": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh()), (2, 4), [nnqr.Linear, nn.Tanh]),
+    "conv1d relu": (lambda: nn.Sequential(nn.Conv1d(2, 3, 2), nn.ReLU()), (1, 2, 5), [nnqr.Conv1d, nn.ReLU]),
+    "conv2d bn relu": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.ReLU()),
+        (1, 2, 4, 4),
+        [nnqr.Conv2d, nn.ReLU],
+    ),
+    "conv3d relu": (lambda: nn.Sequential(nn.Conv3d(2, 3, 2), nn.ReLU()), (1, 2, 3, 3, 3), [nnqr.Conv3d, nn.ReLU]),
+    "bn relu": (lambda: nn.Sequential(nn.BatchNorm2d(2), nn.ReLU()), (1, 2, 4, 4), [nn.BatchNorm2d, nn.ReLU]),
+}
+
+
+@pytest.mark.rule("CVT-02")
+@each_form
+@pytest.mark.parametrize("name", FUSED)
+def test_the_first_part_of_a_fused_module_becomes_a_reference_module(name: str, is_decomposed: bool) -> None:
+    torch.manual_seed(0)
+    make, shape, parts = FUSED[name]
+    value = torch.randn(shape)
+    prepared = prepared_by_torch(make(), flows.QCONFIG, value, "onednn")
+    theirs = FORMS[is_decomposed](copy.deepcopy(prepared), backend_config=flows.torch_config("onednn"))
+    (made,) = assert_same_modules(prepared, theirs, value, "onednn", is_decomposed=is_decomposed)
+    assert [type(part) for part in made.children()] == parts
+    assert not any(part.training for part in made.children()), "in the mode of the modules that they come from"
+
+
+@pytest.mark.rule("CVT-02")
+@pytest.mark.parametrize("container", [nni.ConvAdd2d, nni.ConvAddReLU2d])
+def test_a_fused_sum_keeps_its_sum(container: Any) -> None:
+    conv = nn.Conv2d(2, 2, 1)
+    parts = (conv, torch.add, nn.ReLU()) if container is nni.ConvAddReLU2d else (conv, torch.add)
+    fused: Any = container(*parts).eval()
+    made: Any = reference_module(fused, flows.QCONFIG, references("onednn"), is_decomposed=False, where="conv")
+    assert type(made) is container
+    assert type(made[0]) is nnqr.Conv2d
+    assert fused[0] is conv, "the module that was given keeps its float conv"
+    x, y = torch.randn(2, 1, 2, 3, 3).unbind()
+    inner: Any = made[0]
+    expected = torch.nn.functional.conv2d(x, inner.get_weight(), conv.bias) + y
+    assert torch.equal(made(x, y), expected.relu() if len(parts) == 3 else expected)
+
+
+def narrow(per_channel: bool, dtype: torch.dtype = torch.qint8) -> Any:
+    """A weight observer whose range is narrower than its dtype's, and narrower than the weight: some values clip."""
+    observer = flows.torchs.PerChannelMinMaxObserver if per_channel else flows.torchs.MinMaxObserver
+    scheme = torch.per_channel_affine if per_channel else torch.per_tensor_affine
+    inner = observer.with_args(dtype=dtype, qscheme=scheme, quant_min=-7, quant_max=5)
+
+    class Half(nn.Module):  # scales are half of what the weight needs
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner()
+            self.dtype, self.qscheme, self.ch_axis = dtype, scheme, 0
+            self.quant_min, self.quant_max = -7, 5
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.inner(x)
+            return x
+
+        def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+            scale, zero_point = self.inner.calculate_qparams()
+            return scale / 2, zero_point
+
+    return QConfig(activation=flows.QCONFIG.activation, weight=Half)
+
+
+@pytest.mark.rule("CVT-09")
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("root", [nn.Linear, nn.Conv2d, nn.LSTM, nn.GRUCell])
+def test_a_narrow_range_of_a_weight_is_honoured_in_both_forms(root: type[nn.Module], per_channel: bool) -> None:
+    """The oracle is torch's fake quantize, which takes the range as arguments."""
+    torch.manual_seed(0)
+    module = ROOTS[root][0]().eval()
+    for is_decomposed in FORMS:
+        made: Any = reference_module(
+            module, narrow(per_channel), references("native"), is_decomposed=is_decomposed, where="layer"
+        )
+        name = next(name for name, _ in module.named_parameters() if name.startswith("weight"))
+        weight = module.get_parameter(name)
+        before = weight.detach().clone()
+        scale, zero_point = getattr(made, f"{name}_scale"), getattr(made, f"{name}_zero_point")
+        if per_channel:
+            expected = torch.fake_quantize_per_channel_affine(weight, scale, zero_point.int(), 0, -7, 5)
+        else:
+            expected = torch.fake_quantize_per_tensor_affine(weight, scale, zero_point.int(), -7, 5)
+        found = made.get_weight() if name == "weight" else _read(made, name)
+        assert torch.equal(found, expected), "quantized within the range of the observer"
+        inside = getattr(made, name).detach() == weight.detach()
+        is_clamped = name != "weight" or not is_decomposed  # elsewhere the op itself honours the range
+        assert (0 < int(inside.sum()) < weight.numel()) == is_clamped, "what is inside the range keeps its bits"
+        assert torch.equal(weight, before), "the module that was given is not changed"
+
+
+def _read(made: Any, name: str) -> Any:
+    """What a recurrent reference module computes with."""
+    if isinstance(made, nn.RNNCellBase):
+        return getattr(made, f"get_{name}")()
+    return made.get_flat_weights()[made._flat_weights_names.index(name)]
+
+
+class VendorReference(nn.Linear):
+    """A vendor's own reference class: only from_float is asked of it."""
+
+    qparams: Mapping[str, Any]
+
+    @classmethod
+    def from_float(cls, module: nn.Linear, qparams: Mapping[str, Any]) -> VendorReference:
+        made = cls(module.in_features, module.out_features)
+        made.weight, made.qparams = module.weight, qparams
+        return made
+
+
+@pytest.mark.rule("CVT-02")
+def test_a_vendors_reference_class_gets_the_measured_qparams() -> None:
+    module = nn.Linear(2, 2).eval()
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[-1.275, 0.5], [0.25, 0.0]]))
+    references_of: Mapping[type[nn.Module], type[nn.Module]] = {nn.Linear: VendorReference}
+    made: Any = reference_module(module, flows.QCONFIG, references_of, is_decomposed=True, where="layer")
+    assert type(made) is VendorReference
+    expected = {"dtype": torch.qint8, "qscheme": torch.per_tensor_affine, "quant_min": -128, "quant_max": 127}
+    assert {name: made.qparams[name] for name in expected} == expected
+    assert float(made.qparams["scale"]) == pytest.approx(0.01), "max |w| / 127.5"
+    assert int(made.qparams["zero_point"]) == 0
+    assert made.qparams["is_decomposed"] is True
+
+
+@pytest.mark.rule("CVT-02")
+def test_torchs_lstm_drops_values_out_after_convert_and_ours_does_not() -> None:
+    torch.manual_seed(0)
+    module = nn.LSTM(4, 3, num_layers=2, dropout=0.5).eval()
+    value = torch.randn(3, 2, 4)
+    prepared = prepared_by_torch(nn.Sequential(module), NAMED.default_dynamic_qconfig, value, "native")
+    theirs: Any = FORMS[False](prepared).get_submodule("0")
+    assert theirs.training, "torch leaves it in train mode in an eval model"
+    made = reference_module(
+        module, NAMED.default_dynamic_qconfig, references("native"), is_decomposed=False, where="lstm"
+    )
+    assert not made.training
+    assert flows.same(made(value), made(value)), "no dropout: twice the same"
+
+
+@pytest.mark.rule("CVT-10")
+def test_a_weight_without_a_reference_class_is_an_error_and_an_op_without_weight_is_not() -> None:
+    def swap(module: nn.Module, weight_dtype: torch.dtype | None) -> nn.Module:
+        return reference_module(
+            module, flows.QCONFIG, {}, is_decomposed=False, where="body.layer", weight_dtype=weight_dtype
+        )
+
+    with pytest.raises(ConfigError, match=r"'body.layer'.*torch.qint8.*Linear.*reference_quantized_module"):
+        swap(nn.Linear(2, 2), torch.qint8)
+    with pytest.raises(ConfigError, match="Linear"):
+        swap(nni.LinearReLU(nn.Linear(2, 2), nn.ReLU()), torch.qint8)
+    relu, norm = nn.ReLU(), nn.BatchNorm2d(2)
+    assert swap(relu, torch.qint8) is relu, "torch's configs name a weight dtype for ops without weight"
+    assert swap(norm, None) is norm, "and none for norms, whose weight stays float"
+
+
+def test_a_weight_that_the_qconfig_leaves_in_float_stays_float() -> None:
+    module = nn.Linear(2, 2)
+    floating = QConfig(activation=flows.QCONFIG.activation, weight=flows.torchs.PlaceholderObserver)
+    made = reference_module(module, floating, references("native"), is_decomposed=False, where="layer")
+    assert made is module
+
+
+class Broken(nn.Module):
+    @classmethod
+    def from_float(cls, module: nn.Module, qparams: object) -> Broken:
+        raise TypeError("no such layout")
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [(Broken, r"'layer'.*Broken.from_float.*TypeError: no such layout"), (nn.Linear, r"Linear.*from_float")],
+)
+def test_a_reference_class_that_fails_is_the_configs_fault(reference: type[nn.Module], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        reference_module(nn.Linear(2, 2), flows.QCONFIG, {nn.Linear: reference}, is_decomposed=False, where="layer")
+
+
+def test_a_weight_observer_that_fails_is_the_qconfigs_fault() -> None:
+    def observer() -> nn.Module:
+        raise KeyError("dtype")
+
+    bad = QConfig(activation=flows.QCONFIG.activation, weight=observer)
+    with pytest.raises(QConfigError, match=r"'layer'.*weight's observer.*KeyError"):
+        reference_module(nn.Linear(2, 2), bad, references("native"), is_decomposed=False, where="layer")
+
+
+@pytest.mark.rule("CVT-08")
+def test_qconfigs_come_and_go_without_a_change_of_the_users_modules() -> None:
+    layer = nn.Linear(2, 2)
+    shared = nn.Sequential(layer, nn.ReLU())
+    carrier = with_qconfig(shared, flows.QCONFIG)
+    assert [part.qconfig for part in carrier.modules()] == [flows.QCONFIG] * 3, "also on what is inside"
+    assert not any(hasattr(part, "qconfig") for part in shared.modules())
+    assert carrier.get_parameter("0.weight") is layer.weight
+    carrier.register_forward_hook(lambda *_: None)
+    assert not shared._forward_hooks, "the copy has hooks of its own"
+    model = nn.ModuleDict({"a": carrier, "b": carrier, "plain": nn.Linear(2, 2)})
+    plain = model["plain"]
+    assert without_qconfig(model) is model
+    assert not any(hasattr(part, "qconfig") for part in model.modules())
+    assert model["a"] is model["b"], "one module under two names stays one"
+    assert model["plain"] is plain, "what has no qconfig is not copied"
+    assert carrier[0].qconfig is flows.QCONFIG, "what the prepared model holds keeps its own"
