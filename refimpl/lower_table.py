@@ -1,112 +1,170 @@
-"""The lowering table: reference pattern → torch's quantized op or module (rules LOW-01, LOW-02)."""
+"""The lowering table: reference pattern → torch's quantized op or module, and what that cannot express (LOW-01 to -03).
+
+Keys are what a node calls: a function, a method's name, or a module's class; for a fused module, the class of the
+container and that of the module inside.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.ao.nn.intrinsic as nni
 import torch.ao.nn.intrinsic.quantized as nniq
+import torch.ao.nn.intrinsic.quantized.dynamic as nniqd
 import torch.ao.nn.quantized as nnq
+import torch.ao.nn.quantized.dynamic as nnqd
 import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
-# (outer class, class of the module that holds the weight) → quantized module. (LOW-01)
-MODULES: dict[tuple[type, type], Any] = {
-    (nnqr.Linear, nnqr.Linear): nnq.Linear,
-    (nnqr.Conv1d, nnqr.Conv1d): nnq.Conv1d,
-    (nnqr.Conv2d, nnqr.Conv2d): nnq.Conv2d,
-    (nnqr.Conv3d, nnqr.Conv3d): nnq.Conv3d,
-    (nni.LinearReLU, nnqr.Linear): nniq.LinearReLU,
-    (nni.ConvReLU1d, nnqr.Conv1d): nniq.ConvReLU1d,
-    (nni.ConvReLU2d, nnqr.Conv2d): nniq.ConvReLU2d,
-    (nni.ConvReLU3d, nnqr.Conv3d): nniq.ConvReLU3d,
+OPS: Any = torch.ops.quantized
+
+
+def _by_name(origin: Any, native: Any, names: str, inner: Any = None) -> dict[Any, Any]:
+    pairs = ((getattr(origin, name), getattr(native, name)) for name in names.split())
+    return {(found if inner is None else (found, inner)): made for found, made in pairs}
+
+
+# Modules, swapped for the class named by its from_reference. Static: with the output's scale and zero point. (LOW-01)
+MODULES: Mapping[Any, Any] = {
+    **_by_name(nnqr, nnq, "Linear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d"),
+    **_by_name(nn, nnq, "BatchNorm2d BatchNorm3d InstanceNorm1d InstanceNorm2d InstanceNorm3d LayerNorm"),
+    **_by_name(nn, nnq, "ELU LeakyReLU Hardswish PReLU Softmax Dropout"),
+    **_by_name(nni, nniq, "LinearReLU LinearLeakyReLU LinearTanh", nnqr.Linear),
+    **_by_name(nni, nniq, "ConvReLU1d", nnqr.Conv1d),
+    **_by_name(nni, nniq, "ConvReLU2d ConvAdd2d ConvAddReLU2d", nnqr.Conv2d),
+    **_by_name(nni, nniq, "ConvReLU3d", nnqr.Conv3d),
+    **_by_name(nni, nniq, "BNReLU2d", nn.BatchNorm2d),
+    **_by_name(nni, nniq, "BNReLU3d", nn.BatchNorm3d),
 }
+# Dynamic: the module quantizes its input itself. Weight-only: float in, float out. (LOW-02, CVT-11)
+DYNAMIC_MODULES: Mapping[Any, Any] = {
+    **_by_name(nnqr, nnqd, "Linear RNNCell LSTMCell GRUCell LSTM GRU"),
+    **_by_name(nni, nniqd, "LinearReLU", nnqr.Linear),
+}
+WEIGHT_ONLY_MODULES: Mapping[Any, Any] = _by_name(nnqr, nnq, "Embedding EmbeddingBag")
+
+# What follows the weight in some function, in the order of the ops that pack it, with defaults.
+_DEFAULTS = {"bias": None, "stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
+_CONV = ("bias", "stride", "padding", "dilation", "groups")
+_CONV_T = ("bias", "stride", "padding", "output_padding", "groups", "dilation")
 
 
-def _tuple_of(rank: int, value: Any) -> list[int]:
-    return [value] * rank if isinstance(value, int) else list(value)
+class PackedFunction(NamedTuple):
+    """A function whose weight is packed: parameters after the weight, number of axes, pack op, quantized ops."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedFunction:
-    """A function whose constant weight is packed: pack op, quantized op without and with relu. (LOW-02)
-
-    ``defaults`` stand for the arguments after the weight: bias, then stride, padding, dilation, groups.
-    """
-
-    prepack: Callable[..., Any]
-    function: Callable[..., Any]
-    relu_function: Callable[..., Any]
-    defaults: tuple[Any, ...]
+    parameters: tuple[str, ...]
     rank: int
+    prepack: Callable[..., Any]
+    plain: Callable[..., Any]
+    with_relu: Callable[..., Any] | None = None
 
-    def geometry(self, arguments: list[Any]) -> list[Any]:
-        """Bring (stride, padding, dilation, groups) into the form that the pack op takes; [] for linear."""
-        if not arguments:
-            return []
-        *spatial, groups = arguments
-        return [*(_tuple_of(self.rank, value) for value in spatial), groups]
-
-
-def _conv(rank: int) -> PackedFunction:
-    ops = torch.ops.quantized
-    return PackedFunction(
-        prepack=getattr(ops, f"conv{rank}d_prepack"),
-        function=getattr(ops, f"conv{rank}d"),
-        relu_function=getattr(ops, f"conv{rank}d_relu"),
-        defaults=(None, 1, 0, 1, 1),
-        rank=rank,
-    )
+    def pack_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Bring the arguments after the weight into the form that the pack op takes: all of them, lists per axis."""
+        given = dict(zip(self.parameters, args, strict=False)) | dict(kwargs)
+        found = {name: given.get(name, default) for name, default in _DEFAULTS.items() if name in self.parameters}
+        is_one = {name for name, value in found.items() if isinstance(value, int) and name != "groups"}
+        return [[value] * self.rank if name in is_one else value for name, value in found.items()]
 
 
-PACKED_FUNCTIONS: dict[Any, PackedFunction] = {
-    F.linear: PackedFunction(
-        prepack=torch.ops.quantized.linear_prepack,
-        function=torch.ops.quantized.linear,
-        relu_function=torch.ops.quantized.linear_relu,
-        defaults=(None,),
-        rank=0,
-    ),
-    F.conv1d: _conv(1),
-    F.conv2d: _conv(2),
-    F.conv3d: _conv(3),
+def _row(names: str, parameters: tuple[str, ...] = ("bias",), rank: int = 0) -> PackedFunction:
+    return PackedFunction(parameters, rank, *(getattr(OPS, name) for name in names.split()))
+
+
+STATIC_FUNCTIONS: Mapping[Any, PackedFunction] = {
+    F.linear: _row("linear_prepack linear linear_relu"),
+    **{getattr(F, f"conv{n}d"): _row(f"conv{n}d_prepack conv{n}d conv{n}d_relu", _CONV, n) for n in (1, 2, 3)},
+    **{
+        getattr(F, f"conv_transpose{n}d"): _row(f"conv_transpose{n}d_prepack conv_transpose{n}d", _CONV_T, n)
+        for n in (1, 2, 3)
+    },
+}
+# (function, dtype that the input gets at run time, dtype of the weight) → row. (LOW-02)
+DYNAMIC_FUNCTIONS: Mapping[Any, PackedFunction] = {
+    (F.linear, torch.quint8, torch.qint8): _row("linear_prepack linear_dynamic linear_relu_dynamic"),
+    (F.linear, torch.float16, torch.float16): _row("linear_prepack_fp16 linear_dynamic_fp16 linear_relu_dynamic_fp16"),
 }
 
+# The quantized op without and with relu; with a number as one operand it takes no qparams.
+_ADD, _MUL = (OPS.add, OPS.add_relu), (OPS.mul, OPS.mul_relu)
+BINARY: Mapping[Any, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
+    operator.add: _ADD, torch.add: _ADD, operator.mul: _MUL, torch.mul: _MUL, torch.matmul: (OPS.matmul, None),
+}  # fmt: skip
 
-class Binary(NamedTuple):
-    """The quantized ops for a binary op, without and with relu."""
+# What is fused into an op of the tables above that it follows; into a dynamic op only F.relu and its module.
+RELUS: frozenset[Any] = frozenset({nn.ReLU, F.relu, torch.relu, "relu", "relu_"})
+DYNAMIC_RELUS: frozenset[Any] = frozenset({nn.ReLU, F.relu})
 
-    plain: Callable[..., Any]
-    with_relu: Callable[..., Any]
+# Function → (quantized op that takes output_scale and output_zero_point, keywords that it does not have). (LOW-02)
+WITH_OUTPUT_QPARAMS: Mapping[Any, tuple[Callable[..., Any], frozenset[str]]] = {
+    F.elu: (OPS.elu, frozenset({"inplace"})),
+    F.hardswish: (OPS.hardswish, frozenset({"inplace"})),
+    F.leaky_relu: (OPS.leaky_relu, frozenset()),
+    F.layer_norm: (OPS.layer_norm, frozenset()),
+    F.instance_norm: (OPS.instance_norm, frozenset({"running_mean", "running_var", "use_input_stats", "momentum"})),
+    F.dropout: (OPS.dropout, frozenset({"inplace"})),
+}
 
+# Ops whose quantized kernel has output qparams of its own: (scale, zero point) by dtype. (LOW-02)
+_UNIT = {torch.quint8: (1 / 256, 0), torch.qint8: (1 / 256, -128)}
+_SYMMETRIC = {torch.quint8: (2 / 256, 128), torch.qint8: (2 / 256, 0)}
+FIXED_QPARAMS: Mapping[Any, Mapping[torch.dtype, tuple[float, int]]] = {
+    **dict.fromkeys((nn.Sigmoid, torch.sigmoid, "sigmoid", "sigmoid_", nn.Hardsigmoid, F.hardsigmoid), _UNIT),
+    **dict.fromkeys((nn.Tanh, torch.tanh, "tanh", "tanh_"), _SYMMETRIC),
+}
 
-_ADD = Binary(torch.ops.quantized.add, torch.ops.quantized.add_relu)
-_MUL = Binary(torch.ops.quantized.mul, torch.ops.quantized.mul_relu)
-BINARY: dict[Any, Binary] = {operator.add: _ADD, torch.add: _ADD, operator.mul: _MUL, torch.mul: _MUL}
-
-RELUS: frozenset[Any] = frozenset({F.relu, torch.relu, "relu", "relu_"})
-
-# Ops that take quantized tensors as they are and keep their qparams: they move, select or average values. (LOW-02)
-ON_QUANTIZED: frozenset[Any] = frozenset(
-    {nn.ReLU, F.relu, torch.relu, "relu", "relu_",
-     nn.Identity, nn.Dropout, F.dropout,
-     nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, F.max_pool1d, F.max_pool2d, F.max_pool3d,
-     nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d,
+# Ops that take quantized (and float16) tensors as they are and keep their qparams: they move, select, average or clamp.
+# (LOW-02) Those with bounds of their own, and resize_, can leave the range in which their input lies (CVT-09).
+_BOUNDED: frozenset[Any] = frozenset({nn.Hardtanh, F.hardtanh, F.hardtanh_, torch.clamp, "clamp"})
+LEAVES_RANGE: frozenset[Any] = _BOUNDED | {"resize_"}
+CLAMPS: frozenset[Any] = _BOUNDED | {nn.ReLU6, F.relu6}
+ON_QUANTIZED: frozenset[Any] = CLAMPS | frozenset(
+    {nn.Identity, nn.ReLU, nn.ChannelShuffle, nn.PixelShuffle, nn.PixelUnshuffle,
+     nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
      nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
-     F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
-     torch.cat, torch.stack, torch.flatten, torch.narrow, torch.transpose, torch.squeeze, torch.unsqueeze,
-     torch.repeat_interleave, nn.PixelShuffle, nn.PixelUnshuffle, torch.pixel_shuffle, torch.pixel_unshuffle,
-     "contiguous", "detach", "detach_", "permute", "repeat", "repeat_interleave", "reshape", "resize_",
-     "squeeze", "squeeze_", "transpose", "unsqueeze", "unsqueeze_", "view", "flatten"}
+     F.relu, F.interpolate, F.max_pool1d, F.max_pool2d, F.max_pool3d,
+     F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
+     torch.cat, torch.stack, torch.mean, torch.flatten, torch.narrow, torch.transpose, torch.squeeze,
+     torch.unsqueeze, torch.repeat_interleave, torch.channel_shuffle, torch.pixel_shuffle, torch.pixel_unshuffle,
+     "relu", "relu_", "mean", "contiguous", "detach", "detach_", "permute", "repeat", "repeat_interleave",
+     "reshape", "resize_", "squeeze", "squeeze_", "transpose", "unsqueeze", "unsqueeze_", "view"}
 )  # fmt: skip
 
-# Ops that read a tensor's shape, which is the same of the quantized tensor. (LOW-02)
-SHAPE_OF: frozenset[Any] = frozenset({"size", "dim", "numel", "ndimension"})
-
-# Methods of ON_QUANTIZED that change their operand: only safe when nobody else reads it. (LOW-03)
-IN_PLACE: frozenset[Any] = frozenset({"relu_", "detach_", "resize_", "squeeze_", "unsqueeze_"})
+# Methods that read a tensor's shape, which is the same of the quantized tensor. (LOW-02)
+SHAPE_OF: frozenset[Any] = frozenset({"size", "shape"})
+_CONVS = (nnqr.Conv1d, nnqr.Conv2d, nnqr.Conv3d)
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_EMBEDDINGS = (nnqr.Embedding, nnqr.EmbeddingBag)
+_STATISTICS = "track_running_stats: the quantized op takes its input's statistics"
+_ZEROS, _KERNELS = ("zeros", "reflect"), ("nearest", "nearest-exact", "area", "bilinear")
+_BYTES = (torch.quint8, torch.quint4x2)
+_LIMITS: tuple[tuple[tuple[Any, ...], Callable[[Any], bool], str], ...] = (
+    (_CONVS, lambda m: m.padding_mode not in _ZEROS, "padding_mode {0.padding_mode!r}: not in the quantized op"),
+    (_CONVS, lambda m: isinstance(m.padding, str), "padding {0.padding!r}: the quantized op takes numbers"),
+    (_CONVS[2:], lambda m: m.padding_mode != "zeros", "padding_mode {0.padding_mode!r}: not in three dimensions"),
+    ((nn.BatchNorm2d, nn.BatchNorm3d), lambda m: m.weight is None or m.running_mean is None,
+     "no affine parameters or no statistics"),
+    (_INSTANCE_NORMS, lambda m: m.track_running_stats, _STATISTICS),
+    ((F.instance_norm,), lambda node: not node.kwargs.get("use_input_stats", True), _STATISTICS),
+    ((nnqr.LSTM, nnqr.GRU), lambda m: not m.bias, "bias=False: the quantized module needs biases"),
+    (_EMBEDDINGS, lambda m: m.max_norm is not None, "max_norm {0.max_norm}: the quantized module does not renormalize"),
+    (_EMBEDDINGS, lambda m: m.weight_dtype not in _BYTES, "no quantized module for {0.weight_dtype} weights"),
+    (_EMBEDDINGS[1:], lambda m: m.mode != "sum", "mode {0.mode!r}: the quantized module sums"),
+    ((nn.PReLU,), lambda m: not hasattr(m, "qconfig"), "no QConfig on the module says how to quantize its weight"),
+    ((F.interpolate,), lambda n: n.kwargs.get("mode", "nearest") not in _KERNELS, "no quantized kernel of this mode"),
+    ((F.dropout,), lambda node: node.kwargs.get("training", True) and node.kwargs.get("p", 0.5) > 0,
+     "the quantized op never drops"),
+    ((torch.clamp, "clamp"),
+     lambda node: torch.backends.quantized.engine == "qnnpack"
+     and sum(value is not None for value in (*node.args, *node.kwargs.values())) < 3,
+     "qnnpack's clamp needs both bounds"),
+    ((torch.mean, "mean"), lambda node: "dtype" in node.kwargs, "the mean of a quantized tensor has its dtype"),
+)  # fmt: skip
+# What a quantized form cannot express, by function, method or class of the (inner) module: [(test, reason)]; the tests
+# take the module, or the node that calls. (LOW-03)
+LIMITS: Mapping[Any, list[tuple[Callable[[Any], bool], str]]] = {
+    kind: [(test, reason) for keys, test, reason in _LIMITS if kind in keys] for kinds, *_ in _LIMITS for kind in kinds
+}

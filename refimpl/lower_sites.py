@@ -1,0 +1,388 @@
+"""Deciding what can be lowered, and what takes its place, as data (rules LOW-01 to LOW-04). No graph is changed."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_aggregate, map_arg
+
+from refimpl import lower_table as table
+from refimpl.invariants import QUANTIZE, QUANTIZE_DYNAMIC, is_dequantize
+from refimpl.tracing import CALLS, tensor_inputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotLowered:
+    """A reference pattern that stays a float op between dequantize and quantize, and why. (LOW-04)"""
+
+    node: str
+    op: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.node} ({self.op}): {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A node to be made, of nodes of the reference graph and further calls; ``origin`` gives it its name and meta."""
+
+    op: str
+    target: Any
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    origin: Node | None = None
+
+    @property
+    def all_input_nodes(self) -> list[Node]:
+        """The nodes of the reference graph that it reads."""
+        found: list[Any] = []
+        map_aggregate((self.args, dict(self.kwargs)), found.append)
+        parts = (leaf.all_input_nodes if isinstance(leaf, Call) else [leaf] for leaf in found)
+        return [leaf for part in parts for leaf in part if isinstance(leaf, Node)]
+
+
+class Grid(NamedTuple):
+    """Where a quantized value lies: its qparams, and the range (real values) if that is narrower than the dtype's."""
+
+    scale: float
+    zero_point: int
+    dtype: torch.dtype
+    low: float = -math.inf
+    high: float = math.inf
+
+
+class Tail(NamedTuple):
+    """What an op and all up to the node that quantizes become: a call of ``target``, with ``bounds`` of its range."""
+
+    quantize: Node
+    grid: Grid
+    target: Any
+    bounds: tuple[float, float] | None
+
+
+class Blocked(Exception):
+    """Why a site cannot be rewritten. (LOW-03)"""
+
+
+class Sites:
+    """Decides for every float op on dequantized values what takes its place.
+
+    ``calls``: what stands for a node of the reference graph; ``parts``: the modules and packed weights that these use,
+    ``originals`` what the latter were made from; ``refused``: what stays. `quantized` names the nodes that are to be
+    quantized at all; None: every node.
+    """
+
+    def __init__(self, model: GraphModule, quantized: frozenset[str] | None) -> None:
+        self.calls: dict[Node, Call] = {}
+        self.parts: dict[str, Any] = {}
+        self.originals: dict[str, list[Any]] = {}
+        self.refused: list[NotLowered] = []
+        self._modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
+        self._quantized = quantized
+        self._places = Counter(str(node.target) for node in model.graph.nodes if node.op == "call_module")
+        self._names: Counter[str] = Counter()
+        self._grids = {node: grid for node in model.graph.nodes if (grid := self._grid(node)) is not None}
+        for node in model.graph.nodes:
+            if node.op in CALLS and node.target is not QUANTIZE and not is_dequantize(node):
+                self._visit(node, self._kind(node))
+
+    def _visit(self, node: Node, kind: Any) -> None:
+        if isinstance(kind, type) and issubclass(kind, GraphModule):
+            return  # it is lowered by itself
+        if kind in table.WEIGHT_ONLY_MODULES or any(map(is_dequantize, node.all_input_nodes)):
+            is_wanted = self._quantized is None or node.name in self._quantized
+            if is_wanted or kind in table.ON_QUANTIZED or kind in table.SHAPE_OF:  # rule: QCM-03
+                try:
+                    self._handler(node, kind)(self, node, kind)
+                except Blocked as blocked:
+                    if is_wanted:
+                        target = type(self._module(node)) if node.op == "call_module" else node.target
+                        op = str(getattr(target, "__name__", target))
+                        self.refused.append(NotLowered(node=node.name, op=op, reason=str(blocked)))  # rule: LOW-04
+
+    def _handler(self, node: Node, kind: Any) -> Callable[[Sites, Node, Any], None]:
+        is_dynamic = kind in table.DYNAMIC_MODULES and self._operand(node)[0].target is QUANTIZE_DYNAMIC
+        handler = Sites._dynamic_module if is_dynamic else _HANDLERS.get(kind)
+        if handler is None:
+            raise Blocked("LOW-01: no row of the table")
+        subject = self._inner(node) if node.op == "call_module" else node
+        for test, reason in table.LIMITS.get(kind if subject is node else type(subject), ()):
+            if test(subject):
+                raise Blocked(f"LOW-03: {reason.format(subject)}")  # rule: LOW-03
+        if self._is_in_place(node) and len(self._operand(node)[0].users) != 1:  # rule: LOW-03
+            raise Blocked(f"LOW-03: {node.name} works in place on a value that other ops read")
+        return handler
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _module(self, node: Node) -> Any:
+        return self._modules[str(node.target)]
+
+    def _inner(self, node: Node) -> Any:
+        """The module that holds the weight."""
+        module = self._module(node)
+        return module[0] if isinstance(module, nn.Sequential) else module
+
+    def _kind(self, node: Node) -> Any:
+        """What the tables are asked for; an attribute is asked for by its name, like a method."""
+        if node.op != "call_module":
+            return node.args[1] if node.target is getattr else node.target
+        module, inner = self._module(node), self._inner(node)
+        return type(module) if inner is module else (type(module), type(inner))
+
+    def _attribute(self, argument: Any) -> Any:
+        if not isinstance(argument, Node):
+            return argument
+        owner, _, name = str(argument.target).rpartition(".")
+        return getattr(self._modules[owner], name)
+
+    def _source(self, value: Any) -> Node:
+        """The quantized value behind a dequantize."""
+        source = value.args[0] if is_dequantize(value) else None
+        if not isinstance(source, Node):
+            raise Blocked(f"LOW-03: argument {value} is not dequantized: the op would mix float and quantized")
+        for user in value.users if len(value.users) > 1 else ():
+            if self._is_in_place(user) and user.all_input_nodes[0] is value:  # rule: LOW-03
+                raise Blocked(f"LOW-03: {user.name} works in place on {value.name}, which other ops read")
+        return source
+
+    def _operand(self, node: Node) -> tuple[Node, tuple[Any, ...], dict[str, Any]]:
+        """Split a call into the quantized value behind its first argument, and the other arguments. (PAT-08)"""
+        value, *args = node.args or (node.kwargs.get("input"),)
+        return self._source(value), tuple(args), {key: given for key, given in node.kwargs.items() if key != "input"}
+
+    def _only_user(self, node: Node) -> Node:
+        if len(node.users) != 1:
+            raise Blocked(f"LOW-03: {node.name} has {len(node.users)} users; one quantized op has one output")
+        return next(iter(node.users))
+
+    def _grid(self, value: Node) -> Grid | None:
+        """The qparams and range of a quantized value; None for a float value, or if another graph decides them."""
+        if value.target is QUANTIZE:
+            scale, zero_point = map(self._attribute, value.args[1:3])
+            dtype: Any = value.args[3]
+            return Grid(float(scale), int(zero_point), dtype, *(_bounds(value.args[0]) or ()))
+        is_float16 = value.op == "call_method" and value.target == "to" and value.args[1:] == (torch.float16,)
+        return Grid(1.0, 0, torch.float16) if is_float16 else None
+
+    def _tail(self, node: Node, sources: Any, target: Any, with_relu: Any = None, keeps: bool = False) -> Tail:
+        """Read what follows an op, each the only user of what it follows: a relu, bounds, the quantize node. (PAT-06)
+
+        Refuse it if no quantized op makes that of these sources; one that `keeps` qparams makes none but its input's.
+        """
+        last, user = node, self._only_user(node)
+        if with_relu is not None and self._kind(user) in table.RELUS:
+            target, last, user = with_relu, user, self._only_user(user)
+        bounds = _bounds(user)
+        if bounds is not None:
+            last, user = user, self._only_user(user)
+        grid = self._grids.get(user)
+        if grid is None:
+            raise Blocked(f"LOW-01: {last.name} is not quantized: its user is {user.name}")
+        inputs = [(source, self._grids.get(source)) for source in sources if isinstance(source, Node)]
+        for dtype in (grid.dtype, *(found.dtype for _, found in inputs if found is not None)):
+            is_native = dtype is not torch.float16 or self._kind(node) in table.ON_QUANTIZED
+            if dtype is not grid.dtype or not is_native:
+                raise Blocked(f"LOW-03: no quantized op of {dtype} values whose result is {grid.dtype}")
+        for source, found in inputs:
+            if keeps and (found or ())[:3] != grid[:3]:  # rule: LOW-03
+                raise Blocked(f"LOW-03: {source.name} and the output differ in qparams; the op keeps its input's")
+        return Tail(user, grid, target, bounds)
+
+    def _is_in_place(self, node: Node) -> bool:
+        if node.op == "call_module":
+            return bool(getattr(self._module(node), "inplace", False))
+        name = str(getattr(node.target, "__name__", node.target))
+        return node.op in CALLS and (name.endswith("_") or bool(node.kwargs.get("inplace")))
+
+    # -- rewriting -----------------------------------------------------------------------------------------------------
+
+    def _write(self, node: Node, tail: Tail, *args: Any, **kwargs: Any) -> None:
+        """Let a call stand for everything up to the quantize node; a narrow range is kept by a clamp. (CVT-09)"""
+        op = "call_function" if callable(tail.target) else node.op
+        call = Call(op=op, target=tail.target, args=args, kwargs=kwargs, origin=node)
+        if tail.bounds is not None:
+            call = Call(op="call_function", target=torch.clamp, args=(_laid_out(call), *tail.bounds))  # rule: CVT-09
+        self.calls[tail.quantize] = call
+
+    def _swap(self, node: Node, native: Any, *qparams: Any) -> None:
+        """Make the quantized module. (LOW-01)"""
+        made = _packing(native.from_reference, self._module(node), *qparams)
+        self.parts[str(node.target)] = made.train(self._modules[""].training)
+
+    def _weight_only_module(self, node: Node, kind: Any) -> None:
+        """Embeddings: the weight alone is quantized. (LOW-02, CVT-11)"""
+        self._swap(node, table.WEIGHT_ONLY_MODULES[kind])
+
+    def _dynamic_module(self, node: Node, kind: Any) -> None:
+        """A module that quantizes its input at run time. (LOW-02, CVT-03, CVT-04)"""
+        source, args, kwargs = self._operand(node)
+        if str(node.target) not in self.parts:
+            self._swap(node, table.DYNAMIC_MODULES[kind])
+        self.calls[node] = _same(node, source.args[0], *args, **kwargs)
+
+    def _shape(self, node: Node, kind: Any) -> None:
+        """A quantized tensor has the shape of the float one. (LOW-02)"""
+        source, args, kwargs = self._operand(node)
+        self.calls[node] = _same(node, source, *args, **kwargs)
+
+    def _static_module(self, node: Node, kind: Any) -> None:
+        """A module with the output's qparams, and with packed weights if it has any. (LOW-01)"""
+        sources = tuple(map(self._source, (*node.args, *node.kwargs.values())))
+        tail = self._tail(node, sources, node.target, keeps=kind is nn.Dropout)
+        if self._places[str(node.target)] > 1:  # rule: LOW-03
+            raise Blocked(f"LOW-03: module {node.target!r} is called at more than one place, each with its own qparams")
+        weight_dtype = getattr(self._inner(node), "weight_dtype", torch.qint8)
+        if weight_dtype is not torch.qint8:
+            raise Blocked(f"LOW-03: the quantized module packs qint8 weights, not {weight_dtype}")
+        self._swap(node, table.MODULES[kind], *map(self._attribute, tail.quantize.args[1:3]))
+        self._write(node, tail, *sources)
+
+    def _packed_function(self, node: Node, kind: Any) -> None:
+        """A function whose quantized form takes a packed weight. (LOW-02)"""
+        arguments = dict(zip(("input", "weight"), node.args, strict=False)) | node.kwargs  # rule: PAT-08
+        source, weight = self._source(arguments.pop("input")), self._source(arguments.pop("weight"))
+        if source.target is QUANTIZE_DYNAMIC:
+            self._dynamic_function(node, source, weight, arguments)
+            return
+        row = table.STATIC_FUNCTIONS[kind]
+        tail = self._tail(node, (source,), row.plain, row.with_relu)
+        if weight.args[-1] is not torch.qint8:
+            raise Blocked(f"LOW-03: the quantized function packs qint8 weights, not {weight.args[-1]}")
+        self._write(node, tail, source, self._packed(node, row, weight, arguments), *tail.quantize.args[1:3])
+
+    def _dynamic_function(self, node: Node, source: Node, weight: Node, arguments: dict[str, Any]) -> None:
+        """A function that quantizes its input at run time, with relu if that is its only user. (CVT-03, CVT-04)"""
+        _, dtype, *reduce_range = source.args
+        row = table.DYNAMIC_FUNCTIONS.get((node.target, dtype, weight.args[-1]))
+        if row is None:
+            raise Blocked(f"LOW-01: no row of the table for {dtype} inputs and {weight.args[-1]} weights")
+        packed = self._packed(node, row, weight, arguments)
+        relus = [user for user in node.users if self._kind(user) in table.DYNAMIC_RELUS]
+        last, function = (relus[0], row.with_relu) if relus and len(node.users) == 1 else (node, row.plain)
+        args = (source.args[0], packed, *(reduce_range if dtype is not torch.float16 else ()))
+        self.calls[last] = Call(op="call_function", target=function, args=args, origin=node)
+
+    def _packed(self, node: Node, row: table.PackedFunction, weight: Node, arguments: dict[str, Any]) -> Call:
+        """Pack a weight now if the model holds all that it depends on, else when the model runs. (LOW-02)"""
+        others = row.pack_arguments(node.args[2:], arguments)
+        if any(isinstance(value, str) for value in others):
+            raise Blocked(f"LOW-03: arguments {others}: the quantized op takes numbers")
+        read = self._constants((weight, *others))
+        if read is None:
+            return Call(op="call_function", target=row.prepack, args=(weight, *others))
+        stack = node.meta.get("nn_module_stack")
+        scope = str(next(reversed(stack.values()))[0]) if stack else ""
+        prefix = f"{scope}_packed_weight_".replace(".", "_")
+        name = f"{prefix}{self._names[prefix]}"
+        self.parts[name] = _packing(row.prepack, *map_arg([weight, *others], read.__getitem__))
+        self._names[prefix] += 1
+        tensors = [value for constant, value in read.items() if constant.op == "get_attr"]
+        self.originals[name.lower()] = sorted(tensors, key=torch.Tensor.numel, reverse=True)
+        return Call(op="get_attr", target=name)
+
+    def _constants(self, arguments: tuple[Any, ...]) -> dict[Node, Any] | None:
+        """Compute what arguments depend on, if that is attributes of the model only; else None."""
+        needed = tensor_inputs(arguments)
+        for node in needed:  # which grows meanwhile
+            if node.op not in ("get_attr", "call_function", "call_method"):
+                return None
+            needed.extend(other for other in node.all_input_nodes if other not in needed)
+        values: dict[Node, Any] = {}
+        for node in sorted(needed):
+            args, kwargs = map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+            function: Any = getattr(type(args[0]), str(node.target)) if node.op == "call_method" else node.target
+            with torch.no_grad():
+                values[node] = self._attribute(node) if node.op == "get_attr" else function(*args, **kwargs)
+        return values
+
+    def _binary(self, node: Node, kind: Any) -> None:
+        """add, mul and matmul of two quantized tensors, or of one and a number, with or without relu. (LOW-02)"""
+        arguments = dict(zip(("input", "other"), node.args, strict=False)) | node.kwargs  # rule: PAT-08
+        operands = (arguments.pop("input"), arguments.pop("other"))
+        if arguments.pop("alpha", 1) != 1 or arguments:  # rule: LOW-03
+            raise Blocked(f"LOW-03: arguments {dict(node.kwargs)} cannot be expressed by the quantized op")
+        sources = tuple(value if isinstance(value, (int, float)) else self._source(value) for value in operands)
+        tail = self._tail(node, sources, *table.BINARY[kind])
+        qparams = tail.quantize.args[1:3] if all(isinstance(source, Node) for source in sources) else ()
+        self._write(node, tail, *sources, *qparams)
+
+    def _with_output_qparams(self, node: Node, kind: Any) -> None:
+        """Functions whose quantized form takes the output's scale and zero point. (LOW-02)"""
+        function, unknown = table.WITH_OUTPUT_QPARAMS[kind]
+        source, args, kwargs = self._operand(node)
+        tail = self._tail(node, (source,), function, keeps=kind is F.dropout)
+        known = {name: value for name, value in kwargs.items() if name not in unknown}
+        scale, zero_point = tail.quantize.args[1:3]
+        self._write(node, tail, source, *args, **known, output_scale=scale, output_zero_point=zero_point)
+
+    def _fixed_qparams(self, node: Node, kind: Any) -> None:
+        """Ops whose quantized kernel has output qparams of its own, where the reference has the same. (LOW-02)"""
+        source, args, kwargs = self._operand(node)
+        target = str(node.target).removesuffix("_") if node.op == "call_method" else node.target  # no kernels in place
+        tail = self._tail(node, (source,), target)
+        own = table.FIXED_QPARAMS[kind][tail.grid.dtype]
+        if own != tail.grid[:2]:  # rule: LOW-03
+            raise Blocked(f"LOW-03: the result has (scale, zero point) {tail.grid[:2]}, the quantized op's are {own}")
+        self._write(node, tail, source, *args, **kwargs)
+
+    def _on_quantized(self, node: Node, kind: Any) -> None:
+        """Run an op that keeps qparams on the quantized tensors themselves. (LOW-02)"""
+        sources: dict[Any, Any] = {v: self._source(v) for v in node.all_input_nodes if is_dequantize(v)}
+        tail = self._tail(node, tuple(sources.values()), node.target, keeps=True)
+        inputs = filter(None, map(self._grids.get, sources.values()))
+        is_inside = all(tail.grid.low <= found.low and found.high <= tail.grid.high for found in inputs)
+        if is_inside and kind not in table.LEAVES_RANGE:
+            tail = tail._replace(bounds=None)  # rule: CVT-09
+        if kind in table.CLAMPS:
+            sources = {value: _laid_out(found) for value, found in sources.items()}
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda value: sources.get(value, value))
+        self._write(node, tail, *args, **kwargs)
+
+
+_HANDLERS: Mapping[Any, Callable[[Sites, Node, Any], None]] = {
+    **dict.fromkeys(table.ON_QUANTIZED, Sites._on_quantized),
+    **dict.fromkeys(table.SHAPE_OF, Sites._shape),
+    **dict.fromkeys(table.MODULES, Sites._static_module),
+    **dict.fromkeys(table.STATIC_FUNCTIONS, Sites._packed_function),
+    **dict.fromkeys(table.BINARY, Sites._binary),
+    **dict.fromkeys(table.WITH_OUTPUT_QPARAMS, Sites._with_output_qparams),
+    **dict.fromkeys(table.FIXED_QPARAMS, Sites._fixed_qparams),
+    **dict.fromkeys(table.WEIGHT_ONLY_MODULES, Sites._weight_only_module),
+}
+
+
+def _same(node: Node, *args: Any, **kwargs: Any) -> Call:
+    return Call(op=node.op, target=node.target, args=args, kwargs=kwargs, origin=node)
+
+
+def _bounds(node: Any) -> tuple[Any, Any] | None:
+    """Return the bounds of a clamp to two numbers; None for any other node."""
+    if not isinstance(node, Node) or node.target is not torch.clamp or node.kwargs or len(node.args) != 3:
+        return None
+    _, low, high = node.args
+    return (low, high) if isinstance(low, (int, float)) and isinstance(high, (int, float)) else None
+
+
+def _packing(function: Callable[..., Any], *args: Any) -> Any:
+    """Call what packs a weight; an engine that cannot pack it says so by a RuntimeError."""
+    try:
+        with torch.no_grad():
+            return function(*args)
+    except RuntimeError as error:
+        raise Blocked(f"LOW-01: {torch.backends.quantized.engine}: {str(error).splitlines()[0]}") from error
+
+
+def _laid_out(value: Node | Call) -> Node | Call:
+    """The operand of a clamp. Qnnpack's takes one that is channels_last for contiguous, and mixes its values up."""
+    is_affected = torch.backends.quantized.engine == "qnnpack"
+    return Call(op="call_method", target="contiguous", args=(value,)) if is_affected else value  # rule: LOW-03
