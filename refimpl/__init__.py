@@ -10,41 +10,52 @@ from refimpl.convert import (
     convert_to_reference_decomposed_fx,
     convert_to_reference_fx,
 )
+from refimpl.custom_config import (
+    ConvertCustomConfig,
+    FuseCustomConfig,
+    PrepareCustomConfig,
+    QuantType,
+    StandaloneModuleConfigEntry,
+)
+from refimpl.default_qconfigs import (
+    get_default_qat_qconfig,
+    get_default_qat_qconfig_mapping,
+    get_default_qconfig,
+    get_default_qconfig_mapping,
+)
 from refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
-from refimpl.errors import ConfigError, ModelError, NotBuiltError, QConfigError, RefimplError
+from refimpl.equalize import EqualizationQConfig, default_equalization_qconfig
+from refimpl.errors import ConfigError, ModelError, QConfigError, RefimplError
 from refimpl.explain import DecisionLog, explain
+from refimpl.fake_quantize import FakeQuantize, FixedQParamsFakeQuantize, FusedMovingAvgObsFakeQuantize
 from refimpl.fuse import fuse_fx
+from refimpl.histogram import HistogramObserver
 from refimpl.lower import convert_fx, lower
-from refimpl.observers import FixedQParamsObserver, MinMaxObserver, PerChannelMinMaxObserver, PlaceholderObserver
+from refimpl.native import default_backend_config
+from refimpl.observers import (
+    FixedQParamsObserver,
+    MinMaxObserver,
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+    PerChannelMinMaxObserver,
+    PlaceholderObserver,
+    ReuseInputObserver,
+)
 from refimpl.patterns import MatchAllNode
-from refimpl.prepare import prepare_fx
+from refimpl.prepare import prepare_fx, prepare_qat_fx
 from refimpl.qconfig import QConfig, QConfigMapping
 
-__all__ = [
-    "BackendConfig",
-    "BackendPatternConfig",
-    "ConfigError",
-    "DTypeConfig",
-    "DTypeWithConstraints",
-    "DecisionLog",
-    "FixedQParamsObserver",
-    "MatchAllNode",
-    "MinMaxObserver",
-    "ModelError",
-    "NotBuiltError",
-    "ObservationType",
-    "PerChannelMinMaxObserver",
-    "PlaceholderObserver",
-    "QConfig",
-    "QConfigError",
-    "QConfigMapping",
-    "RefimplError",
-    "_convert_to_reference_decomposed_fx",
-    "convert_fx",
-    "convert_to_reference_decomposed_fx",
-    "convert_to_reference_fx",
-    "explain",
-    "fuse_fx",
-    "lower",
-    "prepare_fx",
+# fmt: off
+__all__ = [  # noqa: RUF022
+    "BackendConfig", "BackendPatternConfig", "ConfigError", "ConvertCustomConfig", "DecisionLog", "DTypeConfig",
+    "DTypeWithConstraints", "EqualizationQConfig", "FakeQuantize", "FixedQParamsFakeQuantize", "FixedQParamsObserver",
+    "FuseCustomConfig", "FusedMovingAvgObsFakeQuantize", "HistogramObserver", "MatchAllNode", "MinMaxObserver",
+    "ModelError", "MovingAverageMinMaxObserver", "MovingAveragePerChannelMinMaxObserver",
+    "ObservationType", "PerChannelMinMaxObserver", "PlaceholderObserver", "PrepareCustomConfig", "QConfig",
+    "QConfigError", "QConfigMapping", "QuantType", "RefimplError", "ReuseInputObserver",
+    "StandaloneModuleConfigEntry", "_convert_to_reference_decomposed_fx", "convert_fx",
+    "convert_to_reference_decomposed_fx", "convert_to_reference_fx", "default_backend_config",
+    "default_equalization_qconfig", "explain", "fuse_fx", "get_default_qat_qconfig",
+    "get_default_qat_qconfig_mapping", "get_default_qconfig", "get_default_qconfig_mapping", "lower", "prepare_fx",
+    "prepare_qat_fx",
 ]

@@ -1,29 +1,36 @@
-"""Convert a prepared model to the reference model (rules CVT-01, CVT-02, CVT-06, CVT-07, CVT-09, CVT-10).
+"""Convert a prepared model to the reference model (rules CVT-01 to CVT-12, OBS-11, STD-01, CUS-01).
 
-Observers become quantize and dequantize with the qparams that they measured; root modules become reference modules that
-carry their weight's qparams; the ops between still run in float.
+One walk over the prepared graph writes the new one: observers become quantize and dequantize with the qparams that they
+measured, root modules become reference modules that carry their weight's qparams; the ops between still run in float.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import operator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.ao.nn.intrinsic as nni
-from torch import Tensor, nn
-from torch.fx import GraphModule, Node
+import torch.ao.nn.quantizable as nnqa
+from torch import nn
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.node import map_arg
 
-from refimpl.backend_config import as_backend_config
-from refimpl.decide import Decision, Plan, Slot
-from refimpl.decomposed import OPS, PLAIN_DTYPE
-from refimpl.errors import ConfigError, ModelError, NotBuiltError, QConfigError, reject_unbuilt
+from refimpl.convert_mapping import float_decisions
+from refimpl.custom_config import ConvertCustomConfig
+from refimpl.decide import quant_type
+from refimpl.dtype_choice import is_observed_dtype
+from refimpl.emit import Decomposed, QuantizedTensors
+from refimpl.equalize import EQUALIZATION, convert_equalization
+from refimpl.errors import ConfigError, ModelError
 from refimpl.explain import PLAN
-from refimpl.invariants import OBSERVER_PREFIX, check_graph
-from refimpl.observers import QParams, dtype_range, is_quantized_dtype, read_qparams
-from refimpl.prepare import PREPARED, Claim, Prepared, claims_of
-from refimpl.tracing import attribute_of, draft_of, module_type, no_collection, notes_of
+from refimpl.invariants import check_graph
+from refimpl.plan import LSTM_RESULT, Decision, Plan, Slot
+from refimpl.prepare import PREPARED, Prepared, references_of
+from refimpl.qparams import is_quantized_dtype
+from refimpl.reference import float_module, plain_weights, reference_module, swapped, with_qconfig, without_qconfig
+from refimpl.tracing import attribute_of, draft_of, finished, module_type, no_collection, notes_of, tensor_inputs
 
 
 def convert_to_reference_fx(
@@ -35,11 +42,11 @@ def convert_to_reference_fx(
 ) -> GraphModule:
     """Convert to the reference model on torch's quantized tensors. The prepared model is not changed. (CVT-01)
 
-    Without `backend_config` the one of prepare is used (CVT-10). Raises ModelError for a model that prepare_fx did not
-    make, QConfigError for an observer without data, ConfigError where the config cannot be executed.
+    Without `backend_config` the one of prepare is used (CVT-10). `qconfig_mapping` may say None where prepare's says
+    something: that part is left in float (CVT-05). Raises ModelError for a model that prepare_fx did not make,
+    QConfigError for a mapping or observer that does not fit, ConfigError where the config cannot be executed.
     """
-    reject_unbuilt("convert", convert_custom_config=convert_custom_config, qconfig_mapping=qconfig_mapping)
-    return _convert(graph_module, backend_config, is_decomposed=False)
+    return _convert(graph_module, convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig, False)
 
 
 def convert_to_reference_decomposed_fx(
@@ -50,198 +57,248 @@ def convert_to_reference_decomposed_fx(
 ) -> GraphModule:
     """Convert to the reference model on plain integer tensors with ``quantized_decomposed`` ops. (CVT-07)
 
-    Arguments and errors are those of convert_to_reference_fx.
+    Arguments and errors are those of convert_to_reference_fx; the qconfig attributes stay.
     """
-    reject_unbuilt("convert", convert_custom_config=convert_custom_config, qconfig_mapping=qconfig_mapping)
-    return _convert(graph_module, backend_config, is_decomposed=True)
+    return _convert(graph_module, convert_custom_config, qconfig_mapping, backend_config, False, True)
 
 
 _convert_to_reference_decomposed_fx = convert_to_reference_decomposed_fx
 
 
 @no_collection()
-def _convert(prepared: GraphModule, backend_config: object | None, *, is_decomposed: bool) -> GraphModule:
+def _convert(
+    prepared: GraphModule,
+    custom_config: object | None,
+    qconfig_mapping: object | None,
+    backend_config: object | None,
+    remove_qconfig: bool,
+    is_decomposed: bool,
+    is_left: bool = False,
+) -> GraphModule:
     notes = notes_of(prepared)
     plan, state = notes.get(PLAN), notes.get(PREPARED)
     if not isinstance(plan, Plan) or not isinstance(state, Prepared):
-        raise ModelError(f"convert: {type(prepared).__name__} was not made by refimpl's prepare_fx")
-    if backend_config is not None and claims_of(as_backend_config(backend_config)) != state.claims:
-        raise NotBuiltError("convert: a backend_config other than that of prepare_fx is not built yet")
-    model = draft_of(prepared)
-    emit = _Decomposed(model) if is_decomposed else _QuantizedTensors(model)
-    _replace_observers(model, plan, emit)
-    _swap_roots(model, plan, state.claims, is_decomposed=is_decomposed)
+        raise ModelError(f"convert: {type(prepared).__name__} was not made by refimpl's prepare_fx or prepare_qat_fx")
+    if backend_config is not None:
+        state = replace(state, references=references_of(backend_config))
+    custom = ConvertCustomConfig.of(custom_config)
+    kept = {name: getattr(prepared, name) for name in custom.preserved_attributes if hasattr(prepared, name)}
+    source = prepared
+    if notes.get(EQUALIZATION):
+        source = draft_of(prepared)
+        convert_equalization(source)  # rule: EQL-01
+    floating = float_decisions(plan, state.mapping, qconfig_mapping)
+    if is_left:  # rule: CVT-05
+        floating = frozenset(decision.node for decision in plan.decisions)
+    graph, attributes = _Walk(source, plan, state, custom, floating, is_decomposed).write()
+    model = finished(attributes, graph, prepared, preserved=kept or None)
     check_graph(model, "convert")
-    return model.finish()
+    return without_qconfig(model) if remove_qconfig else model  # rule: CVT-08
 
 
-class _QuantizedTensors:
-    """Emits quantize and dequantize on torch's quantized tensors; qparams are buffers. (CVT-01)"""
+@dataclass(eq=False)
+class _Walk:
+    """Writes the reference graph node by node. ``env``: prepared node → the float value that stands for it."""
 
-    def __init__(self, model: GraphModule) -> None:
-        self._model = model
+    prepared: GraphModule
+    plan: Plan
+    state: Prepared
+    custom: ConvertCustomConfig
+    floating: frozenset[str]
+    is_decomposed: bool
 
-    def __call__(self, value: Node, name: str, qparams: QParams) -> Node:
-        """Insert after `value`, in the graph's current insertion point; return the dequantize node."""
-        graph = self._model.graph
-        scale = self._buffer(f"{name}_scale", qparams.scale)
-        zero_point = self._buffer(f"{name}_zero_point", qparams.zero_point)
-        if qparams.axis is not None:
-            value = self._clamp_channels(value, name, qparams)
-            arguments: tuple[Any, ...] = (value, scale, zero_point, qparams.axis, qparams.dtype)
-            quantized = graph.call_function(torch.quantize_per_channel, arguments)
-        else:
-            value = self._clamp(value, qparams)
-            quantized = graph.call_function(torch.quantize_per_tensor, (value, scale, zero_point, qparams.dtype))
-        return graph.call_method("dequantize", (quantized,))
-
-    def _clamp(self, value: Node, qparams: QParams) -> Node:
-        """Honour a range narrower than the dtype's, which the quantize op itself cannot express. (CVT-09)"""
-        if not is_narrow(qparams):
-            return value
-        low, high = (float(dequantize_integer(bound, qparams)) for bound in (qparams.quant_min, qparams.quant_max))
-        return self._model.graph.call_function(torch.clamp, (value, low, high))  # rule: CVT-09
-
-    def _clamp_channels(self, value: Node, name: str, qparams: QParams) -> Node:
-        """Do the same with one range per channel; only of a weight that the model holds, whose rank is known."""
-        if not is_narrow(qparams):
-            return value
-        if value.op != "get_attr":
-            raise NotBuiltError(
-                f"CVT-09: a narrow range per channel of {value.name}, which is computed, is not built yet"
-            )
-        bounds = real_bounds(qparams, attribute_of(self._model, str(value.target)).dim())  # rule: CVT-09
-        nodes = [self._buffer(f"{name}_{end}", bound) for end, bound in zip(("low", "high"), bounds, strict=True)]
-        return self._model.graph.call_function(torch.clamp, (value, *nodes))
-
-    def _buffer(self, name: str, tensor: Tensor) -> Node:
-        if not hasattr(self._model, name):
-            self._model.register_buffer(name, tensor.detach().clone())
-        return self._model.graph.get_attr(name)
-
-
-def dequantize_integer(q: int, qparams: QParams) -> Tensor:
-    """Return the real value of one integer, per channel where the qparams are, in float32. (NUM-01)"""
-    return (q - qparams.zero_point.to(torch.float32)) * qparams.scale
-
-
-def is_narrow(qparams: QParams) -> bool:
-    """Tell whether the range is narrower than the dtype's."""
-    return (qparams.quant_min, qparams.quant_max) != dtype_range(qparams.dtype)
-
-
-def real_bounds(qparams: QParams, rank: int) -> tuple[Tensor, Tensor]:
-    """Return the real values of both ends of the range, in a shape that fits a tensor of that rank. (CVT-09)"""
-    shape = [1] * rank
-    if qparams.axis is not None:
-        shape[qparams.axis] = -1
-    low, high = (dequantize_integer(q, qparams).reshape(shape) for q in (qparams.quant_min, qparams.quant_max))
-    return low, high
-
-
-class _Decomposed:
-    """Emits ``quantized_decomposed`` ops on plain integers; per-tensor qparams are literals. (CVT-07)"""
-
-    def __init__(self, model: GraphModule) -> None:
-        self._model = model
-
-    def __call__(self, value: Node, name: str, qparams: QParams) -> Node:
-        """Insert after `value`, in the graph's current insertion point; return the dequantize node."""
-        graph = self._model.graph
-        bounds = (qparams.quant_min, qparams.quant_max, PLAIN_DTYPE[qparams.dtype])  # rule: CVT-07
-        if qparams.axis is None:
-            numbers: tuple[Any, ...] = (float(qparams.scale), int(qparams.zero_point), *bounds)
-            quantize, dequantize = OPS.quantize_per_tensor.default, OPS.dequantize_per_tensor.default
-        else:
-            self._model.register_buffer(f"{name}_scale", qparams.scale)
-            self._model.register_buffer(f"{name}_zero_point", qparams.zero_point)
-            scale, zero_point = (graph.get_attr(f"{name}_{part}") for part in ("scale", "zero_point"))
-            numbers = (scale, zero_point, qparams.axis, *bounds)
-            quantize, dequantize = OPS.quantize_per_channel.default, OPS.dequantize_per_channel.default
-        return graph.call_function(dequantize, (graph.call_function(quantize, (value, *numbers)), *numbers))
-
-
-def _replace_observers(model: GraphModule, plan: Plan, emit: _QuantizedTensors | _Decomposed) -> None:
-    """Put quantize and dequantize in the place of every observer call. (CVT-01)"""
-    slots = {slot.group: slot for slot in plan.slots}
-    qparams: dict[str, QParams] = {}
-    for node in list(model.graph.nodes):
-        target = str(node.target)
-        if node.op != "call_module" or not target.startswith(OBSERVER_PREFIX):
-            continue
-        if target not in qparams:
-            group = int(target.removeprefix(OBSERVER_PREFIX))
-            qparams[target] = _measured(model, node, slots[group])
-        with model.graph.inserting_before(node):
-            dequantized = emit(node.args[0], target.replace(OBSERVER_PREFIX, "qparams_"), qparams[target])
-        node.replace_all_uses_with(dequantized)  # rule: CVT-01
-        model.graph.erase_node(node)
-
-
-def _measured(model: GraphModule, node: Node, slot: Slot) -> QParams:
-    """Read an observer's qparams; a weight held by the model is observed now (OBS-06, OBS-13)."""
-    observer = model.get_submodule(str(node.target))
-    value = node.args[0]
-    if slot.role == "weight" and isinstance(value, Node) and value.op == "get_attr":
-        observer(attribute_of(model, str(value.target)))  # rule: OBS-06
-    try:
-        return read_qparams(observer)
-    except QConfigError as error:
-        raise QConfigError(f"observer of {slot.value!r} ({slot.role}): {error}") from error
-
-
-def _swap_roots(model: GraphModule, plan: Plan, claims: tuple[Claim, ...], *, is_decomposed: bool) -> None:
-    """Put reference modules in the place of the root modules of everything that is quantized. (CVT-02)"""
-    references = {  # rule: CFG-11
-        claim.root_module: claim.reference_quantized_module
-        for claim in claims
-        if claim.root_module is not None and claim.reference_quantized_module is not None
-    }
-    swapped: set[str] = set()
-    for decision in plan.decisions:
-        target = decision.target
-        if decision.dtype_config is None or target is None:
-            continue
-        if target not in swapped and is_quantized_dtype(decision.dtype_config.weight_dtype):
-            swapped.add(target)
-            _swap_root(model, target, decision, references, is_decomposed=is_decomposed)
-
-
-def _swap_root(
-    model: GraphModule,
-    target: str,
-    decision: Decision,
-    references: Mapping[type[nn.Module], type[nn.Module]],
-    *,
-    is_decomposed: bool,
-) -> None:
-    module = model.get_submodule(target)
-    is_fused = isinstance(module, nni._FusedModule)  # type: ignore[attr-defined]
-    floating: Any = module[0] if is_fused else module  # type: ignore[index]
-    weight = getattr(floating, "weight", None)
-    reference = references.get(module_type(floating))
-    if reference is None:
-        if weight is None:
-            return  # an op without weight: the dtype config names a weight dtype all the same
-        raise ConfigError(  # rule: CVT-10
-            f"{decision.pattern} at {target!r}: quantized by prepare, but no entry gives a reference module for root "
-            f"{module_type(floating).__name__}: set root_module and reference_quantized_module together"
+    def __post_init__(self) -> None:
+        self.slots = {slot.name: slot for slot in self.plan.slots}
+        self.decisions = {name: decision for decision in self.plan.decisions for name in decision.nodes}
+        self.modules = dict(self.prepared.named_modules(remove_duplicate=False))
+        self.known = plain_weights(
+            (self.modules[d.target], d.qconfig)
+            for d in self.plan.decisions
+            if d.target and d.dtype_config and is_quantized_dtype(d.dtype_config.weight_dtype)
         )
-    if not hasattr(reference, "from_float"):
-        raise ConfigError(f"{decision.pattern}: reference module {reference.__name__} has no from_float")
-    assert decision.qconfig is not None
-    observer = decision.qconfig.weight()
-    observer(weight)  # rule: OBS-13
-    measured = read_qparams(observer)
-    qparams = measured.weight_dict(is_decomposed=is_decomposed)
-    from_float: Any = reference.from_float  # type: ignore[attr-defined]
-    replacement: nn.Module = from_float(floating, qparams).train(floating.training)  # rule: CVT-02
-    if is_narrow(measured) and not is_decomposed and isinstance(replacement.weight, Tensor):  # rule: CVT-09
-        clamped = torch.clamp(replacement.weight.detach(), *real_bounds(measured, replacement.weight.dim()))
-        replacement.weight = nn.Parameter(clamped, replacement.weight.requires_grad)
-    if is_fused:
-        fused: Any = copy.copy(module)
-        fused._modules = dict(module._modules)
-        fused[0] = replacement
-        replacement = fused
-    model.set_submodule(target, replacement)
+        self.graph = Graph()
+        self.attributes: dict[str, Any] = {}
+        observers = [self.modules[name] for name in self.slots if name in self.modules]  # saving keeps one name of each
+        emitter = Decomposed if self.is_decomposed else QuantizedTensors
+        self.emit = emitter(self.graph, self.attributes, self.modules, observers)
+        self.runner = Interpreter(self.prepared, garbage_collect_values=False)
+        self.env: dict[Node, Node] = {}
+        self.quantized: dict[Node, Node] = {}  # float value → what it was dequantized from
+        self.tuples: dict[Node, Any] = {}  # a custom module's tuple, with the float values of its elements
+
+    def write(self) -> tuple[Graph, dict[str, Any]]:
+        """Return the new graph and the attributes that it uses."""
+        inputs = self.prepared.graph.find_nodes(op="placeholder")
+        quantized = {node for index, node in enumerate(inputs) if index in self.state.quantized_inputs}
+        for node in self.prepared.graph.nodes:
+            if node.target is operator.getitem and node.args[0] in self.tuples:
+                part = self.tuples[node.args[0]][node.args[1]]  # a float value, or a tuple again
+                (self.env if isinstance(part, Node) else self.tuples)[node] = part
+            elif node.op == "output":
+                self._output(node)
+            elif node.op == "call_module":
+                self._module(node)
+            else:
+                self._copy(node)
+                if node in quantized:
+                    self.env[node] = self._dequantized(self.env[node])  # rule: OBS-11
+        for node in reversed(self.graph.nodes):  # no quantize or dequantize is left without need (CVT-06)
+            if not node.users and (node.op in ("call_module", "get_attr") or not node.is_impure()):
+                self.graph.erase_node(node)
+        used = {str(node.target) for node in self.graph.nodes if node.op in ("call_module", "get_attr")}
+        return self.graph, {name: value for name, value in self.attributes.items() if name in used}
+
+    def _float(self, node: Node) -> Any:
+        return self.tuples[node] if node in self.tuples else self.env[node]
+
+    def _copy(self, node: Node) -> None:
+        """Copy a node whose inputs are floats. (CVT-06)"""
+        self.env[node] = self.graph.node_copy(node, self._float)  # rule: CVT-06
+        if node.op == "get_attr":
+            self.attributes[str(node.target)] = attribute_of(self.prepared, str(node.target))
+
+    def _dequantized(self, value: Node, shape: Any = None) -> Any:
+        """Dequantize a value that is quantized where it comes from; of a tuple of that shape, its parts."""
+        if isinstance(shape, tuple):
+            parts = (self.graph.call_function(operator.getitem, (value, index)) for index in range(len(shape)))
+            return tuple(map(self._dequantized, parts, shape))
+        made = self.graph.call_method("dequantize", (value,))
+        self.quantized[made] = value
+        return made
+
+    def _integers(self, node: Node) -> Any:
+        """The quantized value (or tuple) behind a prepared node; the float value if it is none."""
+        return map_arg(self._float(node), lambda value: self.quantized.get(value, value))
+
+    def _output(self, node: Node) -> None:
+        """Copy the output, without the dequantize of what shall come out quantized. (OBS-11)
+
+        In the decomposed form all comes out as float: plain integers do not carry their qparams.
+        """
+        result, indexes = node.args[0], () if self.is_decomposed else self.state.quantized_outputs
+        if isinstance(result, (list, tuple)):
+            parts = [map_arg(r, self._integers if i in indexes else self._float) for i, r in enumerate(result)]
+            made: Any = type(result)(parts)
+        else:
+            made = map_arg(result, self._integers if 0 in indexes else self._float)
+        self.graph.output(made)  # rule: OBS-11
+
+    def _module(self, node: Node) -> None:
+        name = str(node.target)
+        decision = self.decisions.get(node.name)
+        if name in self.slots:
+            self._observer(node, name)
+        elif decision is not None and decision.kind == "standalone module":
+            self._standalone(node, name, decision)
+        elif decision is None or not decision.is_quantized or decision.node in self.floating:
+            self._copy(node)
+            self.attributes[name] = float_module(self.modules[name], where=name)
+        elif decision.kind == "custom module":
+            self._custom(node, name, decision)
+        else:
+            self._copy(node)
+            if name not in self.attributes:
+                self.attributes[name] = self._root(name, decision)
+
+    def _observer(self, node: Node, name: str) -> None:
+        """Put quantize and dequantize in the place of an observer call, or nothing. (CVT-01, CVT-05)"""
+        value = node.args[0]
+        assert isinstance(value, Node)
+        observer: Any = self.modules[name]
+        slot = self.slots[name]
+        source = self.decisions.get(value.name)
+        self.env[node] = self.env[value]
+        if source is not None and source.kind == "custom module":
+            return  # absorbed by the custom module: its output is quantized already
+        around = (self.decisions.get(other.name) for other in (*node.all_input_nodes, *node.users))
+        if self.floating and all(d is None or not d.is_quantized or d.node in self.floating for d in around):
+            return  # rule: CVT-05  the producer and all users are left in float
+        if not is_observed_dtype(observer.dtype):
+            return
+        rank = None
+        if slot.role == "weight":
+            observer, rank = self._weight_observer(value, observer)
+        scope = self._user_scope(node, slot) if self.floating else slot.scope
+        quantized, dequantized = self.emit(self.env[value], observer, scope, slot, rank)  # rule: CVT-01
+        self.env[node] = dequantized
+        self.quantized[dequantized] = quantized
+
+    def _user_scope(self, node: Node, slot: Slot) -> str:
+        """The scope of a value whose producer is left in float: its first quantized user's. (CVT-05)"""
+        producer = self.decisions.get(slot.value)
+        if producer is None or producer.node not in self.floating:
+            return slot.scope
+        users = [d for user in node.users if (d := self.decisions.get(user.name)) and d.node not in self.floating]
+        return f"{users[0].places[0].name}_input" if users else slot.scope
+
+    def _weight_observer(self, value: Node, observer: Any) -> tuple[Any, int | None]:
+        """Return an observer that has seen a weight that the model holds or computes, and the weight's rank. (OBS-06)
+
+        A copy: convert does not change the prepared model. A weight that depends on the input was seen in calibration,
+        and its rank is not known.
+        """
+        order, stack = [], [value]
+        while stack:
+            current = stack.pop()
+            if current.op == "placeholder":
+                return observer, None
+            order.append(current)
+            stack.extend(tensor_inputs((current.args, current.kwargs)))
+        values = self.runner.env = {}
+        observer = copy.deepcopy(observer)
+        with torch.no_grad():
+            for current in dict.fromkeys(reversed(order)):
+                values[current] = self.runner.run_node(current)
+            observer(values[value])  # rule: OBS-06, CVT-11
+        return observer, values[value].dim()
+
+    def _root(self, name: str, decision: Decision) -> nn.Module:
+        """Return what takes the place of a root module. (CVT-02)"""
+        assert decision.dtype_config is not None
+        module, dtype = self.modules[name], decision.dtype_config.weight_dtype
+        if name != decision.target or (dtype is not None and not is_observed_dtype(dtype)):  # rule: DTY-01
+            return float_module(module, where=name)
+        return reference_module(  # rule: CVT-02, CVT-10
+            module, decision.qconfig, self.state.references,
+            is_decomposed=self.is_decomposed, where=name, weight_dtype=dtype, known=self.known.get(id(module)),
+        )  # fmt: skip
+
+    def _custom(self, node: Node, name: str, decision: Decision) -> None:
+        """Swap an observed custom module for its quantized class; static ones work on quantized tensors. (CUS-01)"""
+        assert decision.qconfig is not None
+        module: Any = self.modules[name]
+        mode = quant_type(decision.qconfig)
+        to = self.custom.observed_to_quantized_mapping.get(mode, {}).get(module_type(module))
+        if to is None:
+            raise ConfigError(
+                f"custom module {name!r}: observed_to_quantized_mapping has no class for {type(module).__name__} in "
+                f"mode {mode.name.lower()}; found {self.custom.observed_to_quantized_mapping}"
+            )
+        is_static, key = mode.name == "STATIC", name
+        for user in node.users:
+            if is_static and user.op == "call_module" and str(user.target) in self.slots:
+                module = with_qconfig(module, decision.qconfig)
+                module.activation_post_process = self.modules[str(user.target)]  # what from_observed reads
+                while key in self.attributes:  # called before, with other qparams
+                    key += "_again"
+        made = self.graph.node_copy(node, self._integers if is_static else self._float)
+        made.target = key
+        if key not in self.attributes:  # rule: CUS-01
+            self.attributes[key] = swapped(module, decision.qconfig, to, how="from_observed", where=name)
+        self.env[node] = self._dequantized(made) if is_static and not isinstance(module, nnqa.LSTM) else made
+        if is_static and isinstance(module, nnqa.LSTM):
+            self.tuples[node] = self._dequantized(made, LSTM_RESULT)
+
+    def _standalone(self, node: Node, name: str, decision: Decision) -> None:
+        """Convert a standalone module by itself; its boundary is what its own config says. (STD-01)"""
+        child = self.modules[name]
+        assert isinstance(child, GraphModule)
+        taken = () if self.is_decomposed else decision.quantized_inputs or ()
+        args = tuple(map_arg(a, self._integers if i in taken else self._float) for i, a in enumerate(node.args))
+        made = self.graph.call_module(name, args, map_arg(node.kwargs, self._float))
+        made.meta = dict(node.meta)
+        if name not in self.attributes:
+            is_left = decision.node in self.floating  # rule: CVT-05
+            form = self.is_decomposed
+            self.attributes[name] = _convert(child, self.custom, None, None, False, form, is_left)  # rule: STD-01
+        self.env[node] = self._dequantized(made) if decision.quantized_output and not self.is_decomposed else made

@@ -1,14 +1,17 @@
-"""explain: the decision log of a prepared (or converted) model, as data and as a table (rules OBS-15, DTY-09)."""
+"""explain: what prepare decided about every node, as data, as a table and as plain builtins (rules OBS-15, DTY-09)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Any
 
 from tabulate import tabulate
 from torch import nn
 
-from refimpl.decide import Decision, Plan, Slot
+from refimpl.dtype_config import DTypeConfig
 from refimpl.errors import ModelError
+from refimpl.plan import Decision, Plan, Slot
 from refimpl.tracing import notes_of
 
 PLAN = "refimpl_plan"  # the key under which a model's meta keeps the plan that made it
@@ -16,27 +19,41 @@ PLAN = "refimpl_plan"  # the key under which a model's meta keeps the plan that 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionLog:
-    """What prepare decided for every match, and where it placed observers. ``str()`` gives a table."""
+    """What was fused, or not, what was decided for every match, where observers went. ``str()`` gives a table."""
 
     plan: Plan
+    fusions: tuple[str, ...]
+    not_fused: tuple[str, ...]
 
     def rows(self) -> list[dict[str, str]]:
-        """Return one dict of strings per decision, in graph order."""
-        return [_decision_row(decision, self.plan.slots) for decision in self.plan.decisions]
+        """Return one dict of strings per match, then one per node that no pattern matches."""
+        blank = {"qconfig": "", "observation": "", "observers": "", "dtype config": "float"}
+        return [_decision_row(decision, self.plan.slots) for decision in self.plan.decisions] + [
+            {"node": node, "pattern": kind, **blank, "reason": "no pattern matches"}
+            for node, kind in self.plan.unmatched
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the whole log as plain builtins, for a report."""
+        return {
+            "decisions": [_plain(decision) for decision in self.plan.decisions],
+            "observers": [_plain(slot) for slot in self.plan.slots],
+            "unmatched": [{"node": node, "object_type": kind} for node, kind in self.plan.unmatched],
+            "fusions": list(self.fusions),
+            "not_fused": list(self.not_fused),
+        }
 
     def __str__(self) -> str:
         return tabulate(self.rows(), headers="keys", tablefmt="simple", maxcolwidths=48)
 
 
 def explain(model: nn.Module) -> DecisionLog:
-    """Return the decision log of a model that prepare_fx or convert made.
-
-    Raises ModelError for any other model.
-    """
-    plan = notes_of(model).get(PLAN)
+    """Return the decision log of a model (or copy) that prepare_fx or convert made; ModelError for any other."""
+    notes = notes_of(model)
+    plan = notes.get(PLAN)
     if not isinstance(plan, Plan):
         raise ModelError(f"{type(model).__name__} has no decision log: it was not made by refimpl's prepare_fx")
-    return DecisionLog(plan=plan)
+    return DecisionLog(plan=plan, fusions=notes.get("fusions", ()), not_fused=notes.get("not_fused", ()))
 
 
 def _decision_row(decision: Decision, slots: tuple[Slot, ...]) -> dict[str, str]:
@@ -50,7 +67,7 @@ def _decision_row(decision: Decision, slots: tuple[Slot, ...]) -> dict[str, str]
         "node": decision.node,
         "pattern": decision.pattern,
         "qconfig": decision.source,
-        "dtype config": _dtypes(decision),
+        "dtype config": decision.kind if decision.kind != "pattern" else _dtypes(decision),
         "observation": decision.observation.name,
         "observers": "; ".join(observers),
         "reason": decision.reason or "; ".join(map(str, decision.refusals)),
@@ -62,4 +79,18 @@ def _dtypes(decision: Decision) -> str:
     if chosen is None:
         return "float"
     roles = {"in": chosen.input_dtype, "w": chosen.weight_dtype, "out": chosen.output_dtype}
-    return ", ".join(f"{role}={str(dtype).removeprefix('torch.')}" for role, dtype in roles.items())
+    shown = ", ".join(f"{role}={str(dtype).removeprefix('torch.')}" for role, dtype in roles.items())
+    return f"{shown}, dynamic" if chosen.is_dynamic else shown
+
+
+def _plain(value: Any) -> Any:
+    """Turn data into builtins: dataclasses into dicts, enums into names, what has no plain form into its text."""
+    if isinstance(value, DTypeConfig):
+        return {key: str(part) for key, part in value.to_dict().items()}
+    if is_dataclass(value):
+        return {part.name: _plain(getattr(value, part.name)) for part in fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(part) for part in value]
+    if isinstance(value, Enum):
+        return value.name
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

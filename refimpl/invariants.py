@@ -1,11 +1,8 @@
-"""What must hold of the graph after each pass: a table of checks, run by fuse, prepare, convert and lower.
-
-A broken invariant is a bug of refimpl (or of a callable in the config), so it raises at once instead of leaving a wrong
-model behind.
-"""
+"""What must hold of the graph after each pass, as a table. What breaks it, a bug or a config's callable, raises."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -13,9 +10,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from refimpl.errors import RefimplError
+from refimpl.plan import OBSERVER_PREFIX as OBSERVER_PREFIX
 
 QUANTIZE = torch.quantize_per_tensor
-QUANTIZE_PER_CHANNEL = torch.quantize_per_channel
+QUANTIZE_DYNAMIC = torch.quantize_per_tensor_dynamic
 
 
 class InvariantError(RefimplError):
@@ -24,25 +22,22 @@ class InvariantError(RefimplError):
 
 def is_quantize(node: Any) -> bool:
     """Tell whether a node quantizes: a float tensor in, integers (or a quantized tensor) out."""
-    if not isinstance(node, Node) or node.op != "call_function":
-        return False
-    return node.target in (QUANTIZE, QUANTIZE_PER_CHANNEL) or _decomposed_name(node).startswith("quantize_per_")
+    if isinstance(node, Node) and node.op == "call_method":
+        return node.target == "to" and torch.float16 in node.args  # the float16 form (CVT-04)
+    target = getattr(node, "target", None)
+    return target in (QUANTIZE, torch.quantize_per_channel, QUANTIZE_DYNAMIC) or _is_decomposed(target, "quantize")
 
 
 def is_dequantize(node: Any) -> bool:
     """Tell whether a node dequantizes."""
-    if not isinstance(node, Node):
-        return False
-    if node.op == "call_method":
+    if isinstance(node, Node) and node.op == "call_method":
         return node.target == "dequantize"
-    return node.op == "call_function" and _decomposed_name(node).startswith("dequantize_per_")
+    return _is_decomposed(getattr(node, "target", None), "dequantize")
 
 
-def _decomposed_name(node: Node) -> str:
-    target = node.target
-    if getattr(target, "namespace", None) != "quantized_decomposed":
-        return ""
-    return str(getattr(target, "_opname", ""))
+def _is_decomposed(target: Any, verb: str) -> bool:
+    is_ours = getattr(target, "namespace", None) == "quantized_decomposed"
+    return is_ours and str(getattr(target, "_opname", "")).startswith(f"{verb}_per_")
 
 
 def _is_well_formed(model: GraphModule) -> Iterator[str]:
@@ -52,31 +47,30 @@ def _is_well_formed(model: GraphModule) -> Iterator[str]:
         yield str(error)
 
 
+def _observers(model: GraphModule) -> Iterator[Node]:
+    return (n for n in model.graph.find_nodes(op="call_module") if str(n.target).startswith(OBSERVER_PREFIX))
+
+
 def _no_orphan_observer(model: GraphModule) -> Iterator[str]:
-    for node in model.graph.nodes:
-        if node.op == "call_module" and str(node.target).startswith(OBSERVER_PREFIX) and not node.users:
+    for node in _observers(model):
+        if not node.users and len(node.all_input_nodes[0].users) > 1:  # others read the value past it
             yield f"observer {node.name} has no user"
 
 
 def _no_observer_left(model: GraphModule) -> Iterator[str]:
-    for node in model.graph.nodes:
-        if node.op == "call_module" and str(node.target).startswith(OBSERVER_PREFIX):
-            yield f"observer {node.name} was not converted"
+    return (f"observer {node.name} was not converted" for node in _observers(model))
 
 
 def _dequantize_has_quantize(model: GraphModule) -> Iterator[str]:
-    for node in model.graph.nodes:
-        if is_dequantize(node) and not is_quantize(node.args[0]):
-            yield f"{node.name} dequantizes {node.args[0]}, which nothing quantized"
+    for node in filter(is_dequantize, model.graph.nodes):
+        value: Any = node.args[0]
+        comes_quantized = value.op in ("placeholder", "call_module") or value.target is operator.getitem
+        if not comes_quantized and not is_quantize(value):
+            yield f"{node.name} dequantizes {value}, which nothing quantized"
 
 
 def _quantize_is_needed(model: GraphModule) -> Iterator[str]:
-    for node in model.graph.nodes:
-        if is_quantize(node) and not node.users:
-            yield f"{node.name} quantizes for no user"
-
-
-OBSERVER_PREFIX = "activation_post_process_"
+    return (f"{node} quantizes for no user" for node in filter(is_quantize, model.graph.nodes) if not node.users)
 
 
 class Invariant(NamedTuple):

@@ -1,64 +1,65 @@
-"""prepare_fx: fuse, decide, then insert the observers that were decided on (rules OBS-01 to OBS-15)."""
+"""prepare_fx and prepare_qat_fx: fuse, decide, then act on the decisions (rules OBS-01 to OBS-15, QAT, STD, CUS)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from refimpl.backend_config import BackendConfig
-from refimpl.decide import Plan, Slot, make_plan
-from refimpl.errors import reject_unbuilt
+from refimpl.backend_config import as_backend_config
+from refimpl.custom_config import PrepareCustomConfig
+from refimpl.decide import Request, make_plan, qat_classes, quant_type, standalone_entry
+from refimpl.equalize import place_equalization
+from refimpl.errors import ConfigError, ModelError
 from refimpl.explain import PLAN
-from refimpl.fuse import checked_config, fuse
-from refimpl.invariants import OBSERVER_PREFIX, check_graph
-from refimpl.patterns import pattern_name
-from refimpl.qconfig import QConfigMapping, as_qconfig_mapping
-from refimpl.tracing import Draft, no_collection, trace
+from refimpl.fuse import fuse
+from refimpl.invariants import check_graph
+from refimpl.native import default_backend_config
+from refimpl.patterns import leaf_name
+from refimpl.plan import Decision, Plan
+from refimpl.qconfig import QConfigMapping, as_qconfig_mapping, warn_unmatched_keys
+from refimpl.reference import qat_module, swapped, with_qconfig
+from refimpl.tracing import CALLS, TORCH_NOTES, Draft, Places, module_type, no_collection, trace
 
 PREPARED = "refimpl_prepared"  # the key under which a prepared model's meta keeps what convert needs
 
 
-class Claim(NamedTuple):
-    """What convert reads of a config's entry. (CVT-12)
-
-    Unlike the entry itself it can be pickled: torch's fuser methods, and some functions in its patterns, are closures.
-    """
-
-    pattern: str
-    dtype_configs: list[dict[str, Any]]
-    root_module: type[nn.Module] | None
-    reference_quantized_module: type[nn.Module] | None
-
-
-def claims_of(config: BackendConfig) -> tuple[Claim, ...]:
-    """Return a config's claims in order: two configs with the same claims convert alike. (CVT-10, CVT-12)"""
-    return tuple(
-        Claim(
-            pattern_name(entry.normal_pattern),
-            [dtype_config.to_dict() for dtype_config in entry.dtype_configs],
-            entry.root_module,
-            entry.reference_quantized_module,
-        )
-        for entry in config.configs
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What convert must know of prepare: the config's claims and the mapping in force."""
+    """What convert must know of prepare, besides the plan; ``mapping`` names types, so it can be pickled. (CVT-12)"""
 
-    claims: tuple[Claim, ...]
-    qconfig_mapping: QConfigMapping
+    references: Mapping[type[nn.Module], type[nn.Module]]
+    mapping: QConfigMapping
+    quantized_inputs: tuple[int, ...]
+    quantized_outputs: tuple[int, ...]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
         return self  # read, never changed: copies of a model share it
 
 
-@no_collection()
+def references_of(config: Any) -> dict[type[nn.Module], type[nn.Module]]:
+    """Map root classes to reference classes: the two act together only. Takes torch's config as well. (CFG-11)"""
+    entries = config.configs if hasattr(config, "configs") else as_backend_config(config).configs
+    return {  # rule: CFG-11
+        entry.root_module: entry.reference_quantized_module
+        for entry in entries
+        if entry.root_module is not None and entry.reference_quantized_module is not None
+    }
+
+
+def named_types(mapping: QConfigMapping) -> QConfigMapping:
+    """Return the same mapping with readable names in the place of object types. (CVT-05, CVT-12)"""
+    form = mapping.to_dict()
+    form["object_type"] = [(leaf_name(kind), qconfig) for kind, qconfig in form["object_type"]]
+    orders = form["module_name_object_type_order"]
+    form["module_name_object_type_order"] = [(name, leaf_name(kind), *rest) for name, kind, *rest in orders]
+    return QConfigMapping.from_dict(form)
+
+
 def prepare_fx(
     model: nn.Module,
     qconfig_mapping: object,
@@ -67,49 +68,173 @@ def prepare_fx(
     _equalization_config: object | None = None,
     backend_config: object | None = None,
 ) -> GraphModule:
-    """Trace and fuse a float model in eval mode, and insert observers for static post-training quantization.
+    """Trace and fuse a float model, and insert observers for post-training quantization, static, dynamic or mixed.
 
-    The float model is not changed; its parameters are shared. Run the result on calibration inputs, then convert it.
-    Raises ModelError for a model in train mode or one that cannot be traced, ConfigError or QConfigError for bad
-    arguments, NotBuiltError for what refimpl does not execute yet.
+    The float model is not changed; its parameters are shared. Without `backend_config` it is torch's native one. Raises
+    ModelError for a model that cannot be traced or fused, ConfigError or QConfigError for bad arguments.
     """
-    config = checked_config("prepare_fx", model, backend_config)
-    reject_unbuilt("prepare_fx", prepare_custom_config=prepare_custom_config, _equalization_config=_equalization_config)
+    return _prepare(model, qconfig_mapping, example_inputs, prepare_custom_config, _equalization_config, backend_config)
+
+
+def prepare_qat_fx(
+    model: nn.Module,
+    qconfig_mapping: object,
+    example_inputs: tuple[Any, ...] | Any = None,
+    prepare_custom_config: object | None = None,
+    backend_config: object | None = None,
+) -> GraphModule:
+    """Trace and fuse a model in train mode, swap in QAT modules, insert fake quantizes. (QAT-01, QAT-02)
+
+    The float model's modules are not changed; its parameters are shared, and trained. Errors: those of prepare_fx.
+    """
+    return _prepare(model, qconfig_mapping, example_inputs, prepare_custom_config, None, backend_config, is_qat=True)
+
+
+@no_collection()
+def _prepare(
+    model: nn.Module,
+    qconfig_mapping: object,
+    example_inputs: Any,
+    prepare_custom_config: object | None,
+    equalization: object | None,
+    backend_config: object | None,
+    *,
+    is_qat: bool = False,
+) -> GraphModule:
+    request = Request(
+        config=default_backend_config() if backend_config is None else as_backend_config(backend_config),
+        mapping=as_qconfig_mapping(qconfig_mapping),
+        custom=PrepareCustomConfig.of(prepare_custom_config),
+        is_qat=is_qat,
+    )
     is_sequence = isinstance(example_inputs, (tuple, list))
     inputs = None if example_inputs is None else tuple(example_inputs) if is_sequence else (example_inputs,)
-    return prepare(trace(model), config, as_qconfig_mapping(qconfig_mapping), inputs)
+    return prepare(model, request, inputs, equalization=equalization)
 
 
 def prepare(
-    traced: Draft, config: BackendConfig, mapping: QConfigMapping, example_inputs: tuple[Any, ...] | None = None
+    model: nn.Module, request: Request, example_inputs: tuple[Any, ...] | None, *, equalization: object | None = None
 ) -> GraphModule:
-    """Fuse a traced model, decide, and insert the observers. The traced model is used up."""
-    fuse(traced, config, is_qat=False, example_inputs=example_inputs)
-    insert_observers(traced, make_plan(traced, config, mapping))
-    traced.meta[PREPARED] = Prepared(claims=claims_of(config), qconfig_mapping=mapping)
-    return traced.finish()
+    """Take a model through tracing, fusing, deciding and inserting."""
+    custom = request.custom
+    kept = {name: getattr(model, name) for name in custom.preserved_attributes if hasattr(model, name)}
+    draft = trace(model, *_leaves(custom))
+    _check_inputs(draft, example_inputs)
+    _warn_unmatched(model, draft, request.mapping)
+    fuse(draft, request.config, is_qat=request.is_qat, example_inputs=example_inputs)
+    plan = make_plan(draft, request)
+    _swap_modules(draft, plan, request)
+    insert_observers(draft, plan)
+    equalized = () if equalization is None else place_equalization(draft, plan.decisions, equalization)  # rule: EQL-01
+    check_graph(draft, "prepare")
+    draft.meta[PREPARED] = Prepared(
+        references=references_of(request.config),
+        mapping=named_types(request.mapping),
+        quantized_inputs=tuple(custom.input_quantized_indexes),
+        quantized_outputs=tuple(custom.output_quantized_indexes),
+    )
+    made = draft.finish(preserved=kept)  # rule: CUS-03
+    stacks = {node.name: node.meta.get("nn_module_stack") or {"": ("", type(model))} for node in made.graph.nodes}
+    made.meta[TORCH_NOTES] = SimpleNamespace(  # as torch.ao.ns reads it
+        node_name_to_scope={name: next(reversed(stack.values())) for name, stack in stacks.items()},
+        equalization_node_name_to_qconfig={item.op: SimpleNamespace(weight=item.make_columns) for item in equalized},
+    )
+    return made
+
+
+def _check_inputs(draft: Draft, example_inputs: tuple[Any, ...] | None) -> None:
+    """Raise ModelError for a number of example inputs that the model cannot be called with. None or (): not known."""
+    taken = [node for node in draft.graph.nodes if node.op == "placeholder"]
+    is_open = any(str(node.target).startswith("*") for node in taken)
+    if example_inputs and not is_open and not sum(not n.args for n in taken) <= len(example_inputs) <= len(taken):
+        names = ", ".join(str(node.target) for node in taken)
+        raise ModelError(f"example_inputs: {draft.origin} takes ({names}), found {len(example_inputs)} inputs")
+
+
+def _warn_unmatched(model: nn.Module, draft: Draft, mapping: QConfigMapping) -> None:
+    """Warn of keys of the mapping that match nothing in the traced model. (QCM-02)"""
+    calls = [node for node in draft.graph.nodes if node.op in CALLS]
+    orders = set(map(Places(draft).order, calls)) if mapping.module_name_object_type_order_qconfigs else set()
+    warn_unmatched_keys(mapping, model, {node.target for node in calls if node.op != "call_module"}, orders)
+
+
+def _leaves(custom: PrepareCustomConfig) -> tuple[tuple[str, ...], tuple[type, ...]]:
+    """Return the names and classes of the modules that are not traced into. (CUS-02, STD-01)"""
+    observed = {kind for mapping in custom.float_to_observed_mapping.values() for kind in mapping}
+    names = (*custom.non_traceable_module_names, *custom.standalone_module_names)
+    return names, (*custom.non_traceable_module_classes, *custom.standalone_module_classes, *observed)
+
+
+def _swap_modules(model: Draft, plan: Plan, request: Request) -> None:
+    """Put observed, QAT and standalone modules in their places; leave every module's QConfig on it. (QAT-01, CVT-08)
+
+    The user's own modules are not changed: what gets a QConfig is a shallow copy.
+    """
+    trained = qat_classes(request.config) if request.is_qat else {}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    called = {node.name: str(node.target) for node in model.graph.nodes if node.op == "call_module"}
+    for decision in plan.decisions:
+        for target in (called[name] for name in decision.nodes if called.get(name) in modules):
+            module = modules.pop(target)  # a module is swapped once
+            qat_class = trained.get(module_type(module))
+            if decision.kind != "pattern" and decision.is_quantized:
+                swap = _standalone if decision.kind == "standalone module" else _observed
+                replacement = swap(module, target, decision, request)
+            elif qat_class is not None and decision.is_quantized and target == decision.target:
+                replacement = qat_module(module, decision.qconfig, qat_class, where=target)  # rule: QAT-01
+            else:
+                replacement = with_qconfig(module, decision.qconfig)
+            model.set_submodule(target, replacement)
+
+
+def _standalone(module: nn.Module, target: str, decision: Decision, request: Request) -> nn.Module:
+    """Prepare a standalone module by itself; what its entry leaves out is as in its parent. (STD-01)"""
+    entry = standalone_entry(request.custom, target, module)
+    assert entry is not None
+    inner = replace(  # rule: STD-01
+        request,
+        config=entry.backend_config or request.config,
+        mapping=entry.qconfig_mapping or QConfigMapping().set_global(decision.qconfig),
+        custom=entry.prepare_custom_config or PrepareCustomConfig(),
+    )
+    made = prepare(module, inner, entry.example_inputs or None)
+    result = next(node for node in reversed(made.graph.nodes) if node.op == "output").args[0]
+    if inner.custom.output_quantized_indexes and not isinstance(result, Node):
+        raise ConfigError(
+            f"standalone module {target!r}: has output_quantized_indexes {inner.custom.output_quantized_indexes} and "
+            f"returns {result}; only a module that returns one tensor can return it quantized"
+        )
+    return made
+
+
+def _observed(module: nn.Module, target: str, decision: Decision, request: Request) -> nn.Module:
+    """Swap a custom module for its observed class. (CUS-01)"""
+    assert decision.qconfig is not None
+    to = request.custom.float_to_observed_mapping.get(quant_type(decision.qconfig), {}).get(module_type(module))
+    if to is None:  # rule: CUS-01
+        raise ConfigError(
+            f"custom module {target!r}: float_to_observed_mapping has no class for {type(module).__name__} in the "
+            f"QConfig's mode; found {request.custom.float_to_observed_mapping}"
+        )
+    return swapped(module, decision.qconfig, to, where=target)
 
 
 def insert_observers(model: Draft, plan: Plan) -> None:
     """Act on a plan, in place: one module per group of slots, one call per slot."""
     nodes: dict[str, Node] = {node.name: node for node in model.graph.nodes}
     visible: dict[Node, Node] = {}
+    instances: dict[int, nn.Module] = {}
+    device = next((parameter.device for parameter in model.parameters()), None)
     for slot in plan.slots:
-        name = f"{OBSERVER_PREFIX}{slot.group}"
-        if not hasattr(model, name):
-            model.add_module(name, slot.make().train(model.training))
-        value = nodes[slot.value]
-        _insert(model, slot, name, visible.get(value, value), nodes)
-        if slot.consumers is None:
-            visible[value] = next(reversed(visible.get(value, value).users))
-    model.meta[PLAN] = plan
-    check_graph(model, "prepare")
-
-
-def _insert(model: GraphModule, slot: Slot, name: str, value: Node, nodes: Mapping[str, Node]) -> None:
-    with model.graph.inserting_after(value):
-        observer = model.graph.call_module(name, (value,))
-    consumers = list(value.users) if slot.consumers is None else [nodes[user] for user in slot.consumers]
-    for user in consumers:
-        if user is not observer:
+        if slot.group not in instances:
+            instances[slot.group] = slot.make().train(model.training).to(device)
+        model.add_module(slot.name, instances[slot.group])
+        value = visible.get(nodes[slot.value], nodes[slot.value])
+        users = list(value.users) if slot.consumers is None else [nodes[user] for user in slot.consumers]
+        with model.graph.inserting_after(value):
+            observer = model.graph.call_module(slot.name, (value,))
+        for user in users:
             user.replace_input_with(value, observer)
+        if slot.consumers is None:
+            visible[nodes[slot.value]] = observer
+    model.meta[PLAN] = plan

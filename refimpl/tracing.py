@@ -1,39 +1,34 @@
-"""Tracing a model to an fx graph whose leaves are the modules that a BackendConfig can name (rule CUS-02).
-
-Also the small facts about a traced graph that every later stage needs: the module behind a node, the full name of the
-module that encloses it, and its arguments with keywords put in their place (PAT-08).
-"""
+"""Tracing a model to an fx graph whose leaves a BackendConfig can name (CUS-02), and facts that later stages need."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import inspect
+import linecache
+import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
+from itertools import takewhile
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 import torch.ao.nn.intrinsic as nni
+import torch.ao.nn.quantized as nnq
 from torch import nn
-from torch.fx import GraphModule, Node, Tracer
+from torch.fx import Graph, GraphModule, Node, Tracer
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY as _PRESERVED
 from torch.fx.operator_schemas import get_signature_for_torch_op
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from refimpl.errors import ModelError
 
-# Built-ins without a signature or schema that inspect can read: the names of their positional parameters.
-_PARAMETERS: Mapping[str, tuple[str, ...]] = {
-    "conv1d": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
-    "conv2d": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
-    "conv3d": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
-    "linear": ("input", "weight", "bias"),
-    "cat": ("tensors", "dim"),
-    "add": ("input", "other"),
-    "mul": ("input", "other"),
-}
+CALLS = ("call_module", "call_function", "call_method")  # the kinds of node that do something
 
 
 class QuantizationTracer(Tracer):
@@ -43,38 +38,64 @@ class QuantizationTracer(Tracer):
         super().__init__()
         self.leaf_names = leaf_names
         self.leaf_classes = leaf_classes
-        self.record_stack_traces = False
+        self._functional: set[int] = set()
+
+    def create_node(self, *args: Any, **kwargs: Any) -> Node:
+        """Create a node that knows which lines of the user's code it comes from."""
+        node = super().create_node(*args, **kwargs)
+        node.stack_trace = _user_lines()
+        return node
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> Graph:
+        """Trace as fx does; a FloatFunctional counts as the functions that it calls. (CUS-02)"""
+        self._functional = {id(m.activation_post_process) for m in root.modules() if isinstance(m, nnq.FloatFunctional)}
+        return super().trace(root, concrete_args)
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Record a call; the identity inside a FloatFunctional is where an eager observer goes, and no op."""
+        return args[0] if id(m) in self._functional else super().call_module(m, forward, args, kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Tell whether a module stays one node. (CUS-02)"""
-        if module_qualified_name in self.leaf_names or type(m) in self.leaf_classes:  # rule: CUS-02
-            return True
-        if isinstance(m, nni._FusedModule):  # type: ignore[attr-defined]
+        is_named = module_qualified_name in self.leaf_names or type(m) in self.leaf_classes  # rule: CUS-02
+        if is_named or isinstance(m, nni._FusedModule):  # type: ignore[attr-defined]
             return True
         return type(m).__module__.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(m, nn.Sequential)
 
 
-def _tidy(traced: GraphModule) -> None:
-    """Turn ``layer(input=x)`` into ``layer(x)``: reference modules have another name for their input. (PAT-08)
+# Files whose frames say nothing about the user's model.
+_MACHINERY = (__file__, *map(os.path.normpath, ("fx/_symbolic_trace.py", "fx/proxy.py", "nn/modules/module.py")))
 
-    Also drop annotations that are strings: a GraphModule with one cannot be saved. (CVT-12)
+
+def _user_lines() -> str:
+    """Format the calling frames, from the first ``forward`` on, as Python's traceback does.
+
+    fx itself can do this at many times the cost: nearly all frames are those of the node before, and are kept here.
     """
-    for node in traced.graph.nodes:
-        if isinstance(node.type, str):
-            node.type = None  # rule: CVT-12
-        if node.op != "call_module" or node.args or "input" not in node.kwargs:
-            continue
-        if type(traced.get_submodule(str(node.target))).__module__.startswith("torch.nn"):
-            rest = dict(node.kwargs)
-            node.args, node.kwargs = (rest.pop("input"),), rest  # rule: PAT-08
+    lines, used = [], 0
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        lines.append(_format_frame(frame.f_code, frame.f_lineno))
+        if frame.f_code.co_name == "forward":
+            used = len(lines)
+        frame = frame.f_back
+    return "".join(reversed(lines[:used])).strip()
+
+
+@lru_cache(maxsize=4096)
+def _format_frame(code: CodeType, line: int) -> str:
+    name = code.co_filename
+    if name.endswith(_MACHINERY):
+        return ""
+    return f'  File "{name}", line {line}, in {code.co_name}\n    {linecache.getline(name, line).strip()}\n'
 
 
 @contextmanager
 def no_collection() -> Iterator[None]:
     """Pause Python's cyclic garbage collector while a pass runs.
 
-    What a pass allocates lives on in its result, yet every so many allocations the collector walks the whole heap,
-    model included, and finds nothing: cost that grows faster than the model. It is put back as it was.
+    What a pass allocates lives on in its result, yet the collector walks the whole heap again and again and finds
+    nothing: cost that grows faster than the model. It is put back as it was.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -85,37 +106,58 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-class Draft(GraphModule):
-    """A GraphModule on its way through the passes. It makes no code, which is most of the cost of a graph module.
+class FlowModule(_LazyGraphModule):
+    """What the passes return: it makes its Python code, most of a graph module's cost, when it is first run or read."""
 
-    Modules and tensors are shared with what it was made from; the containers that hold them are its own. ``origin``
-    names the class of the model that it came from.
+    __jit_unused_properties__ = [*GraphModule.__jit_unused_properties__, "code"]  # noqa: RUF012
+
+    def __prepare_scriptable__(self) -> GraphModule:
+        self.real_recompile()
+        return self
+
+
+class Draft(GraphModule):
+    """A GraphModule on its way through the passes: it makes no code.
+
+    Modules and tensors are shared with what it was made from; the containers that hold them are its own.
     """
 
-    origin: str
+    origin: str  # the class of the model that it came from
 
     def recompile(self) -> Any:
         """Do nothing: a draft is not run."""
 
-    def finish(self) -> GraphModule:
-        """Return a GraphModule of this graph, with the modules and tensors that the graph still uses."""
-        made = GraphModule(self, self.graph, class_name=self.origin)
-        for part in made.modules():
-            if part is made or type(part) is nn.Module:  # the containers; the modules in them are the model's own
-                part.training = self.training
-        made.meta = dict(self.meta)
-        setattr(made, _NOTES, made.meta)
-        return made
+    def finish(self, preserved: Mapping[str, Any] | None = None) -> GraphModule:
+        """Return a GraphModule of this graph; `preserved`: attributes that it, and its copies, shall have. (CUS-03)"""
+        return finished(self, self.graph, self, preserved)
 
 
 _NOTES = "refimpl_notes"
+TORCH_NOTES = "_observed_graph_module_attrs"  # where torch's own tools (torch.ao.ns) look for what prepare knew
+
+
+def finished(
+    root: nn.Module | dict[str, Any], graph: Graph, like: GraphModule, preserved: Mapping[str, Any] | None = None
+) -> GraphModule:
+    """Return a FlowModule of a graph whose attributes are found in `root`; name, mode and notes are those of `like`.
+
+    Attributes that fx preserves survive deepcopy; the notes are one, and so survive saving, which loses the meta.
+    """
+    made = FlowModule(root, graph, class_name=getattr(like, "origin", type(like).__name__))
+    made.training = like.training
+    for part in made.modules():
+        if type(part) is nn.Module:  # the containers; the modules in them are the model's own
+            part.training = like.training
+    notes = {key: value for key, value in notes_of(like).items() if key not in (_PRESERVED, TORCH_NOTES)}
+    kept = {**(preserved or like.meta.get(_PRESERVED, {})), _NOTES: notes}
+    made.meta = {**notes, _PRESERVED: kept}  # rule: CUS-03, CVT-12
+    for name, value in kept.items():
+        setattr(made, name, value)
+    return made
 
 
 def notes_of(model: nn.Module) -> dict[str, Any]:
-    """Return what the passes noted in a model's ``meta``, also after torch.save and load. (CVT-12)
-
-    Saving a GraphModule loses its meta; a plain attribute, which ``finish`` sets to the same dict, is kept.
-    """
+    """Return what the passes noted in a model's ``meta``, also after torch.save and load. (CVT-12)"""
     found: dict[str, Any] = getattr(model, "meta", None) or getattr(model, _NOTES, {})  # rule: CVT-12
     return found
 
@@ -123,17 +165,13 @@ def notes_of(model: nn.Module) -> dict[str, Any]:
 def draft_of(model: GraphModule) -> Draft:
     """Return a draft with a copy of a graph module's graph, so that the graph module itself is not changed."""
     made = Draft(model, copy.deepcopy(model.graph))
-    made.training = model.training
+    made.training, made.origin = model.training, type(model).__name__
     made.meta = dict(notes_of(model))
-    made.origin = type(model).__name__
     return made
 
 
 def trace(model: nn.Module, leaf_names: tuple[str, ...] = (), leaf_classes: tuple[type, ...] = ()) -> Draft:
-    """Trace a model. The parameters are shared with the original, the modules are the original's.
-
-    Raises ModelError naming the model's class if it cannot be traced.
-    """
+    """Trace a model. The modules are the original's. Raises ModelError naming its class if it cannot be traced."""
     tracer = QuantizationTracer(leaf_names, leaf_classes)
     try:
         graph = tracer.trace(model)
@@ -142,10 +180,15 @@ def trace(model: nn.Module, leaf_names: tuple[str, ...] = (), leaf_classes: tupl
             f"{type(model).__name__} cannot be traced by torch.fx: {error}. Make the untraceable part a leaf "
             "(non-traceable module names or classes), or rewrite its data-dependent control flow"
         ) from error
+    for node in graph.nodes:
+        if isinstance(node.type, str):
+            node.type = None  # rule: CVT-12  a GraphModule with an annotation that is a string cannot be saved
+        by_name = node.op == "call_module" and not node.args and "input" in node.kwargs  # reference modules call it x
+        if by_name and type(tracer.root.get_submodule(str(node.target))).__module__.startswith("torch.nn"):
+            rest = dict(node.kwargs)
+            node.args, node.kwargs = (rest.pop("input"),), rest  # rule: PAT-08
     traced = Draft(tracer.root, graph)
-    _tidy(traced)
-    traced.training = model.training
-    traced.origin = type(model).__name__
+    traced.training, traced.origin = model.training, type(model).__name__
     return traced
 
 
@@ -156,7 +199,7 @@ def module_type(module: nn.Module) -> type[nn.Module]:
 
 
 class FusedPart(NamedTuple):
-    """What a fused module was made of: the object type and the name that QConfigMapping keys are compared with."""
+    """What a fused module was made of, as QConfigMapping keys see it."""
 
     object_type: Any
     name: str
@@ -166,17 +209,20 @@ FUSED_PARTS = "refimpl_fused_parts"  # the key of a node's meta that holds its F
 
 
 class Places:
-    """Where each node of a graph stands: its module, object type, enclosing module's name, and index among its type."""
+    """Where each node of a graph stands: its module, object type, enclosing module's name, and index among its type.
 
-    def __init__(self, model: GraphModule) -> None:
+    `qat_classes`: the classes that modules of other classes will be swapped for before they are quantized. (QAT-01)
+    """
+
+    def __init__(self, model: GraphModule, qat_classes: Mapping[type, type] | None = None) -> None:
+        self._qat_classes = qat_classes or {}
         self.modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
-        self.calls: Counter[int] = Counter(
-            id(self.modules[str(node.target)]) for node in model.graph.nodes if node.op == "call_module"
-        )
+        called = model.graph.find_nodes(op="call_module", sort=False)
+        self.calls = Counter(id(self.modules[str(node.target)]) for node in called)
         self._order: dict[Node, tuple[str, Any, int]] = {}
         counts: Counter[tuple[str, Any]] = Counter()
         for node in model.graph.nodes:
-            if node.op in ("call_module", "call_function", "call_method"):
+            if node.op in CALLS:
                 parts = self.fused_parts(node)
                 key = (self.scope(node), parts[0].object_type if parts else self.object_type(node))
                 self._order[node] = (*key, counts[key])
@@ -189,32 +235,34 @@ class Places:
     def object_type(self, node: Node) -> Any:
         """What a pattern's leaf or an object_type key is compared with: class, function or method name. (PAT-03)"""
         module = self.module(node)
-        return node.target if module is None else module_type(module)
+        if module is None:
+            return node.target
+        kind = module_type(module)
+        return self._qat_classes.get(kind, kind)  # rule: QAT-01
 
     def fused_parts(self, node: Node) -> tuple[FusedPart, ...]:
         """What a node was fused from, the root first; () for a node that is as it was traced. (QCM-05, QCM-07)"""
-        found: tuple[FusedPart, ...] = node.meta.get(FUSED_PARTS, ())
-        return found
+        return tuple(node.meta.get(FUSED_PARTS, ()))
 
     def object_types(self, node: Node) -> tuple[Any, ...]:
         """What object_type keys are compared with, the strongest first. (QCM-02, QCM-05)
 
-        A fused module answers to its own class, then to its root's; a function or method to the class of the module
-        that calls it, then to itself.
+        A fused module answers to its own class, then to its root's; one to be swapped for training to its QAT class
+        first; a function or method to the class of the module that calls it, then to itself.
         """
         own = self.object_type(node)
-        if node.op == "call_module":
-            return (own, *(part.object_type for part in self.fused_parts(node)[:1]))  # rule: QCM-05
-        _, caller = self._caller(node)
+        module = self.module(node)
+        if module is not None:
+            kinds = (own, module_type(module), *(part.object_type for part in self.fused_parts(node)[:1]))
+            return tuple(dict.fromkeys(kinds))  # rule: QCM-05
+        caller = self._caller(node)[1]
         return (own,) if caller is None else (caller, own)
 
     def _caller(self, node: Node) -> tuple[str, Any]:
         """Full name and class of the innermost module that calls a function or method; "" and None for the model."""
         stack = node.meta.get("nn_module_stack")
-        if not stack:
-            return "", None
-        path, kind = next(reversed(stack.values()))
-        return str(path), kind
+        path, kind = next(reversed(stack.values())) if stack else ("", None)
+        return path, kind
 
     def scope(self, node: Node) -> str:
         """Full name of the innermost module that makes this call; "" for the model itself."""
@@ -225,10 +273,7 @@ class Places:
         return str(node.target) if node.op == "call_module" else self.scope(node)
 
     def order(self, node: Node) -> tuple[str, Any, int]:
-        """(enclosing module's name, type, index among the calls of this type in it). A fused node counts as its root.
-
-        For module_name_object_type_order. (QCM-02)
-        """
+        """(enclosing module's name, type, index among its type's calls in it); a fused node is its root's. (QCM-02)"""
         return self._order[node]
 
     def is_shared_state(self, node: Node) -> bool:
@@ -241,12 +286,11 @@ class Places:
 
 def positional_arguments(node: Node, at_least: int = 0) -> tuple[Any, ...]:
     """Return a node's positional arguments, the first `at_least` of them also when passed by keyword. (PAT-08)"""
-    arguments = list(node.args)
-    if len(arguments) < at_least and node.kwargs:
-        names = _parameter_names(node.op, node.target)
-        while len(arguments) < min(at_least, len(names)) and names[len(arguments)] in node.kwargs:  # rule: PAT-08
-            arguments.append(node.kwargs[names[len(arguments)]])
-    return tuple(arguments)
+    if len(node.args) >= at_least or not node.kwargs:
+        return node.args
+    names = _parameter_names(node.op, node.target)[len(node.args) : at_least]
+    given = takewhile(node.kwargs.__contains__, names)
+    return (*node.args, *(node.kwargs[name] for name in given))  # rule: PAT-08
 
 
 @cache
@@ -254,9 +298,6 @@ def _parameter_names(op: str, target: Callable[..., Any] | str) -> tuple[str, ..
     """Names of a callee's positional parameters. Modules and methods here take one tensor, called input or self."""
     if op != "call_function" or not callable(target):
         return ("input",)
-    known = _PARAMETERS.get(getattr(target, "__name__", ""))
-    if known is not None:
-        return known
     try:
         return tuple(inspect.signature(target).parameters)
     except ValueError:

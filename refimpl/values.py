@@ -19,6 +19,12 @@ NOT_A_TENSOR: frozenset[Any] = frozenset(
      torch.eq, torch.ne, torch.lt, torch.gt, torch.le, torch.ge, torch.argmax, torch.argmin}
 )  # fmt: skip
 
+# Callees that return (values, indices): the second is never observed.
+_VALUES_AND_INDICES: frozenset[Any] = frozenset(
+    {"topk", "sort", "max", "min", "median", "mode", "kthvalue", "cummax", "cummin",
+     torch.topk, torch.sort, torch.max, torch.min, torch.median, torch.mode, torch.kthvalue, torch.cummax, torch.cummin}
+)  # fmt: skip
+
 _TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real"})
 
 # Callees of which only the first argument is a float tensor: the others are sizes, dims, indices, masks or fill values.
@@ -42,26 +48,24 @@ def float_tensors(model: GraphModule) -> set[Node]:
 
 
 def _is_float_tensor(node: Node, model: GraphModule, known: set[Node]) -> bool:
-    if node.op == "placeholder":
+    if node.op in ("placeholder", "call_module"):
         return True
     if node.op == "get_attr":
         value = attribute_of(model, str(node.target))
         return isinstance(value, torch.Tensor) and value.is_floating_point()
-    if node.op == "call_module":
-        return True
     if node.op not in ("call_function", "call_method") or node.target in NOT_A_TENSOR:
         return False
     if node.target is getattr:
         return node.args[0] in known and node.args[1] in _TENSOR_ATTRIBUTES
     if node.target is operator.getitem:
-        return node.args[0] in known
+        source: Any = node.args[0]
+        is_pair = len(source.args) > 1 or source.kwargs  # max(x) is a tensor, max(x, dim) a pair
+        return source in known and not (node.args[1] == 1 and source.target in _VALUES_AND_INDICES and is_pair)
     return any(value in known for value in tensor_inputs((node.args, node.kwargs)))
 
 
 def observable_inputs(node: Node, floats: set[Node]) -> list[Node]:
     """Return the inputs of a node that are float tensors, in order, without repeats. (OBS-10)"""
-    if node.target in FIRST_ARGUMENT_ONLY:  # rule: OBS-10
-        arguments: Any = node.args[:1] or list(node.kwargs.values())[:1]
-    else:
-        arguments = (node.args, node.kwargs)
+    first = node.args[:1] or list(node.kwargs.values())[:1]
+    arguments = first if node.target in FIRST_ARGUMENT_ONLY else (node.args, node.kwargs)  # rule: OBS-10
     return [value for value in tensor_inputs(arguments) if value in floats]

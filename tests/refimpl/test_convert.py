@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import both_core as core
 import both_flows as flows
 import pytest
 import torch
@@ -14,7 +15,9 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from flow_zoo import build
+from qconfigs import minmax_qconfig
 from torch import Tensor, nn
+from torch.ao.quantization.fx import _equalize
 
 import refimpl
 from refimpl import (
@@ -23,11 +26,9 @@ from refimpl import (
     ConfigError,
     DTypeConfig,
     ModelError,
-    NotBuiltError,
     QConfigError,
 )
 from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.qconfig import minmax_qconfig
 
 U8, S8 = torch.quint8, torch.qint8
 FORMS: list[Callable[..., Any]] = [refimpl.convert_to_reference_fx, refimpl.convert_to_reference_decomposed_fx]
@@ -194,7 +195,9 @@ def test_without_a_reference_module_convert_raises(convert: Callable[..., Any], 
     model, inputs = nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(2, 4)
     found = refimpl.prepare_fx(model, mapping(), backend_config=linear_config(swap=swap, root=root))
     found(inputs)
-    with pytest.raises(ConfigError, match=r"nn.Linear at '0': quantized by prepare, but no entry gives a reference"):
+    with pytest.raises(
+        ConfigError, match=r"'0': prepare accepted a weight of torch.qint8, but no entry gives a reference"
+    ):
         convert(found)
 
 
@@ -212,7 +215,7 @@ def test_a_reference_module_without_from_float_is_the_configs_fault() -> None:
     config.configs[0].set_reference_quantized_module(nn.Identity)
     found = refimpl.prepare_fx(nn.Sequential(nn.Linear(4, 4)).eval(), mapping(), backend_config=config)
     found(torch.randn(2, 4))
-    with pytest.raises(ConfigError, match="reference module Identity has no from_float"):
+    with pytest.raises(ConfigError, match=r"'0': Identity.from_float raised AttributeError"):
         refimpl.convert_to_reference_fx(found)
 
 
@@ -222,8 +225,9 @@ def test_convert_uses_prepares_config_and_takes_an_equal_one() -> None:
     expected = refimpl.convert_to_reference_fx(found)(*batches[0])
     for config in (flows.our_config("qnnpack"), flows.torch_config("qnnpack"), flows.native("qnnpack")):
         assert flows.same(refimpl.convert_to_reference_fx(found, backend_config=config)(*batches[0]), expected)
-    with pytest.raises(NotBuiltError, match="other than that of prepare_fx"):
-        refimpl.convert_to_reference_fx(found, backend_config=flows.our_config("fbgemm"))
+    without_linear = linear_config(swap=False)
+    with pytest.raises(ConfigError, match=r"'layers.0': prepare accepted a weight of torch.qint8"):
+        refimpl.convert_to_reference_fx(found, backend_config=without_linear)
 
 
 @pytest.mark.rule("OBS-13")
@@ -239,10 +243,25 @@ def test_a_module_weight_is_observed_in_convert() -> None:
 @pytest.mark.rule("NUM-02")
 @each_form
 @pytest.mark.parametrize("observer", ["ours", "torch's"])
-def test_without_calibration_the_value_is_named(convert: Callable[..., Any], observer: str) -> None:
-    """Torch converts with a scale of 1 and warns."""
+def test_without_calibration_the_scale_is_1_with_a_warning(convert: Callable[..., Any], observer: str) -> None:
+    """As torch does."""
     found, _ = prepared("Mlp", mapping() if observer == "ours" else flows.global_mapping(), calibrated=False)
-    with pytest.raises(QConfigError, match=r"observer of 'x' \(input\): MinMaxObserver has seen no data"):
+    with pytest.warns(UserWarning, match=r"must run observer before calling calculate_qparams|has seen no data"):
+        reference = convert(found)
+    quantizes = [node for node in reference.graph.nodes if is_quantize(node)]
+    assert {flows.numbers_of(reference, node)[:8] for node in quantizes} <= {"[[1.0], ", "[1.0, 0,"}
+
+
+@pytest.mark.rule("CVT-01")
+@each_form
+def test_an_observer_without_qparams_is_named_with_its_value(convert: Callable[..., Any]) -> None:
+    class Mute(nn.Identity):
+        dtype = torch.quint8
+
+    found, _ = prepared(
+        "Mlp", refimpl.QConfigMapping().set_global(refimpl.QConfig(Mute, mapping().global_qconfig.weight))
+    )
+    with pytest.raises(QConfigError, match=r"observer of 'x' \(input\)"):
         convert(found)
 
 
@@ -250,11 +269,8 @@ def test_without_calibration_the_value_is_named(convert: Callable[..., Any], obs
 def test_only_what_prepare_made_is_converted() -> None:
     with pytest.raises(ModelError, match="was not made by refimpl's prepare_fx"):
         refimpl.convert_to_reference_fx(torch.fx.symbolic_trace(nn.Linear(2, 2)))
-    found, _ = prepared("Mlp")
-    with pytest.raises(NotBuiltError, match="convert: convert_custom_config is not built yet"):
-        refimpl.convert_to_reference_fx(found, {})
-    with pytest.raises(NotBuiltError, match="convert: qconfig_mapping is not built yet"):
-        refimpl.convert_to_reference_decomposed_fx(found, qconfig_mapping=mapping())
+    with pytest.raises(ModelError, match="was not made by refimpl's prepare_fx"):
+        refimpl.convert_to_reference_decomposed_fx(nn.Linear(2, 2))  # type: ignore[arg-type]
 
 
 @pytest.mark.rule("CVT-12")
@@ -290,6 +306,54 @@ def test_a_prepared_model_survives_with_its_decisions(name: str, travel: Any, qc
         assert flows.same(reference(*batches[0]), expected(*batches[0]))
     assert refimpl.explain(travelled).rows() == refimpl.explain(found).rows()
     assert flows.qparams(saved_and_loaded(reference)) == flows.qparams(expected)
+
+
+def dynamic() -> Any:
+    return core.prepared(
+        core.Net(lambda net, x: net.b(net.a(x))).eval(), flows.global_mapping(core.NAMED.default_dynamic_qconfig)
+    )
+
+
+def half() -> Any:
+    return core.prepared(
+        core.Net(lambda net, x: net.a(x)).eval(), flows.global_mapping(core.NAMED.float16_dynamic_qconfig)
+    )
+
+
+def nested() -> Any:
+    config = refimpl.PrepareCustomConfig().set_standalone_module_name("inner", None, (core.X,), None, None)
+    inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    return core.prepared(core.Net(lambda net, x: net.b(net.inner(x)), inner=inner).eval(), prepare_custom_config=config)
+
+
+def trained() -> Any:
+    qconfigs = flows.global_mapping(core.NAMED.get_default_qat_qconfig("qnnpack"))
+    found = refimpl.prepare_qat_fx(core.Net(lambda net, x: net.relu(net.a(x)) + x).train(), qconfigs, (core.X,))
+    found(core.X)
+    return found.eval()
+
+
+def equalized() -> Any:
+    asked = {"": _equalize.default_equalization_qconfig}
+    return core.prepared(core.Net(lambda net, x: net.b(net.a(x))).eval(), _equalization_config=asked)
+
+
+@pytest.mark.rule("CVT-12")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("make", [dynamic, half, nested, trained, equalized], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "travel",
+    [copy.deepcopy, saved_and_loaded, lambda model: saved_and_loaded(copy.deepcopy(model))],
+    ids=["deepcopy", "save and load", "a saved copy"],
+)
+def test_every_mode_survives_with_its_decisions(make: Callable[[], Any], travel: Any) -> None:
+    found = make()
+    travelled = travel(found)
+    expected, reference = refimpl.convert_to_reference_fx(found), refimpl.convert_to_reference_fx(travelled)
+    assert refimpl.explain(travelled).rows() == refimpl.explain(found).rows()
+    assert core.calls(reference) == core.calls(expected)
+    with torch.no_grad():
+        assert flows.same(reference(core.X), expected(core.X))
 
 
 @pytest.mark.rule("CVT-12")

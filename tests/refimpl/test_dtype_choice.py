@@ -1,4 +1,4 @@
-"""Choosing a dtype config, and saying why one does not fit (rules DTY-01 to DTY-07, DTY-09)."""
+"""Choosing a dtype config, and saying why one does not fit (rules DTY-01 to DTY-09)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import both_flows as flows
 import pytest
 import torch
+from qconfigs import minmax_qconfig
 from torch import nn
 
 import refimpl
@@ -21,8 +22,7 @@ from refimpl import (
     QConfig,
     QConfigMapping,
 )
-from refimpl.dtype_choice import QConfigFacts, choose_dtype_config
-from refimpl.qconfig import minmax_qconfig
+from refimpl.dtype_choice import ObserverFacts, QConfigFacts, choose_dtype_config
 
 U8, S8 = torch.quint8, torch.qint8
 OURS = minmax_qconfig(U8, S8, per_channel=False)
@@ -32,6 +32,10 @@ INPUT = torch.randn(3, 4, generator=torch.Generator().manual_seed(5))
 def limited(**bounds: Any) -> list[DTypeConfig]:
     activation = DTypeWithConstraints(dtype=U8, **bounds)
     return [DTypeConfig(input_dtype=activation, output_dtype=activation, weight_dtype=S8, bias_dtype=torch.float)]
+
+
+def facts_of(qconfig: QConfig) -> QConfigFacts:
+    return QConfigFacts(activation=ObserverFacts.of(qconfig.activation()), weight=ObserverFacts.of(qconfig.weight()))
 
 
 def activation(**arguments: Any) -> QConfig:
@@ -102,7 +106,7 @@ def test_a_refusal_names_rule_value_and_bound_and_the_pattern_stays_float(
 @pytest.mark.rule("DTY-02")
 def test_the_first_match_in_list_order_is_used_and_none_is_a_wildcard() -> None:
     exact, wild = DTypeConfig(U8, U8, S8), DTypeConfig()
-    facts = QConfigFacts.of(OURS)
+    facts = facts_of(OURS)
     assert choose_dtype_config(facts, [DTypeConfig(S8, S8, S8), exact, wild])[0] is exact
     assert choose_dtype_config(facts, [wild, exact])[0] is wild
     assert choose_dtype_config(facts, []) == (None, ())
@@ -111,12 +115,12 @@ def test_the_first_match_in_list_order_is_used_and_none_is_a_wildcard() -> None:
 @pytest.mark.rule("DTY-03")
 @pytest.mark.parametrize("bound", [{"quant_min_lower_bound": 50}, {"quant_max_upper_bound": 50}])
 def test_one_bound_alone_is_no_bound(bound: dict[str, int]) -> None:
-    assert choose_dtype_config(QConfigFacts.of(OURS), limited(**bound))[0] is not None
+    assert choose_dtype_config(facts_of(OURS), limited(**bound))[0] is not None
 
 
 @pytest.mark.rule("DTY-04")
 def test_the_largest_scale_is_not_enforced() -> None:
-    assert choose_dtype_config(QConfigFacts.of(OURS), limited(scale_max_upper_bound=1e-30))[0] is not None
+    assert choose_dtype_config(facts_of(OURS), limited(scale_max_upper_bound=1e-30))[0] is not None
 
 
 @pytest.mark.rule("DTY-05")
@@ -125,6 +129,43 @@ def test_only_these_very_fixed_qparams_satisfy_an_exact_match(made: str) -> None
     theirs = flows.torchs.FixedQParamsObserver.with_args(scale=1 / 256, zero_point=0, dtype=U8)
     fake = flows.torch_fakes.FixedQParamsFakeQuantize.with_args(observer=theirs)
     make = {"ours": FIXED.activation, "torch's observer": theirs, "torch's fake quantize": fake}[made]
-    facts = QConfigFacts.of(QConfig(make, OURS.weight))
+    facts = facts_of(QConfig(make, OURS.weight))
     assert choose_dtype_config(facts, limited(scale_exact_match=1 / 256, zero_point_exact_match=0))[0] is not None
     assert choose_dtype_config(facts, limited(scale_exact_match=1 / 256, zero_point_exact_match=1))[0] is None
+
+
+HALF = {"dtype": torch.float16}
+
+
+@pytest.mark.rule("DTY-08")
+@pytest.mark.parametrize(
+    ("activation_observer", "weight_dtype", "bias"),
+    [
+        (PlaceholderObserver.with_args(**HALF), torch.float16, torch.float16),
+        (PlaceholderObserver.with_args(**HALF, is_dynamic=True), torch.float16, torch.float),
+        (PlaceholderObserver.with_args(**HALF), torch.qint8, torch.float),
+        (MinMaxObserver.with_args(dtype=U8), torch.float16, torch.float),
+        (MinMaxObserver.with_args(dtype=U8), torch.qint8, torch.float),
+    ],
+)
+def test_a_bias_is_float_but_half_beside_static_halves(activation_observer: Any, weight_dtype: Any, bias: Any) -> None:
+    qconfig = QConfig(activation_observer, PlaceholderObserver.with_args(dtype=weight_dtype))
+    facts = facts_of(qconfig)
+    wanted = DTypeConfig(None, None, None, bias, is_dynamic=facts.activation.is_dynamic)
+    other = DTypeConfig(
+        None, None, None, torch.float16 if bias == torch.float else torch.float, is_dynamic=facts.activation.is_dynamic
+    )
+    chosen, refusals = choose_dtype_config(facts, [other, wanted])
+    assert chosen is wanted
+    assert [(refusal.rule, refusal.where, refusal.found) for refusal in refusals] == [
+        ("DTY-08", "bias dtype", str(bias))
+    ]
+
+
+@pytest.mark.rule("DTY-08")
+@pytest.mark.rule("DTY-01")
+def test_what_is_said_of_weight_and_bias_does_not_matter_to_a_pattern_without_weight() -> None:
+    weighted = [DTypeConfig(U8, U8, S8, torch.float16)]
+    facts = facts_of(activation())
+    assert choose_dtype_config(facts, weighted)[0] is None
+    assert choose_dtype_config(facts, weighted, has_weight=False)[0] is weighted[0]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import both_core as core
 import both_flows as flows
 import pytest
 import torch
@@ -43,3 +47,46 @@ def test_converted_models_keep_the_log_and_others_have_none() -> None:
     for other in (nn.Linear(2, 2), torch.fx.symbolic_trace(nn.Linear(2, 2))):
         with pytest.raises(ModelError, match="has no decision log: it was not made by refimpl's prepare_fx"):
             refimpl.explain(other)
+
+
+@pytest.mark.rule("OBS-15")
+@pytest.mark.rule("DTY-09")
+def test_the_log_tells_modes_and_special_modules_apart_and_names_what_no_pattern_matches() -> None:
+    def run(net: Any, x: Any) -> Any:
+        return torch.exp(net.b(net.inner(net.loose(net.a(x)))))
+
+    config = refimpl.PrepareCustomConfig().set_standalone_module_name("inner", None, (core.X,), None, None)
+    model = core.Net(run, inner=nn.Sequential(nn.Linear(4, 4)), loose=nn.SELU()).eval()
+    mapping = flows.global_mapping().set_module_name("a", core.NAMED.default_dynamic_qconfig)
+    log = refimpl.explain(core.prepared(model, mapping, prepare_custom_config=config))
+    assert {row["node"]: row["dtype config"] for row in log.rows()} == {
+        "a": "in=quint8, w=qint8, out=float32, dynamic",
+        "inner": "standalone module",
+        "b": "in=quint8, w=qint8, out=quint8",
+        "loose": "float",
+        "exp": "float",
+    }
+    reasons = {row["node"]: row["reason"] for row in log.rows()}
+    assert reasons["exp"] == reasons["loose"] == "no pattern matches"
+    assert {row["node"]: row["qconfig"] for row in log.rows()}["a"] == "module_name 'a'"
+
+
+def is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(part) for key, part in value.items())
+    return all(map(is_plain, value)) if isinstance(value, list) else value is None or type(value) in (str, int, bool)
+
+
+@pytest.mark.rule("OBS-15")
+def test_the_dict_form_is_plain_builtins_and_says_all_of_it() -> None:
+    model = core.Net(lambda net, x: torch.sigmoid(torch.cat([net.relu(net.a(x)), x]))).eval()
+    log = refimpl.explain(core.prepared(model))
+    found = log.to_dict()
+    assert is_plain(found) and json.loads(json.dumps(found)) == found
+    assert [entry["node"] for entry in found["decisions"]] == [decision.node for decision in log.plan.decisions]
+    assert [(entry["value"], entry["role"], entry["rule"]) for entry in found["observers"]] == [
+        (slot.value, slot.role, slot.rule) for slot in log.plan.slots
+    ]
+    assert found["fusions"] == ["nn.Linear+nn.ReLU at a"]
+    refused = next(entry for entry in found["decisions"] if entry["node"] == "sigmoid")
+    assert refused["refusals"][0]["rule"] == "DTY-05"

@@ -47,8 +47,8 @@ def leave_an_observer(model: Any) -> None:
 
 
 def dequantize_a_float(model: Any) -> None:
-    node = first(model, is_dequantize)
-    node.args = (first(model, lambda node: node.op == "placeholder"),)
+    one, other = [node for node in model.graph.nodes if is_dequantize(node)][:2]
+    other.args = (one,)
 
 
 def quantize_for_nobody(model: Any) -> None:
@@ -61,7 +61,7 @@ BROKEN: list[tuple[Callable[[Any], None], str, str]] = [
     (break_order, "prepare", "FUS-03: .*was used before it has been defined"),
     (orphan_observer, "prepare", "OBS-15: observer activation_post_process_0 has no user"),
     (leave_an_observer, "convert", "CVT-01: observer activation_post_process_9 was not converted"),
-    (dequantize_a_float, "convert", "CVT-01: dequantize dequantizes x, which nothing quantized"),
+    (dequantize_a_float, "convert", "CVT-01: dequantize_1 dequantizes dequantize, which nothing quantized"),
     (quantize_for_nobody, "convert", "CVT-06: quantize_per_tensor quantizes for no user"),
 ]
 

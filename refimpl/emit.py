@@ -1,0 +1,144 @@
+"""Writing quantize and dequantize, in both reference forms (rules CVT-01, CVT-03, CVT-04, CVT-07, CVT-09)."""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from refimpl.decomposed import OPS, PLAIN_DTYPE
+from refimpl.errors import QConfigError, RefimplError
+from refimpl.plan import Slot
+from refimpl.qparams import QParams, dtype_range, read_plain_observers, read_qparams
+
+
+class Emitter:
+    """What both forms share: names of buffers, and one reading of qparams per observer instance."""
+
+    static: Callable[..., tuple[Node, Node]]  # quantize with qparams that are known (CVT-01)
+    dynamic: Callable[..., tuple[Node, Node]]  # quantize with qparams that are chosen while running (CVT-03)
+    float16: Callable[..., tuple[Node, Node]]  # cast to float16 and back (CVT-04)
+
+    def __init__(
+        self, graph: Graph, attributes: dict[str, Any], taken: Mapping[str, Any], observers: Iterable[Any]
+    ) -> None:
+        self.graph = graph
+        self.attributes = attributes
+        self._taken = taken
+        self._numbers: defaultdict[str, count[int]] = defaultdict(count)
+        self._qparams = read_plain_observers(observers)
+        self._read: list[Any] = []  # kept alive: an id is an observer's own only as long as it lives
+
+    def __call__(
+        self, value: Node, observer: Any, scope: str, slot: Slot, rank: int | None = None
+    ) -> tuple[Node, Node]:
+        """Write quantize and dequantize of a value at the end of the graph; return both nodes.
+
+        `rank`: the value's number of dimensions, if known. Raises QConfigError, naming the slot, for an observer that
+        gives no qparams.
+        """
+        if getattr(observer, "is_dynamic", False):
+            return self.dynamic(value, observer)
+        if observer.dtype == torch.float16:
+            return self.float16(value)
+        if id(observer) not in self._qparams:
+            try:
+                self._qparams[id(observer)] = read_qparams(observer)
+                self._read.append(observer)
+            except RefimplError as error:
+                raise QConfigError(f"observer of {slot.value!r} ({slot.role}): {error}") from error
+        return self.static(value, self._qparams[id(observer)], scope, rank)
+
+    def buffer(self, stem: str, tensor: Tensor) -> Node:
+        """Register a buffer under the next free name of a stem, and read it."""
+        stem = stem.replace(".", "_")
+        names = (f"{stem}_{number}" for number in self._numbers[stem])
+        name = next(name for name in names if name not in self.attributes and name not in self._taken)
+        self.attributes[name] = tensor
+        return self.graph.create_node("get_attr", name)
+
+
+class QuantizedTensors(Emitter):
+    """Writes quantize and dequantize on torch's quantized tensors; qparams are buffers. (CVT-01)"""
+
+    def static(self, value: Node, qparams: QParams, scope: str, rank: int | None) -> tuple[Node, Node]:
+        value = self._clamped(value, qparams, scope, rank)
+        scale, zero_point = qparams.scale, qparams.zero_point
+        rest: tuple[Any, ...] = (qparams.axis, qparams.dtype)
+        quantize: Any = torch.quantize_per_channel
+        if qparams.axis is None:
+            scale, zero_point, rest = torch.tensor(float(scale)), torch.tensor(int(zero_point)), (qparams.dtype,)
+            quantize = torch.quantize_per_tensor
+        numbers = (self.buffer(f"{scope}_scale", scale), self.buffer(f"{scope}_zero_point", zero_point))
+        quantized = self.graph.call_function(quantize, (value, *numbers, *rest))
+        return quantized, self.graph.call_method("dequantize", (quantized,))
+
+    def dynamic(self, value: Node, observer: Any) -> tuple[Node, Node]:
+        reduce_range = torch.backends.quantized.engine in ("fbgemm", "x86")
+        arguments = (value, observer.dtype, reduce_range)
+        quantized = self.graph.call_function(torch.quantize_per_tensor_dynamic, arguments)  # rule: CVT-03
+        return quantized, self.graph.call_method("dequantize", (quantized,))
+
+    def float16(self, value: Node) -> tuple[Node, Node]:
+        half = self.graph.call_method("to", (value, torch.float16))  # rule: CVT-04
+        return half, self.graph.call_method("dequantize", (half,))
+
+    def _clamped(self, value: Node, qparams: QParams, scope: str, rank: int | None) -> Node:
+        """Honour a range narrower than the dtype's, which the quantize op itself cannot express. (CVT-09)"""
+        ends = (qparams.quant_min, qparams.quant_max)
+        if ends == dtype_range(qparams.dtype):
+            return value
+        low, high = ((end - qparams.zero_point.to(torch.float32)) * qparams.scale for end in ends)  # rule: NUM-01
+        if qparams.axis is None:
+            return self.graph.call_function(torch.clamp, (value, float(low), float(high)))  # rule: CVT-09
+        if rank is None:
+            raise QConfigError(
+                f"CVT-09: {value.name} is to be quantized per channel to {qparams.quant_min}..{qparams.quant_max}, "
+                "which needs its rank, and only a weight's is known: take the whole range of the dtype, or per tensor"
+            )
+        shape = [1] * rank
+        shape[qparams.axis] = -1
+        bounds = (self.buffer(f"{scope}_{end}", b.reshape(shape)) for end, b in (("low", low), ("high", high)))
+        return self.graph.call_function(torch.clamp, (value, *bounds))  # rule: CVT-09
+
+
+class Decomposed(Emitter):
+    """Writes ``quantized_decomposed`` ops on plain integers; per-tensor qparams are literals. (CVT-07)"""
+
+    def static(self, value: Node, qparams: QParams, scope: str, rank: int | None) -> tuple[Node, Node]:
+        bounds = (qparams.quant_min, qparams.quant_max, PLAIN_DTYPE[qparams.dtype])  # rule: CVT-07
+        if qparams.axis is None:
+            numbers: tuple[Any, ...] = (float(qparams.scale), int(qparams.zero_point), *bounds)
+            return self._pair(value, numbers, OPS.quantize_per_tensor.default, OPS.dequantize_per_tensor.default)
+        tensors = (("scale", qparams.scale), ("zero_point", qparams.zero_point))
+        numbers = (*(self.buffer(f"{scope}_{name}", tensor) for name, tensor in tensors), qparams.axis, *bounds)
+        return self._pair(value, numbers, OPS.quantize_per_channel.default, OPS.dequantize_per_channel.default)
+
+    def dynamic(self, value: Node, observer: Any) -> tuple[Node, Node]:
+        if observer.dtype not in PLAIN_DTYPE:
+            raise QConfigError(f"CVT-03: the decomposed form chooses qparams of integers only; found {observer.dtype}")
+        asked = (observer.quant_min, observer.quant_max)
+        whole, plain = dtype_range(observer.dtype), PLAIN_DTYPE[observer.dtype]
+        bounds = [end if own is None else own for end, own in zip(whole, asked, strict=True)]
+        is_symmetric = getattr(observer, "qscheme", None) == torch.per_tensor_symmetric
+        choose = OPS.choose_qparams_symmetric.tensor if is_symmetric else OPS.choose_qparams.tensor
+        eps = getattr(observer, "eps", torch.finfo(torch.float32).eps)
+        chosen = self.graph.call_function(choose, (value, *bounds, float(eps), plain))  # rule: CVT-03
+        qparams = (self.graph.call_function(operator.getitem, (chosen, index)) for index in (0, 1))
+        return self._pair(
+            value, (*qparams, *bounds, plain), OPS.quantize_per_tensor.tensor, OPS.dequantize_per_tensor.tensor
+        )
+
+    def float16(self, value: Node) -> tuple[Node, Node]:
+        half = self.graph.call_function(OPS.convert_element_type.no_fuse, (value, torch.float16))  # rule: CVT-04
+        return half, self.graph.call_function(OPS.convert_element_type.no_fuse, (half, torch.float32))
+
+    def _pair(self, value: Node, numbers: tuple[Any, ...], quantize: Any, dequantize: Any) -> tuple[Node, Node]:
+        quantized = self.graph.call_function(quantize, (value, *numbers))
+        return quantized, self.graph.call_function(dequantize, (quantized, *numbers))

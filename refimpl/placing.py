@@ -1,0 +1,201 @@
+"""Placing observers for the matches that are quantized (rules OBS-01 to OBS-14, DTY-08). The graph is not touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter, getitem
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from refimpl.dtype_choice import ObserverFacts, QConfigFacts, is_observed_dtype
+from refimpl.matching import Match
+from refimpl.observers import PlaceholderObserver
+from refimpl.plan import DIFFERENT, NOT_OBSERVED, OBSERVER_PREFIX, Decision, Role, Slot
+from refimpl.tracing import Places, positional_arguments, tensor_inputs
+from refimpl.values import observable_inputs
+
+Make = Callable[..., nn.Module]
+_FLOAT16_BIAS = PlaceholderObserver.with_args(dtype=torch.float16)
+_range = attrgetter("dtype", "is_dynamic", "quant_min", "quant_max")  # what an observer must share to serve others
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A slot while its group and consumers still grow. ``consumers`` None: every user, it is an output's."""
+
+    value: Node
+    group: int
+    make: Make
+    facts: ObserverFacts
+    role: Role
+    rule: str
+    consumers: list[Node] | None
+
+
+class Placer:
+    """Places observers in graph order: a node's inputs when it is reached, the output at a match's last node.
+
+    `weights`: the argument indexes of weight and bias by function. `given`: values that come quantized, with their
+    dtype (OBS-11). Groups are a union-find over slots.
+    """
+
+    def __init__(
+        self,
+        floats: set[Node],
+        weights: Mapping[Any, Mapping[str, int]],
+        given: dict[Node, torch.dtype],
+        facts_of: Callable[[Make], ObserverFacts],
+    ) -> None:
+        self._floats = floats
+        self._weights = weights
+        self._given = given
+        self._facts_of = facts_of
+        self._drafts: list[_Draft] = []
+        self._on: dict[Node, list[_Draft]] = {}
+        self._parent: list[int] = []
+
+    def place(self, nodes: Iterable[Node], accepted: Iterable[tuple[Match, Decision]]) -> None:
+        """Place the observers of all accepted matches of a graph with these nodes."""
+        at: dict[Node, tuple[Match, Decision, list[_Draft | None]]] = {}
+        for match, decision in accepted:
+            if decision.observation is not NOT_OBSERVED and decision.qconfig is not None:  # rule: OBS-03
+                at |= dict.fromkeys(match.nodes, (match, decision, []))
+        for node in filter(at.__contains__, nodes):
+            match, decision, inputs = at[node]
+            inputs.extend(self._inputs(node, match, decision))
+            if node is match.last:
+                self._finish(match, decision, inputs)
+
+    def _finish(self, match: Match, decision: Decision, inputs: list[_Draft | None]) -> None:
+        """Place a match's output observer, alone or shared with its inputs."""
+        assert decision.qconfig is not None
+        make = decision.qconfig.activation
+        facts = self._facts_of(make)
+        if facts.is_dynamic or not is_observed_dtype(facts.dtype):
+            return  # rule: OBS-05 (a dynamic output is float)
+        if decision.kind == "standalone module" or match.last in self._given:
+            return  # rule: STD-01 (its output is observed inside, if at all)
+        sources = [self._upstream(match.root)] if facts.reuses_input else inputs  # rule: OBS-12
+        placed = [draft for draft in sources if draft is not None]
+        if not facts.reuses_input and (decision.observation is DIFFERENT or len(placed) < len(inputs)):
+            # rule: OBS-01, OBS-11 (a value given quantized has no observer here)
+            self._new(match.last, make, "output", "OBS-01", None)
+        elif placed:  # rule: OBS-09 (sharing with nothing observed upstream: no output observer)
+            rule = "OBS-12" if facts.reuses_input else "OBS-02"
+            output = self._new(match.last, placed[0].make, "output", rule, None)
+            for draft in (*placed, output):  # rule: OBS-02, OBS-08
+                self._parent[self._find(draft.group)] = self._find(placed[0].group)
+
+    def _upstream(self, node: Node) -> _Draft | None:
+        """Find the observer of a node's first input, through what is not observed. (OBS-08, OBS-12)"""
+        user, value = node, next(iter(tensor_inputs(node.args)), None)
+        while value is not None:
+            for draft in self._on.get(value, ()):
+                if draft.consumers is None or user in draft.consumers:
+                    return draft
+            user, value = value, next(iter(tensor_inputs(value.args)), None)  # rule: OBS-08
+        return None
+
+    def _inputs(self, node: Node, match: Match, decision: Decision) -> Iterable[_Draft | None]:
+        """See that every tensor that enters the match here is observed; yield the activations' slots, None if given."""
+        assert decision.qconfig is not None
+        activation, entries = self._facts_of(decision.qconfig.activation), decision.quantized_inputs
+        weight, bias = weight_arguments(node, self._weights.get(node.target) if node.op == "call_function" else None)
+        first = next(iter(positional_arguments(node, at_least=1)), None)
+        for value in observable_inputs(node, self._floats):
+            if value in match.nodes:
+                continue
+            if value is bias:
+                asked = QConfigFacts(activation=activation, weight=self._facts_of(decision.qconfig.weight))
+                if asked.bias_dtype == torch.float16:  # rule: DTY-08, OBS-06
+                    self._input(value, node, _FLOAT16_BIAS, "bias", "DTY-08")
+            elif value is weight:
+                if decision.dtype_config and is_observed_dtype(decision.dtype_config.weight_dtype):
+                    self._input(value, node, decision.qconfig.weight, "weight", "OBS-06")  # rule: OBS-06
+            elif activation.reuses_input or not is_observed_dtype(activation.dtype):
+                continue  # rule: CVT-11 (weight-only: the activations stay as they are)
+            elif activation.is_dynamic and value is not first:
+                continue  # rule: OBS-05
+            elif self._given.get(value) == activation.dtype and not activation.is_dynamic:
+                yield None  # rule: OBS-11
+            elif entries is None or any(argument is value and i in entries for i, argument in enumerate(node.args)):
+                # rule: STD-01 (a standalone module's other inputs stay float)
+                rule = "OBS-05" if activation.is_dynamic else "OBS-01"
+                yield self._input(value, node, decision.qconfig.activation, "input", rule)
+
+    def _input(self, value: Node, user: Node, make: Make, role: Role, rule: str) -> _Draft:
+        """Find a slot on a value that gives what a user asks for, or place one. (OBS-04, OBS-14)
+
+        Two users of an unobserved value share one only if they ask for the same class.
+        """
+        wanted = self._facts_of(make)
+        for draft in self._on.get(value, ()):
+            is_same_class = draft.facts.observer_class is wanted.observer_class
+            if _range(draft.facts) == _range(wanted) and (draft.consumers is None or is_same_class):  # rule: OBS-04
+                if draft.consumers is not None and user not in draft.consumers:
+                    draft.consumers.append(user)
+                return draft
+        return self._new(value, make, role, "OBS-14" if value in self._on else rule, [user])  # rule: OBS-14
+
+    def _new(self, value: Node, make: Make, role: Role, rule: str, consumers: list[Node] | None) -> _Draft:
+        draft = _Draft(value, len(self._parent), make, self._facts_of(make), role, rule, consumers)
+        self._parent.append(draft.group)
+        self._drafts.append(draft)
+        self._on.setdefault(value, []).append(draft)
+        return draft
+
+    def _find(self, group: int) -> int:
+        while self._parent[group] != group:
+            self._parent[group] = self._parent[self._parent[group]]
+            group = self._parent[group]
+        return group
+
+    def slots(self, places: Places, is_quantized: Callable[[Node], bool]) -> tuple[Slot, ...]:
+        """Freeze what was placed, in graph order, groups numbered from 0.
+
+        `is_quantized` tells whether a QConfig holds for a node: its output is then named after itself.
+        """
+        groups: dict[int, tuple[int, Make]] = {}
+        for draft in self._drafts:
+            groups.setdefault(self._find(draft.group), (len(groups), draft.make))
+        return tuple(
+            Slot(
+                name=f"{OBSERVER_PREFIX}{index}",
+                value=draft.value.name,
+                group=groups[self._find(draft.group)][0],
+                make=groups[self._find(draft.group)][1],
+                role=draft.role,
+                consumers=None if draft.consumers is None else tuple(node.name for node in draft.consumers),
+                rule=draft.rule,
+                scope=self._scope(draft, places, is_quantized),
+            )
+            for index, draft in enumerate(self._drafts)
+        )
+
+    def _scope(self, draft: _Draft, places: Places, is_quantized: Callable[[Node], bool]) -> str:
+        """Return the name that a slot's qparams begin with: the value's module, or ``<user's module>_input``."""
+        if draft.role == "input" and self._on[draft.value][0].role == "output":
+            return ""  # rule: OBS-14 (it observes what the producer's own observer gives: a value of no module)
+        if is_quantized(draft.value) or not draft.consumers:
+            return places.name(draft.value)
+        linear = [user for user in draft.consumers if user.target is torch.nn.functional.linear]
+        return f"{places.name((linear or draft.consumers)[0])}_input"
+
+
+def weight_arguments(node: Node, indexes: Mapping[str, int] | None) -> tuple[Any, Any]:
+    """Return the arguments of a function that are its weight and its bias by those indexes, or None."""
+    if not indexes:
+        return None, None
+    named = dict(enumerate(positional_arguments(node, at_least=max(indexes.values()) + 1)))
+    weight, bias = (named.get(indexes.get(kind, -1), node.kwargs.get(kind)) for kind in ("weight", "bias"))
+    return weight, bias
+
+
+def tuple_elements(node: Node, shape: Any) -> list[Node]:
+    """List the nodes that take a tuple of that shape apart; what is not a tuple in `shape` is a tensor."""
+    parts = [user for user in node.users if user.target is getitem] if isinstance(shape, tuple) else []
+    return [element for part in parts for element in (part, *tuple_elements(part, shape[part.args[1]]))]

@@ -1,0 +1,100 @@
+"""What prepare decides, as frozen data that can be printed, copied and saved (rules OBS-15, DTY-09, CVT-12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from torch import nn
+
+from refimpl.backend_config import ObservationType
+from refimpl.dtype_choice import Refusal
+from refimpl.dtype_config import DTypeConfig
+from refimpl.qconfig import QConfig
+
+DIFFERENT = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
+SHARE = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
+NOT_OBSERVED = ObservationType.INPUT_OUTPUT_NOT_OBSERVED
+
+LSTM_RESULT = (0, (0, 0))  # the shape of what an LSTM returns: outputs, and its two states
+OBSERVER_PREFIX = "activation_post_process_"  # of the attributes that observers are
+
+Kind = Literal["pattern", "custom module", "standalone module"]
+Role = Literal["input", "output", "weight", "bias"]
+
+
+class Place(NamedTuple):
+    """Where a node stands, as QConfigMapping keys see it; names, as some functions cannot be pickled. (QCM-02)"""
+
+    object_types: tuple[str, ...]
+    name: str
+    order: tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What is done with one match, and why. Nodes are named, so that a decision outlives its graph.
+
+    ``dtype_config`` None in a pattern: it stays float, for ``reason``. ``observation`` is the type in force (OBS-07).
+    ``target``: full name of the root's module; None if the root is a function. ``places``: one per node.
+    ``quantized_inputs``, ``quantized_output``: which positional arguments a standalone module takes quantized (None:
+    all), and whether it returns its result so. (STD-01)
+    """
+
+    kind: Kind
+    node: str
+    nodes: tuple[str, ...]
+    root: str
+    target: str | None
+    pattern: str
+    qconfig: QConfig | None
+    source: str
+    dtype_config: DTypeConfig | None
+    refusals: tuple[Refusal, ...]
+    reason: str
+    observation: ObservationType
+    places: tuple[Place, ...]
+    quantized_inputs: tuple[int, ...] | None = None
+    quantized_output: bool = True
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether prepare acts on the match; what a custom or standalone module does is its own affair."""
+        if self.kind == "standalone module":
+            return True
+        return self.dtype_config is not None or (self.kind == "custom module" and self.qconfig is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One observer call. Slots of one ``group`` call one and the same observer instance. (OBS-02)
+
+    ``name``: the observer's attribute. ``consumers``: the users that see the observed value; None: all of them.
+    ``scope``: what its qparams are named after, the module that the value belongs to.
+    """
+
+    name: str
+    value: str
+    group: int
+    make: Callable[..., nn.Module]
+    role: Role
+    consumers: tuple[str, ...] | None
+    rule: str
+    scope: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that prepare decides: what is quantized, and where observers go. (OBS-15)
+
+    ``unmatched``: the calls that no pattern matches, with the readable name of what they call.
+    """
+
+    # rule: OBS-15
+    decisions: tuple[Decision, ...]
+    slots: tuple[Slot, ...]
+    unmatched: tuple[tuple[str, str], ...]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
+        return self  # frozen, and all of it names nodes: copies of a model share it

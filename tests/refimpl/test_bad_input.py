@@ -1,0 +1,219 @@
+"""Bad input through the front door: one clear error that names the node or the entry, never a wrong model. (Shows 6)"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import both_flows as flows
+import pytest
+import torch
+import torch.nn.functional as F
+from both_core import Net, X
+from torch import Tensor, nn
+
+import refimpl
+from refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    ConfigError,
+    DTypeConfig,
+    ModelError,
+    QConfig,
+    QConfigError,
+    QConfigMapping,
+    RefimplError,
+)
+
+DTYPES = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
+
+
+def net() -> nn.Module:
+    return Net(lambda net, x: net.b(net.relu(net.a(x)))).eval()
+
+
+def prepare(model: nn.Module | None = None, mapping: Any = None, inputs: Any = (X,), **options: Any) -> Any:
+    return refimpl.prepare_fx(
+        net() if model is None else model, flows.global_mapping() if mapping is None else mapping, inputs, **options
+    )
+
+
+def fusing(method: Callable[..., Any], fused: type = torch.ao.nn.intrinsic.LinearReLU) -> BackendConfig:
+    entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(DTYPES).set_fuser_method(method)
+    return BackendConfig("vendor").set_backend_pattern_config(entry.set_fused_module(fused))
+
+
+class Looping(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x if x.sum() > 0 else -x
+
+
+def not_a_qconfig(activation: Any, weight: Any = flows.QCONFIG.weight) -> Any:
+    return QConfigMapping().set_global(QConfig(activation, weight))
+
+
+def failing() -> nn.Module:
+    raise RuntimeError("no memory")
+
+
+BAD: Mapping[str, tuple[Callable[[], Any], type[RefimplError], str]] = {
+    "a model that cannot be traced": (lambda: prepare(Looping()), ModelError, "Looping cannot be traced by torch.fx"),
+    "the same for training": (
+        lambda: refimpl.prepare_qat_fx(Looping().train(), flows.global_mapping(), (X,)),
+        ModelError,
+        "Looping cannot be traced by torch.fx",
+    ),
+    "the same in fuse": (lambda: refimpl.fuse_fx(Looping().eval()), ModelError, "Looping cannot be traced"),
+    "train mode for fuse": (lambda: refimpl.fuse_fx(net().train()), ModelError, r"fuse_fx needs a model in eval mode"),
+    "a mapping that is none": (lambda: prepare(mapping=3), QConfigError, "expected a QConfigMapping, found 3"),
+    "a config that is none": (lambda: prepare(backend_config=3), ConfigError, "expected a BackendConfig, found 3"),
+    "a custom config that is none": (
+        lambda: prepare(prepare_custom_config=3),
+        ConfigError,
+        "expected a PrepareCustomConfig, found 3",
+    ),
+    "a QConfig of instances": (
+        lambda: prepare(mapping=not_a_qconfig(refimpl.MinMaxObserver())),
+        QConfigError,
+        "expected constructors|observer constructor",
+    ),
+    "a QConfig that is a number": (
+        lambda: prepare(mapping=QConfigMapping().set_module_name("a", 3)),
+        QConfigError,
+        "expected constructors 'activation' and 'weight'",
+    ),
+    "a constructor that fails": (
+        lambda: prepare(mapping=not_a_qconfig(failing)),
+        QConfigError,
+        r"the observer constructor .*failing.* failed: no memory",
+    ),
+    "a weight's constructor that fails": (
+        lambda: prepare(mapping=not_a_qconfig(flows.QCONFIG.activation, failing)),
+        QConfigError,
+        r"the observer constructor .*failing.* failed: no memory",
+    ),
+    "a regex that does not compile": (
+        lambda: prepare(mapping=QConfigMapping().set_module_name_regex("a(", flows.QCONFIG)),
+        QConfigError,
+        r"module_name_regex 'a\(' does not compile",
+    ),
+    "a fuser method of the wrong class": (
+        lambda: prepare(backend_config=fusing(lambda is_qat, linear, relu: linear)),
+        ConfigError,
+        r"nn.Linear\+nn.ReLU.*returned Linear; expected .*LinearReLU",
+    ),
+    "a fuser method with too few arguments": (
+        lambda: prepare(backend_config=fusing(lambda is_qat, linear: linear)),
+        ConfigError,
+        r"nn.Linear\+nn.ReLU",
+    ),
+    "a fuser method that returns nothing": (
+        lambda: prepare(backend_config=fusing(lambda is_qat, linear, relu: None)),
+        ConfigError,
+        r"nn.Linear\+nn.ReLU.*returned NoneType",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+@pytest.mark.rule("OBS-15")
+def test_bad_input_is_one_clear_error(what: str) -> None:
+    call, kind, message = BAD[what]
+    with pytest.raises(kind, match=message):
+        call()
+
+
+@pytest.mark.rule("OBS-15")
+def test_a_number_of_example_inputs_that_does_not_run_is_an_error_that_names_the_models_own() -> None:
+    with pytest.raises(ModelError, match=r"example_inputs: Net takes \(x\), found 2 inputs"):
+        prepare(inputs=(X, X))
+
+    class Sum(nn.Module):
+        def forward(self, x: Any, y: Any, z: Any = None) -> Any:
+            return x + y
+
+    with pytest.raises(ModelError, match=r"example_inputs: Sum takes \(x, y, z\), found 1 inputs"):
+        prepare(Sum().eval(), inputs=(X,))
+    assert prepare(Sum().eval(), inputs=(X, X))(X, X).shape == X.shape
+    assert prepare(Sum().eval(), inputs=None)(X, X).shape == X.shape
+
+
+@pytest.mark.rule("OBS-15")
+@pytest.mark.parametrize("inputs", [(X,), [X], X], ids=["tuple", "list", "tensor"])
+def test_example_inputs_may_be_a_tuple_a_list_or_one_tensor(inputs: Any) -> None:
+    assert prepare(inputs=inputs)(X).shape == X.shape
+
+
+UNMATCHED: Mapping[str, tuple[Callable[[QConfigMapping], Any], str]] = {
+    "module_name": (lambda mapping: mapping.set_module_name("aa", None), r"module_name aa matches nothing.*'a'"),
+    "module_name_regex": (
+        lambda mapping: mapping.set_module_name_regex("z.*", None),
+        r"module_name_regex z\.\* matches",
+    ),
+    "object_type": (lambda mapping: mapping.set_object_type(Looping, None), "object_type Looping matches nothing"),
+    "order": (
+        lambda mapping: mapping.set_module_name_object_type_order("", nn.Linear, 7, None),
+        r"module_name_object_type_order \('', Linear, 7\) matches nothing",
+    ),
+}
+
+
+@pytest.mark.rule("QCM-02")
+@pytest.mark.parametrize("kind", UNMATCHED)
+def test_a_key_that_matches_nothing_is_a_warning_that_names_the_nearest(kind: str) -> None:
+    add, message = UNMATCHED[kind]
+    mapping = QConfigMapping().set_global(flows.QCONFIG)
+    add(mapping)
+    with pytest.warns(UserWarning, match=message):
+        found = prepare(mapping=mapping)
+    assert found(X).shape == X.shape
+
+
+@pytest.mark.rule("QCM-02")
+def test_default_mappings_and_keys_that_match_give_no_warning() -> None:
+    named = QConfigMapping().set_global(flows.QCONFIG).set_module_name("a", None).set_object_type(nn.ReLU, None)
+    for mapping in (named, flows.torch_mappings.get_default_qconfig_mapping("qnnpack")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert prepare(mapping=mapping)(X).shape == X.shape
+
+
+@pytest.mark.rule("CVT-01")
+@pytest.mark.parametrize("model", [nn.Linear(2, 2), torch.fx.symbolic_trace(nn.Linear(2, 2))], ids=["module", "traced"])
+def test_convert_names_what_it_was_given(model: Any) -> None:
+    with pytest.raises(ModelError, match=rf"convert: {type(model).__name__} was not made by refimpl's prepare_fx"):
+        refimpl.convert_to_reference_fx(model)
+
+
+@pytest.mark.rule("FUS-01")
+def test_example_inputs_that_do_not_run_are_an_error_that_names_the_node() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(3, 2)).eval()
+    with pytest.raises(ModelError, match=r"example_inputs cannot be run: .*call_module\[target=2\].*\(1x2 and 3x2\)"):
+        refimpl.prepare_fx(model, flows.global_mapping(), (torch.ones(1, 2),))
+
+
+def test_running_the_example_inputs_changes_neither_them_nor_buffers_nor_the_random_state() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+            self.calls: Tensor
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.dropout(x.add_(1), training=True) + self.calls.add_(1)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.noisy = Noisy()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return cast(Tensor, self.noisy(x))
+
+    model, inputs = Outer().eval(), torch.zeros(2)
+    random = torch.random.get_rng_state()
+    custom = refimpl.PrepareCustomConfig().set_non_traceable_module_classes([Noisy])
+    refimpl.prepare_fx(model, flows.global_mapping(), (inputs,), custom)
+    assert float(model.noisy.calls) == 0 and torch.equal(inputs, torch.zeros(2))
+    assert torch.equal(random, torch.random.get_rng_state())

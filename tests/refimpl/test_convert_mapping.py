@@ -1,0 +1,233 @@
+"""Convert's own arguments: its QConfigMapping, _remove_qconfig, its backend config (rules CVT-05, CVT-08, CVT-10)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import both_flows as flows
+import pytest
+import torch
+import torch.ao.quantization.quantize_fx as torch_fx
+import torch.nn.functional as F
+from both_core import CORE, NAMED, Net, X, calls, case, prepared
+from parity import parity
+from torch import nn
+
+import refimpl
+from refimpl import ConfigError, QConfig, QConfigError, QConfigMapping
+
+QCONFIG, PER_CHANNEL = flows.QCONFIG, flows.PER_CHANNEL
+FORMS: list[Callable[..., Any]] = [refimpl.convert_to_reference_fx, refimpl.convert_to_reference_decomposed_fx]
+each_form = pytest.mark.parametrize("convert", FORMS, ids=["quantized tensors", "decomposed"])
+
+
+def run(net: Any, x: Any) -> Any:
+    return net.c(net.b(net.relu(net.a(x)))) + x
+
+
+def mapping() -> Any:
+    """A mapping of prepare with a key of every kind."""
+    found = flows.global_mapping().set_module_name("b", PER_CHANNEL).set_module_name_regex("c", QCONFIG)
+    return found.set_object_type(nn.Linear, QCONFIG).set_module_name_object_type_order("", nn.Linear, 9, QCONFIG)
+
+
+LEFT: dict[str, Callable[[], Any]] = {
+    "nothing": mapping,
+    "a name": lambda: mapping().set_module_name("b", None),
+    "a name that is new": lambda: mapping().set_module_name("a", None),
+    "a regex": lambda: mapping().set_module_name_regex("c", None),
+    "a type": lambda: mapping().set_object_type(nn.Linear, None),
+    "an order": lambda: mapping().set_module_name_object_type_order("", nn.Linear, 1, None),
+}
+
+
+def net() -> nn.Module:
+    return Net(run).eval()
+
+
+@pytest.mark.rule("CVT-05")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda mapping: mapping,
+        lambda mapping: mapping.set_module_name("b", None),
+        lambda mapping: mapping.set_module_name("a", None),
+        lambda mapping: mapping.set_module_name("c", None).set_module_name("b", None),
+    ],
+    ids=["nothing", "a name", "a name that is new", "neighbours"],
+)
+def test_what_convert_leaves_in_float_is_torchs(change: Callable[[Any], Any]) -> None:
+    """Without object types: torch's fusion refuses those that do not name all parts (QCM-06)."""
+
+    def made() -> Any:
+        return flows.global_mapping().set_module_name("b", PER_CHANNEL)
+
+    found = parity(case(net, made, convert_mapping=lambda: change(made())))
+    names = [found.pop(f"{form} names", "") for form in CORE]  # torch names qparams after the consumer's input there
+    assert not found
+    assert all("_input_scale" in text for text in names if text)
+
+
+@pytest.mark.rule("CVT-05")
+@each_form
+@pytest.mark.parametrize(
+    ("what", "quantized"),
+    [
+        ("nothing", {"a", "b", "c"}),
+        ("a name", {"a", "c"}),
+        ("a name that is new", {"b", "c"}),
+        ("a regex", {"a", "b"}),
+        ("a type", {"b", "c"}),
+        ("an order", {"a", "c"}),
+    ],
+)
+def test_none_at_any_level_leaves_that_part_in_float(
+    convert: Callable[..., Any], what: str, quantized: set[str]
+) -> None:
+    reference = convert(prepared(net(), mapping()), qconfig_mapping=LEFT[what]())
+    found = {name: reference.get_submodule(name) for name in "abc"}
+    found = {name: getattr(module, "0", module) for name, module in found.items()}
+    assert {name for name, module in found.items() if type(module) is not nn.Linear} == quantized
+
+
+@pytest.mark.rule("CVT-05")
+@each_form
+def test_all_none_leaves_the_float_model(convert: Callable[..., Any]) -> None:
+    found = prepared(net())
+    reference = convert(found, qconfig_mapping=QConfigMapping())
+    assert calls(reference) == ["LinearReLU", "Linear", "Linear", "add"]
+    with torch.no_grad():
+        assert torch.equal(reference(X), net()(X))
+    assert calls(convert(found)) != calls(reference), "and the prepared model can still be converted"
+
+
+@pytest.mark.rule("CVT-05")
+@pytest.mark.rule("QCM-02")
+@pytest.mark.parametrize(
+    ("key", "forward"),
+    [
+        (F.linear, lambda net, x: F.linear(x, net.weight, net.bias)),
+        ("relu", lambda net, x: net.a(x).unsqueeze(0).relu()),
+        (torch.add, lambda net, x: torch.add(net.a(x), net.b(x))),
+    ],
+    ids=["function", "method", "torch.add"],
+)
+def test_functions_and_methods_are_named_too(key: Any, forward: Callable[..., Any]) -> None:
+    def stripped(none: Any) -> Any:
+        found = prepared(Net(forward).eval(), flows.global_mapping().set_object_type(key, QCONFIG))
+        return refimpl.convert_to_reference_fx(found, qconfig_mapping=flows.global_mapping().set_object_type(key, none))
+
+    counts = [calls(stripped(value)).count("quantize_per_tensor") for value in (QCONFIG, None)]
+    assert counts[1] < counts[0]
+
+
+@pytest.mark.rule("CVT-05")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.module_name_qconfigs.clear(), "lacks prepare's module_name_qconfigs key 'b'"),
+        (lambda m: m.object_type_qconfigs.clear(), "lacks prepare's object_type_qconfigs key 'nn.Linear'"),
+        (lambda m: m.module_name_regex_qconfigs.clear(), "lacks prepare's module_name_regex_qconfigs key 'c'"),
+        (lambda m: m.set_module_name("b", QCONFIG), "module_name_qconfigs 'b' is .* must be prepare's"),
+        (lambda m: m.set_global(PER_CHANNEL), "global_qconfig '' is .* must be prepare's"),
+        (lambda m: m.set_module_name("a", PER_CHANNEL), "a was prepared with .* must be the same or None"),
+    ],
+)
+def test_a_key_that_is_missing_or_says_something_else_is_an_error(change: Callable[[Any], Any], message: str) -> None:
+    found, other = prepared(net(), mapping()), mapping()
+    change(other)
+    for convert in FORMS:
+        with pytest.raises(QConfigError, match=message):
+            convert(found, qconfig_mapping=other)
+
+
+@pytest.mark.rule("CVT-05")
+def test_equal_qconfigs_made_twice_are_the_same() -> None:
+    def made(quant_max: int = 255) -> QConfigMapping:
+        activation = refimpl.MinMaxObserver.with_args(dtype=torch.quint8, quant_min=0, quant_max=quant_max)
+        weight = refimpl.MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
+        return QConfigMapping().set_global(QConfig(activation, weight))
+
+    found = prepared(net(), made())
+    expected = refimpl.convert_to_reference_fx(found)
+    again = refimpl.convert_to_reference_fx(found, qconfig_mapping=made())
+    assert calls(again) == calls(expected) and flows.qparams(again) == flows.qparams(expected)
+    with pytest.raises(QConfigError, match="must be prepare's"):
+        refimpl.convert_to_reference_fx(found, qconfig_mapping=made(127))
+    with pytest.raises(QConfigError, match="expected a QConfigMapping"):
+        refimpl.convert_to_reference_fx(found, qconfig_mapping=3)
+
+
+@pytest.mark.rule("CVT-05")
+@pytest.mark.rule("QAT-02")
+def test_a_trained_part_that_is_left_comes_back_as_its_float_module() -> None:
+    qat = NAMED.get_default_qat_qconfig("qnnpack")
+    found = refimpl.prepare_qat_fx(net().train(), flows.global_mapping(qat), (X,))
+    found(X)
+    with_none = flows.global_mapping(qat).set_module_name("b", None)
+    reference = refimpl.convert_to_reference_fx(found.eval(), qconfig_mapping=with_none)
+    assert type(reference.get_submodule("b")) is nn.Linear
+    assert type(reference.get_submodule("c")) is not nn.Linear
+
+
+# ---- _remove_qconfig --------------------------------------------------------------------------------------
+
+
+def with_qconfigs(model: nn.Module) -> list[str]:
+    return [name for name, part in model.named_modules() if hasattr(part, "qconfig")]
+
+
+@pytest.mark.rule("CVT-08")
+@pytest.mark.parametrize("remove", [True, False])
+def test_qconfig_attributes_go_unless_they_shall_stay(remove: bool) -> None:
+    found = prepared(net())
+    assert {"a", "b", "c"} <= set(with_qconfigs(found))
+    ours = refimpl.convert_to_reference_fx(found, _remove_qconfig=remove)
+    assert {"a", "b", "c"} <= set(with_qconfigs(found)), "the prepared model keeps its own"
+    options = {"backend_config": flows.torch_config("native")}
+    made: Any = torch_fx.prepare_fx(net(), flows.global_mapping(), (X,), **options)
+    torchs = torch_fx.convert_to_reference_fx(copy.deepcopy(made), _remove_qconfig=remove, **options)
+    assert bool(with_qconfigs(ours)) == bool(with_qconfigs(torchs)) == (not remove)
+    decomposed = [
+        with_qconfigs(refimpl.convert_to_reference_decomposed_fx(found)),
+        with_qconfigs(torch_fx._convert_to_reference_decomposed_fx(copy.deepcopy(made), **options)),
+    ]
+    assert all(decomposed), "torch keeps them in the decomposed form"
+
+
+# ---- the backend config -----------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CVT-10")
+@each_form
+def test_without_a_backend_config_convert_uses_prepares(convert: Callable[..., Any]) -> None:
+    """Torch takes the native one, and leaves in float, without a word, what that does not know."""
+
+    class Own(nn.Linear):
+        pass
+
+    class OwnReference(nn.Linear):
+        measured: Any
+
+        @classmethod
+        def from_float(cls, module: Any, qparams: dict[str, Any]) -> Any:
+            made = cls(module.in_features, module.out_features)
+            made.weight, made.bias = module.weight, module.bias
+            made.measured = SimpleNamespace(**qparams)
+            return made
+
+    dtypes = refimpl.DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
+    entry = refimpl.BackendPatternConfig(Own).add_dtype_config(dtypes).set_root_module(Own)
+    entry.set_reference_quantized_module(OwnReference)
+    config = refimpl.BackendConfig("vendor").set_backend_pattern_config(entry)
+    model = Net(lambda net, x: net.own(x), own=Own(4, 4)).eval()
+    custom = refimpl.PrepareCustomConfig().set_non_traceable_module_classes([Own])
+    found = prepared(model, backend_config=config, prepare_custom_config=custom)
+    own: Any = convert(found).get_submodule("own")
+    assert type(own) is OwnReference and own.measured.dtype in (torch.qint8, torch.int8)
+    assert type(convert(found, backend_config=config).get_submodule("own")) is OwnReference
+    with pytest.raises(ConfigError, match=r"'own': prepare accepted a weight of torch.qint8"):
+        convert(found, backend_config=flows.our_config("native"))

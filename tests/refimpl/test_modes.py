@@ -1,0 +1,331 @@
+"""Dynamic, float16 and weight-only quantization, and all of them in one model (rules OBS-05, OBS-12, CVT-03 to CVT-11).
+
+Torch is the oracle: graphs, names, qparams and output bits of every stage agree.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import both_flows as flows
+import pytest
+import torch
+import torch.nn.functional as F
+from both_core import CORE, NAMED, REFERENCE, Net, X, assert_parity, calls, case, prepared, spots
+from parity import parity
+from torch import nn
+from torch.ao.quantization.backend_config import native
+
+import refimpl
+from refimpl import QConfigError
+
+DYNAMIC, HALF, HALF_DYNAMIC = NAMED.default_dynamic_qconfig, NAMED.float16_static_qconfig, NAMED.float16_dynamic_qconfig
+WEIGHT_ONLY, FOUR_BITS = NAMED.float_qparams_weight_only_qconfig, NAMED.float_qparams_weight_only_qconfig_4bit
+MODES: Mapping[str, tuple[Any, tuple[str, ...]]] = {
+    "static": (flows.QCONFIG, CORE),
+    "per channel": (flows.PER_CHANNEL, CORE),
+    "dynamic": (DYNAMIC, CORE),
+    "dynamic per channel": (NAMED.per_channel_dynamic_qconfig, CORE),
+    "float16": (HALF, CORE),
+    "float16 dynamic": (HALF_DYNAMIC, REFERENCE),  # torch has no decomposed form of it
+}
+Run = Callable[..., Any]
+RUNS: Mapping[str, Run] = {
+    "layers": lambda net, x: net.b(net.relu(net.a(x))),
+    "residual": lambda net, x: net.a(x) + x,
+    "a layer called twice": lambda net, x: net.a(net.a(x)) + net.b(x),
+    "F.linear": lambda net, x: F.relu(F.linear(net.a(x), net.weight, net.bias)),
+    "F.linear without bias": lambda net, x: F.linear(net.a(x), net.weight),
+    "F.linear, bias by keyword": lambda net, x: F.linear(net.a(x), net.weight, bias=net.bias),
+    "a computed weight": lambda net, x: F.linear(x, net.weight * 2, net.bias),
+    "matmul": lambda net, x: torch.matmul(net.a(x), net.b(x).t()),
+    "bmm": lambda net, x: torch.bmm(net.a(x).unsqueeze(0), net.b(x).unsqueeze(0).transpose(1, 2)),
+    "a constant operand": lambda net, x: net.a(x) + net.constant,
+    "a constant operand first": lambda net, x: net.constant * net.a(x),
+    "in place": lambda net, x: torch.relu_(net.a(x).add_(net.b(x))),
+    "operator.iadd": lambda net, x: operator.iadd(net.a(x), net.b(x)),  # type: ignore[no-untyped-call]
+    "getitem": lambda net, x: net.b(net.a(x)[0:2]),
+    "chunk": lambda net, x: net.b(torch.cat([torch.chunk(net.a(x), 2, 1)[0]] * 2, 1)),
+    "sizes": lambda net, x: net.a(x).view(x.size(0) * x.size(1) // 4, 4) * (x.size(0) + 1),
+    "a mask": lambda net, x: net.a(x).masked_fill(x > 0, 0.0) + net.b(x),
+    "a value twice": lambda net, x: torch.cat([net.a(x)] * 2, 1),
+    "stack": lambda net, x: torch.stack([net.a(x), net.b(x)]),
+    "a dict": lambda net, x: {"a": net.a(x), "b": net.b(x)},
+    "nested results": lambda net, x: (net.a(x), [net.b(x), {"c": net.c(x)}]),
+    "inputs unchanged": lambda net, x: (x, net.a(x), x),
+    "an unused layer": lambda net, x: (net.b(x), net.a(x))[1],
+    "layer norm": lambda net, x: F.layer_norm(net.a(x), [4], net.constant, net.bias),
+    "layer norm without weight": lambda net, x: F.layer_norm(net.a(x), [4]),
+    "group norm": lambda net, x: F.group_norm(net.a(x), 2, net.constant, net.bias),
+    "softmax": lambda net, x: F.softmax(net.a(x), 1),
+    "detach and to": lambda net, x: net.b(net.a(x).detach().to(torch.float32)),
+}
+WITH_BIAS = ("F.linear", "F.linear, bias by keyword", "a computed weight")
+each_mode = pytest.mark.parametrize("mode", MODES)
+
+
+@cache
+def legacy_config() -> Any:
+    """Torch's one config that knows static float16."""
+    return native.get_test_only_legacy_native_backend_config()
+
+
+@pytest.fixture(autouse=True)
+def config_with_float16(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let both sides have that config, in the cases of static float16."""
+    if "float16" in str(request.node.name) and "dynamic" not in str(request.node.name):
+        monkeypatch.setattr(flows, "torch_config", lambda name: legacy_config())
+        monkeypatch.setattr(flows, "our_config", lambda name: legacy_config())
+
+
+def mapped(qconfig: Any) -> Callable[[], Any]:
+    return lambda: flows.global_mapping(qconfig)
+
+
+@pytest.mark.rule("CVT-01")
+@pytest.mark.rule("CVT-03")
+@pytest.mark.rule("CVT-04")
+@pytest.mark.rule("OBS-05")
+@pytest.mark.rule("OBS-06")
+@each_mode
+@pytest.mark.parametrize("run", RUNS)
+def test_every_mode_is_torchs(run: str, mode: str) -> None:
+    qconfig, converts = MODES[mode]
+    found = parity(case(lambda: Net(RUNS[run]).eval(), mapped(qconfig), converts=converts))
+    if mode == "float16" and run in WITH_BIAS:  # each side has its own class of what observes a bias (DTY-08)
+        assert all("refimpl.observers.PlaceholderObserver" in found.pop(stage) for stage in ("prepare", "calibrated"))
+    assert not found
+
+
+@pytest.mark.rule("CVT-06")
+@each_mode
+def test_a_model_without_a_quantizable_op_stays_as_it_is(mode: str) -> None:
+    for run, expected in ((lambda net, x: torch.exp(x), ["exp"]), (lambda net, x: x, [])):
+        model = Net(run).eval()
+        found = prepared(model, flows.global_mapping(MODES[mode][0]))
+        assert calls(found) == calls(refimpl.convert_to_reference_fx(found)) == expected
+        assert_parity(lambda run=run: Net(run).eval(), mapped(MODES[mode][0]), converts=MODES[mode][1])  # type: ignore[misc]
+
+
+# ---- dynamic ----------------------------------------------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm, self.gru = nn.LSTM(4, 5, 2, bidirectional=True), nn.GRU(10, 4)
+        self.lstm_cell, self.gru_cell, self.rnn_cell = nn.LSTMCell(4, 4), nn.GRUCell(4, 4), nn.RNNCell(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        y, (h, c) = self.lstm(x)
+        z, _ = self.gru(y)
+        first, second = self.lstm_cell(z[0])
+        return self.rnn_cell(self.gru_cell(first, second)), h, c
+
+
+@pytest.mark.rule("OBS-05")
+def test_dynamic_observes_the_first_tensor_input_alone_and_no_output() -> None:
+    def run(net: Any, x: Any) -> Any:
+        y, _ = net.lstm(net.a(x), (x[:1], x[:1]))
+        return F.linear(y, net.weight, net.bias)
+
+    model = Net(run, lstm=nn.LSTM(4, 4)).eval()
+    found = prepared(model, flows.global_mapping(DYNAMIC), X.reshape(3, 1, 4))
+    assert spots(found) == [
+        ("input", "x", "OBS-05"),
+        ("input", "a", "OBS-05"),
+        ("input", "getitem_2", "OBS-05"),
+        ("weight", "weight", "OBS-06"),
+    ]
+
+
+@pytest.mark.rule("CVT-03")
+@pytest.mark.parametrize("qconfig", [DYNAMIC, HALF_DYNAMIC], ids=["int8", "float16"])
+def test_recurrent_modules_are_torchs(qconfig: Any) -> None:
+    assert_parity(lambda: Recurrent().eval(), mapped(qconfig), batches=[(X.reshape(3, 1, 4),)], converts=REFERENCE)
+
+
+@pytest.mark.rule("CVT-03")
+@pytest.mark.parametrize(("engine", "reduced"), [("qnnpack", False), ("x86", True)])
+def test_a_dynamic_value_is_quantized_while_it_runs(engine: str, reduced: bool) -> None:
+    found = prepared(Net(lambda net, x: net.a(x)).eval(), flows.global_mapping(DYNAMIC))
+    torch.backends.quantized.engine, before = engine, torch.backends.quantized.engine
+    try:
+        reference = refimpl.convert_to_reference_fx(found)
+    finally:
+        torch.backends.quantized.engine = before
+    assert calls(reference) == ["quantize_per_tensor_dynamic", ".dequantize", "Linear"]
+    quantize = next(node for node in reference.graph.nodes if node.op == "call_function")
+    assert quantize.args[1:] == (torch.quint8, reduced)
+
+
+@pytest.mark.rule("CVT-03")
+def test_the_decomposed_form_chooses_qparams_with_the_observers_range_and_eps() -> None:
+    activation = flows.torchs.PlaceholderObserver.with_args(
+        dtype=torch.quint8, quant_min=0, quant_max=127, eps=2**-10, is_dynamic=True
+    )
+    found = prepared(
+        Net(lambda net, x: net.a(x)).eval(),
+        flows.global_mapping(NAMED.QConfig(activation, flows.QCONFIG.weight)),
+    )
+    decomposed = refimpl.convert_to_reference_decomposed_fx(found)
+    assert calls(decomposed) == [
+        "choose_qparams.tensor", "getitem", "getitem", "quantize_per_tensor.tensor", "dequantize_per_tensor.tensor",
+        "Linear",
+    ]  # fmt: skip
+    choose = next(node for node in decomposed.graph.nodes if "choose_qparams" in node.name)
+    assert choose.args[1:] == (0, 127, 2**-10, torch.uint8)
+
+
+@pytest.mark.rule("CVT-03")
+def test_float16_has_no_qparams_to_choose() -> None:
+    found = prepared(Net(lambda net, x: net.a(x)).eval(), flows.global_mapping(HALF_DYNAMIC))
+    with pytest.raises(QConfigError, match=r"CVT-03: .*found torch.float16"):
+        refimpl.convert_to_reference_decomposed_fx(found)
+
+
+# ---- float16 ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CVT-04")
+def test_static_float16_casts_there_and_back_in_both_forms() -> None:
+    found = prepared(Net(lambda net, x: net.a(x)).eval(), flows.global_mapping(HALF))
+    assert calls(refimpl.convert_to_reference_fx(found)) == [".to", ".dequantize", "Linear", ".to", ".dequantize"]
+    decomposed = refimpl.convert_to_reference_decomposed_fx(found)
+    assert calls(decomposed) == [*["convert_element_type.no_fuse"] * 2, "Linear", *["convert_element_type.no_fuse"] * 2]
+    with torch.no_grad():
+        result = decomposed(X)
+    assert torch.equal(result, result.half().float()), "the result is on float16's grid"
+    assert not torch.equal(result, found(X)), "and was not without the cast"
+
+
+@pytest.mark.rule("DTY-08")
+@pytest.mark.rule("OBS-06")
+@pytest.mark.parametrize(("mode", "roles"), [("float16", ["weight", "bias"]), ("static", ["weight"])])
+def test_a_bias_argument_is_observed_for_static_float16_only(mode: str, roles: list[str]) -> None:
+    model = Net(lambda net, x: F.linear(x, net.weight, net.bias)).eval()
+    found = spots(prepared(model, flows.global_mapping(MODES[mode][0])))
+    assert [role for role, *_ in found if role not in ("input", "output")] == roles
+
+
+# ---- weight-only ------------------------------------------------------------------------------------------
+
+
+def looked_up(net: Any, x: Any) -> Any:
+    return net.a(net.table(x)) + net.bag(x)
+
+
+def tables() -> nn.Module:
+    torch.manual_seed(0)
+    return Net(looked_up, table=nn.Embedding(8, 4), bag=nn.EmbeddingBag(8, 4, mode="sum")).eval()
+
+
+INDICES = torch.tensor([[1, 2, 3], [4, 5, 0]])
+
+
+def table_mapping(qconfig: Any, rest: Any = None) -> Any:
+    mapping = flows.global_mapping(rest)
+    return mapping.set_object_type(nn.Embedding, qconfig).set_object_type(nn.EmbeddingBag, qconfig)
+
+
+@pytest.mark.rule("CVT-11")
+@pytest.mark.parametrize("qconfig", [WEIGHT_ONLY, FOUR_BITS], ids=["quint8", "quint4x2"])
+def test_embeddings_are_torchs(qconfig: Any) -> None:
+    def run(net: Any, x: Any) -> Any:
+        return net.table(x), net.bag(x)
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return Net(run, table=nn.Embedding(8, 4), bag=nn.EmbeddingBag(8, 4, mode="sum")).eval()
+
+    assert_parity(build, lambda: table_mapping(qconfig), batches=[(INDICES,)], converts=REFERENCE)
+    found = prepared(build(), table_mapping(qconfig), INDICES)
+    assert spots(found) == [] and calls(found) == ["Embedding", "EmbeddingBag"]
+    reference = refimpl.convert_to_reference_fx(found)
+    assert calls(reference) == ["Embedding", "EmbeddingBag"], "no activation is quantized"
+    table: Any = reference.get_submodule("table")
+    assert table.weight_dtype == qconfig.weight().dtype
+    assert not torch.equal(table.get_weight(), table.weight), "its weight is"
+
+
+@pytest.mark.rule("CVT-11")
+@pytest.mark.rule("DTY-01")
+def test_an_embedding_with_a_static_qconfig_stays_float_and_says_why() -> None:
+    found = prepared(Net(lambda net, x: net.table(x), table=nn.Embedding(8, 4)).eval(), None, INDICES)
+    (decision,) = refimpl.explain(found).plan.decisions
+    assert decision.dtype_config is None and "DTY-01: input dtype is torch.quint8" in decision.reason
+    assert type(refimpl.convert_to_reference_fx(found).get_submodule("table")) is nn.Embedding
+
+
+# ---- mixed, and QConfigs of their own kind ----------------------------------------------------------------
+
+
+def mixed_mapping() -> Any:
+    mapping = table_mapping(WEIGHT_ONLY, flows.QCONFIG)
+    mapping.set_module_name("b", DYNAMIC).set_module_name("c", HALF).set_module_name("d", None)
+    return mapping.set_object_type(F.linear, HALF_DYNAMIC)
+
+
+@pytest.mark.rule("QCM-02")
+@pytest.mark.rule("CVT-03")
+@pytest.mark.rule("CVT-04")
+@pytest.mark.rule("CVT-11")
+def test_all_modes_in_one_model_float16_too() -> None:
+    def run(net: Any, x: Any) -> Any:
+        y = net.relu(net.a(net.table(x)))
+        return F.linear(net.d(net.c(net.b(y))), net.weight, net.bias)
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return Net(run, table=nn.Embedding(8, 4), d=nn.Linear(4, 4)).eval()
+
+    assert_parity(build, mixed_mapping, batches=[(INDICES,)], converts=REFERENCE)
+    reference = refimpl.convert_to_reference_fx(prepared(build(), mixed_mapping(), INDICES))
+    found = calls(reference)
+    assert {"quantize_per_tensor", "quantize_per_tensor_dynamic", ".to", "linear"} <= set(found)
+    classes = [type(reference.get_submodule(name)).__module__ for name in ("table", "b", "c", "d")]
+    assert [name.startswith("torch.ao.nn.quantized.reference") for name in classes] == [True, True, True, False]
+
+
+@pytest.mark.rule("OBS-12")
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda net, x: net.b(net.six(net.a(x))),
+        lambda net, x: net.six(net.a(x).reshape(-1, 2)),
+        lambda net, x: net.six(net.six(net.a(x))),
+    ],
+    ids=["one", "looking through", "two"],
+)
+def test_an_op_that_reuses_its_inputs_observer_is_torchs(run: Run) -> None:
+    def mapping() -> Any:
+        return flows.global_mapping().set_object_type(nn.ReLU6, NAMED.default_reuse_input_qconfig)
+
+    assert_parity(lambda: Net(run, six=nn.ReLU6()).eval(), mapping)
+    found = prepared(Net(run, six=nn.ReLU6()).eval(), mapping())
+    instances = {slot.value: slot.group for slot in refimpl.explain(found).plan.slots}
+    assert instances["six"] == instances["a"]
+
+
+@pytest.mark.rule("OBS-12")
+def test_with_nothing_observed_upstream_there_is_nothing_to_reuse() -> None:
+    mapping = flows.global_mapping(None).set_object_type(nn.ReLU6, NAMED.default_reuse_input_qconfig)
+    found = prepared(Net(lambda net, x: net.six(net.a(x)), six=nn.ReLU6()).eval(), mapping)
+    assert spots(found) == [] and calls(refimpl.convert_to_reference_fx(found)) == ["Linear", "ReLU6"]
+
+
+@pytest.mark.rule("OBS-13")
+@pytest.mark.rule("CVT-10")
+def test_activations_alone_cannot_be_quantized_where_the_config_names_a_weight_dtype() -> None:
+    """A weight that nn.Identity observes has no dtype."""
+    qconfig = NAMED.default_activation_only_qconfig
+    model = Net(lambda net, x: net.a(x).reshape(-1)).eval()
+    found = prepared(model, flows.global_mapping(qconfig))
+    decisions = {decision.pattern: decision for decision in refimpl.explain(found).plan.decisions}
+    linear = decisions["nn.Linear"]
+    assert linear.dtype_config is None and "DTY-01: weight dtype is None" in linear.reason
+    assert type(refimpl.convert_to_reference_fx(found).get_submodule("a")) is nn.Linear
