@@ -1,4 +1,7 @@
-"""Helpers: take one float model through torch's flow and through refimpl, and put the results side by side."""
+"""Helpers: take one float model through torch's flow and through refimpl, and put the results side by side.
+
+The parity harness, which compares stage by stage, is in `parity.py`; here are the configs, QConfigs and shortcuts.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,291 @@
+"""Where refimpl differs from torch, by rule: which cases of the list, at which stages, and what differs first.
+
+A case without a row must not differ at all. A case with a row must differ at exactly the row's stages and, at the first
+of them, in exactly this way: a deviation that goes away (on either side) fails until its row goes too. What a model
+puts out may differ wherever its graph does, and need not. `EXCUSES` says the same for drawn models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from graph_generator import OPS, Program
+from parity import STAGES, Run
+
+LOWERED = ("lowered", "lowered names")
+FROM_SHARING = ("prepare", "calibrated", "reference", "decomposed", "lowered")
+FROM_PREPARE = (
+    "prepare", "prepare names", "calibrated", "reference", "reference names", "decomposed", "decomposed names", *LOWERED
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A deviation: rule, reason, cases, stages where the graphs differ, and how the first one's summary begins."""
+
+    rule: str
+    why: str
+    cases: tuple[str, ...]
+    stages: tuple[str, ...]
+    text: str  # a regular expression
+
+
+# What a summary may name where torch's op drops the output's own qparams and ours stays float with a quantize.
+_FLOAT = r"nn\.modules\.(dropout\.Dropout|activation\.(Sigmoid|Softmax|Hardsigmoid|Tanh))"
+_DROPOUT = r"ao\.nn\.quantized\.modules\.dropout\.Dropout"
+_NATIVE = rf"{_DROPOUT}|ao\.nn\.quantized\.modules\.activation\.(Sigmoid|Softmax)|quantized\.dropout"
+_FUNCTIONS = r"torch\.nn\.functional\.(dropout|hardsigmoid)|torch\.(sigmoid|tanh|quantize_per_tensor)"
+_KIND = rf"\d+ (\.dequantize|\.sigmoid|\.tanh|get_attr|{_FLOAT}|{_NATIVE}|{_FUNCTIONS})"
+REQUANTIZED = rf"(only torch: {_KIND}(, {_KIND})*; )?only refimpl: {_KIND}(, {_KIND})*$"
+_OBSERVER = r"\d+ ao\.quantization\.\S+(Observer|FakeQuantize)"
+TORN = rf"only torch: {_OBSERVER}( again)?(; only refimpl: {_OBSERVER}( again)?)?$"
+_STATE = r"1 state blocks_\d+(_parts_\d+)?_input_(scale|zero_point)_\d+"
+_INPUT_QPARAMS = rf"{_STATE}(, {_STATE})*"
+
+DEVIATIONS = (
+    Known(
+        rule="LOW-03",
+        why="torch gives a module that is called at two places the output scale of one of them",
+        cases=(
+            "SharedConv, minmax", "TwoInputs, minmax", "CalledTwice, minmax", "SharedBlock, minmax",
+            "SharedAlias, minmax",
+        ),
+        stages=LOWERED,
+        text=r"only torch: 1 ao\.nn\.(intrinsic\.)?quantized\.modules\.",
+    ),
+    Known(
+        rule="LOW-03",
+        why="torch's quantized sigmoid has fixed output qparams; lowering drops the ones that the next op asked for",
+        cases=(
+            "MobileNetV3, minmax", "EfficientNet, per channel", "SpatialAttention, minmax", "Audio, minmax",
+            "Activations, minmax", "Activations, x86 minmax", "FunctionalActivations, minmax",
+        ),
+        stages=LOWERED,
+        text=REQUANTIZED,
+    ),
+    Known(
+        rule="LOW-03",
+        why="torch's quantized dropout returns its input: its output's own qparams are dropped",
+        cases=("Vgg, qat qnnpack", "MobileNetV3, qat qnnpack", "Dropouts, qat qnnpack"),
+        stages=LOWERED,
+        text=REQUANTIZED,
+    ),
+    Known(
+        rule="LOW-03",
+        why="torch runs a relu that is switched off on the quantized tensor: the range asked for behind it is dropped",
+        cases=("FunctionalLinears, method off",),
+        stages=LOWERED,
+        text=r"only refimpl: 1 \.dequantize, 2 get_attr, 1 torch\.quantize_per_tensor$",
+    ),
+    Known(
+        rule="LOW-03",
+        why="the same of the function dropout: its output's own qparams are dropped",
+        cases=("FunctionalActivations, fixed",),
+        stages=("lowered",),
+        text=r"only torch: 1 quantized\.dropout; only refimpl: 1 \.dequantize, 1 torch\.nn\.functional\.dropout, ",
+    ),
+    Known(
+        rule="QCM-03",
+        why="torch lowers a norm that prepare left in float if what surrounds it is quantized; the dropouts: LOW-03",
+        cases=("Norms, qat qnnpack", "Transformer, qat qnnpack", "PostNormTransformer, minmax"),
+        stages=LOWERED,
+        text=rf"only torch: (2 {_DROPOUT}, )?1 ao\.nn\.quantized\.modules\.normalization\.LayerNorm; only refimpl: ",
+    ),
+    Known(
+        rule="QCM-03",
+        why="the same of the function layer_norm",
+        cases=("FunctionalNorms, native",),
+        stages=("lowered",),
+        text=r"only torch: 1 quantized\.layer_norm; only refimpl: 1 \.dequantize, 1 torch\.nn\.functional\.layer_norm",
+    ),
+    Known(
+        rule="OBS-10",
+        why="torch observes the indices that topk returns; its reference model cannot run",
+        cases=("Pointer, minmax", "Pointer, fixed"),
+        stages=(*FROM_PREPARE[:5], "decomposed", *LOWERED),
+        text=rf"only torch: {_OBSERVER}, {_OBSERVER} again$",
+    ),
+    Known(
+        rule="STD-01",
+        why="torch does not observe what a standalone module gives as float for the quantized op after it",
+        cases=("WithInner, standalone, float boundary",),
+        stages=FROM_PREPARE,
+        text=rf"only refimpl: {_OBSERVER}$",
+    ),
+    Known(
+        rule="CVT-07",
+        why="torch's decomposed form keeps standalone modules with quantized inputs or outputs on quantized tensors",
+        cases=("WithInner, standalone, quantized boundary",),
+        stages=("decomposed", "decomposed names"),
+        text=r"only torch: 1 \.dequantize$",
+    ),
+    Known(
+        rule="LOW-03",
+        why="torch lowers a product with a float operand to one on quantized tensors, which cannot run",
+        cases=("Gated, minmax",),
+        stages=LOWERED,
+        text="torch raises RuntimeError: empty_strided",
+    ),
+    Known(
+        rule="LOW-02",
+        why="torch's packing functions take no left-out arguments, numbers for lists, or weights by keyword",
+        cases=(
+            "Functions, minmax", "FunctionalConvs, x86 minmax", "FunctionalConvs, per channel",
+            "FunctionalConvs, qat fbgemm", "FunctionalTransposed, minmax", "FunctionalTransposed, native",
+            "FunctionalLinears, second call off",
+        ),
+        stages=("lowered",),
+        text="torch raises ",
+    ),
+    Known(
+        rule="OBS-02",
+        why="torch replaces a shared observer that a later op shares too at some places only",
+        cases=(
+            "PyramidPooling, minmax", "GlobalPools, minmax", "GlobalPools, per channel", "Stacks, minmax",
+            "Stacks, fixed",
+        ),
+        stages=FROM_SHARING,
+        text=TORN,
+    ),
+    Known(
+        rule="DTY-03",
+        why="torch does not hold a module's weight to the bounds of the config",
+        cases=("PoolFunctions, wide weight",),
+        stages=FROM_PREPARE[:-2],
+        text="only torch: 1 ao.quantization.observer.MinMaxObserver",
+    ),
+    Known(
+        rule="OBS-05",
+        why="torch lets a static op share the dynamic observer that it finds upstream",
+        cases=("Recommender, mixed",),
+        stages=(*FROM_PREPARE[:6], *LOWERED),
+        text="only torch: 6 ao.quantization.observer.PlaceholderObserver again; only refimpl: 1 ",
+    ),
+    Known(
+        rule="QCM-07",
+        why="torch quantizes a fused pattern by its relu though its linear is switched off",
+        cases=("Containers, type off",),
+        stages=FROM_PREPARE,
+        text="only torch: 2 ao.quantization.observer.MinMaxObserver",
+    ),
+)  # fmt: skip
+KNOWN = {case: known for known in DEVIATIONS for case in known.cases}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excuse:
+    """A deviation of drawn models: rule, reason, for which, at which stages, and how the first one's summary begins."""
+
+    rule: str
+    why: str
+    holds: Callable[[Program, str, Run], bool]  # the program, the name of the recipe, torch's results
+    stages: tuple[str, ...]
+    text: str
+
+
+def _any_of(*ops: str) -> Callable[[Program, str, Run], bool]:
+    return lambda program, recipe, torchs: not {step.op for step in program.steps}.isdisjoint(ops)
+
+
+def _in(*recipes: str) -> Callable[[Program, str, Run], bool]:
+    return lambda program, recipe, torchs: recipe in recipes
+
+
+def _calls_twice(program: Program, recipe: str, torchs: Run) -> bool:
+    made = [step.op for step in program.steps if OPS[step.op].make is not None]
+    return any(step.shares and made.count(step.op) > 1 for step in program.steps)
+
+
+def _reuses(program: Program, recipe: str, torchs: Run) -> bool:
+    return recipe in ("fixed", "qat qnnpack", "qat onednn") and _any_of("reshape", "heads")(program, recipe, torchs)
+
+
+LOWERING = (*LOWERED, "lowered output")
+EXCUSES = (
+    Excuse(
+        rule="QCM-06",
+        why="torch raises where the parts of a fused module have different QConfigs by type",
+        holds=_in("mixed"),
+        stages=("prepare",),
+        text="torch raises LookupError: During fusion",
+    ),
+    Excuse(
+        rule="OBS-02",
+        why="torch replaces a shared observer that a later op shares too at some places only",
+        holds=lambda program, recipe, torchs: bool(torchs.torn),
+        stages=STAGES,
+        text=TORN,
+    ),
+    Excuse(
+        rule="OBS-05",
+        why="torch lets a static op share the dynamic observer that it finds upstream",
+        holds=_in("mixed"),
+        stages=STAGES,
+        text=r"only torch: \d+ ao\.quantization\.observer\.PlaceholderObserver again; only refimpl: ",
+    ),
+    Excuse(
+        rule="OBS-12",
+        why="torch takes the result of an op that reuses its input's observer for observed though the input is not",
+        holds=_reuses,
+        stages=STAGES,
+        text=rf"only refimpl: {_OBSERVER}",
+    ),
+    Excuse(
+        rule="FUS-07",
+        why="torch fuses a module that is called at more than one place",
+        holds=_calls_twice,
+        stages=STAGES,
+        text=r"only torch: \d+ ao\.nn\.intrinsic\.",
+    ),
+    Excuse(
+        rule="CVT-01",
+        why="the qparams of an input are named after its first user; a rewrite of its arguments makes torch's the last",
+        holds=lambda program, recipe, torchs: True,
+        stages=("reference names", "decomposed names", "lowered names"),
+        text=rf"only torch: {_INPUT_QPARAMS}; only refimpl: {_INPUT_QPARAMS}$",
+    ),
+    Excuse(
+        rule="QAT-03",
+        why="torch observes the trained weight of a module that is called at several places once for each",
+        holds=lambda *drawn: drawn[1].startswith("qat") and _calls_twice(*drawn),
+        stages=("reference", "reference output"),
+        text="same structure, other numbers",
+    ),
+    Excuse(
+        rule="LOW-03",
+        why="torch gives a module that is called at two places the output scale of one of them",
+        holds=_calls_twice,
+        stages=LOWERING,
+        text=r"only torch: \d+ ao\.nn\.(intrinsic\.)?quantized\.modules\.|same structure, other numbers",
+    ),
+    Excuse(
+        rule="LOW-03",
+        why="torch's quantized op drops the output's own qparams",
+        holds=_any_of("Dropout", "Sigmoid", ".tanh", "F.hardsigmoid", "softmax"),
+        stages=LOWERING,
+        text=REQUANTIZED,
+    ),
+    Excuse(
+        rule="QCM-03",
+        why="torch lowers a sum that its QConfig leaves in float where what surrounds it is quantized",
+        holds=_in("mixed"),
+        stages=LOWERING,
+        text=r"only torch: 1 quantized\.add_relu; only refimpl: 1 \.dequantize, 1 _operator\.add, ",
+    ),
+)  # fmt: skip
+
+
+def unexplained(program: Program, recipe: str, torchs: Run, differences: Mapping[str, str]) -> dict[str, str]:
+    """Return the stages of a drawn model's differences that no excuse covers. An excuse starts where its text does."""
+    left = dict(differences)
+    for excuse in EXCUSES:
+        covered = [stage for stage in STAGES if stage in left and stage in excuse.stages]
+        if covered and re.match(excuse.text, _summary(left[covered[0]])) and excuse.holds(program, recipe, torchs):
+            left = {stage: text for stage, text in left.items() if stage not in covered}
+    return left
+
+
+def _summary(text: str) -> str:
+    return text.partition("\n")[0]
