@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from backends.native_tables import native_config
-from refimpl import QConfigMapping, convert_to_reference_fx, prepare_fx
-from refimpl.qconfig import minmax_qconfig
+from refimpl import MinMaxObserver, QConfig, QConfigMapping, convert_to_reference_fx, prepare_fx
 
 NODES_PER_BLOCK = 4
 BOUND = 20.0
@@ -47,7 +46,8 @@ def measure(nodes: int) -> dict[str, float]:
     torch.manual_seed(0)
     model = nn.Sequential(*(Block() for _ in range(nodes // NODES_PER_BLOCK))).eval()
     inputs = (torch.rand(1, 1, 2, 2),)
-    qconfig = minmax_qconfig(torch.quint8, torch.qint8, per_channel=False)
+    weight = MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
+    qconfig = QConfig(MinMaxObserver.with_args(dtype=torch.quint8), weight)
     mapping = QConfigMapping().set_global(qconfig)
     gc.collect()
     started = time.perf_counter()
