@@ -291,7 +291,7 @@ def _drawn_weight(shape: torch.Size) -> Tensor:
     return scaled
 
 
-_SCHEMES = {
+_SCHEMES: dict[str, tuple[Any, torch.qscheme]] = {
     "per_tensor_symmetric": (MinMaxObserver, torch.per_tensor_symmetric),
     "per_channel_symmetric": (PerChannelMinMaxObserver, torch.per_channel_symmetric),
     "per_tensor_affine": (MinMaxObserver, torch.per_tensor_affine),

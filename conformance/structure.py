@@ -15,11 +15,11 @@ from conformance.claims import Claim
 from conformance.grids import quantized_from
 from conformance.oracle import NoOracleError, Walk
 from refimpl import DTypeWithConstraints, ObservationType, explain
-from refimpl.decide import Decision
 from refimpl.decomposed import PLAIN_DTYPE
 from refimpl.invariants import OBSERVER_PREFIX, is_dequantize, is_quantize
 from refimpl.observers import is_quantized_dtype
 from refimpl.patterns import leaves
+from refimpl.plan import Decision
 from reports.results import Verdict
 
 

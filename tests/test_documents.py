@@ -93,3 +93,19 @@ def test_the_minimal_backend_is_minimal_and_is_certified(tmp_path: Path) -> None
     done = run(sys.executable, "-m", "pytest", "conformance", backend, f"--report-dir={tmp_path}", "-q")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "report.html").is_file()
+
+
+def test_a_deviation_names_tests_that_there_are() -> None:
+    text = (ROOT / "docs" / "deviations.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(?:tests/refimpl/)?(test_\w+\.py)(?:::(test_\w+))?[^`]*`", text)
+    assert len(named) >= 40
+    for file, function in named:
+        path = ROOT / "tests" / "refimpl" / file
+        assert path.exists(), f"{file} is not there"
+        assert f"def {function}" in path.read_text(encoding="utf-8"), f"{file} has no {function}"
+
+
+def test_refimpl_stays_readable_in_an_evening() -> None:
+    lines = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "refimpl").glob("*.py")}
+    assert sum(lines.values()) <= 6000, lines
+    assert max(lines.values()) <= 400, lines

@@ -31,7 +31,7 @@ from conformance.claims import (
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
 from refimpl.patterns import leaves
 
-PAIRS = {"qnnpack": 404, "fbgemm": 225, "x86": 225, "onednn": 244}
+PAIRS = {"native": 227, "qnnpack": 404, "fbgemm": 225, "x86": 225, "onednn": 244}
 BOTH = Capabilities(weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"))
 U8 = DTypeConfig(torch.quint8, torch.quint8)
 U8_S8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)

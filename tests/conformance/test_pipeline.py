@@ -18,7 +18,7 @@ from conformance import pipeline
 from conformance.checks import Check
 from conformance.claims import Claim, enumerate_claims
 from conformance.pipeline import RULES, STAGES, Workbench
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, NotBuiltError
+from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 from reports.results import Verdict
 
 U8 = DTypeConfig(torch.quint8, torch.quint8)
@@ -176,15 +176,6 @@ def test_what_cannot_be_built_is_unexercised_with_the_reason_at_every_stage(clai
     told = unexercised(claim)
     assert [stage for stage, _ in told] == list(STAGES)
     assert all(reason in message for _, message in told)
-
-
-@pytest.mark.parametrize(("step", "stage"), (("fuse_fx", "fuse"), ("prepare_fx", "prepare"),
-                                            ("convert_to_reference_decomposed_fx", "convert")))  # fmt: skip
-def test_what_refimpl_has_not_built_is_unexercised(step: str, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, step, raises(NotBuiltError("convtranspose is not built yet")))
-    told = unexercised(claim_on(ADD))
-    assert [each for each, _ in told] == list(STAGES[STAGES.index(stage) :])
-    assert {message for _, message in told} == {"convtranspose is not built yet"}
 
 
 def test_a_fault_of_the_suite_is_raised_once_and_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from conformance.claims import Claim, enumerate_claims
 from conformance.pipeline import CaseRun, Workbench
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
 from refimpl.explain import PLAN
-from refimpl.fusers import fold_conv_bn, fuse_conv_bn, sequential
+from refimpl.fusers import fold_bn, fuse_bn, sequential
 from reports.results import Verdict
 
 U8 = DTypeConfig(torch.quint8, torch.quint8)
@@ -118,13 +118,13 @@ def loses_relu(is_qat: bool, linear: nn.Module, relu: nn.Module) -> nn.Module:
 def wrong_eps(is_qat: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Module:
     norm = copy.deepcopy(norm)
     norm.eps = 1e-3
-    return fold_conv_bn(conv, norm)
+    return fold_bn(conv, norm)
 
 
 def without_mean(is_qat: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Module:
     norm = copy.deepcopy(norm)
     norm.running_mean = torch.zeros(norm.num_features)
-    return fold_conv_bn(conv, norm)
+    return fold_bn(conv, norm)
 
 
 @pytest.mark.rule("FUS-06")
@@ -135,7 +135,7 @@ def test_a_fuser_that_folds_wrongly(fuser: Any) -> None:
     assert (ended.stage, ended.rule, ended.verdict) == ("fuse", "FUS-06", Verdict.REFUTED)
     assert "rounding explains" in ended.message
     assert ended.evidence["case"] and ended.evidence["graph"]
-    assert ended_by(entry.set_fuser_method(fuse_conv_bn), CONV).verdict is Verdict.VERIFIED
+    assert ended_by(entry.set_fuser_method(fuse_bn), CONV).verdict is Verdict.VERIFIED
 
 
 @pytest.mark.rule("FUS-06")
