@@ -15,6 +15,7 @@ from conformance.claims import Claim
 from conformance.grids import quantized_from
 from conformance.oracle import NoOracleError, Walk
 from refimpl import DTypeWithConstraints, ObservationType, explain
+from refimpl.backend_config import lint_entry
 from refimpl.decomposed import PLAIN_DTYPE
 from refimpl.invariants import OBSERVER_PREFIX, is_dequantize, is_quantize
 from refimpl.observers import is_quantized_dtype
@@ -42,8 +43,8 @@ def lint(claim: Claim) -> Problem | None:
     reference = claim.entry.reference_quantized_module
     if reference is not None and not hasattr(reference, "from_float"):
         return Problem(rule="CVT-02", message=f"reference module {reference.__name__} has no from_float")
-    if claim.entry.fused_module is not None and claim.entry.fuser_method is None:
-        return Problem(rule="FUS-08", message="the entry has a fused_module but no fuser_method: it can never be fused")
+    for rule, message in lint_entry(claim.entry):  # rule: FUS-08
+        return Problem(rule=rule, message=message)
     return None
 
 

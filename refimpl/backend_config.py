@@ -6,7 +6,7 @@ own classes are taken as they are: ``as_backend_config`` reads them by attribute
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any, Self
 
@@ -250,27 +250,23 @@ def as_backend_config(value: object) -> BackendConfig:
 
 
 def lint_config(config: object) -> tuple[str, ...]:
-    """Return what is wrong with a config, one line per fault that needs no model to be seen. () is clean.
+    """Return what is wrong with a config, one line per fault that needs no model to be seen. () is clean."""
+    faults = (fault for entry in as_backend_config(config).configs for fault in lint_entry(entry))
+    return tuple(f"{rule}: {message}" for rule, message in faults)
+
+
+def lint_entry(entry: BackendPatternConfig) -> Iterator[tuple[str, str]]:
+    """Yield (rule, message) for every fault of an entry that needs no model to be seen.
 
     A fuser method without a fused module is right where the fused module is of the root's class: with a root_module.
     """
-    found: list[str] = []
-    for entry in as_backend_config(config).configs:
-        name, first = pattern_name(entry.normal_pattern), next(leaves(entry.normal_pattern))
-        fused, fuser, root = entry.fused_module, entry.fuser_method, entry.root_module
-        faults = {  # rule: FUS-08, CFG-11
-            f"FUS-08: {name} has fused_module {fused and fused.__name__}, but no fuser_method: never fused": (
-                fused and not fuser
-            ),
-            f"FUS-08: {name} has a fuser_method, but neither fused_module nor root_module says what it makes": (
-                fuser and not fused and not root
-            ),
-            f"FUS-03: {name} has a fuser_method, but its root {leaf_name(first)} is no module to be replaced": (
-                fuser and not entry._root_node_getter and not isinstance(first, type)
-            ),
-            f"CFG-11: {name} has a reference_quantized_module, but no root_module that it stands for": (
-                entry.reference_quantized_module and not root
-            ),
-        }
-        found += [fault for fault, is_there in faults.items() if is_there]
-    return tuple(found)
+    name, first = pattern_name(entry.normal_pattern), next(leaves(entry.normal_pattern))
+    fused, fuser, root = entry.fused_module, entry.fuser_method, entry.root_module
+    if fused and not fuser:  # rule: FUS-08
+        yield "FUS-08", f"{name} has fused_module {fused.__name__}, but no fuser_method: never fused"
+    if fuser and not fused and not root:
+        yield "FUS-08", f"{name} has a fuser_method, but neither fused_module nor root_module says what it makes"
+    if fuser and not entry._root_node_getter and not isinstance(first, type):
+        yield "FUS-03", f"{name} has a fuser_method, but its root {leaf_name(first)} is no module to be replaced"
+    if entry.reference_quantized_module and not root:  # rule: CFG-11
+        yield "CFG-11", f"{name} has a reference_quantized_module, but no root_module that it stands for"

@@ -118,13 +118,13 @@ class _Decider:
                 given[last] = asked.dtype  # rule: STD-01
         return given
 
-    def facts(self, make: Callable[..., nn.Module]) -> ObserverFacts:
-        """Read what an observer's constructor makes, once. Raises QConfigError if it cannot be called."""
+    def facts(self, make: Callable[..., nn.Module], source: str = "") -> ObserverFacts:
+        """Read what an observer's constructor makes, once. Raises QConfigError with the mapping's key if it fails."""
         if make not in self._facts:
             try:
                 self._facts[make] = ObserverFacts.of(make())
             except Exception as error:
-                raise QConfigError(f"the observer constructor {make!r} failed: {error}") from error
+                raise QConfigError(f"QConfig ({source}): the observer constructor {make!r} failed: {error}") from error
         return self._facts[make]
 
     def has_qconfig(self, node: Node) -> bool:
@@ -151,7 +151,7 @@ class _Decider:
         chosen: DTypeConfig | None = None
         refusals: tuple[Refusal, ...] = ()
         if qconfig is not None and kind == "pattern":
-            chosen, refusals, reason = self._dtype_config(match, qconfig)
+            chosen, refusals, reason = self._dtype_config(match, qconfig, source)
         inner = entry.prepare_custom_config if entry is not None else None
         return Decision(
             kind=kind,
@@ -171,10 +171,14 @@ class _Decider:
             quantized_output=entry is None or (inner is not None and bool(inner.output_quantized_indexes)),
         )
 
-    def _dtype_config(self, match: Match, qconfig: QConfig) -> tuple[DTypeConfig | None, tuple[Refusal, ...], str]:
+    def _dtype_config(
+        self, match: Match, qconfig: QConfig, source: str
+    ) -> tuple[DTypeConfig | None, tuple[Refusal, ...], str]:
         if match.last not in self._floats:
             return None, (), f"OBS-10: {match.last.name} is not a float tensor"  # rule: OBS-10
-        facts = QConfigFacts(activation=self.facts(qconfig.activation), weight=self.facts(qconfig.weight))
+        facts = QConfigFacts(
+            activation=self.facts(qconfig.activation, source), weight=self.facts(qconfig.weight, source)
+        )
         has_weight, is_module = _has_weight(match, self._places), match.root.op == "call_module"
         configs = match.entry.dtype_configs
         chosen, refusals = choose_dtype_config(facts, configs, has_weight=has_weight, is_module=is_module)

@@ -131,6 +131,7 @@ def without_mean(is_qat: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Modu
 @pytest.mark.parametrize("fuser", (wrong_eps, without_mean))
 def test_a_fuser_that_folds_wrongly(fuser: Any) -> None:
     entry = BackendPatternConfig((nn.Conv2d, nn.BatchNorm2d)).add_dtype_config(U8_S8).set_fuser_method(fuser)
+    entry.set_fused_module(nn.Conv2d)
     ended = ended_by(entry, CONV)
     assert (ended.stage, ended.rule, ended.verdict) == ("fuse", "FUS-06", Verdict.REFUTED)
     assert "rounding explains" in ended.message
@@ -141,6 +142,7 @@ def test_a_fuser_that_folds_wrongly(fuser: Any) -> None:
 @pytest.mark.rule("FUS-06")
 def test_a_fuser_that_loses_the_relu() -> None:
     entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8).set_fuser_method(loses_relu)
+    entry.set_fused_module(nn.Linear)
     ended = ended_by(entry, LINEAR)
     assert (ended.stage, ended.rule, ended.verdict) == ("fuse", "FUS-06", Verdict.REFUTED)
 
@@ -148,7 +150,7 @@ def test_a_fuser_that_loses_the_relu() -> None:
 @pytest.mark.rule("CVT-02")
 def test_a_reference_model_with_another_meaning() -> None:
     entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)
-    entry.set_fuser_method(sequential(nni.LinearReLU))
+    entry.set_fuser_method(sequential(nni.LinearReLU)).set_fused_module(nni.LinearReLU)
     _, run = at("convert", entry, LINEAR, LINEAR_RELU)
     assert run.model is not None and run.reference is not None
     inputs = (torch.linspace(-1, 1, 2).reshape(2, 1),)
@@ -188,7 +190,7 @@ def test_a_pattern_that_another_entrys_fuser_took() -> None:
 @pytest.mark.rule("PAT-07")
 def test_a_pattern_that_is_matched_in_parts() -> None:
     """The fuser's result is no pattern of the config, so that nothing at all is matched after fuse."""
-    entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)
+    entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8).set_fused_module(nni.LinearReLU)
     ended = ended_by(entry.set_fuser_method(sequential(nni.LinearReLU)), LINEAR)
     assert (ended.stage, ended.rule, ended.verdict) == ("prepare", "PAT-07", Verdict.REFUTED)
     assert ended.message == "expected one match of the pattern; found none"
