@@ -153,7 +153,10 @@ class _Walk:
 
     def _copy(self, node: Node) -> None:
         """Copy a node whose inputs are floats. (CVT-06)"""
-        self.env[node] = self.graph.node_copy(node, self._float)  # rule: CVT-06
+        made = self.graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
+        made.args, made.kwargs = map_arg((node.args, node.kwargs), self._float)  # rule: CVT-06
+        made.meta = node.meta.copy()
+        self.env[node] = made
         if node.op == "get_attr":
             self.attributes[str(node.target)] = attribute_of(self.prepared, str(node.target))
 

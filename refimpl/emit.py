@@ -18,6 +18,16 @@ from refimpl.plan import Slot
 from refimpl.qparams import QParams, dtype_range, read_plain_observers, read_qparams
 
 
+def write_node(graph: Graph, op: str, target: Any, args: tuple[Any, ...]) -> Node:
+    """Append a node, named after its target.
+
+    Its arguments are set afterwards: fx would search them for symbolic numbers, which nobody has here.
+    """
+    made = graph.create_node(op, target, name=getattr(target, "__name__", target))
+    made.args = args
+    return made
+
+
 class Emitter:
     """What both forms share: names of buffers, and one reading of qparams per observer instance."""
 
@@ -61,7 +71,7 @@ class Emitter:
         names = (f"{stem}_{number}" for number in self._numbers[stem])
         name = next(name for name in names if name not in self.attributes and name not in self._taken)
         self.attributes[name] = tensor
-        return self.graph.create_node("get_attr", name)
+        return self.graph.create_node("get_attr", name, name=name)
 
 
 class QuantizedTensors(Emitter):
@@ -76,8 +86,8 @@ class QuantizedTensors(Emitter):
             scale, zero_point, rest = torch.tensor(float(scale)), torch.tensor(int(zero_point)), (qparams.dtype,)
             quantize = torch.quantize_per_tensor
         numbers = (self.buffer(f"{scope}_scale", scale), self.buffer(f"{scope}_zero_point", zero_point))
-        quantized = self.graph.call_function(quantize, (value, *numbers, *rest))
-        return quantized, self.graph.call_method("dequantize", (quantized,))
+        quantized = write_node(self.graph, "call_function", quantize, (value, *numbers, *rest))
+        return quantized, write_node(self.graph, "call_method", "dequantize", (quantized,))
 
     def dynamic(self, value: Node, observer: Any) -> tuple[Node, Node]:
         reduce_range = torch.backends.quantized.engine in ("fbgemm", "x86")
@@ -140,5 +150,5 @@ class Decomposed(Emitter):
         return half, self.graph.call_function(OPS.convert_element_type.no_fuse, (half, torch.float32))
 
     def _pair(self, value: Node, numbers: tuple[Any, ...], quantize: Any, dequantize: Any) -> tuple[Node, Node]:
-        quantized = self.graph.call_function(quantize, (value, *numbers))
-        return quantized, self.graph.call_function(dequantize, (quantized, *numbers))
+        quantized = write_node(self.graph, "call_function", quantize, (value, *numbers))
+        return quantized, write_node(self.graph, "call_function", dequantize, (quantized, *numbers))
