@@ -9,6 +9,7 @@ import torch
 from both_flows import torch_fakes, torchs
 from torch import Tensor
 
+from refimpl import observers
 from refimpl.errors import QConfigError
 from refimpl.fake_quantize import FakeQuantize, FixedQParamsFakeQuantize, FusedMovingAvgObsFakeQuantize
 from refimpl.histogram import HistogramObserver
@@ -19,7 +20,7 @@ from refimpl.observers import (
     PlaceholderObserver,
     ReuseInputObserver,
 )
-from refimpl.qparams import QParams, read_qparams
+from refimpl.qparams import QParams, read_plain_observers, read_qparams
 
 
 def quantized(x: Tensor, qparams: QParams) -> Tensor:
@@ -92,3 +93,25 @@ def test_observers_and_fake_quantizes_are_read_by_protocol(observer: Any, expect
 def test_observers_without_qparams_are_named(observer: Any) -> None:
     with pytest.raises(QConfigError, match=type(observer).__name__):
         read_qparams(observer)
+
+
+@pytest.mark.rule("NUM-02")
+@pytest.mark.parametrize("module", (observers, torchs), ids=("ours", "torch's"))
+def test_plain_observers_are_read_together_as_they_are_one_by_one(module: Any) -> None:
+    made = []
+    for seed, (dtype, scheme) in enumerate(
+        ((torch.quint8, torch.per_tensor_affine), (torch.qint8, torch.per_tensor_symmetric)) * 4
+    ):
+        observer = (module.MinMaxObserver, module.MovingAverageMinMaxObserver)[seed % 3 == 0](
+            dtype=dtype, qscheme=scheme, eps=2**-12 if seed > 5 else 2**-23
+        )
+        observer(torch.randn(9, generator=torch.Generator().manual_seed(seed)) * 10 ** (seed - 5))
+        made.append(observer)
+    unseen, per_channel = module.MinMaxObserver(dtype=torch.quint8), module.PerChannelMinMaxObserver(dtype=torch.qint8)
+    found = read_plain_observers([*made, unseen, per_channel])
+    assert set(found) == {id(observer) for observer in made}
+    for observer in made:
+        alone, together = read_qparams(observer), found[id(observer)]
+        assert torch.equal(alone.scale, together.scale) and torch.equal(alone.zero_point, together.zero_point)
+        ends = (together.dtype, together.quant_min, together.quant_max, together.axis)
+        assert (alone.dtype, alone.quant_min, alone.quant_max, alone.axis) == ends
