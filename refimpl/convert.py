@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import operator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -121,10 +122,14 @@ class _Walk:
         observers = [self.modules[name] for name in self.slots if name in self.modules]  # saving keeps one name of each
         emitter = Decomposed if self.is_decomposed else QuantizedTensors
         self.emit = emitter(self.graph, self.attributes, self.modules, observers)
-        self.runner = Interpreter(self.prepared, garbage_collect_values=False)
         self.env: dict[Node, Node] = {}
         self.quantized: dict[Node, Node] = {}  # float value → what it was dequantized from
         self.tuples: dict[Node, Any] = {}  # a custom module's tuple, with the float values of its elements
+
+    @cached_property
+    def runner(self) -> Interpreter:
+        """Runs what computes the weights of functions; most models have none."""
+        return Interpreter(self.prepared, garbage_collect_values=False)
 
     def write(self) -> tuple[Graph, dict[str, Any]]:
         """Return the new graph and the attributes that it uses."""
@@ -247,11 +252,12 @@ class _Walk:
                 return observer, None
             order.append(current)
             stack.extend(tensor_inputs((current.args, current.kwargs)))
-        values = self.runner.env = {}
+        runner = self.runner
+        values = runner.env = {}
         observer = copy.deepcopy(observer)
         with torch.no_grad():
             for current in dict.fromkeys(reversed(order)):
-                values[current] = self.runner.run_node(current)
+                values[current] = runner.run_node(current)
             observer(values[value])  # rule: OBS-06, CVT-11
         return observer, values[value].dim()
 

@@ -22,6 +22,7 @@ from refimpl.explain import PLAN
 from refimpl.invariants import check_graph
 from refimpl.lower_sites import Call, Sites
 from refimpl.prepare import PREPARED
+from refimpl.qconfig import as_qconfig_mapping
 from refimpl.reference import without_qconfig
 from refimpl.tracing import attribute_of, finished, no_collection, notes_of
 
@@ -42,9 +43,10 @@ def convert_fx(
     With `keep_original_weights` the model's ``original_weights_lookup`` maps the name of every packed weight to the
     tensors that it was made from, the largest first. Other arguments and errors are convert_to_reference_fx's.
     """
-    reference = convert_to_reference_fx(graph_module, convert_custom_config, False, qconfig_mapping, backend_config)
+    mapping = None if qconfig_mapping is None else as_qconfig_mapping(qconfig_mapping)
+    reference = convert_to_reference_fx(graph_module, convert_custom_config, False, mapping, backend_config)
     notes = notes_of(graph_module)
-    floating = float_decisions(notes[PLAN], notes[PREPARED].mapping, qconfig_mapping)  # rule: CVT-05
+    floating = float_decisions(notes[PLAN], notes[PREPARED].mapping, mapping)  # rule: CVT-05
     lowered = _lower(reference, keep_original_weights, floating)
     return without_qconfig(lowered) if _remove_qconfig else lowered  # rule: CVT-08
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import refimpl
+from backends.torch_engine import engine
 
 Batches = Sequence[tuple[Any, ...]]
 STAGES = (
@@ -192,17 +193,6 @@ def attempt(found: Run, stage: str) -> Iterator[None]:
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
         found.errors[stage] = f"{type(error).__name__}: {first[:200]}"
-
-
-@contextmanager
-def engine(name: str) -> Iterator[None]:
-    """Set torch's quantized engine for a while."""
-    before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = name
-    try:
-        yield
-    finally:
-        torch.backends.quantized.engine = before
 
 
 def feed(prepared: GraphModule, batches: Batches, *, is_qat: bool) -> None:

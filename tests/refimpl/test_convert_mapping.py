@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -231,3 +232,14 @@ def test_without_a_backend_config_convert_uses_prepares(convert: Callable[..., A
     assert type(convert(found, backend_config=config).get_submodule("own")) is OwnReference
     with pytest.raises(ConfigError, match=r"'own': prepare accepted a weight of torch.qint8"):
         convert(found, backend_config=flows.our_config("native"))
+
+
+def test_a_mapping_in_dict_form_is_read_once_by_convert_fx() -> None:
+    model, inputs = nn.Sequential(nn.Linear(2, 2)).eval(), (torch.ones(1, 2),)
+    mapping = refimpl.get_default_qconfig_mapping("qnnpack")
+    ready = refimpl.prepare_fx(model, mapping, inputs)
+    ready(*inputs)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        refimpl.convert_fx(ready, qconfig_mapping=mapping.to_dict())
+    assert sum(warning.category is FutureWarning for warning in caught) == 1
