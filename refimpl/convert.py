@@ -9,13 +9,12 @@ from __future__ import annotations
 import copy
 import operator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 import torch.ao.nn.quantizable as nnqa
 from torch import nn
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from refimpl.convert_mapping import float_decisions
@@ -31,7 +30,7 @@ from refimpl.plan import LSTM_RESULT, Decision, Plan, Slot
 from refimpl.prepare import PREPARED, Prepared, references_of
 from refimpl.qparams import is_quantized_dtype
 from refimpl.reference import float_module, plain_weights, reference_module, swapped, with_qconfig, without_qconfig
-from refimpl.tracing import attribute_of, draft_of, finished, module_type, no_collection, notes_of, tensor_inputs
+from refimpl.tracing import attribute_of, constants, draft_of, finished, module_type, no_collection, notes_of
 
 
 def convert_to_reference_fx(
@@ -125,11 +124,6 @@ class _Walk:
         self.env: dict[Node, Node] = {}
         self.quantized: dict[Node, Node] = {}  # float value → what it was dequantized from
         self.tuples: dict[Node, Any] = {}  # a custom module's tuple, with the float values of its elements
-
-    @cached_property
-    def runner(self) -> Interpreter:
-        """Runs what computes the weights of functions; most models have none."""
-        return Interpreter(self.prepared, garbage_collect_values=False)
 
     def write(self) -> tuple[Graph, dict[str, Any]]:
         """Return the new graph and the attributes that it uses."""
@@ -245,19 +239,11 @@ class _Walk:
         A copy: convert does not change the prepared model. A weight that depends on the input was seen in calibration,
         and its rank is not known.
         """
-        order, stack = [], [value]
-        while stack:
-            current = stack.pop()
-            if current.op == "placeholder":
-                return observer, None
-            order.append(current)
-            stack.extend(tensor_inputs((current.args, current.kwargs)))
-        runner = self.runner
-        values = runner.env = {}
+        values = constants(self.prepared, value)
+        if values is None:
+            return observer, None
         observer = copy.deepcopy(observer)
         with torch.no_grad():
-            for current in dict.fromkeys(reversed(order)):
-                values[current] = runner.run_node(current)
             observer(values[value])  # rule: OBS-06, CVT-11
         return observer, values[value].dim()
 

@@ -16,7 +16,7 @@ from refimpl.backend_config import BackendConfig, BackendPatternConfig, Observat
 from refimpl.custom_config import PrepareCustomConfig, QuantType, StandaloneModuleConfigEntry
 from refimpl.dtype_choice import ObserverFacts, QConfigFacts, Refusal, choose_dtype_config
 from refimpl.dtype_config import DTypeConfig
-from refimpl.errors import QConfigError
+from refimpl.errors import QConfigError, blaming
 from refimpl.matching import Match, find_matches
 from refimpl.patterns import leaf_name
 from refimpl.placing import Placer, tuple_elements, weight_arguments
@@ -121,10 +121,8 @@ class _Decider:
     def facts(self, make: Callable[..., nn.Module], source: str = "") -> ObserverFacts:
         """Read what an observer's constructor makes, once. Raises QConfigError with the mapping's key if it fails."""
         if make not in self._facts:
-            try:
+            with blaming(QConfigError, f"QConfig ({source})", f"the observer constructor {make!r}"):
                 self._facts[make] = ObserverFacts.of(make())
-            except Exception as error:
-                raise QConfigError(f"QConfig ({source}): the observer constructor {make!r} failed: {error}") from error
         return self._facts[make]
 
     def has_qconfig(self, node: Node) -> bool:

@@ -108,6 +108,10 @@ _ACTIVATIONS = {
     (True, 0): FakeQuantize.with_args(observer=_Average, **_UNSIGNED),
     (True, 1): default_fused_act_fake_quant,
 }
+_FIXED = {  # training: of a result in 0..1, and in -1..1
+    False: (default_fixed_qparams_range_0to1_observer, default_fixed_qparams_range_neg1to1_observer),
+    True: (default_fixed_qparams_range_0to1_fake_quant, default_fixed_qparams_range_neg1to1_fake_quant),
+}
 _RANGE_0_TO_1 = (
     nn.Hardsigmoid, F.hardsigmoid, "hardsigmoid", "hardsigmoid_",
     nn.Sigmoid, torch.sigmoid, "sigmoid", "sigmoid_", nn.Softmax,
@@ -141,12 +145,8 @@ def get_default_qat_qconfig(backend: str = "x86", version: int = 1) -> QConfig:
 
 def _mapping(backend: str, version: int, is_qat: bool) -> QConfigMapping:
     qconfig = _default(backend, version, is_qat)
-    weight = default_weight_fake_quant if is_qat else default_weight_observer
-    zero_to_one = default_fixed_qparams_range_0to1_observer
-    minus_one_to_one = default_fixed_qparams_range_neg1to1_observer
-    if is_qat:
-        zero_to_one = default_fixed_qparams_range_0to1_fake_quant
-        minus_one_to_one = default_fixed_qparams_range_neg1to1_fake_quant
+    weight, _ = _WEIGHTS[is_qat, 0]
+    zero_to_one, minus_one_to_one = _FIXED[is_qat]
     reduce_range, _ = _ENGINES[backend]
     transposed = QConfig(qconfig.activation, weight) if reduce_range else qconfig  # fbgemm has no channels there
     norm = QConfig(qconfig.activation, default_placeholder_observer)  # its weight stays float

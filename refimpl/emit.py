@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from refimpl.decomposed import OPS, PLAIN_DTYPE
-from refimpl.errors import QConfigError, RefimplError
+from refimpl.errors import QConfigError, blaming
 from refimpl.plan import Slot
 from refimpl.qparams import QParams, dtype_range, read_plain_observers, read_qparams
 
@@ -58,11 +58,9 @@ class Emitter:
         if observer.dtype == torch.float16:
             return self.float16(value)
         if id(observer) not in self._qparams:
-            try:
+            with blaming(QConfigError, f"observer of {slot.value!r} ({slot.role})", "it"):
                 self._qparams[id(observer)] = read_qparams(observer)
-                self._read.append(observer)
-            except RefimplError as error:
-                raise QConfigError(f"observer of {slot.value!r} ({slot.role}): {error}") from error
+            self._read.append(observer)
         return self.static(value, self._qparams[id(observer)], scope, rank)
 
     def buffer(self, stem: str, tensor: Tensor) -> Node:
@@ -90,8 +88,8 @@ class QuantizedTensors(Emitter):
         return quantized, write_node(self.graph, "call_method", "dequantize", (quantized,))
 
     def dynamic(self, value: Node, observer: Any) -> tuple[Node, Node]:
-        reduce_range = torch.backends.quantized.engine in ("fbgemm", "x86")
-        arguments = (value, observer.dtype, reduce_range)
+        is_reduced = observer.quant_max is not None and observer.quant_max < dtype_range(observer.dtype)[1]
+        arguments = (value, observer.dtype, is_reduced)  # rule: CVT-09
         quantized = self.graph.call_function(torch.quantize_per_tensor_dynamic, arguments)  # rule: CVT-03
         return quantized, self.graph.call_method("dequantize", (quantized,))
 
@@ -131,8 +129,8 @@ class Decomposed(Emitter):
         return self._pair(value, numbers, OPS.quantize_per_channel.default, OPS.dequantize_per_channel.default)
 
     def dynamic(self, value: Node, observer: Any) -> tuple[Node, Node]:
-        if observer.dtype not in PLAIN_DTYPE:
-            raise QConfigError(f"CVT-03: the decomposed form chooses qparams of integers only; found {observer.dtype}")
+        if observer.dtype == torch.float16:
+            return self.float16(value)
         asked = (observer.quant_min, observer.quant_max)
         whole, plain = dtype_range(observer.dtype), PLAIN_DTYPE[observer.dtype]
         bounds = [end if own is None else own for end, own in zip(whole, asked, strict=True)]

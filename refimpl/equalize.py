@@ -25,7 +25,7 @@ from refimpl.observers import PerChannelMinMaxObserver
 from refimpl.plan import OBSERVER_PREFIX, Decision
 from refimpl.qconfig import QConfig, QConfigMapping, QConfigResolver, as_qconfig_mapping
 from refimpl.qparams import PER_CHANNEL, PER_TENSOR, has_data, is_quantized_dtype
-from refimpl.tracing import Places, attribute_of
+from refimpl.tracing import Places, attribute_of, weighted
 
 EQUALIZATION = "refimpl_equalization"  # the key of a prepared model's meta that holds its Equalizations
 
@@ -162,7 +162,7 @@ def _refusals(places: Places, root: Node, asked: QConfig, quantized: set[Node]) 
         yield "its weight is computed, not observed, or read by others"
     if places.is_shared_state(root):
         yield f"its module {root.target} is called at several places"
-    if (_argument(root, "groups", 1) if module is None else getattr(_weighted(module), "groups", 1)) != 1:
+    if (_argument(root, "groups", 1) if module is None else getattr(weighted(module), "groups", 1)) != 1:
         yield "it is grouped: a column of its weight serves several input channels"
 
 
@@ -181,11 +181,6 @@ def _held(node: Node, name: str) -> Node | None:
     while _is_observer(value) and len(value.users) == 1:
         value = value.args[0]
     return value if isinstance(value, Node) and value.op == "get_attr" and len(value.users) == 1 else None
-
-
-def _weighted(module: nn.Module) -> Any:
-    """Return the layer itself, which is the first part of a fused module."""
-    return module[0] if isinstance(module, nn.Sequential) else module
 
 
 def _insert(model: GraphModule, root: Node, asked: QConfig, dimensions: int) -> str:
@@ -245,7 +240,7 @@ def convert_equalization(model: GraphModule) -> None:
 def _tensor(model: GraphModule, op: Node, name: str) -> Any:
     """Return an op's weight or bias; None for one that it lacks or that the graph computes."""
     if op.op == "call_module":
-        return getattr(_weighted(model.get_submodule(str(op.target))), name)
+        return getattr(weighted(model.get_submodule(str(op.target))), name)
     return attribute_of(model, str(held.target)) if (held := _held(op, name)) else None
 
 
@@ -304,7 +299,7 @@ def _rescale(model: GraphModule, op: Node, column: Tensor | None, row: Tensor | 
         if row is not None:
             scaled = scaled * row.reshape(-1, *[1] * (scaled.dim() - 1))
         if made is not None:
-            setattr(_weighted(made), name, nn.Parameter(scaled))
+            setattr(weighted(made), name, nn.Parameter(scaled))
             continue
         held: Any = _held(op, name)
         held.target = _free_name(model, f"{held.name}_equalized")

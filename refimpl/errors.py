@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 _MACHINERY = ("refimpl", "torch", "contextlib")  # packages of whose lines a warning would tell a user nothing
@@ -29,6 +30,17 @@ class ModelError(RefimplError):
 
 class QConfigError(RefimplError):
     """A QConfig, an observer or a QConfigMapping is wrong."""
+
+
+@contextmanager
+def blaming(kind: type[RefimplError], where: str, what: str = "", advice: str = "") -> Iterator[None]:
+    """Turn whatever a foreign class or function raises into an error that says where, and whose fault it is."""
+    try:
+        yield
+    except RefimplError as error:
+        raise type(error)(f"{where}: {error}") from error
+    except Exception as error:
+        raise kind(f"{where}: {what} raised {type(error).__name__}: {error}{advice}") from error
 
 
 def nearest(found: object, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -21,13 +21,13 @@ from torch.utils._pytree import tree_leaves
 
 from refimpl.backend_config import BackendConfig, as_backend_config
 from refimpl.custom_config import FuseCustomConfig
-from refimpl.errors import ConfigError, ModelError, RefimplError
+from refimpl.errors import ConfigError, ModelError, blaming
 from refimpl.fusers import linear_bn_is_foldable
 from refimpl.invariants import check_graph
 from refimpl.matching import Match, Nested, find_matches
 from refimpl.native import default_backend_config
 from refimpl.patterns import MatchAllNode, is_match_all
-from refimpl.tracing import FUSED_PARTS, Draft, FusedPart, Places, module_type, no_collection, trace
+from refimpl.tracing import FUSED_PARTS, Draft, FusedPart, Places, finished, module_type, no_collection, trace
 
 # Functions inside a fusable pattern, and the module that stands for each: (attribute, position, default). (FUS-05)
 _MODULE_OF_FUNCTION: dict[Any, tuple[type[nn.Module], tuple[tuple[str, int, Any], ...]]] = {
@@ -56,7 +56,8 @@ def fuse_fx(model: nn.Module, fuse_custom_config: object = None, backend_config:
     names = FuseCustomConfig.of(fuse_custom_config).preserved_attributes
     traced = trace(model)
     fuse(traced, config, is_qat=False)
-    return traced.finish(preserved={name: getattr(model, name) for name in names if hasattr(model, name)})
+    kept = {name: getattr(model, name) for name in names if hasattr(model, name)}
+    return finished(traced, traced.graph, traced, kept)
 
 
 def _callees(match: Match, places: Places) -> tuple[Any, ...]:
@@ -199,15 +200,10 @@ def _fused_module(places: Places, match: Match, is_qat: bool) -> nn.Module:
     parts = tree_leaves(arguments)
     shown = ", ".join(getattr(part, "__name__", type(part).__name__) for part in parts)
     where = f"fuser method of {match.name}, called at {match.root.name!r} with (is_qat={is_qat}, {shown})"
-    try:
+    is_early = is_train and not is_qat  # rule: FUS-06
+    advice = "; the modules are in train mode: call .eval()" if is_early else ""
+    with blaming(ModelError if is_early else ConfigError, where, "it", advice):
         fused: object = method(is_qat, *arguments)  # rule: FUS-02
-    except RefimplError as error:
-        raise type(error)(f"{where}: {error}") from error
-    except Exception as error:
-        failure = f"{where} raised {type(error).__name__}: {error}"
-        if is_train and not is_qat:  # rule: FUS-06
-            raise ModelError(f"{failure}; the modules are in train mode: call .eval()") from error
-        raise ConfigError(failure) from error
     expected = match.entry.fused_module or nn.Module
     if isinstance(fused, expected) or (not is_qat and isinstance(fused, nn.Module) and _is_folded(fused, parts)):
         return fused

@@ -16,7 +16,8 @@ from torch.fx.node import map_aggregate, map_arg
 
 from refimpl import lower_table as table
 from refimpl.invariants import QUANTIZE, QUANTIZE_DYNAMIC, is_dequantize
-from refimpl.tracing import CALLS, tensor_inputs
+from refimpl.padding import PLAIN
+from refimpl.tracing import CALLS, attribute_of, constants, weighted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +115,8 @@ class Sites:
         handler = Sites._dynamic_module if is_dynamic else _HANDLERS.get(kind)
         if handler is None:
             raise Blocked("LOW-01: no row of the table")
-        subject = self._inner(node) if node.op == "call_module" else node
-        for test, reason in table.LIMITS.get(kind if subject is node else type(subject), ()):
+        subject = weighted(self._module(node)) if node.op == "call_module" else node
+        for test, reason in table.LIMITS.get(kind if subject is node else PLAIN.get(type(subject), type(subject)), ()):
             if test(subject):
                 raise Blocked(f"LOW-03: {reason.format(subject)}")  # rule: LOW-03
         if self._is_in_place(node) and len(self._operand(node)[0].users) != 1:  # rule: LOW-03
@@ -127,23 +128,16 @@ class Sites:
     def _module(self, node: Node) -> Any:
         return self._modules[str(node.target)]
 
-    def _inner(self, node: Node) -> Any:
-        """The module that holds the weight."""
-        module = self._module(node)
-        return module[0] if isinstance(module, nn.Sequential) else module
-
     def _kind(self, node: Node) -> Any:
         """What the tables are asked for; an attribute is asked for by its name, like a method."""
         if node.op != "call_module":
             return node.args[1] if node.target is getattr else node.target
-        module, inner = self._module(node), self._inner(node)
-        return type(module) if inner is module else (type(module), type(inner))
+        module, inner = self._module(node), weighted(self._module(node))
+        kinds = [PLAIN.get(type(each), type(each)) for each in (module, inner)]
+        return kinds[0] if inner is module else tuple(kinds)
 
     def _attribute(self, argument: Any) -> Any:
-        if not isinstance(argument, Node):
-            return argument
-        owner, _, name = str(argument.target).rpartition(".")
-        return getattr(self._modules[owner], name)
+        return attribute_of(self._modules[""], str(argument.target)) if isinstance(argument, Node) else argument
 
     def _source(self, value: Any) -> Node:
         """The quantized value behind a dequantize."""
@@ -226,14 +220,31 @@ class Sites:
     def _dynamic_module(self, node: Node, kind: Any) -> None:
         """A module that quantizes its input at run time. (LOW-02, CVT-03, CVT-04)"""
         source, args, kwargs = self._operand(node)
+        (dtype, is_reduced), inner = _asked(source), weighted(self._module(node))
+        is_whole = not (is_reduced or dtype is torch.float16 or _is_qnnpack())  # and the modules take 7 bits
+        if is_whole and kind in table.DYNAMIC_LINEARS:
+            row = table.DYNAMIC_FUNCTIONS[F.linear, torch.quint8, torch.qint8]
+            packed = self._held(node, row, [inner.get_quantized_weight(), inner.bias], list(inner.parameters()))
+            function = row.plain if inner is self._module(node) else row.with_relu
+            arguments = (source.args[0], packed, is_reduced)
+            self.calls[node] = Call(op="call_function", target=function, args=arguments, origin=node)
+            return
+        if is_whole and not isinstance(inner, nn.RNNBase):
+            raise Blocked("LOW-03: the quantized cell takes 7 bits of its inputs; all 8 are asked for")
         if str(node.target) not in self.parts:
             self._swap(node, table.DYNAMIC_MODULES[kind])
-        self.calls[node] = _same(node, source.args[0], *args, **kwargs)
+            if is_whole:
+                made = self.parts[str(node.target)]
+                made.version = 1  # before torch reduced the range
+                made.set_weight_bias(inner.get_quantized_weight_bias_dict())
+        self.calls[node] = Call(
+            op=node.op, target=node.target, args=(source.args[0], *args), kwargs=kwargs, origin=node
+        )
 
     def _shape(self, node: Node, kind: Any) -> None:
         """A quantized tensor has the shape of the float one. (LOW-02)"""
         source, args, kwargs = self._operand(node)
-        self.calls[node] = _same(node, source, *args, **kwargs)
+        self.calls[node] = Call(op=node.op, target=node.target, args=(source, *args), kwargs=kwargs, origin=node)
 
     def _static_module(self, node: Node, kind: Any) -> None:
         """A module with the output's qparams, and with packed weights if it has any. (LOW-01)"""
@@ -241,7 +252,7 @@ class Sites:
         tail = self._tail(node, sources, node.target, keeps=kind is nn.Dropout)
         if self._places[str(node.target)] > 1:  # rule: LOW-03
             raise Blocked(f"LOW-03: module {node.target!r} is called at more than one place, each with its own qparams")
-        weight_dtype = getattr(self._inner(node), "weight_dtype", torch.qint8)
+        weight_dtype = getattr(weighted(self._module(node)), "weight_dtype", torch.qint8)
         if weight_dtype is not torch.qint8:
             raise Blocked(f"LOW-03: the quantized module packs qint8 weights, not {weight_dtype}")
         self._swap(node, table.MODULES[kind], *map(self._attribute, tail.quantize.args[1:3]))
@@ -262,14 +273,14 @@ class Sites:
 
     def _dynamic_function(self, node: Node, source: Node, weight: Node, arguments: dict[str, Any]) -> None:
         """A function that quantizes its input at run time, with relu if that is its only user. (CVT-03, CVT-04)"""
-        _, dtype, *reduce_range = source.args
+        dtype, is_reduced = _asked(source)
         row = table.DYNAMIC_FUNCTIONS.get((node.target, dtype, weight.args[-1]))
         if row is None:
             raise Blocked(f"LOW-01: no row of the table for {dtype} inputs and {weight.args[-1]} weights")
         packed = self._packed(node, row, weight, arguments)
         relus = [user for user in node.users if self._kind(user) in table.DYNAMIC_RELUS]
         last, function = (relus[0], row.with_relu) if relus and len(node.users) == 1 else (node, row.plain)
-        args = (source.args[0], packed, *(reduce_range if dtype is not torch.float16 else ()))
+        args = (source.args[0], packed, *(() if dtype is torch.float16 else (is_reduced,)))
         self.calls[last] = Call(op="call_function", target=function, args=args, origin=node)
 
     def _packed(self, node: Node, row: table.PackedFunction, weight: Node, arguments: dict[str, Any]) -> Call:
@@ -277,33 +288,22 @@ class Sites:
         others = row.pack_arguments(node.args[2:], arguments)
         if any(isinstance(value, str) for value in others):
             raise Blocked(f"LOW-03: arguments {others}: the quantized op takes numbers")
-        read = self._constants((weight, *others))
+        read = constants(self._modules[""], (weight, *others))
         if read is None:
             return Call(op="call_function", target=row.prepack, args=(weight, *others))
+        tensors = [value for constant, value in read.items() if constant.op == "get_attr"]
+        return self._held(node, row, map_arg([weight, *others], read.__getitem__), tensors)
+
+    def _held(self, node: Node, row: table.PackedFunction, arguments: Any, tensors: list[torch.Tensor]) -> Call:
+        """Pack a weight and hold it under a name of its own; `tensors` are what it was made from."""
         stack = node.meta.get("nn_module_stack")
         scope = str(next(reversed(stack.values()))[0]) if stack else ""
         prefix = f"{scope}_packed_weight_".replace(".", "_")
         name = f"{prefix}{self._names[prefix]}"
-        self.parts[name] = _packing(row.prepack, *map_arg([weight, *others], read.__getitem__))
+        self.parts[name] = _packing(row.prepack, *arguments)
         self._names[prefix] += 1
-        tensors = [value for constant, value in read.items() if constant.op == "get_attr"]
         self.originals[name.lower()] = sorted(tensors, key=torch.Tensor.numel, reverse=True)
         return Call(op="get_attr", target=name)
-
-    def _constants(self, arguments: tuple[Any, ...]) -> dict[Node, Any] | None:
-        """Compute what arguments depend on, if that is attributes of the model only; else None."""
-        needed = tensor_inputs(arguments)
-        for node in needed:  # which grows meanwhile
-            if node.op not in ("get_attr", "call_function", "call_method"):
-                return None
-            needed.extend(other for other in node.all_input_nodes if other not in needed)
-        values: dict[Node, Any] = {}
-        for node in sorted(needed):
-            args, kwargs = map_arg((node.args, dict(node.kwargs)), values.__getitem__)
-            function: Any = getattr(type(args[0]), str(node.target)) if node.op == "call_method" else node.target
-            with torch.no_grad():
-                values[node] = self._attribute(node) if node.op == "get_attr" else function(*args, **kwargs)
-        return values
 
     def _binary(self, node: Node, kind: Any) -> None:
         """add, mul and matmul of two quantized tensors, or of one and a number, with or without relu. (LOW-02)"""
@@ -361,8 +361,16 @@ _HANDLERS: Mapping[Any, Callable[[Sites, Node, Any], None]] = {
 }
 
 
-def _same(node: Node, *args: Any, **kwargs: Any) -> Call:
-    return Call(op=node.op, target=node.target, args=args, kwargs=kwargs, origin=node)
+def _asked(source: Node) -> tuple[Any, bool]:
+    """The dtype that a value gets at run time, and whether its range is reduced to 7 bits: qnnpack always takes 8."""
+    _, dtype, is_reduced = source.args
+    if is_reduced and dtype is not torch.float16 and _is_qnnpack():  # rule: LOW-03
+        raise Blocked("LOW-03: the range is reduced to 7 bits; qnnpack quantizes to 8 at run time")
+    return dtype, bool(is_reduced)
+
+
+def _is_qnnpack() -> bool:
+    return torch.backends.quantized.engine == "qnnpack"
 
 
 def _bounds(node: Any) -> tuple[Any, Any] | None:
@@ -384,5 +392,4 @@ def _packing(function: Callable[..., Any], *args: Any) -> Any:
 
 def _laid_out(value: Node | Call) -> Node | Call:
     """The operand of a clamp. Qnnpack's takes one that is channels_last for contiguous, and mixes its values up."""
-    is_affected = torch.backends.quantized.engine == "qnnpack"
-    return Call(op="call_method", target="contiguous", args=(value,)) if is_affected else value  # rule: LOW-03
+    return Call(op="call_method", target="contiguous", args=(value,)) if _is_qnnpack() else value  # rule: LOW-03

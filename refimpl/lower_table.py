@@ -41,10 +41,8 @@ MODULES: Mapping[Any, Any] = {
     **_by_name(nni, nniq, "BNReLU3d", nn.BatchNorm3d),
 }
 # Dynamic: the module quantizes its input itself. Weight-only: float in, float out. (LOW-02, CVT-11)
-DYNAMIC_MODULES: Mapping[Any, Any] = {
-    **_by_name(nnqr, nnqd, "Linear RNNCell LSTMCell GRUCell LSTM GRU"),
-    **_by_name(nni, nniqd, "LinearReLU", nnqr.Linear),
-}
+DYNAMIC_LINEARS: Mapping[Any, Any] = {nnqr.Linear: nnqd.Linear, (nni.LinearReLU, nnqr.Linear): nniqd.LinearReLU}
+DYNAMIC_MODULES = {**DYNAMIC_LINEARS, **_by_name(nnqr, nnqd, "RNNCell LSTMCell GRUCell LSTM GRU")}
 WEIGHT_ONLY_MODULES: Mapping[Any, Any] = _by_name(nnqr, nnq, "Embedding EmbeddingBag")
 
 # What follows the weight in some function, in the order of the ops that pack it, with defaults.
@@ -152,9 +150,14 @@ _LIMITS: tuple[tuple[tuple[Any, ...], Callable[[Any], bool], str], ...] = (
     ((nnqr.LSTM, nnqr.GRU), lambda m: not m.bias, "bias=False: the quantized module needs biases"),
     (_EMBEDDINGS, lambda m: m.max_norm is not None, "max_norm {0.max_norm}: the quantized module does not renormalize"),
     (_EMBEDDINGS, lambda m: m.weight_dtype not in _BYTES, "no quantized module for {0.weight_dtype} weights"),
+    (_EMBEDDINGS, lambda m: m.weight_dtype is torch.quint4x2 and m.embedding_dim % 2,
+     "embedding_dim {0.embedding_dim}: the quantized module packs two 4-bit columns at a time"),
     (_EMBEDDINGS[1:], lambda m: m.mode != "sum", "mode {0.mode!r}: the quantized module sums"),
+    (_EMBEDDINGS[1:], lambda m: m.padding_idx is not None, "padding_idx: the quantized module adds the padding's row"),
     ((nn.PReLU,), lambda m: not hasattr(m, "qconfig"), "no QConfig on the module says how to quantize its weight"),
     ((F.interpolate,), lambda n: n.kwargs.get("mode", "nearest") not in _KERNELS, "no quantized kernel of this mode"),
+    ((F.interpolate,), lambda n: n.kwargs.get("antialias", False), "the quantized kernel has no antialias"),
+    (("resize_",), lambda node: node.kwargs.get("memory_format") is not None, "the quantized op has no memory_format"),
     ((F.dropout,), lambda node: node.kwargs.get("training", True) and node.kwargs.get("p", 0.5) > 0,
      "the quantized op never drops"),
     ((torch.clamp, "clamp"),

@@ -23,7 +23,7 @@ from refimpl.patterns import leaf_name
 from refimpl.plan import Decision, Plan
 from refimpl.qconfig import QConfigMapping, as_qconfig_mapping, warn_unmatched_keys
 from refimpl.reference import qat_module, swapped, with_qconfig
-from refimpl.tracing import CALLS, TORCH_NOTES, Draft, Places, module_type, no_collection, trace
+from refimpl.tracing import CALLS, TORCH_NOTES, Draft, Places, finished, module_type, no_collection, trace
 
 PREPARED = "refimpl_prepared"  # the key under which a prepared model's meta keeps what convert needs
 
@@ -133,7 +133,7 @@ def prepare(
         quantized_inputs=tuple(custom.input_quantized_indexes),
         quantized_outputs=tuple(custom.output_quantized_indexes),
     )
-    made = draft.finish(preserved=kept)  # rule: CUS-03
+    made = finished(draft, draft.graph, draft, kept)  # rule: CUS-03
     stacks = {node.name: node.meta.get("nn_module_stack") or {"": ("", type(model))} for node in made.graph.nodes}
     made.meta[TORCH_NOTES] = SimpleNamespace(  # as torch.ao.ns reads it
         node_name_to_scope={name: next(reversed(stack.values())) for name, stack in stacks.items()},

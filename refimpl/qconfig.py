@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import torch.nn.functional as F
@@ -52,6 +53,7 @@ GLOBAL = "global"  # the source of a QConfig that no other key names
 _KINDS = ("object_type", "module_name_regex", "module_name", "module_name_object_type_order")
 
 
+@dataclass
 class QConfigMapping:
     """Which QConfig holds for which part of the model. Later kinds of key override earlier ones (QCM-02):
 
@@ -59,20 +61,11 @@ class QConfigMapping:
     module_name_object_type_order (the index-th call of that type inside the module of that name).
     """
 
-    def __init__(self) -> None:
-        self.global_qconfig: Any = None
-        self.object_type_qconfigs: dict[ObjectType, Any] = {}
-        self.module_name_regex_qconfigs: dict[str, Any] = {}
-        self.module_name_qconfigs: dict[str, Any] = {}
-        self.module_name_object_type_order_qconfigs: dict[Order, Any] = {}
-
-    def __repr__(self) -> str:
-        return f"QConfigMapping({self.to_dict()})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, QConfigMapping) and vars(other) == vars(self)
-
-    __hash__ = None  # type: ignore[assignment]  # it can change
+    global_qconfig: Any = None
+    object_type_qconfigs: dict[ObjectType, Any] = field(default_factory=dict)
+    module_name_regex_qconfigs: dict[str, Any] = field(default_factory=dict)
+    module_name_qconfigs: dict[str, Any] = field(default_factory=dict)
+    module_name_object_type_order_qconfigs: dict[Order, Any] = field(default_factory=dict)
 
     def set_global(self, global_qconfig: Any) -> QConfigMapping:
         """Set the QConfig for everything that no other key names; None: nothing is quantized."""

@@ -165,7 +165,7 @@ def minmax_qparams(
     if qscheme == _FLOAT_QPARAMS:  # the range as it was seen, and a zero point that is a real
         scale = (high - low) / steps
         scale = torch.where(scale > eps, scale, torch.ones_like(scale))
-        return scale, -low / scale
+        return scale, quant_min - low / scale  # rule: NUM-02
     low, high = low.clamp(max=0.0), high.clamp(min=0.0)  # rule: NUM-02
     if qscheme in SYMMETRIC:
         scale = torch.maximum(torch.maximum(-low, high) / (steps / 2), eps)

@@ -8,15 +8,15 @@ qparams)``, a QAT class ``from_float(module)``, ``to_float()`` and ``weight_fake
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
 import torch.ao.nn.intrinsic as nni
 from torch import Tensor, nn
 
-from refimpl.errors import ConfigError, QConfigError, RefimplError
+from refimpl.errors import ConfigError, QConfigError, blaming
+from refimpl.padding import settle_padding
 from refimpl.qparams import QParams, dtype_range, is_plain, is_quantized_dtype, ranges_qparams, read_qparams
 from refimpl.tracing import module_type
 
@@ -53,7 +53,7 @@ def reference_module(
             f"{module_type(root).__name__}: set root_module and reference_quantized_module together"
         )
     trained = getattr(module, "weight_fake_quant", None)  # rule: QAT-03
-    with _blaming(QConfigError, where, "the weight's observer"):
+    with blaming(QConfigError, repr(where), "the weight's observer"):
         if known is not None and reference is not None:
             measured = {"weight": known.weight_dict(is_decomposed=is_decomposed)}
         else:
@@ -62,13 +62,13 @@ def reference_module(
             if not any(is_quantized_dtype(made.dtype) or made.dtype == torch.float16 for made in observers.values()):
                 return floating  # type: ignore[no-any-return]
             measured = {name: _measured(made, getattr(root, name), is_decomposed) for name, made in observers.items()}
-    with _blaming(ConfigError, where, f"{reference.__name__}.from_float"):
+    with blaming(ConfigError, repr(where), f"{reference.__name__}.from_float"):
         made: nn.Module = reference.from_float(root, _arguments(root, measured, is_decomposed))
+    settle_padding(made)
     if made.training != root.training:
         made.train(root.training)
     for name, qparams in measured.items():
-        if name != "weight" or not is_decomposed:  # torch's recurrent reference modules have one form only
-            _clamp_weight(made, name, qparams)
+        _settle_weight(made, name, qparams)
     if not is_fused:
         return made
     floating = _shallow(floating)
@@ -104,7 +104,7 @@ def float_module(module: nn.Module, *, where: str) -> nn.Module:
     """
     if not hasattr(module, "weight_fake_quant") or not hasattr(module, "to_float"):
         return module
-    with _blaming(ConfigError, where, f"{type(module).__name__}.to_float"):
+    with blaming(ConfigError, repr(where), f"{type(module).__name__}.to_float"):
         made: nn.Module = module.to_float()  # type: ignore[operator]  # rule: QAT-02
     return made.train(module.training)
 
@@ -126,7 +126,7 @@ def swapped(module: nn.Module, qconfig: Any, to: type[nn.Module], *, how: str = 
 
     `how` is ``from_float`` for what prepare puts in, ``from_observed`` for the custom modules of convert.
     """
-    with _blaming(ConfigError, where, f"{to.__name__}.{how}({module_type(module).__name__})"):
+    with blaming(ConfigError, repr(where), f"{to.__name__}.{how}({module_type(module).__name__})"):
         made: nn.Module = getattr(to, how)(with_qconfig(module, qconfig))  # rule: CUS-01
     return made
 
@@ -160,17 +160,6 @@ def _shallow(module: Model) -> Model:
     return made
 
 
-@contextmanager
-def _blaming(kind: type[RefimplError], where: str, what: str) -> Iterator[None]:
-    """Turn whatever a foreign class raises into an error that says where, and whose fault it is."""
-    try:
-        yield
-    except RefimplError as error:
-        raise type(error)(f"{where!r}: {error}") from error
-    except Exception as error:
-        raise kind(f"{where!r}: {what} raised {type(error).__name__}: {error}") from error
-
-
 def _weights(root: nn.Module) -> list[str]:
     """Name the weights to be quantized: one, or those of a recurrent module or cell."""
     if isinstance(root, nn.RNNBase | nn.RNNCellBase):
@@ -184,23 +173,31 @@ def _measured(observer: Any, weight: Tensor, is_decomposed: bool) -> dict[str, A
         return {"qscheme": None, "dtype": observer.dtype, "is_decomposed": is_decomposed}  # float16: nothing to measure
     with torch.no_grad():
         (observer if weight.device.type == "cpu" else observer.to(weight.device))(weight)  # rule: OBS-13
-    return read_qparams(observer).weight_dict(is_decomposed=is_decomposed)
+    qparams = read_qparams(observer)  # decomposed ops truncate a zero point that is a real: such weights have one form
+    return qparams.weight_dict(is_decomposed=is_decomposed and not qparams.zero_point.is_floating_point())
 
 
 def _arguments(root: nn.Module, measured: dict[str, dict[str, Any]], is_decomposed: bool) -> dict[str, Any]:
     """Lay qparams out for ``from_float``: flat for one weight, nested by name for recurrent modules. (CVT-02)"""
     if isinstance(root, nn.RNNBase):  # makes tensors of numbers, and warns of tensors
+        if root.proj_size:
+            raise ConfigError(f"proj_size={root.proj_size}: the reference module has no projection; give it no QConfig")
         for qparams in measured.values():
             qparams |= {name: value.tolist() for name, value in qparams.items() if isinstance(value, Tensor)}
     return measured.get("weight") or {**measured, "is_decomposed": is_decomposed}
 
 
-def _clamp_weight(made: nn.Module, name: str, qparams: dict[str, Any]) -> None:
-    """Honour a range narrower than the dtype's, which quantized tensors cannot express. (CVT-09)
+def _settle_weight(made: nn.Module, name: str, qparams: dict[str, Any]) -> None:
+    """Let a weight have the values that it is computed with, where the reference module does not see to it.
 
-    What quantizes to an integer outside moves to the range's end; the other elements keep their bits.
+    A float16 one is rounded (CVT-04). What quantizes to an integer outside a range narrower than the dtype's, which
+    quantized tensors cannot express, moves to the range's end; the other elements keep their bits (CVT-09).
     """
-    if qparams["qscheme"] is None or (qparams["quant_min"], qparams["quant_max"]) == dtype_range(qparams["dtype"]):
+    if qparams["dtype"] == torch.float16:
+        _set_weight(made, name, getattr(made, name).detach().half())  # rule: CVT-04
+        return
+    is_honoured = name == "weight" and qparams["is_decomposed"]  # recurrent reference modules have one form only
+    if is_honoured or (qparams["quant_min"], qparams["quant_max"]) == dtype_range(qparams["dtype"]):
         return
     weight, axis = getattr(made, name), qparams.get("axis")
     scale, zero_point = (torch.as_tensor(qparams[key]).reshape(-1) for key in ("scale", "zero_point"))
@@ -213,4 +210,9 @@ def _clamp_weight(made: nn.Module, name: str, qparams: dict[str, Any]) -> None:
     integers = quantized.int_repr()
     inside = integers.clamp(qparams["quant_min"], qparams["quant_max"])  # rule: CVT-09
     ends = torch.where(inside == integers, weight.detach(), (inside - zero_point).to(torch.float32) * scale)
-    setattr(made, name, nn.Parameter(ends, weight.requires_grad))
+    _set_weight(made, name, ends)
+
+
+def _set_weight(made: nn.Module, name: str, values: Tensor) -> None:
+    weight = getattr(made, name)
+    setattr(made, name, nn.Parameter(values.to(weight.dtype), weight.requires_grad))

@@ -5,15 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import linecache
-import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache
 from itertools import takewhile
-from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -39,12 +35,7 @@ class QuantizationTracer(Tracer):
         self.leaf_names = leaf_names
         self.leaf_classes = leaf_classes
         self._functional: set[int] = set()
-
-    def create_node(self, *args: Any, **kwargs: Any) -> Node:
-        """Create a node that knows which lines of the user's code it comes from."""
-        node = super().create_node(*args, **kwargs)
-        node.stack_trace = _user_lines()
-        return node
+        self.record_stack_traces = True  # a node knows which lines of the user's code it comes from
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> Graph:
         """Trace as fx does; a FloatFunctional counts as the functions that it calls. (CUS-02)"""
@@ -61,33 +52,6 @@ class QuantizationTracer(Tracer):
         if is_named or isinstance(m, nni._FusedModule):  # type: ignore[attr-defined]
             return True
         return type(m).__module__.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(m, nn.Sequential)
-
-
-# Files whose frames say nothing about the user's model.
-_MACHINERY = (__file__, *map(os.path.normpath, ("fx/_symbolic_trace.py", "fx/proxy.py", "nn/modules/module.py")))
-
-
-def _user_lines() -> str:
-    """Format the calling frames, from the first ``forward`` on, as Python's traceback does.
-
-    fx itself can do this at many times the cost: nearly all frames are those of the node before, and are kept here.
-    """
-    lines, used = [], 0
-    frame: Any = sys._getframe(2)
-    while frame is not None:
-        lines.append(_format_frame(frame.f_code, frame.f_lineno))
-        if frame.f_code.co_name == "forward":
-            used = len(lines)
-        frame = frame.f_back
-    return "".join(reversed(lines[:used])).strip()
-
-
-@lru_cache(maxsize=4096)
-def _format_frame(code: CodeType, line: int) -> str:
-    name = code.co_filename
-    if name.endswith(_MACHINERY):
-        return ""
-    return f'  File "{name}", line {line}, in {code.co_name}\n    {linecache.getline(name, line).strip()}\n'
 
 
 @contextmanager
@@ -127,10 +91,6 @@ class Draft(GraphModule):
     def recompile(self) -> Any:
         """Do nothing: a draft is not run."""
 
-    def finish(self, preserved: Mapping[str, Any] | None = None) -> GraphModule:
-        """Return a GraphModule of this graph; `preserved`: attributes that it, and its copies, shall have. (CUS-03)"""
-        return finished(self, self.graph, self, preserved)
-
 
 _NOTES = "refimpl_notes"
 TORCH_NOTES = "_observed_graph_module_attrs"  # where torch's own tools (torch.ao.ns) look for what prepare knew
@@ -141,7 +101,8 @@ def finished(
 ) -> GraphModule:
     """Return a FlowModule of a graph whose attributes are found in `root`; name, mode and notes are those of `like`.
 
-    Attributes that fx preserves survive deepcopy; the notes are one, and so survive saving, which loses the meta.
+    `preserved`: attributes that it, and its copies, shall have (CUS-03). Those that fx preserves survive deepcopy; the
+    notes are one, and so survive saving, which loses the meta.
     """
     made = FlowModule(root, graph, class_name=getattr(like, "origin", type(like).__name__))
     made.training = like.training
@@ -309,6 +270,29 @@ def attribute_of(model: nn.Module, target: str) -> Any:
     """Return what a get_attr node of that target reads."""
     owner, _, name = target.rpartition(".")
     return getattr(model.get_submodule(owner), name)
+
+
+def weighted(module: nn.Module) -> Any:
+    """Return the layer itself, which is the first part of a fused module."""
+    return module[0] if isinstance(module, nn.Sequential) else module
+
+
+def constants(model: nn.Module, arguments: Any) -> dict[Node, Any] | None:
+    """Compute the nodes inside an argument structure and what they depend on; None if that is an input of the model."""
+    needed = tensor_inputs(arguments)
+    for node in needed:  # which grows meanwhile
+        if node.op == "placeholder":
+            return None
+        needed.extend(other for other in node.all_input_nodes if other not in needed)
+    values: dict[Node, Any] = {}
+    for node in sorted(needed):
+        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+        called: Any = attribute_of(model, str(node.target)) if node.op in ("get_attr", "call_module") else node.target
+        if node.op == "call_method":
+            called = getattr(type(args[0]), str(node.target))
+        with torch.no_grad():
+            values[node] = called if node.op == "get_attr" else called(*args, **kwargs)
+    return values
 
 
 def tensor_inputs(arguments: Any) -> list[Node]:

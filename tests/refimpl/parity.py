@@ -162,6 +162,9 @@ def _convert(side: Side, case: Case, stage: str, prepared: GraphModule, batches:
         qconfig_mapping=case.convert_mapping(),
         backend_config=flows.torch_config(case.recipe.config),
     )
+    if side is TORCH:
+        flows.settle(converted)
+        _without_range(converted)
     if side is REFIMPL and stage in case.recipe.narrow_stages:
         converted, clamps = without_clamps(converted)
         found.clamps += clamps
@@ -171,6 +174,13 @@ def _convert(side: Side, case: Case, stage: str, prepared: GraphModule, batches:
     found.results[f"{stage} names"] = names(converted)
     with torch.no_grad():
         found.results[f"{stage} output"] = "\n".join(text_of(converted(*copy.deepcopy(batch))) for batch in batches)
+
+
+def _without_range(converted: GraphModule) -> None:
+    """Drop ``reduce_range``, which torch takes from the engine, where it means nothing: of float16. (CVT-09)"""
+    for node in converted.graph.nodes:
+        if node.target is torch.quantize_per_tensor_dynamic and node.args[1] == torch.float16:
+            node.args = (*node.args[:2], False)
 
 
 def observe_trained_weights(prepared: GraphModule) -> None:

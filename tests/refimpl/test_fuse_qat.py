@@ -22,7 +22,7 @@ from backends.native_tables import native_config
 from backends.torch_engine import engine
 from refimpl import BackendPatternConfig, ConfigError, ModelError
 from refimpl.fuse import fuse
-from refimpl.tracing import trace
+from refimpl.tracing import finished, trace
 
 ROWS = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
 CUBE = torch.randn(6, 4, 4, generator=torch.Generator().manual_seed(3))
@@ -32,7 +32,9 @@ def both_fused_for_qat(model: nn.Module, engine: str, inputs: Any = None) -> tup
     draft = trace(copy.deepcopy(model))
     fuse(draft, native_config(engine), is_qat=True, example_inputs=inputs)  # type: ignore[arg-type]
     torch_model = symbolic_trace(copy.deepcopy(model))
-    return draft.finish(), torch_fx._fuse_fx(torch_model, True, backend_config=flows.torch_config(engine))
+    return finished(draft, draft.graph, draft), torch_fx._fuse_fx(
+        torch_model, True, backend_config=flows.torch_config(engine)
+    )
 
 
 QAT: tuple[tuple[Callable[[Any, Tensor], Any], str, str], ...] = (

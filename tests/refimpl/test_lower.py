@@ -97,13 +97,23 @@ BLOCKED: list[tuple[Callable[..., Any], str, str]] = [
     (lambda net, x: F.interpolate(net.conv(x), scale_factor=2.0, mode="bicubic"), "interpolate", "no quantized kernel"),
     (lambda net, x: F.dropout(net.conv(x), 1.0, training=True), "dropout", "the quantized op never drops"),
     (lambda net, x: net.conv(x).mean(1, dtype=torch.float32), "mean", "the mean of a quantized tensor has its dtype"),
+    (
+        lambda net, x: F.interpolate(net.conv(x), (3, 3), mode="bilinear", antialias=True),
+        "interpolate",
+        "the quantized kernel has no antialias",
+    ),
+    (
+        lambda net, x: torch.add(x, x).resize_(2, 32, memory_format=torch.contiguous_format),
+        "resize_",
+        "the quantized op has no memory_format",
+    ),
     (lambda net, x: net.circular(x), "circular", "padding_mode 'circular': not in the quantized op"),
 ]
 
 
 @pytest.mark.rule("LOW-03")
 @pytest.mark.rule("LOW-04")
-@pytest.mark.parametrize(("run", "node", "reason"), BLOCKED, ids=[node for _, node, _ in BLOCKED])
+@pytest.mark.parametrize(("run", "node", "reason"), BLOCKED, ids=[reason for *_, reason in BLOCKED])
 def test_what_the_quantized_op_cannot_express_stays_and_is_listed(
     run: Any, node: str, reason: str, engine: str
 ) -> None:
@@ -213,3 +223,12 @@ def test_a_weight_of_a_function_is_packed_with_its_geometry(engine: str) -> None
     assert lowered.meta[NOT_LOWERED] == () and not float_ops(lowered)
     with torch.no_grad():
         assert (lowered(X) - flow(X)).abs().max() <= 1.01 * flows.qparams(flow.reference)[-1][1][0]
+
+
+@pytest.mark.rule("LOW-03")
+@pytest.mark.parametrize("index", [0, 1], ids=["antialias", "memory_format"])
+def test_torch_lowers_to_ops_without_such_an_argument(index: int, engine: str) -> None:
+    run = [run for run, _, reason in BLOCKED if "antialias" in reason or "memory_format" in reason][index]
+    lowered: Any = torch_lowered(Net(run).eval(), flows.global_mapping(), [(X,)])
+    with torch.no_grad(), pytest.raises((RuntimeError, NotImplementedError), match=r"QuantizedCPU|memory format"):
+        lowered(X)

@@ -14,6 +14,7 @@ from lowering import Net, X, each_engine, float_ops, small, torch_lowered  # noq
 from torch import Tensor, nn
 
 import refimpl
+from backends.torch_engine import engine as set_engine
 from refimpl.invariants import is_dequantize
 from refimpl.lower import NOT_LOWERED
 
@@ -154,10 +155,17 @@ def test_torch_drops_the_qparams_that_a_fixed_kernel_does_not_have(engine: str) 
     assert float_ops(refimpl.convert_fx(small(model, [(X,)])[0].prepared)) == ["_1"]
 
 
-def embedding_flow(model: nn.Module, batch: tuple[Any, ...]) -> tuple[Any, Any, Any]:
-    mapping = flows.global_mapping(flows.torch_qconfigs.float_qparams_weight_only_qconfig)
+def embedding_flow(model: nn.Module, batch: tuple[Any, ...], bits: int = 8) -> tuple[Any, Any, Any]:
+    suffix = "" if bits == 8 else "_4bit"
+    mapping = flows.global_mapping(getattr(flows.torch_qconfigs, f"float_qparams_weight_only_qconfig{suffix}"))
     flow = flows.our_flow(model, mapping, [batch], "fbgemm")
     return flow, refimpl.convert_fx(flow.prepared), torch_lowered(model, mapping, [batch])
+
+
+def padded_bag() -> nn.Module:
+    """A bag whose padding row is not zero, as after training from other weights."""
+    rows = torch.randn(10, 12, generator=torch.Generator().manual_seed(0))
+    return nn.EmbeddingBag.from_pretrained(rows, mode="sum", padding_idx=5)
 
 
 @pytest.mark.rule("LOW-03")
@@ -166,8 +174,9 @@ def embedding_flow(model: nn.Module, batch: tuple[Any, ...]) -> tuple[Any, Any, 
     [
         (nn.EmbeddingBag(10, 12), "mode 'mean': the quantized module sums"),
         (nn.Embedding(10, 12, max_norm=1.0), "max_norm 1.0: the quantized module does not renormalize"),
+        (padded_bag(), "padding_idx: the quantized module adds the padding's"),
     ],
-    ids=["mean", "norm"],
+    ids=["mean", "norm", "padding"],
 )
 def test_torch_lowers_embeddings_to_modules_that_compute_something_else(part: Any, reason: str) -> None:
     before = torch.backends.quantized.engine
@@ -182,6 +191,28 @@ def test_torch_lowers_embeddings_to_modules_that_compute_something_else(part: An
         assert (theirs(*batch) - flow(*batch)).abs().max() > 0.1, "torch is right now: drop this deviation"
         assert torch.equal(ours(*batch), flow(*batch))
     assert reason in str(ours.meta[NOT_LOWERED][0])
+
+
+@pytest.mark.rule("LOW-03")
+@pytest.mark.parametrize("part", [nn.Embedding(10, 5), nn.EmbeddingBag(10, 5, mode="sum")], ids=["one", "bag"])
+def test_torch_lowers_an_odd_row_of_4_bits_to_one_that_is_longer(part: Any) -> None:
+    batch = (torch.tensor([[1, 2], [3, 0]]),)
+    with set_engine("fbgemm"):
+        flow, ours, theirs = embedding_flow(nn.Sequential(part).eval(), batch, bits=4)
+    with torch.no_grad():
+        assert theirs(*batch).shape[-1] == 6, "torch is right now: drop this deviation"
+        assert torch.equal(ours(*batch), flow(*batch)) and ours(*batch).shape[-1] == 5
+    assert "embedding_dim 5: the quantized module packs two 4-bit columns" in str(ours.meta[NOT_LOWERED][0])
+
+
+@pytest.mark.rule("LOW-02")
+def test_padding_by_a_word_becomes_numbers_where_both_sides_agree(engine: str) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 3, padding="same"), nn.Conv2d(2, 2, 3, padding="valid")).eval()
+    flow, _ = small(model, [(X,)])
+    lowered = refimpl.convert_fx(flow.prepared)
+    assert not float_ops(lowered) and lowered.meta[NOT_LOWERED] == ()
+    with torch.no_grad():
+        assert (lowered(X) - flow(X)).abs().max() <= 1.01 * flows.qparams(flow.reference)[-1][1][0]
 
 
 @pytest.mark.rule("LOW-01")

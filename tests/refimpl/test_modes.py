@@ -20,7 +20,7 @@ from torch import nn
 from torch.ao.quantization.backend_config import native
 
 import refimpl
-from refimpl import QConfigError
+from backends.torch_engine import engine
 
 DYNAMIC, HALF, HALF_DYNAMIC = NAMED.default_dynamic_qconfig, NAMED.float16_static_qconfig, NAMED.float16_dynamic_qconfig
 WEIGHT_ONLY, FOUR_BITS = NAMED.float_qparams_weight_only_qconfig, NAMED.float_qparams_weight_only_qconfig_4bit
@@ -150,17 +150,23 @@ def test_recurrent_modules_are_torchs(qconfig: Any) -> None:
 
 
 @pytest.mark.rule("CVT-03")
-@pytest.mark.parametrize(("engine", "reduced"), [("qnnpack", False), ("x86", True)])
-def test_a_dynamic_value_is_quantized_while_it_runs(engine: str, reduced: bool) -> None:
-    found = prepared(Net(lambda net, x: net.a(x)).eval(), flows.global_mapping(DYNAMIC))
-    torch.backends.quantized.engine, before = engine, torch.backends.quantized.engine
-    try:
-        reference = refimpl.convert_to_reference_fx(found)
-    finally:
-        torch.backends.quantized.engine = before
-    assert calls(reference) == ["quantize_per_tensor_dynamic", ".dequantize", "Linear"]
-    quantize = next(node for node in reference.graph.nodes if node.op == "call_function")
-    assert quantize.args[1:] == (torch.quint8, reduced)
+@pytest.mark.rule("CVT-09")
+@pytest.mark.parametrize("name", ["qnnpack", "x86"])
+@pytest.mark.parametrize("quant_max", [255, 127])
+def test_the_observer_says_to_what_range_a_dynamic_value_is_quantized_and_in_torch_the_engine(
+    name: str, quant_max: int
+) -> None:
+    activation = flows.torchs.PlaceholderObserver.with_args(
+        dtype=torch.quint8, quant_min=0, quant_max=quant_max, is_dynamic=True
+    )
+    mapping = flows.global_mapping(NAMED.QConfig(activation, flows.QCONFIG.weight))
+    model = Net(lambda net, x: net.a(x)).eval()
+    with engine(name):
+        ours, theirs = (flow(model, mapping, [(X,)], "native") for flow in (flows.our_flow, flows.torch_flow))
+    assert calls(ours.reference) == calls(theirs.reference) == ["quantize_per_tensor_dynamic", ".dequantize", "Linear"]
+    for flow, is_reduced in ((ours, quant_max == 127), (theirs, name == "x86")):
+        quantize = next(node for node in flow.reference.graph.nodes if node.op == "call_function")
+        assert quantize.args[1:] == (torch.quint8, is_reduced)
 
 
 @pytest.mark.rule("CVT-03")
@@ -182,10 +188,16 @@ def test_the_decomposed_form_chooses_qparams_with_the_observers_range_and_eps() 
 
 
 @pytest.mark.rule("CVT-03")
-def test_float16_has_no_qparams_to_choose() -> None:
-    found = prepared(Net(lambda net, x: net.a(x)).eval(), flows.global_mapping(HALF_DYNAMIC))
-    with pytest.raises(QConfigError, match=r"CVT-03: .*found torch.float16"):
-        refimpl.convert_to_reference_decomposed_fx(found)
+@pytest.mark.rule("CVT-04")
+def test_dynamic_float16_casts_in_the_decomposed_form_where_torch_raises() -> None:
+    model = Net(lambda net, x: net.a(x)).eval()
+    found = prepared(model, flows.global_mapping(HALF_DYNAMIC))
+    decomposed = refimpl.convert_to_reference_decomposed_fx(found)
+    assert calls(decomposed) == [*["convert_element_type.no_fuse"] * 2, "Linear"]
+    with torch.no_grad():
+        assert torch.equal(decomposed(X), refimpl.convert_to_reference_fx(found)(X)), "the two forms have one meaning"
+    both = parity(case(lambda: model, mapped(HALF_DYNAMIC), converts=("decomposed",)))
+    assert list(both) == ["decomposed"] and both["decomposed"].startswith("torch raises"), both
 
 
 # ---- float16 ----------------------------------------------------------------------------------------------

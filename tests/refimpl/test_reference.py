@@ -19,6 +19,7 @@ from one_layer import (
     QConfig,
     assert_same_modules,
     each_form,
+    ids,
     prepared_by_torch,
     references,
 )  # fmt: skip
@@ -84,7 +85,9 @@ def test_every_root_becomes_torchs_reference_module_bit_for_bit(
     make, inputs = ROOTS[root]
     value, qconfig = inputs(), qconfigs(engine, root)[index]
     prepared = prepared_by_torch(nn.Sequential(make()), qconfig, value, engine)
-    theirs = FORMS[is_decomposed](copy.deepcopy(prepared), backend_config=flows.torch_config(engine))
+    has_real_zero_points = qconfig.activation().dtype == torch.float32  # those have one form
+    convert = FORMS[is_decomposed and not has_real_zero_points]
+    theirs = convert(copy.deepcopy(prepared), backend_config=flows.torch_config(engine))
     assert type(theirs.get_submodule("0")) is references(engine)[root], "torch did not quantize: the case tests nothing"
     assert_same_modules(prepared, theirs, value, engine, is_decomposed=is_decomposed)
 
@@ -232,6 +235,84 @@ def test_torchs_lstm_drops_values_out_after_convert_and_ours_does_not() -> None:
     )
     assert not made.training
     assert flows.same(made(value), made(value)), "no dropout: twice the same"
+
+
+@pytest.mark.rule("CVT-04")
+@each_form
+@pytest.mark.parametrize("root", [nn.Linear, nn.LSTM, nn.GRUCell])
+def test_a_float16_weight_is_rounded_to_float16_and_torchs_is_not(root: Any, is_decomposed: bool) -> None:
+    torch.manual_seed(0)
+    module, qconfig = root(4, 3).eval(), NAMED.float16_dynamic_qconfig
+    made = reference_module(module, qconfig, references("native"), is_decomposed=is_decomposed, where="layer")
+    theirs = FORMS[False](prepared_by_torch(nn.Sequential(module), qconfig, torch.randn(2, 4), "native"))
+    weights = [name for name, _ in module.named_parameters() if name.startswith("weight")]
+    for name in weights:
+        given, found = module.get_parameter(name), made.get_parameter(name)
+        assert torch.equal(found, given.half().float()) and not torch.equal(found, given)
+        kept = theirs.get_submodule("0").get_parameter(name)
+        assert torch.equal(kept, given), "torch rounds it now: drop this deviation"
+
+
+@pytest.mark.rule("CVT-07")
+@pytest.mark.parametrize("bits", [8, 4])
+def test_zero_points_that_are_reals_are_kept_in_the_decomposed_form_where_torch_truncates_them(bits: int) -> None:
+    torch.manual_seed(0)
+    table = nn.Embedding(6, 4).eval()
+    suffix = "" if bits == 8 else "_4bit"
+    qconfig = getattr(NAMED, f"float_qparams_weight_only_qconfig{suffix}")
+    made: Any = reference_module(table, qconfig, references("native"), is_decomposed=True, where="table")
+    theirs: Any = FORMS[True](prepared_by_torch(nn.Sequential(table), qconfig, ids(2, 3), "native")).get_submodule("0")
+    half_a_step = made.weight_scale.reshape(-1, 1) / 2 * 1.001  # float32 arithmetic beside it
+    assert ((made.get_weight() - table.weight).abs() <= half_a_step).all(), "rounded to the nearest"
+    if bits == 4:
+        with pytest.raises(ValueError, match="Unsupported dtype"):
+            theirs.get_weight()
+    else:
+        assert ((theirs.get_weight() - table.weight).abs() > half_a_step).any(), "torch is right: drop this deviation"
+
+
+@pytest.mark.rule("CVT-02")
+def test_a_projected_lstm_is_refused_where_torchs_reference_module_drops_the_projection() -> None:
+    module, qconfig = nn.LSTM(4, 3, proj_size=2).eval(), NAMED.default_dynamic_qconfig
+    with pytest.raises(ConfigError, match=r"'body.lstm': proj_size=2: the reference module has no projection"):
+        reference_module(module, qconfig, references("native"), is_decomposed=False, where="body.lstm")
+    theirs = FORMS[False](prepared_by_torch(nn.Sequential(module), qconfig, torch.randn(3, 1, 4), "native"))
+    assert theirs.get_submodule("0").proj_size == 0, "torch keeps it now: drop this deviation"
+
+
+PADDINGS: Mapping[str, dict[str, Any]] = {
+    "reflect": {"padding": 2, "padding_mode": "reflect"},
+    "circular": {"padding": 1, "padding_mode": "circular"},
+    "replicate, same": {"padding": "same", "padding_mode": "replicate"},
+}
+
+
+@pytest.mark.rule("CVT-02")
+@each_form
+@pytest.mark.parametrize("name", PADDINGS)
+@pytest.mark.parametrize("dims", [1, 2])
+def test_a_reference_convolution_pads_as_the_float_one_where_torchs_pads_with_zeros(
+    name: str, dims: int, is_decomposed: bool
+) -> None:
+    torch.manual_seed(0)
+    conv = getattr(nn, f"Conv{dims}d")(2, 3, 3, **PADDINGS[name]).eval()
+    x = torch.randn(1, 2, *[6] * dims)
+    made: Any = reference_module(conv, flows.QCONFIG, references("native"), is_decomposed=is_decomposed, where="conv")
+    plain = copy.deepcopy(conv)
+    plain.weight = nn.Parameter(made.get_weight())
+    theirs = references("native")[type(conv)].from_float(copy.deepcopy(conv), made_like(made))  # type: ignore[attr-defined]
+    with torch.no_grad():
+        assert torch.equal(made(x), plain(x)), "the float convolution with the quantized weight"
+        assert not torch.allclose(theirs(x), plain(x), atol=0.1), "torch pads right now: drop this deviation"
+
+
+def made_like(made: Any) -> dict[str, Any]:
+    """The qparams of a reference module's weight, as torch's ``from_float`` takes them."""
+    return {
+        "qscheme": made.weight_qscheme, "dtype": made.weight_dtype, "scale": made.weight_scale,
+        "zero_point": made.weight_zero_point, "axis": made.weight_axis, "quant_min": made.weight_quant_min,
+        "quant_max": made.weight_quant_max, "is_decomposed": made.is_decomposed,
+    }  # fmt: skip
 
 
 @pytest.mark.rule("CVT-10")

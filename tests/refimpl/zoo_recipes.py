@@ -102,15 +102,13 @@ RECIPES: dict[str, Recipe] = {
     "qat qnnpack": Recipe(mapping=default_qat("qnnpack"), is_qat=True),
     "qat onednn": Recipe(mapping=default_qat("onednn"), config="onednn", engine="onednn", is_qat=True),
     "dynamic": Recipe(mapping=only_global(DYNAMIC), config="native"),
-    "dynamic per channel": Recipe(mapping=only_global(DYNAMIC_PER_CHANNEL), config="native", engine="fbgemm"),
+    "dynamic per channel": Recipe(mapping=only_global(DYNAMIC_PER_CHANNEL), config="native"),
     "float16 dynamic": Recipe(
         mapping=only_global(FLOAT16_DYNAMIC), config="native", engine="fbgemm", converts=NOT_DECOMPOSED
     ),
     "float16 static": Recipe(mapping=only_global(FLOAT16_STATIC), config="native", engine="fbgemm"),
     "weight only": Recipe(mapping=only_global(None, embeddings(WEIGHT_ONLY)), config="native"),
-    "weight only 4 bit": Recipe(
-        mapping=only_global(None, embeddings(WEIGHT_ONLY_4BIT)), config="native", converts=NOT_DECOMPOSED
-    ),
+    "weight only 4 bit": Recipe(mapping=only_global(None, embeddings(WEIGHT_ONLY_4BIT)), config="native"),
     "static, embeddings float": Recipe(mapping=only_global(QCONFIG, without_embeddings), config="native"),
     "mixed": Recipe(mapping=only_global(QCONFIG, mixed), config="native"),
 }
