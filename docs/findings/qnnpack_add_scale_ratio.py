@@ -3,6 +3,7 @@
 import torch
 
 torch.backends.quantized.engine = "qnnpack"
+shown = False
 for exponent in (7, 8, 9, -13, -14, -15):
     x = torch.quantize_per_tensor(torch.zeros(4), 2.0**exponent, 0, torch.quint8)
     for name in ("add", "add_relu"):
@@ -11,5 +12,7 @@ for exponent in (7, 8, 9, -13, -14, -15):
             outcome = "runs"
         except RuntimeError as error:
             outcome = f"raised: {str(error).splitlines()[0][:60]}"
+            shown = True
         print(f"{name:8} input scale / output scale = 2**{exponent}: {outcome}")
-        assert (outcome == "runs") == (-14 <= exponent < 8), "the finding no longer holds"
+print("the fault shows" if shown else "the fault does not show with this torch on this machine")
+raise SystemExit(not shown)

@@ -3,14 +3,17 @@
 import torch
 import torch.nn.functional as F
 
-x = torch.arange(49.0).reshape(1, 1, 7, 7)
+x = torch.zeros(1, 1, 7, 7)
+x[:, :, 0] = 255.0  # the windows of the first output row cover the rows -1, 1, 3: none of them this one
 quantized = torch.quantize_per_tensor(x, 1.0, 0, torch.quint8)
-expected = F.max_pool2d(x, 3, stride=2, padding=1, dilation=2)
+right = F.max_pool2d(x, 3, stride=2, padding=1, dilation=2)
+print("right", right.flatten().int().tolist())
+errors = {}
 for engine in ("qnnpack", "fbgemm"):
     torch.backends.quantized.engine = engine
     found = F.max_pool2d(quantized, 3, stride=2, padding=1, dilation=2).int_repr()
-    print(engine, "worst", int((found - expected).abs().max()), "LSB; found", found.flatten().tolist())
-print("expected", expected.flatten().int().tolist())
-torch.backends.quantized.engine = "qnnpack"
-found = F.max_pool2d(quantized, 3, stride=2, padding=1, dilation=2).int_repr()
-assert not torch.equal(found.float(), expected), "the finding no longer holds"
+    errors[engine] = int((found - right).abs().max())
+    print(engine, "worst", errors[engine], "LSB; found", found.flatten().tolist())
+shown = errors["qnnpack"] > 0
+print("the fault shows" if shown else "the fault does not show with this torch on this machine")
+raise SystemExit(not shown)

@@ -1,0 +1,33 @@
+"""onednn: conv2d_add with a summand that broadcasts is taken as if it did not: a crash, or its shape."""
+
+import multiprocessing
+
+import torch
+
+
+def child(*shape: int) -> None:
+    """Add a summand of this shape to a convolution's result of shape (2, 4, 6, 6)."""
+    torch.backends.quantized.engine = "onednn"
+    torch.manual_seed(0)
+    x = torch.quantize_per_tensor(torch.rand(2, 4, 6, 6), 1 / 255, 0, torch.quint8)
+    summand = torch.quantize_per_tensor(torch.rand(shape), 1 / 255, 0, torch.quint8)
+    weight = torch.quantize_per_tensor(torch.rand(4, 4, 3, 3) - 0.5, 0.005, 0, torch.qint8)
+    packed = torch.ops.quantized.conv2d_prepack(weight, None, [1, 1], [1, 1], [1, 1], 1)
+    found = torch.ops.quantized.conv2d_add(x, summand, packed, 0.02, 128)
+    right = torch.nn.functional.conv2d(x.dequantize(), weight.dequantize(), padding=1) + summand.dequantize()
+    print("  output of shape", tuple(found.shape), "right", tuple(right.shape), flush=True)
+    if found.shape != right.shape:
+        raise SystemExit(1)
+    print("  largest error", round(float((found.dequantize() - right).abs().max() / 0.02), 1), "LSB", flush=True)
+
+
+shown = False
+for shape in ((2, 4, 6, 6), (1, 4, 6, 6), (2, 1, 6, 6), (1, 4, 1, 1)):
+    print(f"summand {shape}", flush=True)
+    process = multiprocessing.get_context("fork").Process(target=child, args=shape)
+    process.start()
+    process.join()
+    print("  exit status", process.exitcode)
+    shown |= process.exitcode != 0
+print("the fault shows" if shown else "the fault does not show with this torch on this machine")
+raise SystemExit(not shown)
