@@ -20,8 +20,8 @@ Then ``pytest conformance --backend=my_package.my_module:MyBackend``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -52,13 +52,25 @@ class Capabilities:
     ``weight_schemes``: how a weight may be quantized; each is certified by itself.
     ``int32_bias``: the bias is held as int32 of scale ``s_x * s_w``, so it is rounded once more (NUM-04).
     ``float_accumulation``: products are summed in floating point, so a sum carries rounding errors (NUM-04).
+    ``dynamic_states``: hidden states of recurrent ops are quantized as their input is.
+    ``dynamic_scale_floor``: the smallest scale that a dynamic input gets.
+    ``half_row_qparams``: rows of a 4-bit embedding keep scale and bias in half precision.
     ``channels_last``: inputs in channels-last layout are taken.
+    ``tie_steps``: by how many steps a result may differ with its place in memory (layout, batch, thread); 1 where the
+    body and the tail of a vector loop round exact ties differently (NUM-06, NUM-07).
+    ``limits``: op (as patterns name it: ``"nn.Conv2d"``) → argument → the values that are taken; others are left in
+    float, say, as no BackendConfig can tell. What is outside is not tried, and the report shows the limits.
     """
 
     weight_schemes: tuple[str, ...] = ("per_tensor_symmetric",)
     int32_bias: bool = False
     float_accumulation: bool = False
+    dynamic_states: bool = False
+    dynamic_scale_floor: float = 0.0
+    half_row_qparams: bool = False
     channels_last: bool = True
+    tie_steps: int = 0
+    limits: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         unknown = [scheme for scheme in self.weight_schemes if scheme not in WEIGHT_SCHEMES]

@@ -18,6 +18,10 @@ from backends.base import Backend, Representation
 ENTRY_POINT_GROUP = "fx_quant_conformance.backends"
 SHIPPED = {
     "reference": "backends.reference:ReferenceBackend",
+    **{
+        f"reference-{name}": f"backends.reference:Reference{name.capitalize()}"
+        for name in ("native", "fbgemm", "x86", "onednn", "tensorrt", "executorch")
+    },
     "qnnpack": "backends.qnnpack:QnnpackBackend",
     "fbgemm": "backends.fbgemm:FbgemmBackend",
     "x86": "backends.x86:X86Backend",

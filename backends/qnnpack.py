@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from backends.base import Capabilities
 from backends.torch_engine import TorchEngineBackend
 
@@ -14,4 +16,4 @@ class QnnpackBackend(TorchEngineBackend):
 
     def capabilities(self) -> Capabilities:
         """QNNPACK holds the bias as int32 of scale s_x·s_w: torch quantizes it so when it packs the weight."""
-        return Capabilities(weight_schemes=self.schemes, int32_bias=True)
+        return replace(super().capabilities(), int32_bias=True)

@@ -1,16 +1,23 @@
-"""The reference backend runs the reference model itself: what it fails is a fault of the suite or of the config."""
+"""The reference backend runs the reference model itself: what it fails is a fault of the suite or of the config.
+
+It comes once for each of the seven configs that torch ships, so that every claim in them is exercised.
+"""
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch.fx import GraphModule
 
-from backends.base import Backend, Capabilities, Representation
-from backends.native_tables import native_config
+from backends.base import WEIGHT_SCHEMES, Backend, Capabilities, Representation
+from backends.native_tables import NativeName, native_config
 from refimpl import BackendConfig
+from refimpl.backend_config import as_backend_config
+from refimpl.patterns import pattern_name
 
 
 class ReferenceBackend(Backend):
@@ -21,10 +28,19 @@ class ReferenceBackend(Backend):
 
     name = "reference"
     representation = Representation.DECOMPOSED
+    config: ClassVar[str] = "qnnpack"
+    """Whose claims it makes."""
 
     def backend_config(self) -> BackendConfig:
-        """Return qnnpack's claims under this backend's name."""
-        return native_config("qnnpack").set_name(self.name)
+        """Return the claims of one of torch's configs under this backend's name."""
+        if self.config in get_args(NativeName):
+            return native_config(self.config).set_name(self.name)  # type: ignore[arg-type]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            importlib.import_module("torch.ao.quantization.quantize_fx")  # torch's configs do not import by themselves
+            torch_configs = importlib.import_module("torch.ao.quantization.backend_config")
+            raw = getattr(torch_configs, f"get_{self.config}_backend_config")()
+        return _with_own_fusers(as_backend_config(raw)).set_name(self.name)
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """Return the reference model, run without gradients."""
@@ -32,8 +48,54 @@ class ReferenceBackend(Backend):
 
     def capabilities(self) -> Capabilities:
         """Every weight scheme; float32 arithmetic accumulates rounding errors."""
-        return Capabilities(weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"), float_accumulation=True)
+        return Capabilities(weight_schemes=WEIGHT_SCHEMES, float_accumulation=True)
 
     def versions(self) -> dict[str, str]:
         """The reference model is run by torch."""
         return {"torch": torch.__version__}
+
+
+def _with_own_fusers(config: BackendConfig) -> BackendConfig:
+    """Put refimpl's fuser methods in the place of torch's: those for transposed convolutions take no groups."""
+    fusers = {pattern_name(entry.normal_pattern): entry.fuser_method for entry in native_config("native").configs}
+    for entry in config.configs:
+        own = fusers.get(pattern_name(entry.normal_pattern))
+        if entry.fuser_method is not None and own is not None:
+            entry.set_fuser_method(own)
+    return config
+
+
+class ReferenceNative(ReferenceBackend):
+    """The claims of torch's native config."""
+
+    name, config = "reference-native", "native"
+
+
+class ReferenceFbgemm(ReferenceBackend):
+    """The claims of the fbgemm config."""
+
+    name, config = "reference-fbgemm", "fbgemm"
+
+
+class ReferenceX86(ReferenceBackend):
+    """The claims of the x86 config."""
+
+    name, config = "reference-x86", "x86"
+
+
+class ReferenceOnednn(ReferenceBackend):
+    """The claims of the onednn config."""
+
+    name, config = "reference-onednn", "onednn"
+
+
+class ReferenceTensorrt(ReferenceBackend):
+    """The claims of the tensorrt config, whose hardware is not here."""
+
+    name, config = "reference-tensorrt", "tensorrt"
+
+
+class ReferenceExecutorch(ReferenceBackend):
+    """The claims of the executorch config, whose runtime is not here."""
+
+    name, config = "reference-executorch", "executorch"

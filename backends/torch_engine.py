@@ -39,6 +39,26 @@ class LoweredModel:
             return self.graph_module(*inputs)
 
 
+# What the modules around the kernels do not take, and refimpl's lowering therefore leaves in float. (LOW-03)
+_NO_BATCH: dict[str, tuple[Any, ...]] = {"_unbatched": (False,)}
+_EVEN = _NO_BATCH | {"_uneven": (False,)}
+LIMITS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "nn.Conv1d": _EVEN | {"padding_mode": ("zeros", "reflect")},
+    "nn.Conv2d": _EVEN | {"padding_mode": ("zeros", "reflect")},
+    "nn.Conv3d": _EVEN | {"padding_mode": ("zeros",)},
+    **dict.fromkeys(("torch.conv1d", "torch.conv2d", "torch.conv3d"), _EVEN),
+    **dict.fromkeys((f"{op}{n}d" for op in ("nn.ConvTranspose", "torch.conv_transpose") for n in (1, 2, 3)), _NO_BATCH),
+    "nn.Linear": _NO_BATCH,
+    "F.linear": _NO_BATCH,
+    "torch.add": {"alpha": (1,)},
+    **dict.fromkeys(("nn.LSTM", "nn.GRU"), _NO_BATCH | {"bias": (True,)}),
+    **dict.fromkeys(("nn.LSTMCell", "nn.GRUCell", "nn.RNNCell"), _NO_BATCH),
+    "nn.Embedding": {"shape": ((5,), (2, 3), (0,))},
+    "nn.EmbeddingBag": {"mode": ("sum",), "padding_idx": (None,)},
+    **{f"nn.InstanceNorm{n}d": _NO_BATCH for n in (1, 2, 3)},
+}
+
+
 class TorchEngineBackend(Backend):
     """A native engine of torch: its config by name, refimpl's lowering, and graph inspection as evidence."""
 
@@ -57,8 +77,15 @@ class TorchEngineBackend(Backend):
         return f"this build of torch has no quantized engine {self.engine!r}; it has {', '.join(supported)}"
 
     def capabilities(self) -> Capabilities:
-        """The weight schemes that the engine's kernels take."""
-        return Capabilities(weight_schemes=self.schemes)
+        """The weight schemes that the engine's kernels take, and what torch's quantized modules have in common."""
+        return Capabilities(
+            weight_schemes=self.schemes,
+            dynamic_states=True,
+            dynamic_scale_floor=float(torch.tensor(6.1e-5)),  # choose_qparams of torch's kernels
+            half_row_qparams=True,
+            tie_steps=1,
+            limits=LIMITS,
+        )
 
     def versions(self) -> dict[str, str]:
         """The engines are part of torch."""
@@ -78,7 +105,10 @@ class TorchEngineBackend(Backend):
 
 
 def read_execution(model: GraphModule) -> Execution:
-    """Tell quantized ops from float fallbacks: an op that reads a dequantized value runs in float."""
+    """Tell quantized ops from float fallbacks, which lowering has listed.
+
+    Quantized is what reads a quantized value, and what quantizes its input, or holds a quantized weight, by itself.
+    """
     quantized: list[str] = []
     floating = [str(refused) for refused in model.meta.get(NOT_LOWERED, ())]
     is_quantized: set[Node] = set()
@@ -90,11 +120,25 @@ def read_execution(model: GraphModule) -> Execution:
         elif any(value in is_quantized for value in node.all_input_nodes):
             is_quantized.add(node)
             quantized.append(_op_name(model, node))
+        elif _is_quantized_op(model, node):
+            quantized.append(_op_name(model, node))
     return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(floating))
+
+
+def _is_quantized_op(model: GraphModule, node: Node) -> bool:
+    """Tell whether a node calls one of torch's quantized modules or ops, not a reference module."""
+    if node.op != "call_module":
+        return str(node.target).startswith("quantized.")
+    home = type(model.get_submodule(str(node.target))).__module__
+    return ".quantized" in home and ".reference" not in home
 
 
 def _op_name(model: GraphModule, node: Node) -> str:
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
         return f"{type(module).__module__}.{type(module).__qualname__}".replace("torch.ao.nn.", "ao.nn.")
-    return f".{node.target}" if isinstance(node.target, str) else str(node.target)
+    if isinstance(node.target, str):
+        return f".{node.target}"
+    return str(
+        node.target if str(node.target).startswith("quantized.") else getattr(node.target, "__name__", node.target)
+    )
