@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -23,6 +24,8 @@ from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithC
 from refimpl.patterns import leaves, pattern_name
 
 NO_WEIGHT = "no_weight"
+FLOAT16 = "float16"
+FLOAT_QPARAMS = "per_channel_affine_float_qparams"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +33,8 @@ class Claim:
     """One thing that a backend says it can do.
 
     ``pattern`` and ``dtype_config`` are names that identify the config's pair; ``entry`` and ``dtypes`` are the
-    config's own objects behind them. ``scheme`` is the weight's qscheme, or ``no_weight``. ``settings`` spells out what
-    else the entry sets.
+    config's own objects behind them. ``scheme`` is the weight's qscheme, ``float16`` or ``no_weight``.
+    ``settings`` spells out what else the entry sets.
     """
 
     id: str
@@ -94,8 +97,8 @@ def enumerate_claims(config: BackendConfig, capabilities: Capabilities) -> tuple
         dtype_names: Counter[str] = Counter()
         for dtypes in entry.dtype_configs:
             name = _numbered(dtype_config_text(dtypes), dtype_names)
-            schemes = capabilities.weight_schemes if has_weight(entry) else (NO_WEIGHT,)
-            for flow, scheme in itertools.product(_flows(entry, qat_modules), schemes):
+            schemes = _schemes(entry, dtypes, capabilities)
+            for flow, scheme in itertools.product(_flows(entry, dtypes, qat_modules), schemes):
                 claim_id = f"{pattern}/{name}/{flow}/{scheme}"
                 found.append(
                     Claim(
@@ -150,11 +153,28 @@ def _numbered(name: str, seen: Counter[str]) -> str:
     return name if seen[name] == 1 else f"{name}#{seen[name]}"
 
 
-def _flows(entry: BackendPatternConfig, qat_modules: Collection[Any]) -> tuple[str, ...]:
-    """The flows in which an entry is claimed: a QAT module is met in QAT alone, an entry that names one in both."""
+def _flows(entry: BackendPatternConfig, dtypes: DTypeConfig, qat_modules: Collection[Any]) -> tuple[str, ...]:
+    """The flows in which an entry is claimed.
+
+    A QAT module is met in QAT alone; an entry that names one, or has no weight, in both; any other in PTQ alone. Half
+    precision is not trained for: there is no fake quantize of it.
+    """
     if entry.normal_pattern in qat_modules:
         return ("qat",)
-    return ("ptq",) if entry.qat_module is None else ("ptq", "qat")
+    if dtypes.input_dtype is torch.float16:
+        return ("ptq",)
+    return ("ptq",) if entry.qat_module is None and has_weight(entry) else ("ptq", "qat")
+
+
+def _schemes(entry: BackendPatternConfig, dtypes: DTypeConfig, capabilities: Capabilities) -> tuple[str, ...]:
+    """How the weight may be quantized: what the dtypes leave no choice in, else what the backend says it takes."""
+    if not has_weight(entry):
+        return (NO_WEIGHT,)
+    if dtypes.weight_dtype is torch.float16:
+        return (FLOAT16,)
+    if dtypes.input_dtype is torch.float32 and dtypes.weight_dtype is not None:
+        return (FLOAT_QPARAMS,)  # rule: CVT-11
+    return capabilities.weight_schemes
 
 
 _WEIGHTED = frozenset(

@@ -1,141 +1,357 @@
-"""Models: a float model for every variant of a claim's pattern, and the QConfig that the claim is about.
+"""Models: the cases of a claim, from the tables of recipes, and the float model of each.
 
-``plan_cases`` returns the cases of a claim, or the reason why none can be built; such a claim is UNEXERCISED.
+``plan_cases`` returns the cases of a claim, or the reason why none can be built: such a claim is UNEXERCISED. What a
+vendor brings of his own is made buildable by ``register``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from conformance import recipes
+from backends.base import Capabilities
+from conformance.cases import MODEL_OF, Case, Input, PatternModel, Regime, Role, Step
 from conformance.claims import Claim
-from conformance.recipes import CONVOLUTIONS, MATRICES, Convolution, Matrix, Variant
-from refimpl import MinMaxObserver, PerChannelMinMaxObserver, QConfig
-from refimpl.dtype_config import DTypeWithConstraints
-from refimpl.observers import dtype_range, is_quantized_dtype
-from refimpl.patterns import is_chain, leaf_name, leaves
+from conformance.draws import calibration_inputs
+from conformance.oracle_table import ROWS
+from conformance.quantizers import Kind, kind_of, qconfig_for
+from conformance.recipes import FOLLOWERS, PARTS, QAT_OF, RECIPES, WEIGHTED, out_channels
+from conformance.spreads import FUNCTION, Row, evaluates
+from conformance.variation import Arguments, Recipe
+from refimpl import ConfigError, MatchAllNode, ObservationType
+from refimpl.patterns import is_chain, leaf_name, leaves, normal_form, pattern_name
+
+# Where the grids lie: zero points in the middle, at both ends and away from them; full, narrow and wide ranges (scales
+# from 2⁻¹² to 2⁴); s_x·s_w / s_y from tiny to above 1; biases up to where int32 ends.
+REGIMES: tuple[Regime, ...] = (
+    Regime(name="signed", ranges=((-1.0, 1.0), (-3.0, 0.0))),
+    Regime(name="positive", ranges=((0.0, 2.0), (-0.5, 4.0))),
+    Regime(name="negative", ranges=((-3.0, 0.0), (-1.0, 1.0))),
+    Regime(name="skewed", ranges=((-0.5, 4.0), (0.0, 2.0))),
+    Regime(name="symmetric", ranges=((-1.0, 1.0), (-0.5, 4.0)), is_symmetric=True),
+    Regime(name="coarse_output", ranges=((-1.0, 1.0), (-2.0, 1.0)), output=64.0),
+    Regime(name="fine_output", ranges=((-2.0, 1.0), (-1.0, 2.0)), output=2.0**-6),
+    Regime(name="narrow", ranges=((-(2.0**-6), 2.0**-6), (0.0, 2.0**-5))),
+    Regime(name="wide", ranges=((-1000.0, 3080.0), (-2040.0, 2040.0))),
+    Regime(name="large_bias", ranges=((-1.0, 1.0), (0.0, 2.0)), bias=2.0**10),
+    Regime(name="saturating_function", ranges=((-8.0, 8.0), (-5.0, 6.0))),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One float model for a claim: how to build it (weights come from torch's generator), and its inputs.
+class Registered:
+    """What a vendor registered for a pattern."""
 
-    ``ranges``: from where to where the calibration values of each input reach; they decide its zero point.
-    ``is_symmetric``: activations are observed symmetrically, so that the zero point after a relu is not the low end.
+    build: Callable[[], nn.Module]
+    inputs: tuple[Input, ...]
+
+
+_REGISTERED: dict[str, Registered] = {}
+
+
+def register(
+    pattern: Any,
+    build: Callable[[], nn.Module],
+    inputs: Sequence[Sequence[int] | Input],
+    *,
+    roundings: int | None = None,
+) -> None:
+    """Make a pattern with a vendor's own module or function buildable.
+
+    `pattern`: as in ``BackendPatternConfig``, in forward order. `build`: returns a float model in eval mode whose
+    forward holds the pattern once. `inputs`: a shape for each of its inputs (or an Input, for indices). `roundings`:
+    how many float32 roundings an evaluation of the vendor's own op makes at most, each relative to its result: the
+    oracle then takes the op itself in float64 for exact, and allows γ of that many. Call it where the backend is
+    defined. Raises ConfigError for what is no pattern.
     """
-
-    name: str
-    build: Callable[[], PatternModel]
-    shapes: tuple[tuple[int, ...], ...]
-    ranges: tuple[tuple[float, float], ...] = ()
-    is_symmetric: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One op of a pattern: a module, a function or a method name, and the arguments after its tensors."""
-
-    op: nn.Module | Callable[..., Any] | str
-    arguments: tuple[Any, ...] = ()
-    keywords: tuple[tuple[str, Any], ...] = ()
-    parameters: tuple[Tensor | None, ...] = ()
-    takes_list: bool = False
+    shapes = tuple(each if isinstance(each, Input) else Input(shape=tuple(each)) for each in inputs)
+    if not callable(build) or not shapes:
+        raise ConfigError(f"register({pattern!r}): give a callable that builds a model, and a shape for each input")
+    normal = normal_form(pattern)
+    _REGISTERED[pattern_name(normal)] = Registered(build=build, inputs=shapes)
+    for leaf in leaves(normal):
+        if roundings is not None and leaf not in ROWS:
+            ROWS[leaf] = Row(
+                verifier=FUNCTION, spread=evaluates(roundings=roundings), source="conformance.models.register"
+            )
 
 
-class PatternModel(nn.Module):
-    """Runs the steps of a pattern one after the other; the first takes all inputs."""
-
-    def __init__(self, steps: Sequence[Step]) -> None:
-        super().__init__()
-        self.steps = tuple(steps)
-        for number, step in enumerate(steps):
-            if isinstance(step.op, nn.Module):
-                self.add_module(f"op{number}", step.op)
-            for name, parameter in zip(("weight", "bias"), step.parameters, strict=False):
-                self.register_parameter(f"{name}{number}", None if parameter is None else nn.Parameter(parameter))
-
-    def run(self, values: tuple[Any, ...]) -> Any:
-        """Apply the steps to the inputs."""
-        for number, step in enumerate(self.steps):
-            values = (self._call_step(number, step, values),)
-        return values[0]
-
-    def _call_step(self, number: int, step: Step, values: tuple[Any, ...]) -> Any:
-        keywords = dict(step.keywords)
-        if isinstance(step.op, nn.Module):
-            return step.op(*values)
-        if isinstance(step.op, str):
-            return getattr(values[0], step.op)(*values[1:], *step.arguments, **keywords)
-        names = ("weight", "bias")[: len(step.parameters)]
-        parameters = [getattr(self, f"{name}{number}") for name in names]
-        tensors = (list(values),) if step.takes_list else values
-        return step.op(*tensors, *parameters, *step.arguments, **keywords)
+# -- from a claim to its cases ----------------------------------------------------------------------------------------
 
 
-class OneInput(PatternModel):
-    """A pattern of one input tensor."""
+def plan_cases(
+    claim: Claim, capabilities: Capabilities, *, limit: int | None = None, has_prelude: bool = False
+) -> tuple[Case, ...] | str:
+    """Return the cases of a claim, or the reason why the suite cannot build one.
 
-    def forward(self, x: Tensor) -> Any:
-        return self.run((x,))
-
-
-class TwoInputs(PatternModel):
-    """A pattern of two input tensors."""
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        return self.run((x, y))
-
-
-def plan_cases(claim: Claim) -> tuple[Case, ...] | str:
-    """Return the cases of a claim, or the reason why the suite cannot build one."""
-    reason = _unbuilt_flow(claim)
-    if reason is not None:
-        return reason
-    pattern = claim.entry.normal_pattern
-    if not is_chain(pattern):
-        return "no recipe for a pattern that is not a chain of ops"
-    root, *rest = leaves(pattern)
-    if root in recipes.FUSED_MODULES and not rest:
-        return _with_ranges(_fused_cases(root))
-    unknown = [leaf_name(leaf) for leaf in rest if leaf not in recipes.RELUS and leaf not in recipes.BATCH_NORMS]
-    if unknown:
-        return f"no recipe for {unknown[0]} after {leaf_name(root)}"
-    return _with_ranges(_root_cases(root, rest)) or f"no recipe for {leaf_name(root)}"
-
-
-# Ranges of the inputs, as (low, high): zero point in the middle, at both ends, and away from them.
-RANGES = ((-1.0, 1.0), (0.0, 2.0), (-3.0, 0.0), (-0.5, 4.0))
-
-
-def _with_ranges(cases: Sequence[Case]) -> tuple[Case, ...]:
-    """Give each input of each case a range; the cases of an op are repeated until every range has been met.
-
-    The case after the last range is observed symmetrically. Two inputs have ranges of different width, whose product
-    is positive somewhere.
+    Within the limits that the backend declares. At most `limit`, chosen by the claim's ID.
+    ``has_prelude``: an identity may stand before the pattern, so that one of fixed qparams is also given inputs outside
+    of them.
     """
-    rounds = len(RANGES) + 1
-    repeated = itertools.islice(itertools.cycle(cases), max(len(cases), rounds) if cases else 0)
-    return tuple(
-        replace(
-            case,
-            name=case.name if number < len(cases) else f"{case.name}_again{number // len(cases)}",
-            ranges=tuple(RANGES[(number + 2 * position) % len(RANGES)] for position in range(len(case.shapes))),
-            is_symmetric=number % rounds == len(RANGES),
+    if kind_of(claim.dtypes) is Kind.OTHER:
+        return f"no QConfig for activations of dtype {claim.dtypes.input_dtype}"
+    registered = _REGISTERED.get(claim.pattern)
+    if registered is not None:
+        return tuple(
+            Case(name=regime.name, build=registered.build, inputs=registered.inputs, regime=regime)
+            for regime in _chosen(REGIMES[:5], claim, limit)
         )
-        for number, case in enumerate(repeated)
-    )
+    models = _models(claim, capabilities)
+    if isinstance(models, str):
+        return models
+    cases = _with_regimes(claim, models)
+    if has_prelude and kind_of(claim.dtypes) is Kind.FIXED:
+        cases = [_preluded(case) if number % 2 == 0 else case for number, case in enumerate(cases)]
+    return tuple(_chosen(cases, claim, limit))
 
+
+def _preluded(case: Case) -> Case:
+    return replace(case, name=f"{case.name} behind an identity", build=lambda: Preluded(case.build()))
+
+
+def _chosen(cases: Sequence[Any], claim: Claim, limit: int | None) -> list[Any]:
+    """Choose by the claim's ID, so that the many claims of an op together try many cases."""
+    if limit is None or len(cases) <= limit:
+        return list(cases)
+    digest = hashlib.sha256(claim.id.encode()).digest()
+    start = int.from_bytes(digest[:4], "big")
+    step = max(1, len(cases) // limit)
+    return [cases[(start + n * step) % len(cases)] for n in range(limit)]
+
+
+def _with_regimes(claim: Claim, models: Sequence[Case]) -> list[Case]:
+    """Give each case a regime, in turn; the base case meets every one that matters."""
+    regimes = [regime for regime in REGIMES if _matters(regime, claim)]
+    pairs = [*zip(models, itertools.cycle(regimes), strict=False), *((models[0], regime) for regime in regimes[1:])]
+    return [replace(case, name=f"{case.name} {regime.name}", regime=regime) for case, regime in pairs]
+
+
+def _matters(regime: Regime, claim: Claim) -> bool:
+    kind = kind_of(claim.dtypes)
+    if kind in (Kind.DYNAMIC, Kind.FLOAT16, Kind.WEIGHT_ONLY):
+        return regime.name == "signed" or regime.bias != 1.0
+    shares = claim.entry.observation_type is not ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
+    if regime.output != 1.0 and (shares or kind is Kind.FIXED):
+        return False
+    return regime.bias == 1.0 or claim.scheme != "no_weight"
+
+
+def _models(claim: Claim, capabilities: Capabilities) -> list[Case] | str:
+    pattern = claim.entry.normal_pattern
+    added = _added(pattern)
+    chain = added.chain if added else tuple(leaves(pattern))
+    if not added and not is_chain(pattern):
+        return _unknown("a pattern that is not a chain of ops", claim)
+    root, wrap, rest = _opened(chain[0], claim)
+    rest = (*rest, *chain[1:])
+    recipe = RECIPES.get(root)
+    if recipe is None:
+        return _unknown(leaf_name(root), claim)
+    unknown = [leaf for leaf in rest if leaf not in FOLLOWERS and leaf is not torch.add]
+    if unknown:
+        return _unknown(f"{leaf_name(unknown[0])} after {leaf_name(root)}", claim)
+    is_taken = partial(
+        _is_taken, capabilities.limits.get(leaf_name(root), {}), claim.flow == "qat" and any(map(_is_norm, rest))
+    )
+    return list(_cases(recipe, root, wrap, rest, added, is_taken))
+
+
+def _is_taken(limits: Mapping[str, tuple[Any, ...]], is_trained_norm: bool, arguments: Arguments) -> bool:
+    """Tell whether arguments are within the backend's limits, and run in the float model.
+
+    torch's QAT modules of a convolution and a batch norm do not take a word for the padding: they split it in letters.
+    """
+    if any(arguments[name] not in taken for name, taken in limits.items() if name in arguments):
+        return False
+    return not (is_trained_norm and (arguments.get("_uneven") or isinstance(arguments.get("padding"), str)))
+
+
+def _unknown(what: str, claim: Claim) -> str:
+    for leaf in leaves(claim.entry.normal_pattern):
+        if isinstance(leaf, str) and not hasattr(torch.Tensor, leaf):
+            return f"torch.Tensor has no method {leaf}: the entry can never match"
+    return f"no recipe for {what}: make it buildable with conformance.models.register({claim.pattern}, build, inputs)"
+
+
+Wrap = Callable[[list[nn.Module]], nn.Module]
+
+
+def _opened(leaf: Any, claim: Claim) -> tuple[Any, tuple[int, Wrap] | None, tuple[Any, ...]]:
+    """Open a fused or QAT module: its root, how to make it of its parts (and of how many), and the other parts."""
+    wraps: list[Wrap] = []
+    if leaf in QAT_OF:
+        wraps.append(partial(_trainable, leaf, claim))
+        leaf = QAT_OF[leaf]
+    parts = PARTS.get(leaf, (leaf,))
+    if len(parts) > 1:
+        wraps.insert(0, partial(_joined, leaf))
+    if not wraps:
+        return leaf, None, ()
+
+    def wrap(modules: list[Any]) -> Any:
+        for each in wraps:
+            modules = [each(modules)]
+        return modules[0]
+
+    return parts[0], (len(parts), wrap), tuple(parts[1:])
+
+
+def _joined(kind: Any, modules: list[Any]) -> Any:
+    return kind(*modules)
+
+
+def _trainable(kind: Any, claim: Claim, modules: list[Any]) -> Any:
+    """A QAT module that the user's model holds as such, by itself or inside of another module."""
+    module = modules[0].train()
+    for name, inner in module.named_children():
+        if type(inner) is QAT_OF[kind]:
+            setattr(module, name, _trainable(kind, claim, [inner]))
+            return module
+    for each in module.modules():
+        each.qconfig = qconfig_for(claim)
+    return kind.from_float(module)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """A pattern that adds a second input to a chain: ``op`` with the chain's result first or second."""
+
+    op: Any
+    chain: tuple[Any, ...]
+    is_first: bool
+    rest: tuple[Any, ...] = ()
+
+
+def _added(pattern: Any) -> Added | None:
+    """Read (op, chain, any) and (op, any, chain), and a chain of those with what follows."""
+    if not isinstance(pattern, tuple):
+        return None
+    if len(pattern) == 2 and (inner := _added(pattern[1])) is not None and not isinstance(pattern[0], tuple):
+        return replace(inner, rest=(*inner.rest, pattern[0]))
+    if len(pattern) != 3 or MatchAllNode not in pattern[1:]:
+        return None
+    op, first, second = pattern
+    is_first = second is MatchAllNode
+    chain = tuple(leaves(first if is_first else second))
+    return Added(op=op, chain=chain, is_first=is_first)
+
+
+class AddedModel(nn.Module):
+    """A chain whose result is added to a second input; then what follows."""
+
+    def __init__(self, chain: PatternModel, added: Added) -> None:
+        super().__init__()
+        self.chain, self.added = chain, added
+        self.rest = nn.Sequential(*(each() for each in added.rest))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        """Add in the pattern's order."""
+        result = self.chain(x)
+        return self.rest(self.added.op(result, y) if self.added.is_first else self.added.op(y, result))
+
+
+class SecondInputModel(nn.Module):
+    """A module of two inputs, such as a fused convolution and addition."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.op = module
+
+    def forward(self, x: Any, y: Any) -> Any:
+        """Hand both on."""
+        return self.op(x, y)
+
+
+def _cases(
+    recipe: Recipe, root: Any, wrap: tuple[int, Wrap] | None, rest: tuple[Any, ...], added: Added | None,
+    is_taken: Callable[[Arguments], bool],
+) -> Iterator[Case]:  # fmt: skip
+    needs_second = added is not None or torch.add in rest
+    for varied, arguments in recipe.variants():
+        inputs = recipe.inputs(arguments)
+        if not is_taken(arguments) or not _norm_fits(rest, root, inputs):
+            continue
+        build = partial(_build, recipe, root, wrap, rest, added, arguments, len(inputs))
+        name = ",".join(f"{key}={_shown(arguments[key])}" for key in varied) or "default"
+        shape = _output_shape(recipe, root, arguments) if needs_second else ()
+        second = (Input(shape=shape),) if needs_second else ()
+        yield Case(name=name, build=build, inputs=(*inputs, *second), regime=REGIMES[0], varied=varied)
+        if needs_second and not varied:
+            second = (Input(shape=(1, shape[1], *[1] * (len(shape) - 2))),)
+            yield Case(name="broadcast", build=build, inputs=(*inputs, *second), regime=REGIMES[0], varied=("second",))
+
+
+def _build(
+    recipe: Recipe, root: Any, wrap: tuple[int, Wrap] | None, rest: tuple[Any, ...], added: Added | None,
+    arguments: dict[str, Any], inputs: int,
+) -> nn.Module:  # fmt: skip
+    channels = out_channels(arguments) if rest and root in WEIGHTED else 0
+    steps = [recipe.step(root, arguments), *(FOLLOWERS[leaf](channels) for leaf in rest if leaf is not torch.add)]
+    if wrap is not None:
+        parts, make = wrap
+        if torch.add in rest[: parts - 1]:
+            modules: list[Any] = [steps[0].op, torch.add, *(step.op for step in steps[1:])]
+            return SecondInputModel(make(modules))
+        inner: list[Any] = [step.op for step in steps[:parts]]
+        steps = [Step(op=make(inner)), *steps[parts:]]
+    model = MODEL_OF[inputs](steps)
+    return model if added is None else AddedModel(model, added)
+
+
+def _output_shape(recipe: Recipe, root: Any, arguments: dict[str, Any]) -> tuple[int, ...]:
+    inputs = recipe.inputs(arguments)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = MODEL_OF[len(inputs)]([recipe.step(root, arguments)])
+        found: Any = model(*(torch.zeros(each.shape) for each in inputs))
+    return tuple(found.shape)
+
+
+def _is_norm(leaf: Any) -> bool:
+    return isinstance(leaf, type) and issubclass(leaf, nn.modules.batchnorm._BatchNorm)
+
+
+def _norm_fits(rest: tuple[Any, ...], root: Any, inputs: Sequence[Input]) -> bool:
+    """A batch norm after the root takes inputs with a batch; after a linear op those of rank 2."""
+    norms = [leaf for leaf in rest if _is_norm(leaf)]
+    if not norms:
+        return True
+    rank = len(inputs[0].shape)
+    return rank == 2 if root is nn.Linear else rank == 2 + int(norms[0].__name__[-2])
+
+
+def _shown(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+
+
+# -- from a case to its model -----------------------------------------------------------------------------------------
 
 _DRAWS = 64
 
 
-def build_model(case: Case) -> PatternModel:
+PRELUDE = "prelude"
+"""The name of the module before the pattern."""
+
+
+class Preluded(nn.Module):
+    """A model behind an identity that is quantized with qparams of its own."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.prelude, self.inner = nn.Identity(), inner
+
+    def forward(self, x: Any) -> Any:
+        """Pass the input on."""
+        return self.inner(self.prelude(x))
+
+
+def build_model(case: Case) -> nn.Module:
     """Build a case's model, in eval mode, with parameters under which it gives something else than zeros.
 
     A single output after a relu is often zero for all inputs, and then there is no range to quantize it to.
@@ -144,228 +360,23 @@ def build_model(case: Case) -> PatternModel:
         for _ in range(_DRAWS):
             model = case.build()
             model.eval()
-            if any(bool((model(*inputs) != 0).any()) for inputs in calibration_inputs(case)):
+            _scale_parameters(model, case.regime)
+            if any(_is_alive(model(*inputs)) for inputs in calibration_inputs(case)):
                 break
     return model
 
 
-def _unbuilt_flow(claim: Claim) -> str | None:
-    dtypes = claim.dtypes
-    if claim.flow == "qat":
-        return "quantization-aware training is not exercised yet"
-    if dtypes.is_dynamic:
-        return "dynamic quantization is not exercised yet"
-    if not is_quantized_dtype(dtypes.input_dtype):
-        return f"activations of dtype {dtypes.input_dtype} (weight-only or float16) are not exercised yet"
-    ends = (dtypes.input_dtype_with_constraints, dtypes.output_dtype_with_constraints)
-    if any(constraints.scale_exact_match is not None for constraints in ends):
-        return "fixed qparams are not exercised yet"
-    return None
+def _is_alive(output: Any) -> bool:
+    tensors = output if isinstance(output, (tuple, list)) else (output,)
+    return any(bool((each != 0).any()) for each in tensors if isinstance(each, torch.Tensor))
 
 
-def _root_cases(root: Any, rest: list[Any]) -> list[Case]:
-    """Cases for a chain: variants of the root op, then the ops that follow it."""
-    if root in recipes.WEIGHTED_MODULES:
-        return _weighted_cases(root, recipes.WEIGHTED_MODULES[root], rest, _weighted_module)
-    if root in recipes.WEIGHTED_FUNCTIONS:
-        return _weighted_cases(root, recipes.WEIGHTED_FUNCTIONS[root], rest, _weighted_function)
-    if root in recipes.BINARY:
-        return [_plain_case(root, v, rest) for v in recipes.binary_variants()]
-    if root in recipes.LIST_OPS:
-        return [_plain_case(root, v, rest, takes_list=True) for v in recipes.LIST_OPS[root]]
-    if root in recipes.UNARY and not rest:
-        return [_plain_case(root, v, rest) for v in recipes.UNARY[root]]
-    return []
+def _scale_parameters(model: nn.Module, regime: Regime) -> None:
+    for name, parameter in model.named_parameters():
+        kind = name.rpartition(".")[2].rstrip("0123456789")
+        parameter.mul_({"weight": regime.weight, "bias": regime.bias}.get(kind, 1.0))
 
 
-def _plain_case(op: Any, variant: Variant, rest: list[Any], *, takes_list: bool = False) -> Case:
-    def build() -> PatternModel:
-        is_module = isinstance(op, type)
-        made = op(*variant.arguments, **variant.keywords) if is_module else op
-        first = Step(
-            op=made,
-            arguments=() if is_module else variant.arguments,
-            keywords=() if is_module else tuple(variant.keywords.items()),
-            takes_list=takes_list,
-        )
-        kind = OneInput if len(variant.shapes) == 1 else TwoInputs
-        return kind([first, *(_follower(leaf, 0) for leaf in rest)])
-
-    return Case(name=variant.name, build=build, shapes=variant.shapes)
-
-
-def _follower(leaf: Any, channels: int) -> Step:
-    """A batch norm with drawn statistics, or a relu."""
-    if leaf in recipes.BATCH_NORMS:
-        norm = leaf(channels)
-        nn.init.normal_(norm.weight)
-        nn.init.normal_(norm.bias)
-        norm.running_mean.normal_()
-        norm.running_var.uniform_(0.5, 2.0)
-        return Step(op=norm)
-    return Step(op=leaf() if isinstance(leaf, type) else leaf)
-
-
-Geometry = Convolution | Matrix
-
-
-def _geometries(rank: int, rest: list[Any]) -> Sequence[Geometry]:
-    if rank:
-        return CONVOLUTIONS
-    has_norm = any(leaf in recipes.BATCH_NORMS for leaf in rest)
-    return [matrix for matrix in MATRICES if not has_norm or len(matrix.batch) == 1]
-
-
-def _weighted_cases(root: Any, rank: int, rest: list[Any], make: Callable[[Any, int, Geometry], Step]) -> list[Case]:
-    def case(geometry: Geometry) -> Case:
-        def build() -> PatternModel:
-            channels = geometry.c_out if isinstance(geometry, Convolution) else geometry.features_out
-            return OneInput([make(root, rank, geometry), *(_follower(leaf, channels) for leaf in rest)])
-
-        return Case(name=geometry.name, build=build, shapes=(_input_shape(rank, geometry),))
-
-    return [case(geometry) for geometry in _geometries(rank, rest)]
-
-
-def _fused_cases(fused: Any) -> list[Case]:
-    """Cases for a fused module that the user's model contains as such."""
-    root, follower = recipes.FUSED_MODULES[fused]
-
-    def join(kind: Any, rank: int, geometry: Geometry) -> Step:
-        inner = _weighted_module(kind, rank, geometry).op
-        return Step(op=fused(inner, follower()))
-
-    return _weighted_cases(root, recipes.WEIGHTED_MODULES[root], [], join)
-
-
-def _input_shape(rank: int, geometry: Geometry) -> tuple[int, ...]:
-    if isinstance(geometry, Convolution):
-        extent = geometry.extent if rank < 3 else min(geometry.extent, 5)
-        return (geometry.batch, geometry.c_in, *range(extent, extent - rank, -1))
-    return (*geometry.batch, geometry.features_in)
-
-
-def _weighted_module(kind: Any, rank: int, geometry: Geometry) -> Step:
-    if isinstance(geometry, Convolution):
-        g = geometry
-        kernel, stride, padding, dilation = _axes(g, rank)
-        module = kind(
-            g.c_in, g.c_out, kernel, stride=stride, padding=padding, dilation=dilation, groups=g.groups, bias=g.bias
-        )
-    else:
-        module = kind(geometry.features_in, geometry.features_out, bias=geometry.bias)
-    with torch.no_grad():
-        module.weight.copy_(_drawn_weight(module.weight.shape))
-        if module.bias is not None:
-            module.bias.uniform_(-1, 1)
-    return Step(op=module)
-
-
-def _weighted_function(function: Any, rank: int, geometry: Geometry) -> Step:
-    if isinstance(geometry, Convolution):
-        g = geometry
-        kernel, stride, padding, dilation = _axes(g, rank)
-        weight = _drawn_weight(torch.Size((g.c_out, g.c_in // g.groups, *kernel)))
-        bias = torch.empty(g.c_out).uniform_(-1, 1) if g.bias else None
-        arguments: tuple[Any, ...] = (stride, padding, dilation, g.groups)
-        return Step(op=function, parameters=(weight, bias), arguments=arguments)
-    weight = _drawn_weight(torch.Size((geometry.features_out, geometry.features_in)))
-    bias = torch.empty(geometry.features_out).uniform_(-1, 1) if geometry.bias else None
-    return Step(op=function, parameters=(weight, bias))
-
-
-def _axes(g: Convolution, rank: int) -> tuple[tuple[int, ...], ...]:
-    """Kernel, stride, padding and dilation along each axis."""
-    return tuple(recipes.along(value, rank) for value in (g.kernel, g.stride, g.padding, g.dilation))
-
-
-def _drawn_weight(shape: torch.Size) -> Tensor:
-    """Draw a weight whose output channels differ in magnitude by powers of two, so a wrong channel's scale shows.
-
-    The first few weights of a channel are at the end of its range: two products of neighbours do not fit 16 bits.
-    """
-    weight = torch.empty(shape).uniform_(-1, 1)
-    weight.flatten(1)[:, : min(4, weight[0].numel() // 3)] = 1.0
-    magnitude = torch.tensor([2.0 ** -(channel % 4) for channel in range(shape[0])])
-    scaled: Tensor = weight * magnitude.reshape(-1, *[1] * (len(shape) - 1)) / max(1.0, weight[0].numel() ** 0.5)
-    return scaled
-
-
-_SCHEMES: dict[str, tuple[Any, torch.qscheme]] = {
-    "per_tensor_symmetric": (MinMaxObserver, torch.per_tensor_symmetric),
-    "per_channel_symmetric": (PerChannelMinMaxObserver, torch.per_channel_symmetric),
-    "per_tensor_affine": (MinMaxObserver, torch.per_tensor_affine),
-    "per_channel_affine": (PerChannelMinMaxObserver, torch.per_channel_affine),
-}
-
-
-def qconfig_for(claim: Claim, *, is_symmetric: bool = False) -> QConfig:
-    """The QConfig that a claim is about: its dtypes, its bounds exactly, its weight scheme."""
-    dtypes = claim.dtypes
-    ends = (dtypes.input_dtype_with_constraints, dtypes.output_dtype_with_constraints)
-    scheme = torch.per_tensor_symmetric if is_symmetric else torch.per_tensor_affine
-    activation = MinMaxObserver.with_args(qscheme=scheme, **_observer_arguments(*ends))
-    weight_constraints = dtypes.weight_dtype_with_constraints
-    observer, qscheme = _SCHEMES.get(claim.scheme, _SCHEMES["per_tensor_symmetric"])
-    has_dtype = weight_constraints.dtype is not None
-    arguments = _observer_arguments(weight_constraints) if has_dtype else {"dtype": torch.qint8}
-    return QConfig(activation=activation, weight=observer.with_args(qscheme=qscheme, **arguments))
-
-
-def _observer_arguments(first: DTypeWithConstraints, *others: DTypeWithConstraints) -> dict[str, Any]:
-    """The dtype of the first, and the widest range and smallest scale that all of them allow."""
-    assert first.dtype is not None
-    low, high = dtype_range(first.dtype)
-    lows, highs = [low], [high]
-    floors = []
-    for constraints in (first, *others):
-        if constraints.quant_min_lower_bound is not None:
-            lows.append(int(constraints.quant_min_lower_bound))
-        if constraints.quant_max_upper_bound is not None:
-            highs.append(int(constraints.quant_max_upper_bound))
-        if constraints.scale_min_lower_bound is not None:
-            floors.append(float(constraints.scale_min_lower_bound))
-    arguments: dict[str, Any] = {"dtype": first.dtype}
-    if (max(lows), min(highs)) != (low, high):
-        arguments |= {"quant_min": max(lows), "quant_max": min(highs)}
-    return arguments | ({"eps": max(*floors, torch.finfo(torch.float32).eps)} if floors else {})
-
-
-def calibration_inputs(case: Case) -> tuple[tuple[Tensor, ...], ...]:
-    """Draw two batches of calibration inputs; each input reaches both ends of its range."""
-    batches = []
-    for number in range(2):  # a single element is at the high end first, then at the low one
-        inputs = []
-        for shape, (low, high) in zip(case.shapes, case.ranges, strict=True):
-            drawn = torch.empty(shape).uniform_(low, high)
-            flat = drawn.view(-1)
-            flat[0], flat[-1] = (low, high) if number == 0 else (high, low)
-            inputs.append(drawn)
-        batches.append(tuple(inputs))
-    return tuple(batches)
-
-
-def integer_inputs(
-    shapes: tuple[tuple[int, ...], ...], ranges: Sequence[tuple[int, int, int]], count: int
-) -> list[tuple[str, tuple[Tensor, ...]]]:
-    """Draw integer inputs inside (low, high, zero point) of each input: aimed ones first, then `count` random ones."""
-    aimed: list[tuple[str, Callable[[tuple[int, ...], int, int, int], Tensor]]] = [
-        ("all at the low end", lambda shape, low, high, zero: torch.full(shape, low)),
-        ("all at the high end", lambda shape, low, high, zero: torch.full(shape, high)),
-        ("alternating ends", _alternating),
-        ("all at the zero point", lambda shape, low, high, zero: torch.full(shape, zero)),
-    ]
-    random = [(f"random {n}", _random) for n in range(count)]
-    return [
-        (name, tuple(draw(shape, *bounds) for shape, bounds in zip(shapes, ranges, strict=True)))
-        for name, draw in itertools.chain(aimed, random)
-    ]
-
-
-def _alternating(shape: tuple[int, ...], low: int, high: int, zero: int) -> Tensor:
-    flat = torch.arange(int(torch.Size(shape).numel())) % 2
-    return torch.where(flat == 0, high, low).reshape(shape)
-
-
-def _random(shape: tuple[int, ...], low: int, high: int, zero: int) -> Tensor:
-    return torch.randint(low, high + 1, shape)
+def is_index(given: Input) -> bool:
+    """Tell whether an input is an integer tensor."""
+    return given.role in (Role.INDEX, Role.OFFSETS)

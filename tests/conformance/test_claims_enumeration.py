@@ -6,11 +6,12 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from flows import PROPERTY
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -41,6 +42,7 @@ def claims_of(*entries: BackendPatternConfig) -> tuple[Claim, ...]:
     return enumerate_claims(BackendConfig("c").set_backend_pattern_configs(list(entries)), BOTH)
 
 
+@cache
 def native(name: Any) -> tuple[Claim, ...]:
     return enumerate_claims(native_config(name), BOTH)
 
@@ -62,18 +64,18 @@ from backends.native_tables import native_config
 from conformance.claims import config_digest, enumerate_claims
 
 both = Capabilities(weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"))
-claims = enumerate_claims(native_config(sys.argv[1]), both)
-print(config_digest(claims), *(claim.id for claim in claims), sep="\\n")
+for name in sys.argv[1:]:
+    claims = enumerate_claims(native_config(name), both)
+    print(config_digest(claims), *(claim.id for claim in claims), sep="\\n")
 """
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_ids_and_digest_are_the_same_in_another_process(name: str) -> None:
+def test_ids_and_digest_are_the_same_in_another_process() -> None:
     told = subprocess.run(
-        [sys.executable, "-c", _PRINT_CLAIMS, name], capture_output=True, text=True, check=True
+        [sys.executable, "-c", _PRINT_CLAIMS, *TABLES], capture_output=True, text=True, check=True
     ).stdout
-    claims = native(name)
-    assert told.splitlines() == [config_digest(claims), *(claim.id for claim in claims)]
+    expected = [[config_digest(native(name)), *(claim.id for claim in native(name))] for name in TABLES]
+    assert told.splitlines() == list(itertools.chain(*expected))
 
 
 _BOUND = st.none() | st.integers(-128, 255)
@@ -140,7 +142,7 @@ def test_readable_names() -> None:
 def test_duplicates_are_numbered_and_none_is_lost() -> None:
     doubled = BackendPatternConfig(nn.ReLU).set_dtype_configs([U8, U8_S8, U8, U8])
     namesakes = [BackendPatternConfig(kind).add_dtype_config(U8) for kind in (made(), made())]
-    claims = claims_of(doubled, *namesakes)
+    claims = [claim for claim in claims_of(doubled, *namesakes) if claim.flow == "ptq"]
     assert [claim.dtype_config.partition("#")[2] for claim in claims] == ["", "", "2", "3", "", ""]
     assert len({claim.id for claim in claims}) == len(claims) == 6
     assert claims[5].pattern == f"{claims[4].pattern}#2"
@@ -158,9 +160,29 @@ def test_flows_by_qat_module() -> None:
     linear = BackendPatternConfig(nn.Linear).add_dtype_config(U8_S8).set_qat_module(nnqat.Linear)
     trained = BackendPatternConfig(nnqat.Linear).add_dtype_config(U8_S8)
     relu = BackendPatternConfig(nn.ReLU).add_dtype_config(U8)
-    claims = claims_of(linear, trained, relu)
+    conv = BackendPatternConfig(F.conv2d).add_dtype_config(U8_S8)
+    claims = claims_of(linear, trained, relu, conv)
     flows = {claim.entry.pattern: {c.flow for c in claims if c.entry is claim.entry} for claim in claims}
-    assert flows == {nn.Linear: {"ptq", "qat"}, nnqat.Linear: {"qat"}, nn.ReLU: {"ptq"}}
+    assert flows == {nn.Linear: {"ptq", "qat"}, nnqat.Linear: {"qat"}, nn.ReLU: {"ptq", "qat"}, F.conv2d: {"ptq"}}
+
+
+@pytest.mark.rule("CVT-04")
+def test_half_precision_is_not_trained_for_and_its_weight_has_one_scheme() -> None:
+    half = DTypeConfig(torch.float16, torch.float16, torch.float16, torch.float16)
+    linear = BackendPatternConfig(nn.Linear).set_dtype_configs([half, U8_S8]).set_qat_module(nnqat.Linear)
+    relu = BackendPatternConfig(nn.ReLU).add_dtype_config(half)
+    found = [(claim.dtypes is half, claim.flow, claim.scheme) for claim in claims_of(linear, relu)]
+    schemes = [(False, flow, scheme) for flow in ("ptq", "qat") for scheme in BOTH.weight_schemes]
+    assert found == [(True, "ptq", "float16"), *schemes, (True, "ptq", NO_WEIGHT)]
+
+
+@pytest.mark.rule("CVT-11")
+def test_a_weight_that_alone_is_quantized_has_one_scheme() -> None:
+    alone = DTypeConfig(torch.float32, torch.float32, torch.quint8)
+    bag = BackendPatternConfig(nn.EmbeddingBag).add_dtype_config(alone).set_qat_module(nnqat.EmbeddingBag)
+    assert {claim.scheme for claim in claims_of(bag)} == {"per_channel_affine_float_qparams"}
+    relu = BackendPatternConfig(nn.ReLU).add_dtype_config(DTypeConfig(torch.float32, torch.float32))
+    assert {claim.scheme for claim in claims_of(relu)} == {NO_WEIGHT}
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -176,9 +198,12 @@ def test_no_qat_module_is_claimed_for_post_training_quantization(name: str) -> N
 def test_weight_schemes_multiply_the_claims_with_a_weight_alone(name: str) -> None:
     for claim in native(name):
         assert (claim.scheme == NO_WEIGHT) == (not has_weight(claim.entry))
-    schemes = {claim.pattern: {c.scheme for c in native(name) if c.pattern == claim.pattern} for claim in native(name)}
-    assert schemes["nn.Linear"] == schemes["torch.conv2d+nn.ReLU"] == set(BOTH.weight_schemes)
+    schemes: dict[str, set[str]] = {}
+    for claim in native(name):
+        schemes.setdefault(claim.pattern, set()).add(claim.scheme)
+    assert schemes["nn.Linear"] - {"float16"} == schemes["torch.conv2d+nn.ReLU"] == set(BOTH.weight_schemes)
     assert schemes["torch.cat"] == {NO_WEIGHT}
+    assert schemes["nn.Embedding"] == {"per_channel_affine_float_qparams"}
 
 
 def base() -> BackendPatternConfig:

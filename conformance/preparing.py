@@ -1,0 +1,76 @@
+"""Preparing: a case's model through prepare and calibration, in the flow of its claim, to the grids of its regime."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from conformance.cases import Case
+from conformance.claims import Claim
+from conformance.draws import Batch, calibration_inputs
+from conformance.models import PRELUDE
+from conformance.quantizers import Kind, kind_of, qconfig_for, wide_qconfig
+from refimpl import BackendConfig, PrepareCustomConfig, QConfigMapping, explain, prepare_fx, prepare_qat_fx
+from refimpl.patterns import leaves
+
+
+def mapping_for(claim: Claim, case: Case) -> QConfigMapping:
+    """Return the mapping that the claim is about."""
+    mapping = QConfigMapping().set_global(qconfig_for(claim, is_symmetric=case.regime.is_symmetric))
+    return mapping.set_module_name(PRELUDE, wide_qconfig(claim)) if kind_of(claim.dtypes) is Kind.FIXED else mapping
+
+
+def leaves_of(claim: Claim) -> PrepareCustomConfig:
+    """Return the custom config that keeps tracing out of a pattern's modules that are not torch's own."""
+    kinds = [leaf for leaf in leaves(claim.entry.normal_pattern) if isinstance(leaf, type)]
+    return PrepareCustomConfig().set_non_traceable_module_classes(
+        [kind for kind in kinds if not kind.__module__.startswith("torch.")]
+    )
+
+
+def prepare_case(claim: Claim, case: Case, model: nn.Module, config: BackendConfig) -> GraphModule:
+    """Return the prepared model, calibrated (in QAT: trained for a step, then calibrated), in eval mode.
+
+    Raises what prepare raises.
+    """
+    batches = calibration_inputs(case)
+    mapping = mapping_for(claim, case)
+    if claim.flow == "qat":
+        prepared = prepare_qat_fx(copy.deepcopy(model).train(), mapping, None, leaves_of(claim), backend_config=config)
+        has_norm = any(isinstance(module, _BatchNorm) for module in prepared.modules())
+        with torch.no_grad():
+            for inputs in [_joined(batches)] if has_norm else batches:
+                prepared(*inputs)
+        prepared.eval()
+    else:
+        prepared = prepare_fx(model, mapping, None, leaves_of(claim), backend_config=config)
+    with torch.no_grad():
+        for inputs in batches:
+            prepared(*inputs)
+    if case.regime.output != 1.0:
+        _scale_output(prepared, case.regime.output)
+    return prepared
+
+
+def _joined(batches: tuple[Batch, ...]) -> Batch:
+    """Both batches as one, so that a batch norm in training sees more than one value per channel."""
+    return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+
+
+def _scale_output(prepared: GraphModule, factor: float) -> None:
+    """Scale the range that the output was observed in, where no input shares its observer."""
+    slots = explain(prepared).plan.slots
+    inputs = {slot.group for slot in slots if slot.role == "input"}
+    for slot in slots:
+        if slot.role == "output" and slot.group not in inputs:
+            observer: Any = getattr(prepared, slot.name)
+            observer = getattr(observer, "activation_post_process", observer)
+            for end in ("min_val", "max_val"):
+                bound = getattr(observer, end, None)
+                if isinstance(bound, Tensor):
+                    bound.mul_(factor)

@@ -1,0 +1,94 @@
+"""Variation: every argument of an op away from its default, alone and in pairs.
+
+A ``Recipe`` is a row of the suite's table of ops: for each argument of the op's signature the values that are tried, or
+the reason why it is not varied. A test holds the rows to the signatures. Pairs are covered greedily: every pair of
+values of two arguments occurs in some variant, and a variant covers as many pairs as it can.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from conformance.cases import Input, Step
+
+Arguments = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """An argument that is not varied, and why; given to the op only if ``value`` is set."""
+
+    reason: str
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How an op is built, called and varied.
+
+    ``arguments``: argument name → its values, the first one being the base (the default, where the op has one), or
+    Fixed. Beside the op's own there may be ``shape`` and others with a leading underscore, which only `inputs` and
+    `step` read. ``inputs``: the model's inputs for these arguments. ``step``: the op with them, as one step of a
+    pattern. ``is_valid`` says whether arguments go together.
+    """
+
+    arguments: Mapping[str, tuple[Any, ...] | Fixed]
+    inputs: Callable[[Arguments], tuple[Input, ...]]
+    step: Callable[[Any, Arguments], Step]
+    is_valid: Callable[[Arguments], bool] = field(default=lambda arguments: True)
+
+    def base(self) -> dict[str, Any]:
+        """Return the first value of every argument."""
+        return {name: values[0] for name, values in self._varied().items()}
+
+    def _varied(self) -> dict[str, tuple[Any, ...]]:
+        return {name: values for name, values in self.arguments.items() if not isinstance(values, Fixed)}
+
+    def variants(self) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+        """Yield (the arguments away from their base, all arguments): the base, dense variants, then each alone.
+
+        The dense variants cover all pairs that are valid; they come first, so that a few variants cover much.
+        """
+        base, seen = self.base(), []
+        for arguments in itertools.chain([base], self._dense(base), self._alone(base)):
+            if arguments not in seen:
+                seen.append(arguments)
+                yield tuple(name for name in base if arguments[name] != base[name]), arguments
+
+    def _alone(self, base: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for name, values in self._varied().items():
+            for value in values[1:]:
+                arguments = {**base, name: value}
+                if self.is_valid(arguments):
+                    yield arguments
+
+    def _dense(self, base: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Cover every valid pair of values away from the base."""
+        away = {name: values[1:] for name, values in self._varied().items()}
+        wanted = [
+            ((a, x), (b, y))
+            for a, b in itertools.combinations(away, 2) for x in away[a] for y in away[b]
+            if self.is_valid({**base, a: x, b: y})
+        ]  # fmt: skip
+        while wanted:
+            arguments = {**base, **dict(wanted[0])}
+            for name, values in away.items():
+                if name in dict(wanted[0]):
+                    continue
+                tried = [{**arguments, name: value} for value in values]
+                found = [each for each in tried if self.is_valid(each)]
+                if found:
+                    arguments = max(found, key=lambda each: _covered(each, wanted))
+            yield arguments
+            wanted = [pair for pair in wanted if not _holds(arguments, pair)]
+
+
+def _holds(arguments: Arguments, pair: Any) -> bool:
+    return all(arguments[name] == value for name, value in pair)
+
+
+def _covered(arguments: Arguments, wanted: list[Any]) -> int:
+    return sum(_holds(arguments, pair) for pair in wanted)
