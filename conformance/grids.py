@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from refimpl.invariants import is_quantize
+from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.observers import dtype_range
 from refimpl.tracing import attribute_of
 
@@ -60,10 +60,22 @@ def quantized_from(node: Node) -> Node:
 
 
 def is_range_clamp(node: Any) -> bool:
-    """Tell whether a node is the clamp of a narrower quantized range: ``torch.clamp``, then quantize. (CVT-09)"""
-    if not isinstance(node, Node) or node.target is not torch.clamp:
+    """Tell whether a node is the clamp of a narrower quantized range: ``torch.clamp``, then quantize. (CVT-09)
+
+    Not a clamp of the user's: that of the range has whole steps of the grid for bounds.
+    """
+    if not isinstance(node, Node) or node.target is not torch.clamp or len(node.args) != 3 or len(node.users) != 1:
         return False
-    return len(node.args) == 3 and len(node.users) == 1 and is_quantize(next(iter(node.users)))
+    quantize = next(iter(node.users))
+    bounds = node.args[1:]
+    if not is_quantize(quantize) or len(quantize.args) == 6 or quantize.target is torch.quantize_per_channel:
+        return quantize.target is torch.quantize_per_channel
+    if not all(isinstance(bound, float) for bound in bounds) or quantize.graph.owning_module is None:
+        return False
+    scale, zero_point, _ = qparams(quantize.graph.owning_module, quantize)
+    steps = [torch.tensor(bound).double() / scale + zero_point for bound in bounds]
+    return all(torch.tensor(float((step.round() - zero_point).float() * scale.float())) == torch.tensor(bound)
+               for step, bound in zip(steps, bounds, strict=True))  # fmt: skip
 
 
 def grid_of(model: GraphModule, node: Node) -> Grid:
@@ -81,16 +93,36 @@ def grid_of(model: GraphModule, node: Node) -> Grid:
     return Grid(scale=float(scale), zero_point=int(zero_point), low=low, high=high, dtype=name)
 
 
-def input_grids(model: GraphModule) -> list[Grid]:
-    """Return the grid of each input of a reference model, in the order of its placeholders.
+def placeholder_grids(model: GraphModule) -> list[Grid | None]:
+    """Return the grid of each input of a reference model, in order; None: it is not quantized before the run."""
+    return [_grid_at(model, node) for node in model.graph.nodes if node.op == "placeholder"]
 
-    Raises NoOracleError for an input that is not quantized.
+
+def _grid_at(model: GraphModule, node: Node) -> Grid | None:
+    for user in map(quantized_from, node.users):
+        if is_quantize(user) and user.target not in _AT_RUN_TIME and isinstance(user.args[-1], torch.dtype):
+            numbers = user.args[1:3]
+            if all(not isinstance(each, Node) or each.op == "get_attr" for each in numbers):
+                return grid_of(model, user)
+    return None
+
+
+_AT_RUN_TIME = ("to", torch.quantize_per_tensor_dynamic)
+
+
+def input_grids(model: GraphModule) -> list[Grid]:
+    """Return the grid of each input of a reference model all of whose inputs are quantized.
+
+    Raises NoOracleError for an input that is not.
     """
-    grids = []
-    for node in model.graph.nodes:
-        if node.op == "placeholder":
-            quantizes = [user for user in map(quantized_from, node.users) if is_quantize(user)]
-            if not quantizes:
-                raise NoOracleError(f"input {node.name} is not quantized")
-            grids.append(grid_of(model, quantizes[0]))
+    grids = [grid for grid in placeholder_grids(model) if grid is not None]
+    if len(grids) != sum(node.op == "placeholder" for node in model.graph.nodes):
+        raise NoOracleError("an input is not quantized")
     return grids
+
+
+def output_step(model: GraphModule) -> float:
+    """Return the scale of a reference model's output; 0 where it has none, or several outputs."""
+    last: Any = model.graph.output_node().args[0]
+    quantize = last.args[0] if isinstance(last, Node) and is_dequantize(last) else None
+    return grid_of(model, quantize).scale if isinstance(quantize, Node) and is_quantize(quantize) else 0.0

@@ -1,345 +1,318 @@
-"""The oracle: the exact real result of a reference model on given integers, and how far an integer output is from it.
+"""The oracle: the exact real result of a reference model, and how far a right backend may be from it (NUM-03, NUM-04).
 
-It walks the reference graph. Activations and weights enter as integers; between dequantize and quantize everything is
-float64, in which products and sums of 8-bit integers of these sizes are exact but for about 2⁻⁵⁰. The same walk on
-absolute operands gives the bound for kernels that accumulate in floating point (NUM-04).
+It walks the reference graph, in either form. Weights enter as the integers that the reference model itself folds them
+to; between dequantize and quantize everything is float64, in which products and sums of 8-bit integers of these sizes
+are exact but for about 2⁻⁵⁰. Beside each value goes a bound on its error (spreads.py). Where a value is quantized and
+the bound lets it fall on either side of a tie, one step of error goes on; elsewhere none.
 """
 
 from __future__ import annotations
 
+import copy
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
-import torch.ao.nn.quantized.reference as nnqr
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from conformance.grids import (
-    Grid,
-    NoOracleError,
-    grid_of,
-    input_grids,
-    is_range_clamp,
-    qparams,
-    quantized_from,
-)
+from backends.base import Capabilities
+from conformance.dynamic import half_steps
+from conformance.grids import Grid, NoOracleError, grid_of, is_range_clamp, qparams
+from conformance.oracle_table import ROWS
+from conformance.rows_dynamic import MODULES, NODES
+from conformance.rows_weighted import REFERENCE_MODULES
+from conformance.spreads import DOT_PRODUCT, MOVES, Call, Row, U, Value, accumulator_step, each
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.tracing import attribute_of
 
-__all__ = ["Exact", "Grid", "NoOracleError", "Walk", "grid_of", "input_grids", "slack"]
-
-UNIT_ROUNDOFF = 2.0**-24  # of float32
+__all__ = ["READS_SHAPE", "Exact", "NoOracleError", "Walk"]
 
 
-# -- the table: what computes an op exactly, and how many terms one result sums --------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """How the oracle treats an op: ``terms(operands)`` is the number of products or summands behind one result.
-
-    0: the op only moves or selects values (NUM-05). The exact function is the op itself on float64 operands.
-    ``rescales_apart``: the operands have scales of their own, so no integer sum of them exists (NUM-04).
-    """
-
-    terms: Callable[..., int]
-    rescales_apart: bool = False
-
-
-def _moves(*_: Any) -> int:
-    return 0
-
-
-def _two(*_: Any) -> int:
-    return 2
-
-
-def _weight_terms(x: Tensor, weight: Tensor, *_: Any) -> int:
-    return weight[0].numel() + 1
-
-
-def _window(x: Tensor, *_: Any) -> int:
-    """At most all spatial positions of one channel enter an average."""
-    return max(1, x[0, 0].numel() if x.dim() > 2 else x[0].numel())
-
-
-FUNCTIONS: dict[Any, Row] = {
-    **dict.fromkeys((F.linear, F.conv1d, F.conv2d, F.conv3d), Row(_weight_terms)),
-    **dict.fromkeys((operator.add, torch.add), Row(_two, rescales_apart=True)),
-    **dict.fromkeys((operator.mul, torch.mul), Row(_two)),
-    **dict.fromkeys(
-        (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d,
-         F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d), Row(_window)
-    ),
-    **dict.fromkeys(
-        (F.relu, torch.relu, torch.cat, torch.stack, torch.flatten, torch.narrow, torch.transpose, torch.squeeze,
-         torch.unsqueeze, torch.repeat_interleave, torch.pixel_shuffle, torch.pixel_unshuffle, F.dropout,
-         F.max_pool1d, F.max_pool2d, F.max_pool3d), Row(_moves)
-    ),
-}  # fmt: skip
-METHODS: frozenset[str] = frozenset(
-    {"relu", "relu_", "contiguous", "detach", "detach_", "permute", "repeat", "repeat_interleave", "reshape", "resize_",
-     "squeeze", "squeeze_", "transpose", "unsqueeze", "unsqueeze_", "view", "flatten"}
-)  # fmt: skip
-PLAIN_MODULES: dict[type[nn.Module], Row] = {
-    **dict.fromkeys(
-        (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
-         nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d), Row(_window)
-    ),
-    **dict.fromkeys(
-        (nn.ReLU, nn.Identity, nn.Dropout, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.PixelShuffle,
-         nn.PixelUnshuffle), Row(_moves)
-    ),
-}  # fmt: skip
-_REFERENCE_FUNCTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
-    nnqr.Linear: F.linear,
-    nnqr.Conv1d: F.conv1d,
-    nnqr.Conv2d: F.conv2d,
-    nnqr.Conv3d: F.conv3d,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Exact:
-    """The exact result behind a model's output.
+    """The exact result behind one output of a model.
 
-    ``integers``: v, the real result in steps of the output's grid plus its zero point; clamped, not rounded.
-    ``absolute``: the same computation on absolute operands, in steps of the grid. ``terms``: summands behind a result.
-    ``bias_step``: s_x·s_w per channel (broadcast to the output) where an int32 bias would be rounded, else None.
-    ``rescaled_apart``: summands were rescaled one by one, before they were added.
-    """
-
-    integers: Tensor
-    absolute: Tensor
-    grid: Grid
-    terms: int
-    bias_step: Tensor | None
-    rescaled_apart: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """A real value on the walk: exact, on absolute operands, and a bound on what rounding the weights did to it.
-
-    ``scale``: of the grid that it came from; None: computed.
+    ``grid``: the output's; None: the output is a float tensor. ``errors``: by cause, in real units (spreads.py).
+    ``step``: what distances are measured in: the grid's scale; of a float output the step of its accumulator, or of
+    half precision at its value.
     """
 
     real: Tensor
-    absolute: Tensor
-    weight_error: Tensor
-    scale: Tensor | None = None
+    errors: Mapping[str, Tensor]
+    step: Tensor
+    grid: Grid | None = None
+
+    @cached_property
+    def integers(self) -> Tensor:
+        """v: the real result in steps of the grid, plus its zero point; clamped, not rounded. (NUM-03)"""
+        assert self.grid is not None, "a float output has no integers"
+        return self.grid.integers(self.real).clamp(self.grid.low, self.grid.high)
+
+    @cached_property
+    def parts(self) -> dict[str, Tensor]:
+        """The slack by cause, in steps: of quantized outputs beyond 1/2, of float outputs in all. (NUM-04)
+
+        ``final`` is the last rounding to float32: 3|r| + |r + zp| for a quantized output of r steps (the factor, the
+        product, the sum with the zero point), |y| for a float one.
+        """
+        parts = {cause: (error / self.step).expand_as(self.real) for cause, error in self.errors.items()}
+        if self.grid is None:
+            return parts | {"final": 2 * U * self.real.abs() / self.step}
+        return parts | {"final": _final(self.integers, self.grid)}
+
+    @cached_property
+    def slack(self) -> Tensor:
+        """The sum of all parts, in steps."""
+        return sum(self.parts.values(), torch.zeros_like(self.real))
 
 
-@dataclass(frozen=True, slots=True)
-class _Quantized:
+def _final(integers: Tensor, grid: Grid) -> Tensor:
+    return (3 * (integers - grid.zero_point).abs() + integers.abs()) * U
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantized:
+    """Integers on the walk, the node that made them, and, of a computed value, what it was before.
+
+    ``doubt``: by how many steps a right backend's integer may differ; None: by none.
+    """
+
     integers: Tensor
     node: Node
-    computed: _Value | None = None
+    computed: Value | None = None
+    doubt: Tensor | None = None
 
 
 class Walk:
-    """One evaluation of a reference graph in float64. Use ``exact`` for the output of a single pattern."""
+    """Evaluations of one reference graph in float64.
 
-    def __init__(self, model: GraphModule) -> None:
+    ``counts_weights``: the error of quantizing the weights is carried along (cause ``weights``): for comparing a model
+    before and after. ``dynamic_range``: the integers that a dynamic input is quantized to; None: those of its dtype.
+    """
+
+    def __init__(
+        self,
+        model: GraphModule,
+        capabilities: Capabilities | None = None,
+        *,
+        counts_weights: bool = False,
+        dynamic_range: tuple[int, int] | None = None,
+    ) -> None:
         self.model = model
+        self.capabilities = capabilities or Capabilities()
+        self.counts_weights = counts_weights
+        self.dynamic_range = dynamic_range
         self.modules: dict[str, nn.Module] = dict(model.named_modules())
-        self._terms = 0
-        self._bias_step: Tensor | None = None
-        self._rescaled_apart = False
-        self._values: dict[Node, Any] = {}
+        self.values: dict[Node, Any] = {}
+        """What each node gave in the last evaluation: Value, Quantized, Tensor or plain data."""
+        self._doubles: dict[int, nn.Module] = {}
+        self._constants: dict[Node, Any] = {}
 
-    def exact(self, inputs: tuple[Tensor, ...]) -> Exact:
-        """Evaluate on float32 inputs that lie on the input grids.
+    def exact(self, inputs: tuple[Any, ...]) -> tuple[Exact, ...]:
+        """Evaluate on inputs; return the exact result behind each output tensor, in order.
 
-        Raises NoOracleError for an op without a row, or when the output is not one quantized tensor.
+        Raises NoOracleError for an op without a row, or an output that is no tensor.
         """
-        self._terms, self._bias_step, self._rescaled_apart = 0, None, False
         feed = iter(inputs)
-        values: dict[Node, Any] = {}
+        self.values = {}
         with torch.no_grad():
             for node in self.model.graph.nodes:
                 if node.op == "output":
-                    break
-                values[node] = next(feed) if node.op == "placeholder" else self._node(node, values)
-        self._values = values
-        result, quantize = self._result()
-        grid = grid_of(self.model, quantize)
-        return Exact(
-            integers=grid.integers(result.real).clamp(grid.low, grid.high),
-            absolute=result.absolute / grid.scale,
-            grid=grid,
-            terms=self._terms,
-            bias_step=self._bias_step,
-            rescaled_apart=self._rescaled_apart,
-        )
+                    return tuple(exact for output in _flat(node.args[0]) for exact in self._results(output))
+                self.values[node] = _entered(next(feed)) if node.op == "placeholder" else self._node(node)
+        raise NoOracleError("the graph has no output node")
 
-    def weight_bound(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-        """Return the real result before the output is quantized, the inputs as quantized, and a bound; all float64.
+    # -- ends ---------------------------------------------------------------------------------------------------------
 
-        The bound is on what rounding the weights did: weights w rounded to steps s_w change a result by at most
-        ½·Σ |x|·s_w. To it is added 2⁻¹⁶ of the largest absolute result: far above any float32 rounding of a folded
-        batch norm, far below any fault of structure.
-        """
-        self.exact(inputs)
-        result, _ = self._result()
-        on_grid = tuple(
-            self._values[user].real
-            for node in self.model.graph.nodes if node.op == "placeholder"
-            for quantize in map(quantized_from, node.users) for user in quantize.users
-        )  # fmt: skip
-        return result.real, on_grid, result.weight_error + 2.0**-16 * result.absolute.max()
+    def _results(self, output: Any) -> Iterator[Exact]:
+        """The results behind one output; a module that returns several has as many."""
+        if is_dequantize(output) and isinstance(quantized := self.values[output.args[0]], Quantized):
+            yield self._on_grid(quantized)
+            return
+        for value in _flat(self.values.get(output) if isinstance(output, Node) else None):
+            if isinstance(value, Quantized):
+                yield self._on_grid(value)
+            elif isinstance(value, Value):
+                step = half_steps(value.real) if value.step is None else value.step
+                yield Exact(real=value.real, errors=value.errors, step=step)
+            else:
+                raise NoOracleError(f"the model's output {output} is not a computed tensor")
 
-    def _result(self) -> tuple[_Value, Node]:
-        """The computed value that the output quantizes, and the quantize node."""
-        last: Any = next(node for node in self.model.graph.nodes if node.op == "output").args[0]
-        quantized = self._values[last.args[0]] if is_dequantize(last) else None
-        if not isinstance(quantized, _Quantized) or quantized.computed is None:
-            raise NoOracleError(f"the model's output {last} is not a computed value that was quantized")
-        return quantized.computed, quantized.node
+    def _on_grid(self, quantized: Quantized) -> Exact:
+        grid = grid_of(self.model, quantized.node)
+        computed = quantized.computed
+        if computed is None:
+            raise NoOracleError(f"the model's output {quantized.node} is a constant")
+        step = torch.tensor(grid.scale, dtype=torch.float64)
+        return Exact(real=computed.real, errors=computed.errors, step=step, grid=grid)
 
-    def _node(self, node: Node, values: dict[Node, Any]) -> Any:
+    # -- nodes --------------------------------------------------------------------------------------------------------
+
+    def _node(self, node: Node) -> Any:
         if node.op == "get_attr":
             return attribute_of(self.model, str(node.target))
-        if is_quantize(node):
-            return self._quantize(node, values[node.args[0]])  # type: ignore[index]
-        if is_dequantize(node):
-            return self._dequantize(values[node.args[0]])  # type: ignore[index]
-        if is_range_clamp(node) and isinstance(values[node.args[0]], _Value):  # type: ignore[index]
-            return values[node.args[0]]  # type: ignore[index]  # rule: CVT-09; the grid's bounds clamp it
-        arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), lambda value: values[value])
+        if node.target in NODES and not (node.target is operator.getitem and self._is_value(node.args[0])):
+            return NODES[node.target](self, node)
+        if is_quantize(node) or is_dequantize(node):
+            if node in self._constants:
+                return self._constants[node]
+            found = self._quantize(node) if is_quantize(node) else self._dequantize(node)
+            if _is_constant(node):
+                self._constants[node] = found
+            return found
+        if is_range_clamp(node) and isinstance(self.values[node.args[0]], Value):  # type: ignore[index]
+            return self.values[node.args[0]]  # type: ignore[index]  # rule: CVT-09; the grid's bounds clamp it
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda value: self.values[value])
         if node.op == "call_module":
-            return self._module(self.modules[str(node.target)], arguments)
-        if node.op == "call_method" and node.target in METHODS:
-            return self._call(Row(_moves), lambda x, *rest: getattr(x, str(node.target))(*rest), arguments, keywords)
-        if node.op == "call_function" and not _has_value(arguments) and not _has_value(keywords):
-            function: Any = node.target
-            return function(*arguments, **keywords)  # of attributes and raw inputs: float32, as the model computes it
-        if node.op == "call_function" and node.target in FUNCTIONS:
-            return self._call(FUNCTIONS[node.target], node.target, arguments, keywords)
-        raise NoOracleError(f"no row in the oracle's table for {node.op} {node.target}")
+            return self._module(self.modules[str(node.target)], args, kwargs)
+        target: Any = node.target
+        function = target if callable(target) else _method(target)
+        if not _has_value((args, kwargs)):
+            return function(*args, **kwargs)  # of attributes and plain data: float32, as the model computes it
+        if target in READS_SHAPE:
+            return function(*each(args, lambda value: value.real, Tensor.clone))
+        if target in ROWS:
+            return self._call(ROWS[target], function, args, kwargs)
+        raise NoOracleError(f"no row in the oracle's table for {node.op} {target}")
 
-    def _quantize(self, node: Node, value: Any) -> _Quantized:
-        """A float32 input or weight is quantized by torch's own op; a computed value keeps its exact real result."""
-        if isinstance(value, _Value):
-            grid = grid_of(self.model, node)
-            integers = grid.integers(value.real).round().clamp(grid.low, grid.high)
-            return _Quantized(integers, node, value)
-        quantize: Any = node.target
-        found = quantize(value, *(self._argument(argument) for argument in node.args[1:]))
-        return _Quantized((found.int_repr() if found.is_quantized else found).double(), node)
+    def _is_value(self, argument: Any) -> bool:
+        return isinstance(argument, Node) and isinstance(self.values[argument], Value)
+
+    def _quantize(self, node: Node) -> Any:
+        """A weight is quantized by the model's own op; every other value keeps its exact real result."""
+        value = self.values[node.args[0]]  # type: ignore[index]
+        if not isinstance(value, Value):
+            return Quantized(integers=_integers(node, value, self._argument), node=node)
+        grid = grid_of(self.model, node)
+        real = grid.integers(value.real)
+        integers = real.clamp(grid.low, grid.high)
+        if not value.errors and bool((real == integers.round()).all()):  # on the grid: nothing to doubt
+            return Quantized(integers=integers, node=node, computed=value)
+        slack = sum((e.expand_as(real) for e in value.errors.values()), torch.zeros_like(real)) / grid.scale
+        slack = slack + _final(integers, grid)
+        low, high = ((real + end).round().clamp(grid.low, grid.high) for end in (-slack, slack))
+        return Quantized(integers=integers.round(), node=node, computed=value, doubt=high - low)
 
     def _argument(self, argument: Any) -> Any:
         return attribute_of(self.model, str(argument.target)) if isinstance(argument, Node) else argument
 
-    def _dequantize(self, value: _Quantized) -> _Value:
-        scale, zero_point, axis = qparams(self.model, value.node)
+    def _dequantize(self, node: Node) -> Any:
+        quantized = self.values[node.args[0]]  # type: ignore[index]
+        if isinstance(quantized, Value):  # float16: the value is what it was rounded to
+            return quantized
+        scale, zero_point, axis = qparams(self.model, quantized.node)
         if axis is not None:
-            shape = [1] * value.integers.dim()
+            shape = [1] * quantized.integers.dim()
             shape[axis] = -1
             scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
-        real = (value.integers - zero_point) * scale
-        half_step = scale / 2 if _is_constant(value.node.args[0]) else torch.zeros_like(scale)
-        return _Value(real, real.abs(), half_step.expand_as(real), scale)
+        real = (quantized.integers - zero_point) * scale
+        errors = (
+            {} if quantized.doubt is None or not bool(quantized.doubt.any()) else {"upstream": quantized.doubt * scale}
+        )
+        if self.counts_weights and quantized.computed is None:
+            errors["weights"] = (scale / 2).expand_as(real)
+        return Value(real=real, errors=errors, step=scale)
 
-    def _module(self, module: nn.Module, arguments: tuple[Any, ...]) -> _Value:
+    def _module(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if isinstance(module, nn.Sequential):
-            for inner in module:
-                arguments = (self._module(inner, arguments),)
-            result: _Value = arguments[0]
-            return result
-        function = _REFERENCE_FUNCTIONS.get(type(module))
-        if function is not None:
-            return self._reference_module(module, function, arguments[0])
-        if type(module) in PLAIN_MODULES:
-            return self._call(PLAIN_MODULES[type(module)], module, arguments, {})
-        raise NoOracleError(f"no row in the oracle's table for module {type(module).__name__}")
+            return self._chain(module, args)
+        if type(module) in MODULES:
+            return MODULES[type(module)](self, module, args, kwargs)
+        kind = next((each for each in type(module).__mro__ if each in REFERENCE_MODULES), None)
+        if kind is not None:
+            function, args = REFERENCE_MODULES[kind](module, self.reference_weight(module), *args, **kwargs)
+            return self._call(ROWS[function], function, args, {})
+        row = ROWS.get(type(module))
+        if row is None:
+            raise NoOracleError(f"no row in the oracle's table for module {type(module).__name__}")
+        return self._call(row, row.exact or self._double(module), args, kwargs)
 
-    def _reference_module(self, module: Any, function: Callable[..., Tensor], x: _Value) -> _Value:
-        """Weight as integers, folded once with torch's own semantics; bias as it is, in float."""
+    def _chain(self, module: Any, args: tuple[Any, ...]) -> Any:
+        """The modules of a fused one, in turn; one that adds a second input does so after the first module."""
+        value, *second = args
+        for number, inner in enumerate(module):
+            value = self._module(inner, (value,), {})
+            if number == 0 and second:
+                value = self._call(ROWS[module.add], module.add, (value, *second), {})
+        return value
+
+    def _double(self, module: nn.Module) -> nn.Module:
+        """The module in float64, made once."""
+        if id(module) not in self._doubles:
+            self._doubles[id(module)] = copy.deepcopy(module).double().eval()
+        return self._doubles[id(module)]
+
+    def reference_weight(self, module: Any) -> Value:
+        """Return a reference module's weight as it was folded to integers, once, with torch's own semantics."""
+        if module.weight_dtype is torch.float16:
+            real = module.weight.detach().half().double()
+            return Value(real=real, errors={"weights": half_steps(real) / 2} if self.counts_weights else {})
         quantized = module.get_quantized_weight()
         integers = (quantized.int_repr() if quantized.is_quantized else quantized).double()
-        per_channel = [-1, *[1] * (integers.dim() - 1)]
-        scale = module.weight_scale.double().reshape(per_channel if module.weight_scale.numel() > 1 else [])
-        zero_point = module.weight_zero_point.double().reshape(per_channel if module.weight_scale.numel() > 1 else [])
+        shape = [1] * integers.dim()
+        if module.weight_scale.numel() > 1:
+            shape[int(module.weight_axis)] = -1
+        scale, zero_point = (each.double().reshape(shape) for each in (module.weight_scale, module.weight_zero_point))
         real = (integers - zero_point) * scale
-        weight = _Value(real, real.abs(), (scale / 2).expand_as(real), scale)
-        arguments: list[Any] = [x, weight, module.bias]
-        if function is not F.linear:
-            arguments += [module.stride, module.padding, module.dilation, module.groups]
-        return self._call(FUNCTIONS[function], function, tuple(arguments), {})
+        errors = {"weights": (scale / 2).expand_as(real)} if self.counts_weights else {}
+        return Value(real=real, errors=errors, step=scale)
 
-    def _call(self, row: Row, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> _Value:
-        is_weighted = row.terms is _weight_terms
-        if is_weighted:
-            self._note_bias(arguments)
-        operands = (arguments, keywords)
-        real = _each(operands, lambda value: value.real, lambda bias: bias.double())
-        absolute = _each(operands, lambda value: value.absolute, lambda bias: bias.double().abs())
-        error = _each(operands, lambda value: value.weight_error, lambda bias: torch.zeros_like(bias).double())
-        if is_weighted:
-            error = ((absolute[0][0], *error[0][1:]), error[1])
-        self._terms += row.terms(*real[0])
-        self._rescaled_apart |= row.rescales_apart
-        return _Value(*(function(*args, **kwargs) for args, kwargs in map(_cloned, (real, absolute, error))))
+    def _call(self, row: Row, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        call = Call(
+            function=row.exact or function, args=args, kwargs=kwargs, capabilities=self.capabilities,
+        )  # fmt: skip
+        result = call.on(lambda value: value.real.clone(), lambda tensor: tensor.double())
+        errors = row.spread(replace(call, result=result))
+        if isinstance(result, (tuple, list)):
+            return tuple(Value(real=real, errors=_item(errors, number)) for number, real in enumerate(result))
+        factors = [value for value in call.values() if value.real.dim() > 1 or value is call.values()[0]]
+        step = None
+        if row.verifier == DOT_PRODUCT and len(factors) > 1:
+            step = accumulator_step(function, factors[0], factors[1], result)
+        if row.verifier == MOVES and len(factors) == 1 and result.shape == factors[0].real.shape:
+            step = factors[0].step  # a relu on an accumulator
+        return Value(real=result, errors=errors, step=step)
 
-    def _note_bias(self, arguments: tuple[Any, ...]) -> None:
-        """Remember s_x·s_w when there is a bias that an int32 representation would round. (NUM-04)"""
-        x, weight = arguments[:2]
-        has_bias = len(arguments) > 2 and isinstance(arguments[2], Tensor)
-        if has_bias and x.scale is not None:
-            trailing = [1] * (weight.real.dim() - 2)
-            step = (x.scale * weight.scale).flatten()
-            self._bias_step = step.reshape(-1, *trailing)
+
+def _item(errors: Any, number: int) -> Any:
+    """The errors of one of several results: a spread gives a tuple of them, or each cause has a tuple."""
+    return errors[number] if isinstance(errors, tuple) else {cause: parts[number] for cause, parts in errors.items()}
+
+
+def _entered(value: Any) -> Any:
+    return Value(real=value.double()) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _flat(output: Any) -> list[Any]:
+    if isinstance(output, (tuple, list)):
+        return [item for each_item in output for item in _flat(each_item)]
+    return [output]
+
+
+def _integers(node: Node, value: Tensor, argument: Callable[[Any], Any]) -> Tensor:
+    quantize: Any = node.target
+    found: Tensor = quantize(value, *map(argument, node.args[1:]))
+    return (found.int_repr() if found.is_quantized else found).double()
+
+
+def _method(name: str) -> Callable[..., Any]:
+    return lambda value, *args, **kwargs: getattr(value, name)(*args, **kwargs)
+
+
+READS_SHAPE = frozenset({"size", "dim", "numel", getattr})
+"""What is called to read a shape: it is the same of a value and of its integers."""
 
 
 def _has_value(structure: Any) -> bool:
     if isinstance(structure, (tuple, list)):
         return any(map(_has_value, structure))
-    return isinstance(structure, _Value) or (isinstance(structure, dict) and any(map(_has_value, structure.values())))
+    return isinstance(structure, Value) or (isinstance(structure, dict) and any(map(_has_value, structure.values())))
 
 
 def _is_constant(node: Any) -> bool:
     """Tell whether a value depends on attributes of the model alone: a weight."""
     return node.op == "get_attr" or (node.op != "placeholder" and all(map(_is_constant, node.all_input_nodes)))
-
-
-def _cloned(arguments: Any) -> Any:
-    """Copy the tensors, so that an in-place op does not change an operand of the walk."""
-    return _each(arguments, lambda value: value, lambda tensor: tensor.clone())
-
-
-def _each(structure: Any, of_value: Callable[[_Value], Any], of_tensor: Callable[[Tensor], Any]) -> Any:
-    if isinstance(structure, _Value):
-        return of_value(structure)
-    if isinstance(structure, Tensor):
-        return of_tensor(structure) if structure.is_floating_point() else structure
-    if isinstance(structure, (tuple, list)):
-        return type(structure)(_each(item, of_value, of_tensor) for item in structure)
-    if isinstance(structure, dict):
-        return {key: _each(item, of_value, of_tensor) for key, item in structure.items()}
-    return structure
-
-
-def slack(exact: Exact, *, int32_bias: bool, float_accumulation: bool) -> Tensor:
-    """Return how far, beyond 1/2, a correctly rounding backend may be from v, per element. (NUM-04)
-
-    The rescale in float32, of the result and, where summands have scales of their own, of each of them (a rounding of
-    the ratio and one of the product: results may cancel, their errors do not); an int32 bias where the backend declares
-    one; the dot-product bound γₙ on absolute operands where the backend accumulates in floating point (Higham, Accuracy
-    and Stability, 3.1).
-    """
-    from_zero = exact.integers - exact.grid.zero_point
-    total = (3 * from_zero.abs() + exact.integers.abs()) * UNIT_ROUNDOFF
-    if exact.rescaled_apart:
-        total = total + 2 * exact.absolute * UNIT_ROUNDOFF
-    if int32_bias and exact.bias_step is not None:
-        total = total + 0.5 * exact.bias_step / exact.grid.scale
-    if float_accumulation and exact.terms:
-        n = exact.terms + 2  # each operand is rounded once more when it is dequantized
-        gamma = n * UNIT_ROUNDOFF / (1 - n * UNIT_ROUNDOFF)
-        total = total + gamma * exact.absolute
-    return total

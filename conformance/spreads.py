@@ -1,0 +1,247 @@
+"""Spreads: how far a right backend's float value may be from the exact one, op by op (rules NUM-03 to NUM-05).
+
+A value on the oracle's walk is the exact real result and a bound on its error, split by cause: ``upstream`` (a rounding
+before this op that may fall either way), ``rescale`` (float32 factors), ``bias`` (rounded to int32), ``accumulation``
+(sums in floating point), ``function`` (a float32 evaluation), ``weights`` (only where the model before and after
+quantizing its weights is compared). Every spread takes the errors of the operands to that of the result; each bound is
+derived in its docstring. u = 2⁻²⁴ is the unit roundoff of float32; γₙ = n·u / (1 − n·u) (Higham, Accuracy and
+Stability of Numerical Algorithms, 2002, lemma 3.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from backends.base import Capabilities
+
+U = 2.0**-24  # unit roundoff of float32
+_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+Errors: TypeAlias = dict[str, Tensor]
+
+
+def gamma(n: int, unit: float = U) -> float:
+    """Return γₙ: the bound on the relative error that n roundings in a row make."""
+    return n * unit / (1 - n * unit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A real value on the walk (float64), the bound on its error by cause, and the step of the grid it is from.
+
+    ``step``: the scale of its grid; of a dot product, that of its accumulator, s_x·s_w (broadcast to its shape).
+    None: it is on no grid.
+    """
+
+    real: Tensor
+    errors: Mapping[str, Tensor] = field(default_factory=dict)
+    step: Tensor | None = None
+
+    def error(self) -> Tensor:
+        """Return the whole bound (float64, in real units, of the value's shape)."""
+        return sum((part.expand_as(self.real) for part in self.errors.values()), torch.zeros_like(self.real))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One op on its operands, among which are Values; ``result`` is its exact result (a tensor, or a tuple of them)."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    capabilities: Capabilities
+    result: Any = None
+
+    def on(self, pick: Callable[[Value], Tensor], of_tensor: Callable[[Tensor], Tensor] | None = None) -> Any:
+        """Evaluate the op with every Value replaced by what `pick` makes of it (and float tensors by `of_tensor`)."""
+        args, kwargs = each((self.args, dict(self.kwargs)), pick, of_tensor or Tensor.clone)
+        return self.function(*args, **kwargs)
+
+    def values(self) -> list[Value]:
+        """List the operands that are Values, also those in lists."""
+        found: list[Value] = []
+
+        def note(value: Value) -> Tensor:
+            found.append(value)
+            return value.real
+
+        each((self.args, dict(self.kwargs)), note, Tensor.clone)
+        return found
+
+    def causes(self) -> list[str]:
+        """List the causes of error that some operand brings."""
+        return list(dict.fromkeys(cause for value in self.values() for cause in value.errors))
+
+
+Spread: TypeAlias = Callable[[Call], Any]
+"""Errors of a result (an ``Errors``; for an op with several results a tuple of them)."""
+
+
+def each(structure: Any, of_value: Callable[[Value], Any], of_tensor: Callable[[Tensor], Any]) -> Any:
+    """Replace the Values and the float tensors inside an argument structure."""
+    if isinstance(structure, Value):
+        return of_value(structure)
+    if isinstance(structure, Tensor):
+        return of_tensor(structure) if structure.is_floating_point() else structure
+    if isinstance(structure, (tuple, list)):
+        return type(structure)(each(item, of_value, of_tensor) for item in structure)
+    if isinstance(structure, dict):
+        return {key: each(item, of_value, of_tensor) for key, item in structure.items()}
+    return structure
+
+
+def part(cause: str) -> Callable[[Value], Tensor]:
+    """Return what picks the error of one cause; zero where an operand has none."""
+    return lambda value: value.errors[cause].expand_as(value.real) if cause in value.errors else value.real * 0
+
+
+# How an op is judged. (NUM-03 to NUM-05)
+MOVES, RESCALE, DOT_PRODUCT, FUNCTION, DYNAMIC = "moves", "rescale", "dot product", "function", "dynamic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A row of the oracle's table: how it treats an op.
+
+    ``verifier``: the kind of arithmetic: MOVES (values move or are selected: nothing may differ), RESCALE (integers,
+    then a factor), DOT_PRODUCT, FUNCTION (evaluated in float32 by every backend), DYNAMIC. ``spread``: the errors that
+    a right backend may make. ``source``: where the op's definition is stated. ``exact``: computes the op on float64
+    operands, called with the op's own arguments; None: the op itself does.
+    """
+
+    verifier: str
+    spread: Spread
+    source: str
+    exact: Callable[..., Any] | None = None
+
+
+# -- the spreads ------------------------------------------------------------------------------------------------------
+
+
+def moves(call: Call) -> Errors:
+    """Values are moved or selected: errors move with them. max(x + e) differs from max(x) by at most max e."""
+    return {cause: call.on(part(cause), lambda tensor: tensor * 0) for cause in call.causes()}
+
+
+def clamps(call: Call) -> Errors:
+    """An elementwise function of the first operand with slopes between −1 and 1: errors do not grow."""
+    return dict(call.values()[0].errors)
+
+
+def sums(call: Call) -> Errors:
+    """x ± alpha·y: errors add up. Each summand is rescaled by itself in float32: a rounding of the ratio s_x / s_y and
+    one of the product, 2u of each summand; the results may cancel, these errors do not."""
+    alpha = abs(call.kwargs.get("alpha", 1))
+    args = [each(argument, lambda value: value, lambda tensor: Value(real=tensor.double())) for argument in call.args]
+    x, y = (arg if isinstance(arg, Value) else Value(real=torch.tensor(arg).double()) for arg in args[:2])
+    errors = {cause: part(cause)(x) + alpha * part(cause)(y) for cause in dict.fromkeys((*x.errors, *y.errors))}
+    _add(errors, "rescale", 2 * U * (x.real.abs() + alpha * y.real.abs()))
+    return errors
+
+
+def dot_products(call: Call) -> Errors:
+    """Σ x·w + b over n products: Σ|x|·e_w + e_x·|w| + e_x·e_w for each cause.
+
+    A bias held as int32 of scale s_x·s_w is off by half such a step. Summing in floating point adds
+    γₙ₊₃·(Σ|x|·|w| + |b|): n products, the bias, and one rounding each where x and w are dequantized.
+    """
+    x, w, bias, rest = _weighted_operands(call)
+    function = call.function
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        found: Tensor = function(a, b, None, *rest, **_without_bias(call.kwargs))
+        return found
+
+    errors = {cause: _product(run, x, w, cause) for cause in dict.fromkeys((*x.errors, *w.errors))}
+    step = accumulator_step(function, x, w, call.result)
+    if call.capabilities.int32_bias and bias is not None and step is not None:
+        _add(errors, "bias", (0.5 * step).expand_as(call.result))
+    if call.capabilities.float_accumulation:
+        absolute = run(x.real.abs(), w.real.abs())
+        if bias is not None:
+            absolute = absolute + bias.double().abs().reshape(-1, *[1] * (w.real.dim() - 2))
+        _add(errors, "accumulation", gamma(_products_behind(w.real, function) + 3) * absolute)
+    return errors
+
+
+def matrix_products(call: Call) -> Errors:
+    """A·B: |A|·e_B + e_A·|B| + e_A·e_B for each cause; summing n products in float adds γₙ₊₂·|A|·|B|."""
+    a, b = call.values()[-2:]
+    errors = {cause: _product(torch.matmul, a, b, cause) for cause in dict.fromkeys((*a.errors, *b.errors))}
+    if call.capabilities.float_accumulation:
+        bound = gamma(a.real.shape[-1] + 2) * torch.matmul(a.real.abs(), b.real.abs())
+        _add(errors, "accumulation", bound)
+    return errors
+
+
+def evaluates(*, roundings: int, slope: float = 1.0, at: Callable[[Tensor], Tensor] | None = None) -> Spread:
+    """Return the spread of an elementwise function that every backend evaluates in float32.
+
+    Errors of the operand grow by at most `slope`. The evaluation itself makes `roundings` roundings, each of at most u
+    of the largest value on the way: of |f(x)|, or of what `at` returns for x.
+    """
+
+    def spread(call: Call) -> Errors:
+        x = call.values()[0]
+        errors = {cause: slope * error for cause, error in x.errors.items()}
+        largest = call.result.abs() if at is None else at(x.real)
+        _add(errors, "function", gamma(roundings) * largest)
+        return errors
+
+    return spread
+
+
+def accumulator_step(function: Any, x: Any, w: Any, result: Tensor) -> Tensor | None:
+    """Return s_x·s_w, per channel and broadcast to the result of a dot product.
+
+    None: an operand is on no grid, or the weight's scales are not those of output channels. The output channels of a
+    transposed convolution's weight are those of one group.
+    """
+    if not isinstance(x, Value) or not isinstance(w, Value) or x.step is None or w.step is None:
+        return None
+    step = x.step * w.step
+    if step.numel() == 1:
+        return step.flatten()[0]
+    if step.shape[1 if function in _TRANSPOSED else 0] == 1:
+        return None
+    per_channel = step.flatten()
+    channels = result.shape[1 - w.real.dim()]
+    return per_channel.repeat(channels // per_channel.numel()).reshape(-1, *[1] * (w.real.dim() - 2))
+
+
+# -- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _add(errors: Errors, cause: str, bound: Tensor) -> None:
+    errors[cause] = errors[cause] + bound if cause in errors else bound
+
+
+def _product(run: Callable[[Tensor, Tensor], Tensor], x: Value, y: Value, cause: str) -> Tensor:
+    """|x|·e_y + e_x·|y| + e_x·e_y; terms that are zero are not computed."""
+    has_x, has_y = cause in x.errors, cause in y.errors
+    if has_x and has_y:
+        e_x, e_y = part(cause)(x), part(cause)(y)
+        return run(x.real.abs() + e_x, e_y) + run(e_x, y.real.abs())
+    return run(part(cause)(x), y.real.abs()) if has_x else run(x.real.abs(), part(cause)(y))
+
+
+def _weighted_operands(call: Call) -> tuple[Value, Value, Tensor | None, tuple[Any, ...]]:
+    """Input, weight, bias and what follows, of a function of the form f(x, weight, bias, …)."""
+    x, w, *rest = call.args
+    w = w if isinstance(w, Value) else Value(real=w.double())
+    bias = rest[0] if rest else call.kwargs.get("bias")
+    return x, w, bias.real if isinstance(bias, Value) else bias, tuple(rest[1:])
+
+
+def _without_bias(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in kwargs.items() if key != "bias"}
+
+
+def _products_behind(weight: Tensor, function: Any) -> int:
+    """Products behind one result; a transposed convolution's weight has its input channels first, in all groups."""
+    return weight[:, 0].numel() if function in _TRANSPOSED else weight[0].numel()
