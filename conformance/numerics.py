@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from conformance.attribution import attribute, worst
 from conformance.checks import Check
-from conformance.oracle import Exact, Grid, slack
+from conformance.grids import Grid
+from conformance.oracle import Exact
 from reports.results import Verdict
 
 SHOWN = 6  # elements of the worst finding that the report shows
@@ -23,9 +25,7 @@ class Comparison:
     case: str
     exact: Exact
     output: Any
-    int32_bias: bool
-    float_accumulation: bool
-    input_grids: tuple[Grid, ...]
+    input_grids: tuple[Grid | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,8 @@ class Finding:
     """The outcome of one comparison. ``max_lsb``: the largest |q - v|; ``excess``: the most by which a bound is passed.
 
     ``problem``: what is wrong with the output as a whole (its type, its shape, not finite, off the grid), or "".
-    ``rule``: the rule that a problem breaks, where it is not the one that the claim is judged by.
+    ``rule``: the rule that a problem breaks, where it is not the one that the claim is judged by. ``is_float``: a
+    quantized output was computed in float. ``in_float``: the claim's output is a float tensor.
     """
 
     case: str
@@ -44,6 +45,7 @@ class Finding:
     problem: str = ""
     rule: str = ""
     is_float: bool = False
+    in_float: bool = False
     evidence: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -53,14 +55,14 @@ def compare(comparison: Comparison) -> Finding:
     if problem:
         return _whole(comparison, problem)
     exact, grid = comparison.exact, comparison.exact.grid
+    if grid is None:
+        return _in_float(comparison)
     position = grid.integers(comparison.output)
     found = position.round()
     off_grid = (position - found).abs() - found.sub(grid.zero_point).abs() * 2.0**-22 - 2.0**-20
     if bool((off_grid > 0).any()):
-        return _off_grid(comparison, position)
-    allowed = slack(
-        exact, int32_bias=comparison.int32_bias, float_accumulation=comparison.float_accumulation
-    ).expand_as(found)
+        return _off_grid(comparison, grid, position)
+    allowed = exact.slack.expand_as(found)
     distance = (found - exact.integers).abs()
     outside = (found < grid.low) | (found > grid.high)
     excess = distance - 0.5 - allowed
@@ -70,23 +72,44 @@ def compare(comparison: Comparison) -> Finding:
         slack_lsb=_largest(allowed),
         excess=_largest(excess, default=-0.5),
         is_within_one=not bool(((distance > 1 + allowed) | outside).any()),
-        evidence=_evidence(comparison, found, distance, excess),
+        evidence=_evidence(comparison, exact.integers, found, distance, excess),
     )
 
 
-def compare_repeated(case: str, first: Any, second: Any) -> Finding | None:
-    """Compare the outputs of two runs on one input; None: they are equal, or the first was no output. (NUM-07)"""
-    if not isinstance(first, Tensor) or not first.is_floating_point():
-        return None  # `compare` has said so
-    is_alike = isinstance(second, Tensor) and (first.dtype, first.shape) == (second.dtype, second.shape)
-    if is_alike and torch.equal(first, second):
-        return None
-    index = [int(i) for i in (first != second).nonzero()[0]] if is_alike else None
-    where = f", first at index {index}" if index is not None else ""
+def _in_float(comparison: Comparison) -> Finding:
+    """A float output has no grid to be rounded to: it lies within the bound, or is wrong. (NUM-04)"""
+    exact = comparison.exact
+    distance = (comparison.output.double() - exact.real).abs() / exact.step
+    allowed = exact.slack.expand_as(distance)
+    excess = distance - allowed
     return Finding(
-        case=case, max_lsb=float("inf"), slack_lsb=0.0, excess=float("inf"), is_within_one=False, rule="NUM-07",
-        problem=f"a second run on the same input gave another output{where}", evidence={"case": case},
-    )  # fmt: skip
+        case=comparison.case,
+        max_lsb=_largest(distance),
+        slack_lsb=_largest(allowed),
+        excess=_largest(excess, default=-0.5),
+        is_within_one=False,
+        in_float=True,
+        evidence=_evidence(comparison, exact.real, comparison.output.double(), distance, excess),
+    )
+
+
+def compare_all(
+    case: str, exacts: Sequence[Exact], output: Any, input_grids: tuple[Grid | None, ...] = ()
+) -> Iterator[Finding]:
+    """Compare all outputs of a model, in order; of a model with one output, that is a tensor, not a list of one."""
+    outputs = _flat(output) if len(exacts) > 1 else [output]
+    if len(outputs) != len(exacts):
+        text = f"the model returned {len(outputs)} outputs; expected {len(exacts)}"
+        yield _whole(Comparison(case=case, exact=exacts[0], output=output), text)
+        return
+    for number, (exact, found) in enumerate(zip(exacts, outputs, strict=True)):
+        label = case if len(exacts) == 1 else f"{case}, output {number}"
+        yield compare(Comparison(case=label, exact=exact, output=found, input_grids=input_grids))
+
+
+def _flat(output: Any) -> list[Any]:
+    is_many = isinstance(output, (tuple, list))
+    return [item for each in output for item in _flat(each)] if is_many else [output]
 
 
 def _largest(values: Tensor, default: float = 0.0) -> float:
@@ -94,13 +117,13 @@ def _largest(values: Tensor, default: float = 0.0) -> float:
 
 
 def _malformed(comparison: Comparison) -> str:
-    output, wanted = comparison.output, comparison.exact.integers
+    output, wanted = comparison.output, comparison.exact.real
     if not isinstance(output, Tensor):
         return f"the output is a {type(output).__name__}; expected a tensor"
     if output.shape != wanted.shape:
         return f"the output has shape {tuple(output.shape)}; expected {tuple(wanted.shape)}"
     if output.dtype is not torch.float32:
-        return f"the output has dtype {output.dtype}; the model ends in dequantize, so float32 was expected"
+        return f"the output has dtype {output.dtype}; the model's output is real, so float32 was expected"
     if not bool(torch.isfinite(output).all()):
         return "the output is not finite, on finite inputs"
     return ""
@@ -113,12 +136,20 @@ def _whole(comparison: Comparison, problem: str) -> Finding:
     )  # fmt: skip
 
 
-def _off_grid(comparison: Comparison, position: Tensor) -> Finding:
+def failure(case: str, rule: str, problem: str, evidence: Mapping[str, object]) -> Finding:
+    """Return the finding that stands for a run without an output."""
+    return Finding(
+        case=case, max_lsb=0.0, slack_lsb=0.0, excess=float("inf"), is_within_one=False, rule=rule, problem=problem,
+        evidence={"case": case, **evidence},
+    )  # fmt: skip
+
+
+def _off_grid(comparison: Comparison, grid: Grid, position: Tensor) -> Finding:
     """An output between two integers was computed in float; it may still be the right number."""
     exact = comparison.exact
-    distance = (position.clamp(exact.grid.low, exact.grid.high) - exact.integers).abs()
-    is_right = not bool((distance > 1).any())
-    text = "the output is not on its quantization grid: it was computed in float"
+    distance = (position.clamp(grid.low, grid.high) - exact.integers).abs()
+    is_right = not bool((distance > 1 + exact.slack).any())
+    text = "the output is not on its quantization grid: it was computed in float, or on a grid of the kernel's own"
     return Finding(
         case=comparison.case,
         max_lsb=_largest(distance),
@@ -127,62 +158,64 @@ def _off_grid(comparison: Comparison, position: Tensor) -> Finding:
         is_within_one=is_right,
         problem=text if is_right else f"{text}, and it is wrong",
         is_float=is_right,
-        evidence=_evidence(comparison, position, distance, distance),
+        evidence=_evidence(comparison, exact.integers, position, distance, distance),
     )
 
 
-def _evidence(comparison: Comparison, found: Tensor, distance: Tensor, excess: Tensor) -> dict[str, object]:
+def _evidence(
+    comparison: Comparison, expected: Tensor, found: Tensor, distance: Tensor, excess: Tensor
+) -> dict[str, object]:
     """Show the worst elements: where, what was expected and found, and on which grids."""
-    exact = comparison.exact
-    if not distance.numel():
+    if not distance.numel() or not bool((excess > 0).any()):
         return {}
+    exact = comparison.exact
     order = excess.flatten().argsort(descending=True, stable=True)[:SHOWN]
     indexes = [[int(i) for i in torch.unravel_index(flat, distance.shape)] for flat in order]
-    worst = order[0]
-    grids = {f"input {number}": grid.row() for number, grid in enumerate(comparison.input_grids)}
-    return {
+    grids = {f"input {number}": grid.row() for number, grid in enumerate(comparison.input_grids) if grid is not None}
+    evidence: dict[str, object] = {
         "case": comparison.case,
         "index": indexes,
-        "expected": [round(float(exact.integers.flatten()[flat]), 6) for flat in order],
+        "expected": [round(float(expected.flatten()[flat]), 6) for flat in order],
         "found": [_number(float(found.flatten()[flat])) for flat in order],
-        "qparams": {**grids, "output": exact.grid.row()},
-        "attribution": _attribute(float(exact.integers.flatten()[worst]), float(found.flatten()[worst]), exact.grid),
     }
+    if exact.grid is None:
+        return evidence
+    return evidence | {
+        "qparams": {**grids, "output": exact.grid.row()},
+        "attribution": _counted(attribute(expected, found, exact.grid, exact.parts)),
+        "worst": worst(expected, found, exact.grid, exact.parts),
+    }
+
+
+def _counted(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
 
 
 def _number(value: float) -> int | float:
     return int(value) if value.is_integer() else round(value, 6)
 
 
-def _attribute(expected: float, found: float, grid: Grid) -> str:
-    """Name the kind of difference at one element. (NUM-06)"""
-    distance = abs(found - expected)
-    if abs(abs(expected - round(expected)) - 0.5) < 1e-4 and distance < 0.51:
-        return "exact tie"
-    if distance <= 0.5:
-        return "correctly rounded"
-    if distance <= 1:
-        return "off by one: the other neighbour was taken"
-    if found in (grid.low, grid.high):
-        return "saturated"
-    return "wrong"
-
-
 def judge(findings: Sequence[Finding], *, moves_only: bool) -> Check:
-    """Judge a claim by all its comparisons: the worst decides. (NUM-03, NUM-05)"""
-    worst = max(findings, key=lambda finding: (_SEVERITY.index(_verdict(finding, moves_only)), finding.excess))
-    verdict = _verdict(worst, moves_only)
+    """Judge a claim's numbers by all comparisons: the worst decides. (NUM-03, NUM-05)"""
+    lead = max(findings, key=lambda finding: (_SEVERITY.index(_verdict(finding, moves_only)), finding.excess))
+    verdict = _verdict(lead, moves_only)
     return Check(
         stage="numerics",
-        rule=worst.rule or ("NUM-05" if moves_only else "NUM-03"),
+        rule=lead.rule or ("NUM-05" if moves_only else "NUM-03"),
         outcome="pass" if verdict in (Verdict.VERIFIED, Verdict.QUALITY) else "fail",
         verdict=verdict,
-        message=_message(worst, verdict),
+        message=_message(lead, verdict),
         max_lsb=_finite(max(finding.max_lsb for finding in findings)),
         slack_lsb=_finite(max(finding.slack_lsb for finding in findings)),
         cases=len(findings),
-        evidence={} if verdict is Verdict.VERIFIED else worst.evidence,
+        evidence={} if verdict is Verdict.VERIFIED else {**lead.evidence, **_others(findings, lead, moves_only)},
     )
+
+
+def _others(findings: Sequence[Finding], lead: Finding, moves_only: bool) -> dict[str, object]:
+    """What else is as bad: a line for each case, up to a number that can be read."""
+    alike = [each for each in findings if each is not lead and _verdict(each, moves_only) is _verdict(lead, moves_only)]
+    return {"others": [_message(each, _verdict(each, moves_only)) for each in alike[:20]]} if alike else {}
 
 
 _SEVERITY = (Verdict.VERIFIED, Verdict.QUALITY, Verdict.FALLBACK, Verdict.REFUTED)
@@ -202,7 +235,8 @@ def _message(finding: Finding, verdict: Verdict) -> str:
         return ""
     if finding.problem:
         return f"{finding.case}: {finding.problem}"
-    text = f"{finding.case}: distance {finding.max_lsb:.6g} LSB, allowed 0.5 + {finding.slack_lsb:.3g}"
+    half = "" if finding.in_float else "0.5 + "
+    text = f"{finding.case}: distance {finding.max_lsb:.6g} LSB, allowed {half}{finding.slack_lsb:.3g}"
     return f"within one step, not correctly rounded: {text}" if verdict is Verdict.QUALITY else text
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
-from conformance import recipes
 from conformance.claims import Claim
 from conformance.grids import quantized_from
-from conformance.oracle import NoOracleError, Walk
-from refimpl import DTypeWithConstraints, ObservationType, explain
-from refimpl.backend_config import lint_entry
+from conformance.oracle import READS_SHAPE, NoOracleError, Walk
+from conformance.oracle_table import ROWS
+from conformance.quantizers import INTEGERS, kind_of
+from conformance.recipes import WEIGHTED, root_of
+from conformance.spreads import MOVES
+from conformance.structure_dynamic import check_prepared_dynamic, check_reference_dynamic
+from refimpl import ObservationType, explain
 from refimpl.decomposed import PLAIN_DTYPE
 from refimpl.invariants import OBSERVER_PREFIX, is_dequantize, is_quantize
 from refimpl.observers import is_quantized_dtype
@@ -33,45 +38,35 @@ class Problem:
     verdict: Verdict = Verdict.REFUTED
 
 
-def lint(claim: Claim) -> Problem | None:
-    """Check the entry by itself: constraints that nothing can keep, reference modules that cannot be made."""
-    for role in ("input", "weight", "output"):
-        constraints: DTypeWithConstraints = getattr(claim.dtypes, f"{role}_dtype_with_constraints")
-        low, high = constraints.quant_min_lower_bound, constraints.quant_max_upper_bound
-        if low is not None and high is not None and low >= high:
-            return Problem(rule="CFG-02", message=f"{role} dtype: no range fits between {low} and {high}")
-    reference = claim.entry.reference_quantized_module
-    if reference is not None and not hasattr(reference, "from_float"):
-        return Problem(rule="CVT-02", message=f"reference module {reference.__name__} has no from_float")
-    for rule, message in lint_entry(claim.entry):  # rule: FUS-08
-        return Problem(rule=rule, message=message)
-    return None
-
-
-def check_fused(claim: Claim, fused: GraphModule) -> Problem | None:
+def check_fused(claim: Claim, fused: GraphModule, unfused: Callable[[], GraphModule]) -> Problem | None:
     """A pattern with a fuser method is one module call after fuse; one without keeps its ops. (FUS-01, FUS-03)"""
-    calls = [node for node in fused.graph.nodes if node.op in ("call_module", "call_function", "call_method")]
+    calls = calls_of(fused)
     if claim.entry.fuser_method is not None:
         if len(calls) != 1 or calls[0].op != "call_module":
             names = ", ".join(f"{node.op} {node.target}" for node in calls)
             return Problem(rule="FUS-03", message=f"fuse left {len(calls)} calls, should leave one module: {names}")
         return None
-    expected = sum(1 for _ in leaves(claim.entry.normal_pattern))
-    if len(calls) != expected:
-        return Problem(
-            rule="FUS-01", message=f"no fuser method for the pattern, yet fuse turned {expected} ops into {len(calls)}"
-        )
+    if len(calls) != sum(1 for _ in leaves(claim.entry.normal_pattern)):  # other ops around the pattern, or a fault
+        before = len(calls_of(unfused()))
+        if len(calls) != before:
+            text = f"no fuser method for the pattern, yet fuse turned {before} calls into {len(calls)}"
+            return Problem(rule="FUS-01", message=text)
     return None
+
+
+def calls_of(model: GraphModule) -> list[Node]:
+    """List the nodes that call a module, a function or a method."""
+    return [node for node in model.graph.nodes if node.op in ("call_module", "call_function", "call_method")]
 
 
 def check_prepared(claim: Claim, prepared: GraphModule) -> Problem | None:
     """The pattern is quantized by the claim's dtype config, and observed as its observation type says."""
-    log = explain(prepared)
-    decisions = log.plan.decisions
-    if len(decisions) != 1:
-        found = ", ".join(f"{decision.pattern} at {decision.node}" for decision in decisions) or "none"
+    if claim.entry.observation_type is ObservationType.INPUT_OUTPUT_NOT_OBSERVED:
+        return _check_unobserved(claim, prepared)
+    decision = decision_of(claim, prepared)
+    if decision is None:
+        found = ", ".join(f"{each.pattern} at {each.node}" for each in explain(prepared).plan.decisions) or "none"
         return Problem(rule="PAT-07", message=f"expected one match of the pattern; found {found}")
-    decision = decisions[0]
     if decision.dtype_config is None:
         return Problem(rule="DTY-02", message=f"the pattern stays float: {decision.reason}")
     if decision.dtype_config != claim.dtypes:
@@ -80,14 +75,41 @@ def check_prepared(claim: Claim, prepared: GraphModule) -> Problem | None:
             verdict=Verdict.UNEXERCISED,
             message="an earlier dtype config of the entry takes every QConfig that this one would take",
         )
+    if kind_of(claim.dtypes) not in INTEGERS:
+        return check_prepared_dynamic(claim, prepared)
     return _check_observation_type(claim, decision, prepared) or _check_observers(decision, prepared)
+
+
+def _check_unobserved(claim: Claim, prepared: GraphModule) -> Problem | None:
+    """What reads a shape is in the graph, and nothing observes it. (OBS-03, OBS-10)"""
+    found = {node.name for node in prepared.graph.nodes if node.target == claim.entry.normal_pattern}
+    if not found:
+        text = f"an entry that can never match: no node calls {claim.pattern}, not even where a model uses it"
+        return Problem(rule="PAT-03", verdict=Verdict.UNEXERCISED, message=text)
+    observed = sorted(found & {slot.value for slot in explain(prepared).plan.slots})
+    return (
+        Problem(rule="OBS-03", message=f"observed, though it is no tensor: {', '.join(observed)}") if observed else None
+    )
+
+
+def decision_of(claim: Claim, prepared: GraphModule) -> Decision | None:
+    """Return the decision on the claim's pattern: the only one, or the one with its name; else None.
+
+    A pattern that was fused is decided as the fused module's entry.
+    """
+    decisions = explain(prepared).plan.decisions
+    named = [each for each in decisions if each.pattern == claim.pattern.partition("#")[0]]
+    if len(named) != 1:
+        named = [each for each in decisions if not each.target or not each.target.endswith("prelude")]
+    return named[0] if len(named) == 1 else None
 
 
 def _check_observation_type(claim: Claim, decision: Decision, prepared: GraphModule) -> Problem | None:
     """The type in force is the claim's; a pattern that was fused is observed as the fused module's entry says."""
     if claim.entry.fuser_method is not None:
         return None
-    inputs = sum(node.op == "placeholder" for node in prepared.graph.nodes)
+    root = next(node for node in prepared.graph.nodes if node.name == decision.root)
+    inputs = sum(isinstance(argument, Node) for argument in root.args)
     wanted = claim.entry._num_tensor_args_to_observation_type.get(inputs, claim.entry.observation_type)
     if decision.observation is wanted:
         return None
@@ -97,12 +119,10 @@ def _check_observation_type(claim: Claim, decision: Decision, prepared: GraphMod
 
 def _check_observers(decision: Decision, prepared: GraphModule) -> Problem | None:
     slots = explain(prepared).plan.slots
-    inputs = {slot.group for slot in slots if slot.role == "input"}
-    outputs = {slot.group for slot in slots if slot.role == "output"}
+    inputs = {slot.group for slot in slots if slot.role != "weight" and slot.value not in decision.nodes}
+    outputs = {slot.group for slot in slots if slot.role == "output" and slot.value in decision.nodes}
     placeholders = [node.name for node in prepared.graph.nodes if node.op == "placeholder"]
     missing = set(placeholders) - {slot.value for slot in slots if slot.role == "input"}
-    if decision.observation is ObservationType.INPUT_OUTPUT_NOT_OBSERVED:
-        return Problem(rule="OBS-03", message=f"observed although the type says not to: {slots}") if slots else None
     if missing:
         return Problem(rule="OBS-01", message=f"inputs without an observer: {', '.join(sorted(missing))}")
     if decision.observation is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT:
@@ -115,9 +135,8 @@ def _check_observers(decision: Decision, prepared: GraphModule) -> Problem | Non
 
 def check_reference(claim: Claim, reference: GraphModule) -> Problem | None:
     """Inputs and output are quantized in the claimed dtypes, no observer is left, the root is a reference module."""
-    if claim.entry.observation_type is ObservationType.INPUT_OUTPUT_NOT_OBSERVED:
-        text = "neither input nor output is observed, so a model of this pattern alone has no integers to compare"
-        return Problem(rule="OBS-03", verdict=Verdict.UNEXERCISED, message=text)
+    if kind_of(claim.dtypes) not in INTEGERS:
+        return check_reference_dynamic(claim, reference)
     names = [str(node.target) for node in reference.graph.nodes if node.op == "call_module"]
     if any(name.startswith(OBSERVER_PREFIX) for name in names):
         return Problem(rule="CVT-01", message="an observer is left in the reference model")
@@ -127,7 +146,7 @@ def check_reference(claim: Claim, reference: GraphModule) -> Problem | None:
     ends = [("output", output.args[0])]
     for node in reference.graph.nodes:
         if node.op == "placeholder":
-            ends += [("input", quantized_from(user)) for user in node.users]
+            ends += [("input", quantized_from(user)) for user in node.users if user.target not in READS_SHAPE]
     for role, node in ends:
         wanted = getattr(claim.dtypes, f"{role}_dtype")
         if not is_quantize(node):
@@ -143,10 +162,7 @@ def _same_integers(found: Any, wanted: torch.dtype) -> bool:
 
 def _check_root(claim: Claim, reference: GraphModule) -> Problem | None:
     """A pattern whose root module has a weight holds it as a quantized one. (CVT-02)"""
-    if not is_quantized_dtype(claim.dtypes.weight_dtype) or next(leaves(claim.entry.normal_pattern)) not in (
-        *recipes.WEIGHTED_MODULES,
-        *recipes.FUSED_MODULES,
-    ):
+    if not is_quantized_dtype(claim.dtypes.weight_dtype) or not is_weighted_module(claim):
         return None
     if any(hasattr(module, "get_quantized_weight") for module in reference.modules()):
         return None
@@ -159,45 +175,94 @@ def check_fused_meaning(model: nn.Module, fused: GraphModule, inputs: tuple[Tens
     Both run in float64, so that they may differ by the float32 rounding of folded weights alone: 2⁻¹⁹ of the largest
     value on the way, for at most some hundred terms.
     """
-    values: list[Tensor] = []
-    wanted, found = (copy.deepcopy(each).double() for each in (model, fused))
+    largest = [0.0]
+
+    def note(_module: Any, _inputs: Any, output: Any) -> None:
+        largest.extend(float(each.abs().max()) for each in tensors(output) if each.numel())
+
+    wanted, found = (unrounded(each).double() for each in (model, fused))
     for module in found.modules():
-        module.register_forward_hook(lambda _module, _inputs, output: values.append(output))
-    with torch.no_grad():
-        expected, given = (each(*(x.double() for x in inputs)) for each in (wanted, found))
-    difference = (given - expected).abs().max()
-    allowed = 2.0**-19 * max(float(value.abs().max()) for value in values)
-    if difference > allowed:
-        text = f"fuse changed what the model computes, by {difference:.3g}; rounding explains {allowed:.3g}"
-        return Problem(rule="FUS-06", message=text)
+        module.register_forward_hook(note)
+    with torch.no_grad(), _in_double():
+        expected, given = (tensors(each(*map(_doubled, inputs))) for each in (wanted, found))
+    for right, left in zip(expected, given, strict=True):
+        difference = float((left - right).abs().max()) if right.numel() else 0.0
+        allowed = 2.0**-19 * max(largest)
+        if difference > allowed:
+            text = f"fuse changed what the model computes, by {difference:.3g}; rounding explains {allowed:.3g}"
+            return Problem(rule="FUS-06", message=text)
     return None
 
 
 def check_meaning(model: nn.Module, reference: GraphModule, inputs: tuple[Tensor, ...]) -> Problem | None:
     """The reference model computes the float model's function, up to its weights' rounding. (FUS-06, CVT-02)
 
-    On the quantized inputs, both in float64, the two results may differ by what half a step of each weight makes of the
-    inputs' absolute values, and by float32 rounding where fuse folded a batch norm; nothing else.
+    On inputs that lie on the grids, both in float64, the results may differ by what half a step of each weight makes of
+    the inputs' absolute values, by the float32 rounding of the inputs, and by that of a batch norm that fuse folded:
+    2⁻¹⁶ of the largest result, far above any such rounding and far below any fault of structure.
     """
     try:
-        real, on_grid, bound = Walk(reference).weight_bound(inputs)
+        exacts = Walk(reference, counts_weights=True).exact(inputs)
     except NoOracleError:
         return None  # numerics will say so
-    with torch.no_grad():
-        wanted = copy.deepcopy(model).double()(*on_grid)
-    difference = (real - wanted).abs()
-    excess = difference - bound
-    if bool((excess > 0).any()):
-        worst = int(excess.argmax())
-        found, expected, explained = (float(each.flatten()[worst]) for each in (real, wanted, bound))
-        text = f"{found:.6g} for {expected:.6g}, and weight rounding explains {explained:.3g} only"
-        return Problem(
-            rule="CVT-02", message=f"the reference model computes something else than the float model: {text}"
-        )
+    with torch.no_grad(), _in_double():
+        wanted = tensors(unrounded(model).double()(*map(_doubled, inputs)))
+    for exact, right in zip(exacts, wanted, strict=True):
+        if not right.numel():
+            continue
+        bound = sum((each.expand_as(right) for each in exact.errors.values()), torch.zeros_like(right))
+        largest = max((float(x.abs().max()) for x in inputs if x.is_floating_point() and x.numel()), default=0.0)
+        bound = bound + 2.0**-16 * exact.real.abs().max() + 2.0**-22 * largest
+        excess = (exact.real - right).abs() - bound
+        if bool((excess > 0).any()):
+            worst = int(excess.argmax())
+            found, expected, explained = (float(each.flatten()[worst]) for each in (exact.real, right, bound))
+            text = f"{found:.6g} for {expected:.6g}, and weight rounding explains {explained:.3g} only"
+            return Problem(
+                rule="CVT-02", message=f"the reference model computes something else than the float model: {text}"
+            )
     return None
+
+
+@contextmanager
+def _in_double() -> Iterator[None]:
+    """Tensors that a module makes by itself are float64, too."""
+    former = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(former)
+
+
+def _doubled(value: Tensor) -> Tensor:
+    return value.double() if value.is_floating_point() else value
+
+
+def tensors(output: Any) -> list[Tensor]:
+    """List the tensors of a model's output, in order."""
+    if isinstance(output, Tensor):
+        return [output]
+    return [each for item in output for each in tensors(item)] if isinstance(output, (tuple, list)) else []
+
+
+def unrounded(model: nn.Module) -> nn.Module:
+    """Return a copy of a model in eval mode whose fake quantizes pass values through."""
+    copied = copy.deepcopy(model).eval()
+    for module in copied.modules():
+        for switch in ("fake_quant_enabled", "observer_enabled"):
+            if hasattr(module, switch):
+                getattr(module, switch)[0] = 0
+    return copied
 
 
 def moves_only(claim: Claim) -> bool:
     """Tell whether the pattern shares its observer and only moves or selects values. (NUM-05)"""
     shares = claim.entry.observation_type is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
-    return shares and all(leaf in recipes.MOVES for leaf in leaves(claim.entry.normal_pattern))
+    return shares and all(leaf in ROWS and ROWS[leaf].verifier == MOVES for leaf in leaves(claim.entry.normal_pattern))
+
+
+def is_weighted_module(claim: Claim) -> bool:
+    """Tell whether the pattern's root is a module that holds a weight, alone or inside of a fused one."""
+    root = root_of(next(leaves(claim.entry.normal_pattern)))
+    return isinstance(root, type) and root in WEIGHTED

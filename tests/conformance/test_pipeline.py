@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 import torch
 from integer_kernels import IntegerBackend
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from backends.base import Capabilities, Execution, Representation, UnsupportedPattern
 from conformance import pipeline
+from conformance.cases import Case
 from conformance.checks import Check
 from conformance.claims import Claim, enumerate_claims
-from conformance.pipeline import RULES, STAGES, Workbench
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from conformance.models import plan_cases
+from conformance.pipeline import PROFILES, RULES, STAGES, Effort, Workbench
+from refimpl import BackendConfig, BackendPatternConfig, ConfigError, DTypeConfig, RefimplError
 from reports.results import Verdict
 
 U8 = DTypeConfig(torch.quint8, torch.quint8)
@@ -35,7 +37,10 @@ class Altered(IntegerBackend):
 
 
 def bench(backend: IntegerBackend | None = None, seed: int = 0) -> Workbench:
-    return Workbench(backend or Altered(), seed=seed, profile="quick", max_examples=None)
+    """A workbench that tries two cases of a claim, on three inputs each."""
+    made = Workbench(backend or Altered(), seed=seed, profile="quick")
+    made.effort = Effort(cases=2, aims=3, random=0)
+    return made
 
 
 @cache
@@ -52,24 +57,33 @@ def claim_on(pattern: str, flow: str = "ptq", dtype: str = "static:in=quint8") -
 ADD, CAT = "operator.add", "torch.cat"
 
 
+def two_cases(claim: Claim) -> tuple[Case, ...]:
+    cases = plan_cases(claim, IntegerBackend().capabilities(), limit=2)
+    assert not isinstance(cases, str)
+    return cases
+
+
 def rows(checks: dict[str, Check]) -> list[Row]:
     return [check.row("claim", 0) for check in checks.values()]
 
 
 def all_stages(workbench: Workbench, claim: Claim) -> dict[str, Check]:
-    return {stage: workbench.check(claim, stage) for stage in STAGES}
+    return {check.stage: check for check in workbench.run(claim)}
 
 
 def run(claim: Claim | None = None, **methods: Callable[..., Any]) -> dict[str, Check]:
     return all_stages(bench(Altered(**methods)), claim or claim_on(ADD))
 
 
-def test_every_stage_of_an_honest_backend_passes_under_its_own_rule() -> None:
-    checks = run()
+@pytest.mark.parametrize("flow", ("ptq", "qat"))
+@pytest.mark.parametrize("pattern", (ADD, CAT, "nn.Linear"))
+def test_every_stage_of_an_honest_backend_passes_under_its_own_rule(pattern: str, flow: str) -> None:
+    checks = run(claim_on(pattern, flow))
     assert tuple(checks) == STAGES == tuple(RULES)
-    assert all((c.stage, c.rule, c.outcome, c.verdict) == (stage, RULES[stage], "pass", Verdict.VERIFIED)
-               for stage, c in checks.items())  # fmt: skip
-    assert (checks["config"].cases, checks["numerics"].cases) == (5, 25)
+    assert [(c.outcome, c.verdict) for c in checks.values()] == [("pass", Verdict.VERIFIED)] * len(STAGES)
+    assert all(check.rule == RULES[stage] for stage, check in checks.items() if stage != "numerics")
+    assert checks["numerics"].rule == ("NUM-05" if pattern == CAT else "NUM-03")
+    assert checks["config"].cases == 2 and checks["numerics"].cases == 2 * 3
 
 
 def raises(error: Exception) -> Callable[..., Any]:
@@ -94,31 +108,57 @@ REFUTED: dict[str, tuple[dict[str, Callable[..., Any]], str, str]] = {
     "execution raises": ({"execution": raises(KeyError("op"))}, "execution", "execution raised KeyError: 'op'"),
     "running raises": ({"lower": running(raises(ValueError("bad shape")))}, "numerics",
                        "raised ValueError: bad shape"),
-    "running returns a list": ({"lower": running(lambda *x: list(x))}, "numerics", "the output is a list"),
+    "running returns a list": ({"lower": running(lambda *x: list(x))}, "numerics",
+                               "the model returned 2 outputs; expected 1"),
     "running returns nothing": ({"lower": running(lambda *x: None)}, "numerics", "the output is a NoneType"),
 }  # fmt: skip
 
 
 @pytest.mark.rule("LOW-01")
 @pytest.mark.parametrize("name", REFUTED)
-def test_a_backend_that_fails_is_refuted_and_nothing_after_it_is_reached(name: str) -> None:
+def test_a_backend_that_fails_is_refuted_and_what_needs_its_artefact_is_not_reached(name: str) -> None:
     methods, stage, message = REFUTED[name]
     checks = run(claim_on(ADD), **methods)
     check = checks[stage]
     assert (check.outcome, check.verdict) == ("fail", Verdict.REFUTED)
     assert message in check.message
+    assert check.evidence["case"]
     before, after = STAGES[: STAGES.index(stage)], STAGES[STAGES.index(stage) + 1 :]
     assert all(checks[each].outcome == "pass" for each in before)
+    if stage == "numerics":  # the case can still be refused and repeated
+        assert checks["refusal"].outcome == "pass"
+        return
     for each in after:
         assert (checks[each].outcome, checks[each].verdict) == ("skip", Verdict.REFUTED)
         assert checks[each].message == f"not reached: {stage} ended the claim"
         assert checks[each].rule == RULES[each]
 
 
-def test_a_refutation_carries_the_case_and_the_traceback() -> None:
-    evidence = run(lower=raises(RuntimeError("no such kernel")))["lower"].evidence
-    assert evidence["case"] == "65"
+def test_a_refutation_carries_the_case_the_traceback_and_the_other_cases() -> None:
+    evidence: Any = run(lower=raises(RuntimeError("no such kernel")))["lower"].evidence
+    first, second = two_cases(claim_on(ADD))
+    others = [f"{second.name}: lower raised RuntimeError: no such kernel"]
+    assert (evidence["case"], evidence["others"]) == (first.name, others)
     assert "no such kernel" in str(evidence["traceback"])
+
+
+def test_a_case_that_fails_drops_out_and_the_others_go_on() -> None:
+    """The second case cannot be lowered: the stage fails, and the first one is judged all the same."""
+    calls: list[int] = []
+    honest = IntegerBackend()
+
+    def lower(model: GraphModule, example: tuple[Any, ...]) -> Callable[..., Any]:
+        calls.append(1)
+        if len(calls) == 2:
+            raise UnsupportedPattern("this shape")
+        return honest.lower(model, example)
+
+    claim = claim_on(ADD)
+    checks = run(claim, lower=lower)
+    assert [checks[stage].outcome for stage in STAGES] == ["pass"] * 4 + ["fail"] + ["pass"] * 4
+    assert checks["lower"].evidence["case"] == two_cases(claim)[1].name
+    assert "others" not in checks["lower"].evidence
+    assert (checks["execution"].cases, checks["numerics"].cases) == (1, 3)
 
 
 def ran(*quantized: str, floats: tuple[str, ...] = ()) -> Callable[..., Any]:
@@ -135,21 +175,13 @@ def test_a_float_fallback_does_not_end_the_claim(execution: Callable[..., Any], 
     checks = run(execution=execution)
     shown = checks["execution"]
     assert (shown.outcome, shown.verdict, shown.message) == ("fail", Verdict.FALLBACK, message)
-    assert checks["numerics"].verdict is Verdict.VERIFIED
+    assert (checks["numerics"].verdict, checks["numerics"].cases) == (Verdict.VERIFIED, 6)
 
 
 @pytest.mark.rule("LOW-04")
 def test_a_backend_that_shows_what_ran_or_cannot_tell_passes() -> None:
     for execution in (ran("quantized::add"), lambda lowered: None):
         assert run(execution=execution)["execution"].verdict is Verdict.VERIFIED
-
-
-def unexercised(claim: Claim, workbench: Workbench | None = None) -> list[tuple[str, str]]:
-    checks = all_stages(workbench or bench(), claim)
-    skipped = [check for check in checks.values() if check.outcome == "skip"]
-    assert {check.verdict for check in skipped} == {Verdict.UNEXERCISED}
-    assert checks["numerics"] in skipped
-    return [(check.stage, check.message) for check in skipped]
 
 
 def custom(entry: BackendPatternConfig) -> Claim:
@@ -164,47 +196,42 @@ class VendorOp(nn.Module):
 @pytest.mark.parametrize(
     ("claim", "reason"),
     (
-        (custom(BackendPatternConfig(VendorOp)), "no recipe for "),
+        (custom(BackendPatternConfig(VendorOp)), "VendorOp: make it buildable with conformance.models.register("),
         (custom(BackendPatternConfig((nn.ReLU, VendorOp))), "VendorOp after nn.ReLU"),
         (custom(BackendPatternConfig()._set_pattern_complex_format((torch.add, nn.ReLU, nn.ReLU))), "not a chain"),
-        (claim_on("nn.Linear", flow="qat"), "quantization-aware training is not exercised yet"),
-        (claim_on("nn.Linear", dtype="dynamic:in=quint8"), "dynamic quantization is not exercised yet"),
     ),
     ids=lambda value: getattr(value, "id", None),
 )
 def test_what_cannot_be_built_is_unexercised_with_the_reason_at_every_stage(claim: Claim, reason: str) -> None:
-    told = unexercised(claim)
-    assert [stage for stage, _ in told] == list(STAGES)
-    assert all(reason in message for _, message in told)
+    checks = all_stages(bench(), claim)
+    assert {(check.outcome, check.verdict) for check in checks.values()} == {("skip", Verdict.UNEXERCISED)}
+    assert all(reason in check.message for check in checks.values())
 
 
-def test_a_fault_of_the_suite_is_raised_once_and_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_suite_ends_the_claim_once_and_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "fuse_fx", raises(RuntimeError("a bug")))
     workbench, claim = bench(), claim_on(ADD)
-    assert workbench.check(claim, "config").outcome == "pass"
-    with pytest.raises(RuntimeError, match="a bug"):
-        workbench.check(claim, "fuse")
+    checks = all_stages(workbench, claim)
+    assert (checks["config"].outcome, checks["fuse"].outcome) == ("pass", "error")
+    assert checks["fuse"].message == "internal error of the suite: RuntimeError: a bug"
+    assert "a bug" in str(checks["fuse"].evidence["traceback"])
     for stage in STAGES[2:]:
-        check = workbench.check(claim, stage)
+        check = checks[stage]
         assert (check.outcome, check.verdict) == ("skip", Verdict.UNEXERCISED)
         assert check.message == "not reached: fuse ended the claim"
     monkeypatch.undo()
     assert all_stages(workbench, claim)["numerics"].verdict is Verdict.VERIFIED
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_alone_says_what_it_says_in_a_whole_run(stage: str) -> None:
-    for pattern, backend in ((ADD, Altered()), (CAT, Altered(lower=raises(RuntimeError("x"))))):
-        claim = claim_on(pattern)
-        together = all_stages(bench(backend), claim)
-        assert rows({stage: bench(backend).check(claim, stage)}) == rows({stage: together[stage]})
-
-
-def test_stages_may_be_left_out_and_run_again() -> None:
-    claim, workbench = claim_on(ADD), bench()
-    whole = all_stages(bench(), claim)
-    for stage in ("config", "numerics", "fuse", "fuse", "lower", "numerics"):
-        assert rows({stage: workbench.check(claim, stage)}) == rows({stage: whole[stage]})
+@pytest.mark.parametrize(
+    ("error", "verdict"), ((ConfigError("bad"), Verdict.REFUTED), (RefimplError("open"), Verdict.UNEXERCISED)), ids=str
+)
+def test_what_blames_the_config_refutes_and_what_blames_the_qconfig_leaves_open(
+    error: Exception, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "fuse_fx", raises(error))
+    check = all_stages(bench(), claim_on(ADD))["fuse"]
+    assert (check.rule, check.verdict, check.message) == ("FUS-02", verdict, str(error))
 
 
 def test_the_order_of_claims_changes_no_row_and_the_seed_does() -> None:
@@ -221,10 +248,12 @@ def test_the_order_of_claims_changes_no_row_and_the_seed_does() -> None:
     assert sum(first[claim.id] != other[claim.id] for claim in chosen) >= 3
 
 
-def test_every_claim_and_stage_has_a_seed_of_its_own() -> None:
-    workbench = bench()
-    seeds = {workbench._seed(claim, stage) for claim in small_claims().values() for stage in STAGES}
-    assert len(seeds) == len(small_claims()) * len(STAGES)
+def test_every_name_has_a_seed_of_its_own_and_every_run_has_others() -> None:
+    names = [(claim.id, stage) for claim in small_claims().values() for stage in STAGES]
+    seeds = {bench().seed_for(*name) for name in names}
+    assert len(seeds) == len(names)
+    assert not seeds & {bench(seed=1).seed_for(*name) for name in names}
+    assert bench().seed_for(*names[0]) == bench().seed_for(*names[0])
 
 
 def test_a_backend_that_draws_random_numbers_does_not_change_its_inputs() -> None:
@@ -246,19 +275,20 @@ def test_a_backend_that_changes_its_arguments_or_returns_its_own_buffer_is_taken
     class Careless(IntegerBackend):
         def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
             lowered = super().lower(reference_model, example_inputs)
-            buffer: list[torch.Tensor] = []
+            buffers: dict[torch.Size, Tensor] = {}
 
-            def call(*inputs: torch.Tensor) -> torch.Tensor:
+            def call(*inputs: Tensor) -> Tensor:
                 result = lowered(*inputs)
-                buffer[:] = buffer or [result.clone()]
-                buffer[0].copy_(result)
+                buffer = buffers.setdefault(result.shape, result.clone())
+                buffer.copy_(result)
                 for value in inputs:
                     value.zero_()
-                return buffer[0]
+                return buffer
 
             return call
 
-    assert all_stages(bench(Careless()), claim_on(ADD))["numerics"].verdict is Verdict.VERIFIED
+    checks = all_stages(bench(Careless()), claim_on(ADD))
+    assert {check.verdict for check in checks.values()} == {Verdict.VERIFIED}
 
 
 def test_both_representations_are_lowered_in_their_form() -> None:
@@ -271,7 +301,7 @@ def test_both_representations_are_lowered_in_their_form() -> None:
     for representation in Representation:
         backend = Altered(lower=lower)
         backend.representation = representation
-        assert bench(backend).check(claim_on(CAT), "numerics").verdict is Verdict.VERIFIED
+        assert all_stages(bench(backend), claim_on(CAT))["numerics"].verdict is Verdict.VERIFIED
     assert "torch.quantize_per_tensor" in seen[0]
     assert "quantized_decomposed.quantize_per_tensor" in seen[-1]
 
@@ -279,15 +309,26 @@ def test_both_representations_are_lowered_in_their_form() -> None:
 def test_decisions_are_those_of_the_claim_that_was_prepared() -> None:
     workbench, claim = bench(), claim_on(ADD)
     assert workbench.decisions(claim) == []
-    workbench.check(claim, "prepare")
+    all_stages(workbench, claim)
     assert [row["pattern"] for row in workbench.decisions(claim)] == [ADD]
     assert workbench.decisions(claim_on(CAT)) == []
-    workbench.check(custom(BackendPatternConfig(VendorOp)), "prepare")
+    all_stages(workbench, custom(BackendPatternConfig(VendorOp)))
     assert workbench.decisions(claim) == []
 
 
-@pytest.mark.parametrize(("profile", "count"), (("quick", 1), ("full", 4), ("unknown", 4)))
-def test_profiles_set_how_many_inputs_are_drawn(profile: str, count: int) -> None:
-    for maximum, expected in ((None, count), (0, 0), (2, 2)):
+@pytest.mark.parametrize(("profile", "aims", "drawn"), (("quick", 3, 0), ("full", 8, 1), ("stress", 8, 24)))
+def test_profiles_set_how_many_cases_and_inputs_are_tried(profile: str, aims: int, drawn: int) -> None:
+    claim = claim_on(ADD)
+    cases = plan_cases(claim, IntegerBackend().capabilities(), limit=PROFILES[profile].cases)
+    assert not isinstance(cases, str)
+    for maximum, inputs in ((None, aims + drawn), (0, 8), (2, 10)):
         workbench = Workbench(Altered(), seed=0, profile=profile, max_examples=maximum)
-        assert workbench.check(claim_on(ADD), "numerics").cases == 5 * (4 + expected)
+        taken = iter(workbench.run(claim))
+        assert next(taken).cases == len(cases)
+        if profile == "quick" or maximum == 0:
+            assert next(check for check in taken if check.stage == "numerics").cases == len(cases) * inputs
+
+
+def test_an_unknown_profile_is_an_error() -> None:
+    with pytest.raises(KeyError, match="unknown"):
+        Workbench(Altered(), seed=0, profile="unknown")

@@ -1,0 +1,399 @@
+"""Invariance: what may not change an output bit: repetition, batch split, memory layout, threads. (rule NUM-07)
+
+Every case is run again on the values of its first inputs, under each change that its float model takes as well: an op
+that mixes the rows of a batch has no batch to split, one that views its input takes no other layout.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from backends.base import Capabilities
+from conformance.cases import Case, Role
+from conformance.checks import Check
+from conformance.claims import Claim
+from conformance.draws import Batch
+from conformance.numerics import Finding
+from conformance.quantizers import Kind, kind_of
+from conformance.structure import tensors
+from reports.results import Verdict
+
+Lowered = Callable[..., Any]
+Run = Callable[[], list[Tensor]]
+
+REPETITION, BATCH, CHANNELS_LAST, STRIDED, THREADS = "repetition", "batch", "channels_last", "strided", "threads"
+SAID: dict[str, str] = {
+    REPETITION: "a second run on the same input gave another output",
+    BATCH: "a batch in parts gave another output than the whole",
+    CHANNELS_LAST: "inputs in channels_last layout gave another output than contiguous ones",
+    STRIDED: "inputs that are not contiguous gave another output than contiguous ones",
+    THREADS: "two threads gave another output than one",
+}
+_REORDERING = frozenset(SAID) - {REPETITION}
+PARTS = (1, 3, 5)
+"""Into what a batch is split: its rows are more than the tiles of known kernels, and no part is whole tiles."""
+
+
+def left_out(claim: Claim, profile: str, *, runs_in_float: bool) -> frozenset[str]:
+    """Return the changes that a claim is not tried under. ``runs_in_float``: the backend falls back to float.
+
+    The last bits of a float sum depend on its order; half precision is summed in float whatever the backend. Threads
+    cost more than all else where workers share the cores, so the quick profile has none.
+    """
+    in_float = _REORDERING if runs_in_float or kind_of(claim.dtypes) is Kind.FLOAT16 else frozenset()
+    return in_float | ({THREADS} if profile == "quick" else set())
+
+
+def check_invariance(
+    case: Case,
+    drawn: Sequence[tuple[str, Batch]],
+    lowered: Lowered,
+    capabilities: Capabilities,
+    *,
+    left_out: Collection[str] = (),
+    step: float = 0.0,
+) -> Iterator[Finding]:
+    """Compare a case's outputs under every change with those without; yield a finding for each comparison.
+
+    Where the backend accumulates in float, the order of its sums may change with all but a repetition: that is declared
+    variance (NUM-04), and left out. So is a case that does not run: numerics says so. ``step``: of the output's grid;
+    what the backend declares in ``tie_steps`` is no difference.
+    """
+    tried = SAID.keys() - left_out - (_REORDERING if capabilities.float_accumulation else frozenset())
+    tried -= frozenset() if capabilities.channels_last else {CHANNELS_LAST}
+    trial = Trial(
+        case=case, name=drawn[0][0], inputs=drawn[0][1], lowered=lowered, allowed=capabilities.tie_steps * step
+    )  # fmt: skip
+    if not trial.runs:
+        return
+    again = partial(trial.run, trial.inputs)
+    first = trial.compared(REPETITION, "at once", again)
+    yield first
+    if first.problem:
+        return  # what else differs would say no more
+    for change, find in _FINDERS.items():
+        if change in tried:
+            yield from find(trial)
+    yield trial.compared(REPETITION, "after other inputs", lambda: (trial.run(drawn[-1][1]), again())[1])
+
+
+def judge_invariance(findings: Sequence[Finding]) -> Check:
+    """Judge a claim by all comparisons: nothing may differ. (NUM-07)"""
+    differing = [finding for finding in findings if finding.problem]
+    if not differing:
+        return Check(
+            stage="invariance", rule="NUM-07", outcome="pass", verdict=Verdict.VERIFIED, cases=len(findings)
+        )  # fmt: skip
+    unsteady = [finding for finding in differing if finding.evidence["change"] == REPETITION]
+    worst = (unsteady or differing)[0]
+    cases = [f"{finding.case}: {finding.problem}" for finding in differing]
+    return Check(
+        stage="invariance",
+        rule=worst.rule,
+        outcome="fail",
+        verdict=Verdict.REFUTED,
+        message=f"{worst.case}: {worst.problem}",
+        cases=len(findings),
+        evidence={**worst.evidence, "differing": cases[:_SHOWN], "nondeterministic": bool(unsteady)},
+    )
+
+
+_SHOWN = 8
+
+
+def compare_outputs(case: str, change: str, first: Any, second: Any, allowed: float = 0.0) -> Finding:
+    """Compare two outputs that must be equal, bit for bit but for the sign of zero; NaN equals NaN. (NUM-07)
+
+    ``allowed``: a difference that is none; the float32 numbers of neighbouring integers are apart by a step but for
+    their own rounding.
+    """
+    expected, found = tensors(first), tensors(second)
+    if len(expected) != len(found):
+        return _finding(case, f"{SAID[change]}: {len(found)} tensors for {len(expected)}", {"change": change})
+    for number, (left, right) in enumerate(zip(expected, found, strict=True)):
+        if (left.dtype, left.shape) != (right.dtype, right.shape):
+            kinds = [f"{each.dtype} of shape {tuple(each.shape)}" for each in (right, left)]
+            return _finding(case, f"{SAID[change]}: {kinds[0]} for {kinds[1]}", {"change": change})
+        differs = (left != right) & ~(left.isnan() & right.isnan())
+        if allowed:
+            differs &= ~((left - right).abs() <= allowed + 2.0**-20 * left.abs())
+        if bool(differs.any()):
+            indexes = differs.nonzero()[:_SHOWN].tolist()
+            evidence = {
+                "change": change, "output": number, "index": indexes, "count": int(differs.sum()),
+                "expected": [_number(left[tuple(index)].item()) for index in indexes],
+                "found": [_number(right[tuple(index)].item()) for index in indexes],
+            }  # fmt: skip
+            return _finding(case, f"{SAID[change]}, first at index {indexes[0]}", evidence)
+    return Finding(case=case, max_lsb=0.0, slack_lsb=0.0, excess=-0.5, is_within_one=True, rule="NUM-07")
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _finding(case: str, problem: str, evidence: Mapping[str, object], rule: str = "NUM-07") -> Finding:
+    return Finding(
+        case=case, max_lsb=float("inf"), slack_lsb=0.0, excess=float("inf"), is_within_one=False, rule=rule,
+        problem=problem, evidence={"case": case, **evidence},
+    )  # fmt: skip
+
+
+# -- one case ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """A case, what the backend made of it, and the inputs on which it is run again and again.
+
+    ``allowed``: by how much outputs may differ, but for a repetition. ``filling`` and ``sizes`` (in bytes): what memory
+    is filled with before a run, and how large the pieces are.
+    """
+
+    case: Case
+    name: str
+    inputs: Batch
+    lowered: Lowered
+    allowed: float = 0.0
+    filling: int = 0x5A
+    sizes: tuple[int, ...] = ()
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The float model, with parameters of its own."""
+        return self.case.build().eval()
+
+    @cached_property
+    def expected(self) -> list[Tensor]:
+        """What the inputs gave first."""
+        return self.run(self.inputs)
+
+    @property
+    def runs(self) -> bool:
+        """Whether the lowered model takes its inputs at all, and gives a tensor."""
+        try:
+            return bool(self.expected)
+        except Exception:  # whatever the backend's code raises
+            return False
+
+    def run(self, inputs: Batch) -> list[Tensor]:
+        """Run the lowered model on copies of the inputs, in their own layout; the results are copied as well.
+
+        Memory of the last outputs' sizes is left full of a value that alternates: an element that nobody writes shows.
+        """
+        copies = [_kept(each) for each in inputs]
+        self.filling ^= 0xFF
+        pieces = [torch.full((size,), self.filling, dtype=torch.uint8) for size in self.sizes for _ in range(_PIECES)]
+        del pieces
+        found = [each.detach().clone() for each in tensors(self.lowered(*copies))]
+        self.sizes = tuple(count for each in found for count in (each.numel(), 4 * each.numel()))
+        return found
+
+    def floats(self, inputs: Batch) -> list[Tensor] | None:
+        """Run the float model, on copies in the inputs' own layout. None: it does not take such inputs."""
+        try:
+            with torch.no_grad():
+                return tensors(self.model(*map(_kept, inputs)))
+        except Exception:  # whatever it is that the op raises: it is no input for it
+            return None
+
+    def compared(self, change: str, label: str, run: Run, plain: Run | None = None) -> Finding:
+        """Compare what a changed run gives with what a plain one gives: that of the inputs, if no other is given.
+
+        To raise where the float model does not is to give something else. (LOW-01)
+        """
+        where = f"{self.case.name}, {self.name}, {f'{change}: {label}' if label else change}"
+        try:
+            expected = self.expected if plain is None else plain()
+            found = run()
+        except Exception as error:
+            told = f"raised {type(error).__name__}: {error}; the float model takes such inputs"
+            text = "".join(traceback.format_exception(error)[-6:])
+            return _finding(where, told, {"change": change, "traceback": text}, rule="LOW-01")
+        return compare_outputs(where, change, expected, found, 0.0 if change == REPETITION else self.allowed)
+
+
+_PIECES = 3  # what an op allocates on its way takes some
+
+
+def _are_close(left: list[Tensor] | None, right: list[Tensor] | None) -> bool:
+    """Tell whether two runs of a float model give the same, up to the order of float32 sums.
+
+    A change that has a meaning for the op, such as a row for one that mixes rows, changes its result by far more.
+    """
+    if left is None or right is None or [each.shape for each in left] != [each.shape for each in right]:
+        return False
+    pairs = [(one.double(), other.double()) for one, other in zip(left, right, strict=True) if one.numel()]
+    return all(bool((one - other).abs().le(2.0**-10 * (1 + one.abs().max())).all()) for one, other in pairs)
+
+
+def _kept(value: Tensor) -> Tensor:
+    """Copy a tensor with its strides, whatever they are: ``clone`` makes one contiguous that overlaps or has gaps."""
+    size = 1 + sum((length - 1) * stride for length, stride in zip(value.shape, value.stride(), strict=True))
+    if not value.numel():
+        return value.clone()
+    memory = value.as_strided((size,), (1,)).clone()
+    return memory.as_strided(value.shape, value.stride())
+
+
+def _with_threads(count: int, run: Run) -> list[Tensor]:
+    """Run something with that many threads, in a thread of its own.
+
+    OpenMP keeps a pool for each thread that starts one, and a process forked later would wait for its workers for ever:
+    this pool ends with the thread.
+    """
+    before, outcome = torch.get_num_threads(), list[list[Tensor] | Exception]()
+
+    def work() -> None:
+        torch.set_num_threads(count)
+        try:
+            outcome.append(run())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.set_num_threads(before)
+    (found,) = outcome
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+# -- layouts -----------------------------------------------------------------------------------------------------------
+
+
+Layout = tuple[str, Batch, Batch]
+"""What is changed, and equal inputs: plain, and not."""
+
+
+def _layouts(change: str, of: Callable[[Batch], Iterator[Layout]], trial: Trial) -> Iterator[Finding]:
+    """Equal values in other layouts, where they are the same to the float model: a view of the memory is not."""
+    for label, plain, changed in of(trial.inputs):
+        if _are_close(trial.floats(plain), trial.floats(changed)):
+            yield trial.compared(change, label, partial(trial.run, changed), partial(trial.run, plain))
+
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _channels_last(inputs: Batch) -> Iterator[Layout]:
+    """All inputs in channels_last, and one beside contiguous others."""
+    changed = tuple(_last(each) for each in inputs)
+    places = [number for number, each in enumerate(inputs) if each.dim() in _FORMATS]
+    if places:
+        yield "all inputs", inputs, changed
+    for place in places if len(places) > 1 else ():
+        one = (*inputs[:place], changed[place], *inputs[place + 1 :])
+        yield f"input {place} alone", inputs, one
+
+
+def _last(value: Tensor) -> Tensor:
+    return value.contiguous(memory_format=_FORMATS[value.dim()]) if value.dim() in _FORMATS else value
+
+
+def _strided(inputs: Batch) -> Iterator[Layout]:
+    """Every second element of a row, axes exchanged, and one row for all of a batch.
+
+    Indices are left as they are: they are not quantized (nonfinite.py records what strided ones give).
+    """
+    most = max((each.dim() for each in inputs if each.is_floating_point()), default=0)
+    if most:
+        yield "slices", inputs, tuple(map(_sliced, inputs))
+        expanded = tuple(map(_expanded, inputs))
+        yield "expanded", tuple(each.contiguous() for each in expanded), expanded
+    if most > 1:
+        yield "transposed", inputs, tuple(map(_transposed, inputs))
+
+
+def _sliced(value: Tensor) -> Tensor:
+    return sliced(value) if value.dim() and value.is_floating_point() else value
+
+
+def sliced(value: Tensor) -> Tensor:
+    """Return a tensor of at least one axis as every second element, from the second on, of a larger one."""
+    memory = value.new_zeros((*value.shape[:-1], 2 * value.shape[-1] + 1))
+    return memory[..., 1::2].copy_(value)
+
+
+def _expanded(value: Tensor) -> Tensor:
+    if not value.dim() or not value.shape[0] or not value.is_floating_point():
+        return value
+    return value[:1].expand(value.shape)
+
+
+def _transposed(value: Tensor) -> Tensor:
+    is_changed = value.dim() > 1 and value.is_floating_point()
+    return value.transpose(-1, -2).contiguous().transpose(-1, -2) if is_changed else value
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def _split(trial: Trial) -> Iterator[Finding]:
+    """A batch in parts against the whole, where each row of the output comes of one row of inputs.
+
+    Left out where the lowered model does not take the rows: it is made for inputs like those that it was compiled with.
+    """
+    whole = _batch(trial)
+    if whole is None:
+        return
+    parts = list(zip(*(torch.split(each, list(PARTS)) for each in whole), strict=True))
+    if not _are_close(trial.floats(whole), _joined([trial.floats(part) for part in parts])):
+        return
+    try:
+        expected, found = trial.run(whole), [trial.run(part) for part in parts]
+    except Exception:  # whatever the backend's code raises
+        return
+    label = f"{sum(PARTS)} rows in parts of {PARTS}"
+    yield trial.compared(BATCH, label, lambda: _joined(found) or [], lambda: expected)
+
+
+def _joined(parts: Sequence[list[Tensor] | None]) -> list[Tensor] | None:
+    """Join the outputs for the parts of a batch; None: they do not go together."""
+    found = [each for each in parts if each is not None]
+    outputs = list(zip(*found, strict=True)) if len({len(each) for each in found}) == 1 else []
+    if len(found) < len(parts) or any(not each.dim() for pieces in outputs for each in pieces):
+        return None
+    if any(len({(each.dtype, each.shape[1:]) for each in pieces}) > 1 for pieces in outputs):
+        return None
+    return [torch.cat(pieces) for pieces in outputs]
+
+
+def _batch(trial: Trial) -> Batch | None:
+    """A batch whose rows are the first one, its elements rolled on; None: the inputs do not share a batch axis.
+
+    Rows with the same elements have the same range: dynamic quantization gives the whole batch and each part the same
+    qparams. A recurrent op quantizes states of its own making, whose ranges are not the same.
+    """
+    is_recurrent = any(isinstance(module, nn.RNNBase) for module in trial.model.modules())
+    is_plain = all(each.role in (Role.ACTIVATION, Role.INDEX) for each in trial.case.inputs)
+    lengths = {each.shape[0] if each.dim() else 0 for each in trial.inputs}
+    if is_recurrent or not is_plain or len(lengths) != 1 or lengths == {0}:
+        return None
+    return tuple(
+        torch.stack([each[0].flatten().roll(number).reshape(each[0].shape) for number in range(sum(PARTS))])
+        for each in trial.inputs
+    )
+
+
+def _threads(trial: Trial) -> Iterator[Finding]:
+    yield trial.compared(THREADS, "", partial(_with_threads, 2, partial(trial.run, trial.inputs)))
+
+
+_FINDERS: dict[str, Callable[[Trial], Iterator[Finding]]] = {
+    CHANNELS_LAST: partial(_layouts, CHANNELS_LAST, _channels_last),
+    STRIDED: partial(_layouts, STRIDED, _strided),
+    BATCH: _split,
+    THREADS: _threads,
+}

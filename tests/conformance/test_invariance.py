@@ -1,0 +1,376 @@
+"""Invariance: each kind of variance is found in a kernel that has it, and none in one that has not. (NUM-07)"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backends.base import Capabilities
+from conformance.cases import Case, Input, Regime, Role
+from conformance.claims import enumerate_claims
+from conformance.draws import Batch
+from conformance.invariance import (
+    BATCH,
+    CHANNELS_LAST,
+    PARTS,
+    REPETITION,
+    STRIDED,
+    THREADS,
+    check_invariance,
+    compare_outputs,
+    judge_invariance,
+    left_out,
+)
+from conformance.nonfinite import nonfinite_rows
+from conformance.numerics import Finding, judge
+from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from reports.results import Verdict
+
+pytestmark = pytest.mark.rule("NUM-07")
+
+Function = Callable[..., Any]
+IMAGE = (2, 3, 4, 5)
+
+
+class Op(nn.Module):
+    """A float model of a function."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
+def case_of(function: Function, *shapes: tuple[int, ...], role: Role = Role.ACTIVATION) -> Case:
+    inputs = tuple(Input(shape=shape, role=role, high=9) for shape in shapes)
+    regime = Regime(name="any", ranges=((-1.0, 1.0),))
+    return Case(name="a case", build=lambda: Op(function), inputs=inputs, regime=regime)
+
+
+def drawn_for(case: Case) -> list[tuple[str, Batch]]:
+    torch.manual_seed(0)
+    is_index = [each.role is Role.INDEX for each in case.inputs]
+    return [
+        (name, tuple(
+            torch.randint(0, 9, each.shape) if index else torch.rand(each.shape).mul(64).round() - 32
+            for each, index in zip(case.inputs, is_index, strict=True)
+        ))
+        for name in ("first", "second")
+    ]  # fmt: skip
+
+
+def findings(
+    lowered: Function, case: Case, capabilities: Capabilities | None = None, without: Sequence[str] = ()
+) -> list[Finding]:
+    capabilities = Capabilities() if capabilities is None else capabilities
+    return list(check_invariance(case, drawn_for(case), lowered, capabilities, left_out=without))
+
+
+def tried(found: Sequence[Finding]) -> list[str]:
+    """What was changed, comparison by comparison."""
+    return [finding.case.removeprefix("a case, first, ") for finding in found]
+
+
+def differing(lowered: Function, case: Case) -> set[str]:
+    return {str(finding.evidence["change"]) for finding in findings(lowered, case) if finding.problem}
+
+
+def test_an_op_of_each_element_is_tried_under_all_changes() -> None:
+    case = case_of(torch.relu, IMAGE)
+    found = findings(torch.relu, case)
+    assert tried(found) == [
+        "repetition: at once", "channels_last: all inputs", "strided: slices", "strided: expanded",
+        "strided: transposed", f"batch: 9 rows in parts of {PARTS}", "threads", "repetition: after other inputs",
+    ]  # fmt: skip
+    check = judge_invariance(found)
+    assert (check.stage, check.rule, check.outcome, check.verdict, check.cases) == (
+        "invariance", "NUM-07", "pass", Verdict.VERIFIED, 8,
+    )  # fmt: skip
+
+
+def test_each_of_two_inputs_may_be_in_channels_last_alone() -> None:
+    found = tried(findings(torch.add, case_of(torch.add, IMAGE, IMAGE)))
+    assert {"channels_last: input 0 alone", "channels_last: input 1 alone"} < set(found)
+    assert "channels_last: all inputs" in tried(findings(torch.relu, case_of(torch.relu, (1, 2, 3, 4, 5))))
+
+
+# -- kernels that vary -------------------------------------------------------------------------------------------------
+
+
+def counting() -> Function:
+    """Every other run is off in its last element."""
+    runs = [0]
+
+    def run(x: Tensor) -> Tensor:
+        runs[0] += 1
+        result = torch.relu(x)
+        result.view(-1)[-1] += runs[0] % 2
+        return result
+
+    return run
+
+
+def keeping() -> Function:
+    """Adds one if the run before was given something else than the first."""
+    kept: list[Tensor] = []
+
+    def run(x: Tensor) -> Tensor:
+        kept.append(x.clone())
+        return x + float(len(kept) > 1 and not torch.equal(kept[-2], kept[0]))
+
+    return run
+
+
+def by_batch(x: Tensor) -> Tensor:
+    return x + float(len(x) % 4 == 3)
+
+
+def by_neighbours(x: Tensor) -> Tensor:
+    return x + F.pad(x, (0, 0) * (x.dim() - 1) + (1, 0))[:-1].abs().clamp(0, 1) * (len(x) > 2)
+
+
+def by_layout(x: Tensor) -> Tensor:
+    return x + float(x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous())
+
+
+def by_memory(x: Tensor) -> Tensor:
+    """Reads the elements in the order of memory, whatever the strides are."""
+    return torch.as_strided(x, x.shape, torch.empty(x.shape).stride()) if not by_format(x) else x
+
+
+def by_format(x: Tensor) -> bool:
+    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def by_threads(x: Tensor) -> Tensor:
+    return x + float(torch.get_num_threads() > 1)
+
+
+def unwritten(x: Tensor) -> Tensor:
+    """Leaves the last element as memory was."""
+    result = torch.empty(x.shape, dtype=torch.uint8)
+    result.view(-1)[:-1] = x.reshape(-1)[:-1].to(torch.uint8)
+    return result.float()
+
+
+@pytest.mark.parametrize(
+    ("lowered", "change"),
+    (
+        (counting(), REPETITION), (by_batch, BATCH), (by_neighbours, BATCH),
+        (by_layout, CHANNELS_LAST), (by_memory, STRIDED), (by_threads, THREADS),
+    ),
+)  # fmt: skip
+def test_a_kernel_that_varies_is_refuted_for_just_that(lowered: Function, change: str) -> None:
+    case = case_of(lambda x: x, IMAGE)
+    assert differing(lowered, case) == {change}
+    check = judge_invariance(findings(lowered, case))
+    assert (check.outcome, check.verdict, check.rule) == ("fail", Verdict.REFUTED, "NUM-07")
+    assert "first at index" in check.message
+    assert change in check.message
+    assert check.evidence["expected"] != check.evidence["found"]
+    assert check.evidence["nondeterministic"] is (change == REPETITION)
+
+
+def test_a_state_that_another_input_leaves_is_seen() -> None:
+    found = findings(keeping(), case_of(lambda x: x, ()))
+    assert [bool(finding.problem) for finding in found] == [False, False, True]
+    assert "second run" in found[-1].problem
+
+
+def test_memory_that_nobody_writes_is_seen() -> None:
+    assert differing(unwritten, case_of(lambda x: x, (2, 65))) == {REPETITION}
+
+
+def test_nothing_more_is_tried_on_a_kernel_that_does_not_repeat_itself() -> None:
+    assert tried(findings(counting(), case_of(lambda x: x, IMAGE))) == ["repetition: at once"]
+
+
+def test_a_wrong_type_or_shape_or_number_of_outputs_is_said() -> None:
+    value = torch.ones(2, 3)
+    for other in (value.double(), value[:1], (value, value)):
+        finding = compare_outputs("a case", REPETITION, value, other)
+        assert finding.problem.startswith("a second run on the same input gave another output: ")
+        assert judge([finding], moves_only=True).verdict is Verdict.REFUTED
+
+
+def test_nan_equals_nan_and_zeros_of_both_signs_are_equal() -> None:
+    left, right = torch.tensor([float("nan"), 0.0, 1.0]), torch.tensor([float("nan"), -0.0, 1.0])
+    assert compare_outputs("a case", BATCH, left, right).problem == ""
+    right[2] = float("nan")
+    finding = compare_outputs("a case", BATCH, (left, left), (left, right))
+    assert {name: finding.evidence[name] for name in ("output", "index", "count", "expected", "found")} == {
+        "output": 1, "index": [[2]], "count": 1, "expected": [1.0], "found": ["nan"],
+    }  # fmt: skip
+
+
+def raising(when: Callable[[Tensor], bool]) -> Function:
+    def run(x: Tensor) -> Tensor:
+        if when(x):
+            raise RuntimeError("not taken")
+        return x
+
+    return run
+
+
+def test_to_raise_at_another_layout_refutes() -> None:
+    check = judge_invariance(findings(raising(lambda x: not x.is_contiguous()), case_of(lambda x: x, (4, 5))))
+    assert (check.verdict, check.rule) == (Verdict.REFUTED, "LOW-01")
+    assert "raised RuntimeError: not taken; the float model takes such inputs" in check.message
+    assert "in run" in str(check.evidence["traceback"])
+
+
+# -- what is left out --------------------------------------------------------------------------------------------------
+
+
+def test_a_model_made_for_its_batch_is_not_split() -> None:
+    found = findings(raising(lambda x: len(x) != 2), case_of(lambda x: x, IMAGE))
+    assert not any(finding.problem for finding in found)
+    assert not any(name.startswith(BATCH) for name in tried(found))
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    (
+        (lambda x: x - x.amax(0), (IMAGE,)),
+        (lambda x: x.flip(0), (IMAGE,)),
+        (lambda x: x.transpose(0, 1), (IMAGE,)),
+        (lambda x: x.sum(), (IMAGE,)),
+        (lambda x, y: torch.cat([x, y]), (IMAGE, IMAGE)),
+        (torch.add, (IMAGE, (3, 4, 5))),
+        (lambda x: x[1:], ((4, 5),)),
+    ),
+)
+def test_rows_that_depend_on_each_other_are_not_split(function: Function, shapes: tuple[tuple[int, ...], ...]) -> None:
+    found = findings(function, case_of(function, *shapes))
+    assert not any(finding.problem for finding in found)
+    assert not any(name.startswith(BATCH) for name in tried(found))
+
+
+def test_rows_have_one_range_so_that_dynamic_quantization_can_be_split() -> None:
+    def dynamic(x: Tensor) -> Tensor:
+        scale = (x.max() - x.min()) / 255
+        return (x / scale).round() * scale
+
+    case = case_of(lambda x: x, (2, 8))
+    found = findings(dynamic, case)
+    assert f"batch: 9 rows in parts of {PARTS}" in tried(found)
+    assert not any(finding.problem for finding in found if finding.case.endswith(f"{PARTS}"))
+
+
+def test_an_op_that_views_memory_takes_no_other_layout() -> None:
+    def view(x: Tensor) -> Tensor:
+        return x.view(x.shape[0], -1)
+
+    found = findings(view, case_of(view, IMAGE))
+    assert not any(finding.problem for finding in found)
+    assert not any(name.startswith((CHANNELS_LAST, "strided: transposed")) for name in tried(found))
+    reads = case_of(lambda x: x.as_strided((3,), (1,)), IMAGE)
+    assert not any(finding.problem for finding in findings(reads.build(), reads))
+
+
+def test_indices_are_split_but_keep_their_layout() -> None:
+    table = torch.rand(9, 3)
+    case = case_of(lambda i: table[i], (4, 2), role=Role.INDEX)
+    assert tried(findings(case.build(), case)) == [
+        "repetition: at once", f"batch: 9 rows in parts of {PARTS}", "threads", "repetition: after other inputs",
+    ]  # fmt: skip
+
+
+def test_recurrent_ops_are_not_split() -> None:
+    regime = Regime(name="any", ranges=((-1.0, 1.0),))
+    inputs = (Input(shape=(2, 3, 4)),)
+    case = Case(name="a case", build=lambda: nn.GRU(4, 5, batch_first=True), inputs=inputs, regime=regime)
+    with torch.no_grad():
+        found = findings(case.build(), case)
+    assert not any(name.startswith(BATCH) for name in tried(found))
+    assert not any(finding.problem for finding in found)
+
+
+def test_what_the_backend_declares_is_left_out() -> None:
+    case = case_of(lambda x: x, IMAGE)
+    summing = Capabilities(float_accumulation=True)
+    assert {name.split(":")[0] for name in tried(findings(by_batch, case, summing))} == {REPETITION}
+    contiguous = Capabilities(channels_last=False)
+    assert not any(finding.problem for finding in findings(by_layout, case, contiguous))
+    assert not any(finding.problem for finding in findings(by_threads, case, without=(THREADS,)))
+
+
+def test_a_case_that_does_not_run_is_numerics_to_tell() -> None:
+    assert findings(raising(lambda x: True), case_of(lambda x: x, IMAGE)) == []
+    assert judge_invariance([]).verdict is Verdict.VERIFIED
+
+
+def test_which_changes_a_claim_is_tried_under() -> None:
+    dtypes = (
+        DTypeConfig(torch.quint8, torch.quint8),
+        DTypeConfig(torch.float16, torch.float16),
+    )
+    entry = BackendPatternConfig(nn.ReLU).set_dtype_configs(list(dtypes))
+    config = BackendConfig("c").set_backend_pattern_config(entry)
+    plain, half = (
+        next(claim for claim in enumerate_claims(config, Capabilities()) if claim.dtypes is each) for each in dtypes
+    )
+    assert left_out(plain, "full", runs_in_float=False) == frozenset()
+    assert left_out(plain, "quick", runs_in_float=False) == {THREADS}
+    for claim, runs_in_float in ((half, False), (plain, True)):
+        left = left_out(claim, "full", runs_in_float=runs_in_float)
+        assert left == {BATCH, CHANNELS_LAST, STRIDED, THREADS}
+
+
+def test_the_number_of_threads_is_put_back() -> None:
+    before = torch.get_num_threads()
+    seen: list[int] = []
+
+    def run(x: Tensor) -> Tensor:
+        seen.append(torch.get_num_threads())
+        return x
+
+    findings(run, case_of(lambda x: x, IMAGE))
+    assert torch.get_num_threads() == before
+    assert 2 in seen
+
+
+# -- facts -------------------------------------------------------------------------------------------------------------
+
+
+def facts_of(lowered: Function, case: Case) -> dict[str, Any]:
+    entry = BackendPatternConfig(nn.ReLU).set_dtype_configs([DTypeConfig(torch.quint8, torch.quint8)])
+    claim = enumerate_claims(BackendConfig("c").set_backend_pattern_config(entry), Capabilities())[0]
+    (row,) = nonfinite_rows(claim, case, drawn_for(case), lowered)
+    assert (row["kind"], row["topic"], row["subject"]) == ("fact", "nonfinite", claim.id)
+    values: dict[str, Any] = row["values"]
+    return values
+
+
+def test_what_is_made_of_nonfinite_inputs_is_recorded() -> None:
+    def quantized(x: Tensor) -> Tensor:
+        if bool(x.isposinf().any()):
+            raise ValueError("infinite")
+        return x.nan_to_num(nan=0.0).clamp(-500, 500)
+
+    values = facts_of(quantized, case_of(lambda x: x, (2, 3)))
+    assert values == {
+        "nan": "changes 1 of 6 values, to 0",
+        "+inf": "raises ValueError: infinite",
+        "-inf": "changes 1 of 6 values, to -500",
+        "no rows": "gives shape (0, 3)",
+    }
+
+
+def test_what_is_made_of_strided_indices_is_recorded() -> None:
+    table = torch.rand(9, 3)
+
+    def lookup(i: Tensor) -> Tensor:
+        if not i.is_contiguous():
+            raise RuntimeError("not contiguous")
+        return table[i]
+
+    values = facts_of(lookup, case_of(lambda i: table[i], (4,), role=Role.INDEX))
+    assert values == {"strided indices": "raises RuntimeError: not contiguous", "no rows": "gives shape (0, 3)"}
