@@ -1,17 +1,22 @@
-"""pytest's hooks, handed on: options to ``options``, the run and its record to ``session``, xdist to ``scheduling``."""
+"""pytest's hooks, handed on: options to ``options``, the run to ``session``, its record to ``recorder``."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from conformance.claims import Claim
+from conformance.isolation import CAN_FORK
+from conformance.jobs import Job
 from conformance.options import register
-from conformance.session import FINDING, Recorder, preflight, recorder_of, run_of
+from conformance.recorder import FINDING, Recorder
+from conformance.session import Run, preflight, run_of
 
-if TYPE_CHECKING:
-    from conformance.scheduling import ClaimScheduling
+_RECORDER = pytest.StashKey[Recorder]()
+_SAID_BETTER = (("reportchars", "fE", "N"), ("tbstyle", "auto", "no"))
+"""Options of pytest whose default prints what the suite's own summary says better, and what silences them."""
+_KINDS: dict[str, type[Claim | Job]] = {"claim": Claim, "job": Job}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,19 +25,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    return preflight(config)
+    opened = preflight(config)
+    if not isinstance(opened, Run):
+        return opened
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        config.stash[_RECORDER] = Recorder(opened)
+    return None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if getattr(config.option, "reportchars", "") == "fE":  # pytest's default: the suite's own summary says it better
-        config.option.reportchars = "N"
-    if recorder := recorder_of(config):
-        config.pluginmanager.register(Controller(recorder), "conformance-controller")
+    if _RECORDER not in config.stash:
+        return
+    config.pluginmanager.register(Controller(config.stash[_RECORDER]), "conformance-controller")
+    for name, default, quiet in _SAID_BETTER:
+        if getattr(config.option, name, None) == default:
+            setattr(config.option, name, quiet)
+
+
+def pytest_report_header() -> list[str]:
+    return (
+        [] if CAN_FORK else ["isolation: none, for this platform cannot fork: a crash ends the run, and no limit holds"]
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "claim" in metafunc.fixturenames:
-        metafunc.parametrize(("claim", "stage"), run_of(metafunc.config).params())
+    for name, kind in _KINDS.items():
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, run_of(metafunc.config).params(kind))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = [item for item in items if not item.name.endswith("[NOTSET]")]  # pytest's test of no claims, or no jobs
 
 
 @pytest.hookimpl(wrapper=True)
@@ -43,13 +66,6 @@ def pytest_runtest_makereport(
     if call.when == "call" and FINDING in item.stash:
         report.conformance = item.stash[FINDING]  # type: ignore[attr-defined]
     return report
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ClaimScheduling:
-    from conformance.scheduling import ClaimScheduling
-
-    return ClaimScheduling(config, log)
 
 
 class Controller:

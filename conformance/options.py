@@ -17,13 +17,22 @@ from pathlib import Path
 
 import pytest
 
+from conformance.isa import LEVELS
+
 ROOT = Path(__file__).resolve().parent.parent
-PROFILES = ("quick", "full")
+CLAIM_TIMEOUTS = {"quick": 60.0, "full": 60.0, "stress": 600.0}
+"""Seconds that one claim may take, by profile."""
+PROFILES = tuple(CLAIM_TIMEOUTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line asks for; ``claims`` are claim IDs or globs, and none of them means all claims."""
+    """What the command line asks for.
+
+    ``claims`` are IDs or globs of claims and jobs, and none of them means all. ``claim_timeout`` is in seconds, for one
+    claim or job. ``waivers`` replaces the backend's own file; ``no_waivers`` leaves both aside. ``isa`` is a name of
+    ``conformance.isa.LEVELS``, or None for what the CPU has.
+    """
 
     backend: str
     report_dir: Path
@@ -33,6 +42,10 @@ class Options:
     claims: tuple[str, ...]
     list_claims: bool
     strict: bool
+    claim_timeout: float
+    waivers: Path | None
+    no_waivers: bool
+    isa: str | None
 
     def repro(self, claim_id: str) -> str:
         """Return the command that runs one claim again, as it was run here."""
@@ -41,6 +54,10 @@ class Options:
             words.append(f"--profile={self.profile}")
         if self.max_examples is not None:
             words.append(f"--max-examples={self.max_examples}")
+        if self.claim_timeout != CLAIM_TIMEOUTS[self.profile]:
+            words.append(f"--claim-timeout={self.claim_timeout:g}")
+        if self.isa is not None:
+            words.append(f"--isa={self.isa}")
         return " ".join([*words, "--claim", shlex.quote(claim_id)])
 
 
@@ -71,7 +88,21 @@ def register(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="ID",
-        help="run only this claim: an exact ID, or else a glob over IDs (repeatable)",
+        help="run only this claim, model (model/...) or measurement (fact/...): an ID, or else a glob (repeatable)",
+    )
+    add(
+        "--claim-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="how long one claim may take before it is killed (default: 60; 600 with --profile=stress)",
+    )
+    add("--waivers", metavar="FILE", help="the waivers to use, a TOML file (default: the backend's own, if it has one)")
+    add("--no-waivers", action="store_true", help="use no waivers: show every verdict as it is")
+    add(
+        "--isa",
+        choices=tuple(LEVELS),
+        metavar="LEVEL",
+        help=f"run the native engines' kernels at this level of the CPU's instruction sets: {', '.join(LEVELS)}",
     )
     add(
         "--list-claims",
@@ -88,6 +119,8 @@ def read_options(config: pytest.Config) -> Options:
             "the suite needs a backend: pytest conformance --backend=NAME "
             "(such as qnnpack, or my_package.my_module:MyBackend)"
         )
+    if option.waivers and option.no_waivers:
+        raise pytest.UsageError("--waivers and --no-waivers: give one of the two")
     return Options(
         backend=option.backend,
         report_dir=Path(option.report_dir).absolute() if option.report_dir else default_report_dir(option.backend),
@@ -97,6 +130,10 @@ def read_options(config: pytest.Config) -> Options:
         claims=tuple(option.claim),
         list_claims=option.list_claims,
         strict=bool(option.strict),
+        claim_timeout=option.claim_timeout or CLAIM_TIMEOUTS[option.profile],
+        waivers=Path(option.waivers).absolute() if option.waivers else None,
+        no_waivers=option.no_waivers,
+        isa=option.isa,
     )
 
 
@@ -106,14 +143,14 @@ def default_report_dir(backend: str) -> Path:
 
 
 def select_ids(ids: Sequence[str], wanted: Sequence[str]) -> frozenset[str]:
-    """Choose claim IDs: each wanted one is an exact ID, or else a glob. Raises UsageError when it matches nothing."""
+    """Choose IDs: each wanted one is an exact ID, or else a glob. Raises UsageError when it matches nothing."""
     chosen = set(ids) if not wanted else set()
     for text in wanted:  # IDs have brackets, which a glob reads as a set: the exact ID goes first
         found = [text] if text in ids else [claim_id for claim_id in ids if fnmatchcase(claim_id, text)]
         if not found:
             near = ", ".join(nlargest(3, ids, key=lambda claim_id: _overlap(text, claim_id)))
             raise pytest.UsageError(
-                f"--claim {text!r} matches no claim; nearest: {near}; --list-claims prints all {len(ids)}"
+                f"--claim {text!r} matches no claim; nearest: {near}; --list-claims prints all claims"
             )
         chosen.update(found)
     return frozenset(chosen)
@@ -128,3 +165,13 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, found {text!r}")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, found {text!r}")
+    return value

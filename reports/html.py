@@ -16,7 +16,7 @@ from itertools import zip_longest
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from reports.results import Check, Claim, Results, Verdict, leading_check
+from reports.results import Check, Claim, Fact, Model, Results, Verdict, leading_check
 from reports.terminal import lsb
 
 OUTPUTS_SHOWN = 48
@@ -81,6 +81,8 @@ class Report:
     unexercised: Mapping[str, tuple[ClaimView, ...]]
     columns: Mapping[str, str]
     matrix: Mapping[str, Mapping[str, tuple[ClaimView, ...]]]
+    models: tuple[Model, ...]
+    measured: Mapping[str, tuple[Mapping[str, object], ...]]
 
 
 def render_html(results: Results) -> str:
@@ -94,7 +96,7 @@ def render_html(results: Results) -> str:
 
 
 def anchor(claim_id: str) -> str:
-    """The fragment under which a claim is found in every report."""
+    """The fragment under which a claim or model is found in every report."""
     return "c-" + hashlib.sha256(claim_id.encode(errors="surrogatepass")).hexdigest()[:12]
 
 
@@ -114,6 +116,8 @@ def build_report(results: Results) -> Report:
         },
         columns={number: config for config, number in columns.items()},
         matrix=_matrix(views.values()),
+        models=tuple(sorted(results.models, key=lambda model: (model.green, model.verdict.rank, model.model))),
+        measured=_measured(results.facts),
     )
 
 
@@ -136,6 +140,14 @@ def _matrix(views: Iterable[ClaimView]) -> dict[str, dict[str, tuple[ClaimView, 
     return matrix
 
 
+def _measured(facts: Iterable[Fact]) -> dict[str, tuple[Mapping[str, object], ...]]:
+    """Topic → a row for each subject, both in one order whichever worker finished first."""
+    topics: dict[str, tuple[Mapping[str, object], ...]] = {}
+    for fact in sorted(facts, key=lambda fact: (fact.topic, fact.subject)):
+        topics[fact.topic] = (*topics.get(fact.topic, ()), {"subject": fact.subject, **fact.values})
+    return topics
+
+
 @functools.cache
 def _environment() -> Environment:
     environment = Environment(
@@ -143,7 +155,7 @@ def _environment() -> Environment:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"lsb": lsb, "grid": _grid, "outputs": _outputs, "duration": _duration}
-    environment.filters |= {"details": _details, "qparams": _qparams, "value": _value}
+    environment.filters |= {"details": _details, "qparams": _qparams, "value": _value, "anchor": anchor}
     return environment
 
 

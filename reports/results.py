@@ -6,6 +6,7 @@ Contract: docs/architecture.md, "Results and reports"; the rows are in `reports.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 from reports.schema import (
     GREEN,
@@ -25,23 +26,29 @@ from reports.schema import (
     Check,
     Claim,
     Evidence,
+    Fact,
     Footer,
     Header,
+    Model,
     Outcome,
     Row,
     SchemaError,
     Verdict,
     decode,
     encode,
+    not_plain,
     unknown_keys,
 )
 
 __all__ = [
-    "GREEN", "SCHEMA", "VERDICTS", "Check", "Claim", "Evidence", "Footer", "Header", "Outcome", "Results",
-    "ResultsError", "ResultsWriter", "Row", "Verdict", "decode", "encode", "leading_check", "read_results",
+    "GREEN", "SCHEMA", "VERDICTS", "Check", "Claim", "Evidence", "Fact", "Footer", "Header", "Model", "Outcome",
+    "Results", "ResultsError", "ResultsWriter", "Row", "Verdict", "comparable", "decode", "encode", "leading_check",
+    "read_results",
 ]  # fmt: skip
 
 Pair = tuple[str, str]
+Data = TypeVar("Data", bound=Row)
+_MEASURED = frozenset({"seconds", "started", "sha256", "peak_mib", "printed"})
 
 
 class ResultsError(Exception):
@@ -50,26 +57,38 @@ class ResultsError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Everything a results file says. `problems` are the places where it disagrees with itself."""
+    """Everything a results file says. `problems` are the run's own, and places where the file disagrees with itself."""
 
     header: Header
     checks: tuple[Check, ...]
     claims: tuple[Claim, ...]
+    models: tuple[Model, ...]
+    facts: tuple[Fact, ...]
     footer: Footer | None
     problems: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> Outcome:
-        """PASS only if the run ended, nothing disagrees, and every claim is VERIFIED, QUALITY or waived."""
+        """PASS only if the run ended, without problems, and every claim and model is VERIFIED, QUALITY or waived."""
         if self.footer is None or self.footer.outcome is Outcome.INCOMPLETE:
             return Outcome.INCOMPLETE
-        green = self.footer.outcome is Outcome.PASS and all(claim.green for claim in self.claims)
+        green = self.footer.outcome is Outcome.PASS and all(judged.green for judged in self.judged)
         return Outcome.PASS if green and not self.problems else Outcome.FAIL
+
+    @property
+    def judged(self) -> tuple[Claim | Model, ...]:
+        """All that has a verdict."""
+        return (*self.claims, *self.models)
 
     @property
     def counts(self) -> dict[Verdict, int]:
         """How many claims have each verdict that occurs (waived ones included), worst first."""
         return _counts(claim.verdict for claim in self.claims)
+
+    @property
+    def model_counts(self) -> dict[Verdict, int]:
+        """How many models have each verdict that occurs (waived ones included), worst first."""
+        return _counts(model.verdict for model in self.models)
 
     @property
     def waived(self) -> int:
@@ -109,6 +128,26 @@ class Results:
         return {reason: tuple(claims) for reason, claims in ordered}
 
 
+def comparable(results: Results) -> list[dict[str, object]]:
+    """What two runs of one suite, seed and selection have in common whichever worker did what: rows without timings.
+
+    Of a claim with a check whose evidence says `nondeterministic`, only the verdict is left: its numbers are chance.
+    """
+    drawn = {check.claim for check in results.checks if check.evidence.get("nondeterministic")}
+    rows: list[Row] = [results.header, *results.checks, *results.claims, *results.models, *results.facts]
+    kept = [encode(row) for row in rows if not (isinstance(row, Check) and row.claim in drawn)]
+    plain = [_unmeasured(row, only_verdict=row.get("claim") in drawn) for row in kept]
+    return sorted(plain, key=lambda row: json.dumps(row, sort_keys=True))
+
+
+def _unmeasured(row: Mapping[str, object], only_verdict: bool) -> dict[str, object]:
+    """A row without what is measured anew in every run, its evidence likewise."""
+    if only_verdict:
+        return {key: row[key] for key in ("kind", "claim", "verdict")}
+    nested = {key: _unmeasured(value, False) for key, value in row.items() if isinstance(value, dict)}
+    return {key: nested.get(key, value) for key, value in row.items() if key not in _MEASURED}
+
+
 def leading_check(checks: Sequence[Check]) -> Check | None:
     """The check that decides a claim's verdict: the first of the worst ones that did not simply pass."""
     notable = [c for c in checks if c.failed or c.verdict is not Verdict.VERIFIED]
@@ -125,10 +164,12 @@ class ResultsWriter:
         self._digest = hashlib.sha256()
         self._lines = 0
         self._checks = 0
+        self._facts = 0
         self._claims: list[Claim] = []
+        self._models: list[Model] = []
 
     def write(self, row: Mapping[str, object]) -> None:
-        """Append one header, check or claim row; the footer is `close`'s."""
+        """Append one row; the footer is `close`'s."""
         if self._file.closed:
             self._refuse("the file is closed; write every row before close()")
         line, data = self._checked(row)
@@ -138,25 +179,44 @@ class ResultsWriter:
             self._refuse(f"a {data.kind} row; the first row, and no other, is the header")
         self._append(line)
         self._checks += isinstance(data, Check)
+        self._facts += isinstance(data, Fact)
         if isinstance(data, Claim):
             self._claims.append(data)
+        if isinstance(data, Model):
+            self._models.append(data)
 
-    def close(self, *, outcome: str, exit_status: int, seconds: float) -> None:
+    def close(
+        self,
+        *,
+        outcome: str,
+        exit_status: int,
+        seconds: float,
+        problems: Sequence[str] = (),
+        notes: Sequence[str] = (),
+        peak_mib: float | None = None,
+    ) -> None:
         """Write the footer, with the totals of the rows written, and close the file."""
         if self._file.closed or self._lines == 0:
             self._refuse("close() needs an open file whose header is written, and ends it once")
-        red = _counts(claim.verdict for claim in self._claims if not claim.green)
-        if outcome == Outcome.PASS and (red or exit_status):
-            self._refuse(f"outcome PASS with exit status {exit_status} and {_spell_counts(red)}; pass FAIL")
+        judged: tuple[Claim | Model, ...] = (*self._claims, *self._models)
+        red = _counts(row.verdict for row in judged if not row.green)
+        if outcome == Outcome.PASS and (red or exit_status or problems):
+            told = f"{_spell_counts(red)}, {len(problems)} problems"
+            self._refuse(f"outcome PASS with exit status {exit_status} and {told}; pass FAIL")
         footer = {
             "kind": "footer",
-            "counts": {v.value: n for v, n in _counts(claim.verdict for claim in self._claims).items()},
+            "counts": _by_name(claim.verdict for claim in self._claims),
             "claims": len(self._claims),
             "checks": self._checks,
             "pairs": len({claim.pair for claim in self._claims}),
+            "models": _by_name(model.verdict for model in self._models),
+            "facts": self._facts,
             "outcome": str(outcome),
             "exit_status": int(exit_status),
+            "problems": list(problems),
+            "notes": list(notes),
             "seconds": seconds,
+            "peak_mib": peak_mib,
             "sha256": self._digest.hexdigest(),
         }
         self._append(self._checked(footer)[0])
@@ -173,7 +233,7 @@ class ResultsWriter:
 
     def _checked(self, row: Mapping[str, object]) -> tuple[bytes, Row]:
         """The line for a row, and what every reader will make of that line."""
-        for where, why in _not_plain(dict(row), "row"):
+        for where, why in not_plain(dict(row), "row"):
             self._refuse(f"{where} is {why}")
         text = json.dumps(dict(row), allow_nan=False, sort_keys=True)
         try:
@@ -248,24 +308,34 @@ def _whole(text: str) -> int:
 
 
 def _audited(header: Header, rows: Sequence[Row], digest: str, cut_at: int | None) -> Results:
-    checks = tuple(row for row in rows if isinstance(row, Check))
-    claims = tuple(row for row in rows if isinstance(row, Claim))
     footer = rows[-1] if rows and isinstance(rows[-1], Footer) else None
-    results = Results(header=header, checks=checks, claims=claims, footer=footer)
+    results = Results(
+        header=header,
+        checks=_of_kind(Check, rows),
+        claims=_of_kind(Claim, rows),
+        models=_of_kind(Model, rows),
+        facts=_of_kind(Fact, rows),
+        footer=footer,
+    )
     problems = [*_row_problems(results)]
     if footer is not None:
-        problems += [*_total_problems(results, footer, digest), *_ending_problems(results, footer)]
+        problems += [*_total_problems(results, footer, digest), *_ending_problems(results, footer), *footer.problems]
     else:
-        problems.insert(0, f"no footer: the run stopped after {len(claims)} of {header.claims} claims")
+        problems.insert(0, f"no footer: the run stopped after {len(results.claims)} of {header.claims} claims")
     if cut_at is not None:
         problems.insert(1, f"line {cut_at} is cut and was left out: the run was killed while it wrote")
-    return Results(header=header, checks=checks, claims=claims, footer=footer, problems=tuple(problems))
+    return dataclasses.replace(results, problems=tuple(problems))
+
+
+def _of_kind(kind: type[Data], rows: Sequence[Row]) -> tuple[Data, ...]:
+    return tuple(row for row in rows if isinstance(row, kind))
 
 
 def _row_problems(results: Results) -> Iterator[str]:
-    for name, count in Counter(claim.claim for claim in results.claims).items():
+    names = [("claim", claim.claim) for claim in results.claims] + [("model", row.model) for row in results.models]
+    for (kind, name), count in Counter(names).items():
         if count > 1:
-            yield f"claim {name!r} has {count} claim rows; one is expected"
+            yield f"{kind} {name!r} has {count} {kind} rows; one is expected"
     verdicts = {claim.claim: claim.verdict for claim in results.claims}
     for check in results.checks:
         verdict, name = verdicts.get(check.claim), f"{check.stage}/{check.rule}"
@@ -283,6 +353,8 @@ def _total_problems(results: Results, footer: Footer, digest: str) -> Iterator[s
         ("the footer's checks", footer.checks, len(results.checks)),
         ("the footer's pairs", footer.pairs, pairs),
         ("the footer's counts", _spell_counts(footer.counts), _spell_counts(results.counts)),
+        ("the footer's models", _spell_counts(footer.models), _spell_counts(results.model_counts)),
+        ("the footer's facts", footer.facts, len(results.facts)),
         ("the footer's sha256", footer.sha256, digest),
     )
     yield from (f"{what}: {said}; the rows give {found}" for what, said, found in totals if said != found)
@@ -292,13 +364,13 @@ def _total_problems(results: Results, footer: Footer, digest: str) -> Iterator[s
 
 
 def _ending_problems(results: Results, footer: Footer) -> Iterator[str]:
-    red = _counts(claim.verdict for claim in results.claims if not claim.green)
+    red = _counts(judged.verdict for judged in results.judged if not judged.green)
     passed = footer.outcome is Outcome.PASS
     if passed and (red or footer.exit_status):
         yield f"the footer says PASS, with exit status {footer.exit_status} and {_spell_counts(red)}"
-    if not results.claims:
+    if not results.judged:
         yield "no claim was tested: nothing is shown"
-    elif footer.outcome is Outcome.FAIL and not red:
+    elif footer.outcome is Outcome.FAIL and not red and not footer.problems:
         status = footer.exit_status
         yield f"every claim is green, yet the run ended as FAIL (exit status {status}): its log says why"
 
@@ -308,22 +380,9 @@ def _counts(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:
     return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
 
+def _by_name(verdicts: Iterable[Verdict]) -> dict[str, int]:
+    return {verdict.value: count for verdict, count in _counts(verdicts).items()}
+
+
 def _spell_counts(counts: Mapping[Verdict, int]) -> str:
     return ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts.get(v)) or "no such claim"
-
-
-def _not_plain(value: object, where: str) -> Iterator[tuple[str, str]]:
-    """Where `value` holds what JSON cannot say faithfully, and what it is."""
-    if type(value) is dict:
-        for key, item in value.items():
-            if type(key) is not str:
-                yield where, f"keyed by {key!r} of {type(key).__name__}; keys are strings"
-            yield from _not_plain(item, f"{where}[{key!r}]")
-    elif type(value) is list or type(value) is tuple:
-        for index, item in enumerate(value):
-            yield from _not_plain(item, f"{where}[{index}]")
-    elif type(value) is float and not math.isfinite(value):
-        yield where, f"{value!r}; write a non-finite number as a string"
-    elif value is not None and type(value) not in (str, int, float, bool):
-        kind = f"{type(value).__module__}.{type(value).__name__}"
-        yield where, f"{value!r} of {kind}; convert it to a plain builtin"

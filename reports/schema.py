@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import types
 import typing
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, TypedDict, Union, cast, get_args, get_origin, is_typeddict
@@ -72,11 +73,26 @@ class Evidence(TypedDict, total=False):
     traceback: str
     float_ops: list[str]
     graph: str
+    printed: str
+    nondeterministic: bool
+
+
+class Waiver(TypedDict):
+    """The vendor's words for what is waived; `max_lsb` is the largest error that is covered, `expires` an ISO date."""
+
+    reason: str
+    url: str | None
+    expires: str | None
+    max_lsb: Number | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """First row: what was run, on what, with which settings."""
+    """First row: what was run, on what, with which settings.
+
+    `isa` is the instruction-set level of the kernels; `waivers` the file of them and its sha256, if there is one;
+    `isolation` what a claim has to itself: "fork" (a process), "none".
+    """
 
     kind: ClassVar[str] = "header"
     schema: int
@@ -100,6 +116,9 @@ class Header:
     claims_in_config: int
     pairs: int
     started: str
+    isa: str = ""
+    isolation: str = ""
+    waivers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +160,7 @@ class Claim:
     repro: str
     seconds: float
     decisions: list[dict[str, Scalar]] = field(default_factory=list)
+    waiver: Waiver | None = None
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -153,8 +173,43 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model of several patterns, judged end to end as a claim is; it is no claim of the config."""
+
+    kind: ClassVar[str] = "model"
+    model: str
+    verdict: Verdict
+    waived: bool
+    message: str
+    max_lsb: Number | None
+    cases: int | None
+    seconds: float
+    evidence: Evidence = field(default_factory=Evidence)
+    waiver: Waiver | None = None
+
+    @property
+    def green(self) -> bool:
+        """Whether this model lets a run pass."""
+        return self.waived or self.verdict in GREEN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """Something measured, shown and never judged: the `values` that `subject` has under `topic`."""
+
+    kind: ClassVar[str] = "fact"
+    topic: str
+    subject: str
+    values: dict[str, Scalar]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """Last row: the totals that every reader checks, and the digest of all bytes before it."""
+    """Last row: the totals that every reader checks, and the digest of all bytes before it.
+
+    `counts` and `models` are by verdict. `problems` fail the run beside the verdicts (waivers, expected verdicts);
+    `notes` are what a reader should know. `peak_mib` is the resident size of the largest process.
+    """
 
     kind: ClassVar[str] = "footer"
     counts: dict[Verdict, int]
@@ -165,10 +220,15 @@ class Footer:
     exit_status: int
     seconds: float
     sha256: str
+    models: dict[Verdict, int] = field(default_factory=dict)
+    facts: int = 0
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    peak_mib: float | None = None
 
 
-Row = Header | Check | Claim | Footer
-KINDS: dict[str, type[Row]] = {cls.kind: cls for cls in (Header, Check, Claim, Footer)}
+Row = Header | Check | Claim | Model | Fact | Footer
+KINDS: dict[str, type[Row]] = {cls.kind: cls for cls in (Header, Check, Claim, Model, Fact, Footer)}
 
 
 def decode(row: Mapping[str, object]) -> Row:
@@ -200,6 +260,23 @@ def encode(row: Row) -> dict[str, object]:
     return {"kind": row.kind, **kept}
 
 
+def not_plain(value: object, where: str) -> Iterator[tuple[str, str]]:
+    """Where `value` holds what JSON cannot say faithfully, and what it is."""
+    if type(value) is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                yield where, f"keyed by {key!r} of {type(key).__name__}; keys are strings"
+            yield from not_plain(item, f"{where}[{key!r}]")
+    elif type(value) is list or type(value) is tuple:
+        for index, item in enumerate(value):
+            yield from not_plain(item, f"{where}[{index}]")
+    elif type(value) is float and not math.isfinite(value):
+        yield where, f"{value!r}; write a non-finite number as a string"
+    elif value is not None and type(value) not in (str, int, float, bool):
+        kind = f"{type(value).__module__}.{type(value).__name__}"
+        yield where, f"{value!r} of {kind}; convert it to a plain builtin"
+
+
 def _required(item: dataclasses.Field[Any]) -> bool:
     return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
 
@@ -226,7 +303,7 @@ def _read(value: object, hint: Any, key: str) -> object:
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return _read_union(value, hint, key)
-    if is_typeddict(hint) and isinstance(value, dict):
+    if is_typeddict(hint) and isinstance(value, dict) and hint.__required_keys__ <= value.keys():
         known = _hints(hint)
         return {k: _read(v, known.get(k, object), f"{key}.{k}") for k, v in value.items()}
     if origin is dict and isinstance(value, dict):

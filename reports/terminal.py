@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tabulate import MIN_PADDING, tabulate
 
-from reports.results import VERDICTS, Check, Claim, Results, Verdict, leading_check
+from reports.results import VERDICTS, Check, Claim, Model, Results, Verdict, leading_check
 from reports.schema import Number
 
 WORST = 20
@@ -24,19 +24,28 @@ def summary(results: Results, html_path: str | os.PathLike[str], *, width: int |
         "\n".join(f"! {_one_line(problem)}" for problem in results.problems),
         _verdict_table(results),
         _failure_table(results, width),
+        _models(results, width),
         _unexercised(results, width),
+        _waived(results, width),
+        "\n".join(f"note: {_one_line(note)}" for note in (results.footer.notes if results.footer else ())),
+        _effort(results),
         f"report: {os.fspath(html_path)}",
     )
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def verdict_line(results: Results) -> str:
-    """One line that says it all: `qnnpack: FAIL — 404 claims: 12 REFUTED, 392 VERIFIED`."""
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in results.counts.items()) or "none ran"
-    waived = f" ({results.waived} waived)" if results.waived else ""
-    total = len(results.claims)
-    noun = "claim" if total == 1 else "claims"
-    return _one_line(f"{results.header.backend}: {results.outcome} — {total} {noun}: {counts}{waived}")
+    """One line that says it all: `qnnpack: FAIL — 404 claims: 12 REFUTED, 392 VERIFIED; 9 models: 9 VERIFIED`."""
+    said = _said("claim", results.claims)
+    models = f"; {_said('model', results.models)}" if results.models else ""
+    return _one_line(f"{results.header.backend}: {results.outcome} — {said}{models}")
+
+
+def _said(noun: str, judged: Sequence[Claim | Model]) -> str:
+    found = Counter(row.verdict for row in judged)
+    counts = ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS if found[verdict]) or "none ran"
+    waived = sum(row.waived for row in judged)
+    return f"{_number(len(judged), noun)}: {counts}" + (f" ({waived} WAIVED)" if waived else "")
 
 
 def lsb(value: Number | None) -> str:
@@ -87,6 +96,38 @@ def _unexercised(results: Results, width: int) -> str:
     groups = results.unexercised()
     lines = [_end(f"{len(claims):6d}  {_one_line(reason)}", width) for reason, claims in groups.items()]
     return "\n".join(["unexercised, by reason:", *lines]) if lines else ""
+
+
+def _models(results: Results, width: int) -> str:
+    """The models that are not green, worst first; they are few."""
+    red = sorted((model for model in results.models if not model.green), key=lambda m: (m.verdict.rank, m.model))
+    lines = [_end(f"{m.verdict:<11}  {_one_line(f'{m.model}: {m.message}')}", width) for m in red]
+    return "\n".join(["models that are not green, worst first:", *lines]) if lines else ""
+
+
+def _waived(results: Results, width: int) -> str:
+    waivers = [row.waiver for row in results.judged if row.waived and row.waiver]
+    found = Counter((waiver["reason"], waiver["url"] or f"until {waiver['expires']}") for waiver in waivers)
+    lines = [_end(f"{n:6d}  {_one_line(f'{reason} ({ref})')}", width) for (reason, ref), n in found.most_common()]
+    return "\n".join(["WAIVED, by reason:", *lines]) if lines else ""
+
+
+def _effort(results: Results) -> str:
+    """What the run took: checks per second and for each claim, and the memory of the largest process."""
+    footer, checks = results.footer, len(results.checks)
+    claims = len(results.claims)
+    if footer is None or not claims or not footer.seconds:
+        return ""
+    rate = f"{checks} checks in {footer.seconds:.1f} s: {checks / footer.seconds:.1f} per second"
+    work = sum(claim.seconds for claim in results.claims)
+    each = f"{checks / claims:.1f} checks and {1000 * work / claims:.0f} ms of work per claim"
+    memory = f"; largest process {footer.peak_mib:.0f} MiB" if footer.peak_mib else ""
+    facts = f"; {_number(len(results.facts), 'measurement')} in the report" if results.facts else ""
+    return f"{rate}, {each}{memory}{facts}"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _table(rows: Sequence[Sequence[object]], headers: Sequence[str], right: Sequence[int]) -> str:

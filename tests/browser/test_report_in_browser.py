@@ -26,10 +26,18 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
+MODEL = {
+    "kind": "model", "model": "model/unet/ptq", "verdict": "REFUTED", "waived": True, "max_lsb": 3.0, "cases": 4,
+    "message": "first to diverge: up1", "seconds": 1.0, "evidence": {"case": "batch", "expected": [1.5], "found": [9]},
+    "waiver": {"reason": "issue 12", "url": "https://example.org/12", "expires": None, "max_lsb": 3.0},
+}  # fmt: skip
+FACT = {"kind": "fact", "topic": "fingerprint", "subject": "linear", "values": {"ties": "half_even", "bits": 31}}
+
+
 @pytest.fixture
 def report(runs: Any) -> Path:
     path: Path = runs.directory / "report.html"
-    path.write_text(render_html(runs.results(runs.large())), encoding="utf-8")
+    path.write_text(render_html(runs.results([*runs.large(), MODEL, FACT])), encoding="utf-8")
     return path
 
 
@@ -69,6 +77,13 @@ def test_all_is_there_without_javascript(opened: Any) -> None:
     assert not page.locator("#filter").is_visible()
 
 
+def test_models_and_measurements_are_shown(opened: Any) -> None:
+    page = opened()
+    assert page.locator("#models ~ .scroll tr", has_text="model/unet/ptq").first.is_visible()
+    page.click("summary:has-text('Fingerprint')")
+    assert page.locator("td", has_text="half_even").is_visible()
+
+
 def test_the_filter_keeps_rows_with_every_word(opened: Any) -> None:
     page = opened()
     page.fill("#filter", "conv2d REFUTED")
@@ -84,7 +99,7 @@ def test_every_cell_of_the_matrix_leads_to_its_claim(opened: Any) -> None:
     page = opened()
     missing = "links => links.filter(a => !document.getElementById(a.hash.slice(1))).map(a => a.hash)"
     assert page.locator(".matrix td a").count() == 404
-    assert page.eval_on_selector_all("a", missing) == []
+    assert page.eval_on_selector_all("a[href^='#']", missing) == []
     for label in ("REFUTED", "VERIFIED"):
         link = page.locator(".matrix td a", has_text=label).last
         link.click()

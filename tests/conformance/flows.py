@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,30 @@ from refimpl import (
 
 PROPERTY = settings(deadline=None, derandomize=True, database=None)
 """Hypothesis for this project: the same examples in every run, on machines of any speed."""
+
+
+class One(nn.Module):
+    """A function of one input as a model."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        """Call it."""
+        return self.function(x)
+
+
+class Two(nn.Module):
+    """A function of two inputs as a model."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        """Call it."""
+        return self.function(x, y)
 
 
 def activation_range(*, scale: float, zero_point: int, low: int = 0, high: int = 255) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -28,10 +28,15 @@ from refimpl.patterns import pattern_name
 
 PATTERNS = frozenset(
     {"nn.Linear", "nn.Linear+nn.ReLU", "nni.LinearReLU", "nn.Linear+nn.BatchNorm1d", "F.linear",
+     "nnqat.Linear", "nniqat.LinearReLU", "nnqat.Conv2d", "nniqat.ConvReLU2d",
      "nn.Conv2d", "nn.Conv2d+nn.ReLU", "nni.ConvReLU2d", "nn.Conv2d+nn.BatchNorm2d", "torch.conv2d",
      "operator.add", "operator.add+nn.ReLU", "operator.mul", "torch.cat", "nn.ReLU",
      "nn.MaxPool2d", "nn.AvgPool2d", "nn.AdaptiveAvgPool2d", "torch.flatten", "torch.transpose"}
 )  # fmt: skip
+
+
+LIMITS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {"nn.Conv2d": {"padding_mode": ("zeros",)}}
+"""These kernels pad with the zero point alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +103,14 @@ class Kernels(Interpreter):
     def add(self, x: Integers, y: Integers) -> Sum:
         return Sum(total=self.zeroed(x) * x.scale + self.zeroed(y) * y.scale, scale=torch.ones(()).double())
 
+    def add_number(self, x: Integers, number: float) -> Sum:
+        return Sum(total=self.zeroed(x) + number / x.scale, scale=x.scale)
+
     def mul(self, x: Integers, y: Integers) -> Sum:
         return Sum(total=self.zeroed(x) * self.zeroed(y), scale=x.scale * y.scale)
+
+    def mul_number(self, x: Integers, number: float) -> Sum:
+        return Sum(total=self.zeroed(x) * number, scale=x.scale)
 
     def cat(self, values: list[Integers], dim: int) -> Integers:
         return replace(values[0], q=torch.cat([value.q for value in values], dim))
@@ -165,9 +176,10 @@ class Kernels(Interpreter):
             q=module.get_quantized_weight().double(), scale=module.weight_scale.double(),
             zero_point=module.weight_zero_point.double(), low=module.weight_quant_min, high=module.weight_quant_max,
         )  # fmt: skip
-        is_linear = isinstance(module, nnqr.Linear)
-        geometry = () if is_linear else (module.stride, module.padding, module.dilation, module.groups)
-        return self.weighted(x, weight, module.bias, geometry)
+        if isinstance(module, nnqr.Linear):
+            return self.weighted(x, weight, module.bias, ())
+        geometry = (module.stride, module.padding, module.dilation, module.groups)
+        return self.weighted(*_in_numbers(x, weight, module.bias, *geometry))
 
     def weighted(self, x: Integers, weight: Integers, bias: Tensor | None, geometry: tuple[Any, ...]) -> Sum:
         total = self.convolution(x, weight, geometry) if geometry else self.linear(x, weight)
@@ -177,17 +189,38 @@ class Kernels(Interpreter):
         return found if bias is None else self.with_bias(found, bias.detach().double().reshape(per_channel))
 
     def function(self, target: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        if target in (torch.conv2d, F.linear):
-            x, weight, bias, *geometry = arguments
-            return self.weighted(x, weight, bias, tuple(geometry))
+        if target is F.linear:
+            x, weight, *bias = arguments
+            return self.weighted(x, weight, bias[0] if bias else keywords.get("bias"), ())
+        if target is torch.conv2d:
+            return self.weighted(*_in_numbers(*arguments, **keywords))
         if target in (operator.add, operator.mul):
-            return (self.add if target is operator.add else self.mul)(*arguments)
+            return self.binary(target is operator.add, *arguments)
         if target is torch.cat:
-            return self.cat(arguments[0], *arguments[1:])
+            return self.cat(arguments[0], *arguments[1:] or (keywords.get("dim", 0),))
         if target is F.relu:
             is_sum = isinstance(arguments[0], Sum)
             return replace(arguments[0], rectified=True) if is_sum else self.relu(arguments[0])
         return replace(arguments[0], q=target(arguments[0].q, *arguments[1:], **keywords))
+
+    def binary(self, is_sum: bool, x: Any, y: Any) -> Sum:
+        if isinstance(x, Integers) and isinstance(y, Integers):
+            return (self.add if is_sum else self.mul)(x, y)
+        x, number = (x, y) if isinstance(x, Integers) else (y, x)
+        return (self.add_number if is_sum else self.mul_number)(x, number)
+
+
+def _in_numbers(
+    x: Integers, weight: Integers, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+    groups: int = 1,
+) -> tuple[Integers, Integers, Tensor | None, tuple[Any, ...]]:  # fmt: skip
+    """A convolution's operands and geometry, with padding in numbers; what is more on one side is in the input."""
+    if padding == "same":
+        steps = (dilation, dilation) if isinstance(dilation, int) else dilation
+        total = [step * (size - 1) for step, size in zip(steps, weight.q.shape[2:], strict=True)]
+        more = (0, total[1] % 2, 0, total[0] % 2)
+        x, padding = replace(x, q=F.pad(x.q, more, value=float(x.zero_point))), tuple(each // 2 for each in total)
+    return x, weight, bias, (stride, 0 if padding == "valid" else padding, dilation, groups)
 
 
 Make = Callable[[GraphModule], Interpreter]
@@ -202,7 +235,7 @@ class IntegerBackend(Backend):
         self.name = name
         self._kernels = kernels
         self._capabilities = Capabilities(
-            weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"), **capabilities
+            weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"), limits=LIMITS, **capabilities
         )
 
     def backend_config(self) -> BackendConfig:

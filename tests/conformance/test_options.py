@@ -7,8 +7,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+from suite_runs import options
 
-from conformance.options import ROOT, Options, _positive, default_report_dir, select_ids
+from conformance.options import ROOT, _positive, _seconds, default_report_dir, select_ids
 
 IDS = [
     "nn.Linear/static:in=quint8[0..127]/ptq/x",
@@ -17,12 +18,9 @@ IDS = [
 ]
 
 
-def options(**changes: object) -> Options:
-    defaults: dict[str, object] = {
-        "backend": "npu", "report_dir": Path("r"), "seed": 0, "profile": "full", "max_examples": None,
-        "claims": (), "list_claims": False, "strict": False,
-    }  # fmt: skip
-    return Options(**(defaults | changes))  # type: ignore[arg-type]
+def repro(claim: str, **changes: object) -> str:
+    """The command for a claim, of a run with these options."""
+    return options(Path("r"), **changes).repro(claim)
 
 
 @pytest.mark.parametrize(
@@ -60,13 +58,14 @@ def test_the_default_folder_stays_under_build(backend: str, name: str) -> None:
 
 def test_repro_is_quoted_for_a_shell() -> None:
     claim = "F.add(a,*)/in='x'/ptq/no weight"
-    words = shlex.split(options(backend="my mod:Npu", seed=-3).repro(claim))
+    words = shlex.split(repro(claim, backend="my mod:Npu", seed=-3))
     assert words == ["pytest", "conformance", "--backend=my mod:Npu", "--seed=-3", "--claim", claim]
 
 
 def test_repro_keeps_what_is_not_the_default() -> None:
-    command = options(profile="quick", max_examples=5).repro(IDS[1])
-    assert "--profile=quick --max-examples=5 --claim " in command
+    command = repro(IDS[1], profile="quick", max_examples=5, claim_timeout=0.5, isa="avx2")
+    assert "--profile=quick --max-examples=5 --claim-timeout=0.5 --isa=avx2 --claim " in command
+    assert "timeout" not in repro(IDS[1], profile="stress", claim_timeout=600.0)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "many"])
@@ -74,3 +73,10 @@ def test_a_count_is_a_positive_integer(text: str) -> None:
     assert _positive("12") == 12
     with pytest.raises(argparse.ArgumentTypeError, match="expected a positive integer, found"):
         _positive(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "", "soon"])
+def test_a_limit_is_a_positive_number_of_seconds(text: str) -> None:
+    assert _seconds("0.5") == 0.5
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a positive number of seconds, found"):
+        _seconds(text)

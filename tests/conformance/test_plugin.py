@@ -2,79 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from suite_runs import FAKES, REPO, Ran, clean_environment, command, run
 
+from conformance import isa
+from conformance.environment import CPUINFO, cpu
 from conformance.pipeline import STAGES
-from reports.results import Outcome, Results, Verdict, read_results
+from reports.results import Outcome, Verdict, comparable, read_results
 
-REPO = Path(__file__).resolve().parents[2]
-FAKES = Path(__file__).resolve().parent / "fake_backends"
-TIMINGS = ("seconds", "started", "sha256")
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """What a run left behind."""
-
-    status: int
-    out: str
-    err: str
-    folder: Path
-
-    @property
-    def results(self) -> Results:
-        return read_results(self.folder / "results.jsonl")
-
-    @property
-    def rows(self) -> list[Row]:
-        return [json.loads(line) for line in (self.folder / "results.jsonl").read_text().splitlines()]
-
-    @property
-    def said(self) -> list[str]:
-        """Everything printed, without blank lines."""
-        return [line for line in (self.out + self.err).splitlines() if line.strip()]
-
-
-def clean_environment() -> dict[str, str]:
-    """The environment without what the outer pytest left in it; the suite and the backends can be imported."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    return kept | {"PYTHONPATH": os.pathsep.join([str(REPO), str(FAKES)])}
-
-
-def run(
-    folder: Path,
-    backend: str | None,
-    *options: str,
-    path: str = str(REPO / "conformance"),
-    cwd: Path = FAKES,
-    **variables: str,
-) -> Ran:
-    """Run the suite as a command, with its report folder (and its working files) under ``folder``."""
-    environment = clean_environment() | variables
-    report_dir = folder / "report"
-    chosen = [f"--backend={backend}"] if backend else []
-    command = [sys.executable, "-m", "pytest", path, "-p", "no:cacheprovider", f"--report-dir={report_dir}"]
-    done = subprocess.run(
-        [*command, *chosen, *options], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
-    )
-    return Ran(status=done.returncode, out=done.stdout, err=done.stderr, folder=report_dir)
-
-
-def same_but_for_time(ran: Ran) -> list[str]:
-    kept = [{key: value for key, value in row.items() if key not in TIMINGS} for row in ran.rows]
-    return sorted(json.dumps(row, sort_keys=True) for row in kept)
+BOTH = pytest.mark.parametrize("workers", ["-n0", "-n2"])
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +47,11 @@ def test_the_header_says_what_was_run(good: Ran, claim_ids: Sequence[str]) -> No
     header = good.results.header
     assert (header.backend, header.config_name, header.representation) == ("good", "good config", "QUANTIZED")
     assert header.versions == {"good_compiler": "1.2"}
-    assert header.options == {"backend": "fakes:Good", "claim": [], "max_examples": None, "strict": False}
+    assert header.options == {
+        "backend": "fakes:Good", "claim": [], "claim_timeout": 60.0, "max_examples": None, "strict": False,
+    }  # fmt: skip
+    assert (header.profile, header.isolation, header.waivers) == ("quick", "fork", {})
+    assert header.isa and good.results.footer and good.results.footer.peak_mib
     assert header.claims == header.claims_in_config == len(claim_ids) and header.pairs == 1
 
 
@@ -110,16 +60,15 @@ def test_report_and_summary_are_written(good: Ran) -> None:
     assert "good: PASS" in good.out and str(good.folder / "report.html") in good.out
 
 
-def test_junit_has_claim_rule_and_verdict(good: Ran, claim_ids: Sequence[str]) -> None:
+def test_junit_has_claim_and_verdict(good: Ran, claim_ids: Sequence[str]) -> None:
     found = ElementTree.parse(good.folder.parent / "junit.xml").iter("property")
     properties = [(item.get("name"), item.get("value")) for item in found]
-    assert [value for name, value in properties if name == "claim"] == [c for c in claim_ids for _ in STAGES]
+    assert [value for name, value in properties if name == "claim"] == list(claim_ids)
     assert {value for name, value in properties if name == "verdict"} <= set(Verdict)
-    assert sum(name == "rule" for name, _ in properties) == len(claim_ids) * len(STAGES)
 
 
 def test_list_claims_prints_ids_and_nothing_else(tmp_path: Path, claim_ids: Sequence[str]) -> None:
-    ran = run(tmp_path, "fakes:Good", "--list-claims", "--claim=*per_channel*")
+    ran = run(tmp_path, "fakes:Good", "--list-claims", "--claim=nn.*per_channel*")
     assert ran.status == 0 and not ran.folder.exists()
     assert ran.said == [claim for claim in claim_ids if "per_channel" in claim]
     assert len(set(claim_ids)) == len(claim_ids) >= 2
@@ -133,7 +82,7 @@ def test_other_processes_import_modes_and_folders_leave_the_same_rows(
 ) -> None:
     ran = run(tmp_path, "fakes:Good", *options, cwd=Path("/"))
     assert ran.status == 0, ran.out + ran.err
-    assert same_but_for_time(ran) == same_but_for_time(good)
+    assert comparable(ran.results) == comparable(good.results)
 
 
 def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
@@ -145,6 +94,7 @@ def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
         str(REPO / "conformance"),
         "--backend=my_npu:Npu",
         "-n2",
+        "--profile=quick",
         f"--report-dir={tmp_path / 'report'}",
     ]
     done = subprocess.run(
@@ -191,13 +141,7 @@ def test_usage_errors_are_one_clear_message(
     assert not ran.folder.exists()
 
 
-def test_option_values_are_checked(tmp_path: Path) -> None:
-    ran = run(tmp_path, "fakes:Good", "--max-examples=0")
-    assert ran.status == 4
-    assert "argument --max-examples: expected a positive integer, found '0'" in ran.err
-
-
-@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+@BOTH
 def test_an_unavailable_backend_is_skipped_with_its_reason(tmp_path: Path, workers: str) -> None:
     ran = run(tmp_path, "fakes:Unavailable", workers)
     assert ran.status == 5
@@ -213,39 +157,117 @@ def test_a_lowering_that_raises_is_refuted(tmp_path: Path) -> None:
     assert ran.results.outcome is Outcome.FAIL and not ran.results.problems
 
 
-@pytest.mark.parametrize("workers", ["-n0", "-n2"])
-def test_an_interrupted_run_is_incomplete(tmp_path: Path, workers: str) -> None:
-    ran = run(tmp_path, "fakes:LowerRaises", "-x", workers)
+@BOTH
+def test_a_run_that_stops_at_the_first_failure_is_incomplete(tmp_path: Path, workers: str) -> None:
+    ran = run(tmp_path, "fakes:Misbehaves", "-x", workers, "--claim=nn.*1d/*", "--claim=nn.Conv3d/*")
     assert ran.status != 0
     assert ran.results.outcome is Outcome.INCOMPLETE
-    assert ran.results.footer is not None and ran.results.checks
+    assert ran.results.footer is not None and 1 <= len(ran.results.claims) < 3
     assert "INCOMPLETE" in ran.out
 
 
-def test_a_claim_of_which_stages_were_deselected_is_not_judged(tmp_path: Path) -> None:
-    ran = run(tmp_path, "fakes:Good", "-k", STAGES[0])
-    assert ran.status == 1
-    assert ran.results.outcome is Outcome.INCOMPLETE and not ran.results.claims
+CLAIMS = "nn.{op}/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_tensor_symmetric"
+ENDS = {
+    "Linear": (Verdict.VERIFIED, ""),
+    "Conv1d": (Verdict.CRASHED, "the process was killed by SIGSEGV (Segmentation fault)"),
+    "Conv2d": (Verdict.TIMEOUT, "did not end within 6 s (--claim-timeout)"),
+    "Conv3d": (Verdict.CRASHED, "the process was killed by SIGABRT (Aborted)"),
+    "ConvTranspose1d": (Verdict.CRASHED, "the process exited with status 0"),
+    "ConvTranspose2d": (Verdict.CRASHED, "the process was killed by SIGKILL (Killed, as when memory runs out)"),
+}
 
 
-def test_a_run_without_claims_is_never_green(tmp_path: Path) -> None:
-    ran = run(tmp_path, "fakes:Good", "-k", "no_such_claim")
-    assert ran.status == 5 and "no claim was tested" in ran.out
+@BOTH
+def test_a_crash_or_hang_costs_its_own_claim_alone(tmp_path: Path, workers: str) -> None:
+    marker = tmp_path / "process"
+    ran = run(tmp_path, "fakes:Misbehaves", workers, "--claim-timeout=6", "--claim=nn.*", FAKE_MARKER=str(marker))
+    results = ran.results
+    assert (ran.status, results.outcome, results.problems) == (1, Outcome.FAIL, ())
+    found = {claim.claim: (claim.verdict, claim.reason) for claim in results.claims}
+    assert found == {CLAIMS.format(op=op): end for op, end in ENDS.items()}
+    assert all(len(checks) == len(STAGES) for checks in results.checks_by_claim().values())
+    told = {check.claim: check for check in results.checks if check.outcome == "error"}
+    assert {check.stage for check in told.values()} == {"lower"}
+    printed = told[CLAIMS.format(op="Conv3d")].evidence["printed"]
+    assert "npu: internal compiler error" in printed and "fakes.py" in printed
+    assert "in _hang" in told[CLAIMS.format(op="Conv2d")].evidence["printed"]
+    assert not _runs(int(marker.read_text())), "what the backend had started went on"
+    assert "largest process" in ran.out
 
 
-def test_a_claim_that_kills_its_process_is_crashed_and_the_others_go_on(tmp_path: Path) -> None:
-    ran = run(tmp_path, "fakes:AbortsOnce", "-n2", FAKE_MARKER=str(tmp_path / "marker"))
-    assert ran.status == 1
-    crashed, *others = sorted(ran.results.claims, key=lambda claim: claim.verdict.rank)
-    assert crashed.verdict is Verdict.CRASHED and "process died" in crashed.reason
-    assert others and all(claim.green for claim in others)
-    assert ran.results.outcome is Outcome.FAIL and not ran.results.problems
+@pytest.mark.parametrize("profile", ["quick", "stress"])
+def test_no_claim_pays_for_what_another_left_behind(tmp_path: Path, profile: str) -> None:
+    ran = run(tmp_path, "fakes:OneOpPerProcess", "--claim=nn.*", f"--profile={profile}", "--max-examples=1")
+    assert {claim.verdict for claim in ran.results.claims} == {Verdict.VERIFIED}
+    assert ran.status == 0 and len(ran.results.claims) == len(ENDS)
 
 
-def test_a_crash_without_workers_leaves_an_incomplete_file(tmp_path: Path) -> None:
-    ran = run(tmp_path, "fakes:AbortsOnce", "-n0", FAKE_MARKER=str(tmp_path / "marker"))
-    assert ran.status != 0
-    assert ran.results.footer is None and ran.results.outcome is Outcome.INCOMPLETE
+@BOTH
+def test_an_interrupt_ends_the_run_and_keeps_what_was_judged(tmp_path: Path, workers: str) -> None:
+    marker = tmp_path / "process"
+    words = command(tmp_path, "fakes:Misbehaves", workers, "--claim=nn.*")
+    process = subprocess.Popen(
+        words, cwd=FAKES, env=clean_environment() | {"FAKE_MARKER": str(marker)}, start_new_session=True,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    _until(lambda: marker.exists() and marker.read_text() != "")
+    _until(lambda: '"kind": "claim"' in (tmp_path / "report" / "results.jsonl").read_text())
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the command
+    out, _ = process.communicate(timeout=60)
+    results = read_results(tmp_path / "report" / "results.jsonl")
+    assert process.returncode == 2 and results.outcome is Outcome.INCOMPLETE
+    assert results.footer and results.claims
+    assert "INCOMPLETE" in out and (tmp_path / "report" / "report.html").exists()
+    _until(lambda: not _runs(int(marker.read_text())))
+
+
+@pytest.mark.parametrize(
+    ("glob", "options", "status", "told"),
+    [
+        ("nn.Linear/*per_channel*", [], 0, "1 WAIVED"),
+        ("nn.Linear/*per_channel*", ["--no-waivers"], 1, "1 REFUTED"),
+        ("nn.Linear/*", ["--profile=full"], 1, "now passes; narrow the glob"),
+        ("nn.Conv2d/*", [], 1, "matches no claim of the backend"),
+    ],
+)
+def test_waivers_are_applied_and_held_to_account(
+    tmp_path: Path, glob: str, options: list[str], status: int, told: str
+) -> None:
+    table = f'[[waiver]]\nglob = "{glob}"\nverdict = "REFUTED"\nreason = "no such kernel"\nurl = "https://a.b/1"\n'
+    waivers = tmp_path / "npu.toml"
+    waivers.write_text(table)
+    ran = run(tmp_path, "fakes:Deviates", "--claim=nn.*", *options, FAKE_WAIVERS=str(waivers))
+    assert ran.status == status and told in ran.out, ran.out
+    assert ran.results.outcome is (Outcome.FAIL if status else Outcome.PASS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--waivers=none.toml"], "none.toml: cannot be read"),
+        (["--waivers=x", "--no-waivers"], "--waivers and --no-waivers: give one of the two"),
+        (["--claim-timeout=0"], "argument --claim-timeout: expected a positive number of seconds, found '0'"),
+        (["--max-examples=0"], "argument --max-examples: expected a positive integer, found '0'"),
+        (["--profile=slow"], "argument --profile: invalid choice: 'slow'"),
+        (["--isa=mmx"], "argument --isa: invalid choice: 'mmx'"),
+    ],
+)
+def test_option_values_are_checked(tmp_path: Path, options: list[str], message: str) -> None:
+    ran = run(tmp_path, "fakes:Good", *options)
+    assert ran.status == 4 and message in ran.err
+    assert not ran.folder.exists()
+
+
+def test_a_run_is_held_to_a_level_of_instruction_sets(tmp_path: Path) -> None:
+    if isa.own_level() not in isa.LEVELS:
+        pytest.skip("this CPU has none of the levels")
+    lowest, lacking = next(iter(isa.LEVELS)), [n for n, level in isa.LEVELS.items() if not _has(level)]
+    ran = run(tmp_path, "fakes:Good", f"--isa={lowest}", "--claim=nn.*")
+    assert ran.status == 0 and ran.results.header.isa == lowest
+    assert ran.out.count("test session starts") == 1 and f"--isa={lowest} " in ran.results.claims[0].repro
+    for level in lacking[-1:]:
+        refused = run(tmp_path, "fakes:Good", f"--isa={level}")
+        assert refused.status == 4 and f"--isa={level}: this CPU lacks" in refused.err
 
 
 def test_workers_that_cannot_start_end_the_run(tmp_path: Path) -> None:
@@ -259,15 +281,15 @@ def test_an_old_report_does_not_outlive_a_new_run(tmp_path: Path, good: Ran) -> 
     folder.mkdir()
     for name in ("results.jsonl", "report.html"):
         (folder / name).write_bytes((good.folder / name).read_bytes())
-    run(tmp_path, "fakes:AbortsOnce", "-n0", FAKE_MARKER=str(tmp_path / "marker"))
-    assert not (folder / "report.html").exists()
-    assert read_results(folder / "results.jsonl").outcome is Outcome.INCOMPLETE
+    ran = run(tmp_path, "fakes:Good", "-k", "no_such_claim")
+    assert ran.status == 5 and "no claim was tested" in ran.out
+    assert not (folder / "report.html").exists() and not (folder / "results.jsonl").read_bytes()
 
 
 def test_collecting_writes_nothing(tmp_path: Path) -> None:
     ran = run(tmp_path, "fakes:Good", "--collect-only", "-q")
     assert ran.status == 0 and not ran.folder.exists()
-    assert any(line.endswith(f"-{STAGES[0]}]") for line in ran.said)
+    assert any("::test_claim[nn.Linear/" in line for line in ran.said) and "NOTSET" not in ran.out
 
 
 def test_help_needs_no_backend(tmp_path: Path) -> None:
@@ -286,3 +308,23 @@ def test_without_its_own_path_the_suite_says_how_it_is_run(tmp_path: Path) -> No
     )
     assert done.returncode != 0
     assert "pytest conformance --backend=NAME" in done.stdout + done.stderr
+
+
+def _until(holds: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.05)
+
+
+def _has(level: isa.Level) -> bool:
+    return level.flags <= set(cpu(CPUINFO)[1])
+
+
+def _runs(pid: int) -> bool:
+    """Tell whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

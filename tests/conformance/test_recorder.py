@@ -1,26 +1,31 @@
-"""The recorder: from reports of stages to rows, verdicts, footer and exit status; and the stage's own row."""
+"""The recorder: from reports of tests to rows, verdicts, footer and exit status."""
 
 from __future__ import annotations
 
-import dataclasses
+import datetime
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from fake_backends import fakes
+from suite_runs import options
 
-from backends.base import Backend, Representation
-from conformance import test_claims as stages
 from conformance.checks import Check
 from conformance.claims import Claim
-from conformance.options import Options
-from conformance.pipeline import STAGES, Workbench
-from conformance.session import Recorder, Run, open_run, param_id, run_of
-from reports.results import Outcome, Results, Verdict, read_results
+from conformance.isolation import Ending, Outcome
+from conformance.jobs import Job
+from conformance.judging import unit_rows
+from conformance.pipeline import STAGES
+from conformance.recorder import Recorder
+from conformance.session import Run, Unit, param_id
+from conformance.waivers import Waiver, Waivers
+from reports.results import Outcome as RunOutcome
+from reports.results import Results, Verdict, read_results
 
 Row = dict[str, Any]
 PASS = Verdict.VERIFIED
+TODAY = datetime.date(2026, 6, 30)
 
 
 def claim(name: str) -> Claim:
@@ -28,48 +33,71 @@ def claim(name: str) -> Claim:
     return Claim(id=f"{name}/static:int8", entry=cast(Any, None), dtypes=cast(Any, None), **parts)
 
 
-def options(folder: Path, **changes: Any) -> Options:
-    plain = Options(
-        backend="fakes:Good", report_dir=folder, seed=3, profile="full", max_examples=None, claims=(),
-        list_claims=False, strict=False,
-    )  # fmt: skip
-    return dataclasses.replace(plain, **changes)
+def job(name: str) -> Job:
+    return Job(id=name, run=cast(Any, None))
+
+
+def waiver(of: str, verdict: Verdict = Verdict.REFUTED, **changes: Any) -> Waiver:
+    values = {"source": "npu.toml: waiver 1", "claim": of, "reason": "issue 12", "url": "https://a.b"}
+    return Waiver(**values | {"verdict": verdict} | changes)
+
+
+def check(of: Claim, stage: str, verdict: Verdict = PASS, outcome: str = "pass", **parts: Any) -> Row:
+    return Check(stage=stage, rule="R-1", outcome=outcome, verdict=verdict, **parts).row(of.id, 0.5)
+
+
+def checks(of: Claim, last: Verdict = PASS, outcome: str = "pass", **parts: Any) -> list[Row]:
+    """Checks that pass, but for the last, and a decision log."""
+    passed = [check(of, stage) for stage in STAGES[:-1]]
+    return [*passed, check(of, STAGES[-1], last, outcome, **parts), {"decisions": [{"node": "x"}]}]
+
+
+def model(name: str = "model/resnet/ptq", verdict: Verdict = PASS, **changes: Any) -> Row:
+    row = {"kind": "model", "model": name, "verdict": verdict.value, "waived": False, "message": "told", "cases": 1}
+    return row | {"max_lsb": None, "seconds": 0.5} | changes
+
+
+def outcome(*rows: Row, ending: Ending = Ending.DONE, **parts: Any) -> Outcome:
+    return Outcome(rows=rows, ending=ending, **{"seconds": 9.0, "peak_mib": 300.0} | parts)
 
 
 class Session:
-    """A run with claims of given names, whose stages report what a test says."""
+    """A run with claims of given names, whose tests report what a test says."""
 
-    def __init__(self, folder: Path, names: Iterable[str], *, strict: bool = False, selected: int = 99) -> None:
+    def __init__(
+        self, folder: Path, names: Iterable[str], *, jobs: Iterable[str] = (), selected: int = 99,
+        waivers: Iterable[Waiver] = (), **changes: Any,
+    ) -> None:  # fmt: skip
         self.claims = tuple(claim(name) for name in names)
+        self.jobs = tuple(job(name) for name in jobs)
+        units: tuple[Unit, ...] = (*self.claims, *self.jobs)
+        known = [unit.id for unit in units]
         self.run = Run(
-            options=options(folder, strict=strict), backend=fakes.Good(), config_name="c", claims=self.claims,
-            selected=self.claims[:selected],
+            options=options(folder, **changes), backend=fakes.Good(), config_name="c", claims=self.claims,
+            jobs=self.jobs, selected=known[:selected], known=known, waivers=Waivers(tuple(waivers), TODAY),
+            waiver_file=None,
         )  # fmt: skip
         self.path = folder / "results.jsonl"
         self.recorder = Recorder(self.run)
-        self.recorder.start(self.node(c, stage) for c in self.run.selected for stage in STAGES)
+        self.recorder.start(self.node(unit) for unit in self.run.units.values())
 
     @staticmethod
-    def node(of: Claim, stage: str) -> str:
-        return f"conformance/test_claims.py::test_claim[{param_id(of.id, stage)}]"
+    def node(of: Unit) -> str:
+        return f"conformance/test_claims.py::test_{type(of).__name__.lower()}[{param_id(of.id)}]"
 
-    def report(self, of: Claim, stage: str, when: str, outcome: str = "passed", text: str = "", **extra: Any) -> None:
-        report = pytest.TestReport(
-            self.node(of, stage), ("f", 0, "f"), {}, cast(Any, outcome), text, cast(Any, when), **extra
-        )
+    def report(self, of: Unit, when: str, outcome: str = "passed", text: str = "", **extra: Any) -> None:
+        report = pytest.TestReport(self.node(of), ("f", 0, "f"), {}, cast(Any, outcome), text, cast(Any, when), **extra)
         self.recorder.take(report)
 
-    def stage(self, of: Claim, stage: str, verdict: Verdict = PASS, outcome: str = "pass", **parts: Any) -> None:
-        row = Check(stage=stage, rule="R-1", outcome=outcome, verdict=verdict, **parts).row(of.id, 0.5)
-        finding: Row = {"check": row} | ({"decisions": [{"node": "x"}]} if stage == STAGES[-1] else {})
-        self.report(of, stage, "setup")
-        self.report(of, stage, "call", "failed" if outcome in ("fail", "error") else "passed", conformance=finding)
-        self.report(of, stage, "teardown")
+    def ended(self, of: Unit, found: Outcome) -> None:
+        """The three reports of a test whose work ended so."""
+        self.report(of, "setup")
+        finding = {"rows": unit_rows(self.run, of, found), "peak_mib": found.peak_mib}
+        self.report(of, "call", conformance=finding)
+        self.report(of, "teardown")
 
-    def whole(self, of: Claim, last: Verdict = PASS, outcome: str = "pass", **parts: Any) -> None:
-        for stage in STAGES[:-1]:
-            self.stage(of, stage)
-        self.stage(of, STAGES[-1], last, outcome, **parts)
+    def whole(self, of: Claim, last: Verdict = PASS, result: str = "pass", **parts: Any) -> None:
+        self.ended(of, outcome(*checks(of, last, result, **parts)))
 
     def finish(self, pytest_status: int = 0) -> tuple[int, Results]:
         status = self.recorder.finish(pytest_status)
@@ -86,11 +114,12 @@ def test_verified_claims_pass(session: Callable[..., Session]) -> None:
     for c in run.claims:
         run.whole(c, max_lsb=0.4, slack_lsb=0.5)
     status, results = run.finish()
-    assert status == 0 and results.outcome is Outcome.PASS and not results.problems
+    assert status == 0 and results.outcome is RunOutcome.PASS and not results.problems
     first = results.claims[0]
     assert (first.verdict, first.reason, first.max_lsb, first.waived) == (PASS, "", 0.4, False)
     assert first.decisions == [{"node": "x"}] and first.seconds == 0.5 * len(STAGES)
     assert first.repro == "pytest conformance --backend=fakes:Good --seed=3 --claim a/static:int8"
+    assert results.footer and results.footer.peak_mib == 300.0
 
 
 def test_rows_are_written_as_they_come(session: Callable[..., Session]) -> None:
@@ -98,11 +127,11 @@ def test_rows_are_written_as_they_come(session: Callable[..., Session]) -> None:
     run.whole(run.claims[0])
     results = read_results(run.path)
     assert [c.claim for c in results.claims] == ["a/static:int8"] and len(results.checks) == len(STAGES)
-    assert results.outcome is Outcome.INCOMPLETE
+    assert results.outcome is RunOutcome.INCOMPLETE
 
 
 @pytest.mark.parametrize(
-    ("verdict", "outcome", "strict", "status"),
+    ("verdict", "result", "strict", "status"),
     [
         (Verdict.QUALITY, "pass", False, 0),
         (Verdict.QUALITY, "pass", True, 1),
@@ -112,77 +141,87 @@ def test_rows_are_written_as_they_come(session: Callable[..., Session]) -> None:
     ],
 )
 def test_the_worst_check_decides(
-    session: Callable[..., Session], verdict: Verdict, outcome: str, strict: bool, status: int
+    session: Callable[..., Session], verdict: Verdict, result: str, strict: bool, status: int
 ) -> None:
     run = session("a", strict=strict)
-    run.whole(run.claims[0], verdict, outcome, message="because of this")
+    run.whole(run.claims[0], verdict, result, message="because of this")
     found, results = run.finish()
-    assert (found, results.claims[0].verdict, results.claims[0].reason) == (
-        status,
-        verdict,
-        "because of this",
-    )
-    assert results.outcome is (Outcome.FAIL if status else Outcome.PASS)
+    assert (found, results.claims[0].verdict) == (status, verdict)
+    assert results.claims[0].reason == "because of this"
+    assert results.outcome is (RunOutcome.FAIL if status else RunOutcome.PASS)
 
 
 def test_a_skip_does_not_hide_the_failure_before_it(session: Callable[..., Session]) -> None:
     run = session("a")
-    run.stage(run.claims[0], STAGES[0], Verdict.REFUTED, "fail", message="the cause")
-    for stage in STAGES[1:]:
-        run.stage(run.claims[0], stage, Verdict.REFUTED, "skip", message=f"not reached: {STAGES[0]}")
+    (c,) = run.claims
+    later = [check(c, stage, Verdict.REFUTED, "skip", message="not reached") for stage in STAGES[1:]]
+    run.ended(c, outcome(check(c, STAGES[0], Verdict.REFUTED, "fail", message="the cause"), *later))
     assert run.finish()[1].claims[0].reason == "the cause"
 
 
 def test_an_infinite_distance_is_the_largest(session: Callable[..., Session]) -> None:
     run = session("a")
-    c = run.claims[0]
-    for stage, distance in zip(STAGES, [7.0, "inf", *[0.1] * len(STAGES)], strict=False):
-        run.stage(c, stage, max_lsb=cast(Any, distance))
+    (c,) = run.claims
+    distances = [7.0, "inf", *[0.1] * len(STAGES)]
+    run.ended(c, outcome(*(check(c, s, max_lsb=cast(Any, d)) for s, d in zip(STAGES, distances, strict=False))))
     assert run.finish()[1].claims[0].max_lsb == "inf"
 
 
-def test_a_dead_worker_crashes_the_claim_and_keeps_what_was_known(session: Callable[..., Session]) -> None:
-    run = session("a", "b")
-    run.stage(run.claims[0], STAGES[0])
-    run.report(run.claims[0], STAGES[1], "???", "failed", "worker 'gw1' crashed while running …")
-    run.whole(run.claims[1])
-    status, results = run.finish(1)
-    assert status == 1 and results.outcome is Outcome.FAIL and not results.problems
-    assert [c.verdict for c in results.claims] == [Verdict.CRASHED, PASS]
-    assert [(c.stage, c.verdict) for c in results.checks][:2] == [
-        (STAGES[0], PASS),
-        (STAGES[1], Verdict.CRASHED),
-    ]
-    assert "gw1" not in run.path.read_text()
-
-
 @pytest.mark.parametrize(
-    ("when", "text", "verdict"),
+    ("ending", "verdict", "key"),
     [
-        ("call", "SystemExit: 3", Verdict.CRASHED),
-        ("call", "Failed: Timeout (>1.0s) from pytest-timeout.", Verdict.TIMEOUT),
-        ("setup", "TypeError: Workbench", Verdict.UNEXERCISED),
+        (Ending.DIED, Verdict.CRASHED, "printed"),
+        (Ending.TIMEOUT, Verdict.TIMEOUT, "printed"),
+        (Ending.ERROR, Verdict.UNEXERCISED, "traceback"),
     ],
 )
-def test_a_stage_that_leaves_no_check_gets_one(
-    session: Callable[..., Session], when: str, text: str, verdict: Verdict
+@pytest.mark.parametrize("done", [0, 4, len(STAGES)])
+def test_work_that_is_cut_short_leaves_a_check_for_every_stage(
+    session: Callable[..., Session], done: int, ending: Ending, verdict: Verdict, key: str
 ) -> None:
+    run = session("a", "b")
+    (c, other) = run.claims
+    rows = [check(c, stage) for stage in STAGES[:done]]
+    run.ended(c, outcome(*rows, ending=ending, message="SIGX", text="at 0x7f12ab34cd"))
+    run.whole(other)
+    status, results = run.finish(1)
+    found = [row for row in results.checks if row.claim == c.id]
+    assert status == 1 and not results.problems
+    assert [row.stage for row in found] == [*STAGES] + [STAGES[-1]] * (done == len(STAGES))
+    assert [row.outcome for row in found] == ["pass"] * done + ["error"] + ["skip"] * (len(STAGES) - done - 1)
+    assert {row.verdict for row in found[done:]} == {verdict}
+    assert "SIGX" in found[done].message and found[done].evidence.get(key) == "at 0x"
+    assert found[done].seconds == 9.0 - 0.5 * done
+    assert [row.verdict for row in results.claims] == [verdict, PASS]
+    assert results.claims[0].reason == found[done].message
+
+
+def test_a_dead_worker_crashes_the_claim_that_it_had(session: Callable[..., Session]) -> None:
+    run = session("a", "b")
+    run.report(run.claims[0], "???", "failed", "worker 'gw1' crashed while running …")
+    run.whole(run.claims[1])
+    status, results = run.finish(1)
+    assert status == 1 and results.outcome is RunOutcome.FAIL and not results.problems
+    assert [c.verdict for c in results.claims] == [Verdict.CRASHED, PASS]
+    assert "worker process died" in results.claims[0].reason and "gw1" not in run.path.read_text()
+
+
+def test_a_test_that_fails_without_rows_is_the_suites_own_error(session: Callable[..., Session]) -> None:
     run = session("a")
-    for stage in STAGES[:-1]:
-        run.stage(run.claims[0], stage)
-    run.report(run.claims[0], STAGES[-1], when, "failed", text)
-    run.report(run.claims[0], STAGES[-1], "teardown")
-    status, results = run.finish()
-    assert status == 1 and results.claims[0].verdict is verdict
-    assert results.checks[-1].evidence["traceback"] == text
+    run.report(run.claims[0], "setup", "failed", "TypeError: Workbench")
+    run.report(run.claims[0], "teardown")
+    status, results = run.finish(1)
+    assert status == 1 and results.claims[0].verdict is Verdict.UNEXERCISED
+    assert "internal error of the suite: the test's setup failed" in results.claims[0].reason
+    assert results.checks[0].evidence["traceback"] == "TypeError: Workbench"
 
 
 def test_claims_that_are_missing_make_the_run_incomplete(session: Callable[..., Session]) -> None:
     run = session("a", "b")
     run.whole(run.claims[0])
-    run.stage(run.claims[1], STAGES[0])
+    run.report(run.claims[1], "setup")
     status, results = run.finish()
-    assert status == 1 and results.footer and results.outcome is Outcome.INCOMPLETE
+    assert status == 1 and results.footer and results.outcome is RunOutcome.INCOMPLETE
     assert [c.claim for c in results.claims] == ["a/static:int8"]
     assert "INCOMPLETE" in run.recorder.summary
 
@@ -191,7 +230,7 @@ def test_a_selection_may_pass_and_says_what_it_left_out(session: Callable[..., S
     run = session("a", "b", "c", selected=1)
     run.whole(run.claims[0])
     status, results = run.finish()
-    assert status == 0 and results.outcome is Outcome.PASS
+    assert status == 0 and results.outcome is RunOutcome.PASS
     assert (results.header.claims, results.header.claims_in_config, results.header.pairs) == (1, 3, 3)
 
 
@@ -199,100 +238,90 @@ def test_pytests_own_failure_is_never_a_pass(session: Callable[..., Session]) ->
     run = session("a")
     run.whole(run.claims[0])
     status, results = run.finish(2)
-    assert status == 2 and results.outcome is Outcome.FAIL
+    assert status == 2 and results.outcome is RunOutcome.FAIL
 
 
 def test_reports_of_other_tests_are_left_alone(session: Callable[..., Session]) -> None:
     run = session("a")
     run.recorder.take(pytest.TestReport("x.py::test_x", ("x.py", 0, "x"), {}, "failed", "no", "call"))
-    run.recorder.start([run.node(run.claims[0], STAGES[0])])
+    run.recorder.start([run.node(run.claims[0])])
     assert len(run.path.read_text().splitlines()) == 1
 
 
-def test_parameter_ids_are_unique_and_left_as_they_are_by_pytest() -> None:
-    texts = ["a[0..1]/x", "größe", "gr\\xf6\\xdfe", "two\nlines", "a::b"]
-    ids = [param_id(text, "config") for text in texts]
-    assert len(set(ids)) == len(ids)
-    assert all(i.isascii() and i.isprintable() and "\\" not in i for i in ids)
-    assert ids[0] == "a[0..1]/x-config"
+# Models and facts.
 
 
-class Bench:
-    """A pipeline that returns, or raises, what a test gives it."""
-
-    def __init__(self, found: object) -> None:
-        self.found = found
-
-    def check(self, of: Claim, stage: str) -> Check:
-        if isinstance(self.found, Exception):
-            raise self.found
-        return cast(Check, self.found)
-
-    def decisions(self, of: Claim) -> list[Row]:
-        return cast(list[Row], self.found)
+def test_models_are_judged_and_facts_are_kept(session: Callable[..., Session]) -> None:
+    run = session("a", jobs=["model/resnet/ptq", "fact/fingerprint/linear"])
+    run.whole(run.claims[0])
+    run.ended(run.jobs[0], outcome(model(verdict=Verdict.REFUTED)))
+    fact = {"kind": "fact", "topic": "fingerprint", "subject": "linear", "values": {"ties": "half_even"}}
+    run.ended(run.jobs[1], outcome(fact, fact | {"subject": "add"}))
+    status, results = run.finish()
+    assert status == 1 and results.outcome is RunOutcome.FAIL and not results.problems
+    assert [(row.model, row.verdict) for row in results.models] == [("model/resnet/ptq", Verdict.REFUTED)]
+    assert [row.subject for row in results.facts] == ["linear", "add"]
 
 
-def row_of(found: object) -> Row:
-    return stages.check_row(cast(Workbench, Bench(found)), claim("a"), STAGES[0])
-
-
-def test_an_exception_in_a_stage_is_the_suites_own_error() -> None:
-    row = row_of(ZeroDivisionError("one\ntwo"))
-    assert (row["outcome"], row["verdict"]) == ("error", "UNEXERCISED")
-    assert row["message"] == "internal error of the suite: ZeroDivisionError: one two"
-    assert "Traceback" in row["evidence"]["traceback"]
-
-
-@pytest.mark.parametrize("evidence", [{"x": object()}, {"x": float("nan")}, {"graph": 3}])
-def test_a_row_that_the_file_cannot_hold_is_the_suites_own_error(evidence: Row) -> None:
-    row = row_of(Check(stage="s", rule="r", outcome="pass", verdict=PASS, evidence=evidence))
-    assert row["outcome"] == "error" and "internal error of the suite" in row["message"]
-
-
-def test_text_that_cannot_be_encoded_is_replaced() -> None:
-    assert row_of(Check(stage="s", rule="r", outcome="fail", verdict=PASS, message="a\udc80b"))["message"] == "a?b"
-
-
-def test_what_differs_between_processes_is_left_out() -> None:
-    evidence = {"traceback": 'File "<eval_with_key>.138", line 8: <Net object at 0x7f12ab>'}
-    row = row_of(Check(stage="s", rule="r", outcome="fail", verdict=PASS, evidence=evidence))
-    assert row["evidence"]["traceback"] == 'File "<eval_with_key>", line 8: <Net object at 0x>'
+def test_a_job_that_is_missing_makes_the_run_incomplete(session: Callable[..., Session]) -> None:
+    run = session("a", jobs=["fact/fingerprint/linear"])
+    run.whole(run.claims[0])
+    assert run.finish()[1].outcome is RunOutcome.INCOMPLETE
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
-    [([{"a": 1, "b": (1, 2)}], [{"a": 1, "b": "[1, 2]"}]), ([{"a": object()}], None), (None, None)],
+    ("ending", "verdict"),
+    [(Ending.DIED, Verdict.CRASHED), (Ending.TIMEOUT, Verdict.TIMEOUT), (Ending.ERROR, Verdict.UNEXERCISED)],
 )
-def test_decisions_are_scalars(found: object, told: list[Row] | None) -> None:
-    rows = stages.decisions(cast(Workbench, Bench(found)), claim("a"))
-    assert rows == told if told else "internal error of the suite" in rows[0]["error"]
+def test_a_job_that_is_cut_short_says_so(session: Callable[..., Session], ending: Ending, verdict: Verdict) -> None:
+    run = session("a", jobs=["model/resnet/ptq", "fact/fingerprint/nn.Linear/x"])
+    run.whole(run.claims[0])
+    run.ended(run.jobs[0], outcome(model(), ending=ending, message="SIGX", text="told"))
+    run.ended(run.jobs[1], outcome(ending=ending, message="SIGX"))
+    status, results = run.finish(1)
+    assert status == 1 and not results.problems
+    assert [(row.verdict, "SIGX" in row.message) for row in results.models] == [(verdict, True)]
+    (fact,) = results.facts
+    assert (fact.topic, fact.subject) == ("fingerprint", "nn.Linear/x") and "SIGX" in str(fact.values["error"])
 
 
-@pytest.mark.parametrize(
-    ("backend", "parts"),
-    [
-        (fakes.NoConfig(), "what backend_config\\(\\) returned cannot be read: ConfigError: expected"),
-        (fakes.ClaimsNothing(), "backend good: backend_config\\(\\) claims nothing"),
-        (fakes.BadCapabilities(), "backend good: capabilities\\(\\) raised ValueError: .*per_group"),
-    ],
-)
-def test_a_config_that_cannot_be_had_is_a_usage_error(tmp_path: Path, backend: Backend, parts: str) -> None:
-    with pytest.raises(pytest.UsageError, match=parts):
-        open_run(options(tmp_path), backend)
+# Waivers.
 
 
-def test_a_config_may_come_as_torchs_own_or_as_a_dict(tmp_path: Path) -> None:
-    class AsDict(fakes.Good):
-        representation = Representation.DECOMPOSED
+def test_a_waived_claim_or_model_passes_and_says_by_what(session: Callable[..., Session]) -> None:
+    waivers = [waiver("a/static:int8", max_lsb=float("inf")), waiver("model/resnet/ptq", Verdict.CRASHED)]
+    run = session("a", jobs=["model/resnet/ptq"], waivers=waivers)
+    run.whole(run.claims[0], Verdict.REFUTED, "fail", max_lsb=18.0)
+    run.ended(run.jobs[0], outcome(ending=Ending.DIED, message="SIGX"))
+    status, results = run.finish()
+    assert (status, results.outcome, results.problems) == (0, RunOutcome.PASS, ())
+    assert results.claims[0].waived and results.claims[0].verdict is Verdict.REFUTED
+    kept = {"reason": "issue 12", "url": "https://a.b", "expires": None}
+    assert results.claims[0].waiver == kept | {"max_lsb": "inf"}
+    assert results.models[0].waiver == kept | {"max_lsb": None}
 
-        def backend_config(self) -> Any:
-            return super().backend_config().to_dict()
 
-    ours, theirs = (open_run(options(tmp_path), backend) for backend in (fakes.Good(), AsDict()))
-    assert [c.id for c in ours.claims] == [c.id for c in theirs.claims]
-    assert ours.header(2)["config_sha256"] == theirs.header(2)["config_sha256"]
+def test_a_waiver_that_does_not_cover_says_why_in_the_reason(session: Callable[..., Session]) -> None:
+    run = session("a", waivers=[waiver("a/static:int8", max_lsb=2.0)])
+    run.whole(run.claims[0], Verdict.REFUTED, "fail", max_lsb=18.0, message="far off")
+    status, results = run.finish(1)
+    (found,) = results.claims
+    assert status == 1 and not found.waived and found.waiver is None
+    assert found.reason.startswith("far off (not waived: npu.toml: waiver 1") and "18 LSB" in found.reason
 
 
-def test_outside_of_a_run_there_is_no_run(pytestconfig: pytest.Config) -> None:
-    with pytest.raises(pytest.UsageError, match="pytest conformance --backend=NAME"):
-        run_of(pytestconfig)
+@pytest.mark.parametrize(("profile", "status"), [("full", 1), ("quick", 0)])
+def test_a_waiver_of_what_passes_fails_a_full_run(session: Callable[..., Session], profile: str, status: int) -> None:
+    run = session("a", waivers=[waiver("a/static:int8")], profile=profile)
+    run.whole(run.claims[0])
+    found, results = run.finish()
+    assert found == status and len(results.problems) == status
+    assert all("now passes" in problem and "now passes" in run.recorder.summary for problem in results.problems)
+
+
+def test_a_waiver_of_nothing_fails_the_run(session: Callable[..., Session]) -> None:
+    run = session("a", waivers=[waiver("b/static:int8")])
+    run.whole(run.claims[0])
+    status, results = run.finish()
+    assert status == 1 and results.outcome is RunOutcome.FAIL
+    assert "matches no claim" in results.problems[0]

@@ -104,7 +104,7 @@ def test_failures_come_before_everything_else_worst_first(runs: Any) -> None:
     assert "signal 11" in html
 
 
-@pytest.mark.parametrize("label", ["per_channel qat REFUTED waived", "per_tensor VERIFIED"])
+@pytest.mark.parametrize("label", ["per_channel qat WAIVED REFUTED", "per_tensor VERIFIED"])
 def test_the_matrix_says_in_words_what_its_colours_say(runs: Any, label: str) -> None:
     rows = [runs.claim(), *runs.refuted(waived=True, flow="qat", scheme="per_channel")]
     assert label in page(runs, rows).text
@@ -150,7 +150,7 @@ def test_the_page_depends_on_nothing_but_the_results(runs: Any) -> None:
     assert render_html(results) == render_html(results)
 
 
-def test_nothing_from_a_backend_becomes_markup(runs: Any) -> None:
+def test_nothing_from_a_backend_becomes_markup(runs: Any, made: Any) -> None:
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'`{{ 7*7 }}"
     check, claim = runs.refuted(evil)
     texts = {
@@ -167,7 +167,12 @@ def test_nothing_from_a_backend_becomes_markup(runs: Any) -> None:
         "options": {evil: evil},
         "config_sha256": evil,
     }
-    html = render_html(runs.results([check, claim | texts | {"decisions": [{evil: evil}]}, odd], **head))
+    claim |= {"decisions": [{evil: evil}], "waived": True, "waiver": made.waiver | {"reason": evil, "url": evil}}
+    others = [
+        made.model(evil, message=evil, evidence={evil: evil, "graph": evil}),
+        made.fact(evil, evil, **{evil: evil}),
+    ]
+    html = render_html(runs.results([check, claim | texts, odd, *others], **head))
     tags = [tag for tag, _ in Page(html).tags]
     assert tags.count("script") == 1
     assert "img" not in tags
@@ -203,8 +208,52 @@ def test_evidence_of_quality_and_waived_claims_is_kept(runs: Any) -> None:
     shown = runs.check("q", verdict="QUALITY", outcome="pass", evidence={"attribution": "exact tie"})
     text = page(runs, [shown, quality, *runs.refuted(waived=True, reason="issue 12")]).text
     assert "Attribution exact tie" in text
-    assert "REFUTED · waived nn.Linear" in text
+    assert "WAIVED · REFUTED nn.Linear" in text
     assert "issue 12" in text
+
+
+def test_a_waiver_says_why_how_long_and_how_much(runs: Any, made: Any) -> None:
+    found = page(runs, runs.refuted(waived=True, waiver=made.waiver))
+    told = "Waived issue 12: saturates · https://example.org/12 · until 2027-01-31 · up to 18 LSB"
+    assert told in found.text and made.waiver["url"] in found.links()
+    sly = made.waiver | {"url": "javascript:alert(1)", "expires": None, "max_lsb": None}
+    found = page(runs, runs.refuted(waived=True, waiver=sly))
+    assert "· javascript:alert(1)" in found.text and "javascript:alert(1)" not in found.links()
+
+
+def test_models_are_shown_worst_first_with_their_evidence(runs: Any, made: Any) -> None:
+    evidence = {"case": "batch of 2", "expected": [1.5], "found": [9]}
+    red = made.model(
+        "model/unet/ptq", verdict="REFUTED", message="first to diverge: up1", max_lsb=7.5, evidence=evidence
+    )
+    waived = made.model("model/lstm/qat", verdict="CRASHED", waived=True, waiver=made.waiver, cases=None)
+    rows = [runs.header(pairs=1), runs.claim(), made.model(), waived, red]
+    found = Page(render_html(made.results(rows)))
+    first = "model/unet/ptq REFUTED 7.5 3 first to diverge: up1 Case batch of 2 Outputs, in steps"
+    order = [
+        found.text.index(words) for words in (first, "model/lstm/qat WAIVED · CRASHED", "model/resnet/ptq VERIFIED")
+    ]
+    assert order == sorted(order)
+    assert "Models 1 CRASHED, 1 REFUTED, 1 VERIFIED" in found.text
+    assert "#models" in found.links() and anchor("model/unet/ptq") in found.ids()
+
+
+def test_facts_are_tables_by_topic(runs: Any, made: Any) -> None:
+    rows = [made.fact("b", ties="half_even"), made.fact("digits", "accuracy", top1=0.97), made.fact("a", bits=31)]
+    found = page(runs, [runs.claim(), *rows])
+    assert "Accuracy (1) Accuracy subject top1 digits 0.97" in found.text
+    assert "Fingerprint (2) Fingerprint subject bits ties a 31 b half_even" in found.text
+    assert "#measured" in found.links()
+    assert "#measured" not in page(runs, [runs.claim()]).links()
+
+
+def test_notes_level_and_memory_are_shown(runs: Any, made: Any) -> None:
+    waivers = {"file": "npu.toml", "sha256": "cd" * 32}
+    rows = [runs.header(isa="avx2", isolation="fork", waivers=waivers, pairs=1), runs.claim()]
+    results = made.results(rows, notes=["nothing compared"], peak_mib=311.6)
+    text = Page(render_html(results)).text
+    for words in ("nothing compared", "Level avx2", "file npu.toml sha256 cdcd", "took 4.0 s, at most 312 MiB"):
+        assert words in text
 
 
 def test_the_results_can_be_found_again_from_the_page(runs: Any) -> None:

@@ -12,9 +12,36 @@ from reports.terminal import lsb, summary, verdict_line
 
 def test_the_verdict_line_says_it_all(runs: Any) -> None:
     results = runs.results([*runs.refuted(), runs.claim(), runs.claim("w", verdict="TIMEOUT", waived=True)])
-    line = "qnnpack: FAIL — 3 claims: 1 TIMEOUT, 1 REFUTED, 1 VERIFIED (1 waived)"
+    line = "qnnpack: FAIL — 3 claims: 1 TIMEOUT, 1 REFUTED, 1 VERIFIED (1 WAIVED)"
     assert verdict_line(results) == line
     assert summary(results, "out.html").startswith(line + "\n")
+
+
+def test_models_are_counted_and_those_that_are_not_green_named(runs: Any, made: Any) -> None:
+    rows = [
+        runs.header(pairs=1, claims=1), runs.claim(), made.model(),
+        made.model("model/unet/ptq", verdict="REFUTED", message="up1: 3 LSB", max_lsb=3.0),
+        made.model("model/lstm/ptq", verdict="CRASHED", waived=True, waiver=made.waiver),
+    ]  # fmt: skip
+    text = summary(made.results(rows), "out.html", width=200)
+    assert text.startswith("qnnpack: FAIL — 1 claim: 1 VERIFIED; 3 models: 1 CRASHED, 1 REFUTED, 1 VERIFIED (1 WAIVED)")
+    assert "worst first:\nREFUTED      model/unet/ptq: up1: 3 LSB\n\nWAIVED" in text
+
+
+def test_waivers_are_told_by_reason(runs: Any, made: Any) -> None:
+    until = made.waiver | {"url": None, "reason": "no kernel"}
+    rows = [runs.claim(f"c{n}", verdict="REFUTED", waived=True, waiver=made.waiver) for n in range(2)]
+    rows.append(runs.claim("d", verdict="FALLBACK", waived=True, waiver=until))
+    text = summary(runs.results(rows), "out.html", width=200)
+    assert "     2  issue 12: saturates (https://example.org/12)\n     1  no kernel (until 2027-01-31)\n\n" in text
+
+
+def test_the_effort_is_told(runs: Any, made: Any) -> None:
+    rows = [runs.header(pairs=1), runs.check(), runs.check(), runs.claim(), made.fact()]
+    results = made.results(rows, notes=["nothing compared"], peak_mib=311.6)
+    text = summary(results, "out.html", width=200)
+    told = "2 checks in 4.0 s: 0.5 per second, 2.0 checks and 1500 ms of work per claim; largest process 312 MiB"
+    assert f"note: nothing compared\n\n{told}; 1 measurement in the report\n" in text
 
 
 def test_counts_of_claims_and_pairs(runs: Any) -> None:

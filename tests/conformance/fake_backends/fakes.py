@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.base import Backend, Capabilities, Representation
+from backends.base import Backend, Capabilities, Representation, UnsupportedPattern
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 
 INT8 = DTypeConfig(
@@ -47,15 +50,88 @@ class LowerRaises(Good):
         raise RuntimeError("no such kernel")
 
 
-class AbortsOnce(Good):
-    """Takes its process down at the first lowering of all, in whichever process; FAKE_MARKER names a file."""
+def _segfault() -> NoReturn:
+    ctypes.string_at(0)
+    raise AssertionError("read from address 0")
+
+
+def _hang() -> NoReturn:
+    """Hang in C code, with a process started before; FAKE_MARKER names a file for its ID."""
+    started = subprocess.Popen(["sleep", "600"])
+    Path(os.environ["FAKE_MARKER"]).write_text(str(started.pid))
+    ctypes.CDLL(None).pause()
+    raise AssertionError("no signal was expected")
+
+
+def _abort() -> NoReturn:
+    os.write(2, b"npu: internal compiler error\n")
+    os.abort()
+
+
+def _kill() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("survived SIGKILL")
+
+
+class Misbehaves(Good):
+    """Claims six ops; lowering them ends in as many ways, all but nn.Linear's bad."""
+
+    name = "misbehaves"
+    bad: tuple[tuple[type[nn.Module], Callable[[], NoReturn]], ...] = (
+        (nn.Conv1d, _segfault),
+        (nn.Conv2d, _hang),
+        (nn.Conv3d, _abort),
+        (nn.ConvTranspose1d, lambda: os._exit(0)),
+        (nn.ConvTranspose2d, _kill),
+    )
+
+    def backend_config(self) -> BackendConfig:
+        config = super().backend_config()
+        import torch.ao.nn.quantized.reference as reference
+
+        for op, _ in self.bad:
+            entry = BackendPatternConfig(op).add_dtype_config(INT8).set_root_module(op)
+            entry.set_reference_quantized_module(getattr(reference, op.__name__))
+            config.set_backend_pattern_config(entry)
+        return config
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(weight_schemes=("per_tensor_symmetric",))
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        try:
-            Path(os.environ["FAKE_MARKER"]).touch(exist_ok=False)
-        except FileExistsError:
-            return reference_model
-        os.abort()
+        for op, misbehave in self.bad:
+            if any(isinstance(module, op) for module in reference_model.modules()):
+                misbehave()
+        return reference_model
+
+
+class OneOpPerProcess(Misbehaves):
+    """Dies when a process that has lowered one op lowers another: what it leaves behind is the next claim's death."""
+
+    lowered: str = ""
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        ops = [op for op, _ in self.bad if any(isinstance(module, op) for module in reference_model.modules())]
+        found = str(ops)
+        if self.lowered not in ("", found):
+            os.abort()
+        self.lowered = found
+        return reference_model
+
+
+class Deviates(Good):
+    """Declines weights per channel, and says so in a waiver file that FAKE_WAIVERS names."""
+
+    name = "deviates"
+
+    def __init__(self) -> None:
+        self.waivers = Path(os.environ["FAKE_WAIVERS"])
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        schemes = [getattr(module, "weight_qscheme", None) for module in reference_model.modules()]
+        if torch.per_channel_affine in schemes:
+            raise UnsupportedPattern("weights per channel")
+        return reference_model
 
 
 class DiesInWorkers(Good):

@@ -1,0 +1,78 @@
+"""Composition: whole models through the flow and compared with the oracle (rules NUM-03, QAT-02, LOW-04).
+
+One job for each model (architectures.py) and each way to quantize it (model_flow.py); trial.py judges it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import torch
+
+from backends.base import Capabilities
+from conformance import digits
+from conformance.architectures import ARCHITECTURES, Architecture
+from conformance.claims import Claim, enumerate_claims
+from conformance.draws import calibration_inputs, static_inputs
+from conformance.grids import placeholder_grids
+from conformance.jobs import Job, Row
+from conformance.model_flow import Setup, activation_dtypes, reference_of
+from conformance.pipeline import StageError, Workbench
+from conformance.trial import failed, model_row, verified
+from refimpl import BackendConfig
+from refimpl.patterns import leaves
+
+Run: TypeAlias = Callable[[tuple[Claim, ...], Setup, Workbench], Iterator[Row]]
+AIMS = 3  # of draws.AIMS: a random one, both ends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """What a profile runs: models of any size or small ones, flows, how many of the weight schemes."""
+
+    takes_all: bool
+    flows: tuple[str, ...]
+    schemes: int
+
+
+EXTENTS = {
+    "quick": Extent(takes_all=False, flows=("ptq",), schemes=1),
+    "full": Extent(takes_all=True, flows=("ptq", "qat"), schemes=1),
+    "stress": Extent(takes_all=True, flows=("ptq", "qat"), schemes=4),
+}
+
+
+def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tuple[Job, ...]:
+    """List the models that a run of a profile takes through the flow: those whose needs the config claims."""
+    claims, extent = enumerate_claims(config, capabilities), EXTENTS[profile]
+    claimed = {leaf for claim in claims for leaf in leaves(claim.entry.normal_pattern)}
+    ways = itertools.product(extent.flows, activation_dtypes(claims), capabilities.weight_schemes[-extent.schemes :])
+    setups = [Setup(flow=flow, activation=activation, scheme=scheme) for flow, activation, scheme in ways]
+    runs: list[tuple[str, Run]] = [
+        (f"model/{each.name}", partial(_run, each))
+        for each in ARCHITECTURES
+        if (extent.takes_all or each.is_small) and claimed.issuperset(each.needs)
+    ]
+    if extent.takes_all and claimed.issuperset(digits.NEEDS):
+        runs.append(("model/digits", digits.run))
+    return tuple(Job(id=f"{name}/{setup}", run=partial(run, claims, setup)) for name, run in runs for setup in setups)
+
+
+def _run(architecture: Architecture, claims: tuple[Claim, ...], setup: Setup, bench: Workbench) -> Iterator[Row]:
+    """Take one model through the flow and judge it."""
+    started = time.perf_counter()
+    name = f"model/{architecture.name}/{setup}"
+    torch.manual_seed(bench.seed_for(name))
+    case = architecture.case()
+    try:
+        reference = reference_of(bench, case.build(), claims, setup, calibration_inputs(case))
+        drawn = static_inputs(case, placeholder_grids(reference), aims=AIMS, random=1)
+        check = verified(bench, reference, [batch for _, batch in drawn])
+    except StageError as error:
+        check = failed(error)
+    yield model_row(name, check, time.perf_counter() - started)

@@ -1,0 +1,95 @@
+"""What a child process does: one claim through the pipeline, or one job, row by row.
+
+The rows of a claim are those of its checks, as soon as each is done, and then ``{"decisions": [...]}``
+(docs/architecture.md, "Isolation").
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Mapping
+
+from backends.base import Backend
+from backends.reference import ReferenceBackend
+from conformance.checks import plain
+from conformance.claims import Claim, enumerate_claims
+from conformance.isolation import CAN_FORK, Forked, InProcess, Isolation, Serve
+from conformance.jobs import Job, Row
+from conformance.pipeline import Workbench
+from conformance.session import Run
+from reports.results import decode
+
+SHARES = {"quick": 32, "full": 1, "stress": 1}
+"""How many claims one child may take, by profile. A fork, and the pages that the child then writes to, cost about
+25 ms: little beside a claim in full, but half of one in quick; shared by 32 it is about 2 ms."""
+WORTH_WARMING = 16
+"""With fewer children than this, what they would save is less than the warming costs."""
+WARMING = (
+    "nn.Linear", "nn.Conv2d+nn.BatchNorm2d+nn.ReLU", "torch.conv2d", "nn.ConvTranspose2d", "torch.add", "torch.cat",
+    "nn.AvgPool2d", "nn.Hardswish", "nn.LSTM", "nn.EmbeddingBag",
+)  # fmt: skip
+
+
+def isolation_for(run: Run) -> Isolation:
+    """Return what does a run's units in isolation, by their IDs."""
+    serve = server(run.workbench(), run.units)
+    if not CAN_FORK:
+        return InProcess(serve)
+    if len(run.units) >= WORTH_WARMING:
+        warm(run.backend)
+    options = run.options
+    return Forked(serve, limit=options.claim_timeout, share=SHARES[options.profile])
+
+
+def server(workbench: Workbench, units: Mapping[str, Claim | Job]) -> Serve:
+    """Return the work of each ID."""
+
+    def serve(name: str) -> Iterator[Row]:
+        unit = units[name]
+        return claim_rows(workbench, unit) if isinstance(unit, Claim) else job_rows(workbench, unit)
+
+    return serve
+
+
+def claim_rows(workbench: Workbench, claim: Claim) -> Iterator[Row]:
+    """Take a claim through the pipeline. Raises SchemaError, TypeError, ValueError for a row that no file can hold."""
+    started = time.perf_counter()
+    for check in workbench.run(claim):
+        ended = time.perf_counter()
+        row = plain(check.row(claim.id, ended - started))
+        decode(row)
+        yield row
+        started = ended
+    found = [plain(decision) for decision in workbench.decisions(claim)]
+    yield {"decisions": [{key: _scalar(value) for key, value in decision.items()} for decision in found]}
+    yield from map(plain, workbench.facts(claim))
+
+
+def job_rows(workbench: Workbench, job: Job) -> Iterator[Row]:
+    """Do a job. Raises SchemaError, TypeError, ValueError for a row that no file can hold."""
+    for found in job.run(workbench):
+        row = plain(found)
+        decode(row)
+        yield row
+
+
+def warm(backend: Backend) -> None:
+    """Run a few claims of the reference backend right here, so that children find the suite's own code warm.
+
+    The backend under test lends no more than the form of its models: none of its code runs.
+    """
+    trusted = ReferenceBackend()
+    trusted.representation = backend.representation
+    workbench = Workbench(trusted, seed=0, profile="quick")
+    every = enumerate_claims(workbench.config, workbench.capabilities)
+    claims = {claim.pattern: claim for claim in reversed(every)}  # the first of each pattern
+    for pattern in WARMING:
+        for _ in workbench.run(claims[pattern]):
+            pass
+    gc.collect()
+    gc.freeze()  # what is there stays: no child's garbage collector touches its pages
+
+
+def _scalar(value: object) -> object:
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)

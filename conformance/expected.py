@@ -1,0 +1,192 @@
+"""Expected verdicts: `conformance/expected/<backend>.<isa>.json` says what each claim was found to be, and a run that
+differs fails.
+
+A verdict depends on the kernels, so on torch and on the CPU's instruction sets (`conformance.isa`), and on the cases,
+so on profile and seed: only like is compared with like, and where nothing is comparable the run says so.
+
+``python -m conformance.expected build/conformance/qnnpack/results.jsonl`` writes the file of a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from reports.results import Header, Outcome, Results, ResultsError, Verdict, read_results
+
+FOLDER = Path(__file__).resolve().parent / "expected"
+SCHEMA = 1
+SHOWN = 20
+"""How many differences are told one by one."""
+
+_UNNAMED = ("", "custom")
+"""Levels that say nothing of the kernels."""
+_BASIS = ("backend", "isa", "torch", "profile", "seed", "config_sha256")
+"""What a file has from the header of its run."""
+
+
+class ExpectedError(Exception):
+    """A file of expected verdicts that cannot be read, or a run of which none can be written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """The verdict of every claim of a backend, and what they hold for."""
+
+    schema: int
+    backend: str
+    isa: str
+    torch: str
+    profile: str
+    seed: int
+    config_sha256: str
+    verdicts: dict[str, Verdict]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """``differences`` are lines to show, a headline first, and fail the run; ``note`` says why nothing is compared."""
+
+    differences: tuple[str, ...] = ()
+    note: str = ""
+
+
+def expected_path(header: Header, folder: Path = FOLDER) -> Path:
+    """Return where the expected verdicts of a run's backend and level are, if there are any."""
+    return folder / f"{header.backend}.{header.isa}.json"
+
+
+def compare_expected(path: Path, verdicts: Mapping[str, Verdict], header: Header) -> Comparison:
+    """Compare a run's verdicts, waived ones as they were found, with the file at ``path``.
+
+    ``verdicts`` are by claim ID (of claims, not of models); a claim of the file that is not among them counts only
+    where the whole config was judged. A file that cannot be read is a difference.
+    """
+    if header.isa in _UNNAMED or not path.is_file():
+        level = header.isa or "this CPU"
+        return Comparison(note=f"no expected verdicts for {header.backend} on {level}: nothing compared")
+    try:
+        expected = read_expected(path)
+    except ExpectedError as error:
+        return Comparison(differences=(str(error),))
+    if why := _unlike(header, expected):
+        return Comparison(note=f"{path.name}: {why}: nothing compared")
+    return Comparison(differences=_told(path, _differences(expected, verdicts, header)))
+
+
+def read_expected(path: Path) -> Expected:
+    """Read a file of expected verdicts. Raises ExpectedError when it is not one."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        expected = Expected(
+            **content | {"verdicts": {key: Verdict(value) for key, value in content["verdicts"].items()}}
+        )
+    except OSError as error:
+        raise ExpectedError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ExpectedError(f"{path}: no file of expected verdicts: {error}; write it anew from a run") from error
+    if expected.schema != SCHEMA:
+        raise ExpectedError(f"{path}: schema {expected.schema!r}; expected {SCHEMA}: write it anew from a run")
+    return expected
+
+
+def expected_of(results: Results) -> Expected:
+    """Return the verdicts of a whole run. Raises ExpectedError when it does not show what to expect of every claim."""
+    if why := _unfit(results):
+        raise ExpectedError(f"{why}; run pytest conformance --backend={results.header.backend} to its end")
+    basis: dict[str, Any] = {name: getattr(results.header, name) for name in _BASIS}
+    verdicts = {claim.claim: claim.verdict for claim in sorted(results.claims, key=lambda claim: claim.claim)}
+    return Expected(schema=SCHEMA, verdicts=verdicts, **basis)
+
+
+def expected_text(expected: Expected) -> str:
+    """Return the file's text: a claim a line, sorted, so that a diff can be read."""
+    return json.dumps(asdict(expected), indent=1, ensure_ascii=False) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the file of a run. Exit status: 0 when it is written, 2 when it is not."""
+    options = _parser().parse_args(arguments)
+    try:
+        results = read_results(options.file)
+        text, path = expected_text(expected_of(results)), expected_path(results.header, options.folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except (ResultsError, ExpectedError, OSError) as error:
+        print(f"conformance.expected: {error}", file=sys.stderr)
+        return 2
+    print(f"{path}: {len(results.claims)} verdicts")
+    return 0
+
+
+def _unlike(header: Header, expected: Expected) -> str:
+    """Say what makes a run incomparable with a file; empty: nothing does."""
+    pairs = [(name, getattr(header, name), getattr(expected, name)) for name in ("torch", "profile", "seed")]
+    different = [f"it is of {name} {theirs}, the run of {ours}" for name, ours, theirs in pairs if ours != theirs]
+    if header.options.get("max_examples") is not None:
+        different.append("the run has --max-examples")
+    return ", ".join(different)
+
+
+def _unfit(results: Results) -> str:
+    """Say why a run's verdicts are not to be expected of the next; empty: they are."""
+    header, footer = results.header, results.footer
+    own = () if footer is None else footer.problems
+    broken = [problem for problem in results.problems if problem not in own]
+    reasons = (
+        (results.outcome is Outcome.INCOMPLETE, "the run is incomplete"),
+        (bool(broken), f"the file disagrees with itself: {'; '.join(broken)}"),
+        (len(results.claims) != header.claims_in_config, "the run leaves claims out"),
+        (header.profile != "full", f"the run is of profile {header.profile}, not full"),
+        (header.options.get("max_examples") is not None, "the run has --max-examples"),
+        (header.isa in _UNNAMED, f"the level of the kernels is {header.isa or 'not known'}"),
+    )
+    return next((why for holds, why in reasons if holds), "")
+
+
+def _differences(expected: Expected, verdicts: Mapping[str, Verdict], header: Header) -> list[str]:
+    """List the claims that differ, those that got worse first."""
+    whole = len(verdicts) >= header.claims_in_config
+    names = sorted({*verdicts, *(expected.verdicts if whole else ())})
+    pairs = [(name, expected.verdicts.get(name), verdicts.get(name)) for name in names]
+    changed = sorted((pair for pair in pairs if pair[1] is not pair[2]), key=lambda pair: _gain(*pair[1:]))
+    other_config = header.config_sha256 != expected.config_sha256
+    lines = ["the config is not the one that the file is of: its sha256 differs"] if other_config else []
+    return [*lines, *(f"{name}: {_change(old, new)}" for name, old, new in changed)]
+
+
+def _gain(old: Verdict | None, new: Verdict | None) -> int:
+    """Rank a change: below 0 it got worse."""
+    return 0 if old is None or new is None else new.rank - old.rank
+
+
+def _change(old: Verdict | None, new: Verdict | None) -> str:
+    if old is None:
+        return f"found {new}; the file has no such claim"
+    return f"expected {old}, found {new}" if new is not None else f"expected {old}, not judged"
+
+
+def _told(path: Path, lines: Sequence[str]) -> tuple[str, ...]:
+    if not lines:
+        return ()
+    todo = "if that is meant, python -m conformance.expected RESULTS.jsonl writes it anew"
+    more = [f"… and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return (f"{path.name} differs in {len(lines)} places; {todo}", *lines[:SHOWN], *more)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.expected", description="Writes the verdicts of a run as those to expect."
+    )
+    parser.add_argument("file", type=Path, metavar="RESULTS.jsonl", help="the results of a full run of all claims")
+    parser.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR", help=f"default: {FOLDER}")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

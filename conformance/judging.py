@@ -1,0 +1,146 @@
+"""Judging: from what a piece of work gave, and how it ended, to its rows in the results file.
+
+A claim has one check for every stage, in order, whatever happened to its process, and then its own row; the worst check
+decides. A model has one row; facts are not judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from backends.discovery import SHIPPED
+from conformance.checks import Check, plain
+from conformance.claims import Claim
+from conformance.expected import Comparison, compare_expected, expected_path
+from conformance.isolation import Ending, Outcome
+from conformance.jobs import Job, Row
+from conformance.pipeline import STAGES
+from conformance.session import Run, Unit
+from reports.results import Verdict, decode, leading_check
+from reports.schema import Check as CheckRow
+from reports.schema import Header, Number
+
+_VERDICTS = {Ending.DIED: Verdict.CRASHED, Ending.TIMEOUT: Verdict.TIMEOUT, Ending.ERROR: Verdict.UNEXERCISED}
+_TEXTS = {Ending.DIED: "printed", Ending.TIMEOUT: "printed", Ending.ERROR: "traceback"}
+_JUDGED = ("claim", "model")
+
+
+def unit_rows(run: Run, unit: Unit, outcome: Outcome) -> list[Row]:
+    """Return all rows of a claim or job, in the file's order."""
+    return claim_rows(run, unit, outcome) if isinstance(unit, Claim) else job_rows(run, unit, outcome)
+
+
+def judged_rows(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows among these that have the verdict of a claim or model."""
+    return [row for row in rows if row["kind"] in _JUDGED]
+
+
+def is_green(run: Run, row: Row) -> bool:
+    """Tell whether a claim's or model's row lets the run pass."""
+    return bool(row["waived"]) or row["verdict"] in run.green
+
+
+def reason_of(row: Row) -> str:
+    """Return why a claim or model has its verdict."""
+    return str(row["reason" if row["kind"] == "claim" else "message"])
+
+
+def claim_rows(run: Run, claim: Claim, outcome: Outcome) -> list[Row]:
+    """Return a check for every stage, and the claim's row."""
+    rows = [row for row in outcome.rows if "decisions" not in row]
+    decisions = [decision for row in outcome.rows for decision in row.get("decisions", ())]
+    if outcome.ending is not Ending.DONE:
+        rows += _lost_stages(claim, outcome, rows)
+    checks = [check for check in map(decode, rows) if isinstance(check, CheckRow)]
+    lead = leading_check(checks)
+    row = {
+        "kind": "claim",
+        "claim": claim.id,
+        "pattern": claim.pattern,
+        "dtype_config": claim.dtype_config,
+        "flow": claim.flow,
+        "scheme": claim.scheme,
+        "verdict": Verdict.worst(check.verdict for check in checks).value,
+        "reason": lead.message if lead else "",
+        "max_lsb": _largest(check.max_lsb for check in checks),
+        "repro": run.options.repro(claim.id),
+        "decisions": decisions,
+        "seconds": round(sum(check.seconds for check in checks), 6),
+    }
+    return [*rows, _ruled(run, claim.id, row, "reason")]
+
+
+def job_rows(run: Run, job: Job, outcome: Outcome) -> list[Row]:
+    """Return the job's rows; where it did not end well, one says so in place of a model's verdict."""
+    rows = list(outcome.rows)
+    if outcome.ending is not Ending.DONE:
+        rows = [row for row in rows if row["kind"] != "model"] + [_lost_job(job, outcome)]
+    return [_ruled(run, row["model"], row, "message") if row["kind"] == "model" else row for row in rows]
+
+
+def run_problems(run: Run, header: Header, judged: Mapping[str, Verdict]) -> tuple[list[str], list[str]]:
+    """Return what fails the run beside the verdicts in ``judged`` (by ID), and notes that do not.
+
+    That is waivers that do not fit, and verdicts that differ from those expected of a backend of the suite's own.
+    """
+    options = run.options
+    whole = options.profile != "quick" and options.max_examples is None
+    problems = run.waivers.problems(run.known, judged, whole)
+    comparison = Comparison()
+    if options.backend in SHIPPED:
+        claims = {claim.id: judged[claim.id] for claim in run.claims if claim.id in judged}
+        comparison = compare_expected(expected_path(header), claims, header)
+    return [*problems, *comparison.differences], [comparison.note] if comparison.note else []
+
+
+def _lost_stages(claim: Claim, outcome: Outcome, done: Sequence[Row]) -> Iterator[Row]:
+    """A check for the stage in which the work ended (the last one, if it was after all of them), and all later ones."""
+    stage, *later = STAGES[min(len(done), len(STAGES) - 1) :]
+    verdict, message, evidence = _lost(outcome)
+    check = Check(stage=stage, rule="", outcome="error", verdict=verdict, message=message, evidence=evidence)
+    yield plain(check.row(claim.id, max(0.0, outcome.seconds - sum(row["seconds"] for row in done))))
+    for name in later:
+        text = f"not reached: {stage} ended the claim"
+        yield Check(stage=name, rule="", outcome="skip", verdict=verdict, message=text).row(claim.id, 0.0)
+
+
+def _lost_job(job: Job, outcome: Outcome) -> Row:
+    verdict, message, evidence = _lost(outcome)
+    kind, _, subject = job.id.partition("/")
+    if kind == "fact":
+        topic, _, subject = subject.partition("/")
+        return plain({"kind": "fact", "topic": topic, "subject": subject, "values": {"error": message}})
+    row: Row = {"kind": "model", "model": job.id, "verdict": verdict.value, "message": message, "max_lsb": None}
+    row |= {"waived": False, "cases": None, "seconds": round(outcome.seconds, 6), "evidence": evidence}
+    return plain(row)
+
+
+def _lost(outcome: Outcome) -> tuple[Verdict, str, Row]:
+    """The verdict, message and evidence of work that did not end well."""
+    own = "internal error of the suite: " if outcome.ending is Ending.ERROR else ""
+    evidence = {_TEXTS[outcome.ending]: outcome.text} if outcome.text else {}
+    return _VERDICTS[outcome.ending], own + outcome.message, evidence
+
+
+def _ruled(run: Run, name: str, row: Row, told: str) -> Row:
+    """The row with what the waivers say of it; ``told`` is the key of its message."""
+    max_lsb = row["max_lsb"]
+    ruling = run.waivers.judge(name, Verdict(row["verdict"]), None if max_lsb is None else float(max_lsb))
+    row = row | {"waived": ruling.waived}
+    if ruling.problem:
+        row[told] = f"{row[told]} (not waived: {ruling.problem})".strip()
+    if ruling.waived and ruling.waiver is not None:
+        waiver = ruling.waiver.row()
+        row["waiver"] = waiver | {"max_lsb": _spelled(ruling.waiver.max_lsb)}
+    return row
+
+
+def _spelled(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def _largest(distances: Iterable[Number | None]) -> Number | None:
+    """The largest distance in LSB; infinities and NaN, which are spelled out, are larger than all numbers."""
+    known = [distance for distance in distances if distance is not None]
+    return max(known, key=lambda value: math.inf if isinstance(value, str) else value, default=None)

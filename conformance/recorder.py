@@ -1,0 +1,114 @@
+"""The recorder: writes the results file as reports of tests arrive, and everything that is made of it at the end.
+
+It works in the controlling process alone (docs/architecture.md, "Results and reports").
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import pytest
+
+from conformance.claims import Claim
+from conformance.isolation import Ending, Outcome
+from conformance.jobs import Row
+from conformance.judging import is_green, judged_rows, run_problems, unit_rows
+from conformance.session import Run, Unit, param_id
+from reports.html import render_html
+from reports.results import Header, ResultsWriter, Verdict, decode, read_results
+from reports.results import Outcome as RunOutcome
+from reports.terminal import summary
+
+FINDING = pytest.StashKey[Row]()
+"""On a test item: the rows of its claim or job, and the memory that they took; on its way to the report."""
+_PHASES = ("setup", "call", "teardown")
+
+
+class Recorder:
+    """Writes ``results.jsonl`` while the run goes on, and everything that is made of it at the end."""
+
+    def __init__(self, run: Run) -> None:
+        """Open the results file. Raises UsageError when the report folder cannot be written."""
+        folder = run.options.report_dir
+        self._html = folder / "report.html"
+        self.summary = "no claim was tested: nothing is shown\n"
+        try:
+            self._writer = ResultsWriter(folder / "results.jsonl")
+            self._html.unlink(missing_ok=True)
+        except OSError as error:
+            raise pytest.UsageError(f"--report-dir: cannot write to {folder}: {error.strerror}") from error
+        self._run = run
+        self._started = time.perf_counter()
+        self._units = {param_id(unit.id): unit for unit in run.units.values()}
+        self._header: Header | None = None
+        self._waiting: set[str] = set()
+        self._verdicts: dict[str, Verdict] = {}
+        self._all_green = True
+        self._peak_mib = 0.0
+
+    def start(self, node_ids: Iterable[str]) -> None:
+        """Write the header, once the selected tests are known; later calls (of further workers) change nothing."""
+        units = [unit for node_id in node_ids if (unit := self._unit(node_id))]
+        if self._header is not None or not units:
+            return
+        row = self._run.header(claims=sum(isinstance(unit, Claim) for unit in units))
+        self._writer.write(row)
+        header = decode(row)
+        assert isinstance(header, Header)
+        self._header = header
+        self._waiting = {unit.id for unit in units}
+
+    def take(self, report: pytest.TestReport) -> None:
+        """Take one report of a test's set-up, call or tear-down, or of the death of the worker that ran it."""
+        unit = self._unit(report.nodeid)
+        if unit is None or unit.id not in self._waiting:
+            return
+        finding: Row | None = getattr(report, "conformance", None)
+        if finding is not None:
+            self._peak_mib = max(self._peak_mib, finding["peak_mib"])
+            self._record(unit, finding["rows"])
+        elif report.failed:
+            self._record(unit, unit_rows(self._run, unit, _lost(report)))
+
+    def finish(self, pytest_status: int) -> int:
+        """Write the footer and the HTML; return the exit status: 0 only if all that was selected is judged green."""
+        if self._header is None:
+            return int(pytest_status) or 1
+        complete = not self._waiting
+        problems, notes = run_problems(self._run, self._header, self._verdicts)
+        status = int(pytest_status) or (0 if complete and self._all_green and not problems else 1)
+        outcome = RunOutcome.PASS if status == 0 else RunOutcome.FAIL if complete else RunOutcome.INCOMPLETE
+        self._writer.close(
+            outcome=outcome,
+            exit_status=status,
+            seconds=round(time.perf_counter() - self._started, 3),
+            problems=problems,
+            notes=notes,
+            peak_mib=round(self._peak_mib, 1),
+        )
+        results = read_results(self._writer.path)
+        self._html.write_text(render_html(results), encoding="utf-8")
+        self.summary = summary(results, self._html)
+        return status
+
+    def _record(self, unit: Unit, rows: Iterable[Row]) -> None:
+        rows = list(rows)
+        for row in rows:
+            self._writer.write(row)
+        for row in judged_rows(rows):
+            self._verdicts[row[row["kind"]]] = Verdict(row["verdict"])
+            self._all_green &= is_green(self._run, row)
+        self._waiting.remove(unit.id)
+
+    def _unit(self, node_id: str) -> Unit | None:
+        return self._units.get(node_id.partition("[")[2].removesuffix("]"))
+
+
+def _lost(report: pytest.TestReport) -> Outcome:
+    """What is known of a test that failed without leaving rows."""
+    ending, message = Ending.ERROR, f"the test's {report.when} failed"
+    if report.when not in _PHASES:
+        ending, message = Ending.DIED, "the worker process died; its stderr may say why"
+    text = report.longreprtext if ending is Ending.ERROR else ""
+    return Outcome(rows=(), ending=ending, seconds=report.duration, peak_mib=0.0, message=message, text=text)

@@ -1,0 +1,107 @@
+"""What a child process does: the rows of a claim or job, as the file takes them; and how a process is warmed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from fake_backends import fakes
+
+from backends.reference import ReferenceBackend
+from conformance import exercise
+from conformance.checks import Check, plain
+from conformance.claims import Claim, enumerate_claims
+from conformance.jobs import Job
+from conformance.pipeline import STAGES, Workbench
+from reports.results import Verdict, decode
+
+Row = dict[str, Any]
+CLAIM = Claim(
+    id="a", pattern="a", dtype_config="static", flow="ptq", scheme="x", entry=cast(Any, 0), dtypes=cast(Any, 0)
+)
+FACT = {"kind": "fact", "topic": "t", "subject": "s", "values": {"x": 1}}
+
+
+def check(**changes: Any) -> Check:
+    return Check(**{"stage": "fuse", "rule": "R-1", "outcome": "pass", "verdict": Verdict.VERIFIED} | changes)
+
+
+class Bench:
+    """A pipeline that gives the checks and decisions that a test gives it."""
+
+    def __init__(self, *checks: Check, decisions: object = ()) -> None:
+        self.checks = checks
+        self.found = decisions
+
+    def run(self, claim: Claim) -> Iterator[Check]:
+        yield from self.checks
+
+    def decisions(self, claim: Claim) -> object:
+        return self.found
+
+
+def rows_of(*checks: Check, decisions: object = ()) -> Iterator[Row]:
+    return exercise.claim_rows(cast(Workbench, Bench(*checks, decisions=decisions)), CLAIM)
+
+
+def test_checks_come_one_by_one_and_then_the_decisions() -> None:
+    rows = list(rows_of(check(), check(stage="lower"), decisions=[{"a": 1, "b": (1, 2), "c": None}]))
+    assert [row.get("stage") for row in rows] == ["fuse", "lower", None]
+    assert rows[0]["claim"] == "a" and 0 <= rows[0]["seconds"] < 1
+    assert rows[2] == {"decisions": [{"a": 1, "b": "[1, 2]", "c": None}]}
+
+
+@pytest.mark.parametrize("evidence", [{"x": object()}, {"x": float("nan")}, {"graph": 3}])
+def test_a_row_that_the_file_cannot_hold_is_refused_where_it_is_made(evidence: Row) -> None:
+    rows = rows_of(check(), check(evidence=evidence))
+    assert next(rows)["outcome"] == "pass"
+    with pytest.raises((TypeError, ValueError)):
+        next(rows)
+
+
+def test_rows_of_a_job_are_checked_too() -> None:
+    def run(bench: Workbench) -> Iterator[Row]:
+        yield FACT
+        yield {"kind": "fact", "topic": "t"}
+
+    rows = exercise.job_rows(cast(Workbench, None), Job(id="fact/t/s", run=run))
+    assert next(rows) == FACT
+    with pytest.raises(ValueError, match="fact row has no 'subject', 'values'"):
+        next(rows)
+
+
+def test_text_that_cannot_be_encoded_is_replaced() -> None:
+    assert plain({"message": "a\udc80b"}) == {"message": "a?b"}
+
+
+def test_what_differs_between_processes_is_left_out() -> None:
+    told = 'File "<eval_with_key>.138", line 8: <Net object at 0x7f12ab>; Thread 0x00007f00; 0x1F is kept'
+    kept = 'File "<eval_with_key>", line 8: <Net object at 0x>; Thread 0x; 0x1F is kept'
+    assert plain({"traceback": told}) == {"traceback": kept}
+
+
+def test_a_unit_is_served_by_its_id() -> None:
+    backend = fakes.Good()
+    workbench = Workbench(backend, seed=0, profile="quick")
+    claims = enumerate_claims(workbench.config, workbench.capabilities)
+    job = Job(id="fact/t/s", run=lambda bench: iter([FACT | {"subject": bench.backend.name}]))
+    serve = exercise.server(workbench, {job.id: job, claims[0].id: claims[0]})
+    assert [row["subject"] for row in serve(job.id)] == ["good"]
+    *checks, decisions = serve(claims[0].id)
+    assert [row["stage"] for row in checks] == list(STAGES) and decisions["decisions"]
+    assert all(decode(row) for row in checks)
+
+
+def test_a_process_is_warmed_by_claims_that_the_reference_backend_passes() -> None:
+    reference = ReferenceBackend()
+    claims = enumerate_claims(reference.backend_config(), reference.capabilities())
+    assert set(exercise.WARMING) <= {claim.pattern for claim in claims}
+
+
+def test_warming_runs_no_code_of_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exercise, "WARMING", exercise.WARMING[:1])
+    exercise.warm(fakes.LowerRaises())
+    assert gc.get_freeze_count() > 0
+    gc.unfreeze()

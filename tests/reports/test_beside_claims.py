@@ -1,0 +1,152 @@
+"""Rows beside the claims (models, facts, waivers), problems of a run, and what two runs have in common."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reports.results import Outcome, ResultsError, ResultsWriter, comparable, decode, encode, read_results
+
+text = st.text(max_size=20)
+scalar = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(allow_nan=False, allow_infinity=False) | text
+waivers = st.fixed_dictionaries(
+    {"reason": text, "url": st.none() | text, "expires": st.none() | text, "max_lsb": st.none() | st.just("inf")}
+)
+models = st.fixed_dictionaries(
+    {
+        "kind": st.just("model"), "model": text, "verdict": st.sampled_from(["VERIFIED", "CRASHED"]), "message": text,
+        "waived": st.booleans(), "max_lsb": st.none() | st.just("nan"), "cases": st.none() | st.integers(0, 9),
+        "seconds": st.floats(0, 9),
+    },
+    optional={"waiver": waivers, "evidence": st.fixed_dictionaries({"printed": text})},
+)  # fmt: skip
+facts = st.fixed_dictionaries(
+    {"kind": st.just("fact"), "topic": text, "subject": text, "values": st.dictionaries(text, scalar)}
+)
+
+
+@given(models | facts)
+def test_a_row_survives_the_round_trip(row: dict[str, Any]) -> None:
+    assert encode(decode(json.loads(json.dumps(row)))) == row
+
+
+def test_models_and_facts_are_read_and_counted(runs: Any, made: Any) -> None:
+    found = [
+        runs.header(pairs=1),
+        runs.claim(),
+        made.model(),
+        made.model("model/b/qat"),
+        made.fact(),
+        made.fact("conv2d"),
+        made.fact("add"),
+    ]
+    results = made.results(found)
+    assert (results.outcome, results.problems) == (Outcome.PASS, ())
+    assert [row.model for row in results.models] == ["model/resnet/ptq", "model/b/qat"]
+    assert [row.subject for row in results.facts] == ["linear", "conv2d", "add"]
+    assert results.footer is not None
+    assert (results.footer.models, results.footer.facts) == ({"VERIFIED": 2}, 3)
+
+
+@pytest.mark.parametrize(("changes", "outcome"), [({}, "FAIL"), ({"waived": True}, "PASS")])
+def test_a_model_that_is_not_green_fails_the_run_unless_waived(
+    runs: Any, made: Any, changes: Any, outcome: str
+) -> None:
+    red = made.model("model/unet/ptq", verdict="REFUTED", waiver=made.waiver, **changes)
+    results = made.results([runs.header(pairs=1), runs.claim(), red])
+    assert results.outcome == outcome and not results.problems
+
+
+def test_the_writer_calls_no_red_model_and_no_problem_green(runs: Any, made: Any) -> None:
+    for number, (row, problems) in enumerate(
+        [(made.model(verdict="CRASHED"), []), (runs.claim(), ["a waiver expired"])]
+    ):
+        with ResultsWriter(runs.directory / f"{number}.jsonl") as writer:
+            writer.write(runs.header())
+            writer.write(row)
+            with pytest.raises(ResultsError, match="outcome PASS with exit status 0"):
+                writer.close(outcome="PASS", exit_status=0, seconds=1, problems=problems)
+
+
+def test_models_alone_can_pass_and_facts_alone_show_nothing(runs: Any, made: Any) -> None:
+    header = runs.header(claims=0, pairs=1)
+    assert made.results([header, made.model()]).outcome is Outcome.PASS
+    results = made.results([header, made.fact()])
+    assert results.outcome is Outcome.FAIL and "no claim was tested: nothing is shown" in results.problems
+
+
+def test_problems_of_the_run_fail_it_and_are_all_that_is_told(runs: Any, made: Any) -> None:
+    found = [runs.header(pairs=1), runs.claim()]
+    results = made.results(found, problems=["a waiver expired"], notes=["nothing compared"])
+    assert (results.outcome, results.problems) == (Outcome.FAIL, ("a waiver expired",))
+
+
+@pytest.mark.parametrize(
+    ("line", "changes", "problem"),
+    [
+        (-1, {"models": {"VERIFIED": 2}}, "the footer's models: 2 VERIFIED; the rows give 1 VERIFIED"),
+        (-1, {"facts": 0}, "the footer's facts: 0; the rows give 1"),
+        (2, {"model": "model/b/ptq"}, "model 'model/b/ptq' has 2 model rows; one is expected"),
+        (2, {"verdict": "TIMEOUT"}, "the footer says PASS, with exit status 0 and 1 TIMEOUT"),
+    ],
+)
+def test_a_disagreement_is_a_problem(runs: Any, made: Any, line: int, changes: Any, problem: str) -> None:
+    others = [made.model(), made.model("model/b/ptq")] if "model" in changes else [made.model()]
+    path = made.path([runs.header(pairs=1), runs.claim(), *others, made.fact()])
+    found = [json.loads(text) for text in path.read_text().splitlines()]
+    found[line] |= changes
+    path.write_text("".join(json.dumps(row) + "\n" for row in found))
+    results = read_results(path)
+    assert any(problem in told for told in results.problems), results.problems
+    assert results.outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize("change", [{"reason": 3}, {"url": 3}, None])
+def test_a_waiver_is_whole(runs: Any, made: Any, change: Any) -> None:
+    waiver = made.waiver | change if change else {"reason": "no url, no expiry"}
+    with pytest.raises(ResultsError, match="'waiver' is"):
+        runs.lines([runs.claim(waived=True, waiver=waiver)])
+
+
+def test_two_runs_are_the_same_but_for_order_timings_and_what_was_printed(runs: Any, made: Any) -> None:
+    crashed = runs.check("b", verdict="CRASHED", outcome="error", evidence={"printed": "pid 12", "case": "x"})
+    one = [runs.check("a"), runs.claim("a"), crashed, runs.claim("b", verdict="CRASHED"), made.model(), made.fact()]
+    other = [{**row, "seconds": 9.0} if "seconds" in row else row for row in (*one[2:], *one[:2])]
+    other[0] = other[0] | {"evidence": {"printed": "pid 13", "case": "x"}}
+    runs_of = [
+        made.results([runs.header(claims=2, pairs=1, started=f"day {n}"), *rows], peak_mib=n)
+        for n, rows in enumerate((one, other))
+    ]
+    assert comparable(runs_of[0]) == comparable(runs_of[1])
+    assert len(comparable(runs_of[0])) == 7
+    changed = made.results([runs.header(claims=1, pairs=1), runs.check("a", max_lsb=0.25)])
+    assert comparable(changed) != comparable(made.results([runs.header(claims=1, pairs=1)]))
+
+
+@pytest.mark.parametrize("key", ["max_lsb", "message", "evidence", "verdict"])
+def test_any_other_difference_is_seen(runs: Any, made: Any, key: str) -> None:
+    change = {"max_lsb": 0.1, "message": "x", "evidence": {"case": "y"}, "verdict": "QUALITY"}[key]
+    first, second = (
+        made.results([runs.header(pairs=1), check, runs.claim()])
+        for check in (runs.check(), runs.check(**{key: change}))
+    )
+    assert comparable(first) != comparable(second)
+
+
+def test_of_a_nondeterministic_kernel_the_verdict_alone_is_compared(runs: Any, made: Any) -> None:
+    both = [
+        made.results(
+            [
+                runs.header(pairs=1),
+                runs.check(max_lsb=distance, outcome="fail", verdict="REFUTED", evidence={"nondeterministic": True}),
+                runs.claim(verdict="REFUTED", max_lsb=distance, reason=f"off by {distance}"),
+            ]
+        )
+        for distance in (3.0, 4.0)
+    ]
+    assert comparable(both[0]) == comparable(both[1])
+    assert {"kind": "claim", "claim": "linear", "verdict": "REFUTED"} in comparable(both[0])
