@@ -1,4 +1,4 @@
-"""The contract with a backend vendor: what to implement for a certificate (docs/vendor-guide.md).
+"""The contract with a backend vendor: what to implement for a certificate (README.md, "Certify your own backend").
 
 The whole of a minimal backend::
 
@@ -14,7 +14,8 @@ The whole of a minimal backend::
         def lower(self, reference_model, example_inputs):
             return my_compiler.compile(reference_model, example_inputs)
 
-Then ``pytest conformance --backend=my_package.my_module:MyBackend``.
+Then ``pytest conformance --backend=my_package.my_module:MyBackend``. All else has defaults. Modules and functions of a
+vendor's own are made buildable by ``conformance.models.register``.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Capabilities:
     ``tie_steps``: by how many steps a result may differ with its place in memory (layout, batch, thread); 1 where the
     body and the tail of a vector loop round exact ties differently (NUM-06, NUM-07).
     ``limits``: op (as patterns name it: ``"nn.Conv2d"``) → argument → the values that are taken; others are left in
-    float, say, as no BackendConfig can tell. What is outside is not tried, and the report shows the limits.
+    float, say, as no BackendConfig can tell. What is outside is not tried.
     """
 
     weight_schemes: tuple[str, ...] = ("per_tensor_symmetric",)
@@ -114,7 +115,9 @@ class Backend(ABC):
     """The ``torch.backends.quantized.engine`` to run under; empty: the backend does not use torch's engines."""
 
     waivers: Path | None = None
-    """A TOML file of known deviations that the vendor answers for."""
+    """A TOML file of known deviations that the vendor answers for; used unless the command line says otherwise.
+
+    Its tables are those of ``conformance/waivers.py``."""
 
     @abstractmethod
     def backend_config(self) -> BackendConfig:

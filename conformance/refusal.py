@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule
 from conformance.cases import Case
 from conformance.claims import NO_WEIGHT, Claim
 from conformance.models import Preluded
+from conformance.preparing import leaves_of
 from conformance.quantizers import observer_arguments, qconfig_for
 from conformance.structure import Problem
 from refimpl import (
@@ -28,6 +29,7 @@ from refimpl import (
     DTypeWithConstraints,
     FakeQuantize,
     MinMaxObserver,
+    ObservationType,
     PlaceholderObserver,
     QConfig,
     QConfigMapping,
@@ -65,6 +67,8 @@ def check_refusal(claim: Claim, case: Case, model: nn.Module, config: BackendCon
     `model`: a float model of the case, in eval mode; copies that share its parameters are prepared, one for each
     QConfig. The claim's own QConfig is on its bounds and has been taken already: prepare's stage has seen to that.
     """
+    if claim.entry.observation_type is ObservationType.INPUT_OUTPUT_NOT_OBSERVED:
+        return None, 0  # no QConfig is asked about what reads a shape (OBS-10)
     model = model.inner if isinstance(model, Preluded) else model
     alone = _alone(claim, config)
     inside, outside = list(probes_inside(claim)), list(probes_outside(claim))
@@ -265,8 +269,8 @@ def with_only(entry: BackendPatternConfig, dtypes: DTypeConfig) -> BackendPatter
 
 def _prepare(claim: Claim, model: nn.Module, mapping: QConfigMapping, config: BackendConfig) -> GraphModule:
     if claim.flow == "qat":
-        return prepare_qat_fx(model.train(), mapping, None, backend_config=config)
-    return prepare_fx(model, mapping, None, backend_config=config)
+        return prepare_qat_fx(model.train(), mapping, None, leaves_of(claim), backend_config=config)
+    return prepare_fx(model, mapping, None, leaves_of(claim), backend_config=config)
 
 
 def _prepared(

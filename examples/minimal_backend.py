@@ -1,4 +1,4 @@
-"""A complete vendor backend: it claims linear with relu, and "compiles" by running the reference model.
+"""A complete vendor backend: it claims linear, and "compiles" by running the reference model.
 
 pytest conformance --backend=examples.minimal_backend:MinimalBackend
 """

@@ -117,12 +117,11 @@ def test_the_reference_backend_is_verified(name: str, flow: str) -> None:
 
 @pytest.mark.rule("CVT-03")
 def test_a_dynamic_input_is_quantized_as_the_qconfig_asks() -> None:
-    """fbgemm's LSTM takes 7 bits whatever the QConfig, which asks for 8."""
+    """torch's LSTM takes 7 bits under fbgemm; lowered by refimpl it takes the 8 that the QConfig asks for."""
     bench = Workbench(FbgemmBackend(), seed=0, profile="full")
     jobs = composition.jobs(bench.config, bench.capabilities, "full")
     [row] = list(next(each for each in jobs if each.id.startswith("model/lstm_tagger/ptq/")).run(bench))
-    assert row["verdict"] == "REFUTED"
-    assert (row["evidence"]["node"], row["evidence"]["pattern"]) == ("lstm", "nn.LSTM")
+    assert row["verdict"] == "VERIFIED", row
 
 
 @pytest.mark.rule("NUM-03")
@@ -131,7 +130,7 @@ def test_the_outputs_of_two_heads_are_compared_one_by_one() -> None:
     jobs = composition.jobs(bench.config, bench.capabilities, "full")
     job = next(each for each in jobs if each.id.startswith("model/two_outputs/ptq/quint8/"))
     [right] = list(job.run(bench))
-    assert (right["verdict"], right["cases"]) == ("VERIFIED", 8)
+    assert (right["verdict"], right["cases"]) == ("VERIFIED", 9)
     bench.backend = SecondOff()
     [wrong] = list(job.run(bench))
     assert wrong["verdict"] == "REFUTED"

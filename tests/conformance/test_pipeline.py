@@ -109,7 +109,7 @@ REFUTED: dict[str, tuple[dict[str, Callable[..., Any]], str, str]] = {
     "running raises": ({"lower": running(raises(ValueError("bad shape")))}, "numerics",
                        "raised ValueError: bad shape"),
     "running returns a list": ({"lower": running(lambda *x: list(x))}, "numerics",
-                               "the model returned 2 outputs; expected 1"),
+                               "the output is a list; expected a tensor"),
     "running returns nothing": ({"lower": running(lambda *x: None)}, "numerics", "the output is a NoneType"),
 }  # fmt: skip
 
