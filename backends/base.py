@@ -25,13 +25,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch.fx import GraphModule
 
 from refimpl import BackendConfig
 
 WEIGHT_SCHEMES = ("per_tensor_symmetric", "per_channel_symmetric", "per_tensor_affine", "per_channel_affine")
+
+
+Taken: TypeAlias = tuple[Any, ...] | Callable[[Any], bool]
+"""The values of an argument that a backend takes: these, or those of which the callable says so."""
 
 
 class Representation(Enum):
@@ -71,7 +75,7 @@ class Capabilities:
     half_row_qparams: bool = False
     channels_last: bool = True
     tie_steps: int = 0
-    limits: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
+    limits: Mapping[str, Mapping[str, Taken]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         unknown = [scheme for scheme in self.weight_schemes if scheme not in WEIGHT_SCHEMES]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from backends.base import Capabilities
-from backends.torch_engine import TorchEngineBackend
+from backends.torch_engine import TorchEngineBackend, batched_pools
 
 
 class QnnpackBackend(TorchEngineBackend):
@@ -16,4 +16,6 @@ class QnnpackBackend(TorchEngineBackend):
 
     def capabilities(self) -> Capabilities:
         """QNNPACK holds the bias as int32 of scale s_x·s_w: torch quantizes it so when it packs the weight."""
-        return replace(super().capabilities(), int32_bias=True)
+        common = super().capabilities()
+        limits = {**common.limits, **batched_pools(1), **batched_pools(2)}
+        return replace(common, int32_bias=True, limits=limits)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import GraphModule, Node
 
-from backends.base import Backend, Capabilities, Execution, Representation
+from backends.base import Backend, Capabilities, Execution, Representation, Taken
 from backends.native_tables import native_config
 from refimpl import BackendConfig, lower
 from refimpl.lower import NOT_LOWERED
@@ -40,9 +40,9 @@ class LoweredModel:
 
 
 # What the modules around the kernels do not take, and refimpl's lowering therefore leaves in float. (LOW-03)
-_NO_BATCH: dict[str, tuple[Any, ...]] = {"_unbatched": (False,)}
+_NO_BATCH: dict[str, Taken] = {"_unbatched": (False,)}
 _EVEN = _NO_BATCH | {"_uneven": (False,)}
-LIMITS: dict[str, dict[str, tuple[Any, ...]]] = {
+LIMITS: dict[str, dict[str, Taken]] = {
     "nn.Conv1d": _EVEN | {"padding_mode": ("zeros", "reflect")},
     "nn.Conv2d": _EVEN | {"padding_mode": ("zeros", "reflect")},
     "nn.Conv3d": _EVEN | {"padding_mode": ("zeros",)},
@@ -57,6 +57,17 @@ LIMITS: dict[str, dict[str, tuple[Any, ...]]] = {
     "nn.EmbeddingBag": {"mode": ("sum",), "padding_idx": (None,)},
     **{f"nn.InstanceNorm{n}d": _NO_BATCH for n in (1, 2, 3)},
 }
+
+
+def batched_pools(rank: int) -> dict[str, dict[str, Taken]]:
+    """Return limits by which the pools of a rank take images in batches only."""
+    kinds = (f"MaxPool{rank}d", f"AvgPool{rank}d", f"AdaptiveAvgPool{rank}d")
+    functions = (f"max_pool{rank}d", f"avg_pool{rank}d", f"adaptive_avg_pool{rank}d")
+    names = [*(f"nn.{kind}" for kind in kinds), *(f"{space}.{each}" for space in ("F", "torch") for each in functions)]
+    return {name: {"shape": lambda shape: len(shape) == rank + 2} for name in names}
+
+
+LIMITS |= batched_pools(3)
 
 
 class TorchEngineBackend(Backend):

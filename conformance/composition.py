@@ -22,7 +22,8 @@ from conformance.draws import calibration_inputs, static_inputs
 from conformance.grids import placeholder_grids
 from conformance.jobs import Job, Row
 from conformance.model_flow import Setup, activation_dtypes, reference_of
-from conformance.pipeline import StageError, Workbench
+from conformance.pipeline import Workbench
+from conformance.running import StageError
 from conformance.trial import failed, model_row, verified
 from refimpl import BackendConfig
 from refimpl.patterns import leaves

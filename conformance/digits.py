@@ -22,7 +22,8 @@ from conformance.claims import Claim
 from conformance.grids import placeholder_grids
 from conformance.jobs import Row
 from conformance.model_flow import Setup, descend, reference_of
-from conformance.pipeline import StageError, Workbench, run_lowered
+from conformance.pipeline import Workbench
+from conformance.running import StageError, run_lowered
 from conformance.trial import failed, model_row, verified
 
 NEEDS = (nn.Conv2d, nn.Linear)

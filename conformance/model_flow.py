@@ -17,8 +17,9 @@ from torch.fx import GraphModule
 
 from conformance.claims import NO_WEIGHT, Claim
 from conformance.draws import Batch
-from conformance.pipeline import StageError, Workbench
+from conformance.pipeline import Workbench
 from conformance.quantizers import Kind, kind_of, qconfig_for, weight_axis
+from conformance.running import StageError
 from conformance.structure import tensors
 from refimpl import ConfigError, QConfig, QConfigMapping, RefimplError, prepare_fx, prepare_qat_fx
 from refimpl.observers import is_quantized_dtype

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule
 
 from backends.base import Backend, Representation, UnsupportedPattern
@@ -34,6 +34,7 @@ from conformance.oracle import NoOracleError, Walk
 from conformance.preparing import prepare_case
 from conformance.quantizers import INTEGERS, dynamic_range, kind_of
 from conformance.refusal import check_refusal
+from conformance.running import StageError, backend_error, run_lowered, told_again
 from refimpl import (
     BackendConfig,
     ConfigError,
@@ -74,16 +75,6 @@ PROFILES: dict[str, Effort] = {
 
 
 _FUSES_NOTHING = BackendConfig("fuses nothing")
-
-
-class StageError(Exception):
-    """A stage found a fault (or could not go on): the rule, the verdict and the evidence."""
-
-    def __init__(self, rule: str, verdict: Verdict, message: str, **evidence: object) -> None:
-        super().__init__(message)
-        self.rule = rule
-        self.verdict = verdict
-        self.evidence = evidence
 
 
 @dataclass(slots=True, kw_only=True)
@@ -314,7 +305,7 @@ class Workbench:
             try:
                 output = run_lowered(case_run.lowered, case, inputs)
             except StageError as error:
-                again = _told_again(case_run.lowered, case, inputs)
+                again = told_again(case_run.lowered, case, inputs)
                 evidence = error.evidence if again == str(error) else {**error.evidence, "nondeterministic": True}
                 yield failure(case, error.rule, str(error), evidence)
                 continue
@@ -363,33 +354,6 @@ def _worst(errors: Sequence[StageError]) -> StageError:
     return worst
 
 
-def run_lowered(lowered: Callable[..., Any], case: str, inputs: Batch) -> Any:
-    """Run a lowered model on copies of the inputs; what it returns is copied, for it may be its own buffer.
-
-    Raises StageError when the backend's code raises.
-    """
-    try:
-        output = lowered(*(value.clone() for value in inputs))
-    except Exception as error:
-        raise backend_error(f"running {case},", error) from error
-    return _copied(output)
-
-
-def _told_again(lowered: Callable[..., Any], case: str, inputs: Batch) -> str:
-    """Run once more what raised; return what it says now."""
-    try:
-        run_lowered(lowered, case, inputs)
-    except StageError as error:
-        return str(error)
-    return ""
-
-
-def _copied(output: Any) -> Any:
-    if isinstance(output, Tensor):
-        return output.detach().cpu().clone()
-    return type(output)(map(_copied, output)) if type(output) in (tuple, list) else output
-
-
 def _raise(problem: structure.Problem | None, model: GraphModule) -> None:
     if problem is not None:
         raise StageError(problem.rule, problem.verdict, problem.message, graph=model.code)
@@ -424,9 +388,3 @@ def internal_error(stage: str, error: Exception) -> Check:
         message=f"internal error of the suite: {told}",
         evidence={"traceback": "".join(traceback.format_exception(error))},
     )
-
-
-def backend_error(where: str, error: Exception) -> StageError:
-    """A fault in the backend's code refutes the claim: what the config claims, the backend must do."""
-    text = "".join(traceback.format_exception(error)[-6:])
-    return StageError("LOW-01", Verdict.REFUTED, f"{where} raised {type(error).__name__}: {error}", traceback=text)

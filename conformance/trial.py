@@ -20,7 +20,8 @@ from conformance.invariance import REPETITION, compare_outputs
 from conformance.numerics import Finding, compare_all, judge
 from conformance.oracle import NoOracleError, Walk
 from conformance.parts import Part, parts
-from conformance.pipeline import StageError, Workbench, backend_error, run_lowered
+from conformance.pipeline import Workbench
+from conformance.running import StageError, backend_error, run_lowered
 from refimpl import explain
 from reports.results import Verdict
 from reports.schema import GREEN

@@ -143,7 +143,7 @@ _LIMITS: tuple[tuple[tuple[Any, ...], Callable[[Any], bool], str], ...] = (
     (_CONVS, lambda m: m.padding_mode not in _ZEROS, "padding_mode {0.padding_mode!r}: not in the quantized op"),
     (_CONVS, lambda m: isinstance(m.padding, str), "padding {0.padding!r}: the quantized op takes numbers"),
     (_CONVS[2:], lambda m: m.padding_mode != "zeros", "padding_mode {0.padding_mode!r}: not in three dimensions"),
-    ((nn.BatchNorm2d, nn.BatchNorm3d), lambda m: m.weight is None or m.running_mean is None,
+    ((nn.BatchNorm2d, nn.BatchNorm3d), lambda m: m.weight is None or m.bias is None or m.running_mean is None,
      "no affine parameters or no statistics"),
     (_INSTANCE_NORMS, lambda m: m.track_running_stats, _STATISTICS),
     ((F.instance_norm,), lambda node: not node.kwargs.get("use_input_stats", True), _STATISTICS),

@@ -27,8 +27,9 @@ from conformance.grids import Grid, placeholder_grids
 from conformance.models import build_model, plan_cases
 from conformance.numerics import Finding, compare_all, failure, judge
 from conformance.oracle import Exact, Walk
-from conformance.pipeline import PROFILES, StageError, Workbench, run_lowered
+from conformance.pipeline import PROFILES, Workbench
 from conformance.preparing import prepare_case
+from conformance.running import StageError, run_lowered
 from conformance.structure import moves_only
 from refimpl import convert_to_reference_decomposed_fx
 from reports.results import Verdict
