@@ -115,3 +115,18 @@ def test_plain_observers_are_read_together_as_they_are_one_by_one(module: Any) -
         assert torch.equal(alone.scale, together.scale) and torch.equal(alone.zero_point, together.zero_point)
         ends = (together.dtype, together.quant_min, together.quant_max, together.axis)
         assert (alone.dtype, alone.quant_min, alone.quant_max, alone.axis) == ends
+
+
+@pytest.mark.rule("NUM-02")
+def test_a_real_zero_point_is_that_of_the_dtypes_own_range_where_torch_takes_0_for_its_start() -> None:
+    """Rows from 0 to 1 take the whole of −128 … 127; torch's zero point puts half of them beyond the end."""
+    rows = torch.linspace(0, 1, 256).repeat(2, 1)
+    largest = []
+    for module in (observers, torchs):
+        observer = module.PerChannelMinMaxObserver(dtype=torch.qint8, qscheme=torch.per_channel_affine_float_qparams)
+        observer(rows)
+        scale, zero_point = observer.calculate_qparams()
+        back = torch.quantize_per_channel(rows, scale, zero_point, 0, torch.qint8).dequantize()
+        largest.append(float((back - rows).abs().max()))
+    assert largest[0] <= 0.51 / 255  # half a step, and float32's rounding
+    assert largest[1] > 0.49
