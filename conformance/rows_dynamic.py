@@ -21,7 +21,7 @@ from backends.base import Capabilities
 from conformance.dynamic import EPS, dynamic_quantize, halve, linear_products, real_of
 from conformance.grids import NoOracleError
 from conformance.recurrent import KINDS, recurrent
-from conformance.spreads import DOT_PRODUCT, MOVES, Row, Value, gamma, moves
+from conformance.spreads import DOT_PRODUCT, FUNCTION, MOVES, Call, Errors, Row, Value, gamma, moves
 from refimpl.decomposed import OPS
 from refimpl.observers import dtype_range
 
@@ -39,7 +39,16 @@ class Walker(Protocol):
     values: dict[Node, Any]
 
 
+def float_bags(call: Call) -> Errors:
+    """A float module sums at most n rows in float32, n indices in all: γₙ₊₂·n·max|w|. Rows themselves are exact."""
+    n = max(1, call.args[0].numel())
+    largest = call.function.weight.detach().abs().max()  # type: ignore[attr-defined]
+    return {"accumulation": (gamma(n + 2) * n * largest).expand_as(call.result)}
+
+
 ROWS: dict[Any, Row] = {
+    nn.EmbeddingBag: Row(verifier=FUNCTION, spread=float_bags, source="torch.nn.EmbeddingBag, left in float"),
+    nn.Embedding: Row(verifier=FUNCTION, spread=float_bags, source="torch.nn.Embedding, left in float"),
     F.linear: Row(verifier=DOT_PRODUCT, spread=linear_products, source="torch.nn.functional.linear; NUM-03, CVT-03"),
     F.embedding: Row(verifier=MOVES, spread=moves, source="torch.nn.functional.embedding; CVT-11"),
 }
