@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -158,6 +158,15 @@ def unwritten(x: Tensor) -> Tensor:
     result = torch.empty(x.shape, dtype=torch.uint8)
     result.view(-1)[:-1] = x.reshape(-1)[:-1].to(torch.uint8)
     return result.float()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As the suite runs: one thread, but where two are tried."""
+    former = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(former)
 
 
 @pytest.mark.parametrize(

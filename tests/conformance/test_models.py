@@ -256,7 +256,7 @@ def test_a_regime_scales_weights_and_biases_of_modules_and_functions() -> None:
     for name, parameter in scaled.named_parameters():
         factor = regime.bias if "bias" in name else regime.weight
         assert torch.equal(parameter, plain.get_parameter(name) * factor), name
-    assert regime.bias >= 2**10
+    assert regime.bias == 2**7  # more, and behind a batch norm the bias is beyond int32 in steps of s_x·s_w
 
 
 def test_a_pattern_model_calls_modules_functions_methods_and_lists() -> None:

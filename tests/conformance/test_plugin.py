@@ -208,8 +208,8 @@ def test_an_interrupt_ends_the_run_and_keeps_what_was_judged(tmp_path: Path, wor
     words = command(tmp_path, "fakes:Misbehaves", workers, "--claim=nn.*")
     process = subprocess.Popen(
         words, cwd=FAKES, env=clean_environment() | {"FAKE_MARKER": str(marker)}, start_new_session=True,
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip  # a background job of a shell ignores interrupts, and its children with it
     _until(lambda: marker.exists() and marker.read_text() != "")
     _until(lambda: '"kind": "claim"' in (tmp_path / "report" / "results.jsonl").read_text())
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the command
