@@ -56,8 +56,9 @@ class Regime:
 class Case:
     """One float model for a claim: how to build it (its weights come from torch's generator), and its inputs.
 
-    ``varied``: the arguments that are away from their defaults, as text. ``build`` takes nothing and returns a model
-    whose forward takes the inputs in order and holds the claim's pattern once.
+    ``varied``: the arguments that are away from their defaults, as text. ``variant``: the same with their values; cases
+    of one variant differ in their regime alone. ``build`` takes nothing and returns a model whose forward takes the
+    inputs in order and holds the claim's pattern once.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Case:
     inputs: tuple[Input, ...]
     regime: Regime
     varied: tuple[str, ...] = ()
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

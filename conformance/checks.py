@@ -30,9 +30,10 @@ class Check:
     max_lsb: float | None = None
     slack_lsb: float | None = None
     cases: int | None = None
+    seconds: float = 0.0
     evidence: Mapping[str, object] = field(default_factory=dict)
 
-    def row(self, claim_id: str, seconds: float) -> dict[str, object]:
+    def row(self, claim_id: str) -> dict[str, object]:
         """Return the results-file row, plain builtins only."""
         row: dict[str, object] = {
             "kind": "check",
@@ -45,7 +46,7 @@ class Check:
             "max_lsb": self.max_lsb,
             "slack_lsb": self.slack_lsb,
             "cases": self.cases,
-            "seconds": round(seconds, 6),
+            "seconds": round(self.seconds, 6),
         }
         if self.evidence:
             row["evidence"] = dict(self.evidence)

@@ -68,7 +68,7 @@ def _run(architecture: Architecture, claims: tuple[Claim, ...], setup: Setup, be
     """Take one model through the flow and judge it."""
     started = time.perf_counter()
     name = f"model/{architecture.name}/{setup}"
-    torch.manual_seed(bench.seed_for(name))
+    torch.default_generator.manual_seed(bench.seed_for(name))
     case = architecture.case()
     try:
         reference = reference_of(bench, case.build(), claims, setup, calibration_inputs(case))

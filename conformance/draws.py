@@ -85,12 +85,12 @@ def _single(shape: tuple[int, ...], grid: Grid) -> Tensor:
 
 AIMS: tuple[tuple[str, Aim], ...] = (
     ("random", _random),
+    ("alternating ends", _ends("low")),
+    ("one away from the zero point", _single),
+    ("near the zero point", _near_zero),
     ("all at the high end", lambda shape, grid: torch.full(shape, grid.high)),
     ("all at the low end", lambda shape, grid: torch.full(shape, grid.low)),
-    ("alternating ends", _ends("low")),
     ("all at the zero point", lambda shape, grid: torch.full(shape, grid.zero_point)),
-    ("near the zero point", _near_zero),
-    ("one away from the zero point", _single),
     ("alternating ends, high first", _ends("high")),
 )
 

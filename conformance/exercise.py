@@ -1,18 +1,18 @@
 """What a child process does: one claim through the pipeline, or one job, row by row.
 
-The rows of a claim are those of its checks, as soon as each is done, and then ``{"decisions": [...]}``
-(docs/architecture.md, "Isolation").
+The rows of a claim are those of its checks, as soon as each is done, and then ``{"decisions": [...]}``; before each
+piece of work ``{"at": [stage, case]}`` says which it is (docs/architecture.md, "Isolation").
 """
 
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterator, Mapping
 
 from backends.base import Backend
 from backends.reference import ReferenceBackend
 from conformance.checks import plain
+from conformance.claim_run import At
 from conformance.claims import Claim, enumerate_claims
 from conformance.isolation import CAN_FORK, Forked, InProcess, Isolation, Serve
 from conformance.jobs import Job, Row
@@ -54,13 +54,13 @@ def server(workbench: Workbench, units: Mapping[str, Claim | Job]) -> Serve:
 
 def claim_rows(workbench: Workbench, claim: Claim) -> Iterator[Row]:
     """Take a claim through the pipeline. Raises SchemaError, TypeError, ValueError for a row that no file can hold."""
-    started = time.perf_counter()
-    for check in workbench.run(claim):
-        ended = time.perf_counter()
-        row = plain(check.row(claim.id, ended - started))
+    for step in workbench.steps(claim):
+        if isinstance(step, At):
+            yield {"at": [step.stage, step.case]}
+            continue
+        row = plain(step.row(claim.id))
         decode(row)
         yield row
-        started = ended
     found = [plain(decision) for decision in workbench.decisions(claim)]
     yield {"decisions": [{key: _scalar(value) for key, value in decision.items()} for decision in found]}
     yield from map(plain, workbench.facts(claim))

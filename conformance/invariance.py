@@ -217,7 +217,7 @@ class Trial:
             found = run()
         except Exception as error:
             told = f"raised {type(error).__name__}: {error}; the float model takes such inputs"
-            text = "".join(traceback.format_exception(error)[-6:])
+            text = "".join(traceback.format_exception(error, limit=-6))
             return _finding(where, told, {"change": change, "traceback": text}, rule="LOW-01")
         return compare_outputs(where, change, expected, found, 0.0 if change == REPETITION else self.allowed)
 

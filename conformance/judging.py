@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from backends.discovery import SHIPPED
 from conformance.checks import Check, plain
+from conformance.claim_run import STAGES
 from conformance.claims import Claim
 from conformance.expected import Comparison, compare_expected, expected_path
 from conformance.isolation import Ending, Outcome
 from conformance.jobs import Job, Row
-from conformance.pipeline import STAGES
 from conformance.session import Run, Unit
 from reports.results import Verdict, decode, leading_check
 from reports.schema import Check as CheckRow
@@ -48,7 +49,7 @@ def reason_of(row: Row) -> str:
 
 def claim_rows(run: Run, claim: Claim, outcome: Outcome) -> list[Row]:
     """Return a check for every stage, and the claim's row."""
-    rows = [row for row in outcome.rows if "decisions" not in row]
+    rows = [row for row in outcome.rows if "kind" in row]
     decisions = [decision for row in outcome.rows for decision in row.get("decisions", ())]
     if outcome.ending is not Ending.DONE:
         rows += _lost_stages(claim, outcome, rows)
@@ -95,14 +96,21 @@ def run_problems(run: Run, header: Header, judged: Mapping[str, Verdict]) -> tup
 
 
 def _lost_stages(claim: Claim, outcome: Outcome, done: Sequence[Row]) -> Iterator[Row]:
-    """A check for the stage in which the work ended (the last one, if it was after all of them), and all later ones."""
-    stage, *later = STAGES[min(len(done), len(STAGES) - 1) :]
+    """A check for each stage that was not concluded; that in which the work ended (the last, if after all) says how."""
+    left = STAGES[min(len(done), len(STAGES) - 1) :]
+    at, case = next((row["at"] for row in reversed(outcome.rows) if "at" in row), (left[0], ""))
+    at = at if at in left else left[0]
     verdict, message, evidence = _lost(outcome)
-    check = Check(stage=stage, rule="", outcome="error", verdict=verdict, message=message, evidence=evidence)
-    yield plain(check.row(claim.id, max(0.0, outcome.seconds - sum(row["seconds"] for row in done))))
-    for name in later:
-        text = f"not reached: {stage} ended the claim"
-        yield Check(stage=name, rule="", outcome="skip", verdict=verdict, message=text).row(claim.id, 0.0)
+    seconds = max(0.0, outcome.seconds - sum(row["seconds"] for row in done))
+    for stage in left:
+        found = Check(
+            stage=stage, rule="", outcome="skip", verdict=verdict, message=f"not completed: {at} ended the claim"
+        )
+        if stage == at:
+            evidence = {"case": case, **evidence} if case else evidence
+            text = f"{case}: {message}" if case else message
+            found = replace(found, outcome="error", message=text, evidence=evidence, seconds=seconds)
+        yield plain(found.row(claim.id))
 
 
 def _lost_job(job: Job, outcome: Outcome) -> Row:

@@ -113,7 +113,12 @@ def plan_cases(
 
 
 def _preluded(case: Case) -> Case:
-    return replace(case, name=f"{case.name} behind an identity", build=lambda: Preluded(case.build()))
+    return replace(
+        case,
+        name=f"{case.name} behind an identity",
+        variant=f"{case.variant} behind an identity",
+        build=lambda: Preluded(case.build()),
+    )
 
 
 def _chosen(cases: Sequence[Any], claim: Claim, limit: int | None) -> list[Any]:
@@ -127,10 +132,13 @@ def _chosen(cases: Sequence[Any], claim: Claim, limit: int | None) -> list[Any]:
 
 
 def _with_regimes(claim: Claim, models: Sequence[Case]) -> list[Case]:
-    """Give each case a regime, in turn; the base case meets every one that matters."""
+    """Give each case a regime, in turn; the base case meets those for which there are too few cases."""
     regimes = [regime for regime in REGIMES if _matters(regime, claim)]
-    pairs = [*zip(models, itertools.cycle(regimes), strict=False), *((models[0], regime) for regime in regimes[1:])]
-    return [replace(case, name=f"{case.name} {regime.name}", regime=regime) for case, regime in pairs]
+    left = regimes[len(models) :]
+    pairs = [*zip(models, itertools.cycle(regimes), strict=False), *((models[0], regime) for regime in left)]
+    return [
+        replace(case, name=f"{case.name} {regime.name}", variant=case.name, regime=regime) for case, regime in pairs
+    ]
 
 
 def _matters(regime: Regime, claim: Claim) -> bool:

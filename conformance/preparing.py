@@ -13,16 +13,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from conformance.cases import Case
 from conformance.claims import Claim
 from conformance.draws import Batch, calibration_inputs
-from conformance.models import PRELUDE
-from conformance.quantizers import Kind, kind_of, qconfig_for, wide_qconfig
+from conformance.models import PRELUDE, Preluded
+from conformance.quantizers import qconfig_for, wide_qconfig
 from refimpl import BackendConfig, PrepareCustomConfig, QConfigMapping, explain, prepare_fx, prepare_qat_fx
 from refimpl.patterns import leaves
 
 
-def mapping_for(claim: Claim, case: Case) -> QConfigMapping:
-    """Return the mapping that the claim is about."""
+def mapping_for(claim: Claim, case: Case, model: nn.Module) -> QConfigMapping:
+    """Return the mapping that the claim is about; what stands before its pattern has a QConfig of its own."""
     mapping = QConfigMapping().set_global(qconfig_for(claim, is_symmetric=case.regime.is_symmetric))
-    return mapping.set_module_name(PRELUDE, wide_qconfig(claim)) if kind_of(claim.dtypes) is Kind.FIXED else mapping
+    return mapping.set_module_name(PRELUDE, wide_qconfig(claim)) if isinstance(model, Preluded) else mapping
 
 
 def leaves_of(claim: Claim) -> PrepareCustomConfig:
@@ -39,7 +39,7 @@ def prepare_case(claim: Claim, case: Case, model: nn.Module, config: BackendConf
     Raises what prepare raises.
     """
     batches = calibration_inputs(case)
-    mapping = mapping_for(claim, case)
+    mapping = mapping_for(claim, case, model)
     if claim.flow == "qat":
         prepared = prepare_qat_fx(copy.deepcopy(model).train(), mapping, None, leaves_of(claim), backend_config=config)
         has_norm = any(isinstance(module, _BatchNorm) for module in prepared.modules())

@@ -51,5 +51,5 @@ def _copied(output: Any) -> Any:
 
 def backend_error(where: str, error: Exception) -> StageError:
     """A fault in the backend's code refutes the claim: what the config claims, the backend must do."""
-    text = "".join(traceback.format_exception(error)[-6:])
+    text = "".join(traceback.format_exception(error, limit=-6))
     return StageError("LOW-01", Verdict.REFUTED, f"{where} raised {type(error).__name__}: {error}", traceback=text)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,11 +178,11 @@ def check_fused_meaning(model: nn.Module, fused: GraphModule, inputs: tuple[Tens
     def note(_module: Any, _inputs: Any, output: Any) -> None:
         largest.extend(float(each.abs().max()) for each in tensors(output) if each.numel())
 
-    wanted, found = (unrounded(each).double() for each in (model, fused))
-    for module in found.modules():
-        module.register_forward_hook(note)
-    with torch.no_grad(), _in_double():
-        expected, given = (tensors(each(*map(_doubled, inputs))) for each in (wanted, found))
+    expected = evaluated(model, inputs)
+    hooks = [module.register_forward_hook(note) for module in fused.modules()]
+    given = evaluated(fused, inputs)
+    for hook in hooks:
+        hook.remove()
     for right, left in zip(expected, given, strict=True):
         difference = float((left - right).abs().max()) if right.numel() else 0.0
         allowed = 2.0**-19 * max(largest)
@@ -205,9 +203,7 @@ def check_meaning(model: nn.Module, reference: GraphModule, inputs: tuple[Tensor
         exacts = Walk(reference, counts_weights=True).exact(inputs)
     except NoOracleError:
         return None  # numerics will say so
-    with torch.no_grad(), _in_double():
-        wanted = tensors(unrounded(model).double()(*map(_doubled, inputs)))
-    for exact, right in zip(exacts, wanted, strict=True):
+    for exact, right in zip(exacts, evaluated(model, inputs), strict=True):
         if not right.numel():
             continue
         bound = sum((each.expand_as(right) for each in exact.errors.values()), torch.zeros_like(right))
@@ -224,19 +220,28 @@ def check_meaning(model: nn.Module, reference: GraphModule, inputs: tuple[Tensor
     return None
 
 
-@contextmanager
-def _in_double() -> Iterator[None]:
-    """Tensors that a module makes by itself are float64, too."""
-    former = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+def evaluated(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """Return what a model in eval mode gives in float64, with its fake quantizes passing values through.
+
+    The model is float32 again after that, as it was: that makes a copy, which costs more than all else here, needless.
+    """
+    switches = [getattr(module, name) for module in model.modules() for name in _SWITCHES if hasattr(module, name)]
+    kept = [switch.clone() for switch in switches]
+    default = torch.get_default_dtype()
     try:
-        yield
+        for switch in switches:
+            switch.zero_()
+        torch.set_default_dtype(torch.float64)  # of tensors that a module makes by itself
+        with torch.no_grad():
+            return tensors(model.double()(*(each.double() if each.is_floating_point() else each for each in inputs)))
     finally:
-        torch.set_default_dtype(former)
+        torch.set_default_dtype(default)
+        model.float()
+        for switch, value in zip(switches, kept, strict=True):
+            switch.copy_(value)
 
 
-def _doubled(value: Tensor) -> Tensor:
-    return value.double() if value.is_floating_point() else value
+_SWITCHES = ("fake_quant_enabled", "observer_enabled")
 
 
 def tensors(output: Any) -> list[Tensor]:
@@ -244,16 +249,6 @@ def tensors(output: Any) -> list[Tensor]:
     if isinstance(output, Tensor):
         return [output]
     return [each for item in output for each in tensors(item)] if isinstance(output, (tuple, list)) else []
-
-
-def unrounded(model: nn.Module) -> nn.Module:
-    """Return a copy of a model in eval mode whose fake quantizes pass values through."""
-    copied = copy.deepcopy(model).eval()
-    for module in copied.modules():
-        for switch in ("fake_quant_enabled", "observer_enabled"):
-            if hasattr(module, switch):
-                getattr(module, switch)[0] = 0
-    return copied
 
 
 def moves_only(claim: Claim) -> bool:

@@ -79,7 +79,7 @@ def _tried(entry: BackendPatternConfig, dtypes: DTypeConfig, workbench: Workbenc
     entries = [*modules_with(workbench.config, dtypes), with_only(entry, dtypes)]
     config = BackendConfig("unclaimed").set_backend_pattern_configs(entries)
     bench = Workbench(_Claiming(workbench.backend, config), seed=workbench.seed, profile="quick")
-    bench.effort = Effort(cases=1, aims=3, random=0)
+    bench.effort = Effort(cases=1, aims=3, further=3, random=0)
     name = pattern_name(entry.normal_pattern)
     claim = next(each for each in enumerate_claims(config, bench.capabilities) if each.pattern == name)
     return _said(next(check for check in bench.run(claim) if check.outcome != "pass" or check.stage == "numerics"))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from itertools import takewhile
+from traceback import StackSummary, walk_stack
 from typing import Any, NamedTuple
 
 import torch
@@ -35,12 +36,18 @@ class QuantizationTracer(Tracer):
         self.leaf_names = leaf_names
         self.leaf_classes = leaf_classes
         self._functional: set[int] = set()
-        self.record_stack_traces = True  # a node knows which lines of the user's code it comes from
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> Graph:
         """Trace as fx does; a FloatFunctional counts as the functions that it calls. (CUS-02)"""
         self._functional = {id(m.activation_post_process) for m in root.modules() if isinstance(m, nnq.FloatFunctional)}
         return super().trace(root, concrete_args)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> Node:
+        """Record a node, and from which lines of forward methods it comes; fx's own record takes as long as tracing."""
+        node = super().create_node(*args, **kwargs)
+        lines = StackSummary.extract(each for each in walk_stack(None) if each[0].f_code.co_name == "forward").format()
+        node.stack_trace = "".join(reversed(lines)).strip()
+        return node
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Record a call; the identity inside a FloatFunctional is where an eager observer goes, and no op."""
@@ -49,9 +56,8 @@ class QuantizationTracer(Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Tell whether a module stays one node. (CUS-02)"""
         is_named = module_qualified_name in self.leaf_names or type(m) in self.leaf_classes  # rule: CUS-02
-        if is_named or isinstance(m, nni._FusedModule):  # type: ignore[attr-defined]
-            return True
-        return type(m).__module__.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(m, nn.Sequential)
+        is_torchs = type(m).__module__.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(m, nn.Sequential)
+        return is_named or isinstance(m, nni._FusedModule) or is_torchs  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -119,8 +125,7 @@ def finished(
 
 def notes_of(model: nn.Module) -> dict[str, Any]:
     """Return what the passes noted in a model's ``meta``, also after torch.save and load. (CVT-12)"""
-    found: dict[str, Any] = getattr(model, "meta", None) or getattr(model, _NOTES, {})  # rule: CVT-12
-    return found
+    return getattr(model, "meta", None) or getattr(model, _NOTES, {})  # rule: CVT-12
 
 
 def draft_of(model: GraphModule) -> Draft:
@@ -155,8 +160,7 @@ def trace(model: nn.Module, leaf_names: tuple[str, ...] = (), leaf_classes: tupl
 
 def module_type(module: nn.Module) -> type[nn.Module]:
     """Return a module's class, looking through parametrizations. (PAT-03)"""
-    found: type[nn.Module] = type_before_parametrizations(module)
-    return found
+    return type_before_parametrizations(module)
 
 
 class FusedPart(NamedTuple):
@@ -222,8 +226,7 @@ class Places:
     def _caller(self, node: Node) -> tuple[str, Any]:
         """Full name and class of the innermost module that calls a function or method; "" and None for the model."""
         stack = node.meta.get("nn_module_stack")
-        path, kind = next(reversed(stack.values())) if stack else ("", None)
-        return path, kind
+        return next(reversed(stack.values())) if stack else ("", None)
 
     def scope(self, node: Node) -> str:
         """Full name of the innermost module that makes this call; "" for the model itself."""

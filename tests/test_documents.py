@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from backends.discovery import SHIPPED, find_backend
+from conformance.claim_run import STAGES
 from conformance.claims import Claim, enumerate_claims
-from conformance.pipeline import STAGES
 from reports.results import VERDICTS
 
 ROOT = Path(__file__).parents[1]

@@ -12,9 +12,10 @@ from fake_backends import fakes
 from backends.reference import ReferenceBackend
 from conformance import exercise
 from conformance.checks import Check, plain
+from conformance.claim_run import STAGES
 from conformance.claims import Claim, enumerate_claims
 from conformance.jobs import Job
-from conformance.pipeline import STAGES, Workbench
+from conformance.pipeline import Workbench
 from reports.results import Verdict, decode
 
 Row = dict[str, Any]

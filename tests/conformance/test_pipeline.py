@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,9 +18,10 @@ from backends.base import Capabilities, Execution, Representation, UnsupportedPa
 from conformance import pipeline
 from conformance.cases import Case
 from conformance.checks import Check
+from conformance.claim_run import RULES, STAGES
 from conformance.claims import Claim, enumerate_claims
 from conformance.models import plan_cases
-from conformance.pipeline import PROFILES, RULES, STAGES, Effort, Workbench
+from conformance.pipeline import PROFILES, Effort, Workbench
 from refimpl import BackendConfig, BackendPatternConfig, ConfigError, DTypeConfig, RefimplError
 from reports.results import Verdict
 
@@ -39,7 +41,7 @@ class Altered(IntegerBackend):
 def bench(backend: IntegerBackend | None = None, seed: int = 0) -> Workbench:
     """A workbench that tries two cases of a claim, on three inputs each."""
     made = Workbench(backend or Altered(), seed=seed, profile="quick")
-    made.effort = Effort(cases=2, aims=3, random=0)
+    made.effort = Effort(cases=2, aims=3, further=3, random=0)
     return made
 
 
@@ -64,7 +66,7 @@ def two_cases(claim: Claim) -> tuple[Case, ...]:
 
 
 def rows(checks: dict[str, Check]) -> list[Row]:
-    return [check.row("claim", 0) for check in checks.values()]
+    return [replace(check, seconds=0.0).row("claim") for check in checks.values()]
 
 
 def all_stages(workbench: Workbench, claim: Claim) -> dict[str, Check]:

@@ -16,8 +16,8 @@ import pytest
 from suite_runs import FAKES, REPO, Ran, clean_environment, command, run
 
 from conformance import isa
+from conformance.claim_run import STAGES
 from conformance.environment import CPUINFO, cpu
-from conformance.pipeline import STAGES
 from reports.results import Outcome, Verdict, comparable, read_results
 
 BOTH = pytest.mark.parametrize("workers", ["-n0", "-n2"])

@@ -124,7 +124,7 @@ def test_an_identity_before_fixed_qparams_is_measured_and_so_reaches_beyond_them
     model = prepared(claim, case)
     observers: list[Any] = [module for name, module in model.named_modules() if name.startswith(OBSERVER_PREFIX)]
     assert {type(each) is FixedQParamsObserver for each in observers} == {True, False}
-    assert list(mapping_for(claim, case).module_name_qconfigs) == [PRELUDE]
+    assert list(mapping_for(claim, case, build_model(case)).module_name_qconfigs) == [PRELUDE]
     reference = convert_to_reference_decomposed_fx(model)
     (given,) = input_grids(reference)
     quantized = {decision.pattern for decision in explain(model).plan.decisions if decision.is_quantized}

@@ -12,11 +12,11 @@ from fake_backends import fakes
 from suite_runs import options
 
 from conformance.checks import Check
+from conformance.claim_run import STAGES
 from conformance.claims import Claim
 from conformance.isolation import Ending, Outcome
 from conformance.jobs import Job
 from conformance.judging import unit_rows
-from conformance.pipeline import STAGES
 from conformance.recorder import Recorder
 from conformance.session import Run, Unit, param_id
 from conformance.waivers import Waiver, Waivers
@@ -43,7 +43,7 @@ def waiver(of: str, verdict: Verdict = Verdict.REFUTED, **changes: Any) -> Waive
 
 
 def check(of: Claim, stage: str, verdict: Verdict = PASS, outcome: str = "pass", **parts: Any) -> Row:
-    return Check(stage=stage, rule="R-1", outcome=outcome, verdict=verdict, **parts).row(of.id, 0.5)
+    return Check(stage=stage, rule="R-1", outcome=outcome, verdict=verdict, seconds=0.5, **parts).row(of.id)
 
 
 def checks(of: Claim, last: Verdict = PASS, outcome: str = "pass", **parts: Any) -> list[Row]:

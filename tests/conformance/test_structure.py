@@ -19,8 +19,9 @@ from backends.base import Backend, Capabilities, Representation
 from backends.reference import ReferenceBackend
 from conformance import structure
 from conformance.checks import Check
+from conformance.claim_run import At, CaseRun, ClaimRun
 from conformance.claims import Claim, enumerate_claims
-from conformance.pipeline import CaseRun, ClaimRun, Workbench
+from conformance.pipeline import Workbench
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
 from refimpl.explain import PLAN
 from refimpl.fusers import fold_bn, fuse_bn, sequential
@@ -52,13 +53,23 @@ class Vendor(ReferenceBackend):
         return Capabilities(float_accumulation=True)
 
 
-def stages(backend: Backend, claim: Claim | None = None) -> Iterator[tuple[Check, ClaimRun]]:
-    """Take the first entry's claim, or the one given, through the stages, on its base case alone."""
-    bench = Workbench(backend, seed=0, profile="full", max_examples=1)
+class OneCase(Workbench):
+    """Takes claims through the stages on their base case alone, and keeps its artefacts."""
+
+    taken: CaseRun
+
+    def _take(self, run: ClaimRun, case_run: CaseRun) -> Iterator[At]:
+        self.taken = case_run
+        yield from super()._take(run, case_run)
+
+
+def stages(backend: Backend, claim: Claim | None = None) -> Iterator[tuple[Check, OneCase]]:
+    """Take the first entry's claim, or the one given, through the stages."""
+    bench = OneCase(backend, seed=0, profile="full", max_examples=1)
     for check in bench.run(claim or enumerate_claims(bench.config, bench.capabilities)[0]):
         assert bench._run is not None
-        del bench._run.cases[1:]
-        yield check, bench._run
+        bench._run.planned = bench._run.planned[:1]
+        yield check, bench
 
 
 def ended_by(*entries: BackendPatternConfig, decomposed: bool = True) -> Check:
@@ -69,9 +80,10 @@ def ended_by(*entries: BackendPatternConfig, decomposed: bool = True) -> Check:
 
 def at(stage: str, *entries: BackendPatternConfig) -> tuple[Claim, CaseRun]:
     """The artefacts of the base case once a stage is through."""
-    check, run = next((check, run) for check, run in stages(Vendor(*entries)) if check.stage == stage)
+    check, bench = next((check, bench) for check, bench in stages(Vendor(*entries)) if check.stage == stage)
     assert check.outcome == "pass", check.message
-    return run.claim, run.cases[0]
+    assert bench._run is not None
+    return bench._run.claim, bench.taken
 
 
 def one(entry: BackendPatternConfig, dtypes: DTypeConfig = U8_S8) -> Claim:

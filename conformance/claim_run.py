@@ -1,0 +1,184 @@
+"""One claim on its way through the pipeline: its cases, what each stage found, and the check that this makes.
+
+A case in which a stage finds a fault goes no further; when none is left, the later stages are skipped and carry the
+cause's verdict.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule
+
+from conformance.cases import Case
+from conformance.checks import Check
+from conformance.claims import Claim
+from conformance.draws import Batch
+from conformance.grids import Grid
+from conformance.numerics import Finding, judge
+from conformance.running import StageError
+from conformance.structure import moves_only
+from reports.results import Verdict
+
+STAGES: tuple[str, ...] = (
+    "config", "fuse", "prepare", "convert", "lower", "execution", "numerics", "refusal", "invariance",
+)  # fmt: skip
+_RULES = ("CFG-09", "FUS-03", "OBS-01", "CVT-01", "LOW-01", "LOW-04", "NUM-03", "DTY-06", "NUM-07")
+RULES = dict(zip(STAGES, _RULES, strict=True))
+
+
+ENOUGH = 4
+"""When the backend's code raised in so many cases, and in all so far, the others are not tried: it does not run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class At:
+    """Where the work on a claim is: what a process was doing when it died."""
+
+    stage: str
+    case: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class CaseRun:
+    """The artefacts of one case, made stage by stage; an attribute is read only after the stage that sets it."""
+
+    case: Case
+    model: nn.Module = field(init=False)
+    prepared: GraphModule = field(init=False)
+    reference: GraphModule = field(init=False)
+    grids: list[Grid | None] = field(init=False)
+    drawn: list[tuple[str, Batch]] = field(init=False)
+    lowered: Callable[..., Any] = field(init=False)
+    runs_in_float: bool = False
+
+
+@dataclass(kw_only=True)
+class ClaimRun:
+    """What has been found of one claim.
+
+    ``kept``: of the cases that came through, each ``every``-th. ``held``: stage and variant of what has been seen to
+    hold, and does not depend on the regime. ``prepared``: the first prepared model.
+    """
+
+    claim: Claim
+    every: int
+    planned: Sequence[Case] = ()
+    kept: list[CaseRun] = field(default_factory=list)
+    ended: Check | None = None
+    findings: list[Finding] = field(default_factory=list)
+    held: set[tuple[str, str]] = field(default_factory=set)
+    prepared: GraphModule | None = None
+    facts: list[dict[str, object]] = field(default_factory=list)
+    _entered: Counter[str] = field(default_factory=Counter)
+    _left: Counter[str] = field(default_factory=Counter)
+    _errors: defaultdict[str, list[StageError]] = field(default_factory=lambda: defaultdict(list))
+    _broken: dict[str, Check] = field(default_factory=dict)
+    _seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _taken: int = 0
+    _raised: int = 0
+
+    def tried(self, stage: str, case_run: CaseRun, work: Callable[[ClaimRun, CaseRun], None]) -> bool:
+        """Do a stage's work on a case; tell whether the case goes on to the next."""
+        started, goes_on = time.perf_counter(), False
+        self._entered[stage] += 1
+        known = len(self.findings)
+        try:
+            work(self, case_run)
+            goes_on = True
+        except StageError as error:
+            error.evidence.setdefault("case", case_run.case.name)
+            self._errors[stage].append(error)
+            self._raised += stage == "lower" and error.verdict is Verdict.REFUTED
+            goes_on = error.verdict is Verdict.FALLBACK or stage == "numerics"
+        except Exception as error:
+            self._broken[stage] = internal_error(stage, error)
+        self._raised += any(finding.rule == "LOW-01" for finding in self.findings[known:])
+        self._left[stage] += goes_on
+        self._taken += not goes_on
+        self._seconds[stage] += time.perf_counter() - started
+        return goes_on
+
+    def keep(self, case_run: CaseRun) -> None:
+        """Note a case that came through all stages."""
+        if (self._left["numerics"] - 1) % self.every == 0:
+            self.kept.append(case_run)
+        self._taken += 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the cases that are left need not be tried."""
+        return bool(self._broken) or ENOUGH <= self._raised == self._taken
+
+    def concluded(self, stage: str) -> Check:
+        """Return a stage's check over all cases, and end the claim when it leaves none."""
+        if self.ended is not None:
+            return skipped(stage, self.ended)
+        check = replace(self._judged(stage), seconds=self._seconds[stage])
+        if check.outcome == "error" or not self._left[stage]:
+            self.ended = check
+        return check
+
+    def _judged(self, stage: str) -> Check:
+        if stage in self._broken:
+            return self._broken[stage]
+        errors = self._errors[stage]
+        check = self._judged_numbers() if stage == "numerics" and self.findings else None
+        if errors and (check is None or check.verdict in (Verdict.VERIFIED, Verdict.QUALITY)):
+            check = failed(stage, _worst(errors))
+        check = check or passed(stage, self._entered[stage])
+        untried = len(self.planned) - self._taken
+        if untried and check.outcome == "fail" and stage in ("lower", "numerics"):
+            check = replace(check, evidence={**check.evidence, "cases not tried": untried})
+        return check
+
+    def _judged_numbers(self) -> Check:
+        return judge(self.findings, moves_only=moves_only(self.claim))
+
+
+def _worst(errors: Sequence[StageError]) -> StageError:
+    """Return the first of the worst, with what the others say in its evidence."""
+    worst = next(error for error in errors if error.verdict is Verdict.worst(each.verdict for each in errors))
+    others = [f"{error.evidence.get('case', '')}: {error}" for error in errors if error is not worst]
+    if others:
+        worst.evidence["others"] = others[:20]
+    return worst
+
+
+def passed(stage: str, cases: int) -> Check:
+    """Return the check of a stage that found no fault."""
+    return Check(stage=stage, rule=RULES[stage], outcome="pass", verdict=Verdict.VERIFIED, cases=cases)
+
+
+def skipped(stage: str, ended: Check) -> Check:
+    """Return the check of a stage that is not reached; it carries the verdict of the one that ended the claim."""
+    message = ended.message if ended.outcome == "skip" else f"not reached: {ended.stage} ended the claim"
+    return Check(stage=stage, rule=RULES[stage], outcome="skip", verdict=ended.verdict, message=message)
+
+
+def failed(stage: str, error: StageError) -> Check:
+    """Return the check of a stage that found a fault, or could not go on."""
+    outcome = "skip" if error.verdict is Verdict.UNEXERCISED else "fail"
+    return Check(
+        stage=stage, rule=error.rule, outcome=outcome, verdict=error.verdict, message=str(error),
+        evidence=error.evidence,
+    )  # fmt: skip
+
+
+def internal_error(stage: str, error: Exception) -> Check:
+    """Return the check that stands for a stage in which the suite itself failed."""
+    told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return Check(
+        stage=stage,
+        rule="",
+        outcome="error",
+        verdict=Verdict.UNEXERCISED,
+        message=f"internal error of the suite: {told}",
+        evidence={"traceback": "".join(traceback.format_exception(error))},
+    )
