@@ -10,7 +10,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -283,7 +283,7 @@ def _cases(
     is_taken: Callable[[Arguments], bool],
 ) -> Iterator[Case]:  # fmt: skip
     needs_second = added is not None or torch.add in rest
-    for varied, arguments in recipe.variants():
+    for varied, arguments in _variants(root):
         inputs = recipe.inputs(arguments)
         if not is_taken(arguments) or not _norm_fits(rest, root, inputs):
             continue
@@ -295,6 +295,11 @@ def _cases(
         if needs_second and not varied:
             second = (Input(shape=(1, shape[1], *[1] * (len(shape) - 2))),)
             yield Case(name="broadcast", build=build, inputs=(*inputs, *second), regime=REGIMES[0], varied=("second",))
+
+
+@cache
+def _variants(root: Any) -> tuple[tuple[tuple[str, ...], dict[str, Any]], ...]:
+    return tuple(RECIPES[root].variants())
 
 
 def _build(
