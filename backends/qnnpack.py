@@ -17,5 +17,6 @@ class QnnpackBackend(TorchEngineBackend):
     def capabilities(self) -> Capabilities:
         """QNNPACK holds the bias as int32 of scale s_x·s_w: torch quantizes it so when it packs the weight."""
         common = super().capabilities()
-        limits = {**common.limits, **batched_pools(1), **batched_pools(2)}
+        pools = ("max_pool", "avg_pool", "adaptive_avg_pool")
+        limits = {**common.limits, **batched_pools(1, *pools), **batched_pools(2, *pools)}
         return replace(common, int32_bias=True, limits=limits)

@@ -54,20 +54,23 @@ LIMITS: dict[str, dict[str, Taken]] = {
     **dict.fromkeys(("nn.LSTM", "nn.GRU"), _NO_BATCH | {"bias": (True,)}),
     **dict.fromkeys(("nn.LSTMCell", "nn.GRUCell", "nn.RNNCell"), _NO_BATCH),
     "nn.Embedding": {"shape": ((5,), (2, 3), (0,))},
-    "nn.EmbeddingBag": {"mode": ("sum",), "padding_idx": (None,)},
+    "nn.EmbeddingBag": {"mode": ("sum",)},
     **{f"nn.InstanceNorm{n}d": _NO_BATCH for n in (1, 2, 3)},
 }
 
 
-def batched_pools(rank: int) -> dict[str, dict[str, Taken]]:
-    """Return limits by which the pools of a rank take images in batches only."""
-    kinds = (f"MaxPool{rank}d", f"AvgPool{rank}d", f"AdaptiveAvgPool{rank}d")
-    functions = (f"max_pool{rank}d", f"avg_pool{rank}d", f"adaptive_avg_pool{rank}d")
-    names = [*(f"nn.{kind}" for kind in kinds), *(f"{space}.{each}" for space in ("F", "torch") for each in functions)]
+def batched_pools(rank: int, *kinds: str) -> dict[str, dict[str, Taken]]:
+    """Return limits by which pools of a rank take images in batches only; ``kinds``: such as ``"max_pool"``."""
+    functions = [f"{kind}{rank}d" for kind in kinds]
+    modules = [f"{kind.title().replace('_', '')}{rank}d" for kind in kinds]
+    names = [
+        *(f"nn.{each}" for each in modules),
+        *(f"{space}.{each}" for space in ("F", "torch") for each in functions),
+    ]
     return {name: {"shape": lambda shape: len(shape) == rank + 2} for name in names}
 
 
-LIMITS |= batched_pools(3)
+LIMITS |= batched_pools(3, "max_pool", "avg_pool")
 
 
 class TorchEngineBackend(Backend):

@@ -63,7 +63,7 @@ class CaseRun:
 class ClaimRun:
     """What has been found of one claim.
 
-    ``kept``: of the cases that came through, each ``every``-th. ``held``: stage and variant of what has been seen to
+    ``kept``: of the cases that came through, each ``every``-th, and one of each rank. ``held``: stage and variant of what has been seen to
     hold, and does not depend on the regime. ``prepared``: the first prepared model.
     """
 
@@ -81,6 +81,7 @@ class ClaimRun:
     _errors: defaultdict[str, list[StageError]] = field(default_factory=lambda: defaultdict(list))
     _broken: dict[str, Check] = field(default_factory=dict)
     _seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _ranks: set[tuple[int, ...]] = field(default_factory=set)
     _taken: int = 0
     _raised: int = 0
 
@@ -106,9 +107,11 @@ class ClaimRun:
         return goes_on
 
     def keep(self, case_run: CaseRun) -> None:
-        """Note a case that came through all stages."""
-        if (self._left["numerics"] - 1) % self.every == 0:
+        """Note a case that came through all stages; what is kept has all ranks of inputs that there are."""
+        ranks = tuple(len(each.shape) for each in case_run.case.inputs)
+        if (self._left["numerics"] - 1) % self.every == 0 or ranks not in self._ranks:
             self.kept.append(case_run)
+            self._ranks.add(ranks)
         self._taken += 1
 
     @property

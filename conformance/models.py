@@ -283,7 +283,7 @@ def _cases(
     is_taken: Callable[[Arguments], bool],
 ) -> Iterator[Case]:  # fmt: skip
     needs_second = added is not None or torch.add in rest
-    for varied, arguments in _variants(root):
+    for varied, arguments in _variants(root, pairs=wrap is None and not rest and added is None):
         inputs = recipe.inputs(arguments)
         if not is_taken(arguments) or not _norm_fits(rest, root, inputs):
             continue
@@ -298,8 +298,9 @@ def _cases(
 
 
 @cache
-def _variants(root: Any) -> tuple[tuple[tuple[str, ...], dict[str, Any]], ...]:
-    return tuple(RECIPES[root].variants())
+def _variants(root: Any, *, pairs: bool) -> tuple[tuple[tuple[str, ...], dict[str, Any]], ...]:
+    """The variants of an op; where it is the whole pattern, also two arguments at a time. Many patterns share a root."""
+    return tuple(RECIPES[root].variants(pairs=pairs))
 
 
 def _build(

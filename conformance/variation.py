@@ -47,13 +47,16 @@ class Recipe:
     def _varied(self) -> dict[str, tuple[Any, ...]]:
         return {name: values for name, values in self.arguments.items() if not isinstance(values, Fixed)}
 
-    def variants(self) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    def variants(self, *, pairs: bool = False) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
         """Yield (the arguments away from their base, all arguments): the base, dense variants, then each alone.
 
-        The dense variants cover all pairs that are valid; they come first, so that a few variants cover much.
+        The dense variants cover all pairs that are valid; they come first, so that a few variants cover much. But they
+        leave no argument at its base, which may be what a kernel is chosen by: with ``pairs`` come, at last, two at a
+        time with all others at their bases.
         """
         base, seen = self.base(), []
-        for arguments in itertools.chain([base], self._dense(base), self._alone(base)):
+        two = self._two(base) if pairs else ()
+        for arguments in itertools.chain([base], self._dense(base), self._alone(base), two):
             if arguments not in seen:
                 seen.append(arguments)
                 yield tuple(name for name in base if arguments[name] != base[name]), arguments
@@ -64,6 +67,13 @@ class Recipe:
                 arguments = {**base, name: value}
                 if self.is_valid(arguments):
                     yield arguments
+
+    def _two(self, base: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """For every two arguments the first values away from their bases that are valid together."""
+        away = {name: values[1:] for name, values in self._varied().items()}
+        for a, b in itertools.combinations(away, 2):
+            tried = ({**base, a: x, b: y} for x in away[a] for y in away[b])
+            yield from itertools.islice(filter(self.is_valid, tried), 1)
 
     def _dense(self, base: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Cover every valid pair of values away from the base."""

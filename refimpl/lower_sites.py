@@ -343,8 +343,6 @@ class Sites:
         is_inside = all(tail.grid.low <= found.low and found.high <= tail.grid.high for found in inputs)
         if is_inside and kind not in table.LEAVES_RANGE:
             tail = tail._replace(bounds=None)  # rule: CVT-09
-        if kind in table.CLAMPS:
-            sources = {value: _laid_out(found) for value, found in sources.items()}
         args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda value: sources.get(value, value))
         self._write(node, tail, *args, **kwargs)
 
@@ -391,5 +389,5 @@ def _packing(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _laid_out(value: Node | Call) -> Node | Call:
-    """The operand of a clamp. Qnnpack's takes one that is channels_last for contiguous, and mixes its values up."""
+    """The operand of a clamp that we add. Qnnpack's takes a channels_last one for contiguous, and mixes values up."""
     return Call(op="call_method", target="contiguous", args=(value,)) if _is_qnnpack() else value  # rule: LOW-03

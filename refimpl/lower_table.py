@@ -118,12 +118,11 @@ FIXED_QPARAMS: Mapping[Any, Mapping[torch.dtype, tuple[float, int]]] = {
 # (LOW-02) Those with bounds of their own, and resize_, can leave the range in which their input lies (CVT-09).
 _BOUNDED: frozenset[Any] = frozenset({nn.Hardtanh, F.hardtanh, F.hardtanh_, torch.clamp, "clamp"})
 LEAVES_RANGE: frozenset[Any] = _BOUNDED | {"resize_"}
-CLAMPS: frozenset[Any] = _BOUNDED | {nn.ReLU6, F.relu6}
-ON_QUANTIZED: frozenset[Any] = CLAMPS | frozenset(
-    {nn.Identity, nn.ReLU, nn.ChannelShuffle, nn.PixelShuffle, nn.PixelUnshuffle,
+ON_QUANTIZED: frozenset[Any] = _BOUNDED | frozenset(
+    {nn.Identity, nn.ReLU, nn.ReLU6, nn.ChannelShuffle, nn.PixelShuffle, nn.PixelUnshuffle,
      nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
      nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
-     F.relu, F.interpolate, F.max_pool1d, F.max_pool2d, F.max_pool3d,
+     F.relu, F.relu6, F.interpolate, F.max_pool1d, F.max_pool2d, F.max_pool3d,
      F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
      torch.cat, torch.stack, torch.mean, torch.flatten, torch.narrow, torch.transpose, torch.squeeze,
      torch.unsqueeze, torch.repeat_interleave, torch.channel_shuffle, torch.pixel_shuffle, torch.pixel_unshuffle,

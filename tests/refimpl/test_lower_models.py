@@ -132,22 +132,6 @@ def test_an_op_whose_qconfig_is_none_stays_float_where_torch_lowers_it(part: nn.
 
 
 @pytest.mark.rule("LOW-03")
-def test_qnnpacks_clamp_mixes_up_channels_last() -> None:
-    before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = "qnnpack"
-    try:
-        model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.ReLU6()).eval()  # a quantized convolution is channels_last
-        flow, qconfig = small(model, [(X,)])
-        theirs = torch_lowered(model, flows.global_mapping(qconfig), [(X,)])
-        with torch.no_grad():
-            expected, step = flow(X), flows.qparams(flow.reference)[-1][1][0]
-            assert (theirs(X) - expected).abs().max() > 10 * step, "torch is right now: drop this deviation"
-            assert (refimpl.convert_fx(flow.prepared)(X) - expected).abs().max() <= 1.01 * step
-    finally:
-        torch.backends.quantized.engine = before
-
-
-@pytest.mark.rule("LOW-03")
 def test_torch_drops_the_qparams_that_a_fixed_kernel_does_not_have(engine: str) -> None:
     model = nn.Sequential(nn.Conv2d(2, 2, 1), nn.Tanh(), nn.Conv2d(2, 2, 1)).eval()
     theirs = torch_lowered(model, flows.global_mapping(), [(X,)])  # DTY-05 leaves Tanh in float
