@@ -63,8 +63,8 @@ class CaseRun:
 class ClaimRun:
     """What has been found of one claim.
 
-    ``kept``: of the cases that came through, each ``every``-th, and one of each rank. ``held``: stage and variant of what has been seen to
-    hold, and does not depend on the regime. ``prepared``: the first prepared model.
+    ``kept``: of the cases that came through, each ``every``-th, and one of each rank. ``held``: stage and variant of
+    what has been seen to hold, and does not depend on the regime. ``prepared``: the first prepared model.
     """
 
     claim: Claim

@@ -74,6 +74,11 @@ def _near_zero(shape: tuple[int, ...], grid: Grid) -> Tensor:
     return (grid.zero_point + torch.randint(-3, 4, shape)).clamp(grid.low, grid.high)
 
 
+def _close_to_high(shape: tuple[int, ...], grid: Grid) -> Tensor:
+    """A few steps below the high end: pairs of products that saturate, and a large mean with a small variance."""
+    return (grid.high - torch.randint(0, 4, shape)).clamp(grid.low, grid.high)
+
+
 def _single(shape: tuple[int, ...], grid: Grid) -> Tensor:
     """One element away from the zero point: what a wrong index or a wrong padding moves."""
     drawn = torch.full(shape, grid.zero_point)
@@ -86,8 +91,9 @@ def _single(shape: tuple[int, ...], grid: Grid) -> Tensor:
 AIMS: tuple[tuple[str, Aim], ...] = (
     ("random", _random),
     ("alternating ends", _ends("low")),
-    ("one away from the zero point", _single),
+    ("close to the high end", _close_to_high),
     ("near the zero point", _near_zero),
+    ("one away from the zero point", _single),
     ("all at the high end", lambda shape, grid: torch.full(shape, grid.high)),
     ("all at the low end", lambda shape, grid: torch.full(shape, grid.low)),
     ("all at the zero point", lambda shape, grid: torch.full(shape, grid.zero_point)),

@@ -18,12 +18,13 @@ from torch import nn
 
 from backends.base import Capabilities, Taken
 from conformance.cases import MODEL_OF, Case, Input, PatternModel, Regime, Role, Step
-from conformance.claims import Claim
+from conformance.claims import NO_WEIGHT, Claim
 from conformance.draws import calibration_inputs
 from conformance.oracle_table import ROWS
 from conformance.quantizers import Kind, kind_of, qconfig_for
 from conformance.recipes import FOLLOWERS, PARTS, QAT_OF, RECIPES, WEIGHTED, out_channels
 from conformance.spreads import FUNCTION, Row, evaluates
+from conformance.structure import moves_only
 from conformance.variation import Arguments, Recipe
 from refimpl import ConfigError, MatchAllNode, ObservationType
 from refimpl.patterns import is_chain, leaf_name, leaves, normal_form, pattern_name
@@ -132,10 +133,19 @@ def _chosen(cases: Sequence[Any], claim: Claim, limit: int | None) -> list[Any]:
 
 
 def _with_regimes(claim: Claim, models: Sequence[Case]) -> list[Case]:
-    """Give each case a regime, in turn; the base case meets those for which there are too few cases."""
+    """Give each case a regime, in turn; the base case meets those for which there are too few cases.
+
+    And those of a coarse output or a large bias, where a step is so large that a kernel's errors are small in it. Where
+    values are computed with, other shapes meet zero points at both ends.
+    """
     regimes = [regime for regime in REGIMES if _matters(regime, claim)]
-    left = regimes[len(models) :]
-    pairs = [*zip(models, itertools.cycle(regimes), strict=False), *((models[0], regime) for regime in left)]
+    turns = [regime for regime in regimes if regime.output <= 1.0 and regime.bias == 1.0]
+    left = [*turns[len(models) :], *(regime for regime in regimes if regime not in turns)]
+    pairs = [*zip(models, itertools.cycle(turns), strict=False), *((models[0], regime) for regime in left)]
+    if claim.scheme == NO_WEIGHT and not moves_only(claim):
+        shapes = [each for each in models if each.varied == ("shape",)]
+        ends = [regime for regime in turns if regime.name in ("positive", "negative")]
+        pairs += [pair for pair in itertools.product(shapes, ends) if pair not in pairs]
     return [
         replace(case, name=f"{case.name} {regime.name}", variant=case.name, regime=regime) for case, regime in pairs
     ]
@@ -299,7 +309,7 @@ def _cases(
 
 @cache
 def _variants(root: Any, *, pairs: bool) -> tuple[tuple[tuple[str, ...], dict[str, Any]], ...]:
-    """The variants of an op; where it is the whole pattern, also two arguments at a time. Many patterns share a root."""
+    """The variants of an op, made once for all patterns that have it; ``pairs``: it is the whole pattern."""
     return tuple(RECIPES[root].variants(pairs=pairs))
 
 

@@ -35,8 +35,8 @@ class Layer(NamedTuple):
 class Network(NamedTuple):
     """A convolution as known networks have it, for which engines have kernels of their own.
 
-    As many channels come out as go in; the padding is half the kernel, so that a stride of two halves the image, or
-    doubles it where the convolution is transposed.
+    As many channels come out as go in; the padding is half of what the kernel reaches beyond one element, so that a
+    stride of two halves the image, or doubles it where the convolution is transposed.
     """
 
     channels: int
@@ -93,9 +93,11 @@ def _with_parameters(module: Any, weight: Tensor, bias: Tensor | None) -> Step:
 
 # -- convolutions -----------------------------------------------------------------------------------------------------
 
-# ResNet's and U-Net's way to another size; MobileNet's depthwise layers, with channels in multiples of eight; ResNeXt's
-# groups of 4 and of 8 channels.
+# U-Net's and ResNet's ways to another size; MobileNet's depthwise layers, with channels in multiples of eight; then
+# ResNeXt's groups of 4 and of 8 channels.
+UP = Network(channels=16, groups=1, kernel=2, stride=2)
 NETWORKS = (
+    UP,
     Network(channels=8, groups=1, kernel=3, stride=2),
     Network(channels=16, groups=16, kernel=3, stride=1),
     Network(channels=16, groups=16, kernel=3, stride=2),
@@ -139,7 +141,7 @@ def _transposed_arguments(rank: int) -> dict[str, Any]:
     return {
         "shape": LAYERS, "kernel_size": (3, 1, (2, 3, 1)[:rank]), "stride": (1, (2, 1, 3)[:rank]),
         "padding": (0, (1, 2, 0)[:rank]), "output_padding": (0, (1, 0, 1)[:rank]), "dilation": (1, (2, 1, 2)[:rank]),
-        "bias": (True, False), "_network": (None, NETWORKS[0], NETWORKS[2]), "_unbatched": (False, True),
+        "bias": (True, False), "_network": (None, UP, NETWORKS[1], NETWORKS[3]), "_unbatched": (False, True),
     }  # fmt: skip
 
 
@@ -178,8 +180,10 @@ def _resolved(arguments: Arguments) -> Arguments:
     if network is None:
         return arguments
     layer = Layer(c_in=network.channels, c_out=network.channels, groups=network.groups)
-    geometry = {"kernel_size": network.kernel, "stride": network.stride, "padding": network.kernel // 2}
-    doubling = {"output_padding": network.stride - 1} if "output_padding" in arguments else {}
+    padding = (network.kernel - 1) // 2
+    geometry = {"kernel_size": network.kernel, "stride": network.stride, "padding": padding}
+    rest = network.stride - network.kernel + 2 * padding
+    doubling = {"output_padding": rest} if "output_padding" in arguments else {}
     return {**arguments, "shape": layer, **geometry, **doubling}
 
 

@@ -12,7 +12,7 @@ from fake_backends import fakes
 from backends.reference import ReferenceBackend
 from conformance import exercise
 from conformance.checks import Check, plain
-from conformance.claim_run import STAGES
+from conformance.claim_run import STAGES, At
 from conformance.claims import Claim, enumerate_claims
 from conformance.jobs import Job
 from conformance.pipeline import Workbench
@@ -30,14 +30,14 @@ def check(**changes: Any) -> Check:
 
 
 class Bench:
-    """A pipeline that gives the checks and decisions that a test gives it."""
+    """A pipeline that gives the steps and decisions that a test gives it."""
 
-    def __init__(self, *checks: Check, decisions: object = ()) -> None:
-        self.checks = checks
+    def __init__(self, *found: Check | At, decisions: object = ()) -> None:
+        self.given = found
         self.found = decisions
 
-    def run(self, claim: Claim) -> Iterator[Check]:
-        yield from self.checks
+    def steps(self, claim: Claim) -> Iterator[Check | At]:
+        yield from self.given
 
     def decisions(self, claim: Claim) -> object:
         return self.found
@@ -46,15 +46,17 @@ class Bench:
         return []
 
 
-def rows_of(*checks: Check, decisions: object = ()) -> Iterator[Row]:
-    return exercise.claim_rows(cast(Workbench, Bench(*checks, decisions=decisions)), CLAIM)
+def rows_of(*found: Check | At, decisions: object = ()) -> Iterator[Row]:
+    return exercise.claim_rows(cast(Workbench, Bench(*found, decisions=decisions)), CLAIM)
 
 
 def test_checks_come_one_by_one_and_then_the_decisions() -> None:
-    rows = list(rows_of(check(), check(stage="lower"), decisions=[{"a": 1, "b": (1, 2), "c": None}]))
-    assert [row.get("stage") for row in rows] == ["fuse", "lower", None]
-    assert rows[0]["claim"] == "a" and 0 <= rows[0]["seconds"] < 1
-    assert rows[2] == {"decisions": [{"a": 1, "b": "[1, 2]", "c": None}]}
+    given = (check(seconds=0.25), At(stage="lower", case="default"), check(stage="lower"))
+    rows = list(rows_of(*given, decisions=[{"a": 1, "b": (1, 2), "c": None}]))
+    assert [row.get("stage") for row in rows] == ["fuse", None, "lower", None]
+    assert (rows[0]["claim"], rows[0]["seconds"]) == ("a", 0.25)
+    assert rows[1] == {"at": ["lower", "default"]}
+    assert rows[3] == {"decisions": [{"a": 1, "b": "[1, 2]", "c": None}]}
 
 
 @pytest.mark.parametrize("evidence", [{"x": object()}, {"x": float("nan")}, {"graph": 3}])
@@ -93,7 +95,7 @@ def test_a_unit_is_served_by_its_id() -> None:
     job = Job(id="fact/t/s", run=lambda bench: iter([FACT | {"subject": bench.backend.name}]))
     serve = exercise.server(workbench, {job.id: job, claims[0].id: claims[0]})
     assert [row["subject"] for row in serve(job.id)] == ["good"]
-    *checks, decisions = serve(claims[0].id)
+    *checks, decisions = (row for row in serve(claims[0].id) if "at" not in row)
     assert [row["stage"] for row in checks] == list(STAGES) and decisions["decisions"]
     assert all(decode(row) for row in checks)
 

@@ -18,7 +18,7 @@ from backends.base import Capabilities, Execution, Representation, UnsupportedPa
 from conformance import pipeline
 from conformance.cases import Case
 from conformance.checks import Check
-from conformance.claim_run import RULES, STAGES
+from conformance.claim_run import ENOUGH, RULES, STAGES
 from conformance.claims import Claim, enumerate_claims
 from conformance.models import plan_cases
 from conformance.pipeline import PROFILES, Effort, Workbench
@@ -178,6 +178,54 @@ def test_a_float_fallback_does_not_end_the_claim(execution: Callable[..., Any], 
     shown = checks["execution"]
     assert (shown.outcome, shown.verdict, shown.message) == ("fail", Verdict.FALLBACK, message)
     assert (checks["numerics"].verdict, checks["numerics"].cases) == (Verdict.VERIFIED, 6)
+
+
+class Refusing(IntegerBackend):
+    """The honest integer backend, which lowers only the first models that it gets."""
+
+    def __init__(self, taken: int) -> None:
+        super().__init__()
+        self.taken, self.asked = taken, 0
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        self.asked += 1
+        if self.asked > self.taken:
+            raise RuntimeError("no kernel")
+        return super().lower(reference_model, example_inputs)
+
+
+def cases_of(claim: Claim) -> int:
+    cases = plan_cases(claim, IntegerBackend().capabilities())
+    assert not isinstance(cases, str) and len(cases) > ENOUGH + 1
+    return len(cases)
+
+
+@pytest.mark.rule("LOW-01")
+def test_what_runs_in_no_case_is_not_tried_in_all_of_them() -> None:
+    backend = Refusing(taken=0)
+    check = all_stages(Workbench(backend, seed=0, profile="full"), claim_on(ADD))["lower"]
+    assert backend.asked == ENOUGH and check.verdict is Verdict.REFUTED
+    assert check.evidence["cases not tried"] == cases_of(claim_on(ADD)) - ENOUGH
+
+
+@pytest.mark.rule("LOW-01")
+def test_what_runs_in_one_case_is_tried_in_all_of_them() -> None:
+    backend = Refusing(taken=1)
+    check = all_stages(Workbench(backend, seed=0, profile="full"), claim_on(ADD))["lower"]
+    assert backend.asked == cases_of(claim_on(ADD)) + 1  # once more for invariance
+    assert check.verdict is Verdict.REFUTED and "cases not tried" not in check.evidence
+
+
+@pytest.mark.rule("NUM-07")
+def test_some_case_of_each_rank_is_kept_for_other_layouts() -> None:
+    workbench = Workbench(Altered(), seed=0, profile="full")
+    claim = claim_on(CAT)
+    all_stages(workbench, claim)
+    cases = plan_cases(claim, IntegerBackend().capabilities())
+    assert workbench._run is not None and not isinstance(cases, str)
+    kept = [case_run.case for case_run in workbench._run.kept]
+    assert len(kept) < len(cases)
+    assert {len(case.inputs[0].shape) for case in kept} == {len(case.inputs[0].shape) for case in cases}
 
 
 @pytest.mark.rule("LOW-04")

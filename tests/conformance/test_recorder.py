@@ -196,6 +196,20 @@ def test_work_that_is_cut_short_leaves_a_check_for_every_stage(
     assert results.claims[0].reason == found[done].message
 
 
+def test_a_process_that_dies_names_the_stage_and_the_case_that_it_was_at(session: Callable[..., Session]) -> None:
+    run = session("a")
+    (c,) = run.claims
+    places: list[Row] = [{"at": ["lower", "default"]}, {"at": ["numerics", "default"]}]
+    run.ended(c, outcome(check(c, STAGES[0]), *places, ending=Ending.DIED, message="SIGX"))
+    _, results = run.finish(1)
+    said = {row.stage: (row.outcome, row.verdict, row.message) for row in results.checks}
+    assert said[STAGES[0]] == ("pass", PASS, "")
+    assert said["numerics"] == ("error", Verdict.CRASHED, "default: SIGX")
+    for stage in set(STAGES) - {STAGES[0], "numerics"}:  # other cases had not been there yet
+        assert said[stage] == ("skip", Verdict.CRASHED, "not completed: numerics ended the claim")
+    assert results.claims[0].reason == "default: SIGX"
+
+
 def test_a_dead_worker_crashes_the_claim_that_it_had(session: Callable[..., Session]) -> None:
     run = session("a", "b")
     run.report(run.claims[0], "???", "failed", "worker 'gw1' crashed while running …")
