@@ -67,7 +67,12 @@ def batched_pools(rank: int, *kinds: str) -> dict[str, dict[str, Taken]]:
         *(f"nn.{each}" for each in modules),
         *(f"{space}.{each}" for space in ("F", "torch") for each in functions),
     ]
-    return {name: {"shape": lambda shape: len(shape) == rank + 2} for name in names}
+
+    def in_batches(shape: tuple[int, ...]) -> bool:
+        """Images in batches."""
+        return len(shape) == rank + 2
+
+    return {name: {"shape": in_batches} for name in names}
 
 
 LIMITS |= batched_pools(3, "max_pool", "avg_pool")

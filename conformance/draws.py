@@ -56,13 +56,9 @@ Aim = Callable[[tuple[int, ...], Grid], Tensor]
 """Integers of a shape on a grid."""
 
 
-def _ends(first: str) -> Aim:
-    def alternate(shape: tuple[int, ...], grid: Grid) -> Tensor:
-        number = torch.arange(int(torch.Size(shape).numel())) % 2
-        low, high = (grid.low, grid.high) if first == "low" else (grid.high, grid.low)
-        return torch.where(number == 0, low, high).reshape(shape)
-
-    return alternate
+def _alternating(shape: tuple[int, ...], grid: Grid) -> Tensor:
+    number = torch.arange(int(torch.Size(shape).numel())) % 2
+    return torch.where(number == 0, grid.low, grid.high).reshape(shape)
 
 
 def _random(shape: tuple[int, ...], grid: Grid) -> Tensor:
@@ -90,14 +86,13 @@ def _single(shape: tuple[int, ...], grid: Grid) -> Tensor:
 
 AIMS: tuple[tuple[str, Aim], ...] = (
     ("random", _random),
-    ("alternating ends", _ends("low")),
+    ("alternating ends", _alternating),
     ("close to the high end", _close_to_high),
     ("near the zero point", _near_zero),
     ("one away from the zero point", _single),
     ("all at the high end", lambda shape, grid: torch.full(shape, grid.high)),
     ("all at the low end", lambda shape, grid: torch.full(shape, grid.low)),
     ("all at the zero point", lambda shape, grid: torch.full(shape, grid.zero_point)),
-    ("alternating ends, high first", _ends("high")),
 )
 
 

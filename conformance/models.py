@@ -135,17 +135,18 @@ def _chosen(cases: Sequence[Any], claim: Claim, limit: int | None) -> list[Any]:
 def _with_regimes(claim: Claim, models: Sequence[Case]) -> list[Case]:
     """Give each case a regime, in turn; the base case meets those for which there are too few cases.
 
-    And those of a coarse output or a large bias, where a step is so large that a kernel's errors are small in it. Where
-    values are computed with, other shapes meet zero points at both ends.
+    And those of a coarse output or a large bias, where a step is so large that a kernel's errors are small in it. An op
+    without a weight that computes meets all of them on its base case, and zero points at both ends on other shapes.
     """
     regimes = [regime for regime in REGIMES if _matters(regime, claim)]
     turns = [regime for regime in regimes if regime.output <= 1.0 and regime.bias == 1.0]
-    left = [*turns[len(models) :], *(regime for regime in regimes if regime not in turns)]
-    pairs = [*zip(models, itertools.cycle(turns), strict=False), *((models[0], regime) for regime in left)]
+    more = [(models[0], regime) for regime in regimes if regime not in turns[: len(models)]]
     if claim.scheme == NO_WEIGHT and not moves_only(claim):
         shapes = [each for each in models if each.varied == ("shape",)]
         ends = [regime for regime in turns if regime.name in ("positive", "negative")]
-        pairs += [pair for pair in itertools.product(shapes, ends) if pair not in pairs]
+        more = [*itertools.product(models[:1], regimes), *itertools.product(shapes, ends)]
+    pairs = list(zip(models, itertools.cycle(turns), strict=False))
+    pairs += [pair for pair in more if pair not in pairs]
     return [
         replace(case, name=f"{case.name} {regime.name}", variant=case.name, regime=regime) for case, regime in pairs
     ]
@@ -293,7 +294,7 @@ def _cases(
     is_taken: Callable[[Arguments], bool],
 ) -> Iterator[Case]:  # fmt: skip
     needs_second = added is not None or torch.add in rest
-    for varied, arguments in _variants(root, pairs=wrap is None and not rest and added is None):
+    for varied, arguments in _variants(root, whole=wrap is None and not rest and added is None):
         inputs = recipe.inputs(arguments)
         if not is_taken(arguments) or not _norm_fits(rest, root, inputs):
             continue
@@ -308,9 +309,9 @@ def _cases(
 
 
 @cache
-def _variants(root: Any, *, pairs: bool) -> tuple[tuple[tuple[str, ...], dict[str, Any]], ...]:
-    """The variants of an op, made once for all patterns that have it; ``pairs``: it is the whole pattern."""
-    return tuple(RECIPES[root].variants(pairs=pairs))
+def _variants(root: Any, *, whole: bool) -> tuple[tuple[tuple[str, ...], dict[str, Any]], ...]:
+    """The variants of an op, made once for all patterns that have it; ``whole``: it is the whole of them."""
+    return tuple(RECIPES[root].variants(whole=whole))
 
 
 def _build(

@@ -22,7 +22,7 @@ from conformance import structure
 from conformance.checks import Check
 from conformance.claim_run import At, CaseRun, ClaimRun, failed, internal_error, passed, skipped
 from conformance.claims import Claim
-from conformance.draws import Batch, calibration_inputs, float_inputs, static_inputs
+from conformance.draws import AIMS, Batch, calibration_inputs, float_inputs, static_inputs
 from conformance.grids import output_step, placeholder_grids
 from conformance.invariance import check_invariance, judge_invariance, left_out
 from conformance.lint import lint
@@ -64,8 +64,8 @@ class Effort:
 
 PROFILES: dict[str, Effort] = {
     "quick": Effort(cases=1, aims=3, further=3, random=0),
-    "full": Effort(cases=None, aims=8, further=5, random=1, every=3),
-    "stress": Effort(cases=None, aims=8, further=8, random=24),
+    "full": Effort(cases=None, aims=len(AIMS), further=5, random=1, every=3),
+    "stress": Effort(cases=None, aims=len(AIMS), further=len(AIMS), random=24),
 }
 
 
@@ -84,7 +84,9 @@ class Workbench:
         self.seed = seed
         self.profile = profile
         effort = PROFILES[profile]
-        self.effort = effort if max_examples is None else replace(effort, aims=8, further=8, random=max_examples)
+        if max_examples is not None:
+            effort = replace(effort, aims=len(AIMS), further=len(AIMS), random=max_examples)
+        self.effort = effort
         self.capabilities = backend.capabilities()
         self.config: BackendConfig = as_backend_config(backend.backend_config())
         self._run: ClaimRun | None = None

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from backends.base import Backend, Capabilities
+from backends.base import Backend, Capabilities, Taken
 from backends.discovery import BackendNotFound, find_backend
 from conformance import composition, fingerprint, isa, unclaimed
 from conformance.claims import Claim, config_digest, enumerate_claims
@@ -103,7 +103,18 @@ class Run:
             "isa": isa.current_level(backend.engine),
             "isolation": "fork" if CAN_FORK else "none",
             "waivers": _digested(self.waiver_file),
+            "limits": _limits(backend.capabilities().limits),
         }
+
+
+def _limits(limits: Mapping[str, Mapping[str, Taken]]) -> Row:
+    """The limits as text: the values that are taken, or what the callable that tells says of itself."""
+
+    def text(taken: Taken) -> str:
+        said = (taken.__doc__ or taken.__name__).strip() if callable(taken) else ", ".join(map(str, taken))
+        return said.partition("\n")[0].rstrip(".")
+
+    return {op: {name.lstrip("_"): text(taken) for name, taken in each.items()} for op, each in limits.items()}
 
 
 def preflight(config: pytest.Config) -> Run | int | None:

@@ -47,19 +47,26 @@ class Recipe:
     def _varied(self) -> dict[str, tuple[Any, ...]]:
         return {name: values for name, values in self.arguments.items() if not isinstance(values, Fixed)}
 
-    def variants(self, *, pairs: bool = False) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-        """Yield (the arguments away from their base, all arguments): the base, dense variants, then each alone.
+    def variants(self, *, whole: bool = True) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+        """Yield (the arguments away from base, all arguments): the base, dense variants, each alone, two at a time.
 
         The dense variants cover all pairs that are valid; they come first, so that a few variants cover much. But they
-        leave no argument at its base, which may be what a kernel is chosen by: with ``pairs`` come, at last, two at a
-        time with all others at their bases.
+        leave few arguments at their base, which may be what a kernel is chosen by: hence the others, which have all but
+        one or two there. Not ``whole``: of these only what brings a value that no dense variant has.
         """
-        base, seen = self.base(), []
-        two = self._two(base) if pairs else ()
-        for arguments in itertools.chain([base], self._dense(base), self._alone(base), two):
+        base, seen = self.base(), list[dict[str, Any]]()
+        dense = list(self._dense(base))
+        sparse = [*self._alone(base), *self._two(base)] if whole else self._unmet(base, dense)
+        for arguments in itertools.chain([base], dense, sparse):
             if arguments not in seen:
                 seen.append(arguments)
                 yield tuple(name for name in base if arguments[name] != base[name]), arguments
+
+    def _unmet(self, base: dict[str, Any], dense: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for arguments in self._alone(base):
+            if not any(all(each[name] == arguments[name] for name in base if arguments[name] != base[name])
+                       for each in dense):  # fmt: skip
+                yield arguments
 
     def _alone(self, base: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for name, values in self._varied().items():

@@ -91,7 +91,8 @@ class Header:
     """First row: what was run, on what, with which settings.
 
     `isa` is the instruction-set level of the kernels; `waivers` the file of them and its sha256, if there is one;
-    `isolation` what a claim has to itself: "fork" (a process), "none".
+    `isolation` what a claim has to itself: "fork" (a process), "none". `limits`: op → argument → which values the
+    backend declares to take; others were not tried.
     """
 
     kind: ClassVar[str] = "header"
@@ -119,6 +120,7 @@ class Header:
     isa: str = ""
     isolation: str = ""
     waivers: dict[str, str] = field(default_factory=dict)
+    limits: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

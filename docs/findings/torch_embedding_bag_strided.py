@@ -18,9 +18,7 @@ for bits, prepack, lookup in (
         for weights in (strided, strided.contiguous())
     )
     error = float((found - right).abs().max())
-    print(
-        f"{bits} bits: {error:.3f} from the result for the same weights, contiguous; values up to {right.abs().max():.3f}"
-    )
+    print(f"{bits} bits: {error:.3f} from the result for equal weights; values up to {right.abs().max():.3f}")
     largest = max(largest, error)
 print("the fault shows" if largest > 0.01 else "the fault does not show with this torch on this machine")
 raise SystemExit(largest <= 0.01)
