@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from backends.torch_engine import TorchEngineBackend
 
 
@@ -10,3 +12,4 @@ class FbgemmBackend(TorchEngineBackend):
 
     name = "fbgemm"
     engine = "fbgemm"
+    waivers = Path(__file__).with_name("fbgemm.waivers.toml")

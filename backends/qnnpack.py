@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from backends.base import Capabilities
 from backends.torch_engine import TorchEngineBackend, batched_pools
@@ -13,6 +14,7 @@ class QnnpackBackend(TorchEngineBackend):
 
     name = "qnnpack"
     engine = "qnnpack"
+    waivers = Path(__file__).with_name("qnnpack.waivers.toml")
 
     def capabilities(self) -> Capabilities:
         """QNNPACK holds the bias as int32 of scale s_x·s_w: torch quantizes it so when it packs the weight."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from backends.torch_engine import TorchEngineBackend
 
 
@@ -10,3 +12,4 @@ class X86Backend(TorchEngineBackend):
 
     name = "x86"
     engine = "x86"
+    waivers = Path(__file__).with_name("x86.waivers.toml")

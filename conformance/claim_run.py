@@ -132,7 +132,8 @@ class ClaimRun:
         if stage in self._broken:
             return self._broken[stage]
         errors = self._errors[stage]
-        check = self._judged_numbers() if stage == "numerics" and self.findings else None
+        is_numeric = stage == "numerics" and self.findings
+        check = judge(self.findings, moves_only=moves_only(self.claim)) if is_numeric else None
         if errors and (check is None or check.verdict in (Verdict.VERIFIED, Verdict.QUALITY)):
             check = failed(stage, _worst(errors))
         check = check or passed(stage, self._entered[stage])
@@ -140,9 +141,6 @@ class ClaimRun:
         if untried and check.outcome == "fail" and stage in ("lower", "numerics"):
             check = replace(check, evidence={**check.evidence, "cases not tried": untried})
         return check
-
-    def _judged_numbers(self) -> Check:
-        return judge(self.findings, moves_only=moves_only(self.claim))
 
 
 def _worst(errors: Sequence[StageError]) -> StageError:

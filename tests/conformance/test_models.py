@@ -130,7 +130,7 @@ def test_patterns_that_add_a_second_input_add_it_where_they_say() -> None:
              and MatchAllNode in leaves(claim.entry.normal_pattern)]  # fmt: skip
     orders: set[bool] = set()
     for claim in added:
-        case = planned(claim, 1)[0]
+        case = planned(claim)[0]
         model = build_model(case)
         assert isinstance(model, AddedModel) and len(case.inputs) == 2
         x, y = calibration_inputs(case)[0]
@@ -179,7 +179,7 @@ def test_every_regime_that_matters_is_met() -> None:
 
 def test_two_operands_and_a_bias_meet_every_regime_that_matters() -> None:
     """A sum with a number shares its input's grid, so an output's range of its own is met by two tensors alone."""
-    for pattern in ("operator.add", "torch.mul", "torch.cat"):
+    for pattern in ("operator.add", "torch.mul"):  # what only moves integers is not run in all of them
         claim = claim_on(pattern)
         assert {case.regime.name for case in planned(claim) if len(case.inputs) > 1} == regimes_of(claim), pattern
     for pattern in ("nn.Linear", "nn.Conv2d", "torch.conv2d", "nn.ConvTranspose2d", "nn.Linear+nn.ReLU"):

@@ -1,0 +1,58 @@
+"""Variation: which combinations of arguments are tried of an op, alone and as a part of a larger pattern."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from torch import nn
+
+from conformance.recipes import RECIPES
+from conformance.variation import Recipe
+
+OPS = (nn.Conv2d, nn.MaxPool2d, nn.Linear, nn.ConvTranspose1d)
+
+
+def away(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
+    """The values of each argument beside its base."""
+    arguments = {name: values for name, values in recipe.arguments.items() if isinstance(values, tuple)}
+    return {name: values[1:] for name, values in arguments.items()}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_of_an_op_every_value_is_tried_alone_and_every_two_arguments_with_the_others_at_their_base(op: Any) -> None:
+    recipe = RECIPES[op]
+    base, variants = recipe.base(), [arguments for _, arguments in recipe.variants()]
+    assert variants[0] == base
+    for name, values in away(recipe).items():
+        for value in values:
+            alone = {**base, name: value}
+            assert not recipe.is_valid(alone) or alone in variants
+    for a, b in itertools.combinations(away(recipe), 2):
+        two = [{**base, a: x, b: y} for x in away(recipe)[a] for y in away(recipe)[b]]
+        possible = [each for each in two if recipe.is_valid(each)]
+        assert not possible or any(each in variants for each in possible)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("whole", (True, False))
+def test_every_value_and_every_valid_pair_of_values_is_in_some_variant(op: Any, whole: bool) -> None:
+    recipe = RECIPES[op]
+    base, variants = recipe.base(), [arguments for _, arguments in recipe.variants(whole=whole)]
+    assert len(variants) == len({str(each) for each in variants})
+    for name, values in away(recipe).items():
+        for value in values:
+            if recipe.is_valid({**base, name: value}):
+                assert any(each[name] == value for each in variants), (name, value)
+    for (a, xs), (b, ys) in itertools.combinations(away(recipe).items(), 2):
+        for x, y in itertools.product(xs, ys):
+            if recipe.is_valid({**base, a: x, b: y}):
+                assert any(each[a] == x and each[b] == y for each in variants), (a, x, b, y)
+
+
+def test_a_part_of_a_pattern_has_fewer_variants_and_none_of_its_own() -> None:
+    for op in OPS:
+        every = [arguments for _, arguments in RECIPES[op].variants()]
+        fewer = [arguments for _, arguments in RECIPES[op].variants(whole=False)]
+        assert len(fewer) < len(every) and all(each in every for each in fewer)
