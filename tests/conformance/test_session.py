@@ -9,7 +9,7 @@ import pytest
 from fake_backends import fakes
 from suite_runs import options
 
-from backends.base import Backend, Representation
+from backends.base import Backend, Capabilities, Representation
 from conformance.session import open_run, param_id, run_of
 
 
@@ -62,6 +62,23 @@ def test_waivers_come_from_the_backend_the_option_or_nowhere(tmp_path: Path) -> 
 def test_a_waiver_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(pytest.UsageError, match=r"none\.toml: cannot be read"):
         open_run(options(tmp_path, waivers=tmp_path / "none.toml"), fakes.Good())
+
+
+def test_the_header_says_which_arguments_a_backend_declares_not_to_take(tmp_path: Path) -> None:
+    def small(sizes: tuple[int, ...]) -> bool:
+        """At most 1,024 columns.
+
+        Larger ones do not fit the memory.
+        """
+        return sizes[-1] <= 1024
+
+    class Limited(fakes.Good):
+        def capabilities(self) -> Capabilities:
+            return Capabilities(limits={"nn.Linear": {"shape": small, "bias": (True,), "_unbatched": (False,)}})
+
+    said = {"nn.Linear": {"shape": "At most 1,024 columns", "bias": "True", "unbatched": "False"}}
+    assert open_run(options(tmp_path), Limited()).header(1)["limits"] == said
+    assert open_run(options(tmp_path), fakes.Good()).header(1)["limits"] == {}
 
 
 def test_outside_of_a_run_there_is_no_run(pytestconfig: pytest.Config) -> None:

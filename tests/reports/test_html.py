@@ -249,9 +249,11 @@ def test_facts_are_tables_by_topic(runs: Any, made: Any) -> None:
 
 def test_notes_level_and_memory_are_shown(runs: Any, made: Any) -> None:
     waivers = {"file": "npu.toml", "sha256": "cd" * 32}
-    rows = [runs.header(isa="avx2", isolation="fork", waivers=waivers, pairs=1), runs.claim()]
+    limits = {"nn.Linear": {"bias": "True", "unbatched": "False"}}
+    rows = [runs.header(isa="avx2", isolation="fork", waivers=waivers, pairs=1, limits=limits), runs.claim()]
     results = made.results(rows, notes=["nothing compared"], peak_mib=311.6)
     text = Page(render_html(results)).text
+    assert "that were not tried nn.Linear : bias only True; unbatched only False" in text
     for words in ("nothing compared", "Level avx2", "file npu.toml sha256 cdcd", "took 4.0 s, at most 312 MiB"):
         assert words in text
 
