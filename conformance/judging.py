@@ -86,8 +86,7 @@ def run_problems(run: Run, header: Header, judged: Mapping[str, Verdict]) -> tup
     That is waivers that do not fit, and verdicts that differ from those expected of a backend of the suite's own.
     """
     options = run.options
-    whole = options.profile != "quick" and options.max_examples is None
-    problems = run.waivers.problems(run.known, judged, whole)
+    problems = run.waivers.problems(run.known, judged)
     comparison = Comparison()
     if options.backend in SHIPPED:
         claims = {claim.id: judged[claim.id] for claim in run.claims if claim.id in judged}

@@ -294,7 +294,9 @@ def _cases(
     is_taken: Callable[[Arguments], bool],
 ) -> Iterator[Case]:  # fmt: skip
     needs_second = added is not None or torch.add in rest
-    for varied, arguments in _variants(root, whole=wrap is None and not rest and added is None):
+    for varied, arguments in _variants(
+        root, whole=root not in WEIGHTED or (wrap is None and not rest and added is None)
+    ):
         inputs = recipe.inputs(arguments)
         if not is_taken(arguments) or not _norm_fits(rest, root, inputs):
             continue

@@ -89,10 +89,15 @@ class Ruling:
 
 @dataclass(frozen=True, slots=True)
 class Waivers:
-    """The waivers of one run, on the day ``today``."""
+    """The waivers of one run, on the day ``today``.
+
+    ``complete``: each claim is tried with every case of profile full. Where it is not, a milder verdict than the waived
+    one is covered, and a pass means little.
+    """
 
     waivers: tuple[Waiver, ...]
     today: datetime.date
+    complete: bool = True
 
     def judge(self, claim_id: str, verdict: Verdict, max_lsb: float | None) -> Ruling:
         """Rule on one claim: its verdict and largest error in LSB (None: nothing was measured)."""
@@ -102,19 +107,19 @@ class Waivers:
         if len(found) > 1:
             return Ruling(problem=_ambiguous(found[0], found[1], [claim_id]))
         waiver = found[0]
-        why = _uncovered(waiver, verdict, max_lsb) or self._expiry(waiver)
+        is_milder = not self.complete and verdict.rank > waiver.verdict.rank
+        why = _uncovered(waiver, waiver.verdict if is_milder else verdict, max_lsb) or self._expiry(waiver)
         return Ruling(waived=not why, waiver=waiver, problem=f"{waiver}: {why}" if why else "")
 
-    def problems(self, known_ids: Collection[str], judged: Mapping[str, Verdict], complete: bool) -> list[str]:
+    def problems(self, known_ids: Collection[str], judged: Mapping[str, Verdict]) -> list[str]:
         """List what is wrong with the waivers themselves, one line each; any fails the run.
 
         ``known_ids``: every ID that the backend has, whether it was run or not. ``judged``: the verdicts of those
-        that were. ``complete``: each of them was tried with every case of profile full, so that a pass means that
-        the case now passes; a quick run that passes means little.
+        that were.
         """
         found = self._ambiguities(known_ids)
         for waiver, covered in self.covered(known_ids).items():
-            passing = [name for name in covered if complete and _passes(waiver, judged.get(name))]
+            passing = [name for name in covered if self.complete and _passes(waiver, judged.get(name))]
             reasons = (self._expiry(waiver), _unused(waiver, covered, known_ids), _passing(waiver, passing))
             found += [f"{waiver}: {why}" for why in reasons if why]
         return found
