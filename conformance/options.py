@@ -47,6 +47,11 @@ class Options:
     no_waivers: bool
     isa: str | None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every case of a claim is tried, on all aimed inputs."""
+        return self.profile != "quick" and self.max_examples is None
+
     def repro(self, claim_id: str) -> str:
         """Return the command that runs one claim again, as it was run here."""
         words = ["pytest", "conformance", f"--backend={shlex.quote(self.backend)}", f"--seed={self.seed}"]

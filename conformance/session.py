@@ -192,9 +192,8 @@ def param_id(unit_id: str) -> str:
 
 
 def _waivers(path: Path | None, options: Options) -> Waivers:
-    complete = options.profile != "quick" and options.max_examples is None
     try:
-        return Waivers(() if path is None else load_waivers(path), date.today(), complete)
+        return Waivers(() if path is None else load_waivers(path), date.today(), options.is_complete)
     except WaiverError as error:
         raise pytest.UsageError(str(error)) from error
 

@@ -71,11 +71,12 @@ class Session:
         self.claims = tuple(claim(name) for name in names)
         self.jobs = tuple(job(name) for name in jobs)
         units: tuple[Unit, ...] = (*self.claims, *self.jobs)
+        given = options(folder, **changes)
         known = [unit.id for unit in units]
         self.run = Run(
-            options=options(folder, **changes), backend=fakes.Good(), config_name="c", claims=self.claims,
-            jobs=self.jobs, selected=known[:selected], known=known, waivers=Waivers(tuple(waivers), TODAY),
-            waiver_file=None,
+            options=given, backend=fakes.Good(), config_name="c", claims=self.claims,
+            jobs=self.jobs, selected=known[:selected], known=known,
+            waivers=Waivers(tuple(waivers), TODAY, given.is_complete), waiver_file=None,
         )  # fmt: skip
         self.path = folder / "results.jsonl"
         self.recorder = Recorder(self.run)
