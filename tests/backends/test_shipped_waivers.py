@@ -1,0 +1,47 @@
+"""The waivers that ship: each names a finding, and together they cover what the engines are expected to fail."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from backends.discovery import find_backend
+from conformance.expected import FOLDER
+from conformance.waivers import Waivers, load_waivers
+from reports.results import GREEN, Verdict
+
+ENGINES = ("qnnpack", "fbgemm", "x86", "onednn")
+FINDINGS = (Path(__file__).parents[2] / "docs" / "findings.md").read_text(encoding="utf-8")
+LAST_LOOKED_AT = date(2026, 11, 22)
+
+
+def shipped(engine: str) -> Waivers:
+    path = find_backend(engine).waivers
+    assert path is not None
+    return Waivers(load_waivers(path), LAST_LOOKED_AT)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_waiver_names_a_finding(engine: str) -> None:
+    waivers = shipped(engine).waivers
+    assert waivers
+    for waiver in waivers:
+        named = re.match(r"docs/findings\.md, (\d+)( and \d+)?: ", waiver.reason)
+        assert named and f"\n## {named[1]}. " in FINDINGS, waiver
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_what_is_expected_to_fail_is_waived_and_nothing_else(path: Path) -> None:
+    expected = json.loads(path.read_text(encoding="utf-8"))
+    waivers = shipped(expected["backend"])
+    verdicts = {name: Verdict(verdict) for name, verdict in expected["verdicts"].items()}
+    for name, verdict in verdicts.items():
+        ruling = waivers.judge(name, verdict, None)
+        assert ruling.waived == (verdict not in GREEN), f"{name}: {verdict}; {ruling.problem or 'no waiver'}"
+    models = {waiver for waiver in waivers.waivers if (waiver.claim or waiver.glob).startswith("model/")}
+    for waiver, names in waivers.covered(verdicts).items():
+        assert names or waiver in models, f"{waiver} is about no claim"
