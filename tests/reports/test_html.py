@@ -229,7 +229,7 @@ def test_models_are_shown_worst_first_with_their_evidence(runs: Any, made: Any) 
     waived = made.model("model/lstm/qat", verdict="CRASHED", waived=True, waiver=made.waiver, cases=None)
     rows = [runs.header(pairs=1), runs.claim(), made.model(), waived, red]
     found = Page(render_html(made.results(rows)))
-    first = "model/unet/ptq REFUTED 7.5 3 first to diverge: up1 Case batch of 2 Outputs, in steps"
+    first = "model/unet/ptq REFUTED 7.5 3 first to diverge: up1 Case batch of 2 Outputs, as real numbers"
     order = [
         found.text.index(words) for words in (first, "model/lstm/qat WAIVED · CRASHED", "model/resnet/ptq VERIFIED")
     ]
@@ -262,3 +262,13 @@ def test_the_results_can_be_found_again_from_the_page(runs: Any) -> None:
     path = runs.lines([runs.claim()])
     digest = json.loads(path.read_text().splitlines()[-1])["sha256"]
     assert digest in Page(render_html(read_results(path))).text
+
+
+def test_outputs_are_steps_only_where_a_grid_is_known(runs: Any) -> None:
+    seen = {"index": [[0, 1]], "expected": [1.5], "found": [1.25]}
+    fails = {"stage": "numerics", "outcome": "fail", "verdict": "REFUTED", "message": "off"}
+    refuted = runs.claim(verdict="REFUTED")
+    output = {"output": {"scale": 0.5, "zero_point": 0, "dtype": "quint8", "range": "0..255"}}
+    for qparams, caption in (({}, "Outputs, as real numbers"), (output, "Outputs, in steps of the output's grid")):
+        evidence = {**seen, "qparams": qparams} if qparams else seen
+        assert caption in page(runs, [runs.check(**fails, evidence=evidence), refuted]).text
