@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dynamic_flows import flat, inputs_of, model_of
+from recipes_budget import MOST_VARIANTS
 from torch import nn
 from torch.fx import Tracer
 
@@ -40,13 +41,14 @@ def test_no_argument_of_the_signature_is_missing(op: Any) -> None:
 def test_every_value_is_in_a_variant_and_every_variant_runs(op: Any) -> None:
     recipe = RECIPES[op]
     variants = list(recipe.variants())
-    assert len(variants) <= 35
+    assert len(variants) <= MOST_VARIANTS
     for name, values in recipe.arguments.items():
         if not isinstance(values, Fixed):
             assert {str(v) for v in values} == {str(arguments[name]) for _, arguments in variants}, name
     for _, arguments in variants:
         torch.manual_seed(0)
-        results = flat(model_of(op, arguments)(*inputs_of(op, arguments)))
+        drawn = [flat(model_of(op, arguments)(*inputs_of(op, arguments))) for _ in range(3)]  # a relu's may be zero
+        results = [result for each in drawn for result in each]
         assert all(bool(torch.isfinite(result).all()) for result in results)
         if 0 not in arguments.get("shape", ()):
             assert any(bool((result != 0).any()) for result in results), arguments

@@ -6,9 +6,10 @@ import itertools
 from typing import Any
 
 import pytest
+from recipes_budget import MOST_IN_PATTERNS
 from torch import nn
 
-from conformance.recipes import RECIPES
+from conformance.recipes import RECIPES, WEIGHTED
 from conformance.variation import Recipe
 
 OPS = (nn.Conv2d, nn.MaxPool2d, nn.Linear, nn.ConvTranspose1d)
@@ -49,6 +50,12 @@ def test_every_value_and_every_valid_pair_of_values_is_in_some_variant(op: Any, 
         for x, y in itertools.product(xs, ys):
             if recipe.is_valid({**base, a: x, b: y}):
                 assert any(each[a] == x and each[b] == y for each in variants), (a, x, b, y)
+
+
+def test_parts_of_patterns_are_cheap() -> None:
+    for op, recipe in RECIPES.items():
+        if op in WEIGHTED:
+            assert len(list(recipe.variants(whole=False))) <= MOST_IN_PATTERNS, op
 
 
 def test_a_part_of_a_pattern_has_fewer_variants_and_none_of_its_own() -> None:
