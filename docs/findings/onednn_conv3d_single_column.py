@@ -9,6 +9,7 @@ import torch.nn.functional as F
 if not torch.cpu._is_amx_tile_supported():
     print("this CPU has no AMX: nothing to show")
     raise SystemExit(77)
+torch.set_num_threads(1)  # with more, other shapes are wrong
 make = torch._make_per_tensor_quantized_tensor
 
 
@@ -25,12 +26,14 @@ def worst(engine: str, shape: tuple[int, int, int], stride: tuple[int, int, int]
     return float((found - (exact / scale + 128)).abs().max())
 
 
+largest = 0.0
 for case in (
     ((4, 5, 3), (1, 1, 3)), ((5, 6, 5), (1, 1, 3)), ((7, 6, 4), (1, 1, 2)), ((7, 6, 6), (1, 1, 4)),
     ((7, 6, 6), (1, 1, 3)), ((7, 6, 3), (1, 1, 1)), ((3, 3, 5), (1, 1, 3)), ((5, 6, 5), (1, 1, 5), 2),
 ):  # fmt: skip
     errors = {engine: round(worst(engine, *case), 1) for engine in ("onednn", "x86")}
     print("input {}, stride {}, kernel {}:".format(*case[:2], case[2] if len(case) > 2 else 3), errors, "LSB")
-shown = worst("onednn", (5, 6, 5), (1, 1, 3)) > 1
+    largest = max(largest, errors["onednn"])
+shown = largest > 1
 print("the fault shows" if shown else "the fault does not show with this torch on this machine")
 raise SystemExit(not shown)
