@@ -36,9 +36,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 def pytest_configure(config: pytest.Config) -> None:
     if _RECORDER not in config.stash:
         return
-    config.pluginmanager.unregister(
-        name="hypothesispytest"
-    )  # which loads Hypothesis at the end, and has nothing to say
+    config.pluginmanager.unregister(name="hypothesispytest")  # it would load Hypothesis at the end to say nothing
     config.pluginmanager.register(Controller(config.stash[_RECORDER]), "conformance-controller")
     for name, default, quiet in _SAID_BETTER:
         if getattr(config.option, name, None) == default:
