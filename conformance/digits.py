@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from conformance.checks import Check
 from conformance.claims import Claim
-from conformance.grids import placeholder_grids
+from conformance.grids import output_step, placeholder_grids
 from conformance.jobs import Row
 from conformance.model_flow import Setup, descend, reference_of
 from conformance.pipeline import Workbench
@@ -70,6 +71,7 @@ def run(claims: tuple[Claim, ...], setup: Setup, bench: Workbench) -> Iterator[R
         on_grid = placed(reference, unseen)
         found["reference"] = top1(reference, on_grid, wanted)
         check = verified(bench, reference, [(batch,) for batch in torch.split(on_grid, BATCH)])
+        found["undecided"] = undecided(reference, on_grid, check)
         lowered = bench.lower(reference, (on_grid,))
         found["backend"] = top1(lambda batch: run_lowered(lowered, "all unseen images", (batch,)), on_grid, wanted)
     except StageError as error:
@@ -106,6 +108,18 @@ def top1(network: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) ->
     """Return the share of images whose largest output is their label's."""
     with torch.no_grad():
         return round(float((network(images).argmax(1) == labels).double().mean()), 6)
+
+
+def undecided(reference: GraphModule, images: Tensor, check: Check) -> float:
+    """Return the share of images on which the two largest outputs are too near to tell a right kernel's label.
+
+    A backend's outputs lie within ``check.max_lsb`` of the exact ones, the reference's within the bound: a label can
+    differ where the two largest are no more than twice the sum of both apart. No more images than these may change.
+    """
+    apart = 2 * ((check.max_lsb or 0.0) + 0.5 + (check.slack_lsb or 0.0)) * output_step(reference)
+    with torch.no_grad():
+        first, second = reference(images).topk(2, dim=1).values.unbind(1)
+    return round(float((first - second <= apart).double().mean()), 6)
 
 
 def accuracy_row(subject: str, values: dict[str, Any]) -> Row:

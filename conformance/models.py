@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from backends.base import Capabilities, Taken
-from conformance.cases import MODEL_OF, Case, Input, PatternModel, Regime, Role, Step
+from conformance.building import Preluded
+from conformance.cases import MODEL_OF, Case, Input, PatternModel, Regime, Step
 from conformance.claims import NO_WEIGHT, Claim
-from conformance.draws import calibration_inputs
 from conformance.oracle_table import ROWS
 from conformance.quantizers import Kind, kind_of, qconfig_for
 from conformance.recipes import FOLLOWERS, PARTS, QAT_OF, RECIPES, WEIGHTED, out_channels
@@ -356,55 +356,3 @@ def _norm_fits(rest: tuple[Any, ...], root: Any, inputs: Sequence[Input]) -> boo
 
 def _shown(value: Any) -> str:
     return "x".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
-
-
-# -- from a case to its model -----------------------------------------------------------------------------------------
-
-_DRAWS = 64
-
-
-PRELUDE = "prelude"
-"""The name of the module before the pattern."""
-
-
-class Preluded(nn.Module):
-    """A model behind an identity that is quantized with qparams of its own."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.prelude, self.inner = nn.Identity(), inner
-
-    def forward(self, x: Any) -> Any:
-        """Pass the input on."""
-        return self.inner(self.prelude(x))
-
-
-def build_model(case: Case) -> nn.Module:
-    """Build a case's model, in eval mode, with parameters under which it gives something else than zeros.
-
-    A single output after a relu is often zero for all inputs, and then there is no range to quantize it to.
-    """
-    with torch.no_grad():
-        for _ in range(_DRAWS):
-            model = case.build()
-            model.eval()
-            _scale_parameters(model, case.regime)
-            if any(_is_alive(model(*inputs)) for inputs in calibration_inputs(case)):
-                break
-    return model
-
-
-def _is_alive(output: Any) -> bool:
-    tensors = output if isinstance(output, (tuple, list)) else (output,)
-    return any(bool((each != 0).any()) for each in tensors if isinstance(each, torch.Tensor))
-
-
-def _scale_parameters(model: nn.Module, regime: Regime) -> None:
-    for name, parameter in model.named_parameters():
-        kind = name.rpartition(".")[2].rstrip("0123456789")
-        parameter.mul_({"weight": regime.weight, "bias": regime.bias}.get(kind, 1.0))
-
-
-def is_index(given: Input) -> bool:
-    """Tell whether an input is an integer tensor."""
-    return given.role in (Role.INDEX, Role.OFFSETS)

@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 
 from backends.base import Backend, Representation, UnsupportedPattern
 from conformance import structure
+from conformance.building import build_model
 from conformance.checks import Check
 from conformance.claim_run import At, CaseRun, ClaimRun, failed, internal_error, passed, skipped
 from conformance.claims import Claim
@@ -26,7 +27,7 @@ from conformance.draws import AIMS, Batch, calibration_inputs, float_inputs, sta
 from conformance.grids import output_step, placeholder_grids
 from conformance.invariance import check_invariance, judge_invariance, left_out
 from conformance.lint import lint
-from conformance.models import build_model, plan_cases
+from conformance.models import plan_cases
 from conformance.nonfinite import nonfinite_rows
 from conformance.numerics import Finding, compare_all, failure
 from conformance.oracle import NoOracleError, Walk

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from conformance.building import PRELUDE, Preluded
 from conformance.cases import Case
 from conformance.claims import Claim
 from conformance.draws import Batch, calibration_inputs
-from conformance.models import PRELUDE, Preluded
 from conformance.quantizers import qconfig_for, wide_qconfig
 from refimpl import BackendConfig, PrepareCustomConfig, QConfigMapping, explain, prepare_fx, prepare_qat_fx
 from refimpl.patterns import leaves

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
 
+from conformance.building import Preluded
 from conformance.cases import Case
 from conformance.claims import NO_WEIGHT, Claim
-from conformance.models import Preluded
 from conformance.preparing import leaves_of
 from conformance.quantizers import observer_arguments, qconfig_for
 from conformance.structure import Problem

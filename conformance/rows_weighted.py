@@ -15,7 +15,6 @@ _CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 ROWS: dict[Any, Row] = {
-    F.linear: Row(verifier=DOT_PRODUCT, spread=spreads.dot_products, source="torch.nn.functional.linear; NUM-03"),
     **dict.fromkeys(
         (*_CONVOLUTIONS, *_TRANSPOSED),
         Row(verifier=DOT_PRODUCT, spread=spreads.dot_products, source="torch.nn.functional.conv*; NUM-03"),

@@ -19,12 +19,13 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from backends.base import Capabilities
+from conformance.building import build_model
 from conformance.cases import Case
 from conformance.checks import Check
 from conformance.claims import Claim, enumerate_claims
 from conformance.draws import Batch, static_inputs
 from conformance.grids import Grid, placeholder_grids
-from conformance.models import build_model, plan_cases
+from conformance.models import plan_cases
 from conformance.numerics import Finding, compare_all, failure, judge
 from conformance.oracle import Exact, Walk
 from conformance.pipeline import PROFILES, Workbench

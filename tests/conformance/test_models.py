@@ -16,11 +16,12 @@ from backends.base import Capabilities
 from backends.native_tables import TABLES, native_config
 from backends.reference import ReferenceBackend
 from conformance import models
-from conformance.cases import Case, Input, OneInput, Role, Step, TwoInputs
+from conformance.building import Preluded, build_model
+from conformance.cases import Case, Input, OneInput, Step, TwoInputs
 from conformance.checks import Check
 from conformance.claims import Claim, enumerate_claims
 from conformance.draws import calibration_inputs
-from conformance.models import REGIMES, AddedModel, Preluded, build_model, is_index, plan_cases, register
+from conformance.models import REGIMES, AddedModel, plan_cases, register
 from conformance.oracle_table import ROWS
 from conformance.pipeline import Workbench
 from conformance.quantizers import INTEGERS, Kind, kind_of
@@ -267,7 +268,6 @@ def test_a_pattern_model_calls_modules_functions_methods_and_lists() -> None:
     assert clamped(x).tolist() == [0, 1]
     weight = torch.tensor([[1.0, 10.0]])
     assert OneInput([Step(op=F.linear, parameters=(weight, None))])(x).tolist() == [19]
-    assert [is_index(Input(shape=(1,), role=role)) for role in Role] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("pattern", ("nn.Linear", "torch.conv2d", "nni.ConvReLU3d"))

@@ -13,10 +13,11 @@ from torch.fx import GraphModule
 
 from backends.base import Capabilities
 from backends.native_tables import native_config
+from conformance.building import PRELUDE, build_model
 from conformance.cases import Case, Regime
 from conformance.claims import Claim, enumerate_claims
 from conformance.grids import Grid, grid_of, input_grids
-from conformance.models import PRELUDE, REGIMES, build_model, plan_cases
+from conformance.models import REGIMES, plan_cases
 from conformance.preparing import mapping_for, prepare_case
 from conformance.quantizers import Kind, kind_of
 from refimpl import FixedQParamsObserver, convert_to_reference_decomposed_fx, explain

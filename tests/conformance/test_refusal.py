@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from backends.base import Capabilities
+from conformance.building import build_model
 from conformance.claims import Claim, enumerate_claims
-from conformance.models import build_model, plan_cases
+from conformance.models import plan_cases
 from conformance.quantizers import qconfig_for
 from conformance.refusal import check_refusal, probes_inside, probes_outside
 from conformance.structure import Problem
