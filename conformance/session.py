@@ -173,7 +173,7 @@ def open_run(options: Options, backend: Backend) -> Run:
         jobs=jobs,
         selected=select_ids([*claim_ids, *(job.id for job in jobs)], options.claims),
         known=tuple(dict.fromkeys([*claim_ids, *(job.id for job in (*jobs, *full))])),
-        waivers=_waivers(waiver_file, options),
+        waivers=_waivers(waiver_file, options, isa.current_level(backend.engine)),
         waiver_file=waiver_file,
     )
 
@@ -191,9 +191,9 @@ def param_id(unit_id: str) -> str:
     return unit_id.encode("unicode_escape").decode("ascii").replace("\\", "~")
 
 
-def _waivers(path: Path | None, options: Options) -> Waivers:
+def _waivers(path: Path | None, options: Options, level: str) -> Waivers:
     try:
-        return Waivers(() if path is None else load_waivers(path), date.today(), options.is_complete)
+        return Waivers(() if path is None else load_waivers(path, level), date.today(), options.is_complete)
     except WaiverError as error:
         raise pytest.UsageError(str(error)) from error
 

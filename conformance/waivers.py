@@ -9,6 +9,7 @@
     reason = "reads outside of its window with dilation"
     url = "https://example.org/issues/12"                # and/or expires
     expires = 2027-01-31                                 # the last day on which it holds
+    isa = ["avx2*"]                                      # at which levels of --isa it is there; without it: at all
 
 IDs have brackets and stars, so ``claim`` is never read as a glob; in a ``glob``, ``[[]`` is a bracket. An exact
 waiver goes before a glob; two globs on one claim are an error, for nobody could say which holds.
@@ -30,6 +31,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from conformance.isa import LEVELS
 from reports.results import GREEN, VERDICTS, Verdict
 
 QUALITY_LSB = 1.0
@@ -47,7 +49,8 @@ class WaiverError(Exception):
 class Waiver:
     """One table of the file; ``source`` says which. Exactly one of ``claim`` and ``glob`` is given.
 
-    ``max_lsb`` is in steps of the output's scale; ``expires`` is the last day on which the waiver holds.
+    ``max_lsb`` is in steps of the output's scale; ``expires`` is the last day on which the waiver holds; ``isa`` are
+    globs of the levels (conformance.isa) at which it counts, none: at every one.
     """
 
     source: str
@@ -58,10 +61,15 @@ class Waiver:
     url: str = ""
     expires: datetime.date | None = None
     max_lsb: float | None = None
+    isa: tuple[str, ...] = ()
 
     def matches(self, claim_id: str) -> bool:
         """Tell whether the waiver is about a claim."""
         return fnmatchcase(claim_id, self.glob) if self.glob else claim_id == self.claim
+
+    def counts_at(self, level: str) -> bool:
+        """Tell whether the waiver is there at a level of instruction sets."""
+        return not self.isa or any(fnmatchcase(level, each) for each in self.isa)
 
     @property
     def allowed_lsb(self) -> float:
@@ -152,8 +160,11 @@ class Waivers:
         return f"expired on {waiver.expires}; fix the deviation, or renew the date and the reason"
 
 
-def load_waivers(path: Path) -> tuple[Waiver, ...]:
-    """Read a waiver file. Raises WaiverError when it cannot be read or says what a waiver cannot say."""
+def load_waivers(path: Path, level: str) -> tuple[Waiver, ...]:
+    """Read the waivers of a file that count at a level of instruction sets.
+
+    Raises WaiverError when the file cannot be read, or says what a waiver cannot say.
+    """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -165,7 +176,8 @@ def load_waivers(path: Path) -> tuple[Waiver, ...]:
     tables = content.get("waiver", [])
     if not isinstance(tables, list):
         raise WaiverError(f"{path}: found [waiver]; write [[waiver]], with two brackets")
-    waivers = tuple(_waiver(table, f"{path}: waiver {number}") for number, table in enumerate(tables, start=1))
+    every = [_waiver(table, f"{path}: waiver {number}") for number, table in enumerate(tables, start=1)]
+    waivers = tuple(waiver for waiver in every if waiver.counts_at(level))
     _refuse_repeats(waivers)
     return waivers
 
@@ -237,6 +249,15 @@ def _lsb(value: object) -> float:
     return float(value)
 
 
+def _isa(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
+        raise ValueError('give a list of levels, such as ["avx2", "avx512"]')
+    for each in value:
+        if not any(fnmatchcase(level, each) for level in LEVELS):
+            raise ValueError(f"no level is {each!r}; expected of {', '.join(LEVELS)}, or a glob")
+    return tuple(value)
+
+
 _KEYS: dict[str, Callable[[object], Any]] = {
     "claim": _text,
     "glob": _glob,
@@ -245,6 +266,7 @@ _KEYS: dict[str, Callable[[object], Any]] = {
     "url": _url,
     "expires": _date,
     "max_lsb": _lsb,
+    "isa": _isa,
 }
 # Keys of which at least one and at most so many are given, and what to do else.
 _NEEDED = (

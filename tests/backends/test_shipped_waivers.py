@@ -11,6 +11,7 @@ import pytest
 
 from backends.discovery import find_backend
 from conformance.expected import FOLDER
+from conformance.isa import LEVELS
 from conformance.waivers import Waivers, load_waivers
 from reports.results import GREEN, Verdict
 
@@ -19,15 +20,16 @@ FINDINGS = (Path(__file__).parents[2] / "docs" / "findings.md").read_text(encodi
 LAST_LOOKED_AT = date(2026, 11, 22)
 
 
-def shipped(engine: str) -> Waivers:
+def shipped(engine: str, level: str) -> Waivers:
     path = find_backend(engine).waivers
     assert path is not None
-    return Waivers(load_waivers(path), LAST_LOOKED_AT)
+    return Waivers(load_waivers(path, level), LAST_LOOKED_AT)
 
 
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_waiver_names_a_finding(engine: str) -> None:
-    waivers = shipped(engine).waivers
+def test_every_waiver_names_a_finding(engine: str, level: str) -> None:
+    waivers = shipped(engine, level).waivers
     assert waivers
     for waiver in waivers:
         named = re.match(r"docs/findings\.md, (\d+)( and \d+)?: ", waiver.reason)
@@ -37,7 +39,7 @@ def test_every_waiver_names_a_finding(engine: str) -> None:
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
 def test_what_is_expected_to_fail_is_waived_and_nothing_else(path: Path) -> None:
     expected = json.loads(path.read_text(encoding="utf-8"))
-    waivers = shipped(expected["backend"])
+    waivers = shipped(expected["backend"], expected["isa"])
     verdicts = {name: Verdict(verdict) for name, verdict in expected["verdicts"].items()}
     for name, verdict in verdicts.items():
         ruling = waivers.judge(name, verdict, None)

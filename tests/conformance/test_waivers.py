@@ -12,6 +12,7 @@ from conformance.waivers import Ruling, Waiver, WaiverError, Waivers, load_waive
 from reports.results import Verdict
 
 TODAY = date(2026, 6, 30)
+LEVEL = "avx512_vnni"
 LINEAR = "nn.Linear/static:in=quint8[0..127],w=qint8,b=*/ptq/per_tensor"
 POOLS = [f"nn.MaxPool{n}d/static:in=quint8,out=quint8/ptq/no_weight" for n in (1, 2, 3)]
 IDS = [LINEAR, *POOLS]
@@ -48,7 +49,7 @@ def refusal(folder: Path, text: str) -> str:
     """The one line that a file is refused with, without the file's name."""
     path = written(folder, text)
     with pytest.raises(WaiverError) as caught:
-        load_waivers(path)
+        load_waivers(path, LEVEL)
     message = str(caught.value)
     assert message.startswith(f"{path}: ") and "\n" not in message
     return message.removeprefix(f"{path}: ")
@@ -72,7 +73,7 @@ def problems(*waivers: Waiver, complete: bool = True, **judged: str) -> list[str
 
 def test_a_file_says_all_that_a_waiver_can(tmp_path: Path) -> None:
     path = written(tmp_path, WHOLE)
-    linear, pools = load_waivers(path)
+    linear, pools = load_waivers(path, LEVEL)
     assert linear == Waiver(
         source=f"{path}: waiver 1", claim=LINEAR, verdict=Verdict.REFUTED, reason="saturates",
         url="https://example.org/1", max_lsb=18.0,
@@ -84,7 +85,7 @@ def test_a_file_says_all_that_a_waiver_can(tmp_path: Path) -> None:
 
 
 def test_a_file_without_waivers_waives_nothing(tmp_path: Path) -> None:
-    assert load_waivers(written(tmp_path, "# none yet\n")) == ()
+    assert load_waivers(written(tmp_path, "# none yet\n"), LEVEL) == ()
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,9 @@ def test_a_file_without_waivers_waives_nothing(tmp_path: Path) -> None:
         (table(max_lsb="true"), "waiver 1: max_lsb is True; give a number of LSB above 0"),
         (table(max_lsb="0"), "waiver 1: max_lsb is 0; give a number"),
         (table(max_lsb="nan"), "waiver 1: max_lsb is nan; give a number"),
+        (table(isa="'avx2'"), "waiver 1: isa is 'avx2'; give a list of levels"),
+        (table(isa="[]"), "waiver 1: isa is []; give a list of levels"),
+        (table(isa="['avx2', 'avx1*']"), "waiver 1: isa is ['avx2', 'avx1*']; no level is 'avx1*'; expected of sse41"),
         (table() + table(), f"waiver 2: waiver 1 is about the same claim '{LINEAR}'; keep one"),
     ],
 )
@@ -119,12 +123,24 @@ def test_a_malformed_file_is_refused_in_one_line(tmp_path: Path, text: str, said
     assert refusal(tmp_path, text).startswith(said)
 
 
+def test_a_waiver_is_there_at_the_levels_that_it_names(tmp_path: Path) -> None:
+    path = written(tmp_path, table(isa="['avx2*', 'amx']") + table(claim="'nn.ReLU'") + table(isa="['avx512']"))
+    found = {level: [waiver.source[-1] for waiver in load_waivers(path, level)]
+             for level in ("avx2", "avx2_on_avx512_vnni", "avx512", "avx512_vnni", "amx", "aarch64")}  # fmt: skip
+    assert found == {
+        "avx2": ["1", "2"], "avx2_on_avx512_vnni": ["1", "2"], "avx512": ["2", "3"], "avx512_vnni": ["2"],
+        "amx": ["1", "2"], "aarch64": ["2"],
+    }  # fmt: skip
+    with pytest.raises(WaiverError, match="waiver 2: waiver 1 is about the same claim"):
+        load_waivers(written(tmp_path, table(isa="['avx2']") + table()), "avx2")
+
+
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WaiverError, match=r"nowhere\.toml: cannot be read: No such file"):
-        load_waivers(tmp_path / "nowhere.toml")
+        load_waivers(tmp_path / "nowhere.toml", LEVEL)
     (tmp_path / "latin.toml").write_bytes(b"# \xe9\n")
     with pytest.raises(WaiverError, match=r"latin\.toml: is not TOML: 'utf-8' codec"):
-        load_waivers(tmp_path / "latin.toml")
+        load_waivers(tmp_path / "latin.toml", LEVEL)
 
 
 def test_an_exact_id_is_no_glob() -> None:
