@@ -113,7 +113,10 @@ LAYERS = (
     Layer(c_in=4, c_out=6, groups=2),
     Layer(c_in=8, c_out=16, groups=8),
     Layer(c_in=9, c_out=9, groups=9, batch=2),
+    Layer(c_in=16, c_out=16, groups=16),
 )
+DEPTHWISE = LAYERS[-1]
+"""Depthwise convolutions have kernels of their own in every engine, many for channels in multiples of 8 or 16."""
 EXTENTS = (7, 6, 5)
 """How far an input reaches along each axis: not the same twice, so that swapped axes show."""
 
@@ -128,11 +131,16 @@ _MODES = {"padding_mode": ("zeros", "reflect", "replicate", "circular")}
 _NO_MODES = {"padding_mode": Fixed(reason="transposed convolutions have padding_mode='zeros' only")}
 
 
+_GEOMETRY = ("kernel_size", "stride", "padding", "output_padding", "dilation")
+_PADDING = {1: (1,), 2: (2, 0), 3: (1, 2, 0)}
+"""Not the same along all axes, and along one none."""
+
+
 def _convolution_arguments(rank: int) -> dict[str, Any]:
     """What modules and functions have in common; per axis where it is uneven."""
     return {
         "shape": LAYERS, "kernel_size": (3, 1, (2, 3, 1)[:rank]), "stride": (1, (2, 1, 3)[:rank]),
-        "padding": (0, (1, 2, 0)[:rank], "same", "valid"), "dilation": (1, (2, 1, 2)[:rank]), "bias": (True, False),
+        "padding": (0, _PADDING[rank], "same", "valid"), "dilation": (1, (2, 1, 2)[:rank]), "bias": (True, False),
         "_network": (None, *NETWORKS), "_unbatched": (False, True), "_uneven": (False, True),
     }  # fmt: skip
 
@@ -250,7 +258,8 @@ def _convolutions() -> dict[Any, Recipe]:
         for op, arguments, step in rows:
             base = {name: values[0] for name, values in arguments.items() if not isinstance(values, Fixed)}
             found[op] = Recipe(
-                arguments=arguments, inputs=_images(rank), step=step(rank), is_valid=_go_together(base)
+                arguments=arguments, inputs=_images(rank), step=step(rank), is_valid=_go_together(base),
+                kernels=(({"shape": DEPTHWISE}, _GEOMETRY),),
             )  # fmt: skip
     return found
 

@@ -32,13 +32,15 @@ class Recipe:
     ``arguments``: argument name → its values, the first one being the base (the default, where the op has one), or
     Fixed. Beside the op's own there may be ``shape`` and others with a leading underscore, which only `inputs` and
     `step` read. ``inputs``: the model's inputs for these arguments. ``step``: the op with them, as one step of a
-    pattern. ``is_valid`` says whether arguments go together.
+    pattern. ``is_valid`` says whether arguments go together. ``kernels``: arguments for which engines have kernels of
+    their own, and the names of those that are tried two at a time with these too.
     """
 
     arguments: Mapping[str, tuple[Any, ...] | Fixed]
     inputs: Callable[[Arguments], tuple[Input, ...]]
     step: Callable[[Any, Arguments], Step]
     is_valid: Callable[[Arguments], bool] = field(default=lambda arguments: True)
+    kernels: tuple[tuple[Arguments, tuple[str, ...]], ...] = ()
 
     def base(self) -> dict[str, Any]:
         """Return the first value of every argument."""
@@ -52,11 +54,14 @@ class Recipe:
 
         The dense variants cover all pairs that are valid; they come first, so that a few variants cover much. But they
         leave few arguments at their base, which may be what a kernel is chosen by: hence the others, which have all but
-        one or two there. Not ``whole``: of these only what brings a value that no dense variant has.
+        one or two there, or at what has kernels of its own. Not ``whole``: of these only what brings a value that no
+        dense variant has.
         """
         base, seen = self.base(), list[dict[str, Any]]()
         dense = list(self._dense(base))
-        sparse = [*self._alone(base), *self._two(base)] if whole else self._unmet(base, dense)
+        around = [*self._alone(base), *self._two(base, tuple(base))]
+        around += [each for other, names in self.kernels for each in self._two({**base, **other}, names)]
+        sparse = around if whole else self._unmet(base, dense)
         for arguments in itertools.chain([base], dense, sparse):
             if arguments not in seen:
                 seen.append(arguments)
@@ -75,9 +80,9 @@ class Recipe:
                 if self.is_valid(arguments):
                     yield arguments
 
-    def _two(self, base: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """For every two arguments the first values away from their bases that are valid together."""
-        away = {name: values[1:] for name, values in self._varied().items()}
+    def _two(self, base: dict[str, Any], names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+        """For every two arguments of these the first values away from their bases that are valid together."""
+        away = {name: values[1:] for name, values in self._varied().items() if name in names}
         for a, b in itertools.combinations(away, 2):
             tried = ({**base, a: x, b: y} for x in away[a] for y in away[b])
             yield from itertools.islice(filter(self.is_valid, tried), 1)

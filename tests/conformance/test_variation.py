@@ -36,6 +36,18 @@ def test_of_an_op_every_value_is_tried_alone_and_every_two_arguments_with_the_ot
         assert not possible or any(each in variants for each in possible)
 
 
+def test_a_depthwise_convolution_meets_every_two_arguments_of_its_geometry() -> None:
+    """Found so: oneDNN's kernel of height 1, padded in height alone, with channels in a multiple of 16."""
+    recipe = RECIPES[nn.Conv2d]
+    ((kernel, names),) = recipe.kernels
+    base, variants = {**recipe.base(), **kernel}, [arguments for _, arguments in recipe.variants()]
+    assert kernel["shape"].groups == kernel["shape"].c_in == 16
+    assert {"kernel_size", "stride", "padding", "dilation"} <= set(names)
+    for a, b in itertools.combinations([name for name in names if name in away(recipe)], 2):
+        assert any({**base, a: x, b: y} in variants for x in away(recipe)[a] for y in away(recipe)[b]), (a, b)
+    assert {**base, "kernel_size": 1, "padding": (2, 0)} in variants
+
+
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("whole", (True, False))
 def test_every_value_and_every_valid_pair_of_values_is_in_some_variant(op: Any, whole: bool) -> None:
