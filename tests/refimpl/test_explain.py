@@ -90,3 +90,27 @@ def test_the_dict_form_is_plain_builtins_and_says_all_of_it() -> None:
     assert found["fusions"] == ["nn.Linear+nn.ReLU at a"]
     refused = next(entry for entry in found["decisions"] if entry["node"] == "sigmoid")
     assert refused["refusals"][0]["rule"] == "DTY-05"
+
+
+class Inner(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return torch.relu(x)  # the inner line
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x) + x  # the outer line
+
+
+def test_a_node_says_which_lines_of_forward_it_comes_from() -> None:
+    """The last line is where the op is called, as in a traceback; fx's own nodes say so in as many words."""
+    fused = refimpl.fuse_fx(Outer().eval())
+    traces = {node.name: node.stack_trace or "" for node in fused.graph.nodes}
+    outer, inner = "return self.inner(x) + x  # the outer line", "return torch.relu(x)  # the inner line"
+    assert outer in traces["relu"] and traces["relu"].endswith(inner)
+    assert traces["add"].endswith(outer) and inner not in traces["add"]
+    assert __file__ in traces["relu"] and "in forward" in traces["relu"]
