@@ -49,6 +49,10 @@ def _is_alive(output: Any) -> bool:
 
 
 def _scale_parameters(model: nn.Module, regime: Regime) -> None:
+    """Scale weights and biases, and the statistics of norms by how far the inputs reach: else these would be all."""
     for name, parameter in model.named_parameters():
         kind = name.rpartition(".")[2].rstrip("0123456789")
         parameter.mul_({"weight": regime.weight, "bias": regime.bias}.get(kind, 1.0))
+    reach = max(map(abs, regime.ranges[0]))
+    for name, statistic in model.named_buffers():
+        statistic.mul_({"running_mean": reach, "running_var": reach**2}.get(name.rpartition(".")[2], 1))

@@ -39,7 +39,7 @@ REGIMES: tuple[Regime, ...] = (
     Regime(name="symmetric", ranges=((-1.0, 1.0), (-0.5, 4.0)), is_symmetric=True),
     Regime(name="coarse_output", ranges=((-1.0, 1.0), (-2.0, 1.0)), output=64.0),
     Regime(name="fine_output", ranges=((-2.0, 1.0), (-1.0, 2.0)), output=2.0**-6),
-    Regime(name="narrow", ranges=((-(2.0**-6), 2.0**-6), (0.0, 2.0**-5))),
+    Regime(name="narrow", ranges=((-(2.0**-6), 2.0**-6), (0.0, 2.0**-5)), bias=2.0**-6),
     Regime(name="wide", ranges=((-1000.0, 3080.0), (-2040.0, 2040.0))),
     Regime(name="large_bias", ranges=((-1.0, 1.0), (0.0, 2.0)), bias=2.0**7),
     Regime(name="saturating_function", ranges=((-8.0, 8.0), (-5.0, 6.0))),
@@ -139,7 +139,7 @@ def _with_regimes(claim: Claim, models: Sequence[Case]) -> list[Case]:
     without a weight that computes meets all of them on its base case, and zero points at both ends on other shapes.
     """
     regimes = [regime for regime in REGIMES if _matters(regime, claim)]
-    turns = [regime for regime in regimes if regime.output <= 1.0 and regime.bias == 1.0]
+    turns = [regime for regime in regimes if regime.output <= 1.0 and regime.bias <= 1.0]
     more = [(models[0], regime) for regime in regimes if regime not in turns[: len(models)]]
     if claim.scheme == NO_WEIGHT and not moves_only(claim):
         shapes = [each for each in models if each.varied == ("shape",)]
@@ -155,11 +155,11 @@ def _with_regimes(claim: Claim, models: Sequence[Case]) -> list[Case]:
 def _matters(regime: Regime, claim: Claim) -> bool:
     kind = kind_of(claim.dtypes)
     if kind in (Kind.DYNAMIC, Kind.FLOAT16, Kind.WEIGHT_ONLY):
-        return regime.name == "signed" or regime.bias != 1.0
+        return regime.name == "signed" or regime.bias > 1.0
     shares = claim.entry.observation_type is not ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
     if regime.output != 1.0 and (shares or kind is Kind.FIXED):
         return False
-    return regime.bias == 1.0 or claim.scheme != "no_weight"
+    return regime.bias <= 1.0 or claim.scheme != NO_WEIGHT
 
 
 def _models(claim: Claim, capabilities: Capabilities) -> list[Case] | str:

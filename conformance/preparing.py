@@ -36,7 +36,8 @@ def leaves_of(claim: Claim) -> PrepareCustomConfig:
 def prepare_case(claim: Claim, case: Case, model: nn.Module, config: BackendConfig) -> GraphModule:
     """Return the prepared model, calibrated (in QAT: trained for a step, then calibrated), in eval mode.
 
-    Raises what prepare raises.
+    What training has seen is forgotten: a batch norm's statistics move in it, and with them the weight that it is
+    folded into, which would then fill a few of the steps of its earlier range. Raises what prepare raises.
     """
     batches = calibration_inputs(case)
     mapping = mapping_for(claim, case, model)
@@ -47,6 +48,9 @@ def prepare_case(claim: Claim, case: Case, model: nn.Module, config: BackendConf
             for inputs in [_joined(batches)] if has_norm else batches:
                 prepared(*inputs)
         prepared.eval()
+        for module in prepared.modules():
+            if hasattr(module, "reset_min_max_vals"):
+                module.reset_min_max_vals()
     else:
         prepared = prepare_fx(model, mapping, None, leaves_of(claim), backend_config=config)
     with torch.no_grad():

@@ -184,7 +184,7 @@ def test_two_operands_and_a_bias_meet_every_regime_that_matters() -> None:
         claim = claim_on(pattern)
         assert {case.regime.name for case in planned(claim) if len(case.inputs) > 1} == regimes_of(claim), pattern
     for pattern in ("nn.Linear", "nn.Conv2d", "torch.conv2d", "nn.ConvTranspose2d", "nn.Linear+nn.ReLU"):
-        large = [case for case in planned(claim_on(pattern)) if case.regime.bias != 1.0]
+        large = [case for case in planned(claim_on(pattern)) if case.regime.bias > 1.0]
         assert any(build_model(case).state_dict().keys() & BIASES for case in large), pattern
 
 
@@ -252,12 +252,31 @@ def test_a_regime_scales_weights_and_biases_of_modules_and_functions() -> None:
         torch.manual_seed(0)
         return OneInput([Step(op=nn.Linear(3, 3)), Step(op=F.linear, parameters=(torch.ones(2, 3), torch.ones(2)))])
 
-    regime = next(regime for regime in REGIMES if regime.bias != 1.0)
+    regime = next(regime for regime in REGIMES if regime.name == "large_bias")
     plain, scaled = build(), build_model(case_of(build, (2, 3), regime=regime))
     for name, parameter in scaled.named_parameters():
         factor = regime.bias if "bias" in name else regime.weight
         assert torch.equal(parameter, plain.get_parameter(name) * factor), name
     assert regime.bias == 2**7  # more, and behind a batch norm the bias is beyond int32 in steps of s_x·s_w
+
+
+@pytest.mark.parametrize("regime", REGIMES, ids=lambda regime: regime.name)
+def test_the_statistics_of_a_norm_are_as_large_as_what_comes_to_it(regime: Any) -> None:
+    """Else its mean, or its variance, would be all that is left of a narrow or a wide input."""
+
+    def build() -> OneInput:
+        torch.manual_seed(3)
+        norm = nn.BatchNorm2d(3)
+        norm.running_mean, norm.running_var = torch.tensor([0.5, -1, 0.25]), torch.tensor([1.0, 2, 0.5])
+        return OneInput([Step(op=norm)])
+
+    plain, scaled = (
+        build().get_submodule("op0"),
+        build_model(case_of(build, (2, 3, 4, 4), regime=regime)).get_submodule("op0"),
+    )
+    reach = max(abs(end) for end in regime.ranges[0])
+    assert torch.equal(scaled.running_mean, plain.running_mean * reach)
+    assert torch.equal(scaled.running_var, plain.running_var * reach**2)
 
 
 def test_a_pattern_model_calls_modules_functions_methods_and_lists() -> None:

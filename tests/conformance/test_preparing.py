@@ -154,3 +154,19 @@ def test_a_model_in_qat_has_fake_quantizes_that_have_measured_both_batches() -> 
     ends = {(float(each.activation_post_process.min_val), float(each.activation_post_process.max_val))
             for each in fakes if hasattr(each, "activation_post_process")}  # fmt: skip
     assert ends == {(-1.0, 1.0)}
+
+
+@pytest.mark.rule("QAT-02")
+def test_a_trained_weight_fills_its_range() -> None:
+    """What the weight was before training moved the norm's statistics, with which it is folded, is forgotten."""
+    claim = claim_on("nni.ConvBn2d", flow="qat")
+    torch.manual_seed(0)
+    model = build_model(base_case(claim))
+    for name, statistic in model.named_buffers():
+        if name.endswith("running_var"):
+            statistic.fill_(2.0**-12)  # far below what training finds: the folded weight becomes smaller by much
+    reference = convert_to_reference_decomposed_fx(prepare_case(claim, base_case(claim), model, CONFIG))
+    (layer,) = (module for module in reference.modules() if hasattr(module, "get_quantized_weight"))
+    steps: Any = layer
+    largest = float((steps.weight.detach().abs().max() / steps.weight_scale.max()).round())
+    assert largest in (127, 128)  # symmetric: half of the 255 steps on either side
