@@ -49,8 +49,9 @@ def prepare_case(claim: Claim, case: Case, model: nn.Module, config: BackendConf
                 prepared(*inputs)
         prepared.eval()
         for module in prepared.modules():
-            if hasattr(module, "reset_min_max_vals"):
-                module.reset_min_max_vals()
+            forget: Any = getattr(module, "reset_min_max_vals", None)
+            if forget is not None:
+                forget()
     else:
         prepared = prepare_fx(model, mapping, None, leaves_of(claim), backend_config=config)
     with torch.no_grad():

@@ -7,7 +7,8 @@ ops = torch.ops.quantized
 SCALE, ZERO, EPS = 1 / 64, 128, 1e-5
 
 
-def kernel_model(q, running):  # what the kernels are found to do, for one channel with input scale 1 and zero point 0
+def kernel_model(q: torch.Tensor, running: bool) -> torch.Tensor:
+    """What the kernels are found to do, for one channel with input scale 1 and zero point 0."""
     x = q.flatten().double()
     mean_square = (x * x).sum().float() / len(x)  # integer sums, which are exact
     if running:  # the sum of squares is rounded to float32 after each element
@@ -36,7 +37,9 @@ for length, spread in ((311, 2), (496, 4), (512, 4), (1024, 4), (4096, 4)):
         error = float((y.int_repr() - exact.clamp(0, 255)).abs().max())
         model = kernel_model(q, running=length >= 512 and name != "layer_norm")
         same = "as modelled" if torch.equal(y.int_repr().float(), model) else "NOT as modelled"
-        print(f"{name} of {length} elements, {q.unique().tolist()}: {error:.2f} LSB from the exact result, {same}")
+        print(
+            f"{name} of {length} elements, {sorted(set(q.flatten().tolist()))}: {error:.2f} LSB from the exact result, {same}"
+        )
         largest = max(largest, error)
 q = 250 + torch.arange(4 * 900).reshape(1, 4, 30, 30) % 6
 exact = (q - q.double().mean((2, 3), True)) / (q.double().var((2, 3), False, keepdim=True) + EPS).sqrt() / SCALE + ZERO
