@@ -37,9 +37,8 @@ for length, spread in ((311, 2), (496, 4), (512, 4), (1024, 4), (4096, 4)):
         error = float((y.int_repr() - exact.clamp(0, 255)).abs().max())
         model = kernel_model(q, running=length >= 512 and name != "layer_norm")
         same = "as modelled" if torch.equal(y.int_repr().float(), model) else "NOT as modelled"
-        print(
-            f"{name} of {length} elements, {sorted(set(q.flatten().tolist()))}: {error:.2f} LSB from the exact result, {same}"
-        )
+        values = sorted(set(q.flatten().tolist()))
+        print(f"{name} of {length} elements, {values}: {error:.2f} LSB from the exact result, {same}")
         largest = max(largest, error)
 q = 250 + torch.arange(4 * 900).reshape(1, 4, 30, 30) % 6
 exact = (q - q.double().mean((2, 3), True)) / (q.double().var((2, 3), False, keepdim=True) + EPS).sqrt() / SCALE + ZERO
