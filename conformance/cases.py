@@ -20,10 +20,10 @@ class Role(Enum):
     """A float tensor that is handed through or quantized inside of the op, such as a hidden state."""
 
     INDEX = "index"
-    """int64 in 0 … high − 1."""
+    """Integers in 0 … high − 1."""
 
     OFFSETS = "offsets"
-    """int64, ascending, the first 0, the last at most `high`: where bags begin."""
+    """Integers, ascending, the first 0, the last at most `high`: where bags begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class Input:
     shape: tuple[int, ...]
     role: Role = Role.ACTIVATION
     high: int = 0
+    is_int32: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,8 @@ class Regime:
 
     ``ranges``: from where to where the calibration values of each input reach, in turn; they decide scale and zero
     point. ``is_symmetric``: activations are observed symmetrically. ``output``: factor on the observed range of the
-    output, so that s_x·s_w / s_y differs from what calibration would give. ``weight``, ``bias``: factors on those.
+    output, so that s_x·s_w / s_y differs from what calibration would give. ``weight``, ``bias``: factors on those; an
+    infinite one makes the bias just less than 2³¹ steps of s_x·s_w, of the channel where it has most.
     """
 
     name: str

@@ -41,12 +41,12 @@ _STATES = (-1.0, 0.75)
 
 
 def _indices(given: Input) -> Tensor:
-    """Indices that name the first and the last row; offsets with an empty bag."""
-    drawn = torch.randint(0, max(1, given.high), given.shape)
+    """Indices that name the first and the last row; offsets of which the first bag is empty, and the last one."""
+    drawn = torch.randint(0, max(1, given.high), given.shape, dtype=torch.int32 if given.is_int32 else torch.int64)
     flat = drawn.view(-1)
     if given.role is Role.OFFSETS:
         drawn = drawn.sort().values
-        drawn.view(-1)[0] = 0
+        drawn[:2], drawn[2:][-1:] = 0, given.high
     elif flat.numel() > 1:
         flat[0], flat[-1] = 0, given.high - 1
     return drawn
@@ -84,6 +84,15 @@ def _single(shape: tuple[int, ...], grid: Grid) -> Tensor:
     return drawn
 
 
+def _off_grid(shape: tuple[int, ...], grid: Grid) -> Tensor:
+    """Positions up to a range beyond the ends, one far beyond, none near a tie: quantizing itself. (NUM-01)"""
+    span = grid.high - grid.low
+    drawn = _random(shape, grid) * 3.0 - grid.low - grid.high + torch.empty(shape).uniform_(-0.375, 0.375)
+    flat = drawn.view(-1)
+    flat[1:2], flat[2:3] = grid.high + 2.0**20 * span, grid.low - 2.0**20 * span
+    return drawn
+
+
 AIMS: tuple[tuple[str, Aim], ...] = (
     ("random", _random),
     ("alternating ends", _alternating),
@@ -93,6 +102,7 @@ AIMS: tuple[tuple[str, Aim], ...] = (
     ("all at the high end", lambda shape, grid: torch.full(shape, grid.high)),
     ("all at the low end", lambda shape, grid: torch.full(shape, grid.low)),
     ("all at the zero point", lambda shape, grid: torch.full(shape, grid.zero_point)),
+    ("between steps and beyond the ends", _off_grid),
 )
 
 
@@ -110,20 +120,24 @@ def _drawn(case: Case, grids: Sequence[Grid | None], draw: Aim) -> Iterator[Tens
         if grid is None:
             yield _calibrating(given, case, position, 0)
         else:
-            yield grid.values(draw(given.shape, grid))
+            yield grid.values(draw(given.shape, grid).roll(position))  # so that ends meet other ends
 
 
 def float_inputs(case: Case, *, random: int) -> list[tuple[str, Batch]]:
     """Draw inputs of a model that takes floats: dynamic, float16, weight-only.
 
     Activations are first on a grid of 255 steps of a power of two, both ends present, so that the qparams of dynamic
-    quantization are exact and no input is at a tie; then aimed; then random.
+    quantization are exact and no input is at a tie; then aimed, at signs and at magnitudes; then random.
     """
     kinds: list[tuple[str, Callable[[tuple[int, ...]], Tensor]]] = [
         ("on a grid", _gridded),
         ("zeros", torch.zeros),
         ("only positive", lambda shape: torch.rand(shape) + 0.125),
         ("only negative", lambda shape: -torch.rand(shape) - 0.125),
+        ("all the same", lambda shape: torch.full(shape, 0.75)),
+        ("tiny", lambda shape: torch.randn(shape) * 2.0**-20),
+        ("huge", lambda shape: torch.randn(shape) * 2.0**12),  # within what half precision holds
+        ("one far out", _far_out),
         *((f"random {n + 1}", torch.randn) for n in range(random)),
     ]
     return [
@@ -133,6 +147,12 @@ def float_inputs(case: Case, *, random: int) -> list[tuple[str, Batch]]:
         ))
         for name, draw in kinds
     ]  # fmt: skip
+
+
+def _far_out(shape: tuple[int, ...]) -> Tensor:
+    drawn = torch.randn(shape)
+    drawn.view(-1)[-1:] = 2.0**12
+    return drawn
 
 
 def _gridded(shape: tuple[int, ...]) -> Tensor:

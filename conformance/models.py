@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -39,9 +40,11 @@ REGIMES: tuple[Regime, ...] = (
     Regime(name="symmetric", ranges=((-1.0, 1.0), (-0.5, 4.0)), is_symmetric=True),
     Regime(name="coarse_output", ranges=((-1.0, 1.0), (-2.0, 1.0)), output=64.0),
     Regime(name="fine_output", ranges=((-2.0, 1.0), (-1.0, 2.0)), output=2.0**-6),
+    Regime(name="finest_output", ranges=((-2.0, 1.0), (-1.0, 2.0)), output=2.0**-10),
     Regime(name="narrow", ranges=((-(2.0**-6), 2.0**-6), (0.0, 2.0**-5)), bias=2.0**-6),
     Regime(name="wide", ranges=((-1000.0, 3080.0), (-2040.0, 2040.0))),
     Regime(name="large_bias", ranges=((-1.0, 1.0), (0.0, 2.0)), bias=2.0**7),
+    Regime(name="largest_bias", ranges=((-1.0, 1.0), (0.0, 2.0)), bias=math.inf),
     Regime(name="saturating_function", ranges=((-8.0, 8.0), (-5.0, 6.0))),
 )
 
@@ -135,29 +138,43 @@ def _chosen(cases: Sequence[Any], claim: Claim, limit: int | None) -> list[Any]:
 def _with_regimes(claim: Claim, models: Sequence[Case]) -> list[Case]:
     """Give each case a regime, in turn; the base case meets those for which there are too few cases.
 
-    And those of a coarse output or a large bias, where a step is so large that a kernel's errors are small in it. An op
-    without a weight that computes meets all of them on its base case, and zero points at both ends on other shapes.
+    And those of a coarse or the finest output and of a large bias, where a kernel's errors are small against a step or
+    beyond the ends. A zero point of 0, with which wrong padding shows nothing, is not for what is padded. An op without
+    a weight that computes meets all of them on its base case, and zero points at both ends on other shapes.
     """
     regimes = [regime for regime in REGIMES if _matters(regime, claim)]
-    turns = [regime for regime in regimes if regime.output <= 1.0 and regime.bias <= 1.0]
+    turns = [regime for regime in regimes if 2.0**-6 <= regime.output <= 1.0 and regime.bias <= 1.0]
     more = [(models[0], regime) for regime in regimes if regime not in turns[: len(models)]]
     if claim.scheme == NO_WEIGHT and not moves_only(claim):
         shapes = [each for each in models if each.varied == ("shape",)]
         ends = [regime for regime in turns if regime.name in ("positive", "negative")]
         more = [*itertools.product(models[:1], regimes), *itertools.product(shapes, ends)]
-    pairs = list(zip(models, itertools.cycle(turns), strict=False))
+    pairs = [
+        (model, _shown_by(model, regime, turns)) for model, regime in zip(models, itertools.cycle(turns), strict=False)
+    ]
     pairs += [pair for pair in more if pair not in pairs]
     return [
         replace(case, name=f"{case.name} {regime.name}", variant=case.name, regime=regime) for case, regime in pairs
     ]
 
 
+def _shown_by(model: Case, regime: Regime, turns: Sequence[Regime]) -> Regime:
+    """The regime that is a model's turn, or another whose zero point is not 0."""
+    is_padded = any(name in _PADDED for name in model.varied)
+    return turns[-1] if is_padded and regime.ranges[0][0] == 0.0 else regime
+
+
+_PADDED = ("padding", "padding_mode", "_network", "_uneven")
+
+
 def _matters(regime: Regime, claim: Claim) -> bool:
     kind = kind_of(claim.dtypes)
     if kind in (Kind.DYNAMIC, Kind.FLOAT16, Kind.WEIGHT_ONLY):
-        return regime.name == "signed" or regime.bias > 1.0
+        return regime.name == "signed" or 1.0 < regime.bias < math.inf
     shares = claim.entry.observation_type is not ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
     if regime.output != 1.0 and (shares or kind is Kind.FIXED):
+        return False
+    if regime.bias == math.inf and _has_norm(claim):  # a norm would take the bias away, and a folded one is not this
         return False
     return regime.bias <= 1.0 or claim.scheme != NO_WEIGHT
 
@@ -294,9 +311,8 @@ def _cases(
     is_taken: Callable[[Arguments], bool],
 ) -> Iterator[Case]:  # fmt: skip
     needs_second = added is not None or torch.add in rest
-    for varied, arguments in _variants(
-        root, whole=root not in WEIGHTED or (wrap is None and not rest and added is None)
-    ):
+    is_alone = wrap is None and not rest and added is None
+    for varied, arguments in _variants(root, whole=is_alone or root not in WEIGHTED, known=is_alone):
         inputs = recipe.inputs(arguments)
         if not is_taken(arguments) or not _norm_fits(rest, root, inputs):
             continue
@@ -311,9 +327,9 @@ def _cases(
 
 
 @cache
-def _variants(root: Any, *, whole: bool) -> tuple[tuple[tuple[str, ...], dict[str, Any]], ...]:
-    """The variants of an op, made once for all patterns that have it; ``whole``: it is the whole of them."""
-    return tuple(RECIPES[root].variants(whole=whole))
+def _variants(root: Any, *, whole: bool, known: bool) -> tuple[tuple[tuple[str, ...], dict[str, Any]], ...]:
+    """The variants of an op, made once for all patterns that have it."""
+    return tuple(RECIPES[root].variants(whole=whole, known=known))
 
 
 def _build(
@@ -339,6 +355,12 @@ def _output_shape(recipe: Recipe, root: Any, arguments: dict[str, Any]) -> tuple
         model = MODEL_OF[len(inputs)]([recipe.step(root, arguments)])
         found: Any = model(*(torch.zeros(each.shape) for each in inputs))
     return tuple(found.shape)
+
+
+def _has_norm(claim: Claim) -> bool:
+    """Tell whether a norm is in the claim's pattern, by itself or inside of a fused module."""
+    found = [leaf for leaf in leaves(claim.entry.normal_pattern) if isinstance(leaf, type)]
+    return any(_is_norm(part) for leaf in found for part in PARTS.get(QAT_OF.get(leaf, leaf), (leaf,)))
 
 
 def _is_norm(leaf: Any) -> bool:

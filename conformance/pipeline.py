@@ -72,7 +72,7 @@ PROFILES: dict[str, Effort] = {
 
 _FUSES_NOTHING = BackendConfig("fuses nothing")
 _IN_FLOAT: dict[str, Any] = {
-    "float_accumulation": True, "dynamic_states": False, "dynamic_scale_floor": 0.0, "half_row_qparams": False
+    "float_accumulation": True, "dynamic_states": False, "half_row_qparams": False
 }  # fmt: skip
 
 

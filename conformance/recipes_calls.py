@@ -14,6 +14,9 @@ Shape: TypeAlias = tuple[int, ...]
 ANY_SHAPE: tuple[Shape, ...] = ((2, 7, 3, 3), (65,), (4, 64), (1, 1, 63), (1, 2, 3, 4, 5))
 """Shapes of an elementwise op: all ranks, and sizes at the edges of kernels' tiles."""
 
+LARGE: Arguments = {"shape": (33, 2049)}
+"""More elements than torch gives to one thread (32,768), for ops that compute each by itself; no whole vectors."""
+
 
 def one_input(arguments: Arguments) -> tuple[Input, ...]:
     """One activation of the shape that is varied."""

@@ -51,7 +51,8 @@ _INDICES = ((5,), (2, 3), (0,), (2, 1, 3))
 
 
 def _indices(arguments: Arguments) -> tuple[Input, ...]:
-    return (Input(shape=arguments["shape"], role=Role.INDEX, high=arguments["num_embeddings"]),)
+    rows, is_int32 = arguments["num_embeddings"], arguments["_int32"]
+    return (Input(shape=arguments["shape"], role=Role.INDEX, high=rows, is_int32=is_int32),)
 
 
 def _keywords(arguments: Arguments, *names: str) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def _keywords(arguments: Arguments, *names: str) -> dict[str, Any]:
 
 
 def _embedding(op: Any, arguments: Arguments) -> Step:
-    module = op(**{name: value for name, value in arguments.items() if name != "shape"})
+    module = op(**{name: value for name, value in arguments.items() if name not in ("shape", "_int32")})
     with torch.no_grad():
         module.weight.copy_(drawn_table(*module.weight.shape))
     return Step(op=module)
@@ -92,16 +93,17 @@ _COUNT = 7  # of indices in all bags, or in each
 def _bag_inputs(arguments: Arguments) -> tuple[Input, ...]:
     """Indices in one row, cut into bags by offsets; or a row of indices for each bag."""
     shape = (_COUNT,) if arguments["offsets"] else (arguments["_bags"], _COUNT)
-    inputs = [Input(shape=shape, role=Role.INDEX, high=arguments["num_embeddings"])]
+    rows, is_int32 = arguments["num_embeddings"], arguments["_int32"]
+    inputs = [Input(shape=shape, role=Role.INDEX, high=rows, is_int32=is_int32)]
     if arguments["offsets"] and not arguments["include_last_offset"]:
-        inputs.append(Input(shape=(arguments["_bags"],), role=Role.OFFSETS, high=_COUNT))
+        inputs.append(Input(shape=(arguments["_bags"],), role=Role.OFFSETS, high=_COUNT, is_int32=is_int32))
     if arguments["per_sample_weights"]:
         inputs.append(Input(shape=shape, role=Role.STATE))
     return tuple(inputs)
 
 
 def _bag(op: Any, arguments: Arguments) -> Step:
-    names = [name for name in arguments if name not in ("offsets", "per_sample_weights", "_bags")]
+    names = [name for name in arguments if name not in ("offsets", "per_sample_weights", "_bags", "_int32")]
     module = op(**_keywords(arguments, *names))
     with torch.no_grad():
         module.weight.copy_(drawn_table(*module.weight.shape))
@@ -112,7 +114,7 @@ def _bag(op: Any, arguments: Arguments) -> Step:
 
 def _is_bag(arguments: Arguments) -> bool:
     """torch takes weights per sample in sums alone, a last offset beside others, no option on gradients of maxima."""
-    if arguments["include_last_offset"] and not arguments["offsets"]:
+    if arguments["include_last_offset"] and (not arguments["offsets"] or arguments["_int32"]):  # they are int64
         return False
     if arguments["per_sample_weights"] and arguments["mode"] != "sum":
         return False
@@ -134,7 +136,13 @@ def _has_few_lacks(
 _BAG: Mapping[str, tuple[Any, ...]] = {
     **_TABLE, "mode": ("mean", "sum", "max"), "include_last_offset": (False, True), "padding_idx": (None, 0),
     **_GRADIENTS, "offsets": (True, False), "per_sample_weights": (False, True), "_bags": (1, 3),
+    "_int32": (False, True),
 }  # fmt: skip
+# Sums of several bags, of which some are empty, in widths for which there are kernels and in others.
+_SUMS: tuple[Arguments, ...] = tuple(
+    {"mode": "sum", "_bags": bags, "embedding_dim": width, "_int32": is_int32}
+    for bags, width, is_int32 in ((3, 64, False), (9, 64, True), (9, 66, False), (3, 8, True))
+)
 
 # -- recurrent modules ------------------------------------------------------------------------------------------------
 
@@ -227,7 +235,8 @@ def _cell(states: int, **more: tuple[Any, ...]) -> Recipe:
 RECIPES: dict[Any, Recipe] = {
     nn.Embedding: Recipe(
         arguments={
-            **_TABLE, "shape": _INDICES, "padding_idx": (None, 0), **_GRADIENTS, "_freeze": (False, True),
+            **_TABLE, "shape": _INDICES, "_int32": (False, True), "padding_idx": (None, 0), **_GRADIENTS,
+            "_freeze": (False, True),
             "_weight": _DRAWN, **_RENORMALIZED, **_PLACES,
         },
         inputs=_indices,
@@ -235,7 +244,8 @@ RECIPES: dict[Any, Recipe] = {
     ),
     F.embedding: Recipe(
         arguments={
-            **_TABLE, "shape": _INDICES, "padding_idx": (None, 0), **_GRADIENTS, "weight": _DRAWN,
+            **_TABLE, "shape": _INDICES, "_int32": (False, True), "padding_idx": (None, 0), **_GRADIENTS,
+            "weight": _DRAWN,
             "input": Fixed(reason="indices: their shape is varied under shape"), **_RENORMALIZED,
         },
         inputs=_indices,
@@ -246,6 +256,7 @@ RECIPES: dict[Any, Recipe] = {
         inputs=_bag_inputs,
         step=_bag,
         is_valid=_is_bag,
+        known=_SUMS,
     ),
     nn.LSTM: _sequence(2),
     nn.GRU: _sequence(1),

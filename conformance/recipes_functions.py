@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conformance.cases import Input, Step
-from conformance.recipes_calls import ANY_SHAPE, are_axes, call, module, one_input
+from conformance.recipes_calls import ANY_SHAPE, LARGE, are_axes, call, module, one_input
 from conformance.variation import Arguments, Fixed, Recipe
 
 _INPLACE = (False, True)
@@ -28,7 +28,7 @@ _MOMENTUM = Fixed(reason="of effect in training alone, when statistics are kept"
 
 
 def _elementwise(step: Callable[[Any, Arguments], Step], **arguments: Any) -> Recipe:
-    return Recipe(arguments={**arguments, "shape": ANY_SHAPE}, inputs=one_input, step=step)
+    return Recipe(arguments={**arguments, "shape": ANY_SHAPE}, inputs=one_input, step=step, known=(LARGE,))
 
 
 _ALPHA = (1.0, 0.3, 2.5)

@@ -40,6 +40,19 @@ def _windows(rank: int) -> dict[str, tuple[Any, ...]]:
     }
 
 
+_KNOWN: tuple[Arguments, ...] = (
+    {"kernel_size": 2}, {"kernel_size": 2, "stride": 2}, {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True}, {"kernel_size": 3, "stride": 2},
+    {"kernel_size": 5, "stride": 1, "padding": 2},
+)  # fmt: skip
+"""The windows of VGG, ResNet, GoogLeNet and SqueezeNet, and of spatial pyramid pooling."""
+
+
+def _wide(rank: int) -> Arguments:
+    """Rows longer than a register block."""
+    return {"kernel_size": 3, "stride": 2, "padding": 1, "shape": (*(1, 3, 5, 5)[: rank + 1], 67)}
+
+
 def _has_windows(rank: int) -> Callable[[Arguments], bool]:
     """Along every axis the padding is at most half of the window, which fits into the padded input."""
 
@@ -62,6 +75,7 @@ def _max_pool(rank: int, *, is_module: bool) -> Recipe:
         inputs=one_input,
         step=module if is_module else call("kernel_size", **options),
         is_valid=_has_windows(rank),
+        known=(*_KNOWN, _wide(rank)),
     )  # fmt: skip
 
 
@@ -77,6 +91,7 @@ def _avg_pool(rank: int, *, is_module: bool) -> Recipe:
         inputs=one_input,
         step=module if is_module else call("kernel_size", **options),
         is_valid=lambda arguments: fits(arguments) and _counts(arguments),
+        known=(*_KNOWN, _wide(rank)),
     )
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from conformance import recipes_moves, recipes_pools
 from conformance.cases import Input, Step
-from conformance.recipes_calls import ANY_SHAPE, Shape, are_axes, call, module, one_input
+from conformance.recipes_calls import ANY_SHAPE, LARGE, Shape, are_axes, call, module, one_input
 from conformance.variation import Arguments, Fixed, Recipe
 
 _INPLACE = (False, True)
@@ -62,6 +62,7 @@ def _binary_recipe(*, has_alpha: bool) -> Recipe:
         inputs=_binary_inputs,
         step=_binary,
         is_valid=_binary_is_valid,
+        known=({"shape": (LARGE["shape"], LARGE["shape"])}, {"shape": (LARGE["shape"], LARGE["shape"][-1:])}),
     )  # fmt: skip
 
 
@@ -155,6 +156,7 @@ _CLAMP = Recipe(
     inputs=one_input,
     step=_clamp,
     is_valid=lambda arguments: arguments["min"] is not None or arguments["max"] is not None,
+    known=(LARGE,),
 )  # fmt: skip
 _OLD_NAME = Fixed(reason="an old name of the bound, which warns")
 _BOUNDS: dict[str, tuple[Any, ...]] = {"min_val": (-1.0, -0.3, 0.0), "max_val": (1.0, 0.7, 6)}
@@ -168,12 +170,17 @@ def _hardtanh(*, is_module: bool, is_in_place: bool) -> Recipe:
         arguments={**_BOUNDS, **flags, **old, "shape": ANY_SHAPE},
         inputs=one_input,
         step=module if is_module else call(**options),
+        known=(LARGE,),
     )
 
 
-_PLAIN = Recipe(arguments={"shape": ANY_SHAPE}, inputs=one_input, step=call())
-_IN_PLACE = Recipe(arguments={"inplace": _INPLACE, "shape": ANY_SHAPE}, inputs=one_input, step=call(inplace=False))
-_IN_PLACE_MODULE = Recipe(arguments={"inplace": _INPLACE, "shape": ANY_SHAPE}, inputs=one_input, step=module)
+_PLAIN = Recipe(arguments={"shape": ANY_SHAPE}, inputs=one_input, step=call(), known=(LARGE,))
+_IN_PLACE = Recipe(
+    arguments={"inplace": _INPLACE, "shape": ANY_SHAPE}, inputs=one_input, step=call(inplace=False), known=(LARGE,)
+)
+_IN_PLACE_MODULE = Recipe(
+    arguments={"inplace": _INPLACE, "shape": ANY_SHAPE}, inputs=one_input, step=module, known=(LARGE,)
+)
 _IGNORED = Fixed(reason="taken by the constructor and ignored")
 _IDENTITY = Recipe(arguments={"args": _IGNORED, "kwargs": _IGNORED, "shape": ANY_SHAPE}, inputs=one_input, step=module)
 _DROPOUT_MODULE = Recipe(

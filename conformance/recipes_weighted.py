@@ -36,13 +36,16 @@ class Network(NamedTuple):
     """A convolution as known networks have it, for which engines have kernels of their own.
 
     As many channels come out as go in; the padding is half of what the kernel reaches beyond one element, so that a
-    stride of two halves the image, or doubles it where the convolution is transposed.
+    stride of two halves the image, or doubles it where the convolution is transposed. ``width``: of the image, if it is
+    another than that of the others.
     """
 
     channels: int
     groups: int
     kernel: int
-    stride: int
+    stride: int = 1
+    dilation: int = 1
+    width: int = 0
 
 
 # -- parameters -------------------------------------------------------------------------------------------------------
@@ -106,6 +109,23 @@ NETWORKS = (
     Network(channels=32, groups=8, kernel=3, stride=1),
     Network(channels=64, groups=8, kernel=3, stride=2),
 )
+# Dilation as in DeepLab, alone and depthwise; ConvNeXt's window; two and sixteen channels in a group; images wider than
+# a register block, of a large window and of none, which is a matrix product of many rows.
+MORE_NETWORKS = (
+    Network(channels=8, groups=1, kernel=3, dilation=2),
+    Network(channels=16, groups=16, kernel=3, dilation=2),
+    Network(channels=16, groups=16, kernel=7),
+    Network(channels=4, groups=2, kernel=3),
+    Network(channels=32, groups=2, kernel=3),
+    Network(channels=8, groups=1, kernel=3, width=37),
+    Network(channels=16, groups=16, kernel=3, width=37),
+    Network(channels=64, groups=1, kernel=1, width=37),
+)
+# The usual numbers, the same along all axes; a reduction whose sum is beyond what float32 holds exactly.
+_USUAL: tuple[Arguments, ...] = (
+    {"stride": 2}, {"padding": 1}, {"stride": 2, "padding": 1}, {"dilation": 2}, {"dilation": 2, "padding": 2},
+    {"kernel_size": 2, "stride": 2}, {"shape": Layer(c_in=300, c_out=9)},
+)  # fmt: skip
 # Channels that fill no tile; a large reduction, of several images; groups; depthwise with a multiplier and without.
 LAYERS = (
     Layer(c_in=3, c_out=5),
@@ -188,9 +208,12 @@ def _resolved(arguments: Arguments) -> Arguments:
     if network is None:
         return arguments
     layer = Layer(c_in=network.channels, c_out=network.channels, groups=network.groups)
-    padding = (network.kernel - 1) // 2
+    reach = network.dilation * (network.kernel - 1)
+    padding = reach // 2
     geometry = {"kernel_size": network.kernel, "stride": network.stride, "padding": padding}
-    rest = network.stride - network.kernel + 2 * padding
+    if network.dilation > 1:
+        geometry["dilation"] = network.dilation
+    rest = network.stride - reach - 1 + 2 * padding
     doubling = {"output_padding": rest} if "output_padding" in arguments else {}
     return {**arguments, "shape": layer, **geometry, **doubling}
 
@@ -199,7 +222,9 @@ def _images(rank: int) -> Callable[[Arguments], tuple[Input, ...]]:
     def inputs(arguments: Arguments) -> tuple[Input, ...]:
         layer = _resolved(arguments)["shape"]
         batch = () if arguments["_unbatched"] else (layer.batch,)
-        return (Input(shape=(*batch, layer.c_in, *EXTENTS[:rank])),)
+        network = arguments["_network"]
+        *rest, width = EXTENTS[:rank]
+        return (Input(shape=(*batch, layer.c_in, *rest, (network and network.width) or width)),)
 
     return inputs
 
@@ -244,6 +269,13 @@ def _convolution_function(rank: int) -> Callable[[Any, Arguments], Step]:
     return step
 
 
+def _known(*, is_transposed: bool) -> tuple[Arguments, ...]:
+    """Known networks' layers, and common numbers; 4, 2, 1 is how a transposed convolution doubles an image."""
+    doubling = (Network(channels=8, groups=1, kernel=4, stride=2), Network(channels=16, groups=16, kernel=4, stride=2))
+    networks = (*doubling, *MORE_NETWORKS) if is_transposed else MORE_NETWORKS
+    return (*_USUAL, *({"_network": each} for each in networks))
+
+
 def _convolutions() -> dict[Any, Recipe]:
     """Return the recipe of every convolution: module and function, plain and transposed, in one to three dimensions."""
     found: dict[Any, Recipe] = {}
@@ -259,7 +291,7 @@ def _convolutions() -> dict[Any, Recipe]:
             base = {name: values[0] for name, values in arguments.items() if not isinstance(values, Fixed)}
             found[op] = Recipe(
                 arguments=arguments, inputs=_images(rank), step=step(rank), is_valid=_go_together(base),
-                kernels=(({"shape": DEPTHWISE}, _GEOMETRY),),
+                kernels=(({"shape": DEPTHWISE}, _GEOMETRY),), known=_known(is_transposed="output_padding" in arguments),
             )  # fmt: skip
     return found
 
@@ -277,6 +309,12 @@ _LINEAR: dict[str, Any] = {
 }  # fmt: skip
 _LINEAR_MODULE = {"in_features": _FEATURES, "out_features": _FEATURES, "device": _PLACE, "dtype": _PLACE}
 _LINEAR_FUNCTION = {"input": _TENSOR, "weight": _TENSOR}
+# More rows and more features than a tile of any kernel; reductions whose sum is beyond what float32 holds exactly.
+_LARGE: tuple[Arguments, ...] = (
+    {"_leading": (65,)}, {"_leading": (129,)}, {"_leading": (9,), "shape": Layer(c_in=64, c_out=65)},
+    {"_leading": (7,), "shape": Layer(c_in=16, c_out=129)}, {"shape": Layer(c_in=1025, c_out=8)},
+    {"_leading": (4, 8), "shape": Layer(c_in=4096, c_out=3)},
+)  # fmt: skip
 
 
 def _rows(arguments: Arguments) -> tuple[Input, ...]:
@@ -302,10 +340,12 @@ def _linear_function(function: Any, a: Arguments) -> Step:
 
 RECIPES: dict[Any, Recipe] = {
     nn.Linear: Recipe(
-        arguments=_LINEAR | _LINEAR_MODULE, inputs=_rows, step=_linear_module, is_valid=_is_valid_linear
+        arguments=_LINEAR | _LINEAR_MODULE, inputs=_rows, step=_linear_module, is_valid=_is_valid_linear,
+        known=_LARGE,
     ),
     F.linear: Recipe(
-        arguments=_LINEAR | _LINEAR_FUNCTION, inputs=_rows, step=_linear_function, is_valid=_is_valid_linear
+        arguments=_LINEAR | _LINEAR_FUNCTION, inputs=_rows, step=_linear_function, is_valid=_is_valid_linear,
+        known=_LARGE,
     ),
     **_convolutions(),
 }  # fmt: skip

@@ -33,7 +33,8 @@ class Recipe:
     Fixed. Beside the op's own there may be ``shape`` and others with a leading underscore, which only `inputs` and
     `step` read. ``inputs``: the model's inputs for these arguments. ``step``: the op with them, as one step of a
     pattern. ``is_valid`` says whether arguments go together. ``kernels``: arguments for which engines have kernels of
-    their own, and the names of those that are tried two at a time with these too.
+    their own, and the names of those that are tried two at a time with these too. ``known``: what to change of the
+    base for ops as known networks have them, or for another size; tried of an op by itself.
     """
 
     arguments: Mapping[str, tuple[Any, ...] | Fixed]
@@ -41,6 +42,7 @@ class Recipe:
     step: Callable[[Any, Arguments], Step]
     is_valid: Callable[[Arguments], bool] = field(default=lambda arguments: True)
     kernels: tuple[tuple[Arguments, tuple[str, ...]], ...] = ()
+    known: tuple[Arguments, ...] = ()
 
     def base(self) -> dict[str, Any]:
         """Return the first value of every argument."""
@@ -49,20 +51,21 @@ class Recipe:
     def _varied(self) -> dict[str, tuple[Any, ...]]:
         return {name: values for name, values in self.arguments.items() if not isinstance(values, Fixed)}
 
-    def variants(self, *, whole: bool = True) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    def variants(self, *, whole: bool = True, known: bool = True) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
         """Yield (the arguments away from base, all arguments): the base, dense variants, each alone, two at a time.
 
         The dense variants cover all pairs that are valid; they come first, so that a few variants cover much. But they
         leave few arguments at their base, which may be what a kernel is chosen by: hence the others, which have all but
         one or two there, or at what has kernels of its own. Not ``whole``: of these only what brings a value that no
-        dense variant has.
+        dense variant has. Then, with ``known``, those that are named one by one.
         """
         base, seen = self.base(), list[dict[str, Any]]()
         dense = list(self._dense(base))
         around = [*self._alone(base), *self._two(base, tuple(base))]
         around += [each for other, names in self.kernels for each in self._two({**base, **other}, names)]
         sparse = around if whole else self._unmet(base, dense)
-        for arguments in itertools.chain([base], dense, sparse):
+        named = [{**base, **changes} for changes in self.known if known]
+        for arguments in itertools.chain([base], dense, sparse, named):
             if arguments not in seen:
                 seen.append(arguments)
                 yield tuple(name for name in base if arguments[name] != base[name]), arguments
