@@ -61,6 +61,7 @@ class Capabilities:
     ``dynamic_scale_floor``: the smallest scale that a dynamic input gets.
     ``half_row_qparams``: rows of a 4-bit embedding keep scale and bias in half precision.
     ``channels_last``: inputs in channels-last layout are taken.
+    ``dynamic_batch``: batches of another size than that of the example inputs are taken.
     ``tie_steps``: by how many steps a result may differ with its place in memory (layout, batch, thread); 1 where the
     body and the tail of a vector loop round exact ties differently (NUM-06, NUM-07).
     ``limits``: op (as patterns name it: ``"nn.Conv2d"``) → argument → the values that are taken; others are left in
@@ -74,6 +75,7 @@ class Capabilities:
     dynamic_scale_floor: float = 0.0
     half_row_qparams: bool = False
     channels_last: bool = True
+    dynamic_batch: bool = True
     tie_steps: int = 0
     limits: Mapping[str, Mapping[str, Taken]] = field(default_factory=dict)
 

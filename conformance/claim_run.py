@@ -22,6 +22,7 @@ from conformance.claims import Claim
 from conformance.draws import Batch
 from conformance.grids import Grid
 from conformance.numerics import Finding, judge
+from conformance.oracle import Exact
 from conformance.running import StageError
 from conformance.structure import moves_only
 from reports.results import Verdict
@@ -47,7 +48,10 @@ class At:
 
 @dataclass(slots=True, kw_only=True)
 class CaseRun:
-    """The artefacts of one case, made stage by stage; an attribute is read only after the stage that sets it."""
+    """The artefacts of one case, made stage by stage; an attribute is read only after the stage that sets it.
+
+    ``exact``: the first exact result of the first inputs; None: there was no output to compare with it.
+    """
 
     case: Case
     model: nn.Module = field(init=False)
@@ -56,6 +60,7 @@ class CaseRun:
     grids: list[Grid | None] = field(init=False)
     drawn: list[tuple[str, Batch]] = field(init=False)
     lowered: Callable[..., Any] = field(init=False)
+    exact: Exact | None = None
     runs_in_float: bool = False
 
 

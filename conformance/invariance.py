@@ -23,6 +23,7 @@ from conformance.checks import Check
 from conformance.claims import Claim
 from conformance.draws import Batch
 from conformance.numerics import Finding
+from conformance.oracle import Exact
 from conformance.quantizers import Kind, kind_of
 from conformance.structure import tensors
 from reports.results import Verdict
@@ -31,14 +32,17 @@ Lowered = Callable[..., Any]
 Run = Callable[[], list[Tensor]]
 
 REPETITION, BATCH, CHANNELS_LAST, STRIDED, THREADS = "repetition", "batch", "channels_last", "strided", "threads"
+EMPTY, OPERANDS = "no rows", "operands"
 SAID: dict[str, str] = {
     REPETITION: "a second run on the same input gave another output",
     BATCH: "a batch in parts gave another output than the whole",
     CHANNELS_LAST: "inputs in channels_last layout gave another output than contiguous ones",
     STRIDED: "inputs that are not contiguous gave another output than contiguous ones",
     THREADS: "two threads gave another output than one",
+    EMPTY: "a batch without rows gave another shape than the float model's",
+    OPERANDS: "the inputs were written to, which the float model leaves as they are",
 }
-_REORDERING = frozenset(SAID) - {REPETITION}
+_REORDERING = frozenset(SAID) - {REPETITION, EMPTY, OPERANDS}
 PARTS = (1, 3, 5)
 """Into what a batch is split: its rows are more than the tiles of known kernels, and no part is whole tiles."""
 
@@ -61,20 +65,21 @@ def check_invariance(
     *,
     left_out: Collection[str] = (),
     step: float = 0.0,
+    exact: Exact | None = None,
 ) -> Iterator[Finding]:
     """Compare a case's outputs under every change with those without; yield a finding for each comparison.
 
     Where the backend accumulates in float, the order of its sums may change with all but a repetition: that is declared
-    variance (NUM-04), and left out. So is a case that does not run: numerics says so. ``step``: of the output's grid;
-    what the backend declares in ``tie_steps`` is no difference.
+    variance (NUM-04), and left out. ``step``: of the output's grid; what the backend declares in ``tie_steps`` is no
+    difference where ``exact``, the result of the first inputs, is so near a tie that both are right.
     """
     tried = SAID.keys() - left_out - (_REORDERING if capabilities.float_accumulation else frozenset())
     tried -= frozenset() if capabilities.channels_last else {CHANNELS_LAST}
+    tried -= frozenset() if capabilities.dynamic_batch else {BATCH, EMPTY}
     trial = Trial(
-        case=case, name=drawn[0][0], inputs=drawn[0][1], lowered=lowered, allowed=capabilities.tie_steps * step
+        case=case, name=drawn[0][0], inputs=drawn[0][1], lowered=lowered, allowed=capabilities.tie_steps * step,
+        exact=exact,
     )  # fmt: skip
-    if not trial.runs:
-        return
     again = partial(trial.run, trial.inputs)
     first = trial.compared(REPETITION, "at once", again)
     yield first
@@ -155,8 +160,9 @@ def _finding(case: str, problem: str, evidence: Mapping[str, object], rule: str 
 class Trial:
     """A case, what the backend made of it, and the inputs on which it is run again and again.
 
-    ``allowed``: by how much outputs may differ, but for a repetition. ``filling`` and ``sizes`` (in bytes): what memory
-    is filled with before a run, and how large the pieces are.
+    ``allowed``: by how much outputs may differ where both are right, but for a repetition. ``exact``: the exact result
+    of the inputs. ``filling`` and ``sizes`` (in bytes): what memory is filled with before a run, and how large the
+    pieces are.
     """
 
     case: Case
@@ -164,6 +170,7 @@ class Trial:
     inputs: Batch
     lowered: Lowered
     allowed: float = 0.0
+    exact: Exact | None = None
     filling: int = 0x5A
     sizes: tuple[int, ...] = ()
 
@@ -219,7 +226,25 @@ class Trial:
             told = f"raised {type(error).__name__}: {error}; the float model takes such inputs"
             text = "".join(traceback.format_exception(error, limit=-6))
             return _finding(where, told, {"change": change, "traceback": text}, rule="LOW-01")
-        return compare_outputs(where, change, expected, found, 0.0 if change == REPETITION else self.allowed)
+        allowed = 0.0 if change in (REPETITION, OPERANDS) else self.allowed
+        finding = compare_outputs(where, change, expected, found, allowed)
+        wrong = "" if finding.problem or not allowed else self._wrong(expected, found)
+        return _finding(where, wrong, {**finding.evidence, "change": change}) if wrong else finding
+
+    def _wrong(self, expected: list[Tensor], found: list[Tensor]) -> str:
+        """Say where an output differs from a plain one's and is no rounding of the exact result. (NUM-06)"""
+        exact = self.exact
+        if exact is None or exact.grid is None or len(found) != 1 or not torch.equal(expected[0], self.expected[0]):
+            return ""
+        differs = found[0] != expected[0]
+        away = (exact.grid.integers(found[0]).round() - exact.integers).abs() - 0.5 - exact.slack
+        wrong = differs & (away > 0)
+        if not bool(wrong.any()):
+            return ""
+        worst = float(away[wrong].max()) + 0.5
+        return (
+            f"{int(wrong.sum())} of {wrong.numel()} values differ, not at a tie: {worst:.6g} LSB from the exact result"
+        )
 
 
 _PIECES = 10  # as many as the C library's allocator keeps of a size (7), and some for what an op takes on its way
@@ -343,7 +368,7 @@ def _transposed(value: Tensor) -> Tensor:
 def _split(trial: Trial) -> Iterator[Finding]:
     """A batch in parts against the whole, where each row of the output comes of one row of inputs.
 
-    Left out where the lowered model does not take the rows: it is made for inputs like those that it was compiled with.
+    Left out where the backend says that it is made for batches of the size that it was compiled with.
     """
     whole = _batch(trial)
     if whole is None:
@@ -351,12 +376,10 @@ def _split(trial: Trial) -> Iterator[Finding]:
     parts = list(zip(*(torch.split(each, list(PARTS)) for each in whole), strict=True))
     if not _are_close(trial.floats(whole), _joined([trial.floats(part) for part in parts])):
         return
-    try:
-        expected, found = trial.run(whole), [trial.run(part) for part in parts]
-    except Exception:  # whatever the backend's code raises
-        return
     label = f"{sum(PARTS)} rows in parts of {PARTS}"
-    yield trial.compared(BATCH, label, lambda: _joined(found) or [], lambda: expected)
+    yield trial.compared(
+        BATCH, label, lambda: _joined([trial.run(part) for part in parts]) or [], partial(trial.run, whole)
+    )
 
 
 def _joined(parts: Sequence[list[Tensor] | None]) -> list[Tensor] | None:
@@ -391,9 +414,44 @@ def _threads(trial: Trial) -> Iterator[Finding]:
     yield trial.compared(THREADS, "", partial(_with_threads, 2, partial(trial.run, trial.inputs)))
 
 
+def _empty(trial: Trial) -> Iterator[Finding]:
+    """The shape for a batch of no rows, where the float model and the lowered one take it (else nonfinite.py tells)."""
+    rowless = tuple(each[:0] if each.dim() else each for each in trial.inputs)
+    wanted = trial.floats(rowless)
+    if wanted is None or [each.shape for each in wanted] != [(0, *each.shape[1:]) for each in trial.expected]:
+        return  # the first axis is no batch
+    try:
+        found = trial.run(rowless)
+    except Exception:  # whatever the backend's code raises: a fact
+        return
+    shapes = [torch.zeros(each.shape) for each in found], [torch.zeros(each.shape) for each in wanted]
+    yield compare_outputs(f"{trial.case.name}, {trial.name}, {EMPTY}", EMPTY, shapes[1], shapes[0])
+
+
+def _operands(trial: Trial) -> Iterator[Finding]:
+    """What is given to the lowered model is not the backend's to write to, unless the op itself is in place."""
+    floating, given = ([each.clone() for each in trial.inputs] for _ in range(2))
+    try:
+        with torch.no_grad():
+            trial.model(*floating)
+    except Exception:  # whatever it is that the op raises: it is no input for it
+        return
+    kept = [
+        n for n, (before, after) in enumerate(zip(trial.inputs, floating, strict=True)) if torch.equal(before, after)
+    ]
+
+    def run() -> list[Tensor]:
+        trial.lowered(*given)
+        return [given[n] for n in kept]
+
+    yield trial.compared(OPERANDS, "", run, lambda: [trial.inputs[n] for n in kept])
+
+
 _FINDERS: dict[str, Callable[[Trial], Iterator[Finding]]] = {
     CHANNELS_LAST: partial(_layouts, CHANNELS_LAST, _channels_last),
     STRIDED: partial(_layouts, STRIDED, _strided),
     BATCH: _split,
     THREADS: _threads,
+    EMPTY: _empty,
+    OPERANDS: _operands,
 }

@@ -144,14 +144,13 @@ def _with_regimes(claim: Claim, models: Sequence[Case]) -> list[Case]:
     """
     regimes = [regime for regime in REGIMES if _matters(regime, claim)]
     turns = [regime for regime in regimes if 2.0**-6 <= regime.output <= 1.0 and regime.bias <= 1.0]
-    more = [(models[0], regime) for regime in regimes if regime not in turns[: len(models)]]
+    turn = zip(models, itertools.cycle(turns), strict=False)
+    pairs = [(model, _shown_by(model, regime, turns)) for model, regime in turn]
+    more = [(models[0], regime) for regime in regimes if regime not in [met for _, met in pairs]]
     if claim.scheme == NO_WEIGHT and not moves_only(claim):
         shapes = [each for each in models if each.varied == ("shape",)]
         ends = [regime for regime in turns if regime.name in ("positive", "negative")]
         more = [*itertools.product(models[:1], regimes), *itertools.product(shapes, ends)]
-    pairs = [
-        (model, _shown_by(model, regime, turns)) for model, regime in zip(models, itertools.cycle(turns), strict=False)
-    ]
     pairs += [pair for pair in more if pair not in pairs]
     return [
         replace(case, name=f"{case.name} {regime.name}", variant=case.name, regime=regime) for case, regime in pairs
@@ -377,4 +376,5 @@ def _norm_fits(rest: tuple[Any, ...], root: Any, inputs: Sequence[Input]) -> boo
 
 
 def _shown(value: Any) -> str:
-    return "x".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+    is_several = isinstance(value, (tuple, list)) and len(value) > 1
+    return "x".join(map(str, value)) if is_several else str(value)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from conformance.building import PRELUDE, Preluded
 from conformance.cases import Case
@@ -60,6 +60,12 @@ def prepare_case(claim: Claim, case: Case, model: nn.Module, config: BackendConf
     if case.regime.output != 1.0:
         _scale_output(prepared, case.regime.output)
     return prepared
+
+
+def keeps_statistics(model: nn.Module) -> bool:
+    """Tell whether training changes what a model computes though no weight is trained: by a norm's statistics."""
+    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+    return any(norm.running_mean is not None for norm in norms)
 
 
 def _joined(batches: tuple[Batch, ...]) -> Batch:

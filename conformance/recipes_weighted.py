@@ -121,11 +121,12 @@ MORE_NETWORKS = (
     Network(channels=16, groups=16, kernel=3, width=37),
     Network(channels=64, groups=1, kernel=1, width=37),
 )
-# The usual numbers, the same along all axes; a reduction whose sum is beyond what float32 holds exactly.
+# The usual numbers, the same along all axes; by rank, a reduction whose sum is beyond what float32 holds exactly.
 _USUAL: tuple[Arguments, ...] = (
     {"stride": 2}, {"padding": 1}, {"stride": 2, "padding": 1}, {"dilation": 2}, {"dilation": 2, "padding": 2},
-    {"kernel_size": 2, "stride": 2}, {"shape": Layer(c_in=300, c_out=9)},
+    {"kernel_size": 2, "stride": 2},
 )  # fmt: skip
+_LARGE_REDUCTION = {1: Layer(c_in=300, c_out=9), 2: Layer(c_in=100, c_out=9), 3: Layer(c_in=33, c_out=9)}
 # Channels that fill no tile; a large reduction, of several images; groups; depthwise with a multiplier and without.
 LAYERS = (
     Layer(c_in=3, c_out=5),
@@ -269,11 +270,11 @@ def _convolution_function(rank: int) -> Callable[[Any, Arguments], Step]:
     return step
 
 
-def _known(*, is_transposed: bool) -> tuple[Arguments, ...]:
+def _known(rank: int, *, is_transposed: bool) -> tuple[Arguments, ...]:
     """Known networks' layers, and common numbers; 4, 2, 1 is how a transposed convolution doubles an image."""
     doubling = (Network(channels=8, groups=1, kernel=4, stride=2), Network(channels=16, groups=16, kernel=4, stride=2))
     networks = (*doubling, *MORE_NETWORKS) if is_transposed else MORE_NETWORKS
-    return (*_USUAL, *({"_network": each} for each in networks))
+    return (*_USUAL, {"shape": _LARGE_REDUCTION[rank]}, *({"_network": each} for each in networks))
 
 
 def _convolutions() -> dict[Any, Recipe]:
@@ -291,7 +292,8 @@ def _convolutions() -> dict[Any, Recipe]:
             base = {name: values[0] for name, values in arguments.items() if not isinstance(values, Fixed)}
             found[op] = Recipe(
                 arguments=arguments, inputs=_images(rank), step=step(rank), is_valid=_go_together(base),
-                kernels=(({"shape": DEPTHWISE}, _GEOMETRY),), known=_known(is_transposed="output_padding" in arguments),
+                kernels=(({"shape": DEPTHWISE}, _GEOMETRY),),
+                known=_known(rank, is_transposed="output_padding" in arguments),
             )  # fmt: skip
     return found
 
@@ -313,7 +315,7 @@ _LINEAR_FUNCTION = {"input": _TENSOR, "weight": _TENSOR}
 _LARGE: tuple[Arguments, ...] = (
     {"_leading": (65,)}, {"_leading": (129,)}, {"_leading": (9,), "shape": Layer(c_in=64, c_out=65)},
     {"_leading": (7,), "shape": Layer(c_in=16, c_out=129)}, {"shape": Layer(c_in=1025, c_out=8)},
-    {"_leading": (4, 8), "shape": Layer(c_in=4096, c_out=3)},
+    {"_leading": (4, 8), "shape": Layer(c_in=2049, c_out=3)},
 )  # fmt: skip
 
 

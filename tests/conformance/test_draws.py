@@ -68,6 +68,8 @@ def test_inputs_are_on_the_grid_and_reach_its_ends(grid: Grid) -> None:
     assert [name for name, _ in drawn] == [*(name for name, _ in AIMS), "random 2", "random 3", "random 4"]
     dtype = torch.int8 if grid.low < 0 else torch.uint8
     for name, inputs in drawn:
+        if name == "between steps and beyond the ends":
+            continue
         for x in inputs:
             q = torch.ops.quantized_decomposed.quantize_per_tensor(
                 x, grid.scale, grid.zero_point, grid.low, grid.high, dtype
@@ -90,6 +92,26 @@ def test_aims_are_what_their_names_say() -> None:
     assert float((drawn["near the zero point"] - 100).abs().max()) <= 3
     assert {*drawn["close to the high end"].flatten().tolist()} == {252, 253, 254, 255}
     assert sorted(drawn["one away from the zero point"].flatten().tolist()) == [100] * 19 + [255]
+
+
+@pytest.mark.rule("NUM-01")
+def test_what_is_off_the_grid_is_at_no_tie_and_reaches_beyond_the_ends() -> None:
+    grid = Grid(scale=0.25, zero_point=100, low=0, high=255, dtype="quint8")
+    (drawn,) = [x for name, (x,) in static_inputs(case(Input(shape=(40, 50))), [grid], aims=len(AIMS), random=0)
+                if name.startswith("between")]  # fmt: skip
+    position = grid.integers(drawn)
+    away = (position - position.round()).abs()
+    assert float(away.mean()) > 0 and float(away.max()) < 0.4
+    assert float((position < 0).double().mean()) > 0.2 < float((position > 255).double().mean())
+    assert float(position.min()) < -(2.0**27) and float(position.max()) > 2.0**27
+
+
+def test_the_ends_of_one_operand_meet_the_other_ends_of_the_other() -> None:
+    grid = Grid(scale=0.25, zero_point=100, low=0, high=255, dtype="quint8")
+    given = case(Input(shape=(4, 5)), Input(shape=(4, 5)))
+    by_name = dict(static_inputs(given, [grid] * 2, aims=2, random=0))
+    x, y = (grid.integers(each) for each in by_name["alternating ends"])
+    assert torch.equal(x + y, torch.full((4, 5), 255.0).double())
 
 
 def test_fewer_aims_are_the_first_ones_and_what_has_no_grid_is_drawn_as_for_calibration() -> None:
@@ -123,7 +145,8 @@ def test_the_first_float_input_has_exact_qparams_and_no_tie() -> None:
     """255 steps of 2⁻⁶ from −96 steps on: the range of 8 bits is the scale 2⁻⁶ and the zero point 96 exactly."""
     given = case(Input(shape=(3, 8)), Input(shape=(3,), role=Role.STATE), Input(shape=(4,), role=Role.INDEX, high=3))
     drawn = float_inputs(given, random=2)
-    names = ["on a grid", "zeros", "only positive", "only negative", "random 1", "random 2"]
+    aims = ["zeros", "only positive", "only negative", "all the same", "tiny", "huge", "one far out"]
+    names = ["on a grid", *aims, "random 1", "random 2"]
     assert [name for name, _ in drawn] == names
     x, state, indices = drawn[0][1]
     steps = x.double() / 2.0**-6
@@ -134,3 +157,6 @@ def test_the_first_float_input_has_exact_qparams_and_no_tie() -> None:
     assert not bool(by_name["zeros"].any())
     assert float(by_name["only positive"].min()) > 0 > float(by_name["only negative"].max())
     assert not torch.equal(by_name["random 1"], by_name["random 2"])
+    assert float(by_name["tiny"].abs().max()) < 2.0**-16 and 2.0**12 < float(by_name["huge"].abs().max()) < 65504
+    assert sorted(by_name["one far out"].abs().flatten().tolist())[-2] < 8
+    assert len(set(by_name["all the same"].flatten().tolist())) == 1

@@ -14,9 +14,12 @@ from backends.base import Capabilities
 from conformance.cases import Case, Input, Regime, Role
 from conformance.claims import enumerate_claims
 from conformance.draws import Batch
+from conformance.grids import Grid
 from conformance.invariance import (
     BATCH,
     CHANNELS_LAST,
+    EMPTY,
+    OPERANDS,
     PARTS,
     REPETITION,
     STRIDED,
@@ -28,6 +31,7 @@ from conformance.invariance import (
 )
 from conformance.nonfinite import nonfinite_rows
 from conformance.numerics import Finding, judge
+from conformance.oracle import Exact
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 from reports.results import Verdict
 
@@ -87,11 +91,12 @@ def test_an_op_of_each_element_is_tried_under_all_changes() -> None:
     found = findings(torch.relu, case)
     assert tried(found) == [
         "repetition: at once", "channels_last: all inputs", "strided: slices", "strided: expanded",
-        "strided: transposed", f"batch: 9 rows in parts of {PARTS}", "threads", "repetition: after other inputs",
+        "strided: transposed", f"batch: 9 rows in parts of {PARTS}", "threads", "no rows", "operands",
+        "repetition: after other inputs",
     ]  # fmt: skip
     check = judge_invariance(found)
     assert (check.stage, check.rule, check.outcome, check.verdict, check.cases) == (
-        "invariance", "NUM-07", "pass", Verdict.VERIFIED, 8,
+        "invariance", "NUM-07", "pass", Verdict.VERIFIED, 10,
     )  # fmt: skip
 
 
@@ -189,7 +194,7 @@ def test_a_kernel_that_varies_is_refuted_for_just_that(lowered: Function, change
 
 def test_a_state_that_another_input_leaves_is_seen() -> None:
     found = findings(keeping(), case_of(lambda x: x, ()))
-    assert [bool(finding.problem) for finding in found] == [False, False, True]
+    assert [bool(finding.problem) for finding in found] == [False, False, False, True]
     assert "second run" in found[-1].problem
 
 
@@ -239,9 +244,11 @@ def test_to_raise_at_another_layout_refutes() -> None:
 
 
 def test_a_model_made_for_its_batch_is_not_split() -> None:
-    found = findings(raising(lambda x: len(x) != 2), case_of(lambda x: x, IMAGE))
+    lowered, case = raising(lambda x: len(x) != 2), case_of(lambda x: x, IMAGE)
+    found = findings(lowered, case, Capabilities(dynamic_batch=False))
     assert not any(finding.problem for finding in found)
-    assert not any(name.startswith(BATCH) for name in tried(found))
+    assert not any(name.startswith((BATCH, EMPTY)) for name in tried(found))
+    assert differing(lowered, case) == {BATCH}, "what does not say so must take other batches"
 
 
 @pytest.mark.parametrize(
@@ -288,7 +295,8 @@ def test_indices_are_split_but_keep_their_layout() -> None:
     table = torch.rand(9, 3)
     case = case_of(lambda i: table[i], (4, 2), role=Role.INDEX)
     assert tried(findings(case.build(), case)) == [
-        "repetition: at once", f"batch: 9 rows in parts of {PARTS}", "threads", "repetition: after other inputs",
+        "repetition: at once", f"batch: 9 rows in parts of {PARTS}", "threads", "no rows", "operands",
+        "repetition: after other inputs",
     ]  # fmt: skip
 
 
@@ -305,15 +313,50 @@ def test_recurrent_ops_are_not_split() -> None:
 def test_what_the_backend_declares_is_left_out() -> None:
     case = case_of(lambda x: x, IMAGE)
     summing = Capabilities(float_accumulation=True)
-    assert {name.split(":")[0] for name in tried(findings(by_batch, case, summing))} == {REPETITION}
+    assert {name.split(":")[0] for name in tried(findings(by_batch, case, summing))} == {REPETITION, EMPTY, OPERANDS}
     contiguous = Capabilities(channels_last=False)
     assert not any(finding.problem for finding in findings(by_layout, case, contiguous))
     assert not any(finding.problem for finding in findings(by_threads, case, without=(THREADS,)))
 
 
-def test_a_case_that_does_not_run_is_numerics_to_tell() -> None:
-    assert findings(raising(lambda x: True), case_of(lambda x: x, IMAGE)) == []
-    assert judge_invariance([]).verdict is Verdict.VERIFIED
+def test_a_model_that_no_longer_runs_when_it_is_compiled_again_is_refuted() -> None:
+    check = judge_invariance(findings(raising(lambda x: True), case_of(lambda x: x, IMAGE)))
+    assert (check.verdict, check.rule, check.cases) == (Verdict.REFUTED, "LOW-01", 1)
+
+
+def test_a_batch_without_rows_keeps_the_other_axes() -> None:
+    flat = lambda x: x if len(x) else torch.zeros(0, 7)  # noqa: E731
+    assert differing(flat, case_of(lambda x: x, IMAGE)) == {EMPTY}
+    assert EMPTY not in tried(findings(torch.sum, case_of(torch.sum, IMAGE))), "no axis is a batch"
+    assert not differing(raising(lambda x: not len(x)), case_of(lambda x: x, IMAGE)), "a fact"
+
+
+def test_inputs_are_not_the_backends_to_write_to() -> None:
+    def writing(x: Tensor) -> Tensor:
+        result = x + 1
+        x.view(-1)[0] += 1
+        return result
+
+    assert differing(writing, case_of(lambda x: x + 1, (3,))) == {OPERANDS}
+    assert not differing(lambda x: x.relu_(), case_of(lambda x: x.relu_(), (3,)))
+
+
+def test_what_differs_by_a_step_is_right_at_a_tie_alone() -> None:
+    """Contiguous inputs are rounded down, others up: at 2.5 steps both are right, at 2.25 the others are not."""
+    case, capabilities = case_of(lambda x: x, IMAGE), Capabilities(tie_steps=1)
+    drawn = [(name, (torch.full(IMAGE, 2.25),)) for name in ("first", "second")]
+    grid = Grid(scale=1.0, zero_point=0, low=0, high=255, dtype="quint8")
+
+    def by_layout(x: Tensor) -> Tensor:
+        return x.floor() if x.is_contiguous() else x.floor() + 1
+
+    def changes(value: float) -> set[object]:
+        exact = Exact(real=torch.full(IMAGE, value).double(), errors={}, step=torch.tensor(1.0), grid=grid)
+        found = check_invariance(case, drawn, by_layout, capabilities, step=1.0, exact=exact)
+        return {finding.evidence["change"] for finding in found if finding.problem}
+
+    assert changes(2.5) == set()
+    assert changes(2.25) == {CHANNELS_LAST, STRIDED}
 
 
 def test_which_changes_a_claim_is_tried_under() -> None:

@@ -171,8 +171,10 @@ def regimes_of(claim: Claim) -> set[str]:
 def test_every_regime_that_matters_is_met() -> None:
     every = {regime.name for regime in REGIMES}
     assert regimes_of(claim_on("nn.Linear")) == every
-    assert regimes_of(claim_on("operator.add")) == every - {"large_bias"}
-    assert regimes_of(claim_on("nn.ReLU")) == every - {"large_bias", "coarse_output", "fine_output"}
+    biases, outputs = {"large_bias", "largest_bias"}, {"coarse_output", "fine_output", "finest_output"}
+    assert regimes_of(claim_on("operator.add")) == every - biases
+    assert regimes_of(claim_on("nn.ReLU")) == every - biases - outputs
+    assert regimes_of(claim_on("nn.Conv2d+nn.BatchNorm2d")) == every - {"largest_bias"}
     assert regimes_of(claim_on("torch.sigmoid", kind=Kind.FIXED)) == regimes_of(claim_on("nn.ReLU"))
     assert regimes_of(claim_on("nn.Linear", kind=Kind.DYNAMIC)) == {"signed", "large_bias"}
     assert regimes_of(claim_on("nn.EmbeddingBag", kind=Kind.WEIGHT_ONLY)) == {"signed", "large_bias"}

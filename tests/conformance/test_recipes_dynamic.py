@@ -44,7 +44,7 @@ def test_every_value_is_in_a_variant_and_every_variant_runs(op: Any) -> None:
     assert len(variants) <= MOST_VARIANTS
     for name, values in recipe.arguments.items():
         if not isinstance(values, Fixed):
-            assert {str(v) for v in values} == {str(arguments[name]) for _, arguments in variants}, name
+            assert {str(v) for v in values} <= {str(arguments[name]) for _, arguments in variants}, name
     for _, arguments in variants:
         torch.manual_seed(0)
         drawn = [flat(model_of(op, arguments)(*inputs_of(op, arguments))) for _ in range(3)]  # a relu's may be zero
