@@ -1,4 +1,4 @@
-"""What the findings document of torch's engines, the suite finds by itself, with its profile full; and only that."""
+"""Findings of docs/findings.md that the suite makes by itself, with its profile full, a few of each kind; and only those."""
 
 from __future__ import annotations
 
