@@ -1,4 +1,4 @@
-"""Findings of docs/findings.md that the suite makes by itself, with its profile full, a few of each kind; and only those."""
+"""Findings of docs/findings.md that the suite makes by itself, with its profile full, a few of each kind; no others."""
 
 from __future__ import annotations
 
