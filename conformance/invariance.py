@@ -22,6 +22,7 @@ from conformance.cases import Case, Role
 from conformance.checks import Check
 from conformance.claims import Claim
 from conformance.draws import Batch
+from conformance.layouts import Layout, in_channels_last, kept, strided
 from conformance.numerics import Finding
 from conformance.oracle import Exact
 from conformance.quantizers import Kind, kind_of
@@ -197,7 +198,7 @@ class Trial:
 
         Memory of the last outputs' sizes is left full of a value that alternates: an element that nobody writes shows.
         """
-        copies = [_kept(each) for each in inputs]
+        copies = [kept(each) for each in inputs]
         self.filling ^= 0xFF
         pieces = [torch.full((size,), self.filling, dtype=torch.uint8) for size in self.sizes for _ in range(_PIECES)]
         del pieces
@@ -209,7 +210,7 @@ class Trial:
         """Run the float model, on copies in the inputs' own layout. None: it does not take such inputs."""
         try:
             with torch.no_grad():
-                return tensors(self.model(*map(_kept, inputs)))
+                return tensors(self.model(*map(kept, inputs)))
         except Exception:  # whatever it is that the op raises: it is no input for it
             return None
 
@@ -261,15 +262,6 @@ def _are_close(left: list[Tensor] | None, right: list[Tensor] | None) -> bool:
     return all(bool((one - other).abs().le(2.0**-10 * (1 + one.abs().max())).all()) for one, other in pairs)
 
 
-def _kept(value: Tensor) -> Tensor:
-    """Copy a tensor with its strides, whatever they are: ``clone`` makes one contiguous that overlaps or has gaps."""
-    size = 1 + sum((length - 1) * stride for length, stride in zip(value.shape, value.stride(), strict=True))
-    if not value.numel():
-        return value.clone()
-    memory = value.as_strided((size,), (1,)).clone()
-    return memory.as_strided(value.shape, value.stride())
-
-
 def _with_threads(count: int, run: Run) -> list[Tensor]:
     """Run something with that many threads, in a thread of its own.
 
@@ -298,68 +290,11 @@ def _with_threads(count: int, run: Run) -> list[Tensor]:
 # -- layouts -----------------------------------------------------------------------------------------------------------
 
 
-Layout = tuple[str, Batch, Batch]
-"""What is changed, and equal inputs: plain, and not."""
-
-
 def _layouts(change: str, of: Callable[[Batch], Iterator[Layout]], trial: Trial) -> Iterator[Finding]:
     """Equal values in other layouts, where they are the same to the float model: a view of the memory is not."""
     for label, plain, changed in of(trial.inputs):
         if _are_close(trial.floats(plain), trial.floats(changed)):
             yield trial.compared(change, label, partial(trial.run, changed), partial(trial.run, plain))
-
-
-_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-def _channels_last(inputs: Batch) -> Iterator[Layout]:
-    """All inputs in channels_last, and one beside contiguous others."""
-    changed = tuple(_last(each) for each in inputs)
-    places = [number for number, each in enumerate(inputs) if each.dim() in _FORMATS]
-    if places:
-        yield "all inputs", inputs, changed
-    for place in places if len(places) > 1 else ():
-        one = (*inputs[:place], changed[place], *inputs[place + 1 :])
-        yield f"input {place} alone", inputs, one
-
-
-def _last(value: Tensor) -> Tensor:
-    return value.contiguous(memory_format=_FORMATS[value.dim()]) if value.dim() in _FORMATS else value
-
-
-def _strided(inputs: Batch) -> Iterator[Layout]:
-    """Every second element of a row, axes exchanged, and one row for all of a batch.
-
-    Indices are left as they are: they are not quantized (nonfinite.py records what strided ones give).
-    """
-    most = max((each.dim() for each in inputs if each.is_floating_point()), default=0)
-    if most:
-        yield "slices", inputs, tuple(map(_sliced, inputs))
-        expanded = tuple(map(_expanded, inputs))
-        yield "expanded", tuple(each.contiguous() for each in expanded), expanded
-    if most > 1:
-        yield "transposed", inputs, tuple(map(_transposed, inputs))
-
-
-def _sliced(value: Tensor) -> Tensor:
-    return sliced(value) if value.dim() and value.is_floating_point() else value
-
-
-def sliced(value: Tensor) -> Tensor:
-    """Return a tensor of at least one axis as every second element, from the second on, of a larger one."""
-    memory = value.new_zeros((*value.shape[:-1], 2 * value.shape[-1] + 1))
-    return memory[..., 1::2].copy_(value)
-
-
-def _expanded(value: Tensor) -> Tensor:
-    if not value.dim() or not value.shape[0] or not value.is_floating_point():
-        return value
-    return value[:1].expand(value.shape)
-
-
-def _transposed(value: Tensor) -> Tensor:
-    is_changed = value.dim() > 1 and value.is_floating_point()
-    return value.transpose(-1, -2).contiguous().transpose(-1, -2) if is_changed else value
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
@@ -436,20 +371,20 @@ def _operands(trial: Trial) -> Iterator[Finding]:
             trial.model(*floating)
     except Exception:  # whatever it is that the op raises: it is no input for it
         return
-    kept = [
+    untouched = [
         n for n, (before, after) in enumerate(zip(trial.inputs, floating, strict=True)) if torch.equal(before, after)
     ]
 
     def run() -> list[Tensor]:
         trial.lowered(*given)
-        return [given[n] for n in kept]
+        return [given[n] for n in untouched]
 
-    yield trial.compared(OPERANDS, "", run, lambda: [trial.inputs[n] for n in kept])
+    yield trial.compared(OPERANDS, "", run, lambda: [trial.inputs[n] for n in untouched])
 
 
 _FINDERS: dict[str, Callable[[Trial], Iterator[Finding]]] = {
-    CHANNELS_LAST: partial(_layouts, CHANNELS_LAST, _channels_last),
-    STRIDED: partial(_layouts, STRIDED, _strided),
+    CHANNELS_LAST: partial(_layouts, CHANNELS_LAST, in_channels_last),
+    STRIDED: partial(_layouts, STRIDED, strided),
     BATCH: _split,
     THREADS: _threads,
     EMPTY: _empty,

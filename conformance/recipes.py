@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from conformance import recipes_dynamic, recipes_functions, recipes_values, recipes_weighted
-from conformance.recipes_weighted import FOLLOWERS as FOLLOWERS
-from conformance.recipes_weighted import PARTS as PARTS
-from conformance.recipes_weighted import QAT_OF as QAT_OF
+from conformance.recipes_parts import FOLLOWERS as FOLLOWERS
+from conformance.recipes_parts import PARTS as PARTS
+from conformance.recipes_parts import QAT_OF as QAT_OF
 from conformance.recipes_weighted import out_channels as out_channels
 from conformance.variation import Recipe
 

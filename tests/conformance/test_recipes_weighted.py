@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from backends.native_tables import native_config
 from conformance.cases import MODEL_OF
-from conformance.recipes_weighted import FOLLOWERS, PARTS, QAT_OF, RECIPES, drawn_weight, out_channels, transposed
+from conformance.recipes_parts import FOLLOWERS, PARTS, QAT_OF
+from conformance.recipes_weighted import RECIPES, drawn_weight, out_channels, transposed
 from conformance.variation import Fixed
 from refimpl import (
     FakeQuantize,
