@@ -50,9 +50,11 @@ LIMITS: dict[str, dict[str, Taken]] = {
     **dict.fromkeys((f"{op}{n}d" for op in ("nn.ConvTranspose", "torch.conv_transpose") for n in (1, 2, 3)), _NO_BATCH),
     "nn.Linear": _NO_BATCH,
     "F.linear": _NO_BATCH,
+    "torch.add": {"alpha": (1,)},
     **dict.fromkeys(("nn.LSTM", "nn.GRU"), _NO_BATCH | {"bias": (True,)}),
     **dict.fromkeys(("nn.LSTMCell", "nn.GRUCell", "nn.RNNCell"), _NO_BATCH),
     "nn.Embedding": {"shape": ((5,), (2, 3), (0,))},
+    "nn.EmbeddingBag": {"mode": ("sum",)},
 }
 
 
