@@ -1,4 +1,4 @@
-"""qnnpack: hardswish and hardsigmoid of an empty batch divide by zero: the process dies with SIGFPE."""
+"""qnnpack: hardswish, hardsigmoid and softmax of an empty batch divide by zero: the process dies with SIGFPE."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -8,6 +8,7 @@ import torch
 CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "hardswish": lambda x: torch.ops.quantized.hardswish(x, 0.1, 0),
     "hardsigmoid": torch.nn.functional.hardsigmoid,
+    "softmax along the batch": lambda x: torch.ops.quantized.softmax(x, 0, 1 / 256, 0),
     "sigmoid": torch.sigmoid,
 }
 
