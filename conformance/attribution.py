@@ -14,7 +14,7 @@ first in this order whose condition holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ def worst(expected: Tensor, found: Tensor, grid: Grid, parts: Mapping[str, Tenso
     excess = torch.where(differs, distance - allowed, -torch.inf)
     flat = int(excess.argmax())
     kind = next(kind for kind, holds in _kinds(exact, found, grid, parts) if bool(holds.flatten()[flat]))
-    index = [int(i) for i in torch.unravel_index(torch.tensor(flat), exact.shape)]
+    index = unravelled(flat, exact.shape)
     numbers = (float(values.flatten()[flat]) for values in (found, exact, distance, allowed))
     return "{}: at {} found {:.10g}, exact {:.10g}: distance {:.7g}, allowed {:.7g}".format(kind, index, *numbers)
 
@@ -98,3 +98,12 @@ def _in_order(parts: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
 
 def _total(exact: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
     return sum(parts.values(), torch.zeros_like(exact))
+
+
+def unravelled(flat: int, shape: Sequence[int]) -> list[int]:
+    """Return the index of an element by its number; ``torch.unravel_index`` would load sympy in every process."""
+    index = []
+    for extent in reversed(shape):
+        flat, along = divmod(flat, extent)
+        index.append(along)
+    return index[::-1]

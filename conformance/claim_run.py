@@ -6,6 +6,7 @@ cause's verdict.
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections import Counter, defaultdict
@@ -46,7 +47,7 @@ class At:
     case: str = ""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class CaseRun:
     """The artefacts of one case, made stage by stage; an attribute is read only after the stage that sets it.
 
@@ -61,6 +62,12 @@ class CaseRun:
     drawn: list[tuple[str, Batch]] = field(init=False)
     lowered: Callable[..., Any] = field(init=False)
     exact: Exact | None = None
+
+    @property
+    def size(self) -> int:
+        """How many elements the inputs have."""
+        return sum(math.prod(each.shape) for each in self.case.inputs)
+
     runs_in_float: bool = False
 
 
@@ -68,8 +75,8 @@ class CaseRun:
 class ClaimRun:
     """What has been found of one claim.
 
-    ``kept``: of the cases that came through, each ``every``-th, and one of each rank. ``held``: stage and variant of
-    what has been seen to hold, and does not depend on the regime. ``prepared``: the first prepared model.
+    ``kept``: of the cases that came through, each ``every``-th, one of each rank, and the largest. ``held``: stage and
+    variant of what has been seen to hold, and does not depend on the regime. ``prepared``: the first prepared model.
     """
 
     claim: Claim
@@ -112,9 +119,10 @@ class ClaimRun:
         return goes_on
 
     def keep(self, case_run: CaseRun) -> None:
-        """Note a case that came through all stages; what is kept has all ranks of inputs that there are."""
+        """Note a case that came through all stages; what is kept has all ranks of inputs, and the largest ones."""
         ranks = tuple(len(each.shape) for each in case_run.case.inputs)
-        if (self._left["numerics"] - 1) % self.every == 0 or ranks not in self._ranks:
+        is_largest = case_run.size > max((each.size for each in self.kept), default=0)
+        if (self._left["numerics"] - 1) % self.every == 0 or ranks not in self._ranks or is_largest:
             self.kept.append(case_run)
             self._ranks.add(ranks)
         self._taken += 1

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.attribution import attribute, worst
+from conformance.attribution import attribute, unravelled, worst
 from conformance.checks import Check
 from conformance.grids import Grid
 from conformance.oracle import Exact
@@ -170,7 +170,7 @@ def _evidence(
         return {}
     exact = comparison.exact
     order = excess.flatten().argsort(descending=True, stable=True)[:SHOWN]
-    indexes = [[int(i) for i in torch.unravel_index(flat, distance.shape)] for flat in order]
+    indexes = [unravelled(int(flat), distance.shape) for flat in order]
     grids = {f"input {number}": grid.row() for number, grid in enumerate(comparison.input_grids) if grid is not None}
     evidence: dict[str, object] = {
         "case": comparison.case,

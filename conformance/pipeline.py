@@ -25,7 +25,7 @@ from conformance.claim_run import At, CaseRun, ClaimRun, failed, internal_error,
 from conformance.claims import Claim
 from conformance.draws import AIMS, Batch, calibration_inputs, float_inputs, static_inputs
 from conformance.grids import output_step, placeholder_grids
-from conformance.invariance import check_invariance, judge_invariance, left_out
+from conformance.invariance import THREADS, check_invariance, judge_invariance, left_out
 from conformance.lint import lint
 from conformance.models import plan_cases
 from conformance.nonfinite import nonfinite_rows
@@ -291,9 +291,12 @@ class Workbench:
 
     def _invariance(self, run: ClaimRun) -> Check:
         findings: list[Finding] = []
-        for case_run in (each for each in run.kept if each.exact is not None):  # of the others, numerics tells
+        ran = [each for each in run.kept if each.exact is not None]  # of the others, numerics tells
+        threaded = (*ran[:1], *sorted(ran[1:], key=lambda each: each.size)[-1:])  # a small case is not shared out
+        for case_run in ran:
             lowered = self.lower(case_run.reference, case_run.drawn[0][1])  # afresh: it has not run yet
             out = left_out(run.claim, self.profile, runs_in_float=case_run.runs_in_float)
+            out |= frozenset() if case_run in threaded else {THREADS}
             findings += check_invariance(
                 case_run.case,
                 case_run.drawn,
