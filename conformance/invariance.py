@@ -10,7 +10,7 @@ import math
 import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -102,6 +102,7 @@ def judge_invariance(findings: Sequence[Finding]) -> Check:
     unsteady = [finding for finding in differing if finding.evidence["change"] == REPETITION]
     worst = (unsteady or differing)[0]
     cases = [f"{finding.case}: {finding.problem}" for finding in differing]
+    by_chance = bool(unsteady) or any(finding.evidence.get("nondeterministic") for finding in differing)
     return Check(
         stage="invariance",
         rule=worst.rule,
@@ -109,7 +110,7 @@ def judge_invariance(findings: Sequence[Finding]) -> Check:
         verdict=Verdict.REFUTED,
         message=f"{worst.case}: {worst.problem}",
         cases=len(findings),
-        evidence={**worst.evidence, "differing": cases[:_SHOWN], "nondeterministic": bool(unsteady)},
+        evidence={**worst.evidence, "differing": cases[:_SHOWN], "nondeterministic": by_chance},
     )
 
 
@@ -230,7 +231,20 @@ class Trial:
         allowed = 0.0 if change in (REPETITION, OPERANDS) else self.allowed
         finding = compare_outputs(where, change, expected, found, allowed)
         wrong = "" if finding.problem or not allowed else self._wrong(expected, found)
-        return _finding(where, wrong, {**finding.evidence, "change": change}) if wrong else finding
+        finding = _finding(where, wrong, {**finding.evidence, "change": change}) if wrong else finding
+        if finding.problem and change != REPETITION and self._varies(found, run):
+            return replace(finding, evidence={**finding.evidence, "nondeterministic": True})
+        return finding
+
+    def _varies(self, found: list[Tensor], run: Run) -> bool:
+        """Tell whether a changed run gives something else when it is done again; later runs go on as if it were not."""
+        filling, sizes = self.filling, self.sizes
+        try:
+            again = run()
+        except Exception:  # whatever the backend's code raises now
+            return True
+        self.filling, self.sizes = filling, sizes
+        return bool(compare_outputs("", REPETITION, found, again).problem)
 
     def _wrong(self, expected: list[Tensor], found: list[Tensor]) -> str:
         """Say where an output differs from a plain one's and is no rounding of the exact result. (NUM-06)"""

@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -276,7 +277,8 @@ class Workbench:
             try:
                 output = run_lowered(case_run.lowered, case, inputs)
             except StageError as error:
-                again = told_again(case_run.lowered, case, inputs)
+                anew = partial(self.lower, case_run.reference, inputs)
+                again = told_again(anew, case, inputs)
                 evidence = error.evidence if again == str(error) else {**error.evidence, "nondeterministic": True}
                 run.findings.append(failure(case, error.rule, str(error), evidence))
                 return  # what raises for one input is not run on the others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -426,3 +427,16 @@ def test_what_is_made_of_strided_indices_is_recorded() -> None:
 
     values = facts_of(lookup, case_of(lambda i: table[i], (4,), role=Role.INDEX))
     assert values == {"strided indices": "raises RuntimeError: not contiguous", "no rows": "gives shape (0, 3)"}
+
+
+def test_a_changed_run_that_varies_by_itself_is_marked_as_chance() -> None:
+    calls = itertools.count()
+
+    def by_chance(x: Tensor) -> Tensor:
+        return x + next(calls) if not x.is_contiguous() else x
+
+    case = case_of(lambda x: x, (4, 5))
+    check = judge_invariance(findings(by_chance, case))
+    assert check.verdict is Verdict.REFUTED and check.evidence["nondeterministic"] is True
+    steady = judge_invariance(findings(by_memory, case))
+    assert steady.verdict is Verdict.REFUTED and steady.evidence["nondeterministic"] is False
