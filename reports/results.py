@@ -128,12 +128,14 @@ class Results:
         return {reason: tuple(claims) for reason, claims in ordered}
 
 
-def comparable(results: Results) -> list[dict[str, object]]:
+def comparable(results: Results, *others: Results) -> list[dict[str, object]]:
     """What two runs of one suite, seed and selection have in common whichever worker did what: rows without timings.
 
     Of a claim with a check whose evidence says `nondeterministic`, only the verdict is left: its numbers are chance.
+    So is whether a run meets it: `others` are the runs to compare with, and what one of them says counts.
     """
-    drawn = {check.claim for check in results.checks if check.evidence.get("nondeterministic")}
+    runs = (results, *others)
+    drawn = {check.claim for run in runs for check in run.checks if check.evidence.get("nondeterministic")}
     rows: list[Row] = [results.header, *results.checks, *results.claims, *results.models, *results.facts]
     kept = [encode(row) for row in rows if not (isinstance(row, Check) and row.claim in drawn)]
     plain = [_unmeasured(row, only_verdict=row.get("claim") in drawn) for row in kept]

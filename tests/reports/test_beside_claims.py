@@ -150,3 +150,18 @@ def test_of_a_nondeterministic_kernel_the_verdict_alone_is_compared(runs: Any, m
     ]
     assert comparable(both[0]) == comparable(both[1])
     assert {"kind": "claim", "claim": "linear", "verdict": "REFUTED"} in comparable(both[0])
+
+
+def test_what_one_run_finds_to_be_chance_is_chance_in_the_other(runs: Any, made: Any) -> None:
+    found, missed = (
+        made.results(
+            [
+                runs.header(pairs=1),
+                runs.check(max_lsb=distance, outcome="fail", verdict="REFUTED", evidence=evidence),
+                runs.claim(verdict="REFUTED", max_lsb=distance, reason=f"off by {distance}"),
+            ]
+        )
+        for distance, evidence in ((3.0, {"nondeterministic": True}), (4.0, {"index": [[0]]}))
+    )
+    assert comparable(found) != comparable(missed)
+    assert comparable(found, missed) == comparable(missed, found)
