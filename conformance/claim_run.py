@@ -62,13 +62,12 @@ class CaseRun:
     drawn: list[tuple[str, Batch]] = field(init=False)
     lowered: Callable[..., Any] = field(init=False)
     exact: Exact | None = None
+    runs_in_float: bool = False
 
     @property
     def size(self) -> int:
         """How many elements the inputs have."""
         return sum(math.prod(each.shape) for each in self.case.inputs)
-
-    runs_in_float: bool = False
 
 
 @dataclass(kw_only=True)

@@ -215,9 +215,11 @@ def judge(findings: Sequence[Finding], *, moves_only: bool) -> Check:
 def _others(findings: Sequence[Finding], lead: Finding, moves_only: bool) -> dict[str, object]:
     """What else is as bad: a line for each case, up to a number that can be read."""
     alike = [each for each in findings if each is not lead and _verdict(each, moves_only) is _verdict(lead, moves_only)]
-    lines: dict[str, object] = {"others": [_message(each, _verdict(each, moves_only)) for each in alike[:20]]}
+    if not alike:
+        return {}
+    lines = {"others": [_message(each, _verdict(each, moves_only)) for each in alike[:20]]}
     by_chance = any(each.evidence.get("nondeterministic") for each in alike)
-    return {**lines, **({"nondeterministic": True} if by_chance else {})} if alike else {}
+    return {**lines, "nondeterministic": True} if by_chance else {**lines}
 
 
 _SEVERITY = (Verdict.VERIFIED, Verdict.QUALITY, Verdict.FALLBACK, Verdict.REFUTED)
