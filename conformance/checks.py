@@ -20,6 +20,7 @@ class Check:
     ``verdict`` is what this check alone makes of the claim; the claim's verdict is the worst of its checks.
     ``outcome``: "pass", "fail" (a rule is broken), "error" (the suite itself failed) or "skip" (not reached, or not
     built; ``message`` says why). ``max_lsb`` and ``slack_lsb`` are in steps of the output's scale (NUM-03, NUM-04).
+    ``failing``: of ``cases``, how many do not pass.
     """
 
     stage: str
@@ -30,6 +31,7 @@ class Check:
     max_lsb: float | None = None
     slack_lsb: float | None = None
     cases: int | None = None
+    failing: int = 0
     seconds: float = 0.0
     evidence: Mapping[str, object] = field(default_factory=dict)
 
@@ -48,6 +50,8 @@ class Check:
             "cases": self.cases,
             "seconds": round(self.seconds, 6),
         }
+        if self.failing:
+            row["failing"] = self.failing
         if self.evidence:
             row["evidence"] = dict(self.evidence)
         return row

@@ -149,6 +149,7 @@ class ClaimRun:
         if errors and (check is None or check.verdict in (Verdict.VERIFIED, Verdict.QUALITY)):
             check = failed(stage, _worst(errors))
         check = check or passed(stage, self._entered[stage])
+        check = replace(check, failing=check.failing + len(errors))
         untried = len(self.planned) - self._taken
         if untried and check.outcome == "fail" and stage in ("lower", "numerics"):
             check = replace(check, evidence={**check.evidence, "cases not tried": untried})

@@ -1,10 +1,12 @@
 """Expected verdicts: `conformance/expected/<backend>.<isa>.json` says what each claim was found to be, and a run that
-differs fails.
+differs fails. Of a claim that is known to fail it also says in how many cases and comparisons, for a waiver that
+covers a verdict and an error would not notice that its kernel fails in more.
 
 A verdict depends on the kernels, so on torch and on the CPU's instruction sets (`conformance.isa`), and on the cases,
 so on profile and seed: only like is compared with like, and where nothing is comparable the run says so.
 
-``python -m conformance.expected build/conformance/qnnpack/results.jsonl`` writes the file of a run.
+``python -m conformance.expected build/conformance/qnnpack/results.jsonl`` writes the file of a run. Of several runs, it
+leaves out the counts in which they differ: those of kernels that read what memory happens to hold.
 """
 
 from __future__ import annotations
@@ -12,15 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from reports.results import Header, Outcome, Results, ResultsError, Verdict, read_results
+from reports.results import GREEN, Header, Outcome, Results, ResultsError, Verdict, read_results
 
 FOLDER = Path(__file__).resolve().parent / "expected"
-SCHEMA = 1
+SCHEMA = 2
 SHOWN = 20
 """How many differences are told one by one."""
 
@@ -36,7 +38,10 @@ class ExpectedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """The verdict of every claim of a backend, and what they hold for."""
+    """The verdict of every claim of a backend, and what they hold for.
+
+    ``failing`` has the claims that are known to fail, and in how many cases and comparisons, where that is no chance.
+    """
 
     schema: int
     backend: str
@@ -46,6 +51,14 @@ class Expected:
     seed: int
     config_sha256: str
     verdicts: dict[str, Verdict]
+    failing: dict[str, int]
+
+
+class Judged(NamedTuple):
+    """What a run found of a claim or model: ``failing`` as in its row, None where it may be another the next time."""
+
+    verdict: Verdict
+    failing: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +74,11 @@ def expected_path(header: Header, folder: Path = FOLDER) -> Path:
     return folder / f"{header.backend}.{header.isa}.json"
 
 
-def compare_expected(path: Path, verdicts: Mapping[str, Verdict], header: Header) -> Comparison:
+def compare_expected(path: Path, judged: Mapping[str, Judged], header: Header) -> Comparison:
     """Compare a run's verdicts, waived ones as they were found, with the file at ``path``.
 
-    ``verdicts`` are by claim ID (of claims, not of models); a claim of the file that is not among them counts only
-    where the whole config was judged. A file that cannot be read is a difference.
+    ``judged`` is by claim ID (of claims, not of models); a claim of the file that is not among them counts only where
+    the whole config was judged. A file that cannot be read is a difference.
     """
     if header.isa in _UNNAMED or not path.is_file():
         level = header.isa or "this CPU"
@@ -76,32 +89,54 @@ def compare_expected(path: Path, verdicts: Mapping[str, Verdict], header: Header
         return Comparison(differences=(str(error),))
     if why := _unlike(header, expected):
         return Comparison(note=f"{path.name}: {why}: nothing compared")
-    return Comparison(differences=_told(path, _differences(expected, verdicts, header)))
+    return Comparison(differences=_told(path, _differences(expected, judged, header)))
 
 
 def read_expected(path: Path) -> Expected:
     """Read a file of expected verdicts. Raises ExpectedError when it is not one."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        expected = Expected(
-            **content | {"verdicts": {key: Verdict(value) for key, value in content["verdicts"].items()}}
-        )
+        schema, verdicts = content["schema"], {key: Verdict(value) for key, value in content["verdicts"].items()}
+        if schema != SCHEMA:
+            raise ExpectedError(f"{path}: schema {schema!r}; expected {SCHEMA}: write it anew from a run")
+        return Expected(**content | {"verdicts": verdicts})
     except OSError as error:
         raise ExpectedError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ExpectedError(f"{path}: no file of expected verdicts: {error}; write it anew from a run") from error
-    if expected.schema != SCHEMA:
-        raise ExpectedError(f"{path}: schema {expected.schema!r}; expected {SCHEMA}: write it anew from a run")
-    return expected
 
 
-def expected_of(results: Results) -> Expected:
-    """Return the verdicts of a whole run. Raises ExpectedError when it does not show what to expect of every claim."""
+def expected_of(results: Results, *others: Results) -> Expected:
+    """Return the verdicts of a whole run, and the counts that ``others``, runs of the same, found as well.
+
+    Raises ExpectedError when a run does not show what to expect of every claim, or two do not show the same.
+    """
+    first, *further = map(_of_run, (results, *others))
+    for other in further:
+        if replace(other, failing={}) != replace(first, failing={}):
+            raise ExpectedError(f"two runs do not show the same: {_first_difference(first, other)}")
+    counts = [each.failing.items() for each in (first, *further)]
+    return replace(first, failing=dict(item for item in counts[0] if all(item in each for each in counts)))
+
+
+def _of_run(results: Results) -> Expected:
     if why := _unfit(results):
         raise ExpectedError(f"{why}; run pytest conformance --backend={results.header.backend} to its end")
     basis: dict[str, Any] = {name: getattr(results.header, name) for name in _BASIS}
-    verdicts = {claim.claim: claim.verdict for claim in sorted(results.claims, key=lambda claim: claim.claim)}
-    return Expected(schema=SCHEMA, verdicts=verdicts, **basis)
+    claims = sorted(results.claims, key=lambda claim: claim.claim)
+    verdicts = {claim.claim: claim.verdict for claim in claims}
+    failing = {claim.claim: claim.failing for claim in claims if claim.verdict not in GREEN and claim.failing}
+    return Expected(schema=SCHEMA, verdicts=verdicts, failing=failing, **basis)
+
+
+def _first_difference(one: Expected, other: Expected) -> str:
+    for name in _BASIS:
+        if getattr(one, name) != getattr(other, name):
+            return f"{name} is {getattr(one, name)!r} in one and {getattr(other, name)!r} in the other"
+    if alone := sorted(set(one.verdicts) ^ set(other.verdicts)):
+        return f"it is of other claims: {alone[0]}"
+    name = next(name for name in one.verdicts if one.verdicts[name] is not other.verdicts[name])
+    return f"{name} is {one.verdicts[name]} in one and {other.verdicts[name]} in the other"
 
 
 def expected_text(expected: Expected) -> str:
@@ -110,11 +145,11 @@ def expected_text(expected: Expected) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the file of a run. Exit status: 0 when it is written, 2 when it is not."""
+    """Write the file of one or more runs. Exit status: 0 when it is written, 2 when it is not."""
     options = _parser().parse_args(arguments)
     try:
-        results = read_results(options.file)
-        text, path = expected_text(expected_of(results)), expected_path(results.header, options.folder)
+        results, *others = map(read_results, options.files)
+        text, path = expected_text(expected_of(results, *others)), expected_path(results.header, options.folder)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except (ResultsError, ExpectedError, OSError) as error:
@@ -149,15 +184,24 @@ def _unfit(results: Results) -> str:
     return next((why for holds, why in reasons if holds), "")
 
 
-def _differences(expected: Expected, verdicts: Mapping[str, Verdict], header: Header) -> list[str]:
+def _differences(expected: Expected, judged: Mapping[str, Judged], header: Header) -> list[str]:
     """List the claims that differ, those that got worse first."""
-    whole = len(verdicts) >= header.claims_in_config
-    names = sorted({*verdicts, *(expected.verdicts if whole else ())})
+    whole = len(judged) >= header.claims_in_config
+    names = sorted({*judged, *(expected.verdicts if whole else ())})
+    verdicts = {name: each.verdict for name, each in judged.items()}
     pairs = [(name, expected.verdicts.get(name), verdicts.get(name)) for name in names]
     changed = sorted((pair for pair in pairs if pair[1] is not pair[2]), key=lambda pair: _gain(*pair[1:]))
     other_config = header.config_sha256 != expected.config_sha256
     lines = ["the config is not the one that the file is of: its sha256 differs"] if other_config else []
-    return [*lines, *(f"{name}: {_change(old, new)}" for name, old, new in changed)]
+    lines += [f"{name}: {_change(old, new)}" for name, old, new in changed]
+    return lines + [line for name, old, new in pairs if old is new for line in _recount(name, expected, judged[name])]
+
+
+def _recount(name: str, expected: Expected, found: Judged) -> Iterator[str]:
+    """Say where a claim fails as it is expected to, but in more cases or fewer."""
+    count = expected.failing.get(name)
+    if None not in (count, found.failing) and count != found.failing:
+        yield f"{name}: {found.verdict} as expected, but in {found.failing} cases and comparisons, not in {count}"
 
 
 def _gain(old: Verdict | None, new: Verdict | None) -> int:
@@ -183,7 +227,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m conformance.expected", description="Writes the verdicts of a run as those to expect."
     )
-    parser.add_argument("file", type=Path, metavar="RESULTS.jsonl", help="the results of a full run of all claims")
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="RESULTS.jsonl", help="the results of full runs of all claims"
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR", help=f"default: {FOLDER}")
     return parser
 

@@ -65,20 +65,20 @@ def check_invariance(
     capabilities: Capabilities,
     *,
     left_out: Collection[str] = (),
-    step: float = 0.0,
     exact: Exact | None = None,
 ) -> Iterator[Finding]:
     """Compare a case's outputs under every change with those without; yield a finding for each comparison.
 
     Where the backend accumulates in float, the order of its sums may change with all but a repetition: that is declared
-    variance (NUM-04), and left out. ``step``: of the output's grid; what the backend declares in ``tie_steps`` is no
-    difference where ``exact``, the result of the first inputs, is so near a tie that both are right.
+    variance (NUM-04), and left out. ``exact``: the exact result of the first inputs, which says what may differ at all:
+    where a quantized one is at a tie, what the backend declares in ``tie_steps``; of a float one, what two sums within
+    the bound can be apart.
     """
     tried = SAID.keys() - left_out - (_REORDERING if capabilities.float_accumulation else frozenset())
     tried -= frozenset() if capabilities.channels_last else {CHANNELS_LAST}
     tried -= frozenset() if capabilities.dynamic_batch else {BATCH, EMPTY}
     trial = Trial(
-        case=case, name=drawn[0][0], inputs=drawn[0][1], lowered=lowered, allowed=capabilities.tie_steps * step,
+        case=case, name=drawn[0][0], inputs=drawn[0][1], lowered=lowered, tie_steps=capabilities.tie_steps,
         exact=exact,
     )  # fmt: skip
     again = partial(trial.run, trial.inputs)
@@ -110,6 +110,7 @@ def judge_invariance(findings: Sequence[Finding]) -> Check:
         verdict=Verdict.REFUTED,
         message=f"{worst.case}: {worst.problem}",
         cases=len(findings),
+        failing=len(differing),
         evidence={**worst.evidence, "differing": cases[:_SHOWN], "nondeterministic": by_chance},
     )
 
@@ -120,8 +121,7 @@ _SHOWN = 8
 def compare_outputs(case: str, change: str, first: Any, second: Any, allowed: float = 0.0) -> Finding:
     """Compare two outputs that must be equal, bit for bit but for the sign of zero; NaN equals NaN. (NUM-07)
 
-    ``allowed``: a difference that is none; the float32 numbers of neighbouring integers are apart by a step but for
-    their own rounding.
+    ``allowed``: a difference that is none, in the output's own units.
     """
     expected, found = tensors(first), tensors(second)
     if len(expected) != len(found):
@@ -132,7 +132,7 @@ def compare_outputs(case: str, change: str, first: Any, second: Any, allowed: fl
             return _finding(case, f"{SAID[change]}: {kinds[0]} for {kinds[1]}", {"change": change})
         differs = (left != right) & ~(left.isnan() & right.isnan())
         if allowed:
-            differs &= ~((left - right).abs() <= allowed + 2.0**-20 * left.abs())
+            differs &= ~((left.double() - right.double()).abs() <= allowed)
         if bool(differs.any()):
             indexes = differs.nonzero()[:_SHOWN].tolist()
             evidence = {
@@ -162,16 +162,15 @@ def _finding(case: str, problem: str, evidence: Mapping[str, object], rule: str 
 class Trial:
     """A case, what the backend made of it, and the inputs on which it is run again and again.
 
-    ``allowed``: by how much outputs may differ where both are right, but for a repetition. ``exact``: the exact result
-    of the inputs. ``filling`` and ``sizes`` (in bytes): what memory is filled with before a run, and how large the
-    pieces are.
+    ``exact``: the exact result of the inputs; ``tie_steps``: by how many steps outputs may differ where it is at a tie.
+    ``filling`` and ``sizes`` (in bytes): what memory is filled with before a run, and how large the pieces are.
     """
 
     case: Case
     name: str
     inputs: Batch
     lowered: Lowered
-    allowed: float = 0.0
+    tie_steps: int = 0
     exact: Exact | None = None
     filling: int = 0x5A
     sizes: tuple[int, ...] = ()
@@ -185,6 +184,16 @@ class Trial:
     def expected(self) -> list[Tensor]:
         """What the inputs gave first."""
         return self.run(self.inputs)
+
+    @cached_property
+    def allowed(self) -> float:
+        """By how much outputs may differ where both are right, but for a repetition."""
+        exact = self.exact
+        if exact is None or len(self.expected) != 1:
+            return 0.0
+        if exact.grid is None:
+            return 2 * float((exact.slack * exact.step).amax()) if exact.real.numel() else 0.0
+        return self.tie_steps * exact.grid.scale * (1 + _ROUNDING)
 
     @property
     def runs(self) -> bool:
@@ -262,6 +271,7 @@ class Trial:
         )
 
 
+_ROUNDING = 2.0**-14  # of two float32 numbers with integers up to 2**8 steps apart: 2 · 2**8 · 2**-24, and to spare
 _PIECES = 10  # as many as the C library's allocator keeps of a size (7), and some for what an op takes on its way
 
 

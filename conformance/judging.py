@@ -14,11 +14,11 @@ from backends.discovery import SHIPPED
 from conformance.checks import Check, plain
 from conformance.claim_run import STAGES
 from conformance.claims import Claim
-from conformance.expected import Comparison, compare_expected, expected_path
+from conformance.expected import Comparison, Judged, compare_expected, expected_path
 from conformance.isolation import Ending, Outcome
 from conformance.jobs import Job, Row
 from conformance.session import Run, Unit
-from reports.results import Verdict, decode, leading_check
+from reports.results import Verdict, by_chance, decode, leading_check
 from reports.schema import Check as CheckRow
 from reports.schema import Header, Number
 
@@ -68,6 +68,7 @@ def claim_rows(run: Run, claim: Claim, outcome: Outcome) -> list[Row]:
         "repro": run.options.repro(claim.id),
         "decisions": decisions,
         "seconds": round(sum(check.seconds for check in checks), 6),
+        "failing": None if any(map(by_chance, checks)) else sum(check.failing for check in checks),
     }
     return [*rows, _ruled(run, claim.id, row, "reason")]
 
@@ -80,13 +81,13 @@ def job_rows(run: Run, job: Job, outcome: Outcome) -> list[Row]:
     return [_ruled(run, row["model"], row, "message") if row["kind"] == "model" else row for row in rows]
 
 
-def run_problems(run: Run, header: Header, judged: Mapping[str, Verdict]) -> tuple[list[str], list[str]]:
+def run_problems(run: Run, header: Header, judged: Mapping[str, Judged]) -> tuple[list[str], list[str]]:
     """Return what fails the run beside the verdicts in ``judged`` (by ID), and notes that do not.
 
     That is waivers that do not fit, and verdicts that differ from those expected of a backend of the suite's own.
     """
     options = run.options
-    problems = run.waivers.problems(run.known, judged)
+    problems = run.waivers.problems(run.known, {name: each.verdict for name, each in judged.items()})
     comparison = Comparison()
     if options.backend in SHIPPED:
         claims = {claim.id: judged[claim.id] for claim in run.claims if claim.id in judged}

@@ -13,7 +13,7 @@ from conformance.attribution import attribute, unravelled, worst
 from conformance.checks import Check
 from conformance.grids import Grid
 from conformance.oracle import Exact
-from reports.results import Verdict
+from reports.results import GREEN, Verdict
 
 SHOWN = 6  # elements of the worst finding that the report shows
 
@@ -202,12 +202,13 @@ def judge(findings: Sequence[Finding], *, moves_only: bool) -> Check:
     return Check(
         stage="numerics",
         rule=lead.rule or ("NUM-05" if moves_only else "NUM-03"),
-        outcome="pass" if verdict in (Verdict.VERIFIED, Verdict.QUALITY) else "fail",
+        outcome="pass" if verdict in GREEN else "fail",
         verdict=verdict,
         message=_message(lead, verdict),
         max_lsb=_finite(max(finding.max_lsb for finding in findings)),
         slack_lsb=_finite(max(finding.slack_lsb for finding in findings)),
         cases=len(findings),
+        failing=sum(_verdict(finding, moves_only) not in GREEN for finding in findings),
         evidence={} if verdict is Verdict.VERIFIED else {**lead.evidence, **_others(findings, lead, moves_only)},
     )
 

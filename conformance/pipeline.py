@@ -25,7 +25,7 @@ from conformance.checks import Check
 from conformance.claim_run import At, CaseRun, ClaimRun, failed, internal_error, passed, skipped
 from conformance.claims import Claim
 from conformance.draws import AIMS, Batch, calibration_inputs, float_inputs, static_inputs
-from conformance.grids import output_step, placeholder_grids
+from conformance.grids import placeholder_grids
 from conformance.invariance import THREADS, check_invariance, judge_invariance, left_out
 from conformance.lint import lint
 from conformance.models import plan_cases
@@ -305,7 +305,6 @@ class Workbench:
                 lowered,
                 self.capabilities,
                 left_out=out,
-                step=output_step(case_run.reference),
                 exact=case_run.exact,
             )
         if self.profile != "quick" and run.kept:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import pytest
 
 from conformance.claims import Claim
+from conformance.expected import Judged
 from conformance.isolation import Ending, Outcome
 from conformance.jobs import Row
 from conformance.judging import is_green, judged_rows, run_problems, unit_rows
@@ -43,7 +44,7 @@ class Recorder:
         self._units = {param_id(unit.id): unit for unit in run.units.values()}
         self._header: Header | None = None
         self._waiting: set[str] = set()
-        self._verdicts: dict[str, Verdict] = {}
+        self._judged: dict[str, Judged] = {}
         self._all_green = True
         self._peak_mib = 0.0
 
@@ -76,7 +77,7 @@ class Recorder:
         if self._header is None:
             return int(pytest_status) or 1
         complete = not self._waiting
-        problems, notes = run_problems(self._run, self._header, self._verdicts)
+        problems, notes = run_problems(self._run, self._header, self._judged)
         status = int(pytest_status) or (0 if complete and self._all_green and not problems else 1)
         outcome = RunOutcome.PASS if status == 0 else RunOutcome.FAIL if complete else RunOutcome.INCOMPLETE
         self._writer.close(
@@ -97,7 +98,7 @@ class Recorder:
         for row in rows:
             self._writer.write(row)
         for row in judged_rows(rows):
-            self._verdicts[row[row["kind"]]] = Verdict(row["verdict"])
+            self._judged[row[row["kind"]]] = Judged(Verdict(row["verdict"]), row.get("failing"))
             self._all_green &= is_green(self._run, row)
         self._waiting.remove(unit.id)
 

@@ -42,8 +42,8 @@ from reports.schema import (
 
 __all__ = [
     "GREEN", "SCHEMA", "VERDICTS", "Check", "Claim", "Evidence", "Fact", "Footer", "Header", "Model", "Outcome",
-    "Results", "ResultsError", "ResultsWriter", "Row", "Verdict", "comparable", "decode", "encode", "leading_check",
-    "read_results",
+    "Results", "ResultsError", "ResultsWriter", "Row", "Verdict", "by_chance", "comparable", "decode", "encode",
+    "leading_check", "read_results",
 ]  # fmt: skip
 
 Pair = tuple[str, str]
@@ -135,7 +135,7 @@ def comparable(results: Results, *others: Results) -> list[dict[str, object]]:
     So is whether a run meets it: `others` are the runs to compare with, and what one of them says counts.
     """
     runs = (results, *others)
-    drawn = {check.claim for run in runs for check in run.checks if check.evidence.get("nondeterministic")}
+    drawn = {check.claim for run in runs for check in run.checks if by_chance(check)}
     rows: list[Row] = [results.header, *results.checks, *results.claims, *results.models, *results.facts]
     kept = [encode(row) for row in rows if not (isinstance(row, Check) and row.claim in drawn)]
     plain = [_unmeasured(row, only_verdict=row.get("claim") in drawn) for row in kept]
@@ -148,6 +148,11 @@ def _unmeasured(row: Mapping[str, object], only_verdict: bool) -> dict[str, obje
         return {key: row[key] for key in ("kind", "claim", "verdict")}
     nested = {key: _unmeasured(value, False) for key, value in row.items() if isinstance(value, dict)}
     return {key: nested.get(key, value) for key, value in row.items() if key not in _MEASURED}
+
+
+def by_chance(check: Check) -> bool:
+    """Whether a check saw the kernel give this once and that another time."""
+    return bool(check.evidence.get("nondeterministic"))
 
 
 def leading_check(checks: Sequence[Check]) -> Check | None:

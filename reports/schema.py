@@ -125,7 +125,10 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One rule checked at one stage of one claim; `verdict` is what it alone would make of the claim."""
+    """One rule checked at one stage of one claim; `verdict` is what it alone would make of the claim.
+
+    `cases` is how many cases or comparisons it is of, `failing` how many of them do not pass.
+    """
 
     kind: ClassVar[str] = "check"
     claim: str
@@ -138,6 +141,7 @@ class Check:
     slack_lsb: Number | None
     cases: int | None
     seconds: float
+    failing: int = 0
     evidence: Evidence = field(default_factory=Evidence)
 
     @property
@@ -147,7 +151,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One claim of the backend config, with the verdict over all its checks."""
+    """One claim of the backend config, with the verdict over all its checks.
+
+    `failing` is the sum over its checks; None: some of them saw chance, so that the next run may count others.
+    """
 
     kind: ClassVar[str] = "claim"
     claim: str
@@ -161,6 +168,7 @@ class Claim:
     max_lsb: Number | None
     repro: str
     seconds: float
+    failing: int | None = 0
     decisions: list[dict[str, Scalar]] = field(default_factory=list)
     waiver: Waiver | None = None
 

@@ -14,6 +14,7 @@ from conformance.expected import (
     SHOWN,
     Comparison,
     ExpectedError,
+    Judged,
     compare_expected,
     expected_of,
     expected_path,
@@ -21,18 +22,24 @@ from conformance.expected import (
     main,
     read_expected,
 )
-from reports.results import Header, Results, ResultsWriter, Verdict, decode, read_results
+from reports.results import GREEN, Header, Results, ResultsWriter, Verdict, decode, read_results
 
 if TYPE_CHECKING:
     from tests.conftest import Row, Runs
 
 FULL = {"profile": "full", "isa": "avx2", "seed": 0, "options": {"max_examples": None}}
 FOUND = {"add": "VERIFIED", "conv": "REFUTED", "linear": "VERIFIED", "mul": "QUALITY"}
+FAILING = 3
+"""In how many cases a claim of these runs fails, if it fails."""
 NAME = "qnnpack.avx2.json"
 
 
 def rows(runs: Runs, found: dict[str, str]) -> list[Row]:
-    return [runs.claim(name, verdict=verdict) for name, verdict in found.items()]
+    return [runs.claim(name, verdict=verdict, failing=_failing(verdict)) for name, verdict in found.items()]
+
+
+def _failing(verdict: str) -> int:
+    return 0 if Verdict(verdict) in GREEN else FAILING
 
 
 def whole(runs: Runs, found: dict[str, str] = FOUND, **changes: Any) -> Results:
@@ -47,10 +54,14 @@ def written(runs: Runs, found: dict[str, str] = FOUND, **changes: Any) -> Path:
     return path
 
 
-def compared(runs: Runs, path: Path, found: dict[str, str] = FOUND, **changes: Any) -> Comparison:
+def compared(
+    runs: Runs, path: Path, found: dict[str, str] = FOUND, failing: int | None = FAILING, **changes: Any
+) -> Comparison:
+    """Compare a run that found this; what fails does so in ``failing`` cases."""
     header = decode(runs.header(**(FULL | {"claims_in_config": len(FOUND)} | changes)))
     assert isinstance(header, Header)
-    return compare_expected(path, {name: Verdict(verdict) for name, verdict in found.items()}, header)
+    judged = {name: Judged(Verdict(verdict), _failing(verdict) and failing) for name, verdict in found.items()}
+    return compare_expected(path, judged, header)
 
 
 def test_the_same_verdicts_do_not_differ(runs: Runs) -> None:
@@ -60,11 +71,49 @@ def test_the_same_verdicts_do_not_differ(runs: Runs) -> None:
 def test_a_file_is_read_as_it_was_written_a_claim_a_line(runs: Runs) -> None:
     path = written(runs, dict(reversed(FOUND.items())))
     lines = path.read_text(encoding="utf-8").splitlines()
-    assert [line.strip(' ,"').replace('": "', "=") for line in lines[-6:-2]] == [f"{k}={v}" for k, v in FOUND.items()]
+    assert [line.strip(' ,"').replace('": "', "=") for line in lines[-9:-5]] == [f"{k}={v}" for k, v in FOUND.items()]
     expected = read_expected(path)
     assert expected.verdicts == FOUND
-    assert (expected.schema, expected.backend, expected.isa, expected.seed) == (1, "qnnpack", "avx2", 0)
+    assert (expected.schema, expected.backend, expected.isa, expected.seed) == (2, "qnnpack", "avx2", 0)
+    assert expected.failing == {"conv": FAILING}
     assert expected_text(expected) == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("failing", [FAILING - 1, FAILING + 1])
+def test_a_claim_that_fails_in_more_cases_or_fewer_differs(runs: Runs, failing: int) -> None:
+    said = compared(runs, written(runs), failing=failing)
+    assert said.differences[1:] == (
+        f"conv: REFUTED as expected, but in {failing} cases and comparisons, not in {FAILING}",
+    )
+
+
+def test_counts_that_are_chance_are_not_compared(runs: Runs) -> None:
+    path = written(runs)
+    assert compared(runs, path, failing=None) == Comparison()
+    chance = [runs.claim(name, verdict=verdict, failing=None) for name, verdict in FOUND.items()]
+    found = runs.results(chance, **(FULL | {"claims_in_config": len(FOUND)}))
+    assert expected_of(found).failing == {}
+    path.write_text(expected_text(expected_of(found)), encoding="utf-8")
+    assert compared(runs, path, failing=FAILING + 1) == Comparison()
+
+
+def test_of_several_runs_the_counts_that_agree_are_kept(runs: Runs) -> None:
+    def run(broken: int) -> Results:
+        claims = [runs.claim(name, verdict="REFUTED", failing=count) for name, count in (("a", 5), ("b", broken))]
+        return runs.results(claims, **(FULL | {"claims_in_config": 2}))
+
+    assert expected_of(run(7), run(7)).failing == {"a": 5, "b": 7}
+    assert expected_of(run(7), run(7), run(8)).failing == {"a": 5}
+
+
+def test_several_runs_agree_in_what_they_are_of_and_in_their_verdicts(runs: Runs) -> None:
+    other = FOUND | {"linear": "CRASHED"}
+    with pytest.raises(ExpectedError, match="not show the same: linear is VERIFIED in one and CRASHED in the other"):
+        expected_of(whole(runs), whole(runs, other))
+    with pytest.raises(ExpectedError, match="not show the same: seed is 0 in one and 1 in the other"):
+        expected_of(whole(runs), whole(runs, seed=1))
+    with pytest.raises(ExpectedError, match="not show the same: it is of other claims: mul"):
+        expected_of(whole(runs), whole(runs, {name: FOUND[name] for name in FOUND if name != "mul"}))
 
 
 def test_waived_claims_are_expected_as_they_were_found(runs: Runs) -> None:
@@ -133,7 +182,10 @@ def test_a_level_without_a_file_is_noted(runs: Runs) -> None:
     [
         ("{", "no file of expected verdicts: Expecting property name"),
         ("[1]", "no file of expected verdicts: "),
-        ('{"verdicts": {"add": "GOOD"}}', "no file of expected verdicts: 'GOOD' is not a valid Verdict; write it anew"),
+        (
+            '{"schema": 2, "verdicts": {"add": "GOOD"}}',
+            "no file of expected verdicts: 'GOOD' is not a valid Verdict; write it anew",
+        ),
         ('{"verdicts": {}}', "no file of expected verdicts: "),
     ],
 )
@@ -146,8 +198,8 @@ def test_a_file_that_is_none_is_a_difference(runs: Runs, text: str, why: str) ->
 
 def test_a_file_of_another_schema_is_refused(runs: Runs) -> None:
     path = written(runs)
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"schema": 2}), encoding="utf-8")
-    with pytest.raises(ExpectedError, match="schema 2; expected 1: write it anew from a run"):
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"schema": 1}), encoding="utf-8")
+    with pytest.raises(ExpectedError, match="schema 1; expected 2: write it anew from a run"):
         read_expected(path)
 
 

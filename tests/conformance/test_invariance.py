@@ -191,6 +191,7 @@ def test_a_kernel_that_varies_is_refuted_for_just_that(lowered: Function, change
     assert change in check.message
     assert check.evidence["expected"] != check.evidence["found"]
     assert check.evidence["nondeterministic"] is (change == REPETITION)
+    assert check.failing >= 1
 
 
 def test_a_state_that_another_input_leaves_is_seen() -> None:
@@ -353,11 +354,31 @@ def test_what_differs_by_a_step_is_right_at_a_tie_alone() -> None:
 
     def changes(value: float) -> set[object]:
         exact = Exact(real=torch.full(IMAGE, value).double(), errors={}, step=torch.tensor(1.0), grid=grid)
-        found = check_invariance(case, drawn, by_layout, capabilities, step=1.0, exact=exact)
+        found = check_invariance(case, drawn, by_layout, capabilities, exact=exact)
         return {finding.evidence["change"] for finding in found if finding.problem}
 
     assert changes(2.5) == set()
     assert changes(2.25) == {CHANNELS_LAST, STRIDED}
+
+
+def test_a_float_result_may_differ_by_what_two_sums_within_the_bound_do() -> None:
+    """A bound of 0.01 on either side leaves 0.02 between two right results, and nothing between two runs."""
+    case = case_of(lambda x: x, IMAGE)
+    drawn = [(name, (torch.full(IMAGE, 2.0),)) for name in ("first", "second")]
+    bound = torch.tensor(0.01, dtype=torch.float64)
+    exact = Exact(real=torch.full(IMAGE, 2.0).double(), errors={"sum": bound}, step=torch.tensor(0.5))
+
+    def changes(lowered: Function) -> set[object]:
+        found = check_invariance(case, drawn, lowered, Capabilities(), exact=exact)
+        return {finding.evidence["change"] for finding in found if finding.problem}
+
+    def apart(distance: float) -> Function:
+        return lambda x: x if x.is_contiguous() else x + distance
+
+    assert changes(apart(0.019)) == set()
+    assert changes(apart(0.021)) == {CHANNELS_LAST, STRIDED}
+    tiny = iter(range(99))
+    assert changes(lambda x: x + 2.0**-20 * next(tiny)) == {REPETITION}
 
 
 def test_which_changes_a_claim_is_tried_under() -> None:

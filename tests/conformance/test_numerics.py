@@ -109,6 +109,14 @@ def test_within_one_step_or_not(v: float, q: float, expected: Verdict) -> None:
     assert "a case" in check.message and f"{abs(q - v):.6g} LSB" in check.message
 
 
+def test_the_comparisons_that_do_not_pass_are_counted() -> None:
+    """20.4 is 20; 21 is a step that QUALITY grants; 23 and 30 are wrong."""
+    found = [of(exact(20.4), q) for q in (20, 21, 23, 30)]
+    assert (judge(found, moves_only=False).cases, judge(found, moves_only=False).failing) == (4, 2)
+    assert judge(found, moves_only=True).failing == 3
+    assert judge(found[:1], moves_only=False).failing == 0
+
+
 @pytest.mark.rule("NUM-05")
 def test_moved_values_may_not_be_off_by_one() -> None:
     check = judge([of(exact(20.0), 21)], moves_only=True)
