@@ -43,6 +43,7 @@ REGIMES: tuple[Regime, ...] = (
     Regime(name="finest_output", ranges=((-2.0, 1.0), (-1.0, 2.0)), output=2.0**-10),
     Regime(name="narrow", ranges=((-(2.0**-6), 2.0**-6), (0.0, 2.0**-5)), bias=2.0**-6),
     Regime(name="wide", ranges=((-1000.0, 3080.0), (-2040.0, 2040.0))),
+    Regime(name="ties", ranges=((-2.0, 1.0), (-0.5, 1.0)), has_ties=True),
     Regime(name="large_bias", ranges=((-1.0, 1.0), (0.0, 2.0)), bias=2.0**7),
     Regime(name="largest_bias", ranges=((-1.0, 1.0), (0.0, 2.0)), bias=math.inf),
     Regime(name="saturating_function", ranges=((-8.0, 8.0), (-5.0, 6.0))),

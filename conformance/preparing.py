@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -59,6 +60,8 @@ def prepare_case(claim: Claim, case: Case, model: nn.Module, config: BackendConf
             prepared(*inputs)
     if case.regime.output != 1.0:
         _scale_output(prepared, case.regime.output)
+    if case.regime.has_ties:
+        _round_scales(prepared)
     return prepared
 
 
@@ -79,9 +82,34 @@ def _scale_output(prepared: GraphModule, factor: float) -> None:
     inputs = {slot.group for slot in slots if slot.role == "input"}
     for slot in slots:
         if slot.role == "output" and slot.group not in inputs:
-            observer: Any = getattr(prepared, slot.name)
-            observer = getattr(observer, "activation_post_process", observer)
-            for end in ("min_val", "max_val"):
-                bound = getattr(observer, end, None)
-                if isinstance(bound, Tensor):
-                    bound.mul_(factor)
+            for bound in _range(_observer(prepared, slot.name)):
+                bound.mul_(factor)
+
+
+def _round_scales(prepared: GraphModule) -> None:
+    """Widen each range that was observed for activations until its scale is a power of two."""
+    for slot in explain(prepared).plan.slots:
+        observer = _observer(prepared, slot.name)
+        ends = _range(observer)
+        if ends and all(bound.numel() == 1 for bound in ends):
+            scale, zero_point = map(float, observer.calculate_qparams())
+            step = 2.0 ** math.ceil(math.log2(scale))
+            half = (observer.quant_max - observer.quant_min) / 2  # of a symmetric range, whose zero point is fixed
+            is_symmetric = observer.qscheme is torch.per_tensor_symmetric
+            low, high = (-half, half) if is_symmetric else (
+                observer.quant_min - zero_point, observer.quant_max - zero_point
+            )  # fmt: skip
+            for bound, value in zip(ends, (low, high), strict=True):
+                bound.fill_(value * step)
+
+
+def _observer(prepared: GraphModule, name: str) -> Any:
+    """An observer of the model, or that of a fake quantize."""
+    found = getattr(prepared, name)
+    return getattr(found, "activation_post_process", found)
+
+
+def _range(observer: Any) -> list[Tensor]:
+    """Both ends of what an observer has seen; nothing where it keeps none."""
+    bounds = [getattr(observer, end, None) for end in ("min_val", "max_val")]
+    return [bound for bound in bounds if isinstance(bound, Tensor)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -83,6 +84,18 @@ def test_scales_reach_from_2_to_the_minus_12_to_2_to_the_4() -> None:
     narrow, wide = (grids_of(claim_on("nn.ReLU"), name).inputs[0].scale for name in ("narrow", "wide"))
     assert narrow == pytest.approx(2.0**-5 / 255) and narrow < 2.0**-12
     assert wide == pytest.approx(16, rel=1e-6)
+
+
+@pytest.mark.rule("NUM-06")
+@pytest.mark.parametrize("pattern", ("nn.Linear", "nn.Conv2d", "operator.add", "operator.mul", "nn.AvgPool2d"))
+@pytest.mark.parametrize("flow", ("ptq", "qat"))
+def test_scales_of_powers_of_two_make_ties(pattern: str, flow: str) -> None:
+    """Then v · 2^k is an integer for some k, so that a share of all results is half-way between two integers."""
+    claim = claim_on(pattern, flow=flow)
+    grids = grids_of(claim, "ties")
+    scales = [*(grid.scale for grid in grids.inputs), grids.accumulator, grids.output.scale]
+    assert [math.frexp(scale)[0] for scale in scales] == [0.5] * len(scales)
+    assert [grid.zero_point for grid in grids.inputs] == [170, 85][: len(grids.inputs)]  # as the ranges have it
 
 
 @pytest.mark.rule("DTY-04")
