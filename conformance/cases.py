@@ -109,7 +109,7 @@ class PatternModel(nn.Module):
     def _call_step(self, number: int, step: Step, values: tuple[Any, ...]) -> Any:
         keywords = dict(step.keywords)
         if isinstance(step.op, nn.Module):
-            return step.op(*values)
+            return step.op(*values, **keywords)
         if isinstance(step.op, str):
             return getattr(values[0], step.op)(*values[1:], *step.arguments, **keywords)
         names = ("weight", "bias")[: len(step.parameters)]

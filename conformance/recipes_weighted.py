@@ -7,6 +7,7 @@ other arguments, so that a fall back to float does not hide the pairs of the res
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -143,7 +144,10 @@ _IN_MODULES = {
 }  # fmt: skip
 _IN_FUNCTIONS = {"input": _TENSOR, "weight": _TENSOR, "groups": _CHANNELS, "_positional": (False, True)}
 _MODES = {"padding_mode": ("zeros", "reflect", "replicate", "circular")}
-_NO_MODES = {"padding_mode": Fixed(reason="transposed convolutions have padding_mode='zeros' only")}
+_IN_TRANSPOSED = {
+    **_IN_MODULES, "output_size": (None, "largest"),
+    "padding_mode": Fixed(reason="transposed convolutions have padding_mode='zeros' only"),
+}  # fmt: skip
 
 
 _GEOMETRY = ("kernel_size", "stride", "padding", "output_padding", "dilation")
@@ -175,6 +179,7 @@ _APART: tuple[tuple[Callable[[Arguments], bool], frozenset[str]], ...] = (
     (lambda a: a["_network"] is not None, frozenset({"_network"})),
     (lambda a: a["padding"] == "valid", frozenset({"padding"})),
     (lambda a: a["padding"] == "same", frozenset({"padding", "dilation"})),
+    (lambda a: a.get("output_size") is not None, frozenset({"output_size", "stride", "padding"})),
     (lambda a: a.get("padding_mode", "zeros") != "zeros", frozenset({"padding_mode", "padding"})),
 )
 
@@ -188,6 +193,8 @@ def _go_together(base: Arguments) -> Callable[[Arguments], bool]:
             return False
         if a.get("output_padding"):
             return bool(away & {"stride", "dilation"})  # torch asks for less than one of them
+        if a.get("output_size") is not None:
+            return "stride" in away  # of 1, there is one size alone
         if "padding_mode" in away:
             return isinstance(a["padding"], tuple)  # without numbers to pad by, the mode is of no effect
         return True
@@ -242,9 +249,22 @@ def _convolution_module(rank: int) -> Callable[[Any, Arguments], Step]:
         layer = a["shape"]
         options = {name: a[name] for name in _MODULE_OPTIONS if name in a}
         module = kind(layer.c_in, layer.c_out, a["kernel_size"], groups=layer.groups, bias=a["bias"], **options)
-        return _with_parameters(module, _kernels(a, rank), _drawn_bias(layer, a["bias"]))
+        made = _with_parameters(module, _kernels(a, rank), _drawn_bias(layer, a["bias"]))
+        return (
+            replace(made, keywords=(("output_size", _largest(module, rank)),))
+            if a.get("output_size") is not None
+            else made
+        )
 
     return step
+
+
+def _largest(module: Any, rank: int) -> list[int]:
+    """The largest output that a transposed convolution can give for the images of these recipes."""
+    axes = zip(EXTENTS[:rank], module.stride, module.padding, module.dilation, module.kernel_size, strict=True)
+    return [
+        extent * stride - 2 * padding + dilation * (kernel - 1) for extent, stride, padding, dilation, kernel in axes
+    ]
 
 
 def _convolution_function(rank: int) -> Callable[[Any, Arguments], Step]:
@@ -279,7 +299,7 @@ def _convolutions() -> dict[Any, Recipe]:
         rows: tuple[tuple[Any, dict[str, Any], Any], ...] = (
             (getattr(nn, f"Conv{rank}d"), common | _MODES | _IN_MODULES, _convolution_module),
             (getattr(F, f"conv{rank}d"), common | _IN_FUNCTIONS, _convolution_function),
-            (getattr(nn, f"ConvTranspose{rank}d"), common_transposed | _NO_MODES | _IN_MODULES, _convolution_module),
+            (getattr(nn, f"ConvTranspose{rank}d"), common_transposed | _IN_TRANSPOSED, _convolution_module),
             (getattr(F, f"conv_transpose{rank}d"), common_transposed | _IN_FUNCTIONS, _convolution_function),
         )
         for op, arguments, step in rows:

@@ -30,6 +30,7 @@ from refimpl.plan import LSTM_RESULT, Decision, Plan, Slot
 from refimpl.prepare import PREPARED, Prepared, references_of
 from refimpl.qparams import is_quantized_dtype
 from refimpl.reference import float_module, plain_weights, reference_module, swapped, with_qconfig, without_qconfig
+from refimpl.reference_convs import settle_size
 from refimpl.tracing import attribute_of, constants, draft_of, finished, module_type, no_collection, notes_of
 
 
@@ -201,6 +202,7 @@ class _Walk:
             self._copy(node)
             if name not in self.attributes:
                 self.attributes[name] = self._root(name, decision)
+            settle_size(self.attributes[name], node)
 
     def _observer(self, node: Node, name: str) -> None:
         """Put quantize and dequantize in the place of an observer call, or nothing. (CVT-01, CVT-05)"""

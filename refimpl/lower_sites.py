@@ -16,7 +16,7 @@ from torch.fx.node import map_aggregate, map_arg
 
 from refimpl import lower_table as table
 from refimpl.invariants import QUANTIZE, QUANTIZE_DYNAMIC, is_dequantize
-from refimpl.padding import PLAIN
+from refimpl.reference_convs import PLAIN
 from refimpl.tracing import CALLS, attribute_of, constants, weighted
 
 

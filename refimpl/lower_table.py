@@ -20,6 +20,8 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
+from refimpl.reference_convs import is_sized
+
 OPS: Any = torch.ops.quantized
 
 
@@ -133,6 +135,7 @@ ON_QUANTIZED: frozenset[Any] = _BOUNDED | frozenset(
 # Methods that read a tensor's shape, which is the same of the quantized tensor. (LOW-02)
 SHAPE_OF: frozenset[Any] = frozenset({"size", "shape"})
 _CONVS = (nnqr.Conv1d, nnqr.Conv2d, nnqr.Conv3d)
+_CONVS_TRANSPOSED = (nnqr.ConvTranspose1d, nnqr.ConvTranspose2d, nnqr.ConvTranspose3d)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _EMBEDDINGS = (nnqr.Embedding, nnqr.EmbeddingBag)
 _STATISTICS = "track_running_stats: the quantized op takes its input's statistics"
@@ -142,6 +145,7 @@ _LIMITS: tuple[tuple[tuple[Any, ...], Callable[[Any], bool], str], ...] = (
     (_CONVS, lambda m: m.padding_mode not in _ZEROS, "padding_mode {0.padding_mode!r}: not in the quantized op"),
     (_CONVS, lambda m: isinstance(m.padding, str), "padding {0.padding!r}: the quantized op takes numbers"),
     (_CONVS[2:], lambda m: m.padding_mode != "zeros", "padding_mode {0.padding_mode!r}: not in three dimensions"),
+    (_CONVS_TRANSPOSED, is_sized, "output_size: the quantized op has output_padding alone"),
     ((nn.BatchNorm2d, nn.BatchNorm3d), lambda m: m.weight is None or m.bias is None or m.running_mean is None,
      "no affine parameters or no statistics"),
     (_INSTANCE_NORMS, lambda m: m.track_running_stats, _STATISTICS),

@@ -16,8 +16,8 @@ import torch.ao.nn.intrinsic as nni
 from torch import Tensor, nn
 
 from refimpl.errors import ConfigError, QConfigError, blaming
-from refimpl.padding import settle_padding
 from refimpl.qparams import QParams, dtype_range, is_plain, is_quantized_dtype, ranges_qparams, read_qparams
+from refimpl.reference_convs import settle_padding
 from refimpl.tracing import module_type
 
 Model = TypeVar("Model", bound=nn.Module)

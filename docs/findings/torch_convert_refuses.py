@@ -35,6 +35,17 @@ class Function(nn.Module):
         return self.function(x, self.weight)
 
 
+class Sized(nn.Module):
+    """A model of a transposed convolution that is told the size of its output, as in a U-Net."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.up(x, output_size=[16, 16])
+
+
 def outcome(model: nn.Module, shape: tuple[int, ...], qconfig: QConfig = QCONFIG) -> str:
     """Quantize a model with torch, call it, and say what came of it."""
     x, stage = torch.randn(shape), "prepare"
@@ -79,6 +90,7 @@ STATIC: tuple[Case, ...] = (
     ("AvgPool3d, unbatched", nn.AvgPool3d(2), (4, 5, 5, 5)),
     ("InstanceNorm1d, unbatched", nn.InstanceNorm1d(4), (4, 8)),
     ("Linear, unbatched", nn.Linear(4, 4), (4,)),
+    ("ConvTranspose2d(output_size=…)", Sized(), (2, 4, 8, 8)),
 )  # fmt: skip
 OTHERS: tuple[Case, ...] = (
     ("F.linear(x, weight=w)", Function(lambda x, w: F.linear(x, weight=w), 4, 4), (2, 4)),

@@ -31,9 +31,10 @@ ops = pytest.mark.parametrize("op", RECIPES, ids=lambda op: op.__name__)
 
 
 def signature(op: Any) -> set[str]:
-    """The arguments of a module's constructor, or of all forms of a function that are called with tensors alone."""
+    """The arguments of a module's constructor and call, or of all forms of a function that take tensors alone."""
     if isinstance(op, type):
-        return set(inspect.signature(op).parameters)
+        called = set(inspect.signature(vars(op)["forward"]).parameters) - {"self", "input"}
+        return called | set(inspect.signature(op).parameters)
     schemas = torch._C._jit_get_schemas_for_operator(f"aten::{op.__name__}")
     return {argument.name for schema in schemas for argument in schema.arguments} - {"out"}
 

@@ -63,6 +63,7 @@ class Net(nn.Module):
         self.conv, self.other, self.run = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1), run
         self.same = nn.Conv2d(2, 2, 2, padding="same")
         self.circular = nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular")
+        self.up = nn.ConvTranspose2d(2, 2, 3, stride=2, padding=1)
         self.inplace, self.norm = nn.ReLU(inplace=True), nn.InstanceNorm2d(2, track_running_stats=True)
         self.register_buffer("offset", torch.ones(2, 1, 1, dtype=torch.int64))
 

@@ -108,6 +108,7 @@ BLOCKED: list[tuple[Callable[..., Any], str, str]] = [
         "the quantized op has no memory_format",
     ),
     (lambda net, x: net.circular(x), "circular", "padding_mode 'circular': not in the quantized op"),
+    (lambda net, x: net.up(x, [8, 8]), "up", "output_size: the quantized op has output_padding alone"),
 ]
 
 

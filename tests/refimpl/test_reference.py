@@ -25,6 +25,8 @@ from one_layer import (
 )  # fmt: skip
 from torch import Tensor, nn
 
+import refimpl
+from refimpl import QConfigMapping
 from refimpl.errors import ConfigError, QConfigError
 from refimpl.reference import reference_module, with_qconfig, without_qconfig
 
@@ -304,6 +306,39 @@ def test_a_reference_convolution_pads_as_the_float_one_where_torchs_pads_with_ze
     with torch.no_grad():
         assert torch.equal(made(x), plain(x)), "the float convolution with the quantized weight"
         assert not torch.allclose(theirs(x), plain(x), atol=0.1), "torch pads right now: drop this deviation"
+
+
+class Sized(nn.Module):
+    """A transposed convolution that is called with the size of its output."""
+
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        self.up = getattr(nn, f"ConvTranspose{dims}d")(2, 3, 3, stride=2, padding=1)
+        self.size = [12] * dims
+
+    def forward(self, x: Tensor) -> Any:
+        return self.up(x, output_size=self.size)
+
+
+@pytest.mark.rule("CVT-02")
+@each_form
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_a_reference_transposed_convolution_takes_an_output_size_and_torchs_raises(
+    dims: int, is_decomposed: bool
+) -> None:
+    torch.manual_seed(0)
+    model, x = Sized(dims).eval(), torch.randn(1, 2, *[6] * dims)
+    prepared = refimpl.prepare_fx(model, QConfigMapping().set_global(flows.QCONFIG), (x,))
+    prepared(x)
+    convert = refimpl.convert_to_reference_decomposed_fx if is_decomposed else refimpl.convert_to_reference_fx
+    made = convert(prepared)
+    with torch.no_grad():
+        found = made(x)
+        assert found.shape == (1, 3, *[12] * dims) == model(x).shape
+        assert (found - model(x)).abs().max() < 0.05
+        theirs = FORMS[is_decomposed](prepared_by_torch(model, flows.QCONFIG, x, "native"))
+        with pytest.raises(AttributeError, match="object has no attribute 'dim'"):  # it reads the builtin `input`
+            theirs(x)
 
 
 def made_like(made: Any) -> dict[str, Any]:
