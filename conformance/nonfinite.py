@@ -9,7 +9,7 @@ from torch import Tensor
 from conformance.cases import Case
 from conformance.claims import Claim
 from conformance.draws import Batch
-from conformance.invariance import Lowered, Trial
+from conformance.invariance import REPETITION, Lowered, Trial, compare_outputs
 from conformance.jobs import Row
 from conformance.layouts import sliced
 
@@ -54,18 +54,26 @@ def _poked(inputs: Batch, place: int, value: float) -> Batch:
 def _told(trial: Trial, inputs: Batch) -> str:
     """Say what the inputs give, by what differs from the plain ones' output."""
     try:
-        found = trial.run(inputs)
+        found, again = trial.run(inputs), trial.run(inputs)
     except Exception as error:
         return f"raises {type(error).__name__}: {' '.join(str(error).split())[:_MOST]}"
+    if compare_outputs(trial.case.name, REPETITION, found, again).problem:
+        return "varies from run to run"
     texts = []
     for left, right in zip(trial.expected, found, strict=False):
         if left.shape != right.shape:
             texts.append(f"gives shape {tuple(right.shape)}")
             continue
         differs = (left != right) & ~(left.isnan() & right.isnan())
-        values = ", ".join(f"{value:.6g}" for value in sorted(set(right[differs].tolist()))[:4])
+        values = ", ".join(_distinct(right[differs]))
         texts.append(f"changes {int(differs.sum())} of {right.numel()} values{f', to {values}' if values else ''}")
     return "; ".join(texts)
+
+
+def _distinct(values: Tensor) -> list[str]:
+    """The smallest few of different values as text, NaN (which is unlike itself and has no place in an order) first."""
+    numbers = sorted({float(value) for value in values if not value.isnan()})
+    return ["nan"] * bool(values.isnan().any()) + [f"{value:.6g}" for value in numbers[:4]]
 
 
 _MOST = 160

@@ -131,15 +131,19 @@ class Results:
 def comparable(results: Results, *others: Results) -> list[dict[str, object]]:
     """What two runs of one suite, seed and selection have in common whichever worker did what: rows without timings.
 
-    Of a claim with a check whose evidence says `nondeterministic`, only the verdict is left: its numbers are chance.
-    So is whether a run meets it: `others` are the runs to compare with, and what one of them says counts.
+    Of a claim with a check whose evidence says `nondeterministic`, only the verdict is left: its numbers are chance, as
+    are the facts about it. So is whether a run meets it: `others` are the runs to compare with; what one says counts.
     """
     runs = (results, *others)
     drawn = {check.claim for run in runs for check in run.checks if by_chance(check)}
     rows: list[Row] = [results.header, *results.checks, *results.claims, *results.models, *results.facts]
-    kept = [encode(row) for row in rows if not (isinstance(row, Check) and row.claim in drawn)]
+    kept = [encode(row) for row in rows if not (isinstance(row, Check | Fact) and _subject(row) in drawn)]
     plain = [_unmeasured(row, only_verdict=row.get("claim") in drawn) for row in kept]
     return sorted(plain, key=lambda row: json.dumps(row, sort_keys=True))
+
+
+def _subject(row: Check | Fact) -> str:
+    return row.claim if isinstance(row, Check) else row.subject
 
 
 def _unmeasured(row: Mapping[str, object], only_verdict: bool) -> dict[str, object]:

@@ -438,6 +438,20 @@ def test_what_is_made_of_nonfinite_inputs_is_recorded() -> None:
     }
 
 
+def test_what_is_made_of_nan_is_told_in_one_order_and_chance_as_such() -> None:
+    def spreading(x: Tensor) -> Tensor:
+        return torch.tensor([[float("nan"), 4, float("nan")], [2, float("nan"), 7]]) if bool(x.isnan().any()) else x
+
+    calls = itertools.count()
+
+    def by_chance(x: Tensor) -> Tensor:
+        return x.nan_to_num(nan=float(next(calls)))
+
+    case = case_of(lambda x: x, (2, 3))
+    assert facts_of(spreading, case)["nan"] == "changes 6 of 6 values, to nan, 2, 4, 7"
+    assert facts_of(by_chance, case)["nan"] == "varies from run to run"
+
+
 def test_what_is_made_of_strided_indices_is_recorded() -> None:
     table = torch.rand(9, 3)
 
