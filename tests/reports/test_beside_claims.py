@@ -144,6 +144,7 @@ def test_of_a_nondeterministic_kernel_the_verdict_alone_is_compared(runs: Any, m
                 runs.header(pairs=1),
                 runs.check(max_lsb=distance, outcome="fail", verdict="REFUTED", evidence={"nondeterministic": True}),
                 runs.claim(verdict="REFUTED", max_lsb=distance, reason=f"off by {distance}"),
+                made.fact(nan=f"gives {distance}"),
             ]
         )
         for distance in (3.0, 4.0)
