@@ -57,8 +57,6 @@ def _scale_parameters(model: nn.Module, regime: Regime) -> None:
         parameter.mul_({"weight": regime.weight, "bias": bias}.get(kind, 1.0))
     if regime.bias == math.inf:
         _fill_int32(model, regime)
-    if regime.has_ties:
-        _round_parameters(model)
     reach = max(map(abs, regime.ranges[0]))
     for name, statistic in model.named_buffers():
         statistic.mul_({"running_mean": reach, "running_var": reach**2}.get(name.rpartition(".")[2], 1))
@@ -80,20 +78,6 @@ def _fill_int32(model: nn.Module, regime: Regime) -> None:
             largest = weight.abs().amax().expand(len(bias)) / _MAGNITUDES
         steps = float((bias.abs() / largest).max()) / ((high - low) / 255 / 127.5)
         bias.mul_(_NEARLY_ALL / steps)
-
-
-def _round_parameters(model: nn.Module) -> None:
-    """Let each row of weights reach from -127.5 to 127.5 steps of a power of two, and biases be multiples of one."""
-    for name, parameter in model.named_parameters():
-        kind = name.rpartition(".")[2]
-        if kind.startswith("bias"):
-            parameter.mul_(2.0**8).round_().mul_(2.0**-8)
-        elif kind.startswith("weight") and parameter.dim() > 1:
-            for row in parameter.flatten(1):
-                end = 127.5 * 2.0 ** math.ceil(math.log2(float(row.abs().amax().clamp(min=2.0**-12)) / 127.5))
-                ends = (int(row.argmin()), -end), (int(row.argmax()), end)
-                for place, value in ends:
-                    row[place] = value
 
 
 _NEARLY_ALL = 2.0**30.9

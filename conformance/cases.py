@@ -43,8 +43,9 @@ class Regime:
     ``ranges``: from where to where the calibration values of each input reach, in turn; they decide scale and zero
     point. ``is_symmetric``: activations are observed symmetrically. ``output``: factor on the observed range of the
     output, so that s_x·s_w / s_y differs from what calibration would give. ``weight``, ``bias``: factors on those; an
-    infinite one makes the bias just less than 2³¹ steps of s_x·s_w, of the channel where it has most. ``has_ties``: all
-    scales are powers of two, so that exact results lie half-way between two integers, or a step of the sum beside it.
+    infinite one makes the bias just less than 2³¹ steps of s_x·s_w, of the channel where it has most. ``has_ties``: the
+    scales of activations and of weights (before a batch norm is folded in) are powers of two, so that exact results lie
+    half-way between two integers, or a step of the sum beside it.
     """
 
     name: str

@@ -20,7 +20,7 @@ class Check:
     ``verdict`` is what this check alone makes of the claim; the claim's verdict is the worst of its checks.
     ``outcome``: "pass", "fail" (a rule is broken), "error" (the suite itself failed) or "skip" (not reached, or not
     built; ``message`` says why). ``max_lsb`` and ``slack_lsb`` are in steps of the output's scale (NUM-03, NUM-04).
-    ``failing``: of ``cases``, how many do not pass.
+    ``failing``: of ``cases``, how many do not pass; a stage that looks at the claim as a whole has none of them.
     """
 
     stage: str

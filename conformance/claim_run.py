@@ -51,7 +51,7 @@ class At:
 class CaseRun:
     """The artefacts of one case, made stage by stage; an attribute is read only after the stage that sets it.
 
-    ``exact``: the first exact result of the first inputs; None: there was no output to compare with it.
+    ``exact_of``: gives the exact results of inputs; None: there was no output to compare with them.
     """
 
     case: Case
@@ -61,7 +61,7 @@ class CaseRun:
     grids: list[Grid | None] = field(init=False)
     drawn: list[tuple[str, Batch]] = field(init=False)
     lowered: Callable[..., Any] = field(init=False)
-    exact: Exact | None = None
+    exact_of: Callable[[Batch], Sequence[Exact]] | None = None
     runs_in_float: bool = False
 
     @property
@@ -149,7 +149,8 @@ class ClaimRun:
         if errors and (check is None or check.verdict in (Verdict.VERIFIED, Verdict.QUALITY)):
             check = failed(stage, _worst(errors))
         check = check or passed(stage, self._entered[stage])
-        check = replace(check, failing=check.failing + len(errors))
+        cases = len(self.findings) + len(errors) if is_numeric else self._entered[stage]
+        check = replace(check, cases=cases, failing=check.failing + len(errors))
         untried = len(self.planned) - self._taken
         if untried and check.outcome == "fail" and stage in ("lower", "numerics"):
             check = replace(check, evidence={**check.evidence, "cases not tried": untried})

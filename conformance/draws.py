@@ -93,6 +93,12 @@ def _off_grid(shape: tuple[int, ...], grid: Grid) -> Tensor:
     return drawn
 
 
+def _coarse(shape: tuple[int, ...], grid: Grid) -> Tensor:
+    """Multiples of 32 steps from the zero point: of their sums, more are half-way between two integers."""
+    low, high = (grid.low - grid.zero_point) // 32, (grid.high - grid.zero_point) // 32
+    return grid.zero_point + 32 * torch.randint(low + 1, high + 1, shape)
+
+
 AIMS: tuple[tuple[str, Aim], ...] = (
     ("random", _random),
     ("alternating ends", _alternating),
@@ -109,9 +115,12 @@ AIMS: tuple[tuple[str, Aim], ...] = (
 def static_inputs(case: Case, grids: Sequence[Grid | None], *, aims: int, random: int) -> list[tuple[str, Batch]]:
     """Draw inputs that lie on the inputs' grids: the first `aims` aimed ones, then `random` ones, each with its name.
 
+    In a regime of ties, one is in coarse steps.
+
     Inputs without a grid are drawn as for calibration.
     """
-    kinds = itertools.chain(AIMS[:aims], ((f"random {n + 2}", _random) for n in range(random)))
+    tied = (("in coarse steps", _coarse),) * case.regime.has_ties
+    kinds = itertools.chain(AIMS[:aims], tied, ((f"random {n + 2}", _random) for n in range(random)))
     return [(name, tuple(_drawn(case, grids, draw))) for name, draw in kinds]
 
 

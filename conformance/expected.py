@@ -96,10 +96,11 @@ def read_expected(path: Path) -> Expected:
     """Read a file of expected verdicts. Raises ExpectedError when it is not one."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        schema, verdicts = content["schema"], {key: Verdict(value) for key, value in content["verdicts"].items()}
-        if schema != SCHEMA:
-            raise ExpectedError(f"{path}: schema {schema!r}; expected {SCHEMA}: write it anew from a run")
-        return Expected(**content | {"verdicts": verdicts})
+        if content["schema"] != SCHEMA:
+            raise ExpectedError(f"{path}: schema {content['schema']!r}; expected {SCHEMA}: write it anew from a run")
+        verdicts = {key: Verdict(value) for key, value in content["verdicts"].items()}
+        failing = {key: int(value) for key, value in content["failing"].items()}
+        return Expected(**content | {"verdicts": verdicts, "failing": failing})
     except OSError as error:
         raise ExpectedError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -24,13 +24,14 @@ from conformance.claims import Claim
 from conformance.draws import Batch
 from conformance.layouts import Layout, in_channels_last, kept, strided
 from conformance.numerics import Finding
-from conformance.oracle import Exact
+from conformance.oracle import Exact, NoOracleError
 from conformance.quantizers import Kind, kind_of
 from conformance.structure import tensors
 from reports.results import Verdict
 
 Lowered = Callable[..., Any]
 Run = Callable[[], list[Tensor]]
+ExactOf = Callable[[Batch], Sequence[Exact]]
 
 REPETITION, BATCH, CHANNELS_LAST, STRIDED, THREADS = "repetition", "batch", "channels_last", "strided", "threads"
 EMPTY, OPERANDS = "no rows", "operands"
@@ -65,21 +66,20 @@ def check_invariance(
     capabilities: Capabilities,
     *,
     left_out: Collection[str] = (),
-    exact: Exact | None = None,
+    exact_of: ExactOf | None = None,
 ) -> Iterator[Finding]:
     """Compare a case's outputs under every change with those without; yield a finding for each comparison.
 
     Where the backend accumulates in float, the order of its sums may change with all but a repetition: that is declared
-    variance (NUM-04), and left out. ``exact``: the exact result of the first inputs, which says what may differ at all:
-    where a quantized one is at a tie, what the backend declares in ``tie_steps``; of a float one, what two sums within
-    the bound can be apart.
+    variance (NUM-04), and left out. ``exact_of`` gives the exact results of inputs: two outputs that differ may both be
+    right, a float one within its bound, a quantized one by what the backend declares in ``tie_steps``.
     """
     tried = SAID.keys() - left_out - (_REORDERING if capabilities.float_accumulation else frozenset())
     tried -= frozenset() if capabilities.channels_last else {CHANNELS_LAST}
     tried -= frozenset() if capabilities.dynamic_batch else {BATCH, EMPTY}
     trial = Trial(
         case=case, name=drawn[0][0], inputs=drawn[0][1], lowered=lowered, tie_steps=capabilities.tie_steps,
-        exact=exact,
+        exact_of=exact_of,
     )  # fmt: skip
     again = partial(trial.run, trial.inputs)
     first = trial.compared(REPETITION, "at once", again)
@@ -118,11 +118,8 @@ def judge_invariance(findings: Sequence[Finding]) -> Check:
 _SHOWN = 8
 
 
-def compare_outputs(case: str, change: str, first: Any, second: Any, allowed: float = 0.0) -> Finding:
-    """Compare two outputs that must be equal, bit for bit but for the sign of zero; NaN equals NaN. (NUM-07)
-
-    ``allowed``: a difference that is none, in the output's own units.
-    """
+def compare_outputs(case: str, change: str, first: Any, second: Any) -> Finding:
+    """Compare two outputs that must be equal, bit for bit but for the sign of zero; NaN equals NaN. (NUM-07)"""
     expected, found = tensors(first), tensors(second)
     if len(expected) != len(found):
         return _finding(case, f"{SAID[change]}: {len(found)} tensors for {len(expected)}", {"change": change})
@@ -131,8 +128,6 @@ def compare_outputs(case: str, change: str, first: Any, second: Any, allowed: fl
             kinds = [f"{each.dtype} of shape {tuple(each.shape)}" for each in (right, left)]
             return _finding(case, f"{SAID[change]}: {kinds[0]} for {kinds[1]}", {"change": change})
         differs = (left != right) & ~(left.isnan() & right.isnan())
-        if allowed:
-            differs &= ~((left.double() - right.double()).abs() <= allowed)
         if bool(differs.any()):
             indexes = differs.nonzero()[:_SHOWN].tolist()
             evidence = {
@@ -141,6 +136,10 @@ def compare_outputs(case: str, change: str, first: Any, second: Any, allowed: fl
                 "found": [_number(right[tuple(index)].item()) for index in indexes],
             }  # fmt: skip
             return _finding(case, f"{SAID[change]}, first at index {indexes[0]}", evidence)
+    return _alike(case)
+
+
+def _alike(case: str) -> Finding:
     return Finding(case=case, max_lsb=0.0, slack_lsb=0.0, excess=-0.5, is_within_one=True, rule="NUM-07")
 
 
@@ -162,8 +161,9 @@ def _finding(case: str, problem: str, evidence: Mapping[str, object], rule: str 
 class Trial:
     """A case, what the backend made of it, and the inputs on which it is run again and again.
 
-    ``exact``: the exact result of the inputs; ``tie_steps``: by how many steps outputs may differ where it is at a tie.
-    ``filling`` and ``sizes`` (in bytes): what memory is filled with before a run, and how large the pieces are.
+    ``exact_of``: what gives the exact results of inputs (None: outputs may not differ at all); ``tie_steps``: by how
+    many steps quantized outputs may, where both are right. ``filling`` and ``sizes`` (in bytes): what memory is filled
+    with before a run, and how large the pieces are.
     """
 
     case: Case
@@ -171,7 +171,7 @@ class Trial:
     inputs: Batch
     lowered: Lowered
     tie_steps: int = 0
-    exact: Exact | None = None
+    exact_of: ExactOf | None = None
     filling: int = 0x5A
     sizes: tuple[int, ...] = ()
 
@@ -184,16 +184,6 @@ class Trial:
     def expected(self) -> list[Tensor]:
         """What the inputs gave first."""
         return self.run(self.inputs)
-
-    @cached_property
-    def allowed(self) -> float:
-        """By how much outputs may differ where both are right, but for a repetition."""
-        exact = self.exact
-        if exact is None or len(self.expected) != 1:
-            return 0.0
-        if exact.grid is None:
-            return 2 * float((exact.slack * exact.step).amax()) if exact.real.numel() else 0.0
-        return self.tie_steps * exact.grid.scale * (1 + _ROUNDING)
 
     @property
     def runs(self) -> bool:
@@ -224,23 +214,28 @@ class Trial:
         except Exception:  # whatever it is that the op raises: it is no input for it
             return None
 
-    def compared(self, change: str, label: str, run: Run, plain: Run | None = None) -> Finding:
-        """Compare what a changed run gives with what a plain one gives: that of the inputs, if no other is given.
+    def compared(
+        self, change: str, label: str, run: Run, *, plain: Batch | None = None, given: list[Tensor] | None = None
+    ) -> Finding:
+        """Compare what a changed run gives with what the backend makes of ``plain`` inputs, else of the trial's own.
 
-        To raise where the float model does not is to give something else. (LOW-01)
+        ``given`` is to be compared with in place of that. To raise where the float model does not is to give something
+        else. (LOW-01)
         """
         where = f"{self.case.name}, {self.name}, {f'{change}: {label}' if label else change}"
         try:
-            expected = self.expected if plain is None else plain()
+            expected = given or (self.expected if plain is None else self.run(plain))
             found = run()
         except Exception as error:
             told = f"raised {type(error).__name__}: {error}; the float model takes such inputs"
             text = "".join(traceback.format_exception(error, limit=-6))
             return _finding(where, told, {"change": change, "traceback": text}, rule="LOW-01")
-        allowed = 0.0 if change in (REPETITION, OPERANDS) else self.allowed
-        finding = compare_outputs(where, change, expected, found, allowed)
-        wrong = "" if finding.problem or not allowed else self._wrong(expected, found)
-        finding = _finding(where, wrong, {**finding.evidence, "change": change}) if wrong else finding
+        finding = compare_outputs(where, change, expected, found)
+        if finding.problem and change in _REORDERING:
+            wrong = self._wrong(self.inputs if plain is None else plain, expected, found)
+            if wrong == "":
+                return _alike(where)
+            finding = replace(finding, problem=f"{finding.problem}{f': {wrong}' if wrong else ''}")
         if finding.problem and change != REPETITION and self._varies(found, run):
             return replace(finding, evidence={**finding.evidence, "nondeterministic": True})
         return finding
@@ -255,23 +250,36 @@ class Trial:
         self.filling, self.sizes = filling, sizes
         return bool(compare_outputs("", REPETITION, found, again).problem)
 
-    def _wrong(self, expected: list[Tensor], found: list[Tensor]) -> str:
-        """Say where an output differs from a plain one's and is no rounding of the exact result. (NUM-06)"""
-        exact = self.exact
-        if exact is None or exact.grid is None or len(found) != 1 or not torch.equal(expected[0], self.expected[0]):
-            return ""
-        differs = found[0] != expected[0]
-        away = (exact.grid.integers(found[0]).round() - exact.integers).abs() - 0.5 - exact.slack
-        wrong = differs & (away > 0)
-        if not bool(wrong.any()):
-            return ""
-        worst = float(away[wrong].max()) + 0.5
-        return (
-            f"{int(wrong.sum())} of {wrong.numel()} values differ, not at a tie: {worst:.6g} LSB from the exact result"
+    def _wrong(self, inputs: Batch, expected: list[Tensor], found: list[Tensor]) -> str | None:
+        """Say where outputs that differ are not both right: "" where they are, None where nobody can tell. (NUM-06)"""
+        try:
+            exacts = [] if self.exact_of is None else list(self.exact_of(inputs))
+        except NoOracleError:
+            return None
+        shapes = [[each.shape for each in outputs] for outputs in (expected, found)]
+        if any([exact.real.shape for exact in exacts] != each for each in shapes):
+            return None
+        return next(
+            filter(None, (_apart(*each, self.tie_steps) for each in zip(exacts, expected, found, strict=True))), ""
         )
 
 
-_ROUNDING = 2.0**-14  # of two float32 numbers with integers up to 2**8 steps apart: 2 · 2**8 · 2**-24, and to spare
+def _apart(exact: Exact, left: Tensor, right: Tensor, tie_steps: int) -> str:
+    """Say where two outputs differ that are not both roundings of the exact result, or by too many steps."""
+    if exact.grid is None:
+        places, target, half = [each.double() / exact.step for each in (left, right)], exact.real / exact.step, 0.0
+        far = torch.zeros_like(places[0])
+    else:
+        places, target, half = [exact.grid.integers(each).round() for each in (left, right)], exact.integers, 0.5
+        far = (places[0] - places[1]).abs() - tie_steps
+    away = torch.maximum(*((place - target).abs() for place in places)) - half - exact.slack
+    wrong = (left != right) & ((away > 0) | (far > 0))
+    if not bool(wrong.any()):
+        return ""
+    worst = float(away[wrong].max()) + half
+    return f"{int(wrong.sum())} of {wrong.numel()} values are not both right, one {worst:.6g} LSB from the exact result"
+
+
 _PIECES = 10  # as many as the C library's allocator keeps of a size (7), and some for what an op takes on its way
 
 
@@ -318,7 +326,7 @@ def _layouts(change: str, of: Callable[[Batch], Iterator[Layout]], trial: Trial)
     """Equal values in other layouts, where they are the same to the float model: a view of the memory is not."""
     for label, plain, changed in of(trial.inputs):
         if _are_close(trial.floats(plain), trial.floats(changed)):
-            yield trial.compared(change, label, partial(trial.run, changed), partial(trial.run, plain))
+            yield trial.compared(change, label, partial(trial.run, changed), plain=plain)
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
@@ -336,9 +344,7 @@ def _split(trial: Trial) -> Iterator[Finding]:
     if not _are_close(trial.floats(whole), _joined([trial.floats(part) for part in parts])):
         return
     label = f"{sum(PARTS)} rows in parts of {PARTS}"
-    yield trial.compared(
-        BATCH, label, lambda: _joined([trial.run(part) for part in parts]) or [], partial(trial.run, whole)
-    )
+    yield trial.compared(BATCH, label, lambda: _joined([trial.run(part) for part in parts]) or [], plain=whole)
 
 
 def _joined(parts: Sequence[list[Tensor] | None]) -> list[Tensor] | None:
@@ -403,7 +409,8 @@ def _operands(trial: Trial) -> Iterator[Finding]:
         trial.lowered(*given)
         return [given[n] for n in untouched]
 
-    yield trial.compared(OPERANDS, "", run, lambda: [trial.inputs[n] for n in untouched])
+    if untouched:
+        yield trial.compared(OPERANDS, "", run, given=[trial.inputs[n] for n in untouched])
 
 
 _FINDERS: dict[str, Callable[[Trial], Iterator[Finding]]] = {

@@ -282,7 +282,7 @@ class Workbench:
                 evidence = error.evidence if again == str(error) else {**error.evidence, "nondeterministic": True}
                 run.findings.append(failure(case, error.rule, str(error), evidence))
                 return  # what raises for one input is not run on the others
-            case_run.exact = case_run.exact or exacts[0]
+            case_run.exact_of = walk.exact
             run.findings += compare_all(case, exacts, output, tuple(case_run.grids))
 
     def _refusal(self, run: ClaimRun) -> Check:
@@ -293,7 +293,7 @@ class Workbench:
 
     def _invariance(self, run: ClaimRun) -> Check:
         findings: list[Finding] = []
-        ran = [each for each in run.kept if each.exact is not None]  # of the others, numerics tells
+        ran = [each for each in run.kept if each.exact_of is not None]  # of the others, numerics tells
         threaded = (*ran[:1], *sorted(ran[1:], key=lambda each: each.size)[-1:])  # a small case is not shared out
         for case_run in ran:
             lowered = self.lower(case_run.reference, case_run.drawn[0][1])  # afresh: it has not run yet
@@ -305,7 +305,7 @@ class Workbench:
                 lowered,
                 self.capabilities,
                 left_out=out,
-                exact=case_run.exact,
+                exact_of=case_run.exact_of,
             )
         if self.profile != "quick" and run.kept:
             first = run.kept[0]

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from conformance.attribution import unravelled
 from conformance.building import PRELUDE, Preluded
 from conformance.cases import Case
 from conformance.claims import Claim
 from conformance.draws import Batch, calibration_inputs
-from conformance.quantizers import qconfig_for, wide_qconfig
+from conformance.quantizers import qconfig_for, weight_axis, wide_qconfig
 from refimpl import BackendConfig, PrepareCustomConfig, QConfigMapping, explain, prepare_fx, prepare_qat_fx
 from refimpl.patterns import leaves
 
@@ -38,9 +39,12 @@ def prepare_case(claim: Claim, case: Case, model: nn.Module, config: BackendConf
     """Return the prepared model, calibrated (in QAT: trained for a step, then calibrated), in eval mode.
 
     What training has seen is forgotten: a batch norm's statistics move in it, and with them the weight that it is
-    folded into, which would then fill a few of the steps of its earlier range. Raises what prepare raises.
+    folded into, which would then fill a few of the steps of its earlier range. In a regime of ties, the parameters of
+    ``model`` are changed first. Raises what prepare raises.
     """
     batches = calibration_inputs(case)
+    if case.regime.has_ties:
+        _round_parameters(claim, model)
     mapping = mapping_for(claim, case, model)
     if claim.flow == "qat":
         prepared = prepare_qat_fx(copy.deepcopy(model).train(), mapping, None, leaves_of(claim), backend_config=config)
@@ -86,9 +90,28 @@ def _scale_output(prepared: GraphModule, factor: float) -> None:
                 bound.mul_(factor)
 
 
+def _round_parameters(claim: Claim, model: nn.Module) -> None:
+    """Let each channel of weights reach to both ends of a range whose scale is a power of two; round biases to one."""
+    observer: Any = qconfig_for(claim).weight()
+    half, axis = (observer.quant_max - observer.quant_min) / 2, weight_axis(claim)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            kind = name.rpartition(".")[2]
+            if kind.startswith("bias"):
+                parameter.mul_(2.0**8).round_().mul_(2.0**-8)
+            elif kind.startswith("weight") and parameter.dim() > 1:
+                for channel in parameter.unbind(axis):
+                    reach = max(float(channel.abs().max()), 2.0**-12)
+                    end = half * 2.0 ** math.ceil(math.log2(reach / half))
+                    for place, value in ((channel.argmin(), -end), (channel.argmax(), end)):
+                        channel[tuple(unravelled(int(place), channel.shape))] = value
+
+
 def _round_scales(prepared: GraphModule) -> None:
     """Widen each range that was observed for activations until its scale is a power of two."""
     for slot in explain(prepared).plan.slots:
+        if slot.role == "weight":
+            continue
         observer = _observer(prepared, slot.name)
         ends = _range(observer)
         if ends and all(bound.numel() == 1 for bound in ends):

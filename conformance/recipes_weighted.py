@@ -7,7 +7,6 @@ other arguments, so that a fall back to float does not hide the pairs of the res
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -81,12 +80,12 @@ def _drawn_bias(layer: Layer, has_bias: bool) -> Tensor | None:
     return torch.empty(layer.c_out).uniform_(-1, 1) if has_bias else None
 
 
-def _with_parameters(module: Any, weight: Tensor, bias: Tensor | None) -> Step:
+def _with_parameters(module: Any, weight: Tensor, bias: Tensor | None, **keywords: Any) -> Step:
     with torch.no_grad():
         module.weight.copy_(weight)
         if bias is not None:
             module.bias.copy_(bias)
-    return Step(op=module)
+    return Step(op=module, keywords=tuple(keywords.items()))
 
 
 # -- convolutions -----------------------------------------------------------------------------------------------------
@@ -249,12 +248,8 @@ def _convolution_module(rank: int) -> Callable[[Any, Arguments], Step]:
         layer = a["shape"]
         options = {name: a[name] for name in _MODULE_OPTIONS if name in a}
         module = kind(layer.c_in, layer.c_out, a["kernel_size"], groups=layer.groups, bias=a["bias"], **options)
-        made = _with_parameters(module, _kernels(a, rank), _drawn_bias(layer, a["bias"]))
-        return (
-            replace(made, keywords=(("output_size", _largest(module, rank)),))
-            if a.get("output_size") is not None
-            else made
-        )
+        size = {} if a.get("output_size") is None else {"output_size": _largest(module, rank)}
+        return _with_parameters(module, _kernels(a, rank), _drawn_bias(layer, a["bias"]), **size)
 
     return step
 

@@ -106,7 +106,7 @@ class Sites:
                     self._handler(node, kind)(self, node, kind)
                 except Blocked as blocked:
                     if is_wanted:
-                        target = type(self._module(node)) if node.op == "call_module" else node.target
+                        target = self._plain(self._module(node)) if node.op == "call_module" else node.target
                         op = str(getattr(target, "__name__", target))
                         self.refused.append(NotLowered(node=node.name, op=op, reason=str(blocked)))  # rule: LOW-04
 
@@ -116,7 +116,7 @@ class Sites:
         if handler is None:
             raise Blocked("LOW-01: no row of the table")
         subject = weighted(self._module(node)) if node.op == "call_module" else node
-        for test, reason in table.LIMITS.get(kind if subject is node else PLAIN.get(type(subject), type(subject)), ()):
+        for test, reason in table.LIMITS.get(kind if subject is node else self._plain(subject), ()):
             if test(subject):
                 raise Blocked(f"LOW-03: {reason.format(subject)}")  # rule: LOW-03
         if self._is_in_place(node) and len(self._operand(node)[0].users) != 1:  # rule: LOW-03
@@ -124,6 +124,11 @@ class Sites:
         return handler
 
     # -- reading -------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _plain(module: Any) -> type:
+        """A module's class, that of torch's for one that stands for it."""
+        return PLAIN.get(type(module), type(module))
 
     def _module(self, node: Node) -> Any:
         return self._modules[str(node.target)]
@@ -133,7 +138,7 @@ class Sites:
         if node.op != "call_module":
             return node.args[1] if node.target is getattr else node.target
         module, inner = self._module(node), weighted(self._module(node))
-        kinds = [PLAIN.get(type(each), type(each)) for each in (module, inner)]
+        kinds = [self._plain(each) for each in (module, inner)]
         return kinds[0] if inner is module else tuple(kinds)
 
     def _attribute(self, argument: Any) -> Any:
@@ -248,7 +253,8 @@ class Sites:
 
     def _static_module(self, node: Node, kind: Any) -> None:
         """A module with the output's qparams, and with packed weights if it has any. (LOW-01)"""
-        sources = tuple(map(self._source, (*node.args, *node.kwargs.values())))
+        given = [value for value in (*node.args, *node.kwargs.values()) if value is not None]
+        sources = tuple(map(self._source, given))
         tail = self._tail(node, sources, node.target, keeps=kind is nn.Dropout)
         if self._places[str(node.target)] > 1:  # rule: LOW-03
             raise Blocked(f"LOW-03: module {node.target!r} is called at more than one place, each with its own qparams")

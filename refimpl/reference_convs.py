@@ -62,7 +62,8 @@ PLAIN: dict[type, type] = {ours: plain for plain, ours in (_PADDED | _SIZED).ite
 
 def settle_size(module: Any, call: Node) -> None:
     """Let a reference transposed convolution take an `output_size`, where a call gives one."""
-    if type(module) in _SIZED and (len(call.args) > 1 or call.kwargs.get("output_size") is not None):
+    given = call.args[1] if len(call.args) > 1 else call.kwargs.get("output_size")
+    if type(module) in _SIZED and given is not None:
         module.__class__ = _SIZED[type(module)]
 
 

@@ -17,8 +17,10 @@ from backends.native_tables import native_config
 from conformance.building import PRELUDE, build_model
 from conformance.cases import Case, Regime
 from conformance.claims import Claim, enumerate_claims
-from conformance.grids import Grid, grid_of, input_grids
+from conformance.draws import static_inputs
+from conformance.grids import Grid, grid_of, input_grids, placeholder_grids
 from conformance.models import REGIMES, plan_cases
+from conformance.oracle import Walk
 from conformance.preparing import mapping_for, prepare_case
 from conformance.quantizers import Kind, kind_of
 from refimpl import FixedQParamsObserver, convert_to_reference_decomposed_fx, explain
@@ -86,16 +88,22 @@ def test_scales_reach_from_2_to_the_minus_12_to_2_to_the_4() -> None:
     assert wide == pytest.approx(16, rel=1e-6)
 
 
+TIED = ("nn.Linear", "nn.Conv2d", "nn.ConvTranspose2d", "nni.ConvReLU2d", "operator.add", "operator.mul")
+
+
 @pytest.mark.rule("NUM-06")
-@pytest.mark.parametrize("pattern", ("nn.Linear", "nn.Conv2d", "operator.add", "operator.mul", "nn.AvgPool2d"))
-@pytest.mark.parametrize("flow", ("ptq", "qat"))
-def test_scales_of_powers_of_two_make_ties(pattern: str, flow: str) -> None:
-    """Then v · 2^k is an integer for some k, so that a share of all results is half-way between two integers."""
-    claim = claim_on(pattern, flow=flow)
+@pytest.mark.parametrize("dtype", ("static:in=quint8", "static:in=qint8"))
+@pytest.mark.parametrize("pattern", TIED)
+def test_where_all_scales_are_powers_of_two_exact_results_are_at_ties(pattern: str, dtype: str) -> None:
+    claim = claim_on(pattern, dtype=dtype)
     grids = grids_of(claim, "ties")
     scales = [*(grid.scale for grid in grids.inputs), grids.accumulator, grids.output.scale]
     assert [math.frexp(scale)[0] for scale in scales] == [0.5] * len(scales)
-    assert [grid.zero_point for grid in grids.inputs] == [170, 85][: len(grids.inputs)]  # as the ranges have it
+    case = replace(base_case(claim), regime=next(each for each in REGIMES if each.name == "ties"))
+    reference = convert_to_reference_decomposed_fx(prepared(claim, case))
+    drawn = static_inputs(case, placeholder_grids(reference), aims=4, random=2)
+    values = torch.cat([Walk(reference, Capabilities()).exact(batch)[0].integers.flatten() for _, batch in drawn])
+    assert bool(((values - values.floor()) == 0.5).any())
 
 
 @pytest.mark.rule("DTY-04")

@@ -168,6 +168,20 @@ def test_an_infinite_distance_is_the_largest(session: Callable[..., Session]) ->
     assert run.finish()[1].claims[0].max_lsb == "inf"
 
 
+@pytest.mark.parametrize(("evidence", "failing"), [({}, 8), ({"nondeterministic": True}, None)])
+def test_a_claim_counts_what_fails_in_all_its_checks_unless_it_is_chance(
+    session: Callable[..., Session], evidence: Row, failing: int | None
+) -> None:
+    run = session("a")
+    (c,) = run.claims
+    numerics = check(c, "numerics", Verdict.REFUTED, "fail", cases=9, failing=3, evidence=evidence)
+    others = [check(c, stage) for stage in STAGES if stage not in ("numerics", "invariance")]
+    run.ended(c, outcome(*others, numerics, check(c, "invariance", Verdict.REFUTED, "fail", cases=7, failing=5)))
+    results = run.finish()[1]
+    assert [(each.cases, each.failing) for each in results.checks if each.failing] == [(9, 3), (7, 5)]
+    assert results.claims[0].failing == failing
+
+
 @pytest.mark.parametrize(
     ("ending", "verdict", "key"),
     [

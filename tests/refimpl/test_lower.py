@@ -126,6 +126,16 @@ def test_what_the_quantized_op_cannot_express_stays_and_is_listed(
         assert (lowered(X) - flow(X)).abs().max() < 0.05, "right numbers all the same"
 
 
+@pytest.mark.rule("LOW-01")
+@pytest.mark.parametrize("run", [lambda net, x: net.up(x, None), lambda net, x: net.up(x, output_size=None)])
+def test_an_argument_of_none_is_as_if_it_were_not_given(run: Any, engine: str) -> None:
+    flow, _ = small(Net(run).eval(), [(X,)])
+    lowered = refimpl.convert_fx(flow.prepared)
+    assert lowered.meta[NOT_LOWERED] == ()
+    with torch.no_grad():
+        assert (lowered(X) - flow(X)).abs().max() < 0.05
+
+
 @pytest.mark.rule("LOW-03")
 def test_torch_drops_alpha_and_the_sum_is_another(engine: str) -> None:
     model = Net(lambda net, x: torch.add(net.conv(x), net.other(x), alpha=2)).eval()
