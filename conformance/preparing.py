@@ -91,20 +91,28 @@ def _scale_output(prepared: GraphModule, factor: float) -> None:
 
 
 def _round_parameters(claim: Claim, model: nn.Module) -> None:
-    """Let each channel of weights reach to both ends of a range whose scale is a power of two; round biases to one."""
+    """Let each channel of weights reach to both ends of a range whose scale is a power of two; round biases to one.
+
+    Weights that stay in float are left alone.
+    """
     observer: Any = qconfig_for(claim).weight()
-    half, axis = (observer.quant_max - observer.quant_min) / 2, weight_axis(claim)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             kind = name.rpartition(".")[2]
             if kind.startswith("bias"):
                 parameter.mul_(2.0**8).round_().mul_(2.0**-8)
-            elif kind.startswith("weight") and parameter.dim() > 1:
-                for channel in parameter.unbind(axis):
-                    reach = max(float(channel.abs().max()), 2.0**-12)
-                    end = half * 2.0 ** math.ceil(math.log2(reach / half))
-                    for place, value in ((channel.argmin(), -end), (channel.argmax(), end)):
-                        channel[tuple(unravelled(int(place), channel.shape))] = value
+            elif kind.startswith("weight") and parameter.dim() > 1 and observer.quant_min is not None:
+                half = (observer.quant_max - observer.quant_min) / 2
+                for channel in parameter.unbind(weight_axis(claim)):
+                    _reach_both_ends(channel, half)
+
+
+def _reach_both_ends(channel: Tensor, half: float) -> None:
+    """Set the smallest and the largest of some weights to that many steps from zero, of the next power of two."""
+    reach = max(float(channel.abs().max()), 2.0**-12)
+    end = half * 2.0 ** math.ceil(math.log2(reach / half))
+    for place, value in ((channel.argmin(), -end), (channel.argmax(), end)):
+        channel[tuple(unravelled(int(place), channel.shape))] = value
 
 
 def _round_scales(prepared: GraphModule) -> None:

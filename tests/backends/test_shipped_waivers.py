@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import date
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backends.discovery import find_backend
-from conformance.expected import FOLDER
+from conformance.expected import FOLDER, read_expected
 from conformance.isa import LEVELS
 from conformance.waivers import Waivers, load_waivers
 from reports.results import GREEN, Verdict
@@ -38,12 +37,20 @@ def test_every_waiver_names_a_finding(engine: str, level: str) -> None:
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
 def test_what_is_expected_to_fail_is_waived_and_nothing_else(path: Path) -> None:
-    expected = json.loads(path.read_text(encoding="utf-8"))
-    waivers = shipped(expected["backend"], expected["isa"])
-    verdicts = {name: Verdict(verdict) for name, verdict in expected["verdicts"].items()}
+    expected = read_expected(path)
+    waivers, verdicts = shipped(expected.backend, expected.isa), expected.verdicts
     for name, verdict in verdicts.items():
         ruling = waivers.judge(name, verdict, None)
         assert ruling.waived == (verdict not in GREEN), f"{name}: {verdict}; {ruling.problem or 'no waiver'}"
     models = {waiver for waiver in waivers.waivers if (waiver.claim or waiver.glob).startswith("model/")}
     for waiver, names in waivers.covered(verdicts).items():
         assert names or waiver in models, f"{waiver} is about no claim"
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_how_often_it_fails_is_known_of_most_of_what_is_refuted(path: Path) -> None:
+    """Not of what crashes, or fails by chance."""
+    expected = read_expected(path)
+    refuted = {name for name, verdict in expected.verdicts.items() if verdict is Verdict.REFUTED}
+    assert len(refuted & expected.failing.keys()) > 0.8 * len(refuted)
+    assert all(count > 0 and expected.verdicts[name] not in GREEN for name, count in expected.failing.items())

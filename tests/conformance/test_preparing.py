@@ -106,6 +106,21 @@ def test_where_all_scales_are_powers_of_two_exact_results_are_at_ties(pattern: s
     assert bool(((values - values.floor()) == 0.5).any())
 
 
+def test_weights_that_stay_in_float_are_left_alone_in_a_regime_of_ties() -> None:
+    config = native_config("onednn")
+    named = (claim for claim in enumerate_claims(config, Capabilities()) if claim.pattern == "nn.LayerNorm")
+    claim = next(each for each in named if each.dtypes.weight_dtype == torch.float32)
+    cases = plan_cases(claim, Capabilities())
+    assert not isinstance(cases, str)
+    tied = [replace(case, regime=next(each for each in REGIMES if each.has_ties)) for case in cases]
+    models = [build_model(case) for case in tied]
+    assert any(parameter.dim() > 1 for model in models for parameter in model.parameters())
+    for case, model in zip(tied, models, strict=True):
+        before = {name: value.clone() for name, value in model.named_parameters() if "weight" in name}
+        prepare_case(claim, case, model, config)
+        assert all(torch.equal(value, before[name]) for name, value in model.named_parameters() if name in before)
+
+
 @pytest.mark.rule("DTY-04")
 def test_a_smallest_scale_is_kept() -> None:
     claim = claim_on("nn.ReLU", dtype="static:in=qint8[s>=2^-12]")
