@@ -63,7 +63,8 @@ class Capabilities:
     ``channels_last``: inputs in channels-last layout are taken.
     ``dynamic_batch``: batches of another size than that of the example inputs are taken.
     ``tie_steps``: by how many steps a result may differ with its place in memory (layout, batch, thread); 1 where the
-    body and the tail of a vector loop round exact ties differently (NUM-06, NUM-07).
+    body and the tail of a vector loop round exact ties differently, or sum floats in another order. Where it is not 0,
+    results may differ that are both right (NUM-06, NUM-07).
     ``limits``: op (as patterns name it: ``"nn.Conv2d"``) → argument → the values that are taken; others are left in
     float, say, as no BackendConfig can tell. What is outside is not tried.
     """

@@ -9,9 +9,9 @@ from torch import Tensor
 from conformance.cases import Case
 from conformance.claims import Claim
 from conformance.draws import Batch
-from conformance.invariance import REPETITION, Lowered, Trial, compare_outputs
 from conformance.jobs import Row
 from conformance.layouts import sliced
+from conformance.reruns import REPETITION, Lowered, Trial, compare_outputs
 
 
 def nonfinite_rows(claim: Claim, case: Case, drawn: Sequence[tuple[str, Batch]], lowered: Lowered) -> Iterator[Row]:

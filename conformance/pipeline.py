@@ -26,7 +26,7 @@ from conformance.claim_run import At, CaseRun, ClaimRun, failed, internal_error,
 from conformance.claims import Claim
 from conformance.draws import AIMS, Batch, calibration_inputs, float_inputs, static_inputs
 from conformance.grids import placeholder_grids
-from conformance.invariance import THREADS, check_invariance, judge_invariance, left_out
+from conformance.invariance import check_invariance, judge_invariance, left_out
 from conformance.lint import lint
 from conformance.models import plan_cases
 from conformance.nonfinite import nonfinite_rows
@@ -35,6 +35,7 @@ from conformance.oracle import NoOracleError, Walk
 from conformance.preparing import keeps_statistics, prepare_case
 from conformance.quantizers import INTEGERS, dynamic_range, kind_of
 from conformance.refusal import check_refusal
+from conformance.reruns import THREADS
 from conformance.running import StageError, backend_error, run_lowered, told_again
 from refimpl import (
     BackendConfig,

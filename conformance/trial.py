@@ -16,11 +16,11 @@ from torch.fx import GraphModule
 from conformance.checks import Check
 from conformance.draws import Batch
 from conformance.grids import placeholder_grids
-from conformance.invariance import REPETITION, compare_outputs
 from conformance.numerics import Finding, compare_all, judge
 from conformance.oracle import NoOracleError, Walk
 from conformance.parts import Part, parts
 from conformance.pipeline import Workbench
+from conformance.reruns import REPETITION, compare_outputs
 from conformance.running import StageError, backend_error, run_lowered
 from refimpl import explain
 from reports.results import Verdict
