@@ -20,7 +20,7 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
-from refimpl.reference_convs import is_sized
+from refimpl.reference_convs import PLAIN
 
 OPS: Any = torch.ops.quantized
 
@@ -145,7 +145,7 @@ _LIMITS: tuple[tuple[tuple[Any, ...], Callable[[Any], bool], str], ...] = (
     (_CONVS, lambda m: m.padding_mode not in _ZEROS, "padding_mode {0.padding_mode!r}: not in the quantized op"),
     (_CONVS, lambda m: isinstance(m.padding, str), "padding {0.padding!r}: the quantized op takes numbers"),
     (_CONVS[2:], lambda m: m.padding_mode != "zeros", "padding_mode {0.padding_mode!r}: not in three dimensions"),
-    (_CONVS_TRANSPOSED, is_sized, "output_size: the quantized op has output_padding alone"),
+    (_CONVS_TRANSPOSED, lambda m: type(m) in PLAIN, "output_size: the quantized op has output_padding alone"),
     ((nn.BatchNorm2d, nn.BatchNorm3d), lambda m: m.weight is None or m.bias is None or m.running_mean is None,
      "no affine parameters or no statistics"),
     (_INSTANCE_NORMS, lambda m: m.track_running_stats, _STATISTICS),

@@ -1,7 +1,4 @@
-"""Reference convolutions where torch's own fail: they pad with zeros whatever the mode, and raise for `output_size`.
-
-And packed ops take padding as numbers only. (CVT-02)
-"""
+"""Reference convolutions where torch's own fail: they pad with zeros whatever the mode, and raise for `output_size`."""
 
 from __future__ import annotations
 
@@ -22,60 +19,41 @@ class _Padded(nn.Module):
         return self._conv_forward(x, self.get_weight(), self.bias)  # type: ignore[operator, no-any-return]
 
 
-PaddedConv1d, PaddedConv2d, PaddedConv3d = (
-    type(f"Padded{plain.__name__}", (_Padded, plain), {"__module__": __name__})
-    for plain in (nnqr.Conv1d, nnqr.Conv2d, nnqr.Conv3d)
-)
-_PADDED: dict[type, type] = {nnqr.Conv1d: PaddedConv1d, nnqr.Conv2d: PaddedConv2d, nnqr.Conv3d: PaddedConv3d}
-
-
 class _Sized(nn.Module):
-    """Takes the size that its output is to have, as the float transposed convolution does."""
+    """Takes the size that its output is to have, of all spatial axes, as the float transposed convolution does."""
 
-    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        """Convolve with the weight as quantized; `output_size` has an entry for each spatial axis, or for all axes."""
-        module: Any = self
-        rank = len(module.kernel_size)
-        size = None if output_size is None else list(output_size)
-        lengths = (list(each) for each in (module.stride, module.padding, module.kernel_size))
-        beyond = module._output_padding(x, size, *lengths, rank, list(module.dilation))
-        convolve: Any = getattr(torch, f"conv_transpose{rank}d")
-        found: Tensor = convolve(
-            x, module.get_weight(), module.bias, module.stride, module.padding, beyond, module.groups, module.dilation
-        )
-        return found
+    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Any:
+        """Convolve with the weight as quantized; shapes are those of the float module."""
+        own: Any = self
+        geometry = (own.stride, own.padding, own.kernel_size, len(own.kernel_size), own.dilation)
+        beyond = own._output_padding(x, output_size, *geometry)
+        convolve: Any = getattr(torch, f"conv_transpose{len(own.kernel_size)}d")
+        return convolve(x, own.get_weight(), own.bias, own.stride, own.padding, beyond, own.groups, own.dilation)
 
 
-SizedConvTranspose1d, SizedConvTranspose2d, SizedConvTranspose3d = (
-    type(f"Sized{plain.__name__}", (_Sized, plain), {"__module__": __name__})
-    for plain in (nnqr.ConvTranspose1d, nnqr.ConvTranspose2d, nnqr.ConvTranspose3d)
-)
-_SIZED: dict[type, type] = {
-    nnqr.ConvTranspose1d: SizedConvTranspose1d,
-    nnqr.ConvTranspose2d: SizedConvTranspose2d,
-    nnqr.ConvTranspose3d: SizedConvTranspose3d,
+_PLAIN = {
+    _Padded: (nnqr.Conv1d, nnqr.Conv2d, nnqr.Conv3d),
+    _Sized: (nnqr.ConvTranspose1d, nnqr.ConvTranspose2d, nnqr.ConvTranspose3d),
 }
-
-PLAIN: dict[type, type] = {ours: plain for plain, ours in (_PADDED | _SIZED).items()}
-"""The class of torch's that each of these stands for."""
+_OURS: dict[type, type] = {
+    plain: type(f"{base.__name__[1:]}{plain.__name__}", (base, plain), {"__module__": __name__})
+    for base, plains in _PLAIN.items() for plain in plains
+}  # fmt: skip
+globals().update({ours.__name__: ours for ours in _OURS.values()})  # where pickle looks for them
+PLAIN: dict[type, type] = {ours: plain for plain, ours in _OURS.items()}
 
 
 def settle_size(module: Any, call: Node) -> None:
     """Let a reference transposed convolution take an `output_size`, where a call gives one."""
     given = call.args[1] if len(call.args) > 1 else call.kwargs.get("output_size")
-    if type(module) in _SIZED and given is not None:
-        module.__class__ = _SIZED[type(module)]
-
-
-def is_sized(module: nn.Module) -> bool:
-    """Tell whether some call of a reference transposed convolution gives the size of its output."""
-    return isinstance(module, _Sized)
+    if given is not None and type(module) in _PLAIN[_Sized]:
+        module.__class__ = _OURS[type(module)]
 
 
 def settle_padding(module: Any) -> None:
     """Give a reference convolution its float module's padding mode, and numbers for words where both sides agree."""
-    if getattr(module, "padding_mode", "zeros") != "zeros" and type(module) in _PADDED:
-        module.__class__ = _PADDED[type(module)]
+    if getattr(module, "padding_mode", "zeros") != "zeros" and type(module) in _PLAIN[_Padded]:
+        module.__class__ = _OURS[type(module)]
     if isinstance(getattr(module, "padding", None), str):
         ends = module._reversed_padding_repeated_twice
         if ends[::2] == ends[1::2]:

@@ -134,5 +134,5 @@ def test_a_deviation_names_tests_that_there_are() -> None:
 
 def test_refimpl_stays_readable_in_an_evening() -> None:
     lines = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "refimpl").glob("*.py")}
-    assert sum(lines.values()) <= 6000, lines
+    assert sum(lines.values()) <= 6050, lines
     assert max(lines.values()) <= 400, lines
