@@ -23,10 +23,10 @@ from conformance.claims import Claim
 from conformance.draws import Batch
 from conformance.grids import Grid
 from conformance.numerics import Finding, judge
-from conformance.oracle import Exact
+from conformance.reruns import ExactOf
 from conformance.running import StageError
 from conformance.structure import moves_only
-from reports.results import Verdict
+from reports.results import GREEN, Verdict
 
 STAGES: tuple[str, ...] = (
     "config", "fuse", "prepare", "convert", "lower", "execution", "numerics", "refusal", "invariance",
@@ -61,7 +61,7 @@ class CaseRun:
     grids: list[Grid | None] = field(init=False)
     drawn: list[tuple[str, Batch]] = field(init=False)
     lowered: Callable[..., Any] = field(init=False)
-    exact_of: Callable[[Batch], Sequence[Exact]] | None = None
+    exact_of: ExactOf | None = None
     runs_in_float: bool = False
 
     @property
@@ -146,7 +146,7 @@ class ClaimRun:
         errors = self._errors[stage]
         is_numeric = stage == "numerics" and self.findings
         check = judge(self.findings, moves_only=moves_only(self.claim)) if is_numeric else None
-        if errors and (check is None or check.verdict in (Verdict.VERIFIED, Verdict.QUALITY)):
+        if errors and (check is None or check.verdict in GREEN):
             check = failed(stage, _worst(errors))
         check = check or passed(stage, self._entered[stage])
         cases = len(self.findings) + len(errors) if is_numeric else self._entered[stage]

@@ -115,9 +115,7 @@ AIMS: tuple[tuple[str, Aim], ...] = (
 def static_inputs(case: Case, grids: Sequence[Grid | None], *, aims: int, random: int) -> list[tuple[str, Batch]]:
     """Draw inputs that lie on the inputs' grids: the first `aims` aimed ones, then `random` ones, each with its name.
 
-    In a regime of ties, one is in coarse steps.
-
-    Inputs without a grid are drawn as for calibration.
+    In a regime of ties, one is in coarse steps. Inputs without a grid are drawn as for calibration.
     """
     tied = (("in coarse steps", _coarse),) * case.regime.has_ties
     kinds = itertools.chain(AIMS[:aims], tied, ((f"random {n + 2}", _random) for n in range(random)))

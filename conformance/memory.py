@@ -1,17 +1,18 @@
 """Memory that nobody has written to: filled with a byte of choice, so that an output which depends on it shows it.
 
-The C library does it (``M_PERTURB`` of glibc's mallopt); where it cannot, memory is as it happens to be.
+The C library does it (``M_PERTURB`` of glibc's mallopt); where there is none that can, memory is as it happens to be.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 _M_PERTURB = -6
-_mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None)
+_mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
 
 
 @contextmanager
