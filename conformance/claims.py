@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from backends.base import Capabilities
+from conformance.recipes_parts import root_of
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
 from refimpl.patterns import leaves, pattern_name
 
@@ -187,4 +188,4 @@ def has_weight(entry: BackendPatternConfig) -> bool:
     """Tell whether an entry's pattern has a weight to quantize, so that the claim depends on the weight scheme."""
     if entry.root_module is not None or entry.qat_module is not None:
         return True
-    return any(leaf in _WEIGHTED for leaf in leaves(entry.normal_pattern))
+    return any(root_of(leaf) in _WEIGHTED for leaf in leaves(entry.normal_pattern))

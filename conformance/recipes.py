@@ -8,6 +8,7 @@ from conformance import recipes_dynamic, recipes_functions, recipes_values, reci
 from conformance.recipes_parts import FOLLOWERS as FOLLOWERS
 from conformance.recipes_parts import PARTS as PARTS
 from conformance.recipes_parts import QAT_OF as QAT_OF
+from conformance.recipes_parts import root_of as root_of
 from conformance.recipes_weighted import out_channels as out_channels
 from conformance.variation import Recipe
 
@@ -18,9 +19,3 @@ RECIPES: dict[Any, Recipe] = {
     **recipes_dynamic.RECIPES,
 }
 WEIGHTED = frozenset(recipes_weighted.RECIPES)
-
-
-def root_of(leaf: Any) -> Any:
-    """Return the float op at the root of a fused or QAT module; of any other leaf, the leaf itself."""
-    leaf = QAT_OF.get(leaf, leaf)
-    return PARTS.get(leaf, (leaf,))[0]

@@ -47,6 +47,12 @@ QAT_OF: dict[Any, Any] = {
 """The class that each QAT class is made of by ``from_float``: a float one, or a fused one."""
 
 
+def root_of(leaf: Any) -> Any:
+    """Return the float op at the root of a fused or QAT module; of any other leaf, the leaf itself."""
+    leaf = QAT_OF.get(leaf, leaf)
+    return PARTS.get(leaf, (leaf,))[0]
+
+
 def _batch_norm(kind: Any) -> Callable[[int], Step]:
     """A batch norm with drawn statistics, weights of both signs, and an eps that is not too small to be seen."""
 
