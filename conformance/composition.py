@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -26,7 +26,7 @@ from conformance.pipeline import Workbench
 from conformance.running import StageError
 from conformance.trial import failed, model_row, verified
 from refimpl import BackendConfig
-from refimpl.patterns import leaves
+from refimpl.patterns import Leaf, leaves
 
 Run: TypeAlias = Callable[[tuple[Claim, ...], Setup, Workbench], Iterator[Row]]
 AIMS = 3  # of draws.AIMS: a random one, both ends
@@ -49,19 +49,35 @@ EXTENTS = {
 
 
 def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tuple[Job, ...]:
-    """List the models that a run of a profile takes through the flow: those whose needs the config claims."""
+    """List the models that a run of a profile takes through the flow: those whose needs the config claims.
+
+    In each dtype of activations in which it claims one of them, where any is claimed to be static.
+    """
     claims, extent = enumerate_claims(config, capabilities), EXTENTS[profile]
     claimed = {leaf for claim in claims for leaf in leaves(claim.entry.normal_pattern)}
     ways = itertools.product(extent.flows, activation_dtypes(claims), capabilities.weight_schemes[-extent.schemes :])
     setups = [Setup(flow=flow, activation=activation, scheme=scheme) for flow, activation, scheme in ways]
-    runs: list[tuple[str, Run]] = [
-        (f"model/{each.name}", partial(_run, each))
+    static = {dtype: _static(claims, dtype) for dtype in activation_dtypes(claims)}
+    anywhere = frozenset[Leaf]().union(*static.values())
+    runs: list[tuple[str, frozenset[Leaf], Run]] = [
+        (f"model/{each.name}", frozenset(each.needs), partial(_run, each))
         for each in ARCHITECTURES
         if (extent.takes_all or each.is_small) and claimed.issuperset(each.needs)
     ]
     if extent.takes_all and claimed.issuperset(digits.NEEDS):
-        runs.append(("model/digits", digits.run))
-    return tuple(Job(id=f"{name}/{setup}", run=partial(run, claims, setup)) for name, run in runs for setup in setups)
+        runs.append(("model/digits", frozenset(digits.NEEDS), digits.run))
+    return tuple(
+        Job(id=f"{name}/{setup}", run=partial(run, claims, setup))
+        for name, needs, run in runs
+        for setup in setups
+        if needs.isdisjoint(anywhere) or not needs.isdisjoint(static[setup.activation])
+    )
+
+
+def _static(claims: Iterable[Claim], dtype: torch.dtype) -> frozenset[Leaf]:
+    """The ops of patterns that are claimed with activations of a dtype."""
+    found = [claim for claim in claims if claim.dtypes.input_dtype == dtype and not claim.dtypes.is_dynamic]
+    return frozenset(leaf for claim in found for leaf in leaves(claim.entry.normal_pattern))
 
 
 def _run(architecture: Architecture, claims: tuple[Claim, ...], setup: Setup, bench: Workbench) -> Iterator[Row]:
