@@ -6,6 +6,7 @@ that mixes the rows of a batch has no batch to split, one that views its input t
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
@@ -16,17 +17,14 @@ from torch import Tensor, nn
 from backends.base import Capabilities
 from conformance.cases import Case, Role
 from conformance.checks import Check
-from conformance.claims import Claim
 from conformance.draws import Batch
 from conformance.layouts import Layout, in_channels_last, strided
 from conformance.numerics import Finding
-from conformance.quantizers import Kind, kind_of
 from conformance.reruns import (
     BATCH,
     CHANNELS_LAST,
     EMPTY,
     OPERANDS,
-    REORDERING,
     REPETITION,
     SAID,
     SHOWN,
@@ -44,16 +42,6 @@ PARTS = (1, 3, 5)
 """Into what a batch is split: its rows are more than the tiles of known kernels, and no part is whole tiles."""
 
 
-def left_out(claim: Claim, profile: str, *, runs_in_float: bool) -> frozenset[str]:
-    """Return the changes that a claim is not tried under. ``runs_in_float``: the backend falls back to float.
-
-    The last bits of a float sum depend on its order; half precision is summed in float whatever the backend. Threads
-    cost more than all else where workers share the cores, so the quick profile has none.
-    """
-    in_float = REORDERING if runs_in_float or kind_of(claim.dtypes) is Kind.FLOAT16 else frozenset()
-    return in_float | ({THREADS} if profile == "quick" else set())
-
-
 def check_invariance(
     case: Case,
     drawn: Sequence[tuple[str, Batch]],
@@ -65,16 +53,15 @@ def check_invariance(
 ) -> Iterator[Finding]:
     """Compare a case's outputs under every change with those without; yield a finding for each comparison.
 
-    Where the backend accumulates in float, the order of its sums may change with all but a repetition: that is declared
-    variance (NUM-04), and left out. ``exact_of`` gives the exact results of inputs: where the backend declares
-    ``tie_steps``, outputs may differ that are both right.
+    ``exact_of`` gives the exact results of inputs. Outputs may differ that are both right by it: by ``tie_steps`` where
+    the backend declares them, and by any where it accumulates in float: the order of sums may change there. (NUM-04)
     """
-    tried = SAID.keys() - left_out - (REORDERING if capabilities.float_accumulation else frozenset())
+    steps = math.inf if capabilities.float_accumulation else capabilities.tie_steps
+    tried = SAID.keys() - left_out
     tried -= frozenset() if capabilities.channels_last else {CHANNELS_LAST}
     tried -= frozenset() if capabilities.dynamic_batch else {BATCH, EMPTY}
     trial = Trial(
-        case=case, name=drawn[0][0], inputs=drawn[0][1], lowered=lowered, tie_steps=capabilities.tie_steps,
-        exact_of=exact_of,
+        case=case, name=drawn[0][0], inputs=drawn[0][1], lowered=lowered, steps=steps, exact_of=exact_of,
     )  # fmt: skip
     again = partial(trial.run, trial.inputs)
     first = trial.compared(REPETITION, "at once", again)

@@ -6,7 +6,6 @@ vendor brings of his own is made buildable by ``register``.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from torch import nn
 from backends.base import Capabilities, Taken
 from conformance.building import Preluded
 from conformance.cases import MODEL_OF, Case, Input, PatternModel, Regime, Step
+from conformance.choice import Turn, chosen
 from conformance.claims import NO_WEIGHT, Claim
 from conformance.oracle_table import ROWS
 from conformance.quantizers import Kind, kind_of, qconfig_for
@@ -58,6 +58,7 @@ class Registered:
     inputs: tuple[Input, ...]
 
 
+_ALONE = Turn()
 _REGISTERED: dict[str, Registered] = {}
 
 
@@ -92,29 +93,35 @@ def register(
 
 
 def plan_cases(
-    claim: Claim, capabilities: Capabilities, *, limit: int | None = None, has_prelude: bool = False
+    claim: Claim,
+    capabilities: Capabilities,
+    *,
+    limit: int | None = None,
+    turn: Turn = _ALONE,
+    has_prelude: bool = False,
 ) -> tuple[Case, ...] | str:
     """Return the cases of a claim, or the reason why the suite cannot build one.
 
-    Within the limits that the backend declares. At most `limit`, chosen by the claim's ID.
-    ``has_prelude``: an identity may stand before the pattern, so that one of fixed qparams is also given inputs outside
-    of them.
+    Within the limits that the backend declares. With a `limit` only so many for the claims on one op, of which this one
+    has the given turn. ``has_prelude``: an identity may stand before the pattern, so that one of fixed qparams is also
+    given inputs outside of them.
     """
     if kind_of(claim.dtypes) is Kind.OTHER:
         return f"no QConfig for activations of dtype {claim.dtypes.input_dtype}"
     registered = _REGISTERED.get(claim.pattern)
     if registered is not None:
-        return tuple(
+        made = [
             Case(name=regime.name, build=registered.build, inputs=registered.inputs, regime=regime)
-            for regime in _chosen(REGIMES[:5], claim, limit)
-        )
+            for regime in REGIMES[:5]
+        ]
+        return chosen(made, limit, turn)
     models = _models(claim, capabilities)
     if isinstance(models, str):
         return models
     cases = _with_regimes(claim, models)
     if has_prelude and kind_of(claim.dtypes) is Kind.FIXED:
         cases = [_preluded(case) if number % 2 == 0 else case for number, case in enumerate(cases)]
-    return tuple(_chosen(cases, claim, limit))
+    return chosen(cases, limit, turn)
 
 
 def _preluded(case: Case) -> Case:
@@ -124,16 +131,6 @@ def _preluded(case: Case) -> Case:
         variant=f"{case.variant} behind an identity",
         build=lambda: Preluded(case.build()),
     )
-
-
-def _chosen(cases: Sequence[Any], claim: Claim, limit: int | None) -> list[Any]:
-    """Choose by the claim's ID, so that the many claims of an op together try many cases."""
-    if limit is None or len(cases) <= limit:
-        return list(cases)
-    digest = hashlib.sha256(claim.id.encode()).digest()
-    start = int.from_bytes(digest[:4], "big")
-    step = max(1, len(cases) // limit)
-    return [cases[(start + n * step) % len(cases)] for n in range(limit)]
 
 
 def _with_regimes(claim: Claim, models: Sequence[Case]) -> list[Case]:

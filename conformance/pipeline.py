@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -22,18 +22,19 @@ from backends.base import Backend, Representation, UnsupportedPattern
 from conformance import structure
 from conformance.building import build_model
 from conformance.checks import Check
+from conformance.choice import Turn, turns
 from conformance.claim_run import At, CaseRun, ClaimRun, failed, internal_error, passed, skipped
-from conformance.claims import Claim
+from conformance.claims import Claim, enumerate_claims
 from conformance.draws import AIMS, Batch, calibration_inputs, float_inputs, static_inputs
 from conformance.grids import placeholder_grids
-from conformance.invariance import check_invariance, judge_invariance, left_out
+from conformance.invariance import check_invariance, judge_invariance
 from conformance.lint import lint
 from conformance.models import plan_cases
 from conformance.nonfinite import nonfinite_rows
 from conformance.numerics import Finding, compare_all, failure
 from conformance.oracle import NoOracleError, Walk
 from conformance.preparing import keeps_statistics, prepare_case
-from conformance.quantizers import INTEGERS, dynamic_range, kind_of
+from conformance.quantizers import INTEGERS, Kind, dynamic_range, kind_of
 from conformance.refusal import check_refusal
 from conformance.reruns import THREADS
 from conformance.running import StageError, backend_error, run_lowered, told_again
@@ -52,7 +53,7 @@ from reports.results import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much of a claim a profile tries: cases (None: all variants), aimed and random inputs of each case.
+    """How much a profile tries: cases of each op (None: all variants of each claim), aimed and random inputs of a case.
 
     ``aims`` are those of the claim's first case; ``further`` those of all others, which are about arguments more than
     about values. ``every``: each so-manieth case is run again under the changes that may make no difference.
@@ -66,7 +67,7 @@ class Effort:
 
 
 PROFILES: dict[str, Effort] = {
-    "quick": Effort(cases=1, aims=3, further=3, random=0),
+    "quick": Effort(cases=8, aims=3, further=3, random=0, every=3),
     "full": Effort(cases=None, aims=len(AIMS), further=5, random=1, every=3),
     "stress": Effort(cases=None, aims=len(AIMS), further=len(AIMS), random=24),
 }
@@ -101,6 +102,10 @@ class Workbench:
             "execution": self._execution,
             "numerics": self._numerics,
         }
+
+    @cached_property
+    def _turns(self) -> dict[str, Turn]:
+        return turns(enumerate_claims(self.config, self.capabilities))
 
     def run(self, claim: Claim) -> Iterator[Check]:
         """Take a claim through all stages; yield a check for each, in order. Never raises for a backend's fault.
@@ -191,8 +196,9 @@ class Workbench:
         problem = lint(run.claim, self.config)
         if problem is not None:
             raise StageError(problem.rule, problem.verdict, problem.message)
+        turn = self._turns.get(run.claim.id, Turn()) if self.effort.cases is not None else Turn()
         cases = plan_cases(
-            run.claim, self.capabilities, limit=self.effort.cases, has_prelude=self._has_prelude(run.claim)
+            run.claim, self.capabilities, limit=self.effort.cases, turn=turn, has_prelude=self._has_prelude(run.claim)
         )
         if isinstance(cases, str):
             raise StageError("CFG-09", Verdict.UNEXERCISED, cases)
@@ -295,17 +301,18 @@ class Workbench:
     def _invariance(self, run: ClaimRun) -> Check:
         findings: list[Finding] = []
         ran = [each for each in run.kept if each.exact_of is not None]  # of the others, numerics tells
-        threaded = (*ran[:1], *sorted(ran[1:], key=lambda each: each.size)[-1:])  # a small case is not shared out
+        # A small case is not shared out, and threads cost more than all else where workers share the cores.
+        threaded = (*ran[:1], *sorted(ran[1:], key=lambda each: each.size)[-1:])
         for case_run in ran:
             lowered = self.lower(case_run.reference, case_run.drawn[0][1])  # afresh: it has not run yet
-            out = left_out(run.claim, self.profile, runs_in_float=case_run.runs_in_float)
-            out |= frozenset() if case_run in threaded else {THREADS}
+            sums_floats = case_run.runs_in_float or kind_of(run.claim.dtypes) is Kind.FLOAT16
+            capabilities = replace(self.capabilities, float_accumulation=True) if sums_floats else self.capabilities
             findings += check_invariance(
                 case_run.case,
                 case_run.drawn,
                 lowered,
-                self.capabilities,
-                left_out=out,
+                capabilities,
+                left_out=() if case_run in threaded and self.profile != "quick" else {THREADS},
                 exact_of=case_run.exact_of,
             )
         if self.profile != "quick" and run.kept:

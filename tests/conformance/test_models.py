@@ -19,6 +19,7 @@ from conformance import models
 from conformance.building import Preluded, build_model
 from conformance.cases import Case, Input, OneInput, Step, TwoInputs
 from conformance.checks import Check
+from conformance.choice import turns
 from conformance.claims import Claim, enumerate_claims
 from conformance.draws import calibration_inputs
 from conformance.models import REGIMES, AddedModel, plan_cases, register
@@ -154,14 +155,34 @@ def test_a_batch_norm_gets_inputs_of_its_rank() -> None:
 # -- which cases ------------------------------------------------------------------------------------------------------
 
 
-def test_a_limit_takes_some_cases_that_differ_from_claim_to_claim() -> None:
-    ops = ("nn.Conv2d", "torch.conv2d", "nni.ConvReLU2d")
-    claims = [each for each in claims_of("qnnpack") if each.pattern in ops and kind_of(each.dtypes) in INTEGERS]
-    taken = [names_of(claim, 2) for claim in claims]
-    assert all(len(names) == len(set(names)) == 2 for names in taken)
-    assert len({name for names in taken for name in names}) > len(taken)
-    assert taken == [names_of(claim, 2) for claim in claims]
-    assert len(names_of(claims[0], 1)) == 1 and names_of(claims[0], 10**6) == names_of(claims[0])
+def test_the_claims_on_one_op_share_out_its_first_cases() -> None:
+    """The same float ops with the same kind of dtypes are one op, a module and a function are two."""
+    claims = [each for each in claims_of("qnnpack") if kind_of(each.dtypes) in INTEGERS]
+    turn_of = turns(claims)
+
+    def shared(*patterns: str) -> list[list[str]]:
+        named = [each for each in claims if each.pattern in patterns]
+        plans = [plan_cases(each, Capabilities(), limit=8, turn=turn_of[each.id]) for each in named]
+        return [[case.name for case in plan] for plan in plans if not isinstance(plan, str)]
+
+    pools = shared("nn.MaxPool2d")
+    assert [len(names) for names in pools] == [2, 2, 2, 2], "two dtypes, two flows"
+    assert len({name for names in pools for name in names}) == 8
+    convolutions = shared("nn.Conv2d", "nnqat.Conv2d")
+    assert len({each.of for each in turn_of.values() if each.of > 8}) > 0
+    assert all(names for names in convolutions)
+    fused = {turn_of[each.id].of for each in claims if each.pattern in ("nni.ConvReLU2d", "nn.Conv2d+F.relu")}
+    assert len(fused) == 1 and turn_of[claim_on("torch.conv2d").id] != turn_of[claim_on("nn.Conv2d").id]
+
+
+def test_a_limit_takes_first_what_is_at_its_defaults_and_what_has_most_arguments_away_from_them() -> None:
+    pool = claim_on("nn.AvgPool2d")
+    every, few = planned(pool), planned(pool, 6)
+    assert few[0].name == every[0].name and not few[0].varied
+    assert len(few) == 6 and {len(case.varied) > 1 for case in few[::2]} == {False}
+    assert {name for case in few for name in case.varied} >= {"ceil_mode", "padding", "stride", "count_include_pad"}
+    assert len({case.regime.name for case in few}) > 3
+    assert sorted(case.name for case in planned(pool, 10**6)) == sorted(case.name for case in every)
 
 
 def regimes_of(claim: Claim) -> set[str]:
