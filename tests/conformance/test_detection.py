@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from faults import FAULTS, MOVING, RATIO, RELU_AFTER, RESCALED, WEIGHTED, Fault, Make, varied
-from integer_kernels import LIMITS, IntegerBackend, Integers, Kernels, Sum, small_config
+from integer_faults import FAULTS, MOVING, RATIO, RELU_AFTER, RESCALED, WEIGHTED, Fault, varied
+from integer_kernels import LIMITS, IntegerBackend, Integers, Kernels, Make, Sum, small_config
 from torch import Tensor
 from torch.fx import GraphModule
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.nn.quantized.reference as nnqr
-from faults import FAULTS, varied
+from integer_faults import FAULTS, varied
 from integer_kernels import IntegerBackend, Kernels, Make, small_config
 from torch import Tensor, nn
 

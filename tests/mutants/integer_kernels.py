@@ -35,6 +35,14 @@ PATTERNS = frozenset(
 )  # fmt: skip
 
 
+CLAIMS = ("*/static:*",)
+IN_FULL = (
+    "nn.Linear/static:in=quint8*/ptq/*", "torch.conv2d/static:*/ptq/per_channel_symmetric",
+    "nn.Conv2d/static:in=quint8*/ptq/per_channel_symmetric", "nn.Linear+nn.ReLU/static:in=quint8*/ptq/per_channel*",
+    "operator.*/static:in=quint8*/ptq/*", "torch.cat/*quint8*/ptq/*", "nn.ReLU/*/ptq/*", "nn.*Pool2d/*quint8*/ptq/*",
+    "nn.MaxPool2d/*qint8*/ptq/*", "torch.flatten/*quint8*/ptq/*", "nn.Linear/static:in=qint8*/ptq/per_channel*",
+)  # fmt: skip
+"""What the gate runs of them: no more than static claims, for these kernels know no others."""
 LIMITS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {"nn.Conv2d": {"padding_mode": ("zeros",)}}
 """These kernels pad with the zero point alone."""
 
@@ -224,6 +232,16 @@ def _in_numbers(
 
 
 Make = Callable[[GraphModule], Interpreter]
+
+
+def varied(method: str, body: Callable[..., Any]) -> Make:
+    """Return kernels with one step replaced; the body gets the honest step first, then the step's arguments."""
+
+    def step(self: Kernels, *arguments: Any, **keywords: Any) -> Any:
+        return body(getattr(super(made, self), method), *arguments, **keywords)
+
+    made = type(f"Varied_{method}", (Kernels,), {method: step})
+    return made
 
 
 class IntegerBackend(Backend):

@@ -1,0 +1,103 @@
+"""``python -m conformance.mutation``: run the gate and say what it found.
+
+Exit status: 0 the gate passes, 1 it does not, 4 usage error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+
+from conformance.environment import environment_facts
+from conformance.mutation.ablation import ablate
+from conformance.mutation.gate import Task, Trial, run_all
+from conformance.mutation.mutant import SHIPPED, Mutant, MutantError, load_mutants
+from conformance.mutation.power import PROFILES, Power, as_data, document, terminal
+from conformance.options import ROOT
+
+DOCUMENT = ROOT / "docs" / "detection-power.md"
+USAGE = 4
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the gate. Returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        mutants = _selected(load_mutants(options.mutants), options.mutant)
+    except MutantError as error:
+        print(error, file=sys.stderr)
+        return USAGE
+    torch.set_num_threads(1)
+    trials = []
+    tasks = list(_tasks(mutants, options.profile or PROFILES, options.seeds))
+    for number, trial in enumerate(run_all(mutants, tasks, options.processes), 1):
+        trials.append(trial)
+        print(f"{number}/{len(tasks)} {_line(trial)}", file=sys.stderr, flush=True)
+    last = [trial for trial in trials if trial.profile == trials[-1].profile and trial.seed == 0]
+    removals = () if options.no_ablation else tuple(ablate(mutants, last, options.processes))
+    power = Power(mutants=mutants, trials=tuple(trials), removals=removals)
+    _write(power, options)
+    print(terminal(power))
+    idle = any(not each.alone and not each.why for each in removals) and len(mutants) == len(load_mutants(SHIPPED))
+    return int(not power.passes or idle)
+
+
+def _selected(mutants: Sequence[Mutant], globs: Sequence[str]) -> tuple[Mutant, ...]:
+    """The mutants whose name or class matches. Raises MutantError where none does."""
+    found = tuple(
+        mutant for mutant in mutants
+        if not globs or any(fnmatchcase(each, glob) for glob in globs for each in (mutant.name, mutant.group))
+    )  # fmt: skip
+    if not found:
+        raise MutantError(f"--mutant: {', '.join(globs)} matches no mutant")
+    return found
+
+
+def _tasks(mutants: Sequence[Mutant], profiles: Sequence[str], seeds: int) -> Iterator[Task]:
+    """Each mutant in each profile; honest variants with every seed."""
+    for profile in profiles:
+        for mutant in mutants:
+            for seed in range(seeds if mutant.is_honest else 1):
+                yield Task(mutant=mutant.name, profile=profile, seed=seed)
+
+
+def _line(trial: Trial) -> str:
+    found = f"{trial.lead.verdict.value} by {trial.lead.rule}" if trial.is_killed else "nothing found"
+    counts = f"{len(trial.reds)} of {trial.units}, {trial.seconds:.1f} s"
+    return f"{trial.profile} seed {trial.seed} {trial.mutant}: {found}, {counts}"
+
+
+def _write(power: Power, options: argparse.Namespace) -> None:
+    facts = environment_facts(ROOT)
+    folder = Path(options.report_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(as_data(power, facts), indent=1, ensure_ascii=False)
+    (folder / "detection-power.json").write_text(text + "\n", encoding="utf-8")
+    if options.write_doc:
+        DOCUMENT.write_text(document(power, facts), encoding="utf-8")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.mutation", description="Measure which seeded faults the suite finds."
+    )
+    add = parser.add_argument
+    add("--mutants", default=SHIPPED, metavar="MODULE:NAME", help="a tuple of Mutant (default: those of tests/mutants)")
+    add("--mutant", action="append", default=[], metavar="GLOB", help="only these names or classes (repeatable)")
+    add("--profile", action="append", choices=PROFILES, help="only this profile (repeatable; default: quick and full)")
+    add("--seeds", type=int, default=1, metavar="N", help="seeds of each honest variant (default: 1)")
+    add("-n", "--processes", type=int, default=2, metavar="N", help="how many mutants at a time (default: 2)")
+    add("--no-ablation", action="store_true", help="do not take each check away in turn")
+    add("--report-dir", default=str(ROOT / "build" / "mutation"), metavar="DIR", help="where detection-power.json goes")
+    add("--write-doc", action="store_true", help="write docs/detection-power.md")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,49 @@
+"""Ablation: each check of the suite taken away, and the mutants that then survive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from conformance.mutation.gate import Task, Trial, run_all
+from conformance.mutation.guards import GUARDS
+from conformance.mutation.mutant import Mutant
+
+TRIED = 3
+"""How many candidates are tried of each check: one that survives settles it."""
+
+WHY: Mapping[str, str] = {}
+"""Checks that find nothing alone, and why they are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """A check taken away: how many mutants it sees, which survive without it, and why it is kept if none does."""
+
+    guard: str
+    sees: int
+    alone: tuple[str, ...]
+    why: str = ""
+
+
+def ablate(mutants: Sequence[Mutant], trials: Iterable[Trial], processes: int) -> Iterator[Removal]:
+    """Take each check away in turn, and try again what it may be the only one to find. (design: run again, for a case
+    in which one stage finds a fault goes no further, so that nobody can tell from one run what the next would say)"""
+    killed = [trial for trial in trials if trial.is_killed]
+    tasks = [Task(mutant=trial.mutant, profile=trial.profile, seed=trial.seed, blind=guard.name,
+                  units=tuple(red.unit for red in trial.reds))
+             for guard in GUARDS for trial in _candidates(guard.name, killed)]  # fmt: skip
+    survivors = [trial for trial in run_all(mutants, tasks, processes) if not trial.is_killed]
+    for guard in GUARDS:
+        yield Removal(
+            guard=guard.name,
+            sees=sum(any(guard.name in red.guards for red in trial.reds) for trial in killed),
+            alone=tuple(trial.mutant for trial in survivors if trial.blind == guard.name),
+            why=WHY.get(guard.name, ""),
+        )
+
+
+def _candidates(guard: str, killed: Iterable[Trial]) -> list[Trial]:
+    """Those of which the check saw whatever is red, with least to run first."""
+    found = [trial for trial in killed if all(guard in red.guards for red in trial.reds)]
+    return sorted(found, key=lambda trial: (sum(len(red.guards) for red in trial.reds), trial.mutant))[:TRIED]

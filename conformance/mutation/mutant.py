@@ -1,0 +1,79 @@
+"""Mutant: a backend with one seeded fault, or an honest variant, and what the suite should make of it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from backends.base import Backend
+from conformance.options import ROOT
+
+SHIPPED = "mutants:MUTANTS"
+FOLDER = ROOT / "tests" / "mutants"
+
+
+class MutantError(Exception):
+    """``--mutants`` does not lead to mutants; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """A backend that is wrong in one way, or honest in a way of its own.
+
+    ``group``: the class of the fault ("rounding"). ``make``: makes the backend. ``rules``: those of which one should go
+    red; none: an honest variant, of which every claim must be VERIFIED. ``claims``: globs of the claims and models that
+    the backend is made for, none: all; ``in_full``: of those that the full profile is to run. ``patches``: by dotted
+    name what stands in its place meanwhile, for faults of the flow and not of a kernel. ``size``: of a family of faults
+    that differ in size alone, how large this one is, as a part of the result.
+    """
+
+    name: str
+    group: str
+    make: Callable[[], Backend]
+    rules: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
+    in_full: tuple[str, ...] = ()
+    patches: tuple[tuple[str, Any], ...] = ()
+    size: float | None = None
+
+    @property
+    def is_honest(self) -> bool:
+        """Whether nothing may be found."""
+        return not self.rules
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def load_mutants(spec: str) -> tuple[Mutant, ...]:
+    """Return the mutants that ``module:attribute`` names. Raises MutantError.
+
+    Beside the modules that Python finds are those of tests/mutants, in the checkout.
+    """
+    module_name, _, attribute = spec.partition(":")
+    if not module_name or not attribute:
+        raise MutantError(f"--mutants: {spec!r} is not of the form module:attribute")
+    if FOLDER.is_dir() and str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
+    try:
+        found: Any = getattr(importlib.import_module(module_name), attribute)
+    except Exception as error:
+        raise MutantError(f"--mutants: {spec!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    return _checked(spec, found)
+
+
+def _checked(spec: str, found: Any) -> tuple[Mutant, ...]:
+    """The mutants, each with a name of its own."""
+    mutants = tuple(found) if isinstance(found, (tuple, list)) else ()
+    strange = [each for each in mutants if not isinstance(each, Mutant)]
+    if strange or not mutants:
+        what = repr(strange[0]) if strange else repr(found)
+        raise MutantError(f"--mutants: {spec!r} has {what:.80}; give a tuple of conformance.mutation.mutant.Mutant")
+    names = [each.name for each in mutants]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise MutantError(f"--mutants: {spec!r} has two mutants of the name {twice[0]!r}")
+    return mutants

@@ -1,0 +1,161 @@
+"""Faults of the flow itself: refimpl with one of its functions replaced, under the honest reference backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from reference_kernels import IN_FULL, SmallReference
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from conformance.mutation.guards import owner_of
+from conformance.mutation.mutant import Mutant
+from refimpl import BackendConfig, ObservationType
+from refimpl.reference import float_module
+
+MUTANTS: list[Mutant] = []
+
+
+def patched(group: str, name: str, target: str, body: Callable[..., Any], *rules: str) -> None:
+    """Enter a fault: the body gets the honest function, then its arguments."""
+    owner, attribute = owner_of(target)
+    honest = getattr(owner, attribute)
+
+    def value(*arguments: Any, **keywords: Any) -> Any:
+        return body(honest, *arguments, **keywords)
+
+    MUTANTS.append(
+        Mutant(group=group, name=name, make=SmallReference, rules=rules, in_full=IN_FULL, patches=((target, value),))
+    )
+
+
+# -- which QConfigs are taken -----------------------------------------------------------------------------------------
+
+
+def _lenient(*rules: str) -> Callable[..., Iterator[Any]]:
+    """Constraints of these rules are not asked for."""
+
+    def body(honest: Any, *arguments: Any) -> Iterator[Any]:
+        return (misfit for misfit in honest(*arguments) if misfit[0] not in rules)
+
+    return body
+
+
+def _on_the_bound(honest: Any, found: Any, wanted: Any) -> Iterator[Any]:
+    """What is exactly on a bound is refused as well."""
+    yield from honest(found, wanted)
+    if wanted.dtype == found.dtype and found.eps is not None and found.eps == wanted.scale_min_lower_bound:
+        yield "DTY-04", "eps (smallest scale)", found.eps, "above its bound"
+
+
+patched("claims", "integers beyond the bounds are taken", "refimpl.dtype_choice._violations", _lenient("DTY-03"),
+        "DTY-03")  # fmt: skip
+patched("claims", "scales below the bound are taken", "refimpl.dtype_choice._violations", _lenient("DTY-04"), "DTY-04")
+patched("claims", "other than the fixed qparams are taken", "refimpl.dtype_choice._violations", _lenient("DTY-05"),
+        "DTY-05")  # fmt: skip
+patched("claims", "another dtype is taken", "refimpl.dtype_choice._violations", _lenient("DTY-01"), "DTY-01")
+patched("claims", "dynamic is taken for static", "refimpl.dtype_choice._misfits", _lenient("DTY-07"), "DTY-07")
+patched("claims", "what is exactly on a bound is refused", "refimpl.dtype_choice._violations", _on_the_bound, "DTY-02")
+
+# -- where observers go -----------------------------------------------------------------------------------------------
+
+
+def _never_shared(honest: Any, self: Any, group: int) -> int:
+    del honest, self
+    return group
+
+
+def _all_share(honest: Any, match: Any, floats: Any) -> ObservationType:
+    found: ObservationType = honest(match, floats)
+    is_different = found is ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
+    return ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT if is_different else found
+
+
+def _sizes_observed(honest: Any, match: Any, floats: Any) -> ObservationType:
+    found: ObservationType = honest(match, floats)
+    return ObservationType(0) if found is ObservationType.INPUT_OUTPUT_NOT_OBSERVED else found
+
+
+def _first_input(honest: Any, self: Any, node: Node, match: Any, decision: Any) -> list[Any]:
+    """Only the first tensor input is observed."""
+    before = {draft.group for draft in self._drafts}
+    given = list(honest(self, node, match, decision))
+    extra = [draft for draft in given[1:] if draft is not None and draft.group not in before]
+    for draft in extra:
+        self._drafts.remove(draft)
+        self._on[draft.value].remove(draft)
+    return given[:1]
+
+
+def _dynamic_output(honest: Any, self: Any, match: Any, decision: Any, inputs: Any) -> None:
+    make = decision.qconfig.activation
+    if self._facts_of(make).is_dynamic:
+        self._new(match.last, make, "output", "OBS-05", None)
+    else:
+        honest(self, match, decision, inputs)
+
+
+patched("sharing", "observers not shared", "refimpl.placing.Placer._find", _never_shared, "OBS-02")
+patched("sharing", "every output shares its input's observer", "refimpl.decide._observation_type", _all_share, "OBS-01",
+        "OBS-07")  # fmt: skip
+patched("structure", "sizes are observed", "refimpl.decide._observation_type", _sizes_observed, "OBS-03")
+patched("structure", "only the first input is observed", "refimpl.placing.Placer._inputs", _first_input, "OBS-01",
+        "OBS-02")  # fmt: skip
+patched("dynamic", "a dynamic output is observed", "refimpl.placing.Placer._finish", _dynamic_output, "OBS-05")
+
+# -- fuse and convert -------------------------------------------------------------------------------------------------
+
+
+def _unfused(honest: Any, model: nn.Module, **_: Any) -> GraphModule:
+    found: GraphModule = honest(model, backend_config=BackendConfig("fuses nothing"))
+    return found
+
+
+def _eps_forgotten(honest: Any, model: nn.Module, **keywords: Any) -> GraphModule:
+    """The batch norm is folded as if its eps were tiny."""
+    norms = [each for each in model.modules() if isinstance(each, nn.BatchNorm2d)]
+    kept = [norm.eps for norm in norms]
+    for norm in norms:
+        norm.eps = 1e-12
+    found: GraphModule = honest(model, **keywords)
+    for norm, eps in zip(norms, kept, strict=True):
+        norm.eps = eps
+    return found
+
+
+def _float_root(honest: Any, self: Any, name: str, decision: Any) -> nn.Module:
+    del honest, decision
+    return float_module(self.modules[name], where=name)
+
+
+def _not_quantized(honest: Any, self: Any, node: Node, name: str) -> None:
+    """The observer of an output is dropped, and nothing is put in its place."""
+    if self.slots[name].role == "output":
+        self.env[node] = self.env[node.args[0]]
+    else:
+        honest(self, node, name)
+
+
+def _half_range(honest: Any, self: Any, value: Node, observer: Any) -> Any:
+    if observer.dtype is torch.quint8:
+        observer.quant_max = 127
+    return honest(self, value, observer)
+
+
+def _other_zero(honest: Any, self: Any, value: Node, qparams: Any, *rest: Any) -> Any:
+    """The output dtype is the other one of 8 bits, its zero point moved."""
+    if qparams.dtype is not torch.quint8 or qparams.axis is not None:
+        return honest(self, value, qparams, *rest)
+    moved = replace(qparams, dtype=torch.qint8, quant_min=-128, quant_max=127, zero_point=qparams.zero_point - 128)
+    return honest(self, value, moved, *rest)
+
+
+patched("structure", "fuse_fx fuses nothing", "conformance.pipeline.fuse_fx", _unfused, "FUS-03")
+patched("structure", "fuse_fx forgets a batch norm's eps", "conformance.pipeline.fuse_fx", _eps_forgotten, "FUS-06")
+patched("structure", "convert leaves roots in float", "refimpl.convert._Walk._root", _float_root, "CVT-02")
+patched("structure", "convert quantizes no output", "refimpl.convert._Walk._observer", _not_quantized, "CVT-06")
+patched("structure", "convert writes another dtype", "refimpl.emit.Decomposed.static", _other_zero, "CVT-01")
+patched("dynamic", "convert writes dynamic inputs in 7 bits", "refimpl.emit.Decomposed.dynamic", _half_range, "CVT-03")

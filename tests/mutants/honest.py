@@ -1,0 +1,123 @@
+"""Honest variants: backends that differ within the rules. None of their claims may be anything but VERIFIED."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from integer_kernels import CLAIMS, IN_FULL, IntegerBackend, Integers, Kernels, Make, Sum, varied
+from reference_kernels import IN_FULL as SAMPLE
+from reference_kernels import Edited, SmallReference, Wrapped, in_rows
+from torch import Tensor
+from torch.fx import GraphModule
+
+from conformance.mutation.mutant import Mutant
+
+MUTANTS: list[Mutant] = []
+
+
+def half_away(honest: Any, value: Tensor) -> Tensor:
+    return value.sign() * (value.abs() + 0.5).floor()
+
+
+def half_up(honest: Any, value: Tensor) -> Tensor:
+    return (value + 0.5).floor()
+
+
+def float32(honest: Any, total: Tensor, ratio: Tensor) -> Tensor:
+    return (total.float() * ratio.float()).double()
+
+
+def fixed_point(honest: Any, total: Tensor, ratio: Tensor) -> Tensor:
+    """A 31-bit mantissa and a shift, as gemmlowp's kernels have them."""
+    mantissa, exponent = torch.frexp(ratio)
+    result: Tensor = honest(total, (mantissa * 2.0**31).round() * 2.0**-31 * 2.0 ** exponent.double())
+    return result
+
+
+def add_float32(honest: Any, x: Integers, y: Integers) -> Sum:
+    """Dequantizes both in float32 and adds: the sum may cancel, the operands' rounding does not."""
+    first, second = ((value.centred() * value.scale).float() for value in (x, y))
+    return Sum(total=(first + second).double(), scale=torch.ones(()).double())
+
+
+def add_ratios(honest: Any, x: Integers, y: Integers) -> Sum:
+    """Rescales each operand by a ratio that was rounded to float32 and a product that was."""
+    ratios = [(value.scale * 77).float() for value in (x, y)]
+    products = [value.centred().float() * ratio for value, ratio in zip((x, y), ratios, strict=True)]
+    return Sum(total=(products[0] + products[1]).double(), scale=torch.ones(()).double() / 77)
+
+
+def bias_int32(honest: Any, total: Sum, bias: Tensor) -> Any:
+    return honest(total, (bias / total.scale).round() * total.scale)
+
+
+def relu_first(honest: Any, value: Tensor, grid: Integers, *, rectified: bool) -> Tensor:
+    """Clamps at the zero point first and to the range then."""
+    floor = grid.zero_point if rectified else torch.tensor(float(grid.low))
+    result: Tensor = honest(torch.maximum(value, floor), grid, rectified=False)
+    return result
+
+
+def integer(name: str, kernels: Make, **capabilities: Any) -> None:
+    MUTANTS.append(Mutant(
+        group="honest", name=name, make=lambda: IntegerBackend(kernels, **capabilities), claims=CLAIMS, in_full=IN_FULL,
+    ))  # fmt: skip
+
+
+integer("integers, half to even", Kernels)
+integer("ties away from zero", varied("rounded", half_away))
+integer("ties up", varied("rounded", half_up))
+integer("rescale in float32", varied("rescale", float32))
+integer("rescale by a 31-bit multiplier", varied("rescale", fixed_point))
+integer("bias as int32, declared", varied("with_bias", bias_int32), int32_bias=True)
+integer("sum of rescaled operands", varied("add", add_ratios))
+
+# -- on the reference backend -----------------------------------------------------------------------------------------
+
+
+def reference(name: str, make: Callable[[], SmallReference]) -> None:
+    MUTANTS.append(Mutant(group="honest", name=name, make=make, in_full=SAMPLE))
+
+
+def _own_buffer(lowered: Callable[..., Any], *_: Any) -> Callable[..., Any]:
+    """Gives the same memory for each first result of one shape."""
+    buffers: dict[Any, Tensor] = {}
+
+    def kept(y: Any) -> Any:
+        return buffers.setdefault(y.shape, torch.empty_like(y)).copy_(y) if isinstance(y, Tensor) else y
+
+    return lambda *inputs: kept(lowered(*inputs))
+
+
+def _in_last(y: Tensor) -> Tensor:
+    return y.contiguous(memory_format=torch.channels_last) if y.dim() == 4 else y
+
+
+def _in_double(model: GraphModule) -> None:
+    """Sums of another order and width: the weighted modules run in float64."""
+    from reference_kernels import weighted
+
+    for module in weighted(model):
+        forward = module.forward
+        module.forward = _cast(module, forward)
+
+
+def _cast(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(x: Tensor, *rest: Any) -> Any:
+        weight, bias = module.get_weight, module.bias
+        try:
+            module.get_weight = lambda: weight().double()
+            module.bias = None if bias is None else torch.nn.Parameter(bias.double())
+            return forward(x.double(), *rest).float()
+        finally:
+            module.get_weight, module.bias = weight, bias
+
+    return run
+
+
+reference("the reference model itself", SmallReference)
+reference("results in a buffer of its own", lambda: Wrapped(_own_buffer))
+reference("results in channels_last", lambda: Wrapped(lambda f, *_: lambda *x: in_rows(f(*x), _in_last)))
+reference("sums in float64", lambda: Edited(_in_double))
