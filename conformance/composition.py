@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -52,8 +52,7 @@ def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tup
     """List the models that a run of a profile takes through the flow: those whose needs the config claims."""
     claims, extent = enumerate_claims(config, capabilities), EXTENTS[profile]
     claimed = {leaf for claim in claims for leaf in leaves(claim.entry.normal_pattern)}
-    ways = itertools.product(extent.flows, activation_dtypes(claims), capabilities.weight_schemes[-extent.schemes :])
-    setups = [Setup(flow=flow, activation=activation, scheme=scheme) for flow, activation, scheme in ways]
+    setups = setups_of(claims, capabilities, extent)
     runs: list[tuple[str, Run]] = [
         (f"model/{each.name}", partial(_run, each))
         for each in ARCHITECTURES
@@ -62,6 +61,12 @@ def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tup
     if extent.takes_all and claimed.issuperset(digits.NEEDS):
         runs.append(("model/digits", digits.run))
     return tuple(Job(id=f"{name}/{setup}", run=partial(run, claims, setup)) for name, run in runs for setup in setups)
+
+
+def setups_of(claims: Iterable[Claim], capabilities: Capabilities, extent: Extent) -> list[Setup]:
+    """List the ways to quantize a whole model to that extent."""
+    ways = itertools.product(extent.flows, activation_dtypes(claims), capabilities.weight_schemes[-extent.schemes :])
+    return [Setup(flow=flow, activation=activation, scheme=scheme) for flow, activation, scheme in ways]
 
 
 def _run(architecture: Architecture, claims: tuple[Claim, ...], setup: Setup, bench: Workbench) -> Iterator[Row]:

@@ -194,12 +194,12 @@ def _models(claim: Claim, capabilities: Capabilities) -> list[Case] | str:
     if unknown:
         return _unknown(f"{leaf_name(unknown[0])} after {leaf_name(root)}", claim)
     is_taken = partial(
-        _is_taken, capabilities.limits.get(leaf_name(root), {}), claim.flow == "qat" and any(map(_is_norm, rest))
+        is_taken, capabilities.limits.get(leaf_name(root), {}), claim.flow == "qat" and any(map(_is_norm, rest))
     )
     return list(_cases(recipe, root, wrap, rest, added, is_taken))
 
 
-def _is_taken(limits: Mapping[str, Taken], is_trained_norm: bool, arguments: Arguments) -> bool:
+def is_taken(limits: Mapping[str, Taken], is_trained_norm: bool, arguments: Arguments) -> bool:
     """Tell whether arguments are within the backend's limits, and run in the float model.
 
     torch's QAT modules of a convolution and a batch norm do not take a word for the padding: they split it in letters.
