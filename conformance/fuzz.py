@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import GraphModule
 
 from backends.base import Capabilities
@@ -26,15 +27,16 @@ from conformance.checks import Check, plain
 from conformance.claims import Claim, enumerate_claims
 from conformance.composition import AIMS, EXTENTS, setups_of
 from conformance.draws import Batch, calibration_inputs, static_inputs
-from conformance.fuzz_graphs import Choose, Drawing, Graph, graph_of, patterns_of
+from conformance.fuzz_graphs import Call, Choose, Drawing, Graph, graph_of, part_of, patterns_of
 from conformance.grids import placeholder_grids
 from conformance.isolation import CAN_FORK, Ending, Forked, InProcess, Isolation, Outcome, lost
 from conformance.jobs import Job, Row
-from conformance.model_flow import Setup, reference_of
+from conformance.model_flow import RATE, Setup, descend, reference_of
 from conformance.parts import parts
 from conformance.pipeline import PROFILES, Workbench
 from conformance.running import StageError
 from conformance.scripts import Failure, NoScriptError, fails_alone, script_of
+from conformance.structure import tensors
 from conformance.trial import failed, model_row, tried, verified
 from refimpl import BackendConfig
 from reports.results import GREEN, Verdict
@@ -46,9 +48,9 @@ LIMIT = 20.0
 """Seconds for one graph, of which most take a few hundredths."""
 SERVED = 64
 """How many graphs one child may judge."""
-MOST_RUNS = 150
+MOST_RUNS = 100
 """Runs that shrinking may take; one that hangs counts as many."""
-HANG = 15
+HANG = 20
 
 
 def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tuple[Job, ...]:
@@ -142,9 +144,25 @@ class Trials:
             phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink), max_examples=self._bench.effort.graphs,
         )  # fmt: skip
         with contextlib.suppress(hypothesis.errors.NoSuchExample):
-            found: Graph = hypothesis.find(graphs(), self._fails, settings=settings, random=random)
-            return found
+            return self._reduced(hypothesis.find(graphs(), self._fails, settings=settings, random=random))
         return None
+
+    def _reduced(self, graph: Graph) -> Graph:
+        """Leave calls out as long as the rest fails in the same way: first all but one, then one after the other.
+
+        What they gave becomes an input. Hypothesis cannot do that: to it, the later choices depend on the earlier ones.
+        """
+        self._seen.runs = 0
+        subsets = [[call] for call in graph.calls]
+        found = next((part for part in self._parts(graph, subsets) if self._fails(part)), None)
+        while found is None:
+            subsets = [[call for call in graph.calls if call is not other] for other in reversed(graph.calls)]
+            smaller = next((part for part in self._parts(graph, subsets) if self._fails(part)), None)
+            found, graph = (graph, graph) if smaller is None else (None, smaller)
+        return found
+
+    def _parts(self, graph: Graph, subsets: Sequence[Sequence[Call]]) -> Iterator[Graph]:
+        return (part for subset in subsets if (part := part_of(graph, subset)) is not None)
 
     def _fails(self, graph: Graph) -> bool:
         """Tell whether a graph fails as the first one did. What shrinking has no runs left for, passes."""
@@ -191,7 +209,8 @@ class Trials:
         torch.default_generator.manual_seed(graph.seed)
         case = graph.case()
         model, calibration = build_model(case), calibration_inputs(case)
-        reference = reference_of(self._bench, model, self._claims, self._setup, calibration)
+        train = partial(_train, batches=calibration)
+        reference = reference_of(self._bench, model, self._claims, self._setup, calibration, train)
         drawn = static_inputs(case, placeholder_grids(reference), aims=AIMS, random=1)
         return reference, [batch for _, batch in drawn]
 
@@ -251,6 +270,13 @@ def _attempts(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[tupl
     """Where a fault may show: the whole model on each batch, then each pattern of it; and whether that only moves."""
     yield from ((reference, batch, False) for batch in batches)
     yield from ((part.model, batch, part.moves_only) for part in parts(reference, batches) for batch in part.batches)
+
+
+def _train(prepared: nn.Module, batches: Sequence[Batch]) -> None:
+    """Take a few steps towards smaller outputs; relative ones, so that large values do not diverge."""
+    for batch in batches:
+        loss = torch.stack([output.square().mean() for output in tensors(prepared(*batch))]).sum()
+        descend(prepared, loss / (1 + loss.detach()), RATE)
 
 
 def _choosing(coin: Any) -> Choose:

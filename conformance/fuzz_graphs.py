@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -52,12 +52,16 @@ _OPS = {leaf_name(op): op for op in (*FOLLOWERS, *RECIPES)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One pattern at work: its name, the values that its first op takes, and what the recipe of that op is given."""
+    """One pattern at work: its name, the values that its first op takes, and what the recipe of that op is given.
+
+    ``shape``: that of the result.
+    """
 
     name: str
     pattern: str
     inputs: tuple[str, ...]
     arguments: Mapping[str, Any]
+    shape: Shape = ()
 
     @property
     def ops(self) -> list[Any]:
@@ -110,6 +114,20 @@ def graph_of(text: str) -> Graph:
     """Read a graph back. Raises ValueError for what is no JSON."""
     row = _tupled(json.loads(text))
     return Graph(**row | {"calls": tuple(Call(**call) for call in row["calls"])})
+
+
+def part_of(graph: Graph, kept: Sequence[Call]) -> Graph | None:
+    """Return the graph of some of the calls; what the others gave are inputs. None: of those there would be too many."""
+    given = {call.name for call in kept}
+    read = dict.fromkeys(name for call in kept for name in call.inputs if name not in given)
+    if len(read) > len(INPUTS) or not kept:
+        return None
+    shapes = dict(zip(INPUTS, graph.shapes, strict=False)) | {call.name: call.shape for call in graph.calls}
+    renamed = dict(zip(read, INPUTS, strict=False))
+    calls = tuple(replace(call, inputs=tuple(renamed.get(name, name) for name in call.inputs)) for call in kept)
+    used = {name for call in calls for name in call.inputs}
+    outputs = tuple(call.name for call in calls if call.name not in used or call.name in graph.outputs)
+    return replace(graph, shapes=tuple(shapes[name] for name in read), calls=calls, outputs=outputs)
 
 
 def _tupled(value: Any) -> Any:
@@ -189,6 +207,7 @@ def patterns_of(claims: Iterable[Claim], setup: Setup) -> tuple[str, ...]:
         pattern_name(claim.entry.normal_pattern)
         for claim in claims
         if kind_of(claim.dtypes) in (Kind.STATIC, Kind.FIXED) and claim.dtypes.input_dtype == setup.activation
+        if claim.flow == setup.flow or claim.entry.fuser_method is None  # what is fused may have no class for training
         if is_chain(claim.entry.normal_pattern) and _can_draw(*leaves(claim.entry.normal_pattern))
     )
     return tuple(names)
@@ -243,7 +262,7 @@ class Drawing:
         call = Call(name=f"v{len(self.calls)}", pattern=pattern, inputs=inputs, arguments=arguments)
         shape = self._shape_of(call)
         if shape is not None:
-            self.calls.append(call)
+            self.calls.append(replace(call, shape=shape))
             self.shapes[call.name] = shape
 
     def _takers(self, pattern: str) -> dict[str, list[dict[str, Any]]]:

@@ -27,9 +27,8 @@ PAIRS = (operator.add, operator.sub, operator.mul, torch.add, torch.sub, torch.m
 """Ops of two tensors that are broadcast, or of a tensor and a number."""
 JOINS = (torch.cat, torch.concat, torch.concatenate, torch.stack)
 """Ops of a list of tensors."""
-_SIZES = {"view": "size", "reshape": "shape"}
-"""Methods that take sizes, and their argument."""
-_NOT_DRAWN = (operator.floordiv, torch.matmul, torch.addmm, "resize_", "size", "shape")
+_NOT_DRAWN = (operator.floordiv, torch.matmul, torch.addmm, "view", "resize_", "size", "shape")
+"""Ops that take no value as it comes: of integers, of matrices that fit, of contiguous memory; or give none."""
 _RARE: Arguments = {"inplace": True, "training": True, "_unbatched": True, "_uneven": True}
 """Arguments that are not drawn: in place, an op would change what others read; unbatched, nothing else would fit."""
 
@@ -53,7 +52,7 @@ def _family(op: Any) -> Fits:
         return _joins
     if op in WEIGHTED:
         return _linear if "linear" in leaf_name(op).lower() else _convolution
-    return _views if op in _SIZES else _alone
+    return _reshapes if op == "reshape" else _alone
 
 
 def _is_plain(value: Any) -> bool:
@@ -91,13 +90,30 @@ def _many(shape: Shape, arguments: Arguments) -> bool:
 
 
 def _groups(shape: Shape, arguments: Arguments) -> bool:
-    return shape[1] % arguments["num_groups"] == 0 and prod(shape[1:]) > arguments["num_groups"]
+    """Groups of two elements at least; torch cannot train a bias without a weight."""
+    is_trainable = arguments["weight"] or not arguments["bias"]
+    return is_trainable and shape[1] % arguments["num_groups"] == 0 and prod(shape[1:]) > arguments["num_groups"]
+
+
+def _meets(rank: int) -> Callable[[Shape, Arguments], bool]:
+    """Return what tells that no dilated window steps over the whole image, from padding to padding."""
+
+    def meets(shape: Shape, arguments: Arguments) -> bool:
+        return all(map(operator.le, _along(arguments["dilation"], shape[-rank:]), shape[-rank:]))
+
+    return meets
 
 
 def _not_padded(shape: Shape, arguments: Arguments) -> bool:
     """torch asks of avg_pool3d that its window fits into the image without the padding."""
     extents = shape[-3:]
     return all(size <= extent for size, extent in zip(_along(arguments["kernel_size"], extents), extents, strict=True))
+
+
+def _leaves_something(shape: Shape, arguments: Arguments) -> bool:
+    """Scaled down, an axis of one element would have none."""
+    factors = arguments["scale_factor"] if isinstance(arguments["scale_factor"], tuple) else ()
+    return all(int(extent * factor) > 0 for extent, factor in zip(shape[2:], factors, strict=False))
 
 
 def _divides(name: str, power: Callable[[int], int], *axes: int) -> Callable[[Shape, Arguments], bool]:
@@ -107,8 +123,12 @@ def _divides(name: str, power: Callable[[int], int], *axes: int) -> Callable[[Sh
 _SPECIAL: dict[Any, Callable[[Shape, Arguments], bool]] = {
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, F.instance_norm), _has_space),
     **dict.fromkeys((nn.BatchNorm2d, nn.BatchNorm3d), _many),
+    **dict.fromkeys((nn.MaxPool1d, F.max_pool1d), _meets(1)),
+    **dict.fromkeys((nn.MaxPool2d, F.max_pool2d), _meets(2)),
+    **dict.fromkeys((nn.MaxPool3d, F.max_pool3d), _meets(3)),
     **dict.fromkeys((nn.AvgPool3d, F.avg_pool3d), _not_padded),
     F.group_norm: _groups,
+    F.interpolate: _leaves_something,
     **dict.fromkeys(
         (nn.PixelShuffle, torch.pixel_shuffle), _divides("upscale_factor", lambda factor: factor**2, -3)
     ),
@@ -131,11 +151,10 @@ def _joins(op: Any, shape: Shape) -> list[dict[str, Any]]:
     return [{"dim": dim} for dim in (1, 0, -1) if -len(shape) <= dim < len(shape)]
 
 
-def _views(op: Any, shape: Shape) -> list[dict[str, Any]]:
+def _reshapes(op: Any, shape: Shape) -> list[dict[str, Any]]:
     """All in one row, all but the first or the first two axes joined, an axis of one element in front."""
     sizes = dict.fromkeys([(shape[0], -1), (-1,), (*shape[:2], -1), (1, *shape)])
-    name, beside = _SIZES[op], {"shape": shape} if op == "view" else {"_input": shape}
-    return [{**beside, name: size, "_as_tuple": as_tuple} for size in sizes for as_tuple in (False, True)]
+    return [{"_input": shape, "shape": size, "_as_tuple": as_tuple} for size in sizes for as_tuple in (False, True)]
 
 
 def _linear(op: Any, shape: Shape) -> list[dict[str, Any]]:
