@@ -249,7 +249,7 @@ class Trials:
             script = script_of(failure, self._bench, name=name, message=message)
         except NoScriptError as error:
             return f" (no script: {error})", {}
-        alone = fails_alone(script)
+        alone = fails_alone(script, self._bench.spec)
         told = "" if alone else " (the script does not fail on its own: a bug of the suite)"
         return told, {"script": script, "script_fails_alone": alone}
 
