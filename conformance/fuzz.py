@@ -1,9 +1,9 @@
 """Fuzz: drawn graphs of claimed patterns, compared with the oracle; what fails is shrunk and becomes a script.
 
-A job ``model/fuzz/<n>/<setup>`` draws graphs (fuzz_graphs.py) with Hypothesis until one fails, and shrinks it as long as
-it fails in the same way. A graph is judged as a whole model is (trial.py), in a child process of its own kind, so that
-a crash or a hang is a failure of that graph which shrinks like any other. Everything follows from the run's seed:
-shrinking ends after a number of runs, not of seconds. (NUM-03, LOW-04)
+A job ``model/fuzz/<n>/<setup>`` draws graphs (fuzz_graphs.py) with Hypothesis until one fails, and shrinks it as long
+as it fails in the same way. A graph is judged as a whole model is (trial.py), in a child process, so that a crash or a
+hang is a failure of that graph, which shrinks like any other. All follows from the run's seed: shrinking ends after a
+number of runs, not of seconds. (NUM-03, LOW-04)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -42,8 +42,8 @@ from refimpl import BackendConfig
 from reports.results import GREEN, Verdict
 
 SHARES = 4
-"""Jobs of a setup. The first draws from all patterns, the others from half of them each: a fault that is found often
-hides no other for long."""
+"""Jobs of a setup. The first draws from all patterns, the others from half of them each, and no number as an operand:
+a fault that is found often hides no other for long."""
 LIMIT = 20.0
 """Seconds for one graph, of which most take a few hundredths."""
 SERVED = 64
@@ -70,9 +70,12 @@ def _run(number: int, setup: Setup, claims: tuple[Claim, ...], bench: Workbench)
     """Draw graphs until one fails; shrink it, and write the script."""
     started = time.perf_counter()
     name = f"model/fuzz/{number}/{setup}"
-    patterns = _share(patterns_of(claims, setup), number)
+    drawing = partial(
+        Drawing, patterns=_share(patterns_of(claims, setup), number), capabilities=bench.capabilities,
+        is_trained=setup.flow == "qat", has_numbers=number == 0,
+    )  # fmt: skip
     with contextlib.closing(Trials(bench, claims, setup)) as trials:
-        graph = trials.smallest(patterns, Random(bench.seed_for(name)))
+        graph = trials.smallest(drawing, Random(bench.seed_for(name)))
         check = trials.concluded() if graph is None else trials.told(name, graph)
     yield model_row(name, check, time.perf_counter() - started)
 
@@ -117,7 +120,9 @@ class Trials:
 
     def __init__(self, bench: Workbench, claims: tuple[Claim, ...], setup: Setup) -> None:
         self._bench, self._claims, self._setup = bench, claims, setup
-        self._isolation: Isolation = Forked(self._serve, limit=LIMIT, share=SERVED) if CAN_FORK else InProcess(self._serve)
+        self._isolation: Isolation = (
+            Forked(self._serve, limit=LIMIT, share=SERVED) if CAN_FORK else InProcess(self._serve)
+        )
         self._seen = _Seen()
 
     def close(self) -> None:
@@ -126,18 +131,14 @@ class Trials:
 
     # -- drawing and shrinking -----------------------------------------------------------------------------------------
 
-    def smallest(self, patterns: Sequence[str], random: Random) -> Graph | None:
+    def smallest(self, drawing: Callable[..., Drawing], random: Random) -> Graph | None:
         """Draw graphs until one fails; return the smallest that was found to fail in the same way, or None."""
         import hypothesis  # loading it takes longer than many a job of other profiles
         from hypothesis import strategies
 
-        is_trained = self._setup.flow == "qat"
-
         @strategies.composite
         def graphs(draw: Any) -> Graph:
-            choose = _choosing(partial(draw, strategies.booleans()))
-            capabilities = self._bench.capabilities
-            return Drawing(choose=choose, patterns=patterns, capabilities=capabilities, is_trained=is_trained).graph()
+            return drawing(choose=_choosing(partial(draw, strategies.booleans()))).graph()
 
         settings = hypothesis.settings(
             database=None, deadline=None, derandomize=False, print_blob=False, verbosity=hypothesis.Verbosity.quiet,

@@ -41,6 +41,8 @@ SHAPES: tuple[Shape, ...] = (
 """Of the first input; most are images, which most patterns take."""
 CHANNELS = (1, 2, 4, 5, 8, 9, 16)
 REGIMES_DRAWN = ("signed", "positive", "negative", "skewed", "wide", "saturating_function")
+REGIMES_TRAINED = REGIMES_DRAWN[:4]
+"""Steps of training are for values of about 1."""
 MOST_CALLS = 7
 MOST_ELEMENTS = 1024
 """Of a value or of a weight: larger ones say little more, and fill a script."""
@@ -117,7 +119,7 @@ def graph_of(text: str) -> Graph:
 
 
 def part_of(graph: Graph, kept: Sequence[Call]) -> Graph | None:
-    """Return the graph of some of the calls; what the others gave are inputs. None: of those there would be too many."""
+    """Return the graph of some of the calls; what the others gave are inputs. None: there would be too many."""
     given = {call.name for call in kept}
     read = dict.fromkeys(name for call in kept for name in call.inputs if name not in given)
     if len(read) > len(INPUTS) or not kept:
@@ -221,19 +223,24 @@ def _can_draw(root: Any, *rest: Any) -> bool:
 
 @dataclass(kw_only=True)
 class Drawing:
-    """A graph on its way: what is chosen from, and what is there so far."""
+    """A graph on its way: what is chosen from, and what is there so far.
+
+    ``has_numbers``: whether one may be an operand.
+    """
 
     choose: Choose
     patterns: Sequence[str]
     capabilities: Capabilities
-    is_trained: bool
+    is_trained: bool = False
+    has_numbers: bool = True
     shapes: dict[str, Shape] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
 
     def graph(self) -> Graph:
         """Draw a graph; it may have no calls."""
-        regime, seed = self.choose(REGIMES_DRAWN), self.choose(range(64))
+        regimes = REGIMES_TRAINED if self.is_trained else REGIMES_DRAWN
+        regime, seed = self.choose(regimes), self.choose(range(64))
         self._enter(self.choose(SHAPES))
         for number in range(MOST_CALLS):
             if number and not self.choose(GO_ON):
@@ -276,7 +283,11 @@ class Drawing:
         limits, is_normed = self.capabilities.limits.get(leaf_name(root), {}), "BatchNorm" in pattern
         if is_normed and root is nn.Linear and len(shape) != 2:
             return []
-        return [each for each in options_for(root, shape) if is_taken(limits, self.is_trained and is_normed, each)]
+        return [
+            each for each in options_for(root, shape)
+            if is_taken(limits, self.is_trained and is_normed, each)
+            and (self.has_numbers or isinstance(each.get("other", ""), str))
+        ]  # fmt: skip
 
     def _completed(self, root: Any, name: str, found: Arguments) -> tuple[tuple[str, ...], dict[str, Any]]:
         """Choose what the options leave open: other operands, channels."""
@@ -310,7 +321,7 @@ class Drawing:
         return Layer(c_in=c_in, c_out=c_out, groups=groups, batch=shape[0])
 
     def _shape_of(self, call: Call) -> Shape | None:
-        """The shape of what a call gives; None: it is too large, has no axes, or too little for a norm to be trained."""
+        """The shape of what a call gives; None: it is too large, has no axes, or is too little to train a norm on."""
         given = [self.shapes[name] for name in call.inputs]
         with torch.random.fork_rng(devices=[]):
             steps = call.steps(partial(_channels, given))
@@ -333,7 +344,9 @@ def _broadcasts(shape: Shape, other: Shape) -> bool:
 
 
 def _joins_along(dim: int | None, shape: Shape, other: Shape) -> bool:
-    return len(shape) == len(other) and all(a == b for axis, (a, b) in enumerate(zip(shape, other, strict=True)) if axis != dim)
+    return len(shape) == len(other) and all(
+        a == b for axis, (a, b) in enumerate(zip(shape, other, strict=True)) if axis != dim
+    )
 
 
 def _parameters(step: Step) -> Iterator[torch.Tensor]:

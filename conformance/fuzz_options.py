@@ -22,6 +22,7 @@ from conformance.variation import Arguments, Fixed
 from refimpl.patterns import leaf_name
 
 Fits = Callable[[Any, Shape], list[dict[str, Any]]]
+Condition = Callable[[Shape, Arguments], bool]
 
 PAIRS = (operator.add, operator.sub, operator.mul, torch.add, torch.sub, torch.mul)
 """Ops of two tensors that are broadcast, or of a tensor and a number."""
@@ -74,7 +75,7 @@ def _alone(op: Any, shape: Shape) -> list[dict[str, Any]]:
     ranks = () if isinstance(shapes, Fixed) else {len(each) for each in shapes}
     if len(shape) not in ranks:
         return []
-    fits = _SPECIAL.get(op, lambda shape, arguments: True)
+    fits: Condition = _SPECIAL.get(op, lambda shape, arguments: True)
     found = [{**arguments, "shape": shape} for arguments in _variants(op)]
     return [each for each in found if recipe.is_valid(each) and fits(shape, each)]
 
@@ -95,7 +96,7 @@ def _groups(shape: Shape, arguments: Arguments) -> bool:
     return is_trainable and shape[1] % arguments["num_groups"] == 0 and prod(shape[1:]) > arguments["num_groups"]
 
 
-def _meets(rank: int) -> Callable[[Shape, Arguments], bool]:
+def _meets(rank: int) -> Condition:
     """Return what tells that no dilated window steps over the whole image, from padding to padding."""
 
     def meets(shape: Shape, arguments: Arguments) -> bool:
@@ -116,11 +117,11 @@ def _leaves_something(shape: Shape, arguments: Arguments) -> bool:
     return all(int(extent * factor) > 0 for extent, factor in zip(shape[2:], factors, strict=False))
 
 
-def _divides(name: str, power: Callable[[int], int], *axes: int) -> Callable[[Shape, Arguments], bool]:
+def _divides(name: str, power: Callable[[int], int], *axes: int) -> Condition:
     return lambda shape, arguments: all(shape[axis] % power(arguments[name]) == 0 for axis in axes)
 
 
-_SPECIAL: dict[Any, Callable[[Shape, Arguments], bool]] = {
+_SPECIAL: dict[Any, Condition] = {
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, F.instance_norm), _has_space),
     **dict.fromkeys((nn.BatchNorm2d, nn.BatchNorm3d), _many),
     **dict.fromkeys((nn.MaxPool1d, F.max_pool1d), _meets(1)),

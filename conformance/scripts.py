@@ -98,12 +98,13 @@ _DOOR = "from backends.discovery import find_backend"
 
 
 def _heading(bench: Workbench, name: str, message: str) -> str:
-    told = re.sub(r'[\\"]', "'", " ".join(f"{bench.backend.name}: {message}".split()))
+    told = re.sub(r'[\\"]', "'", f"{bench.backend.name}: {message.partition(chr(10))[0]}")
     lines = textwrap.wrap(textwrap.shorten(told, 330), WIDTH - 3)
-    return '"""' + "\n".join([*lines, "", f"Found by {bench.repro(name)}", *_ENDS]) + '\n"""\n'
+    found = textwrap.wrap(f"Found by {bench.repro(name)}", WIDTH, break_long_words=False, break_on_hyphens=False)
+    return '"""' + "\n".join([*lines, "", *found, _ENDS]) + '\n"""\n'
 
 
-_ENDS = ("Needs torch and the backend alone; ends with status 0 once the fault is gone.",)
+_ENDS = "Needs torch and the backend alone; ends with status 0 once the fault is gone."
 
 
 def _wrapped(line: str) -> Iterator[str]:
@@ -229,7 +230,7 @@ def _quantized(target: str, module: Any, made: str) -> Iterator[str]:
 
 
 def _tensor(value: Tensor, dtype: torch.dtype | None = None) -> str:
-    """A tensor as an expression: nested lists, or packed."""
+    """A tensor as an expression of its own dtype, or of `dtype`, int64: nested lists, or packed."""
     value = value.detach()
     told = {torch.float32: "", torch.int64: ""}.get(dtype or value.dtype, f", dtype={dtype or value.dtype}")
     if value.numel() <= PACKED:
@@ -237,7 +238,7 @@ def _tensor(value: Tensor, dtype: torch.dtype | None = None) -> str:
     text = base64.b85encode(bytes(value.contiguous().flatten().view(torch.uint8).tolist())).decode()
     chunks = " ".join(f'"{text[start : start + 90]}"' for start in range(0, len(text), 90))
     sizes = "".join(f", {size}" for size in value.shape)
-    return f"packed({chunks}, {value.dtype}{sizes})"
+    return f"packed({chunks}, {value.dtype}{sizes}){'.long()' if dtype is torch.int64 else ''}"
 
 
 def _nested(value: Tensor) -> str:
@@ -302,9 +303,7 @@ def _inputs(failure: Failure) -> Iterator[str]:
         if grid is None or integers is None or not torch.equal(grid.values(integers), value):
             yield _tensor(value)
             continue
-        small = torch.uint8 if grid.low >= 0 else torch.int8
-        kept = integers.to(small if -128 <= grid.low and grid.high <= 255 - 128 * (grid.low < 0) else torch.int64)
-        listed = _tensor(kept, torch.int64)
+        listed = _tensor(integers.to(getattr(torch, grid.dtype.replace("q", ""))), torch.int64)
         yield f"(({listed}.double() - {grid.zero_point}) * {grid.scale!r}).float()"
 
 
@@ -354,7 +353,7 @@ def _numbers(check: Check, exacts: Sequence[Exact], number: int) -> Iterator[str
         yield f"near = (position - {exact.grid.zero_point}).abs() * 2.0**-22 + 2.0**-20"
         yield 'assert bool(((position - position.round()).abs() <= near).all()), f"between the integers: {position}"'
         return
-    yield "# Where, the exact real result in steps of the output's grid, and how far from it a right integer is at most."
+    yield "# Where, the exact real result in steps of the output's grid, how far from it a right integer is at most."
     places = ", ".join(_place(exact, tuple(index)) for index in indexes[:4])
     yield f"for index, exact, bound in [{places}]:"
     yield "    found = position[index].item()"

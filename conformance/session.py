@@ -175,7 +175,7 @@ def open_run(options: Options, backend: Backend) -> Run:
         claims=claims,
         jobs=jobs,
         selected=select_ids([*claim_ids, *(job.id for job in jobs)], options.claims),
-        known=tuple(dict.fromkeys([*claim_ids, *(job.id for job in (*jobs, *full))])),
+        known=tuple(dict.fromkeys([*claim_ids, *(job.id for job in (*jobs, *every))])),
         waivers=_waivers(waiver_file, options, isa.current_level(backend.engine)),
         waiver_file=waiver_file,
     )
