@@ -108,9 +108,13 @@ class Trial:
 
 @dataclass(kw_only=True)
 class _Seen:
-    """What was tried so far: each graph's trial, by its text; the way of the first that failed, runs since then."""
+    """What was tried so far: each graph's trial, by its text; the way of the first that failed, runs since then.
+
+    ``in_float``: the first that only fell back to float. It ends no search, for something worse may come.
+    """
 
     trials: dict[str, Trial] = field(default_factory=dict)
+    in_float: Graph | None = None
     kind: tuple[Verdict, str] | None = None
     runs: int = 0
 
@@ -146,7 +150,10 @@ class Trials:
         )  # fmt: skip
         with contextlib.suppress(hypothesis.errors.NoSuchExample):
             return self._reduced(hypothesis.find(graphs(), self._fails, settings=settings, random=random))
-        return None
+        if self._seen.in_float is None:
+            return None
+        self._seen.kind = self._seen.trials[self._seen.in_float.text()].kind
+        return self._reduced(self._seen.in_float)
 
     def _reduced(self, graph: Graph) -> Graph:
         """Leave calls out as long as the rest fails in the same way: first all but one, then one after the other.
@@ -175,7 +182,9 @@ class Trials:
             if seen.kind is not None:
                 seen.runs += HANG if trial.check.verdict is Verdict.TIMEOUT else 1
         trial = seen.trials[text]
-        if trial.fails and seen.kind is None:
+        if trial.fails and seen.kind is None and trial.check.verdict is Verdict.FALLBACK:
+            seen.in_float = seen.in_float or graph
+        elif trial.fails and seen.kind is None:
             seen.kind = trial.kind
         return trial.fails and trial.kind == seen.kind
 

@@ -70,7 +70,7 @@ class Effort:
 PROFILES: dict[str, Effort] = {
     "quick": Effort(cases=1, aims=3, further=3, random=0),
     "full": Effort(cases=None, aims=len(AIMS), further=5, random=1, every=3),
-    "stress": Effort(cases=None, aims=len(AIMS), further=len(AIMS), random=24, graphs=100),
+    "stress": Effort(cases=None, aims=len(AIMS), further=len(AIMS), random=24, graphs=200),
 }
 
 
