@@ -3,6 +3,7 @@ by scripts that need torch and the backend alone."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -25,7 +26,7 @@ from conformance.building import build_model
 from conformance.cases import Case, Input, OneInput, Regime, Step
 from conformance.claims import enumerate_claims
 from conformance.draws import calibration_inputs, static_inputs
-from conformance.fuzz_graphs import Drawing, Graph, graph_of, part_of, patterns_of
+from conformance.fuzz_graphs import Call, Drawing, Graph, graph_of, part_of, patterns_of
 from conformance.grids import placeholder_grids
 from conformance.jobs import Row
 from conformance.model_flow import Setup, reference_of
@@ -118,6 +119,23 @@ def test_the_reference_backend_is_verified(setup: Setup, seed: int) -> None:
     row = row_of(bench_of(ReferenceBackend(), graphs=70, seed=seed), setup, number=seed)
     assert (row["verdict"], row["message"]) == ("VERIFIED", ""), row["evidence"].get("graph", row)
     assert row["cases"] > 40 and row["evidence"]["unexercised"] < row["cases"] / 10
+
+
+@pytest.mark.rule("NUM-04")
+def test_a_softmax_of_billions_has_a_bound_that_is_not_negative() -> None:
+    """What the first graphs showed: a bound of the first order, of exponents that are off by more than 1."""
+    shape = (1, 2, 3, 4, 5)
+    product = {"other": "tensor", "_number_first": False, "shape": (shape, shape)}
+    calls = (
+        Call(name="v0", pattern="operator.mul", inputs=("x", "y"), shape=shape, arguments=product),
+        Call(name="v1", pattern="operator.mul", inputs=("v0", "x"), shape=shape, arguments=product),
+        Call(name="v2", pattern="nn.Softmax", inputs=("v1",), shape=shape, arguments={"dim": 1, "shape": shape}),
+    )
+    graph = Graph(shapes=(shape, shape), regime="wide", seed=0, calls=calls, outputs=("v2",))
+    bench = bench_of(ReferenceBackend())
+    with contextlib.closing(fuzz.Trials(bench, enumerate_claims(bench.config, bench.capabilities), PTQ)) as trials:
+        check = trials._tried(graph.text()).check
+    assert check.verdict == "VERIFIED" and (check.slack_lsb or 0.0) >= 0.0, check
 
 
 def test_a_seed_draws_the_same_graphs_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
