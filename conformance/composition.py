@@ -55,8 +55,7 @@ def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tup
     """
     claims, extent = enumerate_claims(config, capabilities), EXTENTS[profile]
     claimed = {leaf for claim in claims for leaf in leaves(claim.entry.normal_pattern)}
-    ways = itertools.product(extent.flows, activation_dtypes(claims), capabilities.weight_schemes[-extent.schemes :])
-    setups = [Setup(flow=flow, activation=activation, scheme=scheme) for flow, activation, scheme in ways]
+    setups = setups_of(claims, capabilities, extent)
     static = {dtype: _static(claims, dtype) for dtype in activation_dtypes(claims)}
     anywhere = frozenset[Leaf]().union(*static.values())
     runs: list[tuple[str, frozenset[Leaf], Run]] = [
@@ -78,6 +77,12 @@ def _static(claims: Iterable[Claim], dtype: torch.dtype) -> frozenset[Leaf]:
     """The ops of patterns that are claimed with activations of a dtype."""
     found = [claim for claim in claims if claim.dtypes.input_dtype == dtype and not claim.dtypes.is_dynamic]
     return frozenset(leaf for claim in found for leaf in leaves(claim.entry.normal_pattern))
+
+
+def setups_of(claims: Iterable[Claim], capabilities: Capabilities, extent: Extent) -> list[Setup]:
+    """List the ways to quantize a whole model to that extent."""
+    ways = itertools.product(extent.flows, activation_dtypes(claims), capabilities.weight_schemes[-extent.schemes :])
+    return [Setup(flow=flow, activation=activation, scheme=scheme) for flow, activation, scheme in ways]
 
 
 def _run(architecture: Architecture, claims: tuple[Claim, ...], setup: Setup, bench: Workbench) -> Iterator[Row]:

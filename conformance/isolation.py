@@ -25,6 +25,7 @@ from enum import StrEnum
 from typing import IO, NoReturn, Protocol
 
 from conformance.jobs import Row
+from reports.results import Verdict
 
 Serve = Callable[[str], Iterable[Row]]
 """Does the work of a name: gives rows of plain builtins."""
@@ -65,6 +66,17 @@ class Outcome:
     peak_mib: float
     message: str = ""
     text: str = ""
+
+
+_VERDICTS = {Ending.DIED: Verdict.CRASHED, Ending.TIMEOUT: Verdict.TIMEOUT, Ending.ERROR: Verdict.UNEXERCISED}
+_TEXTS = {Ending.DIED: "printed", Ending.TIMEOUT: "printed", Ending.ERROR: "traceback"}
+
+
+def lost(outcome: Outcome) -> tuple[Verdict, str, Row]:
+    """Return the verdict, message and evidence of work that did not end well."""
+    own = "internal error of the suite: " if outcome.ending is Ending.ERROR else ""
+    evidence: Row = {_TEXTS[outcome.ending]: outcome.text} if outcome.text else {}
+    return _VERDICTS[outcome.ending], own + outcome.message, evidence
 
 
 class Isolation(Protocol):

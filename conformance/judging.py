@@ -15,15 +15,13 @@ from conformance.checks import Check, plain
 from conformance.claim_run import STAGES
 from conformance.claims import Claim
 from conformance.expected import Comparison, Judged, compare_expected, expected_path
-from conformance.isolation import Ending, Outcome
+from conformance.isolation import Ending, Outcome, lost
 from conformance.jobs import Job, Row
 from conformance.session import Run, Unit
 from reports.results import Verdict, by_chance, decode, leading_check
 from reports.schema import Check as CheckRow
 from reports.schema import Header, Number
 
-_VERDICTS = {Ending.DIED: Verdict.CRASHED, Ending.TIMEOUT: Verdict.TIMEOUT, Ending.ERROR: Verdict.UNEXERCISED}
-_TEXTS = {Ending.DIED: "printed", Ending.TIMEOUT: "printed", Ending.ERROR: "traceback"}
 _JUDGED = ("claim", "model")
 
 
@@ -100,7 +98,7 @@ def _lost_stages(claim: Claim, outcome: Outcome, done: Sequence[Row]) -> Iterato
     left = STAGES[min(len(done), len(STAGES) - 1) :]
     at, case = next((row["at"] for row in reversed(outcome.rows) if "at" in row), (left[0], ""))
     at = at if at in left else left[0]
-    verdict, message, evidence = _lost(outcome)
+    verdict, message, evidence = lost(outcome)
     seconds = max(0.0, outcome.seconds - sum(row["seconds"] for row in done))
     for stage in left:
         found = Check(
@@ -114,7 +112,7 @@ def _lost_stages(claim: Claim, outcome: Outcome, done: Sequence[Row]) -> Iterato
 
 
 def _lost_job(job: Job, outcome: Outcome) -> Row:
-    verdict, message, evidence = _lost(outcome)
+    verdict, message, evidence = lost(outcome)
     kind, _, subject = job.id.partition("/")
     if kind == "fact":
         topic, _, subject = subject.partition("/")
@@ -122,13 +120,6 @@ def _lost_job(job: Job, outcome: Outcome) -> Row:
     row: Row = {"kind": "model", "model": job.id, "verdict": verdict.value, "message": message, "max_lsb": None}
     row |= {"waived": False, "cases": None, "seconds": round(outcome.seconds, 6), "evidence": evidence}
     return plain(row)
-
-
-def _lost(outcome: Outcome) -> tuple[Verdict, str, Row]:
-    """The verdict, message and evidence of work that did not end well."""
-    own = "internal error of the suite: " if outcome.ending is Ending.ERROR else ""
-    evidence = {_TEXTS[outcome.ending]: outcome.text} if outcome.text else {}
-    return _VERDICTS[outcome.ending], own + outcome.message, evidence
 
 
 def _ruled(run: Run, name: str, row: Row, told: str) -> Row:

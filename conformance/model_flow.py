@@ -139,7 +139,12 @@ def _train(prepared: nn.Module, batches: Sequence[Batch]) -> None:
 
 
 def descend(model: nn.Module, loss: Tensor, rate: float) -> None:
-    """Take one step of gradient descent. (torch.optim would do, but to import it takes longer than all else here.)"""
+    """Take one step of gradient descent, if anything leads to the loss.
+
+    (torch.optim would do, but to import it takes longer than all else here.)
+    """
+    if not loss.requires_grad:
+        return
     parameters = list(model.parameters())
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     with torch.no_grad():

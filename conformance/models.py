@@ -190,13 +190,13 @@ def _models(claim: Claim, capabilities: Capabilities) -> list[Case] | str:
     unknown = [leaf for leaf in rest if leaf not in FOLLOWERS and leaf is not torch.add]
     if unknown:
         return _unknown(f"{leaf_name(unknown[0])} after {leaf_name(root)}", claim)
-    is_taken = partial(
-        _is_taken, capabilities.limits.get(leaf_name(root), {}), claim.flow == "qat" and any(map(_is_norm, rest))
+    takes = partial(
+        is_taken, capabilities.limits.get(leaf_name(root), {}), claim.flow == "qat" and any(map(_is_norm, rest))
     )
-    return list(_cases(recipe, root, wrap, rest, added, is_taken))
+    return list(_cases(recipe, root, wrap, rest, added, takes))
 
 
-def _is_taken(limits: Mapping[str, Taken], is_trained_norm: bool, arguments: Arguments) -> bool:
+def is_taken(limits: Mapping[str, Taken], is_trained_norm: bool, arguments: Arguments) -> bool:
     """Tell whether arguments are within the backend's limits, and run in the float model.
 
     torch's QAT modules of a convolution and a batch norm do not take a word for the padding: they split it in letters.
@@ -305,13 +305,13 @@ class SecondInputModel(nn.Module):
 
 def _cases(
     recipe: Recipe, root: Any, wrap: tuple[int, Wrap] | None, rest: tuple[Any, ...], added: Added | None,
-    is_taken: Callable[[Arguments], bool],
+    takes: Callable[[Arguments], bool],
 ) -> Iterator[Case]:  # fmt: skip
     needs_second = added is not None or torch.add in rest
     is_alone = wrap is None and not rest and added is None
     for varied, arguments in _variants(root, whole=is_alone or root not in WEIGHTED, known=is_alone):
         inputs = recipe.inputs(arguments)
-        if not is_taken(arguments) or not _norm_fits(rest, root, inputs):
+        if not takes(arguments) or not _norm_fits(rest, root, inputs):
             continue
         build = partial(_build, recipe, root, wrap, rest, added, arguments, len(inputs))
         name = ",".join(f"{key}={_shown(arguments[key])}" for key in varied) or "default"

@@ -57,6 +57,7 @@ class Effort:
 
     ``aims`` are those of the claim's first case; ``further`` those of all others, which are about arguments more than
     about values. ``every``: each so-manieth case is run again under the changes that may make no difference.
+    ``graphs``: how many graphs a fuzz job draws; 0: there are no such jobs.
     """
 
     cases: int | None
@@ -64,12 +65,13 @@ class Effort:
     further: int
     random: int
     every: int = 1
+    graphs: int = 0
 
 
 PROFILES: dict[str, Effort] = {
     "quick": Effort(cases=8, aims=3, further=3, random=0, every=3),
     "full": Effort(cases=None, aims=len(AIMS), further=5, random=1, every=3),
-    "stress": Effort(cases=None, aims=len(AIMS), further=len(AIMS), random=24),
+    "stress": Effort(cases=None, aims=len(AIMS), further=len(AIMS), random=24, graphs=200),
 }
 
 
@@ -80,16 +82,24 @@ _IN_FLOAT: dict[str, Any] = {
 
 
 class Workbench:
-    """Runs claims for one backend; holds the artefacts of the claim that it works on."""
+    """Runs claims for one backend; holds the artefacts of the claim that it works on.
 
-    def __init__(self, backend: Backend, *, seed: int, profile: str, max_examples: int | None = None) -> None:
+    ``spec``: what the command line calls the backend. ``repro``: the command that runs a claim or job again, by its ID.
+    """
+
+    def __init__(
+        self, backend: Backend, *, seed: int, profile: str, max_examples: int | None = None, spec: str = "",
+        repro: Callable[[str], str] = str,
+    ) -> None:  # fmt: skip
         torch.set_num_threads(1)  # cases are tiny: threads cost more than they give, and workers share the cores
         self.backend = backend
+        self.spec = spec or backend.name
+        self.repro = repro
         self.seed = seed
         self.profile = profile
         effort = PROFILES[profile]
         if max_examples is not None:
-            effort = replace(effort, aims=len(AIMS), further=len(AIMS), random=max_examples)
+            effort = replace(effort, aims=len(AIMS), further=len(AIMS), random=max_examples, graphs=max_examples)
         self.effort = effort
         self.capabilities = backend.capabilities()
         self.config: BackendConfig = as_backend_config(backend.backend_config())

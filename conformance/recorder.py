@@ -17,7 +17,7 @@ from conformance.jobs import Row
 from conformance.judging import is_green, judged_rows, run_problems, unit_rows
 from conformance.session import Run, Unit, param_id
 from reports.html import render_html
-from reports.results import Header, ResultsWriter, Verdict, decode, read_results
+from reports.results import Header, Model, ResultsWriter, Verdict, decode, read_results
 from reports.results import Outcome as RunOutcome
 from reports.terminal import summary
 
@@ -37,6 +37,8 @@ class Recorder:
         try:
             self._writer = ResultsWriter(folder / "results.jsonl")
             self._html.unlink(missing_ok=True)
+            for script in folder.glob("scripts/*.py"):
+                script.unlink()
         except OSError as error:
             raise pytest.UsageError(f"--report-dir: cannot write to {folder}: {error.strerror}") from error
         self._run = run
@@ -97,10 +99,19 @@ class Recorder:
         rows = list(rows)
         for row in rows:
             self._writer.write(row)
+            self._write_script(row)
         for row in judged_rows(rows):
             self._judged[row[row["kind"]]] = Judged(Verdict(row["verdict"]), row.get("failing"))
             self._all_green &= is_green(self._run, row)
         self._waiting.remove(unit.id)
+
+    def _write_script(self, row: Row) -> None:
+        """Write the script of a model that has one, for whoever looks into the report folder."""
+        model = decode(row)
+        if isinstance(model, Model) and model.script_path:
+            path = self._html.parent / model.script_path
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(model.evidence["script"], encoding="utf-8")
 
     def _unit(self, node_id: str) -> Unit | None:
         return self._units.get(node_id.partition("[")[2].removesuffix("]"))

@@ -127,6 +127,9 @@ _ELEMENTWISE = (
 _EXP = 40 * U  # twenty ulp: fast exponentials of vector libraries are as far off
 
 
+_BEYOND = 500.0  # an exponent whose error is this large has no digit right; float64 still holds its exponential
+
+
 def _softmax_axis(call: Call) -> int:
     dim = _option(call, "dim", 1)
     return int(dim) if dim is not None else 0 if call.result.dim() in (0, 1, 3) else 1  # torch's choice
@@ -137,15 +140,18 @@ def softmaxes(call: Call) -> Errors:
 
     ρ: x and the largest x are dequantized, their difference rounds, the exponential is within twenty ulp. The sum and
     the quotient add γₙ₊₁·yᵢ; exponentials below 2⁻¹²⁶ may be flushed to zero, n of them be missing. Errors of the
-    operands grow by at most 1/2: Σⱼ |∂yᵢ/∂xⱼ| = 2yᵢ(1 − yᵢ) ≤ 1/2.
+    operands grow by at most 1/2: Σⱼ |∂yᵢ/∂xⱼ| = 2yᵢ(1 − yᵢ) ≤ 1/2. All of it is at most 1, as y is: so much where x is
+    so large that S reaches 1, and nothing is known of y.
     """
     x, y, axis = call.values()[0], call.result, _softmax_axis(call)
     errors = {cause: 0.5 * _largest(x, error, axis) for cause, error in x.errors.items()}
     dequantized = dequantizing(x)
     below = (x.real.amax(axis, keepdim=True) - x.real).abs()
-    factor = dequantized + dequantized.amax(axis, keepdim=True) + U * below + _EXP
+    exponent = dequantized + dequantized.amax(axis, keepdim=True) + U * below
+    factor = torch.expm1(exponent.clamp(max=_BEYOND)) + _EXP
     total = (y * factor).sum(axis, keepdim=True)
-    return _added(errors, y * ((factor + total) / (1 - total) + gamma(y.shape[axis] + 1)) + y.shape[axis] * 2.0**-126)
+    off = y * ((factor + total) / (1 - total) + gamma(y.shape[axis] + 1))
+    return _added(errors, torch.where(total < 1, off, 1.0).clamp(max=1.0) + y.shape[axis] * 2.0**-126)
 
 
 def _largest(x: Value, error: Tensor, axis: int) -> Tensor:

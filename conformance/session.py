@@ -16,7 +16,7 @@ import pytest
 
 from backends.base import Backend, Capabilities, Taken
 from backends.discovery import BackendNotFound, find_backend
-from conformance import composition, fingerprint, isa, unclaimed
+from conformance import composition, fingerprint, fuzz, isa, unclaimed
 from conformance.claims import Claim, config_digest, enumerate_claims
 from conformance.environment import environment_facts
 from conformance.isolation import CAN_FORK
@@ -27,7 +27,7 @@ from conformance.waivers import WaiverError, Waivers, load_waivers
 from refimpl.backend_config import as_backend_config
 from reports.results import GREEN, SCHEMA, Verdict
 
-JOB_SOURCES = (composition.jobs, fingerprint.jobs, unclaimed.jobs)
+JOB_SOURCES = (fuzz.jobs, composition.jobs, fingerprint.jobs, unclaimed.jobs)
 _RUN = pytest.StashKey["Run"]()
 _FAULTS = (Exception, SystemExit)
 _NO_RUN_OPTIONS = ("help", "version", "markers", "cacheshow")
@@ -71,7 +71,10 @@ class Run:
     def workbench(self) -> Workbench:
         """Return a pipeline for the backend."""
         options = self.options
-        return Workbench(self.backend, seed=options.seed, profile=options.profile, max_examples=options.max_examples)
+        return Workbench(
+            self.backend, seed=options.seed, profile=options.profile, max_examples=options.max_examples,
+            spec=options.backend, repro=options.repro,
+        )  # fmt: skip
 
     def header(self, claims: int) -> Row:
         """Return the results file's first row; ``claims`` of them are to be judged."""
@@ -159,9 +162,9 @@ def open_run(options: Options, backend: Backend) -> Run:
         ) from error
     if not claims:
         raise pytest.UsageError(f"backend {backend.name}: backend_config() claims nothing: no entry has a dtype config")
-    jobs, full = (
+    jobs, every = (
         tuple(job for source in JOB_SOURCES for job in source(config, capabilities, profile))
-        for profile in (options.profile, "full")
+        for profile in (options.profile, "stress")
     )
     claim_ids = [claim.id for claim in claims]
     waiver_file = None if options.no_waivers else options.waivers or backend.waivers
@@ -172,7 +175,7 @@ def open_run(options: Options, backend: Backend) -> Run:
         claims=claims,
         jobs=jobs,
         selected=select_ids([*claim_ids, *(job.id for job in jobs)], options.claims),
-        known=tuple(dict.fromkeys([*claim_ids, *(job.id for job in (*jobs, *full))])),
+        known=tuple(dict.fromkeys([*claim_ids, *(job.id for job in (*jobs, *every))])),
         waivers=_waivers(waiver_file, options, isa.current_level(backend.engine)),
         waiver_file=waiver_file,
     )

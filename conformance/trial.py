@@ -65,7 +65,7 @@ def _findings(
     bench: Workbench, model: GraphModule, lowered: Callable[..., Any], batches: Sequence[Batch]
 ) -> Iterator[Finding]:
     """Compare every output for every batch, and the first batch's with those of a second run. (NUM-07)"""
-    walk = Walk(model, bench.capabilities, dynamic_range=_dynamic_range(model))
+    walk = Walk(model, bench.capabilities, dynamic_range=dynamic_range(model))
     grids = tuple(placeholder_grids(model))
     outputs = [run_lowered(lowered, f"batch {number}", batch) for number, batch in enumerate(batches)]
     for number, (batch, output) in enumerate(zip(batches, outputs, strict=True)):
@@ -74,7 +74,7 @@ def _findings(
     yield compare_outputs("batch 0", REPETITION, outputs[0], again)
 
 
-def _dynamic_range(model: GraphModule) -> tuple[int, int] | None:
+def dynamic_range(model: GraphModule) -> tuple[int, int] | None:
     """The integers that the QConfigs in force ask for dynamic inputs: not what an engine makes of them. (CVT-03)"""
     for decision in explain(model).plan.decisions:
         if decision.qconfig is not None and decision.dtype_config is not None and decision.dtype_config.is_dynamic:

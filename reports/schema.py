@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import types
 import typing
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -74,6 +75,7 @@ class Evidence(TypedDict, total=False):
     float_ops: list[str]
     graph: str
     printed: str
+    script: str
     nondeterministic: bool
 
 
@@ -184,7 +186,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model of several patterns, judged end to end as a claim is; it is no claim of the config."""
+    """A model of several patterns, judged end to end as a claim is; it is no claim of the config.
+
+    Its evidence may have a `script` that shows by itself what is wrong; `script_path` is where it stands.
+    """
 
     kind: ClassVar[str] = "model"
     model: str
@@ -201,6 +206,11 @@ class Model:
     def green(self) -> bool:
         """Whether this model lets a run pass."""
         return self.waived or self.verdict in GREEN
+
+    @property
+    def script_path(self) -> str:
+        """The file in the report folder that has the model's script; "" without one."""
+        return f"scripts/{re.sub(r'[^A-Za-z0-9_-]+', '_', self.model)}.py" if "script" in self.evidence else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,14 +80,14 @@ def test_evidence_of_any_shape_is_shown(runs: Any) -> None:
     evidence = {
         "expected": [1.5] * 99,
         "found": ["inf"] * 99,
-        "script": {"a": [1]},
+        "other": {"a": [1]},
         "traceback": "Boom",
         "x": None,
     }
     check, claim = runs.refuted()
     text = page(runs, [check | {"evidence": evidence, "max_lsb": "inf", "cases": 1}, claim]).text
     assert f"first {OUTPUTS_SHOWN} of 99" in text
-    assert 'Script { "a": [ 1 ] }' in text
+    assert 'Other { "a": [ 1 ] }' in text
     assert "Traceback Boom" in text
     assert "inf LSB" in text
 
