@@ -248,6 +248,6 @@ GUARDS: tuple[Guard, ...] = (
     Guard(name="numerics.distance", target="conformance.claim_run.judge", is_red=_is_distance, blind=_any_distance),
     *map(_invariance, SAID),
     Guard(name="models", target="conformance.composition.verified", is_red=_is_red_check, blind=_green),
-    Guard(name="isolation", target="conformance.judging._lost", is_red=lambda *_: True, blind=_lost_work),
+    Guard(name="isolation", target="conformance.judging.lost", is_red=lambda *_: True, blind=_lost_work),
 )  # fmt: skip
 """Every check by name. What prepare and convert refuse of a config, they refuse by themselves: no guard is needed."""

@@ -25,7 +25,7 @@ class Mutant:
 
     ``group``: the class of the fault ("rounding"). ``make``: makes the backend. ``rules``: those of which one should go
     red; none: an honest variant, of which every claim must be VERIFIED. ``claims``: globs of the claims and models that
-    the backend is made for, none: all; ``in_full``: of those that the full profile is to run. ``patches``: by dotted
+    the fault touches, none: all; ``in_full``: of those that the full profile is to run. ``patches``: by dotted
     name what stands in its place meanwhile, for faults of the flow and not of a kernel. ``size``: of a family of faults
     that differ in size alone, how large this one is, as a part of the result.
     """

@@ -22,13 +22,21 @@ MUTANTS: list[Mutant] = []
 BN, BN_RELU = "nn.Conv2d+nn.BatchNorm2d", "nn.Conv2d+nn.BatchNorm2d+nn.ReLU"
 
 
-def seed(group: str, name: str, make: Callable[[], SmallReference], *rules: str) -> None:
-    MUTANTS.append(Mutant(group=group, name=name, make=make, rules=rules, in_full=IN_FULL))
+def seed(
+    group: str,
+    name: str,
+    make: Callable[[], SmallReference],
+    *rules: str,
+    claims: tuple[str, ...] = (),
+) -> None:
+    """Enter a fault into the table. ``claims``: the only ones that it touches, and others."""
+    MUTANTS.append(Mutant(group=group, name=name, make=make, rules=rules, claims=claims, in_full=claims or IN_FULL))
 
 
 def entry(group: str, name: str, pattern: str, change: Callable[[BackendPatternConfig], object], *rules: str) -> None:
     """Enter a fault of one entry."""
-    seed(group, name, lambda: SmallReference(config_with(pattern, change)), *rules)
+    claims = (f"{pattern}/*", "model/residual/ptq/*", "torch.flatten/*/ptq/*")
+    seed(group, name, lambda: SmallReference(config_with(pattern, change)), *rules, claims=claims)
 
 
 # -- fuser methods ----------------------------------------------------------------------------------------------------
@@ -192,10 +200,15 @@ def _hang(honest: Any, module: Any, *arguments: Any) -> Any:
     return honest(module, *arguments)
 
 
-seed("claims", "declines what it claims", partial(Edited, _only(nn.Hardswish, _decline)), "LOW-01")
-seed("claims", "cannot compile what it claims", partial(Edited, _only(nn.Sigmoid, _raise)), "LOW-01")
-seed("claims", "claims signed integers, takes unsigned ones", partial(Stepped, "quantize", _signed), "NUM-03")
+seed("claims", "declines what it claims", partial(Edited, _only(nn.Hardswish, _decline)), "LOW-01",
+     claims=("nn.Hardswish/*", "torch.flatten/*"))  # fmt: skip
+seed("claims", "cannot compile what it claims", partial(Edited, _only(nn.Sigmoid, _raise)), "LOW-01",
+     claims=("nn.Sigmoid/*", "torch.flatten/*"))  # fmt: skip
+seed("claims", "claims signed integers, takes unsigned ones", partial(Stepped, "quantize", _signed), "NUM-03",
+     claims=("nn.Conv1d/*", "nn.Softmax/*"))  # fmt: skip
 seed("claims", "takes scales from 2^-12 on, unsaid", partial(Stepped, "quantize", _scale_floor), "NUM-03", "NUM-05")
 seed("claims", "claims per-channel scales, has one for all", partial(Edited, _per_tensor), "NUM-03")
-seed("claims", "dies on one op", partial(Edited, _only(nn.ReLU6, _die)), "CRASHED")
-seed("claims", "hangs on one op", partial(Stepped, "called", _hang), "TIMEOUT")
+seed("claims", "dies on one op", partial(Edited, _only(nn.ReLU6, _die)), "CRASHED",
+     claims=("nn.ReLU6/*", "torch.flatten/*"))  # fmt: skip
+seed("claims", "hangs on one op", partial(Stepped, "called", _hang), "TIMEOUT",
+     claims=("nn.Softmax/static:in=quint8*/ptq/*", "torch.flatten/*/ptq/*"))  # fmt: skip

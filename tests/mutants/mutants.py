@@ -9,8 +9,8 @@ import config_faults
 import flow_faults
 import honest
 import reference_faults
-from integer_faults import FAULTS, Fault, multiplier, varied
-from integer_kernels import CLAIMS, IN_FULL, IntegerBackend
+from integer_faults import FAULTS, RATIO, Fault, multiplier, varied
+from integer_kernels import IN_FULL, IntegerBackend, Make
 
 from conformance.claims import enumerate_claims
 from conformance.mutation.mutant import Mutant
@@ -19,32 +19,33 @@ from conformance.options import select_ids
 LADDER = (12, 16)
 
 
-def _touched(fault: Fault) -> tuple[str, ...]:
-    """Of the claims of the full profile those in which the fault's step runs; in all others the kernels are honest."""
+def _integer(fault: Fault) -> Mutant:
+    """A fault of integer kernels, on the claims in which its step runs: in all others the kernels are honest."""
     backend = IntegerBackend()
-    claims = enumerate_claims(backend.backend_config(), backend.capabilities())
-    chosen = select_ids([claim.id for claim in claims], IN_FULL)
-    return tuple(claim.id for claim in claims if claim.id in chosen and claim.pattern in fault.patterns)
+    every = enumerate_claims(backend.backend_config(), backend.capabilities())
+    static = [claim for claim in every if claim.dtypes.input_dtype is not None and not claim.dtypes.is_dynamic]
+    touched = [claim.id for claim in static if claim.pattern in fault.patterns]
+    sampled = select_ids([claim.id for claim in every], IN_FULL)
+    return Mutant(
+        group=fault.group, name=fault.name, make=partial(IntegerBackend, fault.kernels, **fault.capabilities),
+        rules=(fault.rule, *fault.also), claims=tuple(touched), size=fault.size,
+        in_full=tuple(each for each in touched if each in sampled),
+    )  # fmt: skip
 
 
 def _integer_faults() -> Iterator[Mutant]:
     """Those that are found wherever they touch (tests/conformance/test_detection.py), and finer ones."""
     for fault in FAULTS:
-        make = partial(IntegerBackend, fault.kernels, **fault.capabilities)
-        yield Mutant(
-            group=fault.group, name=fault.name, make=make, rules=(fault.rule, *fault.also), claims=CLAIMS,
-            in_full=_touched(fault), size=fault.size,
-        )  # fmt: skip
+        yield _integer(fault)
+    for name, kernels, size in _fine():
+        yield _integer(Fault(group="scale", name=name, kernels=kernels, patterns=RATIO, size=size))
+
+
+def _fine() -> Iterator[tuple[str, Make, float | None]]:
     for bits in LADDER:
         kernels = varied("rescale", lambda honest, total, ratio, e=2.0**-bits: honest(total, ratio * (1 + e)))
-        yield Mutant(
-            group="scale", name=f"rescale ratio off by 2^-{bits}", make=partial(IntegerBackend, kernels),
-            rules=("NUM-03",), claims=CLAIMS, in_full=IN_FULL, size=2.0**-bits,
-        )  # fmt: skip
-    yield Mutant(
-        group="scale", name="15-bit multiplier", make=partial(IntegerBackend, varied("rescale", multiplier(15))),
-        rules=("NUM-03",), claims=CLAIMS, in_full=IN_FULL,
-    )  # fmt: skip
+        yield f"rescale ratio off by 2^-{bits}", kernels, 2.0**-bits
+    yield "15-bit multiplier", varied("rescale", multiplier(15)), None
 
 
 MUTANTS: tuple[Mutant, ...] = (

@@ -25,16 +25,21 @@ MUTANTS: list[Mutant] = []
 NUMBERS = ("NUM-03", "NUM-05")
 CHOOSES: Any = OPS.choose_qparams.tensor
 
+WEIGHTED = ("nn.Linear/static:*/ptq/*", "nn.Conv*", "*.conv2d/*", "F.linear/static:*")
+DYNAMIC = ("*/dynamic:in=quint8*/ptq/*",)
+SUMS = ("operator.*/ptq/*", "torch.flatten/*/ptq/*")
+
 Wrap = Callable[[Callable[..., Any], GraphModule, tuple[Any, ...]], Callable[..., Any]]
 
 
 def seed(group: str, name: str, make: Callable[[], SmallReference], *rules: str, **more: Any) -> None:
-    """Enter a fault into the table."""
-    MUTANTS.append(Mutant(group=group, name=name, make=make, rules=rules or NUMBERS, in_full=IN_FULL, **more))
+    """Enter a fault into the table. ``claims``: the only ones that it touches."""
+    more = {"in_full": more.get("claims", IN_FULL), **more}
+    MUTANTS.append(Mutant(group=group, name=name, make=make, rules=rules or NUMBERS, **more))
 
 
-def edited(group: str, name: str, edit: Callable[[GraphModule], object], *rules: str) -> None:
-    seed(group, name, lambda: Edited(edit), *rules)
+def edited(group: str, name: str, edit: Callable[[GraphModule], object], *rules: str, **more: Any) -> None:
+    seed(group, name, lambda: Edited(edit), *rules, **more)
 
 
 def stepped(group: str, name: str, step: str, body: Callable[..., Any], *rules: str, **more: Any) -> None:
@@ -153,8 +158,13 @@ def _groups_mixed(module: Any) -> None:
 edited("weights", "weight left in float", _weights(_in_float))
 seed("zero point", "weight zero point dropped", lambda: AffineWeights(_weights(_no_zero_point)))
 edited("claims", "takes no weight of -128, unsaid", _weights(_without_lowest))
-edited("geometry", "square weights transposed", _weights(_square_transposed))
-edited("geometry", "transposed convolution: groups in another order", _weights(_groups_mixed))
+edited("geometry", "square weights transposed", _weights(_square_transposed), claims=WEIGHTED)
+edited(
+    "geometry",
+    "transposed convolution: groups in another order",
+    _weights(_groups_mixed),
+    claims=("nn.ConvTranspose2d/*",),
+)
 edited("bias", "bias dropped, any op", _weights(lambda module: setattr(module, "bias", None)))
 
 
@@ -174,7 +184,7 @@ def _relu6(module: Any) -> None:
     module.max_val = math.inf
 
 
-edited("activation", "relu6 as relu", _modules(nn.ReLU6, _relu6))
+edited("activation", "relu6 as relu", _modules(nn.ReLU6, _relu6), claims=("nn.ReLU6/*",))
 edited("activation", "relu missing after a fused op", _modules(
     nn.Sequential, lambda m: isinstance(m[-1], nn.ReLU) and m.register_module(str(len(m) - 1), nn.Identity())
 ))  # fmt: skip
@@ -203,9 +213,9 @@ def _wrong_eps(honest: Any, target: Any, *arguments: Any, **keywords: Any) -> An
     return honest(target, *arguments, **keywords)
 
 
-stepped("geometry", "interpolate: corners aligned otherwise", "function", _align_corners)
-stepped("geometry", "mean divides by one less", "function", _one_less)
-stepped("geometry", "layer_norm with another eps", "function", _wrong_eps)
+stepped("geometry", "interpolate: corners aligned otherwise", "function", _align_corners, claims=("F.interpolate/*",))
+stepped("geometry", "mean divides by one less", "function", _one_less, claims=("torch.mean/*",))
+stepped("geometry", "layer_norm with another eps", "function", _wrong_eps, claims=("F.layer_norm/*",))
 
 
 def _clamps_open(honest: Any, target: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -229,16 +239,16 @@ def _summed_in_half(honest: Any, target: Any, *arguments: Any, **keywords: Any) 
     return result.half().float() if target in (operator.add, operator.mul) else result
 
 
-stepped("activation", "clamp has no lower end", "function", _clamps_open)
-stepped("sharing", "cat swaps inputs of one shape", "function", _cat_swapped)
-stepped("accumulation", "sums and products in float16", "function", _summed_in_half)
+stepped("activation", "clamp has no lower end", "function", _clamps_open, claims=("torch.clamp/*",))
+stepped("sharing", "cat swaps inputs of one shape", "function", _cat_swapped, claims=("torch.cat/*", "model/cat*"))
+stepped("accumulation", "sums and products in float16", "function", _summed_in_half, claims=("operator.*",))
 
 
 def _softmax_elsewhere(module: Any) -> None:
     module.dim = 0
 
 
-edited("geometry", "softmax along the first axis", _modules(nn.Softmax, _softmax_elsewhere))
+edited("geometry", "softmax along the first axis", _modules(nn.Softmax, _softmax_elsewhere), claims=("nn.Softmax/*",))
 
 
 def _approximate(honest: Any, module: nn.Module, *arguments: Any) -> Any:
@@ -246,7 +256,7 @@ def _approximate(honest: Any, module: nn.Module, *arguments: Any) -> Any:
     return (arguments[0] / 4 + 0.5).clamp(0, 1) if isinstance(module, nn.Sigmoid) else honest(module, *arguments)
 
 
-stepped("activation", "sigmoid of three pieces", "called", _approximate)
+stepped("activation", "sigmoid of three pieces", "called", _approximate, claims=("nn.Sigmoid/*",))
 
 # -- layout, batch, threads, memory -----------------------------------------------------------------------------------
 
@@ -436,11 +446,11 @@ class PreviousQparams(SmallReference):
         return run
 
 
-stepped("dynamic", "dynamic inputs in 7 bits", "function", _chooses(_reduced))
-stepped("dynamic", "dynamic inputs symmetric", "function", _chooses(_symmetric))
-stepped("dynamic", "range of a dynamic input without zero", "function", _chooses(_without_zero))
-stepped("dynamic", "smallest dynamic scale 2^-10", "function", _chooses(_floored))
-seed("dynamic", "qparams of the previous input", PreviousQparams, *NUMBERS, "NUM-07")
+stepped("dynamic", "dynamic inputs in 7 bits", "function", _chooses(_reduced), claims=DYNAMIC)
+stepped("dynamic", "dynamic inputs symmetric", "function", _chooses(_symmetric), claims=DYNAMIC)
+stepped("dynamic", "range of a dynamic input without zero", "function", _chooses(_without_zero), claims=DYNAMIC)
+stepped("dynamic", "smallest dynamic scale 2^-10", "function", _chooses(_floored), claims=DYNAMIC)
+seed("dynamic", "qparams of the previous input", PreviousQparams, *NUMBERS, "NUM-07", claims=DYNAMIC)
 
 
 def _embedding(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -459,15 +469,21 @@ def _means_as_sums(module: Any) -> None:
     module.mode = "sum"
 
 
-stepped("geometry", "last row of an embedding is the one before", "called", _embedding(_one_before))
-edited("geometry", "mean of a bag as sum", _modules(nn.EmbeddingBag, _means_as_sums))
+stepped(
+    "geometry",
+    "last row of an embedding is the one before",
+    "called",
+    _embedding(_one_before),
+    claims=("nn.Embedding*",),
+)
+edited("geometry", "mean of a bag as sum", _modules(nn.EmbeddingBag, _means_as_sums), claims=("nn.EmbeddingBag/*",))
 
 
 def _state_dropped(honest: Any, module: nn.Module, *arguments: Any) -> Any:
     return honest(module, *arguments[:1]) if isinstance(module, nn.RNNCellBase) else honest(module, *arguments)
 
 
-stepped("state", "hidden state of a cell dropped", "called", _state_dropped)
+stepped("state", "hidden state of a cell dropped", "called", _state_dropped, claims=("nn.*Cell/*",))
 
 # -- structure of the graph -------------------------------------------------------------------------------------------
 
@@ -533,5 +549,5 @@ class ShowsNothing(ShowsFloat):
         return Execution(quantized_ops=() if found.float_fallbacks else found.quantized_ops, float_fallbacks=())
 
 
-seed("structure", "adds in float, and says so", ShowsFloat, "LOW-04")
-seed("structure", "shows no quantized op for a sum", ShowsNothing, "LOW-04")
+seed("structure", "adds in float, and says so", ShowsFloat, "LOW-04", claims=SUMS)
+seed("structure", "shows no quantized op for a sum", ShowsNothing, "LOW-04", claims=SUMS)
