@@ -56,7 +56,8 @@ class Capabilities:
 
     ``weight_schemes``: how a weight may be quantized; each is certified by itself.
     ``int32_bias``: the bias is held as int32 of scale ``s_x * s_w``, so it is rounded once more (NUM-04).
-    ``float_accumulation``: products are summed in floating point, so a sum carries rounding errors (NUM-04).
+    ``float_accumulation``: products are summed in floating point, so a sum carries rounding errors (NUM-04), and a
+    result may differ with its place in memory where both are within the bound (NUM-07).
     ``dynamic_states``: hidden states of recurrent ops are quantized as their input is.
     ``dynamic_scale_floor``: the smallest scale that a dynamic input gets.
     ``half_row_qparams``: rows of a 4-bit embedding keep scale and bias in half precision.

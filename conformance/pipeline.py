@@ -235,9 +235,21 @@ class Workbench:
         run.held.add(done)
 
     def _prepare(self, run: ClaimRun, case_run: CaseRun) -> None:
+        found: list[structure.Problem | None] = []
+
+        def untrained(prepared: GraphModule) -> None:
+            """Of what training changes by statistics alone, only now can anybody tell what it computes."""
+            done = ("trained", case_run.case.variant)
+            if done not in run.held and keeps_statistics(prepared):
+                inputs = calibration_inputs(case_run.case)[0]
+                found.append(structure.check_trained_meaning(case_run.model, prepared, inputs))
+                run.held |= {done} if found == [None] else set()
+
         case_run.prepared = self._flow(
-            "OBS-15", lambda: prepare_case(run.claim, case_run.case, case_run.model, self.config)
+            "OBS-15", lambda: prepare_case(run.claim, case_run.case, case_run.model, self.config, untrained)
         )
+        for problem in found:
+            _raise(problem, case_run.prepared)
         run.prepared = run.prepared or case_run.prepared
         _raise(structure.check_prepared(run.claim, case_run.prepared), case_run.prepared)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,8 +36,16 @@ def leaves_of(claim: Claim) -> PrepareCustomConfig:
     )
 
 
-def prepare_case(claim: Claim, case: Case, model: nn.Module, config: BackendConfig) -> GraphModule:
+def prepare_case(
+    claim: Claim,
+    case: Case,
+    model: nn.Module,
+    config: BackendConfig,
+    untrained: Callable[[GraphModule], object] = lambda _: None,
+) -> GraphModule:
     """Return the prepared model, calibrated (in QAT: trained for a step, then calibrated), in eval mode.
+
+    In QAT ``untrained`` gets the model as it is before it is trained, in training mode.
 
     What training has seen is forgotten: a batch norm's statistics move in it, and with them the weight that it is
     folded into, which would then fill a few of the steps of its earlier range. In a regime of ties, the parameters of
@@ -48,6 +57,7 @@ def prepare_case(claim: Claim, case: Case, model: nn.Module, config: BackendConf
     mapping = mapping_for(claim, case, model)
     if claim.flow == "qat":
         prepared = prepare_qat_fx(copy.deepcopy(model).train(), mapping, None, leaves_of(claim), backend_config=config)
+        untrained(prepared)
         has_norm = any(isinstance(module, _BatchNorm) for module in prepared.modules())
         with torch.no_grad():
             for inputs in [_joined(batches)] if has_norm else batches:

@@ -168,7 +168,23 @@ def _check_root(claim: Claim, reference: GraphModule) -> Problem | None:
 
 
 def check_fused_meaning(model: nn.Module, fused: GraphModule, inputs: tuple[Tensor, ...]) -> Problem | None:
-    """The fused model computes the float model's function. (FUS-06)
+    """The fused model computes the float model's function. (FUS-06)"""
+    apart = _apart(model, fused, inputs)
+    return Problem(rule="FUS-06", message=f"fuse changed what the model computes, {apart}") if apart else None
+
+
+def check_trained_meaning(model: nn.Module, prepared: GraphModule, inputs: tuple[Tensor, ...]) -> Problem | None:
+    """A model that is prepared for training, and not trained yet, computes the float model's function. (QAT-01)"""
+    prepared.eval()
+    apart = _apart(model, prepared, inputs)
+    prepared.train()
+    return (
+        Problem(rule="QAT-01", message=f"the modules for training compute something else, {apart}") if apart else None
+    )
+
+
+def _apart(model: nn.Module, other: GraphModule, inputs: tuple[Tensor, ...]) -> str:
+    """Say how far a model is from computing the float model's function; "" where it does.
 
     Both run in float64, so that they may differ by the float32 rounding of folded weights alone: 2⁻¹⁹ of the largest
     value on the way, for at most some hundred terms.
@@ -179,17 +195,16 @@ def check_fused_meaning(model: nn.Module, fused: GraphModule, inputs: tuple[Tens
         largest.extend(float(each.abs().max()) for each in tensors(output) if each.numel())
 
     expected = evaluated(model, inputs)
-    hooks = [module.register_forward_hook(note) for module in fused.modules()]
-    given = evaluated(fused, inputs)
+    hooks = [module.register_forward_hook(note) for module in other.modules()]
+    given = evaluated(other, inputs)
     for hook in hooks:
         hook.remove()
     for right, left in zip(expected, given, strict=True):
         difference = float((left - right).abs().max()) if right.numel() else 0.0
         allowed = 2.0**-19 * max(largest)
         if difference > allowed:
-            text = f"fuse changed what the model computes, by {difference:.3g}; rounding explains {allowed:.3g}"
-            return Problem(rule="FUS-06", message=text)
-    return None
+            return f"by {difference:.3g}; rounding explains {allowed:.3g}"
+    return ""
 
 
 def check_meaning(model: nn.Module, reference: GraphModule, inputs: tuple[Tensor, ...]) -> Problem | None:

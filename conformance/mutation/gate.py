@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from unittest.mock import patch
 
+import pytest
 import torch
 
 from conformance.claims import Claim
@@ -120,9 +121,13 @@ def trial(mutant: Mutant, task: Task) -> Trial:
             stack.enter_context(patch.object(*owner_of(target), value))
         if task.blind:
             stack.enter_context(without(task.blind))
-        run = open_run(_options(mutant, task), mutant.make())
-        units = {name: unit for name, unit in run.units.items() if not name.startswith("fact/")}
-        found, left = _found(run, units, task.profile)
+        found, left, units = list[Red](), list[str](), dict[str, Unit]()
+        try:
+            run = open_run(_options(mutant, task), mutant.make())
+            units = {name: unit for name, unit in run.units.items() if not name.startswith("fact/")}
+            found, left = _found(run, units, task.profile)
+        except pytest.UsageError as error:
+            left = [f"cannot be run: {error}"]
     return Trial(
         mutant=mutant.name,
         profile=task.profile,

@@ -231,6 +231,7 @@ GUARDS: tuple[Guard, ...] = (
     _structure("structure._check_observation_type"),
     _structure("structure._check_observers"),
     _structure("structure.check_prepared_dynamic"),
+    _structure("structure.check_trained_meaning"),
     _structure("structure.check_reference"),
     _structure("structure._check_root"),
     _structure("structure.check_reference_dynamic"),

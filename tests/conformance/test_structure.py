@@ -148,6 +148,21 @@ def test_a_fuser_that_loses_the_relu() -> None:
     assert (ended.stage, ended.rule, ended.verdict) == ("fuse", "FUS-06", Verdict.REFUTED)
 
 
+@pytest.mark.rule("QAT-01")
+@pytest.mark.parametrize("eps", (0.0625, 0.03))
+def test_a_class_for_training_with_another_eps(eps: float) -> None:
+    """Seen before training, which moves the statistics; the mode, and what the model computes in it, stay."""
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3, eps=0.0625)).eval()
+    other: Any = torch.fx.symbolic_trace(copy.deepcopy(model)).train()
+    other.get_submodule("1").eps = eps
+    inputs = (torch.rand(2, 2, 3, 3),)
+    kept = copy.deepcopy(other.state_dict())
+    problem = structure.check_trained_meaning(model, other, inputs)
+    assert (problem is None) is (eps == 0.0625)
+    assert problem is None or problem.rule == "QAT-01" and "rounding explains" in problem.message
+    assert other.training and all(torch.equal(kept[name], value) for name, value in other.state_dict().items())
+
+
 @pytest.mark.rule("CVT-02")
 def test_a_reference_model_with_another_meaning() -> None:
     entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.ao.nn.intrinsic as nni
+import torch.ao.nn.intrinsic.qat as nniqat
 import torch.ao.nn.quantized.reference as nnqr
 from reference_kernels import IN_FULL, Edited, SmallReference, Stepped, config_with, weighted
 from torch import nn
@@ -17,6 +18,7 @@ from backends.base import UnsupportedPattern
 from conformance.mutation.mutant import Mutant
 from refimpl import BackendPatternConfig, DTypeConfig, DTypeWithConstraints, MatchAllNode
 from refimpl.dtype_config import DTypeWithConstraints as Constraints
+from refimpl.patterns import pattern_name
 
 MUTANTS: list[Mutant] = []
 BN, BN_RELU = "nn.Conv2d+nn.BatchNorm2d", "nn.Conv2d+nn.BatchNorm2d+nn.ReLU"
@@ -35,7 +37,8 @@ def seed(
 
 def entry(group: str, name: str, pattern: str, change: Callable[[BackendPatternConfig], object], *rules: str) -> None:
     """Enter a fault of one entry."""
-    claims = (f"{pattern}/*", "model/residual/ptq/*", "torch.flatten/*/ptq/*")
+    is_renamed = "wildcard" in name
+    claims = () if is_renamed else (f"{pattern}/*", "model/residual/ptq/*", "torch.flatten/*/ptq/*")
     seed(group, name, lambda: SmallReference(config_with(pattern, change)), *rules, claims=claims)
 
 
@@ -124,6 +127,27 @@ class PlainQat(torch.ao.nn.qat.Linear):
         return found
 
 
+class OtherEps(nniqat.ConvBnReLU2d):
+    """A class for training whose batch norm has another eps."""
+
+    @classmethod
+    def from_float(cls, mod: Any, use_precomputed_fake_quant: bool = False) -> Any:
+        make: Any = super().from_float
+        found = make(mod, use_precomputed_fake_quant)
+        found.bn.eps = 1e-5
+        return found
+
+
+def _trained_by(kind: type[nn.Module], pattern: str, trained: str) -> SmallReference:
+    """Claims in which a class for training, and its own entry, have another one in their place."""
+    config = config_with(pattern, lambda e: e.set_qat_module(kind))
+    entry = next(each for each in config.configs if pattern_name(each.normal_pattern) == trained)
+    return SmallReference(config.set_backend_pattern_config(entry.set_pattern(kind)))
+
+
+seed("structure", "class for training with another eps",
+     lambda: _trained_by(OtherEps, "nni.ConvBnReLU2d", "nniqat.ConvBnReLU2d"), "QAT-01",
+     claims=("nni.ConvBnReLU2d/*", "torch.flatten/*"))  # fmt: skip
 entry("claims", "no reference module", "nn.Conv1d", lambda e: setattr(e, "reference_quantized_module", None),
       "CVT-02", "CFG-11")  # fmt: skip
 entry("structure", "reference module loses the bias", "nn.Conv2d",

@@ -80,11 +80,6 @@ def _all_share(honest: Any, match: Any, floats: Any) -> ObservationType:
     return ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT if is_different else found
 
 
-def _sizes_observed(honest: Any, match: Any, floats: Any) -> ObservationType:
-    found: ObservationType = honest(match, floats)
-    return ObservationType(0) if found is ObservationType.INPUT_OUTPUT_NOT_OBSERVED else found
-
-
 def _first_input(honest: Any, self: Any, node: Node, match: Any, decision: Any) -> list[Any]:
     """Only the first tensor input is observed."""
     before = {draft.group for draft in self._drafts}
@@ -107,7 +102,6 @@ def _dynamic_output(honest: Any, self: Any, match: Any, decision: Any, inputs: A
 patched("sharing", "observers not shared", "refimpl.placing.Placer._find", _never_shared, "OBS-02")
 patched("sharing", "every output shares its input's observer", "refimpl.decide._observation_type", _all_share, "OBS-01",
         "OBS-07")  # fmt: skip
-patched("structure", "sizes are observed", "refimpl.decide._observation_type", _sizes_observed, "OBS-03")
 patched("structure", "only the first input is observed", "refimpl.placing.Placer._inputs", _first_input, "OBS-01",
         "OBS-02")  # fmt: skip
 patched("dynamic", "a dynamic output is observed", "refimpl.placing.Placer._finish", _dynamic_output, "OBS-05")

@@ -36,6 +36,8 @@ CLAIMED: dict[str, tuple[str, ...]] = {
     "nn.Conv2d+nn.BatchNorm2d": (U8,),
     "nn.Conv2d+nn.BatchNorm2d+nn.ReLU": (U8,),
     "nni.ConvReLU2d": (U8,),
+    "nni.ConvBnReLU2d": (U8,),
+    "nniqat.ConvBnReLU2d": (U8,),
     "nn.ConvTranspose2d": (U8,),
     "operator.add": (U8,),
     "operator.add+nn.ReLU": (U8,),
@@ -64,11 +66,12 @@ CLAIMED: dict[str, tuple[str, ...]] = {
     ".size": (U8,),
 }
 """Which dtype configs of which patterns; dynamic ones are of quint8."""
-QAT = ("nn.Linear",)
+QAT = ("nn.Linear", "nni.ConvBnReLU2d")
 """Entries that keep their class for training."""
 IN_FULL = (
     "nn.Linear/static:*", "nn.Linear/dynamic:*/ptq/*", "nn.Conv1d/static:in=qint8*", "nn.Conv2d/*", "torch.conv2d/*",
-    "nn.Conv2d+nn.BatchNorm2d+nn.ReLU/*", "nn.ConvTranspose2d/*", "operator.*/*/ptq/*", "torch.[cfm]*/ptq/*",
+    "nn.Conv2d+nn.BatchNorm2d+nn.ReLU/*", "nni.ConvBnReLU2d/*",
+    "nn.ConvTranspose2d/*", "operator.*/*/ptq/*", "torch.[cfm]*/ptq/*",
     "nn.R*/*/ptq/*", "nn.ReLU/*/qat/*", "nn.Hardswish/*/ptq/*", "nn.S*/*/ptq/*", "F.[il][na]*/ptq/*",
     "nn.*Pool2d/*/ptq/*", "nn.LSTMCell/*", "nn.GRUCell/dynamic:in=float16*", "nn.Embedding/*quint8*",
     "nn.EmbeddingBag/*quint4x2*", ".size/*/ptq/*",
