@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from honest import add_float32, add_ratios, bias_int32, fixed_point, float32, half_away, half_up, relu_first
 from integer_faults import FAULTS, MOVING, RATIO, RELU_AFTER, RESCALED, WEIGHTED, Fault, varied
-from integer_kernels import LIMITS, IntegerBackend, Integers, Kernels, Make, Sum, small_config
-from torch import Tensor
+from integer_kernels import LIMITS, IntegerBackend, Kernels, Make, small_config
 from torch.fx import GraphModule
 
 from backends.base import Capabilities
@@ -162,49 +162,6 @@ def test_every_name_is_its_own_and_every_fault_touches_a_claim() -> None:
 
 
 # -- honest kernels ---------------------------------------------------------------------------------------------------
-
-
-def half_away(honest: Any, value: Tensor) -> Tensor:
-    return value.sign() * (value.abs() + 0.5).floor()
-
-
-def half_up(honest: Any, value: Tensor) -> Tensor:
-    return (value + 0.5).floor()
-
-
-def float32(honest: Any, total: Tensor, ratio: Tensor) -> Tensor:
-    return (total.float() * ratio.float()).double()
-
-
-def fixed_point(honest: Any, total: Tensor, ratio: Tensor) -> Tensor:
-    """A 31-bit mantissa and a shift, as gemmlowp's kernels have them."""
-    mantissa, exponent = torch.frexp(ratio)
-    result: Tensor = honest(total, (mantissa * 2.0**31).round() * 2.0**-31 * 2.0 ** exponent.double())
-    return result
-
-
-def add_float32(honest: Any, x: Integers, y: Integers) -> Sum:
-    """Dequantizes both in float32 and adds: the sum may cancel, the operands' rounding does not."""
-    first, second = ((value.centred() * value.scale).float() for value in (x, y))
-    return Sum(total=(first + second).double(), scale=torch.ones(()).double())
-
-
-def add_ratios(honest: Any, x: Integers, y: Integers) -> Sum:
-    """Rescales each operand by a ratio that was rounded to float32 and a product that was."""
-    ratios = [(value.scale * 77).float() for value in (x, y)]
-    products = [value.centred().float() * ratio for value, ratio in zip((x, y), ratios, strict=True)]
-    return Sum(total=(products[0] + products[1]).double(), scale=torch.ones(()).double() / 77)
-
-
-def bias_int32(honest: Any, total: Sum, bias: Tensor) -> Any:
-    return honest(total, (bias / total.scale).round() * total.scale)
-
-
-def relu_first(honest: Any, value: Tensor, grid: Integers, *, rectified: bool) -> Tensor:
-    """Clamps at the zero point first and to the range then."""
-    floor = grid.zero_point if rectified else torch.tensor(float(grid.low))
-    result: Tensor = honest(torch.maximum(value, floor), grid, rectified=False)
-    return result
 
 
 EVERYTHING = (*RESCALED, *RELU_AFTER, *MOVING)

@@ -159,7 +159,7 @@ def test_a_class_for_training_with_another_eps(eps: float) -> None:
     kept = copy.deepcopy(other.state_dict())
     problem = structure.check_trained_meaning(model, other, inputs)
     assert (problem is None) is (eps == 0.0625)
-    assert problem is None or problem.rule == "QAT-01" and "rounding explains" in problem.message
+    assert problem is None or (problem.rule == "QAT-01" and "rounding explains" in problem.message)
     assert other.training and all(torch.equal(kept[name], value) for name, value in other.state_dict().items())
 
 

@@ -218,10 +218,10 @@ def _die(model: GraphModule) -> None:
     os.abort()
 
 
-def _hang(honest: Any, module: Any, *arguments: Any) -> Any:
+def _hang(honest: Any, module: Any, *arguments: Any, **keywords: Any) -> Any:
     while isinstance(module, nn.Softmax):
         pass
-    return honest(module, *arguments)
+    return honest(module, *arguments, **keywords)
 
 
 seed("claims", "declines what it claims", partial(Edited, _only(nn.Hardswish, _decline)), "LOW-01",

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from integer_kernels import CLAIMS, IN_FULL, IntegerBackend, Integers, Kernels, Make, Sum, varied
+from reference_faults import to_integers
 from reference_kernels import IN_FULL as SAMPLE
-from reference_kernels import Edited, SmallReference, Wrapped, in_rows
+from reference_kernels import Edited, SmallReference, Stepped, Wrapped, in_rows, weighted
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -97,8 +98,6 @@ def _in_last(y: Tensor) -> Tensor:
 
 def _in_double(model: GraphModule) -> None:
     """Sums of another order and width: the weighted modules run in float64."""
-    from reference_kernels import weighted
-
     for module in weighted(model):
         forward = module.forward
         module.forward = _cast(module, forward)
@@ -118,6 +117,7 @@ def _cast(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 reference("the reference model itself", SmallReference)
+reference("ties away from zero, any op", lambda: Stepped("quantize", to_integers(lambda v: half_away(None, v))))
 reference("results in a buffer of its own", lambda: Wrapped(_own_buffer))
 reference("results in channels_last", lambda: Wrapped(lambda f, *_: lambda *x: in_rows(f(*x), _in_last)))
 reference("sums in float64", lambda: Edited(_in_double))

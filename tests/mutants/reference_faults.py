@@ -53,7 +53,7 @@ def wrapped(group: str, name: str, wrap: Wrap, *rules: str) -> None:
 # -- rounding, zero points, scales of every op: what quantizes a result -----------------------------------------------
 
 
-def _to_integers(round_: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+def to_integers(round_: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
     """Quantize with another rounding."""
 
     def body(honest: Any, node: Node, value: Any, scale: Any, zero: Any, low: int, high: int, dtype: Any) -> Any:
@@ -77,9 +77,9 @@ def _scaled(factor: float) -> Callable[..., tuple[Any, ...]]:
     return lambda scale, *rest: (scale * factor if _is_static(scale) else scale, *rest)
 
 
-stepped("rounding", "results truncated", "quantize", _to_integers(torch.trunc))
-stepped("rounding", "results rounded down", "quantize", _to_integers(torch.floor))
-stepped("rounding", "results rounded by adding a half and truncating", "quantize", _to_integers(
+stepped("rounding", "results truncated", "quantize", to_integers(torch.trunc))
+stepped("rounding", "results rounded down", "quantize", to_integers(torch.floor))
+stepped("rounding", "results rounded by adding a half and truncating", "quantize", to_integers(
     lambda v: (v + 0.5).trunc()))  # fmt: skip
 stepped("zero point", "zero point off by one when quantizing", "quantize", _other_numbers(
     lambda scale, zero, *rest: (scale, zero + 1 if _is_static(scale) else zero, *rest)))  # fmt: skip
@@ -251,9 +251,10 @@ def _softmax_elsewhere(module: Any) -> None:
 edited("geometry", "softmax along the first axis", _modules(nn.Softmax, _softmax_elsewhere), claims=("nn.Softmax/*",))
 
 
-def _approximate(honest: Any, module: nn.Module, *arguments: Any) -> Any:
+def _approximate(honest: Any, module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
     """A sigmoid of a few pieces."""
-    return (arguments[0] / 4 + 0.5).clamp(0, 1) if isinstance(module, nn.Sigmoid) else honest(module, *arguments)
+    is_sigmoid = isinstance(module, nn.Sigmoid)
+    return (arguments[0] / 4 + 0.5).clamp(0, 1) if is_sigmoid else honest(module, *arguments, **keywords)
 
 
 stepped("activation", "sigmoid of three pieces", "called", _approximate, claims=("nn.Sigmoid/*",))
@@ -455,8 +456,8 @@ seed("dynamic", "qparams of the previous input", PreviousQparams, *NUMBERS, "NUM
 
 def _embedding(change: Callable[..., Any]) -> Callable[..., Any]:
     kinds = (nn.Embedding, nn.EmbeddingBag)
-    return lambda honest, module, *arguments: (
-        change(honest, module, *arguments) if isinstance(module, kinds) else honest(module, *arguments)
+    return lambda honest, module, *arguments, **keywords: (
+        change(honest, module, *arguments) if isinstance(module, kinds) else honest(module, *arguments, **keywords)
     )
 
 
@@ -479,8 +480,9 @@ stepped(
 edited("geometry", "mean of a bag as sum", _modules(nn.EmbeddingBag, _means_as_sums), claims=("nn.EmbeddingBag/*",))
 
 
-def _state_dropped(honest: Any, module: nn.Module, *arguments: Any) -> Any:
-    return honest(module, *arguments[:1]) if isinstance(module, nn.RNNCellBase) else honest(module, *arguments)
+def _state_dropped(honest: Any, module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+    is_cell = isinstance(module, nn.RNNCellBase)
+    return honest(module, *arguments[:1]) if is_cell else honest(module, *arguments, **keywords)
 
 
 stepped("state", "hidden state of a cell dropped", "called", _state_dropped, claims=("nn.*Cell/*",))

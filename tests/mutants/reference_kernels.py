@@ -69,12 +69,11 @@ CLAIMED: dict[str, tuple[str, ...]] = {
 QAT = ("nn.Linear", "nni.ConvBnReLU2d")
 """Entries that keep their class for training."""
 IN_FULL = (
-    "nn.Linear/static:*", "nn.Linear/dynamic:*/ptq/*", "nn.Conv1d/static:in=qint8*", "nn.Conv2d/*", "torch.conv2d/*",
-    "nn.Conv2d+nn.BatchNorm2d+nn.ReLU/*", "nni.ConvBnReLU2d/*",
-    "nn.ConvTranspose2d/*", "operator.*/*/ptq/*", "torch.[cfm]*/ptq/*",
-    "nn.R*/*/ptq/*", "nn.ReLU/*/qat/*", "nn.Hardswish/*/ptq/*", "nn.S*/*/ptq/*", "F.[il][na]*/ptq/*",
-    "nn.*Pool2d/*/ptq/*", "nn.LSTMCell/*", "nn.GRUCell/dynamic:in=float16*", "nn.Embedding/*quint8*",
-    "nn.EmbeddingBag/*quint4x2*", ".size/*/ptq/*",
+    "nn.Linear/static:*", "nn.Linear/dynamic:*/ptq/*", "nn.Conv1d/static:in=qint8*", "nn.Conv2d/*",
+    "nn.Conv2d+nn.BatchNorm2d+nn.ReLU/*", "nn.ConvTranspose2d/*", "operator.[am]*[dl]/*/ptq/*", "torch.cat/*/ptq/*",
+    "torch.mean/*/ptq/*", "torch.flatten/*/ptq/*", "nn.ReLU/*", "nn.Hardswish/*/ptq/*", "nn.Softmax/*quint8*/ptq/*",
+    "F.[il][na]*/ptq/*", "nn.*Pool2d/*/ptq/*", "nn.LSTMCell/*", "nn.GRUCell/dynamic:in=float16*",
+    "nn.Embedding/*quint8*", "nn.EmbeddingBag/*quint4x2*", ".size/*/ptq/*",
     *(f"model/{name}/ptq/*" for name in ("residual", "reused*", "branches", "cat*", "shared*", "float*")),
 )  # fmt: skip
 """What the gate runs of them in full: every kind of op and of dtype config once, training with and without a
@@ -164,7 +163,7 @@ class Steps(Interpreter):
         if is_dequantize(n):
             return self.dequantize(n, *arguments)
         if n.op == "call_module":
-            return self.called(self.fetch_attr(str(n.target)), *arguments)
+            return self.called(self.fetch_attr(str(n.target)), *arguments, **keywords)
         if n.op == "call_function":
             return self.function(n.target, *arguments, **keywords)
         return super().run_node(n)
@@ -178,8 +177,8 @@ class Steps(Interpreter):
         target: Any = node.target
         return target(*arguments)
 
-    def called(self, module: nn.Module, *arguments: Any) -> Any:
-        return module(*arguments)
+    def called(self, module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        return module(*arguments, **keywords)
 
     def function(self, target: Any, *arguments: Any, **keywords: Any) -> Any:
         return target(*arguments, **keywords)
