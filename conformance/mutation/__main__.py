@@ -41,11 +41,11 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{number}/{len(tasks)} {_line(trial)}", file=sys.stderr, flush=True)
     last = [trial for trial in trials if trial.profile == trials[-1].profile and trial.seed == 0]
     removals = () if options.no_ablation else tuple(ablate(mutants, last, options.processes))
-    power = Power(mutants=mutants, trials=tuple(trials), removals=removals)
+    is_whole = options.mutants == SHIPPED and not options.mutant
+    power = Power(mutants=mutants, trials=tuple(trials), removals=removals, is_whole=is_whole)
     _write(power, options)
     print(terminal(power))
-    idle = any(not each.alone and not each.why for each in removals) and len(mutants) == len(load_mutants(SHIPPED))
-    return int(not power.passes or idle)
+    return int(not power.passes)
 
 
 def _selected(mutants: Sequence[Mutant], globs: Sequence[str]) -> tuple[Mutant, ...]:

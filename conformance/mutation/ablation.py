@@ -30,8 +30,10 @@ class Removal:
 
 
 def ablate(mutants: Sequence[Mutant], trials: Iterable[Trial], processes: int) -> Iterator[Removal]:
-    """Take each check away in turn, and try again what it may be the only one to find. (design: run again, for a case
-    in which one stage finds a fault goes no further, so that nobody can tell from one run what the next would say)"""
+    """Take each check away in turn, and try again what it may be the only one to find.
+
+    One run does not tell: a case in which a stage finds a fault goes no further.
+    """
     killed = [trial for trial in trials if trial.is_killed]
     tasks = [Task(mutant=trial.mutant, profile=trial.profile, seed=trial.seed, blind=guard.name,
                   units=tuple(red.unit for red in trial.reds))

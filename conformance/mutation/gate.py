@@ -12,7 +12,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from unittest.mock import patch
 
-import pytest
 import torch
 
 from conformance.claims import Claim
@@ -126,8 +125,8 @@ def trial(mutant: Mutant, task: Task) -> Trial:
             run = open_run(_options(mutant, task), mutant.make())
             units = {name: unit for name, unit in run.units.items() if not name.startswith("fact/")}
             found, left = _found(run, units, task.profile)
-        except pytest.UsageError as error:
-            left = [f"cannot be run: {error}"]
+        except Exception as error:  # of the mutant's own making: the other mutants go on
+            left = [f"cannot be run: {type(error).__name__}: {error}"]
     return Trial(
         mutant=mutant.name,
         profile=task.profile,

@@ -9,6 +9,7 @@ import config_faults
 import flow_faults
 import honest
 import reference_faults
+import reference_run_faults as reference_run_faults  # adds to the same table
 from integer_faults import FAULTS, RATIO, Fault, multiplier, varied
 from integer_kernels import IN_FULL, IntegerBackend, Make
 
