@@ -18,7 +18,7 @@ from conformance.environment import environment_facts
 from conformance.mutation.ablation import ablate
 from conformance.mutation.gate import Task, Trial, run_all
 from conformance.mutation.mutant import SHIPPED, Mutant, MutantError, load_mutants
-from conformance.mutation.power import PROFILES, Power, as_data, document, terminal
+from conformance.mutation.power import PROFILES, Power, as_data, document, terminal, trials_of
 from conformance.options import ROOT
 
 DOCUMENT = ROOT / "docs" / "detection-power.md"
@@ -29,20 +29,23 @@ def main(arguments: Sequence[str]) -> int:
     """Run the gate. Returns the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        mutants = _selected(load_mutants(options.mutants), options.mutant)
+        every = load_mutants(options.mutants)
+        mutants = _selected(every, options.mutant)
+        trials = _earlier(options.earlier, [each for each in every if each not in mutants])
     except MutantError as error:
         print(error, file=sys.stderr)
         return USAGE
     torch.set_num_threads(1)
-    trials = []
     tasks = list(_tasks(mutants, options.profile or PROFILES, options.seeds))
     for number, trial in enumerate(run_all(mutants, tasks, options.processes), 1):
         trials.append(trial)
         print(f"{number}/{len(tasks)} {_line(trial)}", file=sys.stderr, flush=True)
+    known = {trial.mutant for trial in trials}
+    measured = tuple(mutant for mutant in every if mutant.name in known)
     last = [trial for trial in trials if trial.profile == trials[-1].profile and trial.seed == 0]
-    removals = () if options.no_ablation else tuple(ablate(mutants, last, options.processes))
-    is_whole = options.mutants == SHIPPED and not options.mutant
-    power = Power(mutants=mutants, trials=tuple(trials), removals=removals, is_whole=is_whole)
+    removals = () if options.no_ablation else tuple(ablate(measured, last, options.processes))
+    is_whole = options.mutants == SHIPPED and len(measured) == len(every)
+    power = Power(mutants=measured, trials=tuple(trials), removals=removals, is_whole=is_whole)
     _write(power, options)
     print(terminal(power))
     return int(not power.passes)
@@ -57,6 +60,18 @@ def _selected(mutants: Sequence[Mutant], globs: Sequence[str]) -> tuple[Mutant, 
     if not found:
         raise MutantError(f"--mutant: {', '.join(globs)} matches no mutant")
     return found
+
+
+def _earlier(path: str | None, mutants: Sequence[Mutant]) -> list[Trial]:
+    """The trials that an earlier run made of these mutants. Raises MutantError for a file that none has written."""
+    if path is None:
+        return []
+    try:
+        found = trials_of(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MutantError(f"--earlier: {path} cannot be read: {type(error).__name__}: {error}") from error
+    names = {mutant.name for mutant in mutants}
+    return [trial for trial in found if trial.mutant in names]
 
 
 def _tasks(mutants: Sequence[Mutant], profiles: Sequence[str], seeds: int) -> Iterator[Task]:
@@ -94,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seeds", type=int, default=1, metavar="N", help="seeds of each honest variant (default: 1)")
     add("-n", "--processes", type=int, default=2, metavar="N", help="how many mutants at a time (default: 2)")
     add("--no-ablation", action="store_true", help="do not take each check away in turn")
+    add("--earlier", metavar="JSON", help="an earlier detection-power.json, for the mutants that --mutant leaves out")
     add("--report-dir", default=str(ROOT / "build" / "mutation"), metavar="DIR", help="where detection-power.json goes")
     add("--write-doc", action="store_true", help="write docs/detection-power.md")
     return parser

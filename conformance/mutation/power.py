@@ -248,6 +248,17 @@ def _trial(power: Power, trial: Trial) -> dict[str, Any]:
     return json.loads(json.dumps(asdict(trial))) | {"killed": trial.is_killed, "blamed_rightly": right}  # type: ignore[no-any-return]
 
 
+def trials_of(data: Mapping[str, Any]) -> tuple[Trial, ...]:
+    """Read the trials of ``as_data`` again. Raises KeyError or TypeError for what it did not write."""
+    return tuple(_read(row) for row in data["trials"])
+
+
+def _read(row: Mapping[str, Any]) -> Trial:
+    made = {key: value for key, value in row.items() if key not in ("killed", "blamed_rightly")}
+    reds = (red | {"verdict": Verdict(red["verdict"]), "guards": tuple(red["guards"])} for red in row["reds"])
+    return Trial(**made | {"reds": tuple(Red(**red) for red in reds), "open": tuple(row["open"])})
+
+
 def document(power: Power, facts: Mapping[str, Any]) -> str:
     """docs/detection-power.md: all of it but the times, which differ from run to run."""
     by_verdict = defaultdict[Verdict, int](int)

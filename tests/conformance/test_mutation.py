@@ -208,6 +208,27 @@ def test_the_command_runs_anyones_mutants(
     assert written.startswith("# Detection power") and "seconds" not in written
 
 
+def test_a_few_mutants_are_measured_again_beside_what_an_earlier_run_found(
+    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [f"--mutants={tiny}:GOOD", "--profile=quick", "-n1", "--no-ablation", f"--report-dir={tmp_path}"]
+    path = tmp_path / "detection-power.json"
+    assert command.main(given) == 0
+    first = json.loads(path.read_text(encoding="utf-8"))
+    capsys.readouterr()
+    assert command.main([*given, f"--earlier={path}", "--mutant=honest"]) == 0
+    assert capsys.readouterr().err.count("quick seed 0") == 1
+    again = json.loads(path.read_text(encoding="utf-8"))
+    for data in (first, again):
+        for row in data["trials"]:
+            row.pop("seconds")
+        data["trials"].sort(key=lambda row: row["mutant"])
+    assert first == again
+    path.write_text("{}", encoding="utf-8")
+    assert command.main([*given, f"--earlier={path}"]) == command.USAGE
+    assert "cannot be read: KeyError" in capsys.readouterr().err
+
+
 def test_the_document_is_the_same_text_for_the_same_trials() -> None:
     power = Power(mutants=(MUTANTS["rounds twice"],), trials=(made("rounds twice", red()),))
     slower = replace(power, trials=(replace(power.trials[0], seconds=9.0),))

@@ -37,8 +37,8 @@ def seed(
 
 def entry(group: str, name: str, pattern: str, change: Callable[[BackendPatternConfig], object], *rules: str) -> None:
     """Enter a fault of one entry."""
-    is_renamed = "wildcard" in name
-    claims = () if is_renamed else (f"{pattern}/*", "model/residual/ptq/*", "torch.flatten/*/ptq/*")
+    mine = "nn.ReLU+[*]/*" if "wildcard" in name else f"{pattern}/*"  # the entry has another name then
+    claims = (mine, "model/residual/ptq/*", "torch.flatten/*/ptq/*")
     seed(group, name, lambda: SmallReference(config_with(pattern, change)), *rules, claims=claims)
 
 
@@ -91,7 +91,7 @@ entry("claims", "fused module without a fuser method", "nn.Hardswish", lambda e:
 # -- modules ----------------------------------------------------------------------------------------------------------
 
 
-class Unquantized(nnqr.Conv2d):
+class Unquantized(nnqr.Conv1d):
     """A reference module that forgets to quantize."""
 
     @classmethod
@@ -100,11 +100,11 @@ class Unquantized(nnqr.Conv2d):
         return float_conv
 
 
-class Unmade(nn.Conv2d):
+class Unmade(nn.Conv1d):
     """A class that cannot be made of the float one."""
 
 
-class Unbiased(nnqr.Conv2d):
+class Unbiased(nnqr.Conv1d):
     """A reference module that loses the bias on the way."""
 
     @classmethod
@@ -150,11 +150,11 @@ seed("structure", "class for training with another eps",
      claims=("nni.ConvBnReLU2d/*", "torch.flatten/*"))  # fmt: skip
 entry("claims", "no reference module", "nn.Conv1d", lambda e: setattr(e, "reference_quantized_module", None),
       "CVT-02", "CFG-11")  # fmt: skip
-entry("structure", "reference module loses the bias", "nn.Conv2d",
+entry("structure", "reference module loses the bias", "nn.Conv1d",
       lambda e: e.set_reference_quantized_module(Unbiased), "CVT-02", "FUS-06")  # fmt: skip
-entry("structure", "reference module forgets to quantize", "nn.Conv2d",
+entry("structure", "reference module forgets to quantize", "nn.Conv1d",
       lambda e: e.set_reference_quantized_module(Unquantized), "CVT-02")  # fmt: skip
-entry("claims", "reference module that cannot be made", "nn.Conv2d",
+entry("claims", "reference module that cannot be made", "nn.Conv1d",
       lambda e: e.set_reference_quantized_module(Unmade), "CVT-02")  # fmt: skip
 entry("claims", "class for training that no entry quantizes", "nn.Linear", lambda e: e.set_qat_module(PlainQat),
       "QAT-01")  # fmt: skip

@@ -104,12 +104,12 @@ def _in_double(model: GraphModule) -> None:
 
 
 def _cast(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
-    def run(x: Tensor, *rest: Any) -> Any:
+    def run(x: Tensor, *rest: Any, **keywords: Any) -> Any:
         weight, bias = module.get_weight, module.bias
         try:
             module.get_weight = lambda: weight().double()
             module.bias = None if bias is None else torch.nn.Parameter(bias.double())
-            return forward(x.double(), *rest).float()
+            return forward(x.double(), *rest, **keywords).float()
         finally:
             module.get_weight, module.bias = weight, bias
 
