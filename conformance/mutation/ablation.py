@@ -13,6 +13,8 @@ TRIED = 3
 """How many candidates are tried of each check: one that survives settles it."""
 
 WHY: Mapping[str, str] = {
+    "structure.check_prepared_dynamic": "what it finds shows in the reference model as well; it names the rule of "
+    "prepare, where the fault is",
     "structure._check_unobserved": "for a size to be observed OBS-03 and OBS-10 would both have to fail in the flow; "
     "and it leaves open what can never match, which no other check does",
 }
@@ -49,6 +51,10 @@ def ablate(mutants: Sequence[Mutant], trials: Iterable[Trial], processes: int) -
 
 
 def _candidates(guard: str, killed: Iterable[Trial]) -> list[Trial]:
-    """Those of which the check saw whatever is red, with least to run first."""
+    """Those of which the check saw whatever is red; first those that fewest other checks saw."""
+
+    def seen(trial: Trial) -> tuple[int, int, str]:
+        return len({name for red in trial.reds for name in red.guards}), len(trial.reds), trial.mutant
+
     found = [trial for trial in killed if all(guard in red.guards for red in trial.reds)]
-    return sorted(found, key=lambda trial: (sum(len(red.guards) for red in trial.reds), trial.mutant))[:TRIED]
+    return sorted(found, key=seen)[:TRIED]

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from reference_kernels import SmallReference
+from reference_kernels import SmallReference, config_with
 from torch import nn
 from torch.fx import GraphModule, Node
 
 from conformance.mutation.guards import owner_of
 from conformance.mutation.mutant import Mutant
-from refimpl import BackendConfig, ObservationType
+from refimpl import BackendConfig, DTypeConfig, DTypeWithConstraints, ObservationType
 from refimpl.reference import float_module
 
 MUTANTS: list[Mutant] = []
@@ -25,7 +25,15 @@ CLAIMS = (
 """What the gate runs of them: some of each kind."""
 
 
-def patched(group: str, name: str, target: str, body: Callable[..., Any], *rules: str) -> None:
+def patched(
+    group: str,
+    name: str,
+    target: str,
+    body: Callable[..., Any],
+    *rules: str,
+    make: Callable[[], Any] = SmallReference,
+    claims: tuple[str, ...] = CLAIMS,
+) -> None:
     """Enter a fault: the body gets the honest function, then its arguments."""
     owner, attribute = owner_of(target)
     honest = getattr(owner, attribute)
@@ -33,9 +41,7 @@ def patched(group: str, name: str, target: str, body: Callable[..., Any], *rules
     def value(*arguments: Any, **keywords: Any) -> Any:
         return body(honest, *arguments, **keywords)
 
-    MUTANTS.append(
-        Mutant(group=group, name=name, make=SmallReference, rules=rules, claims=CLAIMS, patches=((target, value),))
-    )
+    MUTANTS.append(Mutant(group=group, name=name, make=make, rules=rules, claims=claims, patches=((target, value),)))
 
 
 # -- which QConfigs are taken -----------------------------------------------------------------------------------------
@@ -65,6 +71,22 @@ patched("claims", "other than the fixed qparams are taken", "refimpl.dtype_choic
 patched("claims", "another dtype is taken", "refimpl.dtype_choice._violations", _lenient("DTY-01"), "DTY-01")
 patched("claims", "dynamic is taken for static", "refimpl.dtype_choice._misfits", _lenient("DTY-07"), "DTY-07")
 patched("claims", "what is exactly on a bound is refused", "refimpl.dtype_choice._violations", _on_the_bound, "DTY-02")
+
+
+def _fine_scales() -> SmallReference:
+    """Claims of an op whose scales may be far smaller than float32's epsilon."""
+    bound = DTypeWithConstraints(torch.quint8, scale_min_lower_bound=2.0**-30)
+    return SmallReference(config_with("nn.Identity", lambda e: e.set_dtype_configs([DTypeConfig(bound, bound)])))
+
+
+def _no_fine_scales(honest: Any, found: Any, wanted: Any) -> Iterator[Any]:
+    yield from honest(found, wanted)
+    if found.eps is not None and found.eps < 2.0**-24:
+        yield "DTY-04", "eps (smallest scale)", found.eps, "at least 2^-24"
+
+
+patched("claims", "small scales within the bound are refused", "refimpl.dtype_choice._violations", _no_fine_scales,
+        "DTY-02", make=_fine_scales, claims=("nn.Identity/*", "torch.flatten/*"))  # fmt: skip
 
 # -- where observers go -----------------------------------------------------------------------------------------------
 
@@ -126,9 +148,14 @@ def _eps_forgotten(honest: Any, model: nn.Module, **keywords: Any) -> GraphModul
     return found
 
 
-def _float_root(honest: Any, self: Any, name: str, decision: Any) -> nn.Module:
-    del honest, decision
-    return float_module(self.modules[name], where=name)
+def _float_root(*, is_dynamic: bool) -> Callable[..., nn.Module]:
+    def body(honest: Any, self: Any, name: str, decision: Any) -> nn.Module:
+        if bool(decision.dtype_config.is_dynamic) is is_dynamic:
+            return float_module(self.modules[name], where=name)
+        made: nn.Module = honest(self, name, decision)
+        return made
+
+    return body
 
 
 def _not_quantized(honest: Any, self: Any, node: Node, name: str) -> None:
@@ -155,7 +182,10 @@ def _other_zero(honest: Any, self: Any, value: Node, qparams: Any, *rest: Any) -
 
 patched("structure", "fuse_fx fuses nothing", "conformance.pipeline.fuse_fx", _unfused, "FUS-03")
 patched("structure", "fuse_fx forgets a batch norm's eps", "conformance.pipeline.fuse_fx", _eps_forgotten, "FUS-06")
-patched("structure", "convert leaves roots in float", "refimpl.convert._Walk._root", _float_root, "CVT-02")
+patched("structure", "convert leaves roots in float", "refimpl.convert._Walk._root", _float_root(is_dynamic=False),
+        "CVT-02", claims=("nn.Conv1d/*", "nn.Linear/static:*", "torch.flatten/*"))  # fmt: skip
+patched("dynamic", "convert leaves dynamic roots in float", "refimpl.convert._Walk._root", _float_root(is_dynamic=True),
+        "CVT-02")  # fmt: skip
 patched("structure", "convert quantizes no output", "refimpl.convert._Walk._observer", _not_quantized, "CVT-06")
 patched("structure", "convert writes another dtype", "refimpl.emit.Decomposed.static", _other_zero, "CVT-01")
 patched("dynamic", "convert writes dynamic inputs in 7 bits", "refimpl.emit.Decomposed.dynamic", _half_range, "CVT-03")

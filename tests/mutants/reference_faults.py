@@ -44,8 +44,8 @@ def stepped(group: str, name: str, step: str, body: Callable[..., Any], *rules: 
     seed(group, name, lambda: Stepped(step, body), *rules, **more)
 
 
-def wrapped(group: str, name: str, wrap: Wrap, *rules: str) -> None:
-    seed(group, name, lambda: Wrapped(wrap), *rules)
+def wrapped(group: str, name: str, wrap: Wrap, *rules: str, **more: Any) -> None:
+    seed(group, name, lambda: Wrapped(wrap), *rules, **more)
 
 
 # -- rounding, zero points, scales of every op: what quantizes a result -----------------------------------------------
