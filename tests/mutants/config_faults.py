@@ -105,11 +105,11 @@ class Unmade(nn.Conv1d):
 
 
 class Unbiased(nnqr.Conv1d):
-    """A reference module that loses the bias on the way."""
+    """Makes a reference module that has lost the bias on the way."""
 
     @classmethod
     def from_float(cls, float_conv: Any, weight_qparams: dict[str, Any]) -> Any:  # type: ignore[override]
-        make: Any = super().from_float
+        make: Any = nnqr.Conv1d.from_float
         found = make(float_conv, weight_qparams)
         found.bias = None
         return found
