@@ -13,7 +13,8 @@ TRIED = 3
 """How many candidates are tried of each check: one that survives settles it."""
 
 WHY: Mapping[str, str] = {
-    "lint.modules": "prepare and convert refuse the same, at the first model; it names the part of the entry, without one",
+    "lint.modules": "prepare and convert refuse the same, at the first model; it names the part of the entry, without "
+    "one",
     "structure.check_prepared_dynamic": "what it finds shows in the reference model as well; it names the rule of "
     "prepare, where the fault is",
     "structure._check_unobserved": "for a size to be observed OBS-03 and OBS-10 would both have to fail in the flow; "
