@@ -41,7 +41,7 @@ HONEST = ("ties away from zero", "rescale by a 31-bit multiplier", "bias as int3
           "results in a buffer of its own")  # fmt: skip
 ALONE = {
     "execution": "adds in float, and says so",
-    "numerics.distance": "softmax along the first axis",
+    "numerics.distance": "mean of a bag as sum",
     "lower": "declines what it claims",
     "isolation": "dies on one op",
     "structure.check_meaning": "reference module loses the bias",
