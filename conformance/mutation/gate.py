@@ -28,7 +28,7 @@ from reports.schema import Check
 
 RED = frozenset({Verdict.QUALITY, Verdict.FALLBACK, Verdict.REFUTED, Verdict.TIMEOUT, Verdict.CRASHED})
 """Verdicts that find a fault: not VERIFIED, and not UNEXERCISED, which finds nothing. ``--strict`` refuses them all."""
-LIMIT = 30.0
+LIMIT = 20.0
 """Seconds for one claim."""
 
 

@@ -10,35 +10,29 @@ import torch
 import torch.ao.nn.intrinsic as nni
 import torch.ao.nn.intrinsic.qat as nniqat
 import torch.ao.nn.quantized.reference as nnqr
-from reference_kernels import IN_FULL, Edited, SmallReference, Stepped, config_with, weighted
+from reference_faults import seed
+from reference_kernels import Edited, SmallReference, Stepped, config_with, weighted
 from torch import nn
 from torch.fx import GraphModule
 
 from backends.base import UnsupportedPattern
-from conformance.mutation.mutant import Mutant
 from refimpl import BackendPatternConfig, DTypeConfig, DTypeWithConstraints, MatchAllNode
 from refimpl.dtype_config import DTypeWithConstraints as Constraints
 from refimpl.patterns import pattern_name
 
-MUTANTS: list[Mutant] = []
 BN, BN_RELU = "nn.Conv2d+nn.BatchNorm2d", "nn.Conv2d+nn.BatchNorm2d+nn.ReLU"
 
 
-def seed(
+def entry(
     group: str,
     name: str,
-    make: Callable[[], SmallReference],
+    pattern: str,
+    change: Callable[[BackendPatternConfig], object],
     *rules: str,
-    claims: tuple[str, ...] = (),
+    claimed: str = "",
 ) -> None:
-    """Enter a fault into the table. ``claims``: the only ones that it touches, and others."""
-    MUTANTS.append(Mutant(group=group, name=name, make=make, rules=rules, claims=claims, in_full=claims or IN_FULL))
-
-
-def entry(group: str, name: str, pattern: str, change: Callable[[BackendPatternConfig], object], *rules: str) -> None:
-    """Enter a fault of one entry."""
-    mine = "nn.ReLU+[*]/*" if "wildcard" in name else f"{pattern}/*"  # the entry has another name then
-    claims = (mine, "model/residual/ptq/*", "torch.flatten/*/ptq/*")
+    """Enter a fault of one entry; ``claimed``: the pattern under which its claims go, if the fault changes it."""
+    claims = (f"{claimed or pattern}/*", "model/residual/ptq/*", "torch.flatten/*/ptq/*")
     seed(group, name, lambda: SmallReference(config_with(pattern, change)), *rules, claims=claims)
 
 
@@ -175,7 +169,7 @@ entry("claims", "a negative scale", "nn.Softmax", lambda e: e.set_dtype_configs(
 entry("claims", "output dtype that the input's observer excludes", "nn.Identity",
       lambda e: e.set_dtype_configs([DTypeConfig(torch.quint8, torch.qint8)]), "CFG-02", "DTY-01")  # fmt: skip
 entry("claims", "an op that is a wildcard", "nn.Hardswish",
-      lambda e: _repatterned(e, (MatchAllNode, nn.ReLU)), "PAT-05")  # fmt: skip
+      lambda e: _repatterned(e, (MatchAllNode, nn.ReLU)), "PAT-05", claimed="nn.ReLU+[*]")  # fmt: skip
 
 
 def _only(kind: Any, then: Callable[[GraphModule], object]) -> Callable[[GraphModule], None]:

@@ -18,9 +18,9 @@ from refimpl.reference import float_module
 
 MUTANTS: list[Mutant] = []
 CLAIMS = (
-    "nn.Linear/*/ptq/*", "nn.Conv1d/static:in=qint8*", "nn.Conv2d+nn.BatchNorm2d/*", "nn.Softmax/*/ptq/*",
-    "operator.add/*/ptq/*", "torch.cat/*/ptq/*", "nn.GRUCell/*", "nn.Embedding/*quint8*", ".size/*/ptq/*",
-    "torch.flatten/*/ptq/*", "model/residual/ptq/*",
+    "nn.Linear/*=quint8*/ptq/*", "nn.Conv1d/static:in=qint8*", "nn.Conv2d+nn.BatchNorm2d/*", "nn.Softmax/*/ptq/*",
+    "operator.add/*/ptq/*", "torch.cat/*/ptq/*", "nn.GRUCell/dynamic:in=quint8*", "nn.Embedding/*quint8*",
+    ".size/*/ptq/*", "torch.flatten/*/ptq/*", "model/residual/ptq/*",
 )  # fmt: skip
 """What the gate runs of them: some of each kind."""
 

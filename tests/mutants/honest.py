@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from integer_kernels import CLAIMS, IN_FULL, IntegerBackend, Integers, Kernels, Make, Sum, varied
+from integer_kernels import CLAIMS, IntegerBackend, Integers, Kernels, Make, Sum, varied
+from integer_kernels import SAMPLE as INTEGER_SAMPLE
 from reference_faults import to_integers
-from reference_kernels import IN_FULL as SAMPLE
-from reference_kernels import Edited, SmallReference, Stepped, Wrapped, in_rows, weighted
+from reference_kernels import SAMPLE, Edited, SmallReference, Stepped, Wrapped, in_rows, weighted
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -63,7 +63,8 @@ def relu_first(honest: Any, value: Tensor, grid: Integers, *, rectified: bool) -
 
 def integer(name: str, kernels: Make, **capabilities: Any) -> None:
     MUTANTS.append(Mutant(
-        group="honest", name=name, make=lambda: IntegerBackend(kernels, **capabilities), claims=CLAIMS, in_full=IN_FULL,
+        group="honest", name=name, make=lambda: IntegerBackend(kernels, **capabilities), claims=CLAIMS,
+        in_full=INTEGER_SAMPLE,
     ))  # fmt: skip
 
 

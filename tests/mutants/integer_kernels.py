@@ -36,13 +36,14 @@ PATTERNS = frozenset(
 
 
 CLAIMS = ("*/static:*",)
-IN_FULL = (
-    "nn.Linear/static:in=quint8*/ptq/per_channel*", "torch.conv2d/static:in=quint8*/ptq/per_channel*",
-    "nn.Conv2d/static:in=quint8*/ptq/per_channel*", "nn.Linear+nn.ReLU/static:in=quint8*/ptq/per_channel*",
+"""These kernels know no other claims."""
+SAMPLE = (
+    "nn.Linear/static:in=quint8*/ptq/per_channel*", "nn.Linear+nn.ReLU/static:in=quint8*/ptq/per_channel*",
+    "nn.Conv2d/static:in=quint8*/ptq/per_channel*", "torch.conv2d/static:in=qint8*/ptq/per_channel*",
     "operator.*/static:in=quint8*/ptq/*", "torch.*/*=quint8*/ptq/no_weight", "nn.ReLU/*=quint8*/ptq/*",
-    "nn.*Pool2d/*=quint8*/ptq/*", "nn.MaxPool2d/*=qint8*/ptq/*", "torch.conv2d/static:in=qint8*/ptq/per_channel*",
+    "nn.*Pool2d/*=quint8*/ptq/*", "nn.MaxPool2d/*=qint8*/ptq/*",
 )  # fmt: skip
-"""What the gate runs of them: no more than static claims, for these kernels know no others."""
+"""What the gate runs of them in full."""
 LIMITS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {"nn.Conv2d": {"padding_mode": ("zeros",)}}
 """These kernels pad with the zero point alone."""
 

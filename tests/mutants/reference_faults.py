@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
-from reference_kernels import IN_FULL, Edited, SmallReference, Stepped, Wrapped, weighted
+from reference_kernels import SAMPLE, Edited, SmallReference, Stepped, Wrapped, weighted
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
@@ -24,6 +24,7 @@ NUMBERS = ("NUM-03", "NUM-05")
 CHOOSES: Any = OPS.choose_qparams.tensor
 
 WEIGHTED = ("nn.Linear/static:*/ptq/*", "nn.Conv*", "*.conv2d/*", "F.linear/static:*")
+EVERY_OP = (*SAMPLE, "nn.Ad*Pool2d/*/ptq/*", "F.interpolate/*/ptq/*", "torch.mean/*/ptq/*", ".size/*/ptq/*")
 DYNAMIC = ("*/dynamic:in=quint8*/ptq/*",)
 SUMS = ("operator.*/ptq/*", "torch.flatten/*/ptq/*")
 
@@ -31,8 +32,8 @@ Wrap = Callable[[Callable[..., Any], GraphModule, tuple[Any, ...]], Callable[...
 
 
 def seed(group: str, name: str, make: Callable[[], SmallReference], *rules: str, **more: Any) -> None:
-    """Enter a fault into the table. ``claims``: the only ones that it touches."""
-    more = {"in_full": more.get("claims", IN_FULL), **more}
+    """Enter a fault into the table. ``claims``: the only ones that it touches, and others."""
+    more = {"in_full": () if "claims" in more else SAMPLE, **more}
     MUTANTS.append(Mutant(group=group, name=name, make=make, rules=rules or NUMBERS, **more))
 
 
@@ -85,7 +86,7 @@ stepped("zero point", "zero point dropped when quantizing", "quantize", _other_n
     lambda scale, zero, *rest: (scale, 0 if _is_static(scale) else zero, *rest)))  # fmt: skip
 for bits in (8, 12, 16):
     stepped("scale", f"results in steps larger by 2^-{bits}", "quantize", _other_numbers(_scaled(1 + 2.0**-bits)),
-            size=2.0**-bits)  # fmt: skip
+            size=2.0**-bits, in_full=EVERY_OP)  # fmt: skip
 stepped("activation", "range ends one early, any op", "quantize", _other_numbers(
     lambda scale, zero, low, high, dtype: (scale, zero, low, high - 1, dtype)))  # fmt: skip
 stepped("structure", "results in 7 bits", "quantize", _other_numbers(

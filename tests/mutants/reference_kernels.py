@@ -68,12 +68,12 @@ CLAIMED: dict[str, tuple[str, ...]] = {
 """Which dtype configs of which patterns; dynamic ones are of quint8."""
 QAT = ("nn.Linear", "nni.ConvBnReLU2d")
 """Entries that keep their class for training."""
-IN_FULL = (
-    "nn.Linear/static:*", "nn.Linear/dynamic:*/ptq/*", "nn.Conv1d/static:in=qint8*", "nn.Conv2d/*",
+SAMPLE = (
+    "nn.Linear/static:*", "nn.Linear/dynamic:in=quint8*/ptq/*", "nn.Conv1d/static:in=qint8*", "nn.Conv2d/*",
     "nn.Conv2d+nn.BatchNorm2d+nn.ReLU/*", "nn.ConvTranspose2d/*", "operator.[am]*[dl]/*/ptq/*", "torch.cat/*/ptq/*",
-    "torch.mean/*/ptq/*", "torch.flatten/*/ptq/*", "nn.ReLU/*", "nn.Hardswish/*/ptq/*", "nn.Softmax/*quint8*/ptq/*",
-    "F.[il][na]*/ptq/*", "nn.*Pool2d/*/ptq/*", "nn.LSTMCell/*", "nn.GRUCell/dynamic:in=float16*",
-    "nn.Embedding/*quint8*", "nn.EmbeddingBag/*quint4x2*", ".size/*/ptq/*",
+    "torch.flatten/*/ptq/*", "nn.ReLU/*", "nn.Hardswish/*/ptq/*", "nn.Softmax/*quint8*/ptq/*", "F.layer_norm/*/ptq/*",
+    "nn.[AM]??Pool2d/*/ptq/*", "nn.LSTMCell/*", "nn.GRUCell/dynamic:in=float16*", "nn.Embedding/*quint8*",
+    "nn.EmbeddingBag/*quint4x2*",
     *(f"model/{name}/ptq/*" for name in ("residual", "reused*", "branches", "cat*", "shared*", "float*")),
 )  # fmt: skip
 """What the gate runs of them in full: every kind of op and of dtype config once, training with and without a
