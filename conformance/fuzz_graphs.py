@@ -8,7 +8,7 @@ first, so that whatever makes them (Hypothesis, in fuzz.py) can shrink a graph b
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import prod
@@ -19,7 +19,7 @@ from torch import nn
 
 from backends.base import Capabilities
 from conformance.cases import MODEL_OF, Case, Input, OneInput, PatternModel, Step, ThreeInputs, TwoInputs
-from conformance.claims import Claim
+from conformance.claims import NO_WEIGHT, Claim
 from conformance.fuzz_options import JOINS, PAIRS, options_for
 from conformance.model_flow import Setup
 from conformance.models import REGIMES, is_taken
@@ -213,6 +213,15 @@ def patterns_of(claims: Iterable[Claim], setup: Setup) -> tuple[str, ...]:
         if is_chain(claim.entry.normal_pattern) and _can_draw(*leaves(claim.entry.normal_pattern))
     )
     return tuple(names)
+
+
+def waived_patterns(claims: Iterable[Claim], setup: Setup, waived: Collection[str]) -> frozenset[str]:
+    """Name the patterns of which a setup's claim is among those that waivers cover."""
+    return frozenset(
+        claim.pattern for claim in claims
+        if claim.id in waived and claim.dtypes.input_dtype == setup.activation
+        and (claim.flow, claim.scheme) in ((setup.flow, setup.scheme), (setup.flow, NO_WEIGHT))
+    )  # fmt: skip
 
 
 def _can_draw(root: Any, *rest: Any) -> bool:

@@ -63,6 +63,10 @@ class Options:
             words.append(f"--claim-timeout={self.claim_timeout:g}")
         if self.isa is not None:
             words.append(f"--isa={self.isa}")
+        if self.waivers is not None:
+            words.append(f"--waivers={shlex.quote(str(self.waivers))}")
+        if self.no_waivers:
+            words.append("--no-waivers")
         return " ".join([*words, "--claim", shlex.quote(claim_id)])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -85,16 +85,18 @@ class Workbench:
     """Runs claims for one backend; holds the artefacts of the claim that it works on.
 
     ``spec``: what the command line calls the backend. ``repro``: the command that runs a claim or job again, by its ID.
+    ``waived``: the IDs of claims that waivers cover.
     """
 
     def __init__(
         self, backend: Backend, *, seed: int, profile: str, max_examples: int | None = None, spec: str = "",
-        repro: Callable[[str], str] = str,
+        repro: Callable[[str], str] = str, waived: Collection[str] = (),
     ) -> None:  # fmt: skip
         torch.set_num_threads(1)  # cases are tiny: threads cost more than they give, and workers share the cores
         self.backend = backend
         self.spec = spec or backend.name
         self.repro = repro
+        self.waived = frozenset(waived)
         self.seed = seed
         self.profile = profile
         effort = PROFILES[profile]

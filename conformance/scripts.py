@@ -39,6 +39,8 @@ WIDTH = 120
 PACKED = 80
 """Tensors of more elements than this are written as text that is decoded."""
 PATIENCE = 120.0
+_ENDLESS = 124
+"""The status that coreutils' timeout gives."""
 HANG = 20
 _PACK = (
     "def packed(text: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:",
@@ -379,7 +381,7 @@ def _place(exact: Exact, index: tuple[int, ...]) -> str:
 def fails_alone(script: str, spec: str) -> bool:
     """Run a script in a process of its own and an empty folder: does it fail, and only for the backend's sake?
 
-    With the reference backend in the place of this one it must not.
+    With the reference backend in the place of this one it must not. To run without an end is to fail.
     """
     control = script.replace(f"find_backend({spec!r})", "find_backend('reference')")
     return _status(script) != 0 and (control == script or _status(control) == 0)
@@ -390,7 +392,11 @@ def _status(script: str) -> int:
         path = Path(folder) / "script.py"
         path.write_text(script, encoding="utf-8")
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        done = subprocess.run(
-            [sys.executable, str(path)], cwd=folder, env=environment, capture_output=True, timeout=PATIENCE, check=False
-        )
+        command = [sys.executable, str(path)]
+        try:
+            done = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, timeout=PATIENCE, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return _ENDLESS
     return done.returncode

@@ -73,8 +73,13 @@ class Run:
         options = self.options
         return Workbench(
             self.backend, seed=options.seed, profile=options.profile, max_examples=options.max_examples,
-            spec=options.backend, repro=options.repro,
+            spec=options.backend, repro=options.repro, waived=self._waived(),
         )  # fmt: skip
+
+    def _waived(self) -> frozenset[str]:
+        """The claims that waivers are about."""
+        covered = self.waivers.covered(claim.id for claim in self.claims).values()
+        return frozenset(name for names in covered for name in names)
 
     def header(self, claims: int) -> Row:
         """Return the results file's first row; ``claims`` of them are to be judged."""

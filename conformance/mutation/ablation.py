@@ -10,7 +10,7 @@ from conformance.mutation.guards import GUARDS
 from conformance.mutation.mutant import Mutant
 
 TRIED = 3
-"""How many candidates are tried of each check: one that survives settles it."""
+"""How many candidates are tried of each check, and so many more if none of them survives."""
 
 WHY: Mapping[str, str] = {
     "lint.modules": "prepare and convert refuse the same, at the first model; it names the part of the entry, without "
@@ -39,17 +39,19 @@ def ablate(mutants: Sequence[Mutant], trials: Iterable[Trial], processes: int) -
     One run does not tell: a case in which a stage finds a fault goes no further.
     """
     killed = [trial for trial in trials if trial.is_killed]
-    tasks = [Task(mutant=trial.mutant, profile=trial.profile, seed=trial.seed, blind=guard.name,
-                  units=tuple(red.unit for red in trial.reds))
-             for guard in GUARDS for trial in _candidates(guard.name, killed)]  # fmt: skip
-    survivors = [trial for trial in run_all(mutants, tasks, processes) if not trial.is_killed]
-    for guard in GUARDS:
-        yield Removal(
-            guard=guard.name,
-            sees=sum(any(guard.name in red.guards for red in trial.reds) for trial in killed),
-            alone=tuple(trial.mutant for trial in survivors if trial.blind == guard.name),
-            why=WHY.get(guard.name, ""),
-        )
+    candidates = {guard.name: _candidates(guard.name, killed) for guard in GUARDS}
+    alone = dict.fromkeys(candidates, tuple[str, ...]())
+    for start in (0, TRIED):
+        tasks = [Task(mutant=trial.mutant, profile=trial.profile, seed=trial.seed, blind=name,
+                      units=tuple(red.unit for red in trial.reds))
+                 for name, found in candidates.items() if not alone[name]
+                 for trial in found[start : start + TRIED]]  # fmt: skip
+        for trial in run_all(mutants, tasks, processes):
+            if not trial.is_killed:
+                alone[trial.blind] += (trial.mutant,)
+    for name, mutants_alone in alone.items():
+        sees = sum(any(name in red.guards for red in trial.reds) for trial in killed)
+        yield Removal(guard=name, sees=sees, alone=mutants_alone, why=WHY.get(name, ""))
 
 
 def _candidates(guard: str, killed: Iterable[Trial]) -> list[Trial]:
@@ -59,4 +61,4 @@ def _candidates(guard: str, killed: Iterable[Trial]) -> list[Trial]:
         return len({name for red in trial.reds for name in red.guards}), len(trial.reds), trial.mutant
 
     found = [trial for trial in killed if all(guard in red.guards for red in trial.reds)]
-    return sorted(found, key=seen)[:TRIED]
+    return sorted(found, key=seen)

@@ -307,7 +307,7 @@ largest error of a claim that is red, in steps of the output (a correct rounding
 """
 GUARDS_HEADER = ("check", "mutants that it sees", "only it", "such as, or why it is kept")
 CHECKS = """*Only it*: how many mutants survive where this check alone is taken away, of those of which whatever is red
-is red by this check; at most {tried} of them are tried.
+is red by this check; {tried} of them are tried, and {tried} more if none of these does.
 """
 MUTANTS = """*claims*: how many claims and models are red; *comparisons*: in how many of those made of them.
 """
