@@ -52,6 +52,7 @@ SERVED = 64
 MOST_RUNS = 100
 """Runs that shrinking may take; one that hangs counts as many."""
 HANG = 20
+_NOTHING = "nothing was drawn: waivers cover every pattern"
 
 
 def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tuple[Job, ...]:
@@ -71,14 +72,14 @@ def _run(number: int, setup: Setup, claims: tuple[Claim, ...], bench: Workbench)
     """Draw graphs until one fails; shrink it, and write the script."""
     started = time.perf_counter()
     name = f"model/fuzz/{number}/{setup}"
-    every = patterns_of(claims, setup)
     waived = waived_patterns(claims, setup, bench.waived)
+    patterns = [each for each in patterns_of(claims, setup) if each not in waived]
     drawing = partial(
-        Drawing, patterns=_share([each for each in every if each not in waived], number),
-        capabilities=bench.capabilities, is_trained=setup.flow == "qat", has_numbers=number == 0,
+        Drawing, patterns=_share(patterns, number), capabilities=bench.capabilities,
+        is_trained=setup.flow == "qat", has_numbers=number == 0,
     )  # fmt: skip
     with contextlib.closing(Trials(bench, claims, setup)) as trials:
-        graph = trials.smallest(drawing, Random(bench.seed_for(name)))
+        graph = trials.smallest(drawing, Random(bench.seed_for(name))) if patterns else None
         check = trials.concluded() if graph is None else trials.told(name, graph)
     if waived:
         check = replace(check, evidence={**check.evidence, "not_drawn_for_they_are_waived": sorted(waived)})
@@ -239,7 +240,7 @@ class Trials:
         quality = next((check.message for check in judged if check.verdict is Verdict.QUALITY), "")
         return Check(
             stage="numerics", rule="NUM-03", outcome="pass" if judged else "skip", verdict=verdict, cases=len(checks),
-            message=quality if judged else "; ".join(dict.fromkeys(check.message for check in checks)),
+            message=quality if judged else "; ".join(dict.fromkeys(check.message for check in checks)) or _NOTHING,
             max_lsb=max((check.max_lsb for check in judged if check.max_lsb is not None), default=None),
             evidence={"graphs": len(checks), "unexercised": len(checks) - len(judged)},
         )  # fmt: skip

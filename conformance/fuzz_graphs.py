@@ -216,12 +216,14 @@ def patterns_of(claims: Iterable[Claim], setup: Setup) -> tuple[str, ...]:
 
 
 def waived_patterns(claims: Iterable[Claim], setup: Setup, waived: Collection[str]) -> frozenset[str]:
-    """Name the patterns of which a setup's claim is among those that waivers cover."""
+    """Name the patterns with a claim, of a setup's dtype and scheme, that a waiver covers; one of either flow, for a
+    function has no claim of its own in training."""
     return frozenset(
-        claim.pattern for claim in claims
+        claim.pattern
+        for claim in claims
         if claim.id in waived and claim.dtypes.input_dtype == setup.activation
-        and (claim.flow, claim.scheme) in ((setup.flow, setup.scheme), (setup.flow, NO_WEIGHT))
-    )  # fmt: skip
+        if claim.scheme in (setup.scheme, NO_WEIGHT)
+    )
 
 
 def _can_draw(root: Any, *rest: Any) -> bool:
@@ -318,7 +320,10 @@ class Drawing:
         return [*found, _NEW] if len(self.inputs) < len(INPUTS) else found
 
     def _with_shapes(self, arguments: Arguments, name: str, *others: str) -> tuple[tuple[str, ...], dict[str, Any]]:
-        entered = [self._enter(self.shapes[name]) if other == _NEW else other for other in others]
+        entered = list[str]()
+        for other in others:
+            is_room = len(self.inputs) < len(INPUTS)
+            entered.append(other if other != _NEW else self._enter(self.shapes[name]) if is_room else name)
         names = (name, *entered)
         return names, {**arguments, "shape": tuple(self.shapes[each] for each in names)}
 

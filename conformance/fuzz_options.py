@@ -164,12 +164,14 @@ def _linear(op: Any, shape: Shape) -> list[dict[str, Any]]:
 
 
 def _convolution(op: Any, shape: Shape) -> list[dict[str, Any]]:
-    """All geometries whose window fits into the padded image."""
+    """All geometries whose window fits into the padded image. Other padding than by zeros is done by refimpl's modules,
+    which a script of torch and the backend alone does not have."""
     rank = int(leaf_name(op)[-2])
     if len(shape) != rank + 2:
         return []
     found = [{**arguments, "_network": None} for arguments in _variants(op)]
-    return [each for each in found if each.get("output_size") is None and _has_window(each, shape[2:])]
+    found = [each for each in found if each.get("padding_mode", "zeros") == "zeros" and not each.get("output_size")]
+    return [each for each in found if _has_window(each, shape[2:])]
 
 
 def _has_window(arguments: Arguments, extents: Shape) -> bool:
@@ -177,10 +179,7 @@ def _has_window(arguments: Arguments, extents: Shape) -> bool:
         return all(extent > 2 * pad for extent, pad in zip(extents, _along(arguments["padding"], extents), strict=True))
     if isinstance(arguments["padding"], str):
         return arguments["padding"] == "same" or _reaches(arguments, (0,) * len(extents), extents)
-    pads = _along(arguments["padding"], extents)
-    if arguments.get("padding_mode", "zeros") != "zeros" and any(map(operator.ge, pads, extents)):
-        return False
-    return _reaches(arguments, pads, extents)
+    return _reaches(arguments, _along(arguments["padding"], extents), extents)
 
 
 def _reaches(arguments: Arguments, pads: Shape, extents: Shape) -> bool:

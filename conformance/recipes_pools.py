@@ -53,6 +53,11 @@ def _wide(rank: int) -> Arguments:
     return {"kernel_size": 3, "stride": 2, "padding": 1, "shape": (*(1, 3, 5, 5)[: rank + 1], 67)}
 
 
+def _one_pixel(rank: int) -> Arguments:
+    """An image of one pixel is contiguous and channels_last at once."""
+    return {"kernel_size": 2, "stride": 1, "padding": 1, "shape": (2, 5, 1, 1, 1)[: rank + 2]}
+
+
 def _has_windows(rank: int) -> Callable[[Arguments], bool]:
     """Along every axis the padding is at most half of the window, which fits into the padded input."""
 
@@ -75,7 +80,7 @@ def _max_pool(rank: int, *, is_module: bool) -> Recipe:
         inputs=one_input,
         step=module if is_module else call("kernel_size", **options),
         is_valid=_has_windows(rank),
-        known=(*_KNOWN, _wide(rank)),
+        known=(*_KNOWN, _wide(rank), _one_pixel(rank)),
     )  # fmt: skip
 
 
@@ -91,7 +96,7 @@ def _avg_pool(rank: int, *, is_module: bool) -> Recipe:
         inputs=one_input,
         step=module if is_module else call("kernel_size", **options),
         is_valid=lambda arguments: fits(arguments) and _counts(arguments),
-        known=(*_KNOWN, _wide(rank)),
+        known=(*_KNOWN, _wide(rank), _one_pixel(rank)),
     )
 
 
@@ -109,6 +114,7 @@ def _adaptive(rank: int, *, is_module: bool) -> Recipe:
         arguments={"output_size": (1, 3, (4, 2, 3)[:rank], 11, *kept), "shape": (*_shapes(rank), large)},
         inputs=one_input,
         step=module if is_module else call("output_size"),
+        known=({"output_size": 3, "shape": (2, 5, 1, 1, 1)[: rank + 2]},),
     )
 
 
@@ -154,6 +160,7 @@ _INTERPOLATE = Recipe(
     inputs=one_input,
     step=_interpolate,
     is_valid=_interpolation_is_valid,
+    known=({"size": 5, "shape": (2, 5, 1, 1)},),
 )
 
 _MAX = ((nn.MaxPool1d, F.max_pool1d), (nn.MaxPool2d, F.max_pool2d), (nn.MaxPool3d, F.max_pool3d))

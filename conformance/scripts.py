@@ -135,7 +135,9 @@ def _state(model: GraphModule) -> Iterator[str]:
             if node.op == "call_module":
                 yield from _module(target, model.get_submodule(node.target))
             else:
-                yield f"{target} = {_tensor(_attribute(model, node.target))}"
+                # a parameter: tracing computes at once with tensors that are none
+                value = _tensor(_attribute(model, node.target))
+                yield f"{target} = nn.Parameter({value}, requires_grad=False)"
 
 
 def _flat(target: str) -> str:

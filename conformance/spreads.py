@@ -147,8 +147,8 @@ def sums(call: Call) -> Errors:
 def dot_products(call: Call) -> Errors:
     """Σ x·w + b over n products: Σ|x|·e_w + e_x·|w| + e_x·e_w for each cause.
 
-    A bias held as int32 of scale s_x·s_w is off by half such a step. Summing in floating point adds
-    γₙ₊₃·(Σ|x|·|w| + |b|): n products, the bias, and one rounding each where x and w are dequantized.
+    A bias held as int32 of scale s_x·s_w is off by half such a step, and by what is beyond 2³¹ of them. Summing in
+    floating point adds γₙ₊₃·(Σ|x|·|w| + |b|): n products, the bias, one rounding each where x and w are dequantized.
     """
     x, w, bias, rest = _weighted_operands(call)
     function = call.function
@@ -159,12 +159,14 @@ def dot_products(call: Call) -> Errors:
 
     errors = {cause: _product(run, x, w, cause) for cause in dict.fromkeys((*x.errors, *w.errors))}
     step = accumulator_step(function, x, w, call.result)
-    if call.capabilities.int32_bias and bias is not None and step is not None:
-        _add(errors, "bias", (0.5 * step).expand_as(call.result))
+    added = None if bias is None else bias.double().abs().reshape(-1, *[1] * (w.real.dim() - 2))
+    if call.capabilities.int32_bias and added is not None and step is not None:
+        beyond = (added - 2.0**31 * step).clamp(min=0.0)
+        _add(errors, "bias", (0.5 * step + beyond).expand_as(call.result))
     if call.capabilities.float_accumulation:
         absolute = run(x.real.abs(), w.real.abs())
-        if bias is not None:
-            absolute = absolute + bias.double().abs().reshape(-1, *[1] * (w.real.dim() - 2))
+        if added is not None:
+            absolute = absolute + added
         _add(errors, "accumulation", gamma(_products_behind(w.real, function) + 3) * absolute)
     return errors
 

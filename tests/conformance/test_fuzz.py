@@ -8,7 +8,8 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from conformance.building import build_model
 from conformance.cases import Case, Input, OneInput, Regime, Step
 from conformance.claims import enumerate_claims
 from conformance.draws import calibration_inputs, static_inputs
-from conformance.fuzz_graphs import Call, Drawing, Graph, graph_of, part_of, patterns_of
+from conformance.fuzz_graphs import Call, Drawing, Graph, graph_of, part_of, patterns_of, waived_patterns
 from conformance.grids import placeholder_grids
 from conformance.jobs import Row
 from conformance.model_flow import Setup, reference_of
@@ -203,25 +204,57 @@ def test_a_script_that_is_broken_itself_does_not_fail_alone() -> None:
     assert fails_alone(door + "assert backend.name == 'reference'\n", "faulty_graphs:Honest")
 
 
+def _convolution() -> Step:
+    return Step(op=torch.conv2d, parameters=(torch.nn.Parameter(torch.randn(3, 2, 3, 3)), None))
+
+
+OF_QNNPACK: dict[str, tuple[Callable[[], Step], tuple[int, ...], torch.dtype, str]] = {
+    "2: max pooling with dilation and padding": (
+        lambda: Step(op=torch.nn.MaxPool2d(3, padding=1, dilation=2)), (1, 1, 7, 6), torch.quint8,
+        "AssertionError: at ",
+    ),
+    "1: no kernels for qint8, of a function with a weight": (
+        _convolution, (1, 2, 7, 6), torch.qint8, "RuntimeError: quantized::conv",
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.rule("NUM-03")
-def test_a_kernel_of_qnnpack_that_is_wrong_shows_in_a_script(tmp_path: Path) -> None:
-    """Finding 2: max pooling with dilation and padding."""
+@pytest.mark.parametrize("finding", OF_QNNPACK)
+def test_a_kernel_of_qnnpack_that_is_wrong_shows_in_a_script(finding: str, tmp_path: Path) -> None:
+    step, shape, dtype, said = OF_QNNPACK[finding]
     bench = bench_of(QnnpackBackend(), "qnnpack")
     case = Case(
-        name="dilated", build=lambda: OneInput([Step(op=torch.nn.MaxPool2d(3, padding=1, dilation=2))]),
-        inputs=(Input(shape=(1, 1, 7, 6)),), regime=Regime(name="signed", ranges=((-1.0, 1.0),)),
+        name="wrong", build=lambda: OneInput([step()]), inputs=(Input(shape=shape),),
+        regime=Regime(name="signed", ranges=((-1.0, 1.0),)),
     )  # fmt: skip
     torch.manual_seed(0)
     claims = enumerate_claims(bench.config, bench.capabilities)
-    reference = reference_of(bench, build_model(case), claims, PTQ, calibration_inputs(case))
+    setup = replace(PTQ, activation=dtype)
+    reference = reference_of(bench, build_model(case), claims, setup, calibration_inputs(case))
     batches = [batch for _, batch in static_inputs(case, placeholder_grids(reference), aims=3, random=0)]
     failures = [
         Failure(model=reference, batch=batch, check=check)
         for batch in batches
         if (check := tried(bench, reference, [batch])).verdict == "REFUTED"
     ]
-    script = script_of(failures[0], bench, name="finding 2", message=failures[0].check.message)
-    assert fails_alone(script, "qnnpack") and "AssertionError: at (0, 0, " in alone(tmp_path, script).stderr
+    script = script_of(failures[0], bench, name=f"finding {finding}", message=failures[0].check.message)
+    assert fails_alone(script, "qnnpack") and said in alone(tmp_path, script).stderr
+
+
+def test_patterns_that_waivers_cover_are_not_drawn() -> None:
+    bench = bench_of(QnnpackBackend(), "qnnpack", graphs=10)
+    claims = enumerate_claims(bench.config, bench.capabilities)
+    pools = {claim.id for claim in claims if claim.pattern in ("nn.MaxPool2d", "nn.Conv2d")}
+    ours = {each for each in pools if "quint8" in each}
+    assert waived_patterns(claims, PTQ, ours) == {"nn.MaxPool2d", "nn.Conv2d"}
+    assert not waived_patterns(claims, PTQ, pools - ours)
+    assert waived_patterns(claims, PTQ, [each for each in ours if "per_channel" in each]) == frozenset()
+    every = [claim.id for claim in claims if claim.pattern != "torch.cat"]
+    waived = Workbench(QnnpackBackend(), seed=0, profile="stress", max_examples=10, waived=every)
+    row = row_of(waived)
+    assert "torch.cat" not in row["evidence"]["not_drawn_for_they_are_waived"]
+    assert "nn.ReLU" in row["evidence"]["not_drawn_for_they_are_waived"] and row["verdict"] == "VERIFIED"
 
 
 def test_a_run_leaves_the_script_in_the_report_folder(tmp_path: Path) -> None:

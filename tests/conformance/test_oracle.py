@@ -279,6 +279,11 @@ def test_an_int32_bias_is_off_by_half_a_step_of_input_and_weight(is_decomposed: 
     exact = exact_of(model, x, int32_bias=True)
     assert exact.errors["bias"][0, :, 0, 0].tolist() == [float(SX * scale / 2) for scale in scales]
     assert "bias" not in exact_of(model, x).errors
+    with torch.no_grad():
+        layer.bias[1] = float(-SX * scales[1] * 2**33)  # type: ignore[index]
+    beyond = exact_of(quantized(nn.Sequential(layer), x, **how), x, int32_bias=True).errors["bias"][0, :, 0, 0]
+    assert beyond[1] == pytest.approx(float(SX * scales[1] * (2**33 - 2**31)), rel=2**-22), "what saturates is lost"
+    assert beyond[0] == float(SX * scales[0] / 2)
     layer.bias = None
     assert "bias" not in exact_of(quantized(nn.Sequential(layer), x, **how), x, int32_bias=True).errors
 
