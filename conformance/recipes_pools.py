@@ -96,7 +96,7 @@ def _avg_pool(rank: int, *, is_module: bool) -> Recipe:
         inputs=one_input,
         step=module if is_module else call("kernel_size", **options),
         is_valid=lambda arguments: fits(arguments) and _counts(arguments),
-        known=(*_KNOWN, _wide(rank), _one_pixel(rank)),
+        known=(*_KNOWN, _wide(rank), *[_one_pixel(rank)] * (rank < 3)),  # in three axes padding does not help to fit
     )
 
 
