@@ -150,6 +150,13 @@ class Backend(ABC):
         """Say why the backend cannot run on this machine ("no NPU found"); None: it can."""
         return None
 
+    def warm_up(self) -> None:
+        """Import, and make once, what takes long: the processes in which claims run then have it from their start.
+
+        Called in the process that controls the run: do nothing here that may crash, or that opens the hardware.
+        """
+        return
+
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         """Tell what ``lowered`` runs; None: the backend cannot tell, and nothing is concluded from it."""
         return None

@@ -26,6 +26,7 @@ SHIPPED = {
     "fbgemm": "backends.fbgemm:FbgemmBackend",
     "x86": "backends.x86:X86Backend",
     "onednn": "backends.onednn:OnednnBackend",
+    "onnxruntime": "backends.onnxruntime:OnnxRuntimeBackend",
 }
 _FAULTS = (Exception, SystemExit)  # a vendor's module that calls sys.exit() must not end the run in silence
 

@@ -7,6 +7,7 @@ piece of work ``{"at": [stage, case]}`` says which it is (docs/architecture.md, 
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Iterator, Mapping
 
 from backends.base import Backend
@@ -77,8 +78,13 @@ def job_rows(workbench: Workbench, job: Job) -> Iterator[Row]:
 def warm(backend: Backend) -> None:
     """Run a few claims of the reference backend right here, so that children find the suite's own code warm.
 
-    The backend under test lends no more than the form of its models: none of its code runs.
+    The backend under test lends the form of its models, and its ``warm_up``: no other code of its own runs.
     """
+    try:
+        backend.warm_up()
+    except Exception as error:  # what is wrong shows in its claims
+        told = f"backend {backend.name}: warm_up() raised {type(error).__name__}: {error}; the claims start cold"
+        warnings.warn(told, stacklevel=2)
     trusted = ReferenceBackend()
     trusted.representation = backend.representation
     workbench = Workbench(trusted, seed=0, profile="quick")

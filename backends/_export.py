@@ -1,0 +1,137 @@
+"""What backends on other people's runtimes share: claims by family, and a reference model as an exported program.
+
+A reference model computes the integers of its weights anew each time that it runs. Here they are folded once, with
+torch's semantics (NUM-01), before a runtime sees them: what is under test is what the runtime does with integers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+from torch.fx import GraphModule, Node
+from torch.fx.experimental import _config as symbolic
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from refimpl import BackendConfig, DTypeConfig
+from refimpl.decomposed import OPS, PLAIN_DTYPE
+from refimpl.native import FAMILIES, config_of
+from refimpl.patterns import pattern_name
+from refimpl.qparams import dtype_range
+
+Tensors: TypeAlias = Sequence[Tensor]
+QUANTIZE = (OPS.quantize_per_tensor.default, OPS.quantize_per_channel.default)
+
+
+def missing(extra: str, *packages: str) -> str | None:
+    """Say what to install of the packages that an optional extra brings; None: all are there."""
+    absent = [each for each in packages if find_spec(each) is None]
+    how = f"pip install -c constraints.txt -e '.[{extra}]'"
+    return f"{', '.join(absent)} not installed: {how}" if absent else None
+
+
+class Compiled:
+    """A model of a runtime, called with tensors as the reference model is; its outputs have the same structure.
+
+    ``run`` takes the input tensors and gives the output tensors; ``modules``: the reference model's modules, by the
+    path of each the node that calls it.
+    """
+
+    def __init__(
+        self, reference_model: GraphModule, example_inputs: tuple[Any, ...], run: Callable[[Tensors], Iterable[Tensor]]
+    ) -> None:
+        with torch.no_grad():
+            self.structure = tree_flatten(reference_model(*example_inputs))[1]
+        self.run = run
+        self.modules = {str(node.target): node.name for node in reference_model.graph.nodes if node.op == "call_module"}
+
+    def __call__(self, *inputs: Any) -> Any:
+        given = [value.detach() for value in tree_flatten(inputs)[0] if isinstance(value, Tensor)]
+        return tree_unflatten(self.run(given), self.structure)
+
+
+def claims(name: str, table: Mapping[str, tuple[DTypeConfig, ...]], patterns: Collection[str]) -> BackendConfig:
+    """Return the claims of families of ops (refimpl.native), of the patterns whose name matches one of the globs."""
+    config = config_of(name, table, FAMILIES)
+    names = {id(entry): pattern_name(entry.normal_pattern) for entry in config.configs}
+    entries = [each for each in config.configs if any(fnmatchcase(names[id(each)], glob) for glob in patterns)]
+    return BackendConfig(name).set_backend_pattern_configs(entries)
+
+
+def exported(reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> ExportedProgram:
+    """Export a decomposed reference model whose weights are integers; the batch, axis 0 of each input, is dynamic.
+
+    Raises what torch.export raises.
+    """
+    rows = [len(value) if isinstance(value, Tensor) and value.dim() else 0 for value in example_inputs]
+    shapes = tuple({0: Dim.AUTO} if each and each == max(rows) else None for each in rows)  # others are broadcast
+    with torch.no_grad(), symbolic.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        return export(_Model(folded(reference_model)).eval(), example_inputs, dynamic_shapes=(shapes,))
+
+
+class _Model(nn.Module):
+    """A model whose inputs have no names."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.model(*inputs)
+
+
+def folded(reference_model: GraphModule) -> GraphModule:
+    """Return a copy that holds its weights as integers, and dequantizes them. (CVT-02, CVT-07)"""
+    model = copy.deepcopy(reference_model)
+    for module in model.modules():
+        if hasattr(module, "get_quantized_weight"):
+            _hold_integers(module)
+    for node in model.graph.nodes:
+        if node.target in QUANTIZE and all(each.op == "get_attr" for each in node.all_input_nodes):
+            _hold_result(model, node)
+    model.graph.eliminate_dead_code()
+    model.recompile()
+    return model
+
+
+def _hold_integers(module: Any) -> None:
+    """Let a reference module's weight be integers that are dequantized when it runs."""
+    asked = (module.weight_quant_min, module.weight_quant_max)
+    ends = dtype_range(module.weight_dtype) if None in asked else asked
+    bounds = (*ends, PLAIN_DTYPE[module.weight_dtype])
+    module.register_buffer("integers", module.get_quantized_weight())
+    module.weight = None
+    module.get_weight = partial(_per_channel if module.weight_scale.dim() else _per_tensor, module, bounds)
+
+
+def _per_channel(module: Any, bounds: tuple[Any, ...]) -> Tensor:
+    numbers = (module.weight_scale, module.weight_zero_point, module.weight_axis_int, *bounds)
+    return OPS.dequantize_per_channel(module.integers, *numbers)  # type: ignore[no-any-return]
+
+
+def _per_tensor(module: Any, bounds: tuple[Any, ...]) -> Tensor:
+    return OPS.dequantize_per_tensor.tensor(  # type: ignore[no-any-return]
+        module.integers, module.weight_scale, module.weight_zero_point, *bounds
+    )
+
+
+def _hold_result(model: GraphModule, node: Node) -> None:
+    """Put the integers of a weight that a function takes in the place of what computes them."""
+    target: Any = node.target
+    operands = [_attribute(model, each.target) if isinstance(each, Node) else each for each in node.args]
+    model.register_buffer(f"{node.name}_integers", target(*operands))
+    with model.graph.inserting_before(node):
+        node.replace_all_uses_with(model.graph.get_attr(f"{node.name}_integers"))
+
+
+def _attribute(model: GraphModule, target: Any) -> Tensor:
+    place, _, name = str(target).rpartition(".")
+    found: Tensor = getattr(model.get_submodule(place), name)
+    return found

@@ -1,0 +1,144 @@
+"""ONNX Runtime on the CPU: static int8 by QDQ, dynamic int8 by DynamicQuantizeLinear and MatMulInteger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from backends._export import Compiled, Tensors, claims, missing
+from backends.base import Backend, Capabilities, Execution, Representation, Taken
+from refimpl import BackendConfig
+from refimpl.native import DYNAMIC_U8_S8, U8, U8_S8, Table
+
+TABLE: Table = {
+    "conv": (U8_S8,),
+    "linear": (U8_S8, DYNAMIC_U8_S8),
+    **dict.fromkeys(("binary", "cat", "default", "fixed qparams", "share qparams"), (U8,)),
+}
+PATTERNS = (
+    "nn.Conv?d*", "torch.conv?d*", "nni.Conv*", "nnqat.Conv*", "nniqat.Conv*",
+    "*.Linear*", "F.linear*", "torch.matmul",
+    "operator.add*", "operator.mul*", "torch.add*", "torch.mul*", "torch.cat",
+    "*.LeakyReLU", "F.leaky_relu", "*.[Ss]igmoid", ".sigmoid_", "nn.Softmax",
+    "nn.MaxPool?d", "F.max_pool?d", "nn.AvgPool?d", "*.avg_pool?d",
+    "torch.flatten", "torch.narrow", "torch.stack", "*.*squeeze*", "*.transpose", ".permute", ".reshape", ".view",
+)  # fmt: skip
+_NO_BATCH: dict[str, Taken] = {"_unbatched": (False,)}
+_TENSORS: dict[str, Taken] = {"other": ("tensor", "itself"), "alpha": (1,)}
+LIMITS: dict[str, dict[str, Taken]] = {
+    **dict.fromkeys(("nn.Conv1d", "nn.Conv2d", "nn.Conv3d"), _NO_BATCH | {"padding_mode": ("zeros",)}),
+    **dict.fromkeys(("torch.conv1d", "torch.conv2d", "torch.conv3d"), _NO_BATCH),
+    **dict.fromkeys(("operator.add", "operator.mul", "torch.add", "torch.mul"), _TENSORS),
+}
+"""A padding other than by zeros is an op of its own; numbers, and what multiplies, are floats."""
+
+
+class Session(Compiled):
+    """An ONNX model, loaded; ``model`` is what was loaded."""
+
+    def __init__(self, model: bytes, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> None:
+        super().__init__(reference_model, example_inputs, self._run)
+        self.model = model
+        self._session = _session(model)
+        self._names = [each.name for each in self._session.get_inputs()]
+
+    def _run(self, inputs: Tensors) -> list[Tensor]:
+        given = {name: value.numpy() for name, value in zip(self._names, inputs, strict=True)}
+        return [torch.from_numpy(each) for each in self._session.run(None, given)]
+
+
+def _session(model: bytes, optimized: Path | None = None) -> Any:
+    """Load a model; every setting that a result may depend on is said here."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 3
+    if optimized is not None:
+        options.optimized_model_filepath = str(optimized)
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+class OnnxRuntimeBackend(Backend):
+    """ONNX Runtime's CPU provider: the reference model as QDQ, its optimizer puts integer kernels in its place."""
+
+    name = "onnxruntime"
+    representation = Representation.DECOMPOSED
+    waivers = Path(__file__).with_name("onnxruntime.waivers.toml")
+
+    def backend_config(self) -> BackendConfig:
+        """Return what the runtime's optimizer finds kernels of integers for."""
+        return claims(self.name, TABLE, PATTERNS)
+
+    def unavailable_reason(self) -> str | None:
+        """Say what to install."""
+        return missing("onnxruntime", "onnx", "onnxscript", "onnxruntime")
+
+    def capabilities(self) -> Capabilities:
+        """A bias becomes int32 of scale s_x·s_w."""
+        schemes = ("per_tensor_symmetric", "per_channel_symmetric")
+        return Capabilities(weight_schemes=schemes, int32_bias=True, limits=LIMITS)
+
+    def versions(self) -> dict[str, str]:
+        """The runtime, and the exporters before it."""
+        return {name: version(name) for name in ("onnxruntime", "onnx", "onnxscript", "torch")}
+
+    def warm_up(self) -> None:
+        """The first export of a process takes some two seconds, most of it imports."""
+        model = torch.fx.symbolic_trace(torch.nn.Identity())
+        self.lower(model, (torch.zeros(2, 2),))
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        """Export to ONNX and load."""
+        from backends._onnx import onnx_bytes
+
+        return Session(onnx_bytes(reference_model, example_inputs), reference_model, example_inputs)
+
+    def execution(self, lowered: Callable[..., Any]) -> Execution | None:
+        """Read off the optimized model which nodes compute on integers, and which on what was dequantized."""
+        if not isinstance(lowered, Session):
+            return None
+        import onnx
+
+        from backends._onnx import sources
+
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "optimized.onnx"
+            _session(lowered.model, path)
+            return read_execution(onnx.load(path), sources(lowered.model, lowered.modules))
+
+
+_INTEGER = ("QLinear", "QGemm", "QAttention", "ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul")
+
+
+def read_execution(model: Any, sources: Mapping[str, str]) -> Execution:
+    """Tell ops on integers from those on floats that were integers before, and are again behind them."""
+    quantized, floating = list[str](), list[str]()
+    floats = {each.name for each in model.graph.input}
+    stale = dict[str, tuple[str, ...]]()  # tensors of floats that were integers, and the ops that made them of these
+    for node in model.graph.node:
+        if node.op_type == "DequantizeLinear":
+            stale[node.output[0]] = ()
+        elif node.op_type == "QuantizeLinear":
+            floating += stale.get(node.input[0], ())
+        elif node.op_type.startswith(_INTEGER):
+            quantized.append(node.op_type)
+        elif any(name in stale for name in node.input):
+            source = sources.get(node.output[0]) or sources.get(node.name.removeprefix("node_"), node.name)
+            named = f"{source} ({node.op_type})"
+            before = tuple(each for name in node.input for each in stale.get(name, ()))
+            stale.update((name, (*before, named)) for name in node.output)
+        elif not any(name in floats for name in node.input):
+            quantized.append(node.op_type)
+    if not any(sources.get(name) for node in model.graph.node for name in node.output) and not floating:
+        quantized.append("nothing is left to be done between quantize and dequantize")
+    return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(dict.fromkeys(floating)))

@@ -1,0 +1,43 @@
+"""Claims per second of backends, each in profile quick and one process, one after the other in one run.
+
+The whole run counts, from pytest's start to its end; the last column is the ratio to the first backend.
+
+    python benchmarks/runtimes.py qnnpack onnxruntime
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tabulate import tabulate
+
+from reports.results import read_results
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def measured(backend: str) -> tuple[int, float]:
+    """Run a backend's claims; return how many there are, and the seconds that it took."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pytest", str(ROOT / "conformance"), f"--backend={backend}", "-n", "0", "-q",
+                   "--profile=quick", "--no-waivers", f"--report-dir={folder}"]  # fmt: skip
+        started = time.perf_counter()
+        subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)  # what is refuted is none of ours
+        return len(read_results(Path(folder) / "results.jsonl").claims), time.perf_counter() - started
+
+
+def main(backends: list[str]) -> None:
+    """Measure the backends and print a table."""
+    found = {backend: measured(backend) for backend in backends}
+    rates = {backend: claims / seconds for backend, (claims, seconds) in found.items()}
+    first = next(iter(rates.values()))
+    table = [[backend, *found[backend], rate, rate / first] for backend, rate in rates.items()]
+    print(tabulate(table, ["backend", "claims", "seconds", "claims per second", "ratio"], floatfmt=".3g"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ["qnnpack", "onnxruntime"])

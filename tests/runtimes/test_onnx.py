@@ -1,0 +1,181 @@
+"""Reference models as exported programs, as ONNX, and on ONNX Runtime: what is computed, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.ao.quantization import (
+    PlaceholderObserver,
+    default_observer,
+    default_per_channel_weight_observer,
+    default_weight_observer,
+)
+from torch.fx import GraphModule
+
+from backends._export import exported, folded
+from backends.discovery import find_backend
+from backends.native_tables import native_config
+from refimpl import QConfig, QConfigMapping, convert_to_reference_decomposed_fx, prepare_fx
+from refimpl.decomposed import OPS
+from refimpl.default_qconfigs import get_default_qconfig_mapping
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+_onnx = pytest.importorskip("backends._onnx")
+CONFIG = native_config("fbgemm")
+
+
+def reference_of(model: nn.Module, *inputs: Tensor, mapping: QConfigMapping | None = None) -> GraphModule:
+    torch.manual_seed(0)
+    mapping = mapping or get_default_qconfig_mapping("qnnpack")  # all 8 bits
+    prepared = prepare_fx(model.eval(), mapping, inputs, backend_config=CONFIG)
+    prepared(*inputs)
+    return convert_to_reference_decomposed_fx(prepared, backend_config=CONFIG)
+
+
+def dynamic(**observer: Any) -> QConfigMapping:
+    activation = PlaceholderObserver.with_args(dtype=torch.quint8, is_dynamic=True, **observer)
+    return QConfigMapping().set_global(QConfig(activation, default_weight_observer))
+
+
+def static(weight: Any) -> QConfigMapping:
+    return QConfigMapping().set_global(QConfig(default_observer, weight))
+
+
+class FunctionalLinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 30).reshape(5, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight)
+
+
+class Sum(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+class Two(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"flat": x.flatten(1), "pooled": nn.functional.max_pool2d(x, 2)}
+
+
+def image(*shape: int) -> Tensor:
+    return torch.linspace(-1, 1, int(torch.Size(shape).numel())).reshape(shape)
+
+
+# -- folding and exporting --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU()), FunctionalLinear))
+@pytest.mark.parametrize("weight", (default_weight_observer, default_per_channel_weight_observer))
+def test_weights_are_folded_to_the_integers_of_the_reference_model(make: Callable[[], nn.Module], weight: Any) -> None:
+    x = image(4, 6)
+    reference = reference_of(make(), x, mapping=static(weight))
+    before = [node.name for node in reference.graph.nodes]
+    model = folded(reference)
+    integers = [value for name, value in model.named_buffers() if name.endswith("integers")]
+    assert [each.dtype for each in integers] == [torch.int8] and int(integers[0].long().abs().max()) >= 127
+    assert torch.equal(model(x), reference(x)), "they mean what the float weight meant"
+    assert [node.name for node in reference.graph.nodes] == before, "the model that is given is not changed"
+    written = [node.target for node in exported(reference, (x,)).graph.nodes]
+    assert OPS.quantize_per_channel.default not in written
+    assert written.count(OPS.quantize_per_tensor.default) == 2, "of input and output alone"
+
+
+def test_the_batch_of_a_program_is_dynamic_though_the_example_has_one_row() -> None:
+    backend = find_backend("onnxruntime")
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
+    reference = reference_of(layers, image(1, 3, 4, 4))
+    lowered = backend.lower(reference, (image(1, 3, 4, 4),))
+    for rows in (0, 1, 5):
+        x = image(rows, 3, 4, 4)
+        assert torch.allclose(lowered(x), reference(x), atol=1e-6) and len(lowered(x)) == rows
+
+
+def test_what_is_broadcast_has_no_dynamic_batch() -> None:
+    x, y = image(4, 1, 9), image(1, 3, 1)
+    reference = reference_of(Sum(), x, y)
+    lowered = find_backend("onnxruntime").lower(reference, (x, y))
+    assert float((lowered(x, y) - reference(x, y)).abs().max()) < 0.016, "a step at most: some sums are near a tie"
+
+
+def test_outputs_have_the_structure_of_the_model() -> None:
+    x = image(2, 3, 4, 4)
+    reference = reference_of(Two(), x)
+    found, right = find_backend("onnxruntime").lower(reference, (x,))(x), reference(x)
+    assert list(found) == list(right) == ["flat", "pooled"]
+    assert all(torch.equal(found[name], right[name]) for name in right)
+
+
+# -- translations -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CVT-09")
+def test_ends_that_are_narrower_than_the_dtype_are_kept() -> None:
+    x = image(1, 64)
+    reference = reference_of(Sum(), x, x, mapping=get_default_qconfig_mapping("x86"))  # 0…127
+    lowered = find_backend("onnxruntime").lower(reference, (x, x))
+    assert torch.equal(lowered(x * 4, x * 4), reference(x * 4, x * 4))
+
+
+@pytest.mark.rule("CVT-03")
+@pytest.mark.parametrize("make", (lambda: nn.Linear(6, 5), lambda: nn.Linear(6, 5, bias=False), FunctionalLinear))
+@pytest.mark.parametrize("size", (1.0, 1e-6, 0.0), ids=("usual", "below the smallest scale", "zeros"))
+def test_dynamic_linear_runs_on_integers_with_the_qparams_of_the_reference(
+    make: Callable[[], nn.Module], size: float
+) -> None:
+    backend, x = find_backend("onnxruntime"), image(3, 6) * size + 0.25 * size
+    reference = reference_of(nn.Sequential(make()), x, mapping=dynamic())
+    lowered = backend.lower(reference, (x,))
+    assert torch.allclose(lowered(x), reference(x), rtol=1e-5, atol=1e-6 * size)
+    execution = backend.execution(lowered)
+    assert execution is not None and not execution.float_fallbacks
+    assert any("MatMulInteger" in each for each in execution.quantized_ops)
+
+
+def test_dynamic_ends_that_the_operator_does_not_have_are_refused() -> None:
+    x = image(3, 6)
+    reference = reference_of(nn.Sequential(nn.Linear(6, 5)), x, mapping=dynamic(quant_min=0, quant_max=127))
+    with pytest.raises(Exception, match=r"quantizes to 0\.\.255, not to 0\.\.127"):
+        find_backend("onnxruntime").lower(reference, (x,))
+
+
+def test_a_model_that_is_lowered_again_is_not_exported_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = image(2, 6)
+    reference = reference_of(nn.Sequential(nn.Linear(6, 5)), x)
+    first = _onnx.onnx_bytes(reference, (x,))
+    monkeypatch.setattr(_onnx, "exported", None)
+    assert _onnx.onnx_bytes(reference, (x,)) is first
+
+
+# -- evidence ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("LOW-04")
+def test_what_runs_in_float_is_named_after_the_reference_model() -> None:
+    backend, x = find_backend("onnxruntime"), image(2, 3, 6, 6)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 4, 3))
+    reference = reference_of(model, x)
+    execution = backend.execution(backend.lower(reference, (x,)))
+    assert execution is not None and execution.quantized_ops.count("QLinearConv") == 2
+    [tanh] = [node.name for node in reference.graph.nodes if node.target == "1"]
+    assert execution.float_fallbacks == (f"{tanh} (Tanh)",)
+
+
+@pytest.mark.rule("LOW-04")
+def test_where_nothing_is_left_to_run_that_is_said() -> None:
+    backend, x = find_backend("onnxruntime"), image(65)
+    execution = backend.execution(backend.lower(reference_of(nn.Sequential(nn.Flatten(0)), x), (x,)))
+    assert execution is not None and not execution.float_fallbacks
+    assert execution.quantized_ops == ("nothing is left to be done between quantize and dequantize",)
+
+
+def test_versions_name_the_runtime_and_the_exporters() -> None:
+    found = find_backend("onnxruntime").versions()
+    assert {"onnxruntime", "onnx", "onnxscript", "torch"} == set(found) and all(found.values())
