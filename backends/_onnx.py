@@ -9,10 +9,9 @@ import functools
 import logging
 import warnings
 from ast import literal_eval
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from unittest.mock import patch
-from weakref import WeakKeyDictionary
 
 import onnx
 import torch
@@ -32,25 +31,18 @@ _WHOLE = {onnx.TensorProto.UINT8: (0, 255), onnx.TensorProto.INT8: (-128, 127)}
 
 
 def onnx_bytes(reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> bytes:
-    """Export a decomposed reference model to ONNX; of one that was exported already, what came of it.
-
-    Raises what torch's exporters raise.
-    """
-    if reference_model not in _EXPORTED:
-        program = exported(reference_model, example_inputs)
-        _join_dynamic(program.graph_module)
-        with (
-            _quiet(),
-            patch.object(ONNXRegistry, "from_torchlib", staticmethod(_translations)),
-            patch.object(_fx_passes, "decompose_with_registry", _decomposed),
-        ):
-            found = torch.onnx.export(program, dynamo=True, verbose=False)
-        assert found is not None
-        _EXPORTED[reference_model] = found.model_proto.SerializeToString()
-    return _EXPORTED[reference_model]
-
-
-_EXPORTED: MutableMapping[GraphModule, bytes] = WeakKeyDictionary()
+    """Export a decomposed reference model to ONNX. Raises what torch's exporters raise."""
+    program = exported(reference_model, example_inputs)
+    _join_dynamic(program.graph_module)
+    with (
+        _quiet(),
+        patch.object(ONNXRegistry, "from_torchlib", staticmethod(_translations)),
+        patch.object(_fx_passes, "decompose_with_registry", _decomposed),
+    ):
+        found = torch.onnx.export(program, dynamo=True, verbose=False)
+    assert found is not None
+    model: bytes = found.model_proto.SerializeToString()
+    return model
 
 
 class _quiet(warnings.catch_warnings):
