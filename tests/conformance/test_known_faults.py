@@ -17,13 +17,14 @@ WRONG = (
     ("fbgemm", "nn.ConvTranspose2d/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_tensor_symmetric", "numerics"),
     ("onednn", "nn.ConvTranspose2d/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_tensor_symmetric", "numerics"),
     ("onednn", "nn.Conv2d/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_channel_symmetric", "numerics"),  # 12
+    ("onednn", "nn.MaxPool2d/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight", "numerics"),  # 39
     ("qnnpack", "nn.ReLU6/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight", "invariance"),  # 9
 )  # fmt: skip
 RIGHT = (
     ("qnnpack", "nn.Conv2d/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_channel_symmetric"),
     ("qnnpack", "torch.cat/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight"),
     ("fbgemm", "nn.Linear/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_channel_symmetric"),
-    ("onednn", "nn.MaxPool2d/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight"),
+    ("onednn", "nn.ReLU/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight"),
 )
 
 
