@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from refimpl.patterns import leaf_name
 from reports.results import Verdict
 
 WIDTH = 120
-PACKED = 80
+PACKED = 32
 """Tensors of more elements than this are written as text that is decoded."""
 PATIENCE = 120.0
 _ENDLESS = 124
@@ -79,7 +79,7 @@ def script_of(failure: Failure, bench: Workbench, *, name: str, message: str) ->
         "class Reference(nn.Module):",
         "    def __init__(self) -> None:",
         "        super().__init__()",
-        *(f"        {line}" for line in _state(model)),
+        *(f"        {line}" for line in _joined(_state(model))),
         "",
         *(f"    {line}" for line in _forward(model)),
         "",
@@ -135,9 +135,33 @@ def _state(model: GraphModule) -> Iterator[str]:
             if node.op == "call_module":
                 yield from _module(target, model.get_submodule(node.target))
             else:
-                # a parameter: tracing computes at once with tensors that are none
-                value = _tensor(_attribute(model, node.target))
-                yield f"{target} = nn.Parameter({value}, requires_grad=False)"
+                held = _attribute(model, node.target)
+                # A weight is a parameter: tracing computes at once with tensors that are none.
+                yield f"{target} = nn.Parameter({_tensor(held)})" if held.dim() > 1 else f"{target} = {_tensor(held)}"
+
+
+def _joined(lines: Iterable[str]) -> Iterator[str]:
+    """Put several qparams into one line."""
+    before: list[str] = []
+    for line in lines:
+        is_scalar = _SCALAR.fullmatch(line) is not None
+        if before and not (is_scalar and len(_assigned([*before, line])) <= WIDTH - 8):
+            yield _assigned(before)
+            before = []
+        if is_scalar:
+            before.append(line)
+        else:
+            yield line
+    if before:
+        yield _assigned(before)
+
+
+_SCALAR = re.compile(r"self\.\w+ = torch\.tensor\([-.\de]+\)")
+
+
+def _assigned(lines: Sequence[str]) -> str:
+    names, values = zip(*(line.split(" = ") for line in lines), strict=True)
+    return f"{', '.join(names)} = {', '.join(values)}"
 
 
 def _flat(target: str) -> str:
@@ -262,6 +286,8 @@ def _forward(model: GraphModule) -> Iterator[str]:
     for node in model.graph.nodes:
         if node.op == "output":
             yield f"    return {_written(node.args[0], names)}"
+        elif is_quantize(node) and [user.target for user in node.users] == ["dequantize"]:
+            names[node] = _call(node, names)  # where the method is called
         elif node.op not in ("placeholder", "get_attr"):
             yield f"    {names[node]} = {_call(node, names)}"
 
