@@ -22,12 +22,13 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from refimpl import BackendConfig, DTypeConfig
 from refimpl.decomposed import OPS, PLAIN_DTYPE
+from refimpl.invariants import is_quantize
 from refimpl.native import FAMILIES, config_of
 from refimpl.patterns import pattern_name
 from refimpl.qparams import dtype_range
+from refimpl.tracing import attribute_of
 
 Tensors: TypeAlias = Sequence[Tensor]
-QUANTIZE = (OPS.quantize_per_tensor.default, OPS.quantize_per_channel.default)
 
 
 def missing(extra: str, *packages: str) -> str | None:
@@ -94,7 +95,7 @@ def folded(reference_model: GraphModule) -> GraphModule:
         if hasattr(module, "get_quantized_weight"):
             _hold_integers(module)
     for node in model.graph.nodes:
-        if node.target in QUANTIZE and all(each.op == "get_attr" for each in node.all_input_nodes):
+        if is_quantize(node) and all(each.op == "get_attr" for each in node.all_input_nodes):
             _hold_result(model, node)
     model.graph.eliminate_dead_code()
     model.recompile()
@@ -125,13 +126,7 @@ def _per_tensor(module: Any, bounds: tuple[Any, ...]) -> Tensor:
 def _hold_result(model: GraphModule, node: Node) -> None:
     """Put the integers of a weight that a function takes in the place of what computes them."""
     target: Any = node.target
-    operands = [_attribute(model, each.target) if isinstance(each, Node) else each for each in node.args]
+    operands = [attribute_of(model, str(each.target)) if isinstance(each, Node) else each for each in node.args]
     model.register_buffer(f"{node.name}_integers", target(*operands))
     with model.graph.inserting_before(node):
         node.replace_all_uses_with(model.graph.get_attr(f"{node.name}_integers"))
-
-
-def _attribute(model: GraphModule, target: Any) -> Tensor:
-    place, _, name = str(target).rpartition(".")
-    found: Tensor = getattr(model.get_submodule(place), name)
-    return found

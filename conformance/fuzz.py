@@ -36,7 +36,8 @@ from conformance.model_flow import RATE, Setup, descend, reference_of
 from conformance.parts import parts
 from conformance.pipeline import PROFILES, Workbench
 from conformance.running import StageError
-from conformance.scripts import Failure, NoScriptError, fails_alone, script_of
+from conformance.scripts import Failure, NoScriptError, script_of
+from conformance.scripts_alone import fails_alone
 from conformance.structure import tensors
 from conformance.trial import failed, model_row, tried, verified
 from refimpl import BackendConfig

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import base64
 import inspect
-import os
 import re
-import subprocess
-import sys
-import tempfile
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,14 +28,12 @@ from conformance.pipeline import Workbench
 from conformance.trial import dynamic_range
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.patterns import leaf_name
+from refimpl.tracing import attribute_of
 from reports.results import Verdict
 
 WIDTH = 120
 PACKED = 32
 """Tensors of more elements than this are written as text that is decoded."""
-PATIENCE = 120.0
-_ENDLESS = 124
-"""The status that coreutils' timeout gives."""
 HANG = 20
 _PACK = (
     "def packed(text: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:",
@@ -79,7 +72,7 @@ def script_of(failure: Failure, bench: Workbench, *, name: str, message: str) ->
         "class Reference(nn.Module):",
         "    def __init__(self) -> None:",
         "        super().__init__()",
-        *(f"        {line}" for line in _joined(_state(model))),
+        *(f"        {line}" for line in _state(model)),
         "",
         *(f"    {line}" for line in _forward(model)),
         "",
@@ -126,54 +119,29 @@ def _wrapped(line: str) -> Iterator[str]:
 
 
 def _state(model: GraphModule) -> Iterator[str]:
-    """Lines that make the modules and tensors that the graph names."""
-    seen = set()
-    for node in model.graph.nodes:
-        if node.op in ("call_module", "get_attr") and node.target not in seen:
-            seen.add(node.target)
-            target = f"self.{_flat(node.target)}"
-            if node.op == "call_module":
-                yield from _module(target, model.get_submodule(node.target))
-            else:
-                held = _attribute(model, node.target)
-                # A weight is a parameter: tracing computes at once with tensors that are none.
-                yield f"{target} = nn.Parameter({_tensor(held)})" if held.dim() > 1 else f"{target} = {_tensor(held)}"
+    """Lines that make the modules and tensors that the graph names; qparams two by two."""
+    targets = {op: list(dict.fromkeys(node.target for node in model.graph.nodes if node.op == op)) for op in _STATEFUL}
+    tensors = {f"self.{_flat(target)}": attribute_of(model, target) for target in targets["get_attr"]}
+    if strange := [name for name, value in tensors.items() if not isinstance(value, Tensor)]:
+        raise NoScriptError(f"the attribute {strange[0]} is a {type(tensors[strange[0]]).__name__}")
+    qparams = [name for name, value in tensors.items() if not value.dim()]
+    for start in range(0, len(qparams), 2):
+        names = qparams[start : start + 2]
+        yield f"{', '.join(names)} = {', '.join(_tensor(tensors[name]) for name in names)}"
+    for name, value in tensors.items():
+        if value.dim() > 1:  # a weight is a parameter: tracing computes at once with tensors that are none
+            yield f"{name} = nn.Parameter({_tensor(value)})"
+        elif value.dim():
+            yield f"{name} = {_tensor(value)}"
+    for target in targets["call_module"]:
+        yield from _module(f"self.{_flat(target)}", model.get_submodule(target))
 
 
-def _joined(lines: Iterable[str]) -> Iterator[str]:
-    """Put several qparams into one line."""
-    before: list[str] = []
-    for line in lines:
-        is_scalar = _SCALAR.fullmatch(line) is not None
-        if before and not (is_scalar and len(_assigned([*before, line])) <= WIDTH - 8):
-            yield _assigned(before)
-            before = []
-        if is_scalar:
-            before.append(line)
-        else:
-            yield line
-    if before:
-        yield _assigned(before)
-
-
-_SCALAR = re.compile(r"self\.\w+ = torch\.tensor\([-.\de]+\)")
-
-
-def _assigned(lines: Sequence[str]) -> str:
-    names, values = zip(*(line.split(" = ") for line in lines), strict=True)
-    return f"{', '.join(names)} = {', '.join(values)}"
+_STATEFUL = ("get_attr", "call_module")
 
 
 def _flat(target: str) -> str:
     return target.replace(".", "_")
-
-
-def _attribute(model: GraphModule, target: str) -> Tensor:
-    place, _, name = target.rpartition(".")
-    found = getattr(model.get_submodule(place), name)
-    if not isinstance(found, Tensor):
-        raise NoScriptError(f"the attribute {target} is a {type(found).__name__}")
-    return found
 
 
 def _module(target: str, module: nn.Module) -> Iterator[str]:
@@ -401,30 +369,3 @@ def _place(exact: Exact, index: tuple[int, ...]) -> str:
         step = float(exact.step.expand_as(exact.real)[index])
         return f"({index}, {float(exact.real[index])!r}, {slack * step!r})"
     return f"({index}, {float(exact.integers[index]):.9g}, {0.5 + slack + 2.0**-14:.9g})"
-
-
-# -- on its own -------------------------------------------------------------------------------------------------------
-
-
-def fails_alone(script: str, spec: str) -> bool:
-    """Run a script in a process of its own and an empty folder: does it fail, and only for the backend's sake?
-
-    With the reference backend in the place of this one it must not. To run without an end is to fail.
-    """
-    control = script.replace(f"find_backend({spec!r})", "find_backend('reference')")
-    return _status(script) != 0 and (control == script or _status(control) == 0)
-
-
-def _status(script: str) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "script.py"
-        path.write_text(script, encoding="utf-8")
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, str(path)]
-        try:
-            done = subprocess.run(
-                command, cwd=folder, env=environment, capture_output=True, timeout=PATIENCE, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return _ENDLESS
-    return done.returncode

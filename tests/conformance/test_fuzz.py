@@ -32,7 +32,8 @@ from conformance.grids import placeholder_grids
 from conformance.jobs import Row
 from conformance.model_flow import Setup, reference_of
 from conformance.pipeline import Workbench
-from conformance.scripts import Failure, fails_alone, script_of
+from conformance.scripts import Failure, script_of
+from conformance.scripts_alone import fails_alone
 from conformance.trial import tried
 from reports.results import Model, decode
 
