@@ -51,7 +51,8 @@ class At:
 class CaseRun:
     """The artefacts of one case, made stage by stage; an attribute is read only after the stage that sets it.
 
-    ``exact_of``: gives the exact results of inputs; None: there was no output to compare with them.
+    ``exact_of``: gives the exact results of inputs; None: there was no output to compare with them. ``first``: what the
+    first inputs gave, in the first run of the lowered model.
     """
 
     case: Case
@@ -62,6 +63,7 @@ class CaseRun:
     drawn: list[tuple[str, Batch]] = field(init=False)
     lowered: Callable[..., Any] = field(init=False)
     exact_of: ExactOf | None = None
+    first: Any = None
     runs_in_float: bool = False
 
     @property

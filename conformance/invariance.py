@@ -10,6 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,7 @@ from conformance.reruns import (
     Trial,
     compare_outputs,
 )
+from conformance.structure import tensors
 from reports.results import Verdict
 
 PARTS = (1, 3, 5)
@@ -50,10 +52,12 @@ def check_invariance(
     *,
     left_out: Collection[str] = (),
     exact_of: ExactOf | None = None,
+    first: Any = None,
 ) -> Iterator[Finding]:
     """Compare a case's outputs under every change with those without; yield a finding for each comparison.
 
-    ``exact_of`` gives the exact results of inputs. Outputs may differ that are both right by it: by ``tie_steps`` where
+    ``exact_of`` gives the exact results of inputs; ``first`` is what the lowered model gave for the first ones in an
+    earlier run, None: it has not run yet. Outputs may differ that are both right by it: by ``tie_steps`` where
     the backend declares them, and by any where it accumulates in float: the order of sums may change there. (NUM-04)
     """
     steps = math.inf if capabilities.float_accumulation else capabilities.tie_steps
@@ -64,9 +68,10 @@ def check_invariance(
         case=case, name=drawn[0][0], inputs=drawn[0][1], lowered=lowered, steps=steps, exact_of=exact_of,
     )  # fmt: skip
     again = partial(trial.run, trial.inputs)
-    first = trial.compared(REPETITION, "at once", again)
-    yield first
-    if first.problem:
+    before = () if first is None else (trial.compared(REPETITION, "since the first run", again, given=tensors(first)),)
+    repeated = (*before, trial.compared(REPETITION, "at once", again))
+    yield from repeated
+    if any(each.problem for each in repeated):
         return  # what else differs would say no more
     for change, find in _FINDERS.items():
         if change in tried:

@@ -313,7 +313,8 @@ class Workbench:
                 evidence = error.evidence if again == str(error) else {**error.evidence, "nondeterministic": True}
                 run.findings.append(failure(case, error.rule, str(error), evidence))
                 return  # what raises for one input is not run on the others
-            case_run.exact_of = walk.exact
+            if case_run.exact_of is None:
+                case_run.exact_of, case_run.first = walk.exact, output
             run.findings += compare_all(case, exacts, output, tuple(case_run.grids))
 
     def _refusal(self, run: ClaimRun) -> Check:
@@ -328,16 +329,16 @@ class Workbench:
         # A small case is not shared out, and threads cost more than all else where workers share the cores.
         threaded = (*ran[:1], *sorted(ran[1:], key=lambda each: each.size)[-1:])
         for case_run in ran:
-            lowered = self.lower(case_run.reference, case_run.drawn[0][1])  # afresh: it has not run yet
             sums_floats = case_run.runs_in_float or kind_of(run.claim.dtypes) is Kind.FLOAT16
             capabilities = replace(self.capabilities, float_accumulation=True) if sums_floats else self.capabilities
             findings += check_invariance(
                 case_run.case,
                 case_run.drawn,
-                lowered,
+                case_run.lowered,
                 capabilities,
                 left_out=() if case_run in threaded and self.profile != "quick" else {THREADS},
                 exact_of=case_run.exact_of,
+                first=case_run.first,
             )
         if self.profile != "quick" and run.kept:
             first = run.kept[0]

@@ -188,6 +188,17 @@ def test_a_state_that_another_input_leaves_is_seen() -> None:
     assert "second run" in found[-1].problem
 
 
+def test_what_the_first_run_gave_is_what_later_ones_must_give() -> None:
+    case, first = case_of(torch.relu, IMAGE), drawn_for(case_of(torch.relu, IMAGE))[0][1]
+    right, off = torch.relu(*first), torch.relu(*first) + 1
+    found = [
+        list(check_invariance(case, drawn_for(case), torch.relu, Capabilities(), first=each)) for each in (right, off)
+    ]
+    assert tried(found[0])[:2] == ["repetition: since the first run", "repetition: at once"]
+    assert judge_invariance(found[0]).verdict is Verdict.VERIFIED
+    assert judge_invariance(found[1]).verdict is Verdict.REFUTED and len(found[1]) == 2
+
+
 def test_memory_that_nobody_writes_is_seen() -> None:
     for size in (1, 8, 65, 260, 5000, 70000):  # from what the C library's allocator keeps, and from the system
         for _ in range(20):
@@ -339,7 +350,7 @@ def test_where_floats_are_summed_another_order_may_give_another_result_that_is_r
     assert changes(lambda x: x[:1], unknown) == both
 
 
-def test_a_model_that_no_longer_runs_when_it_is_compiled_again_is_refuted() -> None:
+def test_a_model_that_no_longer_runs_is_refuted() -> None:
     check = judge_invariance(findings(raising(lambda x: True), case_of(lambda x: x, IMAGE)))
     assert (check.verdict, check.rule, check.cases) == (Verdict.REFUTED, "LOW-01", 1)
 
