@@ -1,4 +1,4 @@
-"""What backends on other people's runtimes share: claims by family, and a reference model as an exported program.
+"""What backends on other people's runtimes share: their claims, and a reference model as an exported program.
 
 A reference model computes the integers of its weights anew each time that it runs. Here they are folded once, with
 torch's semantics (NUM-01), before a runtime sees them: what is under test is what the runtime does with integers.
@@ -7,9 +7,10 @@ torch's semantics (NUM-01), before a runtime sees them: what is under test is wh
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, TypeAlias
 
@@ -20,22 +21,16 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental import _config as symbolic
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from refimpl import BackendConfig, DTypeConfig
+from backends.base import Backend, Representation, Taken
+from refimpl import BackendConfig
 from refimpl.decomposed import OPS, PLAIN_DTYPE
 from refimpl.invariants import is_quantize
-from refimpl.native import FAMILIES, config_of
+from refimpl.native import FAMILIES, Table, config_of
 from refimpl.patterns import pattern_name
 from refimpl.qparams import dtype_range
 from refimpl.tracing import attribute_of
 
 Tensors: TypeAlias = Sequence[Tensor]
-
-
-def missing(extra: str, *packages: str) -> str | None:
-    """Say what to install of the packages that an optional extra brings; None: all are there."""
-    absent = [each for each in packages if find_spec(each) is None]
-    how = f"pip install -c constraints.txt -e '.[{extra}]'"
-    return f"{', '.join(absent)} not installed: {how}" if absent else None
 
 
 class Compiled:
@@ -58,12 +53,44 @@ class Compiled:
         return tree_unflatten(self.run(given), self.structure)
 
 
-def claims(name: str, table: Mapping[str, tuple[DTypeConfig, ...]], patterns: Collection[str]) -> BackendConfig:
-    """Return the claims of families of ops (refimpl.native), of the patterns whose name matches one of the globs."""
-    config = config_of(name, table, FAMILIES)
-    names = {id(entry): pattern_name(entry.normal_pattern) for entry in config.configs}
-    entries = [each for each in config.configs if any(fnmatchcase(names[id(each)], glob) for glob in patterns)]
-    return BackendConfig(name).set_backend_pattern_configs(entries)
+class ExportingBackend(Backend):
+    """A backend on a runtime that takes exported programs, and is an optional extra.
+
+    ``packages``: what the extra of the backend's name brings. ``table`` and ``patterns``: it claims families of ops
+    (refimpl.native) with these dtypes, of the patterns whose name matches one of the globs.
+    """
+
+    representation = Representation.DECOMPOSED
+    packages: tuple[str, ...]
+    table: Table
+    patterns: tuple[str, ...]
+
+    def backend_config(self) -> BackendConfig:
+        """Return the claims by ``table`` and ``patterns``."""
+        config = config_of(self.name, self.table, FAMILIES)
+        names = {id(entry): pattern_name(entry.normal_pattern) for entry in config.configs}
+        entries = [each for each in config.configs if any(fnmatchcase(names[id(each)], glob) for glob in self.patterns)]
+        return BackendConfig(self.name).set_backend_pattern_configs(entries)
+
+    def unavailable_reason(self) -> str | None:
+        """Say what to install of the packages."""
+        absent = [each for each in self.packages if find_spec(each) is None]
+        how = f"pip install -c constraints.txt -e '.[{self.name}]'"
+        return f"{', '.join(absent)} not installed: {how}" if absent else None
+
+    def versions(self) -> dict[str, str]:
+        """The runtime, and the exporters before it."""
+        return {name: version(name) for name in (*self.packages, "torch")}
+
+
+_NO_BATCH: dict[str, Taken] = {"_unbatched": (False,)}
+_TENSORS: dict[str, Taken] = {"other": ("tensor", "itself"), "alpha": (1,)}
+LIMITS: dict[str, dict[str, Taken]] = {
+    **dict.fromkeys(("nn.Conv1d", "nn.Conv2d", "nn.Conv3d"), _NO_BATCH | {"padding_mode": ("zeros",)}),
+    **dict.fromkeys(("torch.conv1d", "torch.conv2d", "torch.conv3d"), _NO_BATCH),
+    **dict.fromkeys(("operator.add", "operator.mul", "torch.add", "torch.mul"), _TENSORS),
+}
+"""What runs in float in any program: a padding other than by zeros is an op of its own; numbers are floats."""
 
 
 def exported(reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> ExportedProgram:

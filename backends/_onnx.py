@@ -17,10 +17,10 @@ import onnx
 import torch
 from onnxscript import opset18 as op
 from onnxscript.function_libs.torch_lib.ops.common import constant
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Node, symbolic_trace
 from torch.onnx._internal.exporter import _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -43,6 +43,11 @@ def onnx_bytes(reference_model: GraphModule, example_inputs: tuple[Any, ...]) ->
     assert found is not None
     model: bytes = found.model_proto.SerializeToString()
     return model
+
+
+def warm_up() -> None:
+    """Export something: the first time in a process takes some two seconds, most of it imports."""
+    onnx_bytes(symbolic_trace(nn.Identity()), (torch.zeros(2, 2),))
 
 
 class _quiet(warnings.catch_warnings):

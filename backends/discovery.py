@@ -27,6 +27,7 @@ SHIPPED = {
     "x86": "backends.x86:X86Backend",
     "onednn": "backends.onednn:OnednnBackend",
     "onnxruntime": "backends.onnxruntime:OnnxRuntimeBackend",
+    "openvino": "backends.openvino:OpenVinoBackend",
 }
 _FAULTS = (Exception, SystemExit)  # a vendor's module that calls sys.exit() must not end the run in silence
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from backends._export import Compiled, Tensors, claims, missing
-from backends.base import Backend, Capabilities, Execution, Representation, Taken
-from refimpl import BackendConfig
+from backends._export import LIMITS, Compiled, ExportingBackend, Tensors
+from backends.base import Capabilities, Execution
 from refimpl.native import DYNAMIC_U8_S8, U8, U8_S8, Table
 
 TABLE: Table = {
@@ -30,14 +28,6 @@ PATTERNS = (
     "nn.MaxPool?d", "F.max_pool?d", "nn.AvgPool?d", "*.avg_pool?d",
     "torch.flatten", "torch.narrow", "torch.stack", "*.*squeeze*", "*.transpose", ".permute", ".reshape", ".view",
 )  # fmt: skip
-_NO_BATCH: dict[str, Taken] = {"_unbatched": (False,)}
-_TENSORS: dict[str, Taken] = {"other": ("tensor", "itself"), "alpha": (1,)}
-LIMITS: dict[str, dict[str, Taken]] = {
-    **dict.fromkeys(("nn.Conv1d", "nn.Conv2d", "nn.Conv3d"), _NO_BATCH | {"padding_mode": ("zeros",)}),
-    **dict.fromkeys(("torch.conv1d", "torch.conv2d", "torch.conv3d"), _NO_BATCH),
-    **dict.fromkeys(("operator.add", "operator.mul", "torch.add", "torch.mul"), _TENSORS),
-}
-"""A padding other than by zeros is an op of its own; numbers, and what multiplies, are floats."""
 
 
 class Session(Compiled):
@@ -68,34 +58,24 @@ def _session(model: bytes, optimized: Path | None = None) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-class OnnxRuntimeBackend(Backend):
+class OnnxRuntimeBackend(ExportingBackend):
     """ONNX Runtime's CPU provider: the reference model as QDQ, its optimizer puts integer kernels in its place."""
 
     name = "onnxruntime"
-    representation = Representation.DECOMPOSED
+    packages = ("onnxruntime", "onnx", "onnxscript")
+    table, patterns = TABLE, PATTERNS
     waivers = Path(__file__).with_name("onnxruntime.waivers.toml")
-
-    def backend_config(self) -> BackendConfig:
-        """Return what the runtime's optimizer finds kernels of integers for."""
-        return claims(self.name, TABLE, PATTERNS)
-
-    def unavailable_reason(self) -> str | None:
-        """Say what to install."""
-        return missing("onnxruntime", "onnx", "onnxscript", "onnxruntime")
 
     def capabilities(self) -> Capabilities:
         """A bias becomes int32 of scale s_x·s_w."""
         schemes = ("per_tensor_symmetric", "per_channel_symmetric")
         return Capabilities(weight_schemes=schemes, int32_bias=True, limits=LIMITS)
 
-    def versions(self) -> dict[str, str]:
-        """The runtime, and the exporters before it."""
-        return {name: version(name) for name in ("onnxruntime", "onnx", "onnxscript", "torch")}
-
     def warm_up(self) -> None:
-        """The first export of a process takes some two seconds, most of it imports."""
-        model = torch.fx.symbolic_trace(torch.nn.Identity())
-        self.lower(model, (torch.zeros(2, 2),))
+        """Have the exporter imported."""
+        from backends._onnx import warm_up
+
+        warm_up()
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """Export to ONNX and load."""
