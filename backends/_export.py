@@ -31,6 +31,8 @@ from refimpl.qparams import dtype_range
 from refimpl.tracing import attribute_of
 
 Tensors: TypeAlias = Sequence[Tensor]
+NOTHING_LEFT = "nothing is left to be done between quantize and dequantize"
+"""What is executed of a view that is none: an identity."""
 
 
 class Compiled:
@@ -56,12 +58,14 @@ class Compiled:
 class ExportingBackend(Backend):
     """A backend on a runtime that takes exported programs, and is an optional extra.
 
-    ``packages``: what the extra of the backend's name brings. ``table`` and ``patterns``: it claims families of ops
+    ``packages``: what the extra of the backend's name brings. ``settings``: those of the runtime that a result depends
+    on, in words; reports show them beside the versions. ``table`` and ``patterns``: it claims families of ops
     (refimpl.native) with these dtypes, of the patterns whose name matches one of the globs.
     """
 
     representation = Representation.DECOMPOSED
     packages: tuple[str, ...]
+    settings: str
     table: Table
     patterns: tuple[str, ...]
 
@@ -79,8 +83,8 @@ class ExportingBackend(Backend):
         return f"{', '.join(absent)} not installed: {how}" if absent else None
 
     def versions(self) -> dict[str, str]:
-        """The runtime, and the exporters before it."""
-        return {name: version(name) for name in (*self.packages, "torch")}
+        """The runtime, the exporters before it, and the settings."""
+        return {name: version(name) for name in (*self.packages, "torch")} | {"settings": self.settings}
 
 
 _NO_BATCH: dict[str, Taken] = {"_unbatched": (False,)}

@@ -90,7 +90,7 @@ _MAKE: Callable[[int], ONNXRegistry] = ONNXRegistry.from_torchlib
 
 
 def sources(model: bytes, modules: Mapping[str, str]) -> dict[str, str]:
-    """Name the nodes of the reference model that stand between dequantize and quantize, by the tensors that they make.
+    """Name the nodes of the reference model between dequantize and quantize, by nodes here and what these make.
 
     ``modules``: of each module by its path, the node that calls it.
     """
@@ -105,7 +105,7 @@ def sources(model: bytes, modules: Mapping[str, str]) -> dict[str, str]:
     found = dict[str, str]()
     for node in nodes:
         if node.op_type not in _EDGES and behind.intersection(node.output) and ahead.intersection(node.output):
-            found.update(dict.fromkeys(node.output, _source(node, modules)))
+            found.update(dict.fromkeys((node.name, *node.output), _source(node, modules)))
     return found
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from backends._export import LIMITS, Compiled, ExportingBackend, Tensors
+from backends._export import LIMITS, NOTHING_LEFT, Compiled, ExportingBackend, Tensors
 from backends.base import Capabilities, Execution
 from refimpl.native import DYNAMIC_U8_S8, U8, U8_S8, Table
 
@@ -64,6 +64,7 @@ class OnnxRuntimeBackend(ExportingBackend):
     name = "onnxruntime"
     packages = ("onnxruntime", "onnx", "onnxscript")
     table, patterns = TABLE, PATTERNS
+    settings = "one thread, sequential, all graph optimizations"
     waivers = Path(__file__).with_name("onnxruntime.waivers.toml")
 
     def capabilities(self) -> Capabilities:
@@ -120,5 +121,5 @@ def read_execution(model: Any, sources: Mapping[str, str]) -> Execution:
         elif not any(name in floats for name in node.input):
             quantized.append(node.op_type)
     if not any(sources.get(name) for node in model.graph.node for name in node.output) and not floating:
-        quantized.append("nothing is left to be done between quantize and dequantize")
+        quantized.append(NOTHING_LEFT)
     return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(dict.fromkeys(floating)))

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from backends._export import LIMITS, Compiled, ExportingBackend, Tensors
+from backends._export import LIMITS, NOTHING_LEFT, Compiled, ExportingBackend, Tensors
 from backends.base import Capabilities, Execution
 from refimpl.native import U8, U8_S8, Table
 
 TABLE: Table = {
     **dict.fromkeys(("conv", "linear"), (U8_S8,)),
-    **dict.fromkeys(("binary", "cat", "default", "fixed qparams", "share qparams"), (U8,)),
+    **dict.fromkeys(("binary", "share qparams"), (U8,)),
 }
 PATTERNS = (
-    "nn.Conv?d*", "torch.conv?d*", "nni.Conv*", "nnqat.Conv*", "nniqat.Conv*", "*.ConvTranspose*", "*.conv_transpose*",
-    "*.Linear*", "F.linear*", "torch.matmul",
-    "operator.add*", "operator.mul*", "torch.add*", "torch.mul*", "torch.cat",
+    "nn.Conv?d*", "torch.conv?d*", "nni.Conv*", "nnqat.Conv*", "nniqat.Conv*",
+    "*.Linear*", "F.linear*", "operator.add*", "torch.add*",
     "nn.MaxPool?d", "F.max_pool?d", "nn.AvgPool?d", "*.avg_pool?d",
     "torch.flatten", "*.*squeeze*", "*.transpose", ".permute", ".reshape", ".view",
 )  # fmt: skip
@@ -31,7 +31,6 @@ SETTINGS = {
     "INFERENCE_NUM_THREADS": 1,
     "NUM_STREAMS": 1,
 }
-_TOLD = ("originalLayersNames", "runtimePrecision", "layerType")
 
 
 @cache
@@ -63,6 +62,8 @@ class OpenVinoBackend(ExportingBackend):
     name = "openvino"
     packages = ("openvino", "onnx", "onnxscript")
     table, patterns = TABLE, PATTERNS
+    settings = ", ".join(f"{name}={value}" for name, value in SETTINGS.items())
+    waivers = Path(__file__).with_name("openvino.waivers.toml")
 
     def capabilities(self) -> Capabilities:
         """The rescale is in float32, and sums of floats may be."""
@@ -86,14 +87,35 @@ class OpenVinoBackend(ExportingBackend):
             return None
         from backends._onnx import sources
 
-        quantized, floating = list[str](), list[str]()
         names = sources(lowered.model, lowered.modules)
-        for layer in lowered.compiled.get_runtime_model().get_ordered_ops():
-            told = {key: value.astype(str) for key, value in layer.get_rt_info().items() if key in _TOLD}
-            originals = [
-                each.removeprefix("node_").partition("/")[0] for each in told["originalLayersNames"].split(",")
-            ]
-            for name in dict.fromkeys(names[each] for each in originals if each in names):
-                line = f"{name} ({told['layerType']}, {told['runtimePrecision']})"
-                (quantized if told["runtimePrecision"] in ("u8", "i8") else floating).append(line)
-        return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(floating))
+        return read_execution(lowered.compiled.get_runtime_model().get_ordered_ops(), names)
+
+
+_TOLD = ("originalLayersNames", "runtimePrecision", "layerType")
+_PRODUCTS = ("Convolution", "FullyConnected", "MatMul", "Pooling")
+_INTEGER = ("u8", "i8")
+
+
+def read_execution(layers: Sequence[Any], sources: Mapping[str, str]) -> Execution:
+    """Tell nodes of which a layer takes integers from those whose layers all take floats.
+
+    A node may become several layers: behind a product of integers, a bias is added in float. What fusions leave of a
+    product without a name of the model's is told by its own name.
+    """
+    found: dict[str, list[tuple[str, str]]] = {}
+    for layer in layers:
+        names, precision, kind = (layer.get_rt_info()[key].astype(str) for key in _TOLD)
+        owners = {
+            sources[each]: None for each in (name.partition("/")[0] for name in names.split(",")) if each in sources
+        }
+        for owner in owners or ((layer.get_friendly_name(),) if kind in _PRODUCTS else ()):
+            found.setdefault(owner, []).append((kind, precision))
+    lines = {
+        f"{owner} ({', '.join(f'{kind} {precision}' for kind, precision in parts)})": any(
+            precision in _INTEGER for _, precision in parts
+        )
+        for owner, parts in found.items()
+    }
+    quantized = tuple(line for line, is_quantized in lines.items() if is_quantized)
+    floating = tuple(line for line, is_quantized in lines.items() if not is_quantized)
+    return Execution(quantized_ops=quantized if sources else (NOTHING_LEFT,), float_fallbacks=floating)

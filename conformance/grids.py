@@ -32,6 +32,14 @@ class Grid:
         """Return the float32 values of integers: what dequantize gives for them. (NUM-01)"""
         return ((integers.double() - self.zero_point) * self.scale).float()
 
+    def nearness(self, integers: Tensor) -> Tensor:
+        """Return how far from q float32 arithmetic may put the value of q, in steps: beyond it is between integers.
+
+        (q − z)·s rounds once. A fake quantization gives l + q·s with l = −z·s: l and s are rounded, and so are product
+        and sum, u·(2|q| + |z| + |q − z|) ≤ 3u·(|q − z| + |z|). Four are allowed, and 2⁻²⁰ for the division here.
+        """
+        return 4 * 2.0**-24 * ((integers - self.zero_point).abs() + abs(self.zero_point)) + 2.0**-20
+
     def row(self) -> dict[str, object]:
         """Return the plain form for a report."""
         bounds = f"{self.low}..{self.high}"

@@ -59,8 +59,7 @@ def compare(comparison: Comparison) -> Finding:
         return _in_float(comparison)
     position = grid.integers(comparison.output)
     found = position.round()
-    off_grid = (position - found).abs() - found.sub(grid.zero_point).abs() * 2.0**-22 - 2.0**-20
-    if bool((off_grid > 0).any()):
+    if bool(((position - found).abs() > grid.nearness(found)).any()):
         return _off_grid(comparison, grid, position)
     allowed = exact.slack.expand_as(found)
     distance = (found - exact.integers).abs()

@@ -14,20 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.spreads import FUNCTION, Call, Errors, Row, Spread, U, Value, gamma, part
-
-_LEVELS = 255  # the most steps between an integer of 8 bits and its zero point
-
-
-def dequantizing(x: Value) -> Tensor:
-    """How far dequantizing in float32 is off, elementwise: 2u·|x| + 2·255·u·s.
-
-    (k − z)·s rounds once, and where the scale is itself a product, as that of an accumulator, it rounded once before.
-    k·s − z·s rounds both products, of at most 255·s each, and the difference. A value on no grid has been rounded to
-    float32.
-    """
-    error = 2 * U * x.real.abs()
-    return error if x.step is None else error + 2 * _LEVELS * U * x.step
+from conformance.spreads import FUNCTION, Call, Errors, Row, Spread, U, Value, dequantizing, gamma, part
 
 
 def _option(call: Call, name: str, position: int, default: Any = None) -> Any:

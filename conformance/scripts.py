@@ -348,7 +348,8 @@ def _numbers(check: Check, exacts: Sequence[Exact], number: int) -> Iterator[str
     exact = exacts[number]
     yield f"position = outputs[{number}].double(){_on_grid(exact.grid)}"
     if check.verdict is Verdict.FALLBACK and exact.grid is not None:
-        yield f"near = (position - {exact.grid.zero_point}).abs() * 2.0**-22 + 2.0**-20"
+        zero = exact.grid.zero_point
+        yield f"near = ((position - {zero}).abs() + {abs(zero)}) * 2.0**-22 + 2.0**-20"
         yield 'assert bool(((position - position.round()).abs() <= near).all()), f"between the integers: {position}"'
         return
     yield "# Where, the exact real result in steps of the output's grid, how far from it a right integer is at most."

@@ -21,6 +21,7 @@ from torch import Tensor
 from backends.base import Capabilities
 
 U = 2.0**-24  # unit roundoff of float32
+_LEVELS = 255  # the most steps between an integer of 8 bits and its zero point
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 Errors: TypeAlias = dict[str, Tensor]
 
@@ -123,6 +124,17 @@ class Row:
 # -- the spreads ------------------------------------------------------------------------------------------------------
 
 
+def dequantizing(x: Value) -> Tensor:
+    """How far dequantizing in float32 is off, elementwise: 2u·|x| + 2·255·u·s.
+
+    (k − z)·s rounds once, and where the scale is itself a product, as that of an accumulator, it rounded once before.
+    k·s − z·s rounds both products, of at most 255·s each, and the difference. A value on no grid has been rounded to
+    float32.
+    """
+    error = 2 * U * x.real.abs()
+    return error if x.step is None else error + 2 * _LEVELS * U * x.step
+
+
 def moves(call: Call) -> Errors:
     """Values are moved or selected: errors move with them. max(x + e) differs from max(x) by at most max e."""
     return {cause: call.on(part(cause), lambda tensor: tensor * 0) for cause in call.causes()}
@@ -135,12 +147,12 @@ def clamps(call: Call) -> Errors:
 
 def sums(call: Call) -> Errors:
     """x ± alpha·y: errors add up. Each summand is rescaled by itself in float32: a rounding of the ratio s_x / s_y and
-    one of the product, 2u of each summand; the results may cancel, these errors do not."""
+    one of the product, 2u of each summand; or it is dequantized. The results may cancel, these errors do not."""
     alpha = abs(call.kwargs.get("alpha", 1))
     args = [each(argument, lambda value: value, lambda tensor: Value(real=tensor.double())) for argument in call.args]
     x, y = (arg if isinstance(arg, Value) else Value(real=torch.tensor(arg).double()) for arg in args[:2])
     errors = {cause: part(cause)(x) + alpha * part(cause)(y) for cause in dict.fromkeys((*x.errors, *y.errors))}
-    _add(errors, "rescale", 2 * U * (x.real.abs() + alpha * y.real.abs()))
+    _add(errors, "rescale", dequantizing(x) + alpha * dequantizing(y))
     return errors
 
 

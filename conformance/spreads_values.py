@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.spreads import Call, Errors, Spread, U, Value, each, gamma, moves, part
+from conformance.spreads import Call, Errors, Spread, U, Value, dequantizing, each, gamma, moves, part
 
 
 def pads(call: Call) -> Errors:
@@ -23,13 +23,13 @@ def pads(call: Call) -> Errors:
 def products(call: Call) -> Errors:
     """x·y: |x|·e_y + |y|·e_x + e_x·e_y for each cause.
 
-    A rescale has one product and a factor of two scales (NUM-04). Here the factor is of three, one rounding more; or
-    x and y are dequantized, one rounding each: 2u·|x·y|.
+    A rescale has one product and a factor of two scales (NUM-04). Here the factor is of three, one rounding more:
+    2u·|x·y|; or x and y are dequantized.
     """
     x, y = _values(call.args[:2])
     causes = dict.fromkeys((*x.errors, *y.errors))
     errors = {cause: _product(x, y, cause) for cause in causes}
-    return _added(errors, "rescale", 2 * U * (x.real * y.real).abs())
+    return _added(errors, "rescale", x.real.abs() * dequantizing(y) + y.real.abs() * dequantizing(x))
 
 
 def affine_products(call: Call) -> Errors:
