@@ -93,6 +93,8 @@ class OpenVinoBackend(ExportingBackend):
 
 _TOLD = ("originalLayersNames", "runtimePrecision", "layerType")
 _PRODUCTS = ("Convolution", "FullyConnected", "MatMul", "Pooling")
+_EDGES = ("Input", "Output", "Const", "Convert", "Reorder", "FakeQuantize")
+_STEPS = ("dequantize_per", "Round_")  # of layers that quantize or dequantize step by step
 _INTEGER = ("u8", "i8")
 
 
@@ -102,20 +104,20 @@ def read_execution(layers: Sequence[Any], sources: Mapping[str, str]) -> Executi
     A node may become several layers: behind a product of integers, a bias is added in float. What fusions leave of a
     product without a name of the model's is told by its own name.
     """
-    found: dict[str, list[tuple[str, str]]] = {}
+    found, unknown = dict[str, list[str]](), False
     for layer in layers:
-        names, precision, kind = (layer.get_rt_info()[key].astype(str) for key in _TOLD)
-        owners = {
-            sources[each]: None for each in (name.partition("/")[0] for name in names.split(",")) if each in sources
-        }
-        for owner in owners or ((layer.get_friendly_name(),) if kind in _PRODUCTS else ()):
-            found.setdefault(owner, []).append((kind, precision))
-    lines = {
-        f"{owner} ({', '.join(f'{kind} {precision}' for kind, precision in parts)})": any(
-            precision in _INTEGER for _, precision in parts
-        )
-        for owner, parts in found.items()
-    }
-    quantized = tuple(line for line, is_quantized in lines.items() if is_quantized)
-    floating = tuple(line for line, is_quantized in lines.items() if not is_quantized)
-    return Execution(quantized_ops=quantized if sources else (NOTHING_LEFT,), float_fallbacks=floating)
+        told, precision, kind = (layer.get_rt_info()[key].astype(str) for key in _TOLD)
+        names = [name.partition("/")[0] for name in told.split(",")]
+        owners = list(dict.fromkeys(sources[name] for name in names if name in sources))
+        if not owners and kind in _PRODUCTS:
+            owners = [layer.get_friendly_name()]
+        for owner in owners:
+            found.setdefault(owner, []).append(f"{kind} {precision}")
+        unknown |= not owners and kind not in _EDGES and not any(each in told for each in _STEPS)
+    quantized, floating = list[str](), list[str]()
+    for owner, parts in found.items():
+        is_quantized = any(part.endswith(_INTEGER) for part in parts)
+        (quantized if is_quantized else floating).append(f"{owner} ({', '.join(parts)})")
+    if not found and not unknown:
+        quantized.append(NOTHING_LEFT)
+    return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(floating))

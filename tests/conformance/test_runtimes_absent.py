@@ -11,7 +11,7 @@ from suite_runs import run
 from backends import _export
 from backends.discovery import find_backend
 
-RUNTIMES = ("onnxruntime",)
+RUNTIMES = ("onnxruntime", "openvino")
 
 
 @pytest.mark.parametrize("name", RUNTIMES)
