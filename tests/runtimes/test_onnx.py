@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from references import Flat, image, reference_of
 from torch import Tensor, nn
 from torch.ao.quantization import (
     PlaceholderObserver,
@@ -14,26 +15,15 @@ from torch.ao.quantization import (
     default_per_channel_weight_observer,
     default_weight_observer,
 )
-from torch.fx import GraphModule
 
 from backends._export import exported, folded
 from backends.discovery import find_backend
-from backends.native_tables import native_config
-from refimpl import QConfig, QConfigMapping, convert_to_reference_decomposed_fx, prepare_fx
+from refimpl import QConfig, QConfigMapping
 from refimpl.decomposed import OPS
 from refimpl.default_qconfigs import get_default_qconfig_mapping
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
-CONFIG = native_config("fbgemm")
-
-
-def reference_of(model: nn.Module, *inputs: Tensor, mapping: QConfigMapping | None = None) -> GraphModule:
-    torch.manual_seed(0)
-    mapping = mapping or get_default_qconfig_mapping("qnnpack")  # all 8 bits
-    prepared = prepare_fx(model.eval(), mapping, inputs, backend_config=CONFIG)
-    prepared(*inputs)
-    return convert_to_reference_decomposed_fx(prepared, backend_config=CONFIG)
 
 
 def dynamic(**observer: Any) -> QConfigMapping:
@@ -62,10 +52,6 @@ class Sum(nn.Module):
 class Two(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         return {"flat": x.flatten(1), "pooled": nn.functional.max_pool2d(x, 2)}
-
-
-def image(*shape: int) -> Tensor:
-    return torch.linspace(-1, 1, int(torch.Size(shape).numel())).reshape(shape)
 
 
 # -- folding and exporting --------------------------------------------------------------------------------------------
@@ -173,12 +159,14 @@ def test_what_runs_in_float_is_named_after_the_reference_model() -> None:
 
 @pytest.mark.rule("LOW-04")
 def test_where_nothing_is_left_to_run_that_is_said() -> None:
-    backend, x = find_backend("onnxruntime"), image(65)
-    execution = backend.execution(backend.lower(reference_of(nn.Sequential(nn.Flatten(0)), x), (x,)))
+    backend, x = find_backend("onnxruntime"), image(4, 9)
+    reference = reference_of(Flat(), x)
+    assert "quantize_per_tensor" in reference.code
+    execution = backend.execution(backend.lower(reference, (x,)))
     assert execution is not None and not execution.float_fallbacks
     assert execution.quantized_ops == ("nothing is left to be done between quantize and dequantize",)
 
 
 def test_versions_name_the_runtime_and_the_exporters() -> None:
     found = find_backend("onnxruntime").versions()
-    assert {"onnxruntime", "onnx", "onnxscript", "torch"} == set(found) and all(found.values())
+    assert {"onnxruntime", "onnx", "onnxscript", "torch", "settings"} == set(found) and all(found.values())
