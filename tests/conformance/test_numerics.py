@@ -124,6 +124,20 @@ def test_moved_values_may_not_be_off_by_one() -> None:
     assert judge([of(exact(20.0), 20)], moves_only=True).verdict is Verdict.VERIFIED
 
 
+@pytest.mark.rule("NUM-04")
+@PROPERTY
+@given(st.floats(1e-6, 1e3), st.integers(0, 255), st.integers(0, 255))
+def test_float32_dequantizes_onto_the_grid_in_either_form(scale: float, zero_point: int, q: int) -> None:
+    """(q − z)·s, and low + q·s with low = −z·s as a fake quantization has it."""
+    s = torch.tensor(scale, dtype=torch.float32)
+    grid = Grid(scale=float(s), zero_point=zero_point, low=0, high=255, dtype="quint8")
+    forms = (q - zero_point) * s, s * -zero_point + q * s
+    for value in forms:
+        assert not found(exact(q, grid=grid), value.reshape(1)).problem
+    off = torch.tensor([grid.scale * (q - zero_point + 0.001)], dtype=torch.float32)
+    assert found(exact(q, grid=grid), off).is_float, "far from what rounding explains"
+
+
 def test_off_the_grid_and_right_is_a_float_fallback() -> None:
     for v in (20.3, 20.5, 7.75):
         check = judge([found(exact(v, 3.0), GRID.values(torch.tensor([v, 3.0])))], moves_only=False)

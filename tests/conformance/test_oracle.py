@@ -130,14 +130,18 @@ def test_conv2d(is_decomposed: bool, per_channel: bool, geometry: dict[str, Any]
 @pytest.mark.parametrize("op", (torch.add, torch.mul), ids=("add", "mul"))
 @both_forms
 def test_binary(is_decomposed: bool, op: Any) -> None:
-    """Beside the result: two roundings of each summand, or of the product."""
+    """Beside the result: operands dequantized as k·s − z·s, each product of at most 255·s, in float32."""
     q, r = drawn_integers(40, seed=1), drawn_integers(40, seed=2)
     x, y = on_grid(q, **X), on_grid(r, **Y)  # type: ignore[arg-type]
     exact = exact_of(quantized(Two(op), x, y, is_decomposed=is_decomposed), x, y)
     pairs = [((a - ZX) * SX, (b - ZY) * SY) for a, b in zip(q.tolist(), r.tolist(), strict=True)]
     agree(exact, [a + b if op is torch.add else a * b for a, b in pairs])
     scale = Fraction(float(exact.step))
-    rescale = [float(2 * U * (abs(a) + abs(b) if op is torch.add else abs(a * b)) / scale) for a, b in pairs]
+    off = [tuple(2 * U * (abs(value) + 255 * step) for value, step in ((a, SX), (b, SY))) for a, b in pairs]
+    rescale = [
+        float((da + db if op is torch.add else abs(a) * db + abs(b) * da) / scale)
+        for (a, b), (da, db) in zip(pairs, off, strict=True)
+    ]
     assert exact.parts["rescale"].tolist() == pytest.approx(rescale, rel=1e-12)
     assert set(exact.parts) == {"rescale", "final"}
 
