@@ -7,7 +7,7 @@ torch's semantics (NUM-01), before a runtime sees them: what is under test is wh
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib.metadata import version
@@ -53,6 +53,13 @@ class Compiled:
     def __call__(self, *inputs: Any) -> Any:
         given = [value.detach() for value in tree_flatten(inputs)[0] if isinstance(value, Tensor)]
         return tree_unflatten(self.run(given), self.structure)
+
+
+def owner(paths: Iterable[str], modules: Mapping[str, str], name: str) -> str:
+    """Return the reference model's node behind an exported one: that which calls a module in whose path it is, else its
+    own name, for functions keep theirs. ``modules``: of each module by its path, the node that calls it."""
+    found = (modules[target] for target in modules for path in paths if f"{path}.".startswith(f"model.{target}."))
+    return next(found, name)
 
 
 class ExportingBackend(Backend):

@@ -24,7 +24,7 @@ from torch.fx import GraphModule, Node, symbolic_trace
 from torch.onnx._internal.exporter import _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from backends._export import exported
+from backends._export import exported, owner
 from refimpl.decomposed import OPS
 
 _WHOLE = {onnx.TensorProto.UINT8: (0, 255), onnx.TensorProto.INT8: (-128, 127)}
@@ -115,8 +115,7 @@ _EDGES = ("QuantizeLinear", "DequantizeLinear")
 def _source(node: onnx.NodeProto, modules: Mapping[str, str]) -> str:
     scopes = next((each.value for each in node.metadata_props if each.key == "pkg.torch.onnx.name_scopes"), "['']")
     *paths, name = literal_eval(scopes)
-    owners = [modules[target] for target in modules for path in paths if f"{path}.".startswith(f"model.{target}.")]
-    return owners[0] if owners else str(name)
+    return owner(paths, modules, str(name))
 
 
 # -- dynamic quantization ---------------------------------------------------------------------------------------------
