@@ -1,0 +1,170 @@
+"""TorchInductor on the CPU: torch.compile of the exported reference model, with freezing.
+
+Inductor puts oneDNN's kernels of integers in the place of convolutions and linear layers between dequantize and
+quantize, and torch's kernel in that of max pools. All else becomes loops of C++, which load integers, compute in
+float32 in registers, round, and store integers: there is no tensor of floats between, so that this counts as executed
+on quantized tensors, here. What falls back to float is each call of a library's kernel that takes floats.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, symbolic_trace
+from torch.fx.experimental import _config as symbolic
+
+from backends._export import LIMITS, NOTHING_LEFT, Compiled, ExportingBackend, Tensors, exported
+from backends.base import Capabilities, Execution
+from refimpl.native import DYNAMIC_U8_S8, U8, U8_S8, Table
+
+TABLE: Table = {
+    "conv": (U8_S8,),
+    "linear": (U8_S8, DYNAMIC_U8_S8),
+    **dict.fromkeys(("binary", "cat", "default", "fixed qparams", "share qparams"), (U8,)),
+}
+PATTERNS = (
+    "nn.Conv[12]d*", "torch.conv[12]d*", "nni.Conv*[12]d", "nnqat.Conv[12]d", "nniqat.Conv*[12]d",
+    "*.Linear*", "F.linear*",
+    "operator.add*", "operator.mul*", "torch.add*", "torch.mul*", "torch.cat",
+    "nn.ELU", "F.elu", "nn.Hardswish", "F.hardswish", "*.LeakyReLU", "F.leaky_relu",
+    "*.[Hh]ardsigmoid", "*.[Ss]igmoid", "*.[Tt]anh", "nn.Softmax",
+    "nn.MaxPool[12]d", "F.max_pool[12]d", "nn.AvgPool?d", "*.avg_pool?d", "*.AdaptiveAvgPool?d",
+    "*.ReLU", "*.relu", "*.ReLU6", "*.relu6", "*.Hardtanh", "*.hardtanh", "*.clamp", "*.mean",
+    "torch.flatten", "torch.narrow", "torch.stack", "*.*squeeze", "*.transpose", ".permute", ".reshape", ".view",
+)  # fmt: skip
+INDUCTOR: dict[str, Any] = {"freezing": True, "cpp.threads": 1, "compile_threads": 1, "fx_graph_cache": False}
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """All that a result may depend on. What is kept between runs is machine code, by the source that it is made of."""
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(inductor.patch(INDUCTOR))
+        stack.enter_context(functorch.patch(enable_autograd_cache=False))
+        stack.enter_context(torch._dynamo.config.patch(automatic_dynamic_local_pgo=False, recompile_limit=64))
+        stack.enter_context(symbolic.patch(backed_size_oblivious=True))  # type: ignore[attr-defined]
+        yield
+
+
+class Generated(Compiled):
+    """A compiled model; ``code``: what inductor wrote for inputs like the examples; ``sources``: whose its nodes are.
+
+    Inputs of other strides or alignment are compiled for anew when they come.
+    """
+
+    def __init__(
+        self, program: ExportedProgram, reference_model: GraphModule, example_inputs: tuple[Any, ...]
+    ) -> None:
+        super().__init__(reference_model, example_inputs, self._run)
+        from torch._inductor.utils import run_and_get_code
+
+        self.sources = sources(program, self.modules)
+        self._compiled = torch.compile(program.module(), fullgraph=True)
+        values = [node.meta["val"] for node in program.graph.nodes if node.name in program.graph_signature.user_inputs]
+        with _settings():
+            _, [self.code] = run_and_get_code(self._compiled, *map(_like, example_inputs, values))
+
+    def _run(self, inputs: Tensors) -> list[Tensor]:
+        with _settings():
+            found = self._compiled(*inputs)
+        return [value for value in torch.utils._pytree.tree_leaves(found) if isinstance(value, Tensor)]
+
+
+def _like(value: Any, exported_value: Any) -> Any:
+    """An input whose axes are dynamic where they were exported so."""
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach()
+    for axis, size in enumerate(exported_value.shape):
+        if isinstance(size, torch.SymInt):
+            torch._dynamo.maybe_mark_dynamic(value, axis)
+    return value
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX", "g++")
+
+
+class InductorBackend(ExportingBackend):
+    """TorchInductor's CPU code generator, with its fusions for quantized models."""
+
+    name = "inductor"
+    packages = ()
+    table, patterns = TABLE, PATTERNS
+    settings = ", ".join(f"{name}={value}" for name, value in INDUCTOR.items())
+    waivers = Path(__file__).with_name("inductor.waivers.toml")
+
+    def unavailable_reason(self) -> str | None:
+        """Say that there is no compiler."""
+        return None if shutil.which(_compiler()) else f"no C++ compiler {_compiler()!r} found: apt-get install g++"
+
+    def capabilities(self) -> Capabilities:
+        """The rescale is in float32, and so are the sums of loops."""
+        schemes = ("per_tensor_symmetric", "per_channel_symmetric")
+        return Capabilities(weight_schemes=schemes, float_accumulation=True, limits=LIMITS)
+
+    def warm_up(self) -> None:
+        """Have inductor imported, and its headers compiled, which takes ten seconds the first time."""
+        x = torch.zeros(2, 2)
+        self.lower(symbolic_trace(nn.ReLU()), (x,))
+
+    def versions(self) -> dict[str, str]:
+        """The C++ compiler too."""
+        told = subprocess.run([_compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+        return {_compiler(): told.partition("\n")[0]} | super().versions()
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        """Export and compile."""
+        return Generated(exported(reference_model, example_inputs), reference_model, example_inputs)
+
+    def execution(self, lowered: Callable[..., Any]) -> Execution | None:
+        """Read off the generated code which kernels it calls."""
+        return read_execution(lowered.code, lowered.sources) if isinstance(lowered, Generated) else None
+
+
+def sources(program: ExportedProgram, modules: Mapping[str, str]) -> dict[str, str]:
+    """Name the nodes of the reference model by those of the program; of functions the names are the same."""
+    found = dict[str, str]()
+    for node in program.graph.nodes:
+        paths = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
+        owners = [modules[target] for target in modules for path in paths if f"{path}.".startswith(f"model.{target}.")]
+        found[node.name] = owners[0] if owners else node.name
+    return found
+
+
+_LINE = re.compile(r"# Topologically Sorted Source Nodes: \[(?P<nodes>.*?)\]|(?P<kernel>[\w.]+)\(")
+_KERNEL = re.compile(r"cpp_fused_|torch\.ops\.|extern_kernels\.|aten\.")
+_INTEGER = ("torch.ops.onednn.q", "torch.ops.quantized.")
+_EDGES = re.compile(r"(de)?quantize_per_(tensor|channel)|choose_qparams(_tensor)?|cpp_fused|_|\d")
+
+
+def read_execution(code: str, sources: Mapping[str, str]) -> Execution:
+    """Tell kernels of integers, and loops that do more than to quantize and dequantize, from kernels of floats."""
+    quantized, floating, nodes = list[str](), list[str](), list[str]()
+    for found in _LINE.finditer(code, code.index("def call(")):
+        if found["nodes"] is not None:
+            nodes = [each.strip() for each in found["nodes"].split(",") if _EDGES.sub("", each)]
+        elif not _KERNEL.match(kernel := found["kernel"]):
+            continue
+        elif kernel.startswith(_INTEGER) or (kernel.startswith("cpp_fused_") and _EDGES.sub("", kernel)):
+            quantized.append(kernel)
+        elif not kernel.startswith("cpp_fused_"):
+            owner = sources.get(nodes[-1], nodes[-1]) if nodes else kernel
+            floating.append(f"{owner} ({kernel})")
+    return Execution(
+        quantized_ops=tuple(quantized) if quantized or floating else (NOTHING_LEFT,), float_fallbacks=tuple(floating)
+    )
