@@ -2,8 +2,8 @@
 
 Inductor puts oneDNN's kernels of integers in the place of convolutions and linear layers between dequantize and
 quantize, and torch's kernel in that of max pools. All else becomes loops of C++, which load integers, compute in
-float32 in registers, round, and store integers: there is no tensor of floats between, so that this counts as executed
-on quantized tensors, here. What falls back to float is each call of a library's kernel that takes floats.
+float32 in registers, round, and store integers: this counts as executed on quantized tensors, here. A fallback to float
+is each call of a library's kernel that takes floats.
 """
 
 from __future__ import annotations
@@ -34,13 +34,10 @@ TABLE: Table = {
 }
 PATTERNS = (
     "nn.Conv[12]d*", "torch.conv[12]d*", "nni.Conv*[12]d", "nnqat.Conv[12]d", "nniqat.Conv*[12]d",
-    "*.Linear*", "F.linear*",
-    "operator.add*", "operator.mul*", "torch.add*", "torch.mul*", "torch.cat",
-    "nn.ELU", "F.elu", "nn.Hardswish", "F.hardswish", "*.LeakyReLU", "F.leaky_relu",
-    "*.[Hh]ardsigmoid", "*.[Ss]igmoid", "*.[Tt]anh", "nn.Softmax",
-    "nn.MaxPool[12]d", "F.max_pool[12]d", "nn.AvgPool?d", "*.avg_pool?d", "*.AdaptiveAvgPool?d",
-    "*.ReLU", "*.relu", "*.ReLU6", "*.relu6", "*.Hardtanh", "*.hardtanh", "*.clamp", "*.mean",
-    "torch.flatten", "torch.narrow", "torch.stack", "*.*squeeze", "*.transpose", ".permute", ".reshape", ".view",
+    "*.Linear*", "F.linear*", "nn.MaxPool[23]d", "F.max_pool[23]d", "torch.cat", "torch.flatten",
+    "operator.add*", "operator.mul*", "torch.add*", "torch.mul*",
+    "nn.ELU", "nn.Hardswish", "nn.LeakyReLU", "nn.Sigmoid", "nn.Tanh", "nn.Softmax", "nn.ReLU", "nn.ReLU6",
+    "nn.AvgPool2d", "nn.AdaptiveAvgPool2d",
 )  # fmt: skip
 INDUCTOR: dict[str, Any] = {"freezing": True, "cpp.threads": 1, "compile_threads": 1, "fx_graph_cache": False}
 
@@ -63,12 +60,10 @@ def _settings() -> Iterator[None]:
 class Generated(Compiled):
     """A compiled model; ``code``: what inductor wrote for inputs like the examples; ``sources``: whose its nodes are.
 
-    Inputs of other strides or alignment are compiled for anew when they come.
+    Inputs are made contiguous: other layouts would be compiled for anew, in some seconds each, when they come.
     """
 
-    def __init__(
-        self, program: ExportedProgram, reference_model: GraphModule, example_inputs: tuple[Any, ...]
-    ) -> None:
+    def __init__(self, program: ExportedProgram, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> None:
         super().__init__(reference_model, example_inputs, self._run)
         from torch._inductor.utils import run_and_get_code
 
@@ -80,7 +75,7 @@ class Generated(Compiled):
 
     def _run(self, inputs: Tensors) -> list[Tensor]:
         with _settings():
-            found = self._compiled(*inputs)
+            found = self._compiled(*(value.contiguous() for value in inputs))
         return [value for value in torch.utils._pytree.tree_leaves(found) if isinstance(value, Tensor)]
 
 
@@ -88,7 +83,7 @@ def _like(value: Any, exported_value: Any) -> Any:
     """An input whose axes are dynamic where they were exported so."""
     if not isinstance(value, Tensor):
         return value
-    value = value.detach()
+    value = value.detach().contiguous()
     for axis, size in enumerate(exported_value.shape):
         if isinstance(size, torch.SymInt):
             torch._dynamo.maybe_mark_dynamic(value, axis)
@@ -113,9 +108,8 @@ class InductorBackend(ExportingBackend):
         return None if shutil.which(_compiler()) else f"no C++ compiler {_compiler()!r} found: apt-get install g++"
 
     def capabilities(self) -> Capabilities:
-        """The rescale is in float32, and so are the sums of loops."""
-        schemes = ("per_tensor_symmetric", "per_channel_symmetric")
-        return Capabilities(weight_schemes=schemes, float_accumulation=True, limits=LIMITS)
+        """Sums of loops are in float32; the fusions look for weights that are dequantized per channel."""
+        return Capabilities(weight_schemes=("per_channel_symmetric",), float_accumulation=True, limits=LIMITS)
 
     def warm_up(self) -> None:
         """Have inductor imported, and its headers compiled, which takes ten seconds the first time."""
@@ -146,25 +140,37 @@ def sources(program: ExportedProgram, modules: Mapping[str, str]) -> dict[str, s
     return found
 
 
-_LINE = re.compile(r"# Topologically Sorted Source Nodes: \[(?P<nodes>.*?)\]|(?P<kernel>[\w.]+)\(")
-_KERNEL = re.compile(r"cpp_fused_|torch\.ops\.|extern_kernels\.|aten\.")
+_NODES = re.compile(r"# Topologically Sorted Source Nodes: \[(.*?)\]")
+_KERNEL = re.compile(r"\b(?:cpp_fused_|torch\.ops\.(?!inductor)|extern_kernels\.)[\w.]*(?=\()")
+_BUFFER = re.compile(r"\bbuf\d+\b")
 _INTEGER = ("torch.ops.onednn.q", "torch.ops.quantized.")
 _EDGES = re.compile(r"(de)?quantize_per_(tensor|channel)|choose_qparams(_tensor)?|cpp_fused|_|\d")
+"""What a name of a loop holds besides the names of ops between dequantize and quantize."""
 
 
 def read_execution(code: str, sources: Mapping[str, str]) -> Execution:
     """Tell kernels of integers, and loops that do more than to quantize and dequantize, from kernels of floats."""
     quantized, floating, nodes = list[str](), list[str](), list[str]()
-    for found in _LINE.finditer(code, code.index("def call(")):
-        if found["nodes"] is not None:
-            nodes = [each.strip() for each in found["nodes"].split(",") if _EDGES.sub("", each)]
-        elif not _KERNEL.match(kernel := found["kernel"]):
+    floats = set[str]()  # the buffers of floats
+    for line in code[code.index("def call(") :].splitlines():
+        if told := _NODES.search(line):
+            nodes = [each.strip() for each in told[1].split(",") if _EDGES.sub("", each)]
             continue
-        elif kernel.startswith(_INTEGER) or (kernel.startswith("cpp_fused_") and _EDGES.sub("", kernel)):
-            quantized.append(kernel)
-        elif not kernel.startswith("cpp_fused_"):
-            owner = sources.get(nodes[-1], nodes[-1]) if nodes else kernel
-            floating.append(f"{owner} ({kernel})")
+        result, _, call = line.partition(" = ")
+        takes_floats = not floats.isdisjoint(_BUFFER.findall(call or result))
+        if not (found := _KERNEL.search(line)):
+            makes_floats = "torch.float32" in call or takes_floats  # allocated, or another name
+        elif found[0].startswith("cpp_fused_"):
+            makes_floats = False  # what it fills was allocated before
+            quantized += [found[0]] if _EDGES.sub("", found[0]) else []
+        elif found[0].startswith(_INTEGER) or not takes_floats:
+            makes_floats = "torch.float32" in call
+            quantized.append(found[0])
+        else:
+            makes_floats = True
+            floating.append(f"{sources.get(nodes[-1], nodes[-1]) if nodes else found[0]} ({found[0]})")
+        floats.update(_BUFFER.findall(result) if makes_floats else ())
+    is_empty = not quantized and not floating
     return Execution(
-        quantized_ops=tuple(quantized) if quantized or floating else (NOTHING_LEFT,), float_fallbacks=tuple(floating)
+        quantized_ops=(NOTHING_LEFT,) if is_empty else tuple(quantized), float_fallbacks=tuple(dict.fromkeys(floating))
     )
