@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from torch.fx import GraphModule, symbolic_trace
 from torch.fx.experimental import _config as symbolic
 
 from backends._export import LIMITS, NOTHING_LEFT, Compiled, ExportingBackend, Tensors, exported
-from backends.base import Capabilities, Execution
+from backends.base import Capabilities, Execution, Taken
 from refimpl.native import DYNAMIC_U8_S8, U8, U8_S8, Table
 
 TABLE: Table = {
@@ -39,6 +40,9 @@ PATTERNS = (
     "nn.ELU", "nn.Hardswish", "nn.LeakyReLU", "nn.Sigmoid", "nn.Tanh", "nn.Softmax", "nn.ReLU", "nn.ReLU6",
     "nn.AvgPool2d", "nn.AdaptiveAvgPool2d",
 )  # fmt: skip
+_EVEN: dict[str, Taken] = {"_uneven": (False,)}
+TAKEN = LIMITS | {op: LIMITS[op] | _EVEN for op in ("nn.Conv1d", "nn.Conv2d", "torch.conv1d", "torch.conv2d")}
+"""Where more is padded at one end than at the other, torch pads before it calls, in float."""
 INDUCTOR: dict[str, Any] = {"freezing": True, "cpp.threads": 1, "compile_threads": 1, "fx_graph_cache": False}
 
 
@@ -65,26 +69,27 @@ class Generated(Compiled):
 
     def __init__(self, program: ExportedProgram, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> None:
         super().__init__(reference_model, example_inputs, self._run)
-        from torch._inductor.utils import run_and_get_code
+        from torch._inductor.graph import GraphLowering
 
         self.sources = sources(program, self.modules)
+        ends = program.graph_signature.user_inputs
+        self._shapes = [node.meta["val"].shape for node in program.graph.nodes if node.name in ends]
         self._compiled = torch.compile(program.module(), fullgraph=True)
-        values = [node.meta["val"] for node in program.graph.nodes if node.name in program.graph_signature.user_inputs]
-        with _settings():
-            _, [self.code] = run_and_get_code(self._compiled, *map(_like, example_inputs, values))
+        written = list[str]()
+        with patch.object(GraphLowering, "save_output_code", written.append):  # it is there to be replaced
+            self(*example_inputs)
+        [self.code] = written
 
     def _run(self, inputs: Tensors) -> list[Tensor]:
         with _settings():
-            found = self._compiled(*(value.contiguous() for value in inputs))
+            found = self._compiled(*map(_marked, inputs, self._shapes))
         return [value for value in torch.utils._pytree.tree_leaves(found) if isinstance(value, Tensor)]
 
 
-def _like(value: Any, exported_value: Any) -> Any:
+def _marked(value: Tensor, shape: torch.Size) -> Tensor:
     """An input whose axes are dynamic where they were exported so."""
-    if not isinstance(value, Tensor):
-        return value
     value = value.detach().contiguous()
-    for axis, size in enumerate(exported_value.shape):
+    for axis, size in enumerate(shape):
         if isinstance(size, torch.SymInt):
             torch._dynamo.maybe_mark_dynamic(value, axis)
     return value
@@ -109,7 +114,7 @@ class InductorBackend(ExportingBackend):
 
     def capabilities(self) -> Capabilities:
         """Sums of loops are in float32; the fusions look for weights that are dequantized per channel."""
-        return Capabilities(weight_schemes=("per_channel_symmetric",), float_accumulation=True, limits=LIMITS)
+        return Capabilities(weight_schemes=("per_channel_symmetric",), float_accumulation=True, limits=TAKEN)
 
     def warm_up(self) -> None:
         """Have inductor imported, and its headers compiled, which takes ten seconds the first time."""
