@@ -38,7 +38,7 @@ PATTERNS = (
     "*.Linear*", "F.linear*", "nn.MaxPool[23]d", "F.max_pool[23]d", "torch.cat", "torch.flatten",
     "operator.add*", "operator.mul*", "torch.add*", "torch.mul*",
     "nn.ELU", "nn.Hardswish", "nn.LeakyReLU", "nn.Sigmoid", "nn.Tanh", "nn.Softmax", "nn.ReLU", "nn.ReLU6",
-    "nn.AvgPool2d", "nn.AdaptiveAvgPool2d",
+    "nn.AvgPool2d",
 )  # fmt: skip
 _EVEN: dict[str, Taken] = {"_uneven": (False,)}
 TAKEN = LIMITS | {op: LIMITS[op] | _EVEN for op in ("nn.Conv1d", "nn.Conv2d", "torch.conv1d", "torch.conv2d")}
