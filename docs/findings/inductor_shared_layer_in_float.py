@@ -1,0 +1,51 @@
+"""TorchInductor: a linear layer of integers that is called at two places runs in float at both."""
+
+import torch
+import torch.ao.quantization.fx._decomposed
+from torch import Tensor, nn
+from torch._inductor import config
+from torch._inductor.utils import run_and_get_code
+
+OPS = torch.ops.quantized_decomposed
+QPARAMS = (0.05, 128, 0, 255, torch.uint8)
+
+
+class Layers(nn.Module):
+    """Two linear layers on integers, one behind the other; ``shared``: of one weight, which is dequantized once."""
+
+    def __init__(self, *, shared: bool) -> None:
+        super().__init__()
+        self.shared = shared
+        integers = torch.arange(-32, 32).reshape(8, 8).to(torch.int8)
+        self.first, self.second = nn.Buffer(integers), nn.Buffer(integers.flip(0))
+        self.scales, self.zeros = nn.Buffer(torch.full((8,), 0.01)), nn.Buffer(torch.zeros(8, dtype=torch.int64))
+
+    def weight(self, integers: Tensor) -> Tensor:
+        """The floats that a weight stands for."""
+        floats: Tensor = OPS.dequantize_per_channel(integers, self.scales, self.zeros, 0, -128, 127, torch.int8)
+        return floats
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight(self.first)
+        for each in (weight, weight if self.shared else self.weight(self.second)):
+            x = OPS.dequantize_per_tensor(OPS.quantize_per_tensor(x, *QPARAMS), *QPARAMS)
+            x = nn.functional.linear(x, each)
+        result: Tensor = OPS.dequantize_per_tensor(OPS.quantize_per_tensor(x, *QPARAMS), *QPARAMS)
+        return result
+
+
+def kernels(*, shared: bool) -> tuple[int, int]:
+    """Print and give how many linear layers the generated code calls on integers, and how many on floats."""
+    model, x = Layers(shared=shared).eval(), torch.linspace(-1, 1, 32).reshape(4, 8)
+    with torch.no_grad(), config.patch(freezing=True, compile_threads=1):
+        _, [code] = run_and_get_code(torch.compile(model, fullgraph=True), x)
+    lines = [line.partition("(")[0] for line in code.splitlines() if not line.lstrip().startswith("#")]
+    integers = sum("onednn.qlinear" in line for line in lines)
+    floats = sum("extern_kernels." in line or "mkldnn._linear" in line for line in lines)
+    print(f"one weight for both layers: {shared}; {integers} on integers, {floats} on floats")
+    return integers, floats
+
+
+shown = kernels(shared=False) == (2, 0) and kernels(shared=True) == (0, 2)
+print("the fault shows" if shown else "the fault does not show with this torch on this machine")
+raise SystemExit(not shown)
