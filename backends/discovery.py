@@ -28,6 +28,7 @@ SHIPPED = {
     "onednn": "backends.onednn:OnednnBackend",
     "onnxruntime": "backends.onnxruntime:OnnxRuntimeBackend",
     "openvino": "backends.openvino:OpenVinoBackend",
+    "executorch": "backends.executorch:ExecuTorchBackend",
 }
 _FAULTS = (Exception, SystemExit)  # a vendor's module that calls sys.exit() must not end the run in silence
 
