@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import sympy
 import torch
 from torch import nn
 from torch.export import ExportedProgram
@@ -36,7 +35,7 @@ PATTERNS = (
     "nn.Conv[12]d*", "nn.ConvTranspose2d*", "torch.conv[12]d*", "torch.conv_transpose2d*",
     "nni.Conv*[12]d", "nnqat.Conv[12]d", "nniqat.Conv*[12]d",
     "*.Linear*", "F.linear*",
-    "operator.add*", "operator.mul*", "torch.add*", "torch.mul*", "torch.cat",
+    "operator.add*", "operator.mul", "torch.add*", "torch.mul", "torch.cat",
     "nn.ReLU", "nn.ReLU6", "nn.Hardtanh", "F.relu*", "F.hardtanh*", ".relu*", "torch.clamp", ".clamp",
     "nn.MaxPool2d", "F.max_pool2d", ".permute", "*.transpose",
 )  # fmt: skip
@@ -80,8 +79,9 @@ def _bounded(program: ExportedProgram) -> ExportedProgram:
     """Say of each axis whose size is dynamic how long it gets at most: memory is planned for that."""
     sizes = [size for node in program.graph.nodes for size in getattr(node.meta.get("val"), "shape", ())]
     for size in sizes:
-        if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
-            size.node.shape_env.var_to_range[size.node.expr] = ValueRanges(0, max(ROWS, size.node.hint))
+        ranges = size.node.shape_env.var_to_range if isinstance(size, torch.SymInt) else {}
+        if ranges and size.node.expr in ranges:
+            ranges[size.node.expr] = ValueRanges(0, max(ROWS, size.node.hint))
     return program
 
 
@@ -184,9 +184,12 @@ def _source(node: Node, modules: Mapping[str, str]) -> str:
 def read_execution(lowered: Method) -> Execution:
     """Tell ops on integers from those on floats, inside of delegates and outside, by the reference model's nodes."""
     model, found = lowered.edge.exported_program().graph_module, dict[str, list[tuple[str, bool]]]()
+    left = set(lowered.sources.values())
     for node in model.graph.nodes:
         owner = lowered.sources.get(_origin(node))
-        if owner and node.op == "call_function" and node.target is not operator.getitem:
+        if owner and node.op == "call_function" and node.target.__name__.startswith("alias_copy"):
+            left.discard(owner)
+        elif owner and node.op == "call_function" and node.target is not operator.getitem:
             found.setdefault(owner, []).append((f"{node.target.__name__} outside of the delegate", False))
     for delegate in model.children():
         owners = {node.meta.get("debug_handle"): _origin(node) for node in delegate.original_module.graph.nodes}
@@ -201,7 +204,7 @@ def read_execution(lowered: Method) -> Execution:
     }
     quantized = tuple(line for line, is_quantized in lines.items() if is_quantized)
     floating = tuple(line for line, is_quantized in lines.items() if not is_quantized)
-    return Execution(quantized_ops=quantized if lowered.sources else (NOTHING_LEFT,), float_fallbacks=floating)
+    return Execution(quantized_ops=quantized if left else (NOTHING_LEFT,), float_fallbacks=floating)
 
 
 _FLOAT = "fp32"
