@@ -29,6 +29,7 @@ SHIPPED = {
     "onnxruntime": "backends.onnxruntime:OnnxRuntimeBackend",
     "openvino": "backends.openvino:OpenVinoBackend",
     "inductor": "backends.inductor:InductorBackend",
+    "executorch": "backends.executorch:ExecuTorchBackend",
 }
 _FAULTS = (Exception, SystemExit)  # a vendor's module that calls sys.exit() must not end the run in silence
 

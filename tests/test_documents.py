@@ -6,11 +6,9 @@ import re
 import subprocess
 import sys
 from fnmatch import fnmatchcase
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 
 from backends.discovery import SHIPPED, find_backend
 from conformance.claim_run import STAGES
@@ -22,6 +20,7 @@ SCRIPTS = sorted((ROOT / "docs" / "findings").glob("*.py"))
 FINDINGS = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
 NEEDS_ANOTHER_CPU = 77  # what a finding's script ends with where this CPU takes another kernel
 ENGINES = ("qnnpack", "fbgemm", "x86", "onednn")
+RUNTIMES = ("onnxruntime", "openvino", "inductor", "executorch")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -36,9 +35,9 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_a_finding_holds(script: Path) -> None:
-    owner = script.stem.partition("_")[0]  # an engine, a runtime, or torch for what all engines share
-    if owner not in ("torch", *torch.backends.quantized.supported_engines) and find_spec(owner) is None:
-        pytest.skip(f"neither an engine of this build of torch nor an installed package: {owner}")
+    owner = script.stem.partition("_")[0]  # a backend, or torch for what all engines share
+    if owner != "torch" and (reason := find_backend(owner).unavailable_reason()):
+        pytest.skip(reason)
     done = run(sys.executable, "-W", "ignore", str(script))
     if done.returncode == NEEDS_ANOTHER_CPU:
         pytest.skip(done.stdout.strip())
@@ -60,7 +59,7 @@ def test_every_finding_has_a_row_and_a_section() -> None:
 
 
 def test_what_a_finding_says_of_claims_names_patterns_that_there_are() -> None:
-    patterns = {claim.pattern for name in (*ENGINES, "onnxruntime", "openvino") for claim in claims_of(name)}
+    patterns = {claim.pattern for name in (*ENGINES, *RUNTIMES) for claim in claims_of(name)}
     globs = re.findall(r"`([^`]+)/\*`", FINDINGS)
     assert len(globs) >= 30
     for glob in globs:

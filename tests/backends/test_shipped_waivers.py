@@ -14,7 +14,7 @@ from conformance.isa import LEVELS
 from conformance.waivers import Waivers, load_waivers
 from reports.results import GREEN, Verdict
 
-ENGINES = ("qnnpack", "fbgemm", "x86", "onednn", "onnxruntime", "openvino", "inductor")
+ENGINES = ("qnnpack", "fbgemm", "x86", "onednn", "onnxruntime", "openvino", "inductor", "executorch")
 FINDINGS = (Path(__file__).parents[2] / "docs" / "findings.md").read_text(encoding="utf-8")
 LAST_LOOKED_AT = date(2026, 11, 22)
 

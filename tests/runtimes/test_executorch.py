@@ -1,0 +1,114 @@
+"""Reference models on ExecuTorch's XNNPACK delegate: what is computed, and what is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver, PlaceholderObserver
+from torch.fx import GraphModule
+
+from backends.base import Execution, UnsupportedPattern
+from backends.discovery import find_backend
+from refimpl import QConfig, QConfigMapping, convert_to_reference_decomposed_fx, prepare_fx
+from refimpl.default_qconfigs import get_default_qconfig_mapping
+
+pytest.importorskip("executorch")
+
+SIGNED: dict[str, Any] = {"dtype": torch.qint8, "quant_min": -128, "quant_max": 127}
+STATIC = MinMaxObserver.with_args(**SIGNED)
+DYNAMIC = PlaceholderObserver.with_args(**SIGNED, is_dynamic=True)
+WEIGHTS = {
+    "per tensor": MinMaxObserver.with_args(**SIGNED, qscheme=torch.per_tensor_symmetric),
+    "per channel": PerChannelMinMaxObserver.with_args(**SIGNED, qscheme=torch.per_channel_symmetric),
+}
+
+
+def reference_of(model: nn.Module, *inputs: Tensor, activation: Any = STATIC, weight: Any = None) -> GraphModule:
+    mapping = QConfigMapping().set_global(QConfig(activation, weight or WEIGHTS["per tensor"]))
+    config = find_backend("executorch").backend_config()
+    prepared = prepare_fx(model.eval(), mapping, inputs, backend_config=config)
+    prepared(*inputs)
+    return convert_to_reference_decomposed_fx(prepared, backend_config=config)
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 5))
+
+
+def image(*shape: int) -> Tensor:
+    return torch.linspace(-1, 1, int(torch.Size(shape).numel())).reshape(shape)
+
+
+def executed(reference: GraphModule, x: Tensor) -> Execution:
+    backend = find_backend("executorch")
+    execution = backend.execution(backend.lower(reference, (x,)))
+    assert execution is not None
+    return execution
+
+
+@pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS)
+def test_numbers_are_those_of_the_reference_for_any_batch(weight: Any) -> None:
+    x = image(1, 3, 6, 6)
+    reference = reference_of(layers(), x, weight=weight)
+    lowered = find_backend("executorch").lower(reference, (x,))
+    for rows in (1, 2, 20):
+        given = image(rows, 3, 6, 6)
+        found, right = lowered(given), reference(given)
+        step = float(right.flatten().unique().diff().min())
+        assert found.shape == right.shape and float((found - right).abs().max()) <= 1.01 * step, "a step where it ties"
+        assert float((found != right).float().mean()) < 0.1
+
+
+def test_an_empty_batch_is_refused_and_does_not_end_the_process() -> None:
+    x = image(2, 6)
+    lowered = find_backend("executorch").lower(reference_of(nn.Sequential(nn.Linear(6, 5)), x), (x,))
+    with pytest.raises(ValueError, match="an empty tensor"):
+        lowered(x[:0])
+
+
+@pytest.mark.rule("DTY-02")
+def test_unsigned_integers_are_declined_up_front() -> None:
+    x, backend = image(2, 6), find_backend("executorch")
+    prepared = prepare_fx(nn.Sequential(nn.Linear(6, 5)).eval(), get_default_qconfig_mapping("qnnpack"), (x,))
+    prepared(x)
+    with pytest.raises(UnsupportedPattern, match="XNNPACK takes qint8 alone"):
+        backend.lower(convert_to_reference_decomposed_fx(prepared), (x,))
+
+
+@pytest.mark.rule("LOW-04")
+def test_the_delegate_says_what_it_computes_on_integers() -> None:
+    x = image(1, 3, 6, 6)
+    found = executed(reference_of(layers(), x), x)
+    assert [each.partition(" ")[2] for each in found.quantized_ops] == [
+        "(Conv2d qint8)", "(MaxPooling2d qint8)", "(FullyConnected qint8)",
+    ]  # fmt: skip
+    assert [each.partition(" ")[0] for each in found.float_fallbacks] == ["_3"], "flatten, which is not claimed"
+
+
+class Joined(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x], 1)
+
+
+@pytest.mark.rule("LOW-04")
+def test_what_is_left_outside_is_named_after_the_reference_model() -> None:
+    x = image(2, 6)
+    found = executed(reference_of(Joined(), x), x)
+    assert found == Execution(quantized_ops=(), float_fallbacks=("cat (cat.out outside of the delegate)",))
+
+
+@pytest.mark.rule("CVT-03")
+def test_dynamic_linear_is_on_integers_where_each_channel_has_a_scale() -> None:
+    x, linear = image(3, 6), nn.Sequential(nn.Linear(6, 5))
+    left, taken = (executed(reference_of(linear, x, activation=DYNAMIC, weight=each), x) for each in WEIGHTS.values())
+    assert "FullyConnected qdint8" in str(taken.quantized_ops) and not taken.float_fallbacks
+    assert not left.quantized_ops and "outside of the delegate" in str(left.float_fallbacks)
+
+
+def test_versions_name_the_runtime_and_its_settings() -> None:
+    found = find_backend("executorch").versions()
+    assert {"executorch", "torchao", "torch", "settings"} == set(found) and "one thread" in found["settings"]
