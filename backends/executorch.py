@@ -32,8 +32,8 @@ TABLE: Table = {
     **dict.fromkeys(("binary", "cat", "share qparams"), (S8,)),
 }
 PATTERNS = (
-    "nn.Conv[12]d*", "torch.conv[12]d*", "nni.ConvReLU[12]d", "nnqat.Conv[12]d", "nniqat.Conv*[12]d",
-    "nn.Linear*", "nni.LinearReLU", "nnqat.Linear", "nniqat.Linear*", "F.linear*",
+    "nn.Conv[12]d*", "torch.conv[12]d*", "nni.ConvReLU[12]d", "nnqat.Conv[12]d", "nniqat.ConvReLU[12]d",
+    "nn.Linear*", "nni.LinearReLU", "nnqat.Linear", "nniqat.LinearReLU", "F.linear*",
     "operator.add*", "operator.mul", "torch.add*", "torch.mul", "torch.cat",
     "nn.ReLU", "nn.ReLU6", "nn.Hardtanh", "F.relu*", "F.hardtanh*", ".relu*", "torch.clamp", ".clamp",
     "nn.MaxPool2d", "F.max_pool2d", ".permute", "*.transpose",

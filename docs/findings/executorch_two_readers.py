@@ -1,4 +1,4 @@
-"""ExecuTorch: a convolution's result that is returned, and read outside of the delegate too, has its axes in disorder."""
+"""ExecuTorch: a convolution that is returned, and read outside of the delegate as well, has its axes in disorder."""
 
 from collections.abc import Callable
 
