@@ -62,6 +62,11 @@ def owner(paths: Iterable[str], modules: Mapping[str, str], name: str) -> str:
     return next(found, name)
 
 
+def owner_of(node: Node, modules: Mapping[str, str]) -> str:
+    """Return the reference model's node behind a node of an exported program."""
+    return owner([path for path, _ in node.meta.get("nn_module_stack", {}).values()], modules, node.name)
+
+
 class ExportingBackend(Backend):
     """A backend on a runtime that takes exported programs, and is an optional extra.
 
@@ -92,6 +97,24 @@ class ExportingBackend(Backend):
     def versions(self) -> dict[str, str]:
         """The runtime, the exporters before it, and the settings."""
         return {name: version(name) for name in (*self.packages, "torch")} | {"settings": self.settings}
+
+
+class OnnxBackend(ExportingBackend):
+    """One whose runtime reads ONNX; ``load``: what makes a model of the bytes, the reference model and the examples."""
+
+    load: Callable[[bytes, GraphModule, tuple[Any, ...]], Compiled]
+
+    def warm_up(self) -> None:
+        """Have the exporter imported; not the runtime: a forked process would wait for its threads."""
+        from backends._onnx import warm_up
+
+        warm_up()
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        """Export to ONNX and load."""
+        from backends._onnx import onnx_bytes
+
+        return type(self).load(onnx_bytes(reference_model, example_inputs), reference_model, example_inputs)
 
 
 _NO_BATCH: dict[str, Taken] = {"_unbatched": (False,)}

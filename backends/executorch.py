@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node, symbolic_trace
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from backends._export import LIMITS, NOTHING_LEFT, Compiled, ExportingBackend, Tensors, exported, owner
+from backends._export import LIMITS, NOTHING_LEFT, Compiled, ExportingBackend, Tensors, exported, owner_of
 from backends.base import Capabilities, Execution, Taken, UnsupportedPattern
 from refimpl.decomposed import OPS
 from refimpl.dtype_config import DTypeConfig
@@ -167,16 +167,11 @@ def _sources(program: ExportedProgram, modules: Mapping[str, str]) -> dict[str, 
             ahead.add(node)
     dynamic = {user for node in nodes if node.target == OPS.dequantize_per_tensor.tensor for user in node.users}
     inner = [node for node in nodes if node in (behind & ahead) | dynamic and not _is(node, "dequantize", "quantize")]
-    return {node.name: _source(node, modules) for node in inner}
+    return {node.name: owner_of(node, modules) for node in inner}
 
 
 def _is(node: Node, *ops: str) -> bool:
     return str(node.target).removeprefix("quantized_decomposed.").startswith(ops)
-
-
-def _source(node: Node, modules: Mapping[str, str]) -> str:
-    """The node of the reference model that an exported one is a part of."""
-    return owner([path for path, _ in node.meta.get("nn_module_stack", {}).values()], modules, node.name)
 
 
 def read_execution(lowered: Method) -> Execution:

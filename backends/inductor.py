@@ -24,7 +24,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, symbolic_trace
 from torch.fx.experimental import _config as symbolic
 
-from backends._export import LIMITS, NOTHING_LEFT, Compiled, ExportingBackend, Tensors, exported, owner
+from backends._export import LIMITS, NOTHING_LEFT, Compiled, ExportingBackend, Tensors, exported, owner_of
 from backends.base import Capabilities, Execution, Taken
 from refimpl.native import DYNAMIC_U8_S8, U8, U8_S8, Table
 
@@ -137,10 +137,7 @@ class InductorBackend(ExportingBackend):
 
 def sources(program: ExportedProgram, modules: Mapping[str, str]) -> dict[str, str]:
     """Name the nodes of the reference model by those of the program; of functions the names are the same."""
-    paths = {
-        node.name: [path for path, _ in node.meta.get("nn_module_stack", {}).values()] for node in program.graph.nodes
-    }
-    return {name: owner(each, modules, name) for name, each in paths.items()}
+    return {node.name: owner_of(node, modules) for node in program.graph.nodes}
 
 
 _NODES = re.compile(r"# Topologically Sorted Source Nodes: \[(.*?)\]")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from backends._export import LIMITS, NOTHING_LEFT, Compiled, ExportingBackend, Tensors
+from backends._export import LIMITS, NOTHING_LEFT, Compiled, OnnxBackend, Tensors
 from backends.base import Capabilities, Execution
 from refimpl.native import DYNAMIC_U8_S8, U8, U8_S8, Table
 
@@ -58,12 +58,12 @@ def _session(model: bytes, optimized: Path | None = None) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-class OnnxRuntimeBackend(ExportingBackend):
+class OnnxRuntimeBackend(OnnxBackend):
     """ONNX Runtime's CPU provider: the reference model as QDQ, its optimizer puts integer kernels in its place."""
 
     name = "onnxruntime"
     packages = ("onnxruntime", "onnx", "onnxscript")
-    table, patterns = TABLE, PATTERNS
+    table, patterns, load = TABLE, PATTERNS, Session
     settings = "one thread, sequential, all graph optimizations"
     waivers = Path(__file__).with_name("onnxruntime.waivers.toml")
 
@@ -71,18 +71,6 @@ class OnnxRuntimeBackend(ExportingBackend):
         """A bias becomes int32 of scale s_x·s_w."""
         schemes = ("per_tensor_symmetric", "per_channel_symmetric")
         return Capabilities(weight_schemes=schemes, int32_bias=True, limits=LIMITS)
-
-    def warm_up(self) -> None:
-        """Have the exporter imported."""
-        from backends._onnx import warm_up
-
-        warm_up()
-
-    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        """Export to ONNX and load."""
-        from backends._onnx import onnx_bytes
-
-        return Session(onnx_bytes(reference_model, example_inputs), reference_model, example_inputs)
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         """Read off the optimized model which nodes compute on integers, and which on what was dequantized."""

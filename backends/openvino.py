@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from backends._export import LIMITS, NOTHING_LEFT, Compiled, ExportingBackend, Tensors
+from backends._export import LIMITS, NOTHING_LEFT, Compiled, OnnxBackend, Tensors
 from backends.base import Capabilities, Execution
 from refimpl.native import U8, U8_S8, Table
 
@@ -47,39 +47,27 @@ class CompiledModel(Compiled):
         super().__init__(reference_model, example_inputs, self._run)
         self.model = model
         self.compiled = _core().compile_model(_core().read_model(model), "CPU", SETTINGS)
-        self._names = [each.get_any_name() for each in self.compiled.inputs]
+        names = [each.get_any_name() for each in self.compiled.inputs]  # inputs_0, inputs_1, … in any order
+        self._names = sorted(names, key=lambda name: int(name.rpartition("_")[2]))
 
     def _run(self, inputs: Tensors) -> list[Tensor]:
-        order = sorted(self._names, key=lambda name: int(name.rpartition("_")[2]))  # inputs_0, inputs_1, …
-        given = {name: value.contiguous().numpy() for name, value in zip(order, inputs, strict=True)}
+        given = {name: value.contiguous().numpy() for name, value in zip(self._names, inputs, strict=True)}
         found = self.compiled(given)
         return [torch.from_numpy(found[number].copy()) for number in range(len(self.compiled.outputs))]
 
 
-class OpenVinoBackend(ExportingBackend):
+class OpenVinoBackend(OnnxBackend):
     """OpenVINO's CPU plugin."""
 
     name = "openvino"
     packages = ("openvino", "onnx", "onnxscript")
-    table, patterns = TABLE, PATTERNS
+    table, patterns, load = TABLE, PATTERNS, CompiledModel
     settings = ", ".join(f"{name}={value}" for name, value in SETTINGS.items())
     waivers = Path(__file__).with_name("openvino.waivers.toml")
 
     def capabilities(self) -> Capabilities:
         """The rescale is in float32, and sums of floats may be."""
         return Capabilities(weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"), limits=LIMITS)
-
-    def warm_up(self) -> None:
-        """Have the exporter imported; not the plugin: a forked process would wait for its threads."""
-        from backends._onnx import warm_up
-
-        warm_up()
-
-    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        """Export to ONNX and compile."""
-        from backends._onnx import onnx_bytes
-
-        return CompiledModel(onnx_bytes(reference_model, example_inputs), reference_model, example_inputs)
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         """Read the precision of each layer off the runtime model."""

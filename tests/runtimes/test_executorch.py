@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from references import image
 from torch import Tensor, nn
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver, PlaceholderObserver
 from torch.fx import GraphModule
@@ -37,10 +38,6 @@ def reference_of(model: nn.Module, *inputs: Tensor, activation: Any = STATIC, we
 def layers() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 5))
-
-
-def image(*shape: int) -> Tensor:
-    return torch.linspace(-1, 1, int(torch.Size(shape).numel())).reshape(shape)
 
 
 def executed(reference: GraphModule, x: Tensor) -> Execution:
