@@ -4,7 +4,7 @@ Theirs: the flow ``xnnpack_static_int8_per_channel`` of the suite in executorch'
 ``executorch`` for the same ops, static, in profile quick. A case is a model that was quantized, lowered and run; theirs
 that are skipped do not count. Each runs in one process, from its start to its end.
 
-    python benchmarks/executorch_suite.py
+    python -m benchmarks.executorch_suite
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from reports.results import read_results
+from benchmarks.runtimes import measured
 
-ROOT = Path(__file__).resolve().parents[1]
 FLOW = "xnnpack_static_int8_per_channel"
 OPS: dict[str, tuple[str, ...]] = {
     "add": ("operator.add/*", "torch.add/*"),
@@ -54,15 +53,9 @@ def theirs() -> tuple[int, float]:
 
 def ours() -> tuple[int, float]:
     """Run our claims; return how many cases were lowered, and the seconds that it took."""
-    with tempfile.TemporaryDirectory() as folder:
-        chosen = [f"--claim={glob}" for globs in OPS.values() for glob in globs]
-        command = [sys.executable, "-m", "pytest", str(ROOT / "conformance"), "--backend=executorch", "-n", "0", "-q",
-                   "--profile=quick", "--no-waivers", f"--report-dir={folder}", *chosen]  # fmt: skip
-        started = time.perf_counter()
-        subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)  # what is refuted is none of ours
-        seconds = time.perf_counter() - started
-        checks = read_results(Path(folder) / "results.jsonl").checks
-    return sum(check.cases or 0 for check in checks if check.stage == "lower" and "static" in check.claim), seconds
+    results, seconds = measured("executorch", *(f"--claim={glob}" for globs in OPS.values() for glob in globs))
+    lowered = [check for check in results.checks if check.stage == "lower" and "static" in check.claim]
+    return sum(check.cases or 0 for check in lowered), seconds
 
 
 def main() -> None:

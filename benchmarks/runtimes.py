@@ -15,24 +15,26 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from reports.results import read_results
+from reports.results import Results, read_results
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def measured(backend: str) -> tuple[int, float]:
-    """Run a backend's claims; return how many there are, and the seconds that it took."""
+def measured(backend: str, *options: str) -> tuple[Results, float]:
+    """Run a backend's claims; return what was found, and the seconds that it took."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pytest", str(ROOT / "conformance"), f"--backend={backend}", "-n", "0", "-q",
-                   "--profile=quick", "--no-waivers", f"--report-dir={folder}"]  # fmt: skip
+                   "--profile=quick", "--no-waivers", f"--report-dir={folder}", *options]  # fmt: skip
         started = time.perf_counter()
         subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)  # what is refuted is none of ours
-        return len(read_results(Path(folder) / "results.jsonl").claims), time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        return read_results(Path(folder) / "results.jsonl"), seconds
 
 
 def main(backends: list[str]) -> None:
     """Measure the backends and print a table."""
-    found = {backend: measured(backend) for backend in backends}
+    runs = {backend: measured(backend) for backend in backends}
+    found = {backend: (len(results.claims), seconds) for backend, (results, seconds) in runs.items()}
     rates = {backend: claims / seconds for backend, (claims, seconds) in found.items()}
     first = next(iter(rates.values()))
     table = [[backend, *found[backend], rate, rate / first] for backend, rate in rates.items()]
