@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import operator
 import re
@@ -10,10 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram
+from torch._ops import OpOverload
+from torch.export import ExportedProgram, decomp_utils, exported_program
 from torch.fx import GraphModule, Node, symbolic_trace
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -90,9 +93,27 @@ def _edge(program: ExportedProgram) -> Any:
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
     config = EdgeCompileConfig(_check_ir_validity=False)
-    edge = to_edge_transform_and_lower(_bounded(program), partitioner=[XnnpackPartitioner()], compile_config=config)
+    with (
+        patch.object(ExportedProgram, "run_decompositions", _decomposed),
+        patch.object(decomp_utils, _COMPOSITE, _composite_ops),
+        patch.object(exported_program, _COMPOSITE, _composite_ops),
+    ):
+        edge = to_edge_transform_and_lower(_bounded(program), partitioner=[XnnpackPartitioner()], compile_config=config)
     _bounded(edge.exported_program())  # again: torch's choice of a convolution's kernel narrows it
     return edge
+
+
+def _decomposed(program: ExportedProgram, table: Any) -> ExportedProgram:
+    """Decompose as torch does, if there is something to decompose: torch prepares all of its ops for it each time,
+    three times in a lowering, which takes as long as all else."""
+    targets = {node.target for node in program.graph.nodes if node.op == "call_function"} - {operator.getitem}
+    is_done = all(isinstance(each, OpOverload) and not each._schema.is_mutable for each in targets)
+    return program if is_done and targets.isdisjoint(table) else _DECOMPOSE(program, table)
+
+
+_DECOMPOSE = ExportedProgram.run_decompositions
+_COMPOSITE = "_collect_all_valid_cia_ops"
+_composite_ops = functools.cache(getattr(exported_program, _COMPOSITE))  # in all of torch: sought once
 
 
 class Method(Compiled):

@@ -95,6 +95,7 @@ def warm(backend: Backend) -> None:
             pass
     gc.collect()
     gc.freeze()  # what is there stays: no child's garbage collector touches its pages
+    gc.set_threshold(50_000, 20, 20)  # or it looks for garbage all the time: an export makes millions of objects
 
 
 def _scalar(value: object) -> object:
