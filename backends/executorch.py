@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -96,7 +96,6 @@ def _edge(program: ExportedProgram) -> Any:
     with (
         patch.object(ExportedProgram, "run_decompositions", _decomposed),
         patch.object(decomp_utils, _COMPOSITE, _composite_ops),
-        patch.object(exported_program, _COMPOSITE, _composite_ops),
     ):
         edge = to_edge_transform_and_lower(_bounded(program), partitioner=[XnnpackPartitioner()], compile_config=config)
     _bounded(edge.exported_program())  # again: torch's choice of a convolution's kernel narrows it
@@ -107,13 +106,17 @@ def _decomposed(program: ExportedProgram, table: Any) -> ExportedProgram:
     """Decompose as torch does, if there is something to decompose: torch prepares all of its ops for it each time,
     three times in a lowering, which takes as long as all else."""
     targets = {node.target for node in program.graph.nodes if node.op == "call_function"} - {operator.getitem}
-    is_done = all(isinstance(each, OpOverload) and not each._schema.is_mutable for each in targets)
-    return program if is_done and targets.isdisjoint(table) else _DECOMPOSE(program, table)
+    if targets.isdisjoint(table) and all(isinstance(op, OpOverload) and not op._schema.is_mutable for op in targets):
+        return program
+    absent = _composite_ops() - targets
+    table = {op: how for op, how in table.items() if op not in absent}
+    with patch.object(exported_program, _COMPOSITE, partial(targets.intersection, _composite_ops())):
+        return _DECOMPOSE(program, table)
 
 
-_DECOMPOSE = ExportedProgram.run_decompositions
+_DECOMPOSE: Callable[[ExportedProgram, Any], ExportedProgram] = ExportedProgram.run_decompositions
 _COMPOSITE = "_collect_all_valid_cia_ops"
-_composite_ops = functools.cache(getattr(exported_program, _COMPOSITE))  # in all of torch: sought once
+_composite_ops = cache(getattr(exported_program, _COMPOSITE))  # in all of torch: sought once
 
 
 class Method(Compiled):

@@ -190,9 +190,8 @@ def _models(claim: Claim, capabilities: Capabilities) -> list[Case] | str:
     unknown = [leaf for leaf in rest if leaf not in FOLLOWERS and leaf is not torch.add]
     if unknown:
         return _unknown(f"{leaf_name(unknown[0])} after {leaf_name(root)}", claim)
-    takes = partial(
-        is_taken, capabilities.limits.get(leaf_name(root), {}), claim.flow == "qat" and any(map(_is_norm, rest))
-    )
+    is_trained_norm = (claim.flow == "qat" or chain[0] in QAT_OF) and any(map(_is_norm, rest))
+    takes = partial(is_taken, capabilities.limits.get(leaf_name(root), {}), is_trained_norm)
     return list(_cases(recipe, root, wrap, rest, added, takes))
 
 

@@ -28,7 +28,7 @@ from conformance.pipeline import Workbench
 from conformance.quantizers import INTEGERS, Kind, kind_of
 from conformance.recipes import PARTS, QAT_OF
 from refimpl import BackendConfig, BackendPatternConfig, ConfigError, DTypeConfig, MatchAllNode
-from refimpl.patterns import leaves
+from refimpl.patterns import leaves, pattern_name
 from reports.results import Verdict
 
 each_backend = pytest.mark.parametrize("name", TABLES)
@@ -230,6 +230,17 @@ def test_what_lies_outside_of_a_backends_limits_is_not_tried() -> None:
         }
     assert not any("ceil_mode" in case.varied for case in planned(claim_on("nn.MaxPool2d"), limits=limits))
     assert names_of(claim_on("nn.Linear"), limits=limits) == names_of(claim_on("nn.Linear"))
+
+
+@pytest.mark.parametrize("pattern", ["nniqat.ConvBn1d", "nniqat.ConvBnReLU2d"])
+def test_a_training_class_that_is_claimed_alone_is_built_in_each_of_its_cases(pattern: str) -> None:
+    """torch's classes of a convolution and a norm split a padding given by a word in its letters."""
+    entry = next(each for each in native_config("fbgemm").configs if pattern_name(each.normal_pattern) == pattern)
+    alone = BackendConfig("alone").set_backend_pattern_configs([entry])
+    [claim, *_] = enumerate_claims(alone, Capabilities())
+    assert claim.flow == "ptq"
+    for case in planned(claim):
+        build_model(case)(*calibration_inputs(case)[0])
 
 
 @pytest.mark.rule("DTY-05")

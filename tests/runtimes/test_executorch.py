@@ -9,8 +9,11 @@ import torch
 from references import image
 from torch import Tensor, nn
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver, PlaceholderObserver
+from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from backends import executorch
+from backends._export import exported
 from backends.base import Execution, UnsupportedPattern
 from backends.discovery import find_backend
 from refimpl import QConfig, QConfigMapping, convert_to_reference_decomposed_fx, prepare_fx
@@ -84,6 +87,29 @@ def test_the_delegate_says_what_it_computes_on_integers() -> None:
         "(Conv2d qint8)", "(MaxPooling2d qint8)", "(FullyConnected qint8)",
     ]  # fmt: skip
     assert [each.partition(" ")[0] for each in found.float_fallbacks] == ["_3"], "flatten, which is not claimed"
+
+
+class Moved(nn.Module):
+    """What there is to decompose, and what torch would make of it before: a word for the padding, an op in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.relu, self.linear = nn.Conv1d(3, 4, 3, padding="same"), nn.ReLU(inplace=True), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.linear(self.relu(self.conv(x)).transpose(1, 2))
+        return found.add(1.0)
+
+
+@pytest.mark.parametrize("model", [layers(), Moved()], ids=["layers", "moved"])
+def test_what_is_spared_in_decomposing_leaves_the_program_as_it_is(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = image(1, 3, 6, 6) if isinstance(model, nn.Sequential) else image(2, 3, 8)
+    reference = reference_of(model, x, weight=WEIGHTS["per channel"])
+    spared = executorch._edge(exported(reference, (x,))).to_executorch().buffer
+    monkeypatch.setattr(executorch, "_decomposed", ExportedProgram.run_decompositions)
+    assert executorch._edge(exported(reference, (x,))).to_executorch().buffer == spared
 
 
 class Joined(nn.Module):
