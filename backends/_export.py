@@ -7,16 +7,20 @@ torch's semantics (NUM-01), before a runtime sees them: what is under test is wh
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram, export
+from torch._ops import OpOverload
+from torch.export import Dim, ExportedProgram, decomp_utils, export, exported_program
 from torch.fx import GraphModule, Node
 from torch.fx.experimental import _config as symbolic
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -136,6 +140,41 @@ def exported(reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> E
     shapes = tuple({0: Dim.AUTO} if each and each == max(rows) else None for each in rows)  # others are broadcast
     with torch.no_grad(), symbolic.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         return export(_Model(folded(reference_model)).eval(), example_inputs, dynamic_shapes=(shapes,))
+
+
+@contextmanager
+def sparing() -> Iterator[None]:
+    """Let programs be ``decomposed``, and torch's composite ops be sought once in a process."""
+    with (
+        patch.object(ExportedProgram, "run_decompositions", decomposed),
+        patch.object(decomp_utils, _COMPOSITE, _composite_ops),
+    ):
+        yield
+
+
+def decomposed(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
+    """Decompose as ``run_decompositions`` does, if there is something to decompose, and with an eye to the program's
+    own ops alone: torch prepares all that it has, each time, which takes as long as all else in an export."""
+    targets = {node.target for node in program.graph.nodes if node.op == "call_function"} - {operator.getitem}
+    if targets.isdisjoint(table) and all(isinstance(each, OpOverload) and _stays(each) for each in targets):
+        return program
+    own, absent = _composite_ops() & targets, _composite_ops() - targets
+    with patch.object(exported_program, _COMPOSITE, lambda: own):
+        return _DECOMPOSE(program, {op: how for op, how in table.items() if op not in absent})
+
+
+def _stays(op: OpOverload) -> bool:
+    """Whether torch leaves an op that no table names: not one that writes to its inputs, nor a view made of others."""
+    is_view = any(each.alias_info is not None for each in op._schema.returns)
+    key = "CompositeImplicitAutograd"
+    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)  # type: ignore[no-untyped-call]
+    return not op._schema.is_mutable and not (is_view and is_composite)
+
+
+_DECOMPOSE: Callable[[ExportedProgram, Any], ExportedProgram] = ExportedProgram.run_decompositions
+_COMPOSITE = "_collect_all_valid_cia_ops"
+_composite_ops: Callable[[], set[Any]] = cache(getattr(exported_program, _COMPOSITE))
+"""torch's ops that are made of others, which it seeks in all of its libraries each time."""
 
 
 class _Model(nn.Module):

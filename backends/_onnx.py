@@ -18,13 +18,12 @@ import torch
 from onnxscript import opset18 as op
 from onnxscript.function_libs.torch_lib.ops.common import constant
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node, symbolic_trace
-from torch.onnx._internal.exporter import _fx_passes
+from torch.onnx._internal.exporter import _decomp, _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from backends._export import exported, owner
+from backends._export import decomposed, exported, owner
 from refimpl.decomposed import OPS
 
 _WHOLE = {onnx.TensorProto.UINT8: (0, 255), onnx.TensorProto.INT8: (-128, 127)}
@@ -69,23 +68,15 @@ def _translations(opset_version: int = 18) -> ONNXRegistry:
 
 
 def _decomposed(program: ExportedProgram, registry: ONNXRegistry) -> ExportedProgram:
-    """Decompose as the exporter does, if there is something to decompose: to look for it in all of torch takes longer
-    than all else here. Views that are made of other ops are decomposed though there are translations of them."""
-    targets = {node.target for node in program.graph.nodes if isinstance(node.target, OpOverload)}
-    is_whole = all(registry.is_registered(each) and not (_is_composite(each) and _is_view(each)) for each in targets)
-    return program if is_whole else _DECOMPOSE(program, registry)
+    return decomposed(program, _without_translation(registry))
 
 
-def _is_composite(target: OpOverload) -> bool:
-    key = "CompositeImplicitAutograd"
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key))  # type: ignore[no-untyped-call]
+@functools.cache
+def _without_translation(registry: ONNXRegistry) -> dict[Any, Any]:
+    """What is made of ops that have no translation."""
+    return _decomp.create_onnx_friendly_decomposition_table(set(_decomp.get_onnx_implemented_overloads(registry)))
 
 
-def _is_view(target: OpOverload) -> bool:
-    return any(each.alias_info is not None for each in target._schema.returns)
-
-
-_DECOMPOSE = _fx_passes.decompose_with_registry
 _MAKE: Callable[[int], ONNXRegistry] = ONNXRegistry.from_torchlib
 
 

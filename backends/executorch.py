@@ -6,21 +6,18 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
-from torch.export import ExportedProgram, decomp_utils, exported_program
+from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node, symbolic_trace
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from backends._export import LIMITS, NOTHING_LEFT, Compiled, ExportingBackend, Tensors, exported, owner_of
+from backends._export import LIMITS, NOTHING_LEFT, Compiled, ExportingBackend, Tensors, exported, owner_of, sparing
 from backends.base import Capabilities, Execution, Taken, UnsupportedPattern
 from refimpl.decomposed import OPS
 from refimpl.dtype_config import DTypeConfig
@@ -93,30 +90,10 @@ def _edge(program: ExportedProgram) -> Any:
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
     config = EdgeCompileConfig(_check_ir_validity=False)
-    with (
-        patch.object(ExportedProgram, "run_decompositions", _decomposed),
-        patch.object(decomp_utils, _COMPOSITE, _composite_ops),
-    ):
+    with sparing():
         edge = to_edge_transform_and_lower(_bounded(program), partitioner=[XnnpackPartitioner()], compile_config=config)
     _bounded(edge.exported_program())  # again: torch's choice of a convolution's kernel narrows it
     return edge
-
-
-def _decomposed(program: ExportedProgram, table: Any) -> ExportedProgram:
-    """Decompose as torch does, if there is something to decompose: torch prepares all of its ops for it each time,
-    three times in a lowering, which takes as long as all else."""
-    targets = {node.target for node in program.graph.nodes if node.op == "call_function"} - {operator.getitem}
-    if targets.isdisjoint(table) and all(isinstance(op, OpOverload) and not op._schema.is_mutable for op in targets):
-        return program
-    absent = _composite_ops() - targets
-    table = {op: how for op, how in table.items() if op not in absent}
-    with patch.object(exported_program, _COMPOSITE, partial(targets.intersection, _composite_ops())):
-        return _DECOMPOSE(program, table)
-
-
-_DECOMPOSE: Callable[[ExportedProgram, Any], ExportedProgram] = ExportedProgram.run_decompositions
-_COMPOSITE = "_collect_all_valid_cia_ops"
-_composite_ops = cache(getattr(exported_program, _COMPOSITE))  # in all of torch: sought once
 
 
 class Method(Compiled):

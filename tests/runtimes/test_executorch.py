@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,7 +10,6 @@ import torch
 from references import image
 from torch import Tensor, nn
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver, PlaceholderObserver
-from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from backends import executorch
@@ -108,7 +108,7 @@ def test_what_is_spared_in_decomposing_leaves_the_program_as_it_is(
     x = image(1, 3, 6, 6) if isinstance(model, nn.Sequential) else image(2, 3, 8)
     reference = reference_of(model, x, weight=WEIGHTS["per channel"])
     spared = executorch._edge(exported(reference, (x,))).to_executorch().buffer
-    monkeypatch.setattr(executorch, "_decomposed", ExportedProgram.run_decompositions)
+    monkeypatch.setattr(executorch, "sparing", nullcontext)
     assert executorch._edge(exported(reference, (x,))).to_executorch().buffer == spared
 
 
