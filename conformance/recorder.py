@@ -5,6 +5,7 @@ It works in the controlling process alone (docs/architecture.md, "Results and re
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable
 
@@ -21,8 +22,9 @@ from reports.results import Header, Model, ResultsWriter, Verdict, decode, read_
 from reports.results import Outcome as RunOutcome
 from reports.terminal import summary
 
-FINDING = pytest.StashKey[Row]()
-"""On a test item: the rows of its claim or job, and the memory that they took; on its way to the report."""
+FINDING = pytest.StashKey[str]()
+"""On a test item: the rows of its claim or job, and the memory that they took, on their way to the report; as JSON,
+for what carries reports between processes (execnet) fails for an integer below -2^31."""
 _PHASES = ("setup", "call", "teardown")
 
 
@@ -67,8 +69,9 @@ class Recorder:
         unit = self._unit(report.nodeid)
         if unit is None or unit.id not in self._waiting:
             return
-        finding: Row | None = getattr(report, "conformance", None)
-        if finding is not None:
+        told: str | None = getattr(report, "conformance", None)
+        if told is not None:
+            finding: Row = json.loads(told)
             self._peak_mib = max(self._peak_mib, finding["peak_mib"])
             self._record(unit, finding["rows"])
         elif report.failed:

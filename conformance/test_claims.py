@@ -6,6 +6,7 @@ with the test's report.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -43,7 +44,7 @@ def exercise(unit: Unit, isolation: Isolation, item: pytest.Item) -> None:
     run = run_of(item.config)
     outcome = isolation.run(unit.id)
     rows = unit_rows(run, unit, outcome)
-    item.stash[FINDING] = {"rows": rows, "peak_mib": max(outcome.peak_mib, own_peak_mib())}
+    item.stash[FINDING] = json.dumps({"rows": rows, "peak_mib": max(outcome.peak_mib, own_peak_mib())})
     for row in judged_rows(rows):
         item.user_properties += [(row["kind"], unit.id), ("verdict", row["verdict"])]
         if is_green(run, row):

@@ -158,6 +158,14 @@ def test_a_lowering_that_raises_is_refuted(tmp_path: Path) -> None:
 
 
 @BOTH
+def test_integers_of_any_size_are_reported(tmp_path: Path, workers: str) -> None:
+    ran = run(tmp_path, "fakes:FarOff", workers)
+    assert ran.status == 1 and {claim.verdict for claim in ran.results.claims} == {Verdict.REFUTED}
+    found = [check.evidence["found"] for check in ran.results.checks if "found" in (check.evidence or {})]
+    assert found and min(number for numbers in found for number in numbers) < -(2**31)
+
+
+@BOTH
 def test_a_run_that_stops_at_the_first_failure_is_incomplete(tmp_path: Path, workers: str) -> None:
     ran = run(tmp_path, "fakes:Misbehaves", "-x", workers, "--claim=nn.*1d/*", "--claim=nn.Conv3d/*")
     assert ran.status != 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -93,7 +94,7 @@ class Session:
     def ended(self, of: Unit, found: Outcome) -> None:
         """The three reports of a test whose work ended so."""
         self.report(of, "setup")
-        finding = {"rows": unit_rows(self.run, of, found), "peak_mib": found.peak_mib}
+        finding = json.dumps({"rows": unit_rows(self.run, of, found), "peak_mib": found.peak_mib})
         self.report(of, "call", conformance=finding)
         self.report(of, "teardown")
 

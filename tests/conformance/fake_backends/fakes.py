@@ -50,6 +50,13 @@ class LowerRaises(Good):
         raise RuntimeError("no such kernel")
 
 
+class FarOff(Good):
+    """Gives what lies farther below zero than any integer of 32 bits says, in steps."""
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        return lambda *inputs: reference_model(*inputs) - 1e30
+
+
 def _segfault() -> NoReturn:
     ctypes.string_at(0)
     raise AssertionError("read from address 0")
