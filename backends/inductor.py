@@ -74,7 +74,7 @@ class Generated(Compiled):
         self.sources = sources(program, self.modules)
         ends = program.graph_signature.user_inputs
         self._shapes = [node.meta["val"].shape for node in program.graph.nodes if node.name in ends]
-        self._compiled = torch.compile(program.module(), fullgraph=True)
+        self._compiled = torch.compile(program.module().forward, fullgraph=True)
         written = list[str]()
         with patch.object(GraphLowering, "save_output_code", written.append):  # it is there to be replaced
             self(*example_inputs)

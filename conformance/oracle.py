@@ -24,7 +24,7 @@ from conformance.dynamic import half_steps
 from conformance.grids import Grid, NoOracleError, grid_of, is_range_clamp, qparams
 from conformance.oracle_table import ROWS
 from conformance.rows_dynamic import MODULES, NODES
-from conformance.rows_weighted import REFERENCE_MODULES
+from conformance.rows_weighted import FLOAT_MODULES, REFERENCE_MODULES
 from conformance.spreads import DOT_PRODUCT, MOVES, Call, Row, U, Value, accumulator_step, each
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.tracing import attribute_of
@@ -225,10 +225,19 @@ class Walk:
         if kind is not None:
             function, args = REFERENCE_MODULES[kind](module, self.reference_weight(module), *args, **kwargs)
             return self._call(ROWS[function], function, args, {})
+        if type(module) in FLOAT_MODULES:
+            return self._float(module, args, kwargs)
         row = ROWS.get(type(module))
         if row is None:
             raise NoOracleError(f"no row in the oracle's table for module {type(module).__name__}")
         return self._call(row, row.exact or self._double(module), args, kwargs)
+
+    def _float(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A float module with a weight: its products are summed in float32, whatever is done with integers."""
+        weight = Value(real=module.weight.detach().double())
+        function, args = FLOAT_MODULES[type(module)](module, weight, *args, **kwargs)
+        capabilities = replace(self.capabilities, float_accumulation=True)
+        return self._call(ROWS[function], function, args, {}, capabilities)
 
     def _chain(self, module: Any, args: tuple[Any, ...]) -> Any:
         """The modules of a fused one, in turn; one that adds a second input does so after the first module."""
@@ -260,9 +269,12 @@ class Walk:
         errors = {"weights": (scale / 2).expand_as(real)} if self.counts_weights else {}
         return Value(real=real, errors=errors, step=scale)
 
-    def _call(self, row: Row, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _call(
+        self, row: Row, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any],
+        capabilities: Capabilities | None = None,
+    ) -> Any:  # fmt: skip
         call = Call(
-            function=row.exact or function, args=args, kwargs=kwargs, capabilities=self.capabilities,
+            function=row.exact or function, args=args, kwargs=kwargs, capabilities=capabilities or self.capabilities,
         )  # fmt: skip
         result = call.on(lambda value: value.real.clone(), lambda tensor: tensor.double())
         errors = row.spread(replace(call, result=result))

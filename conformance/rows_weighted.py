@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
+from torch import nn
 
 from conformance import spreads
 from conformance.spreads import DOT_PRODUCT, Row, Value
@@ -70,3 +71,5 @@ REFERENCE_MODULES: dict[Any, Callable[..., Operands]] = {
     nnqr.ConvTranspose3d: _transposed(F.conv_transpose3d, 3),
 }
 """What each reference module computes: called with the module, its weight, and what its forward takes."""
+FLOAT_MODULES = {getattr(nn, kind.__name__): operands for kind, operands in REFERENCE_MODULES.items()}
+"""The same of float modules, which a model holds where its config claims none of the patterns around them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -310,6 +311,33 @@ def test_sums_in_floating_point_have_the_bound_of_a_dot_product(is_decomposed: b
     found = exact_of(model, x, float_accumulation=True).errors["accumulation"].flatten().tolist()
     assert found == pytest.approx([float(gamma(9 + 3) * each) for each in absolute], rel=1e-12)
     assert not exact_of(model, x).errors
+
+
+@pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(9, 5), (3, 9)),
+        (nn.Conv2d(4, 6, (3, 2), padding=1, groups=2, bias=False), (2, 4, 5, 6)),
+        (nn.ConvTranspose1d(3, 2, 3, stride=2, output_padding=1), (2, 3, 5)),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+@both_forms
+def test_a_float_module_with_a_weight_is_computed_and_its_sums_are_in_float(
+    is_decomposed: bool, layer: Any, shape: tuple[int, ...]
+) -> None:
+    """In the place of a reference module of the same weight: the same result, with the error of a sum of floats."""
+    weighted(layer, per_channel=False)
+    x = on_grid(drawn_integers(*shape, seed=1), **X)  # type: ignore[arg-type]
+    model = quantized(nn.Sequential(copy.deepcopy(layer)), x, is_decomposed=is_decomposed, per_channel=False)
+    of_integers, in_float = exact_of(model, x), exact_of(model, x, float_accumulation=True)
+    model.set_submodule("0", layer)
+    found = exact_of(model, x)
+    assert torch.equal(found.real, of_integers.real) and not of_integers.errors
+    assert torch.equal(found.errors["accumulation"], in_float.errors["accumulation"]) and set(found.errors) == {
+        "accumulation"
+    }
 
 
 class AddLinear(nn.Module):
