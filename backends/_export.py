@@ -164,11 +164,11 @@ def decomposed(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedPr
 
 
 def _stays(op: OpOverload) -> bool:
-    """Whether torch leaves an op that no table names: not one that writes to its inputs, nor a view made of others."""
-    is_view = any(each.alias_info is not None for each in op._schema.returns)
+    """Whether torch leaves an op that no table names: not one that writes to its inputs, nor one that is made of others
+    and may be a view (a batch norm counts as such)."""
     key = "CompositeImplicitAutograd"
     is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)  # type: ignore[no-untyped-call]
-    return not op._schema.is_mutable and not (is_view and is_composite)
+    return not op._schema.is_mutable and (not is_composite or op in _composite_ops())
 
 
 _DECOMPOSE: Callable[[ExportedProgram, Any], ExportedProgram] = ExportedProgram.run_decompositions
