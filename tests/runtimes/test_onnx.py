@@ -22,8 +22,10 @@ from refimpl import QConfig, QConfigMapping
 from refimpl.decomposed import OPS
 from refimpl.default_qconfigs import get_default_qconfig_mapping
 
-pytest.importorskip("onnx")
+onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
+_onnx = pytest.importorskip("backends._onnx")
+_fx_passes = pytest.importorskip("torch.onnx._internal.exporter._fx_passes")
 
 
 def dynamic(**observer: Any) -> QConfigMapping:
@@ -71,6 +73,40 @@ def test_weights_are_folded_to_the_integers_of_the_reference_model(make: Callabl
     written = [node.target for node in exported(reference, (x,)).graph.nodes]
     assert OPS.quantize_per_channel.default not in written
     assert written.count(OPS.quantize_per_tensor.default) == 2, "of input and output alone"
+
+
+class Moved(nn.Module):
+    """What there is to decompose: a word for the padding, an op in place, a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.relu = nn.Conv1d(3, 4, 3, padding="same"), nn.BatchNorm1d(4), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.norm(self.relu(self.conv(x)))
+        return found.transpose(1, 2).reshape(-1, 4)
+
+
+def normed() -> nn.Module:
+    """A batch norm alone to decompose: it may be a view, says torch."""
+    return nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))
+
+
+@pytest.mark.parametrize("make", (normed, Moved))
+def test_what_is_spared_in_decomposing_leaves_the_program_as_it_is(
+    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = image(2, 3, 8)
+    reference = reference_of(make(), x, mapping=static(default_per_channel_weight_observer))
+
+    def nodes() -> list[tuple[Any, ...]]:
+        found = onnx.load_from_string(_onnx.onnx_bytes(reference, (x,))).graph
+        return [(each.op_type, tuple(each.input), tuple(each.output)) for each in found.node]
+
+    spared = nodes()
+    assert "BatchNormalization" in {kind for kind, *_ in spared}
+    monkeypatch.setattr(_onnx, "_decomposed", _fx_passes.decompose_with_registry)
+    assert nodes() == spared
 
 
 def test_the_batch_of_a_program_is_dynamic_though_the_example_has_one_row() -> None:
