@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node, symbolic_trace
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -67,6 +67,18 @@ def _with_numbers(program: ExportedProgram) -> ExportedProgram:
                 continue
         node.target = OPS.dequantize_per_tensor.default
         node.args = (integers, *(value.item() for value in values), *rest)
+    program.graph_module.recompile()
+    return program
+
+
+def _each_its_own(program: ExportedProgram) -> ExportedProgram:
+    """Give each reader of a dequantized tensor a dequantize of its own, or the partitioner joins them to one group,
+    which may depend on itself (docs/findings.md, 66)."""
+    for node in list(program.graph.nodes):
+        if node.op == "call_function" and _is(node, "dequantize"):
+            for reader in list(node.users)[1:]:
+                with program.graph.inserting_before(reader):
+                    reader.replace_input_with(node, program.graph.node_copy(node))
     program.graph_module.recompile()
     return program
 
@@ -149,7 +161,9 @@ class ExecuTorchBackend(ExportingBackend):
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """Export, delegate and load."""
         _refuse_unsigned(reference_model)
-        return Method(_with_numbers(exported(reference_model, example_inputs)), reference_model, example_inputs)
+        inputs = tuple(each.contiguous() if isinstance(each, Tensor) else each for each in example_inputs)
+        program = _each_its_own(_with_numbers(exported(reference_model, inputs)))  # it takes the layout of its examples
+        return Method(program, reference_model, example_inputs)
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         """Read the types of tensors off the delegates' bytes."""

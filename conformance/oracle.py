@@ -111,6 +111,7 @@ class Walk:
         """What each node gave in the last evaluation: Value, Quantized, Tensor or plain data."""
         self._doubles: dict[int, nn.Module] = {}
         self._constants: dict[Node, Any] = {}
+        self._left_in_float = frozenset(_left_in_float(model))
 
     def exact(self, inputs: tuple[Any, ...]) -> tuple[Exact, ...]:
         """Evaluate on inputs; return the exact result behind each output tensor, in order.
@@ -168,7 +169,7 @@ class Walk:
             return self.values[node.args[0]]  # type: ignore[index]  # rule: CVT-09; the grid's bounds clamp it
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda value: self.values[value])
         if node.op == "call_module":
-            return self._module(self.modules[str(node.target)], args, kwargs)
+            return self._module(self.modules[str(node.target)], args, kwargs, node in self._left_in_float)
         target: Any = node.target
         function = target if callable(target) else _method(target)
         if not _has_value((args, kwargs)):
@@ -176,7 +177,8 @@ class Walk:
         if target in READS_SHAPE:
             return function(*each(args, lambda value: value.real, Tensor.clone))
         if target in ROWS:
-            return self._call(ROWS[target], function, args, kwargs)
+            sums = self._sums(ROWS[target], node in self._left_in_float)
+            return self._call(ROWS[target], function, args, kwargs, sums)
         raise NoOracleError(f"no row in the oracle's table for {node.op} {target}")
 
     def _is_value(self, argument: Any) -> bool:
@@ -216,7 +218,14 @@ class Walk:
             errors["weights"] = (scale / 2).expand_as(real)
         return Value(real=real, errors=errors, step=scale)
 
-    def _module(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _sums(self, row: Row, is_left: bool) -> Capabilities:
+        """What is not quantized again is summed in float32 by any backend; integer products may come as floats."""
+        sums_floats = is_left and row.verifier != DOT_PRODUCT
+        return replace(self.capabilities, float_accumulation=True) if sums_floats else self.capabilities
+
+    def _module(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_left: bool = False
+    ) -> Any:
         if isinstance(module, nn.Sequential):
             return self._chain(module, args)
         if type(module) in MODULES:
@@ -230,7 +239,7 @@ class Walk:
         row = ROWS.get(type(module))
         if row is None:
             raise NoOracleError(f"no row in the oracle's table for module {type(module).__name__}")
-        return self._call(row, row.exact or self._double(module), args, kwargs)
+        return self._call(row, row.exact or self._double(module), args, kwargs, self._sums(row, is_left))
 
     def _float(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A float module with a weight: its products are summed in float32, whatever is done with integers."""
@@ -287,6 +296,16 @@ class Walk:
         if row.verifier == MOVES and len(factors) == 1 and result.shape == factors[0].real.shape:
             step = factors[0].step  # a relu on an accumulator
         return Value(real=result, errors=errors, step=step)
+
+
+def _left_in_float(model: GraphModule) -> Iterator[Node]:
+    """Nodes from which no way leads to a quantize."""
+    becoming = set[Node]()
+    for node in reversed(model.graph.nodes):
+        if is_quantize(node) or becoming.intersection(node.users):
+            becoming.add(node)
+        else:
+            yield node
 
 
 def _item(errors: Any, number: int) -> Any:

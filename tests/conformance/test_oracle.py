@@ -340,6 +340,23 @@ def test_a_float_module_with_a_weight_is_computed_and_its_sums_are_in_float(
     }
 
 
+@pytest.mark.rule("NUM-04")
+@pytest.mark.parametrize("layer", [nn.AvgPool1d(4), lambda x: x.mean(2)], ids=("module", "function"))
+@both_forms
+def test_what_is_not_quantized_again_is_summed_in_float(is_decomposed: bool, layer: Any) -> None:
+    """γ of 4 terms, each dequantized with a rounding, and their division; as far as a quantize follows, nothing."""
+    x = on_grid(drawn_integers(3, 2, 4, seed=1), **X)  # type: ignore[arg-type]
+    model = quantized(One(layer), x, is_decomposed=is_decomposed)
+    assert not exact_of(model, x).errors
+    (output,) = (node for node in model.graph.nodes if node.op == "output")
+    (dequantize,) = output.all_input_nodes
+    (quantize,) = dequantize.all_input_nodes
+    output.replace_input_with(dequantize, quantize.all_input_nodes[0])
+    model.graph.eliminate_dead_code()
+    expected = [float(gamma(4 + 2) * each) for each in x.double().abs().mean(2).flatten().tolist()]
+    assert exact_of(model, x).errors["accumulation"].flatten().tolist() == pytest.approx(expected, rel=1e-12)
+
+
 class AddLinear(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -124,6 +124,37 @@ def test_what_is_left_outside_is_named_after_the_reference_model() -> None:
     assert found == Execution(quantized_ops=(), float_fallbacks=("cat (cat.out outside of the delegate)",))
 
 
+class Between(nn.Module):
+    """Two sums read one tensor; the second depends on the first by what stays outside of the delegate."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.erf(x + x)
+
+
+def test_readers_of_one_tensor_that_depend_on_one_another_are_lowered() -> None:
+    """docs/findings.md, 66."""
+    x = image(4, 6)
+    reference = reference_of(Between(), x)
+    lowered = find_backend("executorch").lower(reference, (x,))
+    found, right = lowered(x), reference(x)
+    step = float(right.flatten().unique().diff().min())
+    assert len(right.unique()) > 4 and float((found - right).abs().max()) <= 1.01 * step, "a step where it ties"
+
+
+def test_a_strided_example_says_nothing_of_the_layout_of_inputs() -> None:
+    x = image(2, 4, 3, 5)
+    strided = x.transpose(1, 2).contiguous().transpose(1, 2)
+    reference = reference_of(Turned(), x)
+    lowered = find_backend("executorch").lower(reference, (strided,))
+    for given in (x, strided):
+        assert torch.equal(lowered(given), reference(x))
+
+
+class Turned(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2)
+
+
 @pytest.mark.rule("CVT-03")
 def test_dynamic_linear_is_on_integers_where_each_channel_has_a_scale() -> None:
     x, linear = image(3, 6), nn.Sequential(nn.Linear(6, 5))
