@@ -102,13 +102,14 @@ class Moved(nn.Module):
 
 
 @pytest.mark.parametrize("model", [layers(), Moved()], ids=["layers", "moved"])
-def test_what_is_spared_in_decomposing_leaves_the_program_as_it_is(
+def test_what_is_spared_in_lowering_leaves_the_program_as_it_is(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = image(1, 3, 6, 6) if isinstance(model, nn.Sequential) else image(2, 3, 8)
     reference = reference_of(model, x, weight=WEIGHTS["per channel"])
     spared = executorch._edge(exported(reference, (x,))).to_executorch().buffer
-    monkeypatch.setattr(executorch, "sparing", nullcontext)
+    for each in ("sparing", "_tracing_once"):
+        monkeypatch.setattr(executorch, each, nullcontext)
     assert executorch._edge(exported(reference, (x,))).to_executorch().buffer == spared
 
 
