@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
+from torch.fx.graph import _PyTreeCodeGen
 from torch.fx.passes.infra.pass_base import PassResult
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -99,16 +100,16 @@ def _bounded(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def _edge(program: ExportedProgram) -> Any:
-    """Lower a program to XNNPACK, what this takes of it."""
+def _lower(program: ExportedProgram) -> tuple[Any, bytes]:
+    """Lower a program to XNNPACK, what this takes of it; return what it becomes, and that as bytes."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
     config = EdgeCompileConfig(_check_ir_validity=False)
-    with sparing(), _tracing_once():
+    with sparing(), _tracing_once(), _compiling_late():
         edge = to_edge_transform_and_lower(_bounded(program), partitioner=[XnnpackPartitioner()], compile_config=config)
-    _bounded(edge.exported_program())  # again: torch's choice of a convolution's kernel narrows it
-    return edge
+        _bounded(edge.exported_program())  # again: torch's choice of a convolution's kernel narrows it
+        return edge, edge.to_executorch().buffer
 
 
 @contextmanager
@@ -141,6 +142,26 @@ def _written(graph: Graph) -> list[tuple[Any, ...]]:
     return [(node, node.target, node.args, node.kwargs, id(node.meta.get("val"))) for node in graph.nodes]
 
 
+@contextmanager
+def _compiling_late() -> Iterator[None]:
+    """Compile the code of a graph when it is run: of some two hundred on the way to a program, hardly one is."""
+    recompile = GraphModule.recompile
+
+    def late(self: Any) -> None:
+        codegen = self._graph._codegen
+        if isinstance(codegen, _PyTreeCodeGen):
+            self._in_spec, self._out_spec = codegen.pytree_info.in_spec, codegen.pytree_info.out_spec
+        self._code = "(not compiled)"  # which is printed alone
+        type(self).forward = run  # of this module alone: each has a class of its own
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recompile(self)
+        return self.forward(*args, **kwargs)
+
+    with patch.object(GraphModule, "recompile", late):
+        yield
+
+
 class Method(Compiled):
     """A program, loaded; ``edge`` is what it was before it became bytes."""
 
@@ -152,8 +173,8 @@ class Method(Compiled):
         super().__init__(reference_model, example_inputs, self._run)
         runtime._unsafe_reset_threadpool(1)
         self.sources = _sources(program, self.modules)
-        self.edge = _edge(program)
-        self._program = Runtime.get().load_program(self.edge.to_executorch().buffer)
+        self.edge, written = _lower(program)
+        self._program = Runtime.get().load_program(written)
         self._method = self._program.load_method("forward")
 
     def _run(self, inputs: Tensors) -> Any:
@@ -189,7 +210,7 @@ class ExecuTorchBackend(ExportingBackend):
     def warm_up(self) -> None:
         """Lower something: not the runtime, which has threads."""
         model, x = symbolic_trace(nn.Sequential(nn.Linear(2, 2))), torch.zeros(2, 2)
-        _edge(exported(model, (x,))).to_executorch()
+        _lower(exported(model, (x,)))
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """Export, delegate and load."""
