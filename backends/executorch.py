@@ -6,7 +6,7 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,6 +37,7 @@ TABLE: Table = {
 }
 PATTERNS = (
     "nn.Conv[12]d*", "torch.conv[12]d*", "nni.ConvReLU[12]d", "nnqat.Conv[12]d", "nniqat.ConvReLU[12]d",
+    "nn.ConvTranspose[12]d*", "torch.conv_transpose[12]d*",
     "nn.Linear*", "nni.LinearReLU", "nnqat.Linear", "nniqat.LinearReLU", "F.linear*",
     "operator.add*", "operator.mul", "torch.add*", "torch.mul", "torch.cat",
     "nn.ReLU", "nn.ReLU6", "nn.Hardtanh", "F.relu*", "F.hardtanh*", ".relu*", "torch.clamp", ".clamp",
@@ -90,14 +91,20 @@ def _each_its_own(program: ExportedProgram) -> ExportedProgram:
 _OF_WEIGHTS = (OPS.dequantize_per_tensor.tensor, OPS.dequantize_per_channel.default)
 
 
-def _bounded(program: ExportedProgram) -> ExportedProgram:
-    """Say of each axis whose size is dynamic how long it gets at most: memory is planned for that."""
+@contextmanager
+def _any_rows(program: ExportedProgram) -> Iterator[None]:
+    """Say of each axis whose size is dynamic how long it gets at most: memory is planned for that.
+
+    That is not narrowed on the way: torch's choice of a float convolution's kernel does, by the rows of the example.
+    """
     sizes = [size for node in program.graph.nodes for size in getattr(node.meta.get("val"), "shape", ())]
-    for size in sizes:
-        ranges = size.node.shape_env.var_to_range if isinstance(size, torch.SymInt) else {}
-        if ranges and size.node.expr in ranges:
-            ranges[size.node.expr] = ValueRanges(0, max(ROWS, size.node.hint))
-    return program
+    with ExitStack() as stack:
+        for size in sizes:
+            ranges = size.node.shape_env.var_to_range if isinstance(size, torch.SymInt) else {}
+            if ranges and size.node.expr in ranges:
+                ranges[size.node.expr] = ValueRanges(0, max(ROWS, size.node.hint))
+                stack.enter_context(size.node.shape_env.suppress_guards())
+        yield
 
 
 def _lower(program: ExportedProgram) -> tuple[Any, bytes]:
@@ -106,9 +113,8 @@ def _lower(program: ExportedProgram) -> tuple[Any, bytes]:
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
     config = EdgeCompileConfig(_check_ir_validity=False)
-    with sparing(), _tracing_once(), _compiling_late():
-        edge = to_edge_transform_and_lower(_bounded(program), partitioner=[XnnpackPartitioner()], compile_config=config)
-        _bounded(edge.exported_program())  # again: torch's choice of a convolution's kernel narrows it
+    with _any_rows(program), sparing(), _tracing_once(), _compiling_late():
+        edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()], compile_config=config)
         return edge, edge.to_executorch().buffer
 
 
