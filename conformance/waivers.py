@@ -279,7 +279,7 @@ _NEEDED = (
 
 def _uncovered(waiver: Waiver, verdict: Verdict, max_lsb: float | None) -> str:
     """Say why a claim that is not simply green is outside of what its waiver covers; empty: it is covered."""
-    if verdict is not waiver.verdict:
+    if not waiver.verdict.may_be(verdict):
         how = "it got worse" if verdict.rank < waiver.verdict.rank else "the waiver is out of date"
         return f"covers {waiver.verdict}, but the claim is {verdict}: {how}"
     if max_lsb is None or max_lsb <= waiver.allowed_lsb:  # not a number is not covered either

@@ -44,6 +44,10 @@ class Verdict(StrEnum):
         """0 for the worst verdict; sorting by it puts the worst first."""
         return VERDICTS.index(self)
 
+    def may_be(self, found: Verdict) -> bool:
+        """Whether this may be `found` the next time: what leaves its memory dies, or is only wrong, by chance."""
+        return found is self or (self is Verdict.CRASHED and found is Verdict.REFUTED)
+
     @classmethod
     def worst(cls, verdicts: Iterable[Verdict | str]) -> Verdict:
         """The worst of `verdicts`; of none at all, UNEXERCISED: nothing was shown."""

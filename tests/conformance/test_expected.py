@@ -116,6 +116,16 @@ def test_several_runs_agree_in_what_they_are_of_and_in_their_verdicts(runs: Runs
         expected_of(whole(runs), whole(runs, {name: FOUND[name] for name in FOUND if name != "mul"}))
 
 
+def test_what_crashes_may_be_refuted_the_next_time_and_not_the_other_way_round(runs: Runs) -> None:
+    """A kernel that leaves its memory dies or is only wrong, by chance."""
+    dies, wrong = FOUND | {"conv": "CRASHED"}, FOUND | {"conv": "REFUTED"}
+    assert compared(runs, written(runs, dies), wrong) == Comparison()
+    worse = compared(runs, written(runs, wrong), dies)
+    assert worse.differences[1:] == ("conv: expected REFUTED, found CRASHED",)
+    for pair in ((dies, wrong), (wrong, dies)):
+        assert expected_of(*(whole(runs, each) for each in pair)).verdicts["conv"] is Verdict.CRASHED
+
+
 def test_waived_claims_are_expected_as_they_were_found(runs: Runs) -> None:
     found = runs.results(
         [runs.claim("conv", verdict="REFUTED", waived=True)], **(FULL | {"claims_in_config": 1}), claims=1

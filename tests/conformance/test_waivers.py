@@ -167,6 +167,15 @@ def test_a_waiver_covers_its_verdict_alone(verdict: str, waived: bool, why: str)
     assert found.problem == (f"f.toml: waiver 1 ({LINEAR}): {why}" if why else "")
 
 
+@pytest.mark.parametrize(
+    ("verdict", "waived"), (("CRASHED", True), ("REFUTED", True), ("TIMEOUT", False), ("FALLBACK", False))
+)
+def test_what_crashes_by_chance_is_covered_where_it_is_only_wrong(verdict: str, waived: bool) -> None:
+    crash = waiver(claim=LINEAR, verdict=Verdict.CRASHED)
+    assert ruling(crash, verdict=verdict).waived is waived
+    assert "but the claim is off by 2 LSB" in ruling(crash, verdict="REFUTED", max_lsb=2.0).problem
+
+
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize(
     ("allowed", "measured", "waived"),
