@@ -16,6 +16,8 @@ from reports.results import GREEN, Verdict
 
 ENGINES = ("qnnpack", "fbgemm", "x86", "onednn", "onnxruntime", "openvino", "inductor", "executorch")
 FINDINGS = (Path(__file__).parents[2] / "docs" / "findings.md").read_text(encoding="utf-8")
+UNWRITTEN = "docs/findings.md, 69"
+"""What reads memory that nobody wrote fails in some cases now, and in others the next time."""
 LAST_LOOKED_AT = date(2026, 11, 22)
 
 
@@ -51,6 +53,9 @@ def test_what_is_expected_to_fail_is_waived_and_nothing_else(path: Path) -> None
 def test_how_often_it_fails_is_known_of_most_of_what_is_refuted(path: Path) -> None:
     """Not of what crashes, or fails by chance."""
     expected = read_expected(path)
-    refuted = {name for name, verdict in expected.verdicts.items() if verdict is Verdict.REFUTED}
+    waivers = shipped(expected.backend, expected.isa)
+    named = {name for waiver, names in waivers.covered(expected.verdicts).items() for name in names
+             if UNWRITTEN in waiver.reason}  # fmt: skip
+    refuted = {name for name, verdict in expected.verdicts.items() if verdict is Verdict.REFUTED} - named
     assert len(refuted & expected.failing.keys()) > 0.8 * len(refuted)
     assert all(count > 0 and expected.verdicts[name] not in GREEN for name, count in expected.failing.items())
