@@ -76,6 +76,9 @@ def _with_numbers(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
+_OF_WEIGHTS = (OPS.dequantize_per_tensor.tensor, OPS.dequantize_per_channel.default)
+
+
 def _each_its_own(program: ExportedProgram) -> ExportedProgram:
     """Give each reader of a dequantized tensor a dequantize of its own, or the partitioner joins them to one group,
     which may depend on itself (docs/findings.md, 66)."""
@@ -86,9 +89,6 @@ def _each_its_own(program: ExportedProgram) -> ExportedProgram:
                     reader.replace_input_with(node, program.graph.node_copy(node))
     program.graph_module.recompile()
     return program
-
-
-_OF_WEIGHTS = (OPS.dequantize_per_tensor.tensor, OPS.dequantize_per_channel.default)
 
 
 @contextmanager
