@@ -1,4 +1,4 @@
-"""The results file `results.jsonl`: written row by row while a run goes on, read back whole and audited.
+"""The results file `results.jsonl`, read whole and audited (`reports.writer` writes it).
 
 A file without a footer is an incomplete run; one whose totals or digest disagree with it is never green.
 Contract: docs/architecture.md, "Results and reports"; the rows are in `reports.schema`.
@@ -10,15 +10,16 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import lzma
 import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+from reports.codec import SchemaError, decode, encode
 from reports.schema import (
     GREEN,
     SCHEMA,
@@ -32,18 +33,32 @@ from reports.schema import (
     Model,
     Outcome,
     Row,
-    SchemaError,
     Verdict,
-    decode,
-    encode,
-    not_plain,
-    unknown_keys,
 )
 
 __all__ = [
-    "GREEN", "SCHEMA", "VERDICTS", "Check", "Claim", "Evidence", "Fact", "Footer", "Header", "Model", "Outcome",
-    "Results", "ResultsError", "ResultsWriter", "Row", "Verdict", "by_chance", "comparable", "decode", "encode",
-    "leading_check", "read_results",
+    "GREEN",
+    "SCHEMA",
+    "VERDICTS",
+    "Check",
+    "Claim",
+    "Evidence",
+    "Fact",
+    "Footer",
+    "Header",
+    "Model",
+    "Outcome",
+    "Results",
+    "ResultsError",
+    "Row",
+    "Verdict",
+    "by_chance",
+    "comparable",
+    "decode",
+    "encode",
+    "ids_digest",
+    "leading_check",
+    "read_results",
 ]  # fmt: skip
 
 Pair = tuple[str, str]
@@ -83,12 +98,12 @@ class Results:
     @property
     def counts(self) -> dict[Verdict, int]:
         """How many claims have each verdict that occurs (waived ones included), worst first."""
-        return _counts(claim.verdict for claim in self.claims)
+        return counts_of(claim.verdict for claim in self.claims)
 
     @property
     def model_counts(self) -> dict[Verdict, int]:
         """How many models have each verdict that occurs (waived ones included), worst first."""
-        return _counts(model.verdict for model in self.models)
+        return counts_of(model.verdict for model in self.models)
 
     @property
     def waived(self) -> int:
@@ -96,15 +111,15 @@ class Results:
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """The distinct (pattern, dtype config), in the order of the file."""
+        """The distinct (pattern, dtype config)."""
         return tuple(self.by_pair())
 
     def by_pair(self) -> dict[Pair, tuple[Claim, ...]]:
-        """The claims of each pair, in one order whichever worker finished first."""
+        """The claims of each pair."""
         groups: dict[Pair, list[Claim]] = {}
         for claim in self.claims:
             groups.setdefault(claim.pair, []).append(claim)
-        return {pair: tuple(sorted(claims, key=lambda claim: claim.claim)) for pair, claims in groups.items()}
+        return {pair: tuple(claims) for pair, claims in groups.items()}
 
     def checks_by_claim(self) -> dict[str, tuple[Check, ...]]:
         """The checks of each claim ID; a claim without any has an empty tuple."""
@@ -154,6 +169,11 @@ def _unmeasured(row: Mapping[str, object], only_verdict: bool) -> dict[str, obje
     return {key: nested.get(key, value) for key, value in row.items() if key not in _MEASURED}
 
 
+def ids_digest(ids: Iterable[str]) -> str:
+    """The sha256 of claims' IDs, in whichever order: what the header says of all claims of its config."""
+    return hashlib.sha256("".join(f"{name}\n" for name in sorted(ids)).encode(errors="surrogatepass")).hexdigest()
+
+
 def by_chance(check: Check) -> bool:
     """Whether a check saw the kernel give this once and that another time."""
     return bool(check.evidence.get("nondeterministic"))
@@ -165,112 +185,13 @@ def leading_check(checks: Sequence[Check]) -> Check | None:
     return min(notable, key=lambda c: (c.verdict.rank, not c.failed), default=None)
 
 
-class ResultsWriter:
-    """Writes a results file while the run goes on: each row is checked, then flushed; a kill loses none."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("wb")
-        self._digest = hashlib.sha256()
-        self._lines = 0
-        self._checks = 0
-        self._facts = 0
-        self._claims: list[Claim] = []
-        self._models: list[Model] = []
-
-    def write(self, row: Mapping[str, object]) -> None:
-        """Append one row; the footer is `close`'s."""
-        if self._file.closed:
-            self._refuse("the file is closed; write every row before close()")
-        line, data = self._checked(row)
-        if isinstance(data, Footer):
-            self._refuse("a footer row; close() writes it")
-        if isinstance(data, Header) != (self._lines == 0):
-            self._refuse(f"a {data.kind} row; the first row, and no other, is the header")
-        self._append(line)
-        self._checks += isinstance(data, Check)
-        self._facts += isinstance(data, Fact)
-        if isinstance(data, Claim):
-            self._claims.append(data)
-        if isinstance(data, Model):
-            self._models.append(data)
-
-    def close(
-        self,
-        *,
-        outcome: str,
-        exit_status: int,
-        seconds: float,
-        problems: Sequence[str] = (),
-        notes: Sequence[str] = (),
-        peak_mib: float | None = None,
-    ) -> None:
-        """Write the footer, with the totals of the rows written, and close the file."""
-        if self._file.closed or self._lines == 0:
-            self._refuse("close() needs an open file whose header is written, and ends it once")
-        judged: tuple[Claim | Model, ...] = (*self._claims, *self._models)
-        red = _counts(row.verdict for row in judged if not row.green)
-        if outcome == Outcome.PASS and (red or exit_status or problems):
-            told = f"{_spell_counts(red)}, {len(problems)} problems"
-            self._refuse(f"outcome PASS with exit status {exit_status} and {told}; pass FAIL")
-        footer = {
-            "kind": "footer",
-            "counts": _by_name(claim.verdict for claim in self._claims),
-            "claims": len(self._claims),
-            "checks": self._checks,
-            "pairs": len({claim.pair for claim in self._claims}),
-            "models": _by_name(model.verdict for model in self._models),
-            "facts": self._facts,
-            "outcome": str(outcome),
-            "exit_status": int(exit_status),
-            "problems": list(problems),
-            "notes": list(notes),
-            "seconds": seconds,
-            "peak_mib": peak_mib,
-            "sha256": self._digest.hexdigest(),
-        }
-        self._append(self._checked(footer)[0])
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the file; without an earlier close() it has no footer and so stays incomplete."""
-        self._file.close()
-
-    def _checked(self, row: Mapping[str, object]) -> tuple[bytes, Row]:
-        """The line for a row, and what every reader will make of that line."""
-        for where, why in not_plain(dict(row), "row"):
-            self._refuse(f"{where} is {why}")
-        text = json.dumps(dict(row), allow_nan=False, sort_keys=True)
-        try:
-            data = decode(_loads(text))
-        except ValueError as error:
-            self._refuse(str(error))
-        if unknown := unknown_keys(row):
-            self._refuse(f"a {data.kind} row has no key {', '.join(map(repr, unknown))} in schema {SCHEMA}")
-        return text.encode() + b"\n", data
-
-    def _append(self, line: bytes) -> None:
-        self._file.write(line)
-        self._file.flush()
-        self._digest.update(line)
-        self._lines += 1
-
-    def _refuse(self, why: str) -> NoReturn:
-        raise ResultsError(f"{self.path}:{self._lines + 1}: {why}")
-
-
 def read_results(path: str | os.PathLike[str]) -> Results:
-    """Read and audit a results file. A last line without its newline was cut by a kill: it is dropped."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise ResultsError(f"{path}: cannot be read: {error.strerror}") from error
+    """Read and audit a results file, plain or `.xz`. A last line without its newline was cut by a kill: it is dropped.
+
+    Whichever worker or shard did what, the rows are in one order: by claim, model, topic and subject.
+    Raises ResultsError, with file and line, for a file that cannot be read or is none.
+    """
+    data = _bytes(Path(path))
     *lines, cut = data.split(b"\n")
     rows = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
     if not rows or not isinstance(rows[0], Header):
@@ -287,9 +208,19 @@ def read_results(path: str | os.PathLike[str]) -> Results:
     return _audited(rows[0], rows[1:], digest, cut_at=len(lines) + 1 if cut else None)
 
 
+def _bytes(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        return lzma.decompress(data) if path.suffix == ".xz" else data
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be read: {error.strerror}") from error
+    except lzma.LZMAError as error:
+        raise ResultsError(f"{path}: is no xz file: {error}") from error
+
+
 def _parse(line: bytes, where: str) -> Row:
     try:
-        row = _loads(line.decode())
+        row = loads(line.decode())
     except (ValueError, RecursionError) as error:
         raise ResultsError(f"{where}: not a line of JSON: {error}; found {line[:60]!r}") from error
     if not isinstance(row, dict):
@@ -300,7 +231,7 @@ def _parse(line: bytes, where: str) -> Row:
         raise ResultsError(f"{where}: {error}") from error
 
 
-def _loads(text: str) -> Any:
+def loads(text: str) -> Any:
     return json.loads(text, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole)
 
 
@@ -322,10 +253,10 @@ def _audited(header: Header, rows: Sequence[Row], digest: str, cut_at: int | Non
     footer = rows[-1] if rows and isinstance(rows[-1], Footer) else None
     results = Results(
         header=header,
-        checks=_of_kind(Check, rows),
-        claims=_of_kind(Claim, rows),
-        models=_of_kind(Model, rows),
-        facts=_of_kind(Fact, rows),
+        checks=tuple(sorted(_of_kind(Check, rows), key=lambda check: check.claim)),
+        claims=tuple(sorted(_of_kind(Claim, rows), key=lambda claim: claim.claim)),
+        models=tuple(sorted(_of_kind(Model, rows), key=lambda model: model.model)),
+        facts=tuple(sorted(_of_kind(Fact, rows), key=lambda fact: (fact.topic, fact.subject))),
         footer=footer,
     )
     problems = [*_row_problems(results)]
@@ -363,37 +294,35 @@ def _total_problems(results: Results, footer: Footer, digest: str) -> Iterator[s
         ("the footer's claims", footer.claims, claims),
         ("the footer's checks", footer.checks, len(results.checks)),
         ("the footer's pairs", footer.pairs, pairs),
-        ("the footer's counts", _spell_counts(footer.counts), _spell_counts(results.counts)),
-        ("the footer's models", _spell_counts(footer.models), _spell_counts(results.model_counts)),
+        ("the footer's counts", spell_counts(footer.counts), spell_counts(results.counts)),
+        ("the footer's models", spell_counts(footer.models), spell_counts(results.model_counts)),
         ("the footer's facts", footer.facts, len(results.facts)),
         ("the footer's sha256", footer.sha256, digest),
     )
     yield from (f"{what}: {said}; the rows give {found}" for what, said, found in totals if said != found)
     whole = header.claims == header.claims_in_config
+    if whole and header.claims_sha256 not in ("", ids_digest(claim.claim for claim in results.claims)):
+        yield "the claims are not those of the config: the sha256 of their IDs is not the header's"
     if pairs > header.pairs or (whole and pairs != header.pairs):
         yield f"the header's pairs: {header.pairs}; the rows give {pairs}"
 
 
 def _ending_problems(results: Results, footer: Footer) -> Iterator[str]:
-    red = _counts(judged.verdict for judged in results.judged if not judged.green)
+    red = counts_of(judged.verdict for judged in results.judged if not judged.green)
     passed = footer.outcome is Outcome.PASS
     if passed and (red or footer.exit_status):
-        yield f"the footer says PASS, with exit status {footer.exit_status} and {_spell_counts(red)}"
-    if not results.judged:
+        yield f"the footer says PASS, with exit status {footer.exit_status} and {spell_counts(red)}"
+    if not results.judged and not results.header.shard:
         yield "no claim was tested: nothing is shown"
     elif footer.outcome is Outcome.FAIL and not red and not footer.problems:
         status = footer.exit_status
         yield f"every claim is green, yet the run ended as FAIL (exit status {status}): its log says why"
 
 
-def _counts(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:
+def counts_of(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:
     found = Counter(verdicts)
     return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
 
-def _by_name(verdicts: Iterable[Verdict]) -> dict[str, int]:
-    return {verdict.value: count for verdict, count in _counts(verdicts).items()}
-
-
-def _spell_counts(counts: Mapping[Verdict, int]) -> str:
+def spell_counts(counts: Mapping[Verdict, int]) -> str:
     return ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts.get(v)) or "no such claim"

@@ -1,31 +1,23 @@
-"""The rows of a results file (schema 1): one frozen class per kind of row, from and to plain JSON.
+"""The rows of a results file (schema 1): one frozen class per kind of row.
 
-The annotations *are* the schema: `decode` walks them to check every value, so a field is declared once.
+The annotations *are* the schema: `reports.codec` walks them to check every value, so a field is declared once.
 Contract: docs/architecture.md, "Results and reports".
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import math
+import hashlib
 import re
-import types
-import typing
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal, TypedDict, Union, cast, get_args, get_origin, is_typeddict
+from typing import ClassVar, Literal, TypedDict
 
 SCHEMA = 1
 
 Scalar = str | int | float | bool | None
 NonFinite = Literal["inf", "-inf", "nan"]  # JSON has no infinity: its spelling stands for it
 Number = float | NonFinite
-
-
-class SchemaError(ValueError):
-    """A row that is not of schema 1; the message says which key, what was found, what is expected."""
 
 
 class Verdict(StrEnum):
@@ -92,13 +84,32 @@ class Waiver(TypedDict):
     max_lsb: Number | None
 
 
+class Measured(TypedDict, total=False):
+    """What all comparisons of a check gave, for the plots; nothing of it is judged.
+
+    `distances`: how many output elements are at a distance |q - v| within each of BINS and beyond the last of them.
+    `sqnr_db`: the ratio of the exact result's power, from its zero point, to that of the distances, in dB.
+    `span_lsb`: in how many steps lies the exact result of the comparison with the largest distance.
+    """
+
+    distances: list[int]
+    sqnr_db: Number
+    span_lsb: Number
+
+
+BINS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.501, 0.51, 0.6, 1.0, 2.0, 8.0, 64.0)
+"""Upper ends, in LSB, of the bins in which distances are counted; up to 0.5 a result is correctly rounded. (NUM-03)"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """First row: what was run, on what, with which settings.
 
     `isa` is the instruction-set level of the kernels; `waivers` the file of them and its sha256, if there is one;
     `isolation` what a claim has to itself: "fork" (a process), "none". `limits`: op → argument → which values the
-    backend declares to take; others were not tried.
+    backend declares to take; others were not tried. `shard`: "2/8", or "" for a whole run. `detection`: class of seeded
+    faults → how many there are, and how many the suite finds in each profile. `claims_sha256`: of the IDs of all claims
+    of the config, sorted, each with a line's end.
     """
 
     kind: ClassVar[str] = "header"
@@ -127,6 +138,9 @@ class Header:
     isolation: str = ""
     waivers: dict[str, str] = field(default_factory=dict)
     limits: dict[str, dict[str, str]] = field(default_factory=dict)
+    shard: str = ""
+    claims_sha256: str = ""
+    detection: dict[str, dict[str, Scalar]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +163,7 @@ class Check:
     seconds: float
     failing: int = 0
     evidence: Evidence = field(default_factory=Evidence)
+    measured: Measured = field(default_factory=Measured)
 
     @property
     def failed(self) -> bool:
@@ -160,6 +175,8 @@ class Claim:
     """One claim of the backend config, with the verdict over all its checks.
 
     `failing` is the sum over its checks; None: some of them saw chance, so that the next run may count others.
+    `graphs`: of a claim that is not VERIFIED, the pattern's graph as it was and as it became, by name.
+    `script` shows by itself what is wrong; `script_path` is where it stands.
     """
 
     kind: ClassVar[str] = "claim"
@@ -177,6 +194,13 @@ class Claim:
     failing: int | None = 0
     decisions: list[dict[str, Scalar]] = field(default_factory=list)
     waiver: Waiver | None = None
+    graphs: dict[str, str] = field(default_factory=dict)
+    script: str = ""
+
+    @property
+    def script_path(self) -> str:
+        """The file in the report folder that has the claim's script; "" without one."""
+        return _script_path(self.claim) if self.script else ""
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -214,7 +238,7 @@ class Model:
     @property
     def script_path(self) -> str:
         """The file in the report folder that has the model's script; "" without one."""
-        return f"scripts/{re.sub(r'[^A-Za-z0-9_-]+', '_', self.model)}.py" if "script" in self.evidence else ""
+        return _script_path(self.model) if "script" in self.evidence else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,125 +276,9 @@ class Footer:
 
 
 Row = Header | Check | Claim | Model | Fact | Footer
-KINDS: dict[str, type[Row]] = {cls.kind: cls for cls in (Header, Check, Claim, Model, Fact, Footer)}
 
 
-def decode(row: Mapping[str, object]) -> Row:
-    """The row as data, every key checked; keys that schema 1 does not know are left out."""
-    kind = row.get("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise SchemaError(f"unknown kind of row {_cut(kind)}; expected one of {', '.join(KINDS)}")
-    if kind == "header" and row.get("schema", SCHEMA) != SCHEMA:
-        raise SchemaError(f"schema {_cut(row['schema'])}; expected {SCHEMA}: use the suite that wrote it")
-    cls = KINDS[kind]
-    missing = [f.name for f in dataclasses.fields(cls) if f.name not in row and _required(f)]
-    if missing:
-        raise SchemaError(f"{kind} row has no {', '.join(map(repr, missing))}")
-    hints = _hints(cast("Hashable", cls))
-    known: dict[str, Any] = {key: _read(row[key], hints[key], key) for key in _names(cls) if key in row}
-    return cls(**known)
-
-
-def unknown_keys(row: Mapping[str, object]) -> list[str]:
-    """The keys of a row that its kind does not have."""
-    return sorted(set(row) - {"kind", *_names(KINDS[str(row["kind"])])})
-
-
-def encode(row: Row) -> dict[str, object]:
-    """The row as plain builtins: what `decode` takes; optional keys that hold nothing are left out."""
-    values = {f.name: getattr(row, f.name) for f in dataclasses.fields(row)}
-    optional = {f.name for f in dataclasses.fields(row) if not _required(f)}
-    kept = {key: _plain(value) for key, value in values.items() if value or key not in optional}
-    return {"kind": row.kind, **kept}
-
-
-def not_plain(value: object, where: str) -> Iterator[tuple[str, str]]:
-    """Where `value` holds what JSON cannot say faithfully, and what it is."""
-    if type(value) is dict:
-        for key, item in value.items():
-            if type(key) is not str:
-                yield where, f"keyed by {key!r} of {type(key).__name__}; keys are strings"
-            yield from not_plain(item, f"{where}[{key!r}]")
-    elif type(value) is list or type(value) is tuple:
-        for index, item in enumerate(value):
-            yield from not_plain(item, f"{where}[{index}]")
-    elif type(value) is float and not math.isfinite(value):
-        yield where, f"{value!r}; write a non-finite number as a string"
-    elif value is not None and type(value) not in (str, int, float, bool):
-        kind = f"{type(value).__module__}.{type(value).__name__}"
-        yield where, f"{value!r} of {kind}; convert it to a plain builtin"
-
-
-def _required(item: dataclasses.Field[Any]) -> bool:
-    return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, StrEnum):
-        return value.value
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
-
-
-@functools.cache
-def _hints(cls: Hashable) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-def _names(cls: type[Row]) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(cls))
-
-
-def _read(value: object, hint: Any, key: str) -> object:
-    """`value` as `hint` asks for it, or a SchemaError that names the key."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return _read_union(value, hint, key)
-    if is_typeddict(hint) and isinstance(value, dict) and hint.__required_keys__ <= value.keys():
-        known = _hints(hint)
-        return {k: _read(v, known.get(k, object), f"{key}.{k}") for k, v in value.items()}
-    if origin is dict and isinstance(value, dict):
-        return {_read(k, args[0], f"key of {key}"): _read(v, args[1], f"{key}.{k}") for k, v in value.items()}
-    if origin is list and isinstance(value, list):
-        return [_read(item, args[0], f"{key}[{i}]") for i, item in enumerate(value)]
-    if isinstance(hint, type) and issubclass(hint, StrEnum) and value in list(hint):
-        return hint(str(value))
-    if _is_a(value, hint):
-        return value
-    raise SchemaError(f"{key!r} is {_cut(value)}; expected {_spell(hint)}")
-
-
-def _read_union(value: object, hint: Any, key: str) -> object:
-    for option in get_args(hint):
-        try:
-            return _read(value, option, key)
-        except SchemaError:
-            continue
-    raise SchemaError(f"{key!r} is {_cut(value)}; expected {_spell(hint)}")
-
-
-def _is_a(value: object, hint: Any) -> bool:
-    """Exact types: a bool is no int here; an int is a float."""
-    if get_origin(hint) is Literal:
-        return isinstance(value, str) and value in get_args(hint)
-    if hint is float:
-        return type(value) in (int, float)
-    return hint is object or type(value) is hint
-
-
-def _spell(hint: Any) -> str:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_spell(arg) for arg in args)
-    if origin is Literal:
-        return " or ".join(map(repr, args))
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return f"one of {', '.join(hint)}"
-    names = {type(None): "null", str: "a string", int: "an integer", float: "a number", bool: "true or false"}
-    return names.get(hint) or ("a list" if origin is list else "an object")
-
-
-def _cut(value: object, width: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= width else text[: width - 1] + "…"
+def _script_path(name: str) -> str:
+    """A name that every file system takes, and no other claim's script has."""
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"scripts/{re.sub(r'[^A-Za-z0-9_-]+', '_', name)[:80]}-{digest}.py"

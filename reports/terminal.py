@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tabulate import MIN_PADDING, tabulate
 
 from reports.results import VERDICTS, Check, Claim, Model, Results, Verdict, leading_check
-from reports.schema import Number
+from reports.text import counted, end, lsb, middle, one_line
 
 WORST = 20
 _PROBLEM_COLUMNS = ("verdict", "stage", "rule", "LSB", "claim, and what is wrong")
@@ -21,13 +21,13 @@ def summary(results: Results, html_path: str | os.PathLike[str], *, width: int |
     width = width or shutil.get_terminal_size().columns
     blocks = (
         verdict_line(results),
-        "\n".join(f"! {_one_line(problem)}" for problem in results.problems),
+        "\n".join(f"! {one_line(problem)}" for problem in results.problems),
         _verdict_table(results),
         _failure_table(results, width),
         _models(results, width),
         _unexercised(results, width),
         _waived(results, width),
-        "\n".join(f"note: {_one_line(note)}" for note in (results.footer.notes if results.footer else ())),
+        "\n".join(f"note: {one_line(note)}" for note in (results.footer.notes if results.footer else ())),
         _effort(results),
         f"report: {os.fspath(html_path)}",
     )
@@ -38,19 +38,14 @@ def verdict_line(results: Results) -> str:
     """One line that says it all: `qnnpack: FAIL — 404 claims: 12 REFUTED, 392 VERIFIED; 9 models: 9 VERIFIED`."""
     said = _said("claim", results.claims)
     models = f"; {_said('model', results.models)}" if results.models else ""
-    return _one_line(f"{results.header.backend}: {results.outcome} — {said}{models}")
+    return one_line(f"{results.header.backend}: {results.outcome} — {said}{models}")
 
 
 def _said(noun: str, judged: Sequence[Claim | Model]) -> str:
     found = Counter(row.verdict for row in judged)
     counts = ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS if found[verdict]) or "none ran"
     waived = sum(row.waived for row in judged)
-    return f"{_number(len(judged), noun)}: {counts}" + (f" ({waived} WAIVED)" if waived else "")
-
-
-def lsb(value: Number | None) -> str:
-    """A distance in LSB, short but never rounded onto a bound it exceeds by a visible amount."""
-    return "-" if value is None else value if isinstance(value, str) else f"{value:.6g}"
+    return f"{counted(len(judged), noun)}: {counts}" + (f" ({waived} WAIVED)" if waived else "")
 
 
 def _verdict_table(results: Results) -> str:
@@ -74,14 +69,14 @@ def _failure_table(results: Results, width: int) -> str:
     title = f"failing claims, worst first{f' ({hidden} more in the report)' if hidden else ''}:"
     table = _table(_fitted(rows, width), _PROBLEM_COLUMNS, right=(3,))
     repro = failures[0].repro
-    return f"{title}\n{table}" + (f"\nreproduce the first: {_one_line(repro)}" if repro else "")
+    return f"{title}\n{table}" + (f"\nreproduce the first: {one_line(repro)}" if repro else "")
 
 
 def _failure_row(claim: Claim, check: Check | None) -> tuple[str, ...]:
     stage, rule = (check.stage, check.rule) if check else ("-", "-")
     message = (check.message if check else "") or claim.reason
     cells = (claim.verdict, stage, rule, lsb(claim.max_lsb), claim.claim, message)
-    return tuple(_one_line(cell) for cell in cells)
+    return tuple(one_line(cell) for cell in cells)
 
 
 def _fitted(rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, ...]]:
@@ -89,26 +84,26 @@ def _fitted(rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, ...]]:
     headers = [name + " " * MIN_PADDING for name in _PROBLEM_COLUMNS]
     narrow = zip(headers[:4], *(row[:4] for row in rows), strict=True)
     room = max(width - sum(max(map(len, column)) + 2 for column in narrow), len(headers[4]))
-    return [(*row[:4], f"{_middle(row[4], room)}\n{_end(row[5], room)}") for row in rows]
+    return [(*row[:4], f"{middle(row[4], room)}\n{end(row[5], room)}") for row in rows]
 
 
 def _unexercised(results: Results, width: int) -> str:
     groups = results.unexercised()
-    lines = [_end(f"{len(claims):6d}  {_one_line(reason)}", width) for reason, claims in groups.items()]
+    lines = [end(f"{len(claims):6d}  {one_line(reason)}", width) for reason, claims in groups.items()]
     return "\n".join(["unexercised, by reason:", *lines]) if lines else ""
 
 
 def _models(results: Results, width: int) -> str:
     """The models that are not green, worst first; they are few."""
     red = sorted((model for model in results.models if not model.green), key=lambda m: (m.verdict.rank, m.model))
-    lines = [_end(f"{m.verdict:<11}  {_one_line(f'{m.model}: {m.message}')}", width) for m in red]
+    lines = [end(f"{m.verdict:<11}  {one_line(f'{m.model}: {m.message}')}", width) for m in red]
     return "\n".join(["models that are not green, worst first:", *lines]) if lines else ""
 
 
 def _waived(results: Results, width: int) -> str:
     waivers = [row.waiver for row in results.judged if row.waived and row.waiver]
     found = Counter((waiver["reason"], waiver["url"] or f"until {waiver['expires']}") for waiver in waivers)
-    lines = [_end(f"{n:6d}  {_one_line(f'{reason} ({ref})')}", width) for (reason, ref), n in found.most_common()]
+    lines = [end(f"{n:6d}  {one_line(f'{reason} ({ref})')}", width) for (reason, ref), n in found.most_common()]
     return "\n".join(["WAIVED, by reason:", *lines]) if lines else ""
 
 
@@ -122,30 +117,10 @@ def _effort(results: Results) -> str:
     work = sum(claim.seconds for claim in results.claims)
     each = f"{checks / claims:.1f} checks and {1000 * work / claims:.0f} ms of work per claim"
     memory = f"; largest process {footer.peak_mib:.0f} MiB" if footer.peak_mib else ""
-    facts = f"; {_number(len(results.facts), 'measurement')} in the report" if results.facts else ""
+    facts = f"; {counted(len(results.facts), 'measurement')} in the report" if results.facts else ""
     return f"{rate}, {each}{memory}{facts}"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _table(rows: Sequence[Sequence[object]], headers: Sequence[str], right: Sequence[int]) -> str:
     align = ["right" if i in right else "left" for i in range(len(headers))]
     return tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True, colalign=align)
-
-
-def _one_line(text: str) -> str:
-    """`text` without line breaks or control characters: what it came from must not steer the terminal."""
-    return "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
-
-
-def _middle(text: str, width: int) -> str:
-    if len(text) <= width:
-        return text
-    tail = (width - 1) // 2
-    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
-
-
-def _end(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from reports.results import GREEN, Results, ResultsWriter, read_results
+from reports.results import GREEN, Results, read_results
+from reports.writer import ResultsWriter
 
 Row = dict[str, Any]
 
