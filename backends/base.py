@@ -141,7 +141,7 @@ class Backend(ABC):
         The reference model is a ``torch.fx`` graph in the form of ``representation``: every quantized op is
         written as dequantize → float op → quantize, and a backend replaces such groups by its integer kernels.
         The result is called as the model would be, and returns the same structure of tensors. Do not change
-        the argument.
+        the argument. Reports show the graph of a result that is a GraphModule, or has one as ``graph_module``.
 
         Raises UnsupportedPattern to decline; any other exception counts as a failure of the backend.
         """

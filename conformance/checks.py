@@ -21,6 +21,7 @@ class Check:
     ``outcome``: "pass", "fail" (a rule is broken), "error" (the suite itself failed) or "skip" (not reached, or not
     built; ``message`` says why). ``max_lsb`` and ``slack_lsb`` are in steps of the output's scale (NUM-03, NUM-04).
     ``failing``: of ``cases``, how many do not pass; a stage that looks at the claim as a whole has none of them.
+    ``measured``: how the numbers of all comparisons are spread (conformance.measured).
     """
 
     stage: str
@@ -34,6 +35,7 @@ class Check:
     failing: int = 0
     seconds: float = 0.0
     evidence: Mapping[str, object] = field(default_factory=dict)
+    measured: Mapping[str, object] = field(default_factory=dict)
 
     def row(self, claim_id: str) -> dict[str, object]:
         """Return the results-file row, plain builtins only."""
@@ -54,6 +56,8 @@ class Check:
             row["failing"] = self.failing
         if self.evidence:
             row["evidence"] = dict(self.evidence)
+        if self.measured:
+            row["measured"] = dict(self.measured)
         return row
 
 

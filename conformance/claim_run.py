@@ -78,6 +78,7 @@ class ClaimRun:
 
     ``kept``: of the cases that came through, each ``every``-th, one of each rank, and the largest. ``held``: stage and
     variant of what has been seen to hold, and does not depend on the regime. ``prepared``: the first prepared model.
+    ``faulty``: the first case with a fault.
     """
 
     claim: Claim
@@ -88,6 +89,7 @@ class ClaimRun:
     findings: list[Finding] = field(default_factory=list)
     held: set[tuple[str, str]] = field(default_factory=set)
     prepared: GraphModule | None = None
+    faulty: CaseRun | None = None
     facts: list[dict[str, object]] = field(default_factory=list)
     _entered: Counter[str] = field(default_factory=Counter)
     _left: Counter[str] = field(default_factory=Counter)
@@ -114,6 +116,8 @@ class ClaimRun:
         except Exception as error:
             self._broken[stage] = internal_error(stage, error)
         self._raised += any(finding.rule == "LOW-01" for finding in self.findings[known:])
+        found = not goes_on or self._errors[stage] or any(each.excess > 0 for each in self.findings[known:])
+        self.faulty = self.faulty or (case_run if found else None)
         self._left[stage] += goes_on
         self._taken += not goes_on
         self._seconds[stage] += time.perf_counter() - started

@@ -10,6 +10,7 @@ from conformance.claims import Claim
 from conformance.isolation import CAN_FORK
 from conformance.jobs import Job
 from conformance.options import register
+from conformance.progress import Progress
 from conformance.recorder import FINDING, Recorder
 from conformance.session import Run, preflight, run_of
 
@@ -75,6 +76,15 @@ class Controller:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._ready: set[object] = set()
+        self._progress = Progress(None)
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._progress = Progress(session.config.pluginmanager.get_plugin("terminalreporter"))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        is_told = self._progress.replaces_dots and report.when == "call"
+        return (report.outcome, "", "") if is_told else None
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._recorder.start(item.nodeid for item in session.items)
@@ -91,8 +101,10 @@ class Controller:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._recorder.take(report)
+        self._progress.show(*self._recorder.progress())
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        self._progress.end()
         session.exitstatus = self._recorder.finish(exitstatus)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

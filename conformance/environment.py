@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import torch
 
 DISTRIBUTION = "fx-quant-conformance"
+DETECTION = Path(__file__).resolve().parent / "mutation" / "detection-power.json"
 CPUINFO = Path("/proc/cpuinfo")
 # The instruction sets that a quantized kernel is chosen by, on x86 and on Arm.
 _RELEVANT = re.compile(
@@ -31,6 +33,15 @@ def environment_facts(root: Path) -> dict[str, object]:
         "cpu": model,
         "cpu_flags": flags,
     }
+
+
+def detection_power() -> dict[str, dict[str, object]]:
+    """Return what the mutation gate found last: class of seeded faults → how many there are, found by each profile."""
+    try:
+        found: dict[str, dict[str, object]] = json.loads(DETECTION.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # it is made by python -m conformance.mutation --write-doc
+        return {}
+    return found
 
 
 def suite_version(root: Path) -> str:

@@ -1,7 +1,8 @@
 """What a child process does: one claim through the pipeline, or one job, row by row.
 
-The rows of a claim are those of its checks, as soon as each is done, and then ``{"decisions": [...]}``; before each
-piece of work ``{"at": [stage, case]}`` says which it is (docs/architecture.md, "Isolation").
+The rows of a claim are those of its checks, as soon as each is done, and then ``{"decisions": [...], "graphs":
+{...}}``, graphs only of a claim that is not verified; before each piece of work ``{"at": [stage, case]}`` says which it
+is (docs/architecture.md, "Isolation").
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from conformance.isolation import CAN_FORK, Forked, InProcess, Isolation, Serve
 from conformance.jobs import Job, Row
 from conformance.pipeline import Workbench
 from conformance.session import Run
-from reports.results import decode
+from reports.results import Verdict, decode
 
 SHARES = {"quick": 32, "full": 1, "stress": 1}
 """How many claims one child may take, by profile. A fork, and the pages that the child then writes to, cost about
@@ -55,15 +56,18 @@ def server(workbench: Workbench, units: Mapping[str, Claim | Job]) -> Serve:
 
 def claim_rows(workbench: Workbench, claim: Claim) -> Iterator[Row]:
     """Take a claim through the pipeline. Raises SchemaError, TypeError, ValueError for a row that no file can hold."""
+    verdicts = set[str]()
     for step in workbench.steps(claim):
         if isinstance(step, At):
             yield {"at": [step.stage, step.case]}
             continue
         row = plain(step.row(claim.id))
         decode(row)
+        verdicts.add(row["verdict"])
         yield row
     found = [plain(decision) for decision in workbench.decisions(claim)]
-    yield {"decisions": [{key: _scalar(value) for key, value in decision.items()} for decision in found]}
+    decisions = [{key: _scalar(value) for key, value in decision.items()} for decision in found]
+    yield {"decisions": decisions, "graphs": plain(workbench.graphs(claim)) if verdicts != {Verdict.VERIFIED} else {}}
     yield from map(plain, workbench.facts(claim))
 
 

@@ -49,6 +49,7 @@ def claim_rows(run: Run, claim: Claim, outcome: Outcome) -> list[Row]:
     """Return a check for every stage, and the claim's row."""
     rows = [row for row in outcome.rows if "kind" in row]
     decisions = [decision for row in outcome.rows for decision in row.get("decisions", ())]
+    graphs = {name: text for row in outcome.rows for name, text in row.get("graphs", {}).items()}
     if outcome.ending is not Ending.DONE:
         rows += _lost_stages(claim, outcome, rows)
     checks = [check for check in map(decode, rows) if isinstance(check, CheckRow)]
@@ -67,7 +68,7 @@ def claim_rows(run: Run, claim: Claim, outcome: Outcome) -> list[Row]:
         "decisions": decisions,
         "seconds": round(sum(check.seconds for check in checks), 6),
         "failing": None if any(map(by_chance, checks)) else sum(check.failing for check in checks),
-    }
+    } | ({"graphs": graphs} if graphs else {})
     return [*rows, _ruled(run, claim.id, row, "reason")]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from conformance.attribution import attribute, unravelled, worst
 from conformance.checks import Check
 from conformance.grids import Grid
+from conformance.measured import Sample, measured
 from conformance.oracle import Exact
 from reports.results import GREEN, Verdict
 
@@ -34,7 +35,8 @@ class Finding:
 
     ``problem``: what is wrong with the output as a whole (its type, its shape, not finite, off the grid), or "".
     ``rule``: the rule that a problem breaks, where it is not the one that the claim is judged by. ``is_float``: a
-    quantized output was computed in float. ``in_float``: the claim's output is a float tensor.
+    quantized output was computed in float. ``in_float``: the claim's output is a float tensor. ``sample``: what was
+    compared; None: there was nothing to compare.
     """
 
     case: str
@@ -46,6 +48,7 @@ class Finding:
     rule: str = ""
     is_float: bool = False
     in_float: bool = False
+    sample: Sample | None = None
     evidence: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -71,6 +74,7 @@ def compare(comparison: Comparison) -> Finding:
         slack_lsb=_largest(allowed),
         excess=_largest(excess, default=-0.5),
         is_within_one=not bool(((distance > 1 + allowed) | outside).any()),
+        sample=Sample(distance=distance, exact=exact.integers - grid.zero_point),
         evidence=_evidence(comparison, exact.integers, found, distance, excess),
     )
 
@@ -88,6 +92,7 @@ def _in_float(comparison: Comparison) -> Finding:
         excess=_largest(excess, default=-0.5),
         is_within_one=False,
         in_float=True,
+        sample=Sample(distance=distance, exact=exact.real / exact.step, is_float=True),
         evidence=_evidence(comparison, exact.real, comparison.output.double(), distance, excess),
     )
 
@@ -157,6 +162,7 @@ def _off_grid(comparison: Comparison, grid: Grid, position: Tensor) -> Finding:
         is_within_one=is_right,
         problem=text if is_right else f"{text}, and it is wrong",
         is_float=is_right,
+        sample=Sample(distance=distance, exact=exact.integers - grid.zero_point),
         evidence=_evidence(comparison, exact.integers, position, distance, distance),
     )
 
@@ -208,6 +214,7 @@ def judge(findings: Sequence[Finding], *, moves_only: bool) -> Check:
         slack_lsb=_finite(max(finding.slack_lsb for finding in findings)),
         cases=len(findings),
         failing=sum(_verdict(finding, moves_only) not in GREEN for finding in findings),
+        measured=measured(finding.sample for finding in findings if finding.sample is not None),
         evidence={} if verdict is Verdict.VERIFIED else {**lead.evidence, **_others(findings, lead, moves_only)},
     )
 

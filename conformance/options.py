@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import re
 import shlex
 from collections.abc import Sequence
@@ -26,12 +27,28 @@ PROFILES = tuple(CLAIM_TIMEOUTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One of several parts into which a run is divided, the same on every machine; ``place`` counts from 1."""
+
+    place: int
+    of: int
+
+    def has(self, unit_id: str) -> bool:
+        """Tell whether a claim or job is in this part: by the sha256 of its ID."""
+        return int.from_bytes(hashlib.sha256(unit_id.encode()).digest()[:8], "big") % self.of == self.place - 1
+
+    def __str__(self) -> str:
+        return f"{self.place}/{self.of}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What the command line asks for.
 
     ``claims`` are IDs or globs of claims and jobs, and none of them means all. ``claim_timeout`` is in seconds, for one
     claim or job. ``waivers`` replaces the backend's own file; ``no_waivers`` leaves both aside. ``isa`` is a name of
-    ``conformance.isa.LEVELS``, or None for what the CPU has.
+    ``conformance.isa.LEVELS``, or None for what the CPU has. ``shard``: which part of how many is run, or None for all.
+    ``baseline``: the results of an earlier run, whose differences the report shows.
     """
 
     backend: str
@@ -46,6 +63,8 @@ class Options:
     waivers: Path | None
     no_waivers: bool
     isa: str | None
+    shard: Shard | None
+    baseline: Path | None
 
     @property
     def is_complete(self) -> bool:
@@ -114,6 +133,17 @@ def register(parser: pytest.Parser) -> None:
         help=f"run the native engines' kernels at this level of the CPU's instruction sets: {', '.join(LEVELS)}",
     )
     add(
+        "--shard",
+        type=_shard,
+        metavar="K/N",
+        help="run the K-th of N parts of what is selected; python -m reports merge puts the results together",
+    )
+    add(
+        "--baseline",
+        metavar="FILE",
+        help="results.jsonl of an earlier run: the report shows the differences to it, regressions first",
+    )
+    add(
         "--list-claims",
         action="store_true",
         help="print the claim IDs of the backend's config, one a line, and exit",
@@ -143,6 +173,8 @@ def read_options(config: pytest.Config) -> Options:
         waivers=Path(option.waivers).absolute() if option.waivers else None,
         no_waivers=option.no_waivers,
         isa=option.isa,
+        shard=option.shard,
+        baseline=Path(option.baseline).absolute() if option.baseline else None,
     )
 
 
@@ -174,6 +206,14 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, found {text!r}")
     return int(text)
+
+
+def _shard(text: str) -> Shard:
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    place, of = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= place <= of:
+        raise argparse.ArgumentTypeError(f"expected K/N with 1 <= K <= N, such as 2/8, found {text!r}")
+    return Shard(place=place, of=of)
 
 
 def _seconds(text: str) -> float:

@@ -26,6 +26,7 @@ from conformance.choice import Turn, turns
 from conformance.claim_run import At, CaseRun, ClaimRun, failed, internal_error, passed, skipped
 from conformance.claims import Claim, enumerate_claims
 from conformance.draws import AIMS, Batch, calibration_inputs, float_inputs, static_inputs
+from conformance.graph_text import graph_text
 from conformance.grids import placeholder_grids
 from conformance.invariance import check_invariance, judge_invariance
 from conformance.lint import lint
@@ -147,6 +148,35 @@ class Workbench:
         if run is None or run.claim.id != claim.id or run.prepared is None:
             return []
         return [dict(row) for row in explain(run.prepared).rows()]
+
+    def rebuilt(self, claim: Claim, label: str) -> CaseRun:
+        """Take the case whose name a label begins with (else the first) to its reference model and inputs again.
+
+        Raises StageError for what the flow refuses.
+        """
+        run = ClaimRun(claim=claim, every=1)
+        self._config(run)
+        named = sorted(run.planned, key=lambda case: len(case.name) if label.startswith(case.name) else 0)
+        case_run = CaseRun(case=named[-1] if label.startswith(named[-1].name) else run.planned[0])
+        for stage in ("fuse", "prepare", "convert"):
+            torch.default_generator.manual_seed(self.seed_for(claim.id, stage, case_run.case.name))
+            self._stages[stage](run, case_run)
+        return case_run
+
+    def graphs(self, claim: Claim) -> dict[str, str]:
+        """Return the graphs of the claim's first faulty case (or first of all) before and after, as far as it came."""
+        run = self._run
+        if run is None or run.claim.id != claim.id:
+            return {}
+        shown = run.faulty or next(iter(run.kept), None)
+        if shown is None:
+            return {}
+        made: dict[str, Callable[[], Any]] = {
+            "float model": lambda: fuse_fx(shown.model, backend_config=_FUSES_NOTHING),
+            "reference model": lambda: shown.reference,
+            "lowered model": lambda: getattr(shown.lowered, "graph_module", shown.lowered),
+        }
+        return {name: text for name, model in made.items() if (text := _graph(model))}
 
     def facts(self, claim: Claim) -> list[dict[str, object]]:
         """Return what was measured on the way and is not judged: rows of the results file."""
@@ -353,6 +383,14 @@ class Workbench:
             raise StageError(rule, Verdict.REFUTED, str(error)) from error
         except RefimplError as error:
             raise StageError(rule, Verdict.UNEXERCISED, str(error)) from error
+
+
+def _graph(model: Callable[[], Any]) -> str:
+    """A model's graph; "" where there is none: not made yet, not traceable, or of a vendor's own kind."""
+    try:
+        return graph_text(model())
+    except Exception:  # the stages tell what is wrong; a graph that is not shown costs no verdict
+        return ""
 
 
 def _raise(problem: structure.Problem | None, model: GraphModule) -> None:

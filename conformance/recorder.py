@@ -6,25 +6,31 @@ It works in the controlling process alone (docs/architecture.md, "Results and re
 from __future__ import annotations
 
 import json
+import shutil
 import time
+from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
-from conformance.claims import Claim
 from conformance.expected import Judged
 from conformance.isolation import Ending, Outcome
-from conformance.jobs import Row
+from conformance.jobs import Job, Row
 from conformance.judging import is_green, judged_rows, run_problems, unit_rows
 from conformance.session import Run, Unit, param_id
 from reports.html import render_html
-from reports.results import Header, Model, ResultsWriter, Verdict, decode, read_results
+from reports.markdown import write_job_summary
+from reports.results import Claim, Header, Model, Results, ResultsError, Verdict, decode, read_results
 from reports.results import Outcome as RunOutcome
 from reports.terminal import summary
+from reports.writer import ResultsWriter
 
 FINDING = pytest.StashKey[str]()
 """On a test item: the rows of its claim or job, and the memory that they took, on their way to the report; as JSON,
 for what carries reports between processes (execnet) fails for an integer below -2^31."""
+WAIVERS = "waivers.toml"
+"""The copy of the waivers in the report's folder, for a certificate."""
 _PHASES = ("setup", "call", "teardown")
 
 
@@ -32,15 +38,18 @@ class Recorder:
     """Writes ``results.jsonl`` while the run goes on, and everything that is made of it at the end."""
 
     def __init__(self, run: Run) -> None:
-        """Open the results file. Raises UsageError when the report folder cannot be written."""
+        """Open the results file. Raises UsageError for a report folder or a baseline that cannot be used."""
         folder = run.options.report_dir
+        self._baseline = _read(run.options.baseline)
         self._html = folder / "report.html"
         self.summary = "no claim was tested: nothing is shown\n"
         try:
             self._writer = ResultsWriter(folder / "results.jsonl")
             self._html.unlink(missing_ok=True)
-            for script in folder.glob("scripts/*.py"):
-                script.unlink()
+            for made in (*folder.glob("scripts/*.py"), folder / WAIVERS):
+                made.unlink(missing_ok=True)
+            if run.waiver_file is not None:
+                shutil.copyfile(run.waiver_file, folder / WAIVERS)
         except OSError as error:
             raise pytest.UsageError(f"--report-dir: cannot write to {folder}: {error.strerror}") from error
         self._run = run
@@ -49,20 +58,32 @@ class Recorder:
         self._header: Header | None = None
         self._waiting: set[str] = set()
         self._judged: dict[str, Judged] = {}
+        self._total = 0
         self._all_green = True
         self._peak_mib = 0.0
 
     def start(self, node_ids: Iterable[str]) -> None:
         """Write the header, once the selected tests are known; later calls (of further workers) change nothing."""
         units = [unit for node_id in node_ids if (unit := self._unit(node_id))]
-        if self._header is not None or not units:
+        if self._header is not None or (not units and not self._is_empty_shard):
             return
-        row = self._run.header(claims=sum(isinstance(unit, Claim) for unit in units))
+        row = self._run.header(claims=sum(not isinstance(unit, Job) for unit in units))
         self._writer.write(row)
         header = decode(row)
         assert isinstance(header, Header)
         self._header = header
         self._waiting = {unit.id for unit in units}
+        self._total = len(units)
+
+    @property
+    def _is_empty_shard(self) -> bool:
+        """Whether there is nothing to do since other shards have it all."""
+        return self._run.options.shard is not None and not self._run.selected
+
+    def progress(self) -> tuple[Counter[Verdict], int, int]:
+        """Return the verdicts so far, how much is done, and of how much."""
+        verdicts = Counter(judged.verdict for judged in self._judged.values())
+        return verdicts, self._total - len(self._waiting), self._total
 
     def take(self, report: pytest.TestReport) -> None:
         """Take one report of a test's set-up, call or tear-down, or of the death of the worker that ran it."""
@@ -81,6 +102,8 @@ class Recorder:
         """Write the footer and the HTML; return the exit status: 0 only if all that was selected is judged green."""
         if self._header is None:
             return int(pytest_status) or 1
+        if self._is_empty_shard and pytest_status == pytest.ExitCode.NO_TESTS_COLLECTED:
+            pytest_status = pytest.ExitCode.OK
         complete = not self._waiting
         problems, notes = run_problems(self._run, self._header, self._judged)
         status = int(pytest_status) or (0 if complete and self._all_green and not problems else 1)
@@ -94,8 +117,8 @@ class Recorder:
             peak_mib=round(self._peak_mib, 1),
         )
         results = read_results(self._writer.path)
-        self._html.write_text(render_html(results), encoding="utf-8")
-        self.summary = summary(results, self._html)
+        self._html.write_text(render_html(results, self._baseline), encoding="utf-8")
+        self.summary = summary(results, self._html) + write_job_summary(results)
         return status
 
     def _record(self, unit: Unit, rows: Iterable[Row]) -> None:
@@ -109,15 +132,22 @@ class Recorder:
         self._waiting.remove(unit.id)
 
     def _write_script(self, row: Row) -> None:
-        """Write the script of a model that has one, for whoever looks into the report folder."""
-        model = decode(row)
-        if isinstance(model, Model) and model.script_path:
-            path = self._html.parent / model.script_path
+        """Write the script of a claim or model that has one, for whoever looks into the report folder."""
+        data = decode(row)
+        if isinstance(data, Claim | Model) and data.script_path:
+            path = self._html.parent / data.script_path
             path.parent.mkdir(exist_ok=True)
-            path.write_text(model.evidence["script"], encoding="utf-8")
+            path.write_text(data.script if isinstance(data, Claim) else data.evidence["script"], encoding="utf-8")
 
     def _unit(self, node_id: str) -> Unit | None:
         return self._units.get(node_id.partition("[")[2].removesuffix("]"))
+
+
+def _read(baseline: Path | None) -> Results | None:
+    try:
+        return None if baseline is None else read_results(baseline)
+    except ResultsError as error:
+        raise pytest.UsageError(f"--baseline: {error}") from error
 
 
 def _lost(report: pytest.TestReport) -> Outcome:

@@ -201,6 +201,8 @@ def _same(value: Any, default: Any) -> bool:
 
 def _quantized(target: str, module: Any, made: str) -> Iterator[str]:
     """A reference module of a float one with the weight's integers; its name is free again after each."""
+    if not hasattr(module, "weight_scale"):
+        raise NoScriptError(f"{type(module).__name__} has several weights")
     yield f"made = {made}"
     scale, zero_point = module.weight_scale, module.weight_zero_point
     is_per_channel = scale.dim() > 0

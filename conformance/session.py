@@ -18,14 +18,14 @@ from backends.base import Backend, Capabilities, Taken
 from backends.discovery import BackendNotFound, find_backend
 from conformance import composition, fingerprint, fuzz, isa, unclaimed
 from conformance.claims import Claim, config_digest, enumerate_claims
-from conformance.environment import environment_facts
+from conformance.environment import detection_power, environment_facts
 from conformance.isolation import CAN_FORK
 from conformance.jobs import Job, Row
 from conformance.options import ROOT, Options, read_options, select_ids
 from conformance.pipeline import Workbench
 from conformance.waivers import WaiverError, Waivers, load_waivers
 from refimpl.backend_config import as_backend_config
-from reports.results import GREEN, SCHEMA, Verdict
+from reports.results import GREEN, SCHEMA, Verdict, ids_digest
 
 JOB_SOURCES = (fuzz.jobs, composition.jobs, fingerprint.jobs, unclaimed.jobs)
 _RUN = pytest.StashKey["Run"]()
@@ -101,6 +101,7 @@ class Run:
                 "claim_timeout": options.claim_timeout,
                 "max_examples": options.max_examples,
                 "strict": options.strict,
+                "isa": options.isa,
             },
             "config_name": self.config_name,
             "config_sha256": config_digest(self.claims),
@@ -112,6 +113,9 @@ class Run:
             "isolation": "fork" if CAN_FORK else "none",
             "waivers": _digested(self.waiver_file),
             "limits": _limits(backend.capabilities().limits),
+            "claims_sha256": ids_digest(claim.id for claim in self.claims),
+            "shard": str(options.shard or ""),
+            "detection": detection_power(),
         }
 
 
@@ -172,6 +176,7 @@ def open_run(options: Options, backend: Backend) -> Run:
         for profile in (options.profile, "stress")
     )
     claim_ids = [claim.id for claim in claims]
+    selected = select_ids([*claim_ids, *(job.id for job in jobs)], options.claims)
     waiver_file = None if options.no_waivers else options.waivers or backend.waivers
     return Run(
         options=options,
@@ -179,7 +184,7 @@ def open_run(options: Options, backend: Backend) -> Run:
         config_name=str(config.name or ""),
         claims=claims,
         jobs=jobs,
-        selected=select_ids([*claim_ids, *(job.id for job in jobs)], options.claims),
+        selected=frozenset(name for name in selected if options.shard is None or options.shard.has(name)),
         known=tuple(dict.fromkeys([*claim_ids, *(job.id for job in (*jobs, *every))])),
         waivers=_waivers(waiver_file, options, isa.current_level(backend.engine)),
         waiver_file=waiver_file,

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from conformance.claim_scripts import claim_script
 from conformance.claims import Claim
 from conformance.exercise import isolation_for
 from conformance.isolation import Isolation, own_peak_mib
-from conformance.jobs import Job
+from conformance.jobs import Job, Row
 from conformance.judging import is_green, judged_rows, reason_of, unit_rows
 from conformance.recorder import FINDING
 from conformance.session import Unit, run_of
-from reports.results import Verdict
+from reports.results import Check, Verdict, decode, leading_check
 
 
 @pytest.fixture(scope="session")
@@ -44,11 +45,21 @@ def exercise(unit: Unit, isolation: Isolation, item: pytest.Item) -> None:
     run = run_of(item.config)
     outcome = isolation.run(unit.id)
     rows = unit_rows(run, unit, outcome)
+    if isinstance(unit, Claim) and not is_green(run, rows[-1]):
+        rows[-1] |= {"script": script} if (script := claim_script(run.workbench(), unit, rows)) else {}
     item.stash[FINDING] = json.dumps({"rows": rows, "peak_mib": max(outcome.peak_mib, own_peak_mib())})
     for row in judged_rows(rows):
-        item.user_properties += [(row["kind"], unit.id), ("verdict", row["verdict"])]
+        item.user_properties += [(row["kind"], unit.id), ("verdict", row["verdict"]), ("rule", _rule(row, rows))]
         if is_green(run, row):
             continue
         if row["verdict"] == Verdict.UNEXERCISED:
             pytest.skip(reason_of(row))
         pytest.fail(reason_of(row), pytrace=False)
+
+
+def _rule(row: Row, rows: list[Row]) -> str:
+    """The rule that a claim's or model's verdict is under; "" where nothing is to be said against it."""
+    if row["kind"] == "model":
+        return str(row.get("evidence", {}).get("rule", ""))
+    lead = leading_check([check for check in map(decode, rows) if isinstance(check, Check)])
+    return lead.rule if lead is not None else ""

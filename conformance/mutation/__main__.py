@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
-from conformance.environment import environment_facts
+from conformance.environment import DETECTION, environment_facts
 from conformance.mutation.ablation import ablate
 from conformance.mutation.gate import Task, Trial, run_all
 from conformance.mutation.mutant import SHIPPED, Mutant, MutantError, load_mutants
-from conformance.mutation.power import PROFILES, Power, as_data, document, terminal, trials_of
+from conformance.mutation.power import PROFILES, Power, as_data, document, in_short, terminal, trials_of
 from conformance.options import ROOT
 
 DOCUMENT = ROOT / "docs" / "detection-power.md"
@@ -96,6 +96,7 @@ def _write(power: Power, options: argparse.Namespace) -> None:
     (folder / "detection-power.json").write_text(text + "\n", encoding="utf-8")
     if options.write_doc:
         DOCUMENT.write_text(document(power, facts), encoding="utf-8")
+        DETECTION.write_text(json.dumps(in_short(power), indent=1) + "\n", encoding="utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -111,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-ablation", action="store_true", help="do not take each check away in turn")
     add("--earlier", metavar="JSON", help="an earlier detection-power.json, for the mutants that --mutant leaves out")
     add("--report-dir", default=str(ROOT / "build" / "mutation"), metavar="DIR", help="where detection-power.json goes")
-    add("--write-doc", action="store_true", help="write docs/detection-power.md")
+    add("--write-doc", action="store_true", help="write docs/detection-power.md, and in short what headers say")
     return parser
 
 

@@ -153,6 +153,8 @@ def _options(mutant: Mutant, task: Task) -> Options:
         waivers=None,
         no_waivers=True,
         isa=None,
+        shard=None,
+        baseline=None,
     )
 
 

@@ -166,14 +166,14 @@ def _examples(reds: Iterable[Red]) -> str:
     return f"{failing} of {cases}" if cases else ""
 
 
-def classes_table(power: Power) -> list[list[object]]:
+def classes_table(power: Power) -> list[tuple[str, int, *tuple[int, ...]]]:
     """A row for each class of faults: how many mutants, how many each profile kills."""
     groups = dict.fromkeys(mutant.group for mutant in power.faulty)
-    rows: list[list[object]] = []
+    rows: list[tuple[str, int, *tuple[int, ...]]] = []
     for group in groups:
         among = [mutant for mutant in power.faulty if mutant.group == group]
         kills = [sum(bool((t := power.of(m, profile)) and t.is_killed) for m in among) for profile in power.profiles]
-        rows.append([group, len(among), *kills])
+        rows.append((group, len(among), *kills))
     return rows
 
 
@@ -246,6 +246,15 @@ def _trial(power: Power, trial: Trial) -> dict[str, Any]:
     mutant = next(each for each in power.mutants if each.name == trial.mutant)
     right = is_right(mutant, trial) if trial.reds else None
     return json.loads(json.dumps(asdict(trial))) | {"killed": trial.is_killed, "blamed_rightly": right}  # type: ignore[no-any-return]
+
+
+def in_short(power: Power) -> dict[str, dict[str, int]]:
+    """What every run's header says of the suite: class of faults → how many, and how many each profile finds."""
+    columns = ("faults", *power.profiles)
+    table = {name: dict(zip(columns, counts, strict=True)) for name, *counts in classes_table(power)}
+    every = {column: sum(row[column] for row in table.values()) for column in columns}
+    honest = {"runs": power.honest.of, "without a false alarm": power.honest.count}
+    return {"every class": every, **table, "honest variants": honest}
 
 
 def trials_of(data: Mapping[str, Any]) -> tuple[Trial, ...]:

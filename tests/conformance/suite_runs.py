@@ -44,7 +44,8 @@ class Ran:
 
 def clean_environment() -> dict[str, str]:
     """The environment without what the outer pytest left in it; the suite and the backends can be imported."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    outer = ("PYTEST_", "GITHUB_STEP_SUMMARY")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
     return kept | {"PYTHONPATH": os.pathsep.join([str(REPO), str(FAKES)])}
 
 
@@ -76,5 +77,6 @@ def options(folder: Path, **changes: Any) -> Options:
     plain = Options(
         backend="fakes:Good", report_dir=folder, seed=3, profile="full", max_examples=None, claims=(),
         list_claims=False, strict=False, claim_timeout=60.0, waivers=None, no_waivers=False, isa=None,
+        shard=None, baseline=None,
     )  # fmt: skip
     return dataclasses.replace(plain, **changes)

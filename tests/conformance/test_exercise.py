@@ -56,7 +56,7 @@ def test_checks_come_one_by_one_and_then_the_decisions() -> None:
     assert [row.get("stage") for row in rows] == ["fuse", None, "lower", None]
     assert (rows[0]["claim"], rows[0]["seconds"]) == ("a", 0.25)
     assert rows[1] == {"at": ["lower", "default"]}
-    assert rows[3] == {"decisions": [{"a": 1, "b": "[1, 2]", "c": None}]}
+    assert rows[3] == {"decisions": [{"a": 1, "b": "[1, 2]", "c": None}], "graphs": {}}
 
 
 @pytest.mark.parametrize("evidence", [{"x": object()}, {"x": float("nan")}, {"graph": 3}])

@@ -22,7 +22,8 @@ from conformance.expected import (
     main,
     read_expected,
 )
-from reports.results import GREEN, Header, Results, ResultsWriter, Verdict, decode, read_results
+from reports.results import GREEN, Header, Results, Verdict, decode, read_results
+from reports.writer import ResultsWriter
 
 if TYPE_CHECKING:
     from tests.conftest import Row, Runs

@@ -273,5 +273,5 @@ def test_a_run_leaves_the_script_in_the_report_folder(tmp_path: Path) -> None:
     assert script.read_text() == row["evidence"]["script"] and not stale.exists()
     command = f"--backend=faulty_graphs:WrongCatOfQuantized --seed=0 --profile=stress --max-examples=300 --claim {name}"
     assert command in " ".join(script.read_text().split())
-    assert f'href="{model.script_path}"' in (ran.folder / "report.html").read_text()
+    assert model.script_path in (ran.folder / "report.html").read_text()
     assert row["evidence"]["script_fails_alone"] is True

@@ -290,7 +290,7 @@ def test_models_are_judged_and_facts_are_kept(session: Callable[..., Session]) -
     status, results = run.finish()
     assert status == 1 and results.outcome is RunOutcome.FAIL and not results.problems
     assert [(row.model, row.verdict) for row in results.models] == [("model/resnet/ptq", Verdict.REFUTED)]
-    assert [row.subject for row in results.facts] == ["linear", "add"]
+    assert [row.subject for row in results.facts] == ["add", "linear"]
 
 
 def test_a_job_that_is_missing_makes_the_run_incomplete(session: Callable[..., Session]) -> None:
