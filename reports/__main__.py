@@ -1,52 +1,173 @@
-"""`python -m reports render results.jsonl`: writes the HTML report and prints the summary.
+"""`python -m reports`: everything that is made of results files, without torch.
 
-Exit status: 0 if the run passed, 1 if it did not, 2 if there is nothing to read or nowhere to write.
+Exit status: 0 all is well; 1 the run did not pass, something got worse, or a certificate does not hold; 2 there is
+nothing to read, or nowhere to write.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import random
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from reports.certificate import WAIVERS, NotCertified, certify, verify
+from reports.compare import render_board
+from reports.diff import compare_runs, diff_text
 from reports.html import render_html
-from reports.results import Outcome, ResultsError, read_results
-from reports.terminal import summary
+from reports.markdown import markdown
+from reports.merge import merge
+from reports.rerun import draw, rerun
+from reports.results import Outcome, Results, ResultsError, read_results
+from reports.terminal import summary, verdict_line
+from reports.text import one_line
+
+OK, FAILED, UNUSABLE = 0, 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status."""
     options = _parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return render(options.file, options.output or options.file.with_suffix(".html"))
+        return run(options)
     except ResultsError as error:
-        print(f"reports: {error}", file=sys.stderr)
-        return 2
+        print(f"reports: {one_line(str(error))}", file=sys.stderr)
+        return UNUSABLE
 
 
-def render(source: Path, target: Path) -> int:
-    """Write the report of `source` to `target`; the exit status says whether the run passed."""
-    if source.resolve() == target.resolve():
-        raise ResultsError(f"{target}: the report would replace the results file; choose another with -o")
-    results = read_results(source)
+def _render(options: argparse.Namespace) -> int:
+    target: Path = options.output or options.file.with_suffix(".html")
+    results, baseline = read_results(options.file), _baseline(options)
+    _write(target, render_html(results, baseline), options.file)
+    print(summary(results, target), end="")
+    return _status(results)
+
+
+def _markdown(options: argparse.Namespace) -> int:
+    results = read_results(options.file)
+    text = markdown(results, _baseline(options))
+    if options.output is None:
+        print(text, end="")
+    else:
+        _write(options.output, text, options.file)
+    return _status(results)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    runs = [read_results(path) for path in options.files]
+    _write(options.output, render_board(runs), *options.files)
+    print(f"{len(runs)} runs side by side: {options.output}")
+    return OK
+
+
+def _diff(options: argparse.Namespace) -> int:
+    found = compare_runs(read_results(options.old), read_results(options.new))
+    print(diff_text(found, shutil.get_terminal_size().columns), end="")
+    return FAILED if found.regressed else OK
+
+
+def _merge(options: argparse.Namespace) -> int:
+    results = merge(options.files, options.output)
+    target: Path = options.output.with_suffix(".html")
+    _write(target, render_html(results), options.output)
+    print(summary(results, target), end="")
+    return _status(results)
+
+
+def _certify(options: argparse.Namespace) -> int:
     try:
-        target.write_text(render_html(results), encoding="utf-8", errors="backslashreplace")
+        made = certify(options.file, options.output, options.waivers)
+    except NotCertified as error:
+        print(f"reports: {one_line(str(error))}", file=sys.stderr)
+        return FAILED
+    print(f"{options.output}: certificate of {made['counts']['claims']} claims of {one_line(made['backend'])}")
+    return OK
+
+
+def _verify(options: argparse.Namespace) -> int:
+    results, problems = verify(options.folder)
+    lines = [str(problem) for problem in problems]
+    if options.rerun and results is not None and not lines:
+        seed = random.SystemRandom().randrange(2**32) if options.draw is None else options.draw
+        claims = draw(results, options.rerun, seed)
+        print(f"{len(claims)} claims run again (--draw={seed})")
+        waivers = options.folder / WAIVERS
+        lines += rerun(results, claims, waivers if waivers.is_file() else None)
+    for line in lines:
+        print(f"! {one_line(line)}")
+    print(f"{options.folder}: {'does not hold' if lines else 'holds'}")
+    if results is not None:
+        print(verdict_line(results))
+    return FAILED if lines else OK
+
+
+def _baseline(options: argparse.Namespace) -> Results | None:
+    return None if options.baseline is None else read_results(options.baseline)
+
+
+def _status(results: Results) -> int:
+    return OK if results.outcome is Outcome.PASS else FAILED
+
+
+def _write(target: Path, text: str, *sources: Path) -> None:
+    """Write a report. Raises ResultsError where it would replace what it is made of, or cannot be written."""
+    if target.resolve() in {source.resolve() for source in sources}:
+        raise ResultsError(f"{target}: the report would replace the results file; choose another with -o")
+    try:
+        target.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ResultsError(f"{target}: cannot be written: {error.strerror}") from error
-    print(summary(results, target), end="")
-    return 0 if results.outcome is Outcome.PASS else 1
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m reports", description="Reports from a results file.")
+    parser = argparse.ArgumentParser(
+        prog="python -m reports", description="Reports from results files; FILE is a results.jsonl, or one as .xz."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("render", help="write the HTML report and print the summary")
-    command.add_argument("file", type=Path, metavar="FILE", help="a results.jsonl")
-    command.add_argument("-o", dest="output", type=Path, metavar="OUT.html", help="default: FILE as .html")
+
+    def command(run: Callable[[argparse.Namespace], int], name: str, told: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=told, description=told[0].upper() + told[1:] + ".")
+        made.set_defaults(run=run)
+        return made
+
+    for run, name, told, default in (
+        (_render, "render", "write the HTML report and print the summary", "FILE as .html"),
+        (_markdown, "markdown", "write the report as Markdown", "standard output"),
+    ):
+        made = command(run, name, told)
+        made.add_argument("file", type=Path, metavar="FILE")
+        made.add_argument("-o", dest="output", type=Path, metavar="OUT", help=f"default: {default}")
+        made.add_argument("--baseline", type=Path, metavar="FILE", help="an earlier run, to show the differences to")
+    made = command(_compare, "compare", "put runs of several backends side by side in one page")
+    made.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    made.add_argument("-o", dest="output", type=Path, metavar="OUT.html", default=Path("scoreboard.html"))
+    made = command(_diff, "diff", "show what differs between two runs; status 1 if something got worse")
+    made.add_argument("old", type=Path, metavar="OLD")
+    made.add_argument("new", type=Path, metavar="NEW")
+    made = command(_merge, "merge", "make one results file, and its report, of all shards of a run")
+    made.add_argument("files", type=Path, nargs="+", metavar="SHARD")
+    made.add_argument("-o", dest="output", type=Path, metavar="OUT.jsonl", default=Path("results.jsonl"))
+    made = command(_certify, "certify", "make a certificate of a whole run that passed")
+    made.add_argument("file", type=Path, metavar="FILE")
+    made.add_argument("-o", dest="output", type=Path, metavar="DIR", default=Path("certificate"))
+    made.add_argument("--waivers", type=Path, metavar="FILE", help=f"those of the run; default: {WAIVERS} beside FILE")
+    made = command(_verify, "verify", "recompute all of a certificate; status 1 if something does not hold")
+    made.add_argument("folder", type=Path, metavar="DIR")
+    made.add_argument("--rerun", type=_count, metavar="N", help="run N claims, drawn at random, again (needs torch)")
+    made.add_argument("--draw", type=int, metavar="SEED", help="the seed of that draw; default: a new one")
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, found {text!r}")
+    return int(text)
 
 
 if __name__ == "__main__":

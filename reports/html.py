@@ -1,27 +1,29 @@
 """The HTML report: one self-contained file, readable without JavaScript, failures first.
 
-All that the template shows is made here as data; the template only lays it out. The page forbids itself any
-request and any script but its own, so text that comes from a backend stays text.
+All that the template shows is made here as data; the template only lays it out. Text that comes from a backend stays
+text, and has a largest length (`reports.page`).
 """
 
 from __future__ import annotations
 
-import base64
-import functools
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import dataclass, field
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
+from reports.coverage import RuleRow, WaiverRow, rules, slowest, waivers
+from reports.diff import Differences, compare_runs
+from reports.evidence import Grid, grid
+from reports.page import anchor, render_page
+from reports.plots import Plot, plots
 from reports.results import Check, Claim, Fact, Model, Results, Verdict, leading_check
-from reports.terminal import lsb
 
-OUTPUTS_SHOWN = 48
-VALUE_WIDTH = 160
-_OWN_PLACE = {"case", "expected", "found", "index", "qparams", "attribution", "float_ops"}
+MOST_ROWS = 10_000
+"""How many claims are listed; of more, those that are VERIFIED stand in the matrix alone."""
+MOST_CHANGES = 500
+_ROOM, _ROW, _LEAST = 4_600_000, 480, 150_000
+"""In bytes: what a page may take, what a claim takes without its evidence, and what is for evidence in any case."""
+_MOST_EVIDENCE = 1_800_000
 _OUTCOMES = ("error", "fail", "pass", "skip")  # the first that occurs at a stage is the stage's outcome
 
 
@@ -54,75 +56,117 @@ class ClaimView:
         return tuple(sorted(notable, key=lambda c: (c is not self.lead, c.verdict.rank)))
 
     @property
-    def stages(self) -> dict[str, str]:
-        """Stage → outcome, over all the rules checked at that stage."""
+    def stages(self) -> str:
+        """The stages that did not pass, by outcome; the outcome of a stage is that of the worst rule checked there."""
         found: dict[str, list[str]] = {}
         for check in self.checks:
             found.setdefault(check.stage, []).append(check.outcome)
-        return {stage: min(outcomes, key=_OUTCOMES.index) for stage, outcomes in found.items()}
+        worst = {stage: min(outcomes, key=_OUTCOMES.index) for stage, outcomes in found.items()}
+        by_outcome = {o: [stage for stage, outcome in worst.items() if outcome == o] for o in _OUTCOMES if o != "pass"}
+        told = [f"{outcome}: {', '.join(stages)}" for outcome, stages in by_outcome.items() if stages]
+        return "; ".join(told) or f"all {len(found)} pass"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """Rows under named columns; what a row lacks is an empty cell."""
+class Part:
+    """Claims with their evidence, laid out; `hidden` are those for whose evidence there was no room."""
 
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    title: str
+    name: str
+    sections: tuple[Markup, ...]
+    hidden: int
+
+    @property
+    def total(self) -> int:
+        return len(self.sections) + self.hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What the template gets beside the results."""
 
-    claims: tuple[ClaimView, ...]
-    failures: tuple[ClaimView, ...]
-    waived: tuple[ClaimView, ...]
-    quality: tuple[ClaimView, ...]
+    listed: tuple[ClaimView, ...]
+    failures: Part
+    others: tuple[Part, ...]
+    detailed: frozenset[str]
     unexercised: Mapping[str, tuple[ClaimView, ...]]
     columns: Mapping[str, str]
     matrix: Mapping[str, Mapping[str, tuple[ClaimView, ...]]]
     models: tuple[Model, ...]
-    measured: Mapping[str, tuple[Mapping[str, object], ...]]
+    accuracy: Mapping[str, Mapping[str, object]]
+    measured: Mapping[str, Grid]
+    plots: tuple[Plot, ...]
+    rules: tuple[RuleRow, ...]
+    waivers: tuple[WaiverRow, ...]
+    slowest: tuple[Claim, ...]
+    detection: Grid
+    baseline: Differences | None
 
 
-def render_html(results: Results) -> str:
-    """The report as HTML; a pure function of the results."""
-    environment = _environment()
-    style, script = (environment.get_template(f"report.{kind}.j2").render() for kind in ("css", "js"))
-    return environment.get_template("report.html.j2").render(
-        results=results, report=build_report(results), style=style, script=script,
-        style_hash=_csp_hash(style), script_hash=_csp_hash(script),
-    )  # fmt: skip
+def render_html(results: Results, baseline: Results | None = None) -> str:
+    """The report as HTML, with the differences to an earlier run if there is one; a pure function of the two."""
+    report = build_report(results, baseline)
+    return render_page("report.html.j2", results=results, report=report, most_changes=MOST_CHANGES)
 
 
-def anchor(claim_id: str) -> str:
-    """The fragment under which a claim or model is found in every report."""
-    return "c-" + hashlib.sha256(claim_id.encode(errors="surrogatepass")).hexdigest()[:12]
-
-
-def build_report(results: Results) -> Report:
+def build_report(results: Results, baseline: Results | None = None) -> Report:
     """The results, sorted into the parts of the page."""
     columns = _columns(results)
     checks = results.checks_by_claim()
     views = {claim.claim: _view(claim, checks[claim.claim], columns) for claim in results.claims}
     worst_first = sorted(views.values(), key=lambda view: view.claim.verdict.rank)
+    evidence = Evidence(room=max(_LEAST, min(_MOST_EVIDENCE, _ROOM - _ROW * len(views))))
+    failures = evidence.part("Failures", "failures", [views[claim.claim] for claim in results.failures()])
+    waived = evidence.part("Waived", "waived", [view for view in worst_first if view.claim.waived])
+    quality = evidence.part(
+        "Quality: within 1 LSB, but not correctly rounded", "quality",
+        [view for view in worst_first if view.claim.verdict is Verdict.QUALITY and not view.claim.waived],
+    )  # fmt: skip
+    facts = _facts(results.facts)
     return Report(
-        claims=tuple(views.values()),
-        failures=tuple(views[claim.claim] for claim in results.failures()),
-        waived=tuple(view for view in worst_first if view.claim.waived),
-        quality=tuple(v for v in worst_first if v.claim.verdict is Verdict.QUALITY and not v.claim.waived),
+        listed=tuple(v for v in views.values() if len(views) <= MOST_ROWS or v.claim.verdict is not Verdict.VERIFIED),
+        failures=failures,
+        others=tuple(part for part in (waived, quality) if part.total),
+        detailed=frozenset(evidence.shown),
         unexercised={
             reason: tuple(views[claim.claim] for claim in claims) for reason, claims in results.unexercised().items()
         },
         columns={number: config for config, number in columns.items()},
         matrix=_matrix(views.values()),
         models=tuple(sorted(results.models, key=lambda model: (model.green, model.verdict.rank, model.model))),
-        measured=_measured(results.facts),
+        accuracy={fact.subject: fact.values for fact in results.facts if fact.topic == "accuracy"},
+        measured={topic: grid(rows) for topic, rows in facts.items()},
+        plots=plots(results),
+        rules=rules(results),
+        waivers=waivers(results),
+        slowest=slowest(results),
+        detection=grid([{"faults of": name, **row} for name, row in results.header.detection.items()]),
+        baseline=None if baseline is None else compare_runs(baseline, results),
     )
 
 
+@dataclass(slots=True, kw_only=True)
+class Evidence:
+    """Lays claims out with their evidence, as long as there is room; `shown` are those laid out."""
+
+    room: int
+    shown: set[str] = field(default_factory=set)
+
+    def part(self, title: str, name: str, views: Sequence[ClaimView]) -> Part:
+        """Lay out as many of the views, in their order, as there is room for."""
+        sections: list[Markup] = []
+        for view in views:
+            section = render_page("claim.html.j2", view=view)
+            self.room -= len(section.encode())
+            if self.room < 0:
+                break
+            sections.append(Markup(section))
+            self.shown.add(view.claim.claim)
+        return Part(title=title, name=name, sections=tuple(sections), hidden=len(views) - len(sections))
+
+
 def _columns(results: Results) -> dict[str, str]:
-    """Dtype config → its number D1, D2, … in the order of the file."""
+    """Dtype config → its number D1, D2, …"""
     configs = dict.fromkeys(claim.dtype_config for claim in results.claims)
     return {config: f"D{number}" for number, config in enumerate(configs, start=1)}
 
@@ -140,66 +184,10 @@ def _matrix(views: Iterable[ClaimView]) -> dict[str, dict[str, tuple[ClaimView, 
     return matrix
 
 
-def _measured(facts: Iterable[Fact]) -> dict[str, tuple[Mapping[str, object], ...]]:
-    """Topic → a row for each subject, both in one order whichever worker finished first."""
+def _facts(facts: Iterable[Fact]) -> dict[str, tuple[Mapping[str, object], ...]]:
+    """Topic → a row for each subject; that of models' accuracy stands with the models."""
     topics: dict[str, tuple[Mapping[str, object], ...]] = {}
-    for fact in sorted(facts, key=lambda fact: (fact.topic, fact.subject)):
-        topics[fact.topic] = (*topics.get(fact.topic, ()), {"subject": fact.subject, **fact.values})
-    return topics
-
-
-@functools.cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("reports"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters |= {"lsb": lsb, "grid": _grid, "outputs": _outputs, "duration": _duration}
-    environment.filters |= {"details": _details, "qparams": _qparams, "value": _value, "anchor": anchor}
-    return environment
-
-
-def _csp_hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _grid(rows: Sequence[Mapping[str, object]]) -> Grid:
-    """Rows of unlike keys as one table: what a row is about first, then keys as they first occur."""
-    keys = dict.fromkeys(key for row in rows for key in row)
-    columns = tuple(sorted(keys, key=lambda key: key not in ("node", "tensor")))
-    return Grid(columns=columns, rows=tuple(tuple(_value(row.get(c, "")) for c in columns) for row in rows))
-
-
-def _qparams(qparams: Mapping[str, Mapping[str, object]]) -> Grid:
-    return _grid([{"tensor": name, **values} for name, values in qparams.items()])
-
-
-def _outputs(evidence: Mapping[str, Sequence[object]]) -> Grid:
-    """Expected beside found, with the difference where both are numbers."""
-    columns = [evidence.get(key, ()) for key in ("index", "expected", "found")]
-    rows = []
-    for index, expected, found in zip_longest(*(column[:OUTPUTS_SHOWN] for column in columns), fillvalue=""):
-        numbers = isinstance(expected, (int, float)) and isinstance(found, (int, float))
-        difference = f"{float(found) - float(expected):+.6g}" if numbers else ""  # type: ignore[arg-type]
-        rows.append((_value(index), _value(expected), _value(found), difference))
-    return Grid(columns=("index", "expected", "found", "difference"), rows=tuple(rows))
-
-
-def _details(evidence: Mapping[str, object]) -> dict[str, str]:
-    """The evidence that is long text, or of a kind this page does not know, by its name."""
-    rest = {key: value for key, value in evidence.items() if key not in _OWN_PLACE and value}
-    return {k: v if isinstance(v, str) else json.dumps(v, indent=1) for k, v in rest.items()}
-
-
-def _value(value: object) -> str:
-    """A value for a table cell; a long one is cut and says how long it was."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if len(text) <= VALUE_WIDTH:
-        return text
-    size = f"{len(value)} values" if isinstance(value, list) else f"{len(text)} characters"
-    return f"{text[:VALUE_WIDTH]}… ({size})"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(seconds, 60)
-    return f"{int(minutes)} min {rest:.0f} s" if minutes else f"{rest:.1f} s"
+    for fact in facts:
+        if fact.topic != "accuracy":
+            topics[fact.topic] = (*topics.get(fact.topic, ()), {"subject": fact.subject, **fact.values})
+    return dict(sorted(topics.items(), key=lambda item: item[0] != "fingerprint"))

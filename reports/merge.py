@@ -1,0 +1,111 @@
+"""Merging: the shards of one run (`--shard=2/8`), from several machines, become one results file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from reports.codec import encode
+from reports.results import Header, Outcome, Results, ResultsError, Row, read_results
+from reports.writer import ResultsWriter
+
+_OWN = frozenset({"shard", "claims", "started", "platform", "cpu", "cpu_flags"})
+"""What shards of one run may differ in; everything else of their headers is equal."""
+
+
+def merge(paths: Sequence[Path], target: Path) -> Results:
+    """Write one results file of all shards of a run; return what is read back of it.
+
+    Raises ResultsError for a shard that is missing, doubled, incomplete, at odds with itself, or of another run.
+    """
+    if target.resolve() in {path.resolve() for path in paths}:
+        raise ResultsError(f"{target}: the merged file would replace a shard; choose another with -o")
+    shards = _in_order([(path, read_results(path)) for path in paths])
+    for path, results in shards:
+        _check(path, results, shards[0])
+    runs = [results for _, results in shards]
+    try:
+        with ResultsWriter(target) as writer:
+            for row in _rows(runs):
+                writer.write(encode(row))
+            _close(writer, runs)
+    except OSError as error:
+        raise ResultsError(f"{target}: cannot be written: {error.strerror}") from error
+    return read_results(target)
+
+
+def _in_order(files: Sequence[tuple[Path, Results]]) -> list[tuple[Path, Results]]:
+    """The shards by their places. Raises ResultsError if one is missing or there twice."""
+    places: dict[int, tuple[Path, Results]] = {}
+    totals: dict[int, Path] = {}
+    for path, results in files:
+        found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", results.header.shard)
+        if not found:
+            raise ResultsError(f"{path}: is no shard (its header says {results.header.shard!r}); run with --shard=K/N")
+        place, total = int(found[1]), int(found[2])
+        if place in places:
+            raise ResultsError(f"{path}: shard {results.header.shard} is here twice, the first is {places[place][0]}")
+        places[place] = path, results
+        totals[total] = path
+    if len(totals) > 1:
+        told = " and ".join(f"of {total} ({path})" for total, path in totals.items())
+        raise ResultsError(f"the shards are of runs in different numbers of parts: {told}")
+    total = next(iter(totals))
+    if missing := [place for place in range(1, total + 1) if place not in places]:
+        raise ResultsError(f"shard {', '.join(f'{place}/{total}' for place in missing)} is missing")
+    return [places[place] for place in sorted(places)]
+
+
+def _check(path: Path, results: Results, first: tuple[Path, Results]) -> None:
+    """Raise ResultsError for a shard that cannot be merged with the first one."""
+    if results.footer is None or results.outcome is Outcome.INCOMPLETE:
+        raise ResultsError(f"{path}: shard {results.header.shard} is incomplete; run it again")
+    if broken := [problem for problem in results.problems if problem not in results.footer.problems]:
+        raise ResultsError(f"{path}: disagrees with itself: {broken[0]}")
+    ours, theirs = encode(results.header), encode(first[1].header)
+    for key in sorted({*ours, *theirs} - _OWN):
+        if ours.get(key) != theirs.get(key):
+            raise ResultsError(f"{path}: {key} is {ours.get(key)!r}; {first[0]} has {theirs.get(key)!r}: another run")
+
+
+def _rows(runs: Sequence[Results]) -> Iterator[Row]:
+    yield _header(runs)
+    for run in runs:
+        checks = run.checks_by_claim()
+        for claim in run.claims:
+            yield from checks[claim.claim]
+            yield claim
+        yield from run.models
+        yield from run.facts
+
+
+def _header(runs: Sequence[Results]) -> Header:
+    """The first header, for all claims; where machines differ, what is true of all of them."""
+    headers = [run.header for run in runs]
+    flags = set(headers[0].cpu_flags).intersection(*(header.cpu_flags for header in headers))
+    return replace(
+        headers[0],
+        shard="",
+        claims=sum(header.claims for header in headers),
+        started=min(header.started for header in headers),
+        platform="; ".join(dict.fromkeys(header.platform for header in headers)),
+        cpu="; ".join(dict.fromkeys(header.cpu for header in headers)),
+        cpu_flags=[flag for flag in headers[0].cpu_flags if flag in flags],
+    )
+
+
+def _close(writer: ResultsWriter, runs: Sequence[Results]) -> None:
+    footers = [run.footer for run in runs if run.footer is not None]
+    notes = [note for footer in footers for note in footer.notes]
+    peaks = [footer.peak_mib for footer in footers if footer.peak_mib is not None]
+    failed = any(run.outcome is not Outcome.PASS for run in runs)
+    writer.close(
+        outcome=Outcome.FAIL if failed else Outcome.PASS,
+        exit_status=max(footer.exit_status for footer in footers),
+        seconds=round(sum(footer.seconds for footer in footers), 3),
+        problems=list(dict.fromkeys(problem for footer in footers for problem in footer.problems)),
+        notes=[*dict.fromkeys(notes), f"merged from {len(runs)} shards; the time is that of all of them together"],
+        peak_mib=max(peaks, default=None),
+    )
