@@ -13,7 +13,9 @@ import pytest
 from backends.discovery import SHIPPED, find_backend
 from conformance.claim_run import STAGES
 from conformance.claims import Claim, enumerate_claims
-from reports.results import VERDICTS
+from conformance.expected import expected_path, read_expected
+from reports.compare import render_board
+from reports.results import VERDICTS, Outcome, read_results
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "docs" / "findings").glob("*.py"))
@@ -21,6 +23,7 @@ FINDINGS = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
 NEEDS_ANOTHER_CPU = 77  # what a finding's script ends with where this CPU takes another kernel
 ENGINES = ("qnnpack", "fbgemm", "x86", "onednn")
 RUNTIMES = ("onnxruntime", "openvino", "inductor", "executorch")
+COMMANDS = ("render", "markdown", "diff", "merge", "compare", "certify", "verify")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -91,8 +94,32 @@ def test_the_readme_names_what_exists() -> None:
     for verdict in VERDICTS:
         assert verdict.value in README, f"README does not explain {verdict.value}"
     help_text = run(sys.executable, "-m", "pytest", "conformance", "--help").stdout
+    help_text += "".join(run(sys.executable, "-m", "reports", command, "--help").stdout for command in COMMANDS)
     for option in set(re.findall(r"`(--[a-z-]+)", README)):
-        assert option in help_text, f"README explains {option}; pytest conformance --help does not have it"
+        assert option in help_text, f"README explains {option}; neither pytest conformance nor reports has it"
+
+
+def test_the_readme_explains_every_command_of_reports() -> None:
+    assert set(re.findall(r"^\| `(\w+) [A-Z][^|]*` \|", README, re.MULTILINE)) == set(COMMANDS)
+
+
+def test_the_scoreboard_is_made_of_the_committed_results() -> None:
+    """If it is not: python -m reports compare docs/results/*.xz -o docs/scoreboard.html"""
+    runs = [read_results(path) for path in sorted((ROOT / "docs" / "results").glob("*.jsonl.xz"))]
+    assert sorted(run.header.backend for run in runs) == sorted((*ENGINES, *RUNTIMES))
+    assert render_board(runs) == (ROOT / "docs" / "scoreboard.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [*ENGINES, *RUNTIMES])
+def test_committed_results_are_whole_clean_and_as_expected(name: str) -> None:
+    results = read_results(ROOT / "docs" / "results" / f"{name}.jsonl.xz")
+    header = results.header
+    assert (results.outcome, header.profile, header.shard) == (Outcome.PASS, "full", "")
+    assert re.fullmatch("[0-9a-f]{40}", header.suite_commit), "made of a clean checkout"
+    expected = read_expected(expected_path(header))
+    found = {claim.claim: claim.verdict for claim in results.claims}
+    assert header.config_sha256 == expected.config_sha256 and found.keys() == expected.verdicts.keys()
+    assert [name for name, verdict in found.items() if not expected.verdicts[name].may_be(verdict)] == []
 
 
 def test_the_architecture_names_every_stage() -> None:
