@@ -37,7 +37,6 @@ from conformance.reruns import (
     Trial,
     compare_outputs,
 )
-from conformance.structure import tensors
 from reports.results import Verdict
 
 PARTS = (1, 3, 5)
@@ -65,10 +64,10 @@ def check_invariance(
     tried -= frozenset() if capabilities.channels_last else {CHANNELS_LAST}
     tried -= frozenset() if capabilities.dynamic_batch else {BATCH, EMPTY}
     trial = Trial(
-        case=case, name=drawn[0][0], inputs=drawn[0][1], lowered=lowered, steps=steps, exact_of=exact_of,
+        case=case, name=drawn[0][0], inputs=drawn[0][1], lowered=lowered, steps=steps, exact_of=exact_of, first=first,
     )  # fmt: skip
     again = partial(trial.run, trial.inputs)
-    before = () if first is None else (trial.compared(REPETITION, "since the first run", again, given=tensors(first)),)
+    before = () if first is None else (trial.compared(REPETITION, "since the first run", again),)
     repeated = (*before, trial.compared(REPETITION, "at once", again))
     yield from repeated
     if any(each.problem for each in repeated):

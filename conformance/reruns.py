@@ -84,6 +84,7 @@ class Trial:
 
     ``exact_of``: what gives the exact results of inputs; ``steps``: by how many steps quantized outputs may differ that
     are both right by it, float ones by any (0: not at all). ``filling``: the byte that memory is filled with in a run.
+    ``first``: what the inputs gave in an earlier run, if there was one.
     """
 
     case: Case
@@ -93,6 +94,7 @@ class Trial:
     steps: float = 0
     exact_of: ExactOf | None = None
     filling: int = 0x5A
+    first: Any = None
 
     @cached_property
     def model(self) -> nn.Module:
@@ -102,7 +104,7 @@ class Trial:
     @cached_property
     def expected(self) -> list[Tensor]:
         """What the inputs gave first."""
-        return self.run(self.inputs)
+        return self.run(self.inputs) if self.first is None else [each.detach().clone() for each in tensors(self.first)]
 
     @property
     def runs(self) -> bool:

@@ -205,6 +205,23 @@ def test_memory_that_nobody_writes_is_seen() -> None:
             assert differing(unwritten, case_of(lambda x: x, (2, size))) == {REPETITION}, size
 
 
+def test_a_run_right_after_an_equal_one_is_compared_with_the_first_of_all() -> None:
+    """Where every run but the first after other inputs is off, two of them side by side are off alike."""
+    case, before = case_of(torch.relu, IMAGE), list[Tensor]()
+    drawn = drawn_for(case)
+
+    def run(x: Tensor) -> Tensor:
+        again, before[:] = bool(before) and torch.equal(before[0], x), [x.clone()]
+        return torch.relu(x) * (2 if again else 1)
+
+    first = run(*drawn[0][1])
+    run(*drawn[1][1])
+    found = list(check_invariance(case, drawn, run, Capabilities(), first=first))
+    assert [(each.case.removeprefix("a case, first, "), bool(each.problem)) for each in found] == [
+        ("repetition: since the first run", False), ("repetition: at once", True),
+    ]  # fmt: skip
+
+
 def test_nothing_more_is_tried_on_a_kernel_that_does_not_repeat_itself() -> None:
     assert tried(findings(counting(), case_of(lambda x: x, IMAGE))) == ["repetition: at once"]
 
