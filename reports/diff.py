@@ -119,8 +119,8 @@ def _difference(name: str, old: Judged | None, new: Judged | None) -> Difference
         change = Change.REGRESSED
     elif why := _worse(new, old):
         change, why = Change.IMPROVED, _better(old, new)
-    elif _numbers(old) != _numbers(new):
-        change, why = Change.CHANGED, "other numbers"
+    elif why := _other(old, new):
+        change = Change.CHANGED
     else:
         change = Change.UNCHANGED
     return Difference(name=name, change=change, old=old, new=new, why=why)
@@ -155,8 +155,15 @@ def _failing(row: Judged) -> int | None:
     return row.failing if isinstance(row, Claim) else None
 
 
-def _numbers(row: Judged) -> tuple[object, ...]:
-    return row.verdict, row.waived, row.max_lsb, _failing(row)
+def _other(old: Judged, new: Judged) -> str:
+    """Say in what two that are neither better nor worse differ; "": in nothing."""
+    pairs = {
+        "verdict": (old.verdict, new.verdict),
+        "waived": (old.waived, new.waived),
+        "LSB": (lsb(old.max_lsb), lsb(new.max_lsb)),
+        "failing cases": (_failing(old), _failing(new)),
+    }
+    return ", ".join(f"{name} was {was}, is {now}" for name, (was, now) in pairs.items() if was != now)
 
 
 def _state(row: Judged | None) -> str:

@@ -30,9 +30,13 @@ def tame(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+LONGEST_LINE = 2000
+
+
 def one_line(text: str) -> str:
-    """`text` in one line, tame."""
-    return tame(" ".join(text.split()))
+    """`text` in one line, tame, and no longer than a line can be."""
+    line = tame(" ".join(text[: 4 * LONGEST_LINE].split()))
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}… ({len(text)} characters)"
 
 
 def cut(text: str, width: int) -> str:

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from reports.results import GREEN, Results, read_results
 from reports.writer import ResultsWriter
 
 Row = dict[str, Any]
+
+settings.register_profile("project", deadline=None, derandomize=True)  # machines are noisy, tests are not
+settings.load_profile("project")
 
 PATTERNS = (
     "nn.Linear", "nn.Conv2d", "F.conv2d + nn.ReLU", "nn.Conv2d + nn.BatchNorm2d + nn.ReLU",

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from reports.results import GREEN, Results, ResultsWriter, read_results
+from reports.results import GREEN, Results, read_results
+from reports.writer import ResultsWriter
 
 Row = dict[str, Any]
 
@@ -49,6 +50,125 @@ class Made:
 
     def results(self, rows: Iterable[Row], **footer: Any) -> Results:
         return read_results(self.path(rows, **footer))
+
+    def everything(self) -> list[Row]:
+        """The rows of a small run that has all there is to show."""
+        header: Row = {
+            "kind": "header", "schema": 1, "suite_version": "0.1.0", "suite_commit": "4fd1c0ffee" * 4,
+            "backend": "npu", "versions": {"npu_compiler": "1.2"}, "torch": "2.13.0+cpu", "python": "3.11.9",
+            "platform": "Linux-6.1-x86_64", "cpu": "Some CPU @ 2.60GHz", "cpu_flags": ["avx2", "avx512_vnni"],
+            "engine": "", "representation": "DECOMPOSED", "seed": 7, "profile": "full",
+            "options": {"backend": "npu", "strict": False}, "config_name": "npu config", "config_sha256": "ab" * 32,
+            "claims": 8, "claims_in_config": 9, "pairs": 9, "started": "2026-11-01T03:04:05+00:00", "isa": "avx2",
+            "isolation": "fork", "waivers": {"file": "npu.toml", "sha256": "cd" * 32},
+            "limits": {"nn.Linear": {"bias": "True"}},
+            "detection": {"rounding": {"faults": 7, "quick": 6, "full": 7}, "scale": {"faults": 9, "quick": 8}},
+        }  # fmt: skip
+        return [header, *self._judged(), *self._beside()]
+
+    def _judged(self) -> list[Row]:
+        qparams = {
+            "input 0": {"scale": 0.5, "zero_point": 3},
+            "output": {"scale": 0.25, "zero_point": 0, "dtype": "quint8"},
+        }
+        wrong: Row = {
+            "case": "default unsigned, saturating", "expected": [12.4996, 255], "found": [30, 254],
+            "index": [[0, 3], [1, 0]],
+            "qparams": qparams, "attribution": "2 wrong", "worst": "wrong: at [0, 3] found 30, exact 12.4996",
+            "traceback": "Traceback (most recent call last):\n  npu.run()", "others": ["a second case"],
+        }  # fmt: skip
+        decisions = [{"node": "op0", "pattern": "nn.Linear", "dtype config": "in=quint8", "reason": ""}]
+        graphs = {"float model": "x = input\nreturn x", "reference model": "x = input\ny = q(x)\nreturn y"}
+        covered = self.waiver | {"max_lsb": None}
+        rows: list[Row] = []
+        rows += self._claim("nn.Conv2d", "CRASHED", "LOW-01", "killed by SIGSEGV", stage="lower", outcome="error")
+        rows += self._claim(
+            "nn.Linear",
+            "REFUTED",
+            "NUM-03",
+            "18 LSB off",
+            max_lsb=17.5,
+            evidence=wrong,
+            cases=24,
+            failing=3,
+            of={"decisions": decisions, "graphs": graphs, "script": "import torch\n"},
+        )
+        rows += self._claim(
+            "nn.ReLU",
+            "FALLBACK",
+            "LOW-04",
+            "runs in float: relu",
+            stage="execution",
+            evidence={"float_ops": ["aten::relu"]},
+            of={"waived": True, "waiver": covered},
+        )
+        rows += self._claim(
+            "torch.cat",
+            "REFUTED",
+            "NUM-05",
+            "moves and changes",
+            max_lsb=18.0,
+            of={"waived": True, "waiver": self.waiver},
+        )
+        rows += self._claim("nn.LSTM", "UNEXERCISED", "CFG-09", "no builder for LSTM", stage="config", outcome="skip")
+        rows += self._claim(
+            "nn.Hardswish",
+            "QUALITY",
+            "NUM-03",
+            "0.6 LSB",
+            max_lsb=0.6,
+            outcome="pass",
+            measured={"distances": [5, 4, 3, 2, 1, 0, 0, 6, 0, 0, 0, 0, 0], "sqnr_db": 41.5, "span_lsb": 200.0},
+        )
+        rows += self._claim(
+            "nn.Conv1d",
+            "VERIFIED",
+            "NUM-03",
+            "",
+            max_lsb=0.5,
+            outcome="pass",
+            seconds=9.5,
+            cases=30,
+            measured={"distances": [10, 20, 30, 40, 50, 0, 0, 0, 0, 0, 0, 0, 0], "sqnr_db": 48.25, "span_lsb": 255.0},
+        )
+        rows += self._claim(
+            "torch.reshape",
+            "VERIFIED",
+            "NUM-05",
+            "",
+            max_lsb=0.0,
+            outcome="pass",
+            cases=5,
+            measured={"distances": [60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "sqnr_db": "inf", "span_lsb": 31.5},
+        )
+        return rows  # fmt: skip
+
+    def _claim(self, pattern: str, verdict: str, rule: str, message: str, **more: Any) -> list[Row]:
+        """A check at a stage that passed, the one that decides, and the claim."""
+        dtypes = "static:in=quint8,w=qint8,out=quint8" if pattern.startswith("nn.") else "static:in=quint8,out=quint8"
+        name = f"{pattern}/{dtypes}/ptq/per_tensor"
+        check: Row = {
+            "kind": "check", "claim": name, "stage": "numerics", "rule": rule, "outcome": "fail", "verdict": verdict,
+            "message": message, "max_lsb": None, "slack_lsb": None, "cases": 1, "seconds": 0.25,
+        }  # fmt: skip
+        of, first = more.pop("of", {}), {"stage": "fuse", "rule": "FUS-03", "outcome": "pass", "verdict": "VERIFIED"}
+        claim: Row = {
+            "kind": "claim", "claim": name, "pattern": pattern, "dtype_config": dtypes, "flow": "ptq",
+            "scheme": "per_tensor", "verdict": verdict, "waived": False, "reason": message,
+            "max_lsb": more.get("max_lsb"), "repro": f"pytest conformance --backend=npu --claim '{name}'",
+            "seconds": more.get("seconds", 1.5),
+        }  # fmt: skip
+        return [check | first | {"message": ""}, check | more, claim | of]
+
+    def _beside(self) -> list[Row]:
+        off = {"case": "batch 0", "node": "up1", "expected": [1.5], "found": [9]}
+        return [
+            self.model(),
+            self.model("model/unet/ptq", verdict="REFUTED", message="3 LSB, not 0.6", max_lsb=3.0, evidence=off),
+            self.fact("model/unet/ptq", "accuracy", float=0.97, backend=0.96),
+            self.fact("linear, quint8", ties="half_even", bias="int32"),
+            self.fact("nn.GELU", "unclaimed", runs="quantized"),
+        ]
 
 
 @pytest.fixture(scope="session")

@@ -5,49 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from pages import Page
 
-from reports.html import OUTPUTS_SHOWN, anchor, render_html
+from reports.evidence import OUTPUTS_SHOWN
+from reports.html import render_html
+from reports.page import anchor
 from reports.results import read_results
-
-VOID = {"meta", "link", "br", "input"}
-
-
-class Page(HTMLParser):
-    """A page as the tests ask about it; refuses elements that are not closed in order."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.feed(html)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if not {"style", "script"} & set(self.open):
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-    def ids(self) -> list[str]:
-        return [attrs["id"] or "" for _, attrs in self.tags if "id" in attrs]
-
-    def links(self) -> list[str]:
-        return [attrs["href"] or "" for tag, attrs in self.tags if tag == "a"]
 
 
 def page(runs: Any, rows: Any, **changes: Any) -> Page:
@@ -222,14 +188,13 @@ def test_a_waiver_says_why_how_long_and_how_much(runs: Any, made: Any) -> None:
 
 
 def test_models_are_shown_worst_first_with_their_evidence(runs: Any, made: Any) -> None:
-    evidence = {"case": "batch of 2", "expected": [1.5], "found": [9]}
-    red = made.model(
-        "model/unet/ptq", verdict="REFUTED", message="first to diverge: up1", max_lsb=7.5, evidence=evidence
-    )
+    evidence = {"case": "batch of 2", "expected": [1.5], "found": [9], "node": "up1"}
+    red = made.model("model/unet/ptq", verdict="REFUTED", message="wrong in a branch", max_lsb=7.5, evidence=evidence)
     waived = made.model("model/lstm/qat", verdict="CRASHED", waived=True, waiver=made.waiver, cases=None)
-    rows = [runs.header(pairs=1), runs.claim(), made.model(), waived, red]
+    accuracy = made.fact("model/unet/ptq", "accuracy", top1=0.97)
+    rows = [runs.header(pairs=1), runs.claim(), made.model(), waived, red, accuracy]
     found = Page(render_html(made.results(rows)))
-    first = "model/unet/ptq REFUTED 7.5 3 first to diverge: up1 Case batch of 2 Outputs, as real numbers"
+    first = "model/unet/ptq REFUTED 7.5 3 up1 top1 0.97 wrong in a branch Evidence Case batch of 2 Outputs, as real"
     order = [
         found.text.index(words) for words in (first, "model/lstm/qat WAIVED · CRASHED", "model/resnet/ptq VERIFIED")
     ]
@@ -239,9 +204,9 @@ def test_models_are_shown_worst_first_with_their_evidence(runs: Any, made: Any) 
 
 
 def test_facts_are_tables_by_topic(runs: Any, made: Any) -> None:
-    rows = [made.fact("b", ties="half_even"), made.fact("digits", "accuracy", top1=0.97), made.fact("a", bits=31)]
+    rows = [made.fact("b", ties="half_even"), made.fact("c", "unclaimed", runs="yes"), made.fact("a", bits=31)]
     found = page(runs, [runs.claim(), *rows])
-    assert "Accuracy (1) Accuracy subject top1 digits 0.97" in found.text
+    assert "Unclaimed (1) Unclaimed subject runs c yes" in found.text
     assert "Fingerprint (2) Fingerprint subject bits ties a 31 b half_even" in found.text
     assert "#measured" in found.links()
     assert "#measured" not in page(runs, [runs.claim()]).links()

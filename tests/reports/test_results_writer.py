@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from reports.results import Outcome, ResultsError, ResultsWriter, Verdict, read_results
+from reports.results import Outcome, ResultsError, Verdict, read_results
+from reports.writer import ResultsWriter
 
 
 class Colour(enum.StrEnum):

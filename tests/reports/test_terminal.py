@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from reports.__main__ import main
-from reports.terminal import lsb, summary, verdict_line
+from reports.terminal import summary, verdict_line
+from reports.text import lsb
 
 
 def test_the_verdict_line_says_it_all(runs: Any) -> None:

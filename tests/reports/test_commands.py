@@ -1,0 +1,153 @@
+"""`python -m reports`: what each command takes and leaves, its exit status, and one line for what it cannot read."""
+
+from __future__ import annotations
+
+import lzma
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.__main__ import main
+from reports.coverage import rule_texts
+from reports.html import render_html
+from reports.markdown import markdown
+from reports.results import read_results
+
+ROOT = Path(__file__).resolve().parents[2]
+BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "missing": (lambda path: path.unlink(), "cannot be read: No such file or directory"),
+    "a folder": (lambda path: _folder(path), "cannot be read: Is a directory"),
+    "no JSON": (lambda path: path.write_text("hello\n"), "not a line of JSON"),
+    "binary": (lambda path: path.write_bytes(b"\xff\xfe\n"), "not a line of JSON"),
+    "a list": (lambda path: path.write_text("[]\n"), "expected a JSON object, found list"),
+    "empty": (lambda path: path.write_text(""), "no header row; a results file begins with one"),
+    "no header": (lambda path: _lines(path, lambda lines: lines[1:]), "no header row"),
+    "two headers": (lambda path: _lines(path, lambda lines: [lines[0], *lines]), "a second header row"),
+    "an older schema": (
+        lambda path: _replace(path, '"schema": 1', '"schema": 0'),
+        "schema 0; expected 1: use the suite that",
+    ),
+    "a newer schema": (lambda path: _replace(path, '"schema": 1', '"schema": 2'), "schema 2; expected 1"),
+    "an unknown kind": (lambda path: _replace(path, '"kind": "check"', '"kind": "chick"'), "unknown kind of row 'ch"),
+    "a field too few": (lambda path: _replace(path, '"stage"', '"stag"'), "check row has no 'stage'"),
+    "a field of another type": (
+        lambda path: _replace(path, '"seconds": 1.5', '"seconds": "long"'),
+        "'seconds' is 'long'",
+    ),
+    "more after the footer": (lambda path: path.write_text(path.read_text() + "{"), "text after the footer"),
+    "deep JSON": (lambda path: path.write_text("[" * 100_000 + "\n"), "not a line of JSON"),
+}  # fmt: skip
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _lines(path: Path, change: Callable[[list[str]], list[str]]) -> None:
+    path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
+
+
+def _replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def words(command: str, bad: Path, good: Path, folder: Path) -> list[str]:
+    """A command line that reads a bad file, beside a good one where it takes two."""
+    both = {"diff": [str(good), str(bad)], "compare": [str(good), str(bad), "-o", str(folder / "c.html")]}
+    target = {"certify": folder / "certificate", "merge": folder / "m.jsonl"}
+    out = ["-o", str(target[command])] if command in target else []
+    return [command, *both.get(command, [str(bad)]), *out]
+
+
+@pytest.mark.parametrize("fault", BAD)
+@pytest.mark.parametrize("command", ["render", "markdown", "diff", "compare", "merge", "certify"])
+def test_a_file_that_cannot_be_read_is_one_line_and_status_2(runs: Any, command: str, fault: str, capsys: Any) -> None:
+    good, bad = (runs.lines([runs.check(), runs.claim()]) for _ in range(2))
+    spoil, told = BAD[fault]
+    spoil(bad)
+    assert main(words(command, bad, good, runs.directory)) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1) and err.startswith(f"reports: {bad}") and told in err
+
+
+@pytest.mark.parametrize("command", ["render", "markdown"])
+def test_an_edited_file_is_told_and_never_passes(runs: Any, command: str, capsys: Any) -> None:
+    path = runs.lines([runs.check(), runs.claim()])
+    _replace(path, "0.4996", "0.4995")
+    assert main([command, str(path)]) == 1
+    assert "the footer" in capsys.readouterr().out.replace("&#39;", "'")
+
+
+@pytest.mark.parametrize("command", ["render", "markdown"])
+def test_a_baseline_that_cannot_be_read_is_told(runs: Any, command: str, capsys: Any) -> None:
+    path = str(runs.lines([runs.claim()]))
+    assert main([command, path, "--baseline", path + "x"]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_render_and_markdown_are_the_functions_that_the_run_calls(runs: Any, capsys: Any) -> None:
+    path, old = runs.lines(runs.refuted("a")), runs.lines([runs.claim("a")])
+    target = runs.directory / "o"
+    assert main(["render", str(path), "-o", str(target), "--baseline", str(old)]) == 1
+    assert target.read_text() == render_html(read_results(path), read_results(old))
+    assert main(["markdown", str(path), "-o", str(target), "--baseline", str(old)]) == 1
+    assert target.read_text() == markdown(read_results(path), read_results(old))
+    capsys.readouterr()
+    assert main(["markdown", str(path)]) == 1
+    assert capsys.readouterr().out == markdown(read_results(path))
+
+
+def test_a_packed_file_is_read_as_the_plain_one(runs: Any, capsys: Any) -> None:
+    path = runs.lines([runs.check(), runs.claim()])
+    packed = path.with_suffix(".jsonl.xz")
+    packed.write_bytes(lzma.compress(path.read_bytes()))
+    assert read_results(packed) == read_results(path)
+    packed.write_bytes(b"no xz")
+    assert main(["render", str(packed)]) == 2
+    assert "is no xz file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["rendre"], ["verify", "x", "--rerun", "0"], ["diff", "a"]])
+def test_a_wrong_command_line_is_explained(arguments: list[str], capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith("usage: python -m reports")
+
+
+def test_every_rule_is_explained_as_the_document_does() -> None:
+    text = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([A-Z]+-\d+) \| (.*?) \| (?:doc|flow|ours) \|", text, re.MULTILINE)
+    assert len(rows) > 80 and dict(rows) == rule_texts()
+
+
+ALONE = """
+import runpy, sys
+for name in ("torch", "numpy", "conformance", "backends", "refimpl", "pytest"):
+    sys.modules[name] = None
+sys.argv[0] = "reports"
+runpy.run_module("reports", run_name="__main__")
+"""
+
+
+def test_no_command_needs_torch_or_another_package(runs: Any) -> None:
+    a, b = (str(runs.lines([runs.check(), runs.claim()], shard=shard)) for shard in ("1/2", "2/2"))
+    out = str(runs.directory / "out")
+    commands = {
+        ("render", a, "-o", out, "--baseline", b): 0, ("markdown", a): 0, ("diff", a, b): 0,
+        ("compare", str(runs.lines([runs.claim()])), "-o", out): 0, ("certify", a, "-o", out + "c"): 1,
+        ("merge", a, b, "-o", out): 1, ("verify", out): 2,
+    }  # fmt: skip
+    for command, status in commands.items():
+        done = subprocess.run(
+            [sys.executable, "-c", ALONE, *command], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == status, (command, done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr

@@ -1,0 +1,114 @@
+"""Differences between two runs: what got worse is found, whatever else changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reports.__main__ import main
+from reports.diff import Change, compare_runs, diff_text
+from reports.results import read_results
+
+WAIVER = {"reason": "issue 12", "url": None, "expires": "2027-01-31", "max_lsb": None}
+WAIVED = {"verdict": "REFUTED", "waived": True, "waiver": WAIVER}
+
+
+def change(runs: Any, old: dict[str, Any], new: dict[str, Any]) -> tuple[Change, str]:
+    found = compare_runs(*(runs.results([runs.claim("a", **changes)]) for changes in (old, new)))
+    [row] = found.rows
+    return row.change, row.why
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ({}, {"verdict": "REFUTED"}, "was green"),
+        ({}, {"verdict": "UNEXERCISED"}, "was green"),
+        ({}, {"verdict": "QUALITY"}, "was VERIFIED"),
+        ({"verdict": "FALLBACK"}, {"verdict": "REFUTED"}, "was FALLBACK"),
+        ({"verdict": "REFUTED"}, {"verdict": "CRASHED"}, "was REFUTED"),
+        (WAIVED, {"verdict": "REFUTED"}, "is not waived any more"),
+        ({}, WAIVED, "was VERIFIED"),
+        ({"verdict": "REFUTED", "max_lsb": 3.0}, {"verdict": "REFUTED", "max_lsb": 4.0}, "the largest error was 3 LSB"),
+        (
+            {"verdict": "REFUTED", "max_lsb": 3.0},
+            {"verdict": "REFUTED", "max_lsb": "inf"},
+            "the largest error was 3 LSB",
+        ),
+        ({"verdict": "REFUTED", "failing": 3}, {"verdict": "REFUTED", "failing": 5}, "5 cases fail, not 3"),
+    ],
+)
+def test_what_got_worse_regressed_and_the_way_back_improved(runs: Any, old: Any, new: Any, why: str) -> None:
+    assert change(runs, old, new) == (Change.REGRESSED, why)
+    assert change(runs, new, old)[0] is Change.IMPROVED
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ({"max_lsb": 0.49}, {"max_lsb": 0.5}, "LSB was 0.49, is 0.5"),
+        ({"verdict": "REFUTED", "failing": None}, {"verdict": "REFUTED", "failing": 5}, "failing cases was None, is 5"),
+    ],
+)
+def test_other_numbers_are_neither(runs: Any, old: Any, new: Any, why: str) -> None:
+    assert change(runs, old, new) == (Change.CHANGED, why)
+
+
+def test_equal_runs_are_unchanged_whatever_they_took(runs: Any) -> None:
+    found = compare_runs(*(runs.results(runs.large(), started=f"2026-01-0{day}") for day in (1, 2)))
+    assert found.counts[Change.UNCHANGED] == 404 and found.told == () and not found.regressed and found.basis == ()
+
+
+def test_a_model_regresses_as_a_claim_does(runs: Any, made: Any) -> None:
+    old, new = (
+        made.results([runs.header(pairs=1), runs.claim(), made.model(verdict=v)]) for v in ("QUALITY", "REFUTED")
+    )
+    [row] = compare_runs(old, new).told
+    assert (row.name, row.change, row.why) == ("model/resnet/ptq", Change.REGRESSED, "was green")
+
+
+def test_added_and_removed_are_no_regressions_and_the_worst_come_first(runs: Any) -> None:
+    old = runs.results(
+        [runs.claim("gone"), runs.claim("same"), runs.claim("bad"), runs.claim("good", verdict="REFUTED")]
+    )
+    new = runs.results(
+        [runs.claim("new"), runs.claim("same"), runs.claim("bad", verdict="REFUTED"), runs.claim("good")]
+    )
+    rows = compare_runs(old, new).rows
+    assert [(row.name, row.change.value) for row in rows] == [
+        ("bad", "regressed"), ("gone", "removed"), ("new", "added"), ("good", "improved"), ("same", "unchanged"),
+    ]  # fmt: skip
+    assert not compare_runs(new, runs.results([runs.claim("same")])).regressed
+
+
+def test_an_incomplete_run_does_not_pass_the_gate(runs: Any) -> None:
+    old, path = runs.results([runs.claim("a"), runs.claim("b")]), runs.lines([runs.claim("a"), runs.claim("b")])
+    path.write_bytes(path.read_bytes()[:-9])
+    found = compare_runs(old, read_results(path))
+    assert found.regressed and not found.counts[Change.REGRESSED]
+    assert "the new run is incomplete: what it did not reach is not known to hold" in diff_text(found, 100)
+
+
+def test_what_the_runs_themselves_differ_in_is_said(runs: Any) -> None:
+    found = compare_runs(runs.results([runs.claim()], seed=1), runs.results([runs.claim()], torch="2.14.0"))
+    assert found.basis == (
+        "torch: 2.13.0+cpu in the old run, 2.14.0 in the new one", "seed: 1 in the old run, 7 in the new one",
+    )  # fmt: skip
+
+
+def test_the_command_ends_with_1_on_a_regression_alone(runs: Any, capsys: Any) -> None:
+    good, bad = (str(runs.lines(rows)) for rows in ([runs.claim("a")], runs.refuted("a")))
+    assert main(["diff", good, bad]) == 1
+    assert capsys.readouterr().out.startswith("REGRESSED: 1 regressed, 0 removed, 0 added, 0 changed, 0 improved")
+    assert main(["diff", bad, good]) == 0
+    assert capsys.readouterr().out.startswith("no regression: 0 regressed, 0 removed, 0 added, 0 changed, 1 improved")
+
+
+def test_no_text_steers_the_terminal(runs: Any) -> None:
+    evil = "a\x1b[2J\r\n\u202eb"
+    rows = [
+        runs.results([runs.claim(evil, verdict=verdict)], torch=evil + verdict) for verdict in ("VERIFIED", "REFUTED")
+    ]
+    text = diff_text(compare_runs(*rows), 100)
+    assert set(text) - {"\n"} == {c for c in text if c.isprintable()}

@@ -1,0 +1,74 @@
+"""The Markdown for a job's summary: verdict first, the worst claims, and no text that does anything."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.markdown import VARIABLE, markdown, write_job_summary
+from reports.results import read_results
+
+EVIL = "a|b `c` [x](javascript:alert(1)) <img src=x onerror=1> ![i](http://x.invalid/) <!-- --> **b** \u202e\x00\x1b[2J"
+
+
+def test_the_verdict_comes_first_and_what_was_run_last(made: Any) -> None:
+    text = markdown(made.results(made.everything()))
+    assert text.startswith("## FAIL: npu against npu config\n\n**npu&#58; FAIL — 8 claims")
+    assert text.index("### 2 failing claims, worst first") < text.index("| torch, Python | 2.13.0+cpu, 3.11.9 |")
+
+
+def test_the_worst_twenty_are_shown_and_the_others_counted(runs: Any) -> None:
+    rows = [runs.claim(f"claim{n}", verdict="REFUTED", reason="off") for n in range(25)]
+    text = markdown(runs.results(rows))
+    assert "### 25 failing claims, worst first" in text and "5 more are in the report." in text
+    assert len(re.findall(r"^\| REFUTED \|.*claim\d+", text, re.M)) == 20
+
+
+def test_no_text_is_markup(runs: Any, made: Any) -> None:
+    check, claim = runs.refuted(EVIL, reason=EVIL)
+    rows = [check | {"message": EVIL, "rule": EVIL}, claim, runs.claim("u", verdict="UNEXERCISED", reason=EVIL),
+            made.model(EVIL, verdict="REFUTED", message=EVIL)]  # fmt: skip
+    text = markdown(runs.results(rows, backend=EVIL, config_name=EVIL, cpu=EVIL, shard=EVIL, versions={EVIL: EVIL}))
+    body = re.sub(r"&#\d+;", "", text)
+    assert not set("`[]()<>!*_\\") - {"*"} & set(body)
+    assert body.count("**") == 2, "the bold line is ours"
+    assert set(body) - {"\n"} == {c for c in body if c.isprintable()}
+    for line in body.splitlines():
+        if line.startswith("|"):
+            assert line.endswith("|") and line.count("|") in (3, 4, 6)
+    assert "onerror=1" in text, "it is said, and does nothing"
+
+
+def test_a_long_text_is_cut(runs: Any) -> None:
+    long = "<" * 1_000_000
+    rows = [row for n in range(30) for row in runs.refuted(f"{n}{long}", reason=long)]
+    rows = [row | ({"message": long} if row["kind"] == "check" else {}) for row in rows]
+    text = markdown(runs.results(rows))
+    assert len(text.encode()) < 2**20 and "1000000 characters" in text
+
+
+def test_differences_to_a_baseline_are_shown(runs: Any) -> None:
+    text = markdown(runs.results(runs.refuted("a")), runs.results([runs.claim("a")]))
+    assert "1 regressed, 0 removed" in text and "| regressed | VERIFIED 0.4996 | REFUTED 18 | a | was green |" in text
+
+
+def test_a_shard_and_an_incomplete_run_say_so(runs: Any) -> None:
+    assert "This is shard 2/8: it shows nothing" in markdown(runs.results([runs.claim()], shard="2/8"))
+    path = runs.lines([runs.claim()])
+    path.write_bytes(path.read_bytes()[:-9])
+    assert markdown(read_results(path)).startswith("## INCOMPLETE: qnnpack")
+
+
+def test_the_job_summary_is_appended(runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results, path = runs.results([runs.claim()]), tmp_path / "summary.md"
+    path.write_text("before\n")
+    monkeypatch.setenv(VARIABLE, str(path))
+    assert write_job_summary(results) == f"job summary: {path}\n"
+    assert path.read_text() == f"before\n{markdown(results)}"
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    assert write_job_summary(results) == f"job summary: {tmp_path} cannot be written: Is a directory\n"
+    monkeypatch.delenv(VARIABLE)
+    assert write_job_summary(results) == ""

@@ -1,0 +1,161 @@
+"""Every number of every report comes from the one file: recounted here from its lines, by code of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import Page
+
+from reports.html import render_html
+from reports.markdown import markdown
+from reports.results import read_results
+from reports.terminal import summary
+
+Row = dict[str, Any]
+GREEN = {"VERIFIED", "QUALITY"}
+
+
+@pytest.fixture(params=["everything", "large"])
+def path(request: Any, made: Any, runs: Any) -> Path:
+    found: Path = made.path(made.everything()) if request.param == "everything" else runs.lines(runs.large())
+    return found
+
+
+@pytest.fixture
+def rows(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def page(path: Path) -> Page:
+    return Page(render_html(read_results(path)))
+
+
+def of(rows: list[Row], kind: str) -> list[Row]:
+    return [row for row in rows if row["kind"] == kind]
+
+
+def numbers(page: Page, label: str) -> int:
+    """The number beside a link of the page's bar, or in a heading in brackets."""
+    found = re.search(rf"{label} \(?(\d+)", page.text.partition("Summary ")[2])
+    assert found, label
+    return int(found[1])
+
+
+def test_the_page_counts_claims_as_the_lines_do(rows: list[Row], page: Page) -> None:
+    claims = of(rows, "claim")
+    for verdict, count in Counter(claim["verdict"] for claim in claims).items():
+        assert re.search(rf"\b{count} {verdict}\b", page.text.partition("Claims ")[0])
+    waived = sum(claim["waived"] for claim in claims)
+    assert f"{waived} of these waived" in page.text
+    pairs = {(claim["pattern"], claim["dtype_config"]) for claim in claims}
+    of_config = rows[0]["claims_in_config"], rows[0]["pairs"], len(of(rows, "check"))
+    told = f"{len(claims)} of {of_config[0]} in the config, {len(pairs)} of {of_config[1]} pairs, {of_config[2]} checks"
+    assert told in page.text
+    assert numbers(page, "All claims") == len(claims) == len(page.tables[LISTED]) - 1
+
+
+LISTED = "Every claim of the run; a stage's outcome is that of the worst rule checked there"
+
+
+def test_failures_waived_and_unexercised_are_counted_so(rows: list[Row], page: Page) -> None:
+    claims = of(rows, "claim")
+    red = [c for c in claims if not c["waived"] and c["verdict"] not in GREEN | {"UNEXERCISED"}]
+    open_ = [c for c in claims if not c["waived"] and c["verdict"] == "UNEXERCISED"]
+    assert numbers(page, "Failures") == len(red)
+    assert numbers(page, "Unexercised") == len(open_)
+    reasons = Counter(claim["reason"] for claim in open_)
+    for reason, count in reasons.items():
+        assert f"{count} claim{'s' if count != 1 else ''}: {reason}" in page.text
+    waived = sum(claim["waived"] for claim in claims)
+    assert numbers(page, r"Waived") == waived
+
+
+def test_every_claim_stands_in_the_list_and_in_the_matrix_with_its_verdict(rows: list[Row], page: Page) -> None:
+    listed = {row[0]: (row[4], row[5]) for row in page.tables[LISTED][1:]}
+    cells = Counter[str]()
+    for row in page.tables["Verdict of each claim, by pattern and dtype config"][1:]:
+        for cell in row[1:]:
+            cells.update(word for word in cell.split() if word.isupper() and word != "WAIVED")
+    for claim in of(rows, "claim"):
+        verdict = ("WAIVED · " if claim["waived"] else "") + claim["verdict"]
+        lsb = "-" if claim["max_lsb"] is None else f"{claim['max_lsb']:.6g}"
+        assert listed[claim["claim"]] == (verdict, lsb)
+    assert cells == Counter(claim["verdict"] for claim in of(rows, "claim"))
+
+
+def test_checks_are_counted_by_rule_and_outcome(rows: list[Row], page: Page) -> None:
+    [header, *table] = page.tables["Checks by the rule that they name; docs/rules.md of the suite has all rules"]
+    assert header == ["rule", "what it asks for", "claims", "pass", "fail", "error", "skip"]
+    counts = Counter((check["rule"], check["outcome"]) for check in of(rows, "check"))
+    claims = {rule: {c["claim"] for c in of(rows, "check") if c["rule"] == rule} for rule, _ in counts}
+    expected = [
+        [rule, str(len(claims[rule])), *(str(counts[rule, outcome]) for outcome in header[3:])]
+        for rule in sorted(claims)
+    ]
+    assert [[row[0], *row[2:]] for row in table] == expected
+
+
+def test_models_are_counted_so(made: Any) -> None:
+    path = made.path(made.everything())
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    page = Page(render_html(read_results(path)))
+    counts = Counter(row["verdict"] for row in of(lines, "model"))
+    assert numbers(page, "Models") == sum(counts.values()) == 2
+    assert "Models 1 REFUTED, 1 VERIFIED" in page.text and counts == {"REFUTED": 1, "VERIFIED": 1}
+    [accuracy] = [row for row in of(lines, "fact") if row["topic"] == "accuracy"]
+    told = ", ".join(f"{name} {value}" for name, value in accuracy["values"].items())
+    [row] = [row for row in page.tables["Where a model is off, the first node that diverges is named"] if told in row]
+    assert row[0] == accuracy["subject"] and row[4] == "up1"
+
+
+def test_the_plots_tables_have_the_sums_of_the_lines(made: Any) -> None:
+    path = made.path(made.everything())
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    page = Page(render_html(read_results(path)))
+    measured = [row["measured"] for row in of(lines, "check") if "measured" in row]
+    sums = [sum(column) for column in zip(*(each["distances"] for each in measured), strict=True)]
+    assert [int(row[1]) for row in page.tables["Distance of outputs from the exact result"][1:]] == sums
+    assert f"{sum(sums)} output elements" in page.text and f"{sum(sums[5:])} are beyond 0.5" in page.text
+    ratios = page.tables["Signal-to-quantization-noise ratio, claim by claim"][1:]
+    assert ratios == [["40 to 45", "1"], ["45 to 50", "1"], ["no error", "1"]]
+    spans = {row["claim"]: row["measured"]["span_lsb"] for row in of(lines, "check") if "measured" in row}
+    errors = page.tables["Largest error against the range of the results"][1:]
+    assert {row[0]: float(row[2]) for row in errors} == spans
+
+
+def test_waivers_in_force_are_told_with_the_days_that_are_left(made: Any) -> None:
+    page = Page(render_html(made.results(made.everything())))
+    [header, *table] = page.tables["What the vendor answers for; those that expire first come first"]
+    assert header[3] == "days left"
+    # from 2026-11-01 to 2027-01-31: the rest of November 29, December 31, January 31
+    assert {(row[0], row[3], row[4], row[5]) for row in table} == {
+        ("issue 12: saturates", "91", "18", "1 REFUTED"), ("issue 12: saturates", "91", "-", "1 FALLBACK"),
+    }  # fmt: skip
+
+
+def test_the_slowest_come_first(made: Any) -> None:
+    page = Page(render_html(made.results(made.everything())))
+    [_, first, *others] = page.tables["The 8 that took most time, of 8"]
+    assert first == ["nn.Conv1d/static:in=quint8,w=qint8,out=quint8/ptq/per_tensor", "9.5"] and len(others) == 7
+
+
+def test_markdown_and_terminal_have_the_same_totals(rows: list[Row], path: Path) -> None:
+    results = read_results(path)
+    claims = of(rows, "claim")
+    counts = Counter(claim["verdict"] for claim in claims)
+    waived = Counter(claim["verdict"] for claim in claims if claim["waived"])
+    lines = markdown(results).splitlines()
+    text = [line.split() for line in summary(results, "o.html", width=300).splitlines()]
+    for verdict, count in counts.items():
+        assert f"| {verdict} | {count} | {waived[verdict]} |" in lines
+        assert any(line[:2] == [verdict, str(count)] for line in text)
+    assert f"| total | {len(claims)} | {sum(waived.values())} |" in lines
+    assert any(line[:2] == ["total", str(len(claims))] for line in text)
+    red = sum(not c["waived"] and c["verdict"] not in GREEN | {"UNEXERCISED"} for c in claims)
+    assert f"### {red} failing claims, worst first" in lines
