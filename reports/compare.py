@@ -122,7 +122,7 @@ def _cells(run: Results) -> dict[tuple[str, str], Cell]:
 def _cell(claims: Sequence[Claim]) -> Cell:
     verdict = Verdict.worst(claim.verdict for claim in claims)
     distances = [claim.max_lsb for claim in claims if claim.max_lsb is not None]
-    spelled = [value for value in distances if isinstance(value, str)]
+    spelled = [value for value in ("nan", "inf") if value in distances]
     largest: Number | None = max((value for value in distances if not isinstance(value, str)), default=None)
     return Cell(
         verdict=verdict,

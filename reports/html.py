@@ -19,10 +19,10 @@ from reports.plots import Plot, plots
 from reports.results import Check, Claim, Fact, Model, Results, Verdict, leading_check
 
 MOST_ROWS = 10_000
-"""How many claims are listed; of more, those that are VERIFIED stand in the matrix alone."""
+"""How many claims are listed; of more, or of more than fit, those that are VERIFIED stand in the matrix alone."""
 MOST_CHANGES = 500
-_ROOM, _ROW, _LEAST = 4_600_000, 480, 150_000
-"""In bytes: what a page may take, what a claim takes without its evidence, and what is for evidence in any case."""
+_ROOM, _ROW, _LEAST = 4_750_000, 345, 150_000
+"""In bytes: what a page may take, what a claim takes beside its ID, and what is for evidence in any case."""
 _MOST_EVIDENCE = 1_800_000
 _OUTCOMES = ("error", "fail", "pass", "skip")  # the first that occurs at a stage is the stage's outcome
 
@@ -64,7 +64,7 @@ class ClaimView:
         worst = {stage: min(outcomes, key=_OUTCOMES.index) for stage, outcomes in found.items()}
         by_outcome = {o: [stage for stage, outcome in worst.items() if outcome == o] for o in _OUTCOMES if o != "pass"}
         told = [f"{outcome}: {', '.join(stages)}" for outcome, stages in by_outcome.items() if stages]
-        return "; ".join(told) or f"all {len(found)} pass"
+        return "; ".join(told) or (f"all {len(found)} pass" if found else "no checks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,9 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
     checks = results.checks_by_claim()
     views = {claim.claim: _view(claim, checks[claim.claim], columns) for claim in results.claims}
     worst_first = sorted(views.values(), key=lambda view: view.claim.verdict.rank)
-    evidence = Evidence(room=max(_LEAST, min(_MOST_EVIDENCE, _ROOM - _ROW * len(views))))
+    size = sum(_ROW + len(name) for name in views)
+    folds = len(views) > MOST_ROWS or size > _ROOM
+    evidence = Evidence(room=max(_LEAST, min(_MOST_EVIDENCE, _ROOM - size)))
     failures = evidence.part("Failures", "failures", [views[claim.claim] for claim in results.failures()])
     waived = evidence.part("Waived", "waived", [view for view in worst_first if view.claim.waived])
     quality = evidence.part(
@@ -124,7 +126,7 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
     )  # fmt: skip
     facts = _facts(results.facts)
     return Report(
-        listed=tuple(v for v in views.values() if len(views) <= MOST_ROWS or v.claim.verdict is not Verdict.VERIFIED),
+        listed=tuple(v for v in views.values() if not folds or v.claim.verdict is not Verdict.VERIFIED),
         failures=failures,
         others=tuple(part for part in (waived, quality) if part.total),
         detailed=frozenset(evidence.shown),

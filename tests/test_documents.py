@@ -13,6 +13,7 @@ import pytest
 from backends.discovery import SHIPPED, find_backend
 from conformance.claim_run import STAGES
 from conformance.claims import Claim, enumerate_claims
+from conformance.environment import detection_power
 from conformance.expected import expected_path, read_expected
 from reports.compare import render_board
 from reports.results import VERDICTS, Outcome, read_results
@@ -101,6 +102,16 @@ def test_the_readme_names_what_exists() -> None:
 
 def test_the_readme_explains_every_command_of_reports() -> None:
     assert set(re.findall(r"^\| `(\w+) [A-Z][^|]*` \|", README, re.MULTILINE)) == set(COMMANDS)
+
+
+def test_headers_say_of_the_detection_power_what_the_document_says() -> None:
+    text = (ROOT / "docs" / "detection-power.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([a-z ]+?) +\| +(\d+) +\| +(\d+) +\| +(\d+) \|$", text, re.MULTILINE)
+    table = {name: dict(zip(("faults", "quick", "full"), map(int, counts), strict=True)) for name, *counts in rows}
+    said = detection_power()
+    assert len(table) > 10 and {name: said[name] for name in table} == table
+    assert said["every class"] == {key: sum(row[key] for row in table.values()) for key in ("faults", "quick", "full")}
+    assert f"killed by full: {said['every class']['full']} of {said['every class']['faults']}" in text
 
 
 def test_the_scoreboard_is_made_of_the_committed_results() -> None:

@@ -1,71 +1,11 @@
-"""The HTML report in a real browser: silent, offline, usable without JavaScript, dark on demand."""
+"""The HTML report in a real browser: filtered, unfolded, dark on demand, printed, and whole without JavaScript."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from reports.html import render_html
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium; install it or set CHROMIUM to its path")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-MODEL = {
-    "kind": "model", "model": "model/unet/ptq", "verdict": "REFUTED", "waived": True, "max_lsb": 3.0, "cases": 4,
-    "message": "first to diverge: up1", "seconds": 1.0, "evidence": {"case": "batch", "expected": [1.5], "found": [9]},
-    "waiver": {"reason": "issue 12", "url": "https://example.org/12", "expires": None, "max_lsb": 3.0},
-}  # fmt: skip
-FACT = {"kind": "fact", "topic": "fingerprint", "subject": "linear", "values": {"ties": "half_even", "bits": 31}}
-
-
-@pytest.fixture
-def report(runs: Any) -> Path:
-    path: Path = runs.directory / "report.html"
-    path.write_text(render_html(runs.results([*runs.large(), MODEL, FACT])), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def opened(browser: Any, report: Path) -> Iterator[Any]:
-    """Opens the report in a page with the given options, noting what it requests and complains about."""
-    contexts = []
-
-    def open_page(**options: Any) -> Any:
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
-        page.noted = []
-        page.on("request", lambda request: page.noted.append(request.url))
-        page.on("console", lambda message: page.noted.append(message.text))
-        page.on("pageerror", lambda error: page.noted.append(str(error)))
-        page.goto(report.as_uri())
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-
-
-def test_one_request_and_no_complaint(opened: Any, report: Path) -> None:
-    page = opened()
-    page.wait_for_timeout(200)
-    assert page.noted == [report.as_uri()]
 
 
 def test_all_is_there_without_javascript(opened: Any) -> None:
@@ -75,12 +15,29 @@ def test_all_is_there_without_javascript(opened: Any) -> None:
     assert page.locator("#all-claims tbody tr >> visible=true").count() == 404
     assert page.locator("button >> visible=true").count() == 0
     assert not page.locator("#filter").is_visible()
+    assert not page.locator("kbd").first.is_visible()
+
+
+def test_plots_have_words_and_a_table_without_javascript(opened: Any) -> None:
+    figures = opened(java_script_enabled=False).locator("figure:has(svg)")
+    assert figures.count() == 3
+    for figure in figures.all():
+        drawing = figure.locator("svg[role=img]")
+        title, description = drawing.get_attribute("aria-labelledby").split()
+        assert drawing.is_visible()
+        assert drawing.locator(f"title[id='{title}']").text_content()
+        assert drawing.locator(f"desc[id='{description}']").text_content()
+        assert drawing.locator("rect >> visible=true").count() + drawing.locator("circle >> visible=true").count()
+        rows = figure.locator("tbody tr")
+        assert not rows.first.is_visible()
+        figure.locator("summary").click()
+        assert rows.first.is_visible()
+        assert rows.count() >= drawing.locator(".bar, .dot").count()
 
 
 def test_models_and_measurements_are_shown(opened: Any) -> None:
     page = opened()
     assert page.locator("#models ~ .scroll tr", has_text="model/unet/ptq").first.is_visible()
-    page.click("summary:has-text('Fingerprint')")
     assert page.locator("td", has_text="half_even").is_visible()
 
 
@@ -95,7 +52,24 @@ def test_the_filter_keeps_rows_with_every_word(opened: Any) -> None:
     assert page.locator("#all-claims tbody tr >> visible=true").count() == 404
 
 
-def test_every_cell_of_the_matrix_leads_to_its_claim(opened: Any) -> None:
+def test_the_counts_at_the_top_filter_the_claims(opened: Any, in_sight: Any) -> None:
+    page = opened()
+    chips = page.locator(".counts a")
+    assert chips.count() == 8
+    for chip in chips.all():
+        text = chip.inner_text()
+        word = "WAIVED" if text.endswith("waived") else text.split()[1]
+        chip.click()
+        in_sight(page, "claims")
+        rows = page.locator("#all-claims tbody tr >> visible=true")
+        verdicts = rows.locator("td:nth-child(5)").all_inner_texts()
+        assert page.inner_text("#shown") == f"{len(verdicts)} of 404 claims"
+        assert len(verdicts) == int(text.split()[0])
+        assert all(word in verdict.split() for verdict in verdicts)
+        assert page.input_value("#filter") == word
+
+
+def test_every_cell_of_the_matrix_leads_to_its_claim(opened: Any, in_sight: Any) -> None:
     page = opened()
     missing = "links => links.filter(a => !document.getElementById(a.hash.slice(1))).map(a => a.hash)"
     assert page.locator(".matrix td a").count() == 404
@@ -103,36 +77,8 @@ def test_every_cell_of_the_matrix_leads_to_its_claim(opened: Any) -> None:
     for label in ("REFUTED", "VERIFIED"):
         link = page.locator(".matrix td a", has_text=label).last
         link.click()
-        target = page.locator(f"[id='{link.get_attribute('href')[1:]}']")
-        target.wait_for(state="visible")
+        in_sight(page, link.get_attribute("href")[1:])
         assert page.evaluate("location.hash") == link.get_attribute("href")
-        page.wait_for_function(  # scrolled to, and not under the bar
-            """hash => {
-                const top = document.getElementById(hash.slice(1)).getBoundingClientRect().top;
-                return document.querySelector("nav").getBoundingClientRect().height <= top && top < innerHeight;
-            }""",
-            arg=link.get_attribute("href"),
-        )
-
-
-def test_a_link_to_a_filtered_row_shows_it(opened: Any) -> None:
-    page = opened()
-    page.fill("#filter", "no row has these words")
-    link = page.locator(".matrix td a.VERIFIED").first
-    row = page.locator(f"tr[id='{link.get_attribute('href')[1:]}']")
-    assert not row.is_visible()
-    link.click()
-    row.wait_for(state="visible")
-    assert page.input_value("#filter") == ""
-
-
-def test_a_link_to_folded_evidence_unfolds_it(opened: Any) -> None:
-    page = opened()
-    link = page.locator("#all-claims tr", has_text="waived").locator("a").first
-    section = page.locator(f"article[id='{link.get_attribute('href')[1:]}']")
-    assert not section.is_visible()
-    link.click()
-    section.wait_for(state="visible")
 
 
 def test_the_copy_button_answers(opened: Any) -> None:
@@ -142,11 +88,13 @@ def test_the_copy_button_answers(opened: Any) -> None:
     page.locator("article button", has_text=re.compile("^(Copied|Selected)$")).wait_for()  # when the clipboard answers
 
 
+GROUND = "getComputedStyle(document.body).backgroundColor"
+
+
 def test_dark_mode_is_dark(opened: Any) -> None:
-    colour = "getComputedStyle(document.body).backgroundColor"
     light, dark = (opened(color_scheme=scheme) for scheme in ("light", "dark"))
-    assert light.evaluate(colour) == "rgb(255, 255, 255)"
-    assert dark.evaluate(colour) != light.evaluate(colour)
+    assert light.evaluate(GROUND) == "rgb(255, 255, 255)"
+    assert dark.evaluate(GROUND) != light.evaluate(GROUND)
     assert dark.screenshot() != light.screenshot()
 
 
@@ -163,7 +111,8 @@ CONTRASTS = """() => {
   const all = [...document.querySelectorAll("body *")];
   const seen = all.filter((e) => e.textContent.trim() && e.getClientRects().length);
   return Math.min(...seen.map((e) => {
-    const pair = [luminance(numbers(getComputedStyle(e).color)), luminance(ground(e))];
+    const style = getComputedStyle(e);
+    const pair = [luminance(numbers(e.matches("text") ? style.fill : style.color)), luminance(ground(e))];
     return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
   }));
 }"""
@@ -179,3 +128,30 @@ def test_the_page_itself_never_scrolls_sideways(opened: Any, width: int) -> None
     page = opened(viewport={"width": width, "height": 800})
     page.evaluate("document.querySelectorAll('details').forEach((element) => { element.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_printed_it_is_white_whole_and_without_controls(opened: Any) -> None:
+    page = opened(color_scheme="dark")
+    controls = page.locator("nav, input, kbd, button:not(.sort)")
+    titles = page.locator("#all-claims thead button")
+    assert controls.locator("visible=true").count() > 20
+    page.emulate_media(media="print")
+    assert controls.locator("visible=true").count() == 0
+    assert page.evaluate(GROUND) == "rgb(255, 255, 255)"
+    assert titles.locator("visible=true").all_inner_texts()[:2] == ["claim", "dtypes"]
+    arrow = "button => getComputedStyle(button, '::after').content"
+    assert {title.evaluate(arrow) for title in titles.all()} == {"none"}
+    clipped = (
+        """all => all.filter(e => getComputedStyle(e).overflowY !== "visible" && e.scrollHeight > e.clientHeight)"""
+    )
+    assert page.eval_on_selector_all("main *", f"elements => ({clipped})(elements).length") == 0
+
+
+def test_what_scrolls_within_the_page_is_reached_by_keyboard(opened: Any) -> None:
+    page = opened(viewport={"width": 800, "height": 600})
+    page.evaluate("document.querySelectorAll('details').forEach((element) => { element.open = true; })")
+    scrolled = """all => all.filter(e => !["visible", "clip"].includes(getComputedStyle(e).overflowX)
+      && (e.scrollWidth > e.clientWidth || e.scrollHeight > e.clientHeight)).map(e => [e.tagName, e.tabIndex])"""
+    found = page.eval_on_selector_all("body *", scrolled)
+    assert len(found) > 2
+    assert [each for each in found if each != ["NAV", -1] and each[1] != 0] == []

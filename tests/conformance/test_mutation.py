@@ -190,6 +190,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / f"{name}.py").write_text(TINY, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(command, "DOCUMENT", tmp_path / "doc.md")
+    monkeypatch.setattr(command, "DETECTION", tmp_path / "in_short.json")
     return name
 
 
@@ -206,6 +207,8 @@ def test_the_command_runs_anyones_mutants(
     assert printed.err.count("quick seed 0") == len(data["trials"])
     written = (tmp_path / "doc.md").read_text(encoding="utf-8")
     assert written.startswith("# Detection power") and "seconds" not in written
+    in_short = json.loads((tmp_path / "in_short.json").read_text(encoding="utf-8"))
+    assert in_short["every class"]["quick"] == sum(trial["killed"] for trial in data["trials"])
 
 
 def test_a_few_mutants_are_measured_again_beside_what_an_earlier_run_found(

@@ -1,0 +1,174 @@
+"""A headless browser, pages opened in it, and reports that show everything there is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.compare import render_board
+from reports.html import render_html
+
+Row = dict[str, Any]
+Writing = Callable[[str, Callable[[], str]], Path]
+
+WAIVER = {
+    "reason": "issue 12: saturates", "url": "https://example.org/12", "expires": "2027-01-31", "max_lsb": 18.0,
+}  # fmt: skip
+MODEL = {
+    "kind": "model", "model": "model/unet/ptq", "verdict": "REFUTED", "waived": True, "max_lsb": 3.0, "cases": 4,
+    "message": "first to diverge: up1", "seconds": 1.0, "waiver": WAIVER | {"expires": None},
+    "evidence": {"case": "batch", "expected": [1.5], "found": [9], "node": "up1", "script": "import torch\n"},
+}  # fmt: skip
+FACTS = [
+    {"kind": "fact", "topic": "fingerprint", "subject": "linear", "values": {"ties": "half_even", "bits": 31}},
+    {"kind": "fact", "topic": "nonfinite", "subject": "linear", "values": {"nan": "becomes 0"}},
+    {"kind": "fact", "topic": "accuracy", "subject": "model/unet/ptq", "values": {"top1": 0.97}},
+]
+MEASURED = {"distances": [90, 40, 20, 9, 3, 1, 0, 0, 1, 0, 2, 0, 1], "sqnr_db": 47.5, "span_lsb": 200.0}
+HEADER = {
+    "isa": "avx2", "isolation": "fork", "limits": {"nn.Linear": {"bias": "True"}},
+    "waivers": {"file": "npu.toml", "sha256": "cd" * 32},
+    "detection": {"sums": {"faults": 3, "quick": 2, "full": 3}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("no chromium; install it or set CHROMIUM to its path")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Writing:
+    """Writes a page under a name, the first time that it is asked for."""
+    directory = tmp_path_factory.mktemp("pages")
+
+    def write(name: str, render: Callable[[], str]) -> Path:
+        path = directory / f"{name}.html"
+        if not path.exists():
+            path.write_text(render(), encoding="utf-8")
+        return path
+
+    return write
+
+
+def _shown(runs: Any) -> list[Row]:
+    """Six claims: one with all evidence, errors that are no numbers, one waived by a file, one exact, one of ties."""
+    check, claim = runs.refuted("shown")
+    graphs = {"float model": "%x : placeholder", "reference model": "%q : quantize", "lowered model": "%l : linear"}
+    known, waived = runs.refuted("known", waived=True, waiver=WAIVER)
+    red = {"outcome": "fail", "verdict": "REFUTED"}
+    return [
+        check | {"measured": MEASURED},
+        claim | {"graphs": graphs, "script": "import torch\n\nprint(torch.ones(1))\n"},
+        runs.check("endless", outcome="fail", verdict="FALLBACK", message="ran in float", max_lsb="inf"),
+        runs.claim("endless", verdict="FALLBACK", reason="ran in float", max_lsb="inf"),
+        runs.check("undefined", **red, max_lsb="nan"), runs.claim("undefined", verdict="REFUTED", max_lsb="nan"),
+        known | {"measured": MEASURED | {"sqnr_db": 12.5}}, waived,
+        runs.check("exact", max_lsb=0.0, measured=MEASURED | {"sqnr_db": "inf"}), runs.claim("exact", max_lsb=0.0),
+        runs.check("tied", max_lsb=0.5), runs.claim("tied", max_lsb=0.5),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def report_of(runs: Any, written: Writing) -> Callable[[int], Path]:
+    """The report of so many claims, six of them with everything that a claim can show, beside an earlier run."""
+
+    def render(count: int) -> str:
+        large = runs.large(count - 6)
+        before = [runs.claim("shown"), *runs.refuted("gone"), *runs.large(20)]
+        results = runs.results([*large, *_shown(runs), MODEL, *FACTS], **HEADER)
+        return render_html(results, runs.results(before, torch="2.12.0"))
+
+    return lambda count: written(f"report{count}", lambda: render(count))
+
+
+@pytest.fixture
+def report(report_of: Callable[[int], Path]) -> Path:
+    return report_of(404)
+
+
+@pytest.fixture
+def board(runs: Any, written: Writing) -> Path:
+    """The scoreboard of three backends."""
+
+    def render() -> str:
+        facts = [{**FACTS[0], "values": {"ties": "half_up", "bits": 31}}]
+        return render_board(
+            [
+                runs.results([*runs.large(60), FACTS[0]], isa="avx2"),
+                runs.results([*runs.large(120), *facts], backend="onednn"),
+                runs.results([*runs.large(20), *runs.refuted("known", waived=True)], backend="fbgemm"),
+            ]
+        )
+
+    return written("board", render)
+
+
+@pytest.fixture
+def opened(browser: Any, report: Path) -> Iterator[Any]:
+    """Opens an address, else the report, in a page with the given options; notes what it requests and complains of."""
+    contexts = []
+
+    def open_page(address: str = "", **options: Any) -> Any:
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.noted = []
+        page.on("request", lambda request: page.noted.append(request.url))
+        page.on("console", lambda message: page.noted.append(message.text))
+        page.on("pageerror", lambda error: page.noted.append(str(error)))
+        page.on("dialog", lambda dialog: (page.noted.append(dialog.message), dialog.dismiss()))
+        page.goto(address or report.as_uri())
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+UNTIL = """arg => new Promise((done, fail) => {
+  const end = performance.now() + 20_000;
+  const drawn = () => requestAnimationFrame(() => setTimeout(() => done(performance.now())));
+  const look = () => (CONDITION)(arg) ? drawn() : performance.now() > end ? fail("never") : requestAnimationFrame(look);
+  look();
+})"""
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[..., float]:
+    """Waits until a function in the page gives true and a frame is drawn: the milliseconds since the page's start.
+
+    Unlike playwright's own waiting it evaluates nothing in the page, which forbids it.
+    """
+
+    def wait(page: Any, condition: str, arg: object = None) -> float:
+        milliseconds: float = page.evaluate(UNTIL.replace("CONDITION", condition), arg)
+        return milliseconds
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def in_sight(until: Callable[..., float]) -> Callable[[Any, str], None]:
+    """Waits until the element with an ID is unfolded, and its first corner on the screen with nothing over it."""
+    condition = """id => {
+      const element = document.getElementById(id), place = element.getBoundingClientRect();
+      return element.checkVisibility() && element.contains(document.elementFromPoint(place.left + 5, place.top + 5));
+    }"""
+
+    def wait(page: Any, name: str) -> None:
+        until(page, condition, name)
+
+    return wait
