@@ -1,6 +1,6 @@
-"""The script of a claim that fails: its case is built again, without the backend, and written down (scripts.py).
+"""What a claim that fails shows of itself: its script, and its graphs where its process died before it told them.
 
-The flow is seeded case by case, so what is built again is what failed. It works for a claim whose process died as well.
+Its case is built again, without the backend: the flow is seeded case by case, so what is built again is what failed.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.checks import Check
+from conformance.claim_run import CaseRun
 from conformance.claims import Claim
 from conformance.jobs import Row
 from conformance.oracle import NoOracleError
-from conformance.pipeline import Workbench
+from conformance.pipeline import Workbench, graphs_of
 from conformance.running import StageError
 from conformance.scripts import Failure, NoScriptError, script_of
 from reports.codec import decode
@@ -22,26 +23,37 @@ STAGES = frozenset({"lower", "execution", "numerics"})
 """The stages whose faults show in one run of the lowered model."""
 
 
-def claim_script(bench: Workbench, claim: Claim, rows: Sequence[Row]) -> str:
-    """Return the script of a claim by its rows; "" where its fault shows in no model.
+def shown_of(bench: Workbench, claim: Claim, rows: Sequence[Row]) -> Row:
+    """Return what a claim's row shows beside its verdict; ``rows`` are its checks' and its own, the last.
 
-    Where none can be written, a comment says why: nothing that fails here may cost the claim its verdict.
+    There is a script where the fault shows in one run of the lowered model; where none can be written, a comment says
+    why: nothing that fails here may cost the claim its verdict.
     """
     lead = leading_check([check for check in map(decode, rows) if isinstance(check, CheckRow)])
-    if lead is None or lead.stage not in STAGES or not lead.failed:
-        return ""
+    needs_graphs = not rows[-1].get("graphs")
+    needs_script = lead is not None and lead.stage in STAGES and lead.failed
+    if lead is None or not (needs_graphs or needs_script):
+        return {}
+    found: Row = {}
+    try:
+        case_run = bench.rebuilt(claim, str(lead.evidence.get("case", "")))
+        found |= {"graphs": graphs_of(case_run)} if needs_graphs else {}
+        return found | ({"script": _script(bench, claim, lead, case_run)} if needs_script else {})
+    except (NoScriptError, NoOracleError, StageError) as error:
+        told = " ".join(str(error).split())
+    except Exception as error:
+        told = f"a bug of the suite: {type(error).__name__}: {' '.join(str(error).split())}"
+    return found | ({"script": f"# no script: {told}\n"} if needs_script else {})
+
+
+def _script(bench: Workbench, claim: Claim, lead: CheckRow, case_run: CaseRun) -> str:
+    """The script of a case that fails as the leading check says."""
     label = str(lead.evidence.get("case", ""))
     check = Check(
         stage=lead.stage, rule=lead.rule, outcome=lead.outcome, verdict=lead.verdict, message=lead.message,
         evidence=dict(lead.evidence),
     )  # fmt: skip
-    try:
-        case_run = bench.rebuilt(claim, label)
-        batches = {f"{case_run.case.name}, {name}": batch for name, batch in case_run.drawn}
-        batch = next((each for name, each in batches.items() if label.startswith(name)), case_run.drawn[0][1])
-        failure = Failure(model=case_run.reference, batch=batch, check=check)
-        return script_of(failure, bench, name=claim.id, message=lead.message)
-    except (NoScriptError, NoOracleError, StageError) as error:
-        return f"# no script: {' '.join(str(error).split())}\n"
-    except Exception as error:
-        return f"# no script, for a bug of the suite: {type(error).__name__}: {' '.join(str(error).split())}\n"
+    batches = {f"{case_run.case.name}, {name}": batch for name, batch in case_run.drawn}
+    batch = next((each for name, each in batches.items() if label.startswith(name)), case_run.drawn[0][1])
+    failure = Failure(model=case_run.reference, batch=batch, check=check)
+    return script_of(failure, bench, name=claim.id, message=lead.message)

@@ -169,14 +169,7 @@ class Workbench:
         if run is None or run.claim.id != claim.id:
             return {}
         shown = run.faulty or next(iter(run.kept), None)
-        if shown is None:
-            return {}
-        made: dict[str, Callable[[], Any]] = {
-            "float model": lambda: fuse_fx(shown.model, backend_config=_FUSES_NOTHING),
-            "reference model": lambda: shown.reference,
-            "lowered model": lambda: getattr(shown.lowered, "graph_module", shown.lowered),
-        }
-        return {name: text for name, model in made.items() if (text := _graph(model))}
+        return {} if shown is None else graphs_of(shown)
 
     def facts(self, claim: Claim) -> list[dict[str, object]]:
         """Return what was measured on the way and is not judged: rows of the results file."""
@@ -383,6 +376,16 @@ class Workbench:
             raise StageError(rule, Verdict.REFUTED, str(error)) from error
         except RefimplError as error:
             raise StageError(rule, Verdict.UNEXERCISED, str(error)) from error
+
+
+def graphs_of(case_run: CaseRun) -> dict[str, str]:
+    """Return the graphs of a case before and after, as far as it came."""
+    made: dict[str, Callable[[], Any]] = {
+        "float model": lambda: fuse_fx(case_run.model, backend_config=_FUSES_NOTHING),
+        "reference model": lambda: case_run.reference,
+        "lowered model": lambda: getattr(case_run.lowered, "graph_module", case_run.lowered),
+    }
+    return {name: text for name, model in made.items() if (text := _graph(model))}
 
 
 def _graph(model: Callable[[], Any]) -> str:

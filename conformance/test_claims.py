@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.claim_scripts import claim_script
+from conformance.claim_scripts import shown_of
 from conformance.claims import Claim
 from conformance.exercise import isolation_for
 from conformance.isolation import Isolation, own_peak_mib
@@ -46,7 +46,7 @@ def exercise(unit: Unit, isolation: Isolation, item: pytest.Item) -> None:
     outcome = isolation.run(unit.id)
     rows = unit_rows(run, unit, outcome)
     if isinstance(unit, Claim) and not is_green(run, rows[-1]):
-        rows[-1] |= {"script": script} if (script := claim_script(run.workbench(), unit, rows)) else {}
+        rows[-1] |= shown_of(run.workbench(), unit, rows)
     item.stash[FINDING] = json.dumps({"rows": rows, "peak_mib": max(outcome.peak_mib, own_peak_mib())})
     for row in judged_rows(rows):
         item.user_properties += [(row["kind"], unit.id), ("verdict", row["verdict"]), ("rule", _rule(row, rows))]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from reports.diff import compare_runs
 from reports.results import VERDICTS, Results, leading_check
 from reports.terminal import verdict_line
-from reports.text import counted, duration, lsb, one_line
+from reports.text import commit, counted, duration, lsb, one_line
 
 WORST = 20
 LONGEST = 300
@@ -100,7 +100,7 @@ def _differences(results: Results, baseline: Results) -> str:
 def _facts(results: Results) -> str:
     header, footer = results.header, results.footer
     rows = [
-        ("suite", f"{header.suite_version} {header.suite_commit[:18]}"),
+        ("suite", f"{header.suite_version} {commit(header.suite_commit)}"),
         ("backend", ", ".join([header.backend, *(f"{name} {said}" for name, said in sorted(header.versions.items()))])),
         ("torch, Python", f"{header.torch}, {header.python}"),
         ("CPU", f"{header.cpu} {header.isa}"),

@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 
 from reports.coverage import rule_texts
 from reports.evidence import details, grid, in_order, outputs, qparams, spelled
-from reports.text import cut, duration, lsb, tame
+from reports.text import commit, cut, duration, lsb, tame
 
 LONGEST = 4000
 """Characters of a text; a script, which is to be run, may be LONGEST_SCRIPT long."""
@@ -40,7 +40,14 @@ def _environment() -> Environment:
         loader=PackageLoader("reports"), autoescape=True, undefined=StrictUndefined, finalize=_tamed,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"lsb": lsb, "duration": duration, "value": spelled, "anchor": anchor, "cut": cut}
+    environment.filters |= {
+        "lsb": lsb,
+        "duration": duration,
+        "value": spelled,
+        "anchor": anchor,
+        "cut": cut,
+        "commit": commit,
+    }
     environment.filters |= {"id": _id, "script": _script}
     environment.filters |= {
         "outputs": outputs,

@@ -18,6 +18,11 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
+def commit(name: str) -> str:
+    """A commit by its first characters, and that files differ from it if they do."""
+    return name[:12] + ("-dirty" if name.endswith("-dirty") else "")
+
+
 def counted(count: int, noun: str) -> str:
     """A number with its noun: `1 claim`, `2 claims`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

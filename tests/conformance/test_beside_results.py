@@ -237,6 +237,7 @@ def test_a_claim_whose_process_dies_has_a_script_too(tmp_path: Path) -> None:
     ran = run(tmp_path, "fakes:Misbehaves", "--claim=nn.Conv1d/*", "--claim=nn.Conv3d/*")
     died = [claim for claim in ran.results.claims if claim.verdict is Verdict.CRASHED]
     assert died and all("find_backend('fakes:Misbehaves')" in claim.script for claim in died)
+    assert all({"float model", "reference model"} == claim.graphs.keys() for claim in died)
     assert all(_status(claim.script) not in (0, 1) for claim in died)
 
 
