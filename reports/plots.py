@@ -12,7 +12,7 @@ from reports.schema import BINS, Number
 from reports.text import counted
 
 WIDTH, HEIGHT = 640, 240
-LEFT, RIGHT, TOP, BOTTOM = 56, 8, 12, 46
+LEFT, RIGHT, TOP, BOTTOM = 56, 20, 12, 46
 """Size of a drawing and of the margins around its axes, in SVG's units."""
 DECIBELS = 5
 """Width of a bin of signal-to-noise ratios, in dB."""
@@ -127,7 +127,8 @@ def _errors(checks: Iterable[Check]) -> Plot | None:
         name="errors",
         title="Largest error against the range of the results",
         description=f"{counted(len(points), 'claim')}, each at the largest distance from the exact result and in how "
-        f"many steps of the output the exact result lies there. Right kernels stay at 0.5 wherever they are.{more}",
+        "many steps of the output the exact result lies there. Right kernels stay at 0.5 wherever they are, but for the "
+        f"derived slack: of a bias held in int32, of a function that jumps.{more}",
         across="steps between the lowest and the highest exact result",
         upward="largest distance, LSB",
         marks=tuple(marks),
