@@ -127,8 +127,8 @@ def _errors(checks: Iterable[Check]) -> Plot | None:
         name="errors",
         title="Largest error against the range of the results",
         description=f"{counted(len(points), 'claim')}, each at the largest distance from the exact result and in how "
-        "many steps of the output the exact result lies there. Right kernels stay at 0.5 wherever they are, but for the "
-        f"derived slack: of a bias held in int32, of a function that jumps.{more}",
+        "many steps of the output the exact result lies there. Right kernels stay at 0.5 wherever they are, but for "
+        f"the derived slack: of a bias held in int32, of a function that jumps.{more}",
         across="steps between the lowest and the highest exact result",
         upward="largest distance, LSB",
         marks=tuple(marks),
