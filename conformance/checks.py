@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from conformance.jobs import Row
 from reports.results import Verdict
 
+_FOLDERS = {*(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")), str(Path(__file__).parents[1])}
+_PLACES = tuple(json.dumps(f"{folder}{os.sep}")[1:-1] for folder in sorted(_FOLDERS, key=len, reverse=True))
 _VOLATILE = re.compile(r"(<eval_with_key>)\.\d+|(0x)[0-9a-f]{6,}")
 
 
@@ -64,9 +69,12 @@ class Check:
 def plain(row: Mapping[str, object]) -> Row:
     """Return a row as it will be in the file: plain builtins, text without lone surrogates.
 
-    Counters and addresses, which differ from process to process, are left out of its texts.
+    Counters and addresses, which differ from process to process, are left out of its texts, and of paths the folders of
+    Python, of installed packages and of the suite, which differ from machine to machine.
     Raises TypeError or ValueError for what JSON cannot hold.
     """
     text = _VOLATILE.sub(r"\1\2", json.dumps(row, allow_nan=False, ensure_ascii=False))
+    for place in _PLACES:
+        text = text.replace(place, "")
     found: Row = json.loads(text.encode("utf-8", "replace"))
     return found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
+import torch
 from fake_backends import fakes
 
 from backends.reference import ReferenceBackend
@@ -76,6 +78,14 @@ def test_rows_of_a_job_are_checked_too() -> None:
     assert next(rows) == FACT
     with pytest.raises(ValueError, match="fact row has no 'subject', 'values'"):
         next(rows)
+
+
+def test_no_path_of_the_machine_is_in_a_row() -> None:
+    """Where a package, Python and the suite stand differs from machine to machine; what is in them does not."""
+    files = {torch.__file__: "torch/__init__.py", json.__file__: "json/__init__.py",
+             fakes.__file__: "tests/conformance/fake_backends/fakes.py"}  # fmt: skip
+    for path, kept in files.items():
+        assert plain({"traceback": f'File "{path}", line 3'}) == {"traceback": f'File "{kept}", line 3'}
 
 
 def test_text_that_cannot_be_encoded_is_replaced() -> None:
