@@ -58,6 +58,7 @@ class Recorder:
         self._header: Header | None = None
         self._waiting: set[str] = set()
         self._judged: dict[str, Judged] = {}
+        self._verdicts = Counter[Verdict]()
         self._total = 0
         self._all_green = True
         self._peak_mib = 0.0
@@ -82,8 +83,7 @@ class Recorder:
 
     def progress(self) -> tuple[Counter[Verdict], int, int]:
         """Return the verdicts so far, how much is done, and of how much."""
-        verdicts = Counter(judged.verdict for judged in self._judged.values())
-        return verdicts, self._total - len(self._waiting), self._total
+        return self._verdicts, self._total - len(self._waiting), self._total
 
     def take(self, report: pytest.TestReport) -> None:
         """Take one report of a test's set-up, call or tear-down, or of the death of the worker that ran it."""
@@ -118,7 +118,7 @@ class Recorder:
         )
         results = read_results(self._writer.path)
         self._html.write_text(render_html(results, self._baseline), encoding="utf-8")
-        self.summary = summary(results, self._html) + write_job_summary(results)
+        self.summary = summary(results, self._html) + write_job_summary(results, self._baseline)
         return status
 
     def _record(self, unit: Unit, rows: Iterable[Row]) -> None:
@@ -128,6 +128,7 @@ class Recorder:
             self._write_script(row)
         for row in judged_rows(rows):
             self._judged[row[row["kind"]]] = Judged(Verdict(row["verdict"]), row.get("failing"))
+            self._verdicts[Verdict(row["verdict"])] += 1
             self._all_green &= is_green(self._run, row)
         self._waiting.remove(unit.id)
 
