@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -170,7 +171,17 @@ def test_a_deviation_names_tests_that_there_are() -> None:
         assert f"def {function}" in path.read_text(encoding="utf-8"), f"{file} has no {function}"
 
 
+def documentation(tree: ast.Module) -> int:
+    """How many lines of a module are docstrings."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, documented) and ast.get_docstring(node)]
+    return sum((first.end_lineno or first.lineno) - first.lineno + 1 for first, *_ in bodies)
+
+
 def test_refimpl_stays_readable_in_an_evening() -> None:
-    lines = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "refimpl").glob("*.py")}
-    assert sum(lines.values()) <= 6050, lines
+    """Docstrings, which the API reference shows, are not counted: to say more of what there is costs nothing."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "refimpl").glob("*.py")}
+    lines = {name: len(text.splitlines()) for name, text in texts.items()}
+    code = {name: lines[name] - documentation(ast.parse(text)) for name, text in texts.items()}
+    assert sum(code.values()) <= 5260, code
     assert max(lines.values()) <= 400, lines
