@@ -60,8 +60,11 @@ class Compiled:
 
 
 def owner(paths: Iterable[str], modules: Mapping[str, str], name: str) -> str:
-    """Return the reference model's node behind an exported one: that which calls a module in whose path it is, else its
-    own name, for functions keep theirs. ``modules``: of each module by its path, the node that calls it."""
+    """Return the reference model's node behind an exported one.
+
+    That is the node which calls a module in whose path it is, else its own name, for functions keep theirs.
+    ``modules``: of each module by its path, the node that calls it.
+    """
     found = (modules[target] for target in modules for path in paths if f"{path}.".startswith(f"model.{target}."))
     return next(found, name)
 
@@ -153,8 +156,11 @@ def sparing() -> Iterator[None]:
 
 
 def decomposed(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
-    """Decompose as ``run_decompositions`` does, if there is something to decompose, and with an eye to the program's
-    own ops alone: torch prepares all that it has, each time, which takes as long as all else in an export."""
+    """Decompose as ``run_decompositions`` does, if there is something to decompose.
+
+    With an eye to the program's own ops alone: torch prepares all that it has, each time, which takes as long as all
+    else in an export.
+    """
     targets = {node.target for node in program.graph.nodes if node.op == "call_function"} - {operator.getitem}
     if targets.isdisjoint(table) and all(isinstance(each, OpOverload) and _stays(each) for each in targets):
         return program
@@ -164,8 +170,11 @@ def decomposed(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedPr
 
 
 def _stays(op: OpOverload) -> bool:
-    """Whether torch leaves an op that no table names: not one that writes to its inputs, nor one that is made of others
-    and may be a view (a batch norm counts as such)."""
+    """Whether torch leaves an op that no table names.
+
+    It does not leave one that writes to its inputs, nor one that is made of others and may be a view (a batch norm
+    counts as such).
+    """
     key = "CompositeImplicitAutograd"
     is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)  # type: ignore[no-untyped-call]
     return not op._schema.is_mutable and (not is_composite or op in _composite_ops())

@@ -80,8 +80,10 @@ _OF_WEIGHTS = (OPS.dequantize_per_tensor.tensor, OPS.dequantize_per_channel.defa
 
 
 def _each_its_own(program: ExportedProgram) -> ExportedProgram:
-    """Give each reader of a dequantized tensor a dequantize of its own, or the partitioner joins them to one group,
-    which may depend on itself (docs/findings.md, 66)."""
+    """Give each reader of a dequantized tensor a dequantize of its own.
+
+    The partitioner would join them to one group, which may depend on itself (docs/findings.md, 66).
+    """
     for node in list(program.graph.nodes):
         if node.op == "call_function" and _is(node, "dequantize"):
             for reader in list(node.users)[1:]:
@@ -120,8 +122,10 @@ def _lower(program: ExportedProgram) -> tuple[Any, bytes]:
 
 @contextmanager
 def _tracing_once() -> Iterator[None]:
-    """Spare a pass that would trace a graph again as it was traced last: most find nothing to edit and trace all the
-    same, which takes half of the time of lowering."""
+    """Spare a pass that would trace a graph again as it was traced last.
+
+    Most passes find nothing to edit and trace all the same, which takes half of the time of lowering.
+    """
     from executorch.exir.pass_base import ExportPass
 
     traced, values, trace = dict[Graph, list[tuple[Any, ...]]](), list[Any](), ExportPass.call

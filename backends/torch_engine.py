@@ -35,6 +35,7 @@ class LoweredModel:
         self.engine_name = engine_name
 
     def __call__(self, *inputs: Any) -> Any:
+        """Run the graph on inputs like the examples, without gradients, under the engine."""
         with engine(self.engine_name), torch.no_grad():
             return self.graph_module(*inputs)
 

@@ -123,6 +123,7 @@ class OneInput(PatternModel):
     """A pattern of one input."""
 
     def forward(self, x: Any) -> Any:
+        """Return what the last step gives for the pattern's one input."""
         return self.run(x)
 
 
@@ -130,6 +131,7 @@ class TwoInputs(PatternModel):
     """A pattern of two inputs."""
 
     def forward(self, x: Any, y: Any) -> Any:
+        """Return what the last step gives; both inputs go to the first step."""
         return self.run(x, y)
 
 
@@ -137,6 +139,7 @@ class ThreeInputs(PatternModel):
     """A pattern of three inputs."""
 
     def forward(self, x: Any, y: Any, z: Any) -> Any:
+        """Return what the last step gives; all three inputs go to the first step."""
         return self.run(x, y, z)
 
 

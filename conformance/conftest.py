@@ -21,11 +21,16 @@ _KINDS: dict[str, type[Claim | Job]] = {"claim": Claim, "job": Job}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of `conformance.options` to pytest's."""
     register(parser)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Open the run before pytest does anything; where it cannot be opened, end with the exit status of that.
+
+    The controlling process gets a recorder; a worker, and a run that only collects, writes nothing.
+    """
     opened = preflight(config)
     if not isinstance(opened, Run):
         return opened
@@ -35,6 +40,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Register the controller, where there is a recorder; silence what the suite's own summary says better."""
     if _RECORDER not in config.stash:
         return
     config.pluginmanager.unregister(name="hypothesispytest")  # it would load Hypothesis at the end to say nothing
@@ -45,18 +51,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> list[str]:
+    """Say so where there is no isolation; else no line."""
     return (
         [] if CAN_FORK else ["isolation: none, for this platform cannot fork: a crash ends the run, and no limit holds"]
     )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make one test of each selected claim, and of each selected job."""
     for name, kind in _KINDS.items():
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, run_of(metafunc.config).params(kind))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Drop the test that pytest makes of an empty list of parameters."""
     items[:] = [item for item in items if not item.name.endswith("[NOTSET]")]  # pytest's test of no claims, or no jobs
 
 
@@ -64,6 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Attach what a test found to its report, so that it gets from a worker to the recorder."""
     report = yield
     if call.when == "call" and FINDING in item.stash:
         report.conformance = item.stash[FINDING]  # type: ignore[attr-defined]
@@ -79,34 +89,42 @@ class Controller:
         self._progress = Progress(None)
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Start to show progress, on a terminal or in a log."""
         self._progress = Progress(session.config.pluginmanager.get_plugin("terminalreporter"))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Give no letter for a test where the progress line stands in place of dots."""
         is_told = self._progress.replaces_dots and report.when == "call"
         return (report.outcome, "", "") if is_told else None
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Tell the recorder which tests there are, in a run without workers."""
         self._recorder.start(item.nodeid for item in session.items)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: object, ids: Sequence[str]) -> None:
+        """Tell the recorder which tests a worker found; all workers find the same ones."""
         self._ready.add(node)
         self._recorder.start(ids)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object, error: object) -> None:
+        """End the run, with status 1, when a worker dies before it has found its tests."""
         if error and node not in self._ready:  # another worker would end the same way
             raise pytest.exit.Exception(f"a worker process could not start: {error}", returncode=1)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Hand a test's report to the recorder, and show how far the run is."""
         self._recorder.take(report)
         self._progress.show(*self._recorder.progress())
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Finish the results file; the run's exit status is what the recorder makes of pytest's."""
         self._progress.end()
         session.exitstatus = self._recorder.finish(exitstatus)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the summary of the results under a heading of its own."""
         terminalreporter.section("conformance")
         terminalreporter.write(self._recorder.summary)

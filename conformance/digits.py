@@ -45,6 +45,7 @@ class Network(nn.Module):
         self.average, self.classify = nn.AdaptiveAvgPool2d(2), nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Any:
+        """Take images float32 (N, 1, 8, 8); give the scores of the ten digits, (N, 10)."""
         x = self.pool(self.relu(self.bn1(self.conv1(x))))
         return self.classify(torch.flatten(self.average(self.relu(self.bn2(self.conv2(x)))), 1))
 

@@ -1,6 +1,8 @@
-"""Expected verdicts: `conformance/expected/<backend>.<isa>.json` says what each claim was found to be, and a run that
-differs fails. Of a claim that is known to fail it also says in how many cases and comparisons, for a waiver that
-covers a verdict and an error would not notice that its kernel fails in more.
+"""Expected verdicts: a run that differs from them fails.
+
+`conformance/expected/<backend>.<isa>.json` says what each claim was found to be. Of a claim that is known to fail it
+also says in how many cases and comparisons, for a waiver that covers a verdict and an error would not notice that its
+kernel fails in more.
 
 A verdict depends on the kernels, so on torch and on the CPU's instruction sets (`conformance.isa`), and on the cases,
 so on profile and seed: only like is compared with like, and where nothing is comparable the run says so.

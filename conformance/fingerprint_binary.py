@@ -87,8 +87,10 @@ def _binary_example(family: Family, site: Site) -> Setup:
 
 
 def _add_rescale(site: Site, rule: Rule) -> str:
-    """Odd sums by ratios next to 3/2, with a second term by one next to 3/2 or 3/32: all next to a tie; then any sums
-    by ratios that few bits do not hold."""
+    """Rescale odd sums by ratios next to 3/2, with a second term by one next to 3/2 or 3/32: all next to a tie.
+
+    Then any sums by ratios that few bits do not hold.
+    """
     models, found = [], []
     for s_a, s_y in [*near_ties(2 / 3)[::4], *near_ties(2.718)[:2]]:
         for share in (1.0, 2.0**-4):

@@ -108,8 +108,10 @@ class Trial:
 
     @property
     def fails(self) -> bool:
-        """Whether it counts against the backend, or the suite. What the suite cannot judge, or the config leaves all in
-        float, does not."""
+        """Whether it counts against the backend, or the suite.
+
+        What the suite cannot judge, or the config leaves all in float, does not.
+        """
         return self.check.verdict not in (*GREEN, Verdict.UNEXERCISED) or self.is_internal
 
 

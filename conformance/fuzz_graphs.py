@@ -216,8 +216,10 @@ def patterns_of(claims: Iterable[Claim], setup: Setup) -> tuple[str, ...]:
 
 
 def waived_patterns(claims: Iterable[Claim], setup: Setup, waived: Collection[str]) -> frozenset[str]:
-    """Name the patterns with a claim, of a setup's dtype and scheme, that a waiver covers; one of either flow, for a
-    function has no claim of its own in training."""
+    """Name the patterns with a claim, of a setup's dtype and scheme, that a waiver covers.
+
+    A claim of either flow counts, for a function has none of its own in training.
+    """
     return frozenset(
         claim.pattern
         for claim in claims

@@ -106,7 +106,7 @@ def _meets(rank: int) -> Condition:
 
 
 def _not_padded(shape: Shape, arguments: Arguments) -> bool:
-    """torch asks of avg_pool3d that its window fits into the image without the padding."""
+    """Torch asks of avg_pool3d that its window fits into the image without the padding."""
     extents = shape[-3:]
     return all(size <= extent for size, extent in zip(_along(arguments["kernel_size"], extents), extents, strict=True))
 
@@ -164,8 +164,11 @@ def _linear(op: Any, shape: Shape) -> list[dict[str, Any]]:
 
 
 def _convolution(op: Any, shape: Shape) -> list[dict[str, Any]]:
-    """All geometries whose window fits into the padded image. Other padding than by zeros is done by refimpl's modules,
-    which a script of torch and the backend alone does not have."""
+    """All geometries whose window fits into the padded image.
+
+    Other padding than by zeros is done by refimpl's modules, which a script of torch and the backend alone does not
+    have.
+    """
     rank = int(leaf_name(op)[-2])
     if len(shape) != rank + 2:
         return []

@@ -44,8 +44,13 @@ class Bench(Protocol):
     config: BackendConfig
     capabilities: Capabilities
 
-    def convert(self, prepared: GraphModule) -> GraphModule: ...
-    def lower(self, reference: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]: ...
+    def convert(self, prepared: GraphModule) -> GraphModule:
+        """Return the reference model, in the form that the backend takes."""
+        ...
+
+    def lower(self, reference: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        """Return what the backend makes of a reference model: something to call with inputs like the examples."""
+        ...
 
 
 class Unmeasured(Exception):
@@ -75,6 +80,7 @@ class OneInput(nn.Module):
         self.arguments = () if isinstance(op, type) else arguments
 
     def forward(self, x: Tensor) -> Any:
+        """Return the op's result for a tensor of any shape that it takes."""
         if isinstance(self.op, str):
             return getattr(x, self.op)(*self.arguments)
         return self.op(x, *self.arguments)
@@ -89,6 +95,7 @@ class TwoInputs(nn.Module):
         self.relu = nn.ReLU() if rectified else None
 
     def forward(self, x: Tensor, y: Tensor) -> Any:
+        """Return the function's result for two tensors, rectified if asked for."""
         result = self.op(x, y)
         return result if self.relu is None else self.relu(result)
 

@@ -113,7 +113,7 @@ def _bag(op: Any, arguments: Arguments) -> Step:
 
 
 def _is_bag(arguments: Arguments) -> bool:
-    """torch takes weights per sample in sums alone, a last offset beside others, no option on gradients of maxima."""
+    """Torch takes weights per sample in sums alone, a last offset beside others, no option on gradients of maxima."""
     if arguments["include_last_offset"] and (not arguments["offsets"] or arguments["_int32"]):  # they are int64
         return False
     if arguments["per_sample_weights"] and arguments["mode"] != "sum":

@@ -71,12 +71,12 @@ def linear(x: Value, weight: Value, bias: Tensor | None, capabilities: Capabilit
 
 
 def add(a: Value, b: Value) -> Value:
-    """a + b: errors add up, and one rounding."""
+    """The sum a + b: errors add up, and one rounding."""
     return _rounded(a.real + b.real, a.error() + b.error())
 
 
 def multiply(a: Value, b: Value) -> Value:
-    """a·b: |a|·e_b + |b|·e_a + e_a·e_b, and one rounding."""
+    """The product a·b: |a|·e_b + |b|·e_a + e_a·e_b, and one rounding."""
     return _rounded(a.real * b.real, a.real.abs() * b.error() + a.error() * (b.real.abs() + b.error()))
 
 
@@ -134,7 +134,7 @@ def gru_cell(of_input: Value, of_hidden: Value, states: States) -> States:
 
 
 def rnn_cell(function: Callable[[Value], Value]) -> Cell:
-    """h' = f of the sum, f a tanh or a relu. (torch.nn.RNNCell)"""
+    """Return h' = f of the sum, f a tanh or a relu. (torch.nn.RNNCell)"""
 
     def cell(of_input: Value, of_hidden: Value, states: States) -> States:
         return (function(add(of_input, of_hidden)),)

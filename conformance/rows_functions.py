@@ -59,7 +59,7 @@ def _of_sigmoid(call: Call, error: Tensor) -> Tensor:
 
 
 def _of_tanh(call: Call, error: Tensor) -> Tensor:
-    """tanh' = 1 − tanh² falls with |x|."""
+    """The slope tanh' = 1 − tanh² falls with |x|."""
     return 1 - (call.values()[0].real.abs() - error).clamp(min=0).tanh().square()
 
 

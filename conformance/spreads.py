@@ -146,8 +146,11 @@ def clamps(call: Call) -> Errors:
 
 
 def sums(call: Call) -> Errors:
-    """x ± alpha·y: errors add up. Each summand is rescaled by itself in float32: a rounding of the ratio s_x / s_y and
-    one of the product, 2u of each summand; or it is dequantized. The results may cancel, these errors do not."""
+    """The sum x ± alpha·y: errors add up.
+
+    Each summand is rescaled by itself in float32: a rounding of the ratio s_x / s_y and one of the product, 2u of each
+    summand; or it is dequantized. The results may cancel, these errors do not.
+    """
     alpha = abs(call.kwargs.get("alpha", 1))
     args = [each(argument, lambda value: value, lambda tensor: Value(real=tensor.double())) for argument in call.args]
     x, y = (arg if isinstance(arg, Value) else Value(real=torch.tensor(arg).double()) for arg in args[:2])

@@ -76,6 +76,11 @@ class QuantizedTensors(Emitter):
     """Writes quantize and dequantize on torch's quantized tensors; qparams are buffers. (CVT-01)"""
 
     def static(self, value: Node, qparams: QParams, scope: str, rank: int | None) -> tuple[Node, Node]:
+        """Write quantize_per_tensor, or per_channel where there is an axis; buffers are named after `scope`. (CVT-01)
+
+        A range narrower than the dtype's becomes a clamp before it; per channel that needs the `rank`, or it raises
+        QConfigError. (CVT-09)
+        """
         value = self._clamped(value, qparams, scope, rank)
         scale, zero_point = qparams.scale, qparams.zero_point
         rest: tuple[Any, ...] = (qparams.axis, qparams.dtype)
@@ -88,12 +93,14 @@ class QuantizedTensors(Emitter):
         return quantized, write_node(self.graph, "call_method", "dequantize", (quantized,))
 
     def dynamic(self, value: Node, observer: Any) -> tuple[Node, Node]:
+        """Write quantize_per_tensor_dynamic, with reduce_range if the range ends early. (CVT-03, CVT-09)"""
         is_reduced = observer.quant_max is not None and observer.quant_max < dtype_range(observer.dtype)[1]
         arguments = (value, observer.dtype, is_reduced)  # rule: CVT-09
         quantized = self.graph.call_function(torch.quantize_per_tensor_dynamic, arguments)  # rule: CVT-03
         return quantized, self.graph.call_method("dequantize", (quantized,))
 
     def float16(self, value: Node) -> tuple[Node, Node]:
+        """Write a cast to float16, and the ``dequantize`` that casts back. (CVT-04)"""
         half = self.graph.call_method("to", (value, torch.float16))  # rule: CVT-04
         return half, self.graph.call_method("dequantize", (half,))
 
@@ -120,6 +127,7 @@ class Decomposed(Emitter):
     """Writes ``quantized_decomposed`` ops on plain integers; per-tensor qparams are literals. (CVT-07)"""
 
     def static(self, value: Node, qparams: QParams, scope: str, rank: int | None) -> tuple[Node, Node]:
+        """Write the ops per tensor, or per channel with buffers named after `scope`. (CVT-07)"""
         bounds = (qparams.quant_min, qparams.quant_max, PLAIN_DTYPE[qparams.dtype])  # rule: CVT-07
         if qparams.axis is None:
             numbers: tuple[Any, ...] = (float(qparams.scale), int(qparams.zero_point), *bounds)
@@ -129,6 +137,7 @@ class Decomposed(Emitter):
         return self._pair(value, numbers, OPS.quantize_per_channel.default, OPS.dequantize_per_channel.default)
 
     def dynamic(self, value: Node, observer: Any) -> tuple[Node, Node]:
+        """Write choose_qparams, and quantize and dequantize with what it gives; float16 is cast. (CVT-03)"""
         if observer.dtype == torch.float16:
             return self.float16(value)
         asked = (observer.quant_min, observer.quant_max)
@@ -144,6 +153,7 @@ class Decomposed(Emitter):
         )
 
     def float16(self, value: Node) -> tuple[Node, Node]:
+        """Write a cast to float16, and one back to float32. (CVT-04)"""
         half = self.graph.call_function(OPS.convert_element_type.no_fuse, (value, torch.float16))  # rule: CVT-04
         return half, self.graph.call_function(OPS.convert_element_type.no_fuse, (half, torch.float32))
 

@@ -70,6 +70,7 @@ class FakeQuantize(Constructible):
     disable_observer = partialmethod(enable_observer, False)
 
     def extra_repr(self) -> str:
+        """Return the switches and the qparams, as printed models show them."""
         switches = f"observer_enabled={self.observer_enabled}, fake_quant_enabled={self.fake_quant_enabled}"
         return f"{switches}, scale={self.scale}, zero_point={self.zero_point}"
 
@@ -78,6 +79,7 @@ class FakeQuantize(Constructible):
         return self.activation_post_process.calculate_qparams()  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return `x`, of any shape: observed if that is enabled, then rounded to the grid if that is. (NUM-01)"""
         if self.observer_enabled[0]:
             self.activation_post_process(x.detach())
             for kept, new in zip((self.scale, self.zero_point), self.calculate_qparams(), strict=True):
@@ -127,6 +129,7 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         self.is_symmetric_quant = self.qscheme in SYMMETRIC
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return what FakeQuantize's gives; the op itself updates ranges and qparams."""
         inner = self.activation_post_process
         return torch.fused_moving_avg_obs_fake_quant(
             x, self.observer_enabled, self.fake_quant_enabled, inner.min_val, inner.max_val,

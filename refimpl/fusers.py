@@ -121,6 +121,7 @@ def _by_output_channel(weight: Tensor, layer: nn.Module) -> Tensor:
 
 
 def names_of(*modules: object) -> str:
+    """Return the class names of modules, joined by `` + ``: how errors name what was to be fused."""
     return " + ".join(type(module).__name__ for module in modules)
 
 

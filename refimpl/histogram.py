@@ -51,6 +51,7 @@ class HistogramObserver(RangeObserver):
         self.register_buffer("histogram", self.min_val.new_zeros(bins))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Count the values of `x`, of any shape, and return it; infinite ones are left out, with a warning."""
         seen = x.detach() if x.is_floating_point() else x.to(self.min_val.dtype)  # torch.histc counts no integers
         if seen.numel() and any(bound.isinf() for bound in torch.aminmax(seen)):
             warn_user("HistogramObserver: infinite values in the input are ignored")

@@ -79,9 +79,11 @@ class Observer(Constructible):
         self.quant_max: Any = quant_max
 
     def extra_repr(self) -> str:
+        """Return dtype, scheme and range of integers, as printed models show them."""
         return f"dtype={self.dtype}, qscheme={self.qscheme}, range={self.quant_min}..{self.quant_max}"
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return `x` as it is."""
         return x
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
@@ -146,6 +148,7 @@ class RangeObserver(Observer):
         return ""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Widen (or move) the range by what is in `x`, of any shape; return `x`. An empty batch is no data."""
         if x.numel():  # an empty batch is no data
             low, high = self._bounds(x.detach().to(self.min_val.dtype))
             self._keep(*(self._merge(low, high) if has_data(self.min_val, self.max_val) else (low, high)))

@@ -55,6 +55,7 @@ class Print:
 
     @property
     def differs(self) -> bool:
+        """Whether two backends that have the property have different values."""
         return len({value for value in self.values if value}) > 1
 
 

@@ -43,10 +43,12 @@ class ClaimView:
 
     @property
     def lead(self) -> Check | None:
+        """The check that decides the verdict; None where all simply pass."""
         return leading_check(self.checks)
 
     @property
     def message(self) -> str:
+        """What the leading check says, or the claim's own reason."""
         return (self.lead.message if self.lead else "") or self.claim.reason
 
     @property
@@ -78,6 +80,7 @@ class Part:
 
     @property
     def total(self) -> int:
+        """How many claims there are, shown or not."""
         return len(self.sections) + self.hidden
 
 

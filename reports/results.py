@@ -107,6 +107,7 @@ class Results:
 
     @property
     def waived(self) -> int:
+        """How many claims are waived, whatever their verdicts."""
         return sum(claim.waived for claim in self.claims)
 
     @property
@@ -232,6 +233,7 @@ def _parse(line: bytes, where: str) -> Row:
 
 
 def loads(text: str) -> Any:
+    """Parse JSON as the standard has it: ValueError for NaN and infinities, and for a number that no float holds."""
     return json.loads(text, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole)
 
 
@@ -320,9 +322,11 @@ def _ending_problems(results: Results, footer: Footer) -> Iterator[str]:
 
 
 def counts_of(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:
+    """Count each verdict that occurs, worst first."""
     found = Counter(verdicts)
     return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
 
 def spell_counts(counts: Mapping[Verdict, int]) -> str:
+    """Spell counts as reports do, worst first: ``12 REFUTED, 392 VERIFIED``."""
     return ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts.get(v)) or "no such claim"

@@ -167,6 +167,7 @@ class Check:
 
     @property
     def failed(self) -> bool:
+        """Whether the outcome is ``fail`` or ``error``; a stage that is skipped carries the verdict of its cause."""
         return self.outcome in ("fail", "error")
 
 
@@ -204,6 +205,7 @@ class Claim:
 
     @property
     def pair(self) -> tuple[str, str]:
+        """The pattern and dtype config, which claims of several flows and schemes share."""
         return self.pattern, self.dtype_config
 
     @property
