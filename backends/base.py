@@ -32,6 +32,7 @@ from torch.fx import GraphModule
 from refimpl import BackendConfig
 
 WEIGHT_SCHEMES = ("per_tensor_symmetric", "per_channel_symmetric", "per_tensor_affine", "per_channel_affine")
+"""How a weight may be quantized, as ``Capabilities.weight_schemes`` names it."""
 
 
 Taken: TypeAlias = tuple[Any, ...] | Callable[[Any], bool]
@@ -54,32 +55,42 @@ class Representation(Enum):
 class Capabilities:
     """What a BackendConfig cannot say of a backend; the defaults suit a plain int8 backend.
 
-    ``weight_schemes``: how a weight may be quantized; each is certified by itself.
-    ``int32_bias``: the bias is held as int32 of scale ``s_x * s_w``, so it is rounded once more (NUM-04).
-    ``float_accumulation``: products are summed in floating point, so a sum carries rounding errors (NUM-04), and a
-    result may differ with its place in memory where both are within the bound (NUM-07).
-    ``dynamic_states``: hidden states of recurrent ops are quantized as their input is.
-    ``dynamic_scale_floor``: the smallest scale that a dynamic input gets.
-    ``half_row_qparams``: rows of a 4-bit embedding keep scale and bias in half precision.
-    ``channels_last``: inputs in channels-last layout are taken.
-    ``dynamic_batch``: batches of another size than that of the example inputs are taken.
-    ``tie_steps``: by how many steps a result may differ with its place in memory (layout, batch, thread); 1 where the
-    body and the tail of a vector loop round exact ties differently, or sum floats in another order. Where it is not 0,
-    results may differ that are both right (NUM-06, NUM-07).
-    ``limits``: op (as patterns name it: ``"nn.Conv2d"``) → argument → the values that are taken; others are left in
-    float, say, as no BackendConfig can tell. What is outside is not tried.
+    Raises ValueError for a weight scheme that is not one of WEIGHT_SCHEMES, or for none at all.
     """
 
     weight_schemes: tuple[str, ...] = ("per_tensor_symmetric",)
+    """How a weight may be quantized; each is certified by itself."""
+
     int32_bias: bool = False
+    """The bias is held as int32 of scale ``s_x * s_w``, so it is rounded once more. (NUM-04)"""
+
     float_accumulation: bool = False
+    """Products are summed in floating point, so a sum carries rounding errors (NUM-04), and a result may differ with
+    its place in memory where both are within the bound (NUM-07)."""
+
     dynamic_states: bool = False
+    """Hidden states of recurrent ops are quantized as their input is."""
+
     dynamic_scale_floor: float = 0.0
+    """The smallest scale that a dynamic input gets."""
+
     half_row_qparams: bool = False
+    """Rows of a 4-bit embedding keep scale and bias in half precision."""
+
     channels_last: bool = True
+    """Inputs in channels-last layout are taken."""
+
     dynamic_batch: bool = True
+    """Batches of another size than that of the example inputs are taken."""
+
     tie_steps: int = 0
+    """By how many steps a result may differ with its place in memory (layout, batch, thread): 1 where the body and the
+    tail of a vector loop round exact ties differently, or sum floats in another order. Where it is not 0, results may
+    differ that are both right. (NUM-06, NUM-07)"""
+
     limits: Mapping[str, Mapping[str, Taken]] = field(default_factory=dict)
+    """Op (as patterns name it: ``"nn.Conv2d"``) → argument → the values that are taken; others are left in float, say,
+    as no BackendConfig can tell. What is outside is not tried."""
 
     def __post_init__(self) -> None:
         unknown = [scheme for scheme in self.weight_schemes if scheme not in WEIGHT_SCHEMES]
@@ -92,11 +103,16 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """What a lowered model runs: ops executed on integers, ops that fell back to float, kernel names."""
+    """What a lowered model runs. One that has float fallbacks, or no quantized op, is judged FALLBACK. (LOW-04)"""
 
     quantized_ops: tuple[str, ...]
+    """Names of the ops that execute on integers."""
+
     float_fallbacks: tuple[str, ...]
+    """Names of the ops that the claims say are quantized, and that execute in float."""
+
     kernels: tuple[str, ...] = ()
+    """Names of the kernels that run; the suite neither judges nor shows them."""
 
 
 class UnsupportedPattern(Exception):

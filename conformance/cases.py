@@ -31,9 +31,16 @@ class Input:
     """One input of a model: its shape, and what it is."""
 
     shape: tuple[int, ...]
+    """All dimensions, the batch included."""
+
     role: Role = Role.ACTIVATION
+    """What is in it."""
+
     high: int = 0
+    """One more than the largest index, or the largest offset; of float inputs nothing."""
+
     is_int32: bool = False
+    """Integers are int32, not int64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

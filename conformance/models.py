@@ -69,13 +69,15 @@ def register(
     *,
     roundings: int | None = None,
 ) -> None:
-    """Make a pattern with a vendor's own module or function buildable.
+    """Make a pattern with a vendor's own module or function buildable. Call it where the backend is defined.
 
     `pattern`: as in ``BackendPatternConfig``, in forward order. `build`: returns a float model in eval mode whose
     forward holds the pattern once. `inputs`: a shape for each of its inputs (or an Input, for indices). `roundings`:
     how many float32 roundings an evaluation of the vendor's own op makes at most, each relative to its result: the
-    oracle then takes the op itself in float64 for exact, and allows γ of that many. Call it where the backend is
-    defined. Raises ConfigError for what is no pattern.
+    oracle then takes the op itself in float64 for exact, and allows γ of that many; None: an op without a row in the
+    oracle leaves its claims UNEXERCISED.
+
+    Raises ConfigError for what is no pattern, a `build` that cannot be called, or no inputs.
     """
     shapes = tuple(each if isinstance(each, Input) else Input(shape=tuple(each)) for each in inputs)
     if not callable(build) or not shapes:

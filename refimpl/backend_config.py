@@ -18,16 +18,19 @@ from refimpl.patterns import Pattern, complex_normal_form, leaf_name, leaves, no
 
 
 class ObservationType(Enum):
-    """How a pattern's input and output are observed. (CFG-01)"""
+    """How a pattern's input and output are observed: where observers go when it is quantized statically. (CFG-01)"""
 
     # rule: CFG-01
     OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT = 0
+    """One observer for each input tensor of the root, another for the output of the last node. (OBS-01)"""
     OUTPUT_SHARE_OBSERVER_WITH_INPUT = 1
+    """One observer at all inputs and the output: for ops that move values and compute none. (OBS-02)"""
     INPUT_OUTPUT_NOT_OBSERVED = 2
+    """No observer: for ops whose result is no tensor, such as a size. (OBS-03)"""
 
     @classmethod
     def of(cls, value: object) -> ObservationType:
-        """Take ours, or torch's enum of the same values. (CFG-14)"""
+        """Return ours of the same value as `value`, ours or torch's; ConfigError for anything else. (CFG-14)"""
         if isinstance(value, cls):
             return value
         try:
@@ -40,7 +43,10 @@ class ObservationType(Enum):
 class BackendPatternConfig:
     """One entry of a BackendConfig: a pattern and everything that is claimed for it. (CFG-05, CFG-06)
 
-    The setters return ``self``. Those with a leading underscore are torch's advanced ones, under torch's names.
+    `pattern`: a module class, a function, the name of a method, or a tuple of two or three of these in forward order
+    (PAT-01); it may be set later. Every setter returns the entry. What it sets is the attribute of its name without
+    ``set_``, None, empty or OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT until then. The setters with a leading underscore
+    are torch's advanced ones, under torch's names.
     """
 
     def __init__(self, pattern: Pattern | None = None) -> None:
@@ -64,7 +70,7 @@ class BackendPatternConfig:
 
     @property
     def normal_pattern(self) -> Pattern:
-        """The pattern in normal form, whichever way it was given. (PAT-02)
+        """The pattern in normal form, reversed and nested, whichever way it was given. (PAT-02)
 
         Raises ConfigError when the entry has no pattern, or one that is not well formed.
         """
@@ -82,7 +88,10 @@ class BackendPatternConfig:
         return self
 
     def set_pattern(self, pattern: Pattern) -> Self:
-        """Set the pattern in forward order. Raises ConfigError if the complex format is set already. (CFG-07)"""
+        """Set the pattern in forward order, such as ``(nn.Conv2d, nn.ReLU)``. (PAT-01)
+
+        Raises ConfigError if the complex format is set already. (CFG-07)
+        """
         return self._with(pattern=pattern)
 
     def set_observation_type(self, observation_type: ObservationType) -> Self:
@@ -99,45 +108,85 @@ class BackendPatternConfig:
         return self._with(dtype_configs=list(dtype_configs))  # rule: CFG-12
 
     def set_root_module(self, root_module: type[nn.Module]) -> Self:
-        """Set the class that convert swaps; acts together with the reference module only. (CFG-11)"""
+        """Set the class of the root, the module with the weight, that convert replaces in the reference model.
+
+        It acts together with the reference module only. (CFG-11)
+        """
         return self._with(root_module=root_module)
 
     def set_qat_module(self, qat_module: type[nn.Module]) -> Self:
-        """Set the class that stands for the pattern in quantization-aware training."""
+        """Set the class that takes the place of the pattern's module in quantization-aware training. (QAT-01)
+
+        It acts where the pattern is one class. It has ``from_float(module)``, ``to_float()`` and ``weight_fake_quant``.
+        """
         return self._with(qat_module=qat_module)
 
     def set_reference_quantized_module(self, reference_quantized_module: type[nn.Module]) -> Self:
-        """Set the class that the root module becomes in the reference model. (CFG-11)"""
+        """Set the class that the root module becomes in the reference model. (CFG-11, CVT-02)
+
+        It has ``from_float(module, qparams)``, and acts together with the root module only.
+        """
         return self._with(reference_quantized_module=reference_quantized_module)
 
     def set_fused_module(self, fused_module: type[nn.Module]) -> Self:
-        """Set the class that the fuser method returns."""
+        """Set the class that the fuser method returns. (FUS-02)
+
+        Fusing raises ConfigError for a module of another class; in eval mode that of the parts without the batch norm
+        is right as well.
+        """
         return self._with(fused_module=fused_module)
 
     def set_fuser_method(self, fuser_method: Callable[..., nn.Module]) -> Self:
-        """Set ``fuser_method(is_qat, *modules in pattern order)``. (FUS-02)"""
+        """Set what fuses a match: ``fuser_method(is_qat, *parts)`` returns the fused module. (FUS-02)
+
+        The parts are the pattern's modules in forward order; of a complex pattern they are nested as it is.
+        """
         return self._with(fuser_method=fuser_method)
 
     def _set_root_node_getter(self, root_node_getter: Callable[..., Any]) -> Self:
+        """Set what picks the root of a match: ``getter(nested)`` returns its node. (CFG-06, FUS-03)
+
+        `nested` has the shape of the normal form, with a node for each leaf, wildcards included. Without a getter the
+        root is the first node in forward order.
+        """
         return self._with(_root_node_getter=root_node_getter)
 
     def _set_extra_inputs_getter(self, extra_inputs_getter: Callable[..., Any]) -> Self:
+        """Set what a fused module takes after the root's arguments: ``getter(nested)`` returns a list. (CFG-06, FUS-04)
+
+        Its items are nodes; `nested` is what the root's getter is given.
+        """
         return self._with(_extra_inputs_getter=extra_inputs_getter)
 
     def _set_num_tensor_args_to_observation_type(
         self, num_tensor_args_to_observation_type: dict[int, ObservationType]
     ) -> Self:
+        """Set the observation type by the number of float tensors among the root's arguments. (CFG-06, OBS-07)
+
+        For a number that is not a key the entry's own type holds.
+        """
         return self._with(_num_tensor_args_to_observation_type=dict(num_tensor_args_to_observation_type))
 
     def _set_input_type_to_index(self, input_type_to_index: dict[str, int]) -> Self:
+        """Set where a function takes its parameters: ``{"weight": 1, "bias": 2}``, positions from 0. (CFG-06, OBS-06)
+
+        What stands there is observed as a weight, or not at all.
+        """
         return self._with(_input_type_to_index=dict(input_type_to_index))
 
     def _set_pattern_complex_format(self, pattern: Pattern) -> Self:
+        """Set the pattern in normal form, such as ``(nn.ReLU, (torch.add, MatchAllNode, nn.Conv2d))``. (CFG-06, PAT-02)
+
+        Raises ConfigError if a pattern is set already. (CFG-07)
+        """
         return self._with(_pattern_complex_format=pattern)
 
     @classmethod
     def from_dict(cls, backend_pattern_config_dict: Mapping[str, Any]) -> Self:
-        """Build from the public dict form. Raises ConfigError for an unknown key or a bad entry. (CFG-08)"""
+        """Build from the public dict form, all keys optional. (CFG-08)
+
+        Raises ConfigError for an unknown key, or for what is no dtype config or observation type.
+        """
         given = backend_pattern_config_dict
         reject_unknown_keys("BackendPatternConfig.from_dict", given, _KEYS.values())
         parts = {name: given[key] for name, key in _KEYS.items() if given.get(key) is not None}
@@ -158,7 +207,7 @@ class BackendPatternConfig:
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the dict form, without the parts that are unset. (CFG-08)"""
+        """Return the dict form, without the parts that are unset; ``from_dict`` takes it back. (CFG-08)"""
         parts = {key: getattr(self, name) for name, key in _KEYS.items()}
         parts["dtype_configs"] = [dtype_config.to_dict() for dtype_config in self.dtype_configs]
         return {key: value for key, value in parts.items() if value is not None and value != {}}
@@ -170,7 +219,11 @@ _KEYS["reference_quantized_module"] = "reference_quantized_module_for_root"
 
 
 class BackendConfig:
-    """All the patterns that a backend can quantize, each with its claims. (CFG-09)"""
+    """All the patterns that a backend can quantize, each with its claims. (CFG-09)
+
+    `name` is for reports. It is given as ``backend_config=`` to fuse, prepare and convert; torch's own class, or the
+    dict form (with a FutureWarning), is taken there as well. (CFG-14)
+    """
 
     def __init__(self, name: str = "") -> None:
         self.name = name
@@ -180,18 +233,22 @@ class BackendConfig:
         return f"BackendConfig(name={self.name!r}, patterns={[pattern_name(p) for p in self._entries]})"
 
     def set_name(self, name: str) -> BackendConfig:
-        """Set the name of the backend."""
+        """Set the name of the backend; return the config."""
         self.name = name
         return self
 
     def set_backend_pattern_config(self, config: BackendPatternConfig) -> BackendConfig:
-        """Add an entry; a later one for the same normal pattern replaces the earlier whole, in its place. (CFG-09)"""
+        """Add an entry, ours or torch's; return the config. (CFG-09)
+
+        A later one for the same normal pattern replaces the earlier whole, in its place. Raises ConfigError for what is
+        no entry, or one without a well-formed pattern.
+        """
         entry = as_backend_pattern_config(config)
         self._entries[entry.normal_pattern] = entry  # rule: CFG-09
         return self
 
     def set_backend_pattern_configs(self, configs: Iterable[BackendPatternConfig]) -> BackendConfig:
-        """Add several entries in order."""
+        """Add several entries in order; return the config. Raises ConfigError as for one."""
         for config in configs:
             self.set_backend_pattern_config(config)
         return self

@@ -41,11 +41,17 @@ def convert_to_reference_fx(
     qconfig_mapping: object | None = None,
     backend_config: object | None = None,
 ) -> GraphModule:
-    """Convert to the reference model on torch's quantized tensors. The prepared model is not changed. (CVT-01)
+    """Convert a prepared model to the reference model on torch's quantized tensors. (CVT-01)
 
-    Without `backend_config` the one of prepare is used (CVT-10). `qconfig_mapping` may say None where prepare's says
-    something: that part is left in float (CVT-05). Raises ModelError for a model that prepare_fx did not make,
-    QConfigError for a mapping or observer that does not fit, ConfigError where the config cannot be executed.
+    In the reference model every quantized op is written as dequantize, float op, quantize, with the qparams that were
+    observed. The prepared model is not changed, and may be a copy, or saved and loaded (CVT-12).
+
+    `convert_custom_config`: a ConvertCustomConfig. `_remove_qconfig`: leave no ``qconfig`` attributes (CVT-08).
+    `qconfig_mapping`: prepare's, with None in the place of some values: these parts are left in float (CVT-05).
+    `backend_config`: a BackendConfig; None: that of prepare (CVT-10).
+
+    Raises ModelError for a model that prepare_fx did not make, QConfigError for a mapping or observer that does not
+    fit, ConfigError where the config cannot be executed.
     """
     return _convert(graph_module, convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig, False)
 
@@ -56,9 +62,10 @@ def convert_to_reference_decomposed_fx(
     qconfig_mapping: object | None = None,
     backend_config: object | None = None,
 ) -> GraphModule:
-    """Convert to the reference model on plain integer tensors with ``quantized_decomposed`` ops. (CVT-07)
+    """Convert a prepared model to the reference model on plain integer tensors. (CVT-07)
 
-    Arguments and errors are those of convert_to_reference_fx; the qconfig attributes stay.
+    It has ``torch.ops.quantized_decomposed`` ops, whose arguments are the qparams, the range and the plain dtype, such
+    as ``torch.uint8``. Arguments and errors are those of convert_to_reference_fx; ``qconfig`` attributes stay.
     """
     return _convert(graph_module, convert_custom_config, qconfig_mapping, backend_config, False, True)
 

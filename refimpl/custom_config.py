@@ -18,13 +18,20 @@ class QuantType(IntEnum):
     """The mode that a custom class is for; torch's values, so that torch's enum finds the same keys. (CUS-01)"""
 
     DYNAMIC = 0
+    """The QConfig's activation is dynamic."""
     STATIC = 1
+    """The activation is neither dynamic nor float32, in quantization-aware training too."""
     QAT = 2
+    """Taken in mappings, and never looked up."""
     WEIGHT_ONLY = 3
+    """The activation stays float32."""
 
     @classmethod
     def of(cls, value: object) -> QuantType:
-        """Take ours, torch's, or the lower-case name of the dict forms; else raise ConfigError. (CFG-14)"""
+        """Return ours of the same name: of ours, torch's, or the lower-case name of the dict forms. (CFG-14)
+
+        Raises ConfigError for anything else.
+        """
         name = getattr(value, "name", str(value).upper())
         if name not in cls.__members__:
             known = ", ".join(repr(member.name.lower()) for member in cls)
@@ -34,15 +41,19 @@ class QuantType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StandaloneModuleConfigEntry:
-    """How a standalone module is prepared; None: as its parent is, and with no custom config. (STD-01)
+    """How a standalone module is prepared and converted by itself. (STD-01)
 
-    Torch's objects and dict forms become ours. (CFG-14)
+    Torch's objects and dict forms become ours; what is neither raises ConfigError or QConfigError. (CFG-14)
     """
 
     qconfig_mapping: QConfigMapping | None
+    """Its mapping; None: the QConfig that the parent's mapping has for it, for all of it."""
     example_inputs: tuple[Any, ...]
+    """Positional inputs of the module; empty: not known."""
     prepare_custom_config: PrepareCustomConfig | None
+    """Its custom config, whose quantized indexes say what its boundary is; None: an empty one."""
     backend_config: BackendConfig | None
+    """Its config; None: the parent's."""
 
     def __post_init__(self) -> None:
         for name, kind, as_ours in (
@@ -78,9 +89,13 @@ class _CustomConfig:
     """What the three configs have in common: fields are lists, dicts of standalone modules, or classes by mode."""
 
     preserved_attributes: list[str] = field(default_factory=list)
+    """Names of attributes of the model that every pass keeps although its forward does not read them. (CUS-03)"""
 
     def set_preserved_attributes(self, attributes: list[str]) -> Self:
-        """Set the names of the model's attributes that are kept although its forward does not read them. (CUS-03)"""
+        """Set the names of attributes that are kept although forward does not read them; return the config. (CUS-03)
+
+        Raises ConfigError for a string in the place of the list.
+        """
         return self._with("preserved_attributes", attributes)  # rule: CUS-03
 
     def _with(self, name: str, values: Iterable[Any]) -> Self:
@@ -91,7 +106,10 @@ class _CustomConfig:
 
     @classmethod
     def from_dict(cls, custom_config_dict: Mapping[str, Any]) -> Self:
-        """Build from torch's public dict form. Raises ConfigError for an unknown key. (CUS-04, CFG-13)"""
+        """Build from torch's public dict form, all keys optional. (CUS-04, CFG-13)
+
+        Raises ConfigError for an unknown key, or an entry that is not of its form.
+        """
         names = {_KEYS[part.name]: part.name for part in fields(cls)}
         reject_unknown_keys(f"{cls.__name__}.from_dict", custom_config_dict, names)
         made = cls()
@@ -118,7 +136,7 @@ class _CustomConfig:
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        """Take None (an empty one), ours, torch's, or the dict form with a FutureWarning. (CFG-14)
+        """Return ours of None (an empty one), ours, torch's, or the dict form with a FutureWarning. (CFG-14)
 
         Raises ConfigError for anything else.
         """
@@ -134,64 +152,81 @@ class _CustomConfig:
 
 @dataclass
 class FuseCustomConfig(_CustomConfig):
-    """Custom settings of fuse_fx. (CUS-03)"""
+    """What is special about a model, for ``fuse_fx``. (CUS-03)"""
 
 
 @dataclass
 class ConvertCustomConfig(_CustomConfig):
-    """Custom settings of convert_fx and of the reference forms. (CUS-01, CUS-03)"""
+    """What is special about a model, for ``convert_fx`` and the reference forms. (CUS-01, CUS-03)"""
 
     observed_to_quantized_mapping: ClassesByMode = field(default_factory=dict)
+    """By mode and observed class, the class that convert puts in its place."""
 
     def set_observed_to_quantized_mapping(
         self, observed_class: type, quantized_class: type, quant_type: QuantType = QuantType.STATIC
     ) -> Self:
-        """Set what convert makes of an observed custom module, by ``quantized_class.from_observed``. (CUS-01)"""
+        """Set what convert makes of an observed custom module, by ``quantized_class.from_observed``. (CUS-01)
+
+        A static one takes and returns quantized tensors. Returns the config.
+        """
         self.observed_to_quantized_mapping.setdefault(QuantType.of(quant_type), {})[observed_class] = quantized_class
         return self
 
 
 @dataclass
 class PrepareCustomConfig(_CustomConfig):
-    """Custom settings of prepare_fx and prepare_qat_fx. (STD-01, CUS-01 to CUS-04)"""
+    """What is special about a model, for ``prepare_fx`` and ``prepare_qat_fx``. (STD-01, CUS-01 to CUS-04)"""
 
     standalone_module_names: dict[str, StandaloneModuleConfigEntry] = field(default_factory=dict)
+    """By full name, the modules that are prepared by themselves."""
     standalone_module_classes: dict[type, StandaloneModuleConfigEntry] = field(default_factory=dict)
+    """By class, the modules that are prepared by themselves; a name goes before."""
     float_to_observed_mapping: ClassesByMode = field(default_factory=dict)
+    """By mode and float class, the class that prepare puts in its place."""
     non_traceable_module_names: list[str] = field(default_factory=list)
+    """Full names of modules that stay one call."""
     non_traceable_module_classes: list[type] = field(default_factory=list)
+    """Classes of modules that stay one call."""
     input_quantized_indexes: list[int] = field(default_factory=list)
+    """Which graph inputs, counted from 0, come as quantized tensors."""
     output_quantized_indexes: list[int] = field(default_factory=list)
+    """Which graph outputs, counted from 0, stay quantized; in the decomposed form none."""
 
     def set_standalone_module_name(self, module_name: str, *parts: Any, **named: Any) -> Self:
-        """Prepare the module of that name on its own; further arguments: a StandaloneModuleConfigEntry's. (STD-01)"""
+        """Prepare the module of that full name by itself; return the config. (STD-01)
+
+        Further arguments, in order or by name: the four of a StandaloneModuleConfigEntry.
+        """
         self.standalone_module_names[module_name] = StandaloneModuleConfigEntry(*parts, **named)
         return self
 
     def set_standalone_module_class(self, module_class: type, *parts: Any, **named: Any) -> Self:
-        """Prepare the modules of that class on their own; arguments as for a name. (STD-01)"""
+        """Prepare the modules of that very class by themselves; return the config. Arguments as for a name. (STD-01)"""
         self.standalone_module_classes[module_class] = StandaloneModuleConfigEntry(*parts, **named)
         return self
 
     def set_float_to_observed_mapping(
         self, float_class: type, observed_class: type, quant_type: QuantType = QuantType.STATIC
     ) -> Self:
-        """Set what prepare makes of a custom module, by ``observed_class.from_float``. (CUS-01)"""
+        """Set what prepare makes of a custom module, by ``observed_class.from_float``; return the config. (CUS-01)
+
+        It gets one QConfig, as ``module.qconfig``, whose activation decides which mode is looked up.
+        """
         self.float_to_observed_mapping.setdefault(QuantType.of(quant_type), {})[float_class] = observed_class
         return self
 
     def set_non_traceable_module_names(self, module_names: list[str]) -> Self:
-        """Set the full names of modules that stay leaves. (CUS-02)"""
+        """Set the full names of modules that are not traced into; return the config. (CUS-02)"""
         return self._with("non_traceable_module_names", module_names)
 
     def set_non_traceable_module_classes(self, module_classes: list[type]) -> Self:
-        """Set the classes whose modules stay leaves. (CUS-02)"""
+        """Set the classes whose modules are not traced into; return the config. (CUS-02)"""
         return self._with("non_traceable_module_classes", module_classes)
 
     def set_input_quantized_indexes(self, indexes: list[int]) -> Self:
-        """Set which graph inputs come quantized. (OBS-11)"""
+        """Set which graph inputs, counted from 0, come as quantized tensors; return the config. (OBS-11)"""
         return self._with("input_quantized_indexes", indexes)
 
     def set_output_quantized_indexes(self, indexes: list[int]) -> Self:
-        """Set which graph outputs are asked for quantized. (OBS-11)"""
+        """Set which graph outputs, counted from 0, stay quantized; return the config. (OBS-11)"""
         return self._with("output_quantized_indexes", indexes)

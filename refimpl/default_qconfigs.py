@@ -134,12 +134,21 @@ def _default(backend: str, version: int, is_qat: bool) -> QConfig:
 
 
 def get_default_qconfig(backend: str = "x86", version: int = 0) -> QConfig:
-    """Return an engine's QConfig for post-training quantization. Raises QConfigError for an unknown one."""
+    """Return an engine's QConfig for post-training quantization. (QCM-01)
+
+    `backend`: ``x86``, ``fbgemm``, ``qnnpack`` or ``onednn``; `version`: 0. Activations are quint8 by a histogram, of 7
+    bits for x86 and fbgemm; weights are symmetric qint8, per tensor for qnnpack, else per channel. Raises QConfigError
+    for another engine or version.
+    """
     return _default(backend, version, False)
 
 
 def get_default_qat_qconfig(backend: str = "x86", version: int = 1) -> QConfig:
-    """Return an engine's QConfig for training; version 1 is fused. Raises QConfigError for an unknown one."""
+    """Return an engine's QConfig for quantization-aware training. (QCM-01)
+
+    `version`: 1 for fused fake quantizes, 0 for plain ones; both average the range over batches. Dtypes and schemes are
+    those of get_default_qconfig. Raises QConfigError for another engine or version.
+    """
     return _default(backend, version, True)
 
 
@@ -164,10 +173,18 @@ def _mapping(backend: str, version: int, is_qat: bool) -> QConfigMapping:
 
 
 def get_default_qconfig_mapping(backend: str = "x86", version: int = 0) -> QConfigMapping:
-    """Return an engine's mapping for post-training quantization. Raises QConfigError for an unknown one. (QCM-02)"""
+    """Return an engine's mapping for post-training quantization: its QConfig for all, and special ones by op. (QCM-02)
+
+    Ops with a result in 0…1 or −1…1, such as sigmoid and tanh, have fixed qparams; reshape reuses its input's observer;
+    the weight of layer norm stays float; transposed convolutions have weights per tensor on x86 and fbgemm; PReLU's is
+    quint8. Raises QConfigError for an unknown engine or version.
+    """
     return _mapping(backend, version, False)
 
 
 def get_default_qat_qconfig_mapping(backend: str = "x86", version: int = 1) -> QConfigMapping:
-    """Return an engine's mapping for training. Raises QConfigError for an unknown one. (QCM-02)"""
+    """Return an engine's mapping for quantization-aware training; its special cases are post-training's. (QCM-02)
+
+    Raises QConfigError for an unknown engine or version.
+    """
     return _mapping(backend, version, True)

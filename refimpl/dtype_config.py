@@ -15,21 +15,31 @@ from refimpl.errors import ConfigError, reject_unknown_keys
 class DTypeWithConstraints:
     """A dtype and the bounds that a QConfig must keep for it. Every field may be None: no bound. (CFG-02)
 
-    The bounds ``quant_*`` are integers in the dtype's own range; ``scale_*`` are positive reals, real units per step.
+    Compared by value. A QConfig that breaks a bound is no error: the pattern stays float. (DTY-06)
     """
 
     # rule: CFG-02
     dtype: torch.dtype | None = None
+    """The dtype, such as ``torch.quint8``; None: any, and the bounds do not matter."""
     quant_min_lower_bound: int | float | None = None
+    """The smallest ``quant_min`` of an observer; acts where both ends are given. (DTY-03)"""
     quant_max_upper_bound: int | float | None = None
+    """The largest ``quant_max`` of an observer; acts where both ends are given. (DTY-03)"""
     scale_min_lower_bound: int | float | None = None
+    """The smallest ``eps`` of an observer, which is its smallest scale, in real units per step. (DTY-04)"""
     scale_max_upper_bound: int | float | None = None
+    """The largest scale; recorded, and not enforced. (DTY-04)"""
     scale_exact_match: float | None = None
+    """The scale that fixed qparams must have; acts together with the zero point. (DTY-05)"""
     zero_point_exact_match: int | None = None
+    """The zero point that fixed qparams must have; acts together with the scale. (DTY-05)"""
 
     @classmethod
     def of(cls, value: object, *, where: str = "dtype") -> DTypeWithConstraints:
-        """Take a dtype, None, or any object with these fields; else raise ConfigError. (CFG-03, CFG-14)"""
+        """Return ours of a dtype, None, or any object with these fields. (CFG-03, CFG-14)
+
+        Raises ConfigError for anything else, naming `where` it was found.
+        """
         if isinstance(value, DTypeWithConstraints):
             return value
         if value is None or isinstance(value, torch.dtype):
@@ -46,8 +56,12 @@ _KEYS = ("input_dtype", "output_dtype", "weight_dtype", "bias_dtype", "is_dynami
 class DTypeConfig:
     """One combination of dtypes that a backend supports for a pattern. (CFG-03)
 
-    A None dtype is a wildcard (DTY-01). ``input_dtype`` and its siblings give the bare dtype,
-    ``input_dtype_with_constraints`` the whole object.
+    Each of the first three is a dtype, one with constraints, or None: a wildcard (DTY-01). `bias_dtype`: float32, or
+    float16 beside static float16 (DTY-08); None: any. `is_dynamic`: qparams of the input are chosen while running, and
+    the output is float (DTY-07); None counts as False. Raises ConfigError for anything else in the place of a dtype.
+
+    ``input_dtype`` and its siblings give the bare dtype, ``input_dtype_with_constraints`` and its siblings the whole
+    object. Compared by value.
     """
 
     # rule: CFG-03
@@ -98,7 +112,10 @@ class DTypeConfig:
 
     @classmethod
     def from_dict(cls, dtype_config_dict: Mapping[str, Any]) -> DTypeConfig:
-        """Build from the public dict form, all keys optional; ConfigError for a wrong key or entry. (CFG-04)"""
+        """Build from the public dict form, all keys optional. (CFG-04)
+
+        The keys are the constructor's arguments. Raises ConfigError for another key, or for what is no dtype.
+        """
         reject_unknown_keys("DTypeConfig.from_dict", dtype_config_dict, _KEYS)
         return cls(**dtype_config_dict)  # rule: CFG-04
 

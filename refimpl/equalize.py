@@ -64,13 +64,15 @@ class WeightEqualizationObserver(PerChannelMinMaxObserver):
 
 
 class EqualizationQConfig(NamedTuple):
-    """Constructors of observers for the channels of the input and the columns of the weight. (EQL-01)
+    """How the channels of an op's input, and the columns of its weight, are observed for equalization. (EQL-01)
 
-    Taken by protocol: ``forward``, and ``get_input_minmax()`` or ``get_weight_col_minmax()``. Torch's own fit.
+    A mapping of these is prepare_fx's `_equalization_config`. Taken by protocol; torch's own fit.
     """
 
     input_activation: Callable[..., nn.Module] = nn.Identity
+    """Makes an observer with ``get_input_minmax()``: two tensors (channels,)."""
     weight: Callable[..., nn.Module] = nn.Identity
+    """Makes an observer with ``get_weight_col_minmax()``: two tensors (columns,)."""
 
 
 default_equalization_qconfig = EqualizationQConfig(InputEqualizationObserver, WeightEqualizationObserver)

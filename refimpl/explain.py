@@ -19,14 +19,24 @@ PLAN = "refimpl_plan"  # the key under which a model's meta keeps the plan that 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionLog:
-    """What was fused, or not, what was decided for every match, where observers went. ``str()`` gives a table."""
+    """What was fused, or not, what was decided for every match and why, where observers went. (OBS-15, DTY-09)
+
+    ``str()`` gives the rows as a table.
+    """
 
     plan: Plan
+    """All decisions and observers as frozen data, which ``rows`` and ``to_dict`` are made of."""
     fusions: tuple[str, ...]
+    """What was fused, as ``pattern at node``."""
     not_fused: tuple[str, ...]
+    """What was not, with the rule and the reason."""
 
     def rows(self) -> list[dict[str, str]]:
-        """Return one dict of strings per match, then one per node that no pattern matches."""
+        """Return a row for each match, then one for each call that no pattern matches.
+
+        The keys, with text for each: ``node``, ``pattern``, ``qconfig`` (the key of the mapping that it came from),
+        ``dtype config``, ``observation``, ``observers``, ``reason`` (why it stays float).
+        """
         blank = {"qconfig": "", "observation": "", "observers": "", "dtype config": "float"}
         return [_decision_row(decision, self.plan.slots) for decision in self.plan.decisions] + [
             {"node": node, "pattern": kind, **blank, "reason": "no pattern matches"}
@@ -34,7 +44,10 @@ class DecisionLog:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the whole log as plain builtins, for a report."""
+        """Return the whole log as plain builtins.
+
+        The keys: ``decisions``, ``observers``, ``unmatched``, ``fusions``, ``not_fused``; a list for each.
+        """
         return {
             "decisions": [_plain(decision) for decision in self.plan.decisions],
             "observers": [_plain(slot) for slot in self.plan.slots],
@@ -48,7 +61,10 @@ class DecisionLog:
 
 
 def explain(model: nn.Module) -> DecisionLog:
-    """Return the decision log of a model (or copy) that prepare_fx or convert made; ModelError for any other."""
+    """Return the decision log of a model that prepare or convert made, or of a copy of it, loaded ones too. (OBS-15)
+
+    Raises ModelError for any other model.
+    """
     notes = notes_of(model)
     plan = notes.get(PLAN)
     if not isinstance(plan, Plan):

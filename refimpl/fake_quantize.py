@@ -6,7 +6,6 @@ Names, keywords and state-dict keys are torch's. Gradients pass straight through
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partialmethod
 from typing import Any
 
 import torch
@@ -18,11 +17,12 @@ from refimpl.qparams import PER_CHANNEL, SYMMETRIC
 
 
 class FakeQuantize(Constructible):
-    """Observes with the `observer` that it makes, and quantizes with the qparams of that: the last ones once disabled.
+    """Observes what passes, and rounds it to the grid of the qparams that it found: training sees the error. (QAT-01)
 
-    ``scale`` and ``zero_point`` have one element or one per channel along ``ch_axis``; the inner observer is
-    ``activation_post_process``. `observer`: a class or constructor, ours or torch's; other keywords go to it. Raises
-    QConfigError if what it makes has no range of integers.
+    `observer`: a class or constructor, ours or torch's, called once with the other keywords; `quant_min` and
+    `quant_max` go to it if both are given. What it made is ``activation_post_process``. The buffers ``scale`` and
+    ``zero_point`` are (1,), or (channels,) along ``ch_axis``; disabled, the observer leaves them as they are. Gradients
+    pass where nothing was clamped. Raises QConfigError if the observer has no range of integers.
     """
 
     resized = ("scale", "zero_point")
@@ -61,13 +61,17 @@ class FakeQuantize(Constructible):
         """Quantize from now on; or, if False, pass values through."""
         self.fake_quant_enabled[0] = int(enabled)
 
-    disable_fake_quant = partialmethod(enable_fake_quant, False)
+    def disable_fake_quant(self) -> None:
+        """Pass values through from now on; the observer goes on."""
+        self.enable_fake_quant(False)
 
     def enable_observer(self, enabled: bool = True) -> None:
-        """Observe from now on; or, if False, keep the qparams."""
+        """Observe from now on; or, if False, keep the qparams as they are."""
         self.observer_enabled[0] = int(enabled)
 
-    disable_observer = partialmethod(enable_observer, False)
+    def disable_observer(self) -> None:
+        """Keep the qparams as they are from now on."""
+        self.enable_observer(False)
 
     def extra_repr(self) -> str:
         """Return the switches and the qparams, as printed models show them."""
@@ -75,7 +79,7 @@ class FakeQuantize(Constructible):
         return f"{switches}, scale={self.scale}, zero_point={self.zero_point}"
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Return the inner observer's (scale, zero point)."""
+        """Return the inner observer's (scale, zero point); the buffers are of the last batch observed."""
         return self.activation_post_process.calculate_qparams()  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,7 +98,7 @@ class FakeQuantize(Constructible):
 
 
 class FixedQParamsFakeQuantize(FakeQuantize):
-    """Quantizes with the fixed qparams of its observer, whatever it sees. (DTY-05)
+    """Rounds to the grid of the fixed qparams of its observer, whatever it sees. (DTY-05)
 
     Raises QConfigError if `observer` makes one whose qparams are not fixed.
     """
@@ -110,7 +114,7 @@ class FixedQParamsFakeQuantize(FakeQuantize):
 class FusedMovingAvgObsFakeQuantize(FakeQuantize):
     """Does what FakeQuantize does with a moving-average observer, in one native op.
 
-    Raises QConfigError if `observer` makes anything else.
+    Raises QConfigError if `observer` makes any other.
     """
 
     flag_dtype = torch.int64

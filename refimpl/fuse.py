@@ -45,10 +45,13 @@ _NEUTRAL: Mapping[str, Any] = {"alpha": 1, "out": None}
 def fuse_fx(model: nn.Module, fuse_custom_config: object = None, backend_config: object = None) -> GraphModule:
     """Trace a model in eval mode and fuse it, for post-training quantization. (FUS-01)
 
-    The input model is not changed. There are no example inputs here, hence no ranks: a Linear + BatchNorm1d is folded,
-    which is right for inputs of rank 2 alone; prepare_fx, which has them, checks. Without `backend_config` it is
-    torch's native one. Raises ModelError for a model in train mode or one that cannot be traced, ConfigError for a bad
-    config or fuser method.
+    `fuse_custom_config`: a FuseCustomConfig; `backend_config`: a BackendConfig, without one torch's native one. The
+    input model is not changed; the result shares the parameters of what is not fused. There are no example inputs here,
+    hence no ranks: a Linear + BatchNorm1d is folded, which is right for inputs of rank 2 alone; prepare_fx, which has
+    them, checks.
+
+    Raises ModelError for a model in train mode, one that cannot be traced, or parts that cannot be fused; ConfigError
+    for a bad config or fuser method.
     """
     if model.training:  # rule: FUS-01
         raise ModelError(f"fuse_fx needs a model in eval mode; {type(model).__name__} is in train mode: call .eval()")

@@ -40,7 +40,11 @@ def _limits(total: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 class HistogramObserver(RangeObserver):
-    """Counts values in `bins` of one width; its qparams are of the range with the least squared error. (NUM-02)"""
+    """Counts values in `bins` of one width; its qparams are of the range with the least squared error. (NUM-02)
+
+    The bins are merged into wider ones as the range grows. Further keywords are those of MinMaxObserver; never dynamic.
+    The buffer ``histogram`` is float32 (bins,).
+    """
 
     histogram: Tensor
 

@@ -38,10 +38,12 @@ def convert_fx(
     backend_config: object | None = None,
     keep_original_weights: bool = False,
 ) -> GraphModule:
-    """Convert a prepared model to the reference model and lower it for torch's current quantized engine. (LOW-01)
+    """Convert a prepared model and lower it to torch's quantized ops and modules. (LOW-01)
 
-    With `keep_original_weights` the model's ``original_weights_lookup`` maps the name of every packed weight to the
-    tensors that it was made from, the largest first. Other arguments and errors are convert_to_reference_fx's.
+    Weights are packed for ``torch.backends.quantized.engine`` as it is set at this moment. What was not lowered is
+    listed as in ``lower``. With `keep_original_weights` the model's ``original_weights_lookup`` maps the name of every
+    packed weight to the tensors that it was made from, the largest first. Other arguments and errors are
+    convert_to_reference_fx's.
     """
     mapping = None if qconfig_mapping is None else as_qconfig_mapping(qconfig_mapping)
     reference = convert_to_reference_fx(graph_module, convert_custom_config, False, mapping, backend_config)
@@ -52,10 +54,11 @@ def convert_fx(
 
 
 def lower(reference_model: GraphModule, *, keep_original_weights: bool = False) -> GraphModule:
-    """Lower a reference model on quantized tensors, of refimpl or torch; the model itself is not changed. (LOW-01)
+    """Lower a reference model on quantized tensors, of refimpl or torch, for torch's current engine. (LOW-01)
 
-    What was not lowered is in ``meta["not_lowered"]``, a tuple of NotLowered. Raises ModelError for a model without a
-    graph.
+    The model itself is not changed. The result's ``meta["not_lowered"]`` is a tuple of what stays in float, each with
+    ``node``, ``op`` and ``reason`` (LOW-04). `keep_original_weights`: as for convert_fx. Raises ModelError for a model
+    without a graph.
     """
     if not isinstance(reference_model, GraphModule):
         raise ModelError(f"lower: expected a GraphModule, found {type(reference_model).__name__}")

@@ -246,5 +246,5 @@ NATIVE: Final[Table] = {
 
 
 def default_backend_config() -> BackendConfig:
-    """Return a new BackendConfig, which claims what torch's "native" one claims. (CFG-09)"""
+    """Return a new BackendConfig that claims what torch's "native" one claims; every default is this one. (CFG-09)"""
     return config_of("native", NATIVE, FAMILIES)

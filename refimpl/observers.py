@@ -51,7 +51,7 @@ class Constructible(nn.Module):
 
     @classmethod
     def with_args(cls, **arguments: Any) -> Constructor:
-        """Return a constructor of this class with arguments bound."""
+        """Return a constructor of this class with arguments bound, for a QConfig; it has ``with_args`` as well."""
         return Constructor(cls, **arguments)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
@@ -87,7 +87,7 @@ class Observer(Constructible):
         return x
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Return (scale, zero point). Raises QConfigError when there is nothing to calculate them from."""
+        """Return (scale, zero point), of those that have them; others, as this one, raise QConfigError."""
         raise QConfigError(f"{type(self).__name__} has no qparams")
 
     def _set_integers(self) -> None:
@@ -148,7 +148,7 @@ class RangeObserver(Observer):
         return ""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Widen (or move) the range by what is in `x`, of any shape; return `x`. An empty batch is no data."""
+        """Take what is in `x`, of any shape, into the range; return `x`. An empty batch changes nothing."""
         if x.numel():  # an empty batch is no data
             low, high = self._bounds(x.detach().to(self.min_val.dtype))
             self._keep(*(self._merge(low, high) if has_data(self.min_val, self.max_val) else (low, high)))
@@ -165,11 +165,15 @@ class RangeObserver(Observer):
         self.max_val.resize_(high.shape).copy_(high)
 
     def reset_min_max_vals(self) -> None:
-        """Forget what was seen."""
+        """Forget what was seen: the range is as in a new observer."""
         self._keep(*map(torch.tensor, self.unseen))
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Return (scale, zero point), of one element or one per channel; without data (1, 0), with a warning."""
+        """Return (scale, zero point), two tensors (1,), or (channels,) per channel. (NUM-02)
+
+        The scale is float32, the zero point int32 (affine), int64 (symmetric) or float32 (float qparams). Before there
+        is data they are 1 and 0, with a warning.
+        """
         return qparams_without_data(self) or self._qparams(*self._range())
 
     def _range(self) -> tuple[Tensor, Tensor]:
@@ -183,13 +187,24 @@ class RangeObserver(Observer):
 
 
 class MinMaxObserver(RangeObserver):
-    """Keeps the smallest and largest value seen; one pair of qparams for the tensor. (NUM-02)"""
+    """Keeps the smallest and the largest value seen; one scale and zero point for the tensor. (NUM-02)
+
+    `dtype`: of the integers that it is to be quantized to. `reduce_range`: halve their range, 8 bits to 7. `eps`: the
+    smallest scale. `factory_kwargs`: device and dtype of the buffers ``min_val`` and ``max_val``. Further keywords:
+    `qscheme`, ``torch.per_tensor_affine`` (default) or ``per_tensor_symmetric``; `quant_min` and `quant_max`, the
+    dtype's ends unless given; `is_dynamic`, False unless given. Raises QConfigError for arguments that do not go
+    together.
+    """
 
     can_be_dynamic = True
 
 
 class PerChannelMinMaxObserver(RangeObserver):
-    """Keeps one range per slice along ``ch_axis``. (NUM-02)"""
+    """Keeps one range per slice along `ch_axis`: a scale and zero point for each. (NUM-02)
+
+    Further keywords are those of MinMaxObserver; `qscheme` is ``torch.per_channel_affine`` (default),
+    ``per_channel_symmetric`` or ``per_channel_affine_float_qparams``. Never dynamic.
+    """
 
     schemes = PER_CHANNEL
     unseen = ([], [])
@@ -216,15 +231,24 @@ class _MovingAverage(RangeObserver):
 
 
 class MovingAverageMinMaxObserver(_MovingAverage, MinMaxObserver):
-    """Averages the range of the tensor over batches. (NUM-02)"""
+    """Moves each end of the range by `averaging_constant` of its distance to the batch's. (NUM-02)
+
+    With 1 only the last batch counts, and it may be dynamic. Further keywords are those of MinMaxObserver.
+    """
 
 
 class MovingAveragePerChannelMinMaxObserver(_MovingAverage, PerChannelMinMaxObserver):
-    """Averages one range per slice along ``ch_axis`` over batches. (NUM-02)"""
+    """Moves each end of every range by `averaging_constant` of its distance to the batch's. (NUM-02)
+
+    Further keywords are those of PerChannelMinMaxObserver.
+    """
 
 
 class FixedQParamsObserver(Observer):
-    """Gives the qparams that it was made with, whatever it sees. (DTY-05)"""
+    """Gives the qparams that it was made with, whatever it sees: for ops whose result has a known range. (DTY-05)
+
+    `dtype`: quint8 unless given. Raises QConfigError for a dtype that is no quantized one.
+    """
 
     scale: Tensor
     zero_point: Tensor
@@ -236,12 +260,16 @@ class FixedQParamsObserver(Observer):
         self.register_buffer("zero_point", torch.tensor([zero_point], dtype=torch.int32))
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Return the fixed (scale, zero point), of one element each."""
+        """Return the fixed scale, float32 (1,), and zero point, int32 (1,)."""
         return self.scale, self.zero_point
 
 
 class PlaceholderObserver(Observer):
-    """Says which dtype is wanted and measures nothing (dynamic and float16 quantization)."""
+    """Says which dtype is wanted and measures nothing: for dynamic, float16 and weight-only quantization.
+
+    With `is_dynamic` (a keyword) qparams are chosen while running, no smaller than `eps` where the form can say so.
+    `custom_op_name` is kept as ``custom_op``, and read by nothing here.
+    """
 
     def __init__(
         self, dtype: torch.dtype = torch.float32, custom_op_name: str = "", *, eps: float = _EPS, **arguments: Any
@@ -259,4 +287,7 @@ class NoopObserver(Observer):
 
 
 class ReuseInputObserver(Observer):
-    """Asks for the observer of the op's input at its output, as an op like reshape may. (OBS-12)"""
+    """Asks for the observer of the op's input at its output, as an op like reshape may. (OBS-12)
+
+    Give it as a QConfig's activation for such ops. It has no qparams of its own.
+    """

@@ -70,8 +70,18 @@ def prepare_fx(
 ) -> GraphModule:
     """Trace and fuse a float model, and insert observers for post-training quantization, static, dynamic or mixed.
 
-    The float model is not changed; its parameters are shared. Without `backend_config` it is torch's native one. Raises
-    ModelError for a model that cannot be traced or fused, ConfigError or QConfigError for bad arguments.
+    `qconfig_mapping`: a QConfigMapping, which says what is quantized. `example_inputs`: the model's positional inputs,
+    in a tuple, or the only one; a model in eval mode is run on copies of them once, for the ranks of its tensors; None:
+    not known. `prepare_custom_config`: a PrepareCustomConfig. `_equalization_config`: a QConfigMapping of
+    EqualizationQConfigs; None: nothing is equalized (EQL-01). `backend_config`: a BackendConfig; None: torch's native
+    one. Torch's objects and, with a FutureWarning, the dict forms are taken too (CFG-14).
+
+    Returns a model to be run on calibration data, then converted; ``explain`` has its decision log. What no pattern,
+    QConfig or dtype config covers stays float, and is no error (DTY-06). The float model is not changed; its parameters
+    are shared.
+
+    Raises ModelError for a model that cannot be traced or fused, or example inputs that it cannot be run on;
+    ConfigError or QConfigError for bad arguments.
     """
     return _prepare(model, qconfig_mapping, example_inputs, prepare_custom_config, _equalization_config, backend_config)
 
@@ -83,9 +93,11 @@ def prepare_qat_fx(
     prepare_custom_config: object | None = None,
     backend_config: object | None = None,
 ) -> GraphModule:
-    """Trace and fuse a model in train mode, swap in QAT modules, insert fake quantizes. (QAT-01, QAT-02)
+    """Trace and fuse a model, swap in QAT modules and insert fake quantizes, for training. (QAT-01, QAT-02)
 
-    The float model's modules are not changed; its parameters are shared, and trained. Errors: those of prepare_fx.
+    Arguments and errors are those of prepare_fx; the mapping is one for training, and the model in train mode. Returns
+    a model to be trained, then converted. The float model's modules are not changed; its parameters are shared, and
+    trained.
     """
     return _prepare(model, qconfig_mapping, example_inputs, prepare_custom_config, None, backend_config, is_qat=True)
 

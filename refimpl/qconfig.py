@@ -18,11 +18,18 @@ Order: TypeAlias = tuple[str, ObjectType, int]
 
 
 class QConfig(NamedTuple):
-    """Constructors of the observers (or fake quantizes) for activations and for weights. (QCM-01)"""
+    """How activations and weights are observed where it holds: two constructors of observers. (QCM-01)
+
+    Each is called anew for every observer. A constructor is a class, or what its ``with_args(…)`` returns; an instance
+    in its place raises QConfigError in prepare. Torch's QConfig is taken as well, and any object with these two
+    attributes. (CFG-14)
+    """
 
     # rule: QCM-01
     activation: Callable[..., nn.Module]
+    """Makes the observer or fake quantize of inputs and outputs."""
     weight: Callable[..., nn.Module]
+    """Makes that of a weight."""
 
 
 class ResolvedQConfig(NamedTuple):
@@ -55,17 +62,23 @@ _KINDS = ("object_type", "module_name_regex", "module_name", "module_name_object
 
 @dataclass
 class QConfigMapping:
-    """Which QConfig holds for which part of the model. Later kinds of key override earlier ones (QCM-02):
+    """Which QConfig holds for which part of the model; None in its place: not quantized. (QCM-02, QCM-03)
 
-    global, object_type, module_name_regex (first regex set that matches wins), module_name (nearest enclosing name),
-    module_name_object_type_order (the index-th call of that type inside the module of that name).
+    Of the keys for one place the most specific wins: module_name_object_type_order, then module_name,
+    module_name_regex, object_type, and global for the rest. Setters return the mapping and check no QConfig: prepare
+    does. It also warns of a key that matches nothing in the model.
     """
 
     global_qconfig: Any = None
+    """For everything that no other key names; None: nothing is quantized."""
     object_type_qconfigs: dict[ObjectType, Any] = field(default_factory=dict)
+    """By module class, function, or name of a method."""
     module_name_regex_qconfigs: dict[str, Any] = field(default_factory=dict)
+    """By regular expression; the first one set that matches a module's full name wins."""
     module_name_qconfigs: dict[str, Any] = field(default_factory=dict)
+    """By full name of a module; the nearest enclosing one wins."""
     module_name_object_type_order_qconfigs: dict[Order, Any] = field(default_factory=dict)
+    """By module name, object type and index of the call."""
 
     def set_global(self, global_qconfig: Any) -> QConfigMapping:
         """Set the QConfig for everything that no other key names; None: nothing is quantized."""
@@ -73,12 +86,15 @@ class QConfigMapping:
         return self
 
     def set_object_type(self, object_type: ObjectType, qconfig: Any) -> QConfigMapping:
-        """Set the QConfig of a module class, a function or a method name."""
+        """Set the QConfig of a module class, a function or the name of a method.
+
+        What is set for a float class holds for the class that it is fused into. (QCM-05)
+        """
         self.object_type_qconfigs[object_type] = qconfig
         return self
 
     def set_module_name_regex(self, module_name_regex: str, qconfig: Any) -> QConfigMapping:
-        """Set the QConfig of every module whose full name matches, anchored at the start.
+        """Set the QConfig of every module whose full name matches, anchored at its start alone.
 
         Raises QConfigError if the expression does not compile.
         """
@@ -90,19 +106,19 @@ class QConfigMapping:
         return self
 
     def set_module_name(self, module_name: str, qconfig: Any) -> QConfigMapping:
-        """Set the QConfig of a module, and of everything inside it that has no nearer name."""
+        """Set the QConfig of a module, by full name, and of all inside it that has no nearer name."""
         self.module_name_qconfigs[module_name] = qconfig
         return self
 
     def set_module_name_object_type_order(
         self, module_name: str, object_type: ObjectType, index: int, qconfig: Any
     ) -> QConfigMapping:
-        """Set the QConfig of the index-th call (from 0) of a type inside a module."""
+        """Set the QConfig of one call: the index-th (from 0) of its type whose enclosing module has that full name."""
         self.module_name_object_type_order_qconfigs[(module_name, object_type, index)] = qconfig
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the public dict form; the round trip is the identity. (QCM-04)"""
+        """Return the public dict form; ``from_dict`` gives an equal mapping of it. (QCM-04)"""
         form: dict[str, Any] = {"": self.global_qconfig}
         for kind in _KINDS:  # rule: QCM-04
             rows = getattr(self, f"{kind}_qconfigs").items()
@@ -111,7 +127,10 @@ class QConfigMapping:
 
     @classmethod
     def from_dict(cls, qconfig_dict: Mapping[str, Any]) -> QConfigMapping:
-        """Build from the public dict form. Raises ConfigError for an unknown key. (QCM-04, CFG-13)"""
+        """Build from the public dict form, all keys optional. (QCM-04, CFG-13)
+
+        Raises ConfigError for an unknown key, QConfigError for a regular expression that does not compile.
+        """
         reject_unknown_keys("QConfigMapping.from_dict", qconfig_dict, ("", *_KINDS))
         mapping = cls().set_global(qconfig_dict.get(""))
         for kind in _KINDS:

@@ -31,10 +31,12 @@ class NotCertified(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that does not hold of a certificate's folder: the file, and what is wrong with it."""
+    """Something that does not hold of a certificate's folder."""
 
     file: str
+    """Its name in the folder."""
     what: str
+    """What is wrong with it, in words."""
 
     def __str__(self) -> str:
         return f"{self.file}: {self.what}"
@@ -43,9 +45,9 @@ class Problem:
 def certify(source: Path, folder: Path, waivers: Path | None) -> dict[str, Any]:
     """Make a certificate of a run in a new or empty folder; return what certificate.json says.
 
-    `waivers`: the file that the run used; None: the copy beside the results. Raises NotCertified for a run that does
-    not show all claims of a config to be green, or whose suite is no clean checkout; ResultsError for files that
-    cannot be read or written.
+    `source`: its results file. `waivers`: the file that the run used; None: the copy beside the results. Raises
+    NotCertified for a run that does not show all claims of a config to be green, or whose suite is no clean checkout;
+    ResultsError for files that cannot be read or written, or a folder that is not empty.
     """
     results = read_results(source)
     if reasons := list(_reasons(results)):
@@ -68,8 +70,9 @@ def certify(source: Path, folder: Path, waivers: Path | None) -> dict[str, Any]:
 
 
 def verify(folder: Path) -> tuple[Results | None, list[Problem]]:
-    """Recompute everything in a certificate's folder; return the results, if they can be read, and what does not hold.
+    """Recompute everything in a certificate's folder; return its results and what does not hold.
 
+    Results that cannot be read are None; no problem: it holds. The backend itself is not asked: `rerun` does that.
     Raises ResultsError for a folder without a certificate.
     """
     stated = _stated(folder)

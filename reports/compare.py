@@ -69,7 +69,10 @@ class Board:
 
 
 def render_board(runs: Sequence[Results]) -> str:
-    """The page; a pure function of the runs. Raises ResultsError for a run that cannot stand beside others."""
+    """Return the scoreboard as one HTML file: runs of several backends side by side. A pure function of the runs.
+
+    Raises ResultsError for a run that is incomplete or a shard, or that is given twice.
+    """
     return render_page("scoreboard.html.j2", board=build_board(runs))
 
 

@@ -27,22 +27,33 @@ class Change(StrEnum):
     """What became of a claim or model, the worst first."""
 
     REGRESSED = "regressed"
+    """Worse: the verdict, the error, how many cases fail, or a waiver that is gone."""
     REMOVED = "removed"
+    """In the earlier run alone."""
     ADDED = "added"
+    """In the later run alone."""
     CHANGED = "changed"
+    """Other, and neither better nor worse."""
     IMPROVED = "improved"
+    """Better."""
     UNCHANGED = "unchanged"
+    """The same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A claim or model in one or both of two runs; `why` says what differs."""
+    """A claim or model in one or both of two runs."""
 
     name: str
+    """Its ID."""
     change: Change
+    """What became of it."""
     old: Judged | None
+    """Its row in the earlier run; None: it was not there."""
     new: Judged | None
+    """Its row in the later run; None: it is not there."""
     why: str
+    """What differs, in words."""
 
     @property
     def states(self) -> tuple[str, str]:
@@ -52,11 +63,14 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """All that two runs judged, the worst changes first; `basis` says in what the runs themselves differ."""
+    """All that two runs judged."""
 
     rows: tuple[Difference, ...]
+    """The worst changes first."""
     basis: tuple[str, ...]
+    """In what the runs themselves differ, such as torch or the CPU; a line each."""
     is_complete: bool
+    """Whether the later run came to its end."""
 
     @property
     def counts(self) -> dict[Change, int]:
@@ -76,7 +90,7 @@ class Differences:
 
 
 def compare_runs(old: Results, new: Results) -> Differences:
-    """Compare what two runs judged, by ID."""
+    """Compare what two runs judged, by ID. Runs of other versions, seeds or machines compare too; ``basis`` says so."""
     before, after = _by_name(old), _by_name(new)
     rows = [_difference(name, before.get(name), after.get(name)) for name in sorted({*before, *after})]
     order = list(Change)
@@ -88,7 +102,7 @@ def compare_runs(old: Results, new: Results) -> Differences:
 
 
 def diff_text(found: Differences, width: int) -> str:
-    """The differences as text, fitted to `width` columns."""
+    """Return the differences as text, fitted to `width` columns; what is unchanged is counted alone."""
     counts = ", ".join(f"{count} {change}" for change, count in found.counts.items())
     lines = [f"{'REGRESSED' if found.regressed else 'no regression'}: {counts}", *found.basis]
     if not found.is_complete:

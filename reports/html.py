@@ -107,7 +107,10 @@ class Report:
 
 
 def render_html(results: Results, baseline: Results | None = None) -> str:
-    """The report as HTML, with the differences to an earlier run if there is one; a pure function of the two."""
+    """Return the report of a run as one HTML file, with the differences to an earlier run if one is given.
+
+    It makes no request and is readable without JavaScript. A pure function of the two: same runs, same text.
+    """
     report = build_report(results, baseline)
     return render_page("report.html.j2", results=results, report=report, most_changes=MOST_CHANGES)
 

@@ -22,7 +22,10 @@ _ESCAPED = str.maketrans({c: f"&#{ord(c)};" for c in string.punctuation if c not
 
 
 def markdown(results: Results, baseline: Results | None = None) -> str:
-    """The report of a run, with the worst differences to an earlier one if there is one."""
+    """Return the report of a run as Markdown, at most 1 MiB.
+
+    `baseline`: an earlier run; the worst differences to it are shown.
+    """
     header = results.header
     blocks: list[str] = [
         f"## {results.outcome}: {_text(header.backend)} against {_text(header.config_name)}",

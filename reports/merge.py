@@ -18,7 +18,8 @@ _OWN = frozenset({"shard", "claims", "started", "platform", "cpu", "cpu_flags"})
 def merge(paths: Sequence[Path], target: Path) -> Results:
     """Write one results file of all shards of a run; return what is read back of it.
 
-    Raises ResultsError for a shard that is missing, doubled, incomplete, at odds with itself, or of another run.
+    The order of `paths` does not matter. Raises ResultsError for a shard that is missing, doubled, incomplete, at odds
+    with itself, or of another run, and where `target` is one of them or cannot be written.
     """
     if target.resolve() in {path.resolve() for path in paths}:
         raise ResultsError(f"{target}: the merged file would replace a shard; choose another with -o")

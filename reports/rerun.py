@@ -19,16 +19,20 @@ _BASIS = ("suite_commit", "torch", "python", "isa", "cpu")
 
 
 def draw(results: Results, count: int, seed: int) -> tuple[Claim, ...]:
-    """Draw so many claims (all, if there are no more) of those whose numbers are not left to chance."""
+    """Draw `count` claims (all, if there are no more) of those whose numbers are not left to chance.
+
+    The same seed gives the same draw.
+    """
     chance = {check.claim for check in results.checks if by_chance(check)}
     known = [claim for claim in results.claims if claim.claim not in chance]
     return tuple(random.Random(seed).sample(known, min(count, len(known))))
 
 
 def rerun(results: Results, claims: Sequence[Claim], waivers: Path | None) -> list[str]:
-    """Run the claims again as the header says; return what differs, a line each.
+    """Run the claims again as the header says, by the suite of this checkout; return what differs, a line each.
 
-    Raises ResultsError if there is no suite here, or it does not run.
+    `waivers`: the file that the run used, or None. Rows are compared bit for bit, but for times. Raises ResultsError if
+    there is no suite here, or it does not run.
     """
     if not claims:
         return []

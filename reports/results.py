@@ -67,20 +67,27 @@ _MEASURED = frozenset({"seconds", "started", "sha256", "peak_mib", "printed"})
 
 
 class ResultsError(Exception):
-    """A file that cannot be read, or a row that cannot be written; the message begins with `file:line`."""
+    """A file that cannot be read or written, or runs that do not go together; the message begins with the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Everything a results file says. `problems` are the run's own, and places where the file disagrees with itself."""
+    """Everything that a results file says, and what was found in auditing it."""
 
     header: Header
+    """What was run."""
     checks: tuple[Check, ...]
+    """By claim; those of one claim in the order of its stages."""
     claims: tuple[Claim, ...]
+    """By ID."""
     models: tuple[Model, ...]
+    """By ID."""
     facts: tuple[Fact, ...]
+    """By topic and subject."""
     footer: Footer | None
+    """The totals; None: the run did not come to its end."""
     problems: tuple[str, ...] = ()
+    """The run's own, and places where the file disagrees with itself."""
 
     @property
     def outcome(self) -> Outcome:
@@ -189,8 +196,9 @@ def leading_check(checks: Sequence[Check]) -> Check | None:
 def read_results(path: str | os.PathLike[str]) -> Results:
     """Read and audit a results file, plain or `.xz`. A last line without its newline was cut by a kill: it is dropped.
 
-    Whichever worker or shard did what, the rows are in one order: by claim, model, topic and subject.
-    Raises ResultsError, with file and line, for a file that cannot be read or is none.
+    Whichever worker or shard did what, the rows are in one order: by claim, model, topic and subject. A file that
+    disagrees with itself is read, says so in ``problems``, and never passes. Raises ResultsError, with file and line,
+    for a file that cannot be read or is none.
     """
     data = _bytes(Path(path))
     *lines, cut = data.split(b"\n")

@@ -17,7 +17,7 @@ _PROBLEM_COLUMNS = ("verdict", "stage", "rule", "LSB", "claim, and what is wrong
 
 
 def summary(results: Results, html_path: str | os.PathLike[str], *, width: int | None = None) -> str:
-    """The whole summary as text, fitted to `width` columns (the terminal's own if not given)."""
+    """Return the summary that a run ends with, fitted to `width` columns (the terminal's own if not given)."""
     width = width or shutil.get_terminal_size().columns
     blocks = (
         verdict_line(results),
@@ -35,7 +35,7 @@ def summary(results: Results, html_path: str | os.PathLike[str], *, width: int |
 
 
 def verdict_line(results: Results) -> str:
-    """One line that says it all: `qnnpack: FAIL — 404 claims: 12 REFUTED, 392 VERIFIED; 9 models: 9 VERIFIED`."""
+    """Return the run in a line: `qnnpack: FAIL — 404 claims: 12 REFUTED, 392 VERIFIED; 9 models: 9 VERIFIED`."""
     said = _said("claim", results.claims)
     models = f"; {_said('model', results.models)}" if results.models else ""
     return one_line(f"{results.header.backend}: {results.outcome} — {said}{models}")

@@ -21,23 +21,31 @@ class MutantError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """A backend that is wrong in one way, or honest in a way of its own.
-
-    ``group``: the class of the fault ("rounding"). ``make``: makes the backend. ``rules``: those of which one should go
-    red; none: an honest variant, of which every claim must be VERIFIED. ``claims``: globs of the claims and models that
-    the fault touches, none: all; ``in_full``: of those that the full profile is to run. ``patches``: by dotted
-    name what stands in its place meanwhile, for faults of the flow and not of a kernel. ``size``: of a family of faults
-    that differ in size alone, how large this one is, as a part of the result.
-    """
+    """A backend that is wrong in one way, or honest in a way of its own."""
 
     name: str
+    """Its own among the mutants of a run."""
+
     group: str
+    """The class of the fault, such as ``rounding``: a row of the tables."""
+
     make: Callable[[], Backend]
+    """Makes the backend."""
+
     rules: tuple[str, ...] = ()
+    """The rules of which one should go red; none: an honest variant, of which every claim must be VERIFIED."""
+
     claims: tuple[str, ...] = ()
+    """Globs of the claims and models that the fault touches; none: all."""
+
     in_full: tuple[str, ...] = ()
+    """Globs of those that profile ``full`` is to run; none: ``claims``."""
+
     patches: tuple[tuple[str, Any], ...] = ()
+    """By dotted name, what stands in its place meanwhile: for faults of the flow and not of a kernel."""
+
     size: float | None = None
+    """Of a family of faults that differ in size alone, how large this one is, as a part of the result."""
 
     @property
     def is_honest(self) -> bool:
@@ -49,9 +57,10 @@ class Mutant:
 
 
 def load_mutants(spec: str) -> tuple[Mutant, ...]:
-    """Return the mutants that ``module:attribute`` names. Raises MutantError.
+    """Return the mutants that ``module:attribute`` names, a tuple or list of Mutant.
 
-    Beside the modules that Python finds are those of tests/mutants, in the checkout.
+    Beside the modules that Python finds are those of tests/mutants, in the checkout. Raises MutantError for another
+    form, a module that does not import, what is no mutant, or two of one name.
     """
     module_name, _, attribute = spec.partition(":")
     if not module_name or not attribute:
