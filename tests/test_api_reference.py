@@ -1,0 +1,82 @@
+"""The API reference is built without a warning, and shows what a program may call, no more and no less."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+import refimpl
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "docs" / "api"
+WHOLE = ("backends.base", "conformance.mutation.mutant", "reports.schema")
+"""Modules of which everything public is documented."""
+DOORS = (
+    "conformance.models.register", "conformance.cases.Input", "reports.results.read_results",
+    "reports.html.render_html", "reports.markdown.markdown", "reports.diff.compare_runs", "reports.merge.merge",
+    "reports.compare.render_board", "reports.certificate.certify", "reports.certificate.verify",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if importlib.util.find_spec("sphinx") is None:
+        pytest.skip("Sphinx is not installed: pip install -e '.[test]'")
+    target = tmp_path_factory.mktemp("api")
+    options = ("-W", "--keep-going", "-q", "-b", "html", "-d", str(target / "doctrees"))
+    command = (sys.executable, "-m", "sphinx", *options, str(SOURCE), str(target / "html"))
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return target / "html"
+
+
+def documented(built: Path) -> dict[str, str]:
+    """Every Python name in Sphinx's inventory, and where it is: ``page.html#anchor``."""
+    *_, packed = (built / "objects.inv").read_bytes().split(b"\n", maxsplit=4)
+    lines = [line.split(" ") for line in zlib.decompress(packed).decode().splitlines()]
+    python = [(name, where) for name, role, _, where, *_ in lines if role.startswith("py:")]
+    return {name: where.removesuffix("$") + name * where.endswith("$") for name, where in python}
+
+
+def public(module: str) -> set[str]:
+    """The public classes and functions that a module defines."""
+    tree = ast.parse((ROOT / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8"))
+    names = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    return {f"{module}.{name}" for name in names if not name.startswith("_")}
+
+
+def test_what_is_documented_of_refimpl_is_what_it_exports(built: Path) -> None:
+    found = {name for name in documented(built) if re.fullmatch(r"refimpl\.\w+", name)}
+    assert found == {f"refimpl.{name}" for name in refimpl.__all__ if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("module", WHOLE)
+def test_everything_public_of_a_contract_is_documented(built: Path, module: str) -> None:
+    assert len(public(module)) >= 3
+    assert public(module) <= documented(built).keys()
+
+
+def test_the_doors_of_the_other_packages_are_documented(built: Path) -> None:
+    assert documented(built).keys() >= set(DOORS)
+
+
+def test_every_documented_name_has_its_anchor(built: Path) -> None:
+    names = documented(built)
+    pages = {page.name: page.read_text(encoding="utf-8") for page in built.glob("*.html")}
+    assert 'id="refimpl.prepare_fx"' in pages["flow.html"]
+    for name, where in names.items():
+        page, _, anchor = where.partition("#")
+        assert f'id="{anchor}"' in pages[page], f"{name}: {page} has no anchor {anchor}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (SOURCE / "index.rst").read_text(encoding="utf-8")
+    pages = {page.stem for page in SOURCE.glob("*.rst")} - {"index"}
+    assert pages == set(re.findall(r"^   (\w+)$", index, re.MULTILINE))
