@@ -77,9 +77,11 @@ def script_of(failure: Failure, bench: Workbench, *, name: str, message: str) ->
         *(f"    {line}" for line in _forward(model)),
         "",
         "",
+        *_LEAVES,
         f"inputs = ({', '.join(_inputs(failure))},)",
         f"backend = find_backend({bench.spec!r})",
-        "lowered = backend.lower(torch.fx.symbolic_trace(Reference().eval()), inputs)",
+        "model = Reference().eval()",
+        "lowered = backend.lower(torch.fx.GraphModule(model, Leaves().trace(model)), inputs)",
         *_verified(failure, bench),
     ]
     text = "\n".join(line for each in body for line in _wrapped(each))
@@ -90,6 +92,13 @@ def script_of(failure: Failure, bench: Workbench, *, name: str, message: str) ->
 
 
 _DOOR = "from backends.discovery import find_backend"
+_LEAVES = (
+    "class Leaves(torch.fx.Tracer):",
+    "    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:",
+    "        return True  # what is fused stays one module",
+    "",
+    "",
+)
 
 
 def _heading(bench: Workbench, name: str, message: str) -> str:
@@ -210,19 +219,21 @@ def _quantized(target: str, module: Any, made: str) -> Iterator[str]:
     integers = module.get_quantized_weight()
     integers = integers.int_repr() if integers.is_quantized else integers
     shift, factor = (each.reshape(along) if is_per_channel else each for each in (zero_point, scale))
-    yield f"scale, zero_point = {_tensor(scale)}, {_tensor(zero_point)}"
+    yield f"scale = {_tensor(scale)}"
+    yield f"zero_point = {_tensor(zero_point)}"
     if torch.equal((integers.long() - shift) * factor, module.get_weight()):
         view = f".reshape({', '.join(map(str, along))})" if is_per_channel else ""
         less = f" - zero_point{view}" if bool((zero_point != 0).any()) else ""
         yield f"made.weight.data = ({_tensor(integers, torch.int64)}{less}) * scale{view}"
     else:
         yield f"made.weight.data = {_tensor(module.weight)}"
-    if module.bias is not None:
+    if getattr(module, "bias", None) is not None:  # an embedding has none
         yield f"made.bias.data = {_tensor(module.bias)}"
-    more = {"qscheme": module.weight_qscheme, "dtype": module.weight_dtype, "axis": module.weight_axis_int}
+    qparams = {"qscheme": module.weight_qscheme, "dtype": module.weight_dtype, "axis": module.weight_axis_int}
+    more = {"quant_min": module.weight_quant_min, "quant_max": module.weight_quant_max}
     more |= {"is_decomposed": True} if module.is_decomposed else {}
-    ends = {"quant_min": module.weight_quant_min, "quant_max": module.weight_quant_max}
-    words = [f'"{key}": {value!r}' for key, value in (more | ends).items() if value is not None]
+    qparams |= {key: value for key, value in more.items() if value is not None}
+    words = [f'"{key}": {value!r}' for key, value in qparams.items()]
     kind = f"nnqr.{type(module).__name__}"
     yield f'{target} = {kind}.from_float(made, {{"scale": scale, "zero_point": zero_point, {", ".join(words)}}})'
 
@@ -341,19 +352,21 @@ _REPEATED = (
 def _numbers(check: Check, exacts: Sequence[Exact], number: int) -> Iterator[str]:
     """Lines about the form of the outputs, and then about the worst places of one."""
     indexes: Any = check.evidence.get("index")
+    exact = exacts[number]
+    position = f"position = outputs[{number}].double(){_on_grid(exact.grid)}"
+    if check.verdict is Verdict.FALLBACK and exact.grid is not None:
+        zero = exact.grid.zero_point
+        yield position
+        yield f"near = ((position - {zero}).abs() + {abs(zero)}) * 2.0**-22 + 2.0**-20"
+        yield 'assert bool(((position - position.round()).abs() <= near).all()), f"between the integers: {position}"'
+        return
     if indexes is None:
         shapes = ", ".join(repr(tuple(exact.real.shape)) for exact in exacts)
         yield f"for found, shape in zip(outputs, [{shapes}], strict=True):"
         yield '    assert found.shape == shape and found.dtype is torch.float32, f"{found.dtype}, {found.shape}"'
         yield '    assert bool(torch.isfinite(found).all()), f"not finite: {found}"'
         return
-    exact = exacts[number]
-    yield f"position = outputs[{number}].double(){_on_grid(exact.grid)}"
-    if check.verdict is Verdict.FALLBACK and exact.grid is not None:
-        zero = exact.grid.zero_point
-        yield f"near = ((position - {zero}).abs() + {abs(zero)}) * 2.0**-22 + 2.0**-20"
-        yield 'assert bool(((position - position.round()).abs() <= near).all()), f"between the integers: {position}"'
-        return
+    yield position
     yield "# Where, the exact real result in steps of the output's grid, how far from it a right integer is at most."
     places = ", ".join(_place(exact, tuple(index)) for index in indexes[:4])
     yield f"for index, exact, bound in [{places}]:"

@@ -241,6 +241,24 @@ def test_a_claim_whose_process_dies_has_a_script_too(tmp_path: Path) -> None:
     assert all(_status(claim.script) not in (0, 1) for claim in died)
 
 
+REFUTED_OF_QNNPACK = (
+    "nn.Conv2d+nn.ReLU/*in=qint8*/ptq/per_channel_symmetric",  # what is fused stays one module
+    "nn.Linear/*float16*",  # a weight without a qscheme
+    "nn.EmbeddingBag/*w=quint4x2*/ptq/*",  # a module that knows no bias
+    "nnqat.Linear/*in=qint8*/per_channel_symmetric",  # scales that are too many for one line
+    "operator.mul+torch.relu/*quint8*/ptq/*",  # on a grid of the kernel's own
+)
+
+
+@pytest.mark.parametrize("glob", REFUTED_OF_QNNPACK)
+def test_scripts_of_a_real_engine_fail_for_its_sake_alone(tmp_path: Path, glob: str) -> None:
+    ran = run(tmp_path, "qnnpack", f"--claim={glob}", "--no-waivers", "--profile=quick")
+    (claim,) = ran.results.claims
+    assert not claim.green
+    assert _status(claim.script) != 0
+    assert _status(claim.script.replace("find_backend('qnnpack')", "find_backend('reference')")) == 0
+
+
 def _status(script: str) -> int:
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=FAKES, env=clean_environment(), capture_output=True, timeout=120
