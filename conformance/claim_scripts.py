@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from conformance.checks import Check
 from conformance.claim_run import CaseRun
 from conformance.claims import Claim
+from conformance.graph_text import graphs_of
 from conformance.jobs import Row
 from conformance.oracle import NoOracleError
-from conformance.pipeline import Workbench, graphs_of
+from conformance.pipeline import Workbench
 from conformance.running import StageError
 from conformance.scripts import Failure, NoScriptError, script_of
 from reports.codec import decode
@@ -37,7 +38,7 @@ def shown_of(bench: Workbench, claim: Claim, rows: Sequence[Row]) -> Row:
     found: Row = {}
     try:
         case_run = bench.rebuilt(claim, str(lead.evidence.get("case", "")))
-        found |= {"graphs": graphs_of(case_run)} if needs_graphs else {}
+        found |= {"graphs": graphs_of(claim, case_run)} if needs_graphs else {}
         return found | ({"script": _script(bench, claim, lead, case_run)} if needs_script else {})
     except (NoScriptError, NoOracleError, StageError) as error:
         told = " ".join(str(error).split())

@@ -10,9 +10,15 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from conformance.claim_run import CaseRun
+from conformance.claims import Claim
+from conformance.preparing import own_modules
+from refimpl import BackendConfig
+from refimpl.fuse import fused_model
 from refimpl.tracing import attribute_of
 
 MOST_LINES = 60
+FUSES_NOTHING = BackendConfig("fuses nothing")
 
 
 def graph_text(model: Callable[..., Any]) -> str:
@@ -51,3 +57,21 @@ def _spelled(value: object, model: GraphModule) -> str:
         return f"{held.item():.6g}" if isinstance(held, Tensor) and held.dim() == 0 else f"self.{value.target}"
     plain = (Node, str, int, float, bool, type(None), slice, torch.dtype)
     return str(value) if isinstance(value, plain) else type(value).__name__
+
+
+def graphs_of(claim: Claim, case_run: CaseRun) -> dict[str, str]:
+    """Return the graphs of a case before and after, as far as it came."""
+    made: dict[str, Callable[[], Any]] = {
+        "float model": lambda: fused_model(case_run.model, FUSES_NOTHING, leaves=own_modules(claim)),
+        "reference model": lambda: case_run.reference,
+        "lowered model": lambda: getattr(case_run.lowered, "graph_module", case_run.lowered),
+    }
+    return {name: text for name, model in made.items() if (text := _graph(model))}
+
+
+def _graph(model: Callable[[], Any]) -> str:
+    """A model's graph; "" where there is none: not made yet, not traceable, or of a vendor's own kind."""
+    try:
+        return graph_text(model())
+    except Exception:  # the stages tell what is wrong; a graph that is not shown costs no verdict
+        return ""

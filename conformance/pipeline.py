@@ -26,7 +26,7 @@ from conformance.choice import Turn, turns
 from conformance.claim_run import At, CaseRun, ClaimRun, failed, internal_error, passed, skipped
 from conformance.claims import Claim, enumerate_claims
 from conformance.draws import AIMS, Batch, calibration_inputs, float_inputs, static_inputs
-from conformance.graph_text import graph_text
+from conformance.graph_text import FUSES_NOTHING, graphs_of
 from conformance.grids import placeholder_grids
 from conformance.invariance import check_invariance, judge_invariance
 from conformance.lint import lint
@@ -34,7 +34,7 @@ from conformance.models import plan_cases
 from conformance.nonfinite import nonfinite_rows
 from conformance.numerics import Finding, compare_all, failure
 from conformance.oracle import NoOracleError, Walk
-from conformance.preparing import keeps_statistics, prepare_case
+from conformance.preparing import keeps_statistics, own_modules, prepare_case
 from conformance.quantizers import INTEGERS, Kind, dynamic_range, kind_of
 from conformance.refusal import check_refusal
 from conformance.reruns import THREADS
@@ -46,9 +46,9 @@ from refimpl import (
     convert_to_reference_decomposed_fx,
     convert_to_reference_fx,
     explain,
-    fuse_fx,
 )
 from refimpl.backend_config import as_backend_config
+from refimpl.fuse import fused_model
 from reports.results import Verdict
 
 
@@ -76,7 +76,6 @@ PROFILES: dict[str, Effort] = {
 }
 
 
-_FUSES_NOTHING = BackendConfig("fuses nothing")
 _IN_FLOAT: dict[str, Any] = {
     "float_accumulation": True, "dynamic_states": False, "half_row_qparams": False
 }  # fmt: skip
@@ -169,7 +168,7 @@ class Workbench:
         if run is None or run.claim.id != claim.id:
             return {}
         shown = run.faulty or next(iter(run.kept), None)
-        return {} if shown is None else graphs_of(shown)
+        return {} if shown is None else graphs_of(run.claim, shown)
 
     def facts(self, claim: Claim) -> list[dict[str, object]]:
         """Return what was measured on the way and is not judged: rows of the results file."""
@@ -252,8 +251,9 @@ class Workbench:
         done = ("fuse", case_run.case.variant if run.claim.entry.fuser_method is not None else "")
         if done in run.held:
             return
-        fused = self._flow("FUS-02", lambda: fuse_fx(model, backend_config=self.config))
-        problem = structure.check_fused(run.claim, fused, lambda: fuse_fx(model, backend_config=_FUSES_NOTHING))
+        fuse = partial(fused_model, model, leaves=own_modules(run.claim))
+        fused = self._flow("FUS-02", lambda: fuse(self.config))
+        problem = structure.check_fused(run.claim, fused, lambda: fuse(FUSES_NOTHING))
         if problem is None:
             problem = structure.check_fused_meaning(model, fused, calibration_inputs(case_run.case)[0])
         _raise(problem, fused)
@@ -376,24 +376,6 @@ class Workbench:
             raise StageError(rule, Verdict.REFUTED, str(error)) from error
         except RefimplError as error:
             raise StageError(rule, Verdict.UNEXERCISED, str(error)) from error
-
-
-def graphs_of(case_run: CaseRun) -> dict[str, str]:
-    """Return the graphs of a case before and after, as far as it came."""
-    made: dict[str, Callable[[], Any]] = {
-        "float model": lambda: fuse_fx(case_run.model, backend_config=_FUSES_NOTHING),
-        "reference model": lambda: case_run.reference,
-        "lowered model": lambda: getattr(case_run.lowered, "graph_module", case_run.lowered),
-    }
-    return {name: text for name, model in made.items() if (text := _graph(model))}
-
-
-def _graph(model: Callable[[], Any]) -> str:
-    """A model's graph; "" where there is none: not made yet, not traceable, or of a vendor's own kind."""
-    try:
-        return graph_text(model())
-    except Exception:  # the stages tell what is wrong; a graph that is not shown costs no verdict
-        return ""
 
 
 def _raise(problem: structure.Problem | None, model: GraphModule) -> None:

@@ -28,12 +28,15 @@ def mapping_for(claim: Claim, case: Case, model: nn.Module) -> QConfigMapping:
     return mapping.set_module_name(PRELUDE, wide_qconfig(claim)) if isinstance(model, Preluded) else mapping
 
 
-def leaves_of(claim: Claim) -> PrepareCustomConfig:
-    """Return the custom config that keeps tracing out of a pattern's modules that are not torch's own."""
+def own_modules(claim: Claim) -> tuple[type, ...]:
+    """Return the classes of a pattern's modules that are not torch's own: tracing would go into them."""
     kinds = [leaf for leaf in leaves(claim.entry.normal_pattern) if isinstance(leaf, type)]
-    return PrepareCustomConfig().set_non_traceable_module_classes(
-        [kind for kind in kinds if not kind.__module__.startswith("torch.")]
-    )
+    return tuple(kind for kind in kinds if not kind.__module__.startswith("torch."))
+
+
+def leaves_of(claim: Claim) -> PrepareCustomConfig:
+    """Return the custom config that keeps tracing out of them."""
+    return PrepareCustomConfig().set_non_traceable_module_classes(list(own_modules(claim)))
 
 
 def prepare_case(

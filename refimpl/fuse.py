@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -56,10 +56,16 @@ def fuse_fx(model: nn.Module, fuse_custom_config: object = None, backend_config:
     if model.training:  # rule: FUS-01
         raise ModelError(f"fuse_fx needs a model in eval mode; {type(model).__name__} is in train mode: call .eval()")
     config = default_backend_config() if backend_config is None else as_backend_config(backend_config)
-    names = FuseCustomConfig.of(fuse_custom_config).preserved_attributes
-    traced = trace(model)
+    return fused_model(model, config, preserved=FuseCustomConfig.of(fuse_custom_config).preserved_attributes)
+
+
+def fused_model(
+    model: nn.Module, config: BackendConfig, *, leaves: tuple[type, ...] = (), preserved: Sequence[str] = ()
+) -> GraphModule:
+    """Trace a model in eval mode and fuse it; modules of the classes `leaves` stay whole, as in prepare. (CUS-02)"""
+    traced = trace(model, leaf_classes=leaves)
     fuse(traced, config, is_qat=False)
-    kept = {name: getattr(model, name) for name in names if hasattr(model, name)}
+    kept = {name: getattr(model, name) for name in preserved if hasattr(model, name)}
     return finished(traced, traced.graph, traced, kept)
 
 

@@ -266,7 +266,7 @@ def test_what_cannot_be_built_is_unexercised_with_the_reason_at_every_stage(clai
 
 
 def test_a_fault_of_the_suite_ends_the_claim_once_and_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "fuse_fx", raises(RuntimeError("a bug")))
+    monkeypatch.setattr(pipeline, "fused_model", raises(RuntimeError("a bug")))
     workbench, claim = bench(), claim_on(ADD)
     checks = all_stages(workbench, claim)
     assert (checks["config"].outcome, checks["fuse"].outcome) == ("pass", "error")
@@ -286,7 +286,7 @@ def test_a_fault_of_the_suite_ends_the_claim_once_and_blames_nobody(monkeypatch:
 def test_what_blames_the_config_refutes_and_what_blames_the_qconfig_leaves_open(
     error: Exception, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "fuse_fx", raises(error))
+    monkeypatch.setattr(pipeline, "fused_model", raises(error))
     check = all_stages(bench(), claim_on(ADD))["fuse"]
     assert (check.rule, check.verdict, check.message) == ("FUS-02", verdict, str(error))
 

@@ -131,18 +131,18 @@ patched("dynamic", "a dynamic output is observed", "refimpl.placing.Placer._fini
 # -- fuse and convert -------------------------------------------------------------------------------------------------
 
 
-def _unfused(honest: Any, model: nn.Module, **_: Any) -> GraphModule:
-    found: GraphModule = honest(model, backend_config=BackendConfig("fuses nothing"))
+def _unfused(honest: Any, model: nn.Module, _config: BackendConfig, **keywords: Any) -> GraphModule:
+    found: GraphModule = honest(model, BackendConfig("fuses nothing"), **keywords)
     return found
 
 
-def _eps_forgotten(honest: Any, model: nn.Module, **keywords: Any) -> GraphModule:
+def _eps_forgotten(honest: Any, model: nn.Module, config: BackendConfig, **keywords: Any) -> GraphModule:
     """The batch norm is folded as if its eps were tiny."""
     norms = [each for each in model.modules() if isinstance(each, nn.BatchNorm2d)]
     kept = [norm.eps for norm in norms]
     for norm in norms:
         norm.eps = 1e-12
-    found: GraphModule = honest(model, **keywords)
+    found: GraphModule = honest(model, config, **keywords)
     for norm, eps in zip(norms, kept, strict=True):
         norm.eps = eps
     return found
@@ -180,8 +180,8 @@ def _other_zero(honest: Any, self: Any, value: Node, qparams: Any, *rest: Any) -
     return honest(self, value, moved, *rest)
 
 
-patched("structure", "fuse_fx fuses nothing", "conformance.pipeline.fuse_fx", _unfused, "FUS-03")
-patched("structure", "fuse_fx forgets a batch norm's eps", "conformance.pipeline.fuse_fx", _eps_forgotten, "FUS-06")
+patched("structure", "fuse_fx fuses nothing", "conformance.pipeline.fused_model", _unfused, "FUS-03")
+patched("structure", "fuse_fx forgets a batch norm's eps", "conformance.pipeline.fused_model", _eps_forgotten, "FUS-06")
 patched("structure", "convert leaves roots in float", "refimpl.convert._Walk._root", _float_root(is_dynamic=False),
         "CVT-02", claims=("nn.Conv1d/*", "nn.Linear/static:*", "torch.flatten/*"))  # fmt: skip
 patched("dynamic", "convert leaves dynamic roots in float", "refimpl.convert._Walk._root", _float_root(is_dynamic=True),

@@ -1,0 +1,94 @@
+"""The vendor guide's commands work as they are written, on a clean checkout, in an environment that they make anew."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conformance.skeleton import FILES, rendered
+
+ROOT = Path(__file__).parents[1]
+GUIDE = ROOT / "docs" / "vendor-guide.md"
+EXAMPLE = ROOT / "examples" / "vendor_backend"
+ENDED = "--ended with status"
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of the guide and what it prints, as far as the guide says."""
+
+    line: str
+    output: str
+
+
+def commands() -> Iterator[Command]:
+    """Read the console blocks: a line behind ``$`` is a command, the lines below it are what it prints."""
+    for block in re.findall(r"^```console\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            line, _, output = part.partition("\n")
+            yield Command(line, output)
+
+
+def checkout(folder: Path) -> None:
+    """Make a clean checkout of the working tree: what is committed, and what may be."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    author = ["-c", "user.name=nobody", "-c", "user.email=nobody@example.org"]
+    for words in (["init", "-q"], ["add", "-A"], [*author, "commit", "-q", "-m", "a checkout"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+
+
+def environment() -> dict[str, str]:
+    """The environment of a newcomer: nothing leads to this one's packages or options."""
+    hidden = {"PYTHONPATH", "VIRTUAL_ENV", "GITHUB_STEP_SUMMARY", "PYTEST_ADDOPTS", "PYTHONHOME"}
+    hidden |= {name for name in os.environ if name.startswith(("PYTEST_XDIST", "COV_", "TOX"))}
+    return {name: value for name, value in os.environ.items() if name not in hidden} | {"COLUMNS": "120"}
+
+
+@pytest.mark.timeout(1200)
+def test_the_guides_commands_do_what_it_says(tmp_path: Path) -> None:
+    checkout(tmp_path / "suite")
+    steps = list(commands())
+    assert len(steps) > 12
+    script = "\n".join(f'{step.line}\necho "{ENDED} $?"' for step in steps)
+    done = subprocess.run(
+        ["bash"], input=script, cwd=tmp_path, env=environment(), text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    parts = re.split(rf"^{ENDED} (\d+)\n", done.stdout, flags=re.MULTILINE)
+    assert len(parts) == 2 * len(steps) + 1, done.stdout
+    for step, output, status in zip(steps, parts[::2], parts[1::2], strict=False):
+        assert status == "0", f"$ {step.line}\n{output}\nended with status {status}"
+        if step.output:
+            is_so = doctest.OutputChecker().check_output(step.output, output, FLAGS)
+            assert is_so, f"$ {step.line}\nThe guide says\n{step.output}\nand it printed\n{output}"
+
+
+def test_what_the_guide_quotes_is_in_the_example() -> None:
+    code = "\n".join(path.read_text(encoding="utf-8") for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml"))
+    guide = GUIDE.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(?:python|toml)\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    lines = [line.partition("  # ")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
+    assert len(lines) > 10
+    missing = [line for line in lines if line not in code]
+    assert not missing, f"not in examples/vendor_backend: {missing}"
+
+
+@pytest.mark.parametrize("file", [".github/workflows/conformance.yml", ".gitignore"])
+def test_the_example_is_what_the_skeleton_becomes(file: str) -> None:
+    assert file in FILES
+    assert (EXAMPLE / file).read_text(encoding="utf-8") == rendered("toy_npu")[file]
