@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,12 +53,13 @@ class Machine:
     def lookup(self, x: Int8, *, x_grid: Grid, unit: Unit, grid: Grid) -> Int8:
         """Apply ``unit`` by a table of 256 results."""
         table = _rounded(unit(x_grid.reals(np.arange(LOWEST, HIGHEST + 1).astype(np.int8))), grid)
-        return cast(Int8, table[x.astype(np.int16) - LOWEST])
+        return table[x.astype(np.int16) - LOWEST]
 
 
 def _rounded(reals: Float32, grid: Grid) -> Int8:
     integers = np.rint(reals / np.float32(grid.scale)) + np.float32(grid.zero_point)
-    return np.clip(integers, LOWEST, HIGHEST).astype(np.int8)
+    clipped: Int8 = np.clip(integers, LOWEST, HIGHEST).astype(np.int8)
+    return clipped
 
 
 # -- the vector unit --------------------------------------------------------------------------------------------------
