@@ -75,7 +75,7 @@ def _kinds(exact: Tensor, found: Tensor, grid: Grid, parts: Mapping[str, Tensor]
     distance = (found - exact).abs()
     yield "outside the range", (found < grid.low) | (found > grid.high)
     is_halfway = (exact - exact.floor() - 0.5).abs() <= TIE
-    yield "exact tie", is_halfway & (distance <= 0.5 + TIE)
+    yield "exact tie", is_halfway & (distance <= 0.5 + TIE)  # rule: NUM-06
     explained = torch.zeros_like(exact)
     for cause, part in _in_order(parts):
         explained = explained + part

@@ -72,7 +72,7 @@ def check_invariance(
     yield from repeated
     if any(each.problem for each in repeated):
         return  # what else differs would say no more
-    for change, find in _FINDERS.items():
+    for change, find in _FINDERS.items():  # rule: NUM-07
         if change in tried:
             yield from find(trial)
     yield trial.compared(REPETITION, "after other inputs", lambda: (trial.run(drawn[-1][1]), again())[1])

@@ -67,7 +67,7 @@ def compare(comparison: Comparison) -> Finding:
     allowed = exact.slack.expand_as(found)
     distance = (found - exact.integers).abs()
     outside = (found < grid.low) | (found > grid.high)
-    excess = distance - 0.5 - allowed
+    excess = distance - 0.5 - allowed  # rule: NUM-03
     return Finding(
         case=comparison.case,
         max_lsb=_largest(distance),

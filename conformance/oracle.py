@@ -194,7 +194,7 @@ class Walk:
         integers = real.clamp(grid.low, grid.high)
         if not value.errors and bool((real == integers.round()).all()):  # on the grid: nothing to doubt
             return Quantized(integers=integers, node=node, computed=value)
-        slack = value.error() / grid.scale + _final(integers, grid)
+        slack = value.error() / grid.scale + _final(integers, grid)  # rule: NUM-04
         low, high = ((real + end).round().clamp(grid.low, grid.high) for end in (-slack, slack))
         return Quantized(integers=integers.round(), node=node, computed=value, doubt=high - low)
 

@@ -137,7 +137,7 @@ def dequantizing(x: Value) -> Tensor:
 
 def moves(call: Call) -> Errors:
     """Values are moved or selected: errors move with them. max(x + e) differs from max(x) by at most max e."""
-    return {cause: call.on(part(cause), lambda tensor: tensor * 0) for cause in call.causes()}
+    return {cause: call.on(part(cause), lambda tensor: tensor * 0) for cause in call.causes()}  # rule: NUM-05
 
 
 def clamps(call: Call) -> Errors:

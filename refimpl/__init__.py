@@ -1,7 +1,7 @@
 """refimpl: the executable specification of BackendConfig and of fuse → prepare → convert → lower.
 
 The front door has torch's names and signatures, so that a vendor swaps one import. What each rule says stands in the
-project's rules (docs); the code names the rule at the line that decides.
+project's specification (docs/spec.md); the code names the rule at the line that decides.
 """
 
 from refimpl.backend_config import BackendConfig, BackendPatternConfig, ObservationType

@@ -85,7 +85,7 @@ class BackendPatternConfig:
         if pattern is not None and parts.get("_pattern_complex_format", other) is not None:  # rule: CFG-07
             raise ConfigError("Only one of 'pattern' or 'pattern_complex_format' can be set")
         vars(self).update(parts)
-        return self
+        return self  # rule: CFG-05
 
     def set_pattern(self, pattern: Pattern) -> Self:
         """Set the pattern in forward order, such as ``(nn.Conv2d, nn.ReLU)``. (PAT-01)
@@ -149,7 +149,7 @@ class BackendPatternConfig:
         `nested` has the shape of the normal form, with a node for each leaf, wildcards included. Without a getter the
         root is the first node in forward order.
         """
-        return self._with(_root_node_getter=root_node_getter)
+        return self._with(_root_node_getter=root_node_getter)  # rule: CFG-06
 
     def _set_extra_inputs_getter(self, extra_inputs_getter: Callable[..., Any]) -> Self:
         """Set what a fused module takes after the root's arguments: ``getter(nested)`` returns a list. (CFG-06, FUS-04)

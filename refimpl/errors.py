@@ -67,11 +67,8 @@ def warn_dict_form(expected: str) -> None:
 
 
 def reject_unknown_keys(what: str, found: Iterable[str], known: Iterable[str]) -> None:
-    """Raise ConfigError when a dict form holds a key that nothing reads, and name the nearest known one.
-
-    rule: CFG-13
-    """
+    """Raise ConfigError when a dict form holds a key that nothing reads, and name the nearest known one."""
     allowed = list(known)
     for key in found:
-        if key not in allowed:
+        if key not in allowed:  # rule: CFG-13
             raise ConfigError(f"{what}: unknown key {key!r}; {nearest(key, allowed)}")

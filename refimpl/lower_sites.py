@@ -114,7 +114,7 @@ class Sites:
         is_dynamic = kind in table.DYNAMIC_MODULES and self._operand(node)[0].target is QUANTIZE_DYNAMIC
         handler = Sites._dynamic_module if is_dynamic else _HANDLERS.get(kind)
         if handler is None:
-            raise Blocked("LOW-01: no row of the table")
+            raise Blocked("LOW-01: no row of the table")  # rule: LOW-01
         subject = weighted(self._module(node)) if node.op == "call_module" else node
         for test, reason in table.LIMITS.get(kind if subject is node else self._plain(subject), ()):
             if test(subject):

@@ -31,7 +31,7 @@ def _by_name(origin: Any, native: Any, names: str, inner: Any = None) -> dict[An
 
 
 # Modules, swapped for the class named by its from_reference. Static: with the output's scale and zero point. (LOW-01)
-MODULES: Mapping[Any, Any] = {
+MODULES: Mapping[Any, Any] = {  # rule: LOW-02
     **_by_name(nnqr, nnq, "Linear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d"),
     **_by_name(nn, nnq, "BatchNorm2d BatchNorm3d InstanceNorm1d InstanceNorm2d InstanceNorm3d LayerNorm"),
     **_by_name(nn, nnq, "ELU LeakyReLU Hardswish PReLU Softmax Dropout"),

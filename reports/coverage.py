@@ -40,7 +40,7 @@ class WaiverRow:
 
 @functools.cache
 def rule_texts() -> dict[str, str]:
-    """What each rule asks for, by its ID; docs/rules.md says the same."""
+    """What each rule asks for, by its ID; docs/spec.md says the same."""
     texts: dict[str, str] = json.loads(files("reports").joinpath("rules.json").read_text(encoding="utf-8"))
     return texts
 

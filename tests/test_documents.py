@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -84,10 +85,33 @@ def test_ci_runs_the_readmes_second_command() -> None:
     assert second.strip() in [line.strip() for line in lines]
 
 
-def test_links_in_documents_lead_to_files() -> None:
-    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
-            assert (document.parent / target).exists(), f"{document.name} links to {target}, which is not there"
+DOCUMENTS = (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("README.md"))
+
+
+@cache
+def anchors(document: Path) -> frozenset[str]:
+    """The anchors of a Markdown file: those of its headings, as GitHub makes them, and those written out."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = (re.sub(r"[`*]", "", found).lower() for found in re.findall(r"^#+ (.*)$", text, re.MULTILINE))
+    return frozenset(re.sub(r"[^\w\- ]", "", found).replace(" ", "-") for found in headings) | frozenset(
+        re.findall(r'<a id="([^"]+)">', text)
+    )
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_to_what_there_is(document: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (document.parent / file).resolve() if file else document
+        assert path.exists(), f"{document.name} links to {target}, which is not there"
+        if anchor and path.suffix == ".md":
+            assert anchor in anchors(path), f"{document.name} links to {target}: no such heading"
+        elif anchor:
+            line = int(anchor.removeprefix("L"))
+            assert 1 <= line <= len(path.read_text(encoding="utf-8").splitlines()), f"{target}: no such line"
 
 
 def test_the_readme_names_what_exists() -> None:

@@ -90,7 +90,7 @@ def test_every_claim_stands_in_the_list_and_in_the_matrix_with_its_verdict(rows:
 
 
 def test_checks_are_counted_by_rule_and_outcome(rows: list[Row], page: Page) -> None:
-    [header, *table] = page.tables["Checks by the rule that they name; docs/rules.md of the suite has all rules"]
+    [header, *table] = page.tables["Checks by the rule that they name; docs/spec.md of the suite has all rules"]
     assert header == ["rule", "what it asks for", "claims", "pass", "fail", "error", "skip"]
     counts = Counter((check["rule"], check["outcome"]) for check in of(rows, "check"))
     claims = {rule: {c["claim"] for c in of(rows, "check") if c["rule"] == rule} for rule, _ in counts}
