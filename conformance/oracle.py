@@ -57,7 +57,7 @@ class Exact:
         """The slack by cause, in steps: of quantized outputs beyond 1/2, of float outputs in all. (NUM-04)
 
         ``final`` is the last rounding to float32: 3|r| + |r + zp| for a quantized output of r steps (the factor, the
-        product, the sum with the zero point), |y| for a float one.
+        product, the sum with the zero point), 2|y| for a float one, in units of u.
         """
         parts = {cause: (error / self.step).expand_as(self.real) for cause, error in self.errors.items()}
         if self.grid is None:

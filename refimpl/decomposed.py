@@ -10,5 +10,5 @@ OPS = torch.ops.quantized_decomposed
 # The plain integer dtype that holds a quantized dtype's integers in the decomposed form. (CVT-07)
 PLAIN_DTYPE = {
     torch.quint8: torch.uint8, torch.qint8: torch.int8, torch.qint32: torch.int32,
-    torch.uint8: torch.uint8, torch.int8: torch.int8, torch.int32: torch.int32,
+    **{plain: plain for plain in (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32)},
 }  # fmt: skip

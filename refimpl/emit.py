@@ -6,7 +6,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -71,9 +71,16 @@ class Emitter:
         self.attributes[name] = tensor
         return self.graph.create_node("get_attr", name, name=name)
 
+    def refuse(self, value: Node, what: str, choices: str) -> NoReturn:
+        """Raise QConfigError: the form of this emitter cannot say what an observer asks for. (CVT-10)"""
+        form = type(self).__name__
+        raise QConfigError(f"CVT-10: {value.name} is observed for {what}; {form} can express {choices}")  # rule: CVT-10
+
 
 class QuantizedTensors(Emitter):
     """Writes quantize and dequantize on torch's quantized tensors; qparams are buffers. (CVT-01)"""
+
+    dtypes = (torch.quint8, torch.qint8, torch.qint32)
 
     def static(self, value: Node, qparams: QParams, scope: str, rank: int | None) -> tuple[Node, Node]:
         """Write quantize_per_tensor, or per_channel where there is an axis; buffers are named after `scope`. (CVT-01)
@@ -81,6 +88,8 @@ class QuantizedTensors(Emitter):
         A range narrower than the dtype's becomes a clamp before it; per channel that needs the `rank`, or it raises
         QConfigError. (CVT-09)
         """
+        if qparams.dtype not in self.dtypes:
+            self.refuse(value, str(qparams.dtype), ", ".join(map(str, self.dtypes)))
         value = self._clamped(value, qparams, scope, rank)
         scale, zero_point = qparams.scale, qparams.zero_point
         rest: tuple[Any, ...] = (qparams.axis, qparams.dtype)
@@ -93,11 +102,24 @@ class QuantizedTensors(Emitter):
         return quantized, write_node(self.graph, "call_method", "dequantize", (quantized,))
 
     def dynamic(self, value: Node, observer: Any) -> tuple[Node, Node]:
-        """Write quantize_per_tensor_dynamic, with reduce_range if the range ends early. (CVT-03, CVT-09)"""
-        is_reduced = observer.quant_max is not None and observer.quant_max < dtype_range(observer.dtype)[1]
+        """Write quantize_per_tensor_dynamic, with reduce_range where the range is half of the dtype's. (CVT-03, CVT-09)
+
+        The op knows these two ranges, and affine qparams: another range, or a symmetric scheme, raises QConfigError.
+        """
+        is_reduced = observer.dtype != torch.float16 and self._is_reduced(value, observer)
         arguments = (value, observer.dtype, is_reduced)  # rule: CVT-09
         quantized = self.graph.call_function(torch.quantize_per_tensor_dynamic, arguments)  # rule: CVT-03
         return quantized, self.graph.call_method("dequantize", (quantized,))
+
+    def _is_reduced(self, value: Node, observer: Any) -> bool:
+        whole, asked = dtype_range(observer.dtype), _ends(observer)
+        half = (whole[0] // 2, whole[1] // 2)
+        if asked not in (whole, half) or observer.dtype not in self.dtypes:
+            choices = f"dynamic quint8 and qint8, in {whole} or {half}"
+            self.refuse(value, f"dynamic {observer.dtype} in {asked}", choices)
+        if getattr(observer, "qscheme", None) == torch.per_tensor_symmetric:
+            self.refuse(value, "dynamic symmetric qparams", "dynamic affine ones")
+        return asked == half
 
     def float16(self, value: Node) -> tuple[Node, Node]:
         """Write a cast to float16, and the ``dequantize`` that casts back. (CVT-04)"""
@@ -128,7 +150,7 @@ class Decomposed(Emitter):
 
     def static(self, value: Node, qparams: QParams, scope: str, rank: int | None) -> tuple[Node, Node]:
         """Write the ops per tensor, or per channel with buffers named after `scope`. (CVT-07)"""
-        bounds = (qparams.quant_min, qparams.quant_max, PLAIN_DTYPE[qparams.dtype])  # rule: CVT-07
+        bounds = (qparams.quant_min, qparams.quant_max, self._plain(value, qparams.dtype))  # rule: CVT-07
         if qparams.axis is None:
             numbers: tuple[Any, ...] = (float(qparams.scale), int(qparams.zero_point), *bounds)
             return self._pair(value, numbers, OPS.quantize_per_tensor.default, OPS.dequantize_per_tensor.default)
@@ -140,9 +162,7 @@ class Decomposed(Emitter):
         """Write choose_qparams, and quantize and dequantize with what it gives; float16 is cast. (CVT-03)"""
         if observer.dtype == torch.float16:
             return self.float16(value)
-        asked = (observer.quant_min, observer.quant_max)
-        whole, plain = dtype_range(observer.dtype), PLAIN_DTYPE[observer.dtype]
-        bounds = [end if own is None else own for end, own in zip(whole, asked, strict=True)]
+        bounds, plain = _ends(observer), self._plain(value, observer.dtype)
         is_symmetric = getattr(observer, "qscheme", None) == torch.per_tensor_symmetric
         choose = OPS.choose_qparams_symmetric.tensor if is_symmetric else OPS.choose_qparams.tensor
         eps = getattr(observer, "eps", torch.finfo(torch.float32).eps)
@@ -157,6 +177,18 @@ class Decomposed(Emitter):
         half = self.graph.call_function(OPS.convert_element_type.no_fuse, (value, torch.float16))  # rule: CVT-04
         return half, self.graph.call_function(OPS.convert_element_type.no_fuse, (half, torch.float32))
 
+    def _plain(self, value: Node, dtype: torch.dtype) -> torch.dtype:
+        if dtype not in PLAIN_DTYPE:
+            self.refuse(value, str(dtype), ", ".join(map(str, PLAIN_DTYPE)))
+        return PLAIN_DTYPE[dtype]
+
     def _pair(self, value: Node, numbers: tuple[Any, ...], quantize: Any, dequantize: Any) -> tuple[Node, Node]:
         quantized = write_node(self.graph, "call_function", quantize, (value, *numbers))
         return quantized, write_node(self.graph, "call_function", dequantize, (quantized, *numbers))
+
+
+def _ends(observer: Any) -> tuple[int, int]:
+    """The ends of an observer's range; one that it does not give is its dtype's."""
+    asked = (observer.quant_min, observer.quant_max)
+    low, high = (end if own is None else int(own) for end, own in zip(dtype_range(observer.dtype), asked, strict=True))
+    return low, high

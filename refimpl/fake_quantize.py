@@ -112,8 +112,10 @@ class FixedQParamsFakeQuantize(FakeQuantize):
 
 
 class FusedMovingAvgObsFakeQuantize(FakeQuantize):
-    """Does what FakeQuantize does with a moving-average observer, in one native op.
+    """FakeQuantize with a moving-average observer, in one native op, which updates range and buffers by itself.
 
+    In a symmetric scheme the op rounds to other qparams than the observer's formula gives, which ``calculate_qparams``
+    and so convert have (NUM-02): a range of -1..0.5 is trained with a scale of 1/128, and converted with 1/127.5.
     Raises QConfigError if `observer` makes any other.
     """
 

@@ -170,6 +170,66 @@ def test_the_observer_says_to_what_range_a_dynamic_value_is_quantized_and_in_tor
 
 
 @pytest.mark.rule("CVT-03")
+@pytest.mark.rule("CVT-10")
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"quant_min": 0, "quant_max": 100}, r"dynamic torch.quint8 in \(0, 100\); .* \(0, 255\) or \(0, 127\)"),
+        ({"quant_min": 10, "quant_max": 255}, r"in \(10, 255\)"),
+        ({"quant_min": 0, "quant_max": 255, "qscheme": torch.per_tensor_symmetric}, "dynamic symmetric qparams"),
+    ],
+    ids=["range", "low end", "scheme"],
+)
+def test_what_the_dynamic_op_cannot_express_is_refused_where_torch_drops_it(asked: dict[str, Any], told: str) -> None:
+    activation = flows.torchs.PlaceholderObserver.with_args(dtype=torch.quint8, is_dynamic=True, **asked)
+    mapping = flows.global_mapping(NAMED.QConfig(activation, flows.QCONFIG.weight))
+    model = Net(lambda net, x: net.a(x)).eval()
+    with engine("qnnpack"):
+        theirs = flows.torch_flow(model, mapping, [(X,)], "native").reference
+    quantize = next(node for node in theirs.graph.nodes if node.op == "call_function")
+    assert quantize.args[1:] == (torch.quint8, False)
+    found = prepared(model, mapping)
+    with pytest.raises(refimpl.QConfigError, match=told):
+        refimpl.convert_to_reference_fx(found)
+    decomposed = refimpl.convert_to_reference_decomposed_fx(found)
+    assert [str(end) for end in next(n for n in decomposed.graph.nodes if "choose" in n.name).args[1:3]] == [
+        str(asked["quant_min"]), str(asked["quant_max"]),
+    ]  # fmt: skip
+
+
+@pytest.mark.rule("CVT-07")
+@pytest.mark.rule("CVT-10")
+@pytest.mark.parametrize(
+    ("dtype", "quantized", "decomposed"),
+    [
+        (torch.int8, False, True),
+        (torch.int16, False, True),
+        (torch.uint16, False, True),
+        (torch.quint4x2, False, False),
+        (torch.qint32, True, True),
+    ],
+    ids=str,
+)
+def test_a_dtype_that_a_form_does_not_have_is_refused(dtype: torch.dtype, quantized: bool, decomposed: bool) -> None:
+    entry = refimpl.BackendPatternConfig(nn.ReLU).add_dtype_config(refimpl.DTypeConfig(dtype, dtype))
+    config = refimpl.BackendConfig("wide").set_backend_pattern_config(entry)
+    qconfig = refimpl.QConfig(refimpl.MinMaxObserver.with_args(dtype=dtype), refimpl.MinMaxObserver)
+    mapping, x = refimpl.QConfigMapping().set_global(qconfig), torch.tensor([[0.0, 1.0]])
+    found = refimpl.prepare_fx(nn.Sequential(nn.ReLU()).eval(), mapping, (x,), backend_config=config)
+    found(x)
+    forms: tuple[Callable[..., Any], ...] = (
+        refimpl.convert_to_reference_fx,
+        refimpl.convert_to_reference_decomposed_fx,
+    )
+    for convert, is_there in zip(forms, (quantized, decomposed), strict=True):
+        if is_there:
+            assert torch.allclose(convert(found)(x), x, atol=1 / 255)
+        else:
+            with pytest.raises(refimpl.QConfigError, match=f"CVT-10: .*{dtype}"):
+                convert(found)
+
+
+@pytest.mark.rule("CVT-03")
 def test_the_decomposed_form_chooses_qparams_with_the_observers_range_and_eps() -> None:
     activation = flows.torchs.PlaceholderObserver.with_args(
         dtype=torch.quint8, quant_min=0, quant_max=127, eps=2**-10, is_dynamic=True
