@@ -132,6 +132,11 @@ def _violations(found: ObserverFacts, wanted: DTypeWithConstraints) -> Iterator[
     if least is not None and (found.eps is None or found.eps < least):  # rule: DTY-04
         yield "DTY-04", "eps (smallest scale)", found.eps, f">= {least}"
     if wanted.scale_exact_match is not None and wanted.zero_point_exact_match is not None:  # rule: DTY-05
-        exact = (float(wanted.scale_exact_match), int(wanted.zero_point_exact_match))
-        if found.fixed != exact:
+        exact = (_single(wanted.scale_exact_match), int(wanted.zero_point_exact_match))
+        if found.fixed is None or (_single(found.fixed[0]), found.fixed[1]) != exact:
             yield "DTY-05", "fixed (scale, zero point)", found.fixed, exact
+
+
+def _single(value: float) -> float:
+    """Round to float32, as observers hold their scales."""
+    return float(torch.tensor(value, dtype=torch.float32))

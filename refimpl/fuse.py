@@ -84,8 +84,8 @@ def _shared(match: Match, places: Places, alike: int) -> str | None:
 
 
 def _inexpressible(match: Match) -> str | None:
-    """Say which keyword argument of a function would be lost: the fused module gets functions without arguments."""
-    for node in (node for node in match.nodes if node.op == "call_function"):
+    """Say which keyword argument of a call would be lost: a fuser gets functions and methods without arguments."""
+    for node in (node for node in match.nodes if node.op in ("call_function", "call_method")):
         _, parameters = _MODULE_OF_FUNCTION.get(node.target, (None, ()))
         known = {"input", "other", "inplace", *(name for name, _, _ in parameters)}
         lost = {name: value for name, value in node.kwargs.items() if name not in known}

@@ -91,13 +91,13 @@ class Placer:
                 self._parent[self._find(draft.group)] = self._find(placed[0].group)
 
     def _upstream(self, node: Node) -> _Draft | None:
-        """Find the observer of a node's first input, through what is not observed. (OBS-08, OBS-12)"""
-        user, value = node, next(iter(tensor_inputs(node.args)), None)
+        """Find the observer of a node's first input, through what is not observed. (OBS-12)"""
+        user, value = node, next(iter(tensor_inputs((node.args, node.kwargs))), None)
         while value is not None:
             for draft in self._on.get(value, ()):
                 if draft.consumers is None or user in draft.consumers:
                     return draft
-            user, value = value, next(iter(tensor_inputs(value.args)), None)  # rule: OBS-08
+            user, value = value, next(iter(tensor_inputs((value.args, value.kwargs))), None)  # rule: OBS-12, PAT-08
         return None
 
     def _inputs(self, node: Node, match: Match, decision: Decision) -> Iterable[_Draft | None]:

@@ -66,6 +66,6 @@ def _is_float_tensor(node: Node, model: GraphModule, known: set[Node]) -> bool:
 
 def observable_inputs(node: Node, floats: set[Node]) -> list[Node]:
     """Return the inputs of a node that are float tensors, in order, without repeats. (OBS-10)"""
-    first = node.args[:1] or list(node.kwargs.values())[:1]
+    first = node.args[:1] or (node.kwargs.get("input"),)  # rule: PAT-08
     arguments = first if node.target in FIRST_ARGUMENT_ONLY else (node.args, node.kwargs)  # rule: OBS-10
     return [value for value in tensor_inputs(arguments) if value in floats]

@@ -134,6 +134,17 @@ def test_only_these_very_fixed_qparams_satisfy_an_exact_match(made: str) -> None
     assert choose_dtype_config(facts, limited(scale_exact_match=1 / 256, zero_point_exact_match=1))[0] is None
 
 
+@pytest.mark.rule("DTY-05")
+@pytest.mark.parametrize("scale", [0.1, 1 / 3, 2 / 255, 1 / 256])
+def test_an_exact_scale_is_compared_as_the_float32_that_observers_hold(scale: float) -> None:
+    for module in (refimpl, flows.torchs):
+        make = module.FixedQParamsObserver.with_args(scale=scale, zero_point=0, dtype=U8)
+        facts = facts_of(QConfig(make, OURS.weight))
+        assert choose_dtype_config(facts, limited(scale_exact_match=scale, zero_point_exact_match=0))[0] is not None
+        other = limited(scale_exact_match=scale * (1 + 2**-20), zero_point_exact_match=0)
+        assert choose_dtype_config(facts, other)[0] is None
+
+
 HALF = {"dtype": torch.float16}
 
 

@@ -246,6 +246,19 @@ def test_a_module_without_state_is_not_replaced_for_its_other_call() -> None:
     assert_unchanged(model, found)
 
 
+@pytest.mark.rule("FUS-05")
+@pytest.mark.rule("LOW-03")
+def test_a_keyword_argument_of_a_method_blocks_fusing_as_that_of_a_function_does() -> None:
+    for last in ("clamp", torch.clamp):
+        entry = BackendPatternConfig((nn.Conv2d, last)).set_fuser_method(lambda is_qat, conv, clamp: conv)
+        model = Net(lambda net, x: torch.clamp(net.conv(x), min=0.5)).eval()
+        if last == "clamp":
+            model = Net(lambda net, x: net.conv(x).clamp(min=0.5)).eval()
+        found = refimpl.fuse_fx(model, backend_config=config_of(entry))
+        assert "LOW-03: the fused module cannot express clamp's arguments {'min': 0.5}" in found.meta["not_fused"][0]
+        assert_unchanged(model, found)
+
+
 @pytest.mark.rule("LOW-03")
 @pytest.mark.parametrize("engine", ["onednn"])
 def test_a_scaled_add_is_not_fused_into_a_convolution(engine: str) -> None:

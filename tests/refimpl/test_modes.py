@@ -384,6 +384,16 @@ def test_an_op_that_reuses_its_inputs_observer_is_torchs(run: Run) -> None:
 
 
 @pytest.mark.rule("OBS-12")
+@pytest.mark.rule("PAT-08")
+def test_the_first_input_is_reused_by_position_and_by_keyword() -> None:
+    for run in (lambda net, x: torch.cat([net.a(x)]), lambda net, x: torch.cat(tensors=[net.a(x)])):
+        mapping = flows.global_mapping().set_object_type(torch.cat, NAMED.default_reuse_input_qconfig)
+        found = prepared(Net(run).eval(), mapping)
+        instances = {slot.value: slot.group for slot in refimpl.explain(found).plan.slots}
+        assert instances["cat"] == instances["a"]
+
+
+@pytest.mark.rule("OBS-12")
 def test_with_nothing_observed_upstream_there_is_nothing_to_reuse() -> None:
     mapping = flows.global_mapping(None).set_object_type(nn.ReLU6, NAMED.default_reuse_input_qconfig)
     found = prepared(Net(lambda net, x: net.six(net.a(x)), six=nn.ReLU6()).eval(), mapping)

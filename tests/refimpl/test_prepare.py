@@ -162,6 +162,16 @@ def test_sizes_masks_and_numbers_are_never_observed(run: Any, values: list[str])
     assert [value for value, _ in groups(plan(run))] == values
 
 
+@pytest.mark.rule("OBS-10")
+@pytest.mark.rule("PAT-08")
+def test_the_first_argument_is_the_input_in_whatever_order_keywords_are_written() -> None:
+    for run in (
+        lambda net, x, y: torch.mean(input=net.a(x), dim=1),
+        lambda net, x, y: torch.mean(dim=1, input=net.a(x)),
+    ):
+        assert [value for value, _ in groups(plan(run))] == ["x", "a", "mean"]
+
+
 @pytest.mark.rule("OBS-14")
 def test_a_consumer_that_cannot_take_the_producers_range_gets_its_own() -> None:
     """Torch keeps the first observer, and the second's range of 0..127 is lost."""
