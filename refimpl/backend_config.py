@@ -84,7 +84,7 @@ class BackendPatternConfig:
         pattern, other = parts.get("pattern", self.pattern), self._pattern_complex_format
         if pattern is not None and parts.get("_pattern_complex_format", other) is not None:  # rule: CFG-07
             raise ConfigError("Only one of 'pattern' or 'pattern_complex_format' can be set")
-        vars(self).update(parts)
+        vars(self).update({name: _TAKE[name](value) if name in _TAKE else value for name, value in parts.items()})
         return self  # rule: CFG-05
 
     def set_pattern(self, pattern: Pattern) -> Self:
@@ -95,17 +95,20 @@ class BackendPatternConfig:
         return self._with(pattern=pattern)
 
     def set_observation_type(self, observation_type: ObservationType) -> Self:
-        """Set how the pattern's input and output are observed."""
+        """Set how input and output are observed; ours or torch's. Raises ConfigError for anything else."""
         return self._with(observation_type=observation_type)
 
     def add_dtype_config(self, dtype_config: DTypeConfig) -> Self:
-        """Append a dtype config; the first one in the list that fits a QConfig is used. (DTY-02)"""
-        self.dtype_configs.append(dtype_config)
+        """Append a dtype config; the first one in the list that fits a QConfig is used. (DTY-02)
+
+        It is ours, torch's, or a dict form; ConfigError for anything else. (CFG-08, CFG-14)
+        """
+        self.dtype_configs.append(DTypeConfig.of(dtype_config))
         return self
 
     def set_dtype_configs(self, dtype_configs: list[DTypeConfig]) -> Self:
-        """Replace the list of dtype configs by a copy of the one given. (CFG-12)"""
-        return self._with(dtype_configs=list(dtype_configs))  # rule: CFG-12
+        """Replace the list of dtype configs by a copy of the one given. (CFG-12) Raises ConfigError as for one."""
+        return self._with(dtype_configs=dtype_configs)
 
     def set_root_module(self, root_module: type[nn.Module]) -> Self:
         """Set the class of the root, the module with the weight, that convert replaces in the reference model.
@@ -165,14 +168,14 @@ class BackendPatternConfig:
 
         For a number that is not a key the entry's own type holds.
         """
-        return self._with(_num_tensor_args_to_observation_type=dict(num_tensor_args_to_observation_type))
+        return self._with(_num_tensor_args_to_observation_type=num_tensor_args_to_observation_type)
 
     def _set_input_type_to_index(self, input_type_to_index: dict[str, int]) -> Self:
         """Set where a function takes its parameters: ``{"weight": 1, "bias": 2}``, positions from 0. (CFG-06, OBS-06)
 
         What stands there is observed as a weight, or not at all.
         """
-        return self._with(_input_type_to_index=dict(input_type_to_index))
+        return self._with(_input_type_to_index=input_type_to_index)
 
     def _set_pattern_complex_format(self, pattern: Pattern) -> Self:
         """Set the pattern in normal form, such as ``(nn.ReLU, (torch.add, MatchAllNode, nn.Conv2d))``. (CFG-06, PAT-02)
@@ -196,22 +199,33 @@ class BackendPatternConfig:
 
     def _taking(self, parts: Mapping[str, Any], known: dict[int, DTypeConfig]) -> Self:
         """Set parts by attribute, ours, torch's or in their dict forms."""
-        self._with(**parts)
-        self.observation_type = ObservationType.of(self.observation_type)
-        for found in self.dtype_configs:
+        asked = list(_listed(parts.get("dtype_configs", ())))
+        for found in asked:
             if id(found) not in known:
                 known[id(found)] = DTypeConfig.of(found)
-        self.dtype_configs = [known[id(found)] for found in self.dtype_configs]
-        if by_count := self._num_tensor_args_to_observation_type:
-            self._num_tensor_args_to_observation_type = {n: ObservationType.of(kind) for n, kind in by_count.items()}
-        return self
+        return self._with(**{**parts, "dtype_configs": [known[id(found)] for found in asked]})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the dict form, without the parts that are unset; ``from_dict`` takes it back. (CFG-08)"""
         parts = {key: getattr(self, name) for name, key in _KEYS.items()}
         parts["dtype_configs"] = [dtype_config.to_dict() for dtype_config in self.dtype_configs]
+        parts |= {key: dict(value) for key, value in parts.items() if isinstance(value, dict)}
         return {key: value for key, value in parts.items() if value is not None and value != {}}
 
+
+def _listed(value: Any, wanted: str = "dtype_configs: expected a list of DTypeConfigs") -> Iterable[Any]:
+    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
+        return value
+    raise ConfigError(f"{wanted}, found {value!r}")
+
+
+# How what is set is taken: ours, torch's or a dict form; a copy, and ConfigError for anything else. (CFG-12, CFG-14)
+_TAKE: dict[str, Callable[[Any], Any]] = {
+    "observation_type": ObservationType.of,
+    "dtype_configs": lambda found: [DTypeConfig.of(each) for each in _listed(found)],  # rule: CFG-12
+    "_num_tensor_args_to_observation_type": lambda kinds: {n: ObservationType.of(kind) for n, kind in kinds.items()},
+    "_input_type_to_index": dict,
+}
 
 # Attributes of an entry, and their keys in the dict form. (CFG-05, CFG-06, CFG-08)
 _KEYS = {name: name.removeprefix("_") for name in vars(BackendPatternConfig())}
@@ -266,7 +280,7 @@ class BackendConfig:
         """
         reject_unknown_keys("BackendConfig.from_dict", backend_config_dict, ("name", "configs"))
         config = cls(backend_config_dict.get("name", ""))
-        for entry in backend_config_dict.get("configs", []):
+        for entry in _listed(backend_config_dict.get("configs", []), "configs: expected a list of entries"):
             if isinstance(entry, Mapping):
                 entry = BackendPatternConfig.from_dict(entry)
             config.set_backend_pattern_config(entry)  # rule: CFG-10

@@ -81,6 +81,9 @@ class DTypeConfig:
     ) -> None:
         for name, value in zip(_KEYS[:3], (input_dtype, output_dtype, weight_dtype), strict=True):
             object.__setattr__(self, f"{name}_with_constraints", DTypeWithConstraints.of(value, where=name))
+        for name, found, kind in (("bias_dtype", bias_dtype, torch.dtype), ("is_dynamic", is_dynamic, bool)):
+            if not (found is None or isinstance(found, kind)):
+                raise ConfigError(f"{name}: expected {kind.__name__} or None, found {found!r}")
         object.__setattr__(self, "bias_dtype", bias_dtype)
         object.__setattr__(self, "is_dynamic", is_dynamic)
 

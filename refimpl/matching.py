@@ -83,7 +83,7 @@ def _descend(
             return None
         for argument, part in zip(arguments, inner, strict=True):
             found = _descend(argument, part, places, claimed, is_inner=True)
-            if found is None:
+            if found is None and not is_match_all(part):  # a wildcard matches the argument None too
                 return None
             parts.append(found)
     claimed.append(node)

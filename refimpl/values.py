@@ -25,6 +25,11 @@ _VALUES_AND_INDICES: frozenset[Any] = frozenset(
      torch.topk, torch.sort, torch.max, torch.min, torch.median, torch.mode, torch.kthvalue, torch.cummax, torch.cummin}
 )  # fmt: skip
 
+# Callees that return a tuple of tensors: it is no value to be observed; its elements are.
+_SEVERAL: frozenset[Any] = frozenset(
+    {"chunk", "split", "unbind", "tensor_split", torch.chunk, torch.split, torch.unbind, torch.tensor_split}
+)
+
 _TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real"})
 
 # Callees of which only the first argument is a float tensor: the others are sizes, dims, indices, masks or fill values.
@@ -65,7 +70,14 @@ def _is_float_tensor(node: Node, model: GraphModule, known: set[Node]) -> bool:
 
 
 def observable_inputs(node: Node, floats: set[Node]) -> list[Node]:
-    """Return the inputs of a node that are float tensors, in order, without repeats. (OBS-10)"""
+    """Return the inputs of a node that are float tensors, in order, without repeats. (OBS-10)
+
+    A tuple that a call returned and that is passed on whole is none.
+    """
     first = node.args[:1] or (node.kwargs.get("input"),)  # rule: PAT-08
     arguments = first if node.target in FIRST_ARGUMENT_ONLY else (node.args, node.kwargs)  # rule: OBS-10
-    return [value for value in tensor_inputs(arguments) if value in floats]
+    return [value for value in tensor_inputs(arguments) if value in floats and not _is_tuple(value)]
+
+
+def _is_tuple(value: Node) -> bool:
+    return value.op in ("call_function", "call_method") and value.target in _SEVERAL

@@ -406,3 +406,61 @@ def test_an_observation_type_of_none_in_a_dict_is_refused_and_other_parts_of_non
         ours.BackendPatternConfig.from_dict({"observation_type": None})
     unset = ours.BackendPatternConfig.from_dict({"root_module": None, "num_tensor_args_to_observation_type": None})
     assert vars(unset) == vars(ours.BackendPatternConfig())
+
+
+def untyped(value: Any) -> Any:
+    """What a type checker would refuse is given on purpose."""
+    return value
+
+
+Entry, Config, Dtypes = untyped(ours.BackendPatternConfig), untyped(ours.BackendConfig), untyped(DTypeConfig)
+
+
+@pytest.mark.rule("CFG-14")
+@pytest.mark.rule("CFG-01")
+@pytest.mark.parametrize("member", list(ours.ObservationType), ids=lambda member: member.name)
+def test_setters_take_torchs_observation_types_as_ours(member: ours.ObservationType) -> None:
+    torchs = theirs.ObservationType[member.name]
+    entry = Entry(nn.ReLU).set_observation_type(torchs)
+    assert entry.observation_type is member
+    entry._set_num_tensor_args_to_observation_type({1: torchs})
+    assert entry._num_tensor_args_to_observation_type == {1: member}
+
+
+@pytest.mark.rule("CFG-08")
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [
+        (
+            lambda: Entry(nn.ReLU).set_observation_type("shared"),
+            "expected one of .* found 'shared'",
+        ),
+        (lambda: Entry(nn.ReLU)._set_num_tensor_args_to_observation_type({0: 5}), "found 5"),
+        (lambda: Entry(nn.ReLU).add_dtype_config(3), "expected a DTypeConfig, found 3"),
+        (lambda: Entry(nn.ReLU).set_dtype_configs([None]), "expected a DTypeConfig, found None"),
+        (lambda: Entry.from_dict({"dtype_configs": 3}), "expected a list of DTypeConfigs, found 3"),
+        (lambda: Config.from_dict({"configs": None}), "expected a list of entries, found None"),
+        (lambda: Dtypes(bias_dtype="float"), "bias_dtype: expected dtype or None, found 'float'"),
+        (lambda: Dtypes(is_dynamic="yes"), "is_dynamic: expected bool or None, found 'yes'"),
+    ],
+)
+def test_what_a_setter_cannot_take_is_refused_at_once(build: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        build()
+
+
+@pytest.mark.rule("CFG-08")
+@pytest.mark.rule("CFG-14")
+def test_dtype_configs_of_torchs_and_dict_forms_become_ours() -> None:
+    torchs = theirs.DTypeConfig(input_dtype=torch.quint8)
+    entry = Entry(nn.ReLU).add_dtype_config(torchs).add_dtype_config({"input_dtype": torch.quint8})
+    assert entry.dtype_configs == [DTypeConfig(torch.quint8)] * 2
+
+
+@pytest.mark.rule("CFG-12")
+def test_a_dict_that_is_given_or_returned_is_copied() -> None:
+    asked = {"weight": 1}
+    entry = Entry.from_dict({"pattern": nn.Linear, "input_type_to_index": asked})
+    asked["bias"] = 2
+    entry.to_dict()["input_type_to_index"]["other"] = 3
+    assert entry._input_type_to_index == {"weight": 1}

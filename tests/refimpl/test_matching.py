@@ -104,6 +104,9 @@ def test_the_wildcard_captures_without_claiming() -> None:
         lambda net, x: torch.add(net.conv(x), 3), entry((torch.add, nn.Conv2d, MatchAllNode), is_complex=True)
     )
     assert number[0].nested[2] == 3, "it matches what is no node too"
+    bounds = (torch.clamp, nn.Conv2d, MatchAllNode, MatchAllNode)
+    found = matches(lambda net, x: torch.clamp(net.conv(x), None, 5), entry(bounds, is_complex=True))
+    assert found[0].nested[2:] == (None, 5), "None as well"
 
 
 @pytest.mark.rule("PAT-06")

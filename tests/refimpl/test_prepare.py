@@ -163,6 +163,25 @@ def test_sizes_masks_and_numbers_are_never_observed(run: Any, values: list[str])
 
 
 @pytest.mark.rule("OBS-10")
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda net, x, y: torch.cat(torch.chunk(net.a(x), 2, 1), 1),
+        lambda net, x, y: torch.cat(net.a(x).split(2, 1), 1),
+        lambda net, x, y: torch.stack(torch.unbind(net.a(x), 1), 1),
+    ],
+    ids=["chunk", "split", "unbind"],
+)
+def test_a_tuple_that_is_passed_on_whole_is_not_observed_where_torch_observes_it_and_fails(run: Any) -> None:
+    with pytest.raises(AttributeError, match="'tuple' object has no attribute"):
+        flows.torch_flow(Net(run).eval(), flows.global_mapping(), [INPUTS], "qnnpack")
+    found = prepared(run)
+    assert [slot.value for slot in refimpl.explain(found).plan.slots] == ["x", "a"]
+    real = found(*INPUTS)
+    assert torch.allclose(refimpl.convert_to_reference_fx(found)(*INPUTS), real, atol=0.1)
+
+
+@pytest.mark.rule("OBS-10")
 @pytest.mark.rule("PAT-08")
 def test_the_first_argument_is_the_input_in_whatever_order_keywords_are_written() -> None:
     for run in (
