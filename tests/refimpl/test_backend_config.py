@@ -408,12 +408,9 @@ def test_an_observation_type_of_none_in_a_dict_is_refused_and_other_parts_of_non
     assert vars(unset) == vars(ours.BackendPatternConfig())
 
 
-def untyped(value: Any) -> Any:
-    """What a type checker would refuse is given on purpose."""
-    return value
-
-
-Entry, Config, Dtypes = untyped(ours.BackendPatternConfig), untyped(ours.BackendConfig), untyped(DTypeConfig)
+Untyped: Any = ours.BackendPatternConfig  # what a type checker would refuse is given on purpose
+UntypedConfig: Any = ours.BackendConfig
+UntypedDTypes: Any = DTypeConfig
 
 
 @pytest.mark.rule("CFG-14")
@@ -421,7 +418,7 @@ Entry, Config, Dtypes = untyped(ours.BackendPatternConfig), untyped(ours.Backend
 @pytest.mark.parametrize("member", list(ours.ObservationType), ids=lambda member: member.name)
 def test_setters_take_torchs_observation_types_as_ours(member: ours.ObservationType) -> None:
     torchs = theirs.ObservationType[member.name]
-    entry = Entry(nn.ReLU).set_observation_type(torchs)
+    entry = Untyped(nn.ReLU).set_observation_type(torchs)
     assert entry.observation_type is member
     entry._set_num_tensor_args_to_observation_type({1: torchs})
     assert entry._num_tensor_args_to_observation_type == {1: member}
@@ -432,16 +429,16 @@ def test_setters_take_torchs_observation_types_as_ours(member: ours.ObservationT
     ("build", "told"),
     [
         (
-            lambda: Entry(nn.ReLU).set_observation_type("shared"),
+            lambda: Untyped(nn.ReLU).set_observation_type("shared"),
             "expected one of .* found 'shared'",
         ),
-        (lambda: Entry(nn.ReLU)._set_num_tensor_args_to_observation_type({0: 5}), "found 5"),
-        (lambda: Entry(nn.ReLU).add_dtype_config(3), "expected a DTypeConfig, found 3"),
-        (lambda: Entry(nn.ReLU).set_dtype_configs([None]), "expected a DTypeConfig, found None"),
-        (lambda: Entry.from_dict({"dtype_configs": 3}), "expected a list of DTypeConfigs, found 3"),
-        (lambda: Config.from_dict({"configs": None}), "expected a list of entries, found None"),
-        (lambda: Dtypes(bias_dtype="float"), "bias_dtype: expected dtype or None, found 'float'"),
-        (lambda: Dtypes(is_dynamic="yes"), "is_dynamic: expected bool or None, found 'yes'"),
+        (lambda: Untyped(nn.ReLU)._set_num_tensor_args_to_observation_type({0: 5}), "found 5"),
+        (lambda: Untyped(nn.ReLU).add_dtype_config(3), "expected a DTypeConfig, found 3"),
+        (lambda: Untyped(nn.ReLU).set_dtype_configs([None]), "expected a DTypeConfig, found None"),
+        (lambda: Untyped.from_dict({"dtype_configs": 3}), "expected a list of DTypeConfigs, found 3"),
+        (lambda: UntypedConfig.from_dict({"configs": None}), "expected a list of entries, found None"),
+        (lambda: UntypedDTypes(bias_dtype="float"), "bias_dtype: expected dtype or None, found 'float'"),
+        (lambda: UntypedDTypes(is_dynamic="yes"), "is_dynamic: expected bool or None, found 'yes'"),
     ],
 )
 def test_what_a_setter_cannot_take_is_refused_at_once(build: Any, told: str) -> None:
@@ -453,14 +450,14 @@ def test_what_a_setter_cannot_take_is_refused_at_once(build: Any, told: str) -> 
 @pytest.mark.rule("CFG-14")
 def test_dtype_configs_of_torchs_and_dict_forms_become_ours() -> None:
     torchs = theirs.DTypeConfig(input_dtype=torch.quint8)
-    entry = Entry(nn.ReLU).add_dtype_config(torchs).add_dtype_config({"input_dtype": torch.quint8})
+    entry = Untyped(nn.ReLU).add_dtype_config(torchs).add_dtype_config({"input_dtype": torch.quint8})
     assert entry.dtype_configs == [DTypeConfig(torch.quint8)] * 2
 
 
 @pytest.mark.rule("CFG-12")
 def test_a_dict_that_is_given_or_returned_is_copied() -> None:
     asked = {"weight": 1}
-    entry = Entry.from_dict({"pattern": nn.Linear, "input_type_to_index": asked})
+    entry = Untyped.from_dict({"pattern": nn.Linear, "input_type_to_index": asked})
     asked["bias"] = 2
     entry.to_dict()["input_type_to_index"]["other"] = 3
     assert entry._input_type_to_index == {"weight": 1}
