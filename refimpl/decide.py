@@ -122,7 +122,11 @@ class _Decider:
         """Read what an observer's constructor makes, once. Raises QConfigError with the mapping's key if it fails."""
         if make not in self._facts:
             with blaming(QConfigError, f"QConfig ({source})", f"the observer constructor {make!r}"):
-                self._facts[make] = ObserverFacts.of(make())
+                made = make()
+                found = ObserverFacts.of(made)
+            if not isinstance(made, nn.Module):
+                raise QConfigError(f"QConfig ({source}): {make!r} made {made!r}; expected an observer, an nn.Module")
+            self._facts[make] = found
         return self._facts[make]
 
     def has_qconfig(self, node: Node) -> bool:

@@ -129,12 +129,16 @@ class QConfigMapping:
     def from_dict(cls, qconfig_dict: Mapping[str, Any]) -> QConfigMapping:
         """Build from the public dict form, all keys optional. (QCM-04, CFG-13)
 
-        Raises ConfigError for an unknown key, QConfigError for a regular expression that does not compile.
+        Raises ConfigError for an unknown key; QConfigError for a bad row, or an expression that does not compile.
         """
         reject_unknown_keys("QConfigMapping.from_dict", qconfig_dict, ("", *_KINDS))
         mapping = cls().set_global(qconfig_dict.get(""))
         for kind in _KINDS:
+            size = 4 if kind.endswith("order") else 2
             for row in qconfig_dict.get(kind, ()):
+                if not isinstance(row, tuple | list) or len(row) != size:
+                    wanted = "(key, QConfig)" if size == 2 else "(module name, type, index, QConfig)"
+                    raise QConfigError(f"QConfigMapping.from_dict: {kind} has the row {row!r}; expected {wanted}")
                 getattr(mapping, f"set_{kind}")(*row)
         return mapping
 

@@ -113,6 +113,13 @@ def test_a_qconfig_without_constructors_is_named_by_its_key(
         refimpl.prepare_fx(nn.Sequential(nn.Linear(2, 2)).eval(), mapping, (torch.zeros(1, 2),))
 
 
+@pytest.mark.rule("QCM-01")
+def test_a_constructor_that_makes_no_module_is_named_by_its_key() -> None:
+    mapping = QConfigMapping().set_global(QConfig(lambda: 3, QCONFIG.weight))  # type: ignore[arg-type,return-value]
+    with pytest.raises(QConfigError, match=r"QConfig \(global\): .* made 3; expected an observer"):
+        refimpl.prepare_fx(nn.Sequential(nn.Linear(2, 2)).eval(), mapping, (torch.zeros(1, 2),))
+
+
 def full(kind: Any, q: Any) -> Any:
     """A mapping of either class with every kind of key."""
     mapping = kind().set_global(q).set_object_type(nn.Linear, q).set_object_type("add", None)
@@ -147,6 +154,9 @@ def test_unknown_keys_and_values_are_named() -> None:
         QConfigMapping.from_dict({"object_typ": []})
     with pytest.raises(QConfigError, match="expected a QConfigMapping, found 3"):
         as_qconfig_mapping(3)
+    for kind, row in (("object_type", (nn.Linear,)), ("module_name", "a"), ("module_name_object_type_order", ("a", A))):
+        with pytest.raises(QConfigError, match=f"{kind} has the row .*; expected"):
+            QConfigMapping.from_dict({kind: [row]})
 
 
 @pytest.mark.rule("QCM-02")
