@@ -101,7 +101,7 @@ def register(parser: pytest.Parser) -> None:
     add(
         "--report-dir",
         metavar="DIR",
-        help="where results.jsonl and report.html go (default: build/conformance/<backend>/ in the suite's checkout)",
+        help="where results.jsonl and report.html go (default: build/conformance/<backend>/ here)",
     )
     add("--seed", type=int, default=0, metavar="N", help="seed of everything that is drawn (default: 0)")
     add(
@@ -179,8 +179,8 @@ def read_options(config: pytest.Config) -> Options:
 
 
 def default_report_dir(backend: str) -> Path:
-    """Return the backend's folder under the checkout's ``build/``; what a path cannot hold becomes ``_``."""
-    return ROOT / "build" / "conformance" / (re.sub(r"[^\w.-]+", "_", backend).strip(".") or "_")
+    """Return the backend's folder under ``build/`` where the run was started; what a path cannot hold becomes ``_``."""
+    return Path.cwd() / "build" / "conformance" / (re.sub(r"[^\w.-]+", "_", backend).strip(".") or "_")
 
 
 def select_ids(ids: Sequence[str], wanted: Sequence[str]) -> frozenset[str]:

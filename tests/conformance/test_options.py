@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from suite_runs import options
 
-from conformance.options import ROOT, _positive, _seconds, default_report_dir, select_ids
+from conformance.options import _positive, _seconds, default_report_dir, select_ids
 
 IDS = [
     "nn.Linear/static:in=quint8[0..127]/ptq/x",
@@ -52,8 +52,11 @@ def test_a_choice_of_nothing_names_the_nearest(wanted: str, nearest: str) -> Non
     ("backend", "name"),
     [("qnnpack", "qnnpack"), ("a.b:C", "a.b_C"), ("../x y:Z", "_x_y_Z"), ("..", "_"), ("C:\\x/y", "C_x_y")],
 )
-def test_the_default_folder_stays_under_build(backend: str, name: str) -> None:
-    assert default_report_dir(backend) == ROOT / "build" / "conformance" / name
+def test_the_default_folder_stays_under_build_where_the_run_was_started(
+    backend: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert default_report_dir(backend) == tmp_path / "build" / "conformance" / name
 
 
 def test_repro_is_quoted_for_a_shell() -> None:
