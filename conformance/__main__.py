@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     suite = Path(__file__).parent
     print(
         f"wrote {folder.name}/: {', '.join(path.format(name=folder.name) for path in FILES)}\n"
-        f"certify it: cd {folder.name} && pytest {suite} --backend={folder.name}.backend:{class_of(folder.name)}"
+        f"certify it: cd {folder.name} && pytest {suite} --backend={folder.name}.backend:{class_of(folder.name)}\n"
+        f"or, once it is installed (README.md): pytest {suite} --backend={folder.name}"
     )
     return 0
 

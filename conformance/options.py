@@ -110,7 +110,12 @@ def register(parser: pytest.Parser) -> None:
         default="full",
         help="how many cases are tried per claim (default: full)",
     )
-    add("--max-examples", type=_positive, metavar="N", help="how many drawn cases are tried per claim")
+    add(
+        "--max-examples",
+        type=_positive,
+        metavar="N",
+        help="how many random inputs each case has besides the aimed ones, and how many graphs a fuzz job draws",
+    )
     add(
         "--claim",
         action="append",
@@ -146,7 +151,7 @@ def register(parser: pytest.Parser) -> None:
     add(
         "--list-claims",
         action="store_true",
-        help="print the claim IDs of the backend's config, one a line, and exit",
+        help="print the IDs of the claims, one a line, and exit; with --claim='model/*' or 'fact/*' of those",
     )
 
 
@@ -191,7 +196,7 @@ def select_ids(ids: Sequence[str], wanted: Sequence[str]) -> frozenset[str]:
         if not found:
             near = ", ".join(nlargest(3, ids, key=lambda claim_id: _overlap(text, claim_id)))
             raise pytest.UsageError(
-                f"--claim {text!r} matches no claim; nearest: {near}; --list-claims prints all claims"
+                f"--claim {text!r} matches no claim, model or measurement; nearest: {near}; --list-claims lists them"
             )
         chosen.update(found)
     return frozenset(chosen)

@@ -22,6 +22,9 @@ FILES = {
 """What is written, and of which template."""
 
 
+_IMPORTED = frozenset({"Any", "Backend", "Capabilities", "Execution", "Path", "Representation"})
+
+
 class SkeletonError(Exception):
     """No skeleton can be written; the message says why and what to do."""
 
@@ -34,11 +37,17 @@ def write_skeleton(name: str, parent: Path) -> Path:
     """
     if not name.isidentifier() or keyword.iskeyword(name) or not name.islower():
         raise SkeletonError(f"{name!r} cannot name a package: use lower case letters, digits and _, such as my_npu")
+    if class_of(name) in _IMPORTED:
+        raise SkeletonError(
+            f"the class of {name!r} would be {class_of(name)}, which its module imports: choose another"
+        )
     folder = parent / name
     if folder.exists():
         raise SkeletonError(f"{folder} is there already: choose another name, or remove it")
-    if name in SHIPPED or find_spec(name) is not None:
-        raise SkeletonError(f"the name {name!r} is taken: choose another, such as {name}_npu")
+    found = find_spec(name)
+    if name in SHIPPED or found is not None:
+        owner = "a backend of the suite" if found is None else f"the module {found.origin or name}"
+        raise SkeletonError(f"the name {name!r} is taken by {owner}: choose another, such as {name}_backend")
     try:
         for path, text in rendered(name).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)

@@ -135,7 +135,10 @@ class QConfigMapping:
         mapping = cls().set_global(qconfig_dict.get(""))
         for kind in _KINDS:
             size = 4 if kind.endswith("order") else 2
-            for row in qconfig_dict.get(kind, ()):
+            rows = qconfig_dict.get(kind, ())
+            if not isinstance(rows, tuple | list):
+                raise QConfigError(f"QConfigMapping.from_dict: {kind} is {rows!r}; expected a list of rows")
+            for row in rows:
                 if not isinstance(row, tuple | list) or len(row) != size:
                     wanted = "(key, QConfig)" if size == 2 else "(module name, type, index, QConfig)"
                     raise QConfigError(f"QConfigMapping.from_dict: {kind} has the row {row!r}; expected {wanted}")

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -123,6 +124,16 @@ def test_the_readme_names_what_exists() -> None:
     help_text += "".join(run(sys.executable, "-m", "reports", command, "--help").stdout for command in COMMANDS)
     for option in set(re.findall(r"`(--[a-z-]+)", README)):
         assert option in help_text, f"README explains {option}; neither pytest conformance nor reports has it"
+
+
+def test_the_readmes_table_is_that_of_the_committed_results() -> None:
+    columns = ("VERIFIED", "QUALITY", "FALLBACK", "REFUTED", "CRASHED", "UNEXERCISED")
+    for path in (ROOT / "docs" / "results").glob("*.jsonl.xz"):
+        run = read_results(path)
+        assert run.footer is not None
+        counts = Counter(claim.verdict.value for claim in run.claims)
+        numbers = [len(run.claims), *(counts[name] for name in columns), round(run.footer.seconds)]
+        assert f"| `{run.header.backend}` | {' | '.join(map(str, numbers))} |" in README
 
 
 def test_the_readme_explains_every_command_of_reports() -> None:

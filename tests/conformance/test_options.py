@@ -45,7 +45,7 @@ def test_a_claim_is_chosen_by_exact_id_or_glob(wanted: list[str], chosen: list[s
 def test_a_choice_of_nothing_names_the_nearest(wanted: str, nearest: str) -> None:
     with pytest.raises(pytest.UsageError) as caught:
         select_ids(IDS, [IDS[0], wanted])
-    assert f"--claim {wanted!r} matches no claim; nearest: {nearest}" in str(caught.value)
+    assert f"--claim {wanted!r} matches no claim, model or measurement; nearest: {nearest}" in str(caught.value)
 
 
 @pytest.mark.parametrize(

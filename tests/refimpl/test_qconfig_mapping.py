@@ -157,6 +157,8 @@ def test_unknown_keys_and_values_are_named() -> None:
     for kind, row in (("object_type", (nn.Linear,)), ("module_name", "a"), ("module_name_object_type_order", ("a", A))):
         with pytest.raises(QConfigError, match=f"{kind} has the row .*; expected"):
             QConfigMapping.from_dict({kind: [row]})
+        with pytest.raises(QConfigError, match=f"{kind} is 3; expected a list of rows"):
+            QConfigMapping.from_dict({kind: 3})
 
 
 @pytest.mark.rule("QCM-02")

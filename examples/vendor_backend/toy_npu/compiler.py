@@ -77,7 +77,7 @@ def executed(lowered: GraphModule) -> Execution:
             quantized.append("move")
         elif node.op.startswith("call") and not (_is(node, QUANTIZE) or _is(node, DEQUANTIZE)):
             host.append(node.name)
-    return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(host), kernels=tuple(quantized))
+    return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(host))
 
 
 def _kernel(module: nn.Module | None, machine: Machine, x_grid: Grid, grid: Grid) -> Kernel | None:
