@@ -110,12 +110,7 @@ def register(parser: pytest.Parser) -> None:
         default="full",
         help="how many cases are tried per claim (default: full)",
     )
-    add(
-        "--max-examples",
-        type=_positive,
-        metavar="N",
-        help="how many random inputs each case has besides the aimed ones, and how many graphs a fuzz job draws",
-    )
+    add("--max-examples", type=_positive, metavar="N", help="random inputs of a case, beside aimed ones; fuzz graphs")
     add(
         "--claim",
         action="append",
