@@ -268,7 +268,10 @@ class _Walk:
         )  # fmt: skip
 
     def _custom(self, node: Node, name: str, decision: Decision) -> None:
-        """Swap an observed custom module for its quantized class; static ones work on quantized tensors. (CUS-01)"""
+        """Swap an observed custom module for its quantized class; static ones work on quantized tensors. (CUS-01)
+
+        In the decomposed form they take floats, as plain integers do not carry their qparams. (CVT-07)
+        """
         assert decision.qconfig is not None
         module: Any = self.modules[name]
         mode = quant_type(decision.qconfig)
@@ -285,7 +288,8 @@ class _Walk:
                 module.activation_post_process = self.modules[str(user.target)]  # what from_observed reads
                 while key in self.attributes:  # called before, with other qparams
                     key += "_again"
-        made = self.graph.node_copy(node, self._integers if is_static else self._float)
+        is_quantized = is_static and not self.is_decomposed  # rule: CVT-07
+        made = self.graph.node_copy(node, self._integers if is_quantized else self._float)
         made.target = key
         if key not in self.attributes:  # rule: CUS-01
             self.attributes[key] = swapped(module, decision.qconfig, to, how="from_observed", where=name)

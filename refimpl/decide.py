@@ -23,7 +23,7 @@ from refimpl.placing import Placer, tuple_elements, weight_arguments
 from refimpl.plan import DIFFERENT, LSTM_RESULT, Decision, Kind, Place, Plan
 from refimpl.qconfig import GLOBAL, QConfig, QConfigMapping, QConfigResolver
 from refimpl.tracing import CALLS, Places, positional_arguments
-from refimpl.values import float_tensors
+from refimpl.values import float_tensors, gives_tuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,7 @@ def make_plan(model: GraphModule, request: Request) -> Plan:
     matches.sort(key=lambda found: order[found[0].last])
     decided = [(match, decider(match, kind)) for match, kind in matches]
     accepted = [(match, decision) for match, decision in decided if decision.is_quantized]
-    indexes = {e.pattern: e._input_type_to_index for e in request.config.configs if e._input_type_to_index}
-    placer = Placer(floats, indexes, decider.given(model, accepted), decider.facts)
+    placer = Placer(floats, decider.indexes, decider.given(model, accepted), decider.facts)
     placer.place(model.graph.nodes, accepted)
     matched = {node for match, _ in matches for node in match.nodes}
     return Plan(
@@ -99,6 +98,7 @@ class _Decider:
         self._request = request
         self._resolver = QConfigResolver(request.mapping)
         self._floats = floats
+        self.indexes = {e.pattern: e._input_type_to_index for e in request.config.configs if e._input_type_to_index}
         self._facts: dict[Callable[..., nn.Module], ObserverFacts] = {}
 
     def given(self, model: GraphModule, accepted: list[tuple[Match, Decision]]) -> dict[Node, torch.dtype]:
@@ -176,17 +176,24 @@ class _Decider:
     def _dtype_config(
         self, match: Match, qconfig: QConfig, source: str
     ) -> tuple[DTypeConfig | None, tuple[Refusal, ...], str]:
-        if match.last not in self._floats:
+        if match.last not in self._floats or gives_tuple(match.last, self._floats):
             return None, (), f"OBS-10: {match.last.name} is not a float tensor"  # rule: OBS-10
         facts = QConfigFacts(
             activation=self.facts(qconfig.activation, source), weight=self.facts(qconfig.weight, source)
         )
-        has_weight, is_module = _has_weight(match, self._places), match.root.op == "call_module"
+        has_weight, is_module = self._has_weight(match), match.root.op == "call_module"
         configs = match.entry.dtype_configs
         chosen, refusals = choose_dtype_config(facts, configs, has_weight=has_weight, is_module=is_module)
         if chosen is not None:
             return chosen, refusals, ""
         return None, refusals, "; ".join(map(str, refusals)) or "DTY-02: the entry has no dtype config"
+
+    def _has_weight(self, match: Match) -> bool:
+        """Tell whether a match has a weight that a dtype config could quantize. (DTY-01)"""
+        module = self._places.module(match.root)
+        if module is not None:
+            return any("weight" in name for name, _ in module.named_parameters())
+        return isinstance(weight_arguments(match.root, match, self.indexes)[0], Node)  # rule: DTY-01
 
     def _place(self, node: Node) -> Place:
         scope, kind, index = self._places.order(node)
@@ -206,16 +213,6 @@ class _Decider:
                     what = getattr(part.object_type, "__name__", part.object_type)
                     return None, key, f"QCM-07: no QConfig for {what} fused into {node.name} ({key})"
         return qconfig, source, ""  # rule: QCM-06
-
-
-def _has_weight(match: Match, places: Places) -> bool:
-    """Tell whether a match has a weight that a dtype config could quantize."""
-    module, indexes = places.module(match.root), match.entry._input_type_to_index
-    if module is not None:
-        return any("weight" in name for name, _ in module.named_parameters())
-    if "weight" not in indexes:
-        return match.root is not match.last
-    return isinstance(weight_arguments(match.root, indexes)[0], Node)
 
 
 def _observation_type(match: Match, floats: set[Node]) -> ObservationType:

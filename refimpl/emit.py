@@ -114,7 +114,7 @@ class QuantizedTensors(Emitter):
     def _is_reduced(self, value: Node, observer: Any) -> bool:
         whole, asked = dtype_range(observer.dtype), _ends(observer)
         half = (whole[0] // 2, whole[1] // 2)
-        if asked not in (whole, half) or observer.dtype not in self.dtypes:
+        if asked not in (whole, half) or observer.dtype not in (torch.quint8, torch.qint8):
             choices = f"dynamic quint8 and qint8, in {whole} or {half}"
             self.refuse(value, f"dynamic {observer.dtype} in {asked}", choices)
         if getattr(observer, "qscheme", None) == torch.per_tensor_symmetric:

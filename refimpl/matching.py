@@ -71,7 +71,9 @@ def _descend(
     """Match one node and, recursively, its arguments; append what is claimed in forward order. None: no match."""
     if is_match_all(pattern):
         return node  # rule: PAT-05, PAT-09
-    if not isinstance(node, Node) or node.op not in CALLS or (is_inner and len(node.users) != 1):  # rule: PAT-06
+    if not isinstance(node, Node) or node.op not in CALLS or node in claimed:
+        return None
+    if is_inner and len(node.users) != 1:  # rule: PAT-06
         return None
     head, *inner = pattern if isinstance(pattern, tuple) else (pattern,)
     if places.object_type(node) != head:

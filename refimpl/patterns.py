@@ -45,29 +45,29 @@ def normal_form(pattern: Pattern) -> Pattern:
             f"pattern {pattern!r}: a tuple pattern has 2 or 3 items in forward order, found {len(pattern)}; "
             "write anything else with _set_pattern_complex_format"
         )
-    items = pattern if isinstance(pattern, tuple) else (pattern,)
-    for leaf in items:
-        check_leaf(leaf)
+    items: Iterator[Any] = map(_checked_leaf, pattern if isinstance(pattern, tuple) else (pattern,))
     return cast(Pattern, reduce(lambda nested, leaf: (leaf, nested), items))  # rule: PAT-02
 
 
 def complex_normal_form(pattern: Pattern) -> Pattern:
     """Take a normal form as a vendor gave it, with our wildcard in the place of torch's. (PAT-02, CFG-14)
 
-    Raises ConfigError for a leaf of another kind. (PAT-01)
+    Raises ConfigError for a tuple that does not begin with an op, or for a leaf of another kind. (PAT-01)
     """
-    if isinstance(pattern, tuple):
-        return tuple(complex_normal_form(part) for part in pattern)
-    check_leaf(pattern)
-    return MatchAllNode if is_match_all(pattern) else pattern  # rule: CFG-14
+    if not isinstance(pattern, tuple):
+        return _checked_leaf(pattern)
+    if not pattern or isinstance(pattern[0], tuple):  # rule: PAT-02
+        raise ConfigError(f"complex pattern {pattern!r}: expected (op, argument, …), whose op is no tuple")
+    return tuple(map(complex_normal_form, pattern))
 
 
-def check_leaf(leaf: object) -> None:
-    """Raise ConfigError unless the leaf is a class, a callable or a method name. (PAT-01)"""
+def _checked_leaf(leaf: Any) -> Leaf:
+    """Return a leaf, the wildcard as ours; ConfigError unless it is a class, a callable or a method name. (PAT-01)"""
     if not (callable(leaf) or isinstance(leaf, str)):
         raise ConfigError(
             f"pattern item {leaf!r}: expected a module class, a function or a method name, found {type(leaf).__name__}"
         )
+    return MatchAllNode if is_match_all(leaf) else leaf  # rule: CFG-14
 
 
 def leaves(pattern: Pattern) -> Iterator[Leaf]:

@@ -104,7 +104,7 @@ class Placer:
         """See that every tensor that enters the match here is observed; yield the activations' slots, None if given."""
         assert decision.qconfig is not None
         activation, entries = self._facts_of(decision.qconfig.activation), decision.quantized_inputs
-        weight, bias = weight_arguments(node, self._weights.get(node.target) if node.op == "call_function" else None)
+        weight, bias = weight_arguments(node, match, self._weights)
         first = next(iter(positional_arguments(node, at_least=1)), None)
         for value in observable_inputs(node, self._floats):
             if value in match.nodes:
@@ -186,12 +186,18 @@ class Placer:
         return f"{places.name((linear or draft.consumers)[0])}_input"
 
 
-def weight_arguments(node: Node, indexes: Mapping[str, int] | None) -> tuple[Any, Any]:
-    """Return the arguments of a function that are its weight and its bias by those indexes, or None."""
-    if not indexes:
+def weight_arguments(node: Node, match: Match, indexes: Mapping[Any, Mapping[str, int]]) -> tuple[Any, Any]:
+    """Return the arguments of a function that are its weight and its bias, or None. (OBS-06)
+
+    Their positions in the root are those that the match's own entry gives, if any; else, and in other functions, those
+    of the entry for the function alone, in `indexes`.
+    """
+    own = match.entry._input_type_to_index if node is match.root else {}
+    at = own or (indexes.get(node.target) if node.op == "call_function" else None)  # rule: OBS-06
+    if not at:
         return None, None
-    named = dict(enumerate(positional_arguments(node, at_least=max(indexes.values()) + 1)))
-    weight, bias = (named.get(indexes.get(kind, -1), node.kwargs.get(kind)) for kind in ("weight", "bias"))
+    named = dict(enumerate(positional_arguments(node, at_least=max(at.values()) + 1)))
+    weight, bias = (named.get(at.get(kind, -1), node.kwargs.get(kind)) for kind in ("weight", "bias"))
     return weight, bias
 
 

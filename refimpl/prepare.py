@@ -23,7 +23,7 @@ from refimpl.patterns import leaf_name
 from refimpl.plan import Decision, Plan
 from refimpl.qconfig import QConfigMapping, as_qconfig_mapping, warn_unmatched_keys
 from refimpl.reference import qat_module, swapped, with_qconfig
-from refimpl.tracing import CALLS, TORCH_NOTES, Draft, Places, finished, module_type, no_collection, trace
+from refimpl.tracing import TORCH_NOTES, Draft, Places, finished, module_type, no_collection, trace
 
 PREPARED = "refimpl_prepared"  # the key under which a prepared model's meta keeps what convert needs
 
@@ -132,8 +132,10 @@ def prepare(
     kept = {name: getattr(model, name) for name in custom.preserved_attributes if hasattr(model, name)}
     draft = trace(model, *_leaves(custom))
     _check_inputs(draft, example_inputs)
-    _warn_unmatched(model, draft, request.mapping)
+    targets = {node.target for node in draft.graph.nodes if node.op in ("call_function", "call_method")}
     fuse(draft, request.config, is_qat=request.is_qat, example_inputs=example_inputs)
+    orders = Places(draft).orders() if request.mapping.module_name_object_type_order_qconfigs else set()
+    warn_unmatched_keys(request.mapping, model, targets, orders)  # rule: QCM-02 (calls are counted after fusing)
     plan = make_plan(draft, request)
     _swap_modules(draft, plan, request)
     insert_observers(draft, plan)
@@ -161,13 +163,6 @@ def _check_inputs(draft: Draft, example_inputs: tuple[Any, ...] | None) -> None:
     if example_inputs and not is_open and not sum(not n.args for n in taken) <= len(example_inputs) <= len(taken):
         names = ", ".join(str(node.target) for node in taken)
         raise ModelError(f"example_inputs: {draft.origin} takes ({names}), found {len(example_inputs)} inputs")
-
-
-def _warn_unmatched(model: nn.Module, draft: Draft, mapping: QConfigMapping) -> None:
-    """Warn of keys of the mapping that match nothing in the traced model. (QCM-02)"""
-    calls = [node for node in draft.graph.nodes if node.op in CALLS]
-    orders = set(map(Places(draft).order, calls)) if mapping.module_name_object_type_order_qconfigs else set()
-    warn_unmatched_keys(mapping, model, {node.target for node in calls if node.op != "call_module"}, orders)
 
 
 def _leaves(custom: PrepareCustomConfig) -> tuple[tuple[str, ...], tuple[type, ...]]:

@@ -15,6 +15,7 @@ import torch
 import torch.ao.nn.intrinsic as nni
 from torch import Tensor, nn
 
+from refimpl.dtype_choice import is_observed_dtype
 from refimpl.errors import ConfigError, QConfigError, blaming
 from refimpl.qparams import QParams, dtype_range, is_plain, is_quantized_dtype, ranges_qparams, read_qparams
 from refimpl.reference_convs import settle_padding
@@ -47,7 +48,7 @@ def reference_module(
     is_fused = isinstance(floating, nni._FusedModule)  # type: ignore[attr-defined]
     root = floating[0] if is_fused else floating
     reference: Any = references.get(module_type(root))
-    if reference is None and _weights(root) and is_quantized_dtype(weight_dtype):
+    if reference is None and _weights(root) and is_observed_dtype(weight_dtype):
         raise ConfigError(  # rule: CVT-10
             f"{where!r}: prepare accepted a weight of {weight_dtype}, but no entry gives a reference module for root "
             f"{module_type(root).__name__}: set root_module and reference_quantized_module together"
@@ -59,7 +60,7 @@ def reference_module(
         else:
             names = _weights(root) if reference else []
             observers = {name: qconfig.weight() if trained is None else copy.deepcopy(trained) for name in names}
-            if not any(is_quantized_dtype(made.dtype) or made.dtype == torch.float16 for made in observers.values()):
+            if not any(is_observed_dtype(made.dtype) for made in observers.values()):
                 return floating  # type: ignore[no-any-return]
             measured = {name: _measured(made, getattr(root, name), is_decomposed) for name, made in observers.items()}
     with blaming(ConfigError, repr(where), f"{reference.__name__}.from_float"):

@@ -6,7 +6,7 @@ import copy
 import gc
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import takewhile
@@ -149,10 +149,9 @@ def trace(model: nn.Module, leaf_names: tuple[str, ...] = (), leaf_classes: tupl
     for node in graph.nodes:
         if isinstance(node.type, str):
             node.type = None  # rule: CVT-12  a GraphModule with an annotation that is a string cannot be saved
-        by_name = node.op == "call_module" and not node.args and "input" in node.kwargs  # reference modules call it x
-        if by_name and type(tracer.root.get_submodule(str(node.target))).__module__.startswith("torch.nn"):
-            rest = dict(node.kwargs)
-            node.args, node.kwargs = (rest.pop("input"),), rest  # rule: PAT-08
+        if node.op == "call_module" and node.kwargs:  # what takes its place may give them other names
+            names = _parameter_names(tracer.root.get_submodule(str(node.target)).forward)
+            node.args, node.kwargs = _by_position(node, names)  # rule: PAT-08
     traced = Draft(tracer.root, graph)
     traced.training, traced.origin = model.training, type(model).__name__
     return traced
@@ -240,6 +239,10 @@ class Places:
         """(enclosing module's name, type, index among its type's calls in it); a fused node is its root's. (QCM-02)"""
         return self._order[node]
 
+    def orders(self) -> set[tuple[str, Any, int]]:
+        """What module_name_object_type_order keys can name in this graph."""
+        return set(self._order.values())
+
     def is_shared_state(self, node: Node) -> bool:
         """Tell whether a node's module has parameters or buffers and is called at more than one place. (FUS-07)"""
         module = self.module(node)
@@ -250,23 +253,33 @@ class Places:
 
 def positional_arguments(node: Node, at_least: int = 0) -> tuple[Any, ...]:
     """Return a node's positional arguments, the first `at_least` of them also when passed by keyword. (PAT-08)"""
-    if len(node.args) >= at_least or not node.kwargs:
+    if len(node.args) >= at_least or not node.kwargs or node.op == "call_module":  # modules' are laid out by `trace`
         return node.args
-    names = _parameter_names(node.op, node.target)[len(node.args) : at_least]
-    given = takewhile(node.kwargs.__contains__, names)
-    return (*node.args, *(node.kwargs[name] for name in given))  # rule: PAT-08
+    return _by_position(node, _operand_names(node.target)[:at_least])[0]  # rule: PAT-08
+
+
+def _by_position(node: Node, names: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a node's arguments, those of the parameters `names` by position, up to the first that is not given."""
+    given = list(takewhile(node.kwargs.__contains__, names[len(node.args) :]))
+    rest = {name: value for name, value in node.kwargs.items() if name not in given}
+    return (*node.args, *(node.kwargs[name] for name in given)), rest
 
 
 @cache
-def _parameter_names(op: str, target: Callable[..., Any] | str) -> tuple[str, ...]:
-    """Names of a callee's positional parameters. Modules and methods here take one tensor, called input or self."""
-    if op != "call_function" or not callable(target):
-        return ("input",)
+def _operand_names(target: Callable[..., Any] | str) -> tuple[str, ...]:
+    """Names of the parameters of a function, or of the torch function that does what a method of that name does."""
+    return _parameter_names(getattr(torch, target, None) if isinstance(target, str) else target)
+
+
+def _parameter_names(function: Any) -> tuple[str, ...]:
+    """Names of the parameters that a callable takes by position as well; of what has no signature, one input."""
     try:
-        return tuple(inspect.signature(target).parameters)
-    except ValueError:
-        schemas: Any = get_signature_for_torch_op(target)
-        return tuple(schemas[0].parameters) if schemas else ("input",)
+        parameters: Iterable[Any] = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        schemas: Any = get_signature_for_torch_op(function)
+        parameters = schemas[0].parameters.values() if schemas else ()
+    names = (each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(names) or ("input",)
 
 
 def attribute_of(model: nn.Module, target: str) -> Any:

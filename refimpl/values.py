@@ -21,11 +21,12 @@ NOT_A_TENSOR: frozenset[Any] = frozenset(
 
 # Callees that return (values, indices): the second is never observed.
 _VALUES_AND_INDICES: frozenset[Any] = frozenset(
-    {"topk", "sort", "max", "min", "median", "mode", "kthvalue", "cummax", "cummin",
-     torch.topk, torch.sort, torch.max, torch.min, torch.median, torch.mode, torch.kthvalue, torch.cummax, torch.cummin}
+    {"topk", "sort", "mode", "kthvalue", "cummax", "cummin",
+     torch.topk, torch.sort, torch.mode, torch.kthvalue, torch.cummax, torch.cummin}
 )  # fmt: skip
+_VALUES_AND_INDICES_BY_DIM: frozenset[Any] = frozenset({"max", "min", "median", torch.max, torch.min, torch.median})
 
-# Callees that return a tuple of tensors: it is no value to be observed; its elements are.
+# Callees that return a tuple of tensors.
 _SEVERAL: frozenset[Any] = frozenset(
     {"chunk", "split", "unbind", "tensor_split", torch.chunk, torch.split, torch.unbind, torch.tensor_split}
 )
@@ -58,15 +59,15 @@ def _is_float_tensor(node: Node, model: GraphModule, known: set[Node]) -> bool:
     if node.op == "get_attr":
         value = attribute_of(model, str(node.target))
         return isinstance(value, torch.Tensor) and value.is_floating_point()
-    if node.op not in ("call_function", "call_method") or node.target in NOT_A_TENSOR:
+    callee = _callee(node)
+    if callee in NOT_A_TENSOR:
         return False
-    if node.target is getattr:
-        return node.args[0] in known and node.args[1] in _TENSOR_ATTRIBUTES
-    if node.target is operator.getitem:
-        source: Any = node.args[0]
-        is_pair = len(source.args) > 1 or source.kwargs  # max(x) is a tensor, max(x, dim) a pair
-        return source in known and not (node.args[1] == 1 and source.target in _VALUES_AND_INDICES and is_pair)
-    return any(value in known for value in tensor_inputs((node.args, node.kwargs)))
+    if callee in (getattr, operator.getitem):
+        source, key = node.args[:2]
+        if _is_pair(source, known):
+            return source in known and key in ("values", 0, -2)
+        return source in known and (callee is operator.getitem or key in _TENSOR_ATTRIBUTES)
+    return callee is not None and any(value in known for value in tensor_inputs((node.args, node.kwargs)))
 
 
 def observable_inputs(node: Node, floats: set[Node]) -> list[Node]:
@@ -75,9 +76,24 @@ def observable_inputs(node: Node, floats: set[Node]) -> list[Node]:
     A tuple that a call returned and that is passed on whole is none.
     """
     first = node.args[:1] or (node.kwargs.get("input"),)  # rule: PAT-08
-    arguments = first if node.target in FIRST_ARGUMENT_ONLY else (node.args, node.kwargs)  # rule: OBS-10
-    return [value for value in tensor_inputs(arguments) if value in floats and not _is_tuple(value)]
+    arguments = first if _callee(node) in FIRST_ARGUMENT_ONLY else (node.args, node.kwargs)  # rule: OBS-10
+    return [value for value in tensor_inputs(arguments) if value in floats and not gives_tuple(value, floats)]
 
 
-def _is_tuple(value: Node) -> bool:
-    return value.op in ("call_function", "call_method") and value.target in _SEVERAL
+def gives_tuple(node: Node, floats: set[Node]) -> bool:
+    """Tell whether a node is a call that returns a tuple: it is no value to be observed, its elements are. (OBS-10)"""
+    return _callee(node) in _SEVERAL or _is_pair(node, floats)
+
+
+def _is_pair(node: Any, floats: set[Node]) -> bool:
+    """Tell whether a call returns (values, indices): max(x, dim) does, max(x) and max(x, y) are tensors."""
+    callee = _callee(node)
+    if callee in _VALUES_AND_INDICES_BY_DIM:
+        others = (*node.args[1:], *(value for name, value in node.kwargs.items() if name != "input"))
+        return bool(others) and floats.isdisjoint(tensor_inputs(others))
+    return callee in _VALUES_AND_INDICES
+
+
+def _callee(node: Any) -> Any:
+    """The function, or the name of the method, that a node calls; None for any other node, modules included."""
+    return node.target if isinstance(node, Node) and node.op in ("call_function", "call_method") else None

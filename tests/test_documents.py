@@ -217,5 +217,5 @@ def test_refimpl_stays_readable_in_an_evening() -> None:
     texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "refimpl").glob("*.py")}
     lines = {name: len(text.splitlines()) for name, text in texts.items()}
     code = {name: lines[name] - documentation(ast.parse(text)) for name, text in texts.items()}
-    assert sum(code.values()) <= 5320, code
+    assert sum(code.values()) <= 5350, code
     assert max(lines.values()) <= 400, lines

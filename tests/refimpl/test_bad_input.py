@@ -160,6 +160,20 @@ UNMATCHED: Mapping[str, tuple[Callable[[QConfigMapping], Any], str]] = {
 
 
 @pytest.mark.rule("QCM-02")
+def test_calls_are_counted_after_fusing_in_the_warning_as_in_the_decision() -> None:
+    """Two pairs of Linear and ReLU are two fused calls of their roots' class, and no ReLU is left to be named."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()).eval()
+    held = QConfigMapping().set_module_name_object_type_order("", nn.Linear, 1, flows.QCONFIG)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = refimpl.prepare_fx(model, held, (X,))
+    assert [decision.is_quantized for decision in refimpl.explain(found).plan.decisions] == [False, True]
+    idle = QConfigMapping().set_module_name_object_type_order("", nn.ReLU, 0, flows.QCONFIG)
+    with pytest.warns(UserWarning, match=r"\('', ReLU, 0\) matches nothing"):
+        refimpl.prepare_fx(model, idle, (X,))
+
+
+@pytest.mark.rule("QCM-02")
 @pytest.mark.parametrize("kind", UNMATCHED)
 def test_a_key_that_matches_nothing_is_a_warning_that_names_the_nearest(kind: str) -> None:
     add, message = UNMATCHED[kind]

@@ -17,14 +17,12 @@ import torch.nn.functional as F
 from flow_zoo import build
 from qconfigs import minmax_qconfig
 from torch import Tensor, nn
+from torch.ao.quantization import backend_config as torch_backend_config
 from torch.ao.quantization.fx import _equalize
 
 import refimpl
 from refimpl import (
-    BackendConfig,
-    BackendPatternConfig,
     ConfigError,
-    DTypeConfig,
     ModelError,
     QConfigError,
 )
@@ -177,13 +175,14 @@ def test_a_weight_range_is_honoured_in_both_forms(name: str, per_channel: bool) 
     assert all(int(weight.min()) >= -8 and int(weight.max()) <= 7 for weight in weights)
 
 
-def linear_config(*, swap: bool, root: bool = True) -> BackendConfig:
-    entry = BackendPatternConfig(nn.Linear).add_dtype_config(DTypeConfig(U8, U8, S8, torch.float))
+def linear_config(*, swap: bool, root: bool = True, of: Any = refimpl) -> Any:
+    """A config of one claim; `of`: refimpl or torch.ao.quantization.backend_config."""
+    entry = of.BackendPatternConfig(nn.Linear).add_dtype_config(of.DTypeConfig(U8, U8, S8, torch.float))
     if root:
         entry.set_root_module(nn.Linear)
     if swap:
         entry.set_reference_quantized_module(nnqr.Linear)
-    return BackendConfig("test").set_backend_pattern_config(entry)
+    return of.BackendConfig("test").set_backend_pattern_config(entry)
 
 
 @pytest.mark.rule("CVT-10")
@@ -199,6 +198,12 @@ def test_without_a_reference_module_convert_raises(convert: Callable[..., Any], 
         ConfigError, match=r"'0': prepare accepted a weight of torch.qint8, but no entry gives a reference"
     ):
         convert(found)
+    torchs = linear_config(swap=swap, root=root, of=torch_backend_config)
+    theirs = torch_fx.prepare_fx(model, flows.global_mapping(), (inputs,), backend_config=torchs)
+    theirs(inputs)
+    converted = torch_fx.convert_to_reference_fx(theirs, backend_config=torchs)
+    assert type(converted.get_submodule("0")) is nn.Linear
+    assert flows.graph_counts(converted, is_quantize, is_dequantize) == [2, 2]
 
 
 @pytest.mark.rule("CFG-11")

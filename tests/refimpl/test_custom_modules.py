@@ -15,6 +15,7 @@ from both_core import NAMED, REFERENCE, TORCHS, Net, Net3, X, assert_parity, cal
 from parity import parity
 from torch import nn
 from torch.ao.nn.quantized import dynamic as nnqd
+from torch.ao.quantization import quantize_fx as torch_fx
 
 import refimpl
 from refimpl import ConfigError, ConvertCustomConfig, ModelError, PrepareCustomConfig, QuantType
@@ -192,6 +193,43 @@ def test_a_class_that_fails_is_named_with_its_module() -> None:
     config = PrepareCustomConfig().set_float_to_observed_mapping(Own, Broken)
     with pytest.raises(ConfigError, match=r"'own': Broken.from_float\(Own\) raised TypeError: no such thing"):
         prepared(net(), prepare_custom_config=config)
+
+
+class SelfQuantizing(Observed):
+    """A quantized class that takes whatever stands for its input, and rounds its own output."""
+
+    @classmethod
+    def from_observed(cls, module: Any) -> Any:
+        made = cls(module.layer)
+        made.scale, made.zero_point = module.activation_post_process.calculate_qparams()
+        return made
+
+    def forward(self, x: Any) -> Any:
+        made = self.layer(x.dequantize())
+        return torch.quantize_per_tensor(made, float(self.scale), int(self.zero_point), torch.quint8)
+
+
+@pytest.mark.rule("CUS-01")
+@pytest.mark.rule("CVT-07")
+@pytest.mark.parametrize("run", RUNS)
+def test_in_the_decomposed_form_a_static_custom_module_takes_floats_as_torchs_does(run: str) -> None:
+    """Plain integers would come without their qparams."""
+    custom = PrepareCustomConfig().set_float_to_observed_mapping(Own, Observed)
+    swap = ConvertCustomConfig().set_observed_to_quantized_mapping(Observed, SelfQuantizing)
+    found = prepared(net(RUNS[run]), prepare_custom_config=custom)
+    decomposed = refimpl.convert_to_reference_decomposed_fx(found, swap)
+    theirs = torch_fx.prepare_fx(
+        net(RUNS[run]),
+        flows.global_mapping(),
+        (X,),
+        TORCHS.PrepareCustomConfig().set_float_to_observed_mapping(Own, Observed),
+    )
+    theirs(X)
+    to = TORCHS.ConvertCustomConfig().set_observed_to_quantized_mapping(Observed, SelfQuantizing)
+    expected = torch_fx._convert_to_reference_decomposed_fx(theirs, to)
+    with torch.no_grad():
+        assert flows.same(decomposed(X), refimpl.convert_to_reference_fx(found, swap)(X)), "the same bits in both forms"
+        assert flows.same(decomposed(X), expected(X))
 
 
 LSTM_RUNS: Mapping[str, Callable[..., Any]] = {

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import both_flows as flows
 import pytest
 import torch
+import torch.ao.quantization.quantize_fx as torch_fx
 from qconfigs import minmax_qconfig
 from torch import nn
+from torch.ao.quantization import backend_config as torch_backend_config
 
 import refimpl
 from refimpl import (
@@ -100,6 +103,37 @@ def test_a_refusal_names_rule_value_and_bound_and_the_pattern_stays_float(
     assert decision.refusals[0].rule == reason[:6]
     assert decision.pattern == "nn.Linear"
     assert torch.equal(found(INPUT), model(INPUT))
+
+
+@pytest.mark.rule("DTY-09")
+@pytest.mark.parametrize(
+    ("constraints", "told"),
+    [
+        ({"dtype": S8}, []),
+        (
+            {"dtype": U8, "quant_min_lower_bound": 0, "quant_max_upper_bound": 127},
+            ["quantization range must fall within"],
+        ),
+    ],
+    ids=["dtype", "bound"],
+)
+def test_torch_says_nothing_of_a_dtype_and_of_a_bound_not_where(constraints: dict[str, Any], told: list[str]) -> None:
+    """The layer stays float in both cases."""
+    activation = torch_backend_config.DTypeWithConstraints(**constraints)
+    dtypes = torch_backend_config.DTypeConfig(activation, activation, S8)
+    entry = torch_backend_config.BackendPatternConfig(nn.Linear).add_dtype_config(dtypes)
+    config = torch_backend_config.BackendConfig("test").set_backend_pattern_config(entry)
+    model = nn.Sequential(nn.Linear(4, 4)).eval()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        theirs = torch_fx.prepare_fx(model, flows.global_mapping(), (INPUT,), backend_config=config)
+    assert [node.op for node in theirs.graph.nodes] == ["placeholder", "call_module", "output"], "nothing is observed"
+    messages = [str(each.message) for each in caught if each.category is UserWarning]
+    assert len(messages) == len(told) and all(what in messages[0] for what in told), messages
+    assert not any("Linear" in message or "'0'" in message for message in messages)
+    found = refimpl.prepare_fx(model, flows.global_mapping(), backend_config=config)
+    (decision,) = refimpl.explain(found).plan.decisions
+    assert (decision.node, decision.pattern, len(decision.refusals)) == ("_0", "nn.Linear", 1)
 
 
 @pytest.mark.rule("DTY-01")

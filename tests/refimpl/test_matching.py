@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from refimpl import BackendPatternConfig, MatchAllNode
 from refimpl.matching import Match, find_matches
-from refimpl.tracing import Places, positional_arguments, trace
+from refimpl.tracing import CALLS, Places, positional_arguments, trace
 
 
 class Net(nn.Module):
@@ -154,6 +154,18 @@ def test_matching_goes_from_the_output_backwards_and_a_node_is_claimed_once() ->
     assert found(run, (nn.Conv2d, nn.BatchNorm2d), (nn.BatchNorm2d, nn.ReLU), nn.Conv2d) == [["conv"], ["bn", "relu"]]
 
 
+@pytest.mark.rule("PAT-07")
+def test_a_node_is_in_one_place_of_a_match() -> None:
+    both = entry((torch.add, nn.Conv2d, nn.Conv2d), is_complex=True)
+
+    def twice(net: Any, x: Tensor) -> Any:
+        y = net.conv(x)
+        return torch.add(y, y)
+
+    assert matches(twice, both) == [], "one convolution is not two"
+    assert len(matches(lambda net, x: torch.add(net.conv(x), net.other(x)), both)) == 1
+
+
 @pytest.mark.rule("FUS-03")
 def test_the_root_is_the_first_node_unless_a_getter_says_otherwise() -> None:
     def run(net: Any, x: Tensor) -> Any:
@@ -173,6 +185,7 @@ def test_the_root_is_the_first_node_unless_a_getter_says_otherwise() -> None:
         (lambda net, x: F.relu(F.linear(x, weight=net.weight, bias=None)), (F.linear, F.relu), ["linear", "relu"]),
         (lambda net, x: F.relu(torch.add(input=net.conv(x), other=x)), (torch.add, F.relu), ["add", "relu"]),
         (lambda net, x: torch.relu(input=net.conv(x)), (nn.Conv2d, torch.relu), ["conv", "relu"]),
+        (lambda net, x: net.conv(x).add(other=x).relu(), ("add", "relu"), ["add", "relu"]),
     ],
 )
 def test_keywords_count_as_the_arguments_that_they_are(run: Any, patterns: Any, names: list[str]) -> None:
@@ -189,11 +202,37 @@ def test_keywords_count_as_the_arguments_that_they_are(run: Any, patterns: Any, 
         (lambda net, x: torch.cat(tensors=[x, x], dim=1), ["[x, x]", "1"]),
         (lambda net, x: torch.flatten(x, start_dim=1), ["x", "1"]),
         (lambda net, x: F.max_pool2d(x, kernel_size=2), ["x", "2"]),
+        (lambda net, x: x.add(other=net.weight), ["x", "weight"]),
+        (lambda net, x: x.add(other=net.weight, alpha=2), ["x", "weight"]),
     ],
 )
 def test_arguments_are_put_in_their_place_up_to_the_first_gap(call: Any, shown: list[str]) -> None:
-    node = next(node for node in reversed(trace(Net(call)).graph.nodes) if node.op == "call_function")
+    node = next(node for node in reversed(trace(Net(call)).graph.nodes) if node.op in CALLS)
     assert [str(argument) for argument in positional_arguments(node, at_least=3)][: len(shown)] == shown
+
+
+class Leaf(nn.Module):
+    """A user's module that is not traced into."""
+
+    def forward(self, x: Tensor, other: Tensor | None = None, *, flag: bool = False) -> Tensor:
+        return x if other is None or flag else x + other
+
+
+@pytest.mark.rule("PAT-08")
+def test_a_modules_arguments_are_put_in_their_place_by_its_own_signature() -> None:
+    """What takes its place may have other names for them."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.leaf = Leaf()
+
+        def forward(self, a: Tensor, b: Tensor) -> Any:
+            return self.leaf(other=b, flag=True, x=a), self.leaf(a, other=b), self.leaf(a, flag=True)
+
+    graph = trace(Two(), leaf_classes=(Leaf,)).graph
+    calls = [(tuple(map(str, node.args)), dict(node.kwargs)) for node in graph.nodes if node.op == "call_module"]
+    assert calls == [(("a", "b"), {"flag": True}), (("a", "b"), {}), (("a",), {"flag": True})]
 
 
 @pytest.mark.rule("PAT-08")

@@ -13,6 +13,7 @@ from typing import Any
 import both_flows as flows
 import pytest
 import torch
+import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from both_core import CORE, NAMED, REFERENCE, Net, X, assert_parity, calls, case, prepared, spots
 from parity import parity
@@ -227,6 +228,22 @@ def test_a_dtype_that_a_form_does_not_have_is_refused(dtype: torch.dtype, quanti
         else:
             with pytest.raises(refimpl.QConfigError, match=f"CVT-10: .*{dtype}"):
                 convert(found)
+
+
+@pytest.mark.rule("CVT-03")
+@pytest.mark.rule("CVT-10")
+def test_dynamic_32_bits_have_the_decomposed_form_alone() -> None:
+    """quantize_per_tensor_dynamic knows quint8, qint8 and float16: for qint32 it fails when the model is run."""
+    entry = refimpl.BackendPatternConfig(nn.Linear).set_root_module(nn.Linear)
+    entry.set_reference_quantized_module(nnqr.Linear)
+    entry.add_dtype_config(refimpl.DTypeConfig(torch.qint32, torch.float32, torch.qint8, is_dynamic=True))
+    config = refimpl.BackendConfig("wide").set_backend_pattern_config(entry)
+    activation = refimpl.PlaceholderObserver.with_args(dtype=torch.qint32, is_dynamic=True)
+    mapping = refimpl.QConfigMapping().set_global(refimpl.QConfig(activation, flows.QCONFIG.weight))
+    found = refimpl.prepare_fx(nn.Sequential(nn.Linear(4, 4)).eval(), mapping, (X,), backend_config=config)
+    with pytest.raises(refimpl.QConfigError, match=r"dynamic torch.qint32.*can express dynamic quint8 and qint8"):
+        refimpl.convert_to_reference_fx(found)
+    assert calls(refimpl.convert_to_reference_decomposed_fx(found))[0] == "choose_qparams.tensor"
 
 
 @pytest.mark.rule("CVT-03")

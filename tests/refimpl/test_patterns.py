@@ -60,6 +60,23 @@ def test_normal_form_is_reversed_and_nested() -> None:
 
 
 @pytest.mark.rule("PAT-02")
+@pytest.mark.parametrize("pattern", [(), ((nn.Linear, nn.ReLU), torch.add), (nn.ReLU, ())])
+def test_a_complex_tuple_without_an_op_is_refused_when_it_is_added(pattern: Any) -> None:
+    """Torch takes it, and fails to unpack it in prepare, or matches nothing with it."""
+    made = ours.BackendPatternConfig()._set_pattern_complex_format(pattern)
+    with pytest.raises(ConfigError, match=r"complex pattern .*: expected \(op, argument, …\)"):
+        ours.BackendConfig().set_backend_pattern_config(made)
+
+
+@pytest.mark.rule("CFG-14")
+def test_torchs_wildcard_is_ours_in_both_formats() -> None:
+    theirs_node = torch.ao.quantization.utils.MatchAllNode
+    assert normal_form((theirs_node, torch.add)) == (torch.add, MatchAllNode)
+    entry = ours.BackendPatternConfig()._set_pattern_complex_format((torch.add, theirs_node, nn.Linear))
+    assert entry.normal_pattern == (torch.add, MatchAllNode, nn.Linear)
+
+
+@pytest.mark.rule("PAT-02")
 def test_a_complex_format_is_taken_as_it_is() -> None:
     pattern = (nn.ReLU, (torch.add, MatchAllNode, (nn.BatchNorm2d, nn.Conv2d)))
     entry = ours.BackendPatternConfig()._set_pattern_complex_format(pattern)

@@ -118,6 +118,54 @@ def test_a_weight_argument_stays_float_where_the_dtype_config_has_no_weight() ->
     assert [value for value, _ in groups(plan(run))] == ["x", "a", "group_norm"]
 
 
+@pytest.mark.rule("OBS-06")
+@pytest.mark.rule("DTY-01")
+@pytest.mark.parametrize("weight_dtype", [S8, U8])
+def test_where_a_weight_stands_says_the_entry_itself_or_that_of_the_function_alone(weight_dtype: torch.dtype) -> None:
+    """A pair that names the index has a weight to be compared and observed, as the function alone has."""
+
+    def run(net: Any, x: Tensor, y: Tensor) -> Any:
+        return F.relu(F.linear(x, net.weight, net.bias))
+
+    claimed = DTypeConfig(U8, U8, weight_dtype)
+    index = {"weight": 1, "bias": 2}
+    pair = BackendPatternConfig((F.linear, F.relu)).add_dtype_config(claimed)
+    alone = BackendPatternConfig(F.linear).add_dtype_config(DTypeConfig(S8, S8))._set_input_type_to_index(index)
+    by_pair = BackendPatternConfig((F.linear, F.relu)).add_dtype_config(claimed)._set_input_type_to_index(index)
+    expected = {"x": "input", "weight": "weight", "relu": "output"}
+    for entries in ([pair, alone], [by_pair]):
+        config = BackendConfig("pairs").set_backend_pattern_configs(entries)
+        mapping = QConfigMapping().set_global(OURS)
+        found = refimpl.explain(refimpl.prepare_fx(Net(run).eval(), mapping, INPUTS, backend_config=config)).plan
+        roles = {slot.value: slot.role for slot in found.slots}
+        assert roles == (expected if weight_dtype == S8 else {}), found.decisions[0].reason
+
+
+@pytest.mark.rule("DTY-01")
+def test_a_pair_of_functions_without_a_weight_fits_whatever_is_said_of_one() -> None:
+    entry = BackendPatternConfig((torch.add, F.relu)).add_dtype_config(DTypeConfig(U8, U8, U8))
+    config = BackendConfig("sums").set_backend_pattern_config(entry)
+    model = Net(lambda net, x, y: F.relu(torch.add(x, y))).eval()
+    found = refimpl.prepare_fx(model, QConfigMapping().set_global(OURS), INPUTS, backend_config=config)
+    assert refimpl.explain(found).plan.decisions[0].is_quantized
+
+
+@pytest.mark.rule("OBS-07")
+@pytest.mark.rule("PAT-08")
+def test_a_methods_operand_by_keyword_counts() -> None:
+    kinds = {0: ObservationType.INPUT_OUTPUT_NOT_OBSERVED, 1: ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT}
+    entry = BackendPatternConfig("add").add_dtype_config(DTypeConfig(U8, U8))
+    config = BackendConfig("method").set_backend_pattern_config(
+        entry._set_num_tensor_args_to_observation_type(
+            {**kinds, 2: ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT}
+        )
+    )
+    for run in (lambda net, x, y: x.add(y), lambda net, x, y: x.add(other=y)):
+        mapping = QConfigMapping().set_global(OURS)
+        found = refimpl.prepare_fx(Net(run).eval(), mapping, INPUTS, backend_config=config)
+        assert groups(refimpl.explain(found).plan) == [("x", 0), ("y", 1), ("add", 2)]
+
+
 @pytest.mark.rule("OBS-07")
 @pytest.mark.parametrize("op", [torch.add, torch.mul])
 def test_the_number_of_tensors_decides_whether_a_binary_op_shares(op: Any) -> None:
@@ -179,6 +227,66 @@ def test_a_tuple_that_is_passed_on_whole_is_not_observed_where_torch_observes_it
     assert [slot.value for slot in refimpl.explain(found).plan.slots] == ["x", "a"]
     real = found(*INPUTS)
     assert torch.allclose(refimpl.convert_to_reference_fx(found)(*INPUTS), real, atol=0.1)
+
+
+PAIRS = {
+    "indices of sort": (lambda net, x, y: torch.sort(net.a(x))[1].reshape(-1), []),
+    "indices of a method": (lambda net, x, y: net.a(x).mode()[1].reshape(-1), []),
+    "last of topk": (lambda net, x, y: torch.topk(net.a(x), 2)[-1].reshape(-1), []),
+    "indices by name": (lambda net, x, y: torch.topk(net.a(x), 2).indices.reshape(-1), []),
+    "values": (lambda net, x, y: torch.sort(net.a(x))[0].reshape(-1), ["getitem", "reshape"]),
+    "values from the end": (lambda net, x, y: net.a(x).max(1)[-2].reshape(-1), ["getitem", "reshape"]),
+    "values by name": (lambda net, x, y: net.a(x).max(dim=1).values.reshape(-1), ["getattr_1", "reshape"]),
+    "a row of a maximum": (lambda net, x, y: torch.max(net.a(x), y)[1].reshape(-1), ["getitem", "reshape"]),
+    "a row of a maximum by keyword": (lambda net, x, y: net.a(x).max(other=y)[1].reshape(-1), ["getitem", "reshape"]),
+}
+
+
+@pytest.mark.rule("OBS-10")
+@pytest.mark.parametrize("what", PAIRS)
+def test_of_a_pair_the_values_are_observed_and_the_indices_are_not(what: str) -> None:
+    run, values = PAIRS[what]
+    found = prepared(run)
+    assert [value for value, _ in groups(refimpl.explain(found).plan)] == ["x", "a", *values]
+    assert refimpl.convert_fx(found)(*INPUTS).shape == Net(run)(*INPUTS).shape
+
+
+@pytest.mark.rule("OBS-10")
+@pytest.mark.parametrize("op", [torch.chunk, torch.topk])
+def test_an_op_that_returns_a_tuple_is_not_quantized(op: Any) -> None:
+    """No shipped config claims one; torch puts an observer on the tuple, which fails when it is called."""
+    claimed = DTypeConfig(U8, U8)
+    entry = (
+        BackendPatternConfig(op)
+        .set_observation_type(ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT)
+        .add_dtype_config(claimed)
+    )
+    config = BackendConfig("tuples").set_backend_pattern_config(entry)
+    found = refimpl.prepare_fx(
+        Net(lambda net, x, y: op(x, 2)[0]).eval(), QConfigMapping().set_global(OURS), INPUTS, backend_config=config
+    )
+    assert refimpl.explain(found).plan.decisions[0].reason == f"OBS-10: {op.__name__} is not a float tensor"
+    assert refimpl.convert_to_reference_fx(found)(*INPUTS).shape == op(INPUTS[0], 2)[0].shape
+
+
+@pytest.mark.rule("OBS-10")
+def test_a_modules_name_is_no_ops_name() -> None:
+    """A layer that is called view takes two tensors."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.view = nn.Bilinear(4, 4, 2)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            made: Tensor = self.view(x, y)
+            return made
+
+    config = BackendConfig("two").set_backend_pattern_config(
+        BackendPatternConfig(nn.Bilinear).add_dtype_config(DTypeConfig(U8, U8))
+    )
+    found = refimpl.prepare_fx(Two().eval(), QConfigMapping().set_global(OURS), INPUTS, backend_config=config)
+    assert [slot.value for slot in refimpl.explain(found).plan.slots] == ["x", "y", "view"]
 
 
 @pytest.mark.rule("OBS-10")

@@ -361,6 +361,8 @@ def test_a_weight_without_a_reference_class_is_an_error_and_an_op_without_weight
         swap(nn.Linear(2, 2), torch.qint8)
     with pytest.raises(ConfigError, match="Linear"):
         swap(nni.LinearReLU(nn.Linear(2, 2), nn.ReLU()), torch.qint8)
+    with pytest.raises(ConfigError, match=r"torch\.float16"):
+        swap(nn.Linear(2, 2), torch.float16)
     relu, norm = nn.ReLU(), nn.BatchNorm2d(2)
     assert swap(relu, torch.qint8) is relu, "torch's configs name a weight dtype for ops without weight"
     assert swap(norm, None) is norm, "and none for norms, whose weight stays float"
