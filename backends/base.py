@@ -112,7 +112,7 @@ class Execution:
     """Names of the ops that the claims say are quantized, and that execute in float."""
 
     kernels: tuple[str, ...] = ()
-    """Names of the kernels that run; the suite neither judges nor shows them."""
+    """Names of the kernels that run, if they are known: evidence that a report shows where a claim is FALLBACK."""
 
 
 class UnsupportedPattern(Exception):

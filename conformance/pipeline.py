@@ -310,13 +310,12 @@ class Workbench:
             raise backend_error("execution", error) from error
         if execution is None:
             return
-        if execution.float_fallbacks:
-            case_run.runs_in_float = True
-            floats = list(execution.float_fallbacks)
-            raise StageError("LOW-04", Verdict.FALLBACK, f"runs in float: {'; '.join(floats)}", float_ops=floats)
-        if not execution.quantized_ops:
-            case_run.runs_in_float = True
-            raise StageError("LOW-04", Verdict.FALLBACK, "the backend shows no quantized op that ran")
+        floats = list(execution.float_fallbacks)
+        case_run.runs_in_float = bool(floats) or not execution.quantized_ops
+        if case_run.runs_in_float:
+            text = f"runs in float: {'; '.join(floats)}" if floats else "the backend shows no quantized op that ran"
+            ran = {"float_ops": floats, "kernels": list(execution.kernels)}
+            raise StageError("LOW-04", Verdict.FALLBACK, text, **{name: ops for name, ops in ran.items() if ops})
 
     def _numerics(self, run: ClaimRun, case_run: CaseRun) -> None:
         """Compare the outputs for all inputs with the oracle; what runs in float, as the reference model says it."""

@@ -328,7 +328,7 @@ def _verified(failure: Failure, bench: Workbench) -> Iterator[str]:
         yield f"faulthandler.dump_traceback_later({HANG}, exit=True)"
     yield "output = lowered(*(value.clone() for value in inputs))"
     yield "outputs = [output] if isinstance(output, torch.Tensor) else list(output)"
-    if "float_ops" in evidence:
+    if "float_ops" in evidence or check.stage == "execution":
         yield "execution = backend.execution(lowered)"
         yield "assert execution is None or (execution.quantized_ops and not execution.float_fallbacks), execution"
     elif check.rule == "LOW-01":

@@ -213,7 +213,7 @@ def warn_unmatched_keys(
     compared with. Object types that torch itself defines are left out: default mappings name them for every model.
     """
     called = (name for name, _, _ in orders)
-    names = dict.fromkeys((*(name for name, _ in model.named_modules(remove_duplicate=False)), *called))
+    names = dict.fromkeys((*(name for name, _ in model.named_modules()), *called))  # a second name is none
     types = {type_before_parametrizations(module) for module in model.modules()} | set(targets)
     regexes = (key for key in mapping.module_name_regex_qconfigs if not any(re.match(key, name) for name in names))
     own_types = (key for key in mapping.object_type_qconfigs if not (key in types or _is_torchs(key)))

@@ -11,37 +11,38 @@ from torch.fx import GraphModule, Node
 
 from refimpl.tracing import attribute_of, tensor_inputs
 
-# Methods and functions whose result is no float tensor, whatever goes in.
-NOT_A_TENSOR: frozenset[Any] = frozenset(
-    {"size", "dim", "numel", "stride", "item", "tolist", "shape", "ndimension", "type", "get_device", "is_contiguous",
-     "eq", "ne", "lt", "gt", "le", "ge", "bool", "int", "long", "argmax", "argmin",
-     len, isinstance, torch.is_tensor, operator.eq, operator.ne, operator.lt, operator.gt, operator.le, operator.ge,
-     torch.eq, torch.ne, torch.lt, torch.gt, torch.le, torch.ge, torch.argmax, torch.argmin}
-)  # fmt: skip
 
-# Callees that return (values, indices): the second is never observed.
-_VALUES_AND_INDICES: frozenset[Any] = frozenset(
-    {"topk", "sort", "mode", "kthvalue", "cummax", "cummin",
-     torch.topk, torch.sort, torch.mode, torch.kthvalue, torch.cummax, torch.cummin}
-)  # fmt: skip
-_VALUES_AND_INDICES_BY_DIM: frozenset[Any] = frozenset({"max", "min", "median", torch.max, torch.min, torch.median})
+def _spelled(*names: str) -> frozenset[Any]:
+    """The callees of these names: methods, also in place, and functions of torch."""
+    functions = (getattr(torch, name, None) for name in names)
+    return frozenset({*names, *(f"{name}_" for name in names), *filter(callable, functions)})
+
+
+_COMPARISONS = ("eq", "ne", "lt", "gt", "le", "ge")
+
+# Callees whose result is no float tensor, whatever goes in.
+_NO_TENSOR = (
+    _spelled("size", "dim", "numel", "stride", "item", "tolist", "shape", "ndimension", "type", "get_device")
+    | _spelled("is_contiguous", "bool", "int", "long", "argmax", "argmin", "is_tensor", *_COMPARISONS)
+    | {len, isinstance, *(getattr(operator, name) for name in _COMPARISONS)}
+)
+
+# Callees that return (values, indices), of which the second is never observed; some only when they are given a dim.
+_PAIRS = _spelled("topk", "sort", "mode", "kthvalue", "cummax", "cummin")
+_PAIRS_BY_DIM = _spelled("max", "min", "median")
 
 # Callees that return a tuple of tensors.
-_SEVERAL: frozenset[Any] = frozenset(
-    {"chunk", "split", "unbind", "tensor_split", torch.chunk, torch.split, torch.unbind, torch.tensor_split}
-)
+_SEVERAL = _spelled("chunk", "split", "unbind", "tensor_split")
 
 _TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real"})
 
 # Callees of which only the first argument is a float tensor: the others are sizes, dims, indices, masks or fill values.
-FIRST_ARGUMENT_ONLY: frozenset[Any] = frozenset(
-    {"view", "reshape", "permute", "transpose", "repeat", "repeat_interleave", "squeeze", "squeeze_", "unsqueeze",
-     "unsqueeze_", "expand", "resize_", "mean", "sum", "narrow", "masked_fill", "masked_fill_", "index_select",
-     "gather", "clamp", "chunk", "split", "flatten", "contiguous", "detach", "detach_",
-     torch.reshape, torch.permute, torch.transpose, torch.repeat_interleave, torch.squeeze, torch.unsqueeze,
-     torch.mean, torch.sum, torch.narrow, torch.masked_fill, torch.index_select, torch.gather, torch.clamp,
-     torch.chunk, torch.split, torch.flatten, operator.getitem, F.interpolate, F.dropout, operator.floordiv}
-)  # fmt: skip
+_FIRST_ARGUMENT_ONLY = (
+    _spelled("view", "reshape", "permute", "transpose", "repeat", "repeat_interleave", "squeeze", "unsqueeze", "expand")
+    | _spelled("resize", "mean", "sum", "narrow", "masked_fill", "index_select", "gather", "clamp", "chunk", "split")
+    | _spelled("flatten", "contiguous", "detach")
+    | {operator.getitem, operator.floordiv, F.interpolate, F.dropout}
+)
 
 
 def float_tensors(model: GraphModule) -> set[Node]:
@@ -60,7 +61,7 @@ def _is_float_tensor(node: Node, model: GraphModule, known: set[Node]) -> bool:
         value = attribute_of(model, str(node.target))
         return isinstance(value, torch.Tensor) and value.is_floating_point()
     callee = _callee(node)
-    if callee in NOT_A_TENSOR:
+    if callee in _NO_TENSOR:
         return False
     if callee in (getattr, operator.getitem):
         source, key = node.args[:2]
@@ -76,7 +77,7 @@ def observable_inputs(node: Node, floats: set[Node]) -> list[Node]:
     A tuple that a call returned and that is passed on whole is none.
     """
     first = node.args[:1] or (node.kwargs.get("input"),)  # rule: PAT-08
-    arguments = first if _callee(node) in FIRST_ARGUMENT_ONLY else (node.args, node.kwargs)  # rule: OBS-10
+    arguments = first if _callee(node) in _FIRST_ARGUMENT_ONLY else (node.args, node.kwargs)  # rule: OBS-10
     return [value for value in tensor_inputs(arguments) if value in floats and not gives_tuple(value, floats)]
 
 
@@ -88,10 +89,10 @@ def gives_tuple(node: Node, floats: set[Node]) -> bool:
 def _is_pair(node: Any, floats: set[Node]) -> bool:
     """Tell whether a call returns (values, indices): max(x, dim) does, max(x) and max(x, y) are tensors."""
     callee = _callee(node)
-    if callee in _VALUES_AND_INDICES_BY_DIM:
+    if callee in _PAIRS_BY_DIM:
         others = (*node.args[1:], *(value for name, value in node.kwargs.items() if name != "input"))
         return bool(others) and floats.isdisjoint(tensor_inputs(others))
-    return callee in _VALUES_AND_INDICES
+    return callee in _PAIRS
 
 
 def _callee(node: Any) -> Any:

@@ -95,6 +95,8 @@ class Evidence(TypedDict, total=False):
     """Of an error in the backend's code."""
     float_ops: list[str]
     """What ran in float."""
+    kernels: list[str]
+    """Names of the kernels that ran there, if the backend tells."""
     graph: str
     """A graph, as code or as text."""
     printed: str

@@ -241,6 +241,15 @@ def test_a_claim_whose_process_dies_has_a_script_too(tmp_path: Path) -> None:
     assert all(_status(claim.script) not in (0, 1) for claim in died)
 
 
+def test_where_nothing_quantized_ran_the_script_shows_it_and_the_report_what_ran_instead(tmp_path: Path) -> None:
+    ran = run(tmp_path, "fakes:Idle")
+    assert {claim.verdict for claim in ran.results.claims} == {Verdict.FALLBACK}
+    assert [_status(claim.script) for claim in ran.results.claims] == [1] * len(ran.results.claims)
+    checks = [check for check in ran.results.checks if check.verdict is Verdict.FALLBACK]
+    assert checks and all(check.evidence["kernels"] == ["sgemm"] for check in checks)
+    assert "sgemm" in (ran.folder / "report.html").read_text()
+
+
 REFUTED_OF_QNNPACK = (
     "nn.Conv2d+nn.ReLU/*in=qint8*/ptq/per_channel_symmetric",  # what is fused stays one module
     "nn.Linear/*float16*",  # a weight without a qscheme

@@ -170,7 +170,7 @@ def test_a_case_that_fails_drops_out_and_the_others_go_on() -> None:
 
 
 def ran(*quantized: str, floats: tuple[str, ...] = ()) -> Callable[..., Any]:
-    return lambda lowered: Execution(quantized_ops=quantized, float_fallbacks=floats)
+    return lambda lowered: Execution(quantized_ops=quantized, float_fallbacks=floats, kernels=("sgemm",))
 
 
 @pytest.mark.rule("LOW-04")
@@ -183,6 +183,7 @@ def test_a_float_fallback_does_not_end_the_claim(execution: Callable[..., Any], 
     checks = run(execution=execution)
     shown = checks["execution"]
     assert (shown.outcome, shown.verdict, shown.message) == ("fail", Verdict.FALLBACK, message)
+    assert shown.evidence["kernels"] == ["sgemm"], "a reviewer sees what ran instead"
     assert (checks["numerics"].verdict, checks["numerics"].cases) == (Verdict.VERIFIED, 6)
 
 

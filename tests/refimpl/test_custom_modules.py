@@ -198,15 +198,18 @@ def test_a_class_that_fails_is_named_with_its_module() -> None:
 class SelfQuantizing(Observed):
     """A quantized class that takes whatever stands for its input, and rounds its own output."""
 
+    scale: float
+    zero_point: float
+
     @classmethod
     def from_observed(cls, module: Any) -> Any:
-        made = cls(module.layer)
-        made.scale, made.zero_point = module.activation_post_process.calculate_qparams()
+        made: Any = cls(module.layer)
+        made.scale, made.zero_point = map(float, module.activation_post_process.calculate_qparams())
         return made
 
     def forward(self, x: Any) -> Any:
         made = self.layer(x.dequantize())
-        return torch.quantize_per_tensor(made, float(self.scale), int(self.zero_point), torch.quint8)
+        return torch.quantize_per_tensor(made, self.scale, int(self.zero_point), torch.quint8)
 
 
 @pytest.mark.rule("CUS-01")

@@ -243,6 +243,17 @@ def test_a_key_that_matches_nothing_is_a_warning_with_the_nearest_name(setter: s
 
 
 @pytest.mark.rule("QCM-02")
+def test_the_second_name_of_a_module_is_none() -> None:
+    """Its calls stand under the first name: a key for the second would have no effect, and nobody would know."""
+    layer = nn.Linear(4, 4)
+    model = nn.Sequential(layer, layer).eval()
+    mapping = QConfigMapping().set_global(A).set_module_name("1", None)
+    with pytest.warns(UserWarning, match="module_name 1 matches nothing in Sequential"):
+        found = refimpl.prepare_fx(model, mapping, (torch.ones(2, 4),))
+    assert {decision.source for decision in refimpl.explain(found).plan.decisions} == {"global"}
+
+
+@pytest.mark.rule("QCM-02")
 @pytest.mark.parametrize(("setter", "key"), MATCHED)
 def test_other_keys_make_no_noise(setter: str, key: Any) -> None:
     with warnings.catch_warnings():

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.base import Backend, Capabilities, Representation, UnsupportedPattern
+from backends.base import Backend, Capabilities, Execution, Representation, UnsupportedPattern
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 
 INT8 = DTypeConfig(
@@ -62,6 +62,13 @@ class FarOff(Good):
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         return lambda *inputs: reference_model(*inputs) - 1e30
+
+
+class Idle(Good):
+    """Right numbers, all of them in float: no quantized op runs, but a kernel of floats."""
+
+    def execution(self, lowered: Callable[..., Any]) -> Execution:
+        return Execution(quantized_ops=(), float_fallbacks=(), kernels=("sgemm",))
 
 
 def _segfault() -> NoReturn:
