@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from integer_faults import SecondCall, varied
-from integer_kernels import IntegerBackend, Integers, Kernels, Make, Sum, small_config
+from integer_faults import SecondCall
+from integer_kernels import IntegerBackend, Integers, Kernels, Make, Sum, small_config, varied
 from torch import Tensor, nn
 from torch.fx import GraphModule
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import integer_faults  # noqa: F401  (enters them in the table)
 import pytest
 import torch
+from fault_table import FAULTS, MOVING, RATIO, RELU_AFTER, RESCALED, WEIGHTED, Fault
 from honest import add_float32, add_ratios, bias_int32, fixed_point, float32, half_away, half_up, relu_first
-from integer_faults import FAULTS, MOVING, RATIO, RELU_AFTER, RESCALED, WEIGHTED, Fault, varied
-from integer_kernels import LIMITS, IntegerBackend, Kernels, Make, small_config
+from integer_kernels import LIMITS, IntegerBackend, Kernels, Make, small_config, varied
 from torch.fx import GraphModule
 
 from backends.base import Capabilities

@@ -7,11 +7,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import integer_faults  # noqa: F401  (enters them in the table)
 import pytest
 import torch
 import torch.ao.nn.quantized.reference as nnqr
-from integer_faults import FAULTS, varied
-from integer_kernels import IntegerBackend, Kernels, Make, small_config
+from fault_table import FAULTS
+from integer_kernels import IntegerBackend, Kernels, Make, small_config, varied
 from torch import Tensor, nn
 
 from backends.base import Backend, Capabilities, Execution

@@ -2,77 +2,43 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from varying_kernels import (  # noqa: F401  (one is a fixture)
+    Function,
+    by_batch,
+    by_layout,
+    by_memory,
+    by_neighbours,
+    by_threads,
+    case_of,
+    counting,
+    differing,
+    drawn_for,
+    findings,
+    keeping,
+    one_thread,
+    tried,
+    unwritten,
+)
 
 from backends.base import Capabilities
 from conformance.cases import Case, Input, Regime, Role
-from conformance.claims import enumerate_claims
 from conformance.draws import Batch
 from conformance.grids import Grid
 from conformance.invariance import PARTS, check_invariance, judge_invariance
-from conformance.nonfinite import nonfinite_rows
-from conformance.numerics import Finding, judge
+from conformance.numerics import judge
 from conformance.oracle import Exact, NoOracleError
 from conformance.reruns import BATCH, CHANNELS_LAST, EMPTY, OPERANDS, REPETITION, STRIDED, THREADS, compare_outputs
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 from reports.results import Verdict
 
 pytestmark = pytest.mark.rule("NUM-07")
 
-Function = Callable[..., Any]
 IMAGE = (2, 3, 4, 5)
-
-
-class Op(nn.Module):
-    """A float model of a function."""
-
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
-
-
-def case_of(function: Function, *shapes: tuple[int, ...], role: Role = Role.ACTIVATION) -> Case:
-    inputs = tuple(Input(shape=shape, role=role, high=9) for shape in shapes)
-    regime = Regime(name="any", ranges=((-1.0, 1.0),))
-    return Case(name="a case", build=lambda: Op(function), inputs=inputs, regime=regime)
-
-
-def drawn_for(case: Case) -> list[tuple[str, Batch]]:
-    torch.manual_seed(0)
-    is_index = [each.role is Role.INDEX for each in case.inputs]
-    return [
-        (name, tuple(
-            torch.randint(0, 9, each.shape) if index else torch.rand(each.shape).mul(64).round() - 32
-            for each, index in zip(case.inputs, is_index, strict=True)
-        ))
-        for name in ("first", "second")
-    ]  # fmt: skip
-
-
-def findings(
-    lowered: Function, case: Case, capabilities: Capabilities | None = None, without: Sequence[str] = ()
-) -> list[Finding]:
-    capabilities = Capabilities() if capabilities is None else capabilities
-    return list(check_invariance(case, drawn_for(case), lowered, capabilities, left_out=without))
-
-
-def tried(found: Sequence[Finding]) -> list[str]:
-    """What was changed, comparison by comparison."""
-    return [finding.case.removeprefix("a case, first, ") for finding in found]
-
-
-def differing(lowered: Function, case: Case) -> set[str]:
-    return {str(finding.evidence["change"]) for finding in findings(lowered, case) if finding.problem}
 
 
 def test_an_op_of_each_element_is_tried_under_all_changes() -> None:
@@ -96,71 +62,6 @@ def test_each_of_two_inputs_may_be_in_channels_last_alone() -> None:
 
 
 # -- kernels that vary -------------------------------------------------------------------------------------------------
-
-
-def counting() -> Function:
-    """Every other run is off in its last element."""
-    runs = [0]
-
-    def run(x: Tensor) -> Tensor:
-        runs[0] += 1
-        result = torch.relu(x)
-        result.view(-1)[-1] += runs[0] % 2
-        return result
-
-    return run
-
-
-def keeping() -> Function:
-    """Adds one if the run before was given something else than the first."""
-    kept: list[Tensor] = []
-
-    def run(x: Tensor) -> Tensor:
-        kept.append(x.clone())
-        return x + float(len(kept) > 1 and not torch.equal(kept[-2], kept[0]))
-
-    return run
-
-
-def by_batch(x: Tensor) -> Tensor:
-    return x + float(len(x) % 4 == 3)
-
-
-def by_neighbours(x: Tensor) -> Tensor:
-    return x + F.pad(x, (0, 0) * (x.dim() - 1) + (1, 0))[:-1].abs().clamp(0, 1) * (len(x) > 2)
-
-
-def by_layout(x: Tensor) -> Tensor:
-    return x + float(x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous())
-
-
-def by_memory(x: Tensor) -> Tensor:
-    """Reads the elements in the order of memory, whatever the strides are."""
-    return torch.as_strided(x, x.shape, torch.empty(x.shape).stride()) if not by_format(x) else x
-
-
-def by_format(x: Tensor) -> bool:
-    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-
-
-def by_threads(x: Tensor) -> Tensor:
-    return x + float(torch.get_num_threads() > 1)
-
-
-def unwritten(x: Tensor) -> Tensor:
-    """Leaves the last element as memory was."""
-    result = torch.empty(x.shape, dtype=torch.uint8)
-    result.view(-1)[:-1] = x.reshape(-1)[:-1].to(torch.uint8)
-    return result.float()
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As the suite runs: one thread, but where two are tried."""
-    former = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(former)
 
 
 @pytest.mark.parametrize(
@@ -483,69 +384,3 @@ def test_the_number_of_threads_is_put_back() -> None:
     findings(run, case_of(lambda x: x, IMAGE))
     assert torch.get_num_threads() == before
     assert 2 in seen
-
-
-# -- facts -------------------------------------------------------------------------------------------------------------
-
-
-def facts_of(lowered: Function, case: Case) -> dict[str, Any]:
-    entry = BackendPatternConfig(nn.ReLU).set_dtype_configs([DTypeConfig(torch.quint8, torch.quint8)])
-    claim = enumerate_claims(BackendConfig("c").set_backend_pattern_config(entry), Capabilities())[0]
-    (row,) = nonfinite_rows(claim, case, drawn_for(case), lowered)
-    assert (row["kind"], row["topic"], row["subject"]) == ("fact", "nonfinite", claim.id)
-    values: dict[str, Any] = row["values"]
-    return values
-
-
-def test_what_is_made_of_nonfinite_inputs_is_recorded() -> None:
-    def quantized(x: Tensor) -> Tensor:
-        if bool(x.isposinf().any()):
-            raise ValueError("infinite")
-        return x.nan_to_num(nan=0.0).clamp(-500, 500)
-
-    values = facts_of(quantized, case_of(lambda x: x, (2, 3)))
-    assert values == {
-        "nan": "changes 1 of 6 values, to 0",
-        "+inf": "raises ValueError: infinite",
-        "-inf": "changes 1 of 6 values, to -500",
-        "no rows": "gives shape (0, 3)",
-    }
-
-
-def test_what_is_made_of_nan_is_told_in_one_order_and_chance_as_such() -> None:
-    def spreading(x: Tensor) -> Tensor:
-        return torch.tensor([[float("nan"), 4, float("nan")], [2, float("nan"), 7]]) if bool(x.isnan().any()) else x
-
-    calls = itertools.count()
-
-    def by_chance(x: Tensor) -> Tensor:
-        return x.nan_to_num(nan=float(next(calls)))
-
-    case = case_of(lambda x: x, (2, 3))
-    assert facts_of(spreading, case)["nan"] == "changes 6 of 6 values, to nan, 2, 4, 7"
-    assert facts_of(by_chance, case)["nan"] == "varies from run to run"
-
-
-def test_what_is_made_of_strided_indices_is_recorded() -> None:
-    table = torch.rand(9, 3)
-
-    def lookup(i: Tensor) -> Tensor:
-        if not i.is_contiguous():
-            raise RuntimeError("not contiguous")
-        return table[i]
-
-    values = facts_of(lookup, case_of(lambda i: table[i], (4,), role=Role.INDEX))
-    assert values == {"strided indices": "raises RuntimeError: not contiguous", "no rows": "gives shape (0, 3)"}
-
-
-def test_a_changed_run_that_varies_by_itself_is_marked_as_chance() -> None:
-    calls = itertools.count()
-
-    def by_chance(x: Tensor) -> Tensor:
-        return x + next(calls) if not x.is_contiguous() else x
-
-    case = case_of(lambda x: x, (4, 5))
-    check = judge_invariance(findings(by_chance, case))
-    assert check.verdict is Verdict.REFUTED and check.evidence["nondeterministic"] is True
-    steady = judge_invariance(findings(by_memory, case))
-    assert steady.verdict is Verdict.REFUTED and steady.evidence["nondeterministic"] is False

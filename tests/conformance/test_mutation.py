@@ -172,7 +172,7 @@ def test_the_document_is_of_these_mutants_and_checks() -> None:
 
 TINY = """
 from conformance.mutation.mutant import Mutant
-from integer_faults import varied
+from integer_kernels import varied
 from integer_kernels import IntegerBackend
 
 CLAIM = ("torch.flatten/static:in=quint8*/ptq/*", "nn.ReLU/static:in=quint8*/ptq/*")

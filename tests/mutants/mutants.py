@@ -10,8 +10,9 @@ import flow_faults
 import honest
 import reference_faults
 import reference_run_faults as reference_run_faults
-from integer_faults import FAULTS, RATIO, Fault, multiplier, varied
-from integer_kernels import SAMPLE, IntegerBackend, Make
+from fault_table import FAULTS, RATIO, Fault
+from integer_faults import multiplier
+from integer_kernels import SAMPLE, IntegerBackend, Make, varied
 
 from conformance.claims import enumerate_claims
 from conformance.mutation.mutant import Mutant

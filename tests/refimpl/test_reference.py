@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 import refimpl
 from refimpl import QConfigMapping
-from refimpl.errors import ConfigError, QConfigError
-from refimpl.reference import reference_module, with_qconfig, without_qconfig
+from refimpl.errors import ConfigError
+from refimpl.reference import reference_module
 
 nni: Any = torch.ao.nn.intrinsic  # its classes are not annotated
 
@@ -348,71 +348,3 @@ def made_like(made: Any) -> dict[str, Any]:
         "zero_point": made.weight_zero_point, "axis": made.weight_axis, "quant_min": made.weight_quant_min,
         "quant_max": made.weight_quant_max, "is_decomposed": made.is_decomposed,
     }  # fmt: skip
-
-
-@pytest.mark.rule("CVT-10")
-def test_a_weight_without_a_reference_class_is_an_error_and_an_op_without_weight_is_not() -> None:
-    def swap(module: nn.Module, weight_dtype: torch.dtype | None) -> nn.Module:
-        return reference_module(
-            module, flows.QCONFIG, {}, is_decomposed=False, where="body.layer", weight_dtype=weight_dtype
-        )
-
-    with pytest.raises(ConfigError, match=r"'body.layer'.*torch.qint8.*Linear.*reference_quantized_module"):
-        swap(nn.Linear(2, 2), torch.qint8)
-    with pytest.raises(ConfigError, match="Linear"):
-        swap(nni.LinearReLU(nn.Linear(2, 2), nn.ReLU()), torch.qint8)
-    with pytest.raises(ConfigError, match=r"torch\.float16"):
-        swap(nn.Linear(2, 2), torch.float16)
-    relu, norm = nn.ReLU(), nn.BatchNorm2d(2)
-    assert swap(relu, torch.qint8) is relu, "torch's configs name a weight dtype for ops without weight"
-    assert swap(norm, None) is norm, "and none for norms, whose weight stays float"
-
-
-def test_a_weight_that_the_qconfig_leaves_in_float_stays_float() -> None:
-    module = nn.Linear(2, 2)
-    floating = QConfig(activation=flows.QCONFIG.activation, weight=flows.torchs.PlaceholderObserver)
-    made = reference_module(module, floating, references("native"), is_decomposed=False, where="layer")
-    assert made is module
-
-
-class Broken(nn.Module):
-    @classmethod
-    def from_float(cls, module: nn.Module, qparams: object) -> Broken:
-        raise TypeError("no such layout")
-
-
-@pytest.mark.parametrize(
-    ("reference", "message"),
-    [(Broken, r"'layer'.*Broken.from_float.*TypeError: no such layout"), (nn.Linear, r"Linear.*from_float")],
-)
-def test_a_reference_class_that_fails_is_the_configs_fault(reference: type[nn.Module], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        reference_module(nn.Linear(2, 2), flows.QCONFIG, {nn.Linear: reference}, is_decomposed=False, where="layer")
-
-
-def test_a_weight_observer_that_fails_is_the_qconfigs_fault() -> None:
-    def observer() -> nn.Module:
-        raise KeyError("dtype")
-
-    bad = QConfig(activation=flows.QCONFIG.activation, weight=observer)
-    with pytest.raises(QConfigError, match=r"'layer'.*weight's observer.*KeyError"):
-        reference_module(nn.Linear(2, 2), bad, references("native"), is_decomposed=False, where="layer")
-
-
-@pytest.mark.rule("CVT-08")
-def test_qconfigs_come_and_go_without_a_change_of_the_users_modules() -> None:
-    layer = nn.Linear(2, 2)
-    shared = nn.Sequential(layer, nn.ReLU())
-    carrier = with_qconfig(shared, flows.QCONFIG)
-    assert [part.qconfig for part in carrier.modules()] == [flows.QCONFIG] * 3, "also on what is inside"
-    assert not any(hasattr(part, "qconfig") for part in shared.modules())
-    assert carrier.get_parameter("0.weight") is layer.weight
-    carrier.register_forward_hook(lambda *_: None)
-    assert not shared._forward_hooks, "the copy has hooks of its own"
-    model = nn.ModuleDict({"a": carrier, "b": carrier, "plain": nn.Linear(2, 2)})
-    plain = model["plain"]
-    assert without_qconfig(model) is model
-    assert not any(hasattr(part, "qconfig") for part in model.modules())
-    assert model["a"] is model["b"], "one module under two names stays one"
-    assert model["plain"] is plain, "what has no qconfig is not copied"
-    assert carrier[0].qconfig is flows.QCONFIG, "what the prepared model holds keeps its own"
