@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
+from backends.discovery import told
 from conformance.cases import Case
 from conformance.checks import Check
 from conformance.claims import Claim
@@ -194,12 +195,11 @@ def failed(stage: str, error: StageError) -> Check:
 
 def internal_error(stage: str, error: Exception) -> Check:
     """Return the check that stands for a stage in which the suite itself failed."""
-    told = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return Check(
         stage=stage,
         rule="",
         outcome="error",
         verdict=Verdict.UNEXERCISED,
-        message=f"internal error of the suite: {told}",
+        message=f"internal error of the suite: {told(error)}",
         evidence={"traceback": "".join(traceback.format_exception(error))},
     )

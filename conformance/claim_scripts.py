@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from backends.discovery import told
 from conformance.checks import Check
 from conformance.claim_run import CaseRun
 from conformance.claims import Claim
 from conformance.graph_text import graphs_of
+from conformance.grids import NoOracleError
 from conformance.jobs import Row
-from conformance.oracle import NoOracleError
 from conformance.pipeline import Workbench
 from conformance.running import StageError
 from conformance.scripts import Failure, NoScriptError, script_of
@@ -41,10 +42,10 @@ def shown_of(bench: Workbench, claim: Claim, rows: Sequence[Row]) -> Row:
         found |= {"graphs": graphs_of(claim, case_run)} if needs_graphs else {}
         return found | ({"script": _script(bench, claim, lead, case_run)} if needs_script else {})
     except (NoScriptError, NoOracleError, StageError) as error:
-        told = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
     except Exception as error:
-        told = f"a bug of the suite: {type(error).__name__}: {' '.join(str(error).split())}"
-    return found | ({"script": f"# no script: {told}\n"} if needs_script else {})
+        reason = f"a bug of the suite: {told(error)}"
+    return found | ({"script": f"# no script: {reason}\n"} if needs_script else {})
 
 
 def _script(bench: Workbench, claim: Claim, lead: CheckRow, case_run: CaseRun) -> str:

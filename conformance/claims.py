@@ -16,11 +16,9 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from backends.base import Capabilities
-from conformance.recipes_parts import root_of
+from conformance.recipes import WEIGHTED, root_of
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
 from refimpl.patterns import leaves, pattern_name
 
@@ -178,14 +176,8 @@ def _schemes(entry: BackendPatternConfig, dtypes: DTypeConfig, capabilities: Cap
     return capabilities.weight_schemes
 
 
-_WEIGHTED = frozenset(
-    {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
-     F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
-)  # fmt: skip
-
-
 def has_weight(entry: BackendPatternConfig) -> bool:
     """Tell whether an entry's pattern has a weight to quantize, so that the claim depends on the weight scheme."""
     if entry.root_module is not None or entry.qat_module is not None:
         return True
-    return any(root_of(leaf) in _WEIGHTED for leaf in leaves(entry.normal_pattern))
+    return any(root_of(leaf) in WEIGHTED for leaf in leaves(entry.normal_pattern))

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import IO, NoReturn, Protocol
 
+from backends.discovery import told
 from conformance.jobs import Row
 from reports.results import Verdict
 
@@ -313,8 +314,7 @@ def _served(serve: Serve, name: str, take: Callable[[Row], object]) -> Row:
         for row in serve(name):
             take(row)
     except Exception as error:
-        told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        ending = {"ending": Ending.ERROR, "message": told, "text": "".join(traceback.format_exception(error))}
+        ending = {"ending": Ending.ERROR, "message": told(error), "text": "".join(traceback.format_exception(error))}
     return ending | {"peak_mib": own_peak_mib()}
 
 

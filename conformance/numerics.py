@@ -13,7 +13,7 @@ from conformance.attribution import attribute, unravelled, worst
 from conformance.checks import Check
 from conformance.grids import Grid
 from conformance.measured import Sample, measured
-from conformance.oracle import Exact
+from conformance.oracle import Exact, flat
 from reports.results import GREEN, Verdict
 
 SHOWN = 6  # elements of the worst finding that the report shows
@@ -101,7 +101,7 @@ def compare_all(
     case: str, exacts: Sequence[Exact], output: Any, input_grids: tuple[Grid | None, ...] = ()
 ) -> Iterator[Finding]:
     """Compare all outputs of a model, in order; of a model with one output, that is a tensor, not a list of one."""
-    outputs = _flat(output) if len(exacts) > 1 else [output]
+    outputs = flat(output) if len(exacts) > 1 else [output]
     if len(outputs) != len(exacts):
         text = f"the model returned {len(outputs)} outputs; expected {len(exacts)}"
         yield _whole(Comparison(case=case, exact=exacts[0], output=output), text)
@@ -109,11 +109,6 @@ def compare_all(
     for number, (exact, found) in enumerate(zip(exacts, outputs, strict=True)):
         label = case if len(exacts) == 1 else f"{case}, output {number}"
         yield compare(Comparison(case=label, exact=exact, output=found, input_grids=input_grids))
-
-
-def _flat(output: Any) -> list[Any]:
-    is_many = isinstance(output, (tuple, list))
-    return [item for each in output for item in _flat(each)] if is_many else [output]
 
 
 def _largest(values: Tensor, default: float = 0.0) -> float:

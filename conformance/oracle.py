@@ -29,8 +29,6 @@ from conformance.spreads import DOT_PRODUCT, MOVES, Call, Row, U, Value, accumul
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.tracing import attribute_of
 
-__all__ = ["READS_SHAPE", "Exact", "NoOracleError", "Walk"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Exact:
@@ -123,7 +121,7 @@ class Walk:
         with torch.no_grad():
             for node in self.model.graph.nodes:
                 if node.op == "output":
-                    return tuple(exact for output in _flat(node.args[0]) for exact in self._results(output))
+                    return tuple(exact for output in flat(node.args[0]) for exact in self._results(output))
                 self.values[node] = _entered(next(feed)) if node.op == "placeholder" else self._node(node)
         raise NoOracleError("the graph has no output node")
 
@@ -134,7 +132,7 @@ class Walk:
         if is_dequantize(output) and isinstance(quantized := self.values[output.args[0]], Quantized):
             yield self._on_grid(quantized)
             return
-        for value in _flat(self.values.get(output) if isinstance(output, Node) else None):
+        for value in flat(self.values.get(output) if isinstance(output, Node) else None):
             if isinstance(value, Quantized):
                 yield self._on_grid(value)
             elif isinstance(value, Value):
@@ -317,9 +315,10 @@ def _entered(value: Any) -> Any:
     return Value(real=value.double()) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _flat(output: Any) -> list[Any]:
+def flat(output: Any) -> list[Any]:
+    """List what is in a structure of tuples and lists, in order; of anything else, itself."""
     if isinstance(output, (tuple, list)):
-        return [item for each_item in output for item in _flat(each_item)]
+        return [item for each_item in output for item in flat(each_item)]
     return [output]
 
 

@@ -27,13 +27,13 @@ from conformance.claim_run import At, CaseRun, ClaimRun, failed, internal_error,
 from conformance.claims import Claim, enumerate_claims
 from conformance.draws import AIMS, Batch, calibration_inputs, float_inputs, static_inputs
 from conformance.graph_text import FUSES_NOTHING, graphs_of
-from conformance.grids import placeholder_grids
+from conformance.grids import NoOracleError, placeholder_grids
 from conformance.invariance import check_invariance, judge_invariance
 from conformance.lint import lint
 from conformance.models import plan_cases
 from conformance.nonfinite import nonfinite_rows
 from conformance.numerics import Finding, compare_all, failure
-from conformance.oracle import NoOracleError, Walk
+from conformance.oracle import Walk
 from conformance.preparing import keeps_statistics, own_modules, prepare_case
 from conformance.quantizers import INTEGERS, Kind, dynamic_range, kind_of
 from conformance.refusal import check_refusal

@@ -245,14 +245,15 @@ _OUTSIDE: tuple[tuple[str, str, Part, Change], ...] = (
 def _alone(claim: Claim, config: BackendConfig) -> BackendConfig:
     """Return the entries that decide about the claim's pattern, with the claim's dtype config only.
 
-    What is trained is decided as its QAT class; what is fused as the module that fuse makes, of whichever class.
+    What is trained is decided as its QAT class; what is fused as the module that fuse makes, of whichever class; and a
+    pattern may leave it to the entry of its function to say where the weight is.
     """
     trained = claim.entry.qat_module
-    deciding: tuple[BackendPatternConfig, ...] = ()
+    deciding = functions_with(config, claim.dtypes)
     if claim.entry.fuser_method is not None:
-        deciding = modules_with(config, claim.dtypes)
+        deciding += modules_with(config, claim.dtypes)
     elif trained is not None:
-        deciding = tuple(with_only(entry, claim.dtypes) for entry in config.configs if entry.pattern is trained)
+        deciding += tuple(with_only(entry, claim.dtypes) for entry in config.configs if entry.pattern is trained)
     return BackendConfig().set_backend_pattern_configs([*deciding, with_only(claim.entry, claim.dtypes)])
 
 
@@ -260,6 +261,12 @@ def _alone(claim: Claim, config: BackendConfig) -> BackendConfig:
 def modules_with(config: BackendConfig, dtypes: DTypeConfig) -> tuple[BackendPatternConfig, ...]:
     """Return the entries of single modules, each with this dtype config only: what may decide for a fused pattern."""
     return tuple(with_only(entry, dtypes) for entry in config.configs if isinstance(entry.normal_pattern, type))
+
+
+@lru_cache(maxsize=32)
+def functions_with(config: BackendConfig, dtypes: DTypeConfig) -> tuple[BackendPatternConfig, ...]:
+    """Return the entries of functions that say where their weight is, likewise: other patterns rely on it. (OBS-06)"""
+    return tuple(with_only(entry, dtypes) for entry in config.configs if entry._input_type_to_index)
 
 
 def with_only(entry: BackendPatternConfig, dtypes: DTypeConfig) -> BackendPatternConfig:

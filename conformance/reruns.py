@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from conformance.cases import Case
 from conformance.draws import Batch
+from conformance.grids import NoOracleError
 from conformance.layouts import kept
 from conformance.memory import filled
 from conformance.numerics import Finding
-from conformance.oracle import Exact, NoOracleError
+from conformance.oracle import Exact
 from conformance.structure import tensors
 
 Lowered = Callable[..., Any]

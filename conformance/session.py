@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from backends.base import Backend, Capabilities, Taken
-from backends.discovery import BackendNotFound, find_backend
+from backends.discovery import BackendNotFound, find_backend, told
 from conformance import composition, fingerprint, fuzz, isa, unclaimed
 from conformance.claims import Claim, config_digest, enumerate_claims
 from conformance.environment import detection_power, environment_facts
@@ -167,7 +167,7 @@ def open_run(options: Options, backend: Backend) -> Run:
         claims = enumerate_claims(config, capabilities)
     except Exception as error:
         raise pytest.UsageError(
-            f"backend {backend.name}: what backend_config() returned cannot be read: {_told(error)}"
+            f"backend {backend.name}: what backend_config() returned cannot be read: {told(error)}"
         ) from error
     if not claims:
         raise pytest.UsageError(f"backend {backend.name}: backend_config() claims nothing: no entry has a dtype config")
@@ -235,8 +235,4 @@ def _ask(backend: Backend, method: str) -> Any:
     try:
         return getattr(backend, method)()
     except _FAULTS as error:
-        raise pytest.UsageError(f"backend {backend.name}: {method}() raised {_told(error)}") from error
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise pytest.UsageError(f"backend {backend.name}: {method}() raised {told(error)}") from error

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from conformance.claims import Claim
-from conformance.grids import quantized_from
-from conformance.oracle import READS_SHAPE, NoOracleError, Walk
+from conformance.grids import NoOracleError, quantized_from
+from conformance.oracle import READS_SHAPE, Walk
 from conformance.oracle_table import ROWS
 from conformance.quantizers import INTEGERS, kind_of
 from conformance.recipes import WEIGHTED, root_of

@@ -15,9 +15,9 @@ from torch.fx import GraphModule
 
 from conformance.checks import Check
 from conformance.draws import Batch
-from conformance.grids import placeholder_grids
+from conformance.grids import NoOracleError, placeholder_grids
 from conformance.numerics import Finding, compare_all, judge
-from conformance.oracle import NoOracleError, Walk
+from conformance.oracle import Walk
 from conformance.parts import Part, parts
 from conformance.pipeline import Workbench
 from conformance.reruns import REPETITION, compare_outputs

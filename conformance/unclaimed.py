@@ -19,7 +19,7 @@ from conformance.claims import dtype_config_text, enumerate_claims, has_weight
 from conformance.jobs import Job, Row
 from conformance.quantizers import Kind, kind_of
 from conformance.recipes import root_of
-from conformance.refusal import modules_with, with_only
+from conformance.refusal import functions_with, modules_with, with_only
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 from refimpl.patterns import leaves, pattern_name
 from reports.results import Verdict
@@ -76,7 +76,8 @@ def _tried(entry: BackendPatternConfig, dtypes: DTypeConfig, workbench: Workbenc
     """Take the claim that is not made through the stages, up to its numbers."""
     from conformance.pipeline import Effort, Workbench  # jobs are listed where the pipeline is made
 
-    entries = [*modules_with(workbench.config, dtypes), with_only(entry, dtypes)]
+    config = workbench.config
+    entries = [*functions_with(config, dtypes), *modules_with(config, dtypes), with_only(entry, dtypes)]
     config = BackendConfig("unclaimed").set_backend_pattern_configs(entries)
     bench = Workbench(_Claiming(workbench.backend, config), seed=workbench.seed, profile="quick")
     bench.effort = Effort(cases=1, aims=3, further=3, random=0)

@@ -26,12 +26,12 @@ import math
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from conformance.isa import LEVELS
+from refimpl.errors import nearest
 from reports.results import GREEN, VERDICTS, Verdict
 
 QUALITY_LSB = 1.0
@@ -187,7 +187,7 @@ def _waiver(table: object, where: str) -> Waiver:
         raise WaiverError(f"{where}: found {table!r}; a waiver is a table: [[waiver]]")
     for key in table:
         if key not in _KEYS:
-            raise WaiverError(f"{where}: unknown key {key!r}; {_nearest(key, _KEYS)}")
+            raise WaiverError(f"{where}: unknown key {key!r}; {nearest(key, _KEYS)}")
     for keys, most, todo in _NEEDED:
         given = [key for key in keys if key in table]
         if not 1 <= len(given) <= most:
@@ -226,7 +226,7 @@ def _glob(value: object) -> str:
 def _verdict(value: object) -> Verdict:
     names = [verdict.value for verdict in VERDICTS if verdict is not Verdict.VERIFIED]
     if value not in names:
-        raise ValueError(_nearest(str(value).upper(), names))
+        raise ValueError(nearest(str(value).upper(), names))
     return Verdict(str(value))
 
 
@@ -297,8 +297,7 @@ def _unused(waiver: Waiver, covered: Collection[str], known_ids: Collection[str]
         return ""
     if any(waiver.matches(name) for name in known_ids):
         return "every claim that it matches has another waiver; remove this one"
-    near = get_close_matches(waiver.claim or waiver.glob, list(known_ids), n=1, cutoff=0.0)
-    return "matches no claim of the backend" + (f"; the nearest is {near[0]}" if near else "")
+    return f"matches no claim of the backend; {nearest(waiver.claim or waiver.glob, known_ids, cutoff=0.0)}"
 
 
 def _passing(waiver: Waiver, passing: Collection[str]) -> str:
@@ -316,9 +315,3 @@ def _ambiguous(one: Waiver, other: Waiver, ids: Collection[str]) -> str:
 def _listed(ids: Collection[str]) -> str:
     shown = ", ".join(sorted(ids)[:SHOWN])
     return f"{shown} and {len(ids) - SHOWN} more" if len(ids) > SHOWN else shown
-
-
-def _nearest(text: str, known: Iterable[str]) -> str:
-    names = list(known)
-    near = get_close_matches(text, names, n=1)
-    return f"the nearest is {near[0]!r}" if near else f"expected one of {', '.join(names)}"

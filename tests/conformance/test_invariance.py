@@ -29,10 +29,10 @@ from varying_kernels import (  # noqa: F401  (one is a fixture)
 from backends.base import Capabilities
 from conformance.cases import Case, Input, Regime, Role
 from conformance.draws import Batch
-from conformance.grids import Grid
+from conformance.grids import Grid, NoOracleError
 from conformance.invariance import PARTS, check_invariance, judge_invariance
 from conformance.numerics import judge
-from conformance.oracle import Exact, NoOracleError
+from conformance.oracle import Exact
 from conformance.reruns import BATCH, CHANNELS_LAST, EMPTY, OPERANDS, REPETITION, STRIDED, THREADS, compare_outputs
 from reports.results import Verdict
 

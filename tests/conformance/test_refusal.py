@@ -58,6 +58,8 @@ def config_of(*dtypes: DTypeConfig) -> BackendConfig:
         BackendPatternConfig(nniqat.ConvBnReLU2d),
         BackendPatternConfig(nn.Linear).set_root_module(nn.Linear).set_reference_quantized_module(nnqr.Linear),
         BackendPatternConfig(F.linear)._set_input_type_to_index({"weight": 1, "bias": 2}),
+        BackendPatternConfig((F.linear, nn.ReLU)),
+        BackendPatternConfig((torch.conv2d, nn.ReLU)),
         BackendPatternConfig(nn.Sigmoid),
         BackendPatternConfig(nn.ReLU),
         BackendPatternConfig(nn.Embedding).set_root_module(nn.Embedding)
@@ -88,6 +90,7 @@ CLAIMS = (
     ("nn.Linear", DYNAMIC, "ptq", {"DTY-01": 2, "DTY-07": 1}),
     ("nn.Linear", HALF, "ptq", {"DTY-01": 2, "DTY-07": 1}),
     ("F.linear", STATIC_HALF, "ptq", {"DTY-01": 2, "DTY-07": 1}),
+    ("F.linear+nn.ReLU", STATIC, "ptq", {"DTY-01": 2, "DTY-07": 1}),
     ("nn.Embedding", LOOKUP, "ptq", {"DTY-01": 2, "DTY-07": 1}),
     ("nn.Sigmoid", FIXED, "ptq", {"DTY-01": 1, "DTY-05": 3, "DTY-07": 1}),
     ("nn.Sigmoid", FIXED, "qat", {"DTY-01": 1, "DTY-05": 3, "DTY-07": 1}),
@@ -105,6 +108,14 @@ def test_all_that_is_just_outside_is_refused(
     rules = [probe.rule for probe in outside]
     assert {rule: rules.count(rule) for rule in rules} == counts
     assert checked(claim, config) == (None, len(outside) + len(list(probes_inside(claim))))
+
+
+@pytest.mark.rule("DTY-01")
+@pytest.mark.rule("OBS-06")
+def test_a_weight_of_which_no_entry_says_where_it_is_is_not_compared_and_that_is_found() -> None:
+    problem, _ = checked(*claim_of("torch.conv2d+nn.ReLU", STATIC))
+    assert problem is not None and problem.rule == "DTY-01"
+    assert problem.message == "a QConfig with another weight dtype is taken; the pattern must stay float"
 
 
 def facts(probe: Any) -> tuple[ObserverFacts, ObserverFacts]:

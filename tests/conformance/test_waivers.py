@@ -95,8 +95,11 @@ def test_a_file_without_waivers_waives_nothing(tmp_path: Path) -> None:
         ("waivers = []\n", "unknown key 'waivers'; the file holds [[waiver]] tables and nothing else"),
         (table().replace("[[waiver]]", "[waiver]"), "found [waiver]; write [[waiver]], with two brackets"),
         ("waiver = [3]\n", "waiver 1: found 3; a waiver is a table: [[waiver]]"),
-        (table() + table(reasn="'x'"), "waiver 2: unknown key 'reasn'; the nearest is 'reason'"),
-        (table(why="'x'"), "waiver 1: unknown key 'why'; expected one of claim, glob, verdict, reason, url, expires"),
+        (table() + table(reasn="'x'"), "waiver 2: unknown key 'reasn'; did you mean 'reason'?"),
+        (
+            table(why="'x'"),
+            "waiver 1: unknown key 'why'; known: 'claim', 'glob', 'verdict', 'reason', 'url', 'expires'",
+        ),
         (table(glob="'nn.*'"), "waiver 1: found claim and glob; give either claim ="),
         (table("claim"), "waiver 1: found no claim and no glob; give either claim ="),
         (table("verdict"), "waiver 1: found no verdict; give the verdict that is waived"),
@@ -105,8 +108,8 @@ def test_a_file_without_waivers_waives_nothing(tmp_path: Path) -> None:
         (table(reason="' '"), "waiver 1: reason is ' '; give a text that is not empty"),
         (table(claim="7"), "waiver 1: claim is 7; give a text that is not empty"),
         (table("claim", glob="'nn.Linear'"), "waiver 1: glob is 'nn.Linear'; a glob has *, ? or [; name a single"),
-        (table(verdict="'refuted'"), "waiver 1: verdict is 'refuted'; the nearest is 'REFUTED'"),
-        (table(verdict="'VERIFIED'"), "waiver 1: verdict is 'VERIFIED'; expected one of CRASHED, TIMEOUT, REFUTED, "),
+        (table(verdict="'refuted'"), "waiver 1: verdict is 'refuted'; did you mean 'REFUTED'?"),
+        (table(verdict="'VERIFIED'"), "waiver 1: verdict is 'VERIFIED'; known: 'CRASHED', 'TIMEOUT', 'REFUTED', "),
         (table(url="'javascript:x'"), "waiver 1: url is 'javascript:x'; give an address that begins with https://"),
         (table(expires="'2027-01-31'"), "waiver 1: expires is '2027-01-31'; give a date without quotes"),
         (table(expires="2027-01-31T00:00:00"), "waiver 1: expires is datetime.datetime(2027, 1, 31, 0, 0); give a"),
@@ -240,7 +243,7 @@ def test_a_waiver_that_matches_nothing_names_the_nearest() -> None:
     typo = waiver(claim=POOLS[1].replace("nn.", "mm."))
     for complete in (True, False):
         assert problems(typo, complete=complete) == [
-            f"{typo}: matches no claim of the backend; the nearest is {POOLS[1]}"
+            f"{typo}: matches no claim of the backend; did you mean {POOLS[1]!r}?"
         ]
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import both_flows as flows
 import pytest
 import torch
+import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from both_flows import QCONFIG
 from qconfigs import minmax_qconfig
 from torch import Tensor, nn
+from torch.ao.quantization import backend_config as torch_backend_config
 
 import refimpl
 from refimpl import (
@@ -139,6 +141,23 @@ def test_where_a_weight_stands_says_the_entry_itself_or_that_of_the_function_alo
         found = refimpl.explain(refimpl.prepare_fx(Net(run).eval(), mapping, INPUTS, backend_config=config)).plan
         roles = {slot.value: slot.role for slot in found.slots}
         assert roles == (expected if weight_dtype == S8 else {}), found.decisions[0].reason
+
+
+@pytest.mark.rule("OBS-06")
+def test_torch_does_not_read_the_index_of_a_pair_and_observes_its_weight_as_an_activation() -> None:
+    model = Net(lambda net, x, y: F.relu(F.linear(x, net.weight))).eval()
+    config = torch_backend_config.BackendConfig("pairs").set_backend_pattern_config(
+        torch_backend_config.BackendPatternConfig((F.linear, F.relu))
+        .add_dtype_config(torch_backend_config.DTypeConfig(U8, U8, S8))
+        ._set_input_type_to_index({"weight": 1})
+    )
+    theirs = torch_fx.prepare_fx(model, flows.global_mapping(), INPUTS, backend_config=config)
+    weight = next(node for node in theirs.graph.nodes if node.op == "get_attr")
+    observers = [theirs.get_submodule(str(user.target)) for user in weight.users]
+    assert [observer.dtype for observer in observers] == [U8]
+    found = refimpl.prepare_fx(model, flows.global_mapping(), INPUTS, backend_config=config)
+    roles: Any = {slot.value: (slot.role, slot.make().dtype) for slot in refimpl.explain(found).plan.slots}
+    assert roles["weight"] == ("weight", S8)
 
 
 @pytest.mark.rule("DTY-01")
