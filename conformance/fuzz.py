@@ -79,9 +79,9 @@ def _run(number: int, setup: Setup, claims: tuple[Claim, ...], bench: Workbench)
         Drawing, patterns=_share(patterns, number), capabilities=bench.capabilities,
         is_trained=setup.flow == "qat", has_numbers=number == 0,
     )  # fmt: skip
-    with contextlib.closing(Trials(bench, claims, setup)) as trials:
-        graph = trials.smallest(drawing, Random(bench.seed_for(name))) if patterns else None
-        check = trials.concluded() if graph is None else trials.told(name, graph)
+    with contextlib.closing(Search(bench, claims, setup)) as search:
+        graph = search.smallest(drawing, Random(bench.seed_for(name))) if patterns else None
+        check = search.concluded() if graph is None else search.told(name, graph)
     if waived:
         check = replace(check, evidence={**check.evidence, "not_drawn_for_they_are_waived": sorted(waived)})
     yield model_row(name, check, time.perf_counter() - started)
@@ -95,7 +95,7 @@ def _share(patterns: Sequence[str], number: int) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Judgement:
     """What came of one graph. ``is_internal``: the suite itself failed."""
 
     check: Check
@@ -117,18 +117,18 @@ class Trial:
 
 @dataclass(kw_only=True)
 class _Seen:
-    """What was tried so far: each graph's trial, by its text; the way of the first that failed, runs since then.
+    """What was tried so far: each graph's judgement, by its text; the way of the first that failed, runs since then.
 
     ``in_float``: the first that only fell back to float. It ends no search, for something worse may come.
     """
 
-    trials: dict[str, Trial] = field(default_factory=dict)
+    judgements: dict[str, Judgement] = field(default_factory=dict)
     in_float: Graph | None = None
     kind: tuple[Verdict, str] | None = None
     runs: int = 0
 
 
-class Trials:
+class Search:
     """Judges the graphs of one job, each once."""
 
     def __init__(self, bench: Workbench, claims: tuple[Claim, ...], setup: Setup) -> None:
@@ -161,7 +161,7 @@ class Trials:
             return self._reduced(hypothesis.find(graphs(), self._fails, settings=settings, random=random))
         if self._seen.in_float is None:
             return None
-        self._seen.kind = self._seen.trials[self._seen.in_float.text()].kind
+        self._seen.kind = self._seen.judgements[self._seen.in_float.text()].kind
         return self._reduced(self._seen.in_float)
 
     def _reduced(self, graph: Graph) -> Graph:
@@ -184,26 +184,26 @@ class Trials:
     def _fails(self, graph: Graph) -> bool:
         """Tell whether a graph fails as the first one did. What shrinking has no runs left for, passes."""
         seen, text = self._seen, graph.text()
-        if not graph.calls or (text not in seen.trials and seen.runs >= MOST_RUNS):
+        if not graph.calls or (text not in seen.judgements and seen.runs >= MOST_RUNS):
             return False
-        if text not in seen.trials:
-            trial = seen.trials[text] = self._tried(text)
+        if text not in seen.judgements:
+            judgement = seen.judgements[text] = self._judged(text)
             if seen.kind is not None:
-                seen.runs += HANG if trial.check.verdict is Verdict.TIMEOUT else 1
-        trial = seen.trials[text]
-        if trial.fails and seen.kind is None and trial.check.verdict is Verdict.FALLBACK:
+                seen.runs += HANG if judgement.check.verdict is Verdict.TIMEOUT else 1
+        judgement = seen.judgements[text]
+        if judgement.fails and seen.kind is None and judgement.check.verdict is Verdict.FALLBACK:
             seen.in_float = seen.in_float or graph
-        elif trial.fails and seen.kind is None:
-            seen.kind = trial.kind
-        return trial.fails and trial.kind == seen.kind
+        elif judgement.fails and seen.kind is None:
+            seen.kind = judgement.kind
+        return judgement.fails and judgement.kind == seen.kind
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
-    def _tried(self, text: str) -> Trial:
+    def _judged(self, text: str) -> Judgement:
         outcome = self._isolation.run(f"judge {text}")
         if outcome.ending is Ending.DONE:
-            return Trial(check=_check(outcome.rows[-1]))
-        return Trial(check=_ended(outcome), is_internal=outcome.ending is Ending.ERROR)
+            return Judgement(check=_check(outcome.rows[-1]))
+        return Judgement(check=_ended(outcome), is_internal=outcome.ending is Ending.ERROR)
 
     def _serve(self, name: str) -> Iterator[Row]:
         """Judge a graph; or find where in it the fault shows, and say before each attempt which it is."""
@@ -237,7 +237,7 @@ class Trials:
 
     def concluded(self) -> Check:
         """Return the check of a job that found nothing: UNEXERCISED if nothing was judged."""
-        checks = [trial.check for trial in self._seen.trials.values()]
+        checks = [judgement.check for judgement in self._seen.judgements.values()]
         judged = [check for check in checks if check.verdict in GREEN]
         verdict = Verdict.worst(check.verdict for check in judged)
         quality = next((check.message for check in judged if check.verdict is Verdict.QUALITY), "")
@@ -250,15 +250,16 @@ class Trials:
 
     def told(self, name: str, graph: Graph) -> Check:
         """Return the check of a graph that failed, with its script."""
-        trial = self._seen.trials[graph.text()]
-        evidence: dict[str, object] = {**trial.check.evidence, "graph": str(graph), "graphs": len(self._seen.trials)}
-        message = f"in a graph of {len(graph.calls)} patterns: {trial.check.message}"
-        if not trial.is_internal:
-            told, more = self._script(name, graph, trial.check)
+        judgement, graphs = self._seen.judgements[graph.text()], len(self._seen.judgements)
+        check = judgement.check
+        evidence: dict[str, object] = {**check.evidence, "graph": str(graph), "graphs": graphs}
+        message = f"in a graph of {len(graph.calls)} patterns: {check.message}"
+        if not judgement.is_internal:
+            told, more = self._script(name, graph, check)
             message, evidence = f"{message}{told}", evidence | more
         return Check(
-            stage="numerics", rule=trial.check.rule, outcome="fail", verdict=trial.check.verdict, message=message,
-            max_lsb=trial.check.max_lsb, cases=len(self._seen.trials), evidence=evidence,
+            stage="numerics", rule=check.rule, outcome="fail", verdict=check.verdict, message=message,
+            max_lsb=check.max_lsb, cases=graphs, evidence=evidence,
         )  # fmt: skip
 
     def _script(self, name: str, graph: Graph, check: Check) -> tuple[str, dict[str, object]]:

@@ -135,8 +135,8 @@ def test_a_softmax_of_billions_has_a_bound_that_is_not_negative() -> None:
     )
     graph = Graph(shapes=(shape, shape), regime="wide", seed=0, calls=calls, outputs=("v2",))
     bench = bench_of(ReferenceBackend())
-    with contextlib.closing(fuzz.Trials(bench, enumerate_claims(bench.config, bench.capabilities), PTQ)) as trials:
-        check = trials._tried(graph.text()).check
+    with contextlib.closing(fuzz.Search(bench, enumerate_claims(bench.config, bench.capabilities), PTQ)) as search:
+        check = search._judged(graph.text()).check
     assert check.verdict == "VERIFIED" and (check.slack_lsb or 0.0) >= 0.0, check
 
 
@@ -144,12 +144,12 @@ def test_a_seed_draws_the_same_graphs_in_every_process(monkeypatch: pytest.Monke
     found: list[list[str]] = []
     for seed in (5, 5, 6):
         texts: list[str] = []
-        monkeypatch.setattr(fuzz.Trials, "_fails", lambda self, graph, texts=texts: texts.append(graph.text()))
+        monkeypatch.setattr(fuzz.Search, "_fails", lambda self, graph, texts=texts: texts.append(graph.text()))
         bench = bench_of(ReferenceBackend(), graphs=20, seed=seed)
-        trials = fuzz.Trials(bench, (), PTQ)
+        search = fuzz.Search(bench, (), PTQ)
         patterns = patterns_of(enumerate_claims(bench.config, bench.capabilities), PTQ)
         drawing: Any = lambda choose: Drawing(choose=choose, patterns=patterns, capabilities=bench.capabilities)  # noqa: B023, E731
-        assert trials.smallest(drawing, random.Random(seed)) is None
+        assert search.smallest(drawing, random.Random(seed)) is None
         found.append(texts)
     assert found[0] == found[1] != found[2] and len(found[0]) >= 20
 
