@@ -17,6 +17,7 @@ from typing import Any
 
 from reports.html import render_html
 from reports.results import Outcome, Results, ResultsError, ids_digest, read_results
+from reports.text import end
 
 FORMAT = 1
 CERTIFICATE, RESULTS, HTML = "certificate.json", "results.jsonl", "report.html"
@@ -235,5 +236,4 @@ def _text(certificate: Mapping[str, Any]) -> str:
 
 
 def _brief(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else f"{text[:79]}…"
+    return end(json.dumps(value, ensure_ascii=False), 80)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Literal, Union, cast, get_args, get_origin, is_typeddict
 
 from reports.schema import SCHEMA, Check, Claim, Fact, Footer, Header, Model, Row
+from reports.text import end
 
 KINDS: dict[str, type[Row]] = {cls.kind: cls for cls in (Header, Check, Claim, Model, Fact, Footer)}
 
@@ -137,5 +138,4 @@ def _spell(hint: Any) -> str:
 
 
 def _cut(value: object, width: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= width else text[: width - 1] + "…"
+    return end(repr(value), width)
