@@ -6,7 +6,7 @@ import copy
 import gc
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import takewhile
@@ -274,12 +274,14 @@ def _operand_names(target: Callable[..., Any] | str) -> tuple[str, ...]:
 def _parameter_names(function: Any) -> tuple[str, ...]:
     """Names of the parameters that a callable takes by position as well; of what has no signature, one input."""
     try:
-        parameters: Iterable[Any] = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
         schemas: Any = get_signature_for_torch_op(function)
-        parameters = schemas[0].parameters.values() if schemas else ()
-    names = (each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(names) or ("input",)
+        if not schemas:
+            return ("input",)
+        signature = schemas[0]
+    parameters = signature.parameters.values()
+    return tuple(each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def attribute_of(model: nn.Module, target: str) -> Any:

@@ -218,6 +218,13 @@ class Leaf(nn.Module):
         return x if other is None or flag else x + other
 
 
+class Anything(nn.Module):
+    """A user's module without named parameters."""
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        return inputs["input"]
+
+
 @pytest.mark.rule("PAT-08")
 def test_a_modules_arguments_are_put_in_their_place_by_its_own_signature() -> None:
     """What takes its place may have other names for them."""
@@ -225,14 +232,17 @@ def test_a_modules_arguments_are_put_in_their_place_by_its_own_signature() -> No
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.leaf = Leaf()
+            self.leaf, self.anything = Leaf(), Anything()
 
         def forward(self, a: Tensor, b: Tensor) -> Any:
-            return self.leaf(other=b, flag=True, x=a), self.leaf(a, other=b), self.leaf(a, flag=True)
+            calls = self.leaf(other=b, flag=True, x=a), self.leaf(a, other=b), self.leaf(a, flag=True)
+            return *calls, self.anything(input=a)
 
-    graph = trace(Two(), leaf_classes=(Leaf,)).graph
-    calls = [(tuple(map(str, node.args)), dict(node.kwargs)) for node in graph.nodes if node.op == "call_module"]
-    assert calls == [(("a", "b"), {"flag": True}), (("a", "b"), {}), (("a",), {"flag": True})]
+    graph = trace(Two(), leaf_classes=(Leaf, Anything)).graph
+    nodes = [node for node in graph.nodes if node.op == "call_module"]
+    calls = [(tuple(map(str, node.args)), {name: str(value) for name, value in node.kwargs.items()}) for node in nodes]
+    by_position = [(("a", "b"), {"flag": "True"}), (("a", "b"), {}), (("a",), {"flag": "True"})]
+    assert calls == [*by_position, ((), {"input": "a"})]
 
 
 @pytest.mark.rule("PAT-08")
