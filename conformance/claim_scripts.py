@@ -1,6 +1,7 @@
 """What a claim that fails shows of itself: its script, and its graphs where its process died before it told them.
 
-Its case is built again, without the backend: the flow is seeded case by case, so what is built again is what failed.
+Its case is built again, up to the reference model: the flow is seeded case by case, so what is built again is what
+failed. Nothing is built of a claim whose process died or hung in doing so.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from conformance.pipeline import Workbench
 from conformance.running import StageError
 from conformance.scripts import Failure, NoScriptError, script_of
 from reports.codec import decode
-from reports.results import leading_check
+from reports.results import Verdict, leading_check
 from reports.schema import Check as CheckRow
 
 STAGES = frozenset({"lower", "execution", "numerics"})
 """The stages whose faults show in one run of the lowered model."""
+UNSAFE = frozenset({"config", "fuse", "prepare", "convert"})
+"""Where a process died or hung, to build the case again would do the same, in the process of the tests."""
 
 
 def shown_of(bench: Workbench, claim: Claim, rows: Sequence[Row]) -> Row:
@@ -34,7 +37,8 @@ def shown_of(bench: Workbench, claim: Claim, rows: Sequence[Row]) -> Row:
     lead = leading_check([check for check in map(decode, rows) if isinstance(check, CheckRow)])
     needs_graphs = not rows[-1].get("graphs")
     needs_script = lead is not None and lead.stage in STAGES and lead.failed
-    if lead is None or not (needs_graphs or needs_script):
+    has_died = lead is not None and lead.verdict in (Verdict.CRASHED, Verdict.TIMEOUT)
+    if lead is None or not (needs_graphs or needs_script) or (has_died and lead.stage in UNSAFE):
         return {}
     found: Row = {}
     try:

@@ -72,9 +72,9 @@ def run(claims: tuple[Claim, ...], setup: Setup, bench: Workbench) -> Iterator[R
         on_grid = placed(reference, unseen)
         found["reference"] = top1(reference, on_grid, wanted)
         check = verified(bench, reference, [(batch,) for batch in torch.split(on_grid, BATCH)])
-        found["undecided"] = undecided(reference, on_grid, check)
         lowered = bench.lower(reference, (on_grid,))
         found["backend"] = top1(lambda batch: run_lowered(lowered, "all unseen images", (batch,)), on_grid, wanted)
+        found |= undecided(reference, on_grid, check)
     except StageError as error:
         check = failed(error)
     yield accuracy_row(name, found)
@@ -111,16 +111,20 @@ def top1(network: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) ->
         return round(float((network(images).argmax(1) == labels).double().mean()), 6)
 
 
-def undecided(reference: GraphModule, images: Tensor, check: Check) -> float:
+def undecided(reference: GraphModule, images: Tensor, check: Check) -> dict[str, float]:
     """Return the share of images on which the two largest outputs are too near to tell a right kernel's label.
 
-    A backend's outputs lie within ``check.max_lsb`` of the exact ones, the reference's within the bound: a label can
-    differ where the two largest are no more than twice the sum of both apart. No more images than these may change.
+    Nothing where no distance was measured, or the output is on no grid. A backend's outputs lie within
+    ``check.max_lsb`` of the exact ones, the reference's within the bound: a label can differ where the two largest are
+    no more than twice the sum of both apart. No more images than these may change.
     """
-    apart = 2 * ((check.max_lsb or 0.0) + 0.5 + (check.slack_lsb or 0.0)) * output_step(reference)
+    step = output_step(reference)
+    if check.max_lsb is None or check.slack_lsb is None or not step:
+        return {}
+    apart = 2 * (check.max_lsb + 0.5 + check.slack_lsb) * step
     with torch.no_grad():
         first, second = reference(images).topk(2, dim=1).values.unbind(1)
-    return round(float((first - second <= apart).double().mean()), 6)
+    return {"undecided": round(float((first - second <= apart).double().mean()), 6)}
 
 
 def accuracy_row(subject: str, values: dict[str, Any]) -> Row:

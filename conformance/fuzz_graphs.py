@@ -23,7 +23,7 @@ from conformance.claims import NO_WEIGHT, Claim
 from conformance.fuzz_options import JOINS, PAIRS, options_for
 from conformance.model_flow import Setup
 from conformance.models import REGIMES, is_taken
-from conformance.quantizers import Kind, kind_of
+from conformance.quantizers import INTEGERS, kind_of
 from conformance.recipes import FOLLOWERS, RECIPES, WEIGHTED
 from conformance.recipes_calls import Shape
 from conformance.recipes_weighted import Layer
@@ -208,7 +208,7 @@ def patterns_of(claims: Iterable[Claim], setup: Setup) -> tuple[str, ...]:
     names = dict.fromkeys(
         pattern_name(claim.entry.normal_pattern)
         for claim in claims
-        if kind_of(claim.dtypes) in (Kind.STATIC, Kind.FIXED) and claim.dtypes.input_dtype == setup.activation
+        if kind_of(claim.dtypes) in INTEGERS and claim.dtypes.input_dtype == setup.activation
         if claim.flow == setup.flow or claim.entry.fuser_method is None  # what is fused may have no class for training
         if is_chain(claim.entry.normal_pattern) and _can_draw(*leaves(claim.entry.normal_pattern))
     )

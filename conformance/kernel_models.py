@@ -238,14 +238,15 @@ def near_ties(steps: float, beside: float = 1.0) -> list[tuple[float, float]]:
 # -- anything else ----------------------------------------------------------------------------------------------------
 
 
-def name_value(models: Mapping[str, Tensor], found: Tensor, rule: Rule, blur: float = 2.0**-12) -> str | None:
-    """Name the first model whose predictions are what was found; None: no model fits.
+_BLUR = 2.0**-12
+"""By how many steps a prediction may be off before it is rounded: the models differ by much more than a rescale in
+float32 or fixed point errs."""
 
-    ``blur``: by how many steps a prediction may be off before it is rounded. The models differ by much more than a
-    rescale in float32 or fixed point errs, so that this error is no matter here.
-    """
+
+def name_value(models: Mapping[str, Tensor], found: Tensor, rule: Rule) -> str | None:
+    """Name the first model whose predictions are what was found; None: no model fits."""
     for name, value in models.items():
-        if bool(((found == rule(value - blur)) | (found == rule(value + blur))).all()):
+        if bool(((found == rule(value - _BLUR)) | (found == rule(value + _BLUR))).all()):
             return name
     return None
 

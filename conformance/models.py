@@ -60,6 +60,7 @@ class Registered:
 
 _ALONE = Turn()
 _REGISTERED: dict[str, Registered] = {}
+_BY_REGISTER = "conformance.models.register"
 
 
 def register(
@@ -81,14 +82,15 @@ def register(
     """
     shapes = tuple(each if isinstance(each, Input) else Input(shape=tuple(each)) for each in inputs)
     if not callable(build) or not shapes:
-        raise ConfigError(f"register({pattern!r}): give a callable that builds a model, and a shape for each input")
+        found = f"found build={build!r}, inputs={inputs!r}"
+        raise ConfigError(
+            f"register({pattern!r}): {found}; give a callable that builds a model, and a shape for each input"
+        )
     normal = normal_form(pattern)
     _REGISTERED[pattern_name(normal)] = Registered(build=build, inputs=shapes)
     for leaf in leaves(normal):
-        if roundings is not None and leaf not in ROWS:
-            ROWS[leaf] = Row(
-                verifier=FUNCTION, spread=evaluates(roundings=roundings), source="conformance.models.register"
-            )
+        if roundings is not None and (leaf not in ROWS or ROWS[leaf].source == _BY_REGISTER):
+            ROWS[leaf] = Row(verifier=FUNCTION, spread=evaluates(roundings=roundings), source=_BY_REGISTER)
 
 
 # -- from a claim to its cases ----------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +74,7 @@ def compare(comparison: Comparison) -> Finding:
         max_lsb=_largest(distance),
         slack_lsb=_largest(allowed),
         excess=_largest(excess, default=-0.5),
-        is_within_one=not bool(((distance > 1 + allowed) | outside).any()),
+        is_within_one=bool(((distance <= 1 + allowed) & ~outside).all()),  # NaN is within nothing
         sample=Sample(distance=distance, exact=exact.integers - grid.zero_point),
         evidence=_evidence(comparison, exact.integers, found, distance, excess),
     )
@@ -147,7 +148,7 @@ def _off_grid(comparison: Comparison, grid: Grid, position: Tensor) -> Finding:
     """An output between two integers was computed in float; it may still be the right number."""
     exact = comparison.exact
     distance = (position.clamp(grid.low, grid.high) - exact.integers).abs()
-    is_right = not bool((distance > 1 + exact.slack).any())
+    is_right = bool((distance <= 1 + exact.slack).all())
     text = "the output is not on its quantization grid: it was computed in float, or on a grid of the kernel's own"
     return Finding(
         case=comparison.case,
@@ -197,7 +198,7 @@ def _number(value: float) -> int | float:
 
 def judge(findings: Sequence[Finding], *, moves_only: bool) -> Check:
     """Judge a claim's numbers by all comparisons: the worst decides. (NUM-03, NUM-05)"""
-    lead = max(findings, key=lambda finding: (_SEVERITY.index(_verdict(finding, moves_only)), finding.excess))
+    lead = max(findings, key=lambda finding: (-_verdict(finding, moves_only).rank, finding.excess))
     verdict = _verdict(lead, moves_only)
     return Check(
         stage="numerics",
@@ -205,8 +206,8 @@ def judge(findings: Sequence[Finding], *, moves_only: bool) -> Check:
         outcome="pass" if verdict in GREEN else "fail",
         verdict=verdict,
         message=_message(lead, verdict),
-        max_lsb=_finite(max(finding.max_lsb for finding in findings)),
-        slack_lsb=_finite(max(finding.slack_lsb for finding in findings)),
+        max_lsb=_largest_finite(finding.max_lsb for finding in findings),
+        slack_lsb=_largest_finite(finding.slack_lsb for finding in findings),
         cases=len(findings),
         failing=sum(_verdict(finding, moves_only) not in GREEN for finding in findings),
         measured=measured(finding.sample for finding in findings if finding.sample is not None),
@@ -222,9 +223,6 @@ def _others(findings: Sequence[Finding], lead: Finding, moves_only: bool) -> dic
     lines = {"others": [_message(each, _verdict(each, moves_only)) for each in alike[:20]]}
     by_chance = any(each.evidence.get("nondeterministic") for each in alike)
     return {**lines, "nondeterministic": True} if by_chance else {**lines}
-
-
-_SEVERITY = (Verdict.VERIFIED, Verdict.QUALITY, Verdict.FALLBACK, Verdict.REFUTED)
 
 
 def _verdict(finding: Finding, moves_only: bool) -> Verdict:
@@ -246,5 +244,6 @@ def _message(finding: Finding, verdict: Verdict) -> str:
     return f"within one step, not correctly rounded: {text}" if verdict is Verdict.QUALITY else text
 
 
-def _finite(value: float) -> float | None:
-    return round(value, 6) if value < float("inf") else None
+def _largest_finite(values: Iterable[float]) -> float | None:
+    """The largest number among what was measured: an output that cannot be measured hides no other's distance."""
+    return max((round(value, 6) for value in values if math.isfinite(value)), default=None)

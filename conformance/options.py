@@ -80,6 +80,8 @@ class Options:
             words.append(f"--max-examples={self.max_examples}")
         if self.claim_timeout != CLAIM_TIMEOUTS[self.profile]:
             words.append(f"--claim-timeout={self.claim_timeout:g}")
+        if self.strict:
+            words.append("--strict")
         if self.isa is not None:
             words.append(f"--isa={self.isa}")
         if self.waivers is not None:

@@ -348,6 +348,8 @@ class Workbench:
     def _invariance(self, run: ClaimRun) -> Check:
         findings: list[Finding] = []
         ran = [each for each in run.kept if each.exact_of is not None]  # of the others, numerics tells
+        if not ran:
+            raise StageError("NUM-07", Verdict.UNEXERCISED, "no case gave an output that could be compared")
         # A small case is not shared out, and threads cost more than all else where workers share the cores.
         threaded = (*ran[:1], *sorted(ran[1:], key=lambda each: each.size)[-1:])
         for case_run in ran:

@@ -17,6 +17,8 @@ from torch.fx import GraphModule, Node
 from backends.base import Backend, Capabilities
 from conformance.grids import Grid
 from conformance.kernel_models import Rounding, Rule
+from conformance.memory import filled
+from conformance.running import StageError, run_lowered
 from refimpl import (
     BackendConfig,
     DTypeConfig,
@@ -148,16 +150,18 @@ class Site:
         """
         lowered = self._lowered(setup)
         try:
-            first = lowered(*(values.clone() for _, values in setup.inputs))
-            _overwrite_free_memory(first, 0xAA)
-            second = lowered(*(values.clone() for _, values in setup.inputs))
-            _overwrite_free_memory(first, 0x55)
-        except Exception as error:  # the backend's code: what it raises is what there is to report
+            first, second = (self._ran(lowered, setup, byte) for byte in (0x55, 0xAA))
+        except StageError as error:
             raise _raised("running it", error) from error
         found = _steps(first, setup.output)
         if not torch.equal(found, _steps(second, setup.output)):
             raise Unmeasured("two runs on the same input gave different results")
         return found
+
+    def _ran(self, lowered: Callable[..., Any], setup: Setup, byte: int) -> Any:
+        """Run a model where memory is full of a byte, so that elements that a kernel never writes change."""
+        with filled(byte):
+            return run_lowered(lowered, "a probe", tuple(values for _, values in setup.inputs))
 
     def execution(self, setup: Setup) -> str:
         """Say what a backend runs for a model, as far as it tells. Raises Unmeasured."""
@@ -262,12 +266,6 @@ def _set_grids(prepared: GraphModule, grids: Sequence[Grid], output: Grid) -> No
             grid.scale, grid.zero_point, dtype=getattr(torch, grid.dtype), quant_min=grid.low, quant_max=grid.high
         )
         prepared.add_module(str(observer.target), fixed)
-
-
-def _overwrite_free_memory(result: Any, byte: int) -> None:
-    """Fill blocks of a result's size and give them back, so that elements that a kernel never writes change."""
-    if isinstance(result, Tensor):
-        _ = [torch.full((result.numel(),), byte, dtype=torch.uint8) for _ in range(128)]
 
 
 def _raised(where: str, error: Exception) -> Unmeasured:

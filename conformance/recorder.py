@@ -6,7 +6,6 @@ It works in the controlling process alone (docs/architecture.md, "Results and re
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -43,13 +42,14 @@ class Recorder:
         self._baseline = _read(run.options.baseline)
         self._html = folder / "report.html"
         self.summary = "no claim was tested: nothing is shown\n"
+        waivers = _copied(run.waiver_file)
         try:
             self._writer = ResultsWriter(folder / "results.jsonl")
             self._html.unlink(missing_ok=True)
             for made in (*folder.glob("scripts/*.py"), folder / WAIVERS):
                 made.unlink(missing_ok=True)
-            if run.waiver_file is not None:
-                shutil.copyfile(run.waiver_file, folder / WAIVERS)
+            if waivers is not None:
+                (folder / WAIVERS).write_bytes(waivers)
         except OSError as error:
             raise pytest.UsageError(f"--report-dir: cannot write to {folder}: {error.strerror}") from error
         self._run = run
@@ -149,6 +149,11 @@ def _read(baseline: Path | None) -> Results | None:
         return None if baseline is None else read_results(baseline)
     except ResultsError as error:
         raise pytest.UsageError(f"--baseline: {error}") from error
+
+
+def _copied(waivers: Path | None) -> bytes | None:
+    """Read the waivers before anything is removed: they may be those of an earlier run in the same folder."""
+    return None if waivers is None else waivers.read_bytes()
 
 
 def _lost(report: pytest.TestReport) -> Outcome:

@@ -26,9 +26,9 @@ _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 Errors: TypeAlias = dict[str, Tensor]
 
 
-def gamma(n: int, unit: float = U) -> float:
+def gamma(n: int) -> float:
     """Return γₙ: the bound on the relative error that n roundings in a row make."""
-    return n * unit / (1 - n * unit)
+    return n * U / (1 - n * U)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ def part(cause: str) -> Callable[[Value], Tensor]:
 
 
 # How an op is judged. (NUM-03 to NUM-05)
-MOVES, RESCALE, DOT_PRODUCT, FUNCTION, DYNAMIC = "moves", "rescale", "dot product", "function", "dynamic"
+MOVES, RESCALE, DOT_PRODUCT, FUNCTION = "moves", "rescale", "dot product", "function"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class Row:
     """A row of the oracle's table: how it treats an op.
 
     ``verifier``: the kind of arithmetic: MOVES (values move or are selected: nothing may differ), RESCALE (integers,
-    then a factor), DOT_PRODUCT, FUNCTION (evaluated in float32 by every backend), DYNAMIC. ``spread``: the errors that
+    then a factor), DOT_PRODUCT, FUNCTION (evaluated in float32 by every backend). ``spread``: the errors that
     a right backend may make. ``source``: where the op's definition is stated. ``exact``: computes the op on float64
     operands, called with the op's own arguments; None: the op itself does.
     """
@@ -196,18 +196,15 @@ def matrix_products(call: Call) -> Errors:
     return errors
 
 
-def evaluates(*, roundings: int, slope: float = 1.0, at: Callable[[Tensor], Tensor] | None = None) -> Spread:
+def evaluates(*, roundings: int) -> Spread:
     """Return the spread of an elementwise function that every backend evaluates in float32.
 
-    Errors of the operand grow by at most `slope`. The evaluation itself makes `roundings` roundings, each of at most u
-    of the largest value on the way: of |f(x)|, or of what `at` returns for x.
+    Errors of the operand do not grow. The evaluation itself makes `roundings` roundings, each of at most u of |f(x)|.
     """
 
     def spread(call: Call) -> Errors:
-        x = call.values()[0]
-        errors = {cause: slope * error for cause, error in x.errors.items()}
-        largest = call.result.abs() if at is None else at(x.real)
-        _add(errors, "function", gamma(roundings) * largest)
+        errors = dict(call.values()[0].errors)
+        _add(errors, "function", gamma(roundings) * call.result.abs())
         return errors
 
     return spread

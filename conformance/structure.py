@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from conformance.building import PRELUDE
 from conformance.claims import Claim
 from conformance.grids import NoOracleError, quantized_from
 from conformance.oracle import READS_SHAPE, Walk
@@ -98,7 +100,7 @@ def decision_of(claim: Claim, prepared: GraphModule) -> Decision | None:
     decisions = explain(prepared).plan.decisions
     named = [each for each in decisions if each.pattern == claim.pattern.partition("#")[0]]
     if len(named) != 1:
-        named = [each for each in decisions if not each.target or not each.target.endswith("prelude")]
+        named = [each for each in decisions if not each.target or not each.target.endswith(PRELUDE)]
     return named[0] if len(named) == 1 else None
 
 
@@ -202,7 +204,7 @@ def _apart(model: nn.Module, other: GraphModule, inputs: tuple[Tensor, ...]) -> 
     for right, left in zip(expected, given, strict=True):
         difference = float((left - right).abs().max()) if right.numel() else 0.0
         allowed = 2.0**-19 * max(largest)
-        if difference > allowed:
+        if not difference <= allowed < math.inf:  # NaN and infinities are no function's results
             return f"by {difference:.3g}; rounding explains {allowed:.3g}"
     return ""
 
@@ -224,9 +226,9 @@ def check_meaning(model: nn.Module, reference: GraphModule, inputs: tuple[Tensor
         bound = sum((each.expand_as(right) for each in exact.errors.values()), torch.zeros_like(right))
         largest = max((float(x.abs().max()) for x in inputs if x.is_floating_point() and x.numel()), default=0.0)
         bound = bound + 2.0**-16 * exact.real.abs().max() + 2.0**-22 * largest
-        excess = (exact.real - right).abs() - bound
-        if bool((excess > 0).any()):
-            worst = int(excess.argmax())
+        is_far = ~((exact.real - right).abs() <= bound)  # NaN is far
+        if bool(is_far.any()):
+            worst = int(((exact.real - right).abs() - bound).where(is_far, -math.inf).argmax())
             found, expected, explained = (float(each.flatten()[worst]) for each in (exact.real, right, bound))
             text = f"{found:.6g} for {expected:.6g}, and weight rounding explains {explained:.3g} only"
             return Problem(

@@ -38,7 +38,8 @@ def verified(bench: Workbench, reference: GraphModule, batches: Sequence[Batch])
     if not any(decision.is_quantized for decision in explain(reference).plan.decisions):
         return _check(Verdict.UNEXERCISED, "NUM-03", "the config quantizes nothing of this model")
     whole = tried(bench, reference, batches)
-    if whole.verdict is Verdict.VERIFIED and (whole.slack_lsb or 0.0) < BLIND_LSB:
+    is_blind = whole.slack_lsb is None or whole.slack_lsb >= BLIND_LSB
+    if whole.verdict is Verdict.VERIFIED and not is_blind:
         return whole
     alone = [(part, tried(bench, part.model, part.batches, moves_only=part.moves_only))
              for part in parts(reference, batches)]  # fmt: skip

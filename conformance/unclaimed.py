@@ -9,24 +9,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from torch.fx import GraphModule
 
 from backends.base import Backend, Capabilities, Execution
+from conformance.checks import Check
 from conformance.claims import dtype_config_text, enumerate_claims, has_weight
 from conformance.jobs import Job, Row
+from conformance.pipeline import Effort, Workbench
 from conformance.quantizers import Kind, kind_of
 from conformance.recipes import root_of
 from conformance.refusal import functions_with, modules_with, with_only
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 from refimpl.patterns import leaves, pattern_name
 from reports.results import Verdict
-
-if TYPE_CHECKING:
-    from conformance.checks import Check
-    from conformance.pipeline import Workbench
 
 
 def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tuple[Job, ...]:
@@ -74,8 +72,6 @@ def _run(entry: BackendPatternConfig, dtypes: tuple[DTypeConfig, ...], workbench
 
 def _tried(entry: BackendPatternConfig, dtypes: DTypeConfig, workbench: Workbench) -> str:
     """Take the claim that is not made through the stages, up to its numbers."""
-    from conformance.pipeline import Effort, Workbench  # jobs are listed where the pipeline is made
-
     config = workbench.config
     entries = [*functions_with(config, dtypes), *modules_with(config, dtypes), with_only(entry, dtypes)]
     config = BackendConfig("unclaimed").set_backend_pattern_configs(entries)

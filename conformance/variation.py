@@ -19,10 +19,9 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """An argument that is not varied, and why; given to the op only if ``value`` is set."""
+    """An argument that is not varied, and why."""
 
     reason: str
-    value: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -308,6 +308,21 @@ def test_waivers_are_kept_beside_the_results(tmp_path: Path) -> None:
     assert not (ran.folder / "waivers.toml").exists()
 
 
+def test_the_copy_of_an_earlier_run_in_the_same_folder_serves_as_waivers(tmp_path: Path) -> None:
+    waivers = tmp_path / "waivers.toml"
+    text = '[[waiver]]\nglob = "*per_channel*"\nverdict = "REFUTED"\nreason = "r"\nexpires = 2099-01-01\n'
+    waivers.write_text(text)
+    run(tmp_path, "fakes:Deviates", f"--report-dir={tmp_path}", f"--waivers={waivers}")
+    assert waivers.read_text() == text, "what the user gave is not removed before it is read"
+
+
+def test_of_a_claim_that_hangs_before_it_is_lowered_nothing_is_built_again(tmp_path: Path) -> None:
+    """In the process of the tests nobody would stop it."""
+    ran = run(tmp_path, "fakes:HangsInFuse", "--claim-timeout=3", "--claim=nn.Linear+nn.ReLU/*")
+    assert {claim.verdict for claim in ran.results.claims} == {Verdict.TIMEOUT}
+    assert all(claim.script == "" for claim in ran.results.claims)
+
+
 # -- certificates -----------------------------------------------------------------------------------------------------
 
 

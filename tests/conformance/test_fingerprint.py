@@ -275,6 +275,24 @@ def test_a_kernel_that_does_not_repeat_has_no_fingerprint() -> None:
     }
 
 
+@pytest.mark.rule("NUM-07")
+def test_a_backend_that_returns_its_own_buffer_is_not_compared_with_itself() -> None:
+    class Buffered(IntegerBackend):
+        def lower(self, reference_model: Any, example_inputs: Any) -> Any:
+            honest, kept = super().lower(reference_model, example_inputs), list[Tensor]()
+
+            def run(*inputs: Tensor) -> Tensor:
+                result = honest(*inputs)
+                kept.append(result)
+                return kept[0].copy_(result.roll(len(kept)))  # another result each time, in one buffer
+
+            return run
+
+    site = next(sites(OPS["linear"], bench_of(Buffered())))
+    told = fingerprint.fingerprint(OPS["linear"], site)
+    assert told == {"not determined": "two runs on the same input gave different results"}
+
+
 def test_what_runs_is_told() -> None:
     class Telling(IntegerBackend):
         def execution(self, lowered: Any) -> Execution:

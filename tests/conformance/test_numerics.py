@@ -188,7 +188,7 @@ def test_an_output_that_is_none_is_refuted_with_a_clear_message(output: Any, tol
     check = judge([of(exact(3.0, 4.0), 3, 4), found(exact(3.0, 4.0), output)], moves_only=False)
     assert check.verdict is Verdict.REFUTED
     assert told in check.message and "a case" in check.message
-    assert check.max_lsb is None
+    assert check.max_lsb == 0.0, "of the other comparison: this one measured nothing"
 
 
 def test_empty_tensors_agree_by_shape() -> None:
@@ -306,3 +306,20 @@ def test_what_else_is_as_bad_is_listed() -> None:
     assert "50 LSB" in check.message
     assert [other.split(" LSB")[0] for other in others] == ["a case: distance 30", "a case: distance 40"]
     assert check.cases == 5
+
+
+@pytest.mark.rule("NUM-03")
+def test_what_is_compared_with_nan_is_refuted() -> None:
+    """A fault that makes the exact result NaN, or its bound, may not pass because nothing compares with NaN."""
+    nan = float("nan")
+    for expected in (exact(nan), exact(100.0, weights=nan)):
+        finding = of(expected, 100)
+        assert not finding.is_within_one and verdict(finding) is Verdict.REFUTED
+
+
+@pytest.mark.rule("NUM-03")
+def test_an_output_that_cannot_be_measured_hides_no_distance_of_another() -> None:
+    """A waiver without max_lsb covers what was not measured, and no wrong number."""
+    far, shapeless = of(exact(0.0), 100), found(exact(0.0), torch.zeros(2, 3))
+    assert judge([shapeless], moves_only=False).max_lsb is None
+    assert judge([shapeless, far], moves_only=False).max_lsb == judge([far], moves_only=False).max_lsb == 100.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from conformance.claims import Claim, enumerate_claims
 from conformance.models import REGIMES, plan_cases, register
 from conformance.oracle_table import ROWS
 from conformance.pipeline import Workbench
+from conformance.spreads import gamma
 from refimpl import BackendConfig, BackendPatternConfig, ConfigError, DTypeConfig
 from reports.results import Verdict
 
@@ -98,6 +100,17 @@ def test_registering_makes_a_vendors_op_buildable() -> None:
     _, checks = first_claim(Vendor(F.softplus))
     assert {check.verdict for check in checks} == {Verdict.VERIFIED}
     assert planned(claim)[0].inputs == (Input(shape=(65,)),)
+
+
+@pytest.mark.usefixtures("no_registrations")
+def test_the_last_registration_counts() -> None:
+    for roundings in (2, 32):
+        register(F.softplus, partial(OneInput, [Step(op=F.softplus)]), [(2, 7)], roundings=roundings)
+        call: Any = SimpleNamespace(values=lambda: [SimpleNamespace(errors={})], result=torch.ones(1))
+        assert float(ROWS[F.softplus].spread(call)["function"]) == pytest.approx(gamma(roundings))
+    before = ROWS[torch.relu]
+    register(torch.relu, partial(OneInput, [Step(op=torch.relu)]), [(2, 7)], roundings=1)
+    assert ROWS[torch.relu] is before, "the suite's own rows stay"
 
 
 @pytest.mark.usefixtures("no_registrations")

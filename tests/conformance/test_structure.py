@@ -128,8 +128,20 @@ def without_mean(is_qat: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Modu
     return fold_bn(conv, norm)
 
 
+def gives(value: float) -> Any:
+    """A fuser method that leaves a value that is not finite in the bias."""
+
+    def fuser(is_qat: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Module:
+        folded = fold_bn(conv, norm)
+        assert folded.bias is not None
+        folded.bias.data[0] = value
+        return folded
+
+    return fuser
+
+
 @pytest.mark.rule("FUS-06")
-@pytest.mark.parametrize("fuser", (wrong_eps, without_mean))
+@pytest.mark.parametrize("fuser", (wrong_eps, without_mean, gives(float("nan")), gives(float("inf"))))
 def test_a_fuser_that_folds_wrongly(fuser: Any) -> None:
     entry = BackendPatternConfig((nn.Conv2d, nn.BatchNorm2d)).add_dtype_config(U8_S8).set_fuser_method(fuser)
     entry.set_fused_module(nn.Conv2d)

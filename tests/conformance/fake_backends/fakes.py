@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -62,6 +63,21 @@ class FarOff(Good):
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         return lambda *inputs: reference_model(*inputs) - 1e30
+
+
+class HangsInFuse(Good):
+    """A fuser method that never ends."""
+
+    def backend_config(self) -> BackendConfig:
+        config = super().backend_config()
+        pair = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(INT8).set_fuser_method(_never_ends)
+        fused = BackendPatternConfig(nn.Sequential).add_dtype_config(INT8)
+        return config.set_backend_pattern_configs([pair.set_fused_module(nn.Sequential), fused])
+
+
+def _never_ends(is_qat: bool, *modules: nn.Module) -> nn.Module:
+    time.sleep(1000)
+    return nn.Sequential(*modules)
 
 
 class Idle(Good):
