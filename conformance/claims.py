@@ -66,7 +66,7 @@ def constraint_text(constraints: DTypeWithConstraints) -> str:
 
 
 def _number(value: float) -> str:
-    """Write a bound exactly: a power of two as such, anything else as Python does."""
+    """Write a bound exactly: a power of two below 1/2 as such, anything else as Python does."""
     mantissa, exponent = math.frexp(value)
     return f"2^{exponent - 1}" if mantissa == 0.5 and exponent < 0 else repr(value)
 

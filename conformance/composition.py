@@ -29,7 +29,7 @@ from refimpl import BackendConfig
 from refimpl.patterns import Leaf, leaves
 
 Run: TypeAlias = Callable[[tuple[Claim, ...], Setup, Workbench], Iterator[Row]]
-AIMS = 3  # of draws.AIMS: a random one, both ends
+AIMED = 3  # how many of draws.AIMS: a random one, both ends in turn, close to the high end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def _run(architecture: Architecture, claims: tuple[Claim, ...], setup: Setup, be
     case = architecture.case()
     try:
         reference = reference_of(bench, case.build(), claims, setup, calibration_inputs(case))
-        drawn = static_inputs(case, placeholder_grids(reference), aims=AIMS, random=1)
+        drawn = static_inputs(case, placeholder_grids(reference), aims=AIMED, random=1)
         check = verified(bench, reference, [batch for _, batch in drawn])
     except StageError as error:
         check = failed(error)

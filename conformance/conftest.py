@@ -66,7 +66,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Drop the test that pytest makes of an empty list of parameters."""
-    items[:] = [item for item in items if not item.name.endswith("[NOTSET]")]  # pytest's test of no claims, or no jobs
+    items[:] = [item for item in items if not item.name.endswith("[NOTSET]")]
 
 
 @pytest.hookimpl(wrapper=True)

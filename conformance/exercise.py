@@ -1,8 +1,8 @@
 """What a child process does: one claim through the pipeline, or one job, row by row.
 
-The rows of a claim are those of its checks, as soon as each is done, and then ``{"decisions": [...], "graphs":
-{...}}``, graphs only of a claim that is not verified; before each piece of work ``{"at": [stage, case]}`` says which it
-is (docs/architecture.md, "Isolation").
+The rows of a claim are those of its checks, as soon as each is done, then ``{"decisions": [...], "graphs": {...}}``,
+graphs only of a claim that is not verified, and then facts; before each piece of work ``{"at": [stage, case]}`` says
+which it is (docs/architecture.md, "Isolation").
 """
 
 from __future__ import annotations

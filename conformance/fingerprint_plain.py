@@ -1,4 +1,4 @@
-"""Fingerprints of ops without weights: sums and products of two tensors, means, cat, functions, and quantize itself."""
+"""Fingerprints of ops without weights but for sums and products: means, cat, functions, and quantize itself."""
 
 from __future__ import annotations
 

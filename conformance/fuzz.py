@@ -26,7 +26,7 @@ from backends.base import Capabilities
 from conformance.building import build_model
 from conformance.checks import Check, plain
 from conformance.claims import Claim, enumerate_claims
-from conformance.composition import AIMS, EXTENTS, setups_of
+from conformance.composition import AIMED, EXTENTS, setups_of
 from conformance.draws import Batch, calibration_inputs, static_inputs
 from conformance.fuzz_graphs import Call, Choose, Drawing, Graph, graph_of, part_of, patterns_of, waived_patterns
 from conformance.grids import placeholder_grids
@@ -230,7 +230,7 @@ class Search:
         model, calibration = build_model(case), calibration_inputs(case)
         train = partial(_train, batches=calibration)
         reference = reference_of(self._bench, model, self._claims, self._setup, calibration, train)
-        drawn = static_inputs(case, placeholder_grids(reference), aims=AIMS, random=1)
+        drawn = static_inputs(case, placeholder_grids(reference), aims=AIMED, random=1)
         return reference, [batch for _, batch in drawn]
 
     # -- what is told --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What must hold of a claim's entry and of each model on the way: fused, prepared, reference."""
+"""What must hold of each model of a claim on the way: fused, prepared, reference."""
 
 from __future__ import annotations
 
