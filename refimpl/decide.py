@@ -21,7 +21,7 @@ from refimpl.matching import Match, find_matches
 from refimpl.patterns import leaf_name
 from refimpl.placing import Placer, tuple_elements, weight_arguments
 from refimpl.plan import DIFFERENT, LSTM_RESULT, Decision, Kind, Place, Plan
-from refimpl.qconfig import GLOBAL, QConfig, QConfigMapping, QConfigResolver
+from refimpl.qconfig import GLOBAL, QConfig, QConfigMapping, QConfigResolver, as_qconfig
 from refimpl.tracing import CALLS, Places, positional_arguments
 from refimpl.values import float_tensors, gives_tuple
 
@@ -49,7 +49,9 @@ def make_plan(model: GraphModule, request: Request) -> Plan:
     matches.sort(key=lambda found: order[found[0].last])
     decided = [(match, decider(match, kind)) for match, kind in matches]
     accepted = [(match, decision) for match, decision in decided if decision.is_quantized]
-    placer = Placer(floats, decider.indexes, decider.given(model, accepted), decider.facts)
+    common = as_qconfig(request.mapping.global_qconfig, GLOBAL)
+    default = None if common is None else common.activation
+    placer = Placer(floats, decider.indexes, decider.given(model, accepted), decider.facts, default)
     placer.place(model.graph.nodes, accepted)
     matched = {node for match, _ in matches for node in match.nodes}
     return Plan(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter, getitem
+from math import inf
+from operator import getitem
 from typing import Any
 
 import torch
@@ -12,15 +13,17 @@ from torch import nn
 from torch.fx import Node
 
 from refimpl.dtype_choice import ObserverFacts, QConfigFacts, is_observed_dtype
+from refimpl.dtype_config import DTypeWithConstraints
+from refimpl.fake_quantize import FakeQuantize
 from refimpl.matching import Match
-from refimpl.observers import PlaceholderObserver
+from refimpl.observers import MinMaxObserver, PlaceholderObserver, dtype_range, is_quantized_dtype
 from refimpl.plan import DIFFERENT, NOT_OBSERVED, OBSERVER_PREFIX, Decision, Role, Slot
 from refimpl.tracing import Places, positional_arguments, tensor_inputs
 from refimpl.values import observable_inputs
 
 Make = Callable[..., nn.Module]
 _FLOAT16_BIAS = PlaceholderObserver.with_args(dtype=torch.float16)
-_range = attrgetter("dtype", "is_dynamic", "quant_min", "quant_max")  # what an observer must share to serve others
+_ANY = DTypeWithConstraints()
 
 
 @dataclass(slots=True)
@@ -40,7 +43,8 @@ class Placer:
     """Places observers in graph order: a node's inputs when it is reached, the output at a match's last node.
 
     `weights`: the argument indexes of weight and bias by function. `given`: values that come quantized, with their
-    dtype (OBS-11). Groups are a union-find over slots.
+    dtype (OBS-11). `default`: the activation constructor of the mapping's global QConfig. Groups are a union-find over
+    slots.
     """
 
     def __init__(
@@ -49,7 +53,9 @@ class Placer:
         weights: Mapping[Any, Mapping[str, int]],
         given: dict[Node, torch.dtype],
         facts_of: Callable[[Make], ObserverFacts],
+        default: Make | None,
     ) -> None:
+        self._default = default
         self._floats = floats
         self._weights = weights
         self._given = given
@@ -125,21 +131,59 @@ class Placer:
             elif entries is None or any(argument is value and i in entries for i, argument in enumerate(node.args)):
                 # rule: STD-01 (a standalone module's other inputs stay float)
                 rule = "OBS-05" if activation.is_dynamic else "OBS-01"
-                yield self._input(value, node, decision.qconfig.activation, "input", rule)
+                bounds = decision.dtype_config.input_dtype_with_constraints if decision.dtype_config else _ANY
+                yield self._input(value, node, self._unfixed(decision.qconfig.activation), "input", rule, bounds)
 
-    def _input(self, value: Node, user: Node, make: Make, role: Role, rule: str) -> _Draft:
+    def _unfixed(self, make: Make) -> Make:
+        """Return what observes an input where a QConfig has fixed qparams: those are its output's. (OBS-14)
+
+        The global QConfig's activation if it observes the same dtype, else a min/max observer of that dtype.
+        """
+        facts = self._facts_of(make)
+        if facts.fixed is None:
+            return make
+        common = None if self._default is None else self._facts_of(self._default)
+        if common is not None and common.fixed is None and not common.reuses_input:
+            if (common.dtype, common.is_dynamic) == (facts.dtype, facts.is_dynamic):
+                return self._default or make  # rule: OBS-14
+        is_fake = hasattr(facts.observer_class, "enable_fake_quant")
+        return (FakeQuantize if is_fake else MinMaxObserver).with_args(dtype=facts.dtype)
+
+    def _input(
+        self, value: Node, user: Node, make: Make, role: Role, rule: str, bounds: DTypeWithConstraints = _ANY
+    ) -> _Draft:
         """Find a slot on a value that gives what a user asks for, or place one. (OBS-04, OBS-14)
 
-        Two users of an unobserved value share one only if they ask for the same class.
+        Two users of an unobserved value share one only if they ask for the same class. `bounds`: those of the user's
+        dtype config for its input.
         """
         wanted = self._facts_of(make)
         for draft in self._on.get(value, ()):
             is_same_class = draft.facts.observer_class is wanted.observer_class
-            if _range(draft.facts) == _range(wanted) and (draft.consumers is None or is_same_class):  # rule: OBS-04
+            is_same_kind = (draft.facts.dtype, draft.facts.is_dynamic) == (wanted.dtype, wanted.is_dynamic)
+            if is_same_kind and (draft.consumers is None or is_same_class):  # rule: OBS-04
+                if self._is_too_wide(draft.facts, wanted, role, bounds):
+                    continue  # rule: OBS-14
                 if draft.consumers is not None and user not in draft.consumers:
                     draft.consumers.append(user)
                 return draft
         return self._new(value, make, role, "OBS-14" if value in self._on else rule, [user])  # rule: OBS-14
+
+    def _is_too_wide(
+        self, found: ObserverFacts, wanted: ObserverFacts, role: Role, bounds: DTypeWithConstraints
+    ) -> bool:
+        """Tell whether a range of integers that is there already cannot serve a user. (OBS-14)
+
+        It leaves the bounds of the user's dtype config, or the range that the user's QConfig asks for, unless that is
+        the one that the mapping has for everything: then the wider range is what was asked for in particular.
+        """
+        (low, high), (least, most) = _range(found), _range(wanted)
+        ends = (bounds.quant_min_lower_bound, bounds.quant_max_upper_bound)
+        if None not in ends and not ends[0] <= low <= high <= ends[1]:  # type: ignore[operator]
+            return True
+        if role == "input" and self._default is not None and _range(self._facts_of(self._default)) == (least, most):
+            return False
+        return not least <= low <= high <= most
 
     def _new(self, value: Node, make: Make, role: Role, rule: str, consumers: list[Node] | None) -> _Draft:
         draft = _Draft(value, len(self._parent), make, self._facts_of(make), role, rule, consumers)
@@ -184,6 +228,14 @@ class Placer:
             return places.name(draft.value)
         linear = [user for user in draft.consumers if user.target is torch.nn.functional.linear]
         return f"{places.name((linear or draft.consumers)[0])}_input"
+
+
+def _range(facts: ObserverFacts) -> tuple[float, float]:
+    """The range of integers that an observer asks for; of what is no integer, or names no end, the widest."""
+    ends = dtype_range(facts.dtype) if is_quantized_dtype(facts.dtype) else (-inf, inf)  # type: ignore[arg-type]
+    asked = (facts.quant_min, facts.quant_max)
+    low, high = (end if own is None else own for end, own in zip(ends, asked, strict=True))
+    return low, high
 
 
 def weight_arguments(node: Node, match: Match, indexes: Mapping[Any, Mapping[str, int]]) -> tuple[Any, Any]:
