@@ -92,12 +92,10 @@ def _activation(dtypes: DTypeConfig, kind: Kind, is_qat: bool, is_symmetric: boo
     if kind is Kind.WEIGHT_ONLY:
         return PlaceholderObserver.with_args(dtype=torch.float32)
     if kind is Kind.DYNAMIC:
-        arguments = observer_arguments(ends[0])
+        arguments = {"is_dynamic": True, "reduce_range": False} | _bounded(observer_arguments(ends[0]))  # on any engine
         if is_qat:
-            return FakeQuantize.with_args(
-                observer=MovingAverageMinMaxObserver, averaging_constant=1, is_dynamic=True, **_bounded(arguments)
-            )
-        return PlaceholderObserver.with_args(is_dynamic=True, **_bounded(arguments))
+            return FakeQuantize.with_args(observer=MovingAverageMinMaxObserver, averaging_constant=1, **arguments)
+        return PlaceholderObserver.with_args(**arguments)
     if kind is Kind.FIXED:
         given = next(end for end in ends if end.scale_exact_match is not None)
         observer = FixedQParamsObserver.with_args(

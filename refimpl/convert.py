@@ -226,11 +226,10 @@ class _Walk:
             return  # rule: CVT-05  the producer and all users are left in float
         if not is_observed_dtype(observer.dtype):
             return
-        rank = None
         if slot.role == "weight":
-            observer, rank = self._weight_observer(value, observer)
+            observer = self._weight_observer(value, observer)
         scope = self._user_scope(node, slot) if self.floating else slot.scope
-        quantized, dequantized = self.emit(self.env[value], observer, scope, slot, rank)  # rule: CVT-01
+        quantized, dequantized = self.emit(self.env[value], observer, scope, slot)  # rule: CVT-01
         self.env[node] = dequantized
         self.quantized[dequantized] = quantized
 
@@ -242,19 +241,18 @@ class _Walk:
         users = [d for user in node.users if (d := self.decisions.get(user.name)) and d.node not in self.floating]
         return f"{users[0].places[0].name}_input" if users else slot.scope
 
-    def _weight_observer(self, value: Node, observer: Any) -> tuple[Any, int | None]:
-        """Return an observer that has seen a weight that the model holds or computes, and the weight's rank. (OBS-06)
+    def _weight_observer(self, value: Node, observer: Any) -> Any:
+        """Return an observer that has seen a weight that the model holds or computes. (OBS-06)
 
-        A copy: convert does not change the prepared model. A weight that depends on the input was seen in calibration,
-        and its rank is not known.
+        A copy: convert does not change the prepared model. A weight that depends on the input was seen in calibration.
         """
         values = constants(self.prepared, value)
         if values is None:
-            return observer, None
+            return observer
         observer = copy.deepcopy(observer)
         with torch.no_grad():
             observer(values[value])  # rule: OBS-06, CVT-11
-        return observer, values[value].dim()
+        return observer
 
     def _root(self, name: str, decision: Decision) -> nn.Module:
         """Return what takes the place of a root module. (CVT-02)"""

@@ -14,6 +14,7 @@ from torch.fx import Graph, Node
 
 from refimpl.decomposed import OPS, PLAIN_DTYPE
 from refimpl.errors import QConfigError, blaming
+from refimpl.observers import asks_whole_range
 from refimpl.plan import Slot
 from refimpl.qparams import QParams, dtype_range, read_plain_observers, read_qparams
 
@@ -45,13 +46,10 @@ class Emitter:
         self._qparams = read_plain_observers(observers)
         self._read: list[Any] = []  # kept alive: an id is an observer's own only as long as it lives
 
-    def __call__(
-        self, value: Node, observer: Any, scope: str, slot: Slot, rank: int | None = None
-    ) -> tuple[Node, Node]:
+    def __call__(self, value: Node, observer: Any, scope: str, slot: Slot) -> tuple[Node, Node]:
         """Write quantize and dequantize of a value at the end of the graph; return both nodes.
 
-        `rank`: the value's number of dimensions, if known. Raises QConfigError, naming the slot, for an observer that
-        gives no qparams.
+        Raises QConfigError, naming the slot, for an observer that gives no qparams.
         """
         if getattr(observer, "is_dynamic", False):
             return self.dynamic(value, observer)
@@ -61,7 +59,7 @@ class Emitter:
             with blaming(QConfigError, f"observer of {slot.value!r} ({slot.role})", "it"):
                 self._qparams[id(observer)] = read_qparams(observer)
             self._read.append(observer)
-        return self.static(value, self._qparams[id(observer)], scope, rank)
+        return self.static(value, self._qparams[id(observer)], scope)
 
     def buffer(self, stem: str, tensor: Tensor) -> Node:
         """Register a buffer under the next free name of a stem, and read it."""
@@ -82,15 +80,13 @@ class QuantizedTensors(Emitter):
 
     dtypes = (torch.quint8, torch.qint8, torch.qint32)
 
-    def static(self, value: Node, qparams: QParams, scope: str, rank: int | None) -> tuple[Node, Node]:
+    def static(self, value: Node, qparams: QParams, scope: str) -> tuple[Node, Node]:
         """Write quantize_per_tensor, or per_channel where there is an axis; buffers are named after `scope`. (CVT-01)
 
-        A range narrower than the dtype's becomes a clamp before it; per channel that needs the `rank`, or it raises
-        QConfigError. (CVT-09)
+        These ops know the whole range of the dtype alone: a narrower one is in the qparams. (CVT-09)
         """
         if qparams.dtype not in self.dtypes:
             self.refuse(value, str(qparams.dtype), ", ".join(map(str, self.dtypes)))
-        value = self._clamped(value, qparams, scope, rank)
         scale, zero_point = qparams.scale, qparams.zero_point
         rest: tuple[Any, ...] = (qparams.axis, qparams.dtype)
         quantize: Any = torch.quantize_per_channel
@@ -104,7 +100,8 @@ class QuantizedTensors(Emitter):
     def dynamic(self, value: Node, observer: Any) -> tuple[Node, Node]:
         """Write quantize_per_tensor_dynamic, with reduce_range where the range is half of the dtype's. (CVT-03, CVT-09)
 
-        The op knows these two ranges, and affine qparams: another range, or a symmetric scheme, raises QConfigError.
+        A whole range is halved too on the engines whose kernels saturate, unless the observer asks for it. The op knows
+        these two ranges, and affine qparams: another range, or a symmetric scheme, raises QConfigError.
         """
         is_reduced = observer.dtype != torch.float16 and self._is_reduced(value, observer)
         arguments = (value, observer.dtype, is_reduced)  # rule: CVT-09
@@ -119,36 +116,19 @@ class QuantizedTensors(Emitter):
             self.refuse(value, f"dynamic {observer.dtype} in {asked}", choices)
         if getattr(observer, "qscheme", None) == torch.per_tensor_symmetric:
             self.refuse(value, "dynamic symmetric qparams", "dynamic affine ones")
-        return asked == half
+        does_saturate = torch.backends.quantized.engine in ("fbgemm", "x86")
+        return asked == half or (does_saturate and not asks_whole_range(observer))  # rule: CVT-03
 
     def float16(self, value: Node) -> tuple[Node, Node]:
         """Write a cast to float16, and the ``dequantize`` that casts back. (CVT-04)"""
         half = self.graph.call_method("to", (value, torch.float16))  # rule: CVT-04
         return half, self.graph.call_method("dequantize", (half,))
 
-    def _clamped(self, value: Node, qparams: QParams, scope: str, rank: int | None) -> Node:
-        """Honour a range narrower than the dtype's, which the quantize op itself cannot express. (CVT-09)"""
-        ends = (qparams.quant_min, qparams.quant_max)
-        if ends == dtype_range(qparams.dtype):
-            return value
-        low, high = ((end - qparams.zero_point.to(torch.float32)) * qparams.scale for end in ends)  # rule: NUM-01
-        if qparams.axis is None:
-            return self.graph.call_function(torch.clamp, (value, float(low), float(high)))  # rule: CVT-09
-        if rank is None:
-            raise QConfigError(
-                f"CVT-09: {value.name} is to be quantized per channel to {qparams.quant_min}..{qparams.quant_max}, "
-                "which needs its rank, and only a weight's is known: take the whole range of the dtype, or per tensor"
-            )
-        shape = [1] * rank
-        shape[qparams.axis] = -1
-        bounds = (self.buffer(f"{scope}_{end}", b.reshape(shape)) for end, b in (("low", low), ("high", high)))
-        return self.graph.call_function(torch.clamp, (value, *bounds))  # rule: CVT-09
-
 
 class Decomposed(Emitter):
     """Writes ``quantized_decomposed`` ops on plain integers; per-tensor qparams are literals. (CVT-07)"""
 
-    def static(self, value: Node, qparams: QParams, scope: str, rank: int | None) -> tuple[Node, Node]:
+    def static(self, value: Node, qparams: QParams, scope: str) -> tuple[Node, Node]:
         """Write the ops per tensor, or per channel with buffers named after `scope`. (CVT-07)"""
         bounds = (qparams.quant_min, qparams.quant_max, self._plain(value, qparams.dtype))  # rule: CVT-07
         if qparams.axis is None:

@@ -21,6 +21,7 @@ from refimpl.errors import ModelError
 from refimpl.explain import PLAN
 from refimpl.invariants import check_graph
 from refimpl.lower_sites import Call, Sites
+from refimpl.observers import asks_whole_range
 from refimpl.prepare import PREPARED
 from refimpl.qconfig import as_qconfig_mapping
 from refimpl.reference import without_qconfig
@@ -68,9 +69,10 @@ def lower(reference_model: GraphModule, *, keep_original_weights: bool = False) 
 @no_collection()
 def _lower(reference: GraphModule, keep_original_weights: bool, floating: frozenset[str] = frozenset()) -> GraphModule:
     plan = notes_of(reference).get(PLAN)
-    made = () if plan is None else (d for d in plan.decisions if d.dtype_config and d.node not in floating)
+    made = [] if plan is None else [d for d in plan.decisions if d.dtype_config and d.node not in floating]
     quantized = frozenset(name for decision in made for name in decision.nodes)  # rule: QCM-03
-    sites = Sites(reference, None if plan is None else quantized)
+    dynamic = [d for d in made if d.dtype_config.is_dynamic and not asks_whole_range(d.qconfig.activation())]
+    sites = Sites(reference, None if plan is None else quantized, frozenset(d.root for d in dynamic))
     graph = _rebuild(reference.graph, sites.calls)
     targets = {str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")}
     parts = {name: sites.parts[name] if name in sites.parts else attribute_of(reference, name) for name in targets}

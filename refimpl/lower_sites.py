@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -52,22 +51,19 @@ class Call:
 
 
 class Grid(NamedTuple):
-    """Where a quantized value lies: its qparams, and the range (real values) if that is narrower than the dtype's."""
+    """Where a quantized value lies: its qparams."""
 
     scale: float
     zero_point: int
     dtype: torch.dtype
-    low: float = -math.inf
-    high: float = math.inf
 
 
 class Tail(NamedTuple):
-    """What an op and all up to the node that quantizes become: a call of ``target``, with ``bounds`` of its range."""
+    """What an op and all up to the node that quantizes become: a call of ``target``."""
 
     quantize: Node
     grid: Grid
     target: Any
-    bounds: tuple[float, float] | None
 
 
 class Blocked(Exception):
@@ -79,16 +75,19 @@ class Sites:
 
     ``calls``: what stands for a node of the reference graph; ``parts``: the modules and packed weights that these use,
     ``originals`` what the latter were made from; ``refused``: what stays. `quantized` names the nodes that are to be
-    quantized at all; None: every node.
+    quantized at all; None: every node. `by_engine`: the nodes whose range at run time is what torch's modules take.
     """
 
-    def __init__(self, model: GraphModule, quantized: frozenset[str] | None) -> None:
+    def __init__(
+        self, model: GraphModule, quantized: frozenset[str] | None, by_engine: frozenset[str] = frozenset()
+    ) -> None:
         self.calls: dict[Node, Call] = {}
         self.parts: dict[str, Any] = {}
         self.originals: dict[str, list[Any]] = {}
         self.refused: list[NotLowered] = []
         self._modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
         self._quantized = quantized
+        self._by_engine = by_engine
         self._places = Counter(str(node.target) for node in model.graph.nodes if node.op == "call_module")
         self._names: Counter[str] = Counter()
         self._grids = {node: grid for node in model.graph.nodes if (grid := self._grid(node)) is not None}
@@ -165,25 +164,22 @@ class Sites:
         return next(iter(node.users))
 
     def _grid(self, value: Node) -> Grid | None:
-        """The qparams and range of a quantized value; None for a float value, or if another graph decides them."""
+        """The qparams of a quantized value; None for a float value, or if another graph decides them."""
         if value.target is QUANTIZE:
             scale, zero_point = map(self._attribute, value.args[1:3])
             dtype: Any = value.args[3]
-            return Grid(float(scale), int(zero_point), dtype, *(_bounds(value.args[0]) or ()))
+            return Grid(float(scale), int(zero_point), dtype)
         is_float16 = value.op == "call_method" and value.target == "to" and value.args[1:] == (torch.float16,)
         return Grid(1.0, 0, torch.float16) if is_float16 else None
 
     def _tail(self, node: Node, sources: Any, target: Any, with_relu: Any = None, keeps: bool = False) -> Tail:
-        """Read what follows an op, each the only user of what it follows: a relu, bounds, the quantize node. (PAT-06)
+        """Read what follows an op, each the only user of what it follows: a relu, the quantize node. (PAT-06)
 
         Refuse it if no quantized op makes that of these sources; one that `keeps` qparams makes none but its input's.
         """
         last, user = node, self._only_user(node)
         if with_relu is not None and self._kind(user) in table.RELUS:
             target, last, user = with_relu, user, self._only_user(user)
-        bounds = _bounds(user)
-        if bounds is not None:
-            last, user = user, self._only_user(user)
         grid = self._grids.get(user)
         if grid is None:
             raise Blocked(f"LOW-01: {last.name} is not quantized: its user is {user.name}")
@@ -193,9 +189,9 @@ class Sites:
             if dtype is not grid.dtype or not is_native:
                 raise Blocked(f"LOW-03: no quantized op of {dtype} values whose result is {grid.dtype}")
         for source, found in inputs:
-            if keeps and (found or ())[:3] != grid[:3]:  # rule: LOW-03
+            if keeps and found != grid:  # rule: LOW-03
                 raise Blocked(f"LOW-03: {source.name} and the output differ in qparams; the op keeps its input's")
-        return Tail(user, grid, target, bounds)
+        return Tail(user, grid, target)
 
     def _is_in_place(self, node: Node) -> bool:
         if node.op == "call_module":
@@ -206,12 +202,9 @@ class Sites:
     # -- rewriting -----------------------------------------------------------------------------------------------------
 
     def _write(self, node: Node, tail: Tail, *args: Any, **kwargs: Any) -> None:
-        """Let a call stand for everything up to the quantize node; a narrow range is kept by a clamp. (CVT-09)"""
+        """Let a call stand for everything up to the quantize node."""
         op = "call_function" if callable(tail.target) else node.op
-        call = Call(op=op, target=tail.target, args=args, kwargs=kwargs, origin=node)
-        if tail.bounds is not None:
-            call = Call(op="call_function", target=torch.clamp, args=(_laid_out(call), *tail.bounds))  # rule: CVT-09
-        self.calls[tail.quantize] = call
+        self.calls[tail.quantize] = Call(op=op, target=tail.target, args=args, kwargs=kwargs, origin=node)
 
     def _swap(self, node: Node, native: Any, *qparams: Any) -> None:
         """Make the quantized module. (LOW-01)"""
@@ -225,20 +218,15 @@ class Sites:
     def _dynamic_module(self, node: Node, kind: Any) -> None:
         """A module that quantizes its input at run time. (LOW-02, CVT-03, CVT-04)"""
         source, args, kwargs = self._operand(node)
-        (dtype, is_reduced), inner = _asked(source), weighted(self._module(node))
-        is_whole = not (is_reduced or dtype is torch.float16 or _is_qnnpack())  # and the modules take 7 bits
-        if is_whole and kind in table.DYNAMIC_LINEARS:
-            row = table.DYNAMIC_FUNCTIONS[F.linear, torch.quint8, torch.qint8]
-            packed = self._held(node, row, [inner.get_quantized_weight(), inner.bias], list(inner.parameters()))
-            function = row.plain if inner is self._module(node) else row.with_relu
-            arguments = (source.args[0], packed, is_reduced)
-            self.calls[node] = Call(op="call_function", target=function, args=arguments, origin=node)
-            return
-        if is_whole and not isinstance(inner, nn.RNNBase):
+        dtype, is_reduced = _asked(source)
+        inner, is_seven = weighted(self._module(node)), is_reduced or node.name in self._by_engine  # rule: LOW-03
+        is_whole = not (is_seven or dtype is torch.float16 or _is_qnnpack())  # and torch's modules take 7 bits
+        if is_whole and not isinstance(inner, nn.RNNBase) and kind not in table.WHOLE_RANGE_LINEARS:
             raise Blocked("LOW-03: the quantized cell takes 7 bits of its inputs; all 8 are asked for")
         if str(node.target) not in self.parts:
-            self._swap(node, table.DYNAMIC_MODULES[kind])
-            if is_whole:
+            native = table.WHOLE_RANGE_LINEARS.get(kind) if is_whole else None
+            self._swap(node, native or table.DYNAMIC_MODULES[kind])
+            if is_whole and native is None:
                 made = self.parts[str(node.target)]
                 made.version = 1  # before torch reduced the range
                 made.set_weight_bias(inner.get_quantized_weight_bias_dict())
@@ -345,10 +333,6 @@ class Sites:
         """Run an op that keeps qparams on the quantized tensors themselves. (LOW-02)"""
         sources: dict[Any, Any] = {v: self._source(v) for v in node.all_input_nodes if is_dequantize(v)}
         tail = self._tail(node, tuple(sources.values()), node.target, keeps=True)
-        inputs = filter(None, map(self._grids.get, sources.values()))
-        is_inside = all(tail.grid.low <= found.low and found.high <= tail.grid.high for found in inputs)
-        if is_inside and kind not in table.LEAVES_RANGE:
-            tail = tail._replace(bounds=None)  # rule: CVT-09
         args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda value: sources.get(value, value))
         self._write(node, tail, *args, **kwargs)
 
@@ -377,14 +361,6 @@ def _is_qnnpack() -> bool:
     return torch.backends.quantized.engine == "qnnpack"
 
 
-def _bounds(node: Any) -> tuple[Any, Any] | None:
-    """Return the bounds of a clamp to two numbers; None for any other node."""
-    if not isinstance(node, Node) or node.target is not torch.clamp or node.kwargs or len(node.args) != 3:
-        return None
-    _, low, high = node.args
-    return (low, high) if isinstance(low, (int, float)) and isinstance(high, (int, float)) else None
-
-
 def _packing(function: Callable[..., Any], *args: Any) -> Any:
     """Call what packs a weight; an engine that cannot pack it says so by a RuntimeError."""
     try:
@@ -392,8 +368,3 @@ def _packing(function: Callable[..., Any], *args: Any) -> Any:
             return function(*args)
     except RuntimeError as error:
         raise Blocked(f"LOW-01: {torch.backends.quantized.engine}: {str(error).splitlines()[0]}") from error
-
-
-def _laid_out(value: Node | Call) -> Node | Call:
-    """The operand of a clamp that we add. Qnnpack's takes a channels_last one for contiguous, and mixes values up."""
-    return Call(op="call_method", target="contiguous", args=(value,)) if _is_qnnpack() else value  # rule: LOW-03

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from refimpl.reference_convs import PLAIN
+from refimpl.whole_range import WholeRangeLinear, WholeRangeLinearReLU
 
 OPS: Any = torch.ops.quantized
 
@@ -43,8 +44,12 @@ MODULES: Mapping[Any, Any] = {  # rule: LOW-02
     **_by_name(nni, nniq, "BNReLU3d", nn.BatchNorm3d),
 }
 # Dynamic: the module quantizes its input itself. Weight-only: float in, float out. (LOW-02, CVT-11)
-DYNAMIC_LINEARS: Mapping[Any, Any] = {nnqr.Linear: nnqd.Linear, (nni.LinearReLU, nnqr.Linear): nniqd.LinearReLU}
-DYNAMIC_MODULES = {**DYNAMIC_LINEARS, **_by_name(nnqr, nnqd, "RNNCell LSTMCell GRUCell LSTM GRU")}
+_LINEAR_RELU = (nni.LinearReLU, nnqr.Linear)
+DYNAMIC_MODULES = {
+    **_by_name(nnqr, nnqd, "Linear RNNCell LSTMCell GRUCell LSTM GRU"),
+    _LINEAR_RELU: nniqd.LinearReLU,
+}
+WHOLE_RANGE_LINEARS: Mapping[Any, Any] = {nnqr.Linear: WholeRangeLinear, _LINEAR_RELU: WholeRangeLinearReLU}
 WEIGHT_ONLY_MODULES: Mapping[Any, Any] = _by_name(nnqr, nnq, "Embedding EmbeddingBag")
 
 # What follows the weight in some function, in the order of the ops that pack it, with defaults.
@@ -117,11 +122,10 @@ FIXED_QPARAMS: Mapping[Any, Mapping[torch.dtype, tuple[float, int]]] = {
 }
 
 # Ops that take quantized (and float16) tensors as they are and keep their qparams: they move, select, average or clamp.
-# (LOW-02) Those with bounds of their own, and resize_, can leave the range in which their input lies (CVT-09).
-_BOUNDED: frozenset[Any] = frozenset({nn.Hardtanh, F.hardtanh, F.hardtanh_, torch.clamp, "clamp"})
-LEAVES_RANGE: frozenset[Any] = _BOUNDED | {"resize_"}
-ON_QUANTIZED: frozenset[Any] = _BOUNDED | frozenset(
-    {nn.Identity, nn.ReLU, nn.ReLU6, nn.ChannelShuffle, nn.PixelShuffle, nn.PixelUnshuffle,
+# (LOW-02)
+ON_QUANTIZED: frozenset[Any] = frozenset(
+    {nn.Hardtanh, F.hardtanh, F.hardtanh_, torch.clamp, "clamp",
+     nn.Identity, nn.ReLU, nn.ReLU6, nn.ChannelShuffle, nn.PixelShuffle, nn.PixelUnshuffle,
      nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
      nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
      F.relu, F.relu6, F.interpolate, F.max_pool1d, F.max_pool2d, F.max_pool3d,

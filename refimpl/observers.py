@@ -72,9 +72,11 @@ class Observer(Constructible):
         quant_min: int | None = None,
         quant_max: int | None = None,
         is_dynamic: bool = False,
+        reduce_range: bool | None = None,
     ) -> None:
         super().__init__()
         self.dtype, self.qscheme, self.is_dynamic = dtype, qscheme, is_dynamic
+        self.reduce_range = reduce_range
         self.quant_min: Any = quant_min
         self.quant_max: Any = quant_max
 
@@ -100,12 +102,18 @@ class Observer(Constructible):
             raise QConfigError(f"{type(self).__name__}: {found}")
 
 
+def asks_whole_range(observer: Any) -> bool:
+    """Tell whether an observer of refimpl's was made with ``reduce_range=False``: 8 bits on every engine. (CVT-03)"""
+    inner = getattr(observer, "activation_post_process", observer)
+    return isinstance(inner, Observer) and inner.reduce_range is False
+
+
 class RangeObserver(Observer):
     """Base of the observers that keep a range of reals: one, or one per channel.
 
-    `quant_min` and `quant_max` narrow the dtype's range of integers, `reduce_range` halves it (8 bits to 7); `eps` is
-    the smallest scale; `factory_kwargs` gives device and dtype of the buffers. Raises QConfigError for arguments that
-    do not go together.
+    `quant_min` and `quant_max` narrow the dtype's range of integers, `reduce_range` halves it (8 bits to 7; of dynamic
+    observers see PlaceholderObserver); `eps` is the smallest scale; `factory_kwargs` gives device and dtype of the
+    buffers. Raises QConfigError for arguments that do not go together.
     """
 
     _version = 3  # of the state dict, as torch counts it
@@ -121,7 +129,6 @@ class RangeObserver(Observer):
         self,
         dtype: torch.dtype = torch.quint8,
         *,
-        reduce_range: bool = False,
         factory_kwargs: dict[str, Any] | None = None,
         eps: float = _EPS,
         **arguments: Any,
@@ -129,10 +136,9 @@ class RangeObserver(Observer):
         super().__init__(dtype, **{"qscheme": self.schemes[0]} | arguments)
         self.has_customized_qrange = self.quant_min is not None and self.quant_max is not None
         self._set_integers()
-        self.reduce_range = reduce_range
         if misfit := self._misfit():
             raise QConfigError(f"{type(self).__name__}: {misfit}")
-        if reduce_range and (self.has_customized_qrange or dtype in _EIGHT_BITS):
+        if self.reduce_range and (self.has_customized_qrange or dtype in _EIGHT_BITS):
             self.quant_min, self.quant_max = self.quant_min // 2, self.quant_max // 2
         for name, value in (("eps", [eps]), *zip(("min_val", "max_val"), self.unseen, strict=True)):
             self.register_buffer(name, torch.tensor(value, **(factory_kwargs or {})))
@@ -267,8 +273,9 @@ class FixedQParamsObserver(Observer):
 class PlaceholderObserver(Observer):
     """Says which dtype is wanted and measures nothing: for dynamic, float16 and weight-only quantization.
 
-    With `is_dynamic` (a keyword) qparams are chosen while running, no smaller than `eps` where the form can say so.
-    `custom_op_name` is kept as ``custom_op``, and read by nothing here.
+    With `is_dynamic` (a keyword) qparams are chosen while running, no smaller than `eps` where the form can say so, and
+    `reduce_range` says of how many bits: True of 7, False of 8, None of as many as torch's ops take on the engine that
+    is set while converting. (CVT-03) `custom_op_name` is kept as ``custom_op``, and read by nothing here.
     """
 
     def __init__(
@@ -276,6 +283,9 @@ class PlaceholderObserver(Observer):
     ) -> None:
         super().__init__(dtype, **{"qscheme": torch.per_tensor_affine} | arguments)
         self.custom_op, self.eps = custom_op_name, eps
+        if self.reduce_range:
+            self._set_integers()
+            self.quant_min, self.quant_max = self.quant_min // 2, self.quant_max // 2
 
 
 class NoopObserver(Observer):

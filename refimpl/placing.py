@@ -142,10 +142,11 @@ class Placer:
         facts = self._facts_of(make)
         if facts.fixed is None:
             return make
-        common = None if self._default is None else self._facts_of(self._default)
-        if common is not None and common.fixed is None and not common.reuses_input:
-            if (common.dtype, common.is_dynamic) == (facts.dtype, facts.is_dynamic):
-                return self._default or make  # rule: OBS-14
+        if self._default is not None:
+            common = self._facts_of(self._default)
+            is_same_kind = (common.dtype, common.is_dynamic) == (facts.dtype, facts.is_dynamic)
+            if is_same_kind and common.fixed is None and not common.reuses_input:
+                return self._default  # rule: OBS-14
         is_fake = hasattr(facts.observer_class, "enable_fake_quant")
         return (FakeQuantize if is_fake else MinMaxObserver).with_args(dtype=facts.dtype)
 

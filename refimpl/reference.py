@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from refimpl.dtype_choice import is_observed_dtype
 from refimpl.errors import ConfigError, QConfigError, blaming
-from refimpl.qparams import QParams, dtype_range, is_plain, is_quantized_dtype, ranges_qparams, read_qparams
+from refimpl.qparams import QParams, is_plain, is_quantized_dtype, ranges_qparams, read_qparams
 from refimpl.reference_convs import settle_padding
 from refimpl.tracing import module_type
 
@@ -68,8 +68,8 @@ def reference_module(
     settle_padding(made)
     if made.training != root.training:
         made.train(root.training)
-    for name, qparams in measured.items():
-        _settle_weight(made, name, qparams)
+    for name in (name for name, qparams in measured.items() if qparams["dtype"] == torch.float16):
+        _round_weight(made, name)
     if not is_fused:
         return made
     floating = _shallow(floating)
@@ -188,32 +188,8 @@ def _arguments(root: nn.Module, measured: dict[str, dict[str, Any]], is_decompos
     return measured.get("weight") or {**measured, "is_decomposed": is_decomposed}
 
 
-def _settle_weight(made: nn.Module, name: str, qparams: dict[str, Any]) -> None:
-    """Let a weight have the values that it is computed with, where the reference module does not see to it.
-
-    A float16 one is rounded (CVT-04). What quantizes to an integer outside a range narrower than the dtype's, which
-    quantized tensors cannot express, moves to the range's end; the other elements keep their bits (CVT-09).
-    """
-    if qparams["dtype"] == torch.float16:
-        _set_weight(made, name, getattr(made, name).detach().half())  # rule: CVT-04
-        return
-    is_honoured = name == "weight" and qparams["is_decomposed"]  # recurrent reference modules have one form only
-    if is_honoured or (qparams["quant_min"], qparams["quant_max"]) == dtype_range(qparams["dtype"]):
-        return
-    weight, axis = getattr(made, name), qparams.get("axis")
-    scale, zero_point = (torch.as_tensor(qparams[key]).reshape(-1) for key in ("scale", "zero_point"))
-    if axis is None:
-        quantized = torch.quantize_per_tensor(weight.detach(), scale[0], zero_point[0], qparams["dtype"])
-    else:
-        quantized = torch.quantize_per_channel(weight.detach(), scale, zero_point, axis, qparams["dtype"])
-        shape = [-1 if dim == axis else 1 for dim in range(weight.dim())]
-        scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
-    integers = quantized.int_repr()
-    inside = integers.clamp(qparams["quant_min"], qparams["quant_max"])  # rule: CVT-09
-    ends = torch.where(inside == integers, weight.detach(), (inside - zero_point).to(torch.float32) * scale)
-    _set_weight(made, name, ends)
-
-
-def _set_weight(made: nn.Module, name: str, values: Tensor) -> None:
+def _round_weight(made: nn.Module, name: str) -> None:
+    """Let a float16 weight have the values that it is computed with, which the reference module does not see to."""
     weight = getattr(made, name)
-    setattr(made, name, nn.Parameter(values.to(weight.dtype), weight.requires_grad))
+    rounded = weight.detach().half().to(weight.dtype)  # rule: CVT-04
+    setattr(made, name, nn.Parameter(rounded, weight.requires_grad))
