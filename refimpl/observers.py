@@ -76,7 +76,7 @@ class Observer(Constructible):
     ) -> None:
         super().__init__()
         self.dtype, self.qscheme, self.is_dynamic = dtype, qscheme, is_dynamic
-        self.reduce_range = reduce_range
+        self.asks_whole_range = reduce_range is False
         self.quant_min: Any = quant_min
         self.quant_max: Any = quant_max
 
@@ -105,7 +105,7 @@ class Observer(Constructible):
 def asks_whole_range(observer: Any) -> bool:
     """Tell whether an observer of refimpl's was made with ``reduce_range=False``: 8 bits on every engine. (CVT-03)"""
     inner = getattr(observer, "activation_post_process", observer)
-    return isinstance(inner, Observer) and inner.reduce_range is False
+    return isinstance(inner, Observer) and inner.asks_whole_range
 
 
 class RangeObserver(Observer):
@@ -129,11 +129,13 @@ class RangeObserver(Observer):
         self,
         dtype: torch.dtype = torch.quint8,
         *,
+        reduce_range: bool | None = None,
         factory_kwargs: dict[str, Any] | None = None,
         eps: float = _EPS,
         **arguments: Any,
     ) -> None:
-        super().__init__(dtype, **{"qscheme": self.schemes[0]} | arguments)
+        super().__init__(dtype, reduce_range=reduce_range, **{"qscheme": self.schemes[0]} | arguments)
+        self.reduce_range = bool(reduce_range)
         self.has_customized_qrange = self.quant_min is not None and self.quant_max is not None
         self._set_integers()
         if misfit := self._misfit():
@@ -279,11 +281,17 @@ class PlaceholderObserver(Observer):
     """
 
     def __init__(
-        self, dtype: torch.dtype = torch.float32, custom_op_name: str = "", *, eps: float = _EPS, **arguments: Any
+        self,
+        dtype: torch.dtype = torch.float32,
+        custom_op_name: str = "",
+        *,
+        reduce_range: bool | None = None,
+        eps: float = _EPS,
+        **arguments: Any,
     ) -> None:
-        super().__init__(dtype, **{"qscheme": torch.per_tensor_affine} | arguments)
+        super().__init__(dtype, reduce_range=reduce_range, **{"qscheme": torch.per_tensor_affine} | arguments)
         self.custom_op, self.eps = custom_op_name, eps
-        if self.reduce_range:
+        if reduce_range:
             self._set_integers()
             self.quant_min, self.quant_max = self.quant_min // 2, self.quant_max // 2
 
