@@ -1,4 +1,4 @@
-"""Ops that quantize their input while they run, lowered on every engine: the range that was asked for (LOW-03, CVT-09).
+"""Ops that quantize their input while they run, lowered on every engine (LOW-02, LOW-03, CVT-03).
 
 Torch's modules take 7 bits of it on every engine but qnnpack, which always takes 8.
 """
@@ -6,12 +6,14 @@ Torch's modules take 7 bits of it on every engine but qnnpack, which always take
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import both_flows as flows
 import pytest
 import torch
+import torch.ao.nn.quantized.dynamic as nnqd
 import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -49,9 +51,10 @@ MODELS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def qconfig(quant_max: int) -> Any:
-    activation = flows.torchs.PlaceholderObserver.with_args(
-        dtype=torch.quint8, quant_min=0, quant_max=quant_max, is_dynamic=True
+def qconfig(bits: int) -> Any:
+    """A dynamic QConfig whose observer says how many bits."""
+    activation = refimpl.PlaceholderObserver.with_args(
+        dtype=torch.quint8, is_dynamic=True, reduce_range={7: True, 8: False}[bits]
     )
     return flows.torch_qconfigs.QConfig(activation, flows.QCONFIG.weight)
 
@@ -80,21 +83,44 @@ def slack(model: nn.Module, x: Tensor) -> float:
     return 4 * (WIDTH + 2) * eps * float(x.abs().sum(-1).max()) * largest
 
 
-@pytest.mark.rule("LOW-03")
-@pytest.mark.rule("CVT-09")
+@pytest.mark.rule("LOW-02")
+@pytest.mark.rule("CVT-03")
 @each_engine
-@pytest.mark.parametrize("quant_max", [255, 127])
+@pytest.mark.parametrize(
+    ("kind", "default"),
+    [(kind, "default_dynamic_qconfig") for kind in MODELS]
+    + [(kind, "per_channel_dynamic_qconfig") for kind in ("linear", "linear relu", "function")],
+)
+def test_the_default_is_torchs_module_and_torchs_bits(kind: str, default: str, name: str) -> None:
+    model, x = made(kind)
+    mapping, config = flows.global_mapping(getattr(flows.torch_qconfigs, default)), flows.torch_config("native")
+    with engine(name):
+        flow = flows.our_flow(model, mapping, [(x,)], "native")
+        lowered: Any = refimpl.convert_fx(flow.prepared)
+        prepared = torch_fx.prepare_fx(copy.deepcopy(model), mapping, (x,), backend_config=config)
+        torchs: Any = torch_fx.convert_fx(prepared, backend_config=config)
+        assert torch.equal(outputs(lowered, x), outputs(torchs, x))
+    assert [type(part) for part in lowered.modules()][1:] == [type(part) for part in torchs.modules()][1:]
+    if kind != "function":  # torch forgets a packed weight whose name begins with a digit
+        assert list(lowered.state_dict()) == list(torchs.state_dict())
+    assert lowered.meta[NOT_LOWERED] == ()
+
+
+@pytest.mark.rule("LOW-03")
+@pytest.mark.rule("CVT-03")
+@each_engine
+@pytest.mark.parametrize("bits", [8, 7])
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_is_lowered_has_the_range_that_the_reference_model_has(kind: str, quant_max: int, name: str) -> None:
+def test_bits_that_an_observer_asks_for_are_those_of_the_reference_model(kind: str, bits: int, name: str) -> None:
     model, x = made(kind)
     with engine(name):
-        flow = flows.our_flow(model, flows.global_mapping(qconfig(quant_max)), [(x,)], "native")
+        flow = flows.our_flow(model, flows.global_mapping(qconfig(bits)), [(x,)], "native")
         lowered: Any = refimpl.convert_fx(flow.prepared)
         assert (outputs(lowered, x) - outputs(flow.reference, x)).abs().max() <= slack(model, x)
     reasons = [entry.reason for entry in lowered.meta[NOT_LOWERED]]
-    if quant_max == 127 and name == "qnnpack":
+    if bits == 7 and name == "qnnpack":
         assert reasons == ["LOW-03: the range is reduced to 7 bits; qnnpack quantizes to 8 at run time"]
-    elif quant_max == 255 and name != "qnnpack" and "cell" in kind:
+    elif bits == 8 and name != "qnnpack" and "cell" in kind:
         assert reasons == ["LOW-03: the quantized cell takes 7 bits of its inputs; all 8 are asked for"]
     else:
         assert not reasons
@@ -105,24 +131,42 @@ def test_what_is_lowered_has_the_range_that_the_reference_model_has(kind: str, q
 @pytest.mark.parametrize("kind", ["linear", "linear relu", "lstm", "gru", "lstm cell"])
 def test_torchs_lowering_on_onednn_takes_another_range_than_its_own_reference_model(kind: str) -> None:
     model, x = made(kind)
-    config = flows.torch_config("native")
+    config, mapping = flows.torch_config("native"), flows.global_mapping(flows.torch_qconfigs.default_dynamic_qconfig)
     with engine("onednn"):
-        prepared = torch_fx.prepare_fx(model, flows.global_mapping(qconfig(255)), (x,), backend_config=config)
+        prepared = torch_fx.prepare_fx(model, mapping, (x,), backend_config=config)
         reference: Any = torch_fx.convert_to_reference_fx(copy.deepcopy(prepared), backend_config=config)
         lowered = torch_fx.convert_fx(copy.deepcopy(prepared), backend_config=config)
         found = (outputs(lowered, x) - outputs(reference, x)).abs().max()
         assert found > 10 * slack(model, x), "torch is right now: drop this deviation"
         ours = (outputs(refimpl.lower(reference), x) - outputs(reference, x)).abs().max()
-        assert ours <= slack(model, x), "ours lowers torch's reference model rightly"
+        assert ours <= slack(model, x), "a reference model without a decision log is lowered as it is"
 
 
 @pytest.mark.rule("LOW-02")
+@pytest.mark.rule("CVT-12")
 @each_engine
-def test_a_module_that_becomes_a_function_keeps_its_weight_in_the_state_dict(name: str) -> None:
-    model, x = made("linear relu")
-    flow = flows.our_flow(model, flows.global_mapping(qconfig(255)), [(x,)], "native")
+@pytest.mark.parametrize("bits", [8, None])
+@pytest.mark.parametrize("kind", ["linear", "linear relu"])
+def test_a_lowered_dynamic_linear_survives_save_and_load(kind: str, bits: int | None, name: str) -> None:
+    model, x = made(kind)
+    asked = flows.torch_qconfigs.default_dynamic_qconfig if bits is None else qconfig(bits)
     with engine(name):
-        lowered = refimpl.convert_fx(flow.prepared)
-        again = copy.deepcopy(lowered)
-        again.load_state_dict(lowered.state_dict())
-        assert torch.equal(outputs(again, x), outputs(lowered, x)), "8 bits after loading too"
+        flow = flows.our_flow(model, flows.global_mapping(asked), [(x,)], "native")
+        lowered: Any = refimpl.convert_fx(flow.prepared)
+        state, whole = io.BytesIO(), io.BytesIO()
+        torch.save(lowered.state_dict(), state)
+        torch.save(lowered, whole)
+        state.seek(0)
+        whole.seek(0)
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.zero_()  # so that only what is loaded is right
+        again: Any = refimpl.convert_fx(flows.our_flow(other, flows.global_mapping(asked), [(x,)], "native").prepared)
+        again.load_state_dict(torch.load(state))  # weights_only, which is the default
+        loaded = torch.load(whole, weights_only=False)
+        assert torch.equal(outputs(again, x), outputs(lowered, x))
+        assert torch.equal(outputs(loaded, x), outputs(lowered, x))
+    linear: Any
+    (linear,) = (part for part in lowered.modules() if isinstance(part, nnqd.Linear))
+    assert linear.weight().dtype == torch.qint8 and "DynamicQuantizedLinear" in str(lowered)

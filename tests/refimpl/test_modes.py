@@ -150,23 +150,31 @@ def test_recurrent_modules_are_torchs(qconfig: Any) -> None:
 
 
 @pytest.mark.rule("CVT-03")
-@pytest.mark.rule("CVT-09")
-@pytest.mark.parametrize("name", ["qnnpack", "x86"])
-@pytest.mark.parametrize("quant_max", [255, 127])
-def test_the_observer_says_to_what_range_a_dynamic_value_is_quantized_and_in_torch_the_engine(
-    name: str, quant_max: int
-) -> None:
-    activation = flows.torchs.PlaceholderObserver.with_args(
-        dtype=torch.quint8, quant_min=0, quant_max=quant_max, is_dynamic=True
-    )
-    mapping = flows.global_mapping(NAMED.QConfig(activation, flows.QCONFIG.weight))
+@pytest.mark.parametrize("name", ["qnnpack", "x86", "fbgemm", "onednn"])
+def test_a_dynamic_value_has_the_bits_of_the_engine_as_in_torch_unless_its_observer_says(name: str) -> None:
     model = Net(lambda net, x: net.a(x)).eval()
-    with engine(name):
-        ours, theirs = (flow(model, mapping, [(X,)], "native") for flow in (flows.our_flow, flows.torch_flow))
-    assert calls(ours.reference) == calls(theirs.reference) == ["quantize_per_tensor_dynamic", ".dequantize", "Linear"]
-    for flow, is_reduced in ((ours, quant_max == 127), (theirs, name == "x86")):
-        quantize = next(node for node in flow.reference.graph.nodes if node.op == "call_function")
-        assert quantize.args[1:] == (torch.quint8, is_reduced)
+    placeholder: dict[str, Any] = {"dtype": torch.quint8, "is_dynamic": True}
+    half, whole = {"quant_min": 0, "quant_max": 127}, {"quant_min": 0, "quant_max": 255}
+    does_saturate = name in ("x86", "fbgemm")
+    for of, arguments, is_reduced in (
+        (flows.torchs, whole, does_saturate),
+        (flows.torchs, half, True),  # torch drops that range on the other engines
+        (refimpl, {}, does_saturate),
+        (refimpl, {"reduce_range": False}, False),
+        (refimpl, {"reduce_range": True}, True),
+    ):
+        activation = of.PlaceholderObserver.with_args(**placeholder, **arguments)
+        mapping = flows.global_mapping(NAMED.QConfig(activation, flows.QCONFIG.weight))
+        with engine(name):
+            ours = flows.our_flow(model, mapping, [(X,)], "native")
+        assert calls(ours.reference) == ["quantize_per_tensor_dynamic", ".dequantize", "Linear"]
+        quantize = next(node for node in ours.reference.graph.nodes if node.op == "call_function")
+        assert quantize.args[1:] == (torch.quint8, is_reduced), (of.__name__, arguments)
+        if arguments is whole:
+            with engine(name):
+                theirs = flows.torch_flow(model, mapping, [(X,)], "native")
+            found = next(node for node in theirs.reference.graph.nodes if node.op == "call_function")
+            assert found.args[1:] == quantize.args[1:]
 
 
 @pytest.mark.rule("CVT-03")
