@@ -44,10 +44,10 @@ from refimpl import (
     ConfigError,
     RefimplError,
     convert_to_reference_decomposed_fx,
-    convert_to_reference_fx,
     explain,
 )
 from refimpl.backend_config import as_backend_config
+from refimpl.convert import convert_to_bounded_reference_fx
 from refimpl.fuse import fused_model
 from reports.results import Verdict
 
@@ -183,7 +183,7 @@ class Workbench:
     def convert(self, prepared: GraphModule) -> GraphModule:
         """Return the reference model in the backend's representation."""
         is_quantized = self.backend.representation is Representation.QUANTIZED
-        return (convert_to_reference_fx if is_quantized else convert_to_reference_decomposed_fx)(prepared)
+        return (convert_to_bounded_reference_fx if is_quantized else convert_to_reference_decomposed_fx)(prepared)
 
     def lower(self, reference: GraphModule, example_inputs: Batch) -> Callable[..., Any]:
         """Return what the backend makes of a copy of the reference model. Raises StageError for what it does wrong."""

@@ -17,11 +17,12 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from refimpl.bounded import BoundedTensors
 from refimpl.convert_mapping import float_decisions
 from refimpl.custom_config import ConvertCustomConfig
 from refimpl.decide import quant_type
 from refimpl.dtype_choice import is_observed_dtype
-from refimpl.emit import Decomposed, QuantizedTensors
+from refimpl.emit import Decomposed, Emitter, QuantizedTensors
 from refimpl.equalize import EQUALIZATION, convert_equalization
 from refimpl.errors import ConfigError, ModelError
 from refimpl.explain import PLAN
@@ -53,7 +54,8 @@ def convert_to_reference_fx(
     Raises ModelError for a model that prepare_fx did not make, QConfigError for a mapping or observer that does not
     fit, ConfigError where the config cannot be executed.
     """
-    return _convert(graph_module, convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig, False)
+    form = QuantizedTensors
+    return _convert(graph_module, convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig, form)
 
 
 def convert_to_reference_decomposed_fx(
@@ -67,7 +69,15 @@ def convert_to_reference_decomposed_fx(
     It has ``torch.ops.quantized_decomposed`` ops, whose arguments are the qparams, the range and the plain dtype, such
     as ``torch.uint8``. Arguments and errors are those of convert_to_reference_fx; ``qconfig`` attributes stay.
     """
-    return _convert(graph_module, convert_custom_config, qconfig_mapping, backend_config, False, True)
+    return _convert(graph_module, convert_custom_config, qconfig_mapping, backend_config, False, Decomposed)
+
+
+def convert_to_bounded_reference_fx(graph_module: GraphModule) -> GraphModule:
+    """Convert a prepared model to a reference model on quantized tensors that keeps narrow ranges. (CVT-09)
+
+    For who judges a claim of such a range: a clamp stands before each quantize. Errors as of convert_to_reference_fx.
+    """
+    return _convert(graph_module, None, None, None, True, BoundedTensors)
 
 
 _convert_to_reference_decomposed_fx = convert_to_reference_decomposed_fx
@@ -80,7 +90,7 @@ def _convert(
     qconfig_mapping: object | None,
     backend_config: object | None,
     remove_qconfig: bool,
-    is_decomposed: bool,
+    form: type[Emitter],
     is_left: bool = False,
 ) -> GraphModule:
     notes = notes_of(prepared)
@@ -98,7 +108,7 @@ def _convert(
     floating = float_decisions(plan, state.mapping, qconfig_mapping)
     if is_left:  # rule: CVT-05
         floating = frozenset(decision.node for decision in plan.decisions)
-    graph, attributes = _Walk(source, plan, state, custom, floating, is_decomposed).write()
+    graph, attributes = _Walk(source, plan, state, custom, floating, form).write()
     model = finished(attributes, graph, prepared, preserved=kept or None)
     check_graph(model, "convert")
     return without_qconfig(model) if remove_qconfig else model  # rule: CVT-08
@@ -113,9 +123,10 @@ class _Walk:
     state: Prepared
     custom: ConvertCustomConfig
     floating: frozenset[str]
-    is_decomposed: bool
+    form: type[Emitter]
 
     def __post_init__(self) -> None:
+        self.is_decomposed = self.form is Decomposed
         self.slots = {slot.name: slot for slot in self.plan.slots}
         self.decisions = {name: decision for decision in self.plan.decisions for name in decision.nodes}
         self.modules = dict(self.prepared.named_modules(remove_duplicate=False))
@@ -127,8 +138,7 @@ class _Walk:
         self.graph = Graph()
         self.attributes: dict[str, Any] = {}
         observers = [self.modules[name] for name in self.slots if name in self.modules]  # saving keeps one name of each
-        emitter = Decomposed if self.is_decomposed else QuantizedTensors
-        self.emit = emitter(self.graph, self.attributes, self.modules, observers)
+        self.emit = self.form(self.graph, self.attributes, self.modules, observers)
         self.env: dict[Node, Node] = {}
         self.quantized: dict[Node, Node] = {}  # float value → what it was dequantized from
         self.tuples: dict[Node, Any] = {}  # a custom module's tuple, with the float values of its elements
@@ -262,7 +272,8 @@ class _Walk:
             return float_module(module, where=name)
         return reference_module(  # rule: CVT-02, CVT-10
             module, decision.qconfig, self.state.references,
-            is_decomposed=self.is_decomposed, where=name, weight_dtype=dtype, known=self.known.get(id(module)),
+            is_decomposed=self.is_decomposed, is_bounded=self.form is BoundedTensors, where=name, weight_dtype=dtype,
+            known=self.known.get(id(module)),
         )  # fmt: skip
 
     def _custom(self, node: Node, name: str, decision: Decision) -> None:
@@ -305,6 +316,5 @@ class _Walk:
         made.meta = dict(node.meta)
         if name not in self.attributes:
             is_left = decision.node in self.floating  # rule: CVT-05
-            form = self.is_decomposed
-            self.attributes[name] = _convert(child, self.custom, None, None, False, form, is_left)  # rule: STD-01
+            self.attributes[name] = _convert(child, self.custom, None, None, False, self.form, is_left)  # rule: STD-01
         self.env[node] = self._dequantized(made) if decision.quantized_output and not self.is_decomposed else made

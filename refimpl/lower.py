@@ -17,7 +17,7 @@ from torch.fx.node import map_aggregate
 
 from refimpl.convert import convert_to_reference_fx
 from refimpl.convert_mapping import float_decisions
-from refimpl.errors import ModelError
+from refimpl.errors import ModelError, warn_user
 from refimpl.explain import PLAN
 from refimpl.invariants import check_graph
 from refimpl.lower_sites import Call, Sites
@@ -42,8 +42,8 @@ def convert_fx(
     """Convert a prepared model and lower it to torch's quantized ops and modules. (LOW-01)
 
     Weights are packed for ``torch.backends.quantized.engine`` as it is set at this moment. What was not lowered is
-    listed as in ``lower``. With `keep_original_weights` the model's ``original_weights_lookup`` maps the name of every
-    packed weight to the tensors that it was made from, the largest first. Other arguments and errors are
+    listed as in ``lower``, and warned of. With `keep_original_weights` the model's ``original_weights_lookup`` maps the
+    name of every packed weight to the tensors that it was made from, the largest first. Other arguments and errors are
     convert_to_reference_fx's.
     """
     mapping = None if qconfig_mapping is None else as_qconfig_mapping(qconfig_mapping)
@@ -51,6 +51,9 @@ def convert_fx(
     notes = notes_of(graph_module)
     floating = float_decisions(notes[PLAN], notes[PREPARED].mapping, mapping)  # rule: CVT-05
     lowered = _lower(reference, keep_original_weights, floating)
+    if refused := lowered.meta[NOT_LOWERED]:  # rule: LOW-04
+        more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+        warn_user(f"convert_fx left in float: {refused[0]}{more}; meta[{NOT_LOWERED!r}] of the result lists all")
     return without_qconfig(lowered) if _remove_qconfig else lowered  # rule: CVT-08
 
 

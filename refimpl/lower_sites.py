@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
@@ -206,14 +206,14 @@ class Sites:
         op = "call_function" if callable(tail.target) else node.op
         self.calls[tail.quantize] = Call(op=op, target=tail.target, args=args, kwargs=kwargs, origin=node)
 
-    def _swap(self, node: Node, native: Any, *qparams: Any) -> None:
-        """Make the quantized module. (LOW-01)"""
+    def _swap(self, node: Node, name: Any, native: Any, *qparams: Any) -> None:
+        """Make the quantized module, under a name. (LOW-01)"""
         made = _packing(native.from_reference, self._module(node), *qparams)
-        self.parts[str(node.target)] = made.train(self._modules[""].training)
+        self.parts[str(name)] = made.train(self._modules[""].training)
 
     def _weight_only_module(self, node: Node, kind: Any) -> None:
         """Embeddings: the weight alone is quantized. (LOW-02, CVT-11)"""
-        self._swap(node, table.WEIGHT_ONLY_MODULES[kind])
+        self._swap(node, node.target, table.WEIGHT_ONLY_MODULES[kind])
 
     def _dynamic_module(self, node: Node, kind: Any) -> None:
         """A module that quantizes its input at run time. (LOW-02, CVT-03, CVT-04)"""
@@ -225,7 +225,7 @@ class Sites:
             raise Blocked("LOW-03: the quantized cell takes 7 bits of its inputs; all 8 are asked for")
         if str(node.target) not in self.parts:
             native = table.WHOLE_RANGE_LINEARS.get(kind) if is_whole else None
-            self._swap(node, native or table.DYNAMIC_MODULES[kind])
+            self._swap(node, node.target, native or table.DYNAMIC_MODULES[kind])
             if is_whole and native is None:
                 made = self.parts[str(node.target)]
                 made.version = 1  # before torch reduced the range
@@ -243,14 +243,20 @@ class Sites:
         """A module with the output's qparams, and with packed weights if it has any. (LOW-01)"""
         given = [value for value in (*node.args, *node.kwargs.values()) if value is not None]
         sources = tuple(map(self._source, given))
-        tail = self._tail(node, sources, node.target, keeps=kind is nn.Dropout)
-        if self._places[str(node.target)] > 1:  # rule: LOW-03
-            raise Blocked(f"LOW-03: module {node.target!r} is called at more than one place, each with its own qparams")
+        tail = self._tail(node, sources, self._own_name(node))
         weight_dtype = getattr(weighted(self._module(node)), "weight_dtype", torch.qint8)
         if weight_dtype is not torch.qint8:
             raise Blocked(f"LOW-03: the quantized module packs qint8 weights, not {weight_dtype}")
-        self._swap(node, table.MODULES[kind], *map(self._attribute, tail.quantize.args[1:3]))
+        self._swap(node, tail.target, table.MODULES[kind], *map(self._attribute, tail.quantize.args[1:3]))
         self._write(node, tail, *sources)
+
+    def _own_name(self, node: Node) -> str:
+        """Name the module that is made for this call: each call has output qparams of its own. (LOW-03)"""
+        target = str(node.target)
+        if self._places[target] == 1:
+            return target
+        names = (f"{target}_{number}" for number in count())
+        return next(name for name in names if name not in self._modules and name not in self.parts)  # rule: LOW-03
 
     def _packed_function(self, node: Node, kind: Any) -> None:
         """A function whose quantized form takes a packed weight. (LOW-02)"""
@@ -314,7 +320,7 @@ class Sites:
         """Functions whose quantized form takes the output's scale and zero point. (LOW-02)"""
         function, unknown = table.WITH_OUTPUT_QPARAMS[kind]
         source, args, kwargs = self._operand(node)
-        tail = self._tail(node, (source,), function, keeps=kind is F.dropout)
+        tail = self._tail(node, (source,), function)
         known = {name: value for name, value in kwargs.items() if name not in unknown}
         scale, zero_point = tail.quantize.args[1:3]
         self._write(node, tail, source, *args, **known, output_scale=scale, output_zero_point=zero_point)

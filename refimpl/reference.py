@@ -15,9 +15,10 @@ import torch
 import torch.ao.nn.intrinsic as nni
 from torch import Tensor, nn
 
+from refimpl.bounded import bound_weight
 from refimpl.dtype_choice import is_observed_dtype
 from refimpl.errors import ConfigError, QConfigError, blaming
-from refimpl.qparams import QParams, is_plain, is_quantized_dtype, ranges_qparams, read_qparams
+from refimpl.qparams import QParams, dtype_range, is_plain, is_quantized_dtype, ranges_qparams, read_qparams
 from refimpl.reference_convs import settle_padding
 from refimpl.tracing import module_type
 
@@ -33,13 +34,15 @@ def reference_module(
     *,
     is_decomposed: bool,
     where: str,
+    is_bounded: bool = False,
     weight_dtype: torch.dtype | None = None,
     known: QParams | None = None,
 ) -> nn.Module:
     """Return the reference module of an accepted pattern's root, in its mode: its float weight, with qparams. (CVT-02)
 
     `module` is a float module, a fused one (its first part is replaced, in a copy) or a QAT module; `references` maps
-    root classes to reference classes (CFG-11); `weight_dtype` is what the dtype config names; `known` are the weight's
+    root classes to reference classes (CFG-11); `is_bounded` keeps weights in a range narrower than the dtype's, which
+    quantized tensors do not; `weight_dtype` is what the dtype config names; `known` are the weight's
     qparams, if they were measured (`plain_weights`). A module without weight, or whose weight the QConfig leaves in
     float32, comes back as float (CVT-11). Raises ConfigError where a weight has no reference class or that class fails,
     QConfigError for the weight's observer.
@@ -68,8 +71,11 @@ def reference_module(
     settle_padding(made)
     if made.training != root.training:
         made.train(root.training)
-    for name in (name for name, qparams in measured.items() if qparams["dtype"] == torch.float16):
-        _round_weight(made, name)
+    for name, qparams in measured.items():
+        if qparams["dtype"] == torch.float16:
+            _round_weight(made, name)
+        elif is_bounded and (qparams["quant_min"], qparams["quant_max"]) != dtype_range(qparams["dtype"]):
+            bound_weight(made, name, qparams)
     if not is_fused:
         return made
     floating = _shallow(floating)

@@ -19,9 +19,9 @@ from refimpl import (
     QConfig,
     QConfigMapping,
     convert_to_reference_decomposed_fx,
-    convert_to_reference_fx,
     prepare_fx,
 )
+from refimpl.convert import convert_to_bounded_reference_fx
 
 PROPERTY = settings(deadline=None, derandomize=True, database=None)
 """Hypothesis for this project: the same examples in every run, on machines of any speed."""
@@ -93,7 +93,7 @@ def converted(
         for batch in output:
             ends = [torch.linspace(low, high, int(x.numel())) for x, (low, high) in zip(batch, ranges, strict=True)]
             prepared(*(end.reshape(x.shape) for end, x in zip(ends, batch, strict=True)))
-    convert = convert_to_reference_decomposed_fx if is_decomposed else convert_to_reference_fx
+    convert = convert_to_reference_decomposed_fx if is_decomposed else convert_to_bounded_reference_fx
     return convert(prepared)
 
 

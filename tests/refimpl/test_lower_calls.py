@@ -1,0 +1,89 @@
+"""Lowering: modules called at several places, dropout, and the warning of what is left in float (LOW-03, LOW-04)."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import both_flows as flows
+import pytest
+import torch
+import torch.nn.functional as F
+from lowering import Net, X, each_engine, float_ops, small, torch_lowered  # noqa: F401  (a fixture)
+from torch import Tensor, nn
+
+import refimpl
+from refimpl.lower import NOT_LOWERED
+
+
+def targets(model: Any) -> list[str]:
+    """The modules that a graph calls, in order."""
+    return [str(node.target) for node in model.graph.nodes if node.op == "call_module"]
+
+
+@pytest.mark.rule("LOW-04")
+def test_convert_warns_once_of_what_stays_in_float_and_names_the_first(engine: str) -> None:
+    flow, _ = small(Net(lambda net, x: net.same(net.same(x))).eval(), [(X,)])
+    with pytest.warns(UserWarning) as told:
+        refimpl.convert_fx(flow.prepared)
+    (message,) = [str(each.message) for each in told if "left in float" in str(each.message)]
+    assert message.startswith("convert_fx left in float: same (Conv2d): LOW-03: padding 'same'")
+    assert message.endswith("and 1 more; meta['not_lowered'] of the result lists all")
+    flow, _ = small(Net(lambda net, x: net.conv(x)).eval(), [(X,)])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*left in float")
+        refimpl.convert_fx(flow.prepared)
+
+
+@pytest.mark.rule("LOW-03")
+def test_a_module_called_at_several_places_is_lowered_for_each_with_its_own_qparams(engine: str) -> None:
+    """Torch gives one module the output scale of one of the calls, and leaves the other in float."""
+
+    def run(net: Any, x: Tensor) -> Any:
+        return net.conv(F.relu(net.conv(x) * 3.0)), net.other(x)
+
+    flow, _ = small(Net(run).eval(), [(X,)])
+    lowered = refimpl.convert_fx(flow.prepared)
+    assert lowered.meta[NOT_LOWERED] == () and not float_ops(lowered)
+    assert targets(lowered) == ["conv_0", "conv_1", "other"] and not hasattr(lowered, "conv")
+    made: list[Any] = [lowered.get_submodule(name) for name in ("conv_0", "conv_1")]
+    scales = [numbers[1][0] for numbers in flows.qparams(flow.reference)]
+    assert made[0].scale != made[1].scale and {made[0].scale, made[1].scale} <= set(scales)
+    again = copy.deepcopy(lowered)
+    again.load_state_dict(lowered.state_dict())
+    with torch.no_grad():
+        for found, loaded, expected in zip(lowered(X), again(X), flow(X), strict=True):
+            assert (found - expected).abs().max() <= 1.01 * max(scales)
+            assert torch.equal(found, loaded)
+
+
+class Classifier(nn.Module):
+    """What stands before SqueezeNet's classifier: the cat shares its input's observer, the dropout has its own."""
+
+    def __init__(self, is_module: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.three, self.last = nn.Conv2d(2, 4, 1), nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(8, 3, 1)
+        self.drop: Any = nn.Dropout(0.5) if is_module else lambda x: F.dropout(x, 0.5, training=False)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.drop(torch.cat([F.relu(self.one(x)), F.relu(self.three(3 * x))], 1)))
+
+
+@pytest.mark.rule("LOW-03")
+@pytest.mark.parametrize("is_module", [True, False])
+def test_a_dropout_that_never_drops_passes_its_quantized_input_on_as_torchs_does(is_module: bool, engine: str) -> None:
+    model = Classifier(is_module).eval()
+    averaging = flows.torchs.MovingAverageMinMaxObserver.with_args(averaging_constant=0.5)
+    mapping = flows.global_mapping(flows.torch_qconfigs.QConfig(averaging, flows.QCONFIG.weight))
+    flow = flows.our_flow(model, mapping, [(X,), (2 * X,)])
+    slots = {slot.value: slot.name for slot in refimpl.explain(flow.prepared).plan.slots}
+    observers: list[Any] = [
+        flow.prepared.get_submodule(slots[value]) for value in ("cat", "drop" if is_module else "dropout")
+    ]
+    assert observers[0].calculate_qparams() != observers[1].calculate_qparams(), "else nothing is dropped"
+    lowered, torchs = refimpl.convert_fx(flow.prepared), torch_lowered(model, mapping, [(X,), (2 * X,)])
+    assert lowered.meta[NOT_LOWERED] == () and not float_ops(lowered)
+    with torch.no_grad():
+        assert torch.equal(lowered(X), torchs(X))
