@@ -190,6 +190,8 @@ def _insert(model: GraphModule, root: Node, asked: QConfig, dimensions: int) -> 
     wanted = {"weight": (asked.weight, "get_weight_col_minmax"), "input": (asked.activation, "get_input_minmax")}
     if root.op == "call_module":
         del wanted["weight"]
+    else:  # where torch's own tools look for the weight of a function
+        root.meta["target_dtype_info"] = {f"{part}_index": _POSITIONS[part] for part in ("weight", "bias")}
     name, device = "", next(model.parameters(), torch.empty(0)).device
     for argument, (make, protocol) in wanted.items():
         made, observer = make(), _argument(root, argument)

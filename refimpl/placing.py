@@ -16,13 +16,12 @@ from refimpl.dtype_choice import ObserverFacts, QConfigFacts, is_observed_dtype
 from refimpl.dtype_config import DTypeWithConstraints
 from refimpl.fake_quantize import FakeQuantize
 from refimpl.matching import Match
-from refimpl.observers import MinMaxObserver, PlaceholderObserver, dtype_range, is_quantized_dtype
+from refimpl.observers import MinMaxObserver, dtype_range, is_quantized_dtype
 from refimpl.plan import DIFFERENT, NOT_OBSERVED, OBSERVER_PREFIX, Decision, Role, Slot
 from refimpl.tracing import Places, positional_arguments, tensor_inputs
 from refimpl.values import observable_inputs
 
 Make = Callable[..., nn.Module]
-_FLOAT16_BIAS = PlaceholderObserver.with_args(dtype=torch.float16)
 _ANY = DTypeWithConstraints()
 
 
@@ -118,7 +117,7 @@ class Placer:
             if value is bias:
                 asked = QConfigFacts(activation=activation, weight=self._facts_of(decision.qconfig.weight))
                 if asked.bias_dtype == torch.float16:  # rule: DTY-08, OBS-06
-                    self._input(value, node, _FLOAT16_BIAS, "bias", "DTY-08")
+                    self._input(value, node, decision.qconfig.activation, "bias", "DTY-08")
             elif value is weight:
                 if decision.dtype_config and is_observed_dtype(decision.dtype_config.weight_dtype):
                     self._input(value, node, decision.qconfig.weight, "weight", "OBS-06")  # rule: OBS-06

@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import nn
 from torch.fx import GraphModule, Node
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from refimpl.backend_config import as_backend_config
 from refimpl.custom_config import PrepareCustomConfig
 from refimpl.decide import Request, make_plan, qat_classes, quant_type, standalone_entry
 from refimpl.equalize import place_equalization
-from refimpl.errors import ConfigError, ModelError
+from refimpl.errors import ConfigError, ModelError, warn_user
 from refimpl.explain import PLAN
 from refimpl.fuse import fuse
 from refimpl.invariants import check_graph
@@ -121,7 +122,22 @@ def _prepare(
     )
     is_sequence = isinstance(example_inputs, (tuple, list))
     inputs = None if example_inputs is None else tuple(example_inputs) if is_sequence else (example_inputs,)
-    return prepare(model, request, inputs, equalization=equalization)
+    prepared = prepare(model, request, inputs, equalization=equalization)
+    if backend_config is None:
+        _warn_of_transposed(prepared)
+    return prepared
+
+
+def _warn_of_transposed(prepared: GraphModule) -> None:
+    """Warn of a transposed convolution with weights per channel, which most engines of torch cannot pack. (LOW-01)"""
+    for decision in prepared.meta[PLAN].decisions:
+        module = prepared.get_submodule(decision.target) if decision.target and decision.dtype_config else None
+        if isinstance(module, _ConvTransposeNd) and hasattr(decision.qconfig.weight(), "ch_axis"):  # rule: LOW-01
+            warn_user(
+                f"{decision.target} ({type(module).__name__}): the QConfig of {decision.source} observes its weight "
+                "per channel, which fbgemm, x86 and onednn cannot pack: convert_fx leaves it in float there; take a "
+                "weight observer per tensor, as the default mappings do"
+            )
 
 
 def prepare(

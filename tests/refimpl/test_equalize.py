@@ -319,3 +319,30 @@ def test_refimpls_own_flow_places_and_converts_the_same(name: str) -> None:
     assert torch.equal(reference(found.x), (equalized_by_us if case.stale else torchs)(found.x))
     again = refimpl.convert_to_reference_fx(copy.deepcopy(prepared))
     assert torch.equal(reference(found.x), again(found.x))
+
+
+class Plain(nn.Module):
+    """Functional layers whose weights are plain tensors: torch's private function cannot set a Parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.randn(5, 5), torch.randn(3, 5)
+
+    def forward(self, x: Any) -> Any:
+        return F.linear(F.relu(F.linear(x, self.first)), self.second)
+
+
+def test_torchs_private_equalization_takes_our_prepared_model_with_functions_as_its_own() -> None:
+    x = torch.rand(7, 5) * torch.arange(1, 6)
+    model = Plain().eval()
+    ours = refimpl.prepare_fx(model, WHOLE, (x,), _equalization_config=EVERYWHERE)
+    found = []
+    for prepared in (prepare_with_torch(model, x, WHOLE, EVERYWHERE), ours):
+        prepared(x)
+        equal = torch_equalize._convert_equalization_ref(prepared)
+        found.append(([str(node) for node in equal.graph.nodes], equal(x), tensors(equal)))
+    (torchs_nodes, torchs_result, torchs_state), (nodes, result, state) = found
+    assert nodes == torchs_nodes and "x_equalization_scale0" in nodes
+    assert torch.equal(result, torchs_result)
+    assert len(state) == len(torchs_state) and all(map(torch.equal, state, torchs_state))

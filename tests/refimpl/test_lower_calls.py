@@ -9,6 +9,7 @@ from typing import Any
 import both_flows as flows
 import pytest
 import torch
+import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from lowering import Net, X, each_engine, float_ops, small, torch_lowered  # noqa: F401  (a fixture)
 from torch import Tensor, nn
@@ -87,3 +88,20 @@ def test_a_dropout_that_never_drops_passes_its_quantized_input_on_as_torchs_does
     assert lowered.meta[NOT_LOWERED] == () and not float_ops(lowered)
     with torch.no_grad():
         assert torch.equal(lowered(X), torchs(X))
+
+
+@pytest.mark.rule("LOW-01")
+def test_prepare_warns_of_a_transposed_convolution_with_weights_per_channel() -> None:
+    """Torch's prepare raises; here a vendor's config may claim it, and then nothing is said."""
+    model = nn.Sequential(nn.ConvTranspose2d(2, 2, 3)).eval()
+    by_channel, by_default = flows.global_mapping(flows.PER_CHANNEL), refimpl.get_default_qconfig_mapping("x86")
+    with pytest.raises(AssertionError, match="Per channel weight observer is not supported"):
+        torch_fx.prepare_fx(model, by_channel, (X,))
+    with pytest.warns(
+        UserWarning, match=r"0 \(ConvTranspose2d\): the QConfig of global observes its weight per channel"
+    ):
+        refimpl.prepare_fx(model, by_channel, (X,))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*per channel")
+        refimpl.prepare_fx(model, by_default, (X,))
+        refimpl.prepare_fx(model, by_channel, (X,), backend_config=refimpl.default_backend_config())

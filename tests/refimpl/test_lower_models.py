@@ -151,7 +151,7 @@ def padded_bag() -> nn.Module:
     [
         (nn.EmbeddingBag(10, 12), "mode 'mean': the quantized module sums"),
         (nn.Embedding(10, 12, max_norm=1.0), "max_norm 1.0: the quantized module does not renormalize"),
-        (padded_bag(), "padding_idx: the quantized module adds the padding's"),
+        (padded_bag(), "padding_idx 5: the quantized module adds the padding's row, which is not zero"),
     ],
     ids=["mean", "norm", "padding"],
 )
@@ -168,6 +168,20 @@ def test_torch_lowers_embeddings_to_modules_that_compute_something_else(part: An
         assert (theirs(*batch) - flow(*batch)).abs().max() > 0.1, "torch is right now: drop this deviation"
         assert torch.equal(ours(*batch), flow(*batch))
     assert reason in str(ours.meta[NOT_LOWERED][0])
+
+
+@pytest.mark.rule("LOW-03")
+@pytest.mark.rule("LOW-02")
+def test_a_padding_row_of_zeros_adds_nothing_and_the_bag_is_lowered() -> None:
+    torch.manual_seed(0)
+    bag = nn.EmbeddingBag(10, 12, mode="sum", padding_idx=5)
+    assert not bag.weight[5].any(), "so nn.EmbeddingBag itself makes it"
+    batch = (torch.tensor([[5, 6], [7, 5]]),)
+    with set_engine("fbgemm"):
+        flow, ours, theirs = embedding_flow(nn.Sequential(bag).eval(), batch)
+    with torch.no_grad():
+        assert ours.meta[NOT_LOWERED] == ()
+        assert torch.equal(ours(*batch), theirs(*batch)) and torch.allclose(ours(*batch), flow(*batch))
 
 
 @pytest.mark.rule("LOW-03")
