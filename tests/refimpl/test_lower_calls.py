@@ -98,7 +98,7 @@ def test_prepare_warns_of_a_transposed_convolution_with_weights_per_channel() ->
     with pytest.raises(AssertionError, match="Per channel weight observer is not supported"):
         torch_fx.prepare_fx(model, by_channel, (X,))
     with pytest.warns(
-        UserWarning, match=r"0 \(ConvTranspose2d\): the QConfig of global observes its weight per channel"
+        UserWarning, match=r"0 \(ConvTranspose2d\): the QConfig of global observes its weight"
     ):
         refimpl.prepare_fx(model, by_channel, (X,))
     with warnings.catch_warnings():
