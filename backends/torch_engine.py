@@ -146,11 +146,11 @@ def read_execution(model: GraphModule) -> Execution:
 
 
 def _is_quantized_op(model: GraphModule, node: Node) -> bool:
-    """Tell whether a node calls one of torch's quantized modules or ops, not a reference module."""
+    """Tell whether a node calls one of torch's quantized modules (or a class of one) or ops, not a reference module."""
     if node.op != "call_module":
         return str(node.target).startswith("quantized.")
-    home = type(model.get_submodule(str(node.target))).__module__
-    return ".quantized" in home and ".reference" not in home
+    homes = (base.__module__ for base in type(model.get_submodule(str(node.target))).__mro__)
+    return any(".quantized" in home and ".reference" not in home for home in homes)
 
 
 def _op_name(model: GraphModule, node: Node) -> str:

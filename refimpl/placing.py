@@ -22,7 +22,7 @@ from refimpl.tracing import Places, positional_arguments, tensor_inputs
 from refimpl.values import observable_inputs
 
 Make = Callable[..., nn.Module]
-_ANY = DTypeWithConstraints()
+_UNBOUNDED = DTypeWithConstraints()
 
 
 @dataclass(slots=True)
@@ -130,16 +130,17 @@ class Placer:
             elif entries is None or any(argument is value and i in entries for i, argument in enumerate(node.args)):
                 # rule: STD-01 (a standalone module's other inputs stay float)
                 rule = "OBS-05" if activation.is_dynamic else "OBS-01"
-                bounds = decision.dtype_config.input_dtype_with_constraints if decision.dtype_config else _ANY
-                yield self._input(value, node, self._unfixed(decision.qconfig.activation), "input", rule, bounds)
+                yield self._input(value, node, self._of_input(decision), "input", rule, _bounds(decision))
 
-    def _unfixed(self, make: Make) -> Make:
-        """Return what observes an input where a QConfig has fixed qparams: those are its output's. (OBS-14)
+    def _of_input(self, decision: Decision) -> Make:
+        """Return what observes an op's inputs: not the qparams that its dtype config fixes for its output. (OBS-14)
 
-        The global QConfig's activation if it observes the same dtype, else a min/max observer of that dtype.
+        In their place stands the global QConfig's activation if it observes the same dtype, else a min/max observer.
         """
+        assert decision.qconfig is not None
+        make = decision.qconfig.activation
         facts = self._facts_of(make)
-        if facts.fixed is None:
+        if _bounds(decision).scale_exact_match is None or facts.fixed is None:
             return make
         if self._default is not None:
             common = self._facts_of(self._default)
@@ -150,7 +151,7 @@ class Placer:
         return (FakeQuantize if is_fake else MinMaxObserver).with_args(dtype=facts.dtype)
 
     def _input(
-        self, value: Node, user: Node, make: Make, role: Role, rule: str, bounds: DTypeWithConstraints = _ANY
+        self, value: Node, user: Node, make: Make, role: Role, rule: str, bounds: DTypeWithConstraints = _UNBOUNDED
     ) -> _Draft:
         """Find a slot on a value that gives what a user asks for, or place one. (OBS-04, OBS-14)
 
@@ -181,9 +182,8 @@ class Placer:
         ends = (bounds.quant_min_lower_bound, bounds.quant_max_upper_bound)
         if None not in ends and not ends[0] <= low <= high <= ends[1]:  # type: ignore[operator]
             return True
-        if role == "input" and self._default is not None and _range(self._facts_of(self._default)) == (least, most):
-            return False
-        return not least <= low <= high <= most
+        common = None if role != "input" or self._default is None else _range(self._facts_of(self._default))
+        return wanted.fixed is None and (least, most) != common and not least <= low <= high <= most
 
     def _new(self, value: Node, make: Make, role: Role, rule: str, consumers: list[Node] | None) -> _Draft:
         draft = _Draft(value, len(self._parent), make, self._facts_of(make), role, rule, consumers)
@@ -228,6 +228,11 @@ class Placer:
             return places.name(draft.value)
         linear = [user for user in draft.consumers if user.target is torch.nn.functional.linear]
         return f"{places.name((linear or draft.consumers)[0])}_input"
+
+
+def _bounds(decision: Decision) -> DTypeWithConstraints:
+    """What the chosen dtype config says of the inputs; nothing for a custom or standalone module."""
+    return decision.dtype_config.input_dtype_with_constraints if decision.dtype_config else _UNBOUNDED
 
 
 def _range(facts: ObserverFacts) -> tuple[float, float]:

@@ -97,9 +97,7 @@ def test_prepare_warns_of_a_transposed_convolution_with_weights_per_channel() ->
     by_channel, by_default = flows.global_mapping(flows.PER_CHANNEL), refimpl.get_default_qconfig_mapping("x86")
     with pytest.raises(AssertionError, match="Per channel weight observer is not supported"):
         torch_fx.prepare_fx(model, by_channel, (X,))
-    with pytest.warns(
-        UserWarning, match=r"0 \(ConvTranspose2d\): the QConfig of global observes its weight"
-    ):
+    with pytest.warns(UserWarning, match=r"0 \(ConvTranspose2d\): the QConfig of global observes its weight"):
         refimpl.prepare_fx(model, by_channel, (X,))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*per channel")
