@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -13,15 +11,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_leaves
 
 from refimpl.backend_config import BackendConfig, as_backend_config
 from refimpl.custom_config import FuseCustomConfig
 from refimpl.errors import ConfigError, ModelError, blaming
+from refimpl.example_run import Examples
 from refimpl.fusers import linear_bn_is_foldable
 from refimpl.invariants import check_graph
 from refimpl.matching import Match, Nested, find_matches
@@ -103,39 +100,18 @@ def _linear_bn(match: Match, places: Places) -> tuple[Node, nn.BatchNorm1d] | No
     return None
 
 
-def _unfoldable(match: Match, places: Places, ranks: Mapping[Node, int] | None) -> str | None:
+def _unfoldable(match: Match, places: Places, examples: Examples) -> str | None:
     found = _linear_bn(match, places)
-    if ranks is None or found is None or linear_bn_is_foldable(found[1], ranks.get(found[0], -1)):
+    if found is None or not examples.are_given:
         return None
-    rank = ranks.get(found[0], "unknown")
+    seen = examples.seen.get(found[0])
+    if linear_bn_is_foldable(found[1], seen.rank if seen else -1):
+        return None
+    rank = seen.rank if seen else "unknown"
     return f"FUS-06: BatchNorm1d normalises axis 1, not the last, of an output of rank {rank}"  # rule: FUS-06
 
 
-def _ranks(model: GraphModule, example_inputs: tuple[Any, ...]) -> Mapping[Node, int]:
-    """Return the ranks of a graph's tensors. Raises ModelError, naming the node, where the inputs cannot be run.
-
-    A model in eval mode is run, on copies of its buffers. One in train mode is followed by shapes alone, for a batch of
-    one may be too small for it: where the shapes depend on data, later nodes are left out.
-    """
-    reader = Interpreter(model, garbage_collect_values=False)
-    if model.training:
-        with suppress(Exception), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            state = dict(model.named_parameters()) | dict(model.named_buffers())
-            with _reparametrize_module(model, {name: mode.from_tensor(value) for name, value in state.items()}):
-                reader.run(*example_inputs)
-    else:
-        state = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=()), _reparametrize_module(model, state):
-                reader.run(*copy.deepcopy(example_inputs))
-        except Exception as error:
-            failed = next(node for node in model.graph.nodes if node not in reader.env).format_node()
-            reason = str(error).partition("While executing")[0].strip()
-            raise ModelError(f"example_inputs cannot be run: {failed}: {type(error).__name__}: {reason}") from error
-    return {node: value.dim() for node, value in reader.env.items() if isinstance(value, torch.Tensor)}
-
-
-def fuse(model: Draft, config: BackendConfig, *, is_qat: bool, example_inputs: tuple[Any, ...] | None = None) -> None:
+def fuse(model: Draft, config: BackendConfig, *, is_qat: bool, examples: Examples | None = None) -> None:
     """Fuse a traced model, in place: ``model.meta`` says under "fusions" what was, and under "not_fused" what not.
 
     All is decided before anything is changed. Without example inputs ranks are not known, and a batch norm is folded
@@ -144,14 +120,15 @@ def fuse(model: Draft, config: BackendConfig, *, is_qat: bool, example_inputs: t
     places = Places(model)
     entries = [entry for entry in config.configs if entry.fuser_method is not None]  # rule: FUS-01
     matches = find_matches(model.graph, places, entries)
-    is_needed = not model.training or any(_linear_bn(match, places) for match in matches)
-    ranks = _ranks(model, example_inputs) if example_inputs and is_needed else None
+    examples = Examples(model, None) if examples is None else examples
+    if not model.training and examples.failure:
+        raise ModelError(f"example_inputs cannot be run: {examples.failure}")
     callees = [_callees(match, places) for match in matches]
     alike = Counter(callees)
     refused = {
         key: refusal
         for m, key in zip(matches, callees, strict=True)
-        if (refusal := _shared(m, places, alike[key]) or _inexpressible(m) or _unfoldable(m, places, ranks))
+        if (refusal := _shared(m, places, alike[key]) or _inexpressible(m) or _unfoldable(m, places, examples))
     }
     found = [(f"{m.name} at {m.root.name}", m, refused.get(key)) for m, key in zip(matches, callees, strict=True)]
     replaced: dict[Node, Node] = {}
@@ -160,6 +137,7 @@ def fuse(model: Draft, config: BackendConfig, *, is_qat: bool, example_inputs: t
         if refusal is None:
             fused[key] = fused.get(key) or _fused_module(places, match, is_qat)
             _apply(model, places, match, fused[key], replaced)
+            examples.replace(match.last, match.root)
     model.meta["fusions"] = tuple(name for name, _, refusal in found if refusal is None)
     model.meta["not_fused"] = tuple(f"{name}: {refusal}" for name, _, refusal in found if refusal is not None)
     check_graph(model, "fuse")

@@ -16,6 +16,7 @@ from refimpl.custom_config import PrepareCustomConfig
 from refimpl.decide import Request, make_plan, qat_classes, quant_type, standalone_entry
 from refimpl.equalize import place_equalization
 from refimpl.errors import ConfigError, ModelError, warn_user
+from refimpl.example_run import Examples
 from refimpl.explain import PLAN
 from refimpl.fuse import fuse
 from refimpl.invariants import check_graph
@@ -149,7 +150,7 @@ def prepare(
     draft = trace(model, *_leaves(custom))
     _check_inputs(draft, example_inputs)
     targets = {node.target for node in draft.graph.nodes if node.op in ("call_function", "call_method")}
-    fuse(draft, request.config, is_qat=request.is_qat, example_inputs=example_inputs)
+    fuse(draft, request.config, is_qat=request.is_qat, examples=Examples(draft, example_inputs))
     orders = Places(draft).orders() if request.mapping.module_name_object_type_order_qconfigs else set()
     warn_unmatched_keys(request.mapping, model, targets, orders)  # rule: QCM-02 (calls are counted after fusing)
     plan = make_plan(draft, request)

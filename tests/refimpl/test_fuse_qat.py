@@ -21,6 +21,7 @@ import refimpl
 from backends.native_tables import native_config
 from backends.torch_engine import engine
 from refimpl import BackendPatternConfig, ConfigError, ModelError
+from refimpl.example_run import Examples
 from refimpl.fuse import fuse
 from refimpl.tracing import finished, trace
 
@@ -30,7 +31,7 @@ CUBE = torch.randn(6, 4, 4, generator=torch.Generator().manual_seed(3))
 
 def both_fused_for_qat(model: nn.Module, engine: str, inputs: Any = None) -> tuple[Any, GraphModule]:
     draft = trace(copy.deepcopy(model))
-    fuse(draft, native_config(engine), is_qat=True, example_inputs=inputs)  # type: ignore[arg-type]
+    fuse(draft, native_config(engine), is_qat=True, examples=Examples(draft, inputs))  # type: ignore[arg-type]
     torch_model = symbolic_trace(copy.deepcopy(model))
     return finished(draft, draft.graph, draft), torch_fx._fuse_fx(
         torch_model, True, backend_config=flows.torch_config(engine)
