@@ -107,6 +107,12 @@ def _unfoldable(match: Match, places: Places, examples: Examples) -> str | None:
     seen = examples.seen.get(found[0])
     if linear_bn_is_foldable(found[1], seen.rank if seen else -1):
         return None
+    if not seen and examples.failure and not found[1].training:  # rule: FUS-06
+        raise ModelError(
+            f"{match.name} at {found[0].name}: the rank of the linear layer's output decides whether the batch norm "
+            f"can be folded, and example_inputs do not tell it: {examples.failure}. Give inputs that the model can be "
+            "run on, or None if the rank is 2"
+        )
     rank = seen.rank if seen else "unknown"
     return f"FUS-06: BatchNorm1d normalises axis 1, not the last, of an output of rank {rank}"  # rule: FUS-06
 
@@ -121,8 +127,6 @@ def fuse(model: Draft, config: BackendConfig, *, is_qat: bool, examples: Example
     entries = [entry for entry in config.configs if entry.fuser_method is not None]  # rule: FUS-01
     matches = find_matches(model.graph, places, entries)
     examples = Examples(model, None) if examples is None else examples
-    if not model.training and examples.failure:
-        raise ModelError(f"example_inputs cannot be run: {examples.failure}")
     callees = [_callees(match, places) for match in matches]
     alike = Counter(callees)
     refused = {

@@ -15,7 +15,7 @@ from refimpl.backend_config import as_backend_config
 from refimpl.custom_config import PrepareCustomConfig
 from refimpl.decide import Request, make_plan, qat_classes, quant_type, standalone_entry
 from refimpl.equalize import place_equalization
-from refimpl.errors import ConfigError, ModelError, warn_user
+from refimpl.errors import ConfigError, warn_user
 from refimpl.example_run import Examples
 from refimpl.explain import PLAN
 from refimpl.fuse import fuse
@@ -73,17 +73,18 @@ def prepare_fx(
     """Trace and fuse a float model, and insert observers for post-training quantization, static, dynamic or mixed.
 
     `qconfig_mapping`: a QConfigMapping, which says what is quantized. `example_inputs`: the model's positional inputs,
-    in a tuple, or the only one; a model in eval mode is run on copies of them once, for the ranks of its tensors; None:
-    not known. `prepare_custom_config`: a PrepareCustomConfig. `_equalization_config`: a QConfigMapping of
-    EqualizationQConfigs; None: nothing is equalized (EQL-01). `backend_config`: a BackendConfig; None: torch's native
-    one. Torch's objects and, with a FutureWarning, the dict forms are taken too (CFG-14).
+    in a tuple or list, or the only one; a model in eval mode is run on copies of them once, for the ranks of its
+    tensors, with a warning if that fails; None or (): not known. `prepare_custom_config`: a PrepareCustomConfig.
+    `_equalization_config`: a QConfigMapping of EqualizationQConfigs; None: nothing is equalized (EQL-01).
+    `backend_config`: a BackendConfig; None: torch's native one. Torch's objects and, with a FutureWarning, the dict
+    forms are taken too (CFG-14).
 
     Returns a model to be run on calibration data, then converted; ``explain`` has its decision log. What no pattern,
     QConfig or dtype config covers stays float, and is no error (DTY-06). The float model is not changed; its parameters
     are shared.
 
-    Raises ModelError for a model that cannot be traced or fused, or example inputs that it cannot be run on;
-    ConfigError or QConfigError for bad arguments.
+    Raises ModelError for a model that cannot be traced or fused, or example inputs that do not run where fusing needs
+    a rank (FUS-06); ConfigError or QConfigError for bad arguments.
     """
     return _prepare(model, qconfig_mapping, example_inputs, prepare_custom_config, _equalization_config, backend_config)
 
@@ -121,9 +122,7 @@ def _prepare(
         custom=PrepareCustomConfig.of(prepare_custom_config),
         is_qat=is_qat,
     )
-    is_sequence = isinstance(example_inputs, (tuple, list))
-    inputs = None if example_inputs is None else tuple(example_inputs) if is_sequence else (example_inputs,)
-    prepared = prepare(model, request, inputs, equalization=equalization)
+    prepared = prepare(model, request, example_inputs, equalization=equalization)
     if backend_config is None:
         _warn_of_transposed(prepared)
     return prepared
@@ -142,15 +141,17 @@ def _warn_of_transposed(prepared: GraphModule) -> None:
 
 
 def prepare(
-    model: nn.Module, request: Request, example_inputs: tuple[Any, ...] | None, *, equalization: object | None = None
+    model: nn.Module, request: Request, example_inputs: object, *, equalization: object | None = None
 ) -> GraphModule:
     """Take a model through tracing, fusing, deciding and inserting."""
     custom = request.custom
     kept = {name: getattr(model, name) for name in custom.preserved_attributes if hasattr(model, name)}
     draft = trace(model, *_leaves(custom))
-    _check_inputs(draft, example_inputs)
     targets = {node.target for node in draft.graph.nodes if node.op in ("call_function", "call_method")}
-    fuse(draft, request.config, is_qat=request.is_qat, examples=Examples(draft, example_inputs))
+    examples = Examples(draft, example_inputs)
+    if not model.training:
+        examples.run()  # to warn of inputs that do not run, whoever asks
+    fuse(draft, request.config, is_qat=request.is_qat, examples=examples)
     orders = Places(draft).orders() if request.mapping.module_name_object_type_order_qconfigs else set()
     warn_unmatched_keys(request.mapping, model, targets, orders)  # rule: QCM-02 (calls are counted after fusing)
     plan = make_plan(draft, request)
@@ -171,15 +172,6 @@ def prepare(
         equalization_node_name_to_qconfig={item.op: SimpleNamespace(weight=item.make_columns) for item in equalized},
     )
     return made
-
-
-def _check_inputs(draft: Draft, example_inputs: tuple[Any, ...] | None) -> None:
-    """Raise ModelError for a number of example inputs that the model cannot be called with. None or (): not known."""
-    taken = [node for node in draft.graph.nodes if node.op == "placeholder"]
-    is_open = any(str(node.target).startswith("*") for node in taken)
-    if example_inputs and not is_open and not sum(not n.args for n in taken) <= len(example_inputs) <= len(taken):
-        names = ", ".join(str(node.target) for node in taken)
-        raise ModelError(f"example_inputs: {draft.origin} takes ({names}), found {len(example_inputs)} inputs")
 
 
 def _leaves(custom: PrepareCustomConfig) -> tuple[tuple[str, ...], tuple[type, ...]]:
@@ -221,7 +213,7 @@ def _standalone(module: nn.Module, target: str, decision: Decision, request: Req
         mapping=entry.qconfig_mapping or QConfigMapping().set_global(decision.qconfig),
         custom=entry.prepare_custom_config or PrepareCustomConfig(),
     )
-    made = prepare(module, inner, entry.example_inputs or None)
+    made = prepare(module, inner, entry.example_inputs)
     result = next(node for node in reversed(made.graph.nodes) if node.op == "output").args[0]
     if inner.custom.output_quantized_indexes and not isinstance(result, Node):
         raise ConfigError(
