@@ -14,6 +14,7 @@ from torch import nn
 
 from refimpl.dtype_config import DTypeConfig
 from refimpl.errors import ConfigError, reject_unknown_keys, warn_dict_form
+from refimpl.forms import CALLABLE, CLASS, INTEGER, STRING, Form, dict_of, list_of, optional, taken
 from refimpl.patterns import Pattern, complex_normal_form, leaf_name, leaves, normal_form, pattern_name
 
 
@@ -46,27 +47,36 @@ class BackendPatternConfig:
     `pattern`: a module class, a function, the name of a method, or a tuple of two or three of these in forward order
     (PAT-01); it may be set later. Every setter returns the entry. What it sets is the attribute of its name without
     ``set_``, None, empty or OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT until then. The setters with a leading underscore
-    are torch's advanced ones, under torch's names.
+    are torch's advanced ones, under torch's names. An attribute that is set to what it cannot be is a ConfigError.
     """
 
+    pattern: Pattern | None
+    observation_type: ObservationType
+    dtype_configs: list[DTypeConfig]
+    root_module: type[nn.Module] | None
+    qat_module: type[nn.Module] | None
+    reference_quantized_module: type[nn.Module] | None
+    fused_module: type[nn.Module] | None
+    fuser_method: Callable[..., nn.Module] | None
+    _root_node_getter: Callable[..., Any] | None
+    _extra_inputs_getter: Callable[..., Any] | None
+    _num_tensor_args_to_observation_type: dict[int, ObservationType]
+    _input_type_to_index: dict[str, int]
+    _pattern_complex_format: Pattern | None
+
     def __init__(self, pattern: Pattern | None = None) -> None:
-        self.pattern: Pattern | None = pattern
-        self.observation_type = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
-        self.dtype_configs: list[DTypeConfig] = []
-        self.root_module: type[nn.Module] | None = None
-        self.qat_module: type[nn.Module] | None = None
-        self.reference_quantized_module: type[nn.Module] | None = None
-        self.fused_module: type[nn.Module] | None = None
-        self.fuser_method: Callable[..., nn.Module] | None = None
-        self._root_node_getter: Callable[..., Any] | None = None
-        self._extra_inputs_getter: Callable[..., Any] | None = None
-        self._num_tensor_args_to_observation_type: dict[int, ObservationType] = {}
-        self._input_type_to_index: dict[str, int] = {}
-        self._pattern_complex_format: Pattern | None = None
+        values = vars(self)  # which need no check
+        values.update(dict.fromkeys(self.__annotations__), pattern=pattern, dtype_configs=[])
+        values["observation_type"] = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
+        values |= {"_num_tensor_args_to_observation_type": {}, "_input_type_to_index": {}}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        form = _FORMS.get(name)
+        vars(self)[name] = value if form is None else taken(ConfigError, f"BackendPatternConfig.{name}", form, value)
 
     def __repr__(self) -> str:
-        shown = {name: value for name, value in vars(self).items() if value not in (None, [], {})}
-        return f"BackendPatternConfig({shown})"
+        is_set = {name: value for name, value in vars(self).items() if value is not None}
+        return f"BackendPatternConfig({ {name: value for name, value in is_set.items() if value not in ([], {})} })"
 
     @property
     def normal_pattern(self) -> Pattern:
@@ -84,7 +94,8 @@ class BackendPatternConfig:
         pattern, other = parts.get("pattern", self.pattern), self._pattern_complex_format
         if pattern is not None and parts.get("_pattern_complex_format", other) is not None:  # rule: CFG-07
             raise ConfigError("Only one of 'pattern' or 'pattern_complex_format' can be set")
-        vars(self).update({name: _TAKE[name](value) if name in _TAKE else value for name, value in parts.items()})
+        for name, value in parts.items():
+            setattr(self, name, value)
         return self  # rule: CFG-05
 
     def set_pattern(self, pattern: Pattern) -> Self:
@@ -199,7 +210,7 @@ class BackendPatternConfig:
 
     def _taking(self, parts: Mapping[str, Any], known: dict[int, DTypeConfig]) -> Self:
         """Set parts by attribute, ours, torch's or in their dict forms."""
-        asked = list(_listed(parts.get("dtype_configs", ())))
+        asked = taken(ConfigError, "dtype_configs", list_of("DTypeConfigs"), parts.get("dtype_configs", ()))
         for found in asked:
             if id(found) not in known:
                 known[id(found)] = DTypeConfig.of(found)
@@ -213,19 +224,15 @@ class BackendPatternConfig:
         return {key: value for key, value in parts.items() if value is not None and value != {}}
 
 
-def _listed(value: Any, wanted: str = "dtype_configs: expected a list of DTypeConfigs") -> Iterable[Any]:
-    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
-        return value
-    raise ConfigError(f"{wanted}, found {value!r}")
-
-
-# How what is set is taken: ours, torch's or a dict form; a copy, and ConfigError for anything else. (CFG-12, CFG-14)
-_TAKE: dict[str, Callable[[Any], Any]] = {
-    "observation_type": ObservationType.of,
-    "dtype_configs": lambda found: [DTypeConfig.of(each) for each in _listed(found)],  # rule: CFG-12
-    "_num_tensor_args_to_observation_type": lambda kinds: {n: ObservationType.of(kind) for n, kind in kinds.items()},
-    "_input_type_to_index": dict,
-}
+# What an attribute of an entry may be: ours, torch's or a dict form; a copy of what can be changed. (CFG-12, CFG-14)
+_FORMS: dict[str, Form] = {
+    "observation_type": Form("an ObservationType", ObservationType.of),
+    "dtype_configs": list_of("DTypeConfigs", DTypeConfig.of),
+    "_num_tensor_args_to_observation_type": dict_of(INTEGER, Form("ObservationType", ObservationType.of)),
+    "_input_type_to_index": dict_of(STRING, INTEGER),
+    **dict.fromkeys(("root_module", "qat_module", "reference_quantized_module", "fused_module"), optional(CLASS)),
+    **dict.fromkeys(("fuser_method", "_root_node_getter", "_extra_inputs_getter"), optional(CALLABLE)),
+}  # rule: CFG-12
 
 # Attributes of an entry, and their keys in the dict form. (CFG-05, CFG-06, CFG-08)
 _KEYS = {name: name.removeprefix("_") for name in vars(BackendPatternConfig())}
@@ -263,7 +270,7 @@ class BackendConfig:
 
     def set_backend_pattern_configs(self, configs: Iterable[BackendPatternConfig]) -> BackendConfig:
         """Add several entries in order; return the config. Raises ConfigError as for one."""
-        for config in configs:
+        for config in taken(ConfigError, "configs", list_of("entries"), configs):
             self.set_backend_pattern_config(config)
         return self
 
@@ -271,6 +278,11 @@ class BackendConfig:
     def configs(self) -> list[BackendPatternConfig]:
         """A copy of the list of entries, in the order in which their patterns were first set. (CFG-09)"""
         return list(self._entries.values())
+
+    @property
+    def _pattern_complex_format_to_config(self) -> dict[Pattern, BackendPatternConfig]:
+        """The entries by normal pattern, under torch's name: its own tools and vendors' read it. (CFG-14)"""
+        return self._entries  # rule: CFG-14
 
     @classmethod
     def from_dict(cls, backend_config_dict: Mapping[str, Any]) -> BackendConfig:
@@ -280,7 +292,7 @@ class BackendConfig:
         """
         reject_unknown_keys("BackendConfig.from_dict", backend_config_dict, ("name", "configs"))
         config = cls(backend_config_dict.get("name", ""))
-        for entry in _listed(backend_config_dict.get("configs", []), "configs: expected a list of entries"):
+        for entry in taken(ConfigError, "configs", list_of("entries"), backend_config_dict.get("configs", [])):
             if isinstance(entry, Mapping):
                 entry = BackendPatternConfig.from_dict(entry)
             config.set_backend_pattern_config(entry)  # rule: CFG-10
@@ -316,8 +328,11 @@ def as_backend_config(value: object) -> BackendConfig:
         return BackendConfig.from_dict(value)
     if not (hasattr(value, "configs") and hasattr(value, "name")):
         raise ConfigError(f"expected a BackendConfig, found {value!r}")
-    config, known = BackendConfig(value.name), dict[int, DTypeConfig]()  # rule: CFG-14
-    return config.set_backend_pattern_configs(as_backend_pattern_config(entry, known) for entry in value.configs)
+    known: dict[int, DTypeConfig] = {}
+    entries = taken(ConfigError, "configs", list_of("entries"), value.configs)
+    return BackendConfig(value.name).set_backend_pattern_configs(  # rule: CFG-14
+        as_backend_pattern_config(entry, known) for entry in entries
+    )
 
 
 def lint_config(config: object) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from refimpl.emit import Decomposed, Emitter, QuantizedTensors
 from refimpl.equalize import EQUALIZATION, convert_equalization
 from refimpl.errors import ConfigError, ModelError
 from refimpl.explain import PLAN
+from refimpl.forms import flag
 from refimpl.invariants import check_graph
 from refimpl.plan import LSTM_RESULT, Decision, Plan, Slot
 from refimpl.prepare import PREPARED, Prepared, references_of
@@ -93,6 +94,7 @@ def _convert(
     form: type[Emitter],
     is_left: bool = False,
 ) -> GraphModule:
+    remove_qconfig = flag("_remove_qconfig", remove_qconfig)
     notes = notes_of(prepared)
     plan, state = notes.get(PLAN), notes.get(PREPARED)
     if not isinstance(plan, Plan) or not isinstance(state, Prepared):

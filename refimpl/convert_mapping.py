@@ -8,7 +8,7 @@ from typing import Any
 from refimpl.errors import QConfigError
 from refimpl.plan import Plan
 from refimpl.prepare import named_types
-from refimpl.qconfig import QConfigMapping, QConfigResolver, as_qconfig_mapping
+from refimpl.qconfig import QConfigMapping, QConfigResolver, as_qconfig, as_qconfig_mapping
 
 
 def float_decisions(plan: Plan, prepared: QConfigMapping, value: object | None) -> frozenset[str]:
@@ -45,7 +45,8 @@ def _check_keys(prepared: QConfigMapping, mapping: QConfigMapping) -> None:
         for key, qconfig in before.items():
             if key not in after:
                 raise QConfigError(f"convert: qconfig_mapping lacks prepare's {kind} key {key!r}; set it, even to None")
-            if after[key] is not None and not same_constructors(after[key], qconfig):
+            asked = None if after[key] is qconfig else as_qconfig(after[key], f"convert's {kind} {key!r}")
+            if asked is not None and not same_constructors(asked, as_qconfig(qconfig, f"prepare's {kind} {key!r}")):
                 raise QConfigError(
                     f"convert: qconfig_mapping's {kind} {key!r} is {after[key]}, must be prepare's {qconfig}, or None"
                 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any, Self, TypeAlias
 
 from refimpl.backend_config import BackendConfig, as_backend_config
 from refimpl.errors import ConfigError, reject_unknown_keys, warn_dict_form
+from refimpl.forms import ANYTHING, CLASS, INTEGER, STRING, Form, dict_of, instance, list_of, row_of, shown, taken
 from refimpl.qconfig import QConfigMapping, as_qconfig_mapping
 
 ClassesByMode: TypeAlias = "dict[QuantType, dict[type, type]]"
@@ -32,7 +33,7 @@ class QuantType(IntEnum):
 
         Raises ConfigError for anything else.
         """
-        name = getattr(value, "name", str(value).upper())
+        name = str(getattr(value, "name", value)).upper()
         if name not in cls.__members__:
             known = ", ".join(repr(member.name.lower()) for member in cls)
             raise ConfigError(f"quantization mode: expected one of {known}, found {value!r}")
@@ -84,12 +85,44 @@ _KEYS: Mapping[str, str] = {
 }
 
 
+_PAIR = row_of(CLASS, CLASS)
+_ENTRY = instance(StandaloneModuleConfigEntry, "a StandaloneModuleConfigEntry")
+_ROWS = list_of("rows of 5 items", row_of(*[ANYTHING] * 5).take)
+_BY_MODE = dict_of(Form("mode", QuantType.of), dict_of(CLASS, CLASS))
+
+# What an attribute may be; a list or dict is copied. (CFG-14)
+_FORMS: Mapping[str, Form] = {
+    "standalone_module_names": dict_of(STRING, _ENTRY),
+    "standalone_module_classes": dict_of(CLASS, _ENTRY),
+    "float_to_observed_mapping": _BY_MODE,
+    "observed_to_quantized_mapping": _BY_MODE,
+    "non_traceable_module_names": list_of("strings", STRING.take),
+    "non_traceable_module_classes": list_of("classes", CLASS.take),
+    "input_quantized_indexes": list_of("integers", INTEGER.take),
+    "output_quantized_indexes": list_of("integers", INTEGER.take),
+    "preserved_attributes": list_of("strings", STRING.take),
+}
+
+
 @dataclass
 class _CustomConfig:
-    """What the three configs have in common: fields are lists, dicts of standalone modules, or classes by mode."""
+    """What the three configs have in common: fields are lists, dicts of standalone modules, or classes by mode.
+
+    A field that is set to what it cannot be is a ConfigError. (CFG-14)
+    """
 
     preserved_attributes: list[str] = field(default_factory=list)
     """Names of attributes of the model that every pass keeps although its forward does not read them. (CUS-03)"""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, self._taken(name, _FORMS.get(name, ANYTHING), value))
+
+    def _taken(self, name: str, form: Form, value: object) -> Any:
+        return taken(ConfigError, f"{type(self).__name__}.{name}", form, value)
+
+    def _with(self, name: str, value: object) -> Self:
+        setattr(self, name, value)
+        return self
 
     def set_preserved_attributes(self, attributes: list[str]) -> Self:
         """Set the names of attributes that are kept although forward does not read them; return the config. (CUS-03)
@@ -97,12 +130,6 @@ class _CustomConfig:
         Raises ConfigError for a string in the place of the list.
         """
         return self._with("preserved_attributes", attributes)  # rule: CUS-03
-
-    def _with(self, name: str, values: Iterable[Any]) -> Self:
-        if isinstance(values, str):
-            raise ConfigError(f"{type(self).__name__}.{name}: expected a list, found the string {values!r}")
-        setattr(self, name, values if isinstance(values, dict) else list(values))
-        return self
 
     @classmethod
     def from_dict(cls, custom_config_dict: Mapping[str, Any]) -> Self:
@@ -115,13 +142,10 @@ class _CustomConfig:
         made = cls()
         for key, value in custom_config_dict.items():  # rule: CUS-04
             if key.startswith("standalone"):
-                for entry in value:
-                    if len(entry) != 5:
-                        raise ConfigError(f"{cls.__name__}.from_dict: {key}: expected 5 items, found {entry}")
-                value = {which: StandaloneModuleConfigEntry(*parts) for which, *parts in value}
-            elif key.endswith("custom_module_class"):
-                value = {QuantType.of(mode): dict(classes) for mode, classes in value.items()}
-            made._with(names[key], value)
+                for row in made._taken(key, _ROWS, value):
+                    getattr(made, f"set_{key}")(*row)
+            else:
+                made._with(names[key], value)
         return made
 
     def to_dict(self) -> dict[str, Any]:
@@ -146,7 +170,7 @@ class _CustomConfig:
             warn_dict_form(cls.__name__)  # rule: CUS-04
             return cls.from_dict(value)
         if isinstance(value, _CustomConfig) or not all(hasattr(value, part.name) for part in fields(cls)):
-            raise ConfigError(f"expected a {cls.__name__}, found {value!r}")
+            raise ConfigError(f"expected a {cls.__name__}, found {shown(value)}")
         return cls.from_dict(value.to_dict())  # rule: CFG-14
 
 
@@ -169,7 +193,8 @@ class ConvertCustomConfig(_CustomConfig):
 
         A static one takes and returns quantized tensors. Returns the config.
         """
-        self.observed_to_quantized_mapping.setdefault(QuantType.of(quant_type), {})[observed_class] = quantized_class
+        pair = self._taken("set_observed_to_quantized_mapping", _PAIR, (observed_class, quantized_class))
+        self.observed_to_quantized_mapping.setdefault(QuantType.of(quant_type), {}).update([pair])
         return self
 
 
@@ -197,12 +222,14 @@ class PrepareCustomConfig(_CustomConfig):
 
         Further arguments, in order or by name: the four of a StandaloneModuleConfigEntry.
         """
-        self.standalone_module_names[module_name] = StandaloneModuleConfigEntry(*parts, **named)
+        name = self._taken("set_standalone_module_name", STRING, module_name)
+        self.standalone_module_names[name] = StandaloneModuleConfigEntry(*parts, **named)
         return self
 
     def set_standalone_module_class(self, module_class: type, *parts: Any, **named: Any) -> Self:
         """Prepare the modules of that very class by themselves; return the config. Arguments as for a name. (STD-01)"""
-        self.standalone_module_classes[module_class] = StandaloneModuleConfigEntry(*parts, **named)
+        kind = self._taken("set_standalone_module_class", CLASS, module_class)
+        self.standalone_module_classes[kind] = StandaloneModuleConfigEntry(*parts, **named)
         return self
 
     def set_float_to_observed_mapping(
@@ -212,7 +239,8 @@ class PrepareCustomConfig(_CustomConfig):
 
         It gets one QConfig, as ``module.qconfig``, whose activation decides which mode is looked up.
         """
-        self.float_to_observed_mapping.setdefault(QuantType.of(quant_type), {})[float_class] = observed_class
+        pair = self._taken("set_float_to_observed_mapping", _PAIR, (float_class, observed_class))
+        self.float_to_observed_mapping.setdefault(QuantType.of(quant_type), {}).update([pair])
         return self
 
     def set_non_traceable_module_names(self, module_names: list[str]) -> Self:

@@ -229,7 +229,8 @@ def _observation_type(match: Match, floats: set[Node]) -> ObservationType:
 
 def quant_type(qconfig: QConfig) -> QuantType:
     """Return the quantization mode that a QConfig stands for. (CUS-01)"""
-    asked = ObserverFacts.of(qconfig.activation())
+    with blaming(QConfigError, "QConfig", f"the observer constructor {qconfig.activation!r}"):
+        asked = ObserverFacts.of(qconfig.activation())
     if asked.is_dynamic:
         return QuantType.DYNAMIC
     return QuantType.WEIGHT_ONLY if asked.dtype in (torch.float32, None) else QuantType.STATIC

@@ -126,7 +126,7 @@ _TRANSPOSED = (
 def _default(backend: str, version: int, is_qat: bool) -> QConfig:
     versions = [known for training, known in _WEIGHTS if training == is_qat]
     for what, value, known in (("backend", backend, list(_ENGINES)), ("version", version, versions)):
-        if value not in known:
+        if not isinstance(value, type(known[0])) or value not in known:
             raise QConfigError(f"no default QConfig for {what} {value!r}; expected one of {known}")
     reduce_range, per_channel = _ENGINES[backend]
     activation = _ACTIVATIONS[is_qat, version].with_args(reduce_range=reduce_range)

@@ -9,13 +9,17 @@ from typing import Any
 import torch
 
 from refimpl.errors import ConfigError, reject_unknown_keys
+from refimpl.forms import NUMBER, instance, optional, taken
+
+_DTYPE = optional(instance(torch.dtype, "a torch.dtype"))
 
 
 @dataclass(frozen=True, slots=True)
 class DTypeWithConstraints:
     """A dtype and the bounds that a QConfig must keep for it. Every field may be None: no bound. (CFG-02)
 
-    Compared by value. A QConfig that breaks a bound is no error: the pattern stays float. (DTY-06)
+    Compared by value. A QConfig that breaks a bound is no error: the pattern stays float. (DTY-06) Raises ConfigError
+    for a dtype that is none, or a bound that is no number.
     """
 
     # rule: CFG-02
@@ -34,6 +38,11 @@ class DTypeWithConstraints:
     zero_point_exact_match: int | None = None
     """The zero point that fixed qparams must have; acts together with the scale. (DTY-05)"""
 
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            form = _DTYPE if name == "dtype" else optional(NUMBER)
+            taken(ConfigError, f"DTypeWithConstraints.{name}", form, getattr(self, name))
+
     @classmethod
     def of(cls, value: object, *, where: str = "dtype") -> DTypeWithConstraints:
         """Return ours of a dtype, None, or any object with these fields. (CFG-03, CFG-14)
@@ -49,6 +58,7 @@ class DTypeWithConstraints:
         raise ConfigError(f"{where}: expected a torch.dtype or a DTypeWithConstraints, found {value!r}")
 
 
+_FLAG = optional(instance(bool, "a bool"))
 _KEYS = ("input_dtype", "output_dtype", "weight_dtype", "bias_dtype", "is_dynamic")
 
 
@@ -81,11 +91,8 @@ class DTypeConfig:
     ) -> None:
         for name, value in zip(_KEYS[:3], (input_dtype, output_dtype, weight_dtype), strict=True):
             object.__setattr__(self, f"{name}_with_constraints", DTypeWithConstraints.of(value, where=name))
-        for name, found, kind in (("bias_dtype", bias_dtype, torch.dtype), ("is_dynamic", is_dynamic, bool)):
-            if not (found is None or isinstance(found, kind)):
-                raise ConfigError(f"{name}: expected {kind.__name__} or None, found {found!r}")
-        object.__setattr__(self, "bias_dtype", bias_dtype)
-        object.__setattr__(self, "is_dynamic", is_dynamic)
+        object.__setattr__(self, "bias_dtype", taken(ConfigError, "bias_dtype", _DTYPE, bias_dtype))
+        object.__setattr__(self, "is_dynamic", taken(ConfigError, "is_dynamic", _FLAG, is_dynamic))
 
     @property
     def input_dtype(self) -> torch.dtype | None:
@@ -110,7 +117,7 @@ class DTypeConfig:
         if isinstance(value, Mapping):
             return cls.from_dict(value)
         if hasattr(value, "input_dtype_with_constraints"):  # rule: CFG-14
-            return cls(*(getattr(value, part.name) for part in fields(cls)))
+            return cls(*(getattr(value, part.name, None) for part in fields(cls)))
         raise ConfigError(f"expected a DTypeConfig, found {value!r}")
 
     @classmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 
@@ -66,8 +66,10 @@ def warn_dict_form(expected: str) -> None:
     warn_user(f"a dict in the place of a {expected} is deprecated; pass {expected}.from_dict(…)", FutureWarning)
 
 
-def reject_unknown_keys(what: str, found: Iterable[str], known: Iterable[str]) -> None:
-    """Raise ConfigError when a dict form holds a key that nothing reads, and name the nearest known one."""
+def reject_unknown_keys(what: str, found: object, known: Iterable[str]) -> None:
+    """Raise ConfigError for a dict form that is no dict, or that holds a key that nothing reads; name the nearest."""
+    if not isinstance(found, Mapping):  # rule: CFG-14
+        raise ConfigError(f"{what}: expected a dict, found {found!r}")
     allowed = list(known)
     for key in found:
         if key not in allowed:  # rule: CFG-13

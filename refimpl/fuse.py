@@ -12,17 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, Node
+from torch.fx.node import base_types
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
-from refimpl.backend_config import BackendConfig, as_backend_config
+from refimpl.backend_config import BackendConfig
 from refimpl.custom_config import FuseCustomConfig
 from refimpl.errors import ConfigError, ModelError, blaming
 from refimpl.example_run import Examples
+from refimpl.forms import check_model, instance, list_of
 from refimpl.fusers import linear_bn_is_foldable
 from refimpl.invariants import check_graph
-from refimpl.matching import Match, Nested, find_matches
-from refimpl.native import default_backend_config
+from refimpl.matching import Match, Nested, ask, find_matches
+from refimpl.native import given_config
 from refimpl.patterns import MatchAllNode, is_match_all
 from refimpl.tracing import FUSED_PARTS, Draft, FusedPart, Places, finished, module_type, no_collection, trace
 
@@ -33,6 +35,8 @@ _MODULE_OF_FUNCTION: dict[Any, tuple[type[nn.Module], tuple[tuple[str, int, Any]
     torch.tanh: (nn.Tanh, ()),
     F.leaky_relu: (nn.LeakyReLU, (("negative_slope", 1, 0.01),)),
 }
+
+_EXTRA_INPUTS = list_of("nodes", instance((Node, *base_types, type(None)), "a node").take)  # what fx takes as arguments
 
 # Keyword arguments with the values that change nothing.
 _NEUTRAL: Mapping[str, Any] = {"alpha": 1, "out": None}
@@ -50,9 +54,10 @@ def fuse_fx(model: nn.Module, fuse_custom_config: object = None, backend_config:
     Raises ModelError for a model in train mode, one that cannot be traced, or parts that cannot be fused; ConfigError
     for a bad config or fuser method.
     """
+    check_model("fuse_fx", model)
     if model.training:  # rule: FUS-01
         raise ModelError(f"fuse_fx needs a model in eval mode; {type(model).__name__} is in train mode: call .eval()")
-    config = default_backend_config() if backend_config is None else as_backend_config(backend_config)
+    config = given_config(backend_config)
     return fused_model(model, config, preserved=FuseCustomConfig.of(fuse_custom_config).preserved_attributes)
 
 
@@ -154,7 +159,8 @@ def _apply(model: GraphModule, places: Places, match: Match, fused: nn.Module, r
     """
     root, last, others = match.root, match.last, [node for node in match.nodes if node is not match.root]
     getter = match.entry._extra_inputs_getter
-    extra = () if getter is None else tuple(replaced.get(e, e) for e in getter(match.nested))  # rule: FUS-04
+    extra = [] if getter is None else ask(getter, "extra inputs getter", match.entry, match.nested, _EXTRA_INPUTS)
+    extra = [replaced.get(each, each) if isinstance(each, Node) else each for each in extra]  # rule: FUS-04
     parts = tuple(FusedPart(places.object_type(part), places.name(part)) for part in (root, *others))
     model.set_submodule(str(root.target), fused)
     places.modules[str(root.target)] = fused

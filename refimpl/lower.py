@@ -19,6 +19,7 @@ from refimpl.convert import convert_to_reference_fx
 from refimpl.convert_mapping import float_decisions
 from refimpl.errors import ModelError, warn_user
 from refimpl.explain import PLAN
+from refimpl.forms import flag
 from refimpl.invariants import check_graph
 from refimpl.lower_sites import Call, Sites
 from refimpl.observers import asks_whole_range
@@ -46,15 +47,16 @@ def convert_fx(
     name of every packed weight to the tensors that it was made from, the largest first. Other arguments and errors are
     convert_to_reference_fx's.
     """
+    is_bare, keep = flag("_remove_qconfig", _remove_qconfig), flag("keep_original_weights", keep_original_weights)
     mapping = None if qconfig_mapping is None else as_qconfig_mapping(qconfig_mapping)
     reference = convert_to_reference_fx(graph_module, convert_custom_config, False, mapping, backend_config)
     notes = notes_of(graph_module)
     floating = float_decisions(notes[PLAN], notes[PREPARED].mapping, mapping)  # rule: CVT-05
-    lowered = _lower(reference, keep_original_weights, floating)
+    lowered = _lower(reference, keep, floating)
     if refused := lowered.meta[NOT_LOWERED]:  # rule: LOW-04
         more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
         warn_user(f"convert_fx left in float: {refused[0]}{more}; meta[{NOT_LOWERED!r}] of the result lists all")
-    return without_qconfig(lowered) if _remove_qconfig else lowered  # rule: CVT-08
+    return without_qconfig(lowered) if is_bare else lowered  # rule: CVT-08
 
 
 def lower(reference_model: GraphModule, *, keep_original_weights: bool = False) -> GraphModule:
@@ -66,7 +68,7 @@ def lower(reference_model: GraphModule, *, keep_original_weights: bool = False) 
     """
     if not isinstance(reference_model, GraphModule):
         raise ModelError(f"lower: expected a GraphModule, found {type(reference_model).__name__}")
-    return _lower(reference_model, keep_original_weights)
+    return _lower(reference_model, flag("keep_original_weights", keep_original_weights))
 
 
 @no_collection()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch.fx import Graph, Node
 
 from refimpl.backend_config import BackendPatternConfig
+from refimpl.errors import ConfigError, blaming
+from refimpl.forms import Form, instance, taken
 from refimpl.patterns import Pattern, is_match_all, leaves, pattern_name
 from refimpl.tracing import CALLS, Places, positional_arguments
 
 Nested: TypeAlias = Any  # a Node, or a tuple (Node, Nested, …) in the shape of the normal form
+
+_ROOT = instance(Node, "a node of the match")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +62,22 @@ def find_matches(graph: Graph, places: Places, entries: Iterable[BackendPatternC
             claimed: list[Node] = []
             nested = _descend(node, pattern, places, claimed)
             if nested is not None and taken.isdisjoint(claimed):
-                root = entry._root_node_getter(nested) if entry._root_node_getter else claimed[0]  # rule: FUS-03
+                getter = entry._root_node_getter
+                root = (
+                    claimed[0] if getter is None else ask(getter, "root node getter", entry, nested, _ROOT)
+                )  # rule: FUS-03
                 found.append(Match(entry=entry, nodes=tuple(claimed), nested=nested, root=root))
                 taken.update(claimed)
                 break
     return found[::-1]
+
+
+def ask(getter: Callable[[Any], Any], what: str, entry: BackendPatternConfig, nested: Nested, form: Form) -> Any:
+    """Return what one of an entry's getters gives for a match. Raises ConfigError if it fails, or has another form."""
+    where = f"{what} of {pattern_name(entry.normal_pattern)}"
+    with blaming(ConfigError, where, "it"):
+        found = getter(nested)
+    return taken(ConfigError, where, form, found)
 
 
 def _descend(

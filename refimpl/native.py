@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -20,7 +21,7 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
-from refimpl.backend_config import BackendConfig, BackendPatternConfig, ObservationType
+from refimpl.backend_config import BackendConfig, BackendPatternConfig, ObservationType, as_backend_config
 from refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
 from refimpl.fusers import FuserMethod, fuse_bn, sequential
 from refimpl.patterns import Leaf, Pattern
@@ -248,3 +249,14 @@ NATIVE: Final[Table] = {
 def default_backend_config() -> BackendConfig:
     """Return a new BackendConfig that claims what torch's "native" one claims; every default is this one. (CFG-09)"""
     return config_of("native", NATIVE, FAMILIES)
+
+
+_shared = cache(default_backend_config)
+
+
+def given_config(backend_config: object) -> BackendConfig:
+    """Return the config that a pass is given, torch's and dict forms as ours (CFG-14); without one the native one.
+
+    That is made once and shared by the passes, which change nothing in it.
+    """
+    return _shared() if backend_config is None else as_backend_config(backend_config)

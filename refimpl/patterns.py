@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import builtins
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import cache, reduce
 from typing import Any, TypeAlias, cast
 
@@ -63,11 +63,11 @@ def complex_normal_form(pattern: Pattern) -> Pattern:
 
 def _checked_leaf(leaf: Any) -> Leaf:
     """Return a leaf, the wildcard as ours; ConfigError unless it is a class, a callable or a method name. (PAT-01)"""
-    if not (callable(leaf) or isinstance(leaf, str)):
+    if not (isinstance(leaf, str) or (callable(leaf) and isinstance(leaf, Hashable))):
         raise ConfigError(
             f"pattern item {leaf!r}: expected a module class, a function or a method name, found {type(leaf).__name__}"
         )
-    return MatchAllNode if is_match_all(leaf) else leaf  # rule: CFG-14
+    return MatchAllNode if is_match_all(leaf) else cast(Leaf, leaf)  # rule: CFG-14
 
 
 def leaves(pattern: Pattern) -> Iterator[Leaf]:

@@ -18,9 +18,10 @@ from refimpl.equalize import place_equalization
 from refimpl.errors import ConfigError, warn_user
 from refimpl.example_run import Examples
 from refimpl.explain import PLAN
+from refimpl.forms import check_model
 from refimpl.fuse import fuse
 from refimpl.invariants import check_graph
-from refimpl.native import default_backend_config
+from refimpl.native import given_config
 from refimpl.patterns import leaf_name
 from refimpl.plan import Decision, Plan
 from refimpl.qconfig import QConfigMapping, as_qconfig_mapping, warn_unmatched_keys
@@ -43,12 +44,11 @@ class Prepared:
         return self  # read, never changed: copies of a model share it
 
 
-def references_of(config: Any) -> dict[type[nn.Module], type[nn.Module]]:
+def references_of(config: object) -> dict[type[nn.Module], type[nn.Module]]:
     """Map root classes to reference classes: the two act together only. Takes torch's config as well. (CFG-11)"""
-    entries = config.configs if hasattr(config, "configs") else as_backend_config(config).configs
     return {  # rule: CFG-11
         entry.root_module: entry.reference_quantized_module
-        for entry in entries
+        for entry in as_backend_config(config).configs
         if entry.root_module is not None and entry.reference_quantized_module is not None
     }
 
@@ -116,8 +116,9 @@ def _prepare(
     *,
     is_qat: bool = False,
 ) -> GraphModule:
+    check_model("prepare", model)
     request = Request(
-        config=default_backend_config() if backend_config is None else as_backend_config(backend_config),
+        config=given_config(backend_config),
         mapping=as_qconfig_mapping(qconfig_mapping),
         custom=PrepareCustomConfig.of(prepare_custom_config),
         is_qat=is_qat,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeAlias
 
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from refimpl.errors import QConfigError, nearest, reject_unknown_keys, warn_dict_form, warn_user
+from refimpl.forms import ANYTHING, HASHABLE, Form, dict_of, row_of, shown, taken
 
 ObjectType: TypeAlias = Callable[..., Any] | str
 Order: TypeAlias = tuple[str, ObjectType, int]
@@ -48,16 +49,33 @@ def as_qconfig(value: object, source: str = "") -> QConfig | None:
         return None
     for part in QConfig._fields:
         make = getattr(value, part, None)
-        if not callable(make) or isinstance(make, nn.Module):
+        if not (callable(make) and isinstance(make, Hashable)) or isinstance(make, nn.Module):
             what = f"{part}, of class {type(make).__name__}; pass its constructor (a class, or class.with_args(…))"
-            found = f"the instance {what}" if isinstance(make, nn.Module) else f"{value!r}"
+            found = f"the instance {what}" if isinstance(make, nn.Module) else shown(value)
             where = f"QConfig of {source}" if source else "QConfig"
             raise QConfigError(f"{where}: expected constructors 'activation' and 'weight', found {found}")
     return value if isinstance(value, QConfig) else QConfig(value.activation, value.weight)  # type: ignore[attr-defined]  # rule: CFG-14
 
 
 GLOBAL = "global"  # the source of a QConfig that no other key names
-_KINDS = ("object_type", "module_name_regex", "module_name", "module_name_object_type_order")
+
+
+def _regex(value: str) -> str:
+    try:
+        re.match(value, "")
+    except re.error as error:
+        raise QConfigError(f"module_name_regex {value!r} does not compile: {error}") from None
+    return value
+
+
+# The forms of keys: as torch's, a key that can match nothing is no error. prepare warns of it.
+_KINDS: Mapping[str, Form] = {
+    "object_type": HASHABLE,
+    "module_name_regex": Form("a regular expression", _regex),
+    "module_name": HASHABLE,
+    "module_name_object_type_order": row_of(HASHABLE, HASHABLE, HASHABLE),
+}
+_FORMS = {f"{kind}_qconfigs": dict_of(key, ANYTHING) for kind, key in _KINDS.items()}
 
 
 @dataclass
@@ -65,8 +83,8 @@ class QConfigMapping:
     """Which QConfig holds for which part of the model; None in its place: not quantized. (QCM-02, QCM-03)
 
     Of the keys for one place the most specific wins: module_name_object_type_order, then module_name,
-    module_name_regex, object_type, and global for the rest. Setters return the mapping and check no QConfig: prepare
-    does. It also warns of a key that matches nothing in the model.
+    module_name_regex, object_type, and global for the rest. Setters return the mapping, raise QConfigError for what
+    can be no key, and check no QConfig: prepare does. It also warns of a key that matches nothing in the model.
     """
 
     global_qconfig: Any = None
@@ -80,6 +98,15 @@ class QConfigMapping:
     module_name_object_type_order_qconfigs: dict[Order, Any] = field(default_factory=dict)
     """By module name, object type and index of the call."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        form = _FORMS.get(name, ANYTHING)
+        super().__setattr__(name, taken(QConfigError, f"QConfigMapping.{name}", form, value))
+
+    def _with(self, kind: str, key: Any, qconfig: Any) -> QConfigMapping:
+        qconfigs = getattr(self, f"{kind}_qconfigs")
+        qconfigs[taken(QConfigError, f"QConfigMapping.set_{kind}", _KINDS[kind], key)] = qconfig
+        return self
+
     def set_global(self, global_qconfig: Any) -> QConfigMapping:
         """Set the QConfig for everything that no other key names; None: nothing is quantized."""
         self.global_qconfig = global_qconfig
@@ -90,39 +117,31 @@ class QConfigMapping:
 
         What is set for a float class holds for the class that it is fused into. (QCM-05)
         """
-        self.object_type_qconfigs[object_type] = qconfig
-        return self
+        return self._with("object_type", object_type, qconfig)
 
     def set_module_name_regex(self, module_name_regex: str, qconfig: Any) -> QConfigMapping:
         """Set the QConfig of every module whose full name matches, anchored at its start alone.
 
         Raises QConfigError if the expression does not compile.
         """
-        try:
-            re.compile(module_name_regex)
-        except re.error as error:
-            raise QConfigError(f"module_name_regex {module_name_regex!r} does not compile: {error}") from error
-        self.module_name_regex_qconfigs[module_name_regex] = qconfig
-        return self
+        return self._with("module_name_regex", module_name_regex, qconfig)
 
     def set_module_name(self, module_name: str, qconfig: Any) -> QConfigMapping:
         """Set the QConfig of a module, by full name, and of all inside it that has no nearer name."""
-        self.module_name_qconfigs[module_name] = qconfig
-        return self
+        return self._with("module_name", module_name, qconfig)
 
     def set_module_name_object_type_order(
         self, module_name: str, object_type: ObjectType, index: int, qconfig: Any
     ) -> QConfigMapping:
         """Set the QConfig of one call: the index-th (from 0) of its type whose enclosing module has that full name."""
-        self.module_name_object_type_order_qconfigs[(module_name, object_type, index)] = qconfig
-        return self
+        return self._with("module_name_object_type_order", (module_name, object_type, index), qconfig)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the public dict form; ``from_dict`` gives an equal mapping of it. (QCM-04)"""
         form: dict[str, Any] = {"": self.global_qconfig}
         for kind in _KINDS:  # rule: QCM-04
             rows = getattr(self, f"{kind}_qconfigs").items()
-            form[kind] = [(*(key if isinstance(key, tuple) else (key,)), qconfig) for key, qconfig in rows]
+            form[kind] = [(*(key if kind.endswith("order") else (key,)), qconfig) for key, qconfig in rows]
         return form
 
     @classmethod
@@ -157,8 +176,9 @@ def as_qconfig_mapping(value: object) -> QConfigMapping:
         warn_dict_form("QConfigMapping")
         return QConfigMapping.from_dict(value)
     if not hasattr(value, "module_name_object_type_order_qconfigs"):
-        raise QConfigError(f"expected a QConfigMapping, found {value!r}")
-    return QConfigMapping.from_dict(QConfigMapping.to_dict(value))  # type: ignore[arg-type]  # rule: CFG-14
+        raise QConfigError(f"expected a QConfigMapping, found {shown(value)}")
+    parts: dict[str, Any] = {part.name: getattr(value, part.name, None) for part in fields(QConfigMapping)}
+    return QConfigMapping(**parts)  # rule: CFG-14
 
 
 class QConfigResolver:
@@ -238,6 +258,6 @@ def _is_torchs(key: ObjectType) -> bool:
 
 
 def _shown(key: ObjectType | Order) -> str:
-    if isinstance(key, tuple):
+    if isinstance(key, tuple) and len(key) == 3:
         return f"({key[0]!r}, {_shown(key[1])}, {key[2]})"
     return key if isinstance(key, str) else getattr(key, "__name__", repr(key))

@@ -125,7 +125,8 @@ def finished(
 
 def notes_of(model: nn.Module) -> dict[str, Any]:
     """Return what the passes noted in a model's ``meta``, also after torch.save and load. (CVT-12)"""
-    return getattr(model, "meta", None) or getattr(model, _NOTES, {})  # rule: CVT-12
+    found = getattr(model, "meta", None) or getattr(model, _NOTES, {})  # rule: CVT-12
+    return found if isinstance(found, dict) else {}  # a model's own attribute may have that name
 
 
 def draft_of(model: GraphModule) -> Draft:

@@ -324,3 +324,21 @@ def test_objects_without_the_attributes_are_rejected(value: object) -> None:
         with pytest.raises(ConfigError, match="expected a") as raised:
             read(value)
         assert repr(value) in str(raised.value)
+
+
+@pytest.mark.rule("CFG-14")
+@pytest.mark.parametrize("name", ["native", "onednn"])
+def test_torchs_own_readers_read_ours_by_their_private_name(name: str) -> None:
+    torchs: Any = getattr(theirs, f"get_{name}_backend_config")()
+    read: Any = ours.as_backend_config(torchs)
+
+    def plain(pattern: Any) -> Any:
+        if isinstance(pattern, tuple):
+            return tuple(map(plain, pattern))
+        return MatchAllNode if pattern is TheirMatchAllNode else pattern
+
+    mine, expected = read._pattern_complex_format_to_config, torchs._pattern_complex_format_to_config
+    assert list(mine) == list(map(plain, expected)) and list(mine.values()) == read.configs
+    for reader in ("get_pattern_to_input_type_to_index", "get_module_to_qat_module", "get_fuser_method_mapping"):
+        found, wanted = (getattr(their_utils, reader)(config) for config in (read, torchs))
+        assert list(found) == list(map(plain, wanted))

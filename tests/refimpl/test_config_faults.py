@@ -100,8 +100,8 @@ def test_setters_take_torchs_observation_types_as_ours(member: ours.ObservationT
         (lambda: Untyped(nn.ReLU).set_dtype_configs([None]), "expected a DTypeConfig, found None"),
         (lambda: Untyped.from_dict({"dtype_configs": 3}), "expected a list of DTypeConfigs, found 3"),
         (lambda: UntypedConfig.from_dict({"configs": None}), "expected a list of entries, found None"),
-        (lambda: UntypedDTypes(bias_dtype="float"), "bias_dtype: expected dtype or None, found 'float'"),
-        (lambda: UntypedDTypes(is_dynamic="yes"), "is_dynamic: expected bool or None, found 'yes'"),
+        (lambda: UntypedDTypes(bias_dtype="float"), "bias_dtype: expected a torch.dtype or None, found 'float'"),
+        (lambda: UntypedDTypes(is_dynamic="yes"), "is_dynamic: expected a bool or None, found 'yes'"),
     ],
 )
 def test_what_a_setter_cannot_take_is_refused_at_once(build: Any, told: str) -> None:

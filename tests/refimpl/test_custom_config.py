@@ -140,11 +140,13 @@ def test_anything_else_is_refused(wrong: object) -> None:
 
 @pytest.mark.rule("CUS-04")
 def test_wrong_parts_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"standalone_module_name: expected 5 items, found \('a', None\)"):
+    with pytest.raises(ConfigError, match=r"standalone_module_name: expected a list of rows of 5 items, found \[\('a'"):
         ours.PrepareCustomConfig.from_dict({"standalone_module_name": [("a", None)]})
     with pytest.raises(QConfigError, match="expected a QConfigMapping, found 3"):
         ours.PrepareCustomConfig().set_standalone_module_name("a", 3, INPUTS, None, None)
-    with pytest.raises(ConfigError, match=r"FuseCustomConfig.preserved_attributes: expected a list, found the string"):
+    with pytest.raises(
+        ConfigError, match=r"FuseCustomConfig.preserved_attributes: expected a list of strings, found 'note'"
+    ):
         ours.FuseCustomConfig().set_preserved_attributes("note")  # type: ignore[arg-type]
 
 
