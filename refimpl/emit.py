@@ -103,12 +103,14 @@ class QuantizedTensors(Emitter):
         A whole range is halved too on the engines whose kernels saturate, unless the observer asks for it. The op knows
         these two ranges, and affine qparams: another range, or a symmetric scheme, raises QConfigError.
         """
-        is_reduced = observer.dtype != torch.float16 and self._is_reduced(value, observer)
+        does_saturate = torch.backends.quantized.engine in ("fbgemm", "x86")
+        is_half = observer.dtype != torch.float16 and self._is_half(value, observer)
+        is_reduced = is_half or (does_saturate and not asks_whole_range(observer))  # rule: CVT-03
         arguments = (value, observer.dtype, is_reduced)  # rule: CVT-09
         quantized = self.graph.call_function(torch.quantize_per_tensor_dynamic, arguments)  # rule: CVT-03
         return quantized, self.graph.call_method("dequantize", (quantized,))
 
-    def _is_reduced(self, value: Node, observer: Any) -> bool:
+    def _is_half(self, value: Node, observer: Any) -> bool:
         whole, asked = dtype_range(observer.dtype), _ends(observer)
         half = (whole[0] // 2, whole[1] // 2)
         if asked not in (whole, half) or observer.dtype not in (torch.quint8, torch.qint8):
@@ -116,8 +118,7 @@ class QuantizedTensors(Emitter):
             self.refuse(value, f"dynamic {observer.dtype} in {asked}", choices)
         if getattr(observer, "qscheme", None) == torch.per_tensor_symmetric:
             self.refuse(value, "dynamic symmetric qparams", "dynamic affine ones")
-        does_saturate = torch.backends.quantized.engine in ("fbgemm", "x86")
-        return asked == half or (does_saturate and not asks_whole_range(observer))  # rule: CVT-03
+        return asked == half
 
     def float16(self, value: Node) -> tuple[Node, Node]:
         """Write a cast to float16, and the ``dequantize`` that casts back. (CVT-04)"""

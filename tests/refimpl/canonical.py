@@ -7,12 +7,11 @@ constants, parameters and buffers count by value. A line has two halves: the str
 
 from __future__ import annotations
 
-import copy
 import difflib
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -70,33 +69,6 @@ def difference(torchs: list[Line], ours: list[Line]) -> str:
             diff = difflib.unified_diff(left, right, "torch", "refimpl", lineterm="", n=2)
             return "\n".join([summary, *diff])
     return ""
-
-
-def without_clamps(model: GraphModule) -> tuple[GraphModule, int]:
-    """Return a copy without clamps by two numbers, and how many there were. (CVT-09)
-
-    For models without clamps of their own: what is left are those that keep a value in its observer's range.
-    """
-    return _without(model, lambda node: node.target is torch.clamp and len(node.args) == 3)
-
-
-def without_copies(model: GraphModule) -> tuple[GraphModule, int]:
-    """Return a copy without ``contiguous`` in front of what clamps, and how many there were. (LOW-03)"""
-
-    def clamps(user: Node) -> bool:
-        return (type(model.get_submodule(str(user.target))) if user.op == "call_module" else user.target) in CLAMPS
-
-    return _without(model, lambda node: node.target == "contiguous" and all(map(clamps, node.users)))
-
-
-def _without(model: GraphModule, is_extra: Callable[[Node], bool]) -> tuple[GraphModule, int]:
-    model = copy.deepcopy(model)
-    extra = [node for node in model.graph.nodes if is_extra(node)]
-    for node in extra:
-        node.replace_all_uses_with(node.args[0])
-        model.graph.erase_node(node)
-    model.recompile()
-    return model, len(extra)
 
 
 def _summary(torchs: list[Line], ours: list[Line]) -> str:

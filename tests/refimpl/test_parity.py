@@ -28,7 +28,7 @@ from zoo_recipes import RECIPES
 RULES = (
     "PAT-07", "QCM-02", "QCM-03", "FUS-03", "FUS-05", "OBS-01", "OBS-02", "OBS-04", "OBS-05", "OBS-06", "OBS-07",
     "OBS-08", "OBS-09", "OBS-10", "OBS-13", "QAT-01", "QAT-02", "CVT-01", "CVT-02", "CVT-03", "CVT-04", "CVT-06",
-    "CVT-07", "CVT-11", "LOW-01", "LOW-02",
+    "CVT-07", "CVT-09", "CVT-11", "LOW-01", "LOW-02",
 )  # fmt: skip
 
 
@@ -56,9 +56,8 @@ def one_thread() -> Iterator[None]:
 
 
 def marks_of(case: Case) -> list[Any]:
-    """The rule of a case's known deviation, and CVT-09 where refimpl clamps."""
-    rules = [KNOWN[case.name].rule] if case.name in KNOWN else []
-    return [pytest.mark.rule(rule) for rule in (*rules, *(["CVT-09"] if case.recipe.narrow_stages else []))]
+    """The rule of a case's known deviation."""
+    return [pytest.mark.rule(KNOWN[case.name].rule)] if case.name in KNOWN else []
 
 
 @held_to(*RULES)
@@ -94,10 +93,16 @@ def test_the_list_is_large_enough_and_its_names_are_unique() -> None:
 # ---- drawn models -----------------------------------------------------------------------------------------
 
 CHUNKS, EXAMPLES = 10, 50
-DRAWN_RECIPES = (
-    "minmax", "native", "per channel", "x86 minmax", "onednn minmax", "fixed", "dynamic", "mixed", "float16 dynamic",
-    "float16 static", "qat qnnpack", "qat onednn",
-)  # fmt: skip
+RECIPES_OF = {
+    "chosen": (
+        "minmax", "native", "per channel", "x86 minmax", "onednn minmax", "fixed", "dynamic", "mixed", "float16 dynamic",
+        "float16 static", "qat qnnpack", "qat onednn",
+    ),
+    "defaults": (
+        "x86", "fbgemm", "onednn", "qnnpack", "qat x86", "qat fbgemm", "qat onednn", "qat qnnpack", "dynamic",
+        "dynamic x86", "dynamic fbgemm", "dynamic onednn", "dynamic per channel x86",
+    ),
+}  # fmt: skip
 
 
 def generated(program: Program, recipe: str) -> Case:
@@ -107,15 +112,16 @@ def generated(program: Program, recipe: str) -> Case:
 
 @held_to(*RULES, *sorted({excuse.rule for excuse in EXCUSES} - set(RULES)))
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_drawn_models_are_torchs(chunk: int) -> None:
-    """500 models in chunks that pytest-xdist can spread; the seed makes every run draw the same ones."""
+@pytest.mark.parametrize("kind", RECIPES_OF)
+def test_drawn_models_are_torchs(kind: str, chunk: int) -> None:
+    """500 models of each kind, in chunks that pytest-xdist can spread; the seed makes every run draw the same ones."""
 
     @seed(chunk)
     @settings(
         max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow],
         phases=[Phase.generate],  # shrinking would take minutes: what is reported is small enough
     )  # fmt: skip
-    @given(program=programs(), recipe=st.sampled_from(DRAWN_RECIPES))
+    @given(program=programs(), recipe=st.sampled_from(RECIPES_OF[kind]))
     def check(program: Program, recipe: str) -> None:
         case = generated(program, recipe)
         torchs = run(TORCH, case)

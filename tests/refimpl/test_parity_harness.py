@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from canonical import Line, canonical, difference, text_of, without_clamps
+from canonical import Line, canonical, difference, text_of
 from parity import TORCH, Case, Side, compare, run
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule, symbolic_trace
 from zoo import CASES
 
@@ -203,17 +203,6 @@ def test_a_difference_says_which_half_it_is_in() -> None:
 def test_other_values_have_other_texts(left: Any, right: Any) -> None:
     assert text_of(left) != text_of(right)
     assert text_of(left) == text_of(copy.deepcopy(left))
-
-
-@pytest.mark.rule("CVT-09")
-def test_clamps_are_taken_out_and_counted() -> None:
-    class Clamped(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.clamp(torch.relu(torch.clamp(x, -1.0, 1.0)), 0, 5)
-
-    bare, clamps = without_clamps(symbolic_trace(Clamped()))
-    assert clamps == 2
-    assert [line.kind for line in canonical(bare)] == ["placeholder", "torch.relu", "output"]
 
 
 def test_a_case_with_qat_learns() -> None:

@@ -16,7 +16,6 @@ from torch import nn
 Tweak = Callable[[Any], Any]  # adds keys to a mapping
 NOT_LOWERED = ("reference", "decomposed")  # no native engine takes qint8 activations
 NOT_DECOMPOSED = ("reference", "lowered")  # torch has no decomposed form of these dtypes
-CLAMPED = frozenset({"reference", "lowered"})  # the decomposed form has the range as arguments of quantize
 
 _SIGNED_WEIGHT = {"dtype": torch.qint8, "qscheme": torch.per_tensor_symmetric, "eps": 2**-12}
 SIGNED = torch_qconfigs.QConfig(  # within the bounds of the configs with qint8 activations
@@ -90,19 +89,22 @@ RECIPES: dict[str, Recipe] = {
     "executorch": Recipe(mapping=only_global(SIGNED), config="executorch", converts=NOT_LOWERED),
     "histogram": Recipe(mapping=only_global(HISTOGRAM), config="native"),
     "moving": Recipe(mapping=only_global(MOVING), config="native", engine="x86"),
-    "narrow": Recipe(mapping=only_global(NARROW), config="fbgemm", engine="fbgemm", narrow_stages=CLAMPED),
-    "fbgemm": Recipe(mapping=default("fbgemm"), config="fbgemm", engine="fbgemm", narrow_stages=CLAMPED),
-    "x86": Recipe(mapping=default("x86"), config="x86", engine="x86", narrow_stages=CLAMPED),
+    "narrow": Recipe(mapping=only_global(NARROW), config="fbgemm", engine="fbgemm"),
+    "fbgemm": Recipe(mapping=default("fbgemm"), config="fbgemm", engine="fbgemm"),
+    "x86": Recipe(mapping=default("x86"), config="x86", engine="x86"),
     "qnnpack": Recipe(mapping=default("qnnpack"), config="qnnpack", engine="qnnpack"),
     "onednn": Recipe(mapping=default("onednn"), config="onednn", engine="onednn"),
-    "qat fbgemm": Recipe(
-        mapping=default_qat("fbgemm"), config="fbgemm", engine="fbgemm", is_qat=True, narrow_stages=CLAMPED
-    ),
-    "qat x86": Recipe(mapping=default_qat("x86"), config="x86", engine="x86", is_qat=True, narrow_stages=CLAMPED),
+    "qat fbgemm": Recipe(mapping=default_qat("fbgemm"), config="fbgemm", engine="fbgemm", is_qat=True),
+    "qat x86": Recipe(mapping=default_qat("x86"), config="x86", engine="x86", is_qat=True),
     "qat qnnpack": Recipe(mapping=default_qat("qnnpack"), is_qat=True),
     "qat onednn": Recipe(mapping=default_qat("onednn"), config="onednn", engine="onednn", is_qat=True),
     "dynamic": Recipe(mapping=only_global(DYNAMIC), config="native"),
     "dynamic per channel": Recipe(mapping=only_global(DYNAMIC_PER_CHANNEL), config="native"),
+    **{
+        f"dynamic {name}": Recipe(mapping=only_global(DYNAMIC), config="native", engine=name)
+        for name in ("x86", "fbgemm", "onednn")
+    },
+    "dynamic per channel x86": Recipe(mapping=only_global(DYNAMIC_PER_CHANNEL), config="native", engine="x86"),
     "float16 dynamic": Recipe(
         mapping=only_global(FLOAT16_DYNAMIC), config="native", engine="fbgemm", converts=NOT_DECOMPOSED
     ),
