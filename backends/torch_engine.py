@@ -14,6 +14,7 @@ from backends.base import Backend, Capabilities, Execution, Representation, Take
 from backends.native_tables import native_config
 from refimpl import BackendConfig, lower
 from refimpl.lower import NOT_LOWERED
+from refimpl.lower_sites import REQUANTIZE
 
 
 @contextmanager
@@ -130,7 +131,7 @@ def read_execution(model: GraphModule) -> Execution:
     Quantized is what reads a quantized value, and what quantizes its input, or holds a quantized weight, by itself.
     """
     quantized: list[str] = []
-    floating = [str(refused) for refused in model.meta.get(NOT_LOWERED, ())]
+    floating = [str(refused) for refused in model.meta.get(NOT_LOWERED, ()) if refused.op != REQUANTIZE]
     is_quantized: set[Node] = set()
     for node in model.graph.nodes:
         if node.target in (torch.quantize_per_tensor, torch.quantize_per_channel):

@@ -97,7 +97,7 @@ def _in_float(bench: Workbench, lowered: Callable[..., Any], model: GraphModule)
         return []
     present, plan = {node.name for node in model.graph.nodes}, explain(model).plan
     quantized = {name for decision in plan.decisions if decision.is_quantized for name in decision.nodes}
-    floating = {name for name, _ in plan.unmatched} | {each.node for each in plan.decisions if not each.is_quantized}
+    floating = {name for name, *_ in plan.unmatched} | {each.node for each in plan.decisions if not each.is_quantized}
     is_whole = not floating & present
     found = [text for text in execution.float_fallbacks if is_whole or text.partition(" ")[0] in quantized]
     return found if found or execution.quantized_ops else ["all of it: the backend shows no quantized op that ran"]

@@ -58,7 +58,7 @@ def make_plan(model: GraphModule, request: Request) -> Plan:
         decisions=tuple(decision for _, decision in decided),
         slots=placer.slots(places, decider.has_qconfig),
         unmatched=tuple(
-            (node.name, leaf_name(places.object_type(node)))
+            (node.name, leaf_name(places.object_type(node)), decider.has_qconfig(node))
             for node in model.graph.nodes
             if node.op in CALLS and node not in matched
         ),

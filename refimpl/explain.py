@@ -40,7 +40,7 @@ class DecisionLog:
         blank = {"qconfig": "", "observation": "", "observers": "", "dtype config": "float"}
         return [_decision_row(decision, self.plan.slots) for decision in self.plan.decisions] + [
             {"node": node, "pattern": kind, **blank, "reason": "no pattern matches"}
-            for node, kind in self.plan.unmatched
+            for node, kind, _ in self.plan.unmatched
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class DecisionLog:
         return {
             "decisions": [_plain(decision) for decision in self.plan.decisions],
             "observers": [_plain(slot) for slot in self.plan.slots],
-            "unmatched": [{"node": node, "object_type": kind} for node, kind in self.plan.unmatched],
+            "unmatched": [{"node": node, "object_type": kind} for node, kind, _ in self.plan.unmatched],
             "fusions": list(self.fusions),
             "not_fused": list(self.not_fused),
         }

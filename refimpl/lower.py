@@ -55,7 +55,7 @@ def convert_fx(
     lowered = _lower(reference, keep, floating)
     if refused := lowered.meta[NOT_LOWERED]:  # rule: LOW-04
         more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
-        warn_user(f"convert_fx left in float: {refused[0]}{more}; meta[{NOT_LOWERED!r}] of the result lists all")
+        warn_user(f"convert_fx: not lowered: {refused[0]}{more}; meta[{NOT_LOWERED!r}] of the result lists all")
     return without_qconfig(lowered) if is_bare else lowered  # rule: CVT-08
 
 
@@ -76,8 +76,10 @@ def _lower(reference: GraphModule, keep_original_weights: bool, floating: frozen
     plan = notes_of(reference).get(PLAN)
     made = [] if plan is None else [d for d in plan.decisions if d.dtype_config and d.node not in floating]
     quantized = frozenset(name for decision in made for name in decision.nodes)  # rule: QCM-03
+    unclaimed = frozenset(() if plan is None else (name for name, _, has_qconfig in plan.unmatched if has_qconfig))
     dynamic = [d for d in made if d.dtype_config.is_dynamic and not asks_whole_range(d.qconfig.activation())]
-    sites = Sites(reference, None if plan is None else quantized, frozenset(d.root for d in dynamic))
+    by_engine = frozenset(d.root for d in dynamic)
+    sites = Sites(reference, None if plan is None else quantized, unclaimed=unclaimed, by_engine=by_engine)
     graph = _rebuild(reference.graph, sites.calls)
     targets = {str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")}
     parts = {name: sites.parts[name] if name in sites.parts else attribute_of(reference, name) for name in targets}

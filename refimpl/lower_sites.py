@@ -18,10 +18,12 @@ from refimpl.invariants import QUANTIZE, QUANTIZE_DYNAMIC, is_dequantize
 from refimpl.reference_convs import PLAIN
 from refimpl.tracing import CALLS, attribute_of, constants, weighted
 
+REQUANTIZE = "requantize"  # the op of a value that is quantized a second time, to another range
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotLowered:
-    """A reference pattern that stays a float op between dequantize and quantize, and why. (LOW-04)"""
+    """A reference pattern that stays a float op between dequantize and quantize, or none, and why. (LOW-04)"""
 
     node: str
     op: str
@@ -75,24 +77,32 @@ class Sites:
 
     ``calls``: what stands for a node of the reference graph; ``parts``: the modules and packed weights that these use,
     ``originals`` what the latter were made from; ``refused``: what stays. `quantized` names the nodes that are to be
-    quantized at all; None: every node. `by_engine`: the nodes whose range at run time is what torch's modules take.
+    quantized at all; None: every node. `unclaimed`: those of which nothing was decided, to be lowered where that is
+    possible. `by_engine`: the nodes whose range at run time is what torch's modules take.
     """
 
     def __init__(
-        self, model: GraphModule, quantized: frozenset[str] | None, by_engine: frozenset[str] = frozenset()
+        self,
+        model: GraphModule,
+        quantized: frozenset[str] | None,
+        *,
+        unclaimed: frozenset[str] = frozenset(),
+        by_engine: frozenset[str] = frozenset(),
     ) -> None:
         self.calls: dict[Node, Call] = {}
         self.parts: dict[str, Any] = {}
         self.originals: dict[str, list[Any]] = {}
         self.refused: list[NotLowered] = []
         self._modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
-        self._quantized = quantized
-        self._by_engine = by_engine
+        self._quantized, self._unclaimed, self._by_engine = quantized, unclaimed, by_engine
         self._places = Counter(str(node.target) for node in model.graph.nodes if node.op == "call_module")
         self._names: Counter[str] = Counter()
         self._grids = {node: grid for node in model.graph.nodes if (grid := self._grid(node)) is not None}
         for node in model.graph.nodes:
-            if node.op in CALLS and node.target is not QUANTIZE and not is_dequantize(node):
+            if node.target is QUANTIZE and is_dequantize(node.args[0]):
+                reason = f"OBS-14: {', '.join(map(str, node.users))} asks for another range than the value has"
+                self.refused.append(NotLowered(node=node.name, op=REQUANTIZE, reason=reason))  # rule: LOW-04
+            elif node.op in CALLS and node.target is not QUANTIZE and not is_dequantize(node):
                 self._visit(node, self._kind(node))
 
     def _visit(self, node: Node, kind: Any) -> None:
@@ -100,7 +110,8 @@ class Sites:
             return  # it is lowered by itself
         if kind in table.WEIGHT_ONLY_MODULES or any(map(is_dequantize, node.all_input_nodes)):
             is_wanted = self._quantized is None or node.name in self._quantized
-            if is_wanted or kind in table.ON_QUANTIZED or kind in table.SHAPE_OF:  # rule: QCM-03
+            is_welcome = node.name in self._unclaimed or kind in table.ON_QUANTIZED or kind in table.SHAPE_OF
+            if is_wanted or is_welcome:  # rule: QCM-03
                 try:
                     self._handler(node, kind)(self, node, kind)
                 except Blocked as blocked:

@@ -88,13 +88,14 @@ class Slot:
 class Plan:
     """Everything that prepare decides: what is quantized, and where observers go. (OBS-15)
 
-    ``unmatched``: the calls that no pattern matches, with the readable name of what they call.
+    ``unmatched``: the calls that no pattern matches, with the readable name of what they call, and whether a QConfig
+    holds there.
     """
 
     # rule: OBS-15
     decisions: tuple[Decision, ...]
     slots: tuple[Slot, ...]
-    unmatched: tuple[tuple[str, str], ...]
+    unmatched: tuple[tuple[str, str, bool], ...]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
         return self  # frozen, and all of it names nodes: copies of a model share it

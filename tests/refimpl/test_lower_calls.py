@@ -28,12 +28,12 @@ def test_convert_warns_once_of_what_stays_in_float_and_names_the_first(engine: s
     flow, _ = small(Net(lambda net, x: net.same(net.same(x))).eval(), [(X,)])
     with pytest.warns(UserWarning) as told:
         refimpl.convert_fx(flow.prepared)
-    (message,) = [str(each.message) for each in told if "left in float" in str(each.message)]
-    assert message.startswith("convert_fx left in float: same (Conv2d): LOW-03: padding 'same'")
+    (message,) = [str(each.message) for each in told if "not lowered:" in str(each.message)]
+    assert message.startswith("convert_fx: not lowered: same (Conv2d): LOW-03: padding 'same'")
     assert message.endswith("and 1 more; meta['not_lowered'] of the result lists all")
     flow, _ = small(Net(lambda net, x: net.conv(x)).eval(), [(X,)])
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*left in float")
+        warnings.filterwarnings("error", message=".*not lowered")
         refimpl.convert_fx(flow.prepared)
 
 

@@ -95,8 +95,8 @@ def test_the_list_is_large_enough_and_its_names_are_unique() -> None:
 CHUNKS, EXAMPLES = 10, 50
 RECIPES_OF = {
     "chosen": (
-        "minmax", "native", "per channel", "x86 minmax", "onednn minmax", "fixed", "dynamic", "mixed", "float16 dynamic",
-        "float16 static", "qat qnnpack", "qat onednn",
+        "minmax", "native", "per channel", "x86 minmax", "onednn minmax", "fixed", "dynamic", "mixed",
+        "float16 dynamic", "float16 static", "qat qnnpack", "qat onednn",
     ),
     "defaults": (
         "x86", "fbgemm", "onednn", "qnnpack", "qat x86", "qat fbgemm", "qat onednn", "qat qnnpack", "dynamic",
