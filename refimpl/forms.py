@@ -33,7 +33,10 @@ def taken(kind: type[RefimplError], where: str, form: Form, value: object) -> An
 
 def shown(value: object, width: int = 200) -> str:
     """Return how a value is shown in an error: on one line, and not too long."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # of what was not made to the end
+        text = object.__repr__(value)
     return text if len(text) <= width else f"{text[:width]}… ({type(value).__name__})"
 
 

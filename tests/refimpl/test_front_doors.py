@@ -1,0 +1,210 @@
+"""Whatever a front door is given, what comes out is an error of refimpl's that says so, or a result (CFG-14)."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import both_flows as flows
+import pytest
+import torch
+import torch.ao.quantization as torch_quantization
+from both_core import X
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from odd_values import net, odd, setters_of, some_of
+from torch import nn
+
+import refimpl
+from refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    ConvertCustomConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    FuseCustomConfig,
+    PrepareCustomConfig,
+    QConfigMapping,
+    RefimplError,
+)
+from refimpl.custom_config import StandaloneModuleConfigEntry
+
+CONFIGS: tuple[Any, ...] = (
+    BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, QConfigMapping, FuseCustomConfig,
+    PrepareCustomConfig, ConvertCustomConfig, StandaloneModuleConfigEntry,
+)  # fmt: skip
+# Which argument of prepare_fx takes a config of that class.
+TAKES = {
+    BackendConfig: "backend_config",
+    QConfigMapping: "qconfig_mapping",
+    PrepareCustomConfig: "prepare_custom_config",
+}
+PATTERNS = (nn.Linear, (nn.Linear, nn.ReLU), None)
+INT8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
+fuzz = settings(
+    derandomize=True, database=None, deadline=None, max_examples=60, suppress_health_check=list(HealthCheck)
+)
+
+
+def only_ours(call: Callable[[], Any]) -> Any:
+    """Return what a call gives, or None after an error of refimpl's; any other error is the test's."""
+    with warnings.catch_warnings(), suppress(RefimplError):
+        warnings.simplefilter("ignore")
+        return call()
+
+
+def prepare() -> Any:
+    return refimpl.prepare_fx(net(), flows.global_mapping(), (X,))
+
+
+def run(parts: dict[str, Any], *, is_qat: bool) -> None:
+    """Take what was made through the flow, as far as it comes."""
+    given = {"model": net().train(is_qat), "qconfig_mapping": flows.global_mapping(), "example_inputs": (X,)} | parts
+    door = refimpl.prepare_qat_fx if is_qat else refimpl.prepare_fx
+    made = only_ours(lambda: door(**given))
+    if made is not None:
+        only_ours(lambda: refimpl.convert_to_reference_fx(made))
+        only_ours(lambda: refimpl.convert_fx(made))
+
+
+@pytest.mark.rule("CFG-14")
+@pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
+@fuzz
+@given(data=st.data())
+def test_constructors_attributes_and_dict_forms(kind: Any, data: st.DataObject) -> None:
+    names = list(inspect.signature(kind).parameters)
+    given = data.draw(some_of(names))
+    if kind is StandaloneModuleConfigEntry:
+        given = dict.fromkeys(names) | given
+    made = only_ours(lambda: kind(**given))
+    if hasattr(kind, "from_dict"):
+        made = only_ours(lambda: kind.from_dict(data.draw(odd, label="dict form"))) or made
+    if made is not None and kind in TAKES:
+        for name, value in data.draw(some_of(vars(made))).items():
+            if not name.startswith("_"):
+                only_ours(partial(setattr, made, name, value))
+        run({TAKES[kind]: made}, is_qat=False)
+    repr(made)
+
+
+@pytest.mark.rule("CFG-14")
+@pytest.mark.parametrize("kind", [kind for kind in CONFIGS if setters_of(kind)], ids=lambda kind: kind.__name__)
+@fuzz
+@given(data=st.data())
+def test_setters_and_what_the_passes_make_of_it(kind: Any, data: st.DataObject) -> None:
+    setters, is_entry = setters_of(kind), kind is BackendPatternConfig
+    made = kind(data.draw(st.sampled_from(PATTERNS))).add_dtype_config(INT8) if is_entry else kind()
+    for name in data.draw(st.lists(st.sampled_from(sorted(setters)), min_size=1, max_size=4)):
+        arguments = [data.draw(odd, label=name) for _ in range(setters[name])]
+        only_ours(partial(getattr(made, name), *arguments))
+    only_ours(made.to_dict)
+    config = only_ours(lambda: BackendConfig().set_backend_pattern_config(made)) if is_entry else made
+    if kind is ConvertCustomConfig:
+        only_ours(lambda: refimpl.convert_fx(prepare(), config))
+    elif config is not None and type(config) in TAKES:
+        run({TAKES[type(config)]: config}, is_qat=data.draw(st.booleans()))
+
+
+DOORS: Mapping[str, Callable[..., Any]] = {
+    door.__name__: door
+    for door in (
+        refimpl.prepare_fx, refimpl.prepare_qat_fx, refimpl.fuse_fx, refimpl.convert_fx, refimpl.lower, refimpl.explain,
+        refimpl.convert_to_reference_fx, refimpl.convert_to_reference_decomposed_fx, refimpl.get_default_qconfig,
+        refimpl.get_default_qat_qconfig, refimpl.get_default_qconfig_mapping, refimpl.get_default_qat_qconfig_mapping,
+    )
+}  # fmt: skip
+
+
+def right(name: str) -> dict[str, Any]:
+    """The arguments without which a door cannot be called."""
+    if name.startswith("prepare"):
+        return {"model": net(), "qconfig_mapping": flows.global_mapping(), "example_inputs": (X,)}
+    if name.startswith("convert"):
+        return {"graph_module": prepare()}
+    models: dict[str, Any] = {"lower": lambda: ("reference_model", refimpl.convert_to_reference_fx(prepare()))}
+    models |= {"fuse_fx": lambda: ("model", net()), "explain": lambda: ("model", prepare())}
+    return dict([models[name]()]) if name in models else {}
+
+
+@pytest.mark.rule("CFG-14")
+@pytest.mark.parametrize("name", DOORS)
+@fuzz
+@given(data=st.data())
+def test_arguments_of_the_passes(name: str, data: st.DataObject) -> None:
+    door = DOORS[name]
+    given = data.draw(some_of(inspect.signature(door).parameters))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        arguments = right(name) | given
+    made = only_ours(lambda: door(**arguments))
+    if name.startswith("prepare") and made is not None:
+        only_ours(lambda: refimpl.convert_to_reference_fx(made))
+
+
+CUSTOM: Any = PrepareCustomConfig
+MAPPING: Any = QConfigMapping
+ENTRY: Any = BackendPatternConfig
+ANY: Any = refimpl
+SAID: Mapping[str, tuple[Callable[[], Any], str]] = {
+    "names": (
+        lambda: CUSTOM().set_non_traceable_module_names([nn.ReLU()]),
+        r"_names: expected a list of strings, found",
+    ),
+    "indexes": (lambda: CUSTOM(input_quantized_indexes=3), "indexes: expected a list of integers, found 3"),
+    "rows": (
+        lambda: CUSTOM.from_dict({"standalone_module_name": None}),
+        "expected a list of rows of 5 items, found None",
+    ),
+    "modes": (
+        lambda: CUSTOM(float_to_observed_mapping=[1]),
+        r"expected a dict of mode to a dict of a class to a class",
+    ),
+    "a dict form": (lambda: CUSTOM.from_dict(3), r"PrepareCustomConfig.from_dict: expected a dict, found 3"),
+    "a class": (lambda: CUSTOM().set_standalone_module_class("a", None, (), None, None), "expected a class, found 'a'"),
+    "an entry's class": (lambda: ENTRY().set_qat_module("a"), "qat_module: expected a class or None, found 'a'"),
+    "an entry's attribute": (lambda: setattr(ENTRY(), "fuser_method", 3), "that can be called or None, found 3"),
+    "entries": (lambda: BackendConfig().set_backend_pattern_configs(ANY.QuantType), "expected a BackendPatternConfig"),
+    "a bound": (
+        lambda: DTypeWithConstraints(None, ANY),
+        r"quant_min_lower_bound: expected a number or None, found <mod",
+    ),
+    "a key": (lambda: MAPPING().set_object_type([], None), r"set_object_type: expected .* key of a dict, found \[\]"),
+    "an expression": (lambda: MAPPING().set_module_name_regex(3, None), "expected a regular expression, found 3"),
+    "a table of keys": (lambda: MAPPING(module_name_qconfigs=3), "module_name_qconfigs: expected a dict of .* found 3"),
+    "a model": (lambda: ANY.prepare_fx(nn.Linear, MAPPING()), r"prepare: expected a torch.nn.Module, found <class"),
+    "a model to fuse": (lambda: ANY.fuse_fx(3), "fuse_fx: expected a torch.nn.Module, found 3"),
+    "a model to convert": (lambda: ANY.convert_fx({}), "convert: dict was not made by refimpl's prepare_fx"),
+    "a flag": (lambda: ANY.convert_fx(prepare(), None, X), r"_remove_qconfig: expected True or False, found tensor"),
+}
+
+
+@pytest.mark.rule("CFG-14")
+@pytest.mark.parametrize("what", SAID)
+def test_the_error_says_where_what_was_expected_and_what_was_found(what: str) -> None:
+    call, message = SAID[what]
+    with pytest.raises(RefimplError, match=message):
+        call()
+
+
+@pytest.mark.rule("CFG-14")
+def test_getters_of_a_config_that_fail_or_give_no_nodes_are_named_with_their_pattern() -> None:
+    for name, what in (("_set_root_node_getter", "root node getter"), ("_set_extra_inputs_getter", "extra inputs")):
+        for getter, message in ((lambda nested: 3, "expected a .*node.*, found 3"), (lambda: 3, "it raised TypeError")):
+            entry: Any = BackendPatternConfig((nn.Linear, nn.ReLU)).set_fuser_method(
+                lambda is_qat, *parts: nn.Sequential()
+            )
+            config = BackendConfig().set_backend_pattern_config(getattr(entry, name)(getter))
+            with pytest.raises(refimpl.ConfigError, match=rf"{what}.* of nn.Linear\+nn.ReLU: {message}"):
+                refimpl.fuse_fx(net(), backend_config=config)
+
+
+@pytest.mark.rule("CFG-14")
+def test_keys_that_can_match_nothing_are_taken_as_torch_takes_them() -> None:
+    theirs: Any = torch_quantization.QConfigMapping()
+    for mapping in (MAPPING(), theirs):
+        mapping.set_global(flows.QCONFIG).set_object_type(3, None).set_module_name(("a", 1), None)
+        assert only_ours(partial(refimpl.prepare_fx, net(), mapping, (X,))) is not None
