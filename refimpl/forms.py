@@ -46,17 +46,6 @@ def _is(kind: Any, value: Any) -> Any:
     return value
 
 
-def _callable(value: Any) -> Any:
-    if not callable(value):
-        raise TypeError
-    return value
-
-
-def _hashable(value: Any) -> Any:
-    hash(value)
-    return value
-
-
 def _items(value: Any) -> Iterator[Any]:
     """Return a value to be iterated over, which a string or a dict in the place of a list is not."""
     if isinstance(value, str | bytes | Mapping):
@@ -75,9 +64,8 @@ CLASS = instance(type, "a class")
 MODULE = instance(nn.Module, "a torch.nn.Module")
 INTEGER = instance(Integral, "an integer")
 NUMBER = instance(Real, "a number")
-DICT = instance(Mapping, "a dict")
-CALLABLE = Form("something that can be called", _callable)
-HASHABLE = Form("something that can be a key of a dict", _hashable)
+CALLABLE = instance(Callable, "something that can be called")
+HASHABLE = Form("something that can be a key of a dict", lambda value: next(iter({value})))
 FLAG = Form("True or False", bool)
 
 
