@@ -12,6 +12,7 @@ from functools import cache
 from itertools import takewhile
 from traceback import StackSummary, walk_stack
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 import torch.ao.nn.intrinsic as nni
@@ -76,7 +77,44 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-class FlowModule(_LazyGraphModule):
+class _Owned(Graph):
+    """A graph that does not keep its graph module alive: without that circle a dropped model is freed at once."""
+
+    _owner: Callable[[], GraphModule | None] | None = None
+
+    @property
+    def owning_module(self) -> GraphModule | None:
+        """The graph module that the graph was last given to, while it lives."""
+        return None if self._owner is None else self._owner()
+
+    @owning_module.setter
+    def owning_module(self, module: GraphModule | None) -> None:
+        self._owner, self._owning_module = None if module is None else ref(module), None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_owner": None}  # a weak reference cannot be pickled
+
+
+class _Owner(GraphModule):
+    """A graph module whose graph does not keep it alive."""
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that the code is made from."""
+        if self._graph.owning_module is None:  # another module that had the same graph is gone
+            self._graph.owning_module = self
+        return self._graph
+
+    @graph.setter
+    def graph(self, graph: Graph) -> None:
+        if type(graph) is Graph:
+            graph.__class__ = _Owned
+        self._graph = graph
+        graph.owning_module = self
+        self.recompile()
+
+
+class FlowModule(_Owner, _LazyGraphModule):
     """What the passes return: it makes its Python code, most of a graph module's cost, when it is first run or read."""
 
     __jit_unused_properties__ = [*GraphModule.__jit_unused_properties__, "code"]  # noqa: RUF012
@@ -86,7 +124,7 @@ class FlowModule(_LazyGraphModule):
         return self
 
 
-class Draft(GraphModule):
+class Draft(_Owner):
     """A GraphModule on its way through the passes: it makes no code.
 
     Modules and tensors are shared with what it was made from; the containers that hold them are its own.
@@ -155,6 +193,7 @@ def trace(model: nn.Module, leaf_names: tuple[str, ...] = (), leaf_classes: tupl
             node.args, node.kwargs = _by_position(node, names)  # rule: PAT-08
     traced = Draft(tracer.root, graph)
     traced.training, traced.origin = model.training, type(model).__name__
+    vars(tracer).clear()  # it stands in a circle with fx's closures, which shall not keep the model alive
     return traced
 
 
