@@ -1,13 +1,15 @@
 """prepare and convert of refimpl against torch.ao's: each row is a ratio of times measured in one run of one process.
 
-The models are chains of linear-relu-linear-cat-add-mul-slice blocks, and one of three nodes. A stage is measured from
-the same point for both sides: what torch's convert uses up is copied outside of the timed region. The best of several
-repetitions counts. refimpl writes a model's Python code when it is first called; the row "prepare + call" has that in.
-Each side brings its own observers, QConfigMapping and default backend config, as its user would.
+The models are chains of linear-relu-linear-cat-add-mul-slice blocks, one of three nodes, and the real architectures of
+benchmarks/architectures.py. A stage is measured from the same point for both sides: what torch's convert uses up is
+copied outside of the timed region. The best of several repetitions counts. refimpl writes a model's Python code when it
+is first called; the row "prepare + call" has that in. Each side brings its own observers, QConfigMapping and default
+backend config, as its user would; "x86" is get_default_qconfig_mapping("x86"), with histogram observers.
 
-    python benchmarks/flow.py                       # 3 to 3,200 nodes; torch at 12,800 takes minutes
-    python benchmarks/flow.py --torch-cap 600       # measures torch wherever it is expected to finish within 600 s
-    python benchmarks/flow.py --memory              # peak memory of both, each in its own process
+    python -m benchmarks.flow                       # 3 to 3,200 nodes; torch at 12,800 takes minutes
+    python -m benchmarks.flow --nodes 200 800 3200 --observers x86
+    python -m benchmarks.flow --torch-cap 600       # measures torch wherever it is expected to finish within 600 s
+    python -m benchmarks.flow --memory              # peak memory of both, each in its own process
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,15 +36,18 @@ import torch.ao.quantization.quantize_fx as torch_fx
 from tabulate import tabulate
 from torch import Tensor, nn
 from torch.ao.quantization import observer, qconfig, qconfig_mapping
+from torch.fx import symbolic_trace
 
 import refimpl
+from benchmarks.architectures import ARCHITECTURES
 from refimpl.histogram import HistogramObserver
 
 NODES_PER_BLOCK = 8
 STAGES = ("prepare", "prepare + call", "reference", "lowered")
+ARCHITECTURE_REPEATS = 5
 GROWTH_FROM = 800  # the exponent is measured from here to the largest size
 STACK = 1 << 29  # torch recurses along the chain: a thread with a large stack lets it finish
-KINDS = ("minmax", "histogram")
+KINDS = ("minmax", "histogram", "x86")
 
 
 class Block(nn.Module):
@@ -58,7 +64,7 @@ class Block(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One implementation: its front door, its observers by kind, its QConfig and QConfigMapping."""
+    """One implementation: its front door, its observers by kind, its QConfig and QConfigMapping, its defaults."""
 
     name: str
     prepare: Callable[..., Any]
@@ -66,6 +72,15 @@ class Side:
     observers: Mapping[str, Any]
     qconfig: Callable[..., Any]
     mapping: Callable[[], Any]
+    defaults: Callable[[str], Any]
+
+    def mapping_of(self, kind: str) -> Any:
+        """Return the mapping of a kind: the defaults of an engine, or one observer for all activations."""
+        if kind not in self.observers:
+            return self.defaults(kind)
+        activation = self.observers[kind].with_args(dtype=torch.quint8)
+        weight = self.observers["minmax"].with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
+        return self.mapping().set_global(self.qconfig(activation, weight))
 
 
 _torchs: Any = observer
@@ -77,6 +92,7 @@ SIDES = (
         observers={"minmax": _torchs.MinMaxObserver, "histogram": _torchs.HistogramObserver},
         qconfig=qconfig.QConfig,
         mapping=qconfig_mapping.QConfigMapping,
+        defaults=qconfig_mapping.get_default_qconfig_mapping,
     ),
     Side(
         name="refimpl",
@@ -85,6 +101,7 @@ SIDES = (
         observers={"minmax": refimpl.MinMaxObserver, "histogram": HistogramObserver},
         qconfig=refimpl.QConfig,
         mapping=refimpl.QConfigMapping,
+        defaults=refimpl.get_default_qconfig_mapping,
     ),
 )
 
@@ -97,18 +114,26 @@ def model_of(nodes: int) -> nn.Module:
     return nn.Sequential(*(Block() for _ in range(nodes // NODES_PER_BLOCK))).eval()
 
 
-def measure(side: Side, nodes: int, kind: str, repeats: int) -> dict[str, float]:
+def chain_inputs() -> tuple[Tensor]:
+    """Return inputs of as many values as a histogram may be counted of: torch's search is slow where they are few."""
+    return (torch.rand(256, 4),)
+
+
+def architecture_of(name: str) -> tuple[nn.Module, tuple[Tensor]]:
+    """Return a real architecture, and its inputs."""
+    make, shape = ARCHITECTURES[name]
+    torch.manual_seed(0)
+    return make().eval(), (torch.rand(shape),)
+
+
+def measure(side: Side, model: nn.Module, inputs: tuple[Any, ...], kind: str, repeats: int) -> dict[str, float]:
     """Return the best seconds of each stage."""
-    found = [_measure_once(side, nodes, kind) for _ in range(repeats)]
+    found = [_measure_once(side, model, inputs, kind) for _ in range(repeats)]
     return {stage: min(times[stage] for times in found) for stage in STAGES}
 
 
-def _measure_once(side: Side, nodes: int, kind: str) -> dict[str, float]:
-    model, inputs = model_of(nodes), (torch.rand(2, 4),)
-    activation = side.observers[kind].with_args(dtype=torch.quint8)
-    weight = side.observers["minmax"].with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
-    mapping = side.mapping().set_global(side.qconfig(activation, weight))
-    times = {}
+def _measure_once(side: Side, model: nn.Module, inputs: tuple[Any, ...], kind: str) -> dict[str, float]:
+    mapping, times = side.mapping_of(kind), {}
     with torch.no_grad():
         prepared, times["prepare"] = timed(lambda: side.prepare(model, mapping, inputs))
         _, call = timed(lambda: prepared(*inputs))
@@ -120,11 +145,11 @@ def _measure_once(side: Side, nodes: int, kind: str) -> dict[str, float]:
 
 
 def timed(run: Callable[[], Any]) -> tuple[Any, float]:
-    """Return a result and the seconds that it took."""
+    """Return a result and the seconds of CPU that it took: what else runs on the machine is not counted."""
     gc.collect()
-    started = time.perf_counter()
+    started = time.process_time()
     result = run()
-    return result, time.perf_counter() - started
+    return result, time.process_time() - started
 
 
 def rows_of(sizes: Sequence[int], kinds: Sequence[str], torch_cap: float, small_repeats: int) -> list[dict[str, Any]]:
@@ -134,29 +159,38 @@ def rows_of(sizes: Sequence[int], kinds: Sequence[str], torch_cap: float, small_
         expected = 0.0
         for nodes in sorted(sizes):
             repeats = small_repeats if nodes <= 50 else 3 if nodes <= 800 else 1
-            ours = measure(SIDES[1], nodes, kind, repeats)
-            theirs = measure(SIDES[0], nodes, kind, repeats) if expected <= torch_cap else None
-            if theirs is not None:  # a large model four times as large takes torch up to 16 times as long
+            sides = SIDES if expected <= torch_cap else SIDES[1:]
+            found = {side.name: measure(side, model_of(nodes), chain_inputs(), kind, repeats) for side in sides}
+            if theirs := found.get("torch"):  # a large model four times as large takes torch up to 16 times as long
                 following = min((size for size in sizes if size > nodes), default=nodes)
                 expected = sum(theirs.values()) * (following / nodes) ** (2 if nodes >= GROWTH_FROM else 1)
-            rows += [_row(kind, nodes, stage, theirs, ours) for stage in STAGES]
+            rows += [_row({"model": "chain", "observer": kind, "nodes": nodes}, stage, found) for stage in STAGES]
     return rows
 
 
-def _row(
-    kind: str, nodes: int, stage: str, theirs: Mapping[str, float] | None, ours: Mapping[str, float]
-) -> dict[str, Any]:
-    row: dict[str, Any] = {"observer": kind, "nodes": nodes, "stage": stage, "refimpl s": ours[stage]}
-    if theirs is None:
-        return {**row, "torch s": None, "torch / refimpl": None}
-    return {**row, "torch s": theirs[stage], "torch / refimpl": theirs[stage] / ours[stage]}
+def architecture_rows(names: Sequence[str], repeats: int) -> list[dict[str, Any]]:
+    """Measure both sides on real architectures, under the default mapping of x86."""
+    rows = []
+    for name in names:
+        model, inputs = architecture_of(name)
+        found = {side.name: measure(side, model, inputs, "x86", repeats) for side in SIDES}
+        about = {"model": name, "observer": "x86", "nodes": len(symbolic_trace(model).graph.nodes)}
+        rows += [_row(about, stage, found) for stage in STAGES]
+    return rows
+
+
+def _row(about: dict[str, Any], stage: str, found: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    ours, theirs = (found[name][stage] if name in found else None for name in ("refimpl", "torch"))
+    ratio = theirs / ours if theirs and ours else None
+    return {**about, "stage": stage, "refimpl s": ours, "torch s": theirs, "torch / refimpl": ratio}
 
 
 def growth(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return refimpl's growth exponent per observer and stage: 1 is linear in the number of nodes."""
     found = []
-    for kind, stage in dict.fromkeys((row["observer"], row["stage"]) for row in rows):
-        seconds = {row["nodes"]: row["refimpl s"] for row in rows if (row["observer"], row["stage"]) == (kind, stage)}
+    chains = [row for row in rows if row["model"] == "chain"]
+    for kind, stage in dict.fromkeys((row["observer"], row["stage"]) for row in chains):
+        seconds = {row["nodes"]: row["refimpl s"] for row in chains if (row["observer"], row["stage"]) == (kind, stage)}
         first, last = min((n for n in seconds if n >= GROWTH_FROM), default=min(seconds)), max(seconds)
         if first < last:
             exponent = math.log(seconds[last] / seconds[first]) / math.log(last / first)
@@ -166,23 +200,24 @@ def growth(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def peak_memory(side: str, nodes: int) -> float:
     """Return the MiB by which one side's prepare and converts raise the peak of a fresh process."""
-    command = [sys.executable, __file__, "--peak-of", side, "--nodes", str(nodes)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    command = [sys.executable, "-m", "benchmarks.flow", "--peak-of", side, "--nodes", str(nodes)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     return float(json.loads(done.stdout.splitlines()[-1]))
 
 
 def _peak_here(side: str, nodes: int) -> float:
     chosen = next(candidate for candidate in SIDES if candidate.name == side)
-    _measure_once(chosen, 3, "minmax")  # imports and caches
+    _measure_once(chosen, model_of(3), chain_inputs(), "minmax")  # imports and caches
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    _measure_once(chosen, nodes, "minmax")
+    _measure_once(chosen, model_of(nodes), chain_inputs(), "minmax")
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[3, 50, 800, 3200, 12800])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[3, 50, 200, 800, 3200, 12800])
+    parser.add_argument("--models", nargs="*", choices=tuple(ARCHITECTURES), default=tuple(ARCHITECTURES))
     parser.add_argument("--observers", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--torch-cap", type=float, default=120.0, help="leave torch out where it would take longer (s)")
     parser.add_argument("--small-repeats", type=int, default=20, help="repetitions of the sizes up to 50 nodes")
@@ -205,9 +240,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(tabulate(peaks, headers="keys", floatfmt=".1f"))
     else:
         for side in SIDES:
-            _measure_once(side, 50, "minmax")  # imports and caches
+            _measure_once(side, model_of(50), chain_inputs(), "x86")  # imports and caches
         rows = rows_of(options.nodes, options.observers, options.torch_cap, options.small_repeats)
-        decimals = (".0f", ".0f", ".0f", ".4f", ".4f", ".1f")
+        rows += architecture_rows(options.models, ARCHITECTURE_REPEATS)
+        decimals = (".0f", ".0f", ".0f", ".0f", ".4f", ".4f", ".1f")
         print(tabulate(rows, headers="keys", floatfmt=decimals, missingval="not measured"))
         print("\n" + tabulate(growth(rows), headers="keys", floatfmt=".2f"))
 

@@ -26,8 +26,19 @@ def test_torch_is_left_out_above_the_cap_and_refimpl_never() -> None:
     assert all(row["refimpl s"] > 0 for row in rows)
 
 
+def test_a_real_architecture_has_a_row_for_each_stage() -> None:
+    rows = flow.architecture_rows(["transformer"], 1)
+    assert [(row["model"], row["observer"], row["stage"]) for row in rows] == [
+        ("transformer", "x86", stage) for stage in flow.STAGES
+    ]
+    assert all(row["torch s"] > 0 and row["refimpl s"] > 0 for row in rows)
+
+
 def test_growth_is_the_exponent() -> None:
-    rows = [{"observer": "minmax", "stage": "prepare", "nodes": n, "refimpl s": n**2} for n in (50, 800, 3200)]
+    rows = [
+        {"model": "chain", "observer": "minmax", "stage": "prepare", "nodes": n, "refimpl s": n**2}
+        for n in (50, 800, 3200)
+    ]
     (found,) = flow.growth(rows)
     assert (found["from"], found["to"]) == (800, 3200)
     assert found["exponent"] == pytest.approx(2.0)
@@ -40,7 +51,9 @@ def test_the_model_has_about_as_many_nodes_as_asked_for() -> None:
 
 def test_the_command_prints_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
     flow.with_deep_stack(
-        lambda: flow.main(["--nodes", "3", "16", "--observers", "minmax", "--small-repeats", "1", "--torch-cap", "inf"])
+        lambda: flow.main(
+            ["--nodes", "3", "16", "--observers", "minmax", "--small-repeats", "1", "--torch-cap", "inf", "--models"]
+        )
     )
     printed = capsys.readouterr().out
     assert "torch / refimpl" in printed
