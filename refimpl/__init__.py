@@ -26,7 +26,7 @@ from refimpl.default_qconfigs import (
 from refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
 from refimpl.equalize import EqualizationQConfig, default_equalization_qconfig
 from refimpl.errors import ConfigError, ModelError, QConfigError, RefimplError
-from refimpl.explain import DecisionLog, explain
+from refimpl.explain import DecisionLog
 from refimpl.fake_quantize import FakeQuantize, FixedQParamsFakeQuantize, FusedMovingAvgObsFakeQuantize
 from refimpl.fuse import fuse_fx
 from refimpl.histogram import HistogramObserver
@@ -44,15 +44,16 @@ from refimpl.observers import (
 from refimpl.patterns import MatchAllNode
 from refimpl.prepare import prepare_fx, prepare_qat_fx
 from refimpl.qconfig import QConfig, QConfigMapping
+from refimpl.quality import LayerQuality, QualityReport, explain
 
 # fmt: off
 __all__ = [  # noqa: RUF022
     "BackendConfig", "BackendPatternConfig", "ConfigError", "ConvertCustomConfig", "DecisionLog", "DTypeConfig",
     "DTypeWithConstraints", "EqualizationQConfig", "FakeQuantize", "FixedQParamsFakeQuantize", "FixedQParamsObserver",
-    "FuseCustomConfig", "FusedMovingAvgObsFakeQuantize", "HistogramObserver", "MatchAllNode", "MinMaxObserver",
-    "ModelError", "MovingAverageMinMaxObserver", "MovingAveragePerChannelMinMaxObserver",
+    "FuseCustomConfig", "FusedMovingAvgObsFakeQuantize", "HistogramObserver", "LayerQuality", "MatchAllNode",
+    "MinMaxObserver", "ModelError", "MovingAverageMinMaxObserver", "MovingAveragePerChannelMinMaxObserver",
     "ObservationType", "PerChannelMinMaxObserver", "PlaceholderObserver", "PrepareCustomConfig", "QConfig",
-    "QConfigError", "QConfigMapping", "QuantType", "RefimplError", "ReuseInputObserver",
+    "QConfigError", "QConfigMapping", "QualityReport", "QuantType", "RefimplError", "ReuseInputObserver",
     "StandaloneModuleConfigEntry", "_convert_to_reference_decomposed_fx", "convert_fx",
     "convert_to_reference_decomposed_fx", "convert_to_reference_fx", "default_backend_config",
     "default_equalization_qconfig", "explain", "fuse_fx", "get_default_qat_qconfig",

@@ -60,7 +60,7 @@ class DecisionLog:
         return tabulate(self.rows(), headers="keys", tablefmt="simple", maxcolwidths=48)
 
 
-def explain(model: nn.Module) -> DecisionLog:
+def decision_log(model: nn.Module) -> DecisionLog:
     """Return the decision log of a model that prepare or convert made, or of a copy of it, loaded ones too. (OBS-15)
 
     Raises ModelError for any other model.
@@ -83,14 +83,17 @@ def _decision_row(decision: Decision, slots: tuple[Slot, ...]) -> dict[str, str]
         "node": decision.node,
         "pattern": decision.pattern,
         "qconfig": decision.source,
-        "dtype config": decision.kind if decision.kind != "pattern" else _dtypes(decision),
+        "dtype config": dtypes_of(decision),
         "observation": decision.observation.name,
         "observers": "; ".join(observers),
         "reason": decision.reason or "; ".join(map(str, decision.refusals)),
     }
 
 
-def _dtypes(decision: Decision) -> str:
+def dtypes_of(decision: Decision) -> str:
+    """Return the dtypes of a pattern as text, ``in=quint8, w=qint8, out=quint8`` or ``float``; else its kind."""
+    if decision.kind != "pattern":
+        return decision.kind
     chosen = decision.dtype_config
     if chosen is None:
         return "float"
