@@ -183,7 +183,7 @@ class Placer:
         if None not in ends and not ends[0] <= low <= high <= ends[1]:  # type: ignore[operator]
             return True
         common = None if role != "input" or self._default is None else _range(self._facts_of(self._default))
-        return wanted.fixed is None and (least, most) != common and not least <= low <= high <= most
+        return (least, most) != common and not least <= low <= high <= most
 
     def _new(self, value: Node, make: Make, role: Role, rule: str, consumers: list[Node] | None) -> _Draft:
         draft = _Draft(value, len(self._parent), make, self._facts_of(make), role, rule, consumers)

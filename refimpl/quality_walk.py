@@ -95,7 +95,7 @@ class Walk:
         made = [decision for decision in plan.decisions if decision.is_quantized]
         self.nodes: list[Node] = list(model.graph.nodes)
         self.decisions = {name: d for d in made if d.kind != "standalone module" for name in d.nodes}
-        known = {name for decision in plan.decisions for name in decision.nodes} | {name for name, _ in plan.unmatched}
+        known = {name for decision in plan.decisions for name in decision.nodes} | {name for name, *_ in plan.unmatched}
         weights = {slot.value for slot in plan.slots if slot.role in ("weight", "bias")}
         calls = [node for node in self.nodes if node.op in CALLS]
         self.inserted = {node for node in calls if node.name not in known}

