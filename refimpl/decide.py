@@ -5,7 +5,7 @@ The result is frozen data that can be printed; nothing here touches the graph. `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ from refimpl.placing import Placer, tuple_elements, weight_arguments
 from refimpl.plan import DIFFERENT, LSTM_RESULT, Decision, Kind, Place, Plan
 from refimpl.qconfig import GLOBAL, QConfig, QConfigMapping, QConfigResolver, as_qconfig
 from refimpl.tracing import CALLS, Places, positional_arguments
-from refimpl.values import float_tensors, gives_tuple
+from refimpl.values import Floats, float_tensors, gives_tuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +36,13 @@ class Request:
     is_qat: bool = False
 
 
-def make_plan(model: GraphModule, request: Request) -> Plan:
-    """Decide for a traced and fused model. The graph is not touched. (OBS-15)"""
+def make_plan(model: GraphModule, request: Request, dtypes: Mapping[Node, torch.dtype] | None = None) -> Plan:
+    """Decide for a traced and fused model. The graph is not touched. (OBS-15)
+
+    `dtypes`: of the tensors that a run of the example inputs gave, if there was one (OBS-10).
+    """
     places = Places(model, qat_classes(request.config) if request.is_qat else {})
-    floats = float_tensors(model)
+    floats = float_tensors(model, dtypes)
     decider = _Decider(places, request, floats)
     special = {match.root: (match, kind) for match, kind in _special_matches(model, places, request.custom)}
     found = find_matches(model.graph, places, request.config.configs)
@@ -95,7 +98,7 @@ def standalone_entry(custom: PrepareCustomConfig, name: str, module: nn.Module) 
 class _Decider:
     """Resolves the QConfig of a match and chooses its dtype config; each constructor is called once."""
 
-    def __init__(self, places: Places, request: Request, floats: set[Node]) -> None:
+    def __init__(self, places: Places, request: Request, floats: Floats) -> None:
         self._places = places
         self._request = request
         self._resolver = QConfigResolver(request.mapping)
@@ -217,7 +220,7 @@ class _Decider:
         return qconfig, source, ""  # rule: QCM-06
 
 
-def _observation_type(match: Match, floats: set[Node]) -> ObservationType:
+def _observation_type(match: Match, floats: Floats) -> ObservationType:
     """The entry's observation type, or the one for the root's number of tensor arguments. (OBS-07)"""
     by_count = match.entry._num_tensor_args_to_observation_type
     if not by_count:

@@ -66,6 +66,10 @@ class Examples:
                 warn_user(f"example_inputs cannot be run; from there on ranks are not known: {self._found[1]}")
         return self._found
 
+    def dtypes(self) -> dict[Node, torch.dtype]:
+        """Return the dtypes of all tensors of the graph; {} if the inputs do not run to the end. (OBS-10)"""
+        return {} if self.failure else {node: seen.dtype for node, seen in self.seen.items()}
+
     def replace(self, old: Node, new: Node) -> None:
         """Let `new` stand for the value of `old`, as after fusing; what was not run yet is run as it is then."""
         if self._found is not None and old is not new:

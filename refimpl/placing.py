@@ -19,7 +19,7 @@ from refimpl.matching import Match
 from refimpl.observers import MinMaxObserver, dtype_range, is_quantized_dtype
 from refimpl.plan import DIFFERENT, NOT_OBSERVED, OBSERVER_PREFIX, Decision, Role, Slot
 from refimpl.tracing import Places, positional_arguments, tensor_inputs
-from refimpl.values import observable_inputs
+from refimpl.values import Floats, observable_inputs
 
 Make = Callable[..., nn.Module]
 _UNBOUNDED = DTypeWithConstraints()
@@ -48,7 +48,7 @@ class Placer:
 
     def __init__(
         self,
-        floats: set[Node],
+        floats: Floats,
         weights: Mapping[Any, Mapping[str, int]],
         given: dict[Node, torch.dtype],
         facts_of: Callable[[Make], ObserverFacts],

@@ -1,12 +1,19 @@
-"""Which values of a graph are float tensors, and which arguments can never be (rule OBS-10). Tables, not analysis."""
+"""Which values of a graph are float tensors, and which arguments can never be (rule OBS-10).
+
+The dtypes that a run of the example inputs gave decide; where there are none, tables do, forwards from what makes a
+value and backwards from what takes it as a mask or as indices.
+"""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.ao.nn.quantizable as nnqa
 import torch.nn.functional as F
+from torch import nn
 from torch.fx import GraphModule, Node
 
 from refimpl.tracing import attribute_of, tensor_inputs
@@ -45,16 +52,82 @@ _FIRST_ARGUMENT_ONLY = (
 )
 
 
-def float_tensors(model: GraphModule) -> set[Node]:
-    """Return the nodes whose value is (or may be) a float tensor, or a tuple of them. (OBS-10)"""
-    found: set[Node] = set()
+# Callees that take masks or indices: where these stand, or None for all arguments; and modules whose input is indices.
+_BITS = _spelled("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "logical_and", "logical_or", "logical_not")
+_NO_FLOATS: Mapping[Any, tuple[int, ...] | None] = {
+    **dict.fromkeys(_spelled("masked_fill", "masked_select"), (1,)),
+    **dict.fromkeys(_spelled("index_select", "gather", "index_add", "scatter", "index_fill"), (2,)),
+    **dict.fromkeys((torch.where, F.embedding), (0,)),
+    **dict.fromkeys((operator.getitem, F.embedding_bag), (1,)),
+    **dict.fromkeys(_BITS, None),
+    **dict.fromkeys((operator.and_, operator.or_, operator.xor, operator.invert), None),
+}
+_TAKES_INDICES = (nn.Embedding, nn.EmbeddingBag)
+
+# Modules that return tuples; of those of an LSTM the second element is one again.
+_LSTMS = (nn.LSTM, nnqa.LSTM)
+_GIVE_TUPLES = (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention, nnqa.LSTM, nnqa.MultiheadAttention)
+
+# Callees whose result has the dtype of the first argument: what is known of the one is known of the other.
+_KEEPS_DTYPE = (
+    _spelled("view", "reshape", "permute", "transpose", "repeat", "repeat_interleave", "squeeze", "unsqueeze", "expand")
+    | _spelled("narrow", "index_select", "gather", "chunk", "split", "flatten", "contiguous", "detach", "clone", "t")
+    | {operator.getitem}
+)
+
+
+class Floats(set[Node]):
+    """The nodes whose value is (or may be) a float tensor, or a tuple of them; ``tuples`` has the latter. (OBS-10)"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tuples: set[Node] = set()
+
+
+def float_tensors(model: GraphModule, dtypes: Mapping[Node, torch.dtype] | None = None) -> Floats:
+    """Return the nodes whose value is (or may be) a float tensor, or a tuple of them. (OBS-10)
+
+    `dtypes`: of all tensors that a run of the example inputs gave; None or empty: there was no run.
+    """
+    known, others = dtypes or {}, set(_no_floats(model))
+    found = Floats()
     for node in model.graph.nodes:
-        if _is_float_tensor(node, model, found):
+        if known[node].is_floating_point if node in known else node not in others and _is_float(node, model, found):
             found.add(node)
+            if node not in known and _is_tuple(node, model, found, was_run=bool(known)):
+                found.tuples.add(node)
     return found
 
 
-def _is_float_tensor(node: Node, model: GraphModule, known: set[Node]) -> bool:
+def _is_tuple(node: Node, model: GraphModule, known: Floats, *, was_run: bool) -> bool:
+    """Tell whether a module, or what takes a tuple apart, gives a tuple; a run that saw no tensor there says so."""
+    source = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(source, Node) or (source is not node and source not in known.tuples):
+        return False
+    if was_run:
+        return node.op == "call_module" or source is not node
+    kinds = _GIVE_TUPLES if source is node else _LSTMS if node.args[1] in (1, -1) else ()
+    return source.op == "call_module" and isinstance(model.get_submodule(str(source.target)), kinds)
+
+
+def _no_floats(model: GraphModule) -> Iterator[Node]:
+    """Yield what is taken as a mask or as indices, and what that was made from by moving values. (OBS-10)"""
+    found: set[Node] = set()
+    for node in reversed(model.graph.nodes):
+        callee = _callee(node)
+        if node.op == "call_module" and isinstance(model.get_submodule(str(node.target)), _TAKES_INDICES):
+            found.update(tensor_inputs(node.args))
+        elif callee in _NO_FLOATS:
+            at = _NO_FLOATS[callee]
+            taken = node.args if at is None else [node.args[index] for index in at if index < len(node.args)]
+            found.update(tensor_inputs((taken, node.kwargs.get("mask"), node.kwargs.get("index"))))
+        if node in found:
+            yield node
+            if callee in _KEEPS_DTYPE:
+                found.update(tensor_inputs(node.args[:1]))
+
+
+def _is_float(node: Node, model: GraphModule, known: set[Node]) -> bool:
     if node.op in ("placeholder", "call_module"):
         return True
     if node.op == "get_attr":
@@ -71,7 +144,7 @@ def _is_float_tensor(node: Node, model: GraphModule, known: set[Node]) -> bool:
     return callee is not None and any(value in known for value in tensor_inputs((node.args, node.kwargs)))
 
 
-def observable_inputs(node: Node, floats: set[Node]) -> list[Node]:
+def observable_inputs(node: Node, floats: Floats) -> list[Node]:
     """Return the inputs of a node that are float tensors, in order, without repeats. (OBS-10)
 
     A tuple that a call returned and that is passed on whole is none.
@@ -81,9 +154,9 @@ def observable_inputs(node: Node, floats: set[Node]) -> list[Node]:
     return [value for value in tensor_inputs(arguments) if value in floats and not gives_tuple(value, floats)]
 
 
-def gives_tuple(node: Node, floats: set[Node]) -> bool:
+def gives_tuple(node: Node, floats: Floats) -> bool:
     """Tell whether a node is a call that returns a tuple: it is no value to be observed, its elements are. (OBS-10)"""
-    return _callee(node) in _SEVERAL or _is_pair(node, floats)
+    return node in floats.tuples or _callee(node) in _SEVERAL or _is_pair(node, floats)
 
 
 def _is_pair(node: Any, floats: set[Node]) -> bool:
