@@ -143,6 +143,9 @@ class _Walk:
         self.emit = self.form(self.graph, self.attributes, self.modules, observers)
         self.env: dict[Node, Node] = {}
         self.quantized: dict[Node, Node] = {}  # float value → what it was dequantized from
+        nodes = {node.name: node for node in self.prepared.graph.nodes}
+        self.carried = {} if self.is_decomposed else {nodes[made]: nodes[source] for made, source in self.plan.carried}
+        self.grids: dict[Node, tuple[Node, Node]] = {}  # a quantized value → the qparams that only it knows
         self.tuples: dict[Node, Any] = {}  # a custom module's tuple, with the float values of its elements
 
     def write(self) -> tuple[Graph, dict[str, Any]]:
@@ -161,6 +164,8 @@ class _Walk:
                 self._copy(node)
                 if node in quantized:
                     self.env[node] = self._dequantized(self.env[node])  # rule: OBS-11
+            if node in self.carried:
+                self._carry(node)
         for node in reversed(self.graph.nodes):  # no quantize or dequantize is left without need (CVT-06)
             if not node.users and (node.op in ("call_module", "get_attr") or not node.is_impure()):
                 self.graph.erase_node(node)
@@ -187,6 +192,21 @@ class _Walk:
         made = self.graph.call_method("dequantize", (value,))
         self.quantized[made] = value
         return made
+
+    def _carry(self, node: Node) -> None:
+        """Quantize the result of a sharing op with the qparams that its given input has at run time. (OBS-11)"""
+        source, decision = self.quantized.get(self.env[self.carried[node]]), self.decisions[node.name]
+        around = (self.decisions.get(other.name) for other in (node, *node.users))
+        is_left = all(d is None or not d.is_quantized or d.node in self.floating for d in around)
+        if source is None or (decision.node in self.floating and is_left):  # rule: CVT-05
+            return
+        assert decision.dtype_config is not None
+        if source not in self.grids:
+            scale, zero_point = (self.graph.call_method(name, (source,)) for name in ("q_scale", "q_zero_point"))
+            self.grids[source] = scale, zero_point
+        arguments = (self.env[node], *self.grids[source], decision.dtype_config.output_dtype)
+        made = self.graph.call_function(torch.quantize_per_tensor, arguments)  # rule: OBS-11
+        self.env[node] = self._dequantized(made)
 
     def _integers(self, node: Node) -> Any:
         """The quantized value (or tuple) behind a prepared node; the float value if it is none."""

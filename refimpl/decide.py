@@ -60,6 +60,7 @@ def make_plan(model: GraphModule, request: Request, dtypes: Mapping[Node, torch.
     return Plan(
         decisions=tuple(decision for _, decision in decided),
         slots=placer.slots(places, decider.has_qconfig),
+        carried=tuple((value.name, source.name) for value, source in placer.carried.items()),
         unmatched=tuple(
             (node.name, leaf_name(places.object_type(node)), decider.has_qconfig(node))
             for node in model.graph.nodes

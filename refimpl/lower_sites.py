@@ -53,10 +53,10 @@ class Call:
 
 
 class Grid(NamedTuple):
-    """Where a quantized value lies: its qparams."""
+    """Where a quantized value lies: its qparams, or the value that alone knows them, which comes quantized. (OBS-11)"""
 
-    scale: float
-    zero_point: int
+    scale: float | Node
+    zero_point: int | Node
     dtype: torch.dtype
 
 
@@ -98,6 +98,7 @@ class Sites:
         self._places = Counter(str(node.target) for node in model.graph.nodes if node.op == "call_module")
         self._names: Counter[str] = Counter()
         self._grids = {node: grid for node in model.graph.nodes if (grid := self._grid(node)) is not None}
+        self._grids |= {given: grid for node, grid in self._grids.items() if (given := _given(node)) is not None}
         for node in model.graph.nodes:
             if node.target is QUANTIZE and is_dequantize(node.args[0]):
                 reason = f"OBS-14: {', '.join(map(str, node.users))} asks for another range than the value has"
@@ -177,8 +178,10 @@ class Sites:
     def _grid(self, value: Node) -> Grid | None:
         """The qparams of a quantized value; None for a float value, or if another graph decides them."""
         if value.target is QUANTIZE:
-            scale, zero_point = map(self._attribute, value.args[1:3])
             dtype: Any = value.args[3]
+            if (given := _given(value)) is not None:
+                return Grid(given, given, dtype)
+            scale, zero_point = map(self._attribute, value.args[1:3])
             return Grid(float(scale), int(zero_point), dtype)
         is_float16 = value.op == "call_method" and value.target == "to" and value.args[1:] == (torch.float16,)
         return Grid(1.0, 0, torch.float16) if is_float16 else None
@@ -255,6 +258,8 @@ class Sites:
         given = [value for value in (*node.args, *node.kwargs.values()) if value is not None]
         sources = tuple(map(self._source, given))
         tail = self._tail(node, sources, self._own_name(node))
+        if _given(tail.quantize) is not None:
+            raise Blocked("LOW-03: the output has the qparams of a given value; the quantized module holds its own")
         weight_dtype = getattr(weighted(self._module(node)), "weight_dtype", torch.qint8)
         if weight_dtype is not torch.qint8:
             raise Blocked(f"LOW-03: the quantized module packs qint8 weights, not {weight_dtype}")
@@ -364,6 +369,13 @@ _HANDLERS: Mapping[Any, Callable[[Sites, Node, Any], None]] = {
     **dict.fromkeys(table.FIXED_QPARAMS, Sites._fixed_qparams),
     **dict.fromkeys(table.WEIGHT_ONLY_MODULES, Sites._weight_only_module),
 }
+
+
+def _given(quantize: Node) -> Node | None:
+    """The value whose qparams a quantize takes while running, if it does. (OBS-11)"""
+    scale = quantize.args[1] if quantize.target is QUANTIZE else None
+    is_read = isinstance(scale, Node) and scale.op == "call_method" and scale.target == "q_scale"
+    return scale.all_input_nodes[0] if is_read else None  # type: ignore[union-attr]
 
 
 def _asked(source: Node) -> tuple[Any, bool]:

@@ -17,7 +17,7 @@ from refimpl.dtype_config import DTypeWithConstraints
 from refimpl.fake_quantize import FakeQuantize
 from refimpl.matching import Match
 from refimpl.observers import MinMaxObserver, dtype_range, is_quantized_dtype
-from refimpl.plan import DIFFERENT, NOT_OBSERVED, OBSERVER_PREFIX, Decision, Role, Slot
+from refimpl.plan import DIFFERENT, NOT_OBSERVED, OBSERVER_PREFIX, SHARE, Decision, Role, Slot
 from refimpl.tracing import Places, positional_arguments, tensor_inputs
 from refimpl.values import Floats, observable_inputs
 
@@ -59,6 +59,7 @@ class Placer:
         self._weights = weights
         self._given = given
         self._facts_of = facts_of
+        self.carried: dict[Node, Node] = {}  # results on the grid of a given value → that value
         self._drafts: list[_Draft] = []
         self._on: dict[Node, list[_Draft]] = {}
         self._parent: list[int] = []
@@ -86,14 +87,26 @@ class Placer:
             return  # rule: STD-01 (its output is observed inside, if at all)
         sources = [self._upstream(match.root)] if facts.reuses_input else inputs  # rule: OBS-12
         placed = [draft for draft in sources if draft is not None]
-        if not facts.reuses_input and (decision.observation is DIFFERENT or len(placed) < len(inputs)):
-            # rule: OBS-01, OBS-11 (a value given quantized has no observer here)
+        if decision.observation is SHARE and inputs and not placed and (given := self._only_given(match)) is not None:
+            self.carried[match.last] = given  # rule: OBS-11, OBS-02
+            self._given[match.last] = self._given[given]
+        elif not facts.reuses_input and (decision.observation is DIFFERENT or len(placed) < len(inputs)):
+            # rule: OBS-01, OBS-11 (a value given quantized beside others has no observer here)
             self._new(match.last, make, "output", "OBS-01", None)
         elif placed:  # rule: OBS-09 (sharing with nothing observed upstream: no output observer)
             rule = "OBS-12" if facts.reuses_input else "OBS-02"
             output = self._new(match.last, placed[0].make, "output", rule, None)
             for draft in (*placed, output):  # rule: OBS-02, OBS-08
                 self._parent[self._find(draft.group)] = self._find(placed[0].group)
+
+    def _only_given(self, match: Match) -> Node | None:
+        """The one value whose grid all given inputs of a match are on, if its result is on it too. (OBS-11)
+
+        Arithmetic that shares an observer only because its other operand is a number (OBS-07) leaves the grid.
+        """
+        values = (value for node in match.nodes for value in node.all_input_nodes if value in self._given)
+        given = {self.carried.get(value, value) for value in values}
+        return given.pop() if len(given) == 1 and not match.entry._num_tensor_args_to_observation_type else None
 
     def _upstream(self, node: Node) -> _Draft | None:
         """Find the observer of a node's first input, through what is not observed. (OBS-12)"""

@@ -88,14 +88,16 @@ class Slot:
 class Plan:
     """Everything that prepare decides: what is quantized, and where observers go. (OBS-15)
 
-    ``unmatched``: the calls that no pattern matches, with the readable name of what they call, and whether a QConfig
-    holds there.
+    ``unmatched``: the calls that no pattern matches, with the readable name of what they call, and the QConfig there.
+    ``carried``: the results of sharing ops that are on the grid of a value that comes quantized, with that value.
+    (OBS-11)
     """
 
     # rule: OBS-15
     decisions: tuple[Decision, ...]
     slots: tuple[Slot, ...]
-    unmatched: tuple[tuple[str, str, bool], ...]
+    unmatched: tuple[tuple[str, str, QConfig | None], ...]
+    carried: tuple[tuple[str, str], ...] = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
         return self  # frozen, and all of it names nodes: copies of a model share it

@@ -108,8 +108,6 @@ def test_a_named_tuple_is_made_of_floats() -> None:
 
 INPUTS: Mapping[str, Callable[..., Any]] = {
     "a layer": lambda net, x: net.a(x),
-    "a sharing op": lambda net, x: F.relu(x).unsqueeze(0),
-    "a sharing op, then a layer": lambda net, x: net.a(F.relu(x)),
     "a residual": lambda net, x: x + net.a(x),
     "a float op": lambda net, x: torch.exp(x),
     "two layers": lambda net, x: (net.a(x), net.b(x)),
@@ -179,3 +177,75 @@ def test_a_list_with_a_given_tensor_cannot_share_and_has_an_output_observer_of_i
     with torch.no_grad():
         assert [quantized(side[1](GIVEN)) for side in (torchs, ours)] == [[False], [True]]
     assert calls(ours[1])[-2:] == ["cat", "quantize_per_tensor"]
+
+
+SHARING: Mapping[str, Callable[..., Any]] = {
+    "pool": lambda net, x: F.max_pool1d(x.unsqueeze(0), 2),
+    "relu and flatten": lambda net, x: torch.flatten(F.relu(x)),
+    "mean": lambda net, x: x.mean(1),
+    "then a layer": lambda net, x: net.a(F.relu(x)),
+    "then a float op": lambda net, x: torch.exp(F.relu(x)),
+    "beside a layer": lambda net, x: (F.relu(x), net.a(x)),
+}
+
+
+@pytest.mark.rule("OBS-11")
+@pytest.mark.rule("OBS-02")
+@pytest.mark.parametrize("outputs", [[], [0]], ids=str)
+@pytest.mark.parametrize("run", SHARING)
+def test_what_shares_with_a_given_value_is_on_its_grid_as_in_torchs_lowered_model(run: str, outputs: list[int]) -> None:
+    """Torch observes the results, which its reference model quantizes anew; only lowering drops these grids."""
+    torchs, ours = both_given(SHARING[run], indexes([0], outputs))
+    assert not [value for _, value, _ in spots(ours[0]) if value in ("max_pool1d", "relu", "flatten", "mean")]
+    assert len(calls(ours[0])) < len(calls(torchs[0]))
+    lowered = refimpl.convert_fx(ours[0])
+    with torch.no_grad():
+        expected = torch_fx.convert_fx(torchs[0], backend_config=flows.torch_config("native"))(GIVEN)
+        assert str(lowered(GIVEN)) == str(expected)
+        assert str(ours[1](GIVEN)) == str(expected)
+    assert lowered.meta["not_lowered"] == ()
+
+
+@pytest.mark.rule("OBS-11")
+@pytest.mark.rule("OBS-02")
+def test_what_shares_one_given_grid_shares_it_twice() -> None:
+    found = prepared(
+        Net(lambda net, x: torch.cat([F.relu(x), x.unsqueeze(0).squeeze(0)])).eval(),
+        prepare_custom_config=indexes([0], [0]),
+    )
+    assert spots(found) == []
+    lowered = refimpl.convert_fx(found)
+    assert lowered.meta["not_lowered"] == () and "quantize_per_tensor" not in calls(lowered)
+    result = lowered(GIVEN)
+    assert torch.equal(result.int_repr()[3:], GIVEN.int_repr())
+    assert torch.equal(result.int_repr()[:3], GIVEN.int_repr().clamp(min=GIVEN.q_zero_point()))
+
+
+@pytest.mark.rule("OBS-11")
+@pytest.mark.rule("OBS-02")
+def test_two_given_grids_are_not_shared() -> None:
+    model = Net3(lambda net, x, y, z: torch.cat([F.relu(x), y])).eval()
+    found = prepared(model, None, X, X, X, prepare_custom_config=indexes([0, 1], [0]))
+    assert spots(found) == [("output", "cat", "OBS-01")]
+
+
+@pytest.mark.rule("OBS-11")
+def test_the_decomposed_form_carries_floats_of_a_given_grid() -> None:
+    found = prepared(Net(lambda net, x: torch.flatten(F.relu(x))).eval(), prepare_custom_config=indexes([0], [0]))
+    decomposed = refimpl.convert_to_reference_decomposed_fx(found)
+    assert calls(decomposed) == [".dequantize", "relu", "flatten"]
+    assert torch.equal(decomposed(GIVEN), GIVEN.dequantize().relu().flatten())
+
+
+@pytest.mark.rule("OBS-11")
+@pytest.mark.rule("CVT-05")
+@pytest.mark.parametrize(("kept", "quantizes"), [("relu", 1), ("relu and a", 0)])
+def test_a_sharing_op_left_in_float_is_quantized_for_its_users_alone(kept: str, quantizes: int) -> None:
+    found = prepared(Net(lambda net, x: net.a(F.relu(x))).eval(), prepare_custom_config=indexes([0], []))
+    mapping = flows.global_mapping().set_object_type(F.relu, None)
+    if kept == "relu and a":
+        mapping.set_module_name("a", None)
+    reference = refimpl.convert_to_reference_fx(found, qconfig_mapping=mapping)
+    before = calls(reference)[: calls(reference).index("Linear")]
+    assert before.count("quantize_per_tensor") == quantizes
+    reference(GIVEN)
