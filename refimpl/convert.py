@@ -198,7 +198,10 @@ class _Walk:
         source, decision = self.quantized.get(self.env[self.carried[node]]), self.decisions[node.name]
         around = (self.decisions.get(other.name) for other in (node, *node.users))
         is_left = all(d is None or not d.is_quantized or d.node in self.floating for d in around)
-        if source is None or (decision.node in self.floating and is_left):  # rule: CVT-05
+        maker = self.decisions.get(self.carried[node].name)
+        if source is None or (maker is not None and maker.node in self.floating):  # what should be given is a float
+            return
+        if decision.node in self.floating and is_left:  # rule: CVT-05
             return
         assert decision.dtype_config is not None
         if source not in self.grids:
