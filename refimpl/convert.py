@@ -235,6 +235,9 @@ class _Walk:
             self._observer(node, name)
         elif decision is not None and decision.kind == "standalone module":
             self._standalone(node, name, decision)
+        elif decision is None and (swapped_in := self._unobserved(node, name)) is not None:
+            self._copy(node)
+            self.attributes[name] = swapped_in
         elif decision is None or not decision.is_quantized or decision.node in self.floating:
             self._copy(node)
             self.attributes[name] = float_module(self.modules[name], where=name)
@@ -330,6 +333,16 @@ class _Walk:
         self.env[node] = self._dequantized(made) if is_static and not isinstance(module, nnqa.LSTM) else made
         if is_static and isinstance(module, nnqa.LSTM):
             self.tuples[node] = self._dequantized(made, LSTM_RESULT)
+
+    def _unobserved(self, node: Node, name: str) -> nn.Module | None:
+        """Return what a module becomes that only convert's config names: one without observers, not static. (CUS-01)"""
+        qconfig = next((qconfig for other, _, qconfig in self.plan.unmatched if other == node.name), None)
+        classes = self.custom.observed_to_quantized_mapping
+        if qconfig is None or not any(module_type(self.modules[name]) in known for known in classes.values()):
+            return None
+        mode = quant_type(qconfig)
+        to = None if mode.name == "STATIC" else classes.get(mode, {}).get(module_type(self.modules[name]))
+        return None if to is None else swapped(self.modules[name], qconfig, to, how="from_observed", where=name)
 
     def _standalone(self, node: Node, name: str, decision: Decision) -> None:
         """Convert a standalone module by itself; its boundary is what its own config says. (STD-01)"""

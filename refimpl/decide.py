@@ -62,7 +62,7 @@ def make_plan(model: GraphModule, request: Request, dtypes: Mapping[Node, torch.
         slots=placer.slots(places, decider.has_qconfig),
         carried=tuple((value.name, source.name) for value, source in placer.carried.items()),
         unmatched=tuple(
-            (node.name, leaf_name(places.object_type(node)), decider.has_qconfig(node))
+            (node.name, leaf_name(places.object_type(node)), decider.qconfig(node))
             for node in model.graph.nodes
             if node.op in CALLS and node not in matched
         ),
@@ -141,7 +141,11 @@ class _Decider:
             return False
         if node.op == "get_attr":
             return self._resolver.resolve((), str(node.target).rpartition(".")[0]).qconfig is not None
-        return self._resolve(node)[0] is not None
+        return self.qconfig(node) is not None
+
+    def qconfig(self, node: Node) -> QConfig | None:
+        """Return the QConfig that holds for a call. (QCM-02)"""
+        return self._resolve(node)[0]
 
     def _resolve(self, node: Node) -> tuple[QConfig | None, str]:
         places = self._places

@@ -76,7 +76,7 @@ def _lower(reference: GraphModule, keep_original_weights: bool, floating: frozen
     plan = notes_of(reference).get(PLAN)
     made = [] if plan is None else [d for d in plan.decisions if d.dtype_config and d.node not in floating]
     quantized = frozenset(name for decision in made for name in decision.nodes)  # rule: QCM-03
-    unclaimed = frozenset(() if plan is None else (name for name, _, has_qconfig in plan.unmatched if has_qconfig))
+    unclaimed = frozenset(() if plan is None else (name for name, _, qconfig in plan.unmatched if qconfig))
     dynamic = [d for d in made if d.dtype_config.is_dynamic and not asks_whole_range(d.qconfig.activation())]
     by_engine = frozenset(d.root for d in dynamic)
     sites = Sites(reference, None if plan is None else quantized, unclaimed=unclaimed, by_engine=by_engine)
