@@ -186,7 +186,7 @@ class _Decider:
     def _dtype_config(
         self, match: Match, qconfig: QConfig, source: str
     ) -> tuple[DTypeConfig | None, tuple[Refusal, ...], str]:
-        is_tuple = match.last.op != "call_module" and gives_tuple(match.last, self._floats)  # a recurrent layer's is right
+        is_tuple = match.last.op != "call_module" and gives_tuple(match.last, self._floats)
         if match.last not in self._floats or is_tuple:
             return None, (), f"OBS-10: {match.last.name} is not a float tensor"  # rule: OBS-10
         facts = QConfigFacts(

@@ -80,7 +80,7 @@ def test_all_of_a_model_is_quantized_but_for_what_no_pattern_names(architecture:
     plan = explain(converted(architecture.name, flow)[1]).plan
     refused = [decision.node for decision in plan.decisions if not decision.is_quantized]
     assert not refused
-    assert sorted({kind for _, kind in plan.unmatched}) == list(IN_FLOAT.get(architecture.name, ()))
+    assert sorted({kind for _, kind, _ in plan.unmatched}) == list(IN_FLOAT.get(architecture.name, ()))
 
 
 @every_architecture
