@@ -116,7 +116,7 @@ class TorchEngineBackend(Backend):
         """Replace reference patterns by quantized ops and pack the weights for this engine. (LOW-01)"""
         with engine(self.engine), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            return LoweredModel(lower(reference_model), self.engine)
+            return LoweredModel(lower(reference_model, keep_dropout=True), self.engine)
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         """Read off the lowered graph which ops run quantized and which are left in float."""

@@ -59,33 +59,49 @@ def convert_fx(
     return without_qconfig(lowered) if is_bare else lowered  # rule: CVT-08
 
 
-def lower(reference_model: GraphModule, *, keep_original_weights: bool = False) -> GraphModule:
+def lower(
+    reference_model: GraphModule, *, keep_original_weights: bool = False, keep_dropout: bool = False
+) -> GraphModule:
     """Lower a reference model on quantized tensors, of refimpl or torch, for torch's current engine. (LOW-01)
 
     The model itself is not changed. The result's ``meta["not_lowered"]`` is a tuple of what stays in float, each with
-    ``node``, ``op`` and ``reason`` (LOW-04). `keep_original_weights`: as for convert_fx. Raises ModelError for a model
-    without a graph.
+    ``node``, ``op`` and ``reason`` (LOW-04). `keep_original_weights`: as for convert_fx. Torch's quantized dropout
+    passes its input on, whatever qparams its output has; with `keep_dropout` one whose qparams differ stays in float
+    (LOW-03). Raises ModelError for a model without a graph.
     """
     if not isinstance(reference_model, GraphModule):
         raise ModelError(f"lower: expected a GraphModule, found {type(reference_model).__name__}")
-    return _lower(reference_model, flag("keep_original_weights", keep_original_weights))
+    keep, strict = flag("keep_original_weights", keep_original_weights), flag("keep_dropout", keep_dropout)
+    return _lower(reference_model, keep, keep_dropout=strict)
 
 
 @no_collection()
-def _lower(reference: GraphModule, keep_original_weights: bool, floating: frozenset[str] = frozenset()) -> GraphModule:
+def _lower(
+    reference: GraphModule,
+    keep_original_weights: bool,
+    floating: frozenset[str] = frozenset(),
+    *,
+    keep_dropout: bool = False,
+) -> GraphModule:
     plan = notes_of(reference).get(PLAN)
     made = [] if plan is None else [d for d in plan.decisions if d.dtype_config and d.node not in floating]
     quantized = frozenset(name for decision in made for name in decision.nodes)  # rule: QCM-03
     unclaimed = frozenset(() if plan is None else (name for name, _, qconfig in plan.unmatched if qconfig))
     dynamic = [d for d in made if d.dtype_config.is_dynamic and not asks_whole_range(d.qconfig.activation())]
     by_engine = frozenset(d.root for d in dynamic)
-    sites = Sites(reference, None if plan is None else quantized, unclaimed=unclaimed, by_engine=by_engine)
+    sites = Sites(
+        reference,
+        None if plan is None else quantized,
+        unclaimed=unclaimed,
+        by_engine=by_engine,
+        keep_dropout=keep_dropout,
+    )
     graph = _rebuild(reference.graph, sites.calls)
     targets = {str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")}
     parts = {name: sites.parts[name] if name in sites.parts else attribute_of(reference, name) for name in targets}
     for name, part in parts.items():
         if isinstance(part, GraphModule):
-            parts[name] = _lower(part, keep_original_weights)  # rule: STD-01
+            parts[name] = _lower(part, keep_original_weights, keep_dropout=keep_dropout)  # rule: STD-01
     model: Any = finished(parts, graph, reference)
     for notes in (model.meta, model.refimpl_notes):  # the second survives saving
         notes[NOT_LOWERED] = tuple(sites.refused)  # rule: LOW-04

@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
@@ -78,7 +79,8 @@ class Sites:
     ``calls``: what stands for a node of the reference graph; ``parts``: the modules and packed weights that these use,
     ``originals`` what the latter were made from; ``refused``: what stays. `quantized` names the nodes that are to be
     quantized at all; None: every node. `unclaimed`: those of which nothing was decided, to be lowered where that is
-    possible. `by_engine`: the nodes whose range at run time is what torch's modules take.
+    possible. `by_engine`: the nodes whose range at run time is what torch's modules take. `keep_dropout`: a dropout
+    whose output has other qparams than its input stays in float.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Sites:
         *,
         unclaimed: frozenset[str] = frozenset(),
         by_engine: frozenset[str] = frozenset(),
+        keep_dropout: bool = False,
     ) -> None:
         self.calls: dict[Node, Call] = {}
         self.parts: dict[str, Any] = {}
@@ -95,6 +98,7 @@ class Sites:
         self.refused: list[NotLowered] = []
         self._modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
         self._quantized, self._unclaimed, self._by_engine = quantized, unclaimed, by_engine
+        self._keep_dropout = keep_dropout
         self._places = Counter(str(node.target) for node in model.graph.nodes if node.op == "call_module")
         self._names: Counter[str] = Counter()
         self._grids = {node: grid for node in model.graph.nodes if (grid := self._grid(node)) is not None}
@@ -257,7 +261,7 @@ class Sites:
         """A module with the output's qparams, and with packed weights if it has any. (LOW-01)"""
         given = [value for value in (*node.args, *node.kwargs.values()) if value is not None]
         sources = tuple(map(self._source, given))
-        tail = self._tail(node, sources, self._own_name(node))
+        tail = self._tail(node, sources, self._own_name(node), keeps=kind is nn.Dropout and self._keep_dropout)
         if _given(tail.quantize) is not None:
             raise Blocked("LOW-03: the output has the qparams of a given value; the quantized module holds its own")
         weight_dtype = getattr(weighted(self._module(node)), "weight_dtype", torch.qint8)
@@ -336,7 +340,7 @@ class Sites:
         """Functions whose quantized form takes the output's scale and zero point. (LOW-02)"""
         function, unknown = table.WITH_OUTPUT_QPARAMS[kind]
         source, args, kwargs = self._operand(node)
-        tail = self._tail(node, (source,), function)
+        tail = self._tail(node, (source,), function, keeps=kind is F.dropout and self._keep_dropout)
         known = {name: value for name, value in kwargs.items() if name not in unknown}
         scale, zero_point = tail.quantize.args[1:3]
         self._write(node, tail, source, *args, **known, output_scale=scale, output_zero_point=zero_point)

@@ -88,6 +88,11 @@ def test_a_dropout_that_never_drops_passes_its_quantized_input_on_as_torchs_does
     assert lowered.meta[NOT_LOWERED] == () and not float_ops(lowered)
     with torch.no_grad():
         assert torch.equal(lowered(X), torchs(X))
+        assert torch.equal(refimpl.lower(flow.reference)(X), torchs(X))
+        strict = refimpl.lower(flow.reference, keep_dropout=True)
+        assert torch.equal(strict(X), flow.reference(X)) and not torch.equal(strict(X), lowered(X))
+    (entry,) = strict.meta[NOT_LOWERED]
+    assert entry.node == ("drop" if is_module else "dropout") and "differ in qparams" in entry.reason
 
 
 @pytest.mark.rule("LOW-01")
