@@ -154,6 +154,8 @@ def explain(
 
 def _sides(model: nn.Module, against: nn.Module | None) -> tuple[GraphModule, GraphModule | None, GraphModule | None]:
     """Return copies, in eval mode, of the reference model, the prepared and the lowered one, if these are there."""
+    if not isinstance(against, nn.Module | None):
+        raise ModelError(f"explain: against= takes a prepared or reference model, found {type(against).__name__}")
     made = copy.deepcopy(model).eval()
     origin: Any = made if against is None else copy.deepcopy(against).eval()
     decision_log(origin)
