@@ -5,7 +5,7 @@ The result is frozen data that can be printed; nothing here touches the graph. `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,13 +17,14 @@ from refimpl.custom_config import PrepareCustomConfig, QuantType, StandaloneModu
 from refimpl.dtype_choice import ObserverFacts, QConfigFacts, Refusal, choose_dtype_config
 from refimpl.dtype_config import DTypeConfig
 from refimpl.errors import QConfigError, blaming
+from refimpl.example_run import Examples
 from refimpl.matching import Match, find_matches
 from refimpl.patterns import leaf_name
 from refimpl.placing import Placer, tuple_elements, weight_arguments
 from refimpl.plan import DIFFERENT, LSTM_RESULT, Decision, Kind, Place, Plan
 from refimpl.qconfig import GLOBAL, QConfig, QConfigMapping, QConfigResolver, as_qconfig
 from refimpl.tracing import CALLS, Places, positional_arguments
-from refimpl.values import Floats, float_tensors, gives_tuple
+from refimpl.values import float_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +37,10 @@ class Request:
     is_qat: bool = False
 
 
-def make_plan(model: GraphModule, request: Request, dtypes: Mapping[Node, torch.dtype] | None = None) -> Plan:
-    """Decide for a traced and fused model. The graph is not touched. (OBS-15)
-
-    `dtypes`: of the tensors that a run of the example inputs gave, if there was one (OBS-10).
-    """
+def make_plan(model: GraphModule, request: Request, examples: Examples) -> Plan:
+    """Decide for a traced and fused model. The graph is not touched. (OBS-15)"""
     places = Places(model, qat_classes(request.config) if request.is_qat else {})
-    floats = float_tensors(model, dtypes)
+    floats = float_tensors(model, examples)
     decider = _Decider(places, request, floats)
     special = {match.root: (match, kind) for match, kind in _special_matches(model, places, request.custom)}
     found = find_matches(model.graph, places, request.config.configs)
@@ -99,7 +97,7 @@ def standalone_entry(custom: PrepareCustomConfig, name: str, module: nn.Module) 
 class _Decider:
     """Resolves the QConfig of a match and chooses its dtype config; each constructor is called once."""
 
-    def __init__(self, places: Places, request: Request, floats: Floats) -> None:
+    def __init__(self, places: Places, request: Request, floats: set[Node]) -> None:
         self._places = places
         self._request = request
         self._resolver = QConfigResolver(request.mapping)
@@ -186,8 +184,7 @@ class _Decider:
     def _dtype_config(
         self, match: Match, qconfig: QConfig, source: str
     ) -> tuple[DTypeConfig | None, tuple[Refusal, ...], str]:
-        is_tuple = match.last.op != "call_module" and gives_tuple(match.last, self._floats)
-        if match.last not in self._floats or is_tuple:
+        if match.last not in self._floats and match.last.op != "call_module":
             return None, (), f"OBS-10: {match.last.name} is not a float tensor"  # rule: OBS-10
         facts = QConfigFacts(
             activation=self.facts(qconfig.activation, source), weight=self.facts(qconfig.weight, source)
@@ -226,7 +223,7 @@ class _Decider:
         return qconfig, source, ""  # rule: QCM-06
 
 
-def _observation_type(match: Match, floats: Floats) -> ObservationType:
+def _observation_type(match: Match, floats: set[Node]) -> ObservationType:
     """The entry's observation type, or the one for the root's number of tensor arguments. (OBS-07)"""
     by_count = match.entry._num_tensor_args_to_observation_type
     if not by_count:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch._subclasses import fake_tensor
@@ -29,6 +29,9 @@ class Seen(NamedTuple):
     dtype: torch.dtype
 
 
+Fact: TypeAlias = "Seen | tuple[Any, ...] | None"  # of a tuple, list or dict those of its values; None: no tensor
+
+
 class Examples:
     """The example inputs of a traced model, which is run on them once, when something is first asked. (OBS-15)
 
@@ -41,7 +44,7 @@ class Examples:
     def __init__(self, model: Draft, inputs: object) -> None:
         self._model = model
         self._inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else () if inputs is None else (inputs,)
-        self._found: tuple[dict[Node, Seen], str] | None = None
+        self._found: tuple[dict[Node, Fact], str] | None = None
 
     @property
     def are_given(self) -> bool:
@@ -49,8 +52,22 @@ class Examples:
         return bool(self._inputs)
 
     @property
-    def seen(self) -> dict[Node, Seen]:
-        """The nodes that were reached and that gave a tensor, with the facts of it."""
+    def were_run(self) -> bool:
+        """Tell whether they were run, so that asking costs nothing."""
+        return self._found is not None
+
+    @property
+    def known(self) -> dict[Node, Fact]:
+        """What is known without a run that was not made yet: then it is of the model's inputs alone."""
+        if self.were_run:
+            return self.seen
+        inputs = () if self._misfit() else self._inputs
+        given = zip(self._model.graph.find_nodes(op="placeholder"), inputs, strict=False)
+        return {node: _fact(value) for node, value in given if not str(node.target).startswith("*")}
+
+    @property
+    def seen(self) -> dict[Node, Fact]:
+        """The nodes that were reached, with the facts of what they gave."""
         return self.run()[0]
 
     @property
@@ -58,17 +75,13 @@ class Examples:
         """Why the inputs do not run to the end, and at which node; "" if they do, or if none are given."""
         return self.run()[1]
 
-    def run(self) -> tuple[dict[Node, Seen], str]:
+    def run(self) -> tuple[dict[Node, Fact], str]:
         """Return what was seen and the failure; run the model if it was not yet."""
         if self._found is None:
             self._found = self._read()
             if self._found[1]:  # rule: OBS-15
                 warn_user(f"example_inputs cannot be run; from there on ranks are not known: {self._found[1]}")
         return self._found
-
-    def dtypes(self) -> dict[Node, torch.dtype]:
-        """Return the dtypes of all tensors of the graph; {} if the inputs do not run to the end. (OBS-10)"""
-        return {} if self.failure else {node: seen.dtype for node, seen in self.seen.items()}
 
     def replace(self, old: Node, new: Node) -> None:
         """Let `new` stand for the value of `old`, as after fusing; what was not run yet is run as it is then."""
@@ -77,7 +90,7 @@ class Examples:
             if old in self.seen:
                 self.seen[new] = self.seen.pop(old)
 
-    def _read(self) -> tuple[dict[Node, Seen], str]:
+    def _read(self) -> tuple[dict[Node, Fact], str]:
         reader, failure = _Reader(self._model), self._misfit() if self._inputs else ""
         if self._inputs and not failure:
             try:
@@ -105,16 +118,23 @@ class _Reader(Interpreter):
     def __init__(self, model: GraphModule) -> None:
         super().__init__(model)
         self.extra_traceback = False
-        self.seen: dict[Node, Seen] = {}
+        self.seen: dict[Node, Fact] = {}
         self.at = "before the first node"
 
     def run_node(self, n: Node) -> Any:
         """Run one node, and note what it gives."""
         self.at = n.format_node() or n.name
         value = super().run_node(n)
-        if isinstance(value, torch.Tensor):
-            self.seen[n] = Seen(value.dim(), value.dtype)
+        self.seen[n] = _fact(value)
         return value
+
+
+def _fact(value: Any) -> Fact:
+    if isinstance(value, torch.Tensor):
+        return Seen(value.dim(), value.dtype)
+    if isinstance(value, (tuple, list, dict)):
+        return tuple(map(_fact, value.values() if isinstance(value, dict) else value))
+    return None
 
 
 def _run(model: GraphModule, reader: _Reader, inputs: tuple[Any, ...]) -> None:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from refimpl.backend_config import BackendConfig
 from refimpl.custom_config import FuseCustomConfig
 from refimpl.errors import ConfigError, ModelError, blaming
-from refimpl.example_run import Examples
+from refimpl.example_run import Examples, Seen
 from refimpl.forms import check_model, instance, list_of
 from refimpl.fusers import linear_bn_is_foldable
 from refimpl.invariants import check_graph
@@ -110,16 +110,17 @@ def _unfoldable(match: Match, places: Places, examples: Examples) -> str | None:
     if found is None or not examples.are_given:
         return None
     seen = examples.seen.get(found[0])
-    if linear_bn_is_foldable(found[1], seen.rank if seen else -1):
+    rank = seen.rank if isinstance(seen, Seen) else None
+    if linear_bn_is_foldable(found[1], -1 if rank is None else rank):
         return None
-    if not seen and examples.failure and not found[1].training:  # rule: FUS-06
+    if rank is None and examples.failure and not found[1].training:  # rule: FUS-06
         raise ModelError(
             f"{match.name} at {found[0].name}: the rank of the linear layer's output decides whether the batch norm "
             f"can be folded, and example_inputs do not tell it: {examples.failure}. Give inputs that the model can be "
             "run on, or None if the rank is 2"
         )
-    rank = seen.rank if seen else "unknown"
-    return f"FUS-06: BatchNorm1d normalises axis 1, not the last, of an output of rank {rank}"  # rule: FUS-06
+    told = "unknown" if rank is None else rank
+    return f"FUS-06: BatchNorm1d normalises axis 1, not the last, of an output of rank {told}"  # rule: FUS-06
 
 
 def fuse(model: Draft, config: BackendConfig, *, is_qat: bool, examples: Examples | None = None) -> None:

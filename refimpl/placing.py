@@ -19,7 +19,7 @@ from refimpl.matching import Match
 from refimpl.observers import MinMaxObserver, dtype_range, is_quantized_dtype
 from refimpl.plan import DIFFERENT, NOT_OBSERVED, OBSERVER_PREFIX, SHARE, Decision, Role, Slot
 from refimpl.tracing import Places, positional_arguments, tensor_inputs
-from refimpl.values import Floats, observable_inputs
+from refimpl.values import observable_inputs
 
 Make = Callable[..., nn.Module]
 _UNBOUNDED = DTypeWithConstraints()
@@ -48,7 +48,7 @@ class Placer:
 
     def __init__(
         self,
-        floats: Floats,
+        floats: set[Node],
         weights: Mapping[Any, Mapping[str, int]],
         given: dict[Node, torch.dtype],
         facts_of: Callable[[Make], ObserverFacts],
@@ -85,6 +85,8 @@ class Placer:
             return  # rule: OBS-05 (a dynamic output is float)
         if decision.kind == "standalone module" or match.last in self._given:
             return  # rule: STD-01 (its output is observed inside, if at all)
+        if match.last not in self._floats:
+            return  # rule: OBS-10 (a module that returns a tuple: it is no value to be observed)
         sources = [self._upstream(match.root)] if facts.reuses_input else inputs  # rule: OBS-12
         placed = [draft for draft in sources if draft is not None]
         if decision.observation is SHARE and inputs and not placed and (given := self._only_given(match)) is not None:

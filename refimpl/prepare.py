@@ -155,7 +155,7 @@ def prepare(
     fuse(draft, request.config, is_qat=request.is_qat, examples=examples)
     orders = Places(draft).orders() if request.mapping.module_name_object_type_order_qconfigs else set()
     warn_unmatched_keys(request.mapping, model, targets, orders)  # rule: QCM-02 (calls are counted after fusing)
-    plan = make_plan(draft, request, {} if model.training else examples.dtypes())
+    plan = make_plan(draft, request, examples)
     _swap_modules(draft, plan, request)
     insert_observers(draft, plan)
     equalized = () if equalization is None else place_equalization(draft, plan.decisions, equalization)  # rule: EQL-01

@@ -1,14 +1,13 @@
 """Which values of a graph are float tensors, and which arguments can never be (rule OBS-10).
 
-The dtypes that a run of the example inputs gave decide; where there are none, tables do, forwards from what makes a
-value and backwards from what takes it as a mask or as indices.
+Tables of ops say it, forwards and backwards; what a run of the example inputs has seen goes before them.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import torch
 import torch.ao.nn.quantizable as nnqa
@@ -16,7 +15,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from refimpl.tracing import attribute_of, tensor_inputs
+from refimpl.example_run import Examples, Fact, Seen
+from refimpl.tracing import attribute_of, positional_arguments, tensor_inputs
+
+# What a value is: a float tensor, none, or a tuple of these; one that ends in ... has any number of the first.
+Kind: TypeAlias = "bool | tuple[Any, ...]"
+_ANY_NUMBER = (True, ...)
+_PAIR = (True, False)  # values and indices
 
 
 def _spelled(*names: str) -> frozenset[Any]:
@@ -25,14 +30,39 @@ def _spelled(*names: str) -> frozenset[Any]:
     return frozenset({*names, *(f"{name}_" for name in names), *filter(callable, functions)})
 
 
+def _operators(*names: str) -> frozenset[Any]:
+    return frozenset(getattr(operator, name) for name in names)
+
+
 _COMPARISONS = ("eq", "ne", "lt", "gt", "le", "ge")
 
-# Callees whose result is no float tensor, whatever goes in.
-_NO_TENSOR = (
-    _spelled("size", "dim", "numel", "stride", "item", "tolist", "shape", "ndimension", "type", "get_device")
-    | _spelled("is_contiguous", "bool", "int", "long", "argmax", "argmin", "is_tensor", *_COMPARISONS)
-    | {len, isinstance, *(getattr(operator, name) for name in _COMPARISONS)}
+# Callees whose result is no tensor, whatever goes in.
+_NUMBERS = _spelled(
+    "size", "dim", "numel", "stride", "item", "tolist", "shape", "ndimension", "get_device", "is_contiguous",
+    "is_tensor", "is_floating_point",
+) | {len, isinstance}  # fmt: skip
+
+# Callees of which every argument is a tensor of booleans or integers, and so is the result.
+_BITWISE = _spelled("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not") | _operators(
+    "and_", "or_", "xor", "invert"
 )
+
+# Callees whose result is a tensor of booleans or integers, whatever goes in.
+_OTHER_RESULT = (
+    _spelled("bool", "int", "long", "short", "argmax", "argmin", "argsort", "nonzero", "isnan", "isinf", "isfinite")
+    | _spelled("logical_and", "logical_or", "logical_xor", "logical_not", "any", "all", "one_hot", *_COMPARISONS)
+    | _operators(*_COMPARISONS)
+    | _BITWISE
+    | {F.one_hot}
+)
+
+# Callees whose result is a float tensor, whatever goes in, unless a dtype among the arguments says otherwise.
+_FLOAT_RESULT = _spelled(
+    "float", "double", "half", "bfloat16", "ones", "zeros", "empty", "rand", "randn", "div", "true_divide"
+) | _operators("truediv")
+
+# Callees whose result has the dtype of a further argument, if that is a tensor or names a dtype.
+_CASTS = _spelled("to", "type", "type_as")
 
 # Callees that return (values, indices), of which the second is never observed; some only when they are given a dim.
 _PAIRS = _spelled("topk", "sort", "mode", "kthvalue", "cummax", "cummin")
@@ -41,133 +71,176 @@ _PAIRS_BY_DIM = _spelled("max", "min", "median")
 # Callees that return a tuple of tensors.
 _SEVERAL = _spelled("chunk", "split", "unbind", "tensor_split")
 
+# Modules that return a tuple, by class; the first that fits.
+_TUPLES_OF_MODULES: Mapping[type[nn.Module], Kind] = {
+    **dict.fromkeys((nn.LSTM, nnqa.LSTM), (True, (True, True))),
+    **dict.fromkeys((nn.RNNBase, nn.LSTMCell, nnqa.LSTMCell, nn.MultiheadAttention), (True, True)),
+}
+
 _TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real"})
+_NAMES_OF_PAIRS = {"values": 0, "indices": 1}
+
+_SHAPING = _spelled(
+    "view", "reshape", "permute", "transpose", "repeat", "repeat_interleave", "squeeze", "unsqueeze", "expand"
+) | _spelled("resize", "narrow", "flatten", "contiguous", "detach")
 
 # Callees of which only the first argument is a float tensor: the others are sizes, dims, indices, masks or fill values.
 _FIRST_ARGUMENT_ONLY = (
-    _spelled("view", "reshape", "permute", "transpose", "repeat", "repeat_interleave", "squeeze", "unsqueeze", "expand")
-    | _spelled("resize", "mean", "sum", "narrow", "masked_fill", "index_select", "gather", "clamp", "chunk", "split")
-    | _spelled("flatten", "contiguous", "detach")
+    _SHAPING
+    | _spelled("mean", "sum", "masked_fill", "index_select", "gather", "clamp", "chunk", "split")
     | {operator.getitem, operator.floordiv, F.interpolate, F.dropout}
 )
 
-
-# Callees that take masks or indices: where these stand, or None for all arguments; and modules whose input is indices.
-_BITS = _spelled("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "logical_and", "logical_or", "logical_not")
-_NO_FLOATS: Mapping[Any, tuple[int, ...] | None] = {
-    **dict.fromkeys(_spelled("masked_fill", "masked_select"), (1,)),
-    **dict.fromkeys(_spelled("index_select", "gather", "index_add", "scatter", "index_fill"), (2,)),
-    **dict.fromkeys((torch.where, F.embedding), (0,)),
-    **dict.fromkeys((operator.getitem, F.embedding_bag), (1,)),
-    **dict.fromkeys(_BITS, None),
-    **dict.fromkeys((operator.and_, operator.or_, operator.xor, operator.invert), None),
+# Callees and classes of modules that take booleans or indices: the positions of these arguments.
+_OTHER_ARGUMENTS: Mapping[Any, tuple[int, ...]] = {
+    **dict.fromkeys(_spelled("masked_fill", "masked_select", "masked_scatter", "take", "take_along_dim"), (1,)),
+    **dict.fromkeys(_spelled("index_select", "gather", "scatter", "scatter_add", "index_add", "index_copy"), (2,)),
+    **dict.fromkeys((torch.where, F.embedding, F.embedding_bag, F.one_hot, nn.Embedding), (0,)),
+    **dict.fromkeys(_BITWISE | {nn.EmbeddingBag}, (0, 1)),
+    **dict.fromkeys(("where", operator.getitem), (1,)),
 }
-_TAKES_INDICES = (nn.Embedding, nn.EmbeddingBag)
 
-# Modules that return tuples; of those of an LSTM the second element is one again.
-_LSTMS = (nn.LSTM, nnqa.LSTM)
-_GIVE_TUPLES = (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention, nnqa.LSTM, nnqa.MultiheadAttention)
-
-# Callees whose result has the dtype of the first argument: what is known of the one is known of the other.
-_KEEPS_DTYPE = (
-    _spelled("view", "reshape", "permute", "transpose", "repeat", "repeat_interleave", "squeeze", "unsqueeze", "expand")
-    | _spelled("narrow", "index_select", "gather", "chunk", "split", "flatten", "contiguous", "detach", "clone", "t")
-    | {operator.getitem}
-)
+# Callees whose result has the dtype of these arguments: where it is no float tensor, they are none either.
+_SAME_DTYPE: Mapping[Any, tuple[int, ...]] = {
+    **dict.fromkeys(_SHAPING | _SEVERAL | _spelled("sum", "clone", "flip", "roll", "tril", "triu", "expand_as"), (0,)),
+    **dict.fromkeys(_spelled("cat", "concat", "stack") | {operator.getitem}, (0,)),
+    **dict.fromkeys(_spelled("add", "sub", "mul", "neg", "abs", "remainder", "maximum", "minimum"), (0, 1)),
+    **dict.fromkeys(_operators("add", "sub", "mul", "neg", "mod", "floordiv"), (0, 1)),
+    torch.where: (1, 2),
+    "where": (0, 2),
+}
 
 
-class Floats(set[Node]):
-    """The nodes whose value is (or may be) a float tensor, or a tuple of them; ``tuples`` has the latter. (OBS-10)"""
+def float_tensors(model: GraphModule, examples: Examples) -> set[Node]:
+    """Return the nodes whose value is (or may be) a float tensor. (OBS-10)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.tuples: set[Node] = set()
-
-
-def float_tensors(model: GraphModule, dtypes: Mapping[Node, torch.dtype] | None = None) -> Floats:
-    """Return the nodes whose value is (or may be) a float tensor, or a tuple of them. (OBS-10)
-
-    `dtypes`: of all tensors that a run of the example inputs gave; None or empty: there was no run.
+    The example inputs are run only if the tables leave a value open, given what kind of inputs they are.
     """
-    known, others = dtypes or {}, set(_no_floats(model))
-    found = Floats()
-    for node in model.graph.nodes:
-        if known[node].is_floating_point if node in known else node not in others and _is_float(node, model, found):
-            found.add(node)
-            if node not in known and _is_tuple(node, model, found, was_run=bool(known)):
-                found.tuples.add(node)
-    return found
+    found = _Analysis(model, examples.known)
+    if found.is_open and not examples.were_run:
+        found = _Analysis(model, examples.seen)
+    return {node for node, kind in found.kinds.items() if kind is True}
 
 
-def _is_tuple(node: Node, model: GraphModule, known: Floats, *, was_run: bool) -> bool:
-    """Tell whether a module, or what takes a tuple apart, gives a tuple; a run that saw no tensor there says so."""
-    source = node.args[0] if node.target is operator.getitem else node
-    if not isinstance(source, Node) or (source is not node and source not in known.tuples):
-        return False
-    if was_run:
-        return node.op == "call_module" or source is not node
-    kinds = _GIVE_TUPLES if source is node else _LSTMS if node.args[1] in (1, -1) else ()
-    return source.op == "call_module" and isinstance(model.get_submodule(str(source.target)), kinds)
-
-
-def _no_floats(model: GraphModule) -> Iterator[Node]:
-    """Yield what is taken as a mask or as indices, and what that was made from by moving values. (OBS-10)"""
-    found: set[Node] = set()
-    for node in reversed(model.graph.nodes):
-        callee = _callee(node)
-        if node.op == "call_module" and isinstance(model.get_submodule(str(node.target)), _TAKES_INDICES):
-            found.update(tensor_inputs(node.args))
-        elif callee in _NO_FLOATS:
-            at = _NO_FLOATS[callee]
-            taken = node.args if at is None else [node.args[index] for index in at if index < len(node.args)]
-            found.update(tensor_inputs((taken, node.kwargs.get("mask"), node.kwargs.get("index"))))
-        if node in found:
-            yield node
-            if callee in _KEEPS_DTYPE:
-                found.update(tensor_inputs(node.args[:1]))
-
-
-def _is_float(node: Node, model: GraphModule, known: set[Node]) -> bool:
-    if node.op in ("placeholder", "call_module"):
-        return True
-    if node.op == "get_attr":
-        value = attribute_of(model, str(node.target))
-        return isinstance(value, torch.Tensor) and value.is_floating_point()
-    callee = _callee(node)
-    if callee in _NO_TENSOR:
-        return False
-    if callee in (getattr, operator.getitem):
-        source, key = node.args[:2]
-        if _is_pair(source, known):
-            return source in known and key in ("values", 0, -2)
-        return source in known and (callee is operator.getitem or key in _TENSOR_ATTRIBUTES)
-    return callee is not None and any(value in known for value in tensor_inputs((node.args, node.kwargs)))
-
-
-def observable_inputs(node: Node, floats: Floats) -> list[Node]:
-    """Return the inputs of a node that are float tensors, in order, without repeats. (OBS-10)
-
-    A tuple that a call returned and that is passed on whole is none.
-    """
+def observable_inputs(node: Node, floats: set[Node]) -> list[Node]:
+    """Return the inputs of a node that are float tensors, in order, without repeats. (OBS-10)"""
     first = node.args[:1] or (node.kwargs.get("input"),)  # rule: PAT-08
     arguments = first if _callee(node) in _FIRST_ARGUMENT_ONLY else (node.args, node.kwargs)  # rule: OBS-10
-    return [value for value in tensor_inputs(arguments) if value in floats and not gives_tuple(value, floats)]
+    return [value for value in tensor_inputs(arguments) if value in floats]
 
 
-def gives_tuple(node: Node, floats: Floats) -> bool:
-    """Tell whether a node is a call that returns a tuple: it is no value to be observed, its elements are. (OBS-10)"""
-    return node in floats.tuples or _callee(node) in _SEVERAL or _is_pair(node, floats)
+class _Analysis:
+    """Finds, in one sweep backwards and one forwards, what the values of a graph are.
 
+    ``kinds``: what is known of each node that is a tensor, or a tuple with tensors; numbers are left out. ``is_open``:
+    the tables cannot tell it of each.
+    """
 
-def _is_pair(node: Any, floats: set[Node]) -> bool:
-    """Tell whether a call returns (values, indices): max(x, dim) does, max(x) and max(x, y) are tensors."""
-    callee = _callee(node)
-    if callee in _PAIRS_BY_DIM:
-        others = (*node.args[1:], *(value for name, value in node.kwargs.items() if name != "input"))
-        return bool(others) and floats.isdisjoint(tensor_inputs(others))
-    return callee in _PAIRS
+    def __init__(self, model: GraphModule, seen: Mapping[Node, Fact]) -> None:
+        self._model = model
+        self._modules = dict(model.named_modules(remove_duplicate=False))
+        self._others: set[Node] = set()
+        self.kinds: dict[Node, Kind] = {}
+        self.is_open = False
+        for node in reversed(model.graph.nodes):
+            self._others.update(tensor_inputs(self._other_arguments(node)))
+        for node in model.graph.nodes:
+            if self._is_made_of_tensors(node):
+                self.kinds[node] = _kind_of(seen[node]) if node in seen else self._kind(node)  # rule: OBS-10
+
+    def _other_arguments(self, node: Node) -> list[Any]:
+        """The arguments of a node that are indices or booleans: users come first in the sweep backwards."""
+        callee = type(self._modules[str(node.target)]) if node.op == "call_module" else _callee(node)
+        indexes = _OTHER_ARGUMENTS.get(callee, ())
+        if node in self._others and not (callee is operator.getitem and self._has_parts(node.args[0])):
+            indexes = (*indexes, *_SAME_DTYPE.get(callee, ()))
+        arguments = positional_arguments(node, at_least=max(indexes) + 1) if indexes else ()
+        return [arguments[index] for index in indexes if index < len(arguments)]
+
+    def _is_made_of_tensors(self, node: Node) -> bool:
+        """Tell whether a node is a tensor, or a tuple of them, that others went into; numbers alone make none.
+
+        A tuple, None or a number with a fraction among the arguments counts as a tensor, as torch takes them for one.
+        """
+        callee = _callee(node)
+        if callee is None:
+            return node.op != "output"
+        if callee in _NUMBERS:
+            return False
+        if callee in (getattr, operator.getitem):
+            return isinstance(node.args[0], Node) and node.args[0] in self.kinds
+        given = [part for argument in node.args for part in (argument if isinstance(argument, list) else (argument,))]
+        if any(not isinstance(part, (Node, int)) for part in given):
+            return True
+        return any(value in self.kinds for value in node.all_input_nodes)
+
+    def _kind(self, node: Node) -> Kind:
+        """What a node is by the tables."""
+        if node in self._others:
+            return False
+        if node.op == "placeholder":
+            return True
+        if node.op == "get_attr":
+            value = attribute_of(self._model, str(node.target))
+            return isinstance(value, torch.Tensor) and value.is_floating_point()
+        return self._kind_of_module(node) if node.op == "call_module" else self._kind_of_call(node, _callee(node))
+
+    def _kind_of_call(self, node: Node, callee: Any) -> Kind:
+        if callee in (getattr, operator.getitem):
+            source: Any = node.args[0]
+            return _part(self.kinds[source], node.args[1], is_attribute=callee is getattr)
+        asked = [value for value in (*node.args, *node.kwargs.values()) if isinstance(value, torch.dtype)]
+        if callee in _OTHER_RESULT or not all(dtype.is_floating_point for dtype in asked):
+            return False
+        kinds = [self.kinds[value] for value in node.all_input_nodes if value in self.kinds]
+        is_promoted = callee in _SAME_DTYPE and any(isinstance(value, float) for value in node.args)
+        if not (asked or is_promoted or callee in _FLOAT_RESULT):
+            self.is_open |= callee in _CASTS and len(node.all_input_nodes) > 1
+            if not any(kinds):
+                self.is_open |= callee not in _SAME_DTYPE
+                return False
+        return _ANY_NUMBER if callee in _SEVERAL else _PAIR if self._gives_pair(node) else True
+
+    def _kind_of_module(self, node: Node) -> Kind:
+        module = self._modules[str(node.target)]
+        self.is_open |= not type(module).__module__.startswith("torch.")
+        if getattr(module, "return_indices", False) is True:
+            return _PAIR
+        return next((kind for base, kind in _TUPLES_OF_MODULES.items() if isinstance(module, base)), True)
+
+    def _has_parts(self, node: Any) -> bool:
+        """Tell whether a node may be a tuple of floats and others."""
+        return isinstance(node, Node) and (node.op == "call_module" or self._gives_pair(node))
+
+    def _gives_pair(self, node: Any) -> bool:
+        """Tell whether a call returns (values, indices): max(x, dim) does, max(x) and max(x, y) are tensors."""
+        callee = _callee(node)
+        if callee in _PAIRS_BY_DIM:
+            others = (*node.args[1:], *(value for name, value in node.kwargs.items() if name != "input"))
+            return bool(others) and self.kinds.keys().isdisjoint(tensor_inputs(others))
+        return callee in _PAIRS or node.kwargs.get("return_indices") is True
 
 
 def _callee(node: Any) -> Any:
     """The function, or the name of the method, that a node calls; None for any other node, modules included."""
     return node.target if isinstance(node, Node) and node.op in ("call_function", "call_method") else None
+
+
+def _kind_of(fact: Fact) -> Kind:
+    """What a value was when the example inputs were run."""
+    if isinstance(fact, Seen):
+        return fact.dtype.is_floating_point
+    return False if fact is None else tuple(map(_kind_of, fact))
+
+
+def _part(kind: Kind, key: Any, *, is_attribute: bool) -> Kind:
+    """What an index or an attribute takes out of a value."""
+    if isinstance(kind, bool):
+        return kind and (not is_attribute or key in _TENSOR_ATTRIBUTES)
+    key = _NAMES_OF_PAIRS.get(key, key) if is_attribute else key
+    if not isinstance(key, (int, slice)):
+        return False
+    if kind[-1] is ...:
+        return kind if isinstance(key, slice) else kind[0]
+    parts: Kind = kind[key] if isinstance(key, slice) or -len(kind) <= key < len(kind) else False
+    return parts

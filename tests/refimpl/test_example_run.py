@@ -34,7 +34,8 @@ FLOAT, BOOL = torch.float32, torch.bool
 
 
 def facts(draft: Draft, examples: Examples) -> dict[str, Seen]:
-    return {node.name: examples.seen[node] for node in draft.graph.nodes if node in examples.seen}
+    found = ((node.name, examples.seen.get(node)) for node in draft.graph.nodes)
+    return {name: fact for name, fact in found if isinstance(fact, Seen)}
 
 
 @pytest.mark.rule("OBS-15")

@@ -1,187 +1,276 @@
-"""Which values are observed: masks, indices and tuples are not, beside torch where it can run (OBS-10, CUS-01)."""
+"""What is a float tensor: masks, indices, integer inputs and tuples beside torch, with and without example inputs."""
 
 from __future__ import annotations
 
 import copy
+import operator
+import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any
 
 import both_flows as flows
 import pytest
 import torch
 import torch.ao.quantization.quantize_fx as torch_fx
-from both_flows import torch_mappings, torch_qconfigs
+import torch.nn.functional as F
+from both_core import Net, assert_parity
 from torch import Tensor, nn
-from torch.ao.quantization.fx import custom_config as torch_custom
-from torch.ao.quantization.quant_type import QuantType as TorchQuantType
 
 import refimpl
-from backends.torch_engine import engine
+from refimpl.example_run import Examples
+from refimpl.tracing import trace
+from refimpl.values import float_tensors
 
-torch.manual_seed(0)
-X = torch.randn(3, 8)
-MASK, INTEGERS = torch.rand(3, 8) > 0.5, torch.randint(0, 8, (3, 8))
-WORDS = torch.randn(5, 3, 8)
-
-
-class Net(nn.Module):
-    """Layers for a function of two inputs."""
-
-    def __init__(self, run: Callable[..., Any]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.b, self.words, self.run = nn.Linear(8, 8), nn.Linear(8, 8), nn.Embedding(10, 8), run
-        self.lstm, self.gru, self.cell = nn.LSTM(8, 8), nn.GRU(8, 8), nn.LSTMCell(8, 8)
-
-    def forward(self, x: Tensor, other: Tensor) -> Any:
-        return self.run(self, x, other)
+torch.manual_seed(7)
+X = torch.randn(2, 4, 4)
+BOOLS, INTEGERS = torch.tensor([[True, False, False, True], [False, True, False, False]]), torch.randint(0, 4, (2, 4))
+Run = Callable[..., Any]
 
 
-Case = tuple[Callable[..., Any], Tensor]
-# What torch's flow takes too: the result is its, bit for bit.
-AS_TORCH: Mapping[str, Case] = {
-    "a mask that is unsqueezed": (
-        lambda net, x, mask: net.b(net.a(x).unsqueeze(1).masked_fill(mask.unsqueeze(1), -4.0)),
-        MASK,
+class Net2(Net):
+    """Linear layers and what has states, with a second input: a mask, or indices."""
+
+    def __init__(self, run: Run) -> None:
+        torch.manual_seed(1)
+        parts = {"embed": nn.Embedding(10, 4), "lstm": nn.LSTM(4, 4), "gru": nn.GRU(4, 4), "cell": nn.LSTMCell(4, 4)}
+        super().__init__(run, **parts, attend=nn.MultiheadAttention(4, 2, batch_first=True))
+        self.register_buffer("positions", torch.arange(4))
+        self.eval()
+
+    def forward(self, x: Any, m: Any) -> Any:  # type: ignore[override]
+        return self.run(self, x, m)
+
+
+def slots(model: Any) -> list[str]:
+    return [slot.value for slot in refimpl.explain(model).plan.slots]
+
+
+def prepared(run: Run, second: Tensor, *, has_examples: bool = True) -> Any:
+    """Prepare and calibrate, with the example inputs or without any."""
+    examples = (X, second) if has_examples else None
+    found = refimpl.prepare_fx(Net2(run), flows.global_mapping(), examples, backend_config=flows.our_config("native"))
+    with torch.no_grad():
+        found(X, second)
+    return found
+
+
+# What torch's rule gets right: (forward, second input).
+ALIKE: Mapping[str, tuple[Run, Tensor]] = {
+    "unsqueezed mask": (lambda net, x, m: net.a(x).masked_fill(m.unsqueeze(1), 0.0).relu(), BOOLS),
+    "mask in a view": (lambda net, x, m: net.a(x).masked_fill(m.view(2, 1, 4), 0.0), BOOLS),
+    "repeated mask": (lambda net, x, m: net.a(x).masked_fill(m.unsqueeze(1).repeat(1, 4, 1), 0.0), BOOLS),
+    "transposed mask": (lambda net, x, m: net.a(x).masked_fill(m.unsqueeze(1).transpose(1, 2), 0.0), BOOLS),
+    "mask through shapes": (lambda net, x, m: net.a(x).masked_fill(m.unsqueeze(1).squeeze(1).unsqueeze(1), 0.0), BOOLS),
+    "indexed mask": (lambda net, x, m: net.a(x).masked_fill(m[:, None, :], 0.0), BOOLS),
+    "masked scores": (
+        lambda net, x, m: torch.softmax((net.a(x) @ net.b(x).mT).masked_fill(m[:, None, :], -10.0), -1), BOOLS
     ),
-    "a mask that is viewed": (lambda net, x, mask: net.b(net.a(x).masked_fill(mask.view(3, 8), 0.0)), MASK),
-    "a comparison of a slice": (lambda net, x, ids: net.b(net.a(x).masked_fill(ids[:, :] == 0, 0.0)), INTEGERS),
-    "a cat of masks": (
-        lambda net, x, mask: net.b(net.a(x).masked_fill(torch.cat([mask[:, :4], mask[:, 4:]], 1), 0.0)),
-        MASK,
-    ),
-    "indices that are moved and added to": (
-        lambda net, x, ids: net.b(x + net.words(ids[:, :1].reshape(3) + 1)),
-        INTEGERS,
-    ),
-}
-# What torch observes as floats, and fails on.
-TORCH_FAILS: Mapping[str, Case] = {
-    "a condition": (lambda net, x, mask: torch.where(mask.squeeze(), net.a(x), net.b(x)), MASK),
-    "an inverted mask": (
-        lambda net, x, mask: net.b(net.a(x).masked_fill(~mask.unsqueeze(0).squeeze(0), 0.0)),
-        MASK,
-    ),
-    "indices of gather": (lambda net, x, ids: net.b(torch.gather(net.a(x), 1, ids.contiguous())), INTEGERS),
-}
-# What only a run of the example inputs can tell.
-BY_EXAMPLE: Mapping[str, Case] = {
-    "arithmetic of integers": (lambda net, x, ids: net.b(net.a(x) + (1 - ids) * -0.5), INTEGERS),
-    "a product with a mask": (lambda net, x, mask: net.b(net.a(x) * mask), MASK),
-}
-TUPLES: Mapping[str, Case] = {
-    "cat of both states": (lambda net, x, words: net.a(torch.cat(net.lstm(net.a(words))[1], 0)), WORDS),
-    "stack of both states": (lambda net, x, words: net.a(torch.stack(net.lstm(words)[1])), WORDS),
-    "cat of a GRU's result": (lambda net, x, words: torch.cat(net.gru(words), 0), WORDS),
-    "cat of a cell's result": (lambda net, x, words: net.a(torch.cat(net.cell(words[0]), 0)), WORDS),
-}
-
-
-def converted(side: Any, case: Case, examples: bool = True) -> list[Any]:
-    """The results of the reference and of the lowered model, under qnnpack's default mapping."""
-    run, other = case
-    mapping: Any = torch_mappings.get_default_qconfig_mapping("qnnpack").set_object_type(nn.Embedding, None)
-    with engine("qnnpack"), torch.no_grad():
-        prepared = side.prepare_fx(Net(run).eval(), mapping, (X, other) if examples else None)
-        prepared(X, other)
-        made = (convert(copy.deepcopy(prepared)) for convert in (side.convert_to_reference_fx, side.convert_fx))
-        return [model(X, other) for model in made]
+    "mask as floats": (lambda net, x, m: net.a(x) * m.float()[:, None, :], BOOLS),
+    "mask as floats by dtype": (lambda net, x, m: net.a(m.to(torch.float32)), BOOLS),
+    "comparison as floats": (lambda net, x, m: net.a((m == 0).float()), INTEGERS),
+    "index as floats": (lambda net, x, m: net.a(x) + net.b(x).argmax(-1, keepdim=True).float(), BOOLS),
+    "type of floats": (lambda net, x, m: net.a(x.type(torch.float32)), BOOLS),
+    "quotient of integers": (lambda net, x, m: net.a(m / 2), INTEGERS),
+    "function of integers": (lambda net, x, m: net.a(torch.exp(m)), INTEGERS),
+    "classes": (lambda net, x, m: net.a(F.one_hot(m, 4).float()), INTEGERS),
+    "tokens": (lambda net, x, m: net.a(net.embed(m)), INTEGERS),
+    "positions": (lambda net, x, m: net.a(net.embed(torch.arange(x.size(1))[None].expand(2, -1))), BOOLS),
+    "positions and tokens": (lambda net, x, m: net.a(net.embed(torch.arange(4)[None] + m)), INTEGERS),
+    "numbers as floats": (lambda net, x, m: net.a(x) + torch.arange(x.size(1)).float(), BOOLS),
+    "ones": (lambda net, x, m: net.a(x) + net.b(torch.ones((x.size(0), 4)))[:, None], BOOLS),
+    "output of an lstm": (lambda net, x, m: torch.cat([net.lstm(x)[0], net.a(x)], 1), BOOLS),
+    "a state": (lambda net, x, m: net.b(net.lstm(x)[1][0].squeeze(0)), BOOLS),
+    "states in a list": (lambda net, x, m: torch.cat([net.lstm(x)[1][0], net.a(x)]).relu(), BOOLS),
+    "states passed on": (lambda net, x, m: net.lstm(x, net.lstm(x)[1])[0].relu(), BOOLS),
+    "a GRU": (lambda net, x, m: net.b(net.gru(x)[0]).relu(), BOOLS),
+    "attention": (lambda net, x, m: torch.cat([net.attend(x, x, x)[0], x]), BOOLS),
+}  # fmt: skip
 
 
 @pytest.mark.rule("OBS-10")
-@pytest.mark.parametrize("examples", [True, False], ids=["run", "not run"])
-@pytest.mark.parametrize("name", AS_TORCH)
-def test_masks_and_indices_are_not_observed_where_torch_does_not(name: str, examples: bool) -> None:
-    ours, theirs = converted(refimpl, AS_TORCH[name], examples), converted(torch_fx, AS_TORCH[name])
-    assert all(map(torch.equal, ours, theirs))
+@pytest.mark.parametrize("name", ALIKE)
+def test_where_torch_works_the_same_is_observed(name: str) -> None:
+    run, second = ALIKE[name]
+    assert_parity(lambda: Net2(run), batches=((X, second), (2 * X, second)))
 
 
-def nearly_float(case: Case, examples: bool) -> bool:
-    """Both forms are within the steps of some 8-bit roundings of the float model, whose values are of order 1."""
-    exact = Net(case[0]).eval()(X, case[1])
-    return all(bool((found - exact).abs().max() < 0.15) for found in converted(refimpl, case, examples))
+# What torch quantizes although it is no float tensor: (forward, second input, our observed values).
+SAVED: Mapping[str, tuple[Run, Tensor, list[str]]] = {
+    "expanded mask": (
+        lambda net, x, m: net.a(x).masked_fill(m.unsqueeze(1).expand(2, 4, 4), 0.0), BOOLS, ["x", "a"]
+    ),
+    "mask of masks": (
+        lambda net, x, m: net.a(x).masked_fill(m.unsqueeze(1) & ~m.unsqueeze(2), 0.0), BOOLS, ["x", "a"]
+    ),
+    "joined masks": (
+        lambda net, x, m: net.a(x).masked_fill(torch.cat([m, m], 1)[:, :4].unsqueeze(1), 0.0), BOOLS, ["x", "a"]
+    ),
+    "mask by keyword": (lambda net, x, m: net.a(x).masked_fill(mask=m.unsqueeze(1), value=0.0), BOOLS, ["x", "a"]),
+    "mask in place": (lambda net, x, m: net.a(x).masked_fill_(m.unsqueeze(1), 0.0), BOOLS, ["x", "a"]),
+    "condition": (lambda net, x, m: torch.where(m.unsqueeze(1), net.a(x), net.b(x)), BOOLS, ["x", "a", "b"]),
+    "condition of a method": (lambda net, x, m: net.a(x).where(m.unsqueeze(1), x), BOOLS, ["x", "a"]),
+    "viewed tokens": (lambda net, x, m: net.a(net.embed(m.view(-1))), INTEGERS, ["embed", "a"]),
+    "sum of tokens": (lambda net, x, m: net.a(net.embed(m + net.positions)), INTEGERS, ["embed", "a"]),
+    "joined tokens": (lambda net, x, m: net.a(net.embed(torch.cat([m, m], 1))), INTEGERS, ["embed", "a"]),
+    "gather": (lambda net, x, m: torch.gather(net.a(x), 1, m.unsqueeze(1)), INTEGERS, ["x", "a"]),
+    "selection": (lambda net, x, m: net.a(x).index_select(1, m.view(-1)), INTEGERS, ["x", "a"]),
+    "index": (lambda net, x, m: net.a(x)[:, m.view(-1)], INTEGERS, ["x", "a"]),
+    "product with a comparison": (lambda net, x, m: net.a(x) * (m > 0)[:, None], INTEGERS, ["x", "a", "mul"]),
+}  # fmt: skip
+# The same, but only the example inputs can tell: nothing in the graph asks for integers.
+TOLD: Mapping[str, tuple[Run, Tensor, list[str]]] = {
+    "comparison": (lambda net, x, m: net.a(x).masked_fill(m.unsqueeze(1) == 0, 0.0), INTEGERS, ["x", "a"]),
+    "additive mask": (
+        lambda net, x, m: net.a(x) + (1 - m.unsqueeze(1)) * -2.0, INTEGERS, ["x", "a", "mul", "add"]
+    ),
+    "additive mask of floats": (
+        lambda net, x, m: net.a(x) + (1.0 - m.unsqueeze(1).float()) * -2.0, INTEGERS, ["x", "a", "sub", "mul", "add"]
+    ),
+    "product": (lambda net, x, m: net.a(x) * m.unsqueeze(1), BOOLS, ["x", "a", "mul"]),
+    "sum": (lambda net, x, m: net.a(x) + m.unsqueeze(1), INTEGERS, ["x", "a", "add"]),
+    "output": (lambda net, x, m: (net.a(x), m.unsqueeze(1)), BOOLS, ["x", "a"]),
+    "attention": (
+        lambda net, x, m: F.scaled_dot_product_attention(net.a(x), net.b(x), x, attn_mask=m.unsqueeze(1)), BOOLS,
+        ["x", "a", "b"],
+    ),
+    "padding": (lambda net, x, m: net.attend(x, x, x, m.reshape(2, 4))[0], BOOLS, []),
+}  # fmt: skip
+
+
+def torch_fails(run: Run, second: Tensor) -> None:
+    """Torch quantizes integers or booleans: its reference model cannot run."""
+    options = {"backend_config": flows.torch_config("native")}
+    theirs = torch_fx.prepare_fx(Net2(run), flows.global_mapping(), (X, second), **options)
+    flows.calibrate(theirs, [(X, second)])
+    with pytest.raises(RuntimeError, match="Quantize only works on Float Tensor"):
+        torch_fx.convert_to_reference_fx(theirs, **options)(X, second)
 
 
 @pytest.mark.rule("OBS-10")
-@pytest.mark.parametrize("examples", [True, False], ids=["run", "not run"])
-@pytest.mark.parametrize("name", TORCH_FAILS)
-def test_torch_observes_masks_and_indices_and_fails_and_ours_runs(name: str, examples: bool) -> None:
-    with pytest.raises((NotImplementedError, RuntimeError)):
-        converted(torch_fx, TORCH_FAILS[name])
-    assert nearly_float(TORCH_FAILS[name], examples)
+@pytest.mark.parametrize("has_examples", [True, False], ids=["examples", "none"])
+@pytest.mark.parametrize("name", [*SAVED, *TOLD])
+def test_what_is_no_float_is_not_observed_where_torch_quantizes_it_and_fails(name: str, has_examples: bool) -> None:
+    run, second, values = (SAVED | TOLD)[name]
+    torch_fails(run, second)
+    if name in TOLD and not has_examples:
+        return  # nothing says so
+    found = prepared(run, second, has_examples=has_examples)
+    assert slots(found) == values
+    with torch.no_grad():
+        real = Net2(run)(X, second)
+        for convert in (refimpl.convert_to_reference_fx, refimpl.convert_to_reference_decomposed_fx):
+            torch.testing.assert_close(convert(found)(X, second), real, atol=0.15, rtol=0.02)
 
 
 @pytest.mark.rule("OBS-10")
-@pytest.mark.parametrize("name", BY_EXAMPLE)
-def test_the_run_of_the_example_inputs_tells_dtypes(name: str) -> None:
-    assert nearly_float(BY_EXAMPLE[name], True)
+@pytest.mark.rule("QAT-02")
+def test_in_training_the_same_is_observed() -> None:
+    for run, second, values in (SAVED | TOLD).values():
+        model = Net2(run).train()
+        found = refimpl.prepare_qat_fx(model, flows.global_mapping(), (X, second), None, flows.our_config("native"))
+        assert slots(found) == values
+
+
+# ---- tuples -----------------------------------------------------------------------------------------------------
+
+TUPLES: Mapping[str, Run] = {
+    "states of an lstm": lambda net, x, m: torch.stack(net.lstm(x)[1]),
+    "states of a cell": lambda net, x, m: torch.cat(net.cell(x[0])),
+    "result of a GRU": lambda net, x, m: torch.cat(net.gru(x)),
+    "result of an attention": lambda net, x, m: torch.cat(net.attend(x, x, x)),
+    "a part of a result": lambda net, x, m: torch.stack(net.lstm(x)[1][:2]),
+}
 
 
 @pytest.mark.rule("OBS-10")
-@pytest.mark.parametrize("examples", [True, False], ids=["run", "not run"])
+@pytest.mark.rule("OBS-09")
+@pytest.mark.parametrize("has_examples", [True, False], ids=["examples", "none"])
 @pytest.mark.parametrize("name", TUPLES)
-def test_torch_observes_the_tuple_of_a_recurrent_module_and_fails_and_ours_its_elements(
-    name: str, examples: bool
-) -> None:
+def test_a_modules_tuple_is_not_observed_where_torch_observes_it_and_fails(name: str, has_examples: bool) -> None:
+    run = TUPLES[name]
     with pytest.raises(AttributeError, match="'tuple' object has no attribute"):
-        converted(torch_fx, TUPLES[name])
-    assert nearly_float(TUPLES[name], examples)
+        flows.torch_flow(Net2(run), flows.global_mapping(), [(X, BOOLS)])
+    found = prepared(run, BOOLS, has_examples=has_examples)
+    assert slots(found) == []
+    with torch.no_grad():
+        assert torch.equal(refimpl.convert_to_reference_fx(found)(X, BOOLS), Net2(run)(X, BOOLS))
 
 
-class Custom(nn.Module):
-    """A module that no pass looks into."""
+class Halves(nn.Module):
+    """A user's own leaf that returns a tuple: only a run tells."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.layer(x)
+    def forward(self, x: Any) -> Any:
+        return x[..., :2], x[..., 2:]
 
 
-class Doubled(Custom):
-    """What convert makes of it."""
-
-    @classmethod
-    def from_observed(cls, observed: Custom) -> Self:
-        assert hasattr(observed, "qconfig")
-        made = cls()
-        made.layer = observed.layer
-        return made
-
-    def forward(self, x: Tensor) -> Any:
-        return 2 * self.layer(x)
+@pytest.mark.rule("OBS-10")
+def test_the_tuple_of_a_users_own_leaf_is_known_of_the_run() -> None:
+    model = Net(lambda net, x: torch.cat(net.halves(net.a(x)), -1), halves=Halves())
+    custom = refimpl.PrepareCustomConfig().set_non_traceable_module_classes([Halves])
+    for is_train in (False, True):
+        prepare = refimpl.prepare_qat_fx if is_train else refimpl.prepare_fx
+        options: dict[str, Any] = {"prepare_custom_config": custom, "backend_config": flows.our_config("native")}
+        found = prepare(copy.deepcopy(model).train(is_train), flows.global_mapping(), (X,), **options)
+        assert slots(found) == ["x", "a"]
 
 
-class Holder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.custom, self.last = Custom(), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.last(self.custom(x))
+# ---- the run ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("CUS-01")
-@pytest.mark.parametrize("form", ["convert_to_reference_fx", "convert_fx"])
-def test_a_dynamic_custom_module_that_convert_alone_names_is_swapped_as_in_torch(form: str) -> None:
-    found = []
-    for side, custom, mode in (
-        (torch_fx, torch_custom, TorchQuantType.DYNAMIC),
-        (refimpl, refimpl, refimpl.QuantType.DYNAMIC),
-    ):
-        sides: Any = side
-        classes: Any = custom
-        prepared = sides.prepare_fx(
-            Holder().eval(),
-            flows.global_mapping(torch_qconfigs.default_dynamic_qconfig),
-            (X,),
-            prepare_custom_config=classes.PrepareCustomConfig().set_non_traceable_module_classes([Custom]),
-        )
-        config = classes.ConvertCustomConfig().set_observed_to_quantized_mapping(Custom, Doubled, mode)
-        with engine("x86"), torch.no_grad():
-            made = getattr(sides, form)(prepared, convert_custom_config=config)
-            found.append((type(made.custom), made(X)))
-    assert found[0][0] is found[1][0] is Doubled
-    assert torch.equal(found[0][1], found[1][1])
+@pytest.mark.rule("OBS-10")
+@pytest.mark.parametrize(
+    ("run", "second", "is_needed"),
+    [
+        (lambda net, x, m: (net.a(x) + x).relu().reshape(2, -1), BOOLS, False),
+        (lambda net, x, m: net.a(x).masked_fill(m.unsqueeze(1), 0.0), BOOLS, False),
+        (lambda net, x, m: net.a(net.embed(m + 1)).view(x.size(0), -1), INTEGERS, False),
+        (lambda net, x, m: net.a(x) + (1 - m.unsqueeze(1)) * -2.0, INTEGERS, False),
+        (lambda net, x, m: net.a(torch.exp(m)), INTEGERS, True),
+        (lambda net, x, m: net.a(m.type_as(x)), INTEGERS, True),
+    ],
+)
+def test_the_example_inputs_are_run_only_where_tables_and_inputs_leave_a_value_open(
+    run: Run, second: Tensor, is_needed: bool
+) -> None:
+    draft = trace(Net2(run))
+    examples = Examples(draft, (X, second))
+    found = float_tensors(draft, examples)
+    assert examples.were_run == is_needed
+    examples.run()
+    assert float_tensors(draft, examples) == found, "the tables say what the run says"
+
+
+@pytest.mark.rule("OBS-10")
+def test_where_the_run_fails_half_way_the_tables_go_on() -> None:
+    def run(net: Any, x: Any, m: Any) -> Any:
+        y = net.a(x).masked_fill(m.unsqueeze(1) == 0, 0.0)
+        return net.b(y.view(3, -1, 4)).masked_fill(m.bool().unsqueeze(1), 0.0)
+
+    draft = trace(Net2(run))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        examples = Examples(draft, (X, INTEGERS))
+        assert "view" in examples.failure
+    assert {node.name for node in float_tensors(draft, examples)} == {
+        "x",
+        "a",
+        "masked_fill",
+        "view",
+        "b",
+        "masked_fill_1",
+    }
+
+
+@pytest.mark.rule("OBS-10")
+def test_an_index_says_nothing_of_what_it_was_found_in() -> None:
+    """Going backwards ends where indices come from floats."""
+
+    def run(net: Any, x: Any, m: Any) -> Any:
+        y = net.a(x)
+        best, largest = torch.topk(y, 2), y.argmax(-1)
+        return y.gather(-1, best[1]), best[0], operator.getitem(y, largest), y[: x.size(0)]
+
+    draft = trace(Net2(run))
+    names = {node.name for node in float_tensors(draft, Examples(draft, None))}
+    assert {"x", "a", "gather", "getitem_1", "getitem_2", "getitem_3"} <= names
+    assert not {"getitem", "topk", "argmax", "size"} & names
