@@ -147,6 +147,9 @@ class _Walk:
         self.carried = {} if self.is_decomposed else {nodes[made]: nodes[source] for made, source in self.plan.carried}
         self.grids: dict[Node, tuple[Node, Node]] = {}  # a quantized value → the qparams that only it knows
         self.tuples: dict[Node, Any] = {}  # a custom module's tuple, with the float values of its elements
+        self.leaves = {name: qconfig for name, _, qconfig in self.plan.unmatched if qconfig is not None}
+        self.customs = {kind for kinds in self.custom.observed_to_quantized_mapping.values() for kind in kinds}
+        self.absorbed: set[Node] = set()  # static custom modules: what observes them is theirs
 
     def write(self) -> tuple[Graph, dict[str, Any]]:
         """Return the new graph and the attributes that it uses."""
@@ -211,6 +214,9 @@ class _Walk:
         made = self.graph.call_function(torch.quantize_per_tensor, arguments)  # rule: OBS-11
         self.env[node] = self._dequantized(made)
 
+    def _takes_quantized(self, node: Node) -> bool:
+        return all(self._float(value) in self.quantized for value in node.all_input_nodes)
+
     def _integers(self, node: Node) -> Any:
         """The quantized value (or tuple) behind a prepared node; the float value if it is none."""
         return map_arg(self._float(node), lambda value: self.quantized.get(value, value))
@@ -235,14 +241,13 @@ class _Walk:
             self._observer(node, name)
         elif decision is not None and decision.kind == "standalone module":
             self._standalone(node, name, decision)
-        elif decision is None and (swapped_in := self._unobserved(node, name)) is not None:
-            self._copy(node)
-            self.attributes[name] = swapped_in
+        elif decision is None and node.name in self.leaves and module_type(self.modules[name]) in self.customs:
+            self._custom(node, name, self.leaves[node.name])  # rule: CUS-01
         elif decision is None or not decision.is_quantized or decision.node in self.floating:
             self._copy(node)
             self.attributes[name] = float_module(self.modules[name], where=name)
         elif decision.kind == "custom module":
-            self._custom(node, name, decision)
+            self._custom(node, name, decision.qconfig)
         else:
             self._copy(node)
             if name not in self.attributes:
@@ -255,10 +260,9 @@ class _Walk:
         assert isinstance(value, Node)
         observer: Any = self.modules[name]
         slot = self.slots[name]
-        source = self.decisions.get(value.name)
         self.env[node] = self.env[value]
-        if source is not None and source.kind == "custom module":
-            return  # absorbed by the custom module: its output is quantized already
+        if value in self.absorbed:
+            return  # rule: CUS-01 (its output is quantized already)
         around = (self.decisions.get(other.name) for other in (*node.all_input_nodes, *node.users))
         if self.floating and all(d is None or not d.is_quantized or d.node in self.floating for d in around):
             return  # rule: CVT-05  the producer and all users are left in float
@@ -304,14 +308,13 @@ class _Walk:
             known=self.known.get(id(module)),
         )  # fmt: skip
 
-    def _custom(self, node: Node, name: str, decision: Decision) -> None:
+    def _custom(self, node: Node, name: str, qconfig: Any) -> None:
         """Swap an observed custom module for its quantized class; static ones work on quantized tensors. (CUS-01)
 
         In the decomposed form they take floats, as plain integers do not carry their qparams. (CVT-07)
         """
-        assert decision.qconfig is not None
         module: Any = self.modules[name]
-        mode = quant_type(decision.qconfig)
+        mode = quant_type(qconfig)
         to = self.custom.observed_to_quantized_mapping.get(mode, {}).get(module_type(module))
         if to is None:
             raise ConfigError(
@@ -319,30 +322,26 @@ class _Walk:
                 f"mode {mode.name.lower()}; found {self.custom.observed_to_quantized_mapping}"
             )
         is_static, key = mode.name == "STATIC", name
-        for user in node.users:
-            if is_static and user.op == "call_module" and str(user.target) in self.slots:
-                module = with_qconfig(module, decision.qconfig)
-                module.activation_post_process = self.modules[str(user.target)]  # what from_observed reads
-                while key in self.attributes:  # called before, with other qparams
-                    key += "_again"
+        observers = [user for user in node.users if user.op == "call_module" and str(user.target) in self.slots]
+        if is_static and node.name in self.leaves and not (observers and self._takes_quantized(node)):
+            raise ConfigError(
+                f"custom module {name!r}: a static one takes and returns quantized tensors, and not all of these are "
+                f"observed here; name {module_type(module).__name__} in set_float_to_observed_mapping"
+            )
+        for user in observers if is_static else ():
+            module = with_qconfig(module, qconfig)
+            module.activation_post_process = self.modules[str(user.target)]  # what from_observed reads
+            self.absorbed.add(node)
+            while key in self.attributes:  # called before, with other qparams
+                key += "_again"
         is_quantized = is_static and not self.is_decomposed  # rule: CVT-07
         made = self.graph.node_copy(node, self._integers if is_quantized else self._float)
         made.target = key
         if key not in self.attributes:  # rule: CUS-01
-            self.attributes[key] = swapped(module, decision.qconfig, to, how="from_observed", where=name)
+            self.attributes[key] = swapped(module, qconfig, to, how="from_observed", where=name)
         self.env[node] = self._dequantized(made) if is_static and not isinstance(module, nnqa.LSTM) else made
         if is_static and isinstance(module, nnqa.LSTM):
             self.tuples[node] = self._dequantized(made, LSTM_RESULT)
-
-    def _unobserved(self, node: Node, name: str) -> nn.Module | None:
-        """Return what a module becomes that only convert's config names: one without observers, not static. (CUS-01)"""
-        qconfig = next((qconfig for other, _, qconfig in self.plan.unmatched if other == node.name), None)
-        classes = self.custom.observed_to_quantized_mapping
-        if qconfig is None or not any(module_type(self.modules[name]) in known for known in classes.values()):
-            return None
-        mode = quant_type(qconfig)
-        to = None if mode.name == "STATIC" else classes.get(mode, {}).get(module_type(self.modules[name]))
-        return None if to is None else swapped(self.modules[name], qconfig, to, how="from_observed", where=name)
 
     def _standalone(self, node: Node, name: str, decision: Decision) -> None:
         """Convert a standalone module by itself; its boundary is what its own config says. (STD-01)"""

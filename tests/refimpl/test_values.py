@@ -95,7 +95,7 @@ def test_where_torch_works_the_same_is_observed(name: str) -> None:
 
 
 # What torch quantizes although it is no float tensor: (forward, second input, our observed values).
-SAVED: Mapping[str, tuple[Run, Tensor, list[str]]] = {
+SAVED: dict[str, tuple[Run, Tensor, list[str]]] = {
     "expanded mask": (
         lambda net, x, m: net.a(x).masked_fill(m.unsqueeze(1).expand(2, 4, 4), 0.0), BOOLS, ["x", "a"]
     ),
@@ -118,7 +118,7 @@ SAVED: Mapping[str, tuple[Run, Tensor, list[str]]] = {
     "product with a comparison": (lambda net, x, m: net.a(x) * (m > 0)[:, None], INTEGERS, ["x", "a", "mul"]),
 }  # fmt: skip
 # The same, but only the example inputs can tell: nothing in the graph asks for integers.
-TOLD: Mapping[str, tuple[Run, Tensor, list[str]]] = {
+TOLD: dict[str, tuple[Run, Tensor, list[str]]] = {
     "comparison": (lambda net, x, m: net.a(x).masked_fill(m.unsqueeze(1) == 0, 0.0), INTEGERS, ["x", "a"]),
     "additive mask": (
         lambda net, x, m: net.a(x) + (1 - m.unsqueeze(1)) * -2.0, INTEGERS, ["x", "a", "mul", "add"]
