@@ -293,6 +293,25 @@ def test_an_lstm_returned_whole_and_one_without_a_given_state() -> None:
 
 
 @pytest.mark.rule("CUS-01")
+@pytest.mark.rule("OBS-11")
+def test_what_shares_with_an_lstms_result_is_on_its_grid_where_torch_shares_with_the_lstms_input() -> None:
+    """An input of a hundred times the result's size shows whose range torch's relu has."""
+    batch = (100 * SEQUENCE[0], *SEQUENCE[1:])
+    run = lambda net, x, h, c: net.lstm(x, (h, c))[0].relu()  # noqa: E731
+    found = parity(case(lambda: recurrent(run), batches=[batch], custom=lstm_configs(), converts=REFERENCE))
+    assert "reference output" in found
+    prepare_config, convert_config = (make() for make in lstm_configs())
+    model = refimpl.convert_to_reference_fx(
+        prepared(recurrent(run), None, *batch, prepare_custom_config=prepare_config), convert_config
+    )
+    lstm: Any = recurrent(lambda net, x, h, c: net.lstm(x, (h, c))[0])
+    whole = refimpl.convert_to_reference_fx(
+        prepared(lstm, None, *batch, prepare_custom_config=prepare_config), convert_config
+    )
+    assert torch.equal(model(*batch), whole(*batch).relu()), "no rounding of its own"
+
+
+@pytest.mark.rule("CUS-01")
 def test_an_lstm_called_twice_is_converted_and_torch_cannot() -> None:
     prepare_config, convert_config = (make() for make in lstm_configs())
     model = recurrent(lambda net, x, h, c: net.lstm(net.lstm(x, (h, c))[0], (h, c))[0])

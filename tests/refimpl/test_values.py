@@ -14,6 +14,7 @@ import torch
 import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from both_core import Net, assert_parity
+from parity import CONVERTS
 from torch import Tensor, nn
 
 import refimpl
@@ -91,7 +92,7 @@ ALIKE: Mapping[str, tuple[Run, Tensor]] = {
 @pytest.mark.parametrize("name", ALIKE)
 def test_where_torch_works_the_same_is_observed(name: str) -> None:
     run, second = ALIKE[name]
-    assert_parity(lambda: Net2(run), batches=((X, second), (2 * X, second)))
+    assert_parity(lambda: Net2(run), batches=((X, second), (2 * X, second)), converts=CONVERTS)
 
 
 # What torch quantizes although it is no float tensor: (forward, second input, our observed values).
