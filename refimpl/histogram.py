@@ -7,9 +7,10 @@ Python, here a binary search jumps to the steps at which a bin is dropped.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Iterator
-from functools import cache, lru_cache
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from ctypes import c_double, c_float
+from functools import cache
 from itertools import accumulate, repeat
 from typing import Any
 
@@ -22,21 +23,16 @@ from refimpl.qparams import has_data
 
 _STEP = 1e-5
 _STEPS = 100_010  # enough for the shares of both sides to meet
+_BATCH = 16  # histograms whose errors are computed at once: what fits a processor's cache
 _FINER = 16  # parts of a bin when a histogram is put into wider bins
 
 
 @cache
-def _shares() -> tuple[Tensor, Tensor]:
+def _shares() -> tuple[list[float], list[float]]:
     """Return what is dropped on the left, and minus what is kept on the right, after k steps, as a loop sums it."""
     dropped = list(accumulate(repeat(_STEP, _STEPS), initial=0.0))
     kept = list(accumulate(repeat(_STEP, _STEPS), initial=-1.0))
-    return torch.tensor(dropped, dtype=torch.float64), torch.tensor(kept, dtype=torch.float64)
-
-
-@lru_cache(maxsize=8)  # observers often count equally many values; 800 kB each
-def _limits(total: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    dropped, kept = _shares()
-    return (dropped * total).to(dtype), (kept * total).to(dtype)
+    return dropped, kept
 
 
 class HistogramObserver(RangeObserver):
@@ -89,60 +85,88 @@ class HistogramObserver(RangeObserver):
         return torch.bincount(places, weights=weights, minlength=self.bins)
 
     def _range(self) -> tuple[Tensor, Tensor]:
-        """Drop bins until that makes the error larger; return the bounds of what is left."""
-        start, end, least = 0, self.bins - 1, math.inf
-        for candidate in self._candidates():
-            error = self._error(*candidate)
-            if error > least:
-                break
-            (start, end), least = candidate, error
-        width = (self.max_val - self.min_val) / self.bins
-        return self.min_val + width * start, self.min_val + width * (end + 1)
+        return self.ranges([self])[0]
+
+    @staticmethod
+    def ranges(observers: Iterable[HistogramObserver]) -> list[tuple[Tensor, Tensor]]:
+        """Return the range of each observer: bins are dropped from its ends until that makes the error larger.
+
+        All have the same number of bins, dtype and device; one without data gives NaN. The errors of all are computed
+        together, which gives each the same bits as alone.
+        """
+        made = list(observers)
+        kept, least = [(0, observer.bins - 1) for observer in made], [math.inf] * len(made)
+        walks = [observer._candidates() for observer in made]
+        narrowed = list(range(len(made)))
+        while narrowed:
+            tried = [(index, span) for index in narrowed if (span := next(walks[index], None)) is not None]
+            errors = [error for some in _batches(tried) for error in _errors([(made[i], *span) for i, span in some])]
+            narrowed = []
+            for (index, span), error in zip(tried, errors, strict=True):
+                if not error > least[index]:
+                    kept[index], least[index] = span, error
+                    narrowed.append(index)
+        low, high = (torch.stack([getattr(each, name).reshape(()) for each in made]) for name in ("min_val", "max_val"))
+        starts, lasts = (torch.tensor(ends, device=low.device) for ends in zip(*kept, strict=True))
+        width = (high - low) / made[0].bins
+        return list(zip(low + width * starts, low + width * (lasts + 1), strict=True))
 
     def _candidates(self) -> Iterator[tuple[int, int]]:
         """Yield the ranges of bins to try, each narrower than the last.
 
         One step more is granted to the side that drops more bins by it; the right side if both drop as many. A bin is
-        dropped at the first step whose share exceeds what is counted up to it, so `left[b]` (`right[b]` from the other
-        end) is that step of the b-th bin, and grows with b.
+        dropped at the first step whose share, in the histogram's dtype, exceeds what is counted up to it.
         """
         dropped, kept = _shares()
-        counted = self.histogram.cumsum(0).cpu()
-        below, above = _limits(float(self.histogram.sum()), counted.dtype)
-        left = torch.searchsorted(below, counted, right=True).tolist()
-        right = torch.searchsorted(above, -counted.flip(0), right=True).tolist()
+        counted, total = self.histogram.cumsum(0).tolist(), float(self.histogram.sum())
+        number = c_float if self.histogram.dtype == torch.float32 else c_double
+
+        def share(of_one: float) -> float:
+            return number(of_one * total).value
+
         start, end, steps_left, steps_right = 0, self.bins - 1, 0, 0
         while start < end and dropped[steps_left] < -kept[steps_right]:
-            low = min(max(start, bisect_right(left, steps_left + 1)), end)
-            high = max(min(end, self.bins - 1 - bisect_right(right, steps_right + 1)), start)
+            low = min(max(start, bisect_left(counted, share(dropped[steps_left + 1]))), end)
+            high = max(min(end, bisect_right(counted, -share(kept[steps_right + 1])) - 1), start)
             if low - start > end - high:
                 start, steps_left = low, steps_left + 1
             elif high < end:
                 end, steps_right = high, steps_right + 1
             else:  # no bin is dropped before this step
-                steps_right = min(right[self.bins - 1 - end] - 1, _STEPS)
+                steps_right = min(bisect_right(kept, -counted[end], key=share) - 1, _STEPS)
                 continue
             yield start, end
 
-    def _error(self, start: int, end: int) -> float:
-        """Return the squared error of quantizing all that was counted to the range of these bins.
 
-        The values of a bin are taken as spread evenly; an integer stands for the middle of its own interval. (float32)
-        """
-        width = (self.max_val.item() - self.min_val.item()) / self.bins
-        interval = width * (end - start + 1) / self.dst_nbins
-        if interval == 0.0:
-            return 0.0
-        density, half = self.histogram / width, torch.tensor(interval / 2)
+def _batches(tried: list[Any]) -> Iterator[list[Any]]:
+    return (tried[first : first + _BATCH] for first in range(0, len(tried), _BATCH))
 
-        def integral(low: Tensor, high: Tensor) -> Tensor:
-            return density * ((high * high * high - low * low * low) / 3)
 
-        left = (torch.arange(self.bins, device=density.device) - start) * width
-        right = left + width
-        places = (torch.div(edge, interval, rounding_mode="floor") for edge in (left, right))
-        first, last = (place.clamp(0, self.dst_nbins - 1) for place in places)
-        error = integral(left - (first + 0.5) * interval, half)
-        error += (last - first - 1) * integral(-half, half)
-        error += integral(-half, right - (last * interval + interval / 2))
-        return float(error.sum())
+def _errors(tried: Sequence[tuple[HistogramObserver, int, int]]) -> list[float]:
+    """Return the squared error, for each observer, of quantizing all that it counted to a range of its bins.
+
+    The values of a bin are taken as spread evenly; an integer stands for the middle of its own interval. (float32)
+    """
+    some = tried[0][0]
+    bins, levels, device = some.bins, some.dst_nbins, some.histogram.device
+    widths = [(observer.max_val.item() - observer.min_val.item()) / bins for observer, *_ in tried]
+    intervals = [width * (end - start + 1) / levels for width, (_, start, end) in zip(widths, tried, strict=True)]
+
+    def column(values: Iterable[float]) -> Tensor:
+        return torch.tensor(list(values), device=device).unsqueeze(1)
+
+    width, interval, half = column(widths), column(each or 1.0 for each in intervals), column(i / 2 for i in intervals)
+    counts = torch.stack([observer.histogram for observer, *_ in tried])
+    density = counts / width.to(counts.dtype)
+
+    def integral(low: Tensor, high: Tensor) -> Tensor:
+        return density * ((high * high * high - low * low * low) / 3)
+
+    left = (torch.arange(bins, device=device) - column(start for _, start, _ in tried)) * width
+    right = left + width
+    places = (torch.div(edge, interval, rounding_mode="floor") for edge in (left, right))
+    first, last = (place.clamp(0, levels - 1) for place in places)
+    error = integral(left - (first + 0.5) * interval, half)
+    error += (last - first - 1) * integral(-half, half)
+    error += integral(-half, right - (last * interval + half))
+    return [float(row.sum()) if each else 0.0 for row, each in zip(error, intervals, strict=True)]

@@ -16,6 +16,7 @@ from torch.fx.node import map_aggregate, map_arg
 
 from refimpl import lower_table as table
 from refimpl.invariants import QUANTIZE, QUANTIZE_DYNAMIC, is_dequantize
+from refimpl.reference_build import packed
 from refimpl.reference_convs import PLAIN
 from refimpl.tracing import CALLS, attribute_of, constants, weighted
 
@@ -226,7 +227,7 @@ class Sites:
 
     def _swap(self, node: Node, name: Any, native: Any, *qparams: Any) -> None:
         """Make the quantized module, under a name. (LOW-01)"""
-        made = _packing(native.from_reference, self._module(node), *qparams)
+        made = _packing(packed, native, self._module(node), *qparams)
         self.parts[str(name)] = made.train(self._modules[""].training)
 
     def _weight_only_module(self, node: Node, kind: Any) -> None:

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from refimpl.errors import QConfigError
-from refimpl.qparams import PER_CHANNEL, PER_TENSOR, SYMMETRIC, has_data, minmax_qparams, qparams_without_data
+from refimpl.qparams import (
+    PER_CHANNEL,
+    PER_TENSOR,
+    SYMMETRIC,
+    channel_bounds,
+    has_data,
+    minmax_qparams,
+    qparams_without_data,
+)
 from refimpl.qparams import dtype_range as dtype_range
 from refimpl.qparams import is_quantized_dtype as is_quantized_dtype
 
@@ -222,7 +230,7 @@ class PerChannelMinMaxObserver(RangeObserver):
         self.ch_axis = ch_axis
 
     def _bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.aminmax(x.movedim(self.ch_axis, 0).reshape(x.shape[self.ch_axis], -1), dim=1)
+        return channel_bounds(x, self.ch_axis)
 
 
 class _MovingAverage(RangeObserver):

@@ -18,7 +18,17 @@ from torch import Tensor, nn
 from refimpl.bounded import bound_weight
 from refimpl.dtype_choice import is_observed_dtype
 from refimpl.errors import ConfigError, QConfigError, blaming
-from refimpl.qparams import QParams, dtype_range, is_plain, is_quantized_dtype, ranges_qparams, read_qparams
+from refimpl.qparams import (
+    PER_CHANNEL,
+    QParams,
+    channel_bounds,
+    dtype_range,
+    is_plain,
+    is_quantized_dtype,
+    ranges_qparams,
+    read_qparams,
+)
+from refimpl.reference_build import built
 from refimpl.reference_convs import settle_padding
 from refimpl.tracing import module_type
 
@@ -67,7 +77,7 @@ def reference_module(
                 return floating  # type: ignore[no-any-return]
             measured = {name: _measured(made, getattr(root, name), is_decomposed) for name, made in observers.items()}
     with blaming(ConfigError, repr(where), f"{reference.__name__}.from_float"):
-        made: nn.Module = reference.from_float(root, _arguments(root, measured, is_decomposed))
+        made: nn.Module = built(reference, root, _arguments(root, measured, is_decomposed))
     settle_padding(made)
     if made.training != root.training:
         made.train(root.training)
@@ -98,7 +108,9 @@ def plain_weights(asked: Iterable[tuple[nn.Module, Any]]) -> dict[int, QParams]:
             makers[qconfig.weight] = (qconfig.weight(), {})
         observer, ranges = makers[qconfig.weight]
         if is_plain(observer) and weight.dtype == torch.float32 and weight.device.type == "cpu":
-            low, high = torch.aminmax(weight.detach())
+            axis = observer.ch_axis if observer.qscheme in PER_CHANNEL else None
+            values = weight.detach()
+            low, high = torch.aminmax(values) if axis is None else channel_bounds(values, axis)
             ranges[id(module)] = (low, high)
     measured = (ranges_qparams(observer, ranges) for observer, ranges in makers.values())
     return {key: qparams for found in measured for key, qparams in found.items()}

@@ -20,6 +20,7 @@ from torch import Tensor
 from refimpl import histogram
 from refimpl.errors import QConfigError
 from refimpl.histogram import HistogramObserver
+from refimpl.qparams import read_plain_observers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning"),  # torch's
@@ -213,3 +214,20 @@ def test_histograms_survive_copies_and_state_dicts_either_way() -> None:
     assert_same(ours, foreign, "torch's, loaded from ours")
     fresh.load_state_dict(theirs.state_dict())
     assert_same(fresh, theirs, "ours, loaded from torch's")
+
+
+@pytest.mark.rule("NUM-02")
+def test_the_ranges_of_many_observers_at_once_are_those_of_each_alone() -> None:
+    torch.manual_seed(0)
+    batches = [torch.randn(size) * 3 for size in (1, 2, 50, 3000)] * 10 + [torch.full((4,), 2.0), torch.zeros(9)]
+    observers = [HistogramObserver(reduce_range=True) for _ in batches]
+    for observer, batch in zip(observers, batches, strict=True):
+        observer(batch)
+    found = read_plain_observers([*observers, HistogramObserver()])  # one without data is left out
+    assert set(found) == set(map(id, observers))
+    for observer in observers:
+        scale, zero_point = observer.calculate_qparams()
+        qparams = found[id(observer)]
+        assert torch.equal(qparams.scale, scale)
+        assert torch.equal(qparams.zero_point, zero_point)
+        assert qparams.zero_point.dtype == zero_point.dtype
