@@ -90,11 +90,12 @@ def _statistics(layer: _LayerT, bn: _BatchNorm) -> _BnStatistics:
 
 
 def _plain_copy(layer: _LayerT) -> _LayerT:
-    """Copy a layer; a parametrized weight becomes the plain one that it stands for: folding replaces it.
+    """Copy a layer, its own parameters shared; a parametrized weight becomes the plain one that it stands for.
 
-    Not by ``remove_parametrizations``, which changes the class that a copy has in common with its original.
+    Folding replaces them. Not by ``remove_parametrizations``, which changes the class that a copy has in common with
+    its original.
     """
-    fused = copy.deepcopy(layer)
+    fused = copy.deepcopy(layer, {id(value): value for value in layer._parameters.values()})
     if is_parametrized(fused):
         names = [name for name, _ in fused.get_submodule("parametrizations").named_children()]
         values = {name: getattr(fused, name).detach() for name in names}

@@ -121,11 +121,14 @@ def test_weights_measured_at_once_have_the_qparams_of_each_alone(module: Any) ->
         module.MovingAveragePerChannelMinMaxObserver.with_args(dtype=torch.quint8, qscheme=torch.per_channel_affine),
     )
     torch.manual_seed(0)
-    layers = [nn.Linear(3, 5), nn.Conv2d(2, 5, 3), nn.Linear(300, 2), nn.Linear(3, 1)]
+    layers: list[Any] = [nn.Linear(3, 5), nn.Conv2d(2, 5, 3), nn.Linear(300, 2), nn.Linear(3, 1)]
     with torch.no_grad():
         layers[0].weight[0] = 0.0
-        layers[1].weight[1] = -layers[1].weight[1].abs()  # type: ignore[operator, index]
-    asked = [(copy.deepcopy(layer), QConfig(None, maker)) for maker in makers for layer in layers]
+        layers[1].weight[1] -= 9.0
+    anything = observers.MinMaxObserver
+    asked: list[tuple[Any, Any]] = [
+        (copy.deepcopy(layer), QConfig(anything, maker)) for maker in makers for layer in layers
+    ]
     found = plain_weights(asked)
     assert len(found) == len(asked)
     for layer, qconfig in asked:
