@@ -27,6 +27,7 @@ CAUSES: Mapping[str, str] = {
     "bias": "bias rounded to int32",
     "accumulation": "accumulation in float32",
     "function": "function evaluated in float32",
+    "oracle": "the oracle's own float64",
 }
 """What the parts of the slack are called, the ones that every backend has first; others go by their own names."""
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from conformance.spreads import Call, Errors, U, Value, dot_products, gamma
+from conformance.spreads import U64, Call, Errors, U, Value, dot_products, gamma
 
 EPS = torch.finfo(torch.float32).eps  # the smallest scale of an observer that was given none (NUM-02)
 
@@ -132,7 +133,9 @@ def linear_products(call: Call) -> Errors:
 
     Dynamic x: the result is s_x·s_w·(an integer) + b. The error of s_x is one factor of the whole product, and the
     product s_x·s_w, the integer in float32 and the two multiplied make one rounding each: (scale_error + γ₃)·|y − b|;
-    the sum with b is the last rounding, which every float output is allowed. The bias is float: a scale that is known
+    the sum with b is the last rounding, which every float output is allowed. Products whose integers cancel to 0 cancel
+    in this oracle's float64 sums but for their own roundings: one for x, for w, for the product, and n for the sum and
+    b, so γₙ₊₃·(Σ|x|·|w| + |b|) in the unit roundoff of float64, cause *oracle*. The bias is float: a scale that is known
     only at run time leaves nothing to round it to beforehand. Floating x: products are summed in float32, whatever the
     backend does with integers.
     """
@@ -146,6 +149,9 @@ def linear_products(call: Call) -> Errors:
         bias = rest[1] if len(rest) > 1 else call.kwargs.get("bias")
         products = call.result if bias is None else call.result - real_of(bias)
         errors["rescale"] = (x.scale_error + gamma(3)) * products.abs()
+        weight = real_of(rest[0] if rest else call.kwargs["weight"])
+        terms = F.linear(x.real.abs(), weight.abs(), None if bias is None else real_of(bias).abs())
+        errors["oracle"] = gamma(weight.shape[-1] + 3, U64) * terms
     return errors
 
 

@@ -21,14 +21,15 @@ from torch import Tensor
 from backends.base import Capabilities
 
 U = 2.0**-24  # unit roundoff of float32
+U64 = 2.0**-53  # of float64, in which the oracle computes
 _LEVELS = 255  # the most steps between an integer of 8 bits and its zero point
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 Errors: TypeAlias = dict[str, Tensor]
 
 
-def gamma(n: int) -> float:
-    """Return γₙ: the bound on the relative error that n roundings in a row make."""
-    return n * U / (1 - n * U)
+def gamma(n: int, unit: float = U) -> float:
+    """Return γₙ: the bound on the relative error that n roundings in a row make, of a unit roundoff each."""
+    return n * unit / (1 - n * unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

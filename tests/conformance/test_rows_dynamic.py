@@ -189,6 +189,20 @@ def test_a_bias_is_not_rounded_to_integers_where_the_scale_is_known_only_at_run_
     assert float(with_int32.max()) < 0.01
 
 
+@pytest.mark.rule("NUM-04")
+def test_products_that_cancel_to_zero_are_right_though_the_oracle_sums_in_float64() -> None:
+    """Integers that add up to 0: every kernel with an integer accumulator returns 0."""
+    torch.manual_seed(0)
+    half, k, ends = torch.randint(-127, 128, (64, 32)), torch.randint(-96, 97, (5, 32)), torch.tensor([[-96, 159]] * 5)
+    integers = torch.cat([half, half.flip(1), torch.zeros(64, 2)], 1).char()
+    weight = torch._make_per_tensor_quantized_tensor(integers, 0.000972821435, 0)
+    x = torch.cat([k, -k.flip(1), ends], 1) * 0.0371
+    exact, slack, _ = linear_exact(x, weight, None, FULL)
+    assert bool((exact != 0).any()), "else float64 rounds nothing here"
+    assert bool((exact.abs() <= slack * 0.000972821435 * 0.0371).all())
+    assert 0 < float(slack.max()) < 1e-7
+
+
 @pytest.mark.rule("CVT-03", "CVT-07")
 def test_both_forms_of_a_reference_model_have_one_oracle() -> None:
     torch.manual_seed(0)
