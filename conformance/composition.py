@@ -93,6 +93,7 @@ def _run(architecture: Architecture, claims: tuple[Claim, ...], setup: Setup, be
     case = architecture.case()
     try:
         reference = reference_of(bench, case.build(), claims, setup, calibration_inputs(case))
+        torch.default_generator.manual_seed(bench.seed_for(name, "inputs"))
         drawn = static_inputs(case, placeholder_grids(reference), aims=AIMED, random=1)
         check = verified(bench, reference, [batch for _, batch in drawn])
     except StageError as error:

@@ -135,9 +135,9 @@ def linear_products(call: Call) -> Errors:
     product s_x·s_w, the integer in float32 and the two multiplied make one rounding each: (scale_error + γ₃)·|y − b|;
     the sum with b is the last rounding, which every float output is allowed. Products whose integers cancel to 0 cancel
     in this oracle's float64 sums but for their own roundings: one for x, for w, for the product, and n for the sum and
-    b, so γₙ₊₃·(Σ|x|·|w| + |b|) in the unit roundoff of float64, cause *oracle*. The bias is float: a scale that is known
-    only at run time leaves nothing to round it to beforehand. Floating x: products are summed in float32, whatever the
-    backend does with integers.
+    b, so γₙ₊₃·(Σ|x|·|w| + |b|) in the unit roundoff of float64, cause *oracle*. The bias is float: a scale that is
+    known only at run time leaves nothing to round it to beforehand. Floating x: products are summed in float32,
+    whatever the backend does with integers.
     """
     x, *rest = call.args
     if not isinstance(x, (Dynamic, Floating)):

@@ -282,6 +282,7 @@ class Workbench:
         reference = case_run.reference = self._flow("CVT-01", lambda: self.convert(case_run.prepared))
         _raise(structure.check_reference(run.claim, reference), reference)
         case_run.grids = placeholder_grids(reference)
+        torch.default_generator.manual_seed(self.seed_for(run.claim.id, "inputs", case_run.case.name))
         case_run.drawn = self._draw(run, case_run)
         done = ("meaning", case_run.case.variant)
         if done not in run.held:
@@ -292,7 +293,7 @@ class Workbench:
             run.held.add(done)
 
     def _draw(self, run: ClaimRun, case_run: CaseRun) -> list[tuple[str, Batch]]:
-        """Inputs of a case, each set with its name; drawn before a backend can use the generator."""
+        """Inputs of a case, each set with its name; neither the flow nor a backend moves what is drawn."""
         effort = self.effort
         if kind_of(run.claim.dtypes) in INTEGERS:
             aims = effort.aims if case_run.case is run.planned[0] else effort.further
