@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import takewhile
 from traceback import StackSummary, walk_stack
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -37,6 +38,7 @@ class QuantizationTracer(Tracer):
         self.leaf_names = leaf_names
         self.leaf_classes = leaf_classes
         self._functional: set[int] = set()
+        self._lines: dict[tuple[CodeType, int], str] = {}
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> Graph:
         """Trace as fx does; a FloatFunctional counts as the functions that it calls. (CUS-02)"""
@@ -46,9 +48,16 @@ class QuantizationTracer(Tracer):
     def create_node(self, *args: Any, **kwargs: Any) -> Node:
         """Record a node, and from which lines of forward methods it comes; fx's own record takes as long as tracing."""
         node = super().create_node(*args, **kwargs)
-        lines = StackSummary.extract(each for each in walk_stack(None) if each[0].f_code.co_name == "forward").format()
+        lines = [self._line(*each) for each in walk_stack(None) if each[0].f_code.co_name == "forward"]
         node.stack_trace = "".join(reversed(lines)).strip()
         return node
+
+    def _line(self, frame: FrameType, number: int) -> str:
+        """Say which line of a forward method that is, as a traceback does; a line is looked up once."""
+        key = (frame.f_code, number)
+        if key not in self._lines:
+            self._lines[key] = "".join(StackSummary.extract([(frame, number)]).format())
+        return self._lines[key]
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Record a call; the identity inside a FloatFunctional is where an eager observer goes, and no op."""
