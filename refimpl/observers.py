@@ -41,7 +41,7 @@ class Constructor(partial[nn.Module]):
         return isinstance(other, Constructor) and (self.func, self.keywords) == (other.func, other.keywords)
 
     def __hash__(self) -> int:
-        return hash((self.func, *self.keywords))
+        return hash(self.func)
 
     def __repr__(self) -> str:
         bound = ", ".join(f"{name}={value}" for name, value in self.keywords.items())

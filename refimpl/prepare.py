@@ -22,10 +22,11 @@ from refimpl.forms import check_model
 from refimpl.fuse import fuse
 from refimpl.invariants import check_graph
 from refimpl.native import given_config
+from refimpl.observers import Constructor
 from refimpl.patterns import leaf_name
 from refimpl.plan import Decision, Plan
 from refimpl.qconfig import QConfigMapping, as_qconfig_mapping, warn_unmatched_keys
-from refimpl.reference import qat_module, swapped, with_qconfig
+from refimpl.reference import qat_module, swapped, twin, with_qconfig
 from refimpl.tracing import TORCH_NOTES, Draft, Places, finished, module_type, no_collection, trace
 
 PREPARED = "refimpl_prepared"  # the key under which a prepared model's meta keeps what convert needs
@@ -241,10 +242,11 @@ def insert_observers(model: Draft, plan: Plan) -> None:
     nodes: dict[str, Node] = {node.name: node for node in model.graph.nodes}
     visible: dict[Node, Node] = {}
     instances: dict[int, nn.Module] = {}
+    first: dict[Any, nn.Module] = {}
     device = next((parameter.device for parameter in model.parameters()), None)
     for slot in plan.slots:
         if slot.group not in instances:
-            instances[slot.group] = slot.make().train(model.training).to(device)
+            instances[slot.group] = _observer(slot.make, first).train(model.training).to(device)
         model.add_module(slot.name, instances[slot.group])
         value = visible.get(nodes[slot.value], nodes[slot.value])
         users = list(value.users) if slot.consumers is None else [nodes[user] for user in slot.consumers]
@@ -255,3 +257,15 @@ def insert_observers(model: Draft, plan: Plan) -> None:
         if slot.consumers is None:
             visible[nodes[slot.value]] = observer
     model.meta[PLAN] = plan
+
+
+def _observer(make: Any, first: dict[Any, nn.Module]) -> nn.Module:
+    """Call a constructor. What it made `first` is copied, which is faster, if all of it is refimpl's own."""
+    if not isinstance(make, Constructor) or not isinstance(make.func, type):
+        made: nn.Module = make()
+        return made
+    if make not in first:
+        first[make] = make()
+        return first[make]
+    is_own = all(type(part).__module__.startswith("refimpl.") for part in first[make].modules())
+    return twin(first[make]) if is_own else make()

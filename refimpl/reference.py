@@ -179,6 +179,14 @@ def _shallow(module: Model) -> Model:
     return made
 
 
+def twin(module: Model) -> Model:
+    """Copy a module that holds plain values, and copies of its buffers and parts."""
+    made = _shallow(module)
+    made._buffers |= {name: value.clone() for name, value in module._buffers.items() if value is not None}
+    made._modules |= {name: twin(part) for name, part in module._modules.items() if part is not None}
+    return made
+
+
 def _weights(root: nn.Module) -> list[str]:
     """Name the weights to be quantized: one, or those of a recurrent module or cell."""
     if isinstance(root, nn.RNNBase | nn.RNNCellBase):
