@@ -26,7 +26,7 @@ from conformance.grids import Grid
 from conformance.numerics import Finding, judge
 from conformance.reruns import ExactOf
 from conformance.running import StageError
-from conformance.structure import moves_only
+from conformance.structure import Problem, moves_only
 from reports.results import GREEN, Verdict
 
 STAGES: tuple[str, ...] = (
@@ -59,6 +59,7 @@ class CaseRun:
     case: Case
     model: nn.Module = field(init=False)
     prepared: GraphModule = field(init=False)
+    misfit: Problem | None = None
     reference: GraphModule = field(init=False)
     grids: list[Grid | None] = field(init=False)
     drawn: list[tuple[str, Batch]] = field(init=False)

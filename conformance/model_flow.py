@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from conformance import ranges
 from conformance.claims import NO_WEIGHT, Claim
 from conformance.draws import Batch
 from conformance.pipeline import Workbench
@@ -105,11 +106,13 @@ def reference_of(
 ) -> GraphModule:
     """Take a float model to the backend's reference model, calibrated on `batches`; in QAT it is trained before.
 
-    `train`: how; None: a few steps towards smaller outputs. Raises StageError for what prepare or convert refuses.
+    `train`: how; None: a few steps towards smaller outputs. Raises StageError for what prepare or convert refuses, and,
+    in PTQ, for a grid that does not fit what calibration has seen (`check_ranges`).
     """
     is_qat = setup.flow == "qat"
     prepare = prepare_qat_fx if is_qat else prepare_fx
     mapping = model_mapping(claims, setup, model)
+    given = [tuple(each.clone() for each in batch) for batch in batches]  # ops in place change them
     with _blaming("OBS-15"):
         prepared = prepare(model.train(is_qat), mapping, batches[0], backend_config=bench.config)
     if is_qat:
@@ -119,7 +122,11 @@ def reference_of(
         for batch in batches:
             prepared(*batch)
     with _blaming("CVT-01"):
-        return bench.convert(prepared)
+        reference = bench.convert(prepared)
+    problem = None if is_qat else ranges.check_ranges(reference, given)
+    if problem is not None:
+        raise StageError(problem.rule, problem.verdict, problem.message, graph=reference.code)
+    return reference
 
 
 @contextmanager

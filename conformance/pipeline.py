@@ -6,6 +6,7 @@ stages that look at the claim as a whole come before (config) and after (refusal
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import time
@@ -19,7 +20,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from backends.base import Backend, Representation, UnsupportedPattern
-from conformance import structure
+from conformance import ranges, structure
 from conformance.building import build_model
 from conformance.checks import Check
 from conformance.choice import Turn, turns
@@ -270,9 +271,16 @@ class Workbench:
                 found.append(structure.check_trained_meaning(case_run.model, prepared, inputs))
                 run.held |= {done} if found == [None] else set()
 
-        case_run.prepared = self._flow(
-            "OBS-15", lambda: prepare_case(run.claim, case_run.case, case_run.model, self.config, untrained)
-        )
+        def calibrated(prepared: GraphModule, batches: tuple[Batch, ...]) -> None:
+            """Later the ranges are those of the regime."""
+            done = ("ranges", case_run.case.variant)
+            if run.claim.flow == "ptq" and done not in run.held:
+                with contextlib.suppress(RefimplError):  # which the next stage finds as well
+                    case_run.misfit = ranges.check_ranges(self.convert(prepared), batches)
+                run.held |= set() if case_run.misfit else {done}
+
+        asked = (run.claim, case_run.case, case_run.model, self.config, untrained, calibrated)
+        case_run.prepared = self._flow("OBS-15", lambda: prepare_case(*asked))
         for problem in found:
             _raise(problem, case_run.prepared)
         run.prepared = run.prepared or case_run.prepared
@@ -281,6 +289,7 @@ class Workbench:
     def _convert(self, run: ClaimRun, case_run: CaseRun) -> None:
         reference = case_run.reference = self._flow("CVT-01", lambda: self.convert(case_run.prepared))
         _raise(structure.check_reference(run.claim, reference), reference)
+        _raise(case_run.misfit, reference)
         case_run.grids = placeholder_grids(reference)
         torch.default_generator.manual_seed(self.seed_for(run.claim.id, "inputs", case_run.case.name))
         case_run.drawn = self._draw(run, case_run)

@@ -45,16 +45,19 @@ def prepare_case(
     model: nn.Module,
     config: BackendConfig,
     untrained: Callable[[GraphModule], object] = lambda _: None,
+    calibrated: Callable[[GraphModule, tuple[Batch, ...]], object] = lambda *_: None,
 ) -> GraphModule:
     """Return the prepared model, calibrated (in QAT: trained for a step, then calibrated), in eval mode.
 
-    In QAT ``untrained`` gets the model as it is before it is trained, in training mode.
+    In QAT ``untrained`` gets the model as it is before it is trained, in training mode. ``calibrated`` gets it with the
+    batches that it was calibrated on, before the ranges are moved to the grids of the regime.
 
     What training has seen is forgotten: a batch norm's statistics move in it, and with them the weight that it is
     folded into, which would then fill a few of the steps of its earlier range. In a regime of ties, the parameters of
     ``model`` are changed first. Raises what prepare raises.
     """
     batches = calibration_inputs(case)
+    given = tuple(tuple(each.clone() for each in inputs) for inputs in batches)  # ops in place change them
     if case.regime.has_ties:
         _round_parameters(claim, model)
     mapping = mapping_for(claim, case, model)
@@ -75,6 +78,7 @@ def prepare_case(
     with torch.no_grad():
         for inputs in batches:
             prepared(*inputs)
+    calibrated(prepared, given)
     if case.regime.output != 1.0:
         _scale_output(prepared, case.regime.output)
     if case.regime.has_ties:

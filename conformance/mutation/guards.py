@@ -236,6 +236,7 @@ GUARDS: tuple[Guard, ...] = (
     _structure("structure._check_root"),
     _structure("structure.check_reference_dynamic"),
     _structure("structure.check_meaning"),
+    _structure("ranges.check_ranges"),
     _structure("refusal._check_taken"),
     _structure("refusal._check_refused"),
     Guard(name="lower", target="conformance.pipeline.Workbench.lower", is_red=_raises, blind=_undecided),

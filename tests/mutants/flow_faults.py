@@ -180,6 +180,15 @@ def _other_zero(honest: Any, self: Any, value: Node, qparams: Any, *rest: Any) -
     return honest(self, value, moved, *rest)
 
 
+def _other_step(factor: float) -> Callable[..., Any]:
+    """Convert writes another step than was measured; model and kernels agree on it."""
+
+    def body(honest: Any, self: Any, value: Node, qparams: Any, *rest: Any) -> Any:
+        return honest(self, value, replace(qparams, scale=qparams.scale * factor), *rest)
+
+    return body
+
+
 patched("structure", "fuse_fx fuses nothing", "conformance.pipeline.fused_model", _unfused, "FUS-03")
 patched("structure", "fuse_fx forgets a batch norm's eps", "conformance.pipeline.fused_model", _eps_forgotten, "FUS-06")
 patched("structure", "convert leaves roots in float", "refimpl.convert._Walk._root", _float_root(is_dynamic=False),
@@ -188,4 +197,6 @@ patched("dynamic", "convert leaves dynamic roots in float", "refimpl.convert._Wa
         "CVT-02")  # fmt: skip
 patched("structure", "convert quantizes no output", "refimpl.convert._Walk._observer", _not_quantized, "CVT-06")
 patched("structure", "convert writes another dtype", "refimpl.emit.Decomposed.static", _other_zero, "CVT-01")
+patched("structure", "convert writes half of each range", "refimpl.emit.Decomposed.static", _other_step(0.5), "CVT-01")
+patched("structure", "convert writes twice each step", "refimpl.emit.Decomposed.static", _other_step(2.0), "CVT-01")
 patched("dynamic", "convert writes dynamic inputs in 7 bits", "refimpl.emit.Decomposed.dynamic", _half_range, "CVT-03")
