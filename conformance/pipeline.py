@@ -289,7 +289,6 @@ class Workbench:
     def _convert(self, run: ClaimRun, case_run: CaseRun) -> None:
         reference = case_run.reference = self._flow("CVT-01", lambda: self.convert(case_run.prepared))
         _raise(structure.check_reference(run.claim, reference), reference)
-        _raise(case_run.misfit, reference)
         case_run.grids = placeholder_grids(reference)
         torch.default_generator.manual_seed(self.seed_for(run.claim.id, "inputs", case_run.case.name))
         case_run.drawn = self._draw(run, case_run)
@@ -300,6 +299,7 @@ class Workbench:
             )
             _raise(structure.check_meaning(meant, reference, case_run.drawn[0][1]), reference)
             run.held.add(done)
+        _raise(case_run.misfit, reference)
 
     def _draw(self, run: ClaimRun, case_run: CaseRun) -> list[tuple[str, Batch]]:
         """Inputs of a case, each set with its name; neither the flow nor a backend moves what is drawn."""

@@ -109,6 +109,22 @@ class Unbiased(nnqr.Conv1d):
         return found
 
 
+class Reversed(nnqr.Conv1d):
+    """Makes a reference module whose channels are in another order: the range of the result is the same.
+
+    Not of groups, where other inputs would meet other weights.
+    """
+
+    @classmethod
+    def from_float(cls, float_conv: Any, weight_qparams: dict[str, Any]) -> Any:  # type: ignore[override]
+        make: Any = nnqr.Conv1d.from_float
+        found = make(float_conv, weight_qparams)
+        for values in (found.weight, found.bias, found.weight_scale, found.weight_zero_point):
+            if values is not None and values.dim() and found.groups == 1:
+                values.data = values.flip(0)
+        return found
+
+
 class PlainQat(torch.ao.nn.qat.Linear):
     """A class for training that scales its weight."""
 
@@ -146,6 +162,8 @@ entry("claims", "no reference module", "nn.Conv1d", lambda e: setattr(e, "refere
       "CVT-02", "CFG-11")  # fmt: skip
 entry("structure", "reference module loses the bias", "nn.Conv1d",
       lambda e: e.set_reference_quantized_module(Unbiased), "CVT-02", "FUS-06")  # fmt: skip
+entry("structure", "reference module reverses its channels", "nn.Conv1d",
+      lambda e: e.set_reference_quantized_module(Reversed), "CVT-02", "FUS-06")  # fmt: skip
 entry("structure", "reference module forgets to quantize", "nn.Conv1d",
       lambda e: e.set_reference_quantized_module(Unquantized), "CVT-02")  # fmt: skip
 entry("claims", "reference module that cannot be made", "nn.Conv1d",
