@@ -8,10 +8,10 @@ puts out may differ wherever its graph does, and need not. `EXCUSES` says the sa
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from graph_generator import OPS, Program
+from graph_generator import OPS, Program, Step
 from parity import STAGES, Run
 
 LOWERED = ("lowered", "lowered names")
@@ -172,13 +172,17 @@ KNOWN = {case: known for known in DEVIATIONS for case in known.cases}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excuse:
-    """A deviation of drawn models: rule, reason, for which, at which stages, and how the first one's summary begins."""
+    """A deviation of drawn models: rule, reason, for which, at which stages, and how the first one's summary begins.
+
+    ``example``: a program and a recipe that differ in this way; an excuse that its example does not need fails.
+    """
 
     rule: str
     why: str
     holds: Callable[[Program, str, Run], bool]  # the program, the name of the recipe, torch's results
     stages: tuple[str, ...]
     text: str
+    example: tuple[Program, str]
 
 
 def _any_of(*ops: str) -> Callable[[Program, str, Run], bool]:
@@ -198,6 +202,9 @@ def _reuses(program: Program, recipe: str, torchs: Run) -> bool:
     return recipe in ("fixed", "qat qnnpack", "qat onednn") and _any_of("reshape", "heads")(program, recipe, torchs)
 
 
+TWICE = (Step("pointwise", (0,)), Step("pointwise", (1,), True))
+REWRITTEN = (Step("cat of three", (0, 1, 0)), Step("ELU", (2,), opens_block=True), Step("x * 0.5", (1,)))
+BETWEEN_QUANTIZED = (Step("attention", (0, 0)), Step("relu of x + 1", (1,)), Step("Identity", (2,)))
 LOWERING = (*LOWERED, "lowered output")
 EXCUSES = (
     Excuse(
@@ -206,6 +213,7 @@ EXCUSES = (
         holds=_in("mixed"),
         stages=("prepare",),
         text="torch raises LookupError: During fusion",
+        example=(Program(("maps",), (Step("conv relu", (0,)),)), "mixed"),
     ),
     Excuse(
         rule="OBS-02",
@@ -213,6 +221,7 @@ EXCUSES = (
         holds=lambda program, recipe, torchs: bool(torchs.torn),
         stages=STAGES,
         text=TORN,
+        example=(Program(("rows",), (Step("F.relu", (0,)), Step("linear", (1,)), Step("cat", (2, 0)))), "minmax"),
     ),
     Excuse(
         rule="OBS-05",
@@ -220,6 +229,7 @@ EXCUSES = (
         holds=_in("mixed"),
         stages=STAGES,
         text=r"only torch: \d+ ao\.quantization\.observer\.PlaceholderObserver again; only refimpl: ",
+        example=(Program(("words",), (Step("linear on words", (0,)), Step("unsqueeze", (1,)))), "mixed"),
     ),
     Excuse(
         rule="OBS-14",
@@ -227,6 +237,7 @@ EXCUSES = (
         holds=_any_of("Sigmoid", ".tanh", "F.hardsigmoid", "softmax"),
         stages=STAGES,
         text=r"only torch: \d+ ao\.quantization\.(observer\.FixedQParamsObserver|fake_quantize\.FixedQParamsFakeQuant)",
+        example=(Program(("words",), (Step("Sigmoid", (0,)),)), "qat qnnpack"),
     ),
     Excuse(
         rule="OBS-12",
@@ -234,6 +245,7 @@ EXCUSES = (
         holds=_reuses,
         stages=STAGES,
         text=rf"only refimpl: {_OBSERVER}",
+        example=(Program(("rows",), (Step("reshape", (0,)),)), "fixed"),
     ),
     Excuse(
         rule="FUS-07",
@@ -241,6 +253,7 @@ EXCUSES = (
         holds=_calls_twice,
         stages=STAGES,
         text=r"only torch: \d+ ao\.nn\.intrinsic\.",
+        example=(Program(("maps",), (*TWICE, Step("norm relu", (2,)))), "qat onednn"),
     ),
     Excuse(
         rule="CVT-01",
@@ -248,6 +261,7 @@ EXCUSES = (
         holds=lambda program, recipe, torchs: True,
         stages=("reference names", "decomposed names", "lowered names"),
         text=rf"only torch: {_INPUT_QPARAMS}; only refimpl: {_INPUT_QPARAMS}$",
+        example=(Program(("words", "words"), REWRITTEN), "x86 minmax"),
     ),
     Excuse(
         rule="QAT-03",
@@ -255,6 +269,7 @@ EXCUSES = (
         holds=lambda *drawn: drawn[1].startswith("qat") and _calls_twice(*drawn),
         stages=("reference", "reference output"),
         text="same structure, other numbers",
+        example=(Program(("maps",), TWICE), "qat onednn"),
     ),
     Excuse(
         rule="LOW-03",
@@ -262,6 +277,7 @@ EXCUSES = (
         holds=_calls_twice,
         stages=LOWERING,
         text=r"only torch: \d+ ao\.nn\.(intrinsic\.)?quantized\.modules\.|same structure, other numbers",
+        example=(Program(("maps",), TWICE), "qat onednn"),
     ),
     Excuse(
         rule="LOW-03",
@@ -269,6 +285,7 @@ EXCUSES = (
         holds=_any_of("Sigmoid", ".tanh", "F.hardsigmoid", "softmax"),
         stages=LOWERING,
         text=REQUANTIZED,
+        example=(Program(("rows",), (Step("Identity", (0,)), Step("Sigmoid", (1,)), Step("linear", (2,)))), "native"),
     ),
     Excuse(
         rule="QCM-03",
@@ -276,14 +293,17 @@ EXCUSES = (
         holds=_in("mixed"),
         stages=LOWERING,
         text=r"only torch: 1 quantized\.add_relu; only refimpl: 1 \.dequantize, 1 _operator\.add, ",
+        example=(Program(("words",), BETWEEN_QUANTIZED), "mixed"),
     ),
 )  # fmt: skip
 
 
-def unexplained(program: Program, recipe: str, torchs: Run, differences: Mapping[str, str]) -> dict[str, str]:
+def unexplained(
+    program: Program, recipe: str, torchs: Run, differences: Mapping[str, str], excuses: Iterable[Excuse] = EXCUSES
+) -> dict[str, str]:
     """Return the stages of a drawn model's differences that no excuse covers. An excuse starts where its text does."""
     left = dict(differences)
-    for excuse in EXCUSES:
+    for excuse in excuses:
         covered = [stage for stage in STAGES if stage in left and stage in excuse.stages]
         if covered and re.match(excuse.text, _summary(left[covered[0]])) and excuse.holds(program, recipe, torchs):
             left = {stage: text for stage, text in left.items() if stage not in covered}
