@@ -9,7 +9,6 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
@@ -79,9 +78,8 @@ class Sites:
 
     ``calls``: what stands for a node of the reference graph; ``parts``: the modules and packed weights that these use,
     ``originals`` what the latter were made from; ``refused``: what stays. `quantized` names the nodes that are to be
-    quantized at all; None: every node. `unclaimed`: those of which nothing was decided, to be lowered where that is
-    possible. `by_engine`: the nodes whose range at run time is what torch's modules take. `keep_dropout`: a dropout
-    whose output has other qparams than its input stays in float.
+    quantized at all; None: all. `unclaimed`: those of which nothing was decided, lowered where that is possible.
+    `by_engine`: those whose range at run time is what torch's modules take. `keep_dropout`: as for ``lower``.
     """
 
     def __init__(
@@ -98,8 +96,8 @@ class Sites:
         self.originals: dict[str, list[Any]] = {}
         self.refused: list[NotLowered] = []
         self._modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
-        self._quantized, self._unclaimed, self._by_engine = quantized, unclaimed, by_engine
-        self._keep_dropout = keep_dropout
+        self._quantized, self._unclaimed = quantized, unclaimed
+        self._by_engine, self._keep_dropout = by_engine, keep_dropout
         self._places = Counter(str(node.target) for node in model.graph.nodes if node.op == "call_module")
         self._names: Counter[str] = Counter()
         self._grids = {node: grid for node in model.graph.nodes if (grid := self._grid(node)) is not None}
@@ -116,8 +114,7 @@ class Sites:
             return  # it is lowered by itself
         if kind in table.WEIGHT_ONLY_MODULES or any(map(is_dequantize, node.all_input_nodes)):
             is_wanted = self._quantized is None or node.name in self._quantized
-            is_welcome = node.name in self._unclaimed or kind in table.ON_QUANTIZED or kind in table.SHAPE_OF
-            if is_wanted or is_welcome:  # rule: QCM-03
+            if is_wanted or node.name in self._unclaimed or kind in table.WELCOME:  # rule: QCM-03
                 try:
                     self._handler(node, kind)(self, node, kind)
                 except Blocked as blocked:
@@ -129,8 +126,8 @@ class Sites:
     def _handler(self, node: Node, kind: Any) -> Callable[[Sites, Node, Any], None]:
         is_dynamic = kind in table.DYNAMIC_MODULES and self._operand(node)[0].target is QUANTIZE_DYNAMIC
         handler = Sites._dynamic_module if is_dynamic else _HANDLERS.get(kind)
-        if handler is None:
-            raise Blocked("LOW-01: no row of the table")  # rule: LOW-01
+        if handler is None:  # rule: LOW-01
+            raise Blocked("LOW-01: no row of the table")
         subject = weighted(self._module(node)) if node.op == "call_module" else node
         for test, reason in table.LIMITS.get(kind if subject is node else self._plain(subject), ()):
             if test(subject):
@@ -207,6 +204,7 @@ class Sites:
             is_native = dtype is not torch.float16 or self._kind(node) in table.ON_QUANTIZED
             if dtype is not grid.dtype or not is_native:
                 raise Blocked(f"LOW-03: no quantized op of {dtype} values whose result is {grid.dtype}")
+        keeps |= self._keep_dropout and self._kind(node) in table.DROPOUTS
         for source, found in inputs:
             if keeps and found != grid:  # rule: LOW-03
                 raise Blocked(f"LOW-03: {source.name} and the output differ in qparams; the op keeps its input's")
@@ -260,9 +258,8 @@ class Sites:
 
     def _static_module(self, node: Node, kind: Any) -> None:
         """A module with the output's qparams, and with packed weights if it has any. (LOW-01)"""
-        given = [value for value in (*node.args, *node.kwargs.values()) if value is not None]
-        sources = tuple(map(self._source, given))
-        tail = self._tail(node, sources, self._own_name(node), keeps=kind is nn.Dropout and self._keep_dropout)
+        sources = tuple(self._source(value) for value in (*node.args, *node.kwargs.values()) if value is not None)
+        tail = self._tail(node, sources, self._own_name(node))
         if _given(tail.quantize) is not None:
             raise Blocked("LOW-03: the output has the qparams of a given value; the quantized module holds its own")
         weight_dtype = getattr(weighted(self._module(node)), "weight_dtype", torch.qint8)
@@ -274,10 +271,9 @@ class Sites:
     def _own_name(self, node: Node) -> str:
         """Name the module that is made for this call: each call has output qparams of its own. (LOW-03)"""
         target = str(node.target)
-        if self._places[target] == 1:
-            return target
         names = (f"{target}_{number}" for number in count())
-        return next(name for name in names if name not in self._modules and name not in self.parts)  # rule: LOW-03
+        free = (name for name in names if name not in self._modules and name not in self.parts)  # rule: LOW-03
+        return target if self._places[target] == 1 else next(free)
 
     def _packed_function(self, node: Node, kind: Any) -> None:
         """A function whose quantized form takes a packed weight. (LOW-02)"""
@@ -341,7 +337,7 @@ class Sites:
         """Functions whose quantized form takes the output's scale and zero point. (LOW-02)"""
         function, unknown = table.WITH_OUTPUT_QPARAMS[kind]
         source, args, kwargs = self._operand(node)
-        tail = self._tail(node, (source,), function, keeps=kind is F.dropout and self._keep_dropout)
+        tail = self._tail(node, (source,), function)
         known = {name: value for name, value in kwargs.items() if name not in unknown}
         scale, zero_point = tail.quantize.args[1:3]
         self._write(node, tail, source, *args, **known, output_scale=scale, output_zero_point=zero_point)
