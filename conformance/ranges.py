@@ -61,12 +61,14 @@ def check_ranges(reference: GraphModule, batches: Sequence[Batch]) -> Problem | 
 
 
 def _misfits(walk: Walk, plan: Plan, seen: dict[Layer, tuple[float, float, Grid]]) -> Iterator[Problem]:
-    together = _largest_together(plan, seen)
+    groups = _groups(plan)
+    together = _largest_together(groups, seen)
+    exact = _exact_groups(plan)
     smallest = max((_eps(decision.qconfig) for decision in plan.decisions if decision.qconfig), default=0.0)
     for layer, (low, high, grid) in seen.items():
-        at_output, at_input = _fixed(walk, layer)
-        if at_input:
+        if _is_fixed_input(walk, layer):
             continue
+        at_output = layer.decision is not None and not exact.isdisjoint(groups[layer.name])
         steps = (grid.high - grid.low) / grid.scale
         slack = grid.scale * ((1.0 if at_output else 0.5) + steps * ROUNDING)
         said = f"{layer.name} is quantized to {grid.low:.6g}..{grid.high:.6g} in steps of {grid.scale:.6g}"
@@ -77,11 +79,22 @@ def _misfits(walk: Walk, plan: Plan, seen: dict[Layer, tuple[float, float, Grid]
             yield Problem(rule="CVT-01", message=text)
 
 
-def _largest_together(plan: Plan, seen: dict[Layer, tuple[float, float, Grid]]) -> dict[Layer, float]:
-    """The largest absolute value of each layer and of those whose value an observer of it sees too. (OBS-02)"""
+def _groups(plan: Plan) -> dict[str, set[int]]:
+    """The groups of the observers that see a value, by the value's name. (OBS-02)"""
     groups: dict[str, set[int]] = defaultdict(set)
     for slot in plan.slots:
         groups[slot.value].add(slot.group)
+    return groups
+
+
+def _exact_groups(plan: Plan) -> set[int]:
+    """The groups with a result whose qparams a claim fixes: what shares its observer is on its grid. (OBS-02)"""
+    exact = {decision.node for decision in plan.decisions if _is_exact(decision.dtype_config, "output")}
+    return {slot.group for slot in plan.slots if slot.role == "output" and slot.value in exact}
+
+
+def _largest_together(groups: dict[str, set[int]], seen: dict[Layer, tuple[float, float, Grid]]) -> dict[Layer, float]:
+    """The largest absolute value of each layer and of those whose value an observer of it sees too. (OBS-02)"""
     largest: dict[int, float] = defaultdict(float)
     own = {layer: max(-low, high) for layer, (low, high, _) in seen.items()}
     for layer, value in own.items():
@@ -96,14 +109,12 @@ def _eps(qconfig: Any) -> float:
     return float(getattr(getattr(observer, "activation_post_process", observer), "eps", 0.0))
 
 
-def _fixed(walk: Walk, layer: Layer) -> tuple[bool, bool]:
-    """Tell whether a claim fixes the qparams of a pattern's result; and those of the values that patterns take."""
-    if layer.decision is not None:
-        return _is_exact(layer.decision.dtype_config, "output"), False
-    if layer.source in walk.back:  # a second range on a value that has one (OBS-14): nobody's input by itself
-        return False, False
+def _is_fixed_input(walk: Walk, layer: Layer) -> bool:
+    """Tell whether a value is rounded for a pattern that fixes the qparams of what it takes."""
+    if layer.decision is not None or layer.source in walk.back:  # a second range (OBS-14) is nobody's input by itself
+        return False
     takers = [walk.decisions.get(user.name) for user in layer.at.users]
-    return False, any(taker is not None and _is_exact(taker.dtype_config, "input") for taker in takers)
+    return any(taker is not None and _is_exact(taker.dtype_config, "input") for taker in takers)
 
 
 def _is_exact(dtypes: DTypeConfig | None, end: str) -> bool:

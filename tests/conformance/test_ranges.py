@@ -116,6 +116,21 @@ def test_fixed_qparams_are_no_fault_of_a_result_and_one_of_the_value_before_it()
 
 
 @pytest.mark.rule("CVT-01")
+@pytest.mark.rule("OBS-02")
+@pytest.mark.parametrize("convert", FORMS)
+def test_fixed_qparams_are_no_fault_of_what_shares_them(convert: Callable[..., Any]) -> None:
+    """The maximum of sigmoids is 1 as well, on the grid that ends at 255/256."""
+    fixed = QConfig(FixedQParamsObserver.with_args(scale=1 / 256, zero_point=0), WEIGHT)
+    mapping = QConfigMapping().set_global(QConfig(SCHEMES["affine"], WEIGHT)).set_object_type(nn.Sigmoid, fixed)
+    batches = ((100 * X,),)
+    model = prepared(nn.Sigmoid(), nn.MaxPool1d(2), nn.Flatten(), mapping=mapping, batches=batches)
+    reference = convert(model)
+    grids = [node for node in reference.graph.nodes if "quantize_per_tensor" in str(node.target)]
+    assert float(reference(batches[0][0]).max()) == 255 / 256 and len(grids) > 3
+    assert check_ranges(reference, batches) is None
+
+
+@pytest.mark.rule("CVT-01")
 def test_whole_models_are_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Workbench(find_backend("qnnpack"), seed=0, profile="quick")
     claims = enumerate_claims(bench.config, bench.capabilities)
