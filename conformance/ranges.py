@@ -37,7 +37,8 @@ def check_ranges(reference: GraphModule, batches: Sequence[Batch]) -> Problem | 
       smallest scale that the observer may give. Values that share an observer count together.
 
     Qparams that the claim fixes are for results that reach the end of a whole step, as 1 where the largest integer is
-    255/256; of an input, they are the claim's own affair. What float32 rounds comes on top (`ROUNDING`).
+    255/256; of an input, and of whatever shares an observer with such a result, they are the claim's own affair: a pool
+    may sum what it takes. What float32 rounds comes on top (`ROUNDING`).
     """
     seen: dict[Layer, tuple[float, float, Grid]] = {}
 
@@ -66,9 +67,9 @@ def _misfits(walk: Walk, plan: Plan, seen: dict[Layer, tuple[float, float, Grid]
     exact = _exact_groups(plan)
     smallest = max((_eps(decision.qconfig) for decision in plan.decisions if decision.qconfig), default=0.0)
     for layer, (low, high, grid) in seen.items():
-        if _is_fixed_input(walk, layer):
+        at_output = layer.decision is not None and _is_exact(layer.decision.dtype_config, "output")
+        if not at_output and (_is_fixed_input(walk, layer) or not exact.isdisjoint(groups[layer.name])):
             continue
-        at_output = layer.decision is not None and not exact.isdisjoint(groups[layer.name])
         steps = (grid.high - grid.low) / grid.scale
         slack = grid.scale * ((1.0 if at_output else 0.5) + steps * ROUNDING)
         said = f"{layer.name} is quantized to {grid.low:.6g}..{grid.high:.6g} in steps of {grid.scale:.6g}"
@@ -88,7 +89,7 @@ def _groups(plan: Plan) -> dict[str, set[int]]:
 
 
 def _exact_groups(plan: Plan) -> set[int]:
-    """The groups with a result whose qparams a claim fixes: what shares its observer is on its grid. (OBS-02)"""
+    """The groups of observers that see a result whose qparams a claim fixes. (OBS-02)"""
     exact = {decision.node for decision in plan.decisions if _is_exact(decision.dtype_config, "output")}
     return {slot.group for slot in plan.slots if slot.role == "output" and slot.value in exact}
 

@@ -117,13 +117,16 @@ def test_fixed_qparams_are_no_fault_of_a_result_and_one_of_the_value_before_it()
 
 @pytest.mark.rule("CVT-01")
 @pytest.mark.rule("OBS-02")
+@pytest.mark.parametrize(
+    "sharing", [nn.MaxPool2d((1, 2)), nn.AvgPool2d((1, 2), divisor_override=1)], ids=["max", "sum"]
+)
 @pytest.mark.parametrize("convert", FORMS)
-def test_fixed_qparams_are_no_fault_of_what_shares_them(convert: Callable[..., Any]) -> None:
-    """The maximum of sigmoids is 1 as well, on the grid that ends at 255/256."""
+def test_fixed_qparams_are_no_fault_of_what_shares_them(convert: Callable[..., Any], sharing: nn.Module) -> None:
+    """The maximum of sigmoids is 1 as well, on the grid that ends at 255/256; and the sum of two, 2."""
     fixed = QConfig(FixedQParamsObserver.with_args(scale=1 / 256, zero_point=0), WEIGHT)
     mapping = QConfigMapping().set_global(QConfig(SCHEMES["affine"], WEIGHT)).set_object_type(nn.Sigmoid, fixed)
-    batches = ((100 * X,),)
-    model = prepared(nn.Sigmoid(), nn.MaxPool1d(2), nn.Flatten(), mapping=mapping, batches=batches)
+    batches = ((100 * X[None],),)
+    model = prepared(nn.Sigmoid(), sharing, mapping=mapping, batches=batches)
     reference = convert(model)
     grids = [node for node in reference.graph.nodes if "quantize_per_tensor" in str(node.target)]
     assert float(reference(batches[0][0]).max()) == 255 / 256 and len(grids) > 3
