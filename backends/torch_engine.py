@@ -14,7 +14,7 @@ from backends.base import Backend, Capabilities, Execution, Representation, Take
 from backends.native_tables import native_config
 from refimpl import BackendConfig, lower
 from refimpl.lower import NOT_LOWERED
-from refimpl.lower_sites import REQUANTIZE
+from refimpl.lower_calls import REQUANTIZE
 
 
 @contextmanager

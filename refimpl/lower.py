@@ -21,7 +21,8 @@ from refimpl.errors import ModelError, warn_user
 from refimpl.explain import PLAN
 from refimpl.forms import flag
 from refimpl.invariants import check_graph
-from refimpl.lower_sites import Call, Sites
+from refimpl.lower_calls import Call
+from refimpl.lower_sites import Sites
 from refimpl.observers import asks_whole_range
 from refimpl.prepare import PREPARED
 from refimpl.qconfig import as_qconfig_mapping

@@ -4,73 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_aggregate, map_arg
+from torch.fx.node import map_arg
 
 from refimpl import lower_table as table
 from refimpl.invariants import QUANTIZE, QUANTIZE_DYNAMIC, is_dequantize
+from refimpl.lower_calls import REQUANTIZE, Blocked, Call, Grid, NotLowered, Tail
 from refimpl.reference_build import packed
 from refimpl.reference_convs import PLAIN
 from refimpl.tracing import CALLS, attribute_of, constants, weighted
-
-REQUANTIZE = "requantize"  # the op of a value that is quantized a second time, to another range
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotLowered:
-    """A reference pattern that stays a float op between dequantize and quantize, or none, and why. (LOW-04)"""
-
-    node: str
-    op: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.node} ({self.op}): {self.reason}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A node to be made, of nodes of the reference graph and further calls; ``origin`` gives it its name and meta."""
-
-    op: str
-    target: Any
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    origin: Node | None = None
-
-    @property
-    def all_input_nodes(self) -> list[Node]:
-        """The nodes of the reference graph that it reads."""
-        found: list[Any] = []
-        map_aggregate((self.args, dict(self.kwargs)), found.append)
-        parts = (leaf.all_input_nodes if isinstance(leaf, Call) else [leaf] for leaf in found)
-        return [leaf for part in parts for leaf in part if isinstance(leaf, Node)]
-
-
-class Grid(NamedTuple):
-    """Where a quantized value lies: its qparams, or the value that alone knows them, which comes quantized. (OBS-11)"""
-
-    scale: float | Node
-    zero_point: int | Node
-    dtype: torch.dtype
-
-
-class Tail(NamedTuple):
-    """What an op and all up to the node that quantizes become: a call of ``target``."""
-
-    quantize: Node
-    grid: Grid
-    target: Any
-
-
-class Blocked(Exception):
-    """Why a site cannot be rewritten. (LOW-03)"""
 
 
 class Sites:
@@ -104,7 +51,8 @@ class Sites:
         self._grids |= {given: grid for node, grid in self._grids.items() if (given := _given(node)) is not None}
         for node in model.graph.nodes:
             if node.target is QUANTIZE and is_dequantize(node.args[0]):
-                reason = f"OBS-14: {', '.join(map(str, node.users))} asks for another range than the value has"
+                readers = ", ".join(str(user) for dequantize in node.users for user in dequantize.users)
+                reason = f"OBS-02, OBS-14: {readers} asks for another range than the value has"
                 self.refused.append(NotLowered(node=node.name, op=REQUANTIZE, reason=reason))  # rule: LOW-04
             elif node.op in CALLS and node.target is not QUANTIZE and not is_dequantize(node):
                 self._visit(node, self._kind(node))
@@ -356,8 +304,21 @@ class Sites:
         """Run an op that keeps qparams on the quantized tensors themselves. (LOW-02)"""
         sources: dict[Any, Any] = {v: self._source(v) for v in node.all_input_nodes if is_dequantize(v)}
         tail = self._tail(node, tuple(sources.values()), node.target, keeps=True)
+        if kind in table.REQUANTIZING:  # rule: OBS-02
+            sources = {value: self._before(node, source) for value, source in sources.items()}
         args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda value: sources.get(value, value))
         self._write(node, tail, *args, **kwargs)
+
+    def _before(self, node: Node, source: Node) -> Node:
+        """The value on another grid that was requantized for this op alone: its kernel does that itself."""
+        if source.target is not QUANTIZE or not is_dequantize(source.args[0]):
+            return source
+        inner = self._source(source.args[0])
+        readers = [user for dequantize in source.users for user in dequantize.users]
+        if readers != [node] or inner not in self._grids or self._grids[inner].dtype is not self._grids[source].dtype:
+            return source
+        self.refused = [refused for refused in self.refused if refused.node != source.name]
+        return inner
 
 
 _HANDLERS: Mapping[Any, Callable[[Sites, Node, Any], None]] = {

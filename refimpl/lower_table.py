@@ -138,6 +138,7 @@ ON_QUANTIZED: frozenset[Any] = frozenset(
 
 # Methods that read a tensor's shape, which is the same of the quantized tensor. (LOW-02)
 SHAPE_OF: frozenset[Any] = frozenset({"size", "shape"})
+REQUANTIZING = frozenset({torch.cat})  # of these, ops whose kernels take operands on other grids than the result's
 WELCOME = ON_QUANTIZED | SHAPE_OF  # lowered though nothing was decided of them
 DROPOUTS = frozenset({nn.Dropout, F.dropout})  # their quantized forms pass their input on
 _CONVS = (nnqr.Conv1d, nnqr.Conv2d, nnqr.Conv3d)

@@ -97,9 +97,18 @@ class Placer:
             self._new(match.last, make, "output", "OBS-01", None)
         elif placed:  # rule: OBS-09 (sharing with nothing observed upstream: no output observer)
             rule = "OBS-12" if facts.reuses_input else "OBS-02"
-            output = self._new(match.last, placed[0].make, "output", rule, None)
-            for draft in (*placed, output):  # rule: OBS-02, OBS-08
-                self._parent[self._find(draft.group)] = self._find(placed[0].group)
+            joining = [self._own(d, match, placed[0]) if self._is_settled(d, placed[0]) else d for d in placed[1:]]
+            for draft in (*joining, self._new(match.last, placed[0].make, "output", rule, None)):  # rule: OBS-08
+                self._parent[self._find(draft.group)] = self._find(placed[0].group)  # rule: OBS-02
+
+    def _is_settled(self, draft: _Draft, other: _Draft) -> bool:
+        """Tell whether a value is the result of an op that shares with values that `other` does not. (OBS-02)"""
+        return draft.rule == "OBS-02" and draft.role == "output" and self._find(draft.group) != self._find(other.group)
+
+    def _own(self, draft: _Draft, match: Match, first: _Draft) -> _Draft:
+        """Place a slot behind a value's own that this match alone sees."""
+        users = [node for node in match.nodes if draft.value in node.all_input_nodes]
+        return self._new(draft.value, first.make, "input", "OBS-02", users)
 
     def _only_given(self, match: Match) -> Node | None:
         """The one value whose grid all given inputs of a match are on, if its result is on it too. (OBS-11)
