@@ -43,7 +43,7 @@ class Placer:
 
     `weights`: the argument indexes of weight and bias by function. `given`: values that come quantized, with their
     dtype (OBS-11). `default`: the activation constructor of the mapping's global QConfig. Groups are a union-find over
-    slots.
+    slots; the root of a group is the slot whose constructor all of it has.
     """
 
     def __init__(
@@ -227,15 +227,15 @@ class Placer:
 
         `is_quantized` tells whether a QConfig holds for a node: its output is then named after itself.
         """
-        groups: dict[int, tuple[int, Make]] = {}
+        groups: dict[int, int] = {}
         for draft in self._drafts:
-            groups.setdefault(self._find(draft.group), (len(groups), draft.make))
+            groups.setdefault(self._find(draft.group), len(groups))
         return tuple(
             Slot(
                 name=f"{OBSERVER_PREFIX}{index}",
                 value=draft.value.name,
-                group=groups[self._find(draft.group)][0],
-                make=groups[self._find(draft.group)][1],
+                group=groups[self._find(draft.group)],
+                make=self._drafts[self._find(draft.group)].make,  # rule: OBS-02
                 role=draft.role,
                 consumers=None if draft.consumers is None else tuple(node.name for node in draft.consumers),
                 rule=draft.rule,

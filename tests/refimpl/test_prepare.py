@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import both_flows as flows
@@ -13,6 +12,7 @@ import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from both_flows import QCONFIG
 from qconfigs import minmax_qconfig
+from small_plans import INPUTS, OURS, S8, U8, Net, groups, plan, prepared
 from torch import Tensor, nn
 from torch.ao.quantization import backend_config as torch_backend_config
 
@@ -24,42 +24,9 @@ from refimpl import (
     ObservationType,
     QConfigMapping,
 )
-from refimpl.plan import Plan, Slot
+from refimpl.plan import Slot
 
-U8, S8 = torch.quint8, torch.qint8
-OURS = minmax_qconfig(U8, S8, per_channel=False)
 NARROW = minmax_qconfig(U8, S8, per_channel=False, quant_min=0, quant_max=127)
-
-
-class Net(nn.Module):
-    """Layers for the forward function that a test gives."""
-
-    def __init__(self, run: Callable[..., Any]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.b, self.c, self.relu = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU()
-        self.weight, self.bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
-        self.run = run
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        return self.run(self, x, y)
-
-
-INPUTS = (torch.randn(3, 4, generator=torch.Generator().manual_seed(5)), torch.ones(3, 4))
-
-
-def prepared(run: Callable[..., Any], mapping: Any = None, engine: str = "qnnpack") -> Any:
-    mapping = QConfigMapping().set_global(OURS) if mapping is None else mapping
-    return refimpl.prepare_fx(Net(run).eval(), mapping, INPUTS, backend_config=flows.our_config(engine))
-
-
-def plan(run: Callable[..., Any], mapping: Any = None) -> Plan:
-    return refimpl.explain(prepared(run, mapping)).plan
-
-
-def groups(found: Plan, role: str = "") -> list[tuple[str, int]]:
-    """(value, observer) of each slot."""
-    return [(slot.value, slot.group) for slot in found.slots if not role or slot.role == role]
 
 
 # ---- where observers go -----------------------------------------------------------------------------------
@@ -78,14 +45,6 @@ def test_the_consumer_alone_sees_the_observed_input() -> None:
     found = prepared(lambda net, x, y: (net.a(x), torch.exp(x)))
     users = {node.name: [str(argument) for argument in node.args] for node in found.graph.nodes}
     assert users["a"] == ["activation_post_process_0"] and users["exp"] == ["x"]
-
-
-@pytest.mark.rule("OBS-02")
-def test_sharing_ops_have_one_observer_instance_for_input_and_output() -> None:
-    found = prepared(lambda net, x, y: torch.flatten(F.max_pool1d(net.a(x).unsqueeze(0), 1), 1).relu())
-    calls = [found.get_submodule(node.target) for node in found.graph.nodes if "activation_post" in str(node.target)]
-    assert len(calls) == 6 and calls[0] is not calls[1]
-    assert all(observer is calls[1] for observer in calls[1:])
 
 
 @pytest.mark.rule("OBS-03")
@@ -167,50 +126,6 @@ def test_a_pair_of_functions_without_a_weight_fits_whatever_is_said_of_one() -> 
     model = Net(lambda net, x, y: F.relu(torch.add(x, y))).eval()
     found = refimpl.prepare_fx(model, QConfigMapping().set_global(OURS), INPUTS, backend_config=config)
     assert refimpl.explain(found).plan.decisions[0].is_quantized
-
-
-@pytest.mark.rule("OBS-07")
-@pytest.mark.rule("PAT-08")
-def test_a_methods_operand_by_keyword_counts() -> None:
-    kinds = {0: ObservationType.INPUT_OUTPUT_NOT_OBSERVED, 1: ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT}
-    entry = BackendPatternConfig("add").add_dtype_config(DTypeConfig(U8, U8))
-    config = BackendConfig("method").set_backend_pattern_config(
-        entry._set_num_tensor_args_to_observation_type(
-            {**kinds, 2: ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT}
-        )
-    )
-    for run in (lambda net, x, y: x.add(y), lambda net, x, y: x.add(other=y)):
-        mapping = QConfigMapping().set_global(OURS)
-        found = refimpl.prepare_fx(Net(run).eval(), mapping, INPUTS, backend_config=config)
-        assert groups(refimpl.explain(found).plan) == [("x", 0), ("y", 1), ("add", 2)]
-
-
-@pytest.mark.rule("OBS-07")
-@pytest.mark.parametrize("op", [torch.add, torch.mul])
-def test_the_number_of_tensors_decides_whether_a_binary_op_shares(op: Any) -> None:
-    assert groups(plan(lambda net, x, y: op(net.a(x), 2.0)), "output") == [("a", 1), (op.__name__, 1)]
-    assert groups(plan(lambda net, x, y: op(net.a(x), net.b(y))), "output") == [("a", 1), ("b", 3), (op.__name__, 4)]
-    assert groups(plan(lambda net, x, y: op(net.a(x), other=net.b(y))), "output")[-1] == (op.__name__, 4)
-
-
-@pytest.mark.rule("OBS-08")
-def test_every_element_of_a_list_is_an_input_and_all_share() -> None:
-    found = plan(lambda net, x, y: torch.cat([net.a(x), y, net.b(x)], 1))
-    shared = {group for value, group in groups(found) if value in ("a", "y", "b", "cat")}
-    assert len(shared) == 1 and len(groups(found)) == 5
-
-
-@pytest.mark.rule("OBS-08")
-def test_sharing_is_looked_through_ops_that_share_too() -> None:
-    found = plan(lambda net, x, y: torch.cat([net.a(x).unsqueeze(0), net.b(x).reshape(1, 3, 4)], 0).relu())
-    assert len({group for value, group in groups(found) if value != "x"}) == 1
-
-
-@pytest.mark.rule("OBS-09")
-def test_sharing_with_nothing_upstream_observes_nothing() -> None:
-    found = plan(lambda net, x, y: (x.argmax(1).unsqueeze(0), net.a(x)))
-    assert [value for value, _ in groups(found)] == ["x", "a"]
-    assert found.decisions[0].reason == "OBS-10: unsqueeze is not a float tensor"
 
 
 @pytest.mark.rule("OBS-10")

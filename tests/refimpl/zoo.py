@@ -260,6 +260,7 @@ FEATURES = (
 
 MODERN = (
     Entry(make=modern.SqueezeNet, inputs=(MAPS,), recipes=("fbgemm", "qat qnnpack")),
+    Entry(make=modern.InceptionBlocks, inputs=(MAPS,), recipes=("fbgemm", "onednn")),
     Entry(make=modern.RegNet, inputs=(MAPS,), recipes=("fbgemm", "onednn", "qat fbgemm")),
     Entry(make=modern.SharedHead, inputs=(MAPS,), recipes=("minmax",)),
     Entry(make=modern.ConvNeXt, inputs=(MAPS,), recipes=("onednn", "dynamic fbgemm")),

@@ -22,6 +22,21 @@ class SqueezeNet(nn.Module):
         return self.classifier(torch.cat([F.relu(self.one(x)), F.relu(self.three(x))], 1)).flatten(1)
 
 
+class InceptionBlocks(nn.Module):
+    """Two blocks of branches that end in a cat; one branch of each begins or ends with a pool."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.a, self.b = nn.Conv2d(4, 6, 1), nn.Conv2d(6, 4, 1), nn.Conv2d(6, 4, 3, padding=1)
+        self.c, self.d, self.last = nn.Conv2d(8, 4, 1), nn.Conv2d(8, 4, 3, padding=1), nn.Conv2d(16, 3, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        x = F.relu(self.stem(x))
+        x = torch.cat([F.relu(self.a(x)), F.relu(self.b(F.avg_pool2d(x, 3, 1, 1)))], 1)
+        x = torch.cat([F.relu(self.c(x)), F.relu(self.d(x)), F.max_pool2d(x, 3, 1, 1)], 1)
+        return F.adaptive_avg_pool2d(self.last(x), 1).flatten(1)
+
+
 class RegNet(nn.Module):
     """A residual bottleneck with a grouped convolution, batch norms, and squeeze-excite by a sigmoid."""
 
