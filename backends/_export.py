@@ -106,24 +106,6 @@ class ExportingBackend(Backend):
         return {name: version(name) for name in (*self.packages, "torch")} | {"settings": self.settings}
 
 
-class OnnxBackend(ExportingBackend):
-    """One whose runtime reads ONNX; ``load``: what makes a model of the bytes, the reference model and the examples."""
-
-    load: Callable[[bytes, GraphModule, tuple[Any, ...]], Compiled]
-
-    def warm_up(self) -> None:
-        """Have the exporter imported; not the runtime: a forked process would wait for its threads."""
-        from backends._onnx import warm_up
-
-        warm_up()
-
-    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        """Export to ONNX and load."""
-        from backends._onnx import onnx_bytes
-
-        return type(self).load(onnx_bytes(reference_model, example_inputs), reference_model, example_inputs)
-
-
 _NO_BATCH: dict[str, Taken] = {"_unbatched": (False,)}
 _TENSORS: dict[str, Taken] = {"other": ("tensor", "itself"), "alpha": (1,)}
 LIMITS: dict[str, dict[str, Taken]] = {

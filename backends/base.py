@@ -15,7 +15,7 @@ The whole of a minimal backend::
             return my_compiler.compile(reference_model, example_inputs)
 
 Then ``pytest conformance --backend=my_package.my_module:MyBackend``. All else has defaults. Modules and functions of a
-vendor's own are made buildable by ``conformance.models.register``.
+vendor's own are made buildable by ``conformance.vendor.register``.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Backend(ABC):
     waivers: Path | None = None
     """A TOML file of known deviations that the vendor answers for; used unless the command line says otherwise.
 
-    Its tables are those of ``conformance/waivers.py``."""
+    Its tables are those of ``conformance/run/waivers.py``."""
 
     @abstractmethod
     def backend_config(self) -> BackendConfig:

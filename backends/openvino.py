@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from backends._export import LIMITS, NOTHING_LEFT, Compiled, OnnxBackend, Tensors
+from backends._export import LIMITS, NOTHING_LEFT, Compiled, Tensors
+from backends._onnx_backend import OnnxBackend
 from backends.base import Capabilities, Execution
 from refimpl.native import U8, U8_S8, Table
 

@@ -1,6 +1,8 @@
-"""The suite's own command: ``python -m conformance init NAME`` writes the skeleton of a vendor's package.
+"""The suite's own commands; certifying is ``pytest conformance --backend=NAME``.
 
-Certifying is ``pytest conformance --backend=NAME``. Exit status: 0 it is written, 4 usage error.
+``python -m conformance init NAME`` writes the skeleton of a vendor's package; ``python -m conformance expect
+RESULTS.jsonl`` writes the verdicts of a run as those to expect. Exit status: 0 it is written, 2 no verdicts to expect
+can be written of such a run, 4 usage error.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from conformance.skeleton import FILES, SkeletonError, class_of, write_skeleton
+from conformance.run.expected import FOLDER, ExpectedError, write_expected
+from reports.results import ResultsError
 
+REFUSED = 2
 USAGE = 4
 
 
@@ -21,6 +25,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(arguments)
     except SystemExit as end:
         return USAGE if end.code else 0
+    return _expect(options) if options.command == "expect" else _init(options)
+
+
+def _expect(options: argparse.Namespace) -> int:
+    try:
+        print(write_expected(options.files, options.folder))
+    except (ResultsError, ExpectedError, OSError) as error:
+        print(f"ERROR: {error}", file=sys.stderr)
+        return REFUSED
+    return 0
+
+
+def _init(options: argparse.Namespace) -> int:
+    from conformance.scaffold.skeleton import FILES, SkeletonError, class_of, write_skeleton  # needs torch
+
     try:
         folder = write_skeleton(options.name, Path.cwd())
     except SkeletonError as error:
@@ -37,11 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m conformance", description="The conformance suite's own command.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="init")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="init|expect")
     init = commands.add_parser(
         "init", help="write a backend's package", description="Write a package with a backend that certifies at once."
     )
     init.add_argument("name", metavar="NAME", help="of the backend and its package, such as my_npu: a folder made here")
+    expect = commands.add_parser(
+        "expect", help="write the verdicts to expect", description="Write the verdicts of a run as those to expect."
+    )
+    expect.add_argument("files", nargs="+", type=Path, metavar="RESULTS.jsonl", help="of full runs of all claims")
+    expect.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR", help=f"default: {FOLDER}")
     return parser
 
 

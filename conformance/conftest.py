@@ -6,13 +6,13 @@ from collections.abc import Generator, Sequence
 
 import pytest
 
-from conformance.claims import Claim
-from conformance.isolation import CAN_FORK
-from conformance.jobs import Job
-from conformance.options import register
-from conformance.progress import Progress
-from conformance.recorder import FINDING, Recorder
-from conformance.session import Run, preflight, run_of
+from conformance.claims.claim import Claim
+from conformance.machine.isolation import CAN_FORK
+from conformance.pipeline.job import Job
+from conformance.run.options import register
+from conformance.run.progress import Progress
+from conformance.run.recorder import FINDING, Recorder
+from conformance.run.session import Run, preflight, run_of
 
 _RECORDER = pytest.StashKey[Recorder]()
 _SAID_BETTER = (("reportchars", "fE", "N"), ("tbstyle", "auto", "no"))
@@ -21,7 +21,7 @@ _KINDS: dict[str, type[Claim | Job]] = {"claim": Claim, "job": Job}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of `conformance.options` to pytest's."""
+    """Add the options of `conformance.run.options` to pytest's."""
     register(parser)
 
 

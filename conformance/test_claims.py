@@ -11,14 +11,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.claim_scripts import shown_of
-from conformance.claims import Claim
-from conformance.exercise import isolation_for
-from conformance.isolation import Isolation, own_peak_mib
-from conformance.jobs import Job, Row
-from conformance.judging import is_green, judged_rows, reason_of, unit_rows
-from conformance.recorder import FINDING
-from conformance.session import Unit, run_of
+from conformance.claims.claim import Claim
+from conformance.machine.isolation import Isolation, own_peak_mib
+from conformance.pipeline.job import Job
+from conformance.reproducers.of_claim import shown_of
+from conformance.run.exercise import isolation_for
+from conformance.run.judging import is_green, judged_rows, reason_of, unit_rows
+from conformance.run.recorder import FINDING
+from conformance.run.session import Unit, run_of
+from reports.codec import PlainRow
 from reports.results import Check, Verdict, decode, leading_check
 
 
@@ -57,7 +58,7 @@ def exercise(unit: Unit, isolation: Isolation, item: pytest.Item) -> None:
         pytest.fail(reason_of(row), pytrace=False)
 
 
-def _rule(row: Row, rows: list[Row]) -> str:
+def _rule(row: PlainRow, rows: list[PlainRow]) -> str:
     """The rule that a claim's or model's verdict is under; "" where nothing is to be said against it."""
     if row["kind"] == "model":
         return str(row.get("evidence", {}).get("rule", ""))

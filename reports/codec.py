@@ -9,10 +9,13 @@ import types
 import typing
 from collections.abc import Hashable, Iterator, Mapping
 from enum import StrEnum
-from typing import Any, Literal, Union, cast, get_args, get_origin, is_typeddict
+from typing import Any, Literal, TypeAlias, Union, cast, get_args, get_origin, is_typeddict
 
 from reports.schema import SCHEMA, Check, Claim, Fact, Footer, Header, Model, Row
 from reports.text import end
+
+PlainRow: TypeAlias = dict[str, Any]
+"""A row as plain builtins, as JSON has it."""
 
 KINDS: dict[str, type[Row]] = {cls.kind: cls for cls in (Header, Check, Claim, Model, Fact, Footer)}
 

@@ -19,7 +19,7 @@ SOURCE = ROOT / "docs" / "api"
 WHOLE = ("backends.base", "conformance.mutation.mutant", "reports.schema")
 """Modules of which everything public is documented."""
 DOORS = (
-    "conformance.models.register", "conformance.cases.Input", "reports.results.read_results",
+    "conformance.vendor.register", "conformance.vendor.Input", "reports.results.read_results",
     "reports.html.render_html", "reports.markdown.markdown", "reports.diff.compare_runs", "reports.merge.merge",
     "reports.compare.render_board", "reports.certificate.certify", "reports.certificate.verify",
 )  # fmt: skip

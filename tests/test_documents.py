@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from backends.discovery import SHIPPED, find_backend
-from conformance.claim_run import STAGES
-from conformance.claims import Claim, enumerate_claims
-from conformance.environment import detection_power
-from conformance.expected import expected_path, read_expected
+from conformance.claims.claim import Claim, enumerate_claims
+from conformance.machine.environment import detection_power
+from conformance.pipeline.claim_run import STAGES
+from conformance.run.expected import expected_path, read_expected
 from reports.compare import render_board
 from reports.results import VERDICTS, Outcome, read_results
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.skeleton import FILES, rendered
+from conformance.scaffold.skeleton import FILES, rendered
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "vendor-guide.md"

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from conformance.environment import DETECTION, environment_facts
+from conformance.machine.environment import DETECTION, environment_facts
 from conformance.mutation.ablation import ablate
 from conformance.mutation.gate import Task, Trial, run_all
 from conformance.mutation.mutant import SHIPPED, Mutant, MutantError, load_mutants
 from conformance.mutation.power import PROFILES, Power, as_data, document, in_short, terminal, trials_of
-from conformance.options import ROOT
+from conformance.run.options import ROOT
 
 DOCUMENT = ROOT / "docs" / "detection-power.md"
 USAGE = 4

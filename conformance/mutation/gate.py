@@ -14,15 +14,15 @@ from unittest.mock import patch
 
 import torch
 
-from conformance.claims import Claim
-from conformance.exercise import SHARES, server
-from conformance.isolation import Forked, Serve
-from conformance.jobs import Row
-from conformance.judging import unit_rows
+from conformance.claims.claim import Claim
+from conformance.machine.isolation import Forked, Serve
 from conformance.mutation.guards import owner_of, watched, without
 from conformance.mutation.mutant import Mutant
-from conformance.options import Options
-from conformance.session import Run, Unit, open_run
+from conformance.run.exercise import SHARES, server
+from conformance.run.judging import unit_rows
+from conformance.run.options import Options
+from conformance.run.session import Run, Unit, open_run
+from reports.codec import PlainRow
 from reports.results import Verdict, decode, leading_check
 from reports.schema import Check
 
@@ -185,7 +185,7 @@ def _found(run: Run, units: Mapping[str, Unit], profile: str) -> tuple[list[Red]
 def _noting(serve: Serve, noted: set[str]) -> Serve:
     """The work of a name, and the guards that found something in it."""
 
-    def work(name: str) -> Iterator[Row]:
+    def work(name: str) -> Iterator[PlainRow]:
         noted.clear()
         yield from serve(name)
         yield {"guards": sorted(noted)}
@@ -193,7 +193,7 @@ def _noting(serve: Serve, noted: set[str]) -> Serve:
     return work
 
 
-def _red(unit: Unit, rows: Iterable[Row], guards: Iterable[str]) -> Red:
+def _red(unit: Unit, rows: Iterable[PlainRow], guards: Iterable[str]) -> Red:
     *_, last = rows
     checks = [check for check in map(decode, rows) if isinstance(check, Check)]
     lead = leading_check(checks)

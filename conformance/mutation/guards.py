@@ -14,10 +14,10 @@ from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
-from conformance.checks import Check
-from conformance.numerics import Comparison, Finding
-from conformance.reruns import SAID
-from conformance.running import StageError
+from conformance.stages.backend_calls import StageError
+from conformance.stages.check import Check
+from conformance.stages.numerics import Comparison, Finding
+from conformance.stages.reruns import SAID
 from reports.results import GREEN, Verdict
 
 Function = Callable[..., Any]
@@ -102,7 +102,7 @@ def _finds_nothing(function: Function) -> Function:
 
 def _structure(name: str) -> Guard:
     """A function of structure.py or its sisters that gives a Problem or None."""
-    return Guard(name=name, target=f"conformance.{name}", is_red=_is_problem, blind=_finds_nothing)
+    return Guard(name=name, target=f"conformance.stages.{name}", is_red=_is_problem, blind=_finds_nothing)
 
 
 def _lint(name: str, *rules: str) -> Guard:
@@ -118,7 +118,7 @@ def _lint(name: str, *rules: str) -> Guard:
 
         return call
 
-    return Guard(name=f"lint.{name}", target="conformance.pipeline.lint", is_red=is_red, blind=blind)
+    return Guard(name=f"lint.{name}", target="conformance.pipeline.workbench.lint", is_red=is_red, blind=blind)
 
 
 def _invariance(change: str) -> Guard:
@@ -134,7 +134,10 @@ def _invariance(change: str) -> Guard:
         return lambda findings: judge([each for each in findings if not is_of_change(each)] or [_GOOD])
 
     return Guard(
-        name=f"invariance.{change}", target="conformance.pipeline.judge_invariance", is_red=is_red, blind=blind
+        name=f"invariance.{change}",
+        target="conformance.pipeline.workbench.judge_invariance",
+        is_red=is_red,
+        blind=blind,
     )
 
 
@@ -176,7 +179,7 @@ def _right(function: Function) -> Function:
 
 def _nearest(function: Function) -> Function:
     """What lies between two integers counts as the nearest one."""
-    from conformance.numerics import compare
+    from conformance.stages.numerics import compare
 
     def call(comparison: Comparison, grid: Any, position: Any) -> Finding:
         nearest = ((position.round() - grid.zero_point) * grid.scale).float()
@@ -223,7 +226,7 @@ GUARDS: tuple[Guard, ...] = (
     _lint("modules", "CVT-02", "QAT-01", "CFG-11"),
     _lint("fuser", "FUS-08", "FUS-02"),
     _lint("matching", "PAT-05", "PAT-07"),
-    Guard(name="flow", target="conformance.pipeline.Workbench._flow", is_red=_raises, blind=_undecided),
+    Guard(name="flow", target="conformance.pipeline.workbench.Workbench._flow", is_red=_raises, blind=_undecided),
     _structure("structure.check_fused"),
     _structure("structure.check_fused_meaning"),
     _structure("structure.check_prepared"),
@@ -239,17 +242,22 @@ GUARDS: tuple[Guard, ...] = (
     _structure("ranges.check_ranges"),
     _structure("refusal._check_taken"),
     _structure("refusal._check_refused"),
-    Guard(name="lower", target="conformance.pipeline.Workbench.lower", is_red=_raises, blind=_undecided),
-    Guard(name="execution", target="conformance.pipeline.Workbench._execution", is_red=_raises, blind=_swallowed),
-    Guard(name="numerics.runs", target="conformance.pipeline.failure", is_red=lambda *_: True, blind=_right),
+    Guard(name="lower", target="conformance.pipeline.workbench.Workbench.lower", is_red=_raises, blind=_undecided),
     Guard(
-        name="numerics.form", target="conformance.numerics._malformed", is_red=lambda _, given: bool(given),
+        name="execution", target="conformance.pipeline.workbench.Workbench._execution", is_red=_raises, blind=_swallowed
+    ),
+    Guard(name="numerics.runs", target="conformance.pipeline.workbench.failure", is_red=lambda *_: True, blind=_right),
+    Guard(
+        name="numerics.form", target="conformance.stages.numerics._malformed", is_red=lambda _, given: bool(given),
         blind=lambda _: lambda *arguments: "",
     ),
-    Guard(name="numerics.grid", target="conformance.numerics._off_grid", is_red=lambda *_: True, blind=_nearest),
-    Guard(name="numerics.distance", target="conformance.claim_run.judge", is_red=_is_distance, blind=_any_distance),
+    Guard(name="numerics.grid", target="conformance.stages.numerics._off_grid", is_red=lambda *_: True, blind=_nearest),
+    Guard(
+        name="numerics.distance", target="conformance.pipeline.claim_run.judge", is_red=_is_distance,
+        blind=_any_distance,
+    ),
     *map(_invariance, SAID),
-    Guard(name="models", target="conformance.composition.verified", is_red=_is_red_check, blind=_green),
-    Guard(name="isolation", target="conformance.judging.lost", is_red=lambda *_: True, blind=_lost_work),
+    Guard(name="models", target="conformance.whole_models.jobs.verified", is_red=_is_red_check, blind=_green),
+    Guard(name="isolation", target="conformance.run.judging.lost", is_red=lambda *_: True, blind=_lost_work),
 )  # fmt: skip
 """Every check by name. What prepare and convert refuse of a config, they refuse by themselves: no guard is needed."""

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.base import Backend
-from conformance.options import ROOT
+from conformance.run.options import ROOT
 
-SHIPPED = "mutants:MUTANTS"
-FOLDER = ROOT / "tests" / "mutants"
+SHIPPED = "tests.mutants.mutants:MUTANTS"
 
 
 class MutantError(Exception):
@@ -59,14 +58,14 @@ class Mutant:
 def load_mutants(spec: str) -> tuple[Mutant, ...]:
     """Return the mutants that ``module:attribute`` names, a tuple or list of Mutant.
 
-    Beside the modules that Python finds are those of tests/mutants, in the checkout. Raises MutantError for another
-    form, a module that does not import, what is no mutant, or two of one name.
+    Python also looks in the checkout, for tests/mutants. Raises MutantError for another form, a module that does not
+    import, what is no mutant, or two of one name.
     """
     module_name, _, attribute = spec.partition(":")
     if not module_name or not attribute:
         raise MutantError(f"--mutants: {spec!r} is not of the form module:attribute")
-    if FOLDER.is_dir() and str(FOLDER) not in sys.path:
-        sys.path.append(str(FOLDER))
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
     try:
         found: Any = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:

@@ -10,7 +10,7 @@ import pytest
 from backends.base import Backend, Capabilities, Execution
 from backends.discovery import ENTRY_POINT_GROUP, SHIPPED, BackendNotFound, find_backend
 
-FAKES = Path(__file__).resolve().parents[1] / "conformance" / "fake_backends"
+FAKES = Path(__file__).resolve().parents[1] / "conformance" / "support" / "fake_backends"
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from backends.discovery import find_backend
-from conformance.expected import FOLDER, read_expected
-from conformance.isa import LEVELS
-from conformance.waivers import Waivers, load_waivers
+from conformance.machine.isa import LEVELS
+from conformance.run.expected import FOLDER, read_expected
+from conformance.run.waivers import Waivers, load_waivers
 from reports.results import GREEN, Verdict
 
 ENGINES = ("qnnpack", "fbgemm", "x86", "onednn", "onnxruntime", "openvino", "inductor", "executorch")

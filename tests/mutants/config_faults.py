@@ -10,8 +10,6 @@ import torch
 import torch.ao.nn.intrinsic as nni
 import torch.ao.nn.intrinsic.qat as nniqat
 import torch.ao.nn.quantized.reference as nnqr
-from reference_faults import seed
-from reference_kernels import Edited, SmallReference, Stepped, config_with, weighted
 from torch import nn
 from torch.fx import GraphModule
 
@@ -19,6 +17,8 @@ from backends.base import UnsupportedPattern
 from refimpl import BackendPatternConfig, DTypeConfig, DTypeWithConstraints, MatchAllNode
 from refimpl.dtype_config import DTypeWithConstraints as Constraints
 from refimpl.patterns import pattern_name
+from tests.mutants.reference_faults import seed
+from tests.mutants.reference_kernels import Edited, SmallReference, Stepped, config_with, weighted
 
 BN, BN_RELU = "nn.Conv2d+nn.BatchNorm2d", "nn.Conv2d+nn.BatchNorm2d+nn.ReLU"
 

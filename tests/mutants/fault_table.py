@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from integer_kernels import Kernels, Make, varied
-
 from reports.results import Verdict
+from tests.mutants.integer_kernels import Kernels, Make, varied
 
 LINEAR = ("nn.Linear",)
 RELU_AFTER = ("nn.Linear+nn.ReLU", "nn.Conv2d+nn.ReLU", "nni.ConvReLU2d", "operator.add+nn.ReLU")

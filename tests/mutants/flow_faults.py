@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from reference_kernels import SmallReference, config_with
 from torch import nn
 from torch.fx import GraphModule, Node
 
@@ -15,6 +14,7 @@ from conformance.mutation.guards import owner_of
 from conformance.mutation.mutant import Mutant
 from refimpl import BackendConfig, DTypeConfig, DTypeWithConstraints, ObservationType
 from refimpl.reference import float_module
+from tests.mutants.reference_kernels import SmallReference, config_with
 
 MUTANTS: list[Mutant] = []
 CLAIMS = (
@@ -189,8 +189,14 @@ def _other_step(factor: float) -> Callable[..., Any]:
     return body
 
 
-patched("structure", "fuse_fx fuses nothing", "conformance.pipeline.fused_model", _unfused, "FUS-03")
-patched("structure", "fuse_fx forgets a batch norm's eps", "conformance.pipeline.fused_model", _eps_forgotten, "FUS-06")
+patched("structure", "fuse_fx fuses nothing", "conformance.pipeline.workbench.fused_model", _unfused, "FUS-03")
+patched(
+    "structure",
+    "fuse_fx forgets a batch norm's eps",
+    "conformance.pipeline.workbench.fused_model",
+    _eps_forgotten,
+    "FUS-06",
+)
 patched("structure", "convert leaves roots in float", "refimpl.convert._Walk._root", _float_root(is_dynamic=False),
         "CVT-02", claims=("nn.Conv1d/*", "nn.Linear/static:*", "torch.flatten/*"))  # fmt: skip
 patched("dynamic", "convert leaves dynamic roots in float", "refimpl.convert._Walk._root", _float_root(is_dynamic=True),

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from integer_kernels import CLAIMS, IntegerBackend, Integers, Kernels, Make, Sum, varied
-from integer_kernels import SAMPLE as INTEGER_SAMPLE
-from reference_faults import to_integers
-from reference_kernels import SAMPLE, Edited, SmallReference, Stepped, Wrapped, in_rows, weighted
 from torch import Tensor
 from torch.fx import GraphModule
 
 from conformance.mutation.mutant import Mutant
+from tests.mutants.integer_kernels import CLAIMS, IntegerBackend, Integers, Kernels, Make, Sum, varied
+from tests.mutants.integer_kernels import SAMPLE as INTEGER_SAMPLE
+from tests.mutants.reference_faults import to_integers
+from tests.mutants.reference_kernels import SAMPLE, Edited, SmallReference, Stepped, Wrapped, in_rows, weighted
 
 MUTANTS: list[Mutant] = []
 

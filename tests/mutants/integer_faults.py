@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fault_table import CONV, LINEAR, MOVING, RATIO, RELU_AFTER, RESCALED, WEIGHTED, fault, seed
-from integer_kernels import Integers, Kernels, Sum
 from torch import Tensor
 from torch.fx import Node
 
 from reports.results import Verdict
+from tests.mutants.fault_table import CONV, LINEAR, MOVING, RATIO, RELU_AFTER, RESCALED, WEIGHTED, fault, seed
+from tests.mutants.integer_kernels import Integers, Kernels, Sum
 
 QUALITY: dict[str, Any] = {"verdict": Verdict.QUALITY}
 

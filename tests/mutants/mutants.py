@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-import config_faults as config_faults  # it and the next enter theirs into reference_faults.MUTANTS
-import flow_faults
-import honest
-import reference_faults
-import reference_run_faults as reference_run_faults
-from fault_table import FAULTS, RATIO, Fault
-from integer_faults import multiplier
-from integer_kernels import SAMPLE, IntegerBackend, Make, varied
-
-from conformance.claims import enumerate_claims
+from conformance.claims.claim import enumerate_claims
 from conformance.mutation.mutant import Mutant
-from conformance.options import select_ids
+from conformance.run.options import select_ids
+from tests.mutants import config_faults as config_faults  # it and the next enter theirs into reference_faults.MUTANTS
+from tests.mutants import flow_faults, honest, reference_faults
+from tests.mutants import reference_run_faults as reference_run_faults
+from tests.mutants.fault_table import FAULTS, RATIO, Fault
+from tests.mutants.integer_faults import multiplier
+from tests.mutants.integer_kernels import SAMPLE, IntegerBackend, Make, varied
 
 LADDER = (12, 16)
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
-from reference_kernels import SAMPLE, Edited, SmallReference, Stepped, Wrapped, weighted
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from backends.base import Capabilities
 from conformance.mutation.mutant import Mutant
 from refimpl.decomposed import OPS
+from tests.mutants.reference_kernels import SAMPLE, Edited, SmallReference, Stepped, Wrapped, weighted
 
 MUTANTS: list[Mutant] = []
 NUMBERS = ("NUM-03", "NUM-05")

@@ -7,13 +7,24 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from reference_faults import CHOOSES, DYNAMIC, NUMBERS, SUMS, Wrap, edited, modules, seed, stepped, wrapped
-from reference_kernels import SmallReference, Steps, in_rows
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from backends.base import Execution
 from refimpl.invariants import is_dequantize, is_quantize
+from tests.mutants.reference_faults import (
+    CHOOSES,
+    DYNAMIC,
+    NUMBERS,
+    SUMS,
+    Wrap,
+    edited,
+    modules,
+    seed,
+    stepped,
+    wrapped,
+)
+from tests.mutants.reference_kernels import SmallReference, Steps, in_rows
 
 # -- layout, batch, threads, memory -----------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ import torch.ao.nn.qat as nnqat
 import torch.ao.nn.quantized.reference as nnqr
 import torch.ao.quantization.quantize_fx  # torch's configs need it loaded before them
 import torch.nn.functional as F
-from both_configs import as_theirs, config_of, first, fuse
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -23,6 +22,7 @@ from refimpl import backend_config as ours
 from refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
 from refimpl.errors import ConfigError
 from refimpl.patterns import MatchAllNode
+from tests.refimpl.support.both_configs import as_theirs, config_of, first, fuse
 
 DTYPES = (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.float16, torch.float32)
 PATTERNS = (nn.Linear, F.linear, "view", (nn.Conv2d, nn.ReLU), (nn.Conv2d, nn.BatchNorm2d, F.relu))

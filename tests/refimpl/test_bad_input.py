@@ -6,11 +6,9 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-import both_flows as flows
 import pytest
 import torch
 import torch.nn.functional as F
-from both_core import Net, X
 from torch import Tensor, nn
 
 import refimpl
@@ -25,6 +23,8 @@ from refimpl import (
     QConfigMapping,
     RefimplError,
 )
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.both_core import Net, X
 
 DTYPES = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
 

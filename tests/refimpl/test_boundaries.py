@@ -7,17 +7,17 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
-from both_core import REFERENCE, TORCHS, Net, Net3, X, assert_parity, calls, case, prepared, spots
-from canonical import canonical, difference
-from parity import parity
 from torch import Tensor, nn
 
 import refimpl
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.both_core import REFERENCE, TORCHS, Net, Net3, X, assert_parity, calls, case, prepared, spots
+from tests.refimpl.support.canonical import canonical, difference
+from tests.refimpl.support.parity import parity
 
 GIVEN = torch.quantize_per_tensor(X, 0.05, 100, torch.quint8)
 Pair = namedtuple("Pair", ["first", "second"])

@@ -10,13 +10,13 @@ import torch
 import torch.ao.nn.intrinsic as nni
 import torch.ao.nn.quantized.reference as nnqr
 import torch.ao.quantization.quantize_fx  # torch's configs need it loaded before them
-from both_configs import as_theirs, config_of, fuse
 from torch import nn
 from torch.ao.quantization import backend_config as theirs
 
 from refimpl import backend_config as ours
 from refimpl.dtype_config import DTypeConfig
 from refimpl.errors import ConfigError
+from tests.refimpl.support.both_configs import as_theirs, config_of, fuse
 
 Entry = ours.BackendPatternConfig
 FAULTS: tuple[tuple[ours.BackendPatternConfig, str], ...] = (

@@ -7,15 +7,11 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-import both_core as core
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.nn.quantized.reference as nnqr
 import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
-from flow_zoo import build
-from qconfigs import minmax_qconfig
 from torch import Tensor, nn
 from torch.ao.quantization import backend_config as torch_backend_config
 from torch.ao.quantization.fx import _equalize
@@ -27,6 +23,10 @@ from refimpl import (
     QConfigError,
 )
 from refimpl.invariants import is_dequantize, is_quantize
+from tests.refimpl.support import both_core as core
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.flow_zoo import build
+from tests.refimpl.support.qconfigs import minmax_qconfig
 
 U8, S8 = torch.quint8, torch.qint8
 FORMS: list[Callable[..., Any]] = [refimpl.convert_to_reference_fx, refimpl.convert_to_reference_decomposed_fx]

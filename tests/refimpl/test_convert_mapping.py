@@ -8,17 +8,17 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
-from both_core import CORE, NAMED, Net, X, calls, case, prepared
-from parity import parity
 from torch import nn
 
 import refimpl
 from refimpl import ConfigError, QConfig, QConfigError, QConfigMapping
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.both_core import CORE, NAMED, Net, X, calls, case, prepared
+from tests.refimpl.support.parity import parity
 
 QCONFIG, PER_CHANNEL = flows.QCONFIG, flows.PER_CHANNEL
 FORMS: list[Callable[..., Any]] = [refimpl.convert_to_reference_fx, refimpl.convert_to_reference_decomposed_fx]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
-from both_core import CORE, REFERENCE, TORCHS, X, assert_parity, calls, case, prepared, spots
-from parity import parity
-from test_custom_modules import DYNAMIC, RUNS, WEIGHT_ONLY, DynamicQuantized, Own, Quantized, net
 from torch.ao.quantization.quant_type import QuantType as TorchQuantType
 
 import refimpl
 from refimpl import ConfigError, ConvertCustomConfig, PrepareCustomConfig, QuantType
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.both_core import CORE, REFERENCE, TORCHS, X, assert_parity, calls, case, prepared, spots
+from tests.refimpl.support.parity import parity
+from tests.refimpl.test_custom_modules import DYNAMIC, RUNS, WEIGHT_ONLY, DynamicQuantized, Own, Quantized, net
 
 Makers = tuple[Callable[[], Any], Callable[[], Any]]
 MODES = [("DYNAMIC", DYNAMIC), ("WEIGHT_ONLY", WEIGHT_ONLY)]

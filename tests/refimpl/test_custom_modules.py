@@ -6,19 +6,31 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.nn.quantizable as nnqa
 import torch.ao.nn.quantized as nnq
-from both_core import NAMED, REFERENCE, TORCHS, Net, Net3, X, assert_parity, calls, case, prepared, spots
-from parity import parity
 from torch import nn
 from torch.ao.nn.quantized import dynamic as nnqd
 from torch.ao.quantization import quantize_fx as torch_fx
 
 import refimpl
 from refimpl import ConfigError, ConvertCustomConfig, ModelError, PrepareCustomConfig, QuantType
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.both_core import (
+    NAMED,
+    REFERENCE,
+    TORCHS,
+    Net,
+    Net3,
+    X,
+    assert_parity,
+    calls,
+    case,
+    prepared,
+    spots,
+)
+from tests.refimpl.support.parity import parity
 
 DYNAMIC = NAMED.default_dynamic_qconfig
 WEIGHT_ONLY = NAMED.QConfig(flows.torchs.PlaceholderObserver.with_args(dtype=torch.float), flows.QCONFIG.weight)

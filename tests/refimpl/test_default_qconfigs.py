@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.quantization.quantize_fx  # torch's defaults need it loaded before them
-from both_flows import ENGINES, torch_fakes, torch_mappings, torch_qconfigs, torchs
 
 from refimpl import default_qconfigs
 from refimpl.errors import QConfigError
+from tests.refimpl.support.both_flows import ENGINES, torch_fakes, torch_mappings, torch_qconfigs, torchs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning"),  # torch's

@@ -5,11 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.quantization.quantize_fx as torch_fx
-from qconfigs import minmax_qconfig
 from torch import nn
 from torch.ao.quantization import backend_config as torch_backend_config
 
@@ -26,6 +24,8 @@ from refimpl import (
     QConfigMapping,
 )
 from refimpl.dtype_choice import ObserverFacts, QConfigFacts, choose_dtype_config
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.qconfigs import minmax_qconfig
 
 U8, S8 = torch.quint8, torch.qint8
 OURS = minmax_qconfig(U8, S8, per_channel=False)

@@ -11,7 +11,19 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from both_equalized import (
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+import refimpl
+from refimpl.equalize import (
+    EqualizationQConfig,
+    InputEqualizationObserver,
+    WeightEqualizationObserver,
+    place_equalization,
+)
+from refimpl.errors import QConfigError
+from refimpl.qconfig import QConfigMapping
+from tests.refimpl.support.both_equalized import (
     DYNAMIC,
     EVERYWHERE,
     ONLY_LINEAR,
@@ -33,18 +45,6 @@ from both_equalized import (
     torchs,
     weight,
 )
-from torch import Tensor, nn
-from torch.fx import GraphModule
-
-import refimpl
-from refimpl.equalize import (
-    EqualizationQConfig,
-    InputEqualizationObserver,
-    WeightEqualizationObserver,
-    place_equalization,
-)
-from refimpl.errors import QConfigError
-from refimpl.qconfig import QConfigMapping
 
 pytestmark = pytest.mark.rule("EQL-01")
 

@@ -10,7 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from both_equalized import (
+from torch import Tensor, nn
+
+from refimpl.equalize import EqualizationQConfig
+from refimpl.errors import QConfigError
+from refimpl.qconfig import QConfigMapping
+from tests.refimpl.support.both_equalized import (
     EVERYWHERE,
     ONLY_LINEAR,
     OURS,
@@ -29,11 +34,6 @@ from both_equalized import (
     torchs,
     weight,
 )
-from torch import Tensor, nn
-
-from refimpl.equalize import EqualizationQConfig
-from refimpl.errors import QConfigError
-from refimpl.qconfig import QConfigMapping
 
 pytestmark = pytest.mark.rule("EQL-01")
 FIXED = torchs.FixedQParamsObserver.with_args(scale=1 / 256, zero_point=0)

@@ -6,11 +6,9 @@ import copy
 import warnings
 from typing import Any, NamedTuple, cast
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.quantization.quantize_fx as torch_fx
-from fusing import config_of
 from torch import Tensor, nn
 
 import refimpl
@@ -18,6 +16,8 @@ from refimpl import BackendPatternConfig, ModelError
 from refimpl.example_run import Examples, Seen
 from refimpl.fuse import fuse
 from refimpl.tracing import Draft, trace
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.fusing import config_of
 
 
 class Masked(nn.Module):

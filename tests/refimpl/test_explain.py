@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import both_core as core
-import both_flows as flows
 import pytest
 import torch
-from flow_zoo import build
 from torch import nn
 
 import refimpl
 from refimpl import ModelError
+from tests.refimpl.support import both_core as core
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.flow_zoo import build
 
 
 @pytest.mark.rule("OBS-15")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.quantization.quantize_fx  # torch's fake quantizes need it loaded before them
-from both_flows import torch_fakes, torchs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from refimpl import fake_quantize, histogram, observers
 from refimpl.errors import QConfigError
 from refimpl.fake_quantize import FakeQuantize, FixedQParamsFakeQuantize, FusedMovingAvgObsFakeQuantize
+from tests.refimpl.support.both_flows import torch_fakes, torchs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")  # torch's
 

@@ -7,17 +7,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.nn.quantized.reference as nnqr
 import torch.ao.quantization.quantize_fx as torch_fx
-from both_flows import torch_mappings
 from torch import Tensor, nn
 
 import refimpl
 from backends.torch_engine import engine
 from refimpl.observers import FixedQParamsObserver
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.both_flows import torch_mappings
 
 ENGINES = [name for name in flows.ENGINES if name in torch.backends.quantized.supported_engines]
 CONVERTS: dict[str, tuple[Any, Any]] = {

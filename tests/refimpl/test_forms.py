@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.nn.quantized.reference as nnqr
-from both_core import NAMED, Net, X, calls, prepared
 from torch import nn
 
 import refimpl
 from backends.torch_engine import engine
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.both_core import NAMED, Net, X, calls, prepared
 
 
 @pytest.mark.rule("CVT-03")

@@ -9,14 +9,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.quantization as torch_quantization
-from both_core import X
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from odd_values import net, odd, setters_of, some_of
 from torch import nn
 
 import refimpl
@@ -32,6 +29,9 @@ from refimpl import (
     RefimplError,
 )
 from refimpl.custom_config import StandaloneModuleConfigEntry
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.both_core import X
+from tests.refimpl.support.odd_values import net, odd, setters_of, some_of
 
 CONFIGS: tuple[Any, ...] = (
     BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, QConfigMapping, FuseCustomConfig,

@@ -6,13 +6,11 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.nn.intrinsic as nni
 import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
-from fusing import Net, X, called, config_of
 from torch import Tensor, nn
 from torch.ao.quantization import backend_config as torch_configs
 from torch.ao.quantization.fx import custom_config as torch_custom
@@ -20,6 +18,8 @@ from torch.ao.quantization.utils import MatchAllNode as TorchMatchAllNode
 
 import refimpl
 from refimpl import BackendPatternConfig, ConfigError, ModelError
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.fusing import Net, X, called, config_of
 
 
 def fused(run: Callable[[Any, Tensor], Any], engine: str = "qnnpack") -> tuple[nn.Module, Any]:

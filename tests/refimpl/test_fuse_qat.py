@@ -6,13 +6,11 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.nn.intrinsic as nni
 import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
-from fusing import Net, X, called, config_of
 from torch import Tensor, nn
 from torch.ao.quantization.backend_config import get_qnnpack_backend_config
 from torch.fx import GraphModule, symbolic_trace
@@ -24,6 +22,8 @@ from refimpl import BackendPatternConfig, ConfigError, ModelError
 from refimpl.example_run import Examples
 from refimpl.fuse import fuse
 from refimpl.tracing import finished, trace
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.fusing import Net, X, called, config_of
 
 ROWS = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
 CUBE = torch.randn(6, 4, 4, generator=torch.Generator().manual_seed(3))

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.quantization.quantize_fx  # torch's observers need it loaded before them
-from both_flows import torchs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -21,6 +20,7 @@ from refimpl import histogram
 from refimpl.errors import QConfigError
 from refimpl.histogram import HistogramObserver
 from refimpl.qparams import read_plain_observers
+from tests.refimpl.support.both_flows import torchs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning"),  # torch's

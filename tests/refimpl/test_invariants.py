@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
-from flow_zoo import build
 
 from refimpl.invariants import INVARIANTS, InvariantError, check_graph, is_dequantize, is_quantize
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.flow_zoo import build
 
 PASSES = ("fuse", "prepare", "convert", "lower")
 

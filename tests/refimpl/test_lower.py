@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
-from flow_zoo import ZOO, build
-from lowering import Net, X, each_engine, float_ops, small, torch_lowered  # noqa: F401  (a fixture)
 from torch import Tensor, nn
 
 import refimpl
 from refimpl import ModelError
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.lower import NOT_LOWERED, lower
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.flow_zoo import ZOO, build
+from tests.refimpl.support.lowering import Net, X, each_engine, float_ops, small, torch_lowered  # noqa: F401  (a fixture)
 
 
 def outputs(found: Any) -> list[Tensor]:

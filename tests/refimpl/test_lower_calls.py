@@ -6,16 +6,16 @@ import copy
 import warnings
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
-from lowering import Net, X, each_engine, float_ops, small, torch_lowered  # noqa: F401  (a fixture)
 from torch import Tensor, nn
 
 import refimpl
 from refimpl.lower import NOT_LOWERED
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.lowering import Net, X, each_engine, float_ops, small, torch_lowered  # noqa: F401  (a fixture)
 
 
 def targets(model: Any) -> list[str]:

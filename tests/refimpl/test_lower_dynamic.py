@@ -10,7 +10,6 @@ import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.nn.quantized.dynamic as nnqd
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 import refimpl
 from backends.torch_engine import engine
 from refimpl.lower import NOT_LOWERED
+from tests.refimpl.support import both_flows as flows
 
 ENGINES = [name for name in flows.ENGINES if name in torch.backends.quantized.supported_engines]
 each_engine = pytest.mark.parametrize("name", ENGINES)

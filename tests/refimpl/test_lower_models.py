@@ -6,16 +6,16 @@ import copy
 import io
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.nn.functional as F
-from lowering import Net, X, each_engine, float_ops, small, torch_lowered  # noqa: F401  (a fixture)
 from torch import Tensor, nn
 
 import refimpl
 from backends.torch_engine import engine as set_engine
 from refimpl.lower import NOT_LOWERED
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.lowering import Net, X, each_engine, float_ops, small, torch_lowered  # noqa: F401  (a fixture)
 
 
 class Packs(nn.Module):

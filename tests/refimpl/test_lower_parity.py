@@ -9,15 +9,15 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
-from canonical import canonical, difference
 from torch import Tensor, nn
 
 from refimpl.lower import NOT_LOWERED, lower
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.canonical import canonical, difference
 
 X3, X4, X5 = (
     torch.randn(2, 4, *size, generator=torch.Generator().manual_seed(1)) for size in ((8,), (8, 8), (5, 6, 6))

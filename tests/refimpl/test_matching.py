@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +14,7 @@ from torch.nn.utils import parametrize
 from refimpl import BackendPatternConfig, MatchAllNode
 from refimpl.matching import Match, find_matches
 from refimpl.tracing import CALLS, Places, positional_arguments, trace
+from tests.refimpl.support import both_flows as flows
 
 
 class Net(nn.Module):

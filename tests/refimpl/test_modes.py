@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.nn.functional as F
-from both_core import CORE, NAMED, REFERENCE, Net, X, assert_parity, calls, case, prepared, spots
-from parity import parity
 from torch import nn
 from torch.ao.quantization.backend_config import native
 
 import refimpl
 from backends.torch_engine import engine
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.both_core import CORE, NAMED, REFERENCE, Net, X, assert_parity, calls, case, prepared, spots
+from tests.refimpl.support.parity import parity
 
 DYNAMIC, HALF, HALF_DYNAMIC = NAMED.default_dynamic_qconfig, NAMED.float16_static_qconfig, NAMED.float16_dynamic_qconfig
 WEIGHT_ONLY, FOUR_BITS = NAMED.float_qparams_weight_only_qconfig, NAMED.float_qparams_weight_only_qconfig_4bit

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.quantization.quantize_fx  # torch's observers need it loaded before them
-from both_flows import torchs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from refimpl.observers import (
     MovingAverageMinMaxObserver,
 )
 from refimpl.qparams import dtype_range, read_qparams
+from tests.refimpl.support.both_flows import torchs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")  # torch's
 

@@ -13,17 +13,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
-from graph_generator import Program, Step, build, programs
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from parity import REFIMPL, TORCH, Case, Run, compare, less_accurate, parity, run
 from torch import Tensor, nn
-from zoo import CASES, ENTRIES
-from zoo_deviations import DEVIATIONS, EXCUSES, KNOWN, Excuse, unexplained
-from zoo_recipes import RECIPES
+
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.graph_generator import Program, Step, build, programs
+from tests.refimpl.support.parity import REFIMPL, TORCH, Case, Run, compare, less_accurate, parity, run
+from tests.refimpl.support.zoo import CASES, ENTRIES
+from tests.refimpl.support.zoo_deviations import DEVIATIONS, EXCUSES, KNOWN, Excuse, unexplained
+from tests.refimpl.support.zoo_recipes import RECIPES
 
 RULES = (
     "PAT-07", "QCM-02", "QCM-03", "FUS-03", "FUS-05", "OBS-01", "OBS-02", "OBS-04", "OBS-05", "OBS-06", "OBS-07",

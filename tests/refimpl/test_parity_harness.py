@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from canonical import Line, canonical, difference, text_of
-from parity import TORCH, Case, Side, compare, run
 from torch import nn
 from torch.fx import GraphModule, symbolic_trace
-from zoo import CASES
+
+from tests.refimpl.support.canonical import Line, canonical, difference, text_of
+from tests.refimpl.support.parity import TORCH, Case, Side, compare, run
+from tests.refimpl.support.zoo import CASES
 
 BY_NAME = {case.name: case for case in CASES}
 BASE = BY_NAME["CatThenConv, minmax"]

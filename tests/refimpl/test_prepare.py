@@ -5,14 +5,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
-from both_flows import QCONFIG
-from qconfigs import minmax_qconfig
-from small_plans import INPUTS, OURS, S8, U8, Net, groups, plan, prepared
 from torch import Tensor, nn
 from torch.ao.quantization import backend_config as torch_backend_config
 
@@ -25,6 +21,10 @@ from refimpl import (
     QConfigMapping,
 )
 from refimpl.plan import Slot
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.both_flows import QCONFIG
+from tests.refimpl.support.qconfigs import minmax_qconfig
+from tests.refimpl.support.small_plans import INPUTS, OURS, S8, U8, Net, groups, plan, prepared
 
 NARROW = minmax_qconfig(U8, S8, per_channel=False, quant_min=0, quant_max=127)
 

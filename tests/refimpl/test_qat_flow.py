@@ -6,16 +6,16 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.nn.intrinsic.qat
 import torch.ao.nn.qat as nnqat
 import torch.nn.functional as F
-from both_core import NAMED, REFERENCE, Net, X, assert_parity, calls
 from torch import Tensor, nn
 
 import refimpl
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.both_core import NAMED, REFERENCE, Net, X, assert_parity, calls
 
 nniqat: Any = torch.ao.nn.intrinsic.qat
 QNNPACK = NAMED.get_default_qat_qconfig("qnnpack")

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.nn.intrinsic
@@ -14,12 +13,23 @@ import torch.ao.nn.intrinsic.qat
 import torch.ao.nn.qat as nnqat
 import torch.ao.nn.quantized.reference as nnqr
 import torch.ao.quantization.quantize_fx as torch_fx
-from one_layer import ENGINES, FORMS, QAT, ROOTS, QConfig, assert_same_modules, facts, references, trained_by_torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from refimpl.errors import ConfigError
 from refimpl.reference import float_module, qat_module, reference_module, swapped
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.one_layer import (
+    ENGINES,
+    FORMS,
+    QAT,
+    ROOTS,
+    QConfig,
+    assert_same_modules,
+    facts,
+    references,
+    trained_by_torch,
+)
 
 nni: Any = torch.ao.nn.intrinsic  # their classes are not annotated
 nniqat: Any = torch.ao.nn.intrinsic.qat

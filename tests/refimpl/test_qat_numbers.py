@@ -6,13 +6,13 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
-from one_layer import FORMS, NAMED, QAT, TORCH_FX, QConfig
 from torch import Tensor, nn
 
 import refimpl
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.one_layer import FORMS, NAMED, QAT, TORCH_FX, QConfig
 
 OURS: Mapping[bool, Any] = {
     False: refimpl.convert_to_reference_fx,

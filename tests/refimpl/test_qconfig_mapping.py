@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.nn.functional as F
-from both_flows import PER_CHANNEL, QCONFIG
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from qconfigs import minmax_qconfig
 from torch import Tensor, nn
 
 import refimpl
 from refimpl import ConfigError, QConfig, QConfigError, QConfigMapping
 from refimpl.observers import MinMaxObserver
 from refimpl.qconfig import QConfigResolver, as_qconfig, as_qconfig_mapping
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.both_flows import PER_CHANNEL, QCONFIG
+from tests.refimpl.support.qconfigs import minmax_qconfig
 
 TorchQConfig: Any = flows.torch_qconfigs.QConfig
 TorchMapping = flows.torch_mappings.QConfigMapping

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from both_flows import torch_fakes, torchs
 from torch import Tensor
 
 from refimpl import observers
@@ -21,6 +20,7 @@ from refimpl.observers import (
     ReuseInputObserver,
 )
 from refimpl.qparams import QParams, read_plain_observers, read_qparams
+from tests.refimpl.support.both_flows import torch_fakes, torchs
 
 
 def quantized(x: Tensor, qparams: QParams) -> Tensor:

@@ -8,20 +8,20 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import both_core as core
-import both_flows as flows
 import pytest
 import torch
 import torch.nn.functional as F
-from test_custom_modules import configs
-from test_custom_modules import net as with_custom_module
-from test_qat_flow import IMAGE, ConvNet
 from torch import Tensor, nn
 
 import refimpl
 from backends.torch_engine import engine
 from refimpl import LayerQuality, ModelError, QConfigMapping, QualityReport
 from refimpl.fake_quantize import disable_fake_quant
+from tests.refimpl.support import both_core as core
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.test_custom_modules import configs
+from tests.refimpl.test_custom_modules import net as with_custom_module
+from tests.refimpl.test_qat_flow import IMAGE, ConvNet
 
 X = core.X
 FORMS: dict[str, Callable[[Any], Any]] = {

@@ -6,12 +6,18 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.nn.intrinsic
 import torch.ao.nn.quantized.reference as nnqr
-from one_layer import (
+from torch import Tensor, nn
+
+import refimpl
+from refimpl import QConfigMapping
+from refimpl.errors import ConfigError
+from refimpl.reference import reference_module
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.one_layer import (
     ENGINES,
     FORMS,
     NAMED,
@@ -23,12 +29,6 @@ from one_layer import (
     prepared_by_torch,
     references,
 )  # fmt: skip
-from torch import Tensor, nn
-
-import refimpl
-from refimpl import QConfigMapping
-from refimpl.errors import ConfigError
-from refimpl.reference import reference_module
 
 nni: Any = torch.ao.nn.intrinsic  # its classes are not annotated
 

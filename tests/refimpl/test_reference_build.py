@@ -12,13 +12,13 @@ import torch.ao.nn.quantized as nnq
 import torch.ao.nn.quantized.dynamic as nnqd
 import torch.ao.nn.quantized.reference as nnqr
 import torch.ao.quantization.quantize_fx  # torch's observers need it loaded before them
-from both_flows import torchs
 from torch import Tensor, nn
 
 from refimpl import QConfig, observers
 from refimpl.qparams import read_qparams
 from refimpl.reference import plain_weights
 from refimpl.reference_build import built, packed
+from tests.refimpl.support.both_flows import torchs
 
 _LAYERS: dict[str, nn.Module] = {
     "linear": nn.Linear(3, 4),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.nn.intrinsic
-from one_layer import QConfig, references
 from torch import nn
 
 from refimpl.errors import ConfigError, QConfigError
 from refimpl.reference import reference_module, with_qconfig, without_qconfig
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.one_layer import QConfig, references
 
 nni: Any = torch.ao.nn.intrinsic  # its classes are not annotated
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from small_plans import INPUTS, OURS, U8, Net, groups, plan, prepared
 from torch import Tensor
 
 import refimpl
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType, QConfigMapping
+from tests.refimpl.support.small_plans import INPUTS, OURS, U8, Net, groups, plan, prepared
 
 
 @pytest.mark.rule("OBS-02")

@@ -6,20 +6,20 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.nn.intrinsic.qat
 import torch.ao.nn.qat as nnqat
 import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
-from both_core import REFERENCE, TORCHS, Net, X, assert_parity, calls, case, prepared, spots
-from parity import parity
 from torch import nn
 from torch.fx import GraphModule
 
 import refimpl
 from refimpl import ConfigError, QConfigMapping
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.both_core import REFERENCE, TORCHS, Net, X, assert_parity, calls, case, prepared, spots
+from tests.refimpl.support.parity import parity
 
 nniqat: Any = torch.ao.nn.intrinsic.qat
 FORMS: list[Callable[..., Any]] = [refimpl.convert_to_reference_fx, refimpl.convert_to_reference_decomposed_fx]

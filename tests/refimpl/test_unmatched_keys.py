@@ -6,16 +6,16 @@ import operator
 import warnings
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.nn.functional as F
-from qconfigs import minmax_qconfig
 from torch import Tensor, nn
 
 import refimpl
 from refimpl import QConfigMapping
 from refimpl.qconfig import as_qconfig_mapping, warn_unmatched_keys
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.qconfigs import minmax_qconfig
 
 A = minmax_qconfig(torch.quint8, torch.qint8, per_channel=False)
 

@@ -8,19 +8,19 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import both_flows as flows
 import pytest
 import torch
 import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
-from both_core import Net, assert_parity
-from parity import CONVERTS
 from torch import Tensor, nn
 
 import refimpl
 from refimpl.example_run import Examples
 from refimpl.tracing import trace
 from refimpl.values import float_tensors
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.both_core import Net, assert_parity
+from tests.refimpl.support.parity import CONVERTS
 
 torch.manual_seed(7)
 X = torch.randn(2, 4, 4)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pages import Page
 
 from reports.__main__ import main
 from reports.compare import build_board, render_board
 from reports.results import Outcome, ResultsError, Verdict, read_results
+from tests.reports.pages import Page
 
 
 def test_columns_are_backends_and_lines_are_ops_without_constraints(runs: Any) -> None:

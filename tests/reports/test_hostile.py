@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pages import Page
 
 from reports.compare import render_board
 from reports.diff import compare_runs, diff_text
@@ -18,6 +17,7 @@ from reports.markdown import markdown
 from reports.results import Outcome, Results, read_results
 from reports.schema import VERDICTS
 from reports.terminal import summary
+from tests.reports.pages import Page
 
 Row = dict[str, Any]
 EVIL = (

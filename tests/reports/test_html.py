@@ -8,12 +8,12 @@ import re
 from typing import Any
 
 import pytest
-from pages import Page
 
 from reports.evidence import OUTPUTS_SHOWN
 from reports.html import render_html
 from reports.page import anchor
 from reports.results import read_results
+from tests.reports.pages import Page
 
 
 def page(runs: Any, rows: Any, **changes: Any) -> Page:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import Page
 
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.results import read_results
 from reports.terminal import summary
+from tests.reports.pages import Page
 
 Row = dict[str, Any]
 GREEN = {"VERIFIED", "QUALITY"}

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from references import image
 from torch import Tensor, nn
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver, PlaceholderObserver
 from torch.fx import GraphModule
@@ -18,6 +17,7 @@ from backends.base import Execution, UnsupportedPattern
 from backends.discovery import find_backend
 from refimpl import QConfig, QConfigMapping, convert_to_reference_decomposed_fx, prepare_fx
 from refimpl.default_qconfigs import get_default_qconfig_mapping
+from tests.runtimes.references import image
 
 pytest.importorskip("executorch")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from references import Flat, image, reference_of
 from torch import Tensor, nn
 from torch.ao.quantization import PlaceholderObserver, default_per_channel_weight_observer, default_weight_observer
 from torch.fx import GraphModule
@@ -17,6 +16,7 @@ from backends.discovery import find_backend
 from backends.inductor import read_execution
 from refimpl import QConfig, QConfigMapping
 from refimpl.default_qconfigs import get_default_qconfig_mapping
+from tests.runtimes.references import Flat, image, reference_of
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
 

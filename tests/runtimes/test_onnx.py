@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from references import Flat, image, reference_of
 from torch import Tensor, nn
 from torch.ao.quantization import (
     PlaceholderObserver,
@@ -21,6 +20,7 @@ from backends.discovery import find_backend
 from refimpl import QConfig, QConfigMapping
 from refimpl.decomposed import OPS
 from refimpl.default_qconfigs import get_default_qconfig_mapping
+from tests.runtimes.references import Flat, image, reference_of
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

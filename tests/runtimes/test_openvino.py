@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from references import Flat, image, reference_of
 from torch import Tensor, nn
 
 from backends.discovery import find_backend
+from tests.runtimes.references import Flat, image, reference_of
 
 pytest.importorskip("onnx")
 pytest.importorskip("openvino")

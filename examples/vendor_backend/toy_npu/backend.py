@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from backends.base import Backend, Capabilities, Execution, Representation
-from conformance.models import register
+from conformance.vendor import register
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
 from toy_npu.compiler import compile_model, executed
 from toy_npu.machine import Machine

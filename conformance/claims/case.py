@@ -1,0 +1,48 @@
+"""Cases: the float models that a claim is tried on, their inputs, and how the numbers in them are chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from conformance.ops.op_model import Input
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regime:
+    """How numbers are chosen: where the grids of a case lie.
+
+    ``ranges``: from where to where the calibration values of each input reach, in turn; they decide scale and zero
+    point. ``is_symmetric``: activations are observed symmetrically. ``output``: factor on the observed range of the
+    output, so that s_x·s_w / s_y differs from what calibration would give. ``weight``, ``bias``: factors on those; an
+    infinite one makes the bias just less than 2³¹ steps of s_x·s_w, of the channel where it has most. ``has_ties``: the
+    scales of activations and of weights (before a batch norm is folded in) are powers of two, so that exact results lie
+    half-way between two integers, or a step of the sum beside it.
+    """
+
+    name: str
+    ranges: tuple[tuple[float, float], ...]
+    is_symmetric: bool = False
+    output: float = 1.0
+    weight: float = 1.0
+    bias: float = 1.0
+    has_ties: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One float model for a claim: how to build it (its weights come from torch's generator), and its inputs.
+
+    ``varied``: the arguments that are away from their defaults, as text. ``variant``: the same with their values; cases
+    of one variant differ in their regime alone. ``build`` takes nothing and returns a model whose forward takes the
+    inputs in order and holds the claim's pattern once.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    inputs: tuple[Input, ...]
+    regime: Regime
+    varied: tuple[str, ...] = ()
+    variant: str = ""

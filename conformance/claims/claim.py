@@ -1,0 +1,183 @@
+"""Claims: what a BackendConfig says that its backend can do, one by one, under stable and readable IDs.
+
+A claim is pattern × dtype config × flow × weight scheme. Enumeration reads the config alone, so that what the suite
+cannot exercise is still listed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from backends.base import Capabilities
+from conformance.ops.table import WEIGHTED, root_of
+from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
+from refimpl.patterns import leaves, pattern_name
+
+NO_WEIGHT = "no_weight"
+FLOAT16 = "float16"
+FLOAT_QPARAMS = "per_channel_affine_float_qparams"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One thing that a backend says it can do.
+
+    ``pattern`` and ``dtype_config`` are names that identify the config's pair; ``entry`` and ``dtypes`` are the
+    config's own objects behind them. ``scheme`` is the weight's qscheme, ``float16`` or ``no_weight``.
+    ``settings`` spells out what else the entry sets.
+    """
+
+    id: str
+    pattern: str
+    dtype_config: str
+    flow: str
+    scheme: str
+    entry: BackendPatternConfig
+    dtypes: DTypeConfig
+    settings: str = ""
+
+    def __str__(self) -> str:
+        return self.id
+
+
+def constraint_text(constraints: DTypeWithConstraints) -> str:
+    """Name a dtype with its bounds: ``qint8[-127..127,s>=2^-12]``; ``*`` where any dtype will do."""
+    low, high = constraints.quant_min_lower_bound, constraints.quant_max_upper_bound
+    bounds = [f"{'' if low is None else low}..{'' if high is None else high}"] if (low, high) != (None, None) else []
+    for label, value in (
+        ("s>=", constraints.scale_min_lower_bound),
+        ("s<=", constraints.scale_max_upper_bound),
+        ("s=", constraints.scale_exact_match),
+        ("z=", constraints.zero_point_exact_match),
+    ):
+        if value is not None:
+            bounds.append(f"{label}{_number(value)}")
+    name = "*" if constraints.dtype is None else str(constraints.dtype).removeprefix("torch.")
+    return f"{name}[{','.join(bounds)}]" if bounds else name
+
+
+def _number(value: float) -> str:
+    """Write a bound exactly: a power of two below 1/2 as such, anything else as Python does."""
+    mantissa, exponent = math.frexp(value)
+    return f"2^{exponent - 1}" if mantissa == 0.5 and exponent < 0 else repr(value)
+
+
+def dtype_config_text(dtypes: DTypeConfig) -> str:
+    """Name a dtype config; equal names mean equal configs."""
+    mode = "static" if not dtypes.is_dynamic else "dynamic"
+    parts = [
+        f"in={constraint_text(dtypes.input_dtype_with_constraints)}",
+        f"w={constraint_text(dtypes.weight_dtype_with_constraints)}",
+        f"b={str(dtypes.bias_dtype).removeprefix('torch.') if dtypes.bias_dtype else '*'}",
+        f"out={constraint_text(dtypes.output_dtype_with_constraints)}",
+    ]
+    return f"{mode}:{','.join(parts)}"
+
+
+def enumerate_claims(config: BackendConfig, capabilities: Capabilities) -> tuple[Claim, ...]:
+    """List every claim of the config, in the config's order.
+
+    Two entries (or dtype configs of one entry) with one name are told apart by ``#2``, ``#3``: no claim is lost.
+    """
+    seen: Counter[str] = Counter()
+    found: list[Claim] = []
+    qat_modules = {entry.qat_module for entry in config.configs}
+    for entry in config.configs:
+        pattern = _numbered(pattern_name(entry.normal_pattern), seen)
+        dtype_names: Counter[str] = Counter()
+        for dtypes in entry.dtype_configs:
+            name = _numbered(dtype_config_text(dtypes), dtype_names)
+            schemes = _schemes(entry, dtypes, capabilities)
+            for flow, scheme in itertools.product(_flows(entry, dtypes, qat_modules), schemes):
+                claim_id = f"{pattern}/{name}/{flow}/{scheme}"
+                found.append(
+                    Claim(
+                        id=claim_id, pattern=pattern, dtype_config=name, flow=flow, scheme=scheme,
+                        entry=entry, dtypes=dtypes, settings=_settings(entry),
+                    )
+                )  # fmt: skip
+    return tuple(found)
+
+
+def config_digest(claims: Iterable[Claim]) -> str:
+    """Return the sha256 of everything that the claims say: their names, and what their entries set beside them.
+
+    The order of the claims counts: it is the order of preference (PAT-07, DTY-02).
+    """
+    text = "\n".join(f"{claim.id} {claim.settings}" for claim in claims)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _settings(entry: BackendPatternConfig) -> str:
+    """Spell an entry's settings out, the same in every process: callables by their qualified names."""
+    by_count = {count: kind.name for count, kind in entry._num_tensor_args_to_observation_type.items()}
+    callables = (
+        *leaves(entry.normal_pattern),
+        entry.root_module,
+        entry.qat_module,
+        entry.reference_quantized_module,
+        entry.fused_module,
+        entry.fuser_method,
+        entry._root_node_getter,
+        entry._extra_inputs_getter,
+    )
+    names = [_qualified(value) for value in callables]
+    settings = (by_count, entry._input_type_to_index)
+    return " ".join([entry.observation_type.name, *names, *(str(sorted(setting.items())) for setting in settings)])
+
+
+def _qualified(value: Any) -> str:
+    if isinstance(value, partial):
+        bound = [*value.args, *sorted(value.keywords.items())]
+        return f"{_qualified(value.func)}({', '.join(map(_qualified, bound))})"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_qualified, value))})"
+    name = getattr(value, "__qualname__", None)
+    if name is not None:
+        return f"{value.__module__}.{name}"
+    return repr(value) if isinstance(value, (str, int, float, bool, type(None))) else type(value).__qualname__
+
+
+def _numbered(name: str, seen: Counter[str]) -> str:
+    seen[name] += 1
+    return name if seen[name] == 1 else f"{name}#{seen[name]}"
+
+
+def _flows(entry: BackendPatternConfig, dtypes: DTypeConfig, qat_modules: Collection[Any]) -> tuple[str, ...]:
+    """The flows in which an entry is claimed.
+
+    A QAT module is met in QAT alone; an entry that names one, or has no weight, in both; any other in PTQ alone. Half
+    precision is not trained for: there is no fake quantize of it.
+    """
+    if entry.normal_pattern in qat_modules:
+        return ("qat",)
+    if dtypes.input_dtype is torch.float16:
+        return ("ptq",)
+    return ("ptq",) if entry.qat_module is None and has_weight(entry) else ("ptq", "qat")
+
+
+def _schemes(entry: BackendPatternConfig, dtypes: DTypeConfig, capabilities: Capabilities) -> tuple[str, ...]:
+    """How the weight may be quantized: what the dtypes leave no choice in, else what the backend says it takes."""
+    if not has_weight(entry):
+        return (NO_WEIGHT,)
+    if dtypes.weight_dtype is torch.float16:
+        return (FLOAT16,)
+    if dtypes.input_dtype is torch.float32 and dtypes.weight_dtype is not None:
+        return (FLOAT_QPARAMS,)  # rule: CVT-11
+    return capabilities.weight_schemes
+
+
+def has_weight(entry: BackendPatternConfig) -> bool:
+    """Tell whether an entry's pattern has a weight to quantize, so that the claim depends on the weight scheme."""
+    if entry.root_module is not None or entry.qat_module is not None:
+        return True
+    return any(root_of(leaf) in WEIGHTED for leaf in leaves(entry.normal_pattern))

@@ -1,0 +1,171 @@
+"""Draws: the tensors that a case is calibrated with and run on (aimed at where kernels go wrong, then random)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from conformance.claims.case import Case
+from conformance.ops.op_model import Input, Role
+from conformance.oracle.grids import Grid
+
+Batch = tuple[Tensor, ...]
+
+
+def calibration_inputs(case: Case) -> tuple[Batch, ...]:
+    """Draw two batches of calibration inputs; each activation reaches both ends of its range.
+
+    A single element is at the high end first, then at the low one.
+    """
+    return tuple(
+        tuple(_calibrating(each, case, position, number) for position, each in enumerate(case.inputs))
+        for number in range(2)
+    )
+
+
+def _calibrating(given: Input, case: Case, position: int, number: int) -> Tensor:
+    if given.role in (Role.INDEX, Role.OFFSETS):
+        return _indices(given)
+    low, high = case.regime.ranges[position % len(case.regime.ranges)] if given.role is Role.ACTIVATION else _STATES
+    drawn = torch.empty(given.shape).uniform_(low, high)
+    flat = drawn.view(-1)
+    if flat.numel():
+        flat[0], flat[-1] = (low, high) if number == 0 else (high, low)
+    return drawn
+
+
+_STATES = (-1.0, 0.75)
+"""A range of states in which the zero point of dynamic quantization is at no tie."""
+
+
+def _indices(given: Input) -> Tensor:
+    """Indices that name the first and the last row; offsets of which the first bag is empty, and the last one."""
+    drawn = torch.randint(0, max(1, given.high), given.shape, dtype=torch.int32 if given.is_int32 else torch.int64)
+    flat = drawn.view(-1)
+    if given.role is Role.OFFSETS:
+        drawn = drawn.sort().values
+        drawn[:2], drawn[2:][-1:] = 0, given.high
+    elif flat.numel() > 1:
+        flat[0], flat[-1] = 0, given.high - 1
+    return drawn
+
+
+Aim = Callable[[tuple[int, ...], Grid], Tensor]
+"""Integers of a shape on a grid."""
+
+
+def _alternating(shape: tuple[int, ...], grid: Grid) -> Tensor:
+    number = torch.arange(int(torch.Size(shape).numel())) % 2
+    return torch.where(number == 0, grid.low, grid.high).reshape(shape)
+
+
+def _random(shape: tuple[int, ...], grid: Grid) -> Tensor:
+    return torch.randint(grid.low, grid.high + 1, shape)
+
+
+def _near_zero(shape: tuple[int, ...], grid: Grid) -> Tensor:
+    """A few steps around the zero point: small sums, where a rescaled result is near a tie."""
+    return (grid.zero_point + torch.randint(-3, 4, shape)).clamp(grid.low, grid.high)
+
+
+def _close_to_high(shape: tuple[int, ...], grid: Grid) -> Tensor:
+    """A few steps below the high end: pairs of products that saturate, and a large mean with a small variance."""
+    return (grid.high - torch.randint(0, 4, shape)).clamp(grid.low, grid.high)
+
+
+def _single(shape: tuple[int, ...], grid: Grid) -> Tensor:
+    """One element away from the zero point: what a wrong index or a wrong padding moves."""
+    drawn = torch.full(shape, grid.zero_point)
+    flat = drawn.view(-1)
+    if flat.numel():
+        flat[int(torch.randint(0, flat.numel(), ()))] = grid.high if grid.high != grid.zero_point else grid.low
+    return drawn
+
+
+def _off_grid(shape: tuple[int, ...], grid: Grid) -> Tensor:
+    """Positions up to a range beyond the ends, one far beyond, none near a tie: quantizing itself. (NUM-01)"""
+    span = grid.high - grid.low
+    drawn = _random(shape, grid) * 3.0 - grid.low - grid.high + torch.empty(shape).uniform_(-0.375, 0.375)
+    flat = drawn.view(-1)
+    flat[1:2], flat[2:3] = grid.high + 2.0**20 * span, grid.low - 2.0**20 * span
+    return drawn
+
+
+def _coarse(shape: tuple[int, ...], grid: Grid) -> Tensor:
+    """Multiples of 32 steps from the zero point: of their sums, more are half-way between two integers."""
+    low, high = (grid.low - grid.zero_point) // 32, (grid.high - grid.zero_point) // 32
+    return grid.zero_point + 32 * torch.randint(low + 1, high + 1, shape)
+
+
+AIMS: tuple[tuple[str, Aim], ...] = (
+    ("random", _random),
+    ("alternating ends", _alternating),
+    ("close to the high end", _close_to_high),
+    ("near the zero point", _near_zero),
+    ("one away from the zero point", _single),
+    ("all at the high end", lambda shape, grid: torch.full(shape, grid.high)),
+    ("all at the low end", lambda shape, grid: torch.full(shape, grid.low)),
+    ("all at the zero point", lambda shape, grid: torch.full(shape, grid.zero_point)),
+    ("between steps and beyond the ends", _off_grid),
+)
+
+
+def static_inputs(case: Case, grids: Sequence[Grid | None], *, aims: int, random: int) -> list[tuple[str, Batch]]:
+    """Draw inputs that lie on the inputs' grids: the first `aims` aimed ones, then `random` ones, each with its name.
+
+    In a regime of ties, one is in coarse steps. Inputs without a grid are drawn as for calibration.
+    """
+    tied = (("in coarse steps", _coarse),) * case.regime.has_ties
+    kinds = itertools.chain(AIMS[:aims], tied, ((f"random {n + 2}", _random) for n in range(random)))
+    return [(name, tuple(_drawn(case, grids, draw))) for name, draw in kinds]
+
+
+def _drawn(case: Case, grids: Sequence[Grid | None], draw: Aim) -> Iterator[Tensor]:
+    for position, (given, grid) in enumerate(zip(case.inputs, grids, strict=True)):
+        if grid is None:
+            yield _calibrating(given, case, position, 0)
+        else:
+            yield grid.values(draw(given.shape, grid).roll(position))  # so that ends meet other ends
+
+
+def float_inputs(case: Case, *, random: int) -> list[tuple[str, Batch]]:
+    """Draw inputs of a model that takes floats: dynamic, float16, weight-only.
+
+    Activations are first on a grid of 255 steps of a power of two, both ends present, so that the qparams of dynamic
+    quantization are exact and no input is at a tie; then aimed, at signs and at magnitudes; then random.
+    """
+    kinds: list[tuple[str, Callable[[tuple[int, ...]], Tensor]]] = [
+        ("on a grid", _gridded),
+        ("zeros", torch.zeros),
+        ("only positive", lambda shape: torch.rand(shape) + 0.125),
+        ("only negative", lambda shape: -torch.rand(shape) - 0.125),
+        ("all the same", lambda shape: torch.full(shape, 0.75)),
+        ("tiny", lambda shape: torch.randn(shape) * 2.0**-20),
+        ("huge", lambda shape: torch.randn(shape) * 2.0**12),  # within what half precision holds
+        ("one far out", _far_out),
+        *((f"random {n + 1}", torch.randn) for n in range(random)),
+    ]
+    return [
+        (name, tuple(
+            draw(given.shape) if given.role is Role.ACTIVATION else _calibrating(given, case, position, 0)
+            for position, given in enumerate(case.inputs)
+        ))
+        for name, draw in kinds
+    ]  # fmt: skip
+
+
+def _far_out(shape: tuple[int, ...]) -> Tensor:
+    drawn = torch.randn(shape)
+    drawn.view(-1)[-1:] = 2.0**12
+    return drawn
+
+
+def _gridded(shape: tuple[int, ...]) -> Tensor:
+    integers = torch.randint(0, 256, shape)
+    flat = integers.view(-1)
+    if flat.numel() > 1:
+        flat[0], flat[-1] = 0, 255
+    return (integers - 96) * 2.0**-6

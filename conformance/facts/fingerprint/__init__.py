@@ -1,0 +1,1 @@
+"""Which arithmetic the kernels of a backend show: accumulators, rounding, the grid of biases."""

@@ -1,0 +1,87 @@
+"""Fingerprints: how a backend's kernels compute, measured op by op, shown and not judged (NUM-06).
+
+Per op, dtype and weight scheme that the config claims, probes with chosen operands tell the rounding at exact ties, the
+arithmetic of the rescale, the accumulator, the integer that padding holds, what becomes of the bias, where the range
+ends and where a relu cuts. Where a probe cannot tell, the value says so and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from backends.base import Capabilities
+from conformance.claims.claim import NO_WEIGHT
+from conformance.facts.fingerprint import sums_and_products as fingerprint_binary
+from conformance.facts.fingerprint import unweighted as fingerprint_plain
+from conformance.facts.fingerprint import weighted as fingerprint_weighted
+from conformance.facts.probe_models import Bench, Op, Site, Unmeasured
+from conformance.pipeline.job import Job
+from refimpl import BackendConfig, DTypeConfig
+from reports.codec import PlainRow
+
+OPS: Mapping[str, Op] = {**fingerprint_weighted.OPS, **fingerprint_binary.OPS, **fingerprint_plain.OPS}
+DTYPES = frozenset({torch.quint8, torch.qint8, torch.uint8, torch.int8})
+"""Activations that the probes have integers for."""
+
+
+def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tuple[Job, ...]:
+    """List one job for each op that the config claims, ``fact/fingerprint/<op>``; none under the profile quick."""
+    if profile == "quick":
+        return ()
+    claimed = [name for name, op in OPS.items() if next(_claims(op, config), None) is not None]
+    return tuple(Job(id=f"fact/fingerprint/{name}", run=partial(rows, name)) for name in claimed)
+
+
+def rows(name: str, bench: Bench) -> Iterator[PlainRow]:
+    """Measure an op; yield a row for each dtype config, and each weight scheme where there is a weight."""
+    op = OPS[name]
+    for site in sites(op, bench):
+        dtype = str(site.dtypes.input_dtype).removeprefix("torch.")
+        subject = ", ".join([name, dtype, *([site.scheme] if op.has_weight else [])])
+        yield {"kind": "fact", "topic": "fingerprint", "subject": subject, "values": fingerprint(op, site)}
+
+
+def sites(op: Op, bench: Bench) -> Iterator[Site]:
+    """Yield the places to measure an op at: the dtype configs of the first of its patterns that is claimed."""
+    schemes = bench.capabilities.weight_schemes if op.has_weight else (NO_WEIGHT,)
+    patterns = {entry.normal_pattern for entry in bench.config.configs}
+    for pattern, dtypes in _claims(op, bench.config):
+        for scheme in schemes:
+            has_relu = (nn.ReLU, pattern) in patterns
+            yield Site(bench=bench, pattern=pattern, dtypes=dtypes, scheme=scheme, has_relu=has_relu)
+
+
+def _claims(op: Op, config: BackendConfig) -> Iterator[tuple[Any, DTypeConfig]]:
+    """Yield the static dtype configs of integers for the first of an op's patterns that has any; one per dtype."""
+    for pattern in op.patterns:
+        entries = [entry for entry in config.configs if entry.normal_pattern == pattern]
+        found = {each.input_dtype: each for entry in entries for each in reversed(entry.dtype_configs) if _fits(each)}
+        if found:
+            yield from ((pattern, dtypes) for dtypes in found.values())
+            return
+
+
+def _fits(dtypes: DTypeConfig) -> bool:
+    is_static = not dtypes.is_dynamic and dtypes.input_dtype == dtypes.output_dtype
+    return is_static and dtypes.input_dtype in DTYPES
+
+
+def fingerprint(op: Op, site: Site) -> dict[str, str]:
+    """Measure the properties of an op, each a short text; ``not determined: reason`` where a probe cannot tell."""
+    try:
+        values = {"runs": site.execution(op.example(site))}
+        rounding = op.rounding(site)
+    except Unmeasured as error:
+        return {"not determined": str(error)}
+    values["rounding"] = rounding.text
+    for name, measure in op.properties:
+        try:
+            values[name] = measure(site, rounding.rule or torch.round)
+        except Unmeasured as error:
+            values[name] = f"not determined: {error}"
+    return values

@@ -1,0 +1,121 @@
+"""Unclaimed support: dtype configs that a backend runs correctly for a pattern, though its config does not say so.
+
+A config grows by what others of its entries claim: where the same dtypes work for a pattern that has no such claim, the
+vendor may add it. Facts, not judged: ``jobs`` gives one job for each pattern, for the full and the stress profile.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule
+
+from backends.base import Backend, Capabilities, Execution
+from conformance.claims.claim import dtype_config_text, enumerate_claims, has_weight
+from conformance.claims.qconfigs import Kind, kind_of
+from conformance.ops.table import root_of
+from conformance.pipeline.job import Job
+from conformance.pipeline.workbench import Effort, Workbench
+from conformance.stages.check import Check
+from conformance.stages.refusal import functions_with, modules_with, with_only
+from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from refimpl.patterns import leaves, pattern_name
+from reports.codec import PlainRow
+from reports.results import Verdict
+
+
+def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tuple[Job, ...]:
+    """Return a job for each pattern that other entries' dtype configs could be tried on."""
+    del capabilities  # they hold for what is not claimed as well
+    if profile == "quick":
+        return ()
+    claimed: dict[object, dict[object, DTypeConfig]] = defaultdict(dict)
+    for entry in config.configs:
+        for dtypes in entry.dtype_configs:
+            if kind_of(dtypes) not in (Kind.FIXED, Kind.OTHER):  # fixed qparams belong to their op
+                claimed[_family(entry)].setdefault(_choice(entry, dtypes), dtypes)
+    found = [(entry, candidates(entry, claimed[_family(entry)])) for entry in config.configs]
+    return tuple(
+        Job(id=f"fact/unclaimed/{pattern_name(entry.normal_pattern)}", run=partial(_run, entry, dtypes))
+        for entry, dtypes in found
+        if dtypes
+    )
+
+
+def candidates(entry: BackendPatternConfig, claimed: Mapping[object, DTypeConfig]) -> tuple[DTypeConfig, ...]:
+    """Return the dtype configs, one of each choice of dtypes, that an entry does not have: bounds alone are no news."""
+    known = {_choice(entry, each) for each in entry.dtype_configs}
+    return tuple(dtypes for choice, dtypes in claimed.items() if choice not in known)
+
+
+def _family(entry: BackendPatternConfig) -> tuple[bool, ...]:
+    """What an entry's inputs and results are like: ops of one family can share dtype configs."""
+    root = root_of(next(leaves(entry.normal_pattern)))
+    kinds: tuple[tuple[type, ...], ...] = ((nn.Embedding, nn.EmbeddingBag), (nn.RNNBase, nn.RNNCellBase))
+    return (has_weight(entry), *(isinstance(root, type) and issubclass(root, each) for each in kinds))
+
+
+def _choice(entry: BackendPatternConfig, each: DTypeConfig) -> object:
+    """The dtypes that matter for an entry: a weight's for those that have one."""
+    return each.input_dtype, has_weight(entry) and each.weight_dtype, each.output_dtype, bool(each.is_dynamic)
+
+
+def _run(entry: BackendPatternConfig, dtypes: tuple[DTypeConfig, ...], workbench: Workbench) -> Iterator[PlainRow]:
+    """Try each dtype config on the pattern, with one case; yield one row."""
+    values = {dtype_config_text(each): _tried(entry, each, workbench) for each in dtypes}
+    subject = pattern_name(entry.normal_pattern)
+    yield {"kind": "fact", "topic": "unclaimed", "subject": subject, "values": values}
+
+
+def _tried(entry: BackendPatternConfig, dtypes: DTypeConfig, workbench: Workbench) -> str:
+    """Take the claim that is not made through the stages, up to its numbers."""
+    config = workbench.config
+    entries = [*functions_with(config, dtypes), *modules_with(config, dtypes), with_only(entry, dtypes)]
+    config = BackendConfig("unclaimed").set_backend_pattern_configs(entries)
+    bench = Workbench(_Claiming(workbench.backend, config), seed=workbench.seed, profile="quick")
+    bench.effort = Effort(cases=1, aims=3, further=3, random=0)
+    name = pattern_name(entry.normal_pattern)
+    claim = next(each for each in enumerate_claims(config, bench.capabilities) if each.pattern == name)
+    return _said(next(check for check in bench.run(claim) if check.outcome != "pass" or check.stage == "numerics"))
+
+
+def _said(check: Check) -> str:
+    """Say how it went by the check that ended it: the first that did not pass, or that of its numbers."""
+    text = " ".join(check.message.split())[:_MOST]
+    if check.verdict is Verdict.REFUTED:
+        return f"wrong: {text}" if check.stage == "numerics" and check.rule != "LOW-01" else f"refused: {text}"
+    said = _SAID[check.verdict]
+    return text if text.startswith(said) else f"{said}: {text}" if text else said
+
+
+_SAID = {
+    Verdict.VERIFIED: "runs correctly",
+    Verdict.QUALITY: "runs, not correctly rounded",
+    Verdict.FALLBACK: "runs in float",
+    Verdict.UNEXERCISED: "not tried",
+}
+_MOST = 200
+
+
+class _Claiming(Backend):
+    """A backend under a config that is not its own."""
+
+    def __init__(self, backend: Backend, config: BackendConfig) -> None:
+        self._backend, self._config = backend, config
+        self.name, self.representation, self.engine = backend.name, backend.representation, backend.engine
+
+    def backend_config(self) -> BackendConfig:
+        return self._config
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        return self._backend.lower(reference_model, example_inputs)
+
+    def execution(self, lowered: Callable[..., Any]) -> Execution | None:
+        return self._backend.execution(lowered)
+
+    def capabilities(self) -> Capabilities:
+        return self._backend.capabilities()

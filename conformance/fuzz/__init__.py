@@ -1,0 +1,1 @@
+"""Graphs drawn from claimed patterns, shrunk where they fail."""

@@ -1,0 +1,88 @@
+"""The facts of a run that its results depend on, for the header of the results file (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import subprocess
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+DISTRIBUTION = "fx-quant-conformance"
+DETECTION = Path(__file__).resolve().parents[1] / "mutation" / "detection-power.json"
+CPUINFO = Path("/proc/cpuinfo")
+# The instruction sets that a quantized kernel is chosen by, on x86 and on Arm.
+_RELEVANT = re.compile(
+    r"ssse3|sse4_[12]|f16c|fma|avx\w*|amx\w*|\w*vnni\w*|asimd\w*|neon|sve\w*|sme2?|i8mm|bf16|\w*dotprod"
+)
+
+
+def environment_facts(root: Path) -> dict[str, object]:
+    """Return the header's fields about the suite's checkout at ``root``, torch, Python and the machine."""
+    model, flags = cpu(CPUINFO)
+    return {
+        "suite_version": suite_version(root),
+        "suite_commit": suite_commit(root),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": model,
+        "cpu_flags": flags,
+    }
+
+
+def detection_power() -> dict[str, dict[str, object]]:
+    """Return what the mutation gate found last: class of seeded faults → how many there are, found by each profile."""
+    try:
+        found: dict[str, dict[str, object]] = json.loads(DETECTION.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # it is made by python -m conformance.mutation --write-doc
+        return {}
+    return found
+
+
+def suite_version(root: Path) -> str:
+    """Return the version in the checkout's pyproject.toml, or the installed one, or "unknown"."""
+    try:
+        return str(tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
+    except (OSError, KeyError, tomllib.TOMLDecodeError):
+        pass
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def suite_commit(root: Path) -> str:
+    """Return the checkout's git commit, with "-dirty" when files differ from it; "unknown" outside a checkout."""
+    if not (root / ".git").exists():
+        return "unknown"
+    commit = _git(root, "rev-parse", "--verify", "HEAD")
+    changes = _git(root, "status", "--porcelain")
+    if commit is None or changes is None:
+        return "unknown"
+    return f"{commit}-dirty" if changes else commit
+
+
+def cpu(cpuinfo: Path) -> tuple[str, list[str]]:
+    """Return the processor's model and its instruction sets that matter to quantized kernels."""
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    model = fields.get("model name") or platform.processor() or platform.machine() or "unknown"
+    words = (fields.get("flags") or fields.get("Features") or "").split()
+    return model, sorted({word for word in words if _RELEVANT.fullmatch(word)})
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(root), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

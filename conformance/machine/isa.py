@@ -1,0 +1,131 @@
+"""Levels of x86 instruction sets: which kernels the native engines run, and how a run is held to a lower level.
+
+Quantized kernels are chosen by CPU: without VNNI, fbgemm and oneDNN multiply bytes with ``vpmaddubsw``, which adds
+two products in 16 bits with saturation. ``pytest conformance --isa=avx2`` certifies on a newer machine what users of
+older ones get. The engines' own environment variables do it, and they are read when the libraries load: ``apply``
+sets them and starts the same command again, in place; xdist's workers inherit them.
+
+What the variables cannot change, because the code asks the CPU itself: QNNPACK's kernels (SSE2 on x86 at any level),
+and whether the x86 engine gives a convolution to oneDNN (it does where the CPU has AVX-512 VNNI) or to fbgemm. Below
+that level, x86 on such a CPU runs a mix that no user has: ``current_level`` names it so, and ``--backend=fbgemm``
+shows the convolutions that x86 would run. The levels sse41, avx2, avx512 and avx512_vnni were seen to take effect (in
+torch, fbgemm and oneDNN alike); avx2_vnni and amx follow the engines' documents.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import dataclass
+
+from conformance.machine.environment import CPUINFO, cpu
+
+MARK = "FX_CONFORMANCE_ISA_PROCESS"
+"""The variable that holds the ID of a process which has started itself again."""
+
+
+class IsaError(Exception):
+    """A level that cannot be had; the message is one line for the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One level: the CPU flags (as Linux spells them) that it needs, and its value of each engine's variable."""
+
+    flags: frozenset[str]
+    aten: str
+    fbgemm: str
+    onednn: str
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment that holds torch's own kernels, fbgemm and oneDNN to this level."""
+        values = (self.aten, self.fbgemm, self.onednn)
+        return dict(zip(VARIABLES, values, strict=True))
+
+
+VARIABLES = ("ATEN_CPU_CAPABILITY", "FBGEMM_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+_SSE41 = frozenset({"sse4_1"})
+_AVX2 = _SSE41 | {"avx2", "fma", "f16c"}
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+_VNNI = _AVX512 | {"avx512_vnni"}
+LEVELS = {
+    "sse41": Level(flags=_SSE41, aten="default", fbgemm="AVX2", onednn="SSE41"),
+    "avx2": Level(flags=_AVX2, aten="avx2", fbgemm="AVX2", onednn="AVX2"),
+    "avx2_vnni": Level(flags=_AVX2 | {"avx_vnni"}, aten="avx2", fbgemm="AVX2", onednn="AVX2_VNNI"),
+    "avx512": Level(flags=_AVX512, aten="avx512", fbgemm="AVX512", onednn="AVX512_CORE"),
+    "avx512_vnni": Level(flags=_VNNI, aten="avx512", fbgemm="AVX512_E1", onednn="AVX512_CORE_VNNI"),
+    "amx": Level(flags=_VNNI | {"amx_tile", "amx_int8"}, aten="avx512", fbgemm="AVX512_E1", onednn="AVX512_CORE_AMX"),
+}
+"""From low to high; a CPU's own level is the last one whose flags it has."""
+
+_WITHOUT = {("fbgemm", "sse41"), ("x86", "sse41")}
+"""Engines that torch does not offer at a level: both need AVX2."""
+_ASKS_THE_CPU = {"x86": "avx512_vnni"}
+"""Engines that choose by a flag of the CPU itself, whatever the variables say."""
+
+
+def apply(level: str, engine: str) -> None:
+    """Hold this process, and those it starts, to ``level``: a name of ``LEVELS``.
+
+    Where the variables say otherwise, they are set and the process runs its own command again from the start, under
+    the same process ID; this function then does not return. Call it in the controlling process only, with output
+    uncaptured. Raises IsaError when the CPU or the backend's torch ``engine`` ("" for none) does not have the level.
+    """
+    usable = _usable(engine)
+    if level not in usable:
+        raise IsaError(_refusal(level, engine, usable))
+    wanted = LEVELS[level].variables
+    if _in_force() == wanted:
+        return
+    if os.environ.get(MARK) == str(os.getpid()):
+        changed = ", ".join(f"{name}={os.environ.get(name, '')}" for name in VARIABLES)
+        raise IsaError(f"--isa={level}: something in this process changes the variables at its start; found {changed}")
+    os.environ.update(wanted, **{MARK: str(os.getpid())})
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def current_level(engine: str = "") -> str:
+    """Name the level that this process's kernels run at.
+
+    The CPU's own where nothing is forced (``platform.machine()`` for a CPU outside of ``LEVELS``); "custom" where
+    the variables are set, but not as a level that the CPU has; ``avx2_on_avx512_vnni`` where the engine still
+    chooses by the CPU itself.
+    """
+    flags, own, forced = _flags(), own_level(), _in_force()
+    if not forced:
+        return own
+    name = next((name for name in _usable("") if LEVELS[name].variables == forced), "custom")
+    asked = _ASKS_THE_CPU.get(engine)
+    if name == "custom" or asked not in flags or asked in LEVELS[name].flags:
+        return name
+    return f"{name}_on_{asked}"
+
+
+def own_level() -> str:
+    """Name the highest level that the CPU has; ``platform.machine()`` where it has none."""
+    return next(reversed(_usable("")), platform.machine())
+
+
+def _flags() -> frozenset[str]:
+    return frozenset(cpu(CPUINFO)[1])
+
+
+def _usable(engine: str) -> list[str]:
+    """The levels that the CPU and the engine have, from low to high."""
+    flags = _flags()
+    return [name for name, level in LEVELS.items() if level.flags <= flags and (engine, name) not in _WITHOUT]
+
+
+def _in_force() -> dict[str, str]:
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+
+
+def _refusal(level: str, engine: str, usable: list[str]) -> str:
+    lacking = sorted(LEVELS[level].flags - _flags())
+    why = f"this CPU lacks {', '.join(lacking)}" if lacking else f"torch has no engine {engine} at this level"
+    choice = f"choose one of {', '.join(usable)}" if usable else "run without --isa"
+    return f"--isa={level}: {why}; the CPU's own level is {own_level()}; {choice}"

@@ -1,0 +1,1 @@
+"""How each op that a pattern can name is built, called and varied."""

@@ -1,0 +1,254 @@
+"""Recipes of ops that put values in another order, select, repeat or reshape them (variation.py)."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from conformance.ops.calls import ANY_SHAPE, Shape, are_axes, call, module, one_input
+from conformance.ops.op_model import Input, Step
+from conformance.ops.variants import Arguments, Fixed, Recipe
+
+# -- axes -------------------------------------------------------------------------------------------------------------
+
+
+def _flatten(first: int, *others: int, is_module: bool) -> Recipe:
+    start, end = (first, *others), (-1, 1, -2)
+    return Recipe(
+        arguments={"start_dim": start, "end_dim": end, "shape": ((2, 7, 3, 3), (65,), (4, 9), (1, 2, 3, 4, 5))},
+        inputs=one_input,
+        step=module if is_module else call(start_dim=0, end_dim=-1),
+        is_valid=_flattens,
+    )
+
+
+def _flattens(arguments: Arguments) -> bool:
+    rank, start, end = len(arguments["shape"]), arguments["start_dim"], arguments["end_dim"]
+    return are_axes(rank, start, end) and start % rank <= end % rank
+
+
+_TRANSPOSE = Recipe(
+    arguments={"dim0": (1, 0, -2), "dim1": (0, 2, -1), "shape": ((2, 7, 3, 4), (9, 65), (1, 8, 7), (1, 2, 3, 4, 5))},
+    inputs=one_input,
+    step=call("dim0", "dim1"),
+    is_valid=lambda arguments: are_axes(len(arguments["shape"]), arguments["dim0"], arguments["dim1"]),
+)
+
+
+def _spread_out(name: str) -> Any:
+    """A method that takes numbers one by one, or as one tuple."""
+
+    def step(op: Any, arguments: Arguments) -> Step:
+        numbers: tuple[Any, ...] = arguments[name]
+        return Step(op=op, arguments=(numbers,) if arguments["_as_tuple"] else numbers)
+
+    return step
+
+
+def _permute(*, is_method: bool) -> Recipe:
+    """Axes in another order, which name each of them once."""
+    dims = ((0, 2, 3, 1), (1, 0), (-1, 0, 1), (0, -1, -2, -3), (4, 0, 3, 1, 2), (0,))
+    spelling = {"_as_tuple": (False, True)} if is_method else {}
+    return Recipe(
+        arguments={"dims": dims, "shape": ((2, 7, 3, 4), (9, 65), (1, 8, 7), (1, 2, 3, 4, 5), (63,)), **spelling},
+        inputs=one_input,
+        step=_spread_out("dims") if is_method else call("dims"),
+        is_valid=lambda arguments: len(arguments["dims"]) == len(arguments["shape"]),
+    )
+
+
+def _squeezes(arguments: Arguments) -> bool:
+    """All axes are there, each once."""
+    dim, rank = arguments["dim"], len(arguments["shape"])
+    dims = dim if isinstance(dim, tuple) else (dim,)
+    return are_axes(rank, *dims) and (None in dims or len({each % rank for each in dims}) == len(dims))
+
+
+_SQUEEZE = Recipe(
+    arguments={"dim": (None, 1, -2, (1, -1), 0), "shape": ((2, 1, 9), (1,), (4, 1), (1, 1, 63, 1), (2, 1, 3, 1, 4))},
+    inputs=one_input,
+    step=lambda op, arguments: call(*([] if arguments["dim"] is None else ["dim"]))(op, arguments),
+    is_valid=_squeezes,
+)
+_UNSQUEEZE = Recipe(
+    arguments={"dim": (1, 0, -1, -2), "shape": ((2, 9), (65,), (1, 8, 7), (2, 7, 3, 3))},
+    inputs=one_input,
+    step=call("dim"),
+)
+
+# -- selecting, repeating, reshaping ----------------------------------------------------------------------------------
+
+
+def _narrows(arguments: Arguments) -> bool:
+    if not are_axes(len(arguments["shape"]), arguments["dim"]):
+        return False
+    extent, start = arguments["shape"][arguments["dim"]], arguments["start"]
+    first = start + extent if start < 0 else start
+    return bool(0 <= first <= extent - arguments["length"])
+
+
+_NARROW = Recipe(
+    arguments={
+        "dim": (1, 0, -1, -2), "start": (2, 0, -3), "length": (3, 1, 7),
+        "shape": ((2, 9), (65,), (8, 7, 9), (3, 7, 8, 9), (1, 8, 3, 7, 10)),
+    },
+    inputs=one_input,
+    step=call("dim", "start", "length"),
+    is_valid=_narrows,
+)  # fmt: skip
+
+
+def _repeat_each(op: Any, arguments: Arguments) -> Step:
+    """Each element as often as the others, or each of an axis as often as a tensor says: 2, 0, 1 times, and again."""
+    shape, dim, repeats = arguments["shape"], arguments["dim"], arguments["repeats"]
+    extent = prod(shape) if dim is None else shape[dim]
+    counts = (2 - 2 * torch.arange(extent) % 3) if repeats == "tensor" else torch.full((extent,), repeats)
+    keywords = (("output_size", int(counts.sum())),) if arguments["output_size"] else ()
+    first = counts if repeats == "tensor" else repeats
+    return Step(op=op, arguments=(first,) if dim is None else (first, dim), keywords=keywords)
+
+
+_REPEAT_INTERLEAVE = Recipe(
+    arguments={
+        "repeats": (2, "tensor", 1), "dim": (None, 1, 0, -1), "output_size": (None, True),
+        "shape": ((2, 9), (65,), (4, 1, 7), (2, 7, 3, 3), (1, 2, 3, 4, 5)),
+    },
+    inputs=one_input,
+    step=_repeat_each,
+    is_valid=lambda arguments: are_axes(len(arguments["shape"]), arguments["dim"]),
+)  # fmt: skip
+_REPEAT = Recipe(
+    arguments={
+        "repeats": ((2, 1, 3), (2, 2), (1, 3, 1, 2), (2, 1, 1, 3, 2), (3,)),
+        "shape": ((2, 9), (65,), (1, 8, 7), (2, 1, 3, 3), (1, 2, 3, 1, 4)),
+        "_as_tuple": (False, True),
+    },
+    inputs=one_input,
+    step=_spread_out("repeats"),
+    is_valid=lambda arguments: len(arguments["repeats"]) >= len(arguments["shape"]),
+)
+_SIZES: tuple[Shape, ...] = ((2, 63), (5, 13), (-1, 3, 7), (2, 3, 2, -1), (1, 1, 3, 2, -1), (-1,))
+_SIZED: tuple[Shape, ...] = ((2, 7, 3, 3), (65,), (4, 63), (1, 7, 6), (1, 2, 3, 4, 5))
+
+
+def _reshapes(size: Shape, shape: Shape) -> bool:
+    given = -prod(size) if -1 in size else prod(size)
+    return prod(shape) % given == 0 if -1 in size else prod(shape) == given
+
+
+_VIEW = Recipe(
+    arguments={
+        "size": _SIZES,
+        "dtype": Fixed(reason="reads the same bits as another dtype: another op of that name"),
+        "shape": _SIZED,
+        "_as_tuple": (False, True),
+    },
+    inputs=one_input,
+    step=_spread_out("size"),
+    is_valid=lambda arguments: _reshapes(arguments["size"], arguments["shape"]),
+)
+_RESHAPE = Recipe(
+    arguments={"shape": _SIZES, "_input": _SIZED, "_as_tuple": (False, True)},
+    inputs=lambda arguments: (Input(shape=arguments["_input"]),),
+    step=_spread_out("shape"),
+    is_valid=lambda arguments: _reshapes(arguments["shape"], arguments["_input"]),
+)
+
+
+def _resize(op: Any, arguments: Arguments) -> Step:
+    layout = arguments["memory_format"]
+    keywords = () if layout is None else (("memory_format", layout),)
+    return Step(op=op, arguments=arguments["size"], keywords=keywords)
+
+
+_RESIZE = Recipe(
+    arguments={
+        "size": ((2, 63), (5, 13), (1,), (7, 3, 3), (1, 4, 3, 5), (1, 2, 3, 2, 5)),
+        "memory_format": (None, torch.channels_last),
+        "shape": ((2, 7, 3, 3), (65,), (4, 63), (1, 7, 9), (1, 2, 3, 4, 5)),
+    },
+    inputs=one_input,
+    step=_resize,
+    is_valid=lambda arguments: (
+        prod(arguments["size"]) <= prod(arguments["shape"])
+        and (arguments["memory_format"] is None or len(arguments["size"]) == 4)
+    ),
+)
+"""To a size that is not larger: what a larger one holds is undefined."""
+
+_LAYOUT_RANK = {torch.channels_last: 4, torch.channels_last_3d: 5}
+_CONTIGUOUS = Recipe(
+    arguments={"memory_format": (torch.contiguous_format, *_LAYOUT_RANK), "shape": ANY_SHAPE},
+    inputs=one_input,
+    step=call(memory_format=torch.contiguous_format),
+    is_valid=lambda a: _LAYOUT_RANK.get(a["memory_format"], len(a["shape"])) == len(a["shape"]),
+)
+
+
+def _shuffle(name: str, *, is_module: bool) -> Recipe:
+    """Channels into pixels, or pixels into channels; 36 of either are divisible by the squares of 1, 2 and 3."""
+    shapes: dict[str, tuple[Shape, ...]] = {
+        "upscale_factor": ((2, 36, 3, 3), (1, 36, 1, 7), (36, 2, 5), (1, 2, 72, 2, 3)),
+        "downscale_factor": ((2, 3, 6, 6), (1, 1, 12, 6), (7, 6, 12), (1, 2, 3, 6, 6)),
+    }
+    return Recipe(
+        arguments={name: (2, 3, 1), "shape": shapes[name]}, inputs=one_input, step=module if is_module else call(name)
+    )
+
+
+# -- reading a shape --------------------------------------------------------------------------------------------------
+
+
+_READ_SHAPES: tuple[Shape, ...] = ((2, 7, 3, 3), (65,), (4, 9), (1, 8, 7), (1, 2, 3, 4, 5))
+
+
+def _by_size(op: Any, arguments: Arguments) -> Step:
+    """A quantized tensor that is reshaped by what is read: all sizes, or that of one axis, with the rest joined."""
+    dim = arguments["dim"]
+    return Step(op=lambda x: x.reshape(x.size()) if dim is None else x.reshape(x.size(dim), -1))
+
+
+def _by_shape(op: Any, arguments: Arguments) -> Step:
+    """The same by the attribute, which is no call in a graph but ``getattr``."""
+    axis = arguments["_axis"]
+    return Step(op=lambda x: x.reshape(x.shape[axis], -1))
+
+
+_SIZE = Recipe(
+    arguments={"dim": (0, None, 1, -1), "shape": _READ_SHAPES},
+    inputs=one_input,
+    step=_by_size,
+    is_valid=lambda arguments: are_axes(len(arguments["shape"]), arguments["dim"]),
+)
+_SHAPE = Recipe(
+    arguments={"_axis": (0, 1, -1), "shape": _READ_SHAPES},
+    inputs=one_input,
+    step=_by_shape,
+    is_valid=lambda arguments: are_axes(len(arguments["shape"]), arguments["_axis"]),
+)
+
+RECIPES: dict[Any, Recipe] = {
+    torch.flatten: _flatten(0, 1, -2, is_module=False),
+    nn.Flatten: _flatten(1, 0, -2, is_module=True),
+    **dict.fromkeys((torch.transpose, "transpose"), _TRANSPOSE),
+    **dict.fromkeys((torch.permute, torch.permute_copy), _permute(is_method=False)),
+    "permute": _permute(is_method=True),
+    **dict.fromkeys((torch.squeeze, "squeeze", "squeeze_"), _SQUEEZE),
+    **dict.fromkeys((torch.unsqueeze, "unsqueeze", "unsqueeze_"), _UNSQUEEZE),
+    torch.narrow: _NARROW,
+    **dict.fromkeys((torch.repeat_interleave, "repeat_interleave"), _REPEAT_INTERLEAVE),
+    "repeat": _REPEAT,
+    "view": _VIEW,
+    "reshape": _RESHAPE,
+    "resize_": _RESIZE,
+    "contiguous": _CONTIGUOUS,
+    nn.PixelShuffle: _shuffle("upscale_factor", is_module=True),
+    torch.pixel_shuffle: _shuffle("upscale_factor", is_module=False),
+    nn.PixelUnshuffle: _shuffle("downscale_factor", is_module=True),
+    torch.pixel_unshuffle: _shuffle("downscale_factor", is_module=False),
+    "size": _SIZE,
+    "shape": _SHAPE,
+}

@@ -1,0 +1,368 @@
+"""Recipes of the ops with a weight: linear layers, convolutions and transposed convolutions, modules and functions.
+
+What quantized kernels commonly lack (a padding mode, padding as a word, an input without batch) is varied with few
+other arguments, so that a fall back to float does not hide the pairs of the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conformance.ops.op_model import Input, Step
+from conformance.ops.variants import Arguments, Fixed, Recipe
+
+
+class Layer(NamedTuple):
+    """The channels of a convolution, or the features of a linear layer, and how many inputs it gets at once."""
+
+    c_in: int
+    c_out: int
+    groups: int = 1
+    batch: int = 1
+
+
+class Network(NamedTuple):
+    """A convolution as known networks have it, for which engines have kernels of their own.
+
+    As many channels come out as go in; the padding is half of what the kernel reaches beyond one element, so that a
+    stride of two halves the image, or doubles it where the convolution is transposed. ``width``: of the image, if it is
+    another than that of the others.
+    """
+
+    channels: int
+    groups: int
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+    width: int = 0
+
+
+# -- parameters -------------------------------------------------------------------------------------------------------
+
+
+def drawn_weight(c_out: int, c_in: int, *kernel: int) -> Tensor:
+    """Draw a weight of shape (c_out, c_in, *kernel), in float32, from torch's generator.
+
+    Channels differ in magnitude by powers of two, so that a wrong channel's scale shows. The first few weights of a
+    channel are at the end of the range, counted along its inputs and counted along its kernel: products of neighbours,
+    added in 16 bits, overflow. Each fourth channel has no positive weight; each seventh has zeros but for one weight:
+    with none, the bias would be beyond int32 in steps of the smallest scale there is.
+    """
+    weight = torch.empty(c_out, c_in, *kernel).uniform_(-1, 1)
+    by_input = weight.reshape(c_out, c_in, -1)
+    terms = weight[0].numel()
+    for number in range(min(4, terms // 3)):
+        weight.flatten(1)[:, number] = 1.0
+        by_input[:, number % c_in, number // c_in] = 1.0
+    weight[3::4] = -weight[3::4].abs()
+    weight[6::7].flatten(1)[:, 1:] = 0.0
+    magnitude = torch.tensor([2.0 ** -(channel % 4) for channel in range(c_out)])
+    scaled: Tensor = weight * magnitude.reshape(-1, *[1] * (weight.dim() - 1)) / terms**0.5
+    return scaled
+
+
+def transposed(weight: Tensor, groups: int) -> Tensor:
+    """Lay a weight (c_out, c_in / groups, *kernel) out as transposed convolutions do: (c_in, c_out / groups, *kernel).
+
+    The operands of each output channel stay what they were.
+    """
+    c_out, within, *kernel = weight.shape
+    by_group = weight.reshape(groups, c_out // groups, within, *kernel).transpose(1, 2)
+    return by_group.reshape(groups * within, c_out // groups, *kernel).contiguous()
+
+
+def _drawn_bias(layer: Layer, has_bias: bool) -> Tensor | None:
+    return torch.empty(layer.c_out).uniform_(-1, 1) if has_bias else None
+
+
+def _with_parameters(module: Any, weight: Tensor, bias: Tensor | None, **keywords: Any) -> Step:
+    with torch.no_grad():
+        module.weight.copy_(weight)
+        if bias is not None:
+            module.bias.copy_(bias)
+    return Step(op=module, keywords=tuple(keywords.items()))
+
+
+# -- convolutions -----------------------------------------------------------------------------------------------------
+
+# U-Net's and ResNet's ways to another size; MobileNet's depthwise layers, with channels in multiples of eight; then
+# ResNeXt's groups of 4 and of 8 channels.
+UP = Network(channels=16, groups=1, kernel=2, stride=2)
+NETWORKS = (
+    UP,
+    Network(channels=8, groups=1, kernel=3, stride=2),
+    Network(channels=16, groups=16, kernel=3, stride=1),
+    Network(channels=16, groups=16, kernel=3, stride=2),
+    Network(channels=16, groups=16, kernel=5, stride=1),
+    Network(channels=128, groups=128, kernel=3, stride=1),
+    Network(channels=32, groups=8, kernel=3, stride=1),
+    Network(channels=64, groups=8, kernel=3, stride=2),
+)
+# Dilation as in DeepLab, alone and depthwise; ConvNeXt's window; two and sixteen channels in a group; images wider than
+# a register block, of a large window and of none, which is a matrix product of many rows.
+MORE_NETWORKS = (
+    Network(channels=8, groups=1, kernel=3, dilation=2),
+    Network(channels=16, groups=16, kernel=3, dilation=2),
+    Network(channels=16, groups=16, kernel=7),
+    Network(channels=4, groups=2, kernel=3),
+    Network(channels=32, groups=2, kernel=3),
+    Network(channels=8, groups=1, kernel=3, width=37),
+    Network(channels=16, groups=16, kernel=3, width=37),
+    Network(channels=64, groups=1, kernel=1, width=37),
+)
+# The usual numbers, the same along all axes; by rank, a reduction whose sum is beyond what float32 holds exactly.
+_USUAL: tuple[Arguments, ...] = (
+    {"stride": 2}, {"padding": 1}, {"stride": 2, "padding": 1}, {"dilation": 2}, {"dilation": 2, "padding": 2},
+    {"kernel_size": 2, "stride": 2},
+)  # fmt: skip
+_LARGE_REDUCTION = {1: Layer(c_in=300, c_out=9), 2: Layer(c_in=100, c_out=9), 3: Layer(c_in=33, c_out=9)}
+# Channels that fill no tile; a large reduction, of several images; groups; depthwise with a multiplier and without.
+LAYERS = (
+    Layer(c_in=3, c_out=5),
+    Layer(c_in=65, c_out=9, batch=4),
+    Layer(c_in=4, c_out=6, groups=2),
+    Layer(c_in=8, c_out=16, groups=8),
+    Layer(c_in=9, c_out=9, groups=9, batch=2),
+    Layer(c_in=16, c_out=16, groups=16),
+)
+DEPTHWISE = LAYERS[-1]
+"""Depthwise convolutions have kernels of their own in every engine, many for channels in multiples of 8 or 16."""
+EXTENTS = (7, 6, 5)
+"""How far an input reaches along each axis: not the same twice, so that swapped axes show."""
+
+_TENSOR = Fixed(reason="a tensor: its sizes are varied under shape")
+_CHANNELS = Fixed(reason="varied under shape, as groups divide the numbers of channels")
+_PLACE = Fixed(reason="the suite runs on the CPU, in float32")
+_IN_MODULES = {
+    "in_channels": _CHANNELS, "out_channels": _CHANNELS, "groups": _CHANNELS, "device": _PLACE, "dtype": _PLACE
+}  # fmt: skip
+_IN_FUNCTIONS = {"input": _TENSOR, "weight": _TENSOR, "groups": _CHANNELS, "_positional": (False, True)}
+_MODES = {"padding_mode": ("zeros", "reflect", "replicate", "circular")}
+_IN_TRANSPOSED = {
+    **_IN_MODULES, "output_size": (None, "largest"),
+    "padding_mode": Fixed(reason="transposed convolutions have padding_mode='zeros' only"),
+}  # fmt: skip
+
+
+_GEOMETRY = ("kernel_size", "stride", "padding", "output_padding", "dilation")
+_PADDING = {1: (1,), 2: (2, 0), 3: (1, 2, 0)}
+"""Not the same along all axes, and along one none."""
+
+
+def _convolution_arguments(rank: int) -> dict[str, Any]:
+    """What modules and functions have in common; per axis where it is uneven."""
+    return {
+        "shape": LAYERS, "kernel_size": (3, 1, (2, 3, 1)[:rank]), "stride": (1, (2, 1, 3)[:rank]),
+        "padding": (0, _PADDING[rank], "same", "valid"), "dilation": (1, (2, 1, 2)[:rank]), "bias": (True, False),
+        "_network": (None, *NETWORKS), "_unbatched": (False, True), "_uneven": (False, True),
+    }  # fmt: skip
+
+
+def _transposed_arguments(rank: int) -> dict[str, Any]:
+    return {
+        "shape": LAYERS, "kernel_size": (3, 1, (2, 3, 1)[:rank]), "stride": (1, (2, 1, 3)[:rank]),
+        "padding": (0, (1, 2, 0)[:rank]), "output_padding": (0, (1, 0, 1)[:rank]), "dilation": (1, (2, 1, 2)[:rank]),
+        "bias": (True, False), "_network": (None, UP, NETWORKS[1], NETWORKS[3]), "_unbatched": (False, True),
+    }  # fmt: skip
+
+
+# What is rarely quantized, and the arguments that are varied with it.
+_APART: tuple[tuple[Callable[[Arguments], bool], frozenset[str]], ...] = (
+    (lambda a: a["_unbatched"], frozenset({"_unbatched"})),
+    (lambda a: a.get("_uneven", False), frozenset({"_uneven"})),
+    (lambda a: a["_network"] is not None, frozenset({"_network"})),
+    (lambda a: a["padding"] == "valid", frozenset({"padding"})),
+    (lambda a: a["padding"] == "same", frozenset({"padding", "dilation"})),
+    (lambda a: a.get("output_size") is not None, frozenset({"output_size", "stride", "padding"})),
+    (lambda a: a.get("padding_mode", "zeros") != "zeros", frozenset({"padding_mode", "padding"})),
+)
+
+
+def _go_together(base: Arguments) -> Callable[[Arguments], bool]:
+    """Return what tells whether arguments of a convolution go together."""
+
+    def is_valid(a: Arguments) -> bool:
+        away = {name for name, value in a.items() if value != base[name]}
+        if any(is_rare(a) and not away <= companions for is_rare, companions in _APART):
+            return False
+        if a.get("output_padding"):
+            return bool(away & {"stride", "dilation"})  # torch asks for less than one of them
+        if a.get("output_size") is not None:
+            return "stride" in away  # of 1, there is one size alone
+        if "padding_mode" in away:
+            return isinstance(a["padding"], tuple)  # without numbers to pad by, the mode is of no effect
+        return True
+
+    return is_valid
+
+
+def _resolved(arguments: Arguments) -> Arguments:
+    """The arguments with those of a known network's layer in their place; 'same' padding with more on one side."""
+    if arguments.get("_uneven"):
+        return {**arguments, "padding": "same", "kernel_size": 2}
+    network = arguments.get("_network")
+    if network is None:
+        return arguments
+    layer = Layer(c_in=network.channels, c_out=network.channels, groups=network.groups)
+    reach = network.dilation * (network.kernel - 1)
+    padding = reach // 2
+    geometry = {"kernel_size": network.kernel, "stride": network.stride, "padding": padding}
+    if network.dilation > 1:
+        geometry["dilation"] = network.dilation
+    rest = network.stride - reach - 1 + 2 * padding
+    doubling = {"output_padding": rest} if "output_padding" in arguments else {}
+    return {**arguments, "shape": layer, **geometry, **doubling}
+
+
+def _images(rank: int) -> Callable[[Arguments], tuple[Input, ...]]:
+    def inputs(arguments: Arguments) -> tuple[Input, ...]:
+        layer = _resolved(arguments)["shape"]
+        batch = () if arguments["_unbatched"] else (layer.batch,)
+        network = arguments["_network"]
+        *rest, width = EXTENTS[:rank]
+        return (Input(shape=(*batch, layer.c_in, *rest, (network and network.width) or width)),)
+
+    return inputs
+
+
+def _kernels(a: Arguments, rank: int) -> Tensor:
+    layer, size = a["shape"], a["kernel_size"]
+    kernel = (size,) * rank if isinstance(size, int) else size
+    weight = drawn_weight(layer.c_out, layer.c_in // layer.groups, *kernel)
+    return transposed(weight, layer.groups) if "output_padding" in a else weight
+
+
+_MODULE_OPTIONS = ("stride", "padding", "output_padding", "dilation", "padding_mode")
+_DEFAULTS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+_TRANSPOSED_DEFAULTS = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}  # in torch's order
+
+
+def _convolution_module(rank: int) -> Callable[[Any, Arguments], Step]:
+    def step(kind: Any, arguments: Arguments) -> Step:
+        a = _resolved(arguments)
+        layer = a["shape"]
+        options = {name: a[name] for name in _MODULE_OPTIONS if name in a}
+        module = kind(layer.c_in, layer.c_out, a["kernel_size"], groups=layer.groups, bias=a["bias"], **options)
+        size = {} if a.get("output_size") is None else {"output_size": _largest(module, rank)}
+        return _with_parameters(module, _kernels(a, rank), _drawn_bias(layer, a["bias"]), **size)
+
+    return step
+
+
+def _largest(module: Any, rank: int) -> list[int]:
+    """The largest output that a transposed convolution can give for the images of these recipes."""
+    axes = zip(EXTENTS[:rank], module.stride, module.padding, module.dilation, module.kernel_size, strict=True)
+    return [
+        extent * stride - 2 * padding + dilation * (kernel - 1) for extent, stride, padding, dilation, kernel in axes
+    ]
+
+
+def _convolution_function(rank: int) -> Callable[[Any, Arguments], Step]:
+    """Options are given by name, those only that are not the default; or all of them, in order."""
+
+    def step(function: Any, arguments: Arguments) -> Step:
+        a = _resolved(arguments)
+        layer = a["shape"]
+        defaults = _TRANSPOSED_DEFAULTS if "output_padding" in a else _DEFAULTS
+        options = {name: a.get(name, layer.groups) for name in defaults}
+        parameters = (_kernels(a, rank), _drawn_bias(layer, a["bias"]))
+        if a["_positional"]:
+            return Step(op=function, parameters=parameters, arguments=tuple(options.values()))
+        named = tuple((name, value) for name, value in options.items() if value != defaults[name])
+        return Step(op=function, parameters=parameters, keywords=named)
+
+    return step
+
+
+def _known(rank: int, *, is_transposed: bool) -> tuple[Arguments, ...]:
+    """Known networks' layers, and common numbers; 4, 2, 1 is how a transposed convolution doubles an image."""
+    doubling = (Network(channels=8, groups=1, kernel=4, stride=2), Network(channels=16, groups=16, kernel=4, stride=2))
+    networks = (*doubling, *MORE_NETWORKS) if is_transposed else MORE_NETWORKS
+    return (*_USUAL, {"shape": _LARGE_REDUCTION[rank]}, *({"_network": each} for each in networks))
+
+
+def _convolutions() -> dict[Any, Recipe]:
+    """Return the recipe of every convolution: module and function, plain and transposed, in one to three dimensions."""
+    found: dict[Any, Recipe] = {}
+    for rank in (1, 2, 3):
+        common, common_transposed = _convolution_arguments(rank), _transposed_arguments(rank)
+        rows: tuple[tuple[Any, dict[str, Any], Any], ...] = (
+            (getattr(nn, f"Conv{rank}d"), common | _MODES | _IN_MODULES, _convolution_module),
+            (getattr(F, f"conv{rank}d"), common | _IN_FUNCTIONS, _convolution_function),
+            (getattr(nn, f"ConvTranspose{rank}d"), common_transposed | _IN_TRANSPOSED, _convolution_module),
+            (getattr(F, f"conv_transpose{rank}d"), common_transposed | _IN_FUNCTIONS, _convolution_function),
+        )
+        for op, arguments, step in rows:
+            base = {name: values[0] for name, values in arguments.items() if not isinstance(values, Fixed)}
+            found[op] = Recipe(
+                arguments=arguments, inputs=_images(rank), step=step(rank), is_valid=_go_together(base),
+                kernels=(({"shape": DEPTHWISE}, _GEOMETRY),),
+                known=_known(rank, is_transposed="output_padding" in arguments),
+            )  # fmt: skip
+    return found
+
+
+# -- linear layers ----------------------------------------------------------------------------------------------------
+
+_FEATURES = Fixed(reason="varied under shape")
+_LINEAR: dict[str, Any] = {
+    "shape": (
+        Layer(c_in=8, c_out=7), Layer(c_in=1, c_out=1), Layer(c_in=65, c_out=64), Layer(c_in=257, c_out=3),
+        Layer(c_in=63, c_out=9),
+    ),
+    "_leading": ((2,), (1, 3), (2, 1, 3), (1, 2, 1, 2)),
+    "bias": (True, False), "_unbatched": (False, True),
+}  # fmt: skip
+_LINEAR_MODULE = {"in_features": _FEATURES, "out_features": _FEATURES, "device": _PLACE, "dtype": _PLACE}
+_LINEAR_FUNCTION = {"input": _TENSOR, "weight": _TENSOR}
+# More rows and more features than a tile of any kernel; reductions whose sum is beyond what float32 holds exactly.
+_LARGE: tuple[Arguments, ...] = (
+    {"_leading": (65,)}, {"_leading": (129,)}, {"_leading": (9,), "shape": Layer(c_in=64, c_out=65)},
+    {"_leading": (7,), "shape": Layer(c_in=16, c_out=129)}, {"shape": Layer(c_in=1025, c_out=8)},
+    {"_leading": (4, 8), "shape": Layer(c_in=2049, c_out=3)},
+)  # fmt: skip
+
+
+def _rows(arguments: Arguments) -> tuple[Input, ...]:
+    leading = () if arguments["_unbatched"] else arguments["_leading"]
+    return (Input(shape=(*leading, arguments["shape"].c_in)),)
+
+
+def _is_valid_linear(arguments: Arguments) -> bool:
+    is_rest_base = arguments["shape"] == _LINEAR["shape"][0] and arguments["_leading"] == (2,) and arguments["bias"]
+    return bool(is_rest_base) or not arguments["_unbatched"]
+
+
+def _linear_module(kind: Any, a: Arguments) -> Step:
+    layer = a["shape"]
+    module = kind(layer.c_in, layer.c_out, bias=a["bias"])
+    return _with_parameters(module, drawn_weight(layer.c_out, layer.c_in), _drawn_bias(layer, a["bias"]))
+
+
+def _linear_function(function: Any, a: Arguments) -> Step:
+    layer = a["shape"]
+    return Step(op=function, parameters=(drawn_weight(layer.c_out, layer.c_in), _drawn_bias(layer, a["bias"])))
+
+
+RECIPES: dict[Any, Recipe] = {
+    nn.Linear: Recipe(
+        arguments=_LINEAR | _LINEAR_MODULE, inputs=_rows, step=_linear_module, is_valid=_is_valid_linear,
+        known=_LARGE,
+    ),
+    F.linear: Recipe(
+        arguments=_LINEAR | _LINEAR_FUNCTION, inputs=_rows, step=_linear_function, is_valid=_is_valid_linear,
+        known=_LARGE,
+    ),
+    **_convolutions(),
+}  # fmt: skip
+
+
+def out_channels(arguments: Arguments) -> int:
+    """Return how many channels or features come out of an op with these arguments, those of a recipe of this table."""
+    layer: Layer = _resolved(arguments)["shape"]
+    return layer.c_out

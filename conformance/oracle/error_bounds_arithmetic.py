@@ -1,0 +1,141 @@
+"""Spreads of ops that pad, average, multiply or interpolate values (rules NUM-04, NUM-05); see spreads.py.
+
+u = 2⁻²⁴; γₙ bounds what n roundings in a row make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.oracle.error_bounds import Call, Errors, Spread, U, Value, dequantizing, each, gamma, moves, part
+
+
+def pads(call: Call) -> Errors:
+    """Values move and a constant is put beside them, which has no error: f(e) − f(0), in which it cancels."""
+    beside = call.on(lambda value: value.real * 0)
+    return {cause: call.on(part(cause)) - beside for cause in call.causes()}
+
+
+def products(call: Call) -> Errors:
+    """x·y: |x|·e_y + |y|·e_x + e_x·e_y for each cause.
+
+    A rescale has one product and a factor of two scales (NUM-04). Here the factor is of three, one rounding more:
+    2u·|x·y|; or x and y are dequantized.
+    """
+    x, y = _values(call.args[:2])
+    causes = dict.fromkeys((*x.errors, *y.errors))
+    errors = {cause: _product(x, y, cause) for cause in causes}
+    return _added(errors, "rescale", x.real.abs() * dequantizing(y) + y.real.abs() * dequantizing(x))
+
+
+def affine_products(call: Call) -> Errors:
+    """β·C + α·A·B: errors of C grow by |β|; those of A and B as in A·B, by |α|.
+
+    Summing in floating point makes n products, n additions, one rounding for α, one for β, and one for each dequantized
+    operand: γₙ₊₄ of the absolute terms. A C held as int32 in steps of α·s_A·s_B is off by half of one. Otherwise C and
+    the product are rescaled by themselves in float32: 2u of each, as in a sum.
+    """
+    beta, alpha = abs(call.kwargs.get("beta", 1)), abs(call.kwargs.get("alpha", 1))
+    added, a, b = _values(call.args)
+    causes = dict.fromkeys((*added.errors, *a.errors, *b.errors))
+    errors = {cause: beta * part(cause)(added) + alpha * _matrix_product(a, b, cause) for cause in causes}
+    terms = beta * added.real.abs() + alpha * torch.matmul(a.real.abs(), b.real.abs())
+    if call.capabilities.float_accumulation:
+        return _added(errors, "accumulation", gamma(a.real.shape[-1] + 4) * terms)
+    if call.capabilities.int32_bias and a.step is not None and b.step is not None:
+        _added(errors, "bias", (0.5 * alpha * a.step * b.step).expand_as(call.result))
+    return _added(errors, "rescale", 2 * U * terms)
+
+
+def averages_over(rank: int) -> Spread:
+    """Return the spread of a mean over windows of the last `rank` axes, with weights that are not negative.
+
+    Errors are averaged. Summing n terms in floating point makes n additions, one division and one rounding for each
+    dequantized term: γₙ₊₂ of the mean of |x|. n is at most the number of elements of those axes.
+    """
+
+    def spread(call: Call) -> Errors:
+        x = call.values()[0].real
+        return _averaged(call, int(torch.Size(x.shape[-rank:]).numel()))
+
+    return spread
+
+
+def means(call: Call) -> Errors:
+    """A mean over axes: as ``averages_over``, with as many terms as elements go into one result."""
+    return _averaged(call, call.values()[0].real.numel() // max(1, call.result.numel()))
+
+
+def _averaged(call: Call, terms: int) -> Errors:
+    errors = moves(call)
+    if call.capabilities.float_accumulation:
+        _added(errors, "accumulation", gamma(terms + 2) * call.on(lambda value: value.real.abs()))
+    return errors
+
+
+# Σ|w| of the weights along one axis at most, and Σ|w'|, their change by one step of the source coordinate.
+_LINEAR, _CUBIC = (1.0, 2.0), (1.375, 4.0)
+_KERNELS = {"linear": _LINEAR, "bilinear": _LINEAR, "trilinear": _LINEAR, "bicubic": _CUBIC}
+
+
+def interpolates(call: Call) -> Errors:
+    """Interpolation, by its mode. The nearest modes select; area averages over all axes but two.
+
+    The linear and cubic modes form Σ w·x with weights that every backend computes in float32 from a source coordinate
+    c = scale·(i + ½) − ½ or scale·i. With N + 1 ≥ |c| + ½, N the largest extent of input or output: the scale, the
+    product and the difference round once each, the fraction of c and 1 − it once each: c is off by 5u·(N + 1) at most.
+    With antialias the support, its ends and the distances from c, scaled, round as often again, and the weights are
+    divided by the sum of N of them: (10 + N)·u·(N + 1). A weight is a continuous function of c, Σ|w'| ≤ 2 (linear:
+    slopes of −1 and 1) or 4 (Keys' cubic with a = −¾: −¾ and 1.35 twice each at most), and Σ|w| ≤ 1 or 1 + 2·¾·¼
+    along an axis. So with k axes and X the largest |x| the result is off by k·Σ|w'|·(Σ|w|)ᵏ⁻¹·δc·X, and, as four
+    terms per axis are multiplied and added, by γ₅ₖ₊₁·(Σ|w|)ᵏ·X more (with antialias N terms).
+    """
+    mode = call.kwargs.get("mode", "nearest")
+    x = call.values()[0].real
+    axes, extent = x.dim() - 2, max((*x.shape[2:], *call.result.shape[2:]))
+    if mode not in _KERNELS:
+        return _averaged(call, int(torch.Size(x.shape[2:]).numel())) if mode == "area" else moves(call)
+    total, slope = _KERNELS[mode]
+    is_filtered = bool(call.kwargs.get("antialias"))
+    coordinate = (10 + extent if is_filtered else 5) * U * (extent + 1)
+    sums = gamma(axes * (extent if is_filtered else 5) + 1) * total**axes
+    weights = axes * slope * total ** (axes - 1) * coordinate
+    largest = {cause: part(cause)(call.values()[0]).max() for cause in call.causes()}
+    errors = {cause: (total**axes * error).expand_as(call.result) for cause, error in largest.items()}
+    return _added(errors, "function", ((weights + sums) * x.abs().max()).expand_as(call.result))
+
+
+def floors(call: Call) -> Errors:
+    """⌊x / d⌋ with x off by e: any integer from ⌊(x − e) / d⌋ to ⌊(x + e) / d⌋; x itself is dequantized in float32."""
+    x, divisor = call.args[0], call.args[1]
+    error = x.error() + 2 * U * x.real.abs()
+    low, high = (torch.floor((x.real + end) / divisor) for end in (-error, error))
+    return {"function": (high - low).abs()}
+
+
+# -- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _values(args: Iterable[Any]) -> list[Value]:
+    """Operands as Values; a number or a constant tensor has no error."""
+    found = (each(arg, lambda value: value, lambda tensor: Value(real=tensor.double())) for arg in args)
+    return [arg if isinstance(arg, Value) else Value(real=torch.tensor(arg, dtype=torch.float64)) for arg in found]
+
+
+def _product(x: Value, y: Value, cause: str) -> Tensor:
+    e_x, e_y = part(cause)(x), part(cause)(y)
+    return (x.real.abs() + e_x) * e_y + e_x * y.real.abs()
+
+
+def _matrix_product(a: Value, b: Value, cause: str) -> Tensor:
+    e_a, e_b = part(cause)(a), part(cause)(b)
+    return torch.matmul(a.real.abs() + e_a, e_b) + torch.matmul(e_a, b.real.abs())
+
+
+def _added(errors: Errors, cause: str, bound: Tensor) -> Errors:
+    errors[cause] = errors[cause] + bound if cause in errors else bound
+    return errors

@@ -1,0 +1,1 @@
+"""One claim through all stages."""

@@ -1,0 +1,1 @@
+"""Scripts that show a fault with torch and the backend only."""

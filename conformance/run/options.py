@@ -1,0 +1,229 @@
+"""The command line of ``pytest conformance``: its options, their checks, and the choice of claims.
+
+``--strict`` is pytest's own option (it owns the name): the suite reads it too, and then refuses QUALITY.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from fnmatch import fnmatchcase
+from heapq import nlargest
+from pathlib import Path
+
+import pytest
+
+from conformance.machine.isa import LEVELS
+
+ROOT = Path(__file__).resolve().parents[2]
+CLAIM_TIMEOUTS = {"quick": 60.0, "full": 60.0, "stress": 600.0}
+"""Seconds that one claim may take, by profile."""
+PROFILES = tuple(CLAIM_TIMEOUTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One of several parts into which a run is divided, the same on every machine; ``place`` counts from 1."""
+
+    place: int
+    of: int
+
+    def has(self, unit_id: str) -> bool:
+        """Tell whether a claim or job is in this part: by the sha256 of its ID."""
+        return int.from_bytes(hashlib.sha256(unit_id.encode()).digest()[:8], "big") % self.of == self.place - 1
+
+    def __str__(self) -> str:
+        return f"{self.place}/{self.of}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line asks for.
+
+    ``claims`` are IDs or globs of claims and jobs, and none of them means all. ``claim_timeout`` is in seconds, for one
+    claim or job. ``waivers`` replaces the backend's own file; ``no_waivers`` leaves both aside. ``isa`` is a name of
+    ``conformance.machine.isa.LEVELS``, or None for what the CPU has. ``shard``: which part of how many is run, or None
+    for all.
+    ``baseline``: the results of an earlier run, whose differences the report shows.
+    """
+
+    backend: str
+    report_dir: Path
+    seed: int
+    profile: str
+    max_examples: int | None
+    claims: tuple[str, ...]
+    list_claims: bool
+    strict: bool
+    claim_timeout: float
+    waivers: Path | None
+    no_waivers: bool
+    isa: str | None
+    shard: Shard | None
+    baseline: Path | None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every case of a claim is tried, on all aimed inputs."""
+        return self.profile != "quick" and self.max_examples is None
+
+    def repro(self, claim_id: str) -> str:
+        """Return the command that runs one claim again, as it was run here."""
+        words = ["pytest", "conformance", f"--backend={shlex.quote(self.backend)}", f"--seed={self.seed}"]
+        if self.profile != "full":
+            words.append(f"--profile={self.profile}")
+        if self.max_examples is not None:
+            words.append(f"--max-examples={self.max_examples}")
+        if self.claim_timeout != CLAIM_TIMEOUTS[self.profile]:
+            words.append(f"--claim-timeout={self.claim_timeout:g}")
+        if self.strict:
+            words.append("--strict")
+        if self.isa is not None:
+            words.append(f"--isa={self.isa}")
+        if self.waivers is not None:
+            words.append(f"--waivers={shlex.quote(str(self.waivers))}")
+        if self.no_waivers:
+            words.append("--no-waivers")
+        return " ".join([*words, "--claim", shlex.quote(claim_id)])
+
+
+def register(parser: pytest.Parser) -> None:
+    """Add the suite's options to pytest's."""
+    group = parser.getgroup("conformance", "conformance (with pytest's --strict, QUALITY verdicts fail the run too)")
+    add = group.addoption
+    add(
+        "--backend",
+        metavar="NAME",
+        help="the backend to certify: a shipped or installed name, or module:attribute (required)",
+    )
+    add(
+        "--report-dir",
+        metavar="DIR",
+        help="where results.jsonl and report.html go (default: build/conformance/<backend>/ here)",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="seed of everything that is drawn (default: 0)")
+    add(
+        "--profile",
+        choices=PROFILES,
+        default="full",
+        help="how many cases are tried per claim (default: full)",
+    )
+    add("--max-examples", type=_positive, metavar="N", help="random inputs of a case, beside aimed ones; fuzz graphs")
+    add(
+        "--claim",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="run only this claim, model (model/...) or measurement (fact/...): an ID, or else a glob (repeatable)",
+    )
+    add(
+        "--claim-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="how long one claim may take before it is killed (default: 60; 600 with --profile=stress)",
+    )
+    add("--waivers", metavar="FILE", help="the waivers to use, a TOML file (default: the backend's own, if it has one)")
+    add("--no-waivers", action="store_true", help="use no waivers: show every verdict as it is")
+    add(
+        "--isa",
+        choices=tuple(LEVELS),
+        metavar="LEVEL",
+        help=f"run the native engines' kernels at this level of the CPU's instruction sets: {', '.join(LEVELS)}",
+    )
+    add(
+        "--shard",
+        type=_shard,
+        metavar="K/N",
+        help="run the K-th of N parts of what is selected; python -m reports merge puts the results together",
+    )
+    add(
+        "--baseline",
+        metavar="FILE",
+        help="results.jsonl of an earlier run: the report shows the differences to it, regressions first",
+    )
+    add(
+        "--list-claims",
+        action="store_true",
+        help="print the IDs of the claims, one a line, and exit; with --claim='model/*' or 'fact/*' of those",
+    )
+
+
+def read_options(config: pytest.Config) -> Options:
+    """Read and check the command line. Raises UsageError when no backend is named."""
+    option = config.option
+    if not option.backend:
+        raise pytest.UsageError(
+            "the suite needs a backend: pytest conformance --backend=NAME "
+            "(such as qnnpack, or my_package.my_module:MyBackend)"
+        )
+    if option.waivers and option.no_waivers:
+        raise pytest.UsageError("--waivers and --no-waivers: give one of the two")
+    return Options(
+        backend=option.backend,
+        report_dir=Path(option.report_dir).absolute() if option.report_dir else default_report_dir(option.backend),
+        seed=option.seed,
+        profile=option.profile,
+        max_examples=option.max_examples,
+        claims=tuple(option.claim),
+        list_claims=option.list_claims,
+        strict=bool(option.strict),
+        claim_timeout=option.claim_timeout or CLAIM_TIMEOUTS[option.profile],
+        waivers=Path(option.waivers).absolute() if option.waivers else None,
+        no_waivers=option.no_waivers,
+        isa=option.isa,
+        shard=option.shard,
+        baseline=Path(option.baseline).absolute() if option.baseline else None,
+    )
+
+
+def default_report_dir(backend: str) -> Path:
+    """Return the backend's folder under ``build/`` where the run was started; what a path cannot hold becomes ``_``."""
+    return Path.cwd() / "build" / "conformance" / (re.sub(r"[^\w.-]+", "_", backend).strip(".") or "_")
+
+
+def select_ids(ids: Sequence[str], wanted: Sequence[str]) -> frozenset[str]:
+    """Choose IDs: each wanted one is an exact ID, or else a glob. Raises UsageError when it matches nothing."""
+    chosen = set(ids) if not wanted else set()
+    for text in wanted:  # IDs have brackets, which a glob reads as a set: the exact ID goes first
+        found = [text] if text in ids else [claim_id for claim_id in ids if fnmatchcase(claim_id, text)]
+        if not found:
+            near = ", ".join(nlargest(3, ids, key=lambda claim_id: _overlap(text, claim_id)))
+            raise pytest.UsageError(
+                f"--claim {text!r} matches no claim, model or measurement; nearest: {near}; --list-claims lists them"
+            )
+        chosen.update(found)
+    return frozenset(chosen)
+
+
+def _overlap(text: str, claim_id: str) -> int:
+    """Count the characters of ``text`` that the ID has too, in order."""
+    return sum(block.size for block in SequenceMatcher(None, text, claim_id, autojunk=False).get_matching_blocks())
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, found {text!r}")
+    return int(text)
+
+
+def _shard(text: str) -> Shard:
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    place, of = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= place <= of:
+        raise argparse.ArgumentTypeError(f"expected K/N with 1 <= K <= N, such as 2/8, found {text!r}")
+    return Shard(place=place, of=of)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, found {text!r}")
+    return value

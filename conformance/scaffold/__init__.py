@@ -1,0 +1,1 @@
+"""The skeleton of a vendor's package."""

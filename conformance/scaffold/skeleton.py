@@ -1,0 +1,72 @@
+"""The skeleton of a vendor's package: ``python -m conformance init`` (docs/vendor-guide.md)."""
+
+from __future__ import annotations
+
+import keyword
+from importlib.util import find_spec
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from backends.discovery import SHIPPED
+
+FILES = {
+    "pyproject.toml": "pyproject.toml.j2",
+    "README.md": "README.md.j2",
+    ".gitignore": "gitignore.j2",
+    ".github/workflows/conformance.yml": "workflow.yml.j2",
+    "{name}/__init__.py": "init.py.j2",
+    "{name}/backend.py": "backend.py.j2",
+    "{name}/waivers.toml": "waivers.toml.j2",
+}
+"""What is written, and of which template."""
+
+
+_IMPORTED = frozenset({"Any", "Backend", "Capabilities", "Execution", "Path", "Representation"})
+
+
+class SkeletonError(Exception):
+    """No skeleton can be written; the message says why and what to do."""
+
+
+def write_skeleton(name: str, parent: Path) -> Path:
+    """Write the package ``name`` as a new folder of ``parent``, and return the folder.
+
+    The name is that of the backend, of its package and, in camel case, of its class. Raises SkeletonError for a name
+    that cannot be imported or is taken, and for a folder that is there already or cannot be written.
+    """
+    if not name.isidentifier() or keyword.iskeyword(name) or not name.islower():
+        raise SkeletonError(f"{name!r} cannot name a package: use lower case letters, digits and _, such as my_npu")
+    if class_of(name) in _IMPORTED:
+        raise SkeletonError(
+            f"the class of {name!r} would be {class_of(name)}, which its module imports: choose another"
+        )
+    folder = parent / name
+    if folder.exists():
+        raise SkeletonError(f"{folder} is there already: choose another name, or remove it")
+    found = find_spec(name)
+    if name in SHIPPED or found is not None:
+        owner = "a backend of the suite" if found is None else f"the module {found.origin or name}"
+        raise SkeletonError(f"the name {name!r} is taken by {owner}: choose another, such as {name}_backend")
+    try:
+        for path, text in rendered(name).items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SkeletonError(f"{folder} cannot be written: {error.strerror}") from None
+    return folder
+
+
+def class_of(name: str) -> str:
+    """Return the name of the backend's class: MyNpu of my_npu."""
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+def rendered(name: str) -> dict[str, str]:
+    """Return the text of each file of the package ``name``, by its path."""
+    environment = Environment(
+        loader=PackageLoader("conformance.scaffold"), undefined=StrictUndefined, keep_trailing_newline=True,
+        autoescape=False,  # Python, TOML and YAML; the name is an identifier
+    )  # fmt: skip
+    words = {"name": name, "class_name": class_of(name)}
+    return {path.format(name=name): environment.get_template(file).render(words) for path, file in FILES.items()}

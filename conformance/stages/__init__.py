@@ -1,0 +1,1 @@
+"""One module for each stage of a claim, and what the stages share."""

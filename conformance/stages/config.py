@@ -1,0 +1,239 @@
+"""Linting a claim: faults of its entry, and of how the config's entries go together, that need no model to be seen."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from conformance.claims.claim import Claim
+from conformance.stages.check import Problem
+from refimpl import BackendConfig, BackendPatternConfig, DTypeWithConstraints
+from refimpl.backend_config import lint_entry
+from refimpl.observers import dtype_range, is_quantized_dtype
+from refimpl.patterns import Pattern, is_match_all, leaves, pattern_name
+
+
+def lint(claim: Claim, config: BackendConfig) -> Problem | None:
+    """Return the first fault of a claim's entry that shows without a model; None: there is none.
+
+    Constraints that nothing can keep (CFG-02), modules without ``from_float`` (CVT-02, QAT-01), a fuser method that
+    cannot be called (FUS-02), parts that act together only (FUS-08, CFG-11), an entry that can never match (PAT-05,
+    PAT-07), and one that makes a class which no entry quantizes (FUS-08, QAT-01).
+    """
+    facts = _facts(config)
+    return next((fault for check in _CHECKS for fault in check(claim, facts)), None)
+
+
+# -- the whole config --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """What lint must know of a whole config.
+
+    ``patterns``: normal forms of all entries. ``swapped``: root classes that have a reference module. ``shadows``: the
+    pattern that takes all matches of another one, by the latter.
+    """
+
+    patterns: frozenset[Pattern]
+    swapped: frozenset[type]
+    shadows: Mapping[Pattern, Pattern]
+
+
+@lru_cache(maxsize=4)
+def _facts(config: BackendConfig) -> _Facts:
+    entries = config.configs
+    return _Facts(
+        patterns=frozenset(entry.normal_pattern for entry in entries),
+        swapped=frozenset(each.root_module for each in entries if each.root_module and each.reference_quantized_module),
+        shadows=dict(_shadows(entries)),
+    )
+
+
+def _shadows(entries: Sequence[BackendPatternConfig]) -> Iterator[tuple[Pattern, Pattern]]:
+    """Yield each pattern that can never match, and the one that is in its way. (PAT-07)
+
+    At a node the pattern with most leaves is tried first, then the earlier registered one. So what always takes the
+    matches of a pattern is one with as many leaves, registered before, that has wildcards in the place of some: what it
+    claims is among what the other would claim. Entries with a fuser method are matched among themselves.
+    """
+    wide: list[tuple[int, BackendPatternConfig]] = []
+    for entry in entries:
+        found = list(leaves(entry.normal_pattern))
+        for count, earlier in wide:
+            is_tried = earlier.fuser_method is not None or entry.fuser_method is None
+            if count == len(found) and is_tried and _covers(earlier.normal_pattern, entry.normal_pattern):
+                yield entry.normal_pattern, earlier.normal_pattern
+                break
+        if any(map(is_match_all, found)):  # two patterns without wildcards that cover each other are one
+            wide.append((len(found), entry))
+
+
+def _covers(wide: Pattern, narrow: Pattern) -> bool:
+    """Tell whether `wide` matches wherever `narrow` does, as ``refimpl.matching`` matches. (PAT-03 to PAT-06)"""
+    if is_match_all(wide) or is_match_all(narrow):
+        return is_match_all(wide)
+    head, *inner = wide if isinstance(wide, tuple) else (wide,)
+    other, *rest = narrow if isinstance(narrow, tuple) else (narrow,)
+    if head != other or not inner:
+        return bool(head == other)
+    return len(inner) == len(rest) and all(map(_covers, inner, rest))
+
+
+# -- constraints -------------------------------------------------------------------------------------------------------
+
+
+def _constraints(claim: Claim, _: _Facts) -> Iterator[Problem]:
+    """Constraints that no QConfig keeps. A static pattern's input and output are asked of one observer. (DTY-01)"""
+    dtypes = claim.dtypes
+    ends = (dtypes.input_dtype_with_constraints, dtypes.output_dtype_with_constraints)
+    roles: list[tuple[str, Sequence[DTypeWithConstraints]]] = [
+        ("input", ends[:1]),
+        ("weight", (dtypes.weight_dtype_with_constraints,)),
+        ("output", ends[1:]),
+    ]
+    if not dtypes.is_dynamic:
+        roles.append(("input and output", ends))
+    for role, given in roles:
+        for fault in _empty([each for each in given if each.dtype is not None]):  # rule: DTY-01
+            yield Problem(rule="CFG-02", message=f"{role} dtype: {fault}")
+
+
+def _empty(given: Sequence[DTypeWithConstraints]) -> Iterator[str]:
+    """Say why nothing keeps all of these constraints."""
+    dtypes = {each.dtype for each in given}
+    if len(dtypes) > 1:
+        yield f"{' and '.join(sorted(map(str, dtypes)))} exclude each other, and one observer is asked for both"
+    for each in given:
+        yield from _outside(each)
+    bounds = [(each.quant_min_lower_bound, each.quant_max_upper_bound) for each in given]
+    both = [(low, high) for low, high in bounds if low is not None and high is not None]  # rule: DTY-03
+    low, high = max((low for low, _ in both), default=None), min((high for _, high in both), default=None)
+    if low is not None and high is not None and low >= high:
+        yield f"no range fits between {low} and {high}"
+    yield from _no_scale(given)
+    zeros = {each.zero_point_exact_match for each in given} - {None}
+    if len(zeros) > 1:
+        yield f"zero points {' and '.join(map(str, sorted(zeros, key=str)))} exclude each other"
+    for zero in zeros:
+        if zero is not None and low is not None and high is not None and not low <= zero <= high:
+            yield f"zero point {zero} is outside of {low}..{high}"
+
+
+def _outside(each: DTypeWithConstraints) -> Iterator[str]:
+    """Say which integers of a constraint its dtype does not have."""
+    values = (each.quant_min_lower_bound, each.quant_max_upper_bound, each.zero_point_exact_match)
+    integers = [value for value in values if value is not None]
+    if not is_quantized_dtype(each.dtype):
+        if integers or each.scale_exact_match is not None:
+            yield f"{each.dtype} has no integers to bound and no scale to fix"
+        return
+    assert each.dtype is not None
+    low, high = dtype_range(each.dtype)
+    for value in integers:
+        if not low <= value <= high:
+            yield f"{value} is outside of {low}..{high} of {each.dtype}"
+
+
+def _no_scale(given: Sequence[DTypeWithConstraints]) -> Iterator[str]:
+    """Say why no scale fits; scales are positive."""
+    floors = [each.scale_min_lower_bound for each in given if each.scale_min_lower_bound is not None]
+    ceilings = [each.scale_max_upper_bound for each in given if each.scale_max_upper_bound is not None]
+    fixed = {each.scale_exact_match for each in given} - {None}
+    floor, ceiling = max(floors, default=0.0), min(ceilings, default=float("inf"))
+    if floor > ceiling or ceiling <= 0:
+        yield f"no scale fits between {floor} and {ceiling}"
+    if len(fixed) > 1:
+        yield f"scales {' and '.join(map(str, sorted(fixed, key=str)))} exclude each other"
+    if floors and any(None not in (each.scale_exact_match, each.zero_point_exact_match) for each in given):
+        yield "a smallest scale is asked of an observer of fixed qparams, which has none"  # rule: DTY-04
+    for scale in fixed:
+        if scale is not None and not (scale > 0 and floor <= scale <= ceiling):
+            yield f"fixed scale {scale} is outside of {floor}..{ceiling}, or not positive"
+
+
+# -- the entry ---------------------------------------------------------------------------------------------------------
+
+
+def _modules(claim: Claim, facts: _Facts) -> Iterator[Problem]:
+    """Modules that cannot be made of the float ones, or are not swapped in."""
+    entry, name = claim.entry, claim.pattern
+    reference, trained, root = entry.reference_quantized_module, entry.qat_module, entry.root_module
+    if reference is not None and not hasattr(reference, "from_float"):
+        yield Problem(rule="CVT-02", message=f"reference module {reference.__name__} has no from_float")
+    if claim.flow == "qat" and trained is not None:
+        if not hasattr(trained, "from_float"):
+            yield Problem(rule="QAT-01", message=f"QAT module {trained.__name__} has no from_float")
+        if isinstance(entry.normal_pattern, type) and trained not in facts.patterns:
+            text = f"{name} becomes {trained.__name__} for training, and no entry quantizes that"
+            yield Problem(rule="QAT-01", message=text)
+    is_float = claim.dtypes.weight_dtype in (None, torch.float32)
+    if root is not None and root not in facts.swapped and not is_float:  # rule: CFG-11
+        yield Problem(rule="CFG-11", message=f"no entry gives a reference module for root_module {root.__name__}")
+
+
+def _fuser(claim: Claim, facts: _Facts) -> Iterator[Problem]:
+    """A fuser method that cannot be called, or makes what no entry quantizes."""
+    entry = claim.entry
+    for rule, message in lint_entry(entry):  # rule: FUS-08
+        yield Problem(rule=rule, message=message)
+    if entry.fuser_method is not None and (misfit := _uncallable(entry, entry.fuser_method)):
+        yield Problem(rule="FUS-02", message=f"fuser_method of {claim.pattern} {misfit}")
+    made = entry.fused_module
+    if made is None or _is_folded(claim):
+        return
+    if not any(isinstance(pattern, type) and issubclass(pattern, made) for pattern in facts.patterns):
+        text = f"{claim.pattern} is fused to {made.__name__}, and no entry quantizes that"
+        yield Problem(rule="FUS-08", message=text)
+
+
+def _uncallable(entry: BackendPatternConfig, method: Callable[..., Any]) -> str:
+    """Say why a fuser method cannot be called with is_qat and what its pattern's format gives it. (FUS-02)
+
+    In forward order that is one module for each leaf; in the complex format what the outermost op and its arguments
+    are. A callable that does not tell its parameters is left to be tried.
+    """
+    normal = entry.normal_pattern
+    count = len(list(leaves(normal))) if entry.pattern is not None else len(normal) if isinstance(normal, tuple) else 1
+    try:
+        signature = inspect.signature(method)
+    except ValueError:
+        return ""
+    try:
+        signature.bind(False, *[None] * count)
+    except TypeError as error:
+        return f"has the parameters {signature}, and is called with is_qat and {count} more: {error}"
+    return ""
+
+
+def _is_folded(claim: Claim) -> bool:
+    """Tell whether fuse makes something else than the fused module: it folds batch norms away in eval mode. (FUS-06)"""
+    followers = [leaf for leaf in list(leaves(claim.entry.normal_pattern))[1:] if isinstance(leaf, type)]
+    return claim.flow == "ptq" and any(issubclass(leaf, _BatchNorm) for leaf in followers)
+
+
+def _matching(claim: Claim, facts: _Facts) -> Iterator[Problem]:
+    """An entry that can never match."""
+    pattern = claim.entry.normal_pattern
+    if _has_open_head(pattern):
+        yield Problem(rule="PAT-05", message=f"{claim.pattern} can never match: its op is a wildcard")
+    taker = facts.shadows.get(pattern)
+    if taker is not None:
+        text = f"{claim.pattern} can never match: {pattern_name(taker)}, registered earlier, takes all that it would"
+        yield Problem(rule="PAT-07", message=text)
+
+
+def _has_open_head(pattern: Pattern, *, is_inner: bool = False) -> bool:
+    """Tell whether a wildcard stands where an op must: only an argument can be anything. (PAT-05)"""
+    if not isinstance(pattern, tuple):
+        return is_match_all(pattern) and not is_inner
+    return is_match_all(pattern[0]) or any(_has_open_head(part, is_inner=True) for part in pattern[1:])
+
+
+_CHECKS: tuple[Callable[[Claim, _Facts], Iterator[Problem]], ...] = (_constraints, _modules, _fuser, _matching)

@@ -1,0 +1,137 @@
+"""What must hold of prepared and reference models of claims that are not static: dynamic, float16, weight-only.
+
+Beside what holds of every claim (one decision, the claim's dtype config), which conformance/stages/structure.py checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from conformance.claims.claim import Claim
+from conformance.claims.qconfigs import Kind, dynamic_range, kind_of
+from conformance.stages.check import Problem
+from refimpl import explain
+from refimpl.decomposed import OPS, PLAIN_DTYPE
+from refimpl.invariants import OBSERVER_PREFIX, is_dequantize, is_quantize
+from refimpl.observers import dtype_range
+
+
+def check_prepared_dynamic(claim: Claim, prepared: GraphModule) -> Problem | None:
+    """Observers stand where rules OBS-05, OBS-06 and CVT-11 put them.
+
+    Dynamic and float16: one on the first input, which asks for the claim's dtype, at run time. Weight-only: none on
+    inputs. Never one on the output; on a weight where it is a function's argument, not where it is a module's.
+    """
+    plan, kind = explain(prepared).plan, kind_of(claim.dtypes)
+    placeholders = [node.name for node in prepared.graph.nodes if node.op == "placeholder"]
+    observed = [slot.value for slot in plan.slots if slot.role == "input"]
+    wanted = [] if kind is Kind.WEIGHT_ONLY else placeholders[:1]
+    if observed != wanted:
+        rule = "CVT-11" if kind is Kind.WEIGHT_ONLY else "OBS-05"
+        return _problem(rule, f"observers on inputs {observed or 'none'}; expected on {wanted or 'none'}")
+    outputs = [slot.value for slot in plan.slots if slot.role == "output"]
+    if outputs:
+        return _problem("OBS-05", f"the output is observed ({', '.join(outputs)}), though it stays float")
+    is_function = all(decision.target is None for decision in plan.decisions)
+    weights = [slot.value for slot in plan.slots if slot.role == "weight"]
+    if len(weights) != is_function:
+        return _problem("OBS-06", f"observers on weights {weights or 'none'}; expected {int(is_function)}")
+    for slot in plan.slots:
+        observer: Any = getattr(prepared, slot.name)
+        is_input = slot.role == "input"
+        dtype = claim.dtypes.input_dtype if is_input else claim.dtypes.weight_dtype
+        asked = (dtype, is_input and claim.dtypes.is_dynamic)
+        found = (observer.dtype, bool(getattr(observer, "is_dynamic", False)))
+        if found != asked:
+            text = f"the observer of {slot.value} asks for (dtype, dynamic) {found}; the claim says {asked}"
+            return _problem("OBS-05", text)
+    return None
+
+
+def check_reference_dynamic(claim: Claim, reference: GraphModule) -> Problem | None:
+    """The first input and the weight alone are quantized, as the claim says; the output is float. (CVT-02, -03, -11)"""
+    names = [str(node.target) for node in reference.graph.nodes if node.op == "call_module"]
+    if any(name.startswith(OBSERVER_PREFIX) for name in names):
+        return _problem("CVT-01", "an observer is left in the reference model")
+    first, *others = (node for node in reference.graph.nodes if node.op == "placeholder")
+    kind, outputs = kind_of(claim.dtypes), reference.graph.output_node().all_input_nodes
+    floating = others if kind is not Kind.WEIGHT_ONLY else [first, *others]
+    for node in floating:
+        if any(map(_quantizes, node.users)):
+            return _problem("OBS-05", f"input {node.name} is quantized; only the first one should be")
+    if any(map(is_dequantize, outputs)):
+        return _problem("DTY-07", "the output is quantized; the claim says float")
+    if kind is not Kind.WEIGHT_ONLY and (problem := _check_input(claim, kind, first)) is not None:
+        return problem
+    dtypes = {*_module_weights(reference), *_function_weights(reference)}
+    wanted = claim.dtypes.weight_dtype
+    if wanted is None or dtypes in ({wanted}, {PLAIN_DTYPE.get(wanted)}):
+        return None
+    return _problem("CVT-02", f"the weight's dtype is {_listed(dtypes) or 'float32'}; the claim says {wanted}")
+
+
+def _check_input(claim: Claim, kind: Kind, first: Node) -> Problem | None:
+    """Every use of the input goes through one quantization, to the claim's dtype and range. (CVT-03, CVT-04)"""
+    quantizes = [user for user in first.users if _quantizes(user)]
+    rule = "CVT-04" if kind is Kind.FLOAT16 else "CVT-03"
+    rest = [user for user in first.users if user not in quantizes and user.target != OPS.choose_qparams.tensor]
+    if len(quantizes) != 1 or rest:
+        return _problem(
+            rule, f"input {first.name}: {len(quantizes)} quantizations, {len(rest)} other uses; expected 1, 0"
+        )
+    dtype, wanted = _dtype_of(quantizes[0]), claim.dtypes.input_dtype
+    assert wanted is not None
+    if dtype not in (wanted, PLAIN_DTYPE.get(wanted)):
+        return _problem(rule, f"the input is quantized to {dtype}; the claim says {wanted}")
+    bounds = dynamic_range(claim)
+    if bounds is not None and (found := _range_of(quantizes[0])) != bounds:
+        return _problem("CVT-03", f"the input is quantized to {found}; the claim's QConfig says {bounds}")
+    return None
+
+
+def _quantizes(node: Node) -> bool:
+    """Tell whether a node quantizes or casts to half precision, in either form of the reference model."""
+    return is_quantize(node) or (node.target is OPS.convert_element_type.no_fuse and torch.float16 in node.args)
+
+
+def _dtype_of(quantize: Node) -> Any:
+    """Its dtype: the last argument that is one."""
+    return [argument for argument in quantize.args if isinstance(argument, torch.dtype)][-1]
+
+
+def _range_of(quantize: Node) -> tuple[int, int]:
+    """The ends of its integers: arguments, or those of its dtype, with ``reduce_range`` one bit less."""
+    if quantize.target is not torch.quantize_per_tensor_dynamic:
+        low, high = (int(end) for end in quantize.args[3:5])  # type: ignore[arg-type]
+        return low, high
+    low, high = dtype_range(_dtype_of(quantize))
+    return (int(low / 2), high // 2) if quantize.args[2] else (low, high)
+
+
+def _module_weights(reference: GraphModule) -> Iterator[torch.dtype]:
+    """The dtypes of the weights of reference modules: one, or those of a recurrent module or cell by their names."""
+    for module in reference.modules():
+        if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+            names = [name for name, _ in module.named_parameters() if name.startswith("weight")]
+            yield from (getattr(module, f"{name}_dtype", torch.float32) for name in names)
+        elif hasattr(module, "get_quantized_weight"):
+            yield module.weight_dtype  # type: ignore[misc]
+
+
+def _function_weights(reference: GraphModule) -> Iterator[torch.dtype]:
+    for node in reference.graph.nodes:
+        if _quantizes(node) and node.all_input_nodes[0].op == "get_attr":
+            yield _dtype_of(node)
+
+
+def _listed(dtypes: set[torch.dtype]) -> str:
+    return ", ".join(sorted(map(str, dtypes)))
+
+
+def _problem(rule: str, message: str) -> Problem:
+    return Problem(rule=rule, message=message)

@@ -1,0 +1,1 @@
+"""Models of several patterns: verified end to end, then pattern by pattern."""

@@ -1,0 +1,132 @@
+"""Digits: a small network trained on real data, scikit-learn's digits; its accuracy is a fact, its numbers a verdict.
+
+1,797 images of 8 × 8 (E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, 1998). scikit-learn is
+optional; without it there is a fact that says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from conformance.claims.claim import Claim
+from conformance.oracle.grids import output_step, placeholder_grids
+from conformance.pipeline.workbench import Workbench
+from conformance.stages.backend_calls import StageError, run_lowered
+from conformance.stages.check import Check
+from conformance.whole_models.flow import Setup, descend, reference_of
+from conformance.whole_models.verify import failed, model_row, verified
+from reports.codec import PlainRow
+
+NEEDS = (nn.Conv2d, nn.Linear)
+MISSING = "scikit-learn is not installed: pip install 'fx-quant-conformance[digits]'"
+EVERY = 5  # every fifth image is kept for the test
+EPOCHS, RATE = 6, 0.4
+QAT_EPOCHS, QAT_RATE = 1, 0.1
+BATCH, CALIBRATING_BATCHES = 64, 4
+
+
+class Network(nn.Module):
+    """Two convolutions with batch norm and relu, pooling, a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1, self.pool = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.MaxPool2d(2)
+        self.conv2, self.bn2, self.relu = nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()
+        self.average, self.classify = nn.AdaptiveAvgPool2d(2), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Any:
+        """Take images float32 (N, 1, 8, 8); give the scores of the ten digits, (N, 10)."""
+        x = self.pool(self.relu(self.bn1(self.conv1(x))))
+        return self.classify(torch.flatten(self.average(self.relu(self.bn2(self.conv2(x)))), 1))
+
+
+def run(claims: tuple[Claim, ...], setup: Setup, bench: Workbench) -> Iterator[PlainRow]:
+    """Train, quantize and judge the network; give its accuracy and its verdict."""
+    started, name = time.perf_counter(), f"model/digits/{setup}"
+    data = load()
+    if data is None:
+        yield accuracy_row(name, {"missing": MISSING})
+        return
+    torch.default_generator.manual_seed(bench.seed_for("model/digits"))
+    images, labels = data
+    is_unseen = torch.arange(len(images)) % EVERY == 0
+    seen, known, unseen, wanted = images[~is_unseen], labels[~is_unseen], images[is_unseen], labels[is_unseen]
+    network = Network().train()
+    fit(network, seen, known, epochs=EPOCHS, rate=RATE)
+    network.eval()
+    found: dict[str, Any] = {"images": len(wanted), "float": top1(network, unseen, wanted)}
+    calibration = [(batch,) for batch in torch.split(seen, BATCH)[:CALIBRATING_BATCHES]]
+    more = partial(fit, images=seen, labels=known, epochs=QAT_EPOCHS, rate=QAT_RATE)
+    try:
+        reference = reference_of(bench, copy.deepcopy(network), claims, setup, calibration, more)
+        on_grid = placed(reference, unseen)
+        found["reference"] = top1(reference, on_grid, wanted)
+        check = verified(bench, reference, [(batch,) for batch in torch.split(on_grid, BATCH)])
+        lowered = bench.lower(reference, (on_grid,))
+        found["backend"] = top1(lambda batch: run_lowered(lowered, "all unseen images", (batch,)), on_grid, wanted)
+        found |= undecided(reference, on_grid, check)
+    except StageError as error:
+        check = failed(error)
+    yield accuracy_row(name, found)
+    yield model_row(name, check, time.perf_counter() - started)
+
+
+def load() -> tuple[Tensor, Tensor] | None:
+    """Return images (float32 in 0…1, N × 1 × 8 × 8) and labels (int64); None without scikit-learn."""
+    try:
+        data = importlib.import_module("sklearn.datasets").load_digits()
+    except ModuleNotFoundError:
+        return None
+    images = torch.tensor(data.images.tolist(), dtype=torch.float32).unsqueeze(1) / 16
+    return images, torch.tensor(data.target.tolist())
+
+
+def fit(network: nn.Module, images: Tensor, labels: Tensor, epochs: int, rate: float) -> None:
+    """Train by stochastic gradient descent, at a falling rate, on batches in an order from torch's generator."""
+    for epoch in range(epochs):
+        falling = rate * (1 - epoch / epochs)
+        for chosen in torch.split(torch.randperm(len(images)), BATCH):
+            descend(network, F.cross_entropy(network(images[chosen]), labels[chosen]), falling)
+
+
+def placed(reference: GraphModule, images: Tensor) -> Tensor:
+    """Round images to the grid of the reference model's input, so that no one else has to."""
+    grid = placeholder_grids(reference)[0]
+    return images if grid is None else grid.values(grid.integers(images).round().clamp(grid.low, grid.high))
+
+
+def top1(network: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> float:
+    """Return the share of images whose largest output is their label's."""
+    with torch.no_grad():
+        return round(float((network(images).argmax(1) == labels).double().mean()), 6)
+
+
+def undecided(reference: GraphModule, images: Tensor, check: Check) -> dict[str, float]:
+    """Return the share of images on which the two largest outputs are too near to tell a right kernel's label.
+
+    Nothing where no distance was measured, or the output is on no grid. A backend's outputs lie within
+    ``check.max_lsb`` of the exact ones, the reference's within the bound: a label can differ where the two largest are
+    no more than twice the sum of both apart. No more images than these may change.
+    """
+    step = output_step(reference)
+    if check.max_lsb is None or check.slack_lsb is None or not step:
+        return {}
+    apart = 2 * (check.max_lsb + 0.5 + check.slack_lsb) * step
+    with torch.no_grad():
+        first, second = reference(images).topk(2, dim=1).values.unbind(1)
+    return {"undecided": round(float((first - second <= apart).double().mean()), 6)}
+
+
+def accuracy_row(subject: str, values: dict[str, Any]) -> PlainRow:
+    """Return the results-file row of a measured accuracy."""
+    return {"kind": "fact", "topic": "accuracy", "subject": subject, "values": values}

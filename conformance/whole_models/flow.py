@@ -1,0 +1,160 @@
+"""Whole models through the flow: a mapping that asks, op by op, for what is claimed; then prepare, calibrate, convert.
+
+Rules QCM-02, DTY-02, QAT-01, QAT-02.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from conformance.claims.claim import NO_WEIGHT, Claim
+from conformance.claims.inputs import Batch
+from conformance.claims.qconfigs import Kind, kind_of, qconfig_for, weight_axis
+from conformance.pipeline.workbench import Workbench
+from conformance.stages import ranges
+from conformance.stages.backend_calls import StageError
+from conformance.stages.structure import tensors
+from refimpl import ConfigError, QConfig, QConfigMapping, RefimplError, prepare_fx, prepare_qat_fx
+from refimpl.observers import is_quantized_dtype
+from refimpl.patterns import Leaf, is_match_all, leaves
+from reports.results import Verdict
+
+TRAINING_STEPS = 3
+RATE = 0.01
+_KINDS = {Kind.STATIC: 0, Kind.FIXED: 0, Kind.DYNAMIC: 1, Kind.WEIGHT_ONLY: 2}
+_Rank: TypeAlias = tuple[int, bool, bool, bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How a whole model is quantized: the flow ("ptq", "qat"), the dtype of activations, the weight scheme."""
+
+    flow: str
+    activation: torch.dtype
+    scheme: str
+
+    def __str__(self) -> str:
+        return f"{self.flow}/{str(self.activation).removeprefix('torch.')}/{self.scheme}"
+
+
+def activation_dtypes(claims: Iterable[Claim]) -> tuple[torch.dtype, ...]:
+    """List the dtypes of activations beside which weights are claimed to be quantized statically, in their order."""
+    found = (claim.dtypes for claim in claims if kind_of(claim.dtypes) is Kind.STATIC)
+    weighted = (dtypes.input_dtype for dtypes in found if is_quantized_dtype(dtypes.weight_dtype))
+    return tuple(dict.fromkeys(dtype for dtype in weighted if dtype is not None))
+
+
+def model_mapping(claims: Iterable[Claim], setup: Setup, model: nn.Module) -> QConfigMapping:
+    """Return a mapping with a key for the first op of each claimed pattern: the QConfig of the claim that fits best.
+
+    Module classes that the model does not have are left out.
+
+    Static with the setup's dtype of activations, else dynamic, else weight-only; with its weight scheme where that is
+    claimed (transposed convolutions per tensor, as is usual). Everything else is left in float. An op without a weight
+    is given the constructor of one all the same: it decides for a pattern that it ends (QCM-06).
+    """
+    present = {type(module) for module in model.modules()}
+    chosen: dict[Leaf, tuple[_Rank, Claim]] = {}
+    for claim in claims:
+        rank = _rank(claim, setup)
+        root = next(leaf for leaf in leaves(claim.entry.normal_pattern) if not is_match_all(leaf))
+        is_absent = isinstance(root, type) and root not in present
+        if rank is not None and not is_absent and (root not in chosen or rank < chosen[root][0]):
+            chosen[root] = rank, claim
+    best = sorted(chosen.values(), key=lambda found: found[0])
+    weight = next((_qconfig(claim, setup).weight for _, claim in best if claim.scheme == setup.scheme), None)
+    mapping = QConfigMapping()
+    for root, (_, claim) in chosen.items():
+        qconfig = _qconfig(claim, setup)
+        if weight is not None and claim.scheme == NO_WEIGHT:
+            qconfig = qconfig._replace(weight=weight)
+        mapping.set_object_type(root, qconfig)
+    return mapping
+
+
+def _qconfig(claim: Claim, setup: Setup) -> QConfig:
+    """The QConfig of a claim; a static one is trained in QAT even where no class for training is named."""
+    is_static = _KINDS[kind_of(claim.dtypes)] == 0
+    return qconfig_for(replace(claim, flow=setup.flow) if is_static else claim)
+
+
+def _rank(claim: Claim, setup: Setup) -> _Rank | None:
+    """How well a claim fits a setup, least first; None: not at all."""
+    kind = _KINDS.get(kind_of(claim.dtypes))
+    if kind is None or (kind == 0 and claim.dtypes.input_dtype != setup.activation):
+        return None
+    scheme = setup.scheme.replace("channel", "tensor") if weight_axis(claim) else setup.scheme
+    is_longer = isinstance(claim.entry.normal_pattern, tuple)
+    return kind, is_longer, claim.scheme != scheme, claim.flow != setup.flow
+
+
+def reference_of(
+    bench: Workbench,
+    model: nn.Module,
+    claims: Sequence[Claim],
+    setup: Setup,
+    batches: Sequence[Batch],
+    train: Callable[[nn.Module], object] | None = None,
+) -> GraphModule:
+    """Take a float model to the backend's reference model, calibrated on `batches`; in QAT it is trained before.
+
+    `train`: how; None: a few steps towards smaller outputs. Raises StageError for what prepare or convert refuses, and,
+    in PTQ, for a grid that does not fit what calibration has seen (`check_ranges`).
+    """
+    is_qat = setup.flow == "qat"
+    prepare = prepare_qat_fx if is_qat else prepare_fx
+    mapping = model_mapping(claims, setup, model)
+    given = [tuple(each.clone() for each in batch) for batch in batches]  # ops in place change them
+    with _blaming("OBS-15"):
+        prepared = prepare(model.train(is_qat), mapping, batches[0], backend_config=bench.config)
+    if is_qat:
+        (train or partial(_train, batches=batches))(prepared)
+    prepared.eval()
+    with torch.no_grad():
+        for batch in batches:
+            prepared(*batch)
+    with _blaming("CVT-01"):
+        reference = bench.convert(prepared)
+    problem = None if is_qat else ranges.check_ranges(reference, given)
+    if problem is not None:
+        raise StageError(problem.rule, problem.verdict, problem.message, graph=reference.code)
+    return reference
+
+
+@contextmanager
+def _blaming(rule: str) -> Iterator[None]:
+    """Turn an error of the flow into a fault of the config; one that blames anything else leaves the model open."""
+    try:
+        yield
+    except RefimplError as error:
+        verdict = Verdict.REFUTED if isinstance(error, ConfigError) else Verdict.UNEXERCISED
+        raise StageError(rule, verdict, str(error)) from error
+
+
+def _train(prepared: nn.Module, batches: Sequence[Batch]) -> None:
+    for step in range(TRAINING_STEPS):
+        outputs = tensors(prepared(*batches[step % len(batches)]))
+        descend(prepared, torch.stack([output.square().mean() for output in outputs]).sum(), RATE)
+
+
+def descend(model: nn.Module, loss: Tensor, rate: float) -> None:
+    """Take one step of gradient descent, if anything leads to the loss.
+
+    (torch.optim would do, but to import it takes longer than all else here.)
+    """
+    if not loss.requires_grad:
+        return
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None:
+                parameter.sub_(rate * gradient)

@@ -1,0 +1,102 @@
+"""Composition: whole models through the flow and compared with the oracle (rules NUM-03, QAT-02, LOW-04).
+
+One job for each model (architectures.py) and each way to quantize it (model_flow.py); trial.py judges it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import torch
+
+from backends.base import Capabilities
+from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.inputs import calibration_inputs, static_inputs
+from conformance.oracle.grids import placeholder_grids
+from conformance.pipeline.job import Job
+from conformance.pipeline.workbench import Workbench
+from conformance.stages.backend_calls import StageError
+from conformance.whole_models import digits
+from conformance.whole_models.architectures import ARCHITECTURES, Architecture
+from conformance.whole_models.flow import Setup, activation_dtypes, reference_of
+from conformance.whole_models.verify import failed, model_row, verified
+from refimpl import BackendConfig
+from refimpl.patterns import Leaf, leaves
+from reports.codec import PlainRow
+
+Run: TypeAlias = Callable[[tuple[Claim, ...], Setup, Workbench], Iterator[PlainRow]]
+AIMED = 3  # how many of draws.AIMS: a random one, both ends in turn, close to the high end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """What a profile runs: models of any size or small ones, flows, how many of the weight schemes."""
+
+    takes_all: bool
+    flows: tuple[str, ...]
+    schemes: int
+
+
+EXTENTS = {
+    "quick": Extent(takes_all=False, flows=("ptq",), schemes=1),
+    "full": Extent(takes_all=True, flows=("ptq", "qat"), schemes=1),
+    "stress": Extent(takes_all=True, flows=("ptq", "qat"), schemes=4),
+}
+
+
+def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tuple[Job, ...]:
+    """List the models that a run of a profile takes through the flow: those whose needs the config claims.
+
+    In each dtype of activations in which it claims one of them, where any is claimed to be static.
+    """
+    claims, extent = enumerate_claims(config, capabilities), EXTENTS[profile]
+    claimed = {leaf for claim in claims for leaf in leaves(claim.entry.normal_pattern)}
+    setups = setups_of(claims, capabilities, extent)
+    static = {dtype: _static(claims, dtype) for dtype in activation_dtypes(claims)}
+    anywhere = frozenset[Leaf]().union(*static.values())
+    runs: list[tuple[str, frozenset[Leaf], Run]] = [
+        (f"model/{each.name}", frozenset(each.needs), partial(_run, each))
+        for each in ARCHITECTURES
+        if (extent.takes_all or each.is_small) and claimed.issuperset(each.needs)
+    ]
+    if extent.takes_all and claimed.issuperset(digits.NEEDS):
+        runs.append(("model/digits", frozenset(digits.NEEDS), digits.run))
+    return tuple(
+        Job(id=f"{name}/{setup}", run=partial(run, claims, setup))
+        for name, needs, run in runs
+        for setup in setups
+        if needs.isdisjoint(anywhere) or not needs.isdisjoint(static[setup.activation])
+    )
+
+
+def _static(claims: Iterable[Claim], dtype: torch.dtype) -> frozenset[Leaf]:
+    """The ops of patterns that are claimed with activations of a dtype."""
+    found = [claim for claim in claims if claim.dtypes.input_dtype == dtype and not claim.dtypes.is_dynamic]
+    return frozenset(leaf for claim in found for leaf in leaves(claim.entry.normal_pattern))
+
+
+def setups_of(claims: Iterable[Claim], capabilities: Capabilities, extent: Extent) -> list[Setup]:
+    """List the ways to quantize a whole model to that extent."""
+    ways = itertools.product(extent.flows, activation_dtypes(claims), capabilities.weight_schemes[-extent.schemes :])
+    return [Setup(flow=flow, activation=activation, scheme=scheme) for flow, activation, scheme in ways]
+
+
+def _run(architecture: Architecture, claims: tuple[Claim, ...], setup: Setup, bench: Workbench) -> Iterator[PlainRow]:
+    """Take one model through the flow and judge it."""
+    started = time.perf_counter()
+    name = f"model/{architecture.name}/{setup}"
+    torch.default_generator.manual_seed(bench.seed_for(name))
+    case = architecture.case()
+    try:
+        reference = reference_of(bench, case.build(), claims, setup, calibration_inputs(case))
+        torch.default_generator.manual_seed(bench.seed_for(name, "inputs"))
+        drawn = static_inputs(case, placeholder_grids(reference), aims=AIMED, random=1)
+        check = verified(bench, reference, [batch for _, batch in drawn])
+    except StageError as error:
+        check = failed(error)
+    yield model_row(name, check, time.perf_counter() - started)

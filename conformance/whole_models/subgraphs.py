@@ -1,0 +1,194 @@
+"""Parts: the quantized patterns of a reference model, each cut out as a model of its own with its reference inputs.
+
+A part is what the reference writes for one match: quantize and dequantize of its inputs, the ops, quantize and
+dequantize of its results (CVT-01). It is a reference model like any other, so that a backend can lower and run it alone
+and the oracle can evaluate it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+from conformance.claims.inputs import Batch
+from conformance.oracle.error_bounds import MOVES
+from conformance.oracle.grids import is_range_clamp
+from conformance.oracle.table import ROWS
+from refimpl import explain
+from refimpl.invariants import is_dequantize, is_quantize
+from refimpl.plan import SHARE, Decision
+from refimpl.tracing import finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One pattern cut out. ``batches``: what ``model`` takes, as the whole reference model had it there.
+
+    ``node`` is the pattern's last one. ``moves_only``: it moves or selects values, so nothing may differ (NUM-05).
+    """
+
+    node: str
+    pattern: str
+    model: GraphModule
+    batches: tuple[Batch, ...]
+    moves_only: bool
+
+
+class _Recorder(Interpreter):
+    """Runs a model and keeps what every node gave."""
+
+    def __init__(self, model: GraphModule) -> None:
+        super().__init__(model, garbage_collect_values=False)
+        self.recorded: dict[Node, Any] = {}
+
+    def run_node(self, n: Node) -> Any:
+        found = super().run_node(n)
+        self.recorded[n] = found.clone() if isinstance(found, Tensor) else found  # an op in place may follow
+        return found
+
+
+def parts(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[Part]:
+    """Yield the quantized patterns of a reference model, in the order of the graph.
+
+    Their inputs are those of the reference model on `batches`: real values on the grids, where it quantizes them.
+    """
+    recorded = [_record(reference, batch) for batch in batches]
+    order = {node.name: number for number, node in enumerate(reference.graph.nodes)}
+    quantized = [decision for decision in explain(reference).plan.decisions if decision.is_quantized]
+    for decision in sorted(quantized, key=lambda decision: order[decision.node]):
+        yield _Cut(reference, decision, recorded).part()
+
+
+def _record(reference: GraphModule, batch: Batch) -> dict[Node, Any]:
+    recorder = _Recorder(reference)
+    with torch.no_grad():
+        recorder.run(*(value.clone() for value in batch))
+    return recorder.recorded
+
+
+@dataclass(eq=False)
+class _Cut:
+    """One part on its way: the new graph, what stands in it for nodes of the whole one, and its inputs."""
+
+    reference: GraphModule
+    decision: Decision
+    recorded: list[dict[Node, Any]]
+    graph: Graph = field(default_factory=Graph)
+    made: dict[Node, Any] = field(default_factory=dict)
+    placeholders: list[Node] = field(default_factory=list)
+    inputs: list[list[Tensor]] = field(default_factory=list)
+
+    def part(self) -> Part:
+        """Write what comes in, the ops, and what goes out."""
+        inside = [node for node in self.reference.graph.nodes if node.name in self.decision.nodes]
+        for value in (value for node in inside for value in node.all_input_nodes if value not in inside):
+            self._take(value)
+        for node in inside:
+            self._copy(node)
+        results = [self._result(leaf) for leaf in self._leaves(inside[-1])]
+        self.graph.output(results[0] if len(results) == 1 else tuple(results))
+        model = finished(self.reference, self.graph, self.reference)
+        batches = tuple(tuple(values[number] for values in self.inputs) for number in range(len(self.recorded)))
+        return Part(
+            node=self.decision.node,
+            pattern=self.decision.pattern,
+            model=model,
+            batches=batches,
+            moves_only=self.decision.observation is SHARE and all(map(self._moves, inside)),
+        )
+
+    def _moves(self, node: Node) -> bool:
+        """Tell whether an op only moves or selects values. (NUM-05)"""
+        kind = type(self.reference.get_submodule(str(node.target))) if node.op == "call_module" else node.target
+        return kind in ROWS and ROWS[kind].verifier == MOVES
+
+    def _take(self, node: Node) -> None:
+        """Bring a value in: constants and quantization as they are, data as an input, sizes as numbers."""
+        if node in self.made:
+            return
+        if is_quantize(node) and not _is_constant(node):
+            self._quantize(node)
+        elif _is_constant(node) or is_dequantize(node) or _is_chosen(node):
+            for value in node.all_input_nodes:
+                self._take(value)
+            self._copy(node)
+        elif isinstance(self.recorded[0][node], Tensor):
+            self._enter(node, node)
+        else:
+            self.made[node] = self.recorded[0][node]
+
+    def _quantize(self, node: Node) -> None:
+        """Quantize an input: the real values of its integers, or, where qparams are chosen only then, all of it.
+
+        The clamp of a narrower range stays. (CVT-09)
+        """
+        value, *numbers = node.all_input_nodes
+        for number in numbers:
+            self._take(number)
+        clamp = value if is_range_clamp(value) else None
+        source = value if clamp is None else value.all_input_nodes[0]
+        if source not in self.made and not _is_constant(source):
+            on_grid = filter(is_dequantize, () if _is_dynamic(node) else node.users)
+            self._enter(source, next(on_grid, source))
+        for copied in (node,) if clamp is None else (clamp, node):
+            self._copy(copied)
+
+    def _enter(self, node: Node, like: Node) -> None:
+        """Make an input that stands for a node, with the values of one that is `like` it."""
+        at = self.graph.inserting_after(self.placeholders[-1]) if self.placeholders else self.graph.inserting_before()
+        with at:
+            self.made[node] = self.graph.placeholder(f"{node.name}_value")
+        self.placeholders.append(self.made[node])
+        self.inputs.append([values[like] for values in self.recorded])
+
+    def _copy(self, node: Node) -> Node:
+        if node not in self.made:
+            self.made[node] = self.graph.node_copy(node, self.made.__getitem__)
+        copied: Node = self.made[node]
+        return copied
+
+    def _leaves(self, node: Node) -> Iterator[Node]:
+        """The tensors that an op gives: itself, or the items of its tuple that are read."""
+        if isinstance(self.recorded[0][node], Tensor):
+            yield node
+            return
+        for user in node.users:
+            if user.target is operator.getitem:
+                self._copy(user)
+                yield from self._leaves(user)
+
+    def _result(self, leaf: Node) -> Node:
+        """Quantize and dequantize a result as the reference does; one that it leaves in float goes out as it is."""
+        for user in leaf.users:
+            quantize = next(iter(user.users)) if is_range_clamp(user) else user
+            dequantize = next(filter(is_dequantize, quantize.users), None)
+            if is_quantize(quantize) and dequantize is not None and not _is_dynamic(quantize):
+                for node in (*quantize.all_input_nodes[1:], user, quantize):
+                    self._copy(node)
+                return self._copy(dequantize)
+        return self._copy(leaf)
+
+
+def _is_dynamic(quantize: Node) -> bool:
+    """Tell whether qparams are chosen while the model runs."""
+    is_chosen = any(map(_is_chosen, quantize.all_input_nodes[1:]))
+    return is_chosen or quantize.target is torch.quantize_per_tensor_dynamic
+
+
+def _is_chosen(node: Node) -> bool:
+    """Tell whether a node chooses the qparams of a dynamic input, or picks one of them. (CVT-03)"""
+    source = node.all_input_nodes[0] if node.target is operator.getitem else node
+    return str(getattr(source.target, "_opname", "")).startswith("choose_qparams")
+
+
+def _is_constant(node: Node) -> bool:
+    """Tell whether a value depends on attributes of the model alone."""
+    if node.op == "placeholder":
+        return False
+    return node.op == "get_attr" or (bool(node.all_input_nodes) and all(map(_is_constant, node.all_input_nodes)))

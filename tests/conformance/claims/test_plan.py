@@ -1,0 +1,306 @@
+"""Cases: every claim has models that can be built and hold its pattern."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.ao.nn.intrinsic as nni
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backends.base import Capabilities
+from backends.native_tables import TABLES, native_config
+from conformance.claims.build import Preluded, build_model
+from conformance.claims.case import Case
+from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.inputs import calibration_inputs
+from conformance.claims.plan import REGIMES, AddedModel, plan_cases
+from conformance.claims.qconfigs import INTEGERS, Kind, kind_of
+from conformance.claims.quick import turns
+from conformance.ops.op_model import Input, OneInput, Step, TwoInputs
+from conformance.ops.table import PARTS, QAT_OF
+from refimpl import BackendConfig, DTypeConfig, MatchAllNode
+from refimpl.patterns import leaves, pattern_name
+from tests.conformance.support.planning import claim_on, claims_of, names_of, planned
+
+each_backend = pytest.mark.parametrize("name", TABLES)
+U8 = DTypeConfig(torch.quint8, torch.quint8)
+
+
+def one_claim_per_pattern() -> list[Claim]:
+    """Claims of all native configs; the models of one pattern are the same for all its dtype configs."""
+    return list({(claim.pattern, claim.flow): claim for name in TABLES for claim in claims_of(name)}.values())
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    first, second = one.state_dict(), other.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def tensors(output: Any) -> list[Tensor]:
+    return [each for item in output for each in tensors(item)] if isinstance(output, (tuple, list)) else [output]
+
+
+# -- every claim ------------------------------------------------------------------------------------------------------
+
+
+@each_backend
+def test_nearly_every_pair_has_cases_with_names_of_their_own(name: str) -> None:
+    """What has none cannot match any model: an entry for a method that tensors do not have."""
+    pairs: dict[tuple[str, str], list[str]] = {}
+    for claim in claims_of(name):
+        cases = plan_cases(claim, Capabilities())
+        reasons = pairs.setdefault((claim.pattern, claim.dtype_config), [])
+        if isinstance(cases, str):
+            reasons.append(cases)
+            continue
+        assert len({case.name for case in cases}) == len(cases) >= 1
+    left = [reason for reasons in pairs.values() for reason in reasons]
+    assert sum(not reasons for reasons in pairs.values()) >= 0.98 * len(pairs), left
+    assert all("can never match" in reason for reason in left)
+
+
+def test_a_few_cases_of_every_pattern_build_run_trace_and_follow_the_seed() -> None:
+    for claim in one_claim_per_pattern():
+        for case in () if isinstance(plan_cases(claim, Capabilities()), str) else planned(claim, 2):
+            torch.manual_seed(7)
+            model, inputs = build_model(case), calibration_inputs(case)[0]
+            torch.manual_seed(7)
+            assert same(model, build_model(case)), (claim.id, case.name)
+            traced = torch.fx.symbolic_trace(model) if not nn_leaf(model) else model
+            expected, found = (tensors(each(*(x.clone() for x in inputs))) for each in (model, traced))
+            assert all(map(torch.equal, expected, found)), (claim.id, case.name)
+            assert all(bool(each.isfinite().all()) for each in expected) and not model.training
+
+
+def nn_leaf(model: nn.Module) -> bool:
+    """Tell whether a model holds modules that tracing goes into though prepare does not: fused and QAT ones."""
+    return any(type(module) in (*QAT_OF, nni.ConvAdd2d, nni.ConvAddReLU2d) for module in model.modules())
+
+
+def test_models_hold_the_module_that_the_pattern_names() -> None:
+    fused = [claim for claim in one_claim_per_pattern() if claim.entry.pattern in (*PARTS, *QAT_OF)]
+    assert {claim.entry.pattern for claim in fused} >= {nni.ConvAdd2d, nni.LinearLeakyReLU, nni.ConvReLU3d}
+    assert len(fused) >= 25
+    for claim in fused:
+        model = build_model(planned(claim, 1)[0])
+        kinds = [type(module) for module in model.modules()]
+        assert kinds.count(claim.entry.pattern) == 1, claim.id  # type: ignore[arg-type]
+
+
+def test_the_parts_of_a_fused_module_are_the_patterns_own() -> None:
+    for claim in one_claim_per_pattern():
+        found = leaves(claim.entry.normal_pattern)
+        parts = [leaf for leaf in found if isinstance(leaf, type) and leaf is not MatchAllNode]
+        if len(parts) > 1 and not isinstance(plan_cases(claim, Capabilities()), str):
+            kinds = [type(module) for module in build_model(planned(claim, 1)[0]).modules()]
+            assert all(kinds.count(part) == parts.count(part) for part in parts), claim.id
+
+
+@pytest.mark.rule("CFG-06")
+def test_patterns_that_add_a_second_input_add_it_where_they_say() -> None:
+    added = [claim for claim in claims_of("onednn") if isinstance(claim.entry.normal_pattern, tuple)
+             and MatchAllNode in leaves(claim.entry.normal_pattern)]  # fmt: skip
+    orders: set[bool] = set()
+    for claim in added:
+        case = planned(claim)[0]
+        model = build_model(case)
+        assert isinstance(model, AddedModel) and len(case.inputs) == 2
+        x, y = calibration_inputs(case)[0]
+        total, orders = model.chain(x), orders | {model.added.is_first}
+        assert total.shape == y.shape
+        wanted = model.added.op(total, y)
+        has_relu = any(leaf is nn.ReLU for leaf in leaves(claim.entry.normal_pattern))
+        assert torch.equal(model(x, y), wanted.relu() if has_relu else wanted)
+        (call,) = (node for node in torch.fx.symbolic_trace(model).graph.nodes if node.target is model.added.op)
+        assert (call.args[1].op == "placeholder") == model.added.is_first == (call.args[0].op != "placeholder")
+    assert orders == {True, False}
+
+
+def test_a_batch_norm_gets_inputs_of_its_rank() -> None:
+    for pattern, rank in (("nn.Conv2d+nn.BatchNorm2d", 4), ("nn.Linear+nn.BatchNorm1d", 2)):
+        assert {len(case.inputs[0].shape) for case in planned(claim_on(pattern))} == {rank}
+    assert {len(case.inputs[0].shape) for case in planned(claim_on("nn.Conv2d"))} == {3, 4}
+
+
+# -- which cases ------------------------------------------------------------------------------------------------------
+
+
+def test_the_claims_on_one_op_share_out_its_first_cases() -> None:
+    """The same float ops with the same kind of dtypes are one op, a module and a function are two."""
+    claims = [each for each in claims_of("qnnpack") if kind_of(each.dtypes) in INTEGERS]
+    turn_of = turns(claims)
+
+    def shared(*patterns: str) -> list[list[str]]:
+        named = [each for each in claims if each.pattern in patterns]
+        plans = [plan_cases(each, Capabilities(), limit=8, turn=turn_of[each.id]) for each in named]
+        return [[case.name for case in plan] for plan in plans if not isinstance(plan, str)]
+
+    pools = shared("nn.MaxPool2d")
+    assert [len(names) for names in pools] == [2, 2, 2, 2], "two dtypes, two flows"
+    assert len({name for names in pools for name in names}) == 8
+    convolutions = shared("nn.Conv2d", "nnqat.Conv2d")
+    assert len({each.of for each in turn_of.values() if each.of > 8}) > 0
+    assert all(names for names in convolutions)
+    fused = {turn_of[each.id].of for each in claims if each.pattern in ("nni.ConvReLU2d", "nn.Conv2d+F.relu")}
+    assert len(fused) == 1 and turn_of[claim_on("torch.conv2d").id] != turn_of[claim_on("nn.Conv2d").id]
+
+
+def test_a_limit_takes_first_what_is_at_its_defaults_and_what_has_most_arguments_away_from_them() -> None:
+    pool = claim_on("nn.AvgPool2d")
+    every, few = planned(pool), planned(pool, 6)
+    assert few[0].name == every[0].name and not few[0].varied
+    assert len(few) == 6 and {len(case.varied) > 1 for case in few[::2]} == {False}
+    assert {name for case in few for name in case.varied} >= {"ceil_mode", "padding", "stride", "count_include_pad"}
+    assert len({case.regime.name for case in few}) > 3
+    assert sorted(case.name for case in planned(pool, 10**6)) == sorted(case.name for case in every)
+
+
+def regimes_of(claim: Claim) -> set[str]:
+    return {case.regime.name for case in planned(claim)}
+
+
+def test_every_regime_that_matters_is_met() -> None:
+    every = {regime.name for regime in REGIMES}
+    assert regimes_of(claim_on("nn.Linear")) == every
+    biases, outputs = {"large_bias", "largest_bias"}, {"coarse_output", "fine_output", "finest_output"}
+    assert regimes_of(claim_on("operator.add")) == every - biases
+    assert regimes_of(claim_on("nn.ReLU")) == every - biases - outputs
+    assert regimes_of(claim_on("nn.Conv2d+nn.BatchNorm2d")) == every - {"largest_bias"}
+    assert regimes_of(claim_on("torch.sigmoid", kind=Kind.FIXED)) == regimes_of(claim_on("nn.ReLU"))
+    assert regimes_of(claim_on("nn.Linear", kind=Kind.DYNAMIC)) == {"signed", "large_bias"}
+    assert regimes_of(claim_on("nn.EmbeddingBag", kind=Kind.WEIGHT_ONLY)) == {"signed", "large_bias"}
+
+
+def test_two_operands_and_a_bias_meet_every_regime_that_matters() -> None:
+    """A sum with a number shares its input's grid, so an output's range of its own is met by two tensors alone."""
+    for pattern in ("operator.add", "torch.mul"):  # what only moves integers is not run in all of them
+        claim = claim_on(pattern)
+        assert {case.regime.name for case in planned(claim) if len(case.inputs) > 1} == regimes_of(claim), pattern
+    for pattern in ("nn.Linear", "nn.Conv2d", "torch.conv2d", "nn.ConvTranspose2d", "nn.Linear+nn.ReLU"):
+        large = [case for case in planned(claim_on(pattern)) if case.regime.bias > 1.0]
+        assert any(build_model(case).state_dict().keys() & BIASES for case in large), pattern
+
+
+BIASES = {"op0.bias", "bias0"}
+
+
+@pytest.mark.parametrize("regime", REGIMES, ids=lambda regime: regime.name)
+def test_every_range_holds_zero_and_some_output_is_positive(regime: Any) -> None:
+    assert all(low <= 0 <= high and low < high for low, high in regime.ranges)
+
+
+def test_what_lies_outside_of_a_backends_limits_is_not_tried() -> None:
+    limits = {"nn.Conv2d": {"padding_mode": ("zeros",), "stride": (1,)}, "nn.MaxPool2d": {"ceil_mode": (False,)}}
+    for pattern in ("nn.Conv2d", "nni.ConvReLU2d", "nn.Conv2d+nn.ReLU"):  # the limits of the root hold in all of them
+        free, bound = planned(claim_on(pattern)), planned(claim_on(pattern), limits=limits)
+        assert any("padding_mode" in case.varied for case in free) and any("stride" in case.varied for case in free)
+        assert not any({"padding_mode", "stride"} & set(case.varied) for case in bound)
+        assert {case.name.rpartition(" ")[0] for case in bound} == {
+            case.name.rpartition(" ")[0] for case in free if not {"padding_mode", "stride"} & set(case.varied)
+        }
+    assert not any("ceil_mode" in case.varied for case in planned(claim_on("nn.MaxPool2d"), limits=limits))
+    assert names_of(claim_on("nn.Linear"), limits=limits) == names_of(claim_on("nn.Linear"))
+
+
+@pytest.mark.parametrize("pattern", ["nniqat.ConvBn1d", "nniqat.ConvBnReLU2d"])
+def test_a_training_class_that_is_claimed_alone_is_built_in_each_of_its_cases(pattern: str) -> None:
+    """torch's classes of a convolution and a norm split a padding given by a word in its letters."""
+    entry = next(each for each in native_config("fbgemm").configs if pattern_name(each.normal_pattern) == pattern)
+    alone = BackendConfig("alone").set_backend_pattern_configs([entry])
+    [claim, *_] = enumerate_claims(alone, Capabilities())
+    assert claim.flow == "ptq"
+    for case in planned(claim):
+        build_model(case)(*calibration_inputs(case)[0])
+
+
+@pytest.mark.rule("DTY-05")
+def test_a_claim_of_fixed_qparams_is_also_given_inputs_outside_of_them() -> None:
+    claim = claim_on("torch.sigmoid", kind=Kind.FIXED)
+    cases = plan_cases(claim, Capabilities(), has_prelude=True)
+    assert not isinstance(cases, str)
+    built = [build_model(case) for case in cases]
+    kinds = [isinstance(model, Preluded) for model in built]
+    assert kinds[:4] == [True, False, True, False]
+    assert all(("behind an identity" in case.name) == kind for case, kind in zip(cases, kinds, strict=True))
+    x = torch.linspace(-9, 9, 5)
+    assert torch.equal(built[0](x), x.sigmoid())
+    assert not any(isinstance(build_model(case), Preluded) for case in planned(claim))
+
+
+# -- building ---------------------------------------------------------------------------------------------------------
+
+
+def case_of(build: Any, *shapes: tuple[int, ...], regime: Any = REGIMES[0]) -> Case:
+    return Case(name="c", build=build, inputs=tuple(Input(shape=shape) for shape in shapes), regime=regime)
+
+
+def test_a_model_that_gives_only_zeros_is_drawn_again() -> None:
+    class Constant(OneInput):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.get_buffer("factor")
+
+    drawn = iter((0.0, 0.0, 2.0, 3.0))
+
+    def build() -> OneInput:
+        model = Constant([])
+        model.register_buffer("factor", torch.tensor(next(drawn)))
+        return model
+
+    model = build_model(case_of(build, (2,)))
+    assert float(model.get_buffer("factor")) == 2.0
+    assert not model.training
+
+
+def test_a_regime_scales_weights_and_biases_of_modules_and_functions() -> None:
+    def build() -> OneInput:
+        torch.manual_seed(0)
+        return OneInput([Step(op=nn.Linear(3, 3)), Step(op=F.linear, parameters=(torch.ones(2, 3), torch.ones(2)))])
+
+    regime = next(regime for regime in REGIMES if regime.name == "large_bias")
+    plain, scaled = build(), build_model(case_of(build, (2, 3), regime=regime))
+    for name, parameter in scaled.named_parameters():
+        factor = regime.bias if "bias" in name else regime.weight
+        assert torch.equal(parameter, plain.get_parameter(name) * factor), name
+    assert regime.bias == 2**7  # more, and behind a batch norm the bias is beyond int32 in steps of s_x·s_w
+
+
+@pytest.mark.parametrize("regime", REGIMES, ids=lambda regime: regime.name)
+def test_the_statistics_of_a_norm_are_as_large_as_what_comes_to_it(regime: Any) -> None:
+    """Else its mean, or its variance, would be all that is left of a narrow or a wide input."""
+
+    def build() -> OneInput:
+        torch.manual_seed(3)
+        norm = nn.BatchNorm2d(3)
+        norm.running_mean, norm.running_var = torch.tensor([0.5, -1, 0.25]), torch.tensor([1.0, 2, 0.5])
+        return OneInput([Step(op=norm)])
+
+    plain, scaled = (
+        build().get_submodule("op0"),
+        build_model(case_of(build, (2, 3, 4, 4), regime=regime)).get_submodule("op0"),
+    )
+    reach = max(abs(end) for end in regime.ranges[0])
+    for name, power in (("running_mean", 1), ("running_var", 2)):
+        assert torch.equal(scaled.get_buffer(name), plain.get_buffer(name) * reach**power)
+
+
+def test_a_pattern_model_calls_modules_functions_methods_and_lists() -> None:
+    x, y = torch.tensor([-1.0, 2.0]), torch.tensor([3.0, 4.0])
+    joined = TwoInputs([Step(op=torch.cat, keywords=(("dim", 0),), takes_list=True), Step(op=nn.ReLU())])
+    assert joined(x, y).tolist() == [0, 2, 3, 4]
+    clamped = OneInput([Step(op="clamp", arguments=(0.0,), keywords=(("max", 1.0),))])
+    assert clamped(x).tolist() == [0, 1]
+    weight = torch.tensor([[1.0, 10.0]])
+    assert OneInput([Step(op=F.linear, parameters=(weight, None))])(x).tolist() == [19]
+
+
+@pytest.mark.parametrize("pattern", ("nn.Linear", "torch.conv2d", "nni.ConvReLU3d"))
+def test_output_channels_differ_in_magnitude_by_powers_of_two(pattern: str) -> None:
+    torch.manual_seed(2)
+    built = [build_model(case) for case in planned(claim_on(pattern))]
+    weights = [next(p for name, p in model.named_parameters() if "weight" in name) for model in built]
+    spreads = [w.detach().abs().flatten(1).amax(1) for w in weights if w.shape[0] >= 4 and w[0].numel() >= 9]
+    assert len(spreads) >= 2
+    assert all(4 < float(spread[0] / spread[3]) < 16 for spread in spreads)

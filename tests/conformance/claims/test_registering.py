@@ -1,0 +1,131 @@
+"""What has no recipe says so, and a vendor's op is made buildable by registering it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backends.base import Capabilities
+from backends.reference import ReferenceBackend
+from conformance.claims import plan as models
+from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.plan import REGIMES, plan_cases, register
+from conformance.ops.op_model import Input, OneInput, Step
+from conformance.oracle.error_bounds import gamma
+from conformance.oracle.table import ROWS
+from conformance.pipeline.workbench import Workbench
+from conformance.stages.check import Check
+from refimpl import BackendConfig, BackendPatternConfig, ConfigError, DTypeConfig
+from reports.results import Verdict
+from tests.conformance.support.planning import planned
+
+U8 = DTypeConfig(torch.quint8, torch.quint8)
+
+
+def reason_of(entry: BackendPatternConfig, dtypes: DTypeConfig = U8, *, flow: str = "ptq") -> str:
+    config = BackendConfig("c").set_backend_pattern_config(entry.set_dtype_configs([dtypes]))
+    claim = next(each for each in enumerate_claims(config, Capabilities()) if each.flow == flow)
+    reason = plan_cases(claim, Capabilities())
+    assert isinstance(reason, str)
+    return reason
+
+
+def test_reasons_name_what_is_missing() -> None:
+    hint = "make it buildable with conformance.vendor.register("
+    unknown = reason_of(BackendPatternConfig(vendor_class()))
+    assert unknown.startswith("no recipe for ") and unknown.endswith(", build, inputs)") and hint in unknown
+    assert hint in reason_of(BackendPatternConfig((nn.Linear, nn.Softplus)))
+    tree = BackendPatternConfig()._set_pattern_complex_format((torch.add, nn.ReLU, nn.ReLU))
+    assert "a pattern that is not a chain of ops" in reason_of(tree)
+    floats = DTypeConfig(torch.float32, torch.float32)
+    assert reason_of(BackendPatternConfig(nn.ReLU), floats) == "no QConfig for activations of dtype torch.float32"
+
+
+def vendor_class() -> type[nn.Module]:
+    class Tripled(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x * 3
+
+    return Tripled
+
+
+class Vendor(ReferenceBackend):
+    """The reference model itself, for one op of the vendor's own."""
+
+    def __init__(self, op: Any) -> None:
+        entry = BackendPatternConfig(op).add_dtype_config(U8)
+        self.entries = BackendConfig("vendor").set_backend_pattern_config(entry)
+
+    def backend_config(self) -> BackendConfig:
+        return self.entries
+
+
+def first_claim(backend: ReferenceBackend) -> tuple[Claim, list[Check]]:
+    bench = Workbench(backend, seed=0, profile="full", max_examples=0)
+    claim = enumerate_claims(bench.config, bench.capabilities)[0]
+    return claim, list(bench.run(claim))
+
+
+@pytest.fixture
+def no_registrations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    known = set(ROWS)
+    monkeypatch.setattr(models, "_REGISTERED", {})
+    yield
+    for op in set(ROWS) - known:
+        del ROWS[op]
+
+
+@pytest.mark.usefixtures("no_registrations")
+@pytest.mark.rule("NUM-04")
+def test_registering_makes_a_vendors_op_buildable() -> None:
+    """Without: unexercised, with the hint. With: tried in five regimes; judged where the op's roundings are stated."""
+    claim, before = first_claim(Vendor(F.softplus))
+    hint = f"make it buildable with conformance.vendor.register({claim.pattern}, build, inputs)"
+    assert {(check.verdict, check.outcome) for check in before} == {(Verdict.UNEXERCISED, "skip")}
+    assert all(check.message == f"no recipe for {claim.pattern}: {hint}" for check in before)
+    build = partial(OneInput, [Step(op=F.softplus)])
+    register(F.softplus, build, [(2, 7)])
+    assert [(case.inputs, case.regime) for case in planned(claim)] == [((Input(shape=(2, 7)),), r) for r in REGIMES[:5]]
+    without = {check.stage: check for check in first_claim(Vendor(F.softplus))[1]}
+    assert without["lower"].verdict is Verdict.VERIFIED and without["numerics"].verdict is Verdict.UNEXERCISED
+    assert "no oracle: no row in the oracle's table for call_function" in without["numerics"].message
+    register(F.softplus, build, [Input(shape=(65,))], roundings=32)
+    _, checks = first_claim(Vendor(F.softplus))
+    assert {check.verdict for check in checks} == {Verdict.VERIFIED}
+    assert planned(claim)[0].inputs == (Input(shape=(65,)),)
+
+
+@pytest.mark.usefixtures("no_registrations")
+def test_the_last_registration_counts() -> None:
+    for roundings in (2, 32):
+        register(F.softplus, partial(OneInput, [Step(op=F.softplus)]), [(2, 7)], roundings=roundings)
+        call: Any = SimpleNamespace(values=lambda: [SimpleNamespace(errors={})], result=torch.ones(1))
+        assert float(ROWS[F.softplus].spread(call)["function"]) == pytest.approx(gamma(roundings))
+    before = ROWS[torch.relu]
+    register(torch.relu, partial(OneInput, [Step(op=torch.relu)]), [(2, 7)], roundings=1)
+    assert ROWS[torch.relu] is before, "the suite's own rows stay"
+
+
+@pytest.mark.usefixtures("no_registrations")
+def test_a_registered_module_is_a_leaf_of_the_model() -> None:
+    """Tracing does not go into a class that the config names, though it is none of torch's."""
+    kind = vendor_class()
+    register(kind, lambda: OneInput([Step(op=kind())]), [(2, 7)], roundings=1)
+    _, checks = first_claim(Vendor(kind))
+    assert [(check.stage, check.message) for check in checks if check.verdict is not Verdict.VERIFIED] == []
+
+
+@pytest.mark.usefixtures("no_registrations")
+@pytest.mark.parametrize(("build", "inputs"), ((None, [(2,)]), (nn.ReLU, [])), ids=("no model", "no inputs"))
+def test_a_registration_without_model_or_inputs_is_an_error(build: Any, inputs: list[Any]) -> None:
+    with pytest.raises(ConfigError, match="give a callable that builds a model, and a shape for each input"):
+        register(nn.Softplus, build, inputs)
+    with pytest.raises(ConfigError):
+        register((nn.ReLU,) * 4, nn.ReLU, [(2,)])

@@ -1,0 +1,118 @@
+"""Unclaimed support: which dtype configs are tried on a pattern, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.ao.nn.quantized.reference as nnqr
+from torch import nn
+from torch.fx import GraphModule
+
+from backends.base import Capabilities, Execution, UnsupportedPattern
+from backends.reference import ReferenceBackend
+from conformance.facts.unclaimed import jobs
+from conformance.pipeline.workbench import Workbench
+from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
+from reports.codec import PlainRow
+
+U8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
+S8 = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float)
+NARROW = DTypeWithConstraints(dtype=torch.qint8, quant_min_lower_bound=-127, quant_max_upper_bound=127)
+S8_NARROW = DTypeConfig(NARROW, NARROW, NARROW, torch.float)
+PLAIN_U8, PLAIN_S8 = DTypeConfig(torch.quint8, torch.quint8), DTypeConfig(torch.qint8, torch.qint8)
+PRESCRIBED = DTypeWithConstraints(dtype=torch.qint8, scale_exact_match=1 / 256, zero_point_exact_match=-128)
+FIXED = DTypeConfig(PRESCRIBED, PRESCRIBED)
+LOOKUP = DTypeConfig(torch.float, torch.float, torch.quint8)
+S8_CLAIM = "static:in=qint8,w=qint8,b=float32,out=qint8"
+
+
+def entry(pattern: Any, *dtypes: DTypeConfig) -> BackendPatternConfig:
+    return BackendPatternConfig(pattern).set_dtype_configs(list(dtypes))
+
+
+def weighted(kind: type[nn.Module], *dtypes: DTypeConfig) -> BackendPatternConfig:
+    reference = getattr(nnqr, kind.__name__)
+    return entry(kind, *dtypes).set_root_module(kind).set_reference_quantized_module(reference)
+
+
+class Vendor(ReferenceBackend):
+    """The reference model, changed where it quantizes an activation to qint8."""
+
+    def __init__(self, config: BackendConfig, lower: Callable[[GraphModule], Any], in_float: bool = False) -> None:
+        self.claims, self.signed, self.in_float = config, lower, in_float
+
+    def backend_config(self) -> BackendConfig:
+        return self.claims
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        output = next(node for node in reference_model.graph.nodes if node.op == "output").args[0]
+        lowered = torch.no_grad()(reference_model)
+        return self.signed(reference_model) if torch.int8 in output.args else lowered
+
+    def execution(self, lowered: Callable[..., Any]) -> Execution | None:
+        return Execution(quantized_ops=(), float_fallbacks=("all of it",)) if self.in_float else None
+
+
+LINEARS = BackendConfig("v").set_backend_pattern_configs([weighted(nn.Linear, U8, S8), weighted(nn.Conv2d, U8)])
+
+
+def run(backend: Vendor) -> list[PlainRow]:
+    bench = Workbench(backend, seed=0, profile="full")
+    return [row for job in jobs(bench.config, bench.capabilities, "full") for row in job.run(bench)]
+
+
+def declining(model: GraphModule) -> Any:
+    raise UnsupportedPattern("no signed kernels")
+
+
+@pytest.mark.parametrize(
+    ("lower", "in_float", "said"),
+    (
+        (lambda model: torch.no_grad()(model), False, "runs correctly"),
+        (lambda model: lambda *inputs: model(*inputs).detach() * 0, False, "wrong: "),
+        (declining, False, "refused: the backend declines what its config claims: no signed kernels"),
+        (lambda model: lambda *inputs: model.nothing(*inputs), False, "refused: "),
+        (lambda model: torch.no_grad()(model), True, "runs in float: all of it"),
+    ),
+)
+def test_what_the_backend_makes_of_a_claim_that_is_not_made(
+    lower: Callable[[GraphModule], Any], in_float: bool, said: str
+) -> None:
+    (row,) = run(Vendor(LINEARS, lower, in_float))
+    assert (row["kind"], row["topic"], row["subject"]) == ("fact", "unclaimed", "nn.Conv2d")
+    ((name, told),) = row["values"].items()
+    assert name == S8_CLAIM
+    assert told.startswith(said)
+
+
+def tried(*entries: BackendPatternConfig) -> dict[str, list[str]]:
+    """The claims that would be tried, by job."""
+    config = BackendConfig("c").set_backend_pattern_configs(list(entries))
+    found = jobs(config, Capabilities(), "stress")
+    return {job.id: [str(each.input_dtype) for each in job.run.args[1]] for job in found}  # type: ignore[attr-defined]
+
+
+def test_a_pattern_is_tried_with_the_dtypes_of_others_of_its_family() -> None:
+    assert tried(weighted(nn.Linear, U8), weighted(nn.Conv2d, S8), entry(nn.ReLU, PLAIN_S8)) == {
+        "fact/unclaimed/nn.Linear": ["torch.qint8"], "fact/unclaimed/nn.Conv2d": ["torch.quint8"],
+    }  # fmt: skip
+    assert tried(weighted(nn.Linear, U8), weighted(nn.Embedding, LOOKUP), weighted(nn.LSTM, S8)) == {}
+    assert tried(entry(nn.ReLU, PLAIN_U8), entry(nn.Tanh, PLAIN_S8, PLAIN_U8)) == {
+        "fact/unclaimed/nn.ReLU": ["torch.qint8"]
+    }
+
+
+def test_bounds_alone_and_fixed_qparams_are_not_tried() -> None:
+    assert tried(weighted(nn.Linear, S8), weighted(nn.Conv2d, S8_NARROW)) == {}
+    assert tried(entry(nn.ReLU, PLAIN_U8), entry(nn.Sigmoid, FIXED, PLAIN_U8)) == {}
+    assert tried(entry(nn.ReLU, PLAIN_S8), entry(nn.Tanh, S8)) == {}, "without a weight its dtype does not matter"
+    both = tried(weighted(nn.Linear, U8), weighted(nn.Conv2d, U8, S8_NARROW, S8))
+    assert both == {"fact/unclaimed/nn.Linear": ["torch.qint8"]}, "one of each choice of dtypes"
+
+
+def test_the_quick_profile_tries_none() -> None:
+    assert jobs(LINEARS, Capabilities(), "quick") == ()
+    assert [job.id for job in jobs(LINEARS, Capabilities(), "full")] == ["fact/unclaimed/nn.Conv2d"]

@@ -1,0 +1,278 @@
+"""Drawn graphs: valid, the same for a seed, none refuted where nothing is wrong; faults are found, shrunk, and shown
+by scripts that need torch and the backend alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from backends.base import Backend
+from backends.discovery import find_backend
+from backends.qnnpack import QnnpackBackend
+from backends.reference import ReferenceBackend
+from conformance.claims.build import build_model
+from conformance.claims.case import Case, Regime
+from conformance.claims.claim import enumerate_claims
+from conformance.claims.inputs import calibration_inputs, static_inputs
+from conformance.fuzz import search as fuzz
+from conformance.fuzz.graph import Call, Drawing, Graph, graph_of, part_of, patterns_of, waived_patterns
+from conformance.ops.op_model import Input, OneInput, Step
+from conformance.oracle.grids import placeholder_grids
+from conformance.pipeline.workbench import Workbench
+from conformance.reproducers.script import Failure, script_of
+from conformance.reproducers.standalone import fails_alone
+from conformance.whole_models.flow import Setup, reference_of
+from conformance.whole_models.verify import tried
+from reports.codec import PlainRow
+from reports.results import Model, decode
+from tests.conformance.support.suite_runs import FAKES, REPO, run
+
+PTQ = Setup(flow="ptq", activation=torch.quint8, scheme="per_tensor_symmetric")
+QAT = Setup(flow="qat", activation=torch.quint8, scheme="per_channel_symmetric")
+GRAPHS = 40
+MOST_LINES = 60
+
+
+@pytest.fixture(autouse=True)
+def _fakes_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FAKES))
+    monkeypatch.setattr(fuzz, "MOST_RUNS", 30)
+
+
+def bench_of(backend: Backend, spec: str = "reference", graphs: int = GRAPHS, seed: int = 0) -> Workbench:
+    return Workbench(backend, seed=seed, profile="stress", max_examples=graphs, spec=spec)
+
+
+def drawn(setup: Setup, numbers: range) -> Iterator[Graph]:
+    bench = bench_of(ReferenceBackend())
+    patterns = patterns_of(enumerate_claims(bench.config, bench.capabilities), setup)
+    for number in numbers:
+        choose: Any = random.Random(number).choice
+        drawing = Drawing(
+            choose=choose, patterns=patterns, capabilities=bench.capabilities, is_trained=setup.flow == "qat"
+        )
+        yield drawing.graph()
+
+
+@cache
+def reference_jobs() -> dict[str, Any]:
+    bench = bench_of(ReferenceBackend())
+    return {job.id: job for job in fuzz.jobs(bench.config, bench.capabilities, "stress")}
+
+
+def row_of(bench: Workbench, setup: Setup = PTQ, number: int = 0) -> PlainRow:
+    jobs = {job.id: job for job in fuzz.jobs(bench.config, bench.capabilities, "stress")}
+    [row] = jobs[f"model/fuzz/{number}/{setup}"].run(bench)
+    return row
+
+
+# -- graphs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setup", [PTQ, QAT], ids=str)
+def test_what_is_drawn_runs_as_a_float_model_and_survives_json(setup: Setup) -> None:
+    patterns, lengths = set(), []
+    for graph in drawn(setup, range(250)):
+        assert graph_of(graph.text()) == graph
+        patterns |= {call.pattern for call in graph.calls}
+        lengths.append(len(graph.calls))
+        if graph.calls:
+            torch.manual_seed(graph.seed)
+            outputs = build_model(graph.case())(*calibration_inputs(graph.case())[0])
+            found = outputs if isinstance(outputs, tuple) else (outputs,)
+            assert all(bool(torch.isfinite(each).all()) for each in found), str(graph)
+            shapes = {call.name: call.shape for call in graph.calls}
+            assert [tuple(each.shape) for each in found] == [shapes[name] for name in graph.outputs]
+    assert len(patterns) > 100 and max(lengths) == 7
+
+
+def test_values_are_read_twice_and_there_are_several_inputs_and_outputs() -> None:
+    graphs = list(drawn(PTQ, range(100)))
+    reads = [[name for call in graph.calls for name in call.inputs] for graph in graphs]
+    assert sum(len(names) > len(set(names)) for names in reads) > 20
+    assert sum(len(graph.shapes) > 1 for graph in graphs) > 5
+    assert sum(len(graph.outputs) > 1 for graph in graphs) > 20
+
+
+def test_a_part_of_a_graph_is_a_graph() -> None:
+    graph = next(graph for graph in drawn(PTQ, range(100)) if len(graph.calls) > 4 and len(graph.outputs) > 1)
+    for call in graph.calls:
+        part = part_of(graph, [call])
+        assert part is not None and part.calls[0].pattern == call.pattern
+        build_model(part.case())(*calibration_inputs(part.case())[0])
+
+
+# -- nothing wrong, nothing found -------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize(("setup", "seed"), [(PTQ, 0), (PTQ, 1), (QAT, 0)], ids=str)
+def test_the_reference_backend_is_verified(setup: Setup, seed: int) -> None:
+    row = row_of(bench_of(ReferenceBackend(), graphs=70, seed=seed), setup, number=seed)
+    assert (row["verdict"], row["message"]) == ("VERIFIED", ""), row["evidence"].get("graph", row)
+    assert row["cases"] > 40 and row["evidence"]["unexercised"] < row["cases"] / 10
+
+
+@pytest.mark.rule("NUM-04")
+def test_a_softmax_of_billions_has_a_bound_that_is_not_negative() -> None:
+    """What the first graphs showed: a bound of the first order, of exponents that are off by more than 1."""
+    shape = (1, 2, 3, 4, 5)
+    product = {"other": "tensor", "_number_first": False, "shape": (shape, shape)}
+    calls = (
+        Call(name="v0", pattern="operator.mul", inputs=("x", "y"), shape=shape, arguments=product),
+        Call(name="v1", pattern="operator.mul", inputs=("v0", "x"), shape=shape, arguments=product),
+        Call(name="v2", pattern="nn.Softmax", inputs=("v1",), shape=shape, arguments={"dim": 1, "shape": shape}),
+    )
+    graph = Graph(shapes=(shape, shape), regime="wide", seed=0, calls=calls, outputs=("v2",))
+    bench = bench_of(ReferenceBackend())
+    with contextlib.closing(fuzz.Search(bench, enumerate_claims(bench.config, bench.capabilities), PTQ)) as search:
+        check = search._judged(graph.text()).check
+    assert check.verdict == "VERIFIED" and (check.slack_lsb or 0.0) >= 0.0, check
+
+
+def test_a_seed_draws_the_same_graphs_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[list[str]] = []
+    for seed in (5, 5, 6):
+        texts: list[str] = []
+        monkeypatch.setattr(fuzz.Search, "_fails", lambda self, graph, texts=texts: texts.append(graph.text()))
+        bench = bench_of(ReferenceBackend(), graphs=20, seed=seed)
+        search = fuzz.Search(bench, (), PTQ)
+        patterns = patterns_of(enumerate_claims(bench.config, bench.capabilities), PTQ)
+        drawing: Any = lambda choose: Drawing(choose=choose, patterns=patterns, capabilities=bench.capabilities)  # noqa: B023, E731
+        assert search.smallest(drawing, random.Random(seed)) is None
+        found.append(texts)
+    assert found[0] == found[1] != found[2] and len(found[0]) >= 20
+
+
+def test_only_stress_has_such_jobs() -> None:
+    bench = bench_of(ReferenceBackend())
+    assert not fuzz.jobs(bench.config, bench.capabilities, "full")
+    assert len(reference_jobs()) == 64
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+FAULTS = [
+    ("WrongCat", "REFUTED", "AssertionError", 2),
+    ("Raises", "REFUTED", "RuntimeError: no such kernel", 2),
+    ("Aborts", "CRASHED", "", 2),
+    ("Repeats", "REFUTED", "AssertionError", 1),
+    ("InFloat", "FALLBACK", "AssertionError", 1),
+]
+
+
+@pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize(("name", "verdict", "said", "most"), FAULTS, ids=[fault[0] for fault in FAULTS])
+def test_a_fault_is_found_and_shrunk_and_its_script_fails_alone(
+    tmp_path: Path, name: str, verdict: str, said: str, most: int
+) -> None:
+    spec = f"faulty_graphs:{name}"
+    row = row_of(bench_of(find_backend(spec), spec, graphs=300))
+    evidence = row["evidence"]
+    assert row["verdict"] == verdict and evidence["script_fails_alone"] is True, row
+    assert sum(" = " in line and "input of" not in line for line in evidence["graph"].splitlines()) <= most, evidence
+    script = evidence["script"]
+    assert len(script.splitlines()) <= MOST_LINES and max(map(len, script.splitlines())) <= 120, script
+    assert "conformance" not in script.replace("pytest conformance", "") and "refimpl" not in script
+    broken, fixed = alone(tmp_path, script), alone(tmp_path, script, FAKE_FIXED="1")
+    assert broken.returncode != 0 and said in broken.stderr, broken.stderr
+    assert fixed.returncode == 0, fixed.stderr
+
+
+def alone(folder: Path, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a folder with nothing else."""
+    path = folder / "script.py"
+    path.write_text(script)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPO), str(FAKES)])} | variables
+    return subprocess.run(
+        [sys.executable, str(path)], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_script_that_is_broken_itself_does_not_fail_alone() -> None:
+    door = "from backends.discovery import find_backend\nbackend = find_backend('faulty_graphs:Honest')\n"
+    assert not fails_alone(door + "undefined\n", "faulty_graphs:Honest"), "not the backend's fault"
+    assert fails_alone(door + "assert backend.name == 'reference'\n", "faulty_graphs:Honest")
+
+
+def _convolution() -> Step:
+    return Step(op=torch.conv2d, parameters=(torch.nn.Parameter(torch.randn(3, 2, 3, 3)), None))
+
+
+OF_QNNPACK: dict[str, tuple[Callable[[], Step], tuple[int, ...], torch.dtype, str]] = {
+    "2: max pooling with dilation and padding": (
+        lambda: Step(op=torch.nn.MaxPool2d(3, padding=1, dilation=2)), (1, 1, 7, 6), torch.quint8,
+        "AssertionError: at ",
+    ),
+    "1: no kernels for qint8, of a function with a weight": (
+        _convolution, (1, 2, 7, 6), torch.qint8, "RuntimeError: quantized::conv",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize("finding", OF_QNNPACK)
+def test_a_kernel_of_qnnpack_that_is_wrong_shows_in_a_script(finding: str, tmp_path: Path) -> None:
+    step, shape, dtype, said = OF_QNNPACK[finding]
+    bench = bench_of(QnnpackBackend(), "qnnpack")
+    case = Case(
+        name="wrong", build=lambda: OneInput([step()]), inputs=(Input(shape=shape),),
+        regime=Regime(name="signed", ranges=((-1.0, 1.0),)),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    claims = enumerate_claims(bench.config, bench.capabilities)
+    setup = replace(PTQ, activation=dtype)
+    reference = reference_of(bench, build_model(case), claims, setup, calibration_inputs(case))
+    batches = [batch for _, batch in static_inputs(case, placeholder_grids(reference), aims=3, random=0)]
+    failures = [
+        Failure(model=reference, batch=batch, check=check)
+        for batch in batches
+        if (check := tried(bench, reference, [batch])).verdict == "REFUTED"
+    ]
+    script = script_of(failures[0], bench, name=f"finding {finding}", message=failures[0].check.message)
+    assert fails_alone(script, "qnnpack") and said in alone(tmp_path, script).stderr
+
+
+def test_patterns_that_waivers_cover_are_not_drawn() -> None:
+    bench = bench_of(QnnpackBackend(), "qnnpack", graphs=10)
+    claims = enumerate_claims(bench.config, bench.capabilities)
+    pools = {claim.id for claim in claims if claim.pattern in ("nn.MaxPool2d", "nn.Conv2d")}
+    ours = {each for each in pools if "quint8" in each}
+    assert waived_patterns(claims, PTQ, ours) == {"nn.MaxPool2d", "nn.Conv2d"}
+    assert not waived_patterns(claims, PTQ, pools - ours)
+    assert waived_patterns(claims, PTQ, [each for each in ours if "per_channel" in each]) == frozenset()
+    every = [claim.id for claim in claims if claim.pattern != "torch.cat"]
+    waived = Workbench(QnnpackBackend(), seed=0, profile="stress", max_examples=10, waived=every)
+    row = row_of(waived)
+    assert "torch.cat" not in row["evidence"]["not_drawn_for_they_are_waived"]
+    assert "nn.ReLU" in row["evidence"]["not_drawn_for_they_are_waived"] and row["verdict"] == "VERIFIED"
+
+
+def test_a_run_leaves_the_script_in_the_report_folder(tmp_path: Path) -> None:
+    stale = tmp_path / "report" / "scripts" / "old.py"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("")
+    name = f"model/fuzz/0/{PTQ}"
+    ran = run(
+        tmp_path, "faulty_graphs:WrongCatOfQuantized", "--profile=stress", "--max-examples=300", f"--claim={name}"
+    )
+    [row] = [row for row in ran.rows if row["kind"] == "model"]
+    model = decode(row)
+    assert isinstance(model, Model) and ran.status == 1 and model.verdict == "REFUTED"
+    script = ran.folder / model.script_path
+    assert script.read_text() == row["evidence"]["script"] and not stale.exists()
+    command = f"--backend=faulty_graphs:WrongCatOfQuantized --seed=0 --profile=stress --max-examples=300 --claim {name}"
+    assert command in " ".join(script.read_text().split())
+    assert model.script_path in (ran.folder / "report.html").read_text()
+    assert row["evidence"]["script_fails_alone"] is True

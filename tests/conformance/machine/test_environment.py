@@ -1,0 +1,80 @@
+"""The header's facts: commit, version and processor, also where they cannot be had."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from conformance.machine.environment import cpu, environment_facts, suite_commit, suite_version
+
+
+def git(root: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    command = ["git", "-C", str(root), "-c", f"core.hooksPath={root / 'none'}", *identity, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_commit_is_marked_when_files_differ_from_it(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    assert suite_commit(tmp_path) == "unknown"
+    (tmp_path / "file").write_text("1")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert suite_commit(tmp_path) == commit
+    (tmp_path / "file").write_text("2")
+    assert suite_commit(tmp_path) == f"{commit}-dirty"
+
+
+def test_a_folder_inside_someone_elses_checkout_has_no_commit(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "theirs")
+    (tmp_path / "inner").mkdir()
+    assert suite_commit(tmp_path / "inner") == "unknown"
+
+
+def test_no_git_means_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setenv("PATH", "")
+    assert suite_commit(tmp_path) == "unknown"
+
+
+def test_the_version_is_that_of_the_checkout(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "7.8.9"\n')
+    assert suite_version(tmp_path) == "7.8.9"
+    assert suite_version(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "flags"),
+    [
+        (
+            "processor: 0\nmodel name\t: Some CPU @ 2GHz\nflags\t\t: sse2 avx2 avx512_vnni amx_tile avx2 smep\n",
+            "Some CPU @ 2GHz",
+            ["amx_tile", "avx2", "avx512_vnni"],
+        ),
+        (
+            "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm sha2 sve\n",
+            None,
+            ["asimd", "asimddp", "i8mm", "sve"],
+        ),
+    ],
+)
+def test_cpuinfo_of_x86_and_arm(tmp_path: Path, text: str, model: str | None, flags: list[str]) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(text)
+    found_model, found_flags = cpu(file)
+    assert found_flags == flags and found_model
+    assert model in (None, found_model)
+
+
+def test_no_cpuinfo_is_no_error(tmp_path: Path) -> None:
+    model, flags = cpu(tmp_path / "cpuinfo")
+    assert model and flags == []
+
+
+def test_facts_are_plain_text_and_lists(tmp_path: Path) -> None:
+    facts = environment_facts(tmp_path)
+    assert all(type(value) in (str, list) for value in facts.values())

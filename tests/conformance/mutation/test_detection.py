@@ -1,0 +1,230 @@
+"""The suite finds every seeded fault, and refutes no honest backend (rules NUM-03 to NUM-07).
+
+What the pipeline does for each set of kernels is done here once for all of them: a claim's cases are prepared and
+converted, inputs drawn and exact results computed as soon as some kernels need them, in the order of the full profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import GraphModule
+
+import tests.mutants.integer_faults  # noqa: F401  (enters them in the table)
+from backends.base import Capabilities
+from conformance.claims.build import build_model
+from conformance.claims.case import Case
+from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.inputs import Batch, static_inputs
+from conformance.claims.plan import plan_cases
+from conformance.claims.traits import moves_only
+from conformance.oracle.evaluate import Exact, Walk
+from conformance.oracle.grids import Grid, placeholder_grids
+from conformance.pipeline.workbench import PROFILES, Workbench
+from conformance.stages.backend_calls import StageError, run_lowered
+from conformance.stages.check import Check
+from conformance.stages.numerics import Finding, compare_all, failure, judge
+from conformance.stages.prepare import prepare_case
+from refimpl import convert_to_reference_decomposed_fx
+from reports.results import Verdict
+from tests.mutants.fault_table import FAULTS, MOVING, RATIO, RELU_AFTER, RESCALED, WEIGHTED, Fault
+from tests.mutants.honest import (
+    add_float32,
+    add_ratios,
+    bias_int32,
+    fixed_point,
+    float32,
+    half_away,
+    half_up,
+    relu_first,
+)
+from tests.mutants.integer_kernels import LIMITS, IntegerBackend, Kernels, Make, small_config, varied
+
+SEVERITY = (Verdict.VERIFIED, Verdict.QUALITY, Verdict.FALLBACK, Verdict.REFUTED)
+FEW = 6
+"""Cases of a claim on which an honest backend is tried; the claims of an op choose different ones."""
+
+
+@cache
+def all_claims() -> tuple[Claim, ...]:
+    backend = IntegerBackend()
+    return enumerate_claims(backend.backend_config(), backend.capabilities())
+
+
+def claims_on(*patterns: str) -> list[Claim]:
+    """The static claims on patterns that have integer activations."""
+    static = [claim for claim in all_claims() if claim.flow == "ptq" and not claim.dtypes.is_dynamic]
+    return [c for c in static if c.pattern in patterns and c.dtypes.input_dtype in (torch.quint8, torch.qint8)]
+
+
+def claims_of(fault: Fault) -> Iterator[Claim]:
+    for claim in claims_on(*fault.patterns):
+        is_dtype = any(dtype in claim.dtype_config for dtype in fault.dtypes)
+        if is_dtype and (claim.scheme == "per_channel_symmetric" or not fault.per_channel):
+            yield claim
+
+
+# -- a claim's cases, with what all kernels have in common ------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Tried:
+    """One case as far as to the reference model, its inputs, and the exact results for capabilities that were asked."""
+
+    name: str
+    reference: GraphModule
+    grids: tuple[Grid | None, ...]
+    drawn: list[tuple[str, Batch]]
+    exacts: dict[str, list[tuple[Exact, ...]]] = field(default_factory=dict)
+
+    def exact(self, capabilities: dict[str, Any], number: int) -> tuple[Exact, ...]:
+        """The exact results for an input set, computed once."""
+        known = self.exacts.setdefault(str(capabilities), [])
+        walk = Walk(self.reference, Capabilities(**capabilities))
+        known += [walk.exact(inputs) for _, inputs in self.drawn[len(known) : number + 1]]
+        return known[number]
+
+
+@cache
+def planned(claim: Claim, limit: int | None) -> tuple[Case, ...]:
+    cases = plan_cases(claim, Capabilities(limits=LIMITS), limit=limit)
+    assert not isinstance(cases, str), cases
+    return cases
+
+
+@cache
+def tried(claim: Claim, limit: int | None, number: int) -> Tried:
+    torch.manual_seed(number)
+    case = planned(claim, limit)[number]
+    reference = convert_to_reference_decomposed_fx(prepare_case(claim, case, build_model(case), small_config()))
+    grids, effort = placeholder_grids(reference), PROFILES["full"]
+    drawn = static_inputs(case, grids, aims=effort.aims, random=effort.random)
+    return Tried(name=case.name, reference=reference, grids=tuple(grids), drawn=drawn)
+
+
+def findings(kernels: Make, one: Tried, capabilities: dict[str, Any]) -> Iterator[Finding]:
+    """Compare what kernels give in a case with the exact results."""
+    lowered = IntegerBackend(kernels).lower(one.reference, one.drawn[0][1])
+    for number, (name, inputs) in enumerate(one.drawn):
+        label = f"{one.name}, {name}"
+        try:
+            output = run_lowered(lowered, label, inputs)
+        except StageError as error:
+            yield failure(label, error.rule, str(error), error.evidence)
+            continue
+        yield from compare_all(label, one.exact(capabilities, number), output, one.grids)
+
+
+def checks(kernels: Make, claim: Claim, limit: int | None = None, **capabilities: Any) -> Iterator[Check]:
+    """Judge kernels by one case of a claim after the other."""
+    for number in range(len(planned(claim, limit))):
+        found = list(findings(kernels, tried(claim, limit, number), capabilities))
+        yield judge(found, moves_only=moves_only(claim))
+
+
+def severity(check: Check) -> int:
+    return SEVERITY.index(check.verdict)
+
+
+def told(check: Check) -> str:
+    return f"{check.verdict.value} by {check.rule}: {check.message} {dict(check.evidence)}"
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+NUMERIC = [fault for fault in FAULTS if fault.rule != "NUM-07"]
+
+
+@pytest.mark.rule("NUM-03")
+@pytest.mark.rule("NUM-05")
+@pytest.mark.parametrize("fault", NUMERIC, ids=lambda fault: fault.name)
+def test_a_seeded_fault_is_found_on_every_claim_that_it_touches(fault: Fault) -> None:
+    """In some case, at the verdict that it must get at the least, under its rule."""
+    survived = []
+    for claim in claims_of(fault):
+        found = checks(fault.kernels, claim, **fault.capabilities)
+        first = next((check for check in found if severity(check) >= SEVERITY.index(fault.verdict)), None)
+        if first is None:
+            survived.append(f"{claim}: not found")
+        elif first.rule != fault.rule and first.verdict is Verdict.REFUTED:
+            survived.append(f"{claim}: {told(first)}")
+    assert not survived, "\n".join(survived)
+
+
+@pytest.mark.rule("NUM-07")
+@pytest.mark.parametrize("fault", [each for each in FAULTS if each.rule == "NUM-07"], ids=lambda fault: fault.name)
+def test_a_fault_in_repetition_is_found_by_the_pipeline(fault: Fault) -> None:
+    bench = Workbench(IntegerBackend(fault.kernels), seed=0, profile="quick")
+    for claim in claims_of(fault):
+        found = max(bench.run(claim), key=lambda check: severity(check) if check.verdict in SEVERITY else 0)
+        assert (found.verdict, found.rule) == (fault.verdict, "NUM-07"), f"{claim}: {told(found)}"
+
+
+def test_every_name_is_its_own_and_every_fault_touches_a_claim() -> None:
+    names = [fault.name for fault in FAULTS]
+    assert len(set(names)) == len(names)
+    assert all(list(claims_of(fault)) for fault in FAULTS)
+
+
+# -- honest kernels ---------------------------------------------------------------------------------------------------
+
+
+EVERYTHING = (*RESCALED, *RELU_AFTER, *MOVING)
+HONEST: list[tuple[str, Make, tuple[str, ...], dict[str, Any]]] = [
+    ("exact, half to even", Kernels, EVERYTHING, {}),
+    ("ties away from zero", varied("rounded", half_away), RESCALED, {}),
+    ("ties up", varied("rounded", half_up), RESCALED, {}),
+    ("rescale in float32", varied("rescale", float32), RATIO, {}),
+    ("rescale by a 31-bit multiplier", varied("rescale", fixed_point), RATIO, {}),
+    ("bias as int32, declared", varied("with_bias", bias_int32), (*WEIGHTED, "nn.Conv2d"), {"int32_bias": True}),
+    ("add in float32", varied("add", add_float32), ("operator.add", "operator.add+nn.ReLU"), {}),
+    ("add of rescaled operands", varied("add", add_ratios), ("operator.add", "operator.add+nn.ReLU"), {}),
+    ("relu before the range", varied("clamped", relu_first), RELU_AFTER, {}),
+]
+
+
+@pytest.mark.rule("NUM-03")
+@pytest.mark.rule("NUM-04")
+@pytest.mark.rule("NUM-06")
+@pytest.mark.parametrize(("name", "kernels", "patterns", "capabilities"), HONEST, ids=[row[0] for row in HONEST])
+def test_an_honest_backend_is_verified(
+    name: str, kernels: Make, patterns: tuple[str, ...], capabilities: dict[str, Any]
+) -> None:
+    found = [(claim, check) for claim in claims_on(*patterns) for check in checks(kernels, claim, FEW, **capabilities)]
+    wrong = [f"{claim}: {told(check)}" for claim, check in found if check.verdict is not Verdict.VERIFIED]
+    assert len(found) >= 2 * FEW
+    assert not wrong, "\n".join(wrong)
+
+
+def verdicts(method: str, body: Callable[..., Any], *patterns: str) -> list[set[Verdict]]:
+    """What each claim's cases make of kernels with one step replaced."""
+    return [{check.verdict for check in checks(varied(method, body), claim, FEW)} for claim in claims_on(*patterns)]
+
+
+@pytest.mark.rule("NUM-04")
+def test_an_int32_bias_that_is_not_declared_is_of_lesser_quality_at_most() -> None:
+    """It reaches 0.5 + 0.5·s_x·s_w/s_y, which shows where an exact result happens to be that close to a tie.
+
+    Where the output is much finer than the accumulator, that is more than one step.
+    """
+    fine = [case.regime.output < 1 for claim in claims_on(*WEIGHTED) for case in planned(claim, FEW)]
+    found = [check.verdict for claim in claims_on(*WEIGHTED)
+             for check in checks(varied("with_bias", bias_int32), claim, FEW)]  # fmt: skip
+    assert Verdict.QUALITY in found
+    assert {each for each, is_fine in zip(found, fine, strict=True) if not is_fine} <= set(SEVERITY[:2])
+
+
+@pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize("bits", (12, 14))
+def test_a_ratio_off_by_little_shows_where_it_carries_a_result_over_a_tie(bits: int) -> None:
+    """|r|·2⁻ⁿ of a step at a result r: at n = 12 some result of some case is that close to a tie."""
+    found = verdicts("rescale", lambda honest, total, ratio: honest(total, ratio * (1 + 2.0**-bits)),
+                     "torch.conv2d", "operator.add")  # fmt: skip
+    assert set().union(*found) <= set(SEVERITY[:2])
+    shown = sum(Verdict.QUALITY in each for each in found)
+    assert shown >= len(found) - 1 if bits == 12 else shown

@@ -1,0 +1,266 @@
+"""The mutation gate: mutants of each class are killed and blamed rightly, honest ones are not, each check can be taken
+away; the reduced form of ``python -m conformance.mutation``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.mutation import __main__ as command
+from conformance.mutation.ablation import WHY, Removal, ablate
+from conformance.mutation.gate import Red, Task, Trial, run_all, trial
+from conformance.mutation.guards import GUARDS, owner_of
+from conformance.mutation.mutant import Mutant, MutantError, load_mutants
+from conformance.mutation.power import Power, as_data, document, is_right, terminal
+from conformance.run.options import ROOT
+from reports.results import Verdict
+from tests.mutants import mutants as shipped
+
+MUTANTS = {mutant.name: mutant for mutant in shipped.MUTANTS}
+CLASSES = {
+    "rounding", "zero point", "scale", "accumulation", "bias", "activation", "geometry", "layout", "sharing", "dynamic",
+    "structure", "claims", "state",
+}  # fmt: skip
+EACH = (
+    "rounds twice", "input zero point off by one", "next channel's scale", "15-bit multiplier",
+    "pairs saturate in int16", "linear: sums in float16", "bias as int8", "relu clamps at integer 0",
+    "relu6 as relu", "wrong group", "mean of a bag as sum", "cat rescales", "observers not shared",
+    "dynamic inputs in 7 bits", "qparams of the previous input",
+    "adds in float, and says so", "batch norm folded with another eps",
+    "convert leaves roots in float", "declines what it claims", "scales below the bound are taken", "dies on one op",
+    "channels_last read as contiguous", "wrong beyond the first of a batch", "second call differs",
+)  # fmt: skip
+HONEST = ("ties away from zero", "rescale by a 31-bit multiplier", "bias as int32, declared", "rescale in float32",
+          "results in a buffer of its own")  # fmt: skip
+ALONE = {
+    "execution": "adds in float, and says so",
+    "numerics.distance": "mean of a bag as sum",
+    "lower": "declines what it claims",
+    "isolation": "dies on one op",
+    "structure.check_meaning": "reference module reverses its channels",
+    "ranges.check_ranges": "convert writes twice each step",
+    "refusal._check_refused": "scales below the bound are taken",
+}
+
+
+@cache
+def quick(name: str) -> Trial:
+    return trial(MUTANTS[name], Task(mutant=name, profile="quick"))
+
+
+def test_there_are_faults_of_every_class_and_each_names_rules_that_exist() -> None:
+    rules = set(re.findall(r"[A-Z]{3}-\d\d", (ROOT / "docs" / "spec.md").read_text(encoding="utf-8")))
+    faulty = [mutant for mutant in shipped.MUTANTS if not mutant.is_honest]
+    assert len(faulty) >= 60 and len(shipped.MUTANTS) - len(faulty) >= 4
+    assert {mutant.group for mutant in faulty} >= CLASSES
+    assert {rule for mutant in faulty for rule in mutant.rules} <= rules | {Verdict.CRASHED, Verdict.TIMEOUT}
+    assert not [name for name, count in Counter(mutant.name for mutant in shipped.MUTANTS).items() if count > 1]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_a_mutant_is_killed_by_quick_and_blamed_on_a_rule_that_it_names(name: str) -> None:
+    found = quick(name)
+    assert found.is_killed
+    assert is_right(MUTANTS[name], found), [(red.unit, red.rule, red.message) for red in found.reds]
+    assert all(red.guards for red in found.reds), "each red claim is due to a check"
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_variant_is_verified(name: str) -> None:
+    found = quick(name)
+    assert found.units > 60
+    assert not found.reds and not found.open
+
+
+def test_mutants_are_of_every_class_that_is_tried_here() -> None:
+    assert {MUTANTS[name].group for name in EACH} >= CLASSES
+
+
+@pytest.mark.parametrize(("guard", "name"), ALONE.items())
+def test_what_one_check_finds_survives_without_it(guard: str, name: str) -> None:
+    seen = quick(name).reds
+    assert all(guard in red.guards for red in seen)
+    units = tuple(red.unit for red in seen)
+    assert not trial(MUTANTS[name], Task(mutant=name, profile="quick", blind=guard, units=units)).is_killed
+
+
+def test_every_guard_has_a_name_and_a_target_of_its_own() -> None:
+    assert len({guard.name for guard in GUARDS}) == len(GUARDS)
+    for guard in GUARDS:
+        owner, name = owner_of(guard.target)
+        assert callable(getattr(owner, name)), guard.target
+    assert WHY.keys() <= {guard.name for guard in GUARDS}
+
+
+def test_several_processes_find_what_one_does() -> None:
+    names = ("rounds twice", "mean of a bag as sum", "declines what it claims", "observers not shared")
+    tasks = [Task(mutant=name, profile="quick") for name in names]
+    both = [[replace(each, seconds=0.0) for each in run_all(shipped.MUTANTS, tasks, count)] for count in (1, 2)]
+    assert both[0] == both[1]
+    assert all(each.is_killed for each in both[0])
+
+
+def test_a_check_is_taken_away_for_those_mutants_that_it_alone_may_find() -> None:
+    names = ("declines what it claims", "mean of a bag as sum")
+    removals = {each.guard: each for each in ablate([MUTANTS[name] for name in names], map(quick, names), 1)}
+    assert (removals["lower"].sees, removals["lower"].alone) == (1, ("declines what it claims",))
+    assert removals["numerics.distance"].alone == ("mean of a bag as sum",)
+    assert removals["lint.matching"] == Removal(
+        guard="lint.matching", sees=0, alone=(), why=WHY.get("lint.matching", "")
+    )
+
+
+# -- what the trials say together -------------------------------------------------------------------------------------
+
+
+def red(rule: str = "NUM-03", **changed: Any) -> Red:
+    first = Red(unit="a/b", pattern="a", verdict=Verdict.REFUTED, stage="numerics", rule=rule, failing=2, cases=8,
+                guards=("numerics.distance",), max_lsb=3.0, message="far")  # fmt: skip
+    return replace(first, **changed)
+
+
+def mutant(name: str, *rules: str, **more: Any) -> Mutant:
+    return Mutant(name=name, group="scale", make=MUTANTS["rounds twice"].make, rules=rules, **more)
+
+
+def made(name: str, *reds: Red, profile: str = "full", **more: Any) -> Trial:
+    return Trial(mutant=name, profile=profile, seed=0, reds=reds, units=4, seconds=1.0, **more)
+
+
+def test_rates_are_of_faulty_mutants_and_honest_ones_may_not_be_red() -> None:
+    faults = tuple(mutant(f"fault {n}", "NUM-03", size=2.0**-n) for n in range(4))
+    honest = mutant("honest")
+    trials = (made("fault 0", red()), made("fault 1", red("LOW-01")), made("fault 2"),
+              made("fault 3", red(), red("LOW-01", max_lsb=0.6), red(pattern="b")), made("honest"))  # fmt: skip
+    power = Power(mutants=(*faults, honest), trials=trials)
+    assert str(power.killed("full")) == "3 of 4 (75.0 %)"
+    assert str(power.blamed("full")) == "2 of 3 (66.7 %)"
+    assert str(power.honest) == "1 of 1 (100.0 %)"
+    assert power.smallest() == {"a": (2.0**-3, 0.6), "b": (2.0**-3, 3.0)}
+    assert not power.passes
+    alarmed = replace(power, mutants=(honest,), trials=(made("honest", red()),))
+    assert not alarmed.passes and alarmed.refuted
+    left_open = replace(power, mutants=(honest,), trials=(made("honest", open=("a claim: no recipe",)),))
+    assert not left_open.passes, "what cannot be exercised is no pass"
+    found = replace(power, mutants=faults[:1], trials=trials[:1])
+    assert found.passes
+    text = terminal(power)
+    assert "survived" in text and "THE GATE FAILS" in text and "the gate passes" in terminal(found)
+    data = json.loads(json.dumps(as_data(power, {"torch": "1"})))
+    assert [each["killed"] for each in data["trials"]] == [True, True, False, True, False]
+    assert data["trials"][1]["blamed_rightly"] is False and data["passes"] is False
+
+
+def test_the_document_is_of_these_mutants_and_checks() -> None:
+    text = (ROOT / "docs" / "detection-power.md").read_text(encoding="utf-8")
+    for each in shipped.MUTANTS:
+        assert f"| {each.group} | {each.name} |" in re.sub(" +", " ", text), each.name
+    for guard in GUARDS:
+        assert f"| {guard.name} |" in re.sub(" +", " ", text), guard.name
+    count = sum(not each.is_honest for each in shipped.MUTANTS)
+    assert f"killed by full: {count} of {count} (100.0 %)" in text
+    assert "- the gate passes" in text
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+TINY = """
+from conformance.mutation.mutant import Mutant
+from tests.mutants.integer_kernels import varied
+from tests.mutants.integer_kernels import IntegerBackend
+
+CLAIM = ("torch.flatten/static:in=quint8*/ptq/*", "nn.ReLU/static:in=quint8*/ptq/*")
+HONEST = Mutant(name="honest", group="honest", make=IntegerBackend, claims=CLAIM)
+FAULTY = Mutant(name="no relu", group="activation", rules=("NUM-05",), claims=CLAIM,
+                make=lambda: IntegerBackend(varied("relu", lambda honest, x: x)))
+HIDDEN = Mutant(name="hidden", group="state", rules=("NUM-07",), claims=CLAIM, make=IntegerBackend)
+GOOD, SURVIVES, TWICE, STRANGE = (HONEST, FAULTY), (HIDDEN,), (HONEST, HONEST), (HONEST, 3)
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"tiny_{abs(hash(str(tmp_path)))}"
+    (tmp_path / f"{name}.py").write_text(TINY, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(command, "DOCUMENT", tmp_path / "doc.md")
+    monkeypatch.setattr(command, "DETECTION", tmp_path / "in_short.json")
+    return name
+
+
+@pytest.mark.parametrize(("mutants", "status"), (("GOOD", 0), ("SURVIVES", 1)))
+def test_the_command_runs_anyones_mutants(
+    tiny: str, mutants: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--profile=quick", "-n1", f"--report-dir={tmp_path}/out", "--write-doc")
+    assert command.main([f"--mutants={tiny}:{mutants}", *options]) == status
+    printed = capsys.readouterr()
+    data = json.loads((tmp_path / "out" / "detection-power.json").read_text(encoding="utf-8"))
+    assert data["passes"] is (status == 0) and data["suite_commit"]
+    assert ("the gate passes" in printed.out) is (status == 0)
+    assert printed.err.count("quick seed 0") == len(data["trials"])
+    written = (tmp_path / "doc.md").read_text(encoding="utf-8")
+    assert written.startswith("# Detection power") and "seconds" not in written
+    in_short = json.loads((tmp_path / "in_short.json").read_text(encoding="utf-8"))
+    assert in_short["every class"]["quick"] == sum(trial["killed"] for trial in data["trials"])
+
+
+def test_a_few_mutants_are_measured_again_beside_what_an_earlier_run_found(
+    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [f"--mutants={tiny}:GOOD", "--profile=quick", "-n1", "--no-ablation", f"--report-dir={tmp_path}"]
+    path = tmp_path / "detection-power.json"
+    assert command.main(given) == 0
+    first = json.loads(path.read_text(encoding="utf-8"))
+    capsys.readouterr()
+    assert command.main([*given, f"--earlier={path}", "--mutant=honest"]) == 0
+    assert capsys.readouterr().err.count("quick seed 0") == 1
+    again = json.loads(path.read_text(encoding="utf-8"))
+    for data in (first, again):
+        for row in data["trials"]:
+            row.pop("seconds")
+        data["trials"].sort(key=lambda row: row["mutant"])
+    assert first == again
+    path.write_text("{}", encoding="utf-8")
+    assert command.main([*given, f"--earlier={path}"]) == command.USAGE
+    assert "cannot be read: KeyError" in capsys.readouterr().err
+
+
+def test_the_document_is_the_same_text_for_the_same_trials() -> None:
+    power = Power(mutants=(MUTANTS["rounds twice"],), trials=(made("rounds twice", red()),))
+    slower = replace(power, trials=(replace(power.trials[0], seconds=9.0),))
+    facts = {"torch": "1", "cpu": "any"}
+    assert document(power, facts) == document(slower, facts)
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    (("nowhere", "not of the form"), ("no_such_module:X", "cannot be loaded: ModuleNotFoundError"),
+     ("{}:MISSING", "cannot be loaded: AttributeError"), ("{}:TWICE", "two mutants of the name 'honest'"),
+     ("{}:STRANGE", "has 3; give a tuple"), ("{}:CLAIM", "give a tuple")),
+)  # fmt: skip
+def test_mutants_that_cannot_be_had_are_a_usage_error(
+    tiny: str, spec: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([f"--mutants={spec.format(tiny)}"]) == command.USAGE
+    assert told in capsys.readouterr().err
+    with pytest.raises(MutantError):
+        load_mutants(spec.format(tiny))
+
+
+def test_a_mutant_whose_claims_are_not_in_its_config_is_not_killed() -> None:
+    lost = replace(MUTANTS["rounds twice"], claims=("nn.Nothing/*",))
+    found = trial(lost, Task(mutant=lost.name, profile="quick"))
+    assert not found.is_killed and "matches no claim" in found.open[0]
+
+
+def test_a_glob_without_a_mutant_is_a_usage_error(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([f"--mutants={tiny}:GOOD", "--mutant=nothing*"]) == command.USAGE
+    assert "matches no mutant" in capsys.readouterr().err

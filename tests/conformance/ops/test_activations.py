@@ -1,0 +1,151 @@
+"""The recipes of activation functions and normalisations: complete, buildable, and aimed at what they say."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backends.native_tables import FAMILIES
+from conformance.ops.activations import RECIPES
+from conformance.ops.op_model import MODEL_OF
+from conformance.ops.table import root_of
+from conformance.ops.variants import Fixed
+from refimpl.patterns import leaf_name, leaves, normal_form
+from tests.conformance.support.recipes_budget import MOST_VARIANTS
+
+ops = pytest.mark.parametrize("op", RECIPES, ids=leaf_name)
+NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def signature(op: Any) -> set[str]:
+    """The arguments of a constructor, or of a function; of a builtin and a method those beside the tensor itself."""
+    if isinstance(op, type) or inspect.isfunction(op):
+        return set(inspect.signature(op).parameters)
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{op if isinstance(op, str) else op.__name__}")
+    of_tensors = [schema for schema in schemas if str(schema.arguments[0].type) == "Tensor"]
+    return {argument.name for schema in of_tensors for argument in schema.arguments} - {"self", "out"}
+
+
+def made(op: Any, arguments: dict[str, Any]) -> nn.Module:
+    torch.manual_seed(0)
+    return MODEL_OF[1]([RECIPES[op].step(op, arguments)]).eval()
+
+
+def ran(op: Any, arguments: dict[str, Any]) -> Tensor:
+    model = made(op, arguments)
+    torch.manual_seed(1)
+    inputs = [3 * torch.randn(each.shape) for each in RECIPES[op].inputs(arguments)]
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Implicit dimension choice for softmax")
+        found: Tensor = model(*inputs)
+    return found
+
+
+@ops
+def test_no_argument_of_the_signature_is_missing(op: Any) -> None:
+    missing = signature(op) - set(RECIPES[op].arguments)
+    assert not missing, f"{leaf_name(op)}: vary {missing} or say why not"
+
+
+@ops
+def test_every_value_is_in_a_variant_and_every_variant_runs(op: Any) -> None:
+    recipe = RECIPES[op]
+    variants = list(recipe.variants())
+    assert 5 <= len(variants) <= MOST_VARIANTS
+    for name, values in recipe.arguments.items():
+        if not isinstance(values, Fixed):
+            assert [v for v in values if not any(arguments[name] == v for _, arguments in variants)] == []
+    for varied, arguments in variants:
+        result = ran(op, arguments)
+        assert bool(result.isfinite().all()), varied
+        assert bool((result != 0).any()), varied
+        assert result.shape == recipe.inputs(arguments)[0].shape
+
+
+@ops
+def test_variants_differ_in_what_they_compute(op: Any) -> None:
+    """An argument that is read nowhere would give the base's result again; how it is passed does not matter."""
+    recipe = RECIPES[op]
+    base = ran(op, recipe.base())
+    for varied, arguments in recipe.variants():
+        if varied and not set(varied) <= {"inplace", "_by_name"}:
+            result = ran(op, arguments)
+            assert result.shape != base.shape or not torch.equal(result, base), varied
+
+
+@ops
+def test_what_is_in_place_changes_its_input(op: Any) -> None:
+    recipe = RECIPES[op]
+    for _, arguments in recipe.variants():
+        is_in_place = arguments.get("inplace") or leaf_name(op).endswith("_")
+        x = -torch.rand(recipe.inputs(arguments)[0].shape) - 0.5
+        before = x.clone()
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Implicit dimension choice for softmax")
+            made(op, arguments)(x)
+        assert torch.equal(x, before) != bool(is_in_place)
+
+
+def test_every_function_and_normalisation_of_the_native_configs_has_a_recipe() -> None:
+    families = ("default", "fixed qparams", "batch norm", "layer norm")
+    rows = [row for family in families for row in FAMILIES[family]]
+    named = {root_of(next(iter(leaves(normal_form(pattern))))) for row in rows for pattern in row.patterns}
+    without_arithmetic, of_no_tensor = {nn.Dropout, F.dropout}, {"hardsigmoid", "hardsigmoid_"}
+    assert len(named) > 25
+    assert named - set(RECIPES) == without_arithmetic | of_no_tensor
+    assert not any(hasattr(Tensor, method) for method in of_no_tensor)
+
+
+# -- what is drawn ----------------------------------------------------------------------------------------------------
+
+
+def module(op: Any, **changed: Any) -> Any:
+    return made(op, {**RECIPES[op].base(), **changed}).get_submodule("op0")
+
+
+@pytest.mark.parametrize("op", NORMS, ids=leaf_name)
+def test_normalisations_have_parameters_and_statistics_that_cannot_be_left_out(op: Any) -> None:
+    norm = module(op, affine=True, track_running_stats=True)
+    assert {*(norm.weight > 0).tolist()} == {True, False}
+    for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+        assert len(set(tensor.tolist())) == 7
+    assert bool((norm.running_var >= 0.5).all())
+    assert module(op, affine=True, bias=False).bias is None
+
+
+@pytest.mark.parametrize("op", NORMS, ids=leaf_name)
+def test_what_is_rarely_quantized_stands_apart(op: Any) -> None:
+    recipe = RECIPES[op]
+    usual = recipe.base()
+    rare = {"track_running_stats", "bias", "_unbatched"} | ({"affine"} if usual["affine"] else set())
+    seen = set()
+    for varied, arguments in recipe.variants():
+        away = rare & set(varied)
+        seen |= away
+        assert len(away) <= 1
+        assert not away or arguments["shape"] == usual["shape"]
+        assert arguments["bias"] or arguments["affine"]
+    assert seen == rare & set(recipe.arguments)
+
+
+def test_slopes_of_channels_differ() -> None:
+    slopes = module(nn.PReLU, num_parameters=7, init=-0.5, shape=(2, 7, 3, 3)).weight
+    assert slopes[0].item() == -0.5
+    assert len(set(slopes.tolist())) == 7
+
+
+def test_functions_get_the_statistics_that_they_shall_use() -> None:
+    """With its statistics F.instance_norm is an affine function: what is equal in two channels' inputs stays equal."""
+    arguments = {**RECIPES[F.instance_norm].base(), "use_input_stats": False}
+    model = made(F.instance_norm, arguments)
+    x = torch.randn(2, 7, 3, 5)
+    with torch.no_grad():
+        zero, one, two = (model(x * factor) for factor in (0.0, 1.0, 2.0))
+    torch.testing.assert_close(two - one, one - zero)
+    assert len(set(zero[0, :, 0, 0].tolist())) == 7

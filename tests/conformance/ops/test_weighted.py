@@ -1,0 +1,252 @@
+"""The recipes of ops with a weight: complete, buildable, and aimed at what they say."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.ao.nn.intrinsic as nni
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backends.native_tables import native_config
+from conformance.ops.fused_modules import FOLLOWERS, PARTS, QAT_OF
+from conformance.ops.op_model import MODEL_OF
+from conformance.ops.variants import Fixed
+from conformance.ops.weighted import RECIPES, drawn_weight, out_channels, transposed
+from refimpl import (
+    FakeQuantize,
+    MinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+    PlaceholderObserver,
+    QConfig,
+)
+from refimpl.patterns import is_chain, leaves
+from tests.conformance.support.recipes_budget import MOST_VARIANTS
+
+ops = pytest.mark.parametrize("op", RECIPES, ids=lambda op: op.__name__)
+
+
+def signature(op: Any) -> set[str]:
+    """The arguments of a module's constructor and call, or of all forms of a function that take tensors alone."""
+    if isinstance(op, type):
+        called = set(inspect.signature(vars(op)["forward"]).parameters) - {"self", "input"}
+        return called | set(inspect.signature(op).parameters)
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{op.__name__}")
+    return {argument.name for schema in schemas for argument in schema.arguments} - {"out"}
+
+
+def ran(op: Any, arguments: dict[str, Any]) -> Tensor:
+    recipe = RECIPES[op]
+    torch.manual_seed(0)
+    inputs = [torch.randn(each.shape) for each in recipe.inputs(arguments)]
+    with torch.no_grad():
+        found: Tensor = MODEL_OF[len(inputs)]([recipe.step(op, arguments)])(*inputs)
+    return found
+
+
+@ops
+def test_no_argument_of_the_signature_is_missing(op: Any) -> None:
+    missing = signature(op) - set(RECIPES[op].arguments)
+    assert len(signature(op)) >= 3
+    assert not missing, f"{op.__name__}: vary {missing} or say why not"
+
+
+@ops
+def test_every_value_is_in_a_variant_and_every_variant_runs(op: Any) -> None:
+    recipe = RECIPES[op]
+    variants = list(recipe.variants())
+    assert len(variants) <= MOST_VARIANTS
+    for name, values in recipe.arguments.items():
+        if not isinstance(values, Fixed):
+            assert [v for v in values if not any(arguments[name] == v for _, arguments in variants)] == []
+    for varied, arguments in variants:
+        result = ran(op, arguments)
+        axis = -1 if op in (nn.Linear, F.linear) else 0 if arguments["_unbatched"] else 1
+        assert result.shape[axis] == out_channels(arguments), varied
+        assert result.numel() > 0
+        assert bool(result.isfinite().all())
+        assert bool((result != 0).any())
+
+
+@ops
+def test_variants_differ_in_what_they_compute(op: Any) -> None:
+    """An argument that is read nowhere would give the base's result again; how it is passed does not matter."""
+    recipe = RECIPES[op]
+    base = ran(op, recipe.base())
+    for varied, arguments in recipe.variants():
+        if varied in (("_positional",), ("_unbatched",), ("padding",)) or not varied:
+            continue
+        result = ran(op, arguments)
+        assert result.shape != base.shape or not torch.equal(result, base), varied
+
+
+def test_what_is_rarely_quantized_stands_apart() -> None:
+    for op in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+        for varied, arguments in RECIPES[op].variants():
+            if arguments["padding_mode"] != "zeros":
+                assert set(varied) == {"padding", "padding_mode"}
+                assert isinstance(arguments["padding"], tuple)
+            if arguments["padding"] == "same":
+                assert set(varied) <= {"padding", "kernel_size", "dilation"}
+            if arguments["_unbatched"] or arguments["_network"] is not None:
+                assert len(varied) == 1
+
+
+def test_positional_and_named_options_mean_the_same() -> None:
+    for op in (F.conv2d, F.conv_transpose2d):
+        for _, arguments in RECIPES[op].variants():
+            positional, named = ({**arguments, "_positional": flag} for flag in (True, False))
+            assert torch.equal(ran(op, positional), ran(op, named))
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_drawn_weight_has_channels_that_differ_and_ends_side_by_side() -> None:
+    torch.manual_seed(0)
+    weight = drawn_weight(9, 8, 3, 3)
+    largest = weight.abs().amax(dim=(1, 2, 3))
+    assert (largest / largest[0]).tolist() == pytest.approx([1, 1 / 2, 1 / 4, 1 / 8, 1, 1 / 2, 1 / 4, 1 / 8, 1])
+    assert [int(channel.count_nonzero()) for channel in weight][6] == 1
+    assert bool((weight[3] <= 0).all())
+    assert bool((weight[0] < 0).any())
+    for channel in (0, 3, 8):
+        by_kernel, by_input = weight[channel, 0].flatten()[:4].abs(), weight[channel, :4, 0, 0].abs()
+        assert torch.equal(by_kernel, largest[channel].expand(4))
+        assert torch.equal(by_input, largest[channel].expand(4))
+    assert len(set(weight[0].flatten().tolist())) > 60  # and the rest is drawn
+
+
+@pytest.mark.parametrize("groups", (1, 2, 4))
+def test_a_transposed_layout_holds_the_same_operands(groups: int) -> None:
+    """With a kernel of 1 and a stride of 1 the two kinds of convolution are the same function."""
+    torch.manual_seed(groups)
+    weight, x = drawn_weight(12, 8 // groups, 1), torch.randn(2, 8, 5)
+    turned = transposed(weight, groups)
+    assert turned.shape == (8, 12 // groups, 1)
+    expected = F.conv1d(x, weight, groups=groups)
+    torch.testing.assert_close(F.conv_transpose1d(x, turned, groups=groups), expected)
+
+
+def test_transposed_recipes_scale_by_output_channel() -> None:
+    """Channel 6 has one weight; in the transposed layout it is on the second axis, group by group."""
+    recipe = RECIPES[nn.ConvTranspose2d]
+    layers = recipe.arguments["shape"]
+    assert isinstance(layers, tuple)
+    layer = next(layer for layer in layers if layer.c_out > 7 and layer.groups == 1)
+    step = recipe.step(nn.ConvTranspose2d, {**recipe.base(), "shape": layer})
+    assert isinstance(step.op, nn.ConvTranspose2d)
+    counts = step.op.weight.count_nonzero(dim=(0, 2, 3))
+    assert (counts == 1).nonzero().flatten().tolist() == [6]
+
+
+# -- fused and QAT classes, followers ---------------------------------------------------------------------------------
+
+
+def root(kind: Any) -> nn.Module:
+    made = RECIPES[kind].step(kind, RECIPES[kind].base()).op
+    assert isinstance(made, nn.Module)
+    return made
+
+
+def fused(kind: Any) -> nn.Module:
+    torch.manual_seed(1)
+    first, *rest = PARTS[kind]
+    channels = out_channels(RECIPES[first].base()) if first in RECIPES else 5
+    made = root(first) if first in RECIPES else FOLLOWERS[first](channels).op
+    module: nn.Module = kind(made, *(part if part is torch.add else FOLLOWERS[part](channels).op for part in rest))
+    return module.eval()
+
+
+@pytest.mark.parametrize("kind", PARTS, ids=lambda kind: kind.__name__)
+def test_fused_modules_take_their_parts_in_this_order(kind: Any) -> None:
+    module, parts = fused(kind), PARTS[kind]
+    shape = RECIPES[parts[0]].inputs(RECIPES[parts[0]].base())[0].shape if parts[0] in RECIPES else (2, 5, 4, 4, 4)
+    x = torch.randn(shape[: 4 if parts[0] is nn.BatchNorm2d else 5])
+    if torch.add not in parts:
+        result = x
+        for part in module.children():
+            result = part(result)
+        assert [type(part) for part in module.children()] == list(parts)
+        torch.testing.assert_close(module(x), result)
+        return
+    inner = next(module.children())
+    y = torch.randn_like(inner(x))
+    expected = inner(x) + y
+    torch.testing.assert_close(module(x, y), expected.relu() if nn.ReLU in parts else expected)
+
+
+QAT_QCONFIG = QConfig(
+    activation=FakeQuantize.with_args(observer=MinMaxObserver, dtype=torch.quint8),
+    weight=FakeQuantize.with_args(observer=MinMaxObserver, dtype=torch.qint8, qscheme=torch.per_tensor_symmetric),
+)
+ROWS_QCONFIG = QConfig(
+    activation=PlaceholderObserver,
+    weight=FakeQuantize.with_args(
+        observer=MovingAveragePerChannelMinMaxObserver, dtype=torch.quint8, ch_axis=0,
+        qscheme=torch.per_channel_affine_float_qparams, quant_min=0, quant_max=255,
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", QAT_OF, ids=lambda kind: f"{kind.__module__.split('.')[3]}.{kind.__name__}")
+def test_qat_modules_are_made_of_these_float_classes(kind: Any) -> None:
+    origin = QAT_OF[kind]
+    is_embedding = origin in (nn.Embedding, nn.EmbeddingBag)
+    module: Any = origin(7, 3) if is_embedding else fused(origin) if origin in PARTS else root(origin)
+    for part in module.train().modules():  # some classes read the fused module's QConfig, some that of its first part
+        part.qconfig = ROWS_QCONFIG if is_embedding else QAT_QCONFIG
+    made = kind.from_float(module)
+    assert type(made) is kind
+    assert hasattr(made, "weight_fake_quant")
+
+
+NATIVE = ("native", "qnnpack", "fbgemm", "x86", "onednn")
+
+
+def patterns() -> Iterator[Any]:
+    for name in NATIVE:
+        for entry in native_config(name).configs:  # type: ignore[arg-type]
+            yield entry.normal_pattern
+
+
+def test_every_fused_and_qat_class_of_the_configs_is_known() -> None:
+    named = {leaf for pattern in patterns() for leaf in leaves(pattern) if isinstance(leaf, type)}
+    qat = {leaf for leaf in named if ".qat" in leaf.__module__}
+    fused_classes = {leaf for leaf in named if issubclass(leaf, nni._FusedModule)} - qat  # type: ignore[attr-defined]
+    assert len(qat) > 15
+    assert qat <= set(QAT_OF)
+    assert fused_classes <= set(PARTS)
+    assert set(QAT_OF.values()) <= {*PARTS, *RECIPES, nn.Embedding, nn.EmbeddingBag}
+
+
+def test_every_op_after_a_weighted_one_is_a_follower() -> None:
+    chains = [list(leaves(pattern)) for pattern in patterns() if is_chain(pattern)]
+    assert sum(chain[0] in RECIPES and len(chain) > 1 for chain in chains) > 30
+    for chain in chains:
+        assert chain[0] not in RECIPES or set(chain[1:]) <= set(FOLLOWERS), chain
+    for parts in PARTS.values():
+        assert set(parts[1:]) <= {*FOLLOWERS, torch.add}
+
+
+@pytest.mark.parametrize("kind", (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
+def test_a_batch_norm_that_follows_is_none_that_can_be_left_out(kind: Any) -> None:
+    torch.manual_seed(0)
+    norm: Any = FOLLOWERS[kind](6).op
+    assert norm.eps != kind(6).eps
+    assert (norm.weight > 0).tolist() == [True, False] * 3
+    assert bool((norm.running_var != 1).all())
+    assert bool((norm.running_mean != 0).all())
+    assert bool((norm.bias != 0).all())
+
+
+def test_slopes_are_not_the_default() -> None:
+    x = torch.tensor([-1.0, 1.0])
+    module: Any = FOLLOWERS[nn.LeakyReLU](1).op
+    step = FOLLOWERS[F.leaky_relu](1)
+    assert callable(step.op)
+    assert module(x).tolist() == step.op(x, **dict(step.keywords)).tolist() == [-0.3125, 1.0]

@@ -1,0 +1,190 @@
+"""How far a right backend may be from the oracle: the bounds against fractions by hand (rules NUM-04, NUM-05)."""
+
+from __future__ import annotations
+
+import copy
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from conformance.oracle.evaluate import Exact, Walk
+from conformance.oracle.grids import Grid, input_grids
+from tests.conformance.support.by_hand import (
+    SX,
+    ZX,
+    U,
+    X,
+    agree,
+    both_forms,
+    both_schemes,
+    exact_of,
+    gamma,
+    quantized,
+    weighted,
+)
+from tests.conformance.support.flows import PROPERTY, One, activation_range, converted, drawn_integers, on_grid
+
+
+@pytest.mark.rule("NUM-04")
+@PROPERTY
+@given(v=st.floats(-20, 280), zero=st.integers(0, 255), scale=st.floats(2.0**-12, 2.0**4), error=st.floats(0, 1e-2))
+def test_the_slack_is_the_rules_formula(v: float, zero: int, scale: float, error: float) -> None:
+    """3|r| + |r + zp| roundings of the result as it is after the clamp; errors are in steps of the scale."""
+    grid = Grid(scale=scale, zero_point=zero, low=0, high=255, dtype="quint8")
+    one = torch.ones(1, 1).double()
+    errors = {"bias": one * error, "upstream": one[0] * error}
+    exact = Exact(real=one * (v - zero) * scale, errors=errors, step=one[0, 0] * scale, grid=grid)
+    r = min(max(Fraction(v), Fraction(0)), Fraction(255)) - zero
+    assert float(exact.parts["final"]) == pytest.approx(float((3 * abs(r) + abs(r + zero)) * U), rel=1e-9, abs=1e-18)
+    expected = (3 * abs(r) + abs(r + zero)) * U + 2 * Fraction(error) / Fraction(scale)
+    assert float(exact.slack) == pytest.approx(float(expected), rel=1e-9, abs=1e-18)
+    assert exact.parts["upstream"].shape == exact.real.shape
+
+
+def test_a_float_output_is_measured_in_its_own_step_and_has_a_rounding_of_its_own() -> None:
+    exact = Exact(real=torch.tensor([3.0, -8.0]).double(), errors={}, step=torch.tensor(0.5).double())
+    assert exact.slack.tolist() == [2 * 3 * 2.0**-24 / 0.5, 2 * 8 * 2.0**-24 / 0.5]
+
+
+@pytest.mark.rule("NUM-04")
+@both_schemes
+@both_forms
+def test_an_int32_bias_is_off_by_half_a_step_of_input_and_weight(is_decomposed: bool, per_channel: bool) -> None:
+    layer = nn.Conv2d(2, 3, 1)
+    _, scales = weighted(layer, per_channel)
+    x = on_grid(drawn_integers(1, 2, 4, 4, seed=4), **X)  # type: ignore[arg-type]
+    how: dict[str, Any] = {"is_decomposed": is_decomposed, "per_channel": per_channel}
+    model = quantized(nn.Sequential(layer), x, **how)
+    exact = exact_of(model, x, int32_bias=True)
+    assert exact.errors["bias"][0, :, 0, 0].tolist() == [float(SX * scale / 2) for scale in scales]
+    assert "bias" not in exact_of(model, x).errors
+    with torch.no_grad():
+        layer.bias[1] = float(-SX * scales[1] * 2**33)  # type: ignore[index]
+    beyond = exact_of(quantized(nn.Sequential(layer), x, **how), x, int32_bias=True).errors["bias"][0, :, 0, 0]
+    assert beyond[1] == pytest.approx(float(SX * scales[1] * (2**33 - 2**31)), rel=2**-22), "what saturates is lost"
+    assert beyond[0] == float(SX * scales[0] / 2)
+    layer.bias = None
+    assert "bias" not in exact_of(quantized(nn.Sequential(layer), x, **how), x, int32_bias=True).errors
+
+
+@pytest.mark.rule("NUM-04")
+@both_schemes
+@both_forms
+def test_sums_in_floating_point_have_the_bound_of_a_dot_product(is_decomposed: bool, per_channel: bool) -> None:
+    layer = nn.Linear(9, 5)
+    w, scales = weighted(layer, per_channel)
+    q = drawn_integers(3, 9, seed=1)
+    x = on_grid(q, **X)  # type: ignore[arg-type]
+    model = quantized(nn.Sequential(layer), x, is_decomposed=is_decomposed, per_channel=per_channel)
+    bias = [Fraction(b) for b in layer.bias.tolist()]
+    absolute = [
+        sum(abs((int(q[n, k]) - ZX) * int(w[c, k])) for k in range(9)) * SX * scales[c]
+        + abs(bias[c])
+        for n in range(3) for c in range(5)
+    ]  # fmt: skip
+    found = exact_of(model, x, float_accumulation=True).errors["accumulation"].flatten().tolist()
+    assert found == pytest.approx([float(gamma(9 + 3) * each) for each in absolute], rel=1e-12)
+    assert not exact_of(model, x).errors
+
+
+@pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(9, 5), (3, 9)),
+        (nn.Conv2d(4, 6, (3, 2), padding=1, groups=2, bias=False), (2, 4, 5, 6)),
+        (nn.ConvTranspose1d(3, 2, 3, stride=2, output_padding=1), (2, 3, 5)),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+@both_forms
+def test_a_float_module_with_a_weight_is_computed_and_its_sums_are_in_float(
+    is_decomposed: bool, layer: Any, shape: tuple[int, ...]
+) -> None:
+    """In the place of a reference module of the same weight: the same result, with the error of a sum of floats."""
+    weighted(layer, per_channel=False)
+    x = on_grid(drawn_integers(*shape, seed=1), **X)  # type: ignore[arg-type]
+    model = quantized(nn.Sequential(copy.deepcopy(layer)), x, is_decomposed=is_decomposed, per_channel=False)
+    of_integers, in_float = exact_of(model, x), exact_of(model, x, float_accumulation=True)
+    model.set_submodule("0", layer)
+    found = exact_of(model, x)
+    assert torch.equal(found.real, of_integers.real) and not of_integers.errors
+    assert torch.equal(found.errors["accumulation"], in_float.errors["accumulation"]) and set(found.errors) == {
+        "accumulation"
+    }
+
+
+@pytest.mark.rule("NUM-04")
+@pytest.mark.parametrize("layer", [nn.AvgPool1d(4), lambda x: x.mean(2)], ids=("module", "function"))
+@both_forms
+def test_what_is_not_quantized_again_is_summed_in_float(is_decomposed: bool, layer: Any) -> None:
+    """γ of 4 terms, each dequantized with a rounding, and their division; as far as a quantize follows, nothing."""
+    x = on_grid(drawn_integers(3, 2, 4, seed=1), **X)  # type: ignore[arg-type]
+    model = quantized(One(layer), x, is_decomposed=is_decomposed)
+    assert not exact_of(model, x).errors
+    (output,) = (node for node in model.graph.nodes if node.op == "output")
+    (dequantize,) = output.all_input_nodes
+    (quantize,) = dequantize.all_input_nodes
+    output.replace_input_with(dequantize, quantize.all_input_nodes[0])
+    model.graph.eliminate_dead_code()
+    expected = [float(gamma(4 + 2) * each) for each in x.double().abs().mean(2).flatten().tolist()]
+    assert exact_of(model, x).errors["accumulation"].flatten().tolist() == pytest.approx(expected, rel=1e-12)
+
+
+class AddLinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3, bias=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.linear(x + y)
+
+
+@pytest.mark.rule("NUM-04")
+@pytest.mark.rule("NUM-06")
+@both_forms
+def test_a_tie_on_the_way_may_fall_either_way_and_goes_on_as_one_step(is_decomposed: bool) -> None:
+    """Sums of k/32 on a grid of 1/16: odd k are ties. Elsewhere nothing is in doubt."""
+    grid: dict[str, Any] = {"scale": 2.0**-5, "zero_point": 128}
+    q, r = torch.tensor([[0, 130, 141, 255], [2, 7, 128, 90]]), torch.tensor([[0, 129, 120, 255], [4, 9, 64, 90]])
+    x, y = on_grid(q, **grid), on_grid(r, **grid)
+    model = AddLinear()
+    w, (scale, *_) = weighted(model.linear, False)
+    reference = converted(model, [activation_range(**grid)] * 2, output=[[x, y]], is_decomposed=is_decomposed)
+    exact = exact_of(reference, x, y)
+    half = [
+        [(a - 128) + (b - 128) for a, b in zip(*rows, strict=True)] for rows in zip(q.tolist(), r.tolist(), strict=True)
+    ]
+    middle = [[round(Fraction(k, 2)) for k in row] for row in half]
+    agree(exact, [sum(m * int(w[c, k]) for k, m in enumerate(row)) * scale / 16 for row in middle for c in range(3)])
+    doubt = [
+        [float(sum(abs(int(w[c, k])) for k, h in enumerate(row) if h % 2) * scale / 16) for c in range(3)]
+        for row in half
+    ]
+    assert exact.errors["upstream"].tolist() == doubt
+    assert min(doubt[0]) > 0 and max(doubt[1]) == 0
+    assert "upstream" not in exact_of(reference, x[1:], y[1:]).errors
+
+
+@pytest.mark.rule("CVT-02")
+@settings(PROPERTY, max_examples=30)
+@given(seed=st.integers(0, 2**31), per_channel=st.booleans(), is_decomposed=st.booleans(), n=st.integers(1, 40))
+def test_the_weights_error_holds_for_any_weights(seed: int, per_channel: bool, is_decomposed: bool, n: int) -> None:
+    torch.manual_seed(seed)
+    layer = nn.Linear(n, 3)
+    wanted = nn.Linear(n, 3).double()
+    wanted.load_state_dict(layer.state_dict())
+    model = converted(nn.Sequential(layer), [(-9.0, 9.0)], output=[[torch.randn(4, n)]], is_decomposed=is_decomposed,
+                      per_channel=per_channel)  # fmt: skip
+    (grid,) = input_grids(model)
+    x = grid.values(drawn_integers(4, n, seed=seed))
+    (exact,) = Walk(model, counts_weights=True).exact((x,))
+    assert set(exact.errors) == {"weights"}
+    assert bool(((exact.real - wanted(x.double())).abs() <= exact.errors["weights"]).all())
+    wanted.weight.data[0, 0] += 4 * (exact.real.abs().max() + 1) / x[:, 0].abs().max()
+    assert bool(((exact.real - wanted(x.double())).abs() > exact.errors["weights"]).any())

@@ -1,0 +1,397 @@
+"""The pipeline of a claim: order, skipping, seeds, and what becomes of every way in which a backend can fail."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from backends.base import Capabilities, Execution, Representation, UnsupportedPattern
+from conformance.claims.case import Case
+from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.plan import plan_cases
+from conformance.pipeline import workbench as pipeline
+from conformance.pipeline.claim_run import ENOUGH, RULES, STAGES
+from conformance.pipeline.workbench import PROFILES, Effort, Workbench
+from conformance.stages.check import Check
+from refimpl import BackendConfig, BackendPatternConfig, ConfigError, DTypeConfig, RefimplError
+from reports.results import Verdict
+from tests.mutants.integer_kernels import IntegerBackend
+
+U8 = DTypeConfig(torch.quint8, torch.quint8)
+Row = dict[str, object]
+
+
+class Altered(IntegerBackend):
+    """The honest integer backend, with single methods replaced."""
+
+    def __init__(self, **methods: Callable[..., Any]) -> None:
+        super().__init__()
+        for name, method in methods.items():
+            setattr(self, name, method)
+
+
+def bench(backend: IntegerBackend | None = None, seed: int = 0) -> Workbench:
+    """A workbench that tries two cases of a claim, on three inputs each."""
+    made = Workbench(backend or Altered(), seed=seed, profile="quick")
+    made.effort = Effort(cases=2, aims=3, further=3, random=0)
+    return alone(made)
+
+
+def alone(made: Workbench) -> Workbench:
+    """A workbench for which each claim is the only one on its op, and shares its cases with none."""
+    made.__dict__["_turns"] = {}
+    return made
+
+
+@cache
+def small_claims() -> dict[str, Claim]:
+    backend = IntegerBackend()
+    return {claim.id: claim for claim in enumerate_claims(backend.backend_config(), backend.capabilities())}
+
+
+def claim_on(pattern: str, flow: str = "ptq", dtype: str = "static:in=quint8") -> Claim:
+    found = small_claims().values()
+    return next(c for c in found if c.pattern == pattern and c.flow == flow and c.dtype_config.startswith(dtype))
+
+
+ADD, CAT = "operator.add", "torch.cat"
+
+
+def two_cases(claim: Claim) -> tuple[Case, ...]:
+    cases = plan_cases(claim, IntegerBackend().capabilities(), limit=2)
+    assert not isinstance(cases, str)
+    return cases
+
+
+def rows(checks: dict[str, Check]) -> list[Row]:
+    return [replace(check, seconds=0.0).row("claim") for check in checks.values()]
+
+
+def all_stages(workbench: Workbench, claim: Claim) -> dict[str, Check]:
+    return {check.stage: check for check in workbench.run(claim)}
+
+
+def run(claim: Claim | None = None, **methods: Callable[..., Any]) -> dict[str, Check]:
+    return all_stages(bench(Altered(**methods)), claim or claim_on(ADD))
+
+
+@pytest.mark.parametrize("flow", ("ptq", "qat"))
+@pytest.mark.parametrize("pattern", (ADD, CAT, "nn.Linear"))
+def test_every_stage_of_an_honest_backend_passes_under_its_own_rule(pattern: str, flow: str) -> None:
+    checks = run(claim_on(pattern, flow))
+    assert tuple(checks) == STAGES == tuple(RULES)
+    assert [(c.outcome, c.verdict) for c in checks.values()] == [("pass", Verdict.VERIFIED)] * len(STAGES)
+    assert all(check.rule == RULES[stage] for stage, check in checks.items() if stage != "numerics")
+    assert checks["numerics"].rule == ("NUM-05" if pattern == CAT else "NUM-03")
+    assert checks["config"].cases == 2 and checks["numerics"].cases == 2 * 3
+
+
+def raises(error: Exception) -> Callable[..., Any]:
+    def method(*_: Any, **__: Any) -> Any:
+        raise type(error)(*error.args)
+
+    return method
+
+
+def running(result: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda model, example: result
+
+
+REFUTED: dict[str, tuple[dict[str, Callable[..., Any]], str, str]] = {
+    "lower raises": ({"lower": raises(RuntimeError("no such kernel"))}, "lower",
+                     "lower raised RuntimeError: no such kernel"),
+    "lower declines": ({"lower": raises(UnsupportedPattern("add"))}, "lower",
+                       "the backend declines what its config claims: add"),
+    "lower returns nothing": ({"lower": lambda *_: None}, "lower",
+                              "lower returned NoneType, which cannot be called"),
+    "lower gives an assertion": ({"lower": raises(AssertionError("x"))}, "lower", "lower raised AssertionError: x"),
+    "execution raises": ({"execution": raises(KeyError("op"))}, "execution", "execution raised KeyError: 'op'"),
+    "running raises": ({"lower": running(raises(ValueError("bad shape")))}, "numerics",
+                       "raised ValueError: bad shape"),
+    "running returns a list": ({"lower": running(lambda *x: list(x))}, "numerics",
+                               "the output is a list; expected a tensor"),
+    "running returns nothing": ({"lower": running(lambda *x: None)}, "numerics", "the output is a NoneType"),
+}  # fmt: skip
+
+
+@pytest.mark.rule("LOW-01")
+@pytest.mark.parametrize("name", REFUTED)
+def test_a_backend_that_fails_is_refuted_and_what_needs_its_artefact_is_not_reached(name: str) -> None:
+    methods, stage, message = REFUTED[name]
+    checks = run(claim_on(ADD), **methods)
+    check = checks[stage]
+    assert (check.outcome, check.verdict) == ("fail", Verdict.REFUTED)
+    assert message in check.message
+    assert check.evidence["case"]
+    before, after = STAGES[: STAGES.index(stage)], STAGES[STAGES.index(stage) + 1 :]
+    assert all(checks[each].outcome == "pass" for each in before)
+    if stage == "numerics":  # the case can still be refused and repeated
+        assert checks["refusal"].outcome == "pass"
+        return
+    for each in after:
+        assert (checks[each].outcome, checks[each].verdict) == ("skip", Verdict.REFUTED)
+        assert checks[each].message == f"not reached: {stage} ended the claim"
+        assert checks[each].rule == RULES[each]
+
+
+def test_a_refutation_carries_the_case_the_traceback_and_the_other_cases() -> None:
+    evidence: Any = run(lower=raises(RuntimeError("no such kernel")))["lower"].evidence
+    first, second = two_cases(claim_on(ADD))
+    others = [f"{second.name}: lower raised RuntimeError: no such kernel"]
+    assert (evidence["case"], evidence["others"]) == (first.name, others)
+    assert "no such kernel" in str(evidence["traceback"])
+
+
+def test_a_case_that_fails_drops_out_and_the_others_go_on() -> None:
+    """The second case cannot be lowered: the stage fails, and the first one is judged all the same."""
+    calls: list[int] = []
+    honest = IntegerBackend()
+
+    def lower(model: GraphModule, example: tuple[Any, ...]) -> Callable[..., Any]:
+        calls.append(1)
+        if len(calls) == 2:
+            raise UnsupportedPattern("this shape")
+        return honest.lower(model, example)
+
+    claim = claim_on(ADD)
+    checks = run(claim, lower=lower)
+    assert [checks[stage].outcome for stage in STAGES] == ["pass"] * 4 + ["fail"] + ["pass"] * 4
+    assert checks["lower"].evidence["case"] == two_cases(claim)[1].name
+    assert "others" not in checks["lower"].evidence
+    assert (checks["execution"].cases, checks["numerics"].cases) == (1, 3)
+
+
+def ran(*quantized: str, floats: tuple[str, ...] = ()) -> Callable[..., Any]:
+    return lambda lowered: Execution(quantized_ops=quantized, float_fallbacks=floats, kernels=("sgemm",))
+
+
+@pytest.mark.rule("LOW-04")
+@pytest.mark.parametrize(
+    ("execution", "message"),
+    ((ran("add", floats=("add_1: no kernel",)), "runs in float: add_1: no kernel"),
+     (ran(), "the backend shows no quantized op that ran")),
+)  # fmt: skip
+def test_a_float_fallback_does_not_end_the_claim(execution: Callable[..., Any], message: str) -> None:
+    checks = run(execution=execution)
+    shown = checks["execution"]
+    assert (shown.outcome, shown.verdict, shown.message) == ("fail", Verdict.FALLBACK, message)
+    assert shown.evidence["kernels"] == ["sgemm"], "a reviewer sees what ran instead"
+    assert (checks["numerics"].verdict, checks["numerics"].cases) == (Verdict.VERIFIED, 6)
+
+
+class Refusing(IntegerBackend):
+    """The honest integer backend, which lowers only the first models that it gets."""
+
+    def __init__(self, taken: int) -> None:
+        super().__init__()
+        self.taken, self.asked = taken, 0
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        self.asked += 1
+        if self.asked > self.taken:
+            raise RuntimeError("no kernel")
+        return super().lower(reference_model, example_inputs)
+
+
+def cases_of(claim: Claim) -> int:
+    cases = plan_cases(claim, IntegerBackend().capabilities())
+    assert not isinstance(cases, str) and len(cases) > ENOUGH + 1
+    return len(cases)
+
+
+@pytest.mark.rule("LOW-01")
+def test_what_runs_in_no_case_is_not_tried_in_all_of_them() -> None:
+    backend = Refusing(taken=0)
+    check = all_stages(Workbench(backend, seed=0, profile="full"), claim_on(ADD))["lower"]
+    assert backend.asked == ENOUGH and check.verdict is Verdict.REFUTED
+    assert (check.failing, check.cases) == (ENOUGH, ENOUGH)
+    assert check.evidence["cases not tried"] == cases_of(claim_on(ADD)) - ENOUGH
+
+
+@pytest.mark.rule("LOW-01")
+def test_what_runs_in_one_case_is_tried_in_all_of_them() -> None:
+    backend = Refusing(taken=1)
+    check = all_stages(Workbench(backend, seed=0, profile="full"), claim_on(ADD))["lower"]
+    assert backend.asked == cases_of(claim_on(ADD)), "once for each: invariance runs again what numerics has run"
+    assert check.verdict is Verdict.REFUTED and "cases not tried" not in check.evidence
+
+
+@pytest.mark.rule("NUM-07")
+def test_some_case_of_each_rank_is_kept_for_other_layouts() -> None:
+    workbench = Workbench(Altered(), seed=0, profile="full")
+    claim = claim_on(CAT)
+    all_stages(workbench, claim)
+    cases = plan_cases(claim, IntegerBackend().capabilities())
+    assert workbench._run is not None and not isinstance(cases, str)
+    kept = [case_run.case for case_run in workbench._run.kept]
+    assert len(kept) < len(cases)
+    assert {len(case.inputs[0].shape) for case in kept} == {len(case.inputs[0].shape) for case in cases}
+
+
+@pytest.mark.rule("LOW-04")
+def test_a_backend_that_shows_what_ran_or_cannot_tell_passes() -> None:
+    for execution in (ran("quantized::add"), lambda lowered: None):
+        assert run(execution=execution)["execution"].verdict is Verdict.VERIFIED
+
+
+def custom(entry: BackendPatternConfig) -> Claim:
+    config = BackendConfig("vendor").set_backend_pattern_config(entry.set_dtype_configs([U8]))
+    return enumerate_claims(config, Capabilities())[0]
+
+
+class VendorOp(nn.Module):
+    """A module that no recipe knows."""
+
+
+@pytest.mark.parametrize(
+    ("claim", "reason"),
+    (
+        (custom(BackendPatternConfig(VendorOp)), "VendorOp: make it buildable with conformance.vendor.register("),
+        (custom(BackendPatternConfig((nn.ReLU, VendorOp))), "VendorOp after nn.ReLU"),
+        (custom(BackendPatternConfig()._set_pattern_complex_format((torch.add, nn.ReLU, nn.ReLU))), "not a chain"),
+    ),
+    ids=lambda value: getattr(value, "id", None),
+)
+def test_what_cannot_be_built_is_unexercised_with_the_reason_at_every_stage(claim: Claim, reason: str) -> None:
+    checks = all_stages(bench(), claim)
+    assert {(check.outcome, check.verdict) for check in checks.values()} == {("skip", Verdict.UNEXERCISED)}
+    assert all(reason in check.message for check in checks.values())
+
+
+def test_a_fault_of_the_suite_ends_the_claim_once_and_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "fused_model", raises(RuntimeError("a bug")))
+    workbench, claim = bench(), claim_on(ADD)
+    checks = all_stages(workbench, claim)
+    assert (checks["config"].outcome, checks["fuse"].outcome) == ("pass", "error")
+    assert checks["fuse"].message == "internal error of the suite: RuntimeError: a bug"
+    assert "a bug" in str(checks["fuse"].evidence["traceback"])
+    for stage in STAGES[2:]:
+        check = checks[stage]
+        assert (check.outcome, check.verdict) == ("skip", Verdict.UNEXERCISED)
+        assert check.message == "not reached: fuse ended the claim"
+    monkeypatch.undo()
+    assert all_stages(workbench, claim)["numerics"].verdict is Verdict.VERIFIED
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"), ((ConfigError("bad"), Verdict.REFUTED), (RefimplError("open"), Verdict.UNEXERCISED)), ids=str
+)
+def test_what_blames_the_config_refutes_and_what_blames_the_qconfig_leaves_open(
+    error: Exception, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "fused_model", raises(error))
+    check = all_stages(bench(), claim_on(ADD))["fuse"]
+    assert (check.rule, check.verdict, check.message) == ("FUS-02", verdict, str(error))
+
+
+def test_the_order_of_claims_changes_no_row_and_the_seed_does() -> None:
+    chosen = [claim_on(pattern) for pattern in (ADD, CAT, "nn.Linear", "torch.conv2d", "nn.Linear+nn.ReLU")]
+    shuffled = random.Random(1).sample(chosen, len(chosen))
+
+    def taken(order: list[Claim], seed: int) -> dict[str, list[Row]]:
+        workbench = bench(seed=seed)
+        return {claim.id: rows(all_stages(workbench, claim)) for claim in order}
+
+    first = taken(chosen, 3)
+    assert first == taken(shuffled, 3)
+    other = taken(chosen, 4)
+    assert sum(first[claim.id] != other[claim.id] for claim in chosen) >= 3
+
+
+def test_every_name_has_a_seed_of_its_own_and_every_run_has_others() -> None:
+    names = [(claim.id, stage) for claim in small_claims().values() for stage in STAGES]
+    seeds = {bench().seed_for(*name) for name in names}
+    assert len(seeds) == len(names)
+    assert not seeds & {bench(seed=1).seed_for(*name) for name in names}
+    assert bench().seed_for(*names[0]) == bench().seed_for(*names[0])
+
+
+def test_a_backend_that_draws_random_numbers_does_not_change_its_inputs() -> None:
+    class Drawing(IntegerBackend):
+        def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+            lowered = super().lower(reference_model, example_inputs)
+
+            def call(*inputs: Any) -> Any:
+                torch.rand(7)
+                return lowered(*inputs)
+
+            return call
+
+    claim = claim_on(ADD)
+    assert rows(all_stages(bench(Drawing()), claim)) == rows(run(claim))
+
+
+def test_a_backend_that_writes_to_its_inputs_is_refuted_for_that_alone_and_may_return_its_own_buffer() -> None:
+    class Careless(IntegerBackend):
+        def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+            lowered = super().lower(reference_model, example_inputs)
+            buffers: dict[torch.Size, Tensor] = {}
+
+            def call(*inputs: Tensor) -> Tensor:
+                result = lowered(*inputs)
+                buffer = buffers.setdefault(result.shape, result.clone())
+                buffer.copy_(result)
+                for value in inputs:
+                    value.zero_()
+                return buffer
+
+            return call
+
+    checks = all_stages(bench(Careless()), claim_on(ADD))
+    invariance = checks.pop("invariance")
+    assert {check.verdict for check in checks.values()} == {Verdict.VERIFIED}
+    assert invariance.verdict is Verdict.REFUTED
+    differing: Any = invariance.evidence["differing"]
+    assert all("the inputs were written to" in each for each in differing)
+
+
+def test_both_representations_are_lowered_in_their_form() -> None:
+    seen: list[str] = []
+
+    def lower(model: GraphModule, example: tuple[Any, ...]) -> GraphModule:
+        seen.append(model.code)
+        return model
+
+    for representation in Representation:
+        backend = Altered(lower=lower)
+        backend.representation = representation
+        assert all_stages(bench(backend), claim_on(CAT))["numerics"].verdict is Verdict.VERIFIED
+    assert "torch.quantize_per_tensor" in seen[0]
+    assert "quantized_decomposed.quantize_per_tensor" in seen[-1]
+
+
+def test_decisions_are_those_of_the_claim_that_was_prepared() -> None:
+    workbench, claim = bench(), claim_on(ADD)
+    assert workbench.decisions(claim) == []
+    all_stages(workbench, claim)
+    assert [row["pattern"] for row in workbench.decisions(claim)] == [ADD]
+    assert workbench.decisions(claim_on(CAT)) == []
+    all_stages(workbench, custom(BackendPatternConfig(VendorOp)))
+    assert workbench.decisions(claim) == []
+
+
+@pytest.mark.parametrize(("profile", "aims", "drawn"), (("quick", 3, 0), ("full", 9, 1), ("stress", 9, 24)))
+def test_profiles_set_how_many_cases_and_inputs_are_tried(profile: str, aims: int, drawn: int) -> None:
+    claim = claim_on(ADD)
+    cases = plan_cases(claim, IntegerBackend().capabilities(), limit=PROFILES[profile].cases)
+    assert not isinstance(cases, str)
+    for maximum, inputs in ((None, aims + drawn), (0, 9), (2, 11)):
+        workbench = alone(Workbench(Altered(), seed=0, profile=profile, max_examples=maximum))
+        taken = iter(workbench.run(claim))
+        assert next(taken).cases == len(cases)
+        if profile == "quick" or maximum == 0:
+            tied = sum(case.regime.has_ties for case in cases)  # these have one more
+            assert next(check for check in taken if check.stage == "numerics").cases == len(cases) * inputs + tied
+
+
+def test_an_unknown_profile_is_an_error() -> None:
+    with pytest.raises(KeyError, match="unknown"):
+        Workbench(Altered(), seed=0, profile="unknown")

@@ -1,0 +1,88 @@
+"""The command line: which claims are chosen, where reports go, how a claim is run again."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+import pytest
+
+from conformance.run.options import _positive, _seconds, default_report_dir, select_ids
+from tests.conformance.support.suite_runs import options
+
+IDS = [
+    "nn.Linear/static:in=quint8[0..127]/ptq/x",
+    "nn.Conv2d/static:in=quint8/ptq/x",
+    "nn.Conv2d/dynamic:in=*/ptq/x",
+]
+
+
+def repro(claim: str, **changes: object) -> str:
+    """The command for a claim, of a run with these options."""
+    return options(Path("r"), **changes).repro(claim)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [
+        ([], IDS),
+        ([IDS[0]], IDS[:1]),
+        ([IDS[2]], IDS[2:]),
+        (["nn.Conv2d/*"], IDS[1:]),
+        (["*/ptq/x"], IDS),
+        (["*[[]0..127]*", IDS[1]], IDS[:2]),
+    ],
+)
+def test_a_claim_is_chosen_by_exact_id_or_glob(wanted: list[str], chosen: list[str]) -> None:
+    assert select_ids(IDS, wanted) == set(chosen)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nearest"),
+    [("nn.Linear", IDS[0]), ("nn.Cnov2d/dynamic*", IDS[2]), ("NN.CONV2D/static:*", IDS[1])],
+)
+def test_a_choice_of_nothing_names_the_nearest(wanted: str, nearest: str) -> None:
+    with pytest.raises(pytest.UsageError) as caught:
+        select_ids(IDS, [IDS[0], wanted])
+    assert f"--claim {wanted!r} matches no claim, model or measurement; nearest: {nearest}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("qnnpack", "qnnpack"), ("a.b:C", "a.b_C"), ("../x y:Z", "_x_y_Z"), ("..", "_"), ("C:\\x/y", "C_x_y")],
+)
+def test_the_default_folder_stays_under_build_where_the_run_was_started(
+    backend: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert default_report_dir(backend) == tmp_path / "build" / "conformance" / name
+
+
+def test_repro_is_quoted_for_a_shell() -> None:
+    claim = "F.add(a,*)/in='x'/ptq/no weight"
+    words = shlex.split(repro(claim, backend="my mod:Npu", seed=-3))
+    assert words == ["pytest", "conformance", "--backend=my mod:Npu", "--seed=-3", "--claim", claim]
+
+
+def test_repro_keeps_what_is_not_the_default() -> None:
+    command = repro(IDS[1], profile="quick", max_examples=5, claim_timeout=0.5, isa="avx2")
+    assert "--profile=quick --max-examples=5 --claim-timeout=0.5 --isa=avx2 --claim " in command
+    assert "timeout" not in repro(IDS[1], profile="stress", claim_timeout=600.0)
+    assert "--strict --claim" in repro(IDS[1], strict=True)
+    assert "--no-waivers --claim" in repro(IDS[1], no_waivers=True)
+    assert "--waivers='/a b.toml' --claim" in repro(IDS[1], waivers=Path("/a b.toml"))
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "many"])
+def test_a_count_is_a_positive_integer(text: str) -> None:
+    assert _positive("12") == 12
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a positive integer, found"):
+        _positive(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "", "soon"])
+def test_a_limit_is_a_positive_number_of_seconds(text: str) -> None:
+    assert _seconds("0.5") == 0.5
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a positive number of seconds, found"):
+        _seconds(text)

@@ -1,0 +1,357 @@
+"""The recorder: from reports of tests to rows, verdicts, footer and exit status."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from conformance.claims.claim import Claim
+from conformance.machine.isolation import Ending, Outcome
+from conformance.pipeline.claim_run import STAGES
+from conformance.pipeline.job import Job
+from conformance.run.judging import unit_rows
+from conformance.run.recorder import Recorder
+from conformance.run.session import Run, Unit, param_id
+from conformance.run.waivers import Waiver, Waivers
+from conformance.stages.check import Check
+from reports.results import Outcome as RunOutcome
+from reports.results import Results, Verdict, read_results
+from tests.conformance.support.fake_backends import fakes
+from tests.conformance.support.suite_runs import options
+
+Row = dict[str, Any]
+PASS = Verdict.VERIFIED
+TODAY = datetime.date(2026, 6, 30)
+
+
+def claim(name: str) -> Claim:
+    parts = {"pattern": name, "dtype_config": "static:int8", "flow": "ptq", "scheme": "no_weight"}
+    return Claim(id=f"{name}/static:int8", entry=cast(Any, None), dtypes=cast(Any, None), **parts)
+
+
+def job(name: str) -> Job:
+    return Job(id=name, run=cast(Any, None))
+
+
+def waiver(of: str, verdict: Verdict = Verdict.REFUTED, **changes: Any) -> Waiver:
+    values = {"source": "npu.toml: waiver 1", "claim": of, "reason": "issue 12", "url": "https://a.b"}
+    return Waiver(**values | {"verdict": verdict} | changes)
+
+
+def check(of: Claim, stage: str, verdict: Verdict = PASS, outcome: str = "pass", **parts: Any) -> Row:
+    return Check(stage=stage, rule="R-1", outcome=outcome, verdict=verdict, seconds=0.5, **parts).row(of.id)
+
+
+def checks(of: Claim, last: Verdict = PASS, outcome: str = "pass", **parts: Any) -> list[Row]:
+    """Checks that pass, but for the last, and a decision log."""
+    passed = [check(of, stage) for stage in STAGES[:-1]]
+    return [*passed, check(of, STAGES[-1], last, outcome, **parts), {"decisions": [{"node": "x"}]}]
+
+
+def model(name: str = "model/resnet/ptq", verdict: Verdict = PASS, **changes: Any) -> Row:
+    row = {"kind": "model", "model": name, "verdict": verdict.value, "waived": False, "message": "told", "cases": 1}
+    return row | {"max_lsb": None, "seconds": 0.5} | changes
+
+
+def outcome(*rows: Row, ending: Ending = Ending.DONE, **parts: Any) -> Outcome:
+    return Outcome(rows=rows, ending=ending, **{"seconds": 9.0, "peak_mib": 300.0} | parts)
+
+
+class Session:
+    """A run with claims of given names, whose tests report what a test says."""
+
+    def __init__(
+        self, folder: Path, names: Iterable[str], *, jobs: Iterable[str] = (), selected: int = 99,
+        waivers: Iterable[Waiver] = (), **changes: Any,
+    ) -> None:  # fmt: skip
+        self.claims = tuple(claim(name) for name in names)
+        self.jobs = tuple(job(name) for name in jobs)
+        units: tuple[Unit, ...] = (*self.claims, *self.jobs)
+        given = options(folder, **changes)
+        known = [unit.id for unit in units]
+        self.run = Run(
+            options=given, backend=fakes.Good(), config_name="c", claims=self.claims,
+            jobs=self.jobs, selected=known[:selected], known=known,
+            waivers=Waivers(tuple(waivers), TODAY, given.is_complete), waiver_file=None,
+        )  # fmt: skip
+        self.path = folder / "results.jsonl"
+        self.recorder = Recorder(self.run)
+        self.recorder.start(self.node(unit) for unit in self.run.units.values())
+
+    @staticmethod
+    def node(of: Unit) -> str:
+        return f"conformance/test_claims.py::test_{type(of).__name__.lower()}[{param_id(of.id)}]"
+
+    def report(self, of: Unit, when: str, outcome: str = "passed", text: str = "", **extra: Any) -> None:
+        report = pytest.TestReport(self.node(of), ("f", 0, "f"), {}, cast(Any, outcome), text, cast(Any, when), **extra)
+        self.recorder.take(report)
+
+    def ended(self, of: Unit, found: Outcome) -> None:
+        """The three reports of a test whose work ended so."""
+        self.report(of, "setup")
+        finding = json.dumps({"rows": unit_rows(self.run, of, found), "peak_mib": found.peak_mib})
+        self.report(of, "call", conformance=finding)
+        self.report(of, "teardown")
+
+    def whole(self, of: Claim, last: Verdict = PASS, result: str = "pass", **parts: Any) -> None:
+        self.ended(of, outcome(*checks(of, last, result, **parts)))
+
+    def finish(self, pytest_status: int = 0) -> tuple[int, Results]:
+        status = self.recorder.finish(pytest_status)
+        return status, read_results(self.path)
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Callable[..., Session]:
+    return lambda *names, **settings: Session(tmp_path, names, **settings)
+
+
+def test_verified_claims_pass(session: Callable[..., Session]) -> None:
+    run = session("a", "b")
+    for c in run.claims:
+        run.whole(c, max_lsb=0.4, slack_lsb=0.5)
+    status, results = run.finish()
+    assert status == 0 and results.outcome is RunOutcome.PASS and not results.problems
+    first = results.claims[0]
+    assert (first.verdict, first.reason, first.max_lsb, first.waived) == (PASS, "", 0.4, False)
+    assert first.decisions == [{"node": "x"}] and first.seconds == 0.5 * len(STAGES)
+    assert first.repro == "pytest conformance --backend=fakes:Good --seed=3 --claim a/static:int8"
+    assert results.footer and results.footer.peak_mib == 300.0
+
+
+def test_rows_are_written_as_they_come(session: Callable[..., Session]) -> None:
+    run = session("a", "b")
+    run.whole(run.claims[0])
+    results = read_results(run.path)
+    assert [c.claim for c in results.claims] == ["a/static:int8"] and len(results.checks) == len(STAGES)
+    assert results.outcome is RunOutcome.INCOMPLETE
+
+
+@pytest.mark.parametrize(
+    ("verdict", "result", "strict", "status"),
+    [
+        (Verdict.QUALITY, "pass", False, 0),
+        (Verdict.QUALITY, "pass", True, 1),
+        (Verdict.UNEXERCISED, "skip", False, 1),
+        (Verdict.FALLBACK, "pass", False, 1),
+        (Verdict.REFUTED, "fail", False, 1),
+    ],
+)
+def test_the_worst_check_decides(
+    session: Callable[..., Session], verdict: Verdict, result: str, strict: bool, status: int
+) -> None:
+    run = session("a", strict=strict)
+    run.whole(run.claims[0], verdict, result, message="because of this")
+    found, results = run.finish()
+    assert (found, results.claims[0].verdict) == (status, verdict)
+    assert results.claims[0].reason == "because of this"
+    assert results.outcome is (RunOutcome.FAIL if status else RunOutcome.PASS)
+
+
+def test_a_skip_does_not_hide_the_failure_before_it(session: Callable[..., Session]) -> None:
+    run = session("a")
+    (c,) = run.claims
+    later = [check(c, stage, Verdict.REFUTED, "skip", message="not reached") for stage in STAGES[1:]]
+    run.ended(c, outcome(check(c, STAGES[0], Verdict.REFUTED, "fail", message="the cause"), *later))
+    assert run.finish()[1].claims[0].reason == "the cause"
+
+
+def test_an_infinite_distance_is_the_largest(session: Callable[..., Session]) -> None:
+    run = session("a")
+    (c,) = run.claims
+    distances = [7.0, "inf", *[0.1] * len(STAGES)]
+    run.ended(c, outcome(*(check(c, s, max_lsb=cast(Any, d)) for s, d in zip(STAGES, distances, strict=False))))
+    assert run.finish()[1].claims[0].max_lsb == "inf"
+
+
+@pytest.mark.parametrize(("evidence", "failing"), [({}, 8), ({"nondeterministic": True}, None)])
+def test_a_claim_counts_what_fails_in_all_its_checks_unless_it_is_chance(
+    session: Callable[..., Session], evidence: Row, failing: int | None
+) -> None:
+    run = session("a")
+    (c,) = run.claims
+    numerics = check(c, "numerics", Verdict.REFUTED, "fail", cases=9, failing=3, evidence=evidence)
+    others = [check(c, stage) for stage in STAGES if stage not in ("numerics", "invariance")]
+    run.ended(c, outcome(*others, numerics, check(c, "invariance", Verdict.REFUTED, "fail", cases=7, failing=5)))
+    results = run.finish()[1]
+    assert [(each.cases, each.failing) for each in results.checks if each.failing] == [(9, 3), (7, 5)]
+    assert results.claims[0].failing == failing
+
+
+@pytest.mark.parametrize(
+    ("ending", "verdict", "key"),
+    [
+        (Ending.DIED, Verdict.CRASHED, "printed"),
+        (Ending.TIMEOUT, Verdict.TIMEOUT, "printed"),
+        (Ending.ERROR, Verdict.UNEXERCISED, "traceback"),
+    ],
+)
+@pytest.mark.parametrize("done", [0, 4, len(STAGES)])
+def test_work_that_is_cut_short_leaves_a_check_for_every_stage(
+    session: Callable[..., Session], done: int, ending: Ending, verdict: Verdict, key: str
+) -> None:
+    run = session("a", "b")
+    (c, other) = run.claims
+    rows = [check(c, stage) for stage in STAGES[:done]]
+    run.ended(c, outcome(*rows, ending=ending, message="SIGX", text="at 0x7f12ab34cd"))
+    run.whole(other)
+    status, results = run.finish(1)
+    found = [row for row in results.checks if row.claim == c.id]
+    assert status == 1 and not results.problems
+    assert [row.stage for row in found] == [*STAGES] + [STAGES[-1]] * (done == len(STAGES))
+    assert [row.outcome for row in found] == ["pass"] * done + ["error"] + ["skip"] * (len(STAGES) - done - 1)
+    assert {row.verdict for row in found[done:]} == {verdict}
+    assert "SIGX" in found[done].message and found[done].evidence.get(key) == "at 0x"
+    assert found[done].seconds == 9.0 - 0.5 * done
+    assert [row.verdict for row in results.claims] == [verdict, PASS]
+    assert results.claims[0].reason == found[done].message
+
+
+def test_a_process_that_dies_names_the_stage_and_the_case_that_it_was_at(session: Callable[..., Session]) -> None:
+    run = session("a")
+    (c,) = run.claims
+    places: list[Row] = [{"at": ["lower", "default"]}, {"at": ["numerics", "default"]}]
+    run.ended(c, outcome(check(c, STAGES[0]), *places, ending=Ending.DIED, message="SIGX"))
+    _, results = run.finish(1)
+    said = {row.stage: (row.outcome, row.verdict, row.message) for row in results.checks}
+    assert said[STAGES[0]] == ("pass", PASS, "")
+    assert said["numerics"] == ("error", Verdict.CRASHED, "default: SIGX")
+    for stage in set(STAGES) - {STAGES[0], "numerics"}:  # other cases had not been there yet
+        assert said[stage] == ("skip", Verdict.CRASHED, "not completed: numerics ended the claim")
+    assert results.claims[0].reason == "default: SIGX"
+
+
+def test_a_dead_worker_crashes_the_claim_that_it_had(session: Callable[..., Session]) -> None:
+    run = session("a", "b")
+    run.report(run.claims[0], "???", "failed", "worker 'gw1' crashed while running …")
+    run.whole(run.claims[1])
+    status, results = run.finish(1)
+    assert status == 1 and results.outcome is RunOutcome.FAIL and not results.problems
+    assert [c.verdict for c in results.claims] == [Verdict.CRASHED, PASS]
+    assert "worker process died" in results.claims[0].reason and "gw1" not in run.path.read_text()
+
+
+def test_a_test_that_fails_without_rows_is_the_suites_own_error(session: Callable[..., Session]) -> None:
+    run = session("a")
+    run.report(run.claims[0], "setup", "failed", "TypeError: Workbench")
+    run.report(run.claims[0], "teardown")
+    status, results = run.finish(1)
+    assert status == 1 and results.claims[0].verdict is Verdict.UNEXERCISED
+    assert "internal error of the suite: the test's setup failed" in results.claims[0].reason
+    assert results.checks[0].evidence["traceback"] == "TypeError: Workbench"
+
+
+def test_claims_that_are_missing_make_the_run_incomplete(session: Callable[..., Session]) -> None:
+    run = session("a", "b")
+    run.whole(run.claims[0])
+    run.report(run.claims[1], "setup")
+    status, results = run.finish()
+    assert status == 1 and results.footer and results.outcome is RunOutcome.INCOMPLETE
+    assert [c.claim for c in results.claims] == ["a/static:int8"]
+    assert "INCOMPLETE" in run.recorder.summary
+
+
+def test_a_selection_may_pass_and_says_what_it_left_out(session: Callable[..., Session]) -> None:
+    run = session("a", "b", "c", selected=1)
+    run.whole(run.claims[0])
+    status, results = run.finish()
+    assert status == 0 and results.outcome is RunOutcome.PASS
+    assert (results.header.claims, results.header.claims_in_config, results.header.pairs) == (1, 3, 3)
+
+
+def test_pytests_own_failure_is_never_a_pass(session: Callable[..., Session]) -> None:
+    run = session("a")
+    run.whole(run.claims[0])
+    status, results = run.finish(2)
+    assert status == 2 and results.outcome is RunOutcome.FAIL
+
+
+def test_reports_of_other_tests_are_left_alone(session: Callable[..., Session]) -> None:
+    run = session("a")
+    run.recorder.take(pytest.TestReport("x.py::test_x", ("x.py", 0, "x"), {}, "failed", "no", "call"))
+    run.recorder.start([run.node(run.claims[0])])
+    assert len(run.path.read_text().splitlines()) == 1
+
+
+# Models and facts.
+
+
+def test_models_are_judged_and_facts_are_kept(session: Callable[..., Session]) -> None:
+    run = session("a", jobs=["model/resnet/ptq", "fact/fingerprint/linear"])
+    run.whole(run.claims[0])
+    run.ended(run.jobs[0], outcome(model(verdict=Verdict.REFUTED)))
+    fact = {"kind": "fact", "topic": "fingerprint", "subject": "linear", "values": {"ties": "half_even"}}
+    run.ended(run.jobs[1], outcome(fact, fact | {"subject": "add"}))
+    status, results = run.finish()
+    assert status == 1 and results.outcome is RunOutcome.FAIL and not results.problems
+    assert [(row.model, row.verdict) for row in results.models] == [("model/resnet/ptq", Verdict.REFUTED)]
+    assert [row.subject for row in results.facts] == ["add", "linear"]
+
+
+def test_a_job_that_is_missing_makes_the_run_incomplete(session: Callable[..., Session]) -> None:
+    run = session("a", jobs=["fact/fingerprint/linear"])
+    run.whole(run.claims[0])
+    assert run.finish()[1].outcome is RunOutcome.INCOMPLETE
+
+
+@pytest.mark.parametrize(
+    ("ending", "verdict"),
+    [(Ending.DIED, Verdict.CRASHED), (Ending.TIMEOUT, Verdict.TIMEOUT), (Ending.ERROR, Verdict.UNEXERCISED)],
+)
+def test_a_job_that_is_cut_short_says_so(session: Callable[..., Session], ending: Ending, verdict: Verdict) -> None:
+    run = session("a", jobs=["model/resnet/ptq", "fact/fingerprint/nn.Linear/x"])
+    run.whole(run.claims[0])
+    run.ended(run.jobs[0], outcome(model(), ending=ending, message="SIGX", text="told"))
+    run.ended(run.jobs[1], outcome(ending=ending, message="SIGX"))
+    status, results = run.finish(1)
+    assert status == 1 and not results.problems
+    assert [(row.verdict, "SIGX" in row.message) for row in results.models] == [(verdict, True)]
+    (fact,) = results.facts
+    assert (fact.topic, fact.subject) == ("fingerprint", "nn.Linear/x") and "SIGX" in str(fact.values["error"])
+
+
+# Waivers.
+
+
+def test_a_waived_claim_or_model_passes_and_says_by_what(session: Callable[..., Session]) -> None:
+    waivers = [waiver("a/static:int8", max_lsb=float("inf")), waiver("model/resnet/ptq", Verdict.CRASHED)]
+    run = session("a", jobs=["model/resnet/ptq"], waivers=waivers)
+    run.whole(run.claims[0], Verdict.REFUTED, "fail", max_lsb=18.0)
+    run.ended(run.jobs[0], outcome(ending=Ending.DIED, message="SIGX"))
+    status, results = run.finish()
+    assert (status, results.outcome, results.problems) == (0, RunOutcome.PASS, ())
+    assert results.claims[0].waived and results.claims[0].verdict is Verdict.REFUTED
+    kept = {"reason": "issue 12", "url": "https://a.b", "expires": None}
+    assert results.claims[0].waiver == kept | {"max_lsb": "inf"}
+    assert results.models[0].waiver == kept | {"max_lsb": None}
+
+
+def test_a_waiver_that_does_not_cover_says_why_in_the_reason(session: Callable[..., Session]) -> None:
+    run = session("a", waivers=[waiver("a/static:int8", max_lsb=2.0)])
+    run.whole(run.claims[0], Verdict.REFUTED, "fail", max_lsb=18.0, message="far off")
+    status, results = run.finish(1)
+    (found,) = results.claims
+    assert status == 1 and not found.waived and found.waiver is None
+    assert found.reason.startswith("far off (not waived: npu.toml: waiver 1") and "18 LSB" in found.reason
+
+
+@pytest.mark.parametrize(("profile", "status"), [("full", 1), ("quick", 0)])
+def test_a_waiver_of_what_passes_fails_a_full_run(session: Callable[..., Session], profile: str, status: int) -> None:
+    run = session("a", waivers=[waiver("a/static:int8")], profile=profile)
+    run.whole(run.claims[0])
+    found, results = run.finish()
+    assert found == status and len(results.problems) == status
+    assert all("now passes" in problem and "now passes" in run.recorder.summary for problem in results.problems)
+
+
+def test_a_waiver_of_nothing_fails_the_run(session: Callable[..., Session]) -> None:
+    run = session("a", waivers=[waiver("b/static:int8")])
+    run.whole(run.claims[0])
+    status, results = run.finish()
+    assert status == 1 and results.outcome is RunOutcome.FAIL
+    assert "matches no claim" in results.problems[0]

@@ -1,0 +1,34 @@
+"""Backends on runtimes that are not installed: one line that says what to install, and status 5."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from backends import _export
+from backends.discovery import find_backend
+from tests.conformance.support.suite_runs import run
+
+RUNTIMES = ("onnxruntime", "openvino")
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_a_runtime_that_is_not_installed_is_a_skip_that_says_what_to_install(name: str, tmp_path: Path) -> None:
+    if find_spec(name) is not None:
+        pytest.skip(f"{name} is installed here")
+    ran = run(tmp_path, name)
+    assert ran.status == 5
+    [line] = [line for line in (ran.out + ran.err).splitlines() if "pip install" in line]
+    assert f"backend {name} skipped: {name}" in line
+    assert line.endswith(f" not installed: pip install -c constraints.txt -e '.[{name}]'")
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_each_package_that_is_missing_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = find_backend(name)
+    monkeypatch.setattr(_export, "find_spec", lambda package: None if package == "onnxscript" else object())
+    assert backend.unavailable_reason() == f"onnxscript not installed: pip install -c constraints.txt -e '.[{name}]'"
+    monkeypatch.setattr(_export, "find_spec", lambda package: object())
+    assert backend.unavailable_reason() is None

@@ -1,0 +1,86 @@
+"""A run as it is opened: claims, waivers, header, and the IDs of its tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.base import Backend, Capabilities, Representation
+from conformance.run.session import open_run, param_id, run_of
+from tests.conformance.support.fake_backends import fakes
+from tests.conformance.support.suite_runs import options
+
+
+def test_parameter_ids_are_unique_and_left_as_they_are_by_pytest() -> None:
+    texts = ["a[0..1]/x", "größe", "gr\\xf6\\xdfe", "two\nlines", "a::b"]
+    ids = [param_id(text) for text in texts]
+    assert len(set(ids)) == len(ids)
+    assert all(i.isascii() and i.isprintable() and "\\" not in i for i in ids)
+    assert ids[0] == "a[0..1]/x"
+
+
+@pytest.mark.parametrize(
+    ("backend", "parts"),
+    [
+        (fakes.NoConfig(), "what backend_config\\(\\) returned cannot be read: ConfigError: expected"),
+        (fakes.ClaimsNothing(), "backend good: backend_config\\(\\) claims nothing"),
+        (fakes.BadCapabilities(), "backend good: capabilities\\(\\) raised ValueError: .*per_group"),
+    ],
+)
+def test_a_config_that_cannot_be_had_is_a_usage_error(tmp_path: Path, backend: Backend, parts: str) -> None:
+    with pytest.raises(pytest.UsageError, match=parts):
+        open_run(options(tmp_path), backend)
+
+
+def test_a_config_may_come_as_torchs_own_or_as_a_dict(tmp_path: Path) -> None:
+    class AsDict(fakes.Good):
+        representation = Representation.DECOMPOSED
+
+        def backend_config(self) -> Any:
+            return super().backend_config().to_dict()
+
+    ours, theirs = (open_run(options(tmp_path), backend) for backend in (fakes.Good(), AsDict()))
+    assert [c.id for c in ours.claims] == [c.id for c in theirs.claims]
+    assert ours.header(2)["config_sha256"] == theirs.header(2)["config_sha256"]
+
+
+def test_waivers_come_from_the_backend_the_option_or_nowhere(tmp_path: Path) -> None:
+    own, given = tmp_path / "own.toml", tmp_path / "given.toml"
+    table = '[[waiver]]\nclaim = "{0}"\nverdict = "REFUTED"\nreason = "{0}"\nurl = "https://a.b"\n'
+    own.write_text(table.format("own"))
+    given.write_text(table.format("given"))
+    backend = fakes.Good()
+    backend.waivers = own
+    runs = [open_run(options(tmp_path, **o), backend) for o in ({}, {"waivers": given}, {"no_waivers": True})]
+    assert [[w.claim for w in run.waivers.waivers] for run in runs] == [["own"], ["given"], []]
+    assert [run.header(1)["waivers"].get("file") for run in runs] == ["own.toml", "given.toml", None]
+    assert len(runs[0].header(1)["waivers"]["sha256"]) == 64
+
+
+def test_a_waiver_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(pytest.UsageError, match=r"none\.toml: cannot be read"):
+        open_run(options(tmp_path, waivers=tmp_path / "none.toml"), fakes.Good())
+
+
+def test_the_header_says_which_arguments_a_backend_declares_not_to_take(tmp_path: Path) -> None:
+    def small(sizes: tuple[int, ...]) -> bool:
+        """At most 1,024 columns.
+
+        Larger ones do not fit the memory.
+        """
+        return sizes[-1] <= 1024
+
+    class Limited(fakes.Good):
+        def capabilities(self) -> Capabilities:
+            return Capabilities(limits={"nn.Linear": {"shape": small, "bias": (True,), "_unbatched": (False,)}})
+
+    said = {"nn.Linear": {"shape": "At most 1,024 columns", "bias": "True", "unbatched": "False"}}
+    assert open_run(options(tmp_path), Limited()).header(1)["limits"] == said
+    assert open_run(options(tmp_path), fakes.Good()).header(1)["limits"] == {}
+
+
+def test_outside_of_a_run_there_is_no_run(pytestconfig: pytest.Config) -> None:
+    with pytest.raises(pytest.UsageError, match="pytest conformance --backend=NAME"):
+        run_of(pytestconfig)

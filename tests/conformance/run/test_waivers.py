@@ -1,0 +1,274 @@
+"""Waivers: what a file may say, which claims it covers, and when the waivers themselves fail a run."""
+
+from __future__ import annotations
+
+import math
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from conformance.run.waivers import Ruling, Waiver, WaiverError, Waivers, load_waivers
+from reports.results import Verdict
+
+TODAY = date(2026, 6, 30)
+LEVEL = "avx512_vnni"
+LINEAR = "nn.Linear/static:in=quint8[0..127],w=qint8,b=*/ptq/per_tensor"
+POOLS = [f"nn.MaxPool{n}d/static:in=quint8,out=quint8/ptq/no_weight" for n in (1, 2, 3)]
+IDS = [LINEAR, *POOLS]
+WHOLE = """
+[[waiver]]
+claim = "nn.Linear/static:in=quint8[0..127],w=qint8,b=*/ptq/per_tensor"
+verdict = "REFUTED"
+reason = "saturates"
+url = "https://example.org/1"
+max_lsb = 18
+
+[[waiver]]
+glob = "nn.MaxPool?d/*"
+verdict = "CRASHED"
+reason = "no kernel"
+expires = 2026-06-30
+"""
+LEAST = {"claim": f"'{LINEAR}'", "verdict": "'REFUTED'", "reason": "'why'", "url": "'https://a.b'"}
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "npu.waivers.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def table(without: str = "", **changes: str) -> str:
+    """A waiver of the least that is needed, changed; values are TOML."""
+    values = {key: value for key, value in (LEAST | changes).items() if key != without}
+    return "\n".join(["[[waiver]]", *(f"{key} = {value}" for key, value in values.items())]) + "\n"
+
+
+def refusal(folder: Path, text: str) -> str:
+    """The one line that a file is refused with, without the file's name."""
+    path = written(folder, text)
+    with pytest.raises(WaiverError) as caught:
+        load_waivers(path, LEVEL)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ") and "\n" not in message
+    return message.removeprefix(f"{path}: ")
+
+
+def waiver(number: int = 1, **changes: object) -> Waiver:
+    values = {"source": f"f.toml: waiver {number}", "verdict": Verdict.REFUTED, "reason": "why", "url": "https://a.b"}
+    return Waiver(**(values | changes))  # type: ignore[arg-type]
+
+
+def ruling(*waivers: Waiver, verdict: str = "REFUTED", max_lsb: float | None = None, claim: str = LINEAR) -> Ruling:
+    return Waivers(waivers, TODAY).judge(claim, Verdict(verdict), max_lsb)
+
+
+def problems(*waivers: Waiver, complete: bool = True, **judged: str) -> list[str]:
+    """The problems of a run that gave LINEAR and the pools (p1, p2, p3) these verdicts, or none."""
+    names = dict(zip(("linear", "p1", "p2", "p3"), IDS, strict=True))
+    verdicts = {names[name]: Verdict(verdict) for name, verdict in judged.items()}
+    return Waivers(waivers, TODAY, complete).problems(IDS, verdicts)
+
+
+def test_a_file_says_all_that_a_waiver_can(tmp_path: Path) -> None:
+    path = written(tmp_path, WHOLE)
+    linear, pools = load_waivers(path, LEVEL)
+    assert linear == Waiver(
+        source=f"{path}: waiver 1", claim=LINEAR, verdict=Verdict.REFUTED, reason="saturates",
+        url="https://example.org/1", max_lsb=18.0,
+    )  # fmt: skip
+    assert (pools.glob, pools.verdict, pools.expires) == ("nn.MaxPool?d/*", Verdict.CRASHED, TODAY)
+    assert linear.row() == {"reason": "saturates", "url": "https://example.org/1", "expires": None, "max_lsb": 18.0}
+    assert waiver(max_lsb=math.inf).row()["max_lsb"] == "inf", "JSON has no infinity"
+    assert pools.row() == {"reason": "no kernel", "url": None, "expires": "2026-06-30", "max_lsb": None}
+
+
+def test_a_file_without_waivers_waives_nothing(tmp_path: Path) -> None:
+    assert load_waivers(written(tmp_path, "# none yet\n"), LEVEL) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[waiver]\n", "is not TOML: Expected ']]' at the end of an array declaration (at line 1"),
+        ("waivers = []\n", "unknown key 'waivers'; the file holds [[waiver]] tables and nothing else"),
+        (table().replace("[[waiver]]", "[waiver]"), "found [waiver]; write [[waiver]], with two brackets"),
+        ("waiver = [3]\n", "waiver 1: found 3; a waiver is a table: [[waiver]]"),
+        (table() + table(reasn="'x'"), "waiver 2: unknown key 'reasn'; did you mean 'reason'?"),
+        (
+            table(why="'x'"),
+            "waiver 1: unknown key 'why'; known: 'claim', 'glob', 'verdict', 'reason', 'url', 'expires'",
+        ),
+        (table(glob="'nn.*'"), "waiver 1: found claim and glob; give either claim ="),
+        (table("claim"), "waiver 1: found no claim and no glob; give either claim ="),
+        (table("verdict"), "waiver 1: found no verdict; give the verdict that is waived"),
+        (table("reason"), "waiver 1: found no reason; say what is wrong"),
+        (table("url"), "waiver 1: found no url and no expires; give the url of a ticket, or the date"),
+        (table(reason="' '"), "waiver 1: reason is ' '; give a text that is not empty"),
+        (table(claim="7"), "waiver 1: claim is 7; give a text that is not empty"),
+        (table("claim", glob="'nn.Linear'"), "waiver 1: glob is 'nn.Linear'; a glob has *, ? or [; name a single"),
+        (table(verdict="'refuted'"), "waiver 1: verdict is 'refuted'; did you mean 'REFUTED'?"),
+        (table(verdict="'VERIFIED'"), "waiver 1: verdict is 'VERIFIED'; known: 'CRASHED', 'TIMEOUT', 'REFUTED', "),
+        (table(url="'javascript:x'"), "waiver 1: url is 'javascript:x'; give an address that begins with https://"),
+        (table(expires="'2027-01-31'"), "waiver 1: expires is '2027-01-31'; give a date without quotes"),
+        (table(expires="2027-01-31T00:00:00"), "waiver 1: expires is datetime.datetime(2027, 1, 31, 0, 0); give a"),
+        (table(max_lsb="true"), "waiver 1: max_lsb is True; give a number of LSB above 0"),
+        (table(max_lsb="0"), "waiver 1: max_lsb is 0; give a number"),
+        (table(max_lsb="nan"), "waiver 1: max_lsb is nan; give a number"),
+        (table(isa="'avx2'"), "waiver 1: isa is 'avx2'; give a list of levels"),
+        (table(isa="[]"), "waiver 1: isa is []; give a list of levels"),
+        (table(isa="['avx2', 'avx1*']"), "waiver 1: isa is ['avx2', 'avx1*']; no level is 'avx1*'; expected of sse41"),
+        (table() + table(), f"waiver 2: waiver 1 is about the same claim '{LINEAR}'; keep one"),
+    ],
+)
+def test_a_malformed_file_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    assert refusal(tmp_path, text).startswith(said)
+
+
+def test_a_waiver_is_there_at_the_levels_that_it_names(tmp_path: Path) -> None:
+    path = written(tmp_path, table(isa="['avx2*', 'amx']") + table(claim="'nn.ReLU'") + table(isa="['avx512']"))
+    found = {level: [waiver.source[-1] for waiver in load_waivers(path, level)]
+             for level in ("avx2", "avx2_on_avx512_vnni", "avx512", "avx512_vnni", "amx", "aarch64")}  # fmt: skip
+    assert found == {
+        "avx2": ["1", "2"], "avx2_on_avx512_vnni": ["1", "2"], "avx512": ["2", "3"], "avx512_vnni": ["2"],
+        "amx": ["1", "2"], "aarch64": ["2"],
+    }  # fmt: skip
+    with pytest.raises(WaiverError, match="waiver 2: waiver 1 is about the same claim"):
+        load_waivers(written(tmp_path, table(isa="['avx2']") + table()), "avx2")
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WaiverError, match=r"nowhere\.toml: cannot be read: No such file"):
+        load_waivers(tmp_path / "nowhere.toml", LEVEL)
+    (tmp_path / "latin.toml").write_bytes(b"# \xe9\n")
+    with pytest.raises(WaiverError, match=r"latin\.toml: is not TOML: 'utf-8' codec"):
+        load_waivers(tmp_path / "latin.toml", LEVEL)
+
+
+def test_an_exact_id_is_no_glob() -> None:
+    known = waiver(claim=LINEAR)
+    assert ruling(known).waived
+    assert ruling(known, claim=LINEAR.replace("b=*", "b=float32")) == Ruling()
+    assert not waiver(glob=LINEAR).matches(LINEAR), "as a glob, its brackets are a set"
+    assert waiver(glob=LINEAR.replace("[", "[[]")).matches(LINEAR)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "waived", "why"),
+    [
+        ("REFUTED", True, ""),
+        ("CRASHED", False, "covers REFUTED, but the claim is CRASHED: it got worse"),
+        ("FALLBACK", False, "covers REFUTED, but the claim is FALLBACK: the waiver is out of date"),
+        ("QUALITY", False, ""),
+        ("VERIFIED", False, ""),
+    ],
+)
+def test_a_waiver_covers_its_verdict_alone(verdict: str, waived: bool, why: str) -> None:
+    found = ruling(waiver(claim=LINEAR), verdict=verdict)
+    assert found.waived is waived
+    assert found.problem == (f"f.toml: waiver 1 ({LINEAR}): {why}" if why else "")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "waived"), (("CRASHED", True), ("REFUTED", True), ("TIMEOUT", False), ("FALLBACK", False))
+)
+def test_what_crashes_by_chance_is_covered_where_it_is_only_wrong(verdict: str, waived: bool) -> None:
+    crash = waiver(claim=LINEAR, verdict=Verdict.CRASHED)
+    assert ruling(crash, verdict=verdict).waived is waived
+    assert "but the claim is off by 2 LSB" in ruling(crash, verdict="REFUTED", max_lsb=2.0).problem
+
+
+@pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize(
+    ("allowed", "measured", "waived"),
+    [
+        (18.0, 18.0, True),
+        (18.0, 18.5, False),
+        (18.0, None, True),
+        (None, 1.0, True),
+        (None, 1.5, False),
+        (0.6, 0.8, False),
+        (255.0, math.nan, False),
+        (255.0, math.inf, False),
+        (math.inf, math.inf, True),
+    ],
+)
+def test_a_waiver_covers_errors_up_to_its_own(allowed: float | None, measured: float | None, waived: bool) -> None:
+    found = ruling(waiver(claim=LINEAR, max_lsb=allowed), max_lsb=measured)
+    assert found.waived is waived
+    assert bool(found.problem) is not waived
+
+
+def test_a_wrong_number_under_a_waiver_without_one_is_named() -> None:
+    found = ruling(waiver(claim=LINEAR), max_lsb=120)
+    assert found.problem.endswith("names no max_lsb, so it covers errors up to 1 LSB, but the claim is off by 120 LSB")
+    found = ruling(waiver(claim=LINEAR, max_lsb=18), max_lsb=120)
+    assert found.problem.endswith("covers errors up to 18 LSB, but the claim is off by 120 LSB")
+
+
+def test_quality_can_be_waived_for_strict_runs() -> None:
+    known = waiver(claim=LINEAR, verdict=Verdict.QUALITY)
+    assert ruling(known, verdict="QUALITY").waived
+    assert problems(known, linear="QUALITY") == []
+    assert problems(known, linear="VERIFIED") == [f"{known}: {LINEAR} now passes; remove the waiver"]
+
+
+def test_a_waiver_holds_on_its_last_day_and_fails_the_run_after() -> None:
+    last = waiver(claim=LINEAR, expires=TODAY)
+    assert ruling(last).waived and problems(last, linear="REFUTED") == []
+    past = waiver(claim=LINEAR, expires=date(2026, 6, 29))
+    why = f"f.toml: waiver 1 ({LINEAR}): expired on 2026-06-29; fix the deviation, or renew the date and the reason"
+    assert ruling(past) == Ruling(waiver=past, problem=why)
+    assert problems(past, linear="REFUTED") == problems(past, complete=False) == [why]
+
+
+def test_an_exact_waiver_goes_before_a_glob() -> None:
+    exact, wide = waiver(1, claim=POOLS[0], max_lsb=3), waiver(2, glob="nn.MaxPool*")
+    assert ruling(wide, exact, claim=POOLS[0]).waiver is exact
+    assert ruling(wide, exact, claim=POOLS[1]).waiver is wide
+    assert Waivers((wide, exact), TODAY).covered(IDS) == {wide: POOLS[1:], exact: POOLS[:1]}
+    assert problems(wide, exact, p1="REFUTED", p2="REFUTED", p3="REFUTED") == []
+
+
+def test_two_globs_on_one_claim_are_an_error() -> None:
+    one, other = waiver(1, glob="nn.MaxPool*"), waiver(2, glob="*2d/*")
+    said = f"f.toml: waiver 1 (nn.MaxPool*): waiver 2 (*2d/*) matches {POOLS[1]} too; narrow one of the two globs"
+    assert ruling(one, other, claim=POOLS[1]) == Ruling(problem=said)
+    unused = f"{other}: every claim that it matches has another waiver; remove this one"
+    assert problems(one, other, complete=False) == [said, unused]
+
+
+def test_a_waiver_that_matches_nothing_names_the_nearest() -> None:
+    typo = waiver(claim=POOLS[1].replace("nn.", "mm."))
+    for complete in (True, False):
+        assert problems(typo, complete=complete) == [
+            f"{typo}: matches no claim of the backend; did you mean {POOLS[1]!r}?"
+        ]
+
+
+def test_a_glob_under_which_a_claim_passes_is_too_wide() -> None:
+    wide = waiver(glob="nn.MaxPool*")
+    assert problems(wide, p1="VERIFIED", p2="REFUTED", p3="QUALITY") == [
+        f"{wide}: {POOLS[0]}, {POOLS[2]} now pass; narrow the glob"
+    ]
+
+
+def test_many_passing_claims_are_counted() -> None:
+    ids = [f"add{number}" for number in range(10, 18)]
+    found = Waivers((waiver(glob="add*"),), TODAY).problems(ids, dict.fromkeys(ids, Verdict.VERIFIED))
+    assert found[0].endswith(": add10, add11, add12, add13, add14 and 3 more now pass; narrow the glob")
+
+
+@pytest.mark.parametrize(
+    ("complete", "judged"), [(False, {"linear": "VERIFIED"}), (True, {}), (True, {"linear": "FALLBACK"})]
+)
+def test_a_pass_counts_only_where_every_case_was_tried(complete: bool, judged: dict[str, str]) -> None:
+    assert problems(waiver(claim=LINEAR), complete=complete, **judged) == []
+
+
+@pytest.mark.parametrize(("verdict", "is_waived"), (("FALLBACK", True), ("REFUTED", True), ("CRASHED", False)))
+def test_a_run_that_does_not_try_all_cases_may_find_something_milder(verdict: str, is_waived: bool) -> None:
+    partly = Waivers((waiver(claim=LINEAR, verdict=Verdict.REFUTED),), TODAY, complete=False)
+    assert partly.judge(LINEAR, Verdict(verdict), None).waived is is_waived
+    assert ruling(waiver(claim=LINEAR, verdict=Verdict.REFUTED), verdict="FALLBACK").waived is False

@@ -1,0 +1,155 @@
+"""Grids that calibration does not explain are found; those that it does are left alone (CVT-01)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import refimpl
+from backends.discovery import find_backend
+from conformance.claims.claim import enumerate_claims
+from conformance.claims.inputs import calibration_inputs
+from conformance.pipeline.workbench import Workbench
+from conformance.stages.backend_calls import StageError
+from conformance.stages.ranges import check_ranges
+from conformance.whole_models.architectures import ARCHITECTURES
+from conformance.whole_models.flow import Setup, reference_of
+from refimpl import (
+    FixedQParamsObserver,
+    MinMaxObserver,
+    QConfig,
+    QConfigMapping,
+    convert_to_reference_decomposed_fx,
+)
+from refimpl.convert import convert_to_bounded_reference_fx
+from reports.results import Verdict
+
+X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+FORMS = (convert_to_bounded_reference_fx, convert_to_reference_decomposed_fx)  # those of the suite
+WEIGHT: Any = MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
+SCHEMES = {
+    "affine": MinMaxObserver.with_args(dtype=torch.quint8),
+    "symmetric": MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric),
+    "seven bits": MinMaxObserver.with_args(dtype=torch.quint8, quant_min=0, quant_max=127),
+}
+
+
+def prepared(*layers: nn.Module, mapping: Any = None, batches: tuple[Any, ...] = ((X,), (2 * X,))) -> Any:
+    torch.manual_seed(1)
+    mapping = mapping or QConfigMapping().set_global(QConfig(SCHEMES["affine"], WEIGHT))
+    found = refimpl.prepare_fx(nn.Sequential(nn.Linear(4, 4), *layers).eval(), mapping, (X,))
+    with torch.no_grad():
+        for batch in batches:
+            found(*batch)
+    return found
+
+
+@pytest.mark.rule("CVT-01")
+@pytest.mark.parametrize("convert", FORMS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("offset", [0.0, 3.0, -3.0])
+def test_grids_of_the_calibration_data_are_no_fault(scheme: str, offset: float, convert: Callable[..., Any]) -> None:
+    mapping = QConfigMapping().set_global(QConfig(SCHEMES[scheme], WEIGHT))
+    batches = ((X + offset,), (2 * X + offset,))
+    model = prepared(nn.ReLU(), nn.Flatten(), nn.Linear(4, 4), mapping=mapping, batches=batches)
+    assert check_ranges(convert(model), batches) is None
+
+
+def narrow(model: Any) -> None:
+    model.get_submodule("activation_post_process_1").max_val.mul_(0.9)
+
+
+def wide(model: Any) -> None:
+    observer = model.get_submodule("activation_post_process_1")
+    for bound in (observer.min_val, observer.max_val):
+        bound.mul_(3)
+
+
+def never_calibrated(model: Any) -> None:
+    model.get_submodule("activation_post_process_1").reset_min_max_vals()
+
+
+@pytest.mark.rule("CVT-01")
+@pytest.mark.parametrize("convert", FORMS)
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [(narrow, "in calibration"), (wide, "explains no such step"), (never_calibrated, "_0 is quantized to 0..255 in")],
+)
+@pytest.mark.filterwarnings("ignore:MinMaxObserver has seen no data")
+def test_a_range_that_is_not_what_calibration_saw_is_found(
+    fault: Callable[[Any], None], message: str, convert: Callable[..., Any]
+) -> None:
+    model = prepared(nn.Linear(4, 4))
+    fault(model)
+    problem = check_ranges(convert(model), ((X,), (2 * X,)))
+    assert problem is not None and problem.rule == "CVT-01" and problem.verdict is Verdict.REFUTED
+    assert problem.message.startswith("_0 is quantized to") and message in problem.message
+
+
+@pytest.mark.rule("CVT-01")
+@pytest.mark.rule("OBS-14")
+def test_fixed_qparams_are_no_fault_of_a_result_and_one_of_the_value_before_it() -> None:
+    """Of sigmoid the largest integer is 255/256, and its result may be 1, a step above; not so of a linear layer.
+
+    That is what a consumer's fixed qparams on its producer's value look like: in the reference model and in every
+    kernel alike.
+    """
+    fixed = QConfig(FixedQParamsObserver.with_args(scale=1 / 256, zero_point=0), WEIGHT)
+    whole = QConfigMapping().set_global(QConfig(SCHEMES["affine"], WEIGHT)).set_object_type(nn.Sigmoid, fixed)
+    batches = ((100 * X,),)  # so that the sigmoid is 0 and 1
+    model = prepared(nn.Sigmoid(), mapping=whole, batches=batches)
+    reference = convert_to_bounded_reference_fx(model)
+    assert check_ranges(reference, batches) is None
+
+    scales: list[Any] = [node.args[1:3] for node in reference.graph.nodes if node.target is torch.quantize_per_tensor]
+    assert len(scales) == 3  # x, the linear layer, the sigmoid
+    for of_linear, of_sigmoid in zip(scales[1], scales[2], strict=True):
+        setattr(reference, of_linear.target, getattr(reference, of_sigmoid.target))
+    problem = check_ranges(reference, batches)
+    assert problem is not None and problem.message.startswith(
+        "_0 is quantized to 0..0.996094 in steps of 0.00390625; it"
+    )
+
+
+@pytest.mark.rule("CVT-01")
+@pytest.mark.rule("OBS-02")
+@pytest.mark.parametrize(
+    "sharing", [nn.MaxPool2d((1, 2)), nn.AvgPool2d((1, 2), divisor_override=1)], ids=["max", "sum"]
+)
+@pytest.mark.parametrize("convert", FORMS)
+def test_fixed_qparams_are_no_fault_of_what_shares_them(convert: Callable[..., Any], sharing: nn.Module) -> None:
+    """The maximum of sigmoids is 1 as well, on the grid that ends at 255/256; and the sum of two, 2."""
+    fixed = QConfig(FixedQParamsObserver.with_args(scale=1 / 256, zero_point=0), WEIGHT)
+    mapping = QConfigMapping().set_global(QConfig(SCHEMES["affine"], WEIGHT)).set_object_type(nn.Sigmoid, fixed)
+    batches = ((100 * X[None],),)
+    model = prepared(nn.Sigmoid(), sharing, mapping=mapping, batches=batches)
+    reference = convert(model)
+    grids = [node for node in reference.graph.nodes if "quantize_per_tensor" in str(node.target)]
+    assert float(reference(batches[0][0]).max()) == 255 / 256 and len(grids) > 3
+    assert check_ranges(reference, batches) is None
+
+
+@pytest.mark.rule("CVT-01")
+def test_whole_models_are_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Workbench(find_backend("qnnpack"), seed=0, profile="quick")
+    claims = enumerate_claims(bench.config, bench.capabilities)
+    case = next(each for each in ARCHITECTURES if each.is_small).case()
+    setup = Setup(flow="ptq", activation=torch.quint8, scheme="per_tensor_symmetric")
+    batches = calibration_inputs(case)
+    reference = reference_of(bench, case.build(), claims, setup, batches)
+    assert check_ranges(reference, batches) is None
+    honest = bench.convert
+
+    def halved(model: Any) -> Any:
+        slots = [slot for slot in refimpl.explain(model).plan.slots if slot.role == "output"]
+        model.get_submodule(slots[0].name).max_val.mul_(0.5)
+        return honest(model)
+
+    monkeypatch.setattr(bench, "convert", halved)
+    with pytest.raises(StageError, match=r"is quantized to .* in calibration") as caught:
+        reference_of(bench, case.build(), claims, setup, batches)
+    assert (caught.value.rule, caught.value.verdict) == ("CVT-01", Verdict.REFUTED)

@@ -1,0 +1,249 @@
+"""Refusal: which QConfigs are just outside of a claim, and what a wrong choice of dtype configs looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.ao.nn.intrinsic as nni
+import torch.ao.nn.intrinsic.qat as nniqat
+import torch.ao.nn.qat as nnqat
+import torch.ao.nn.quantized.reference as nnqr
+import torch.nn.functional as F
+from torch import nn
+
+from backends.base import Capabilities
+from conformance.claims.build import build_model
+from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.plan import plan_cases
+from conformance.claims.qconfigs import qconfig_for
+from conformance.stages.check import Problem
+from conformance.stages.refusal import check_refusal, probes_inside, probes_outside
+from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, dtype_choice
+from refimpl.dtype_choice import Misfit, ObserverFacts, QConfigFacts, choose_dtype_config
+from refimpl.fusers import fuse_bn
+from refimpl.placing import Placer
+from refimpl.plan import Slot
+
+SCALE = 2.0**-12
+ACTIVATION = DTypeWithConstraints(
+    dtype=torch.quint8, quant_min_lower_bound=10, quant_max_upper_bound=250, scale_min_lower_bound=SCALE
+)
+WEIGHT = DTypeWithConstraints(
+    dtype=torch.qint8, quant_min_lower_bound=-127, quant_max_upper_bound=127, scale_min_lower_bound=SCALE
+)
+BOUNDED = DTypeConfig(ACTIVATION, ACTIVATION, WEIGHT, torch.float)
+STATIC = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
+DYNAMIC = DTypeConfig(torch.quint8, torch.float, torch.qint8, torch.float, is_dynamic=True)
+HALF = DTypeConfig(torch.float16, torch.float, torch.float16, torch.float, is_dynamic=True)
+STATIC_HALF = DTypeConfig(torch.float16, torch.float16, torch.float16, torch.float16)
+LOOKUP = DTypeConfig(torch.float, torch.float, torch.quint8)
+PRESCRIBED = DTypeWithConstraints(dtype=torch.quint8, scale_exact_match=1 / 256, zero_point_exact_match=0)
+FIXED = DTypeConfig(PRESCRIBED, PRESCRIBED)
+
+
+def config_of(*dtypes: DTypeConfig) -> BackendConfig:
+    """Convolutions with all that fuses to them and trains for them, and others; each with these dtype configs."""
+    conv_bn_relu = BackendPatternConfig((nn.Conv2d, nn.BatchNorm2d, nn.ReLU)).set_fuser_method(fuse_bn)
+    entries = [
+        BackendPatternConfig(nn.Conv2d).set_root_module(nn.Conv2d).set_reference_quantized_module(nnqr.Conv2d)
+        .set_qat_module(nnqat.Conv2d),
+        BackendPatternConfig(nnqat.Conv2d).set_root_module(nn.Conv2d).set_reference_quantized_module(nnqr.Conv2d),
+        conv_bn_relu.set_fused_module(nni.ConvBnReLU2d),
+        BackendPatternConfig(nni.ConvBnReLU2d).set_qat_module(nniqat.ConvBnReLU2d),
+        BackendPatternConfig(nni.ConvReLU2d).set_qat_module(nniqat.ConvReLU2d),
+        BackendPatternConfig(nniqat.ConvBnReLU2d),
+        BackendPatternConfig(nn.Linear).set_root_module(nn.Linear).set_reference_quantized_module(nnqr.Linear),
+        BackendPatternConfig(F.linear)._set_input_type_to_index({"weight": 1, "bias": 2}),
+        BackendPatternConfig((F.linear, nn.ReLU)),
+        BackendPatternConfig((torch.conv2d, nn.ReLU)),
+        BackendPatternConfig(nn.Sigmoid),
+        BackendPatternConfig(nn.ReLU),
+        BackendPatternConfig(nn.Embedding).set_root_module(nn.Embedding)
+        .set_reference_quantized_module(nnqr.Embedding),
+    ]  # fmt: skip
+    return BackendConfig("c").set_backend_pattern_configs(each.set_dtype_configs(list(dtypes)) for each in entries)
+
+
+def claim_of(pattern: str, *dtypes: DTypeConfig, flow: str = "ptq") -> tuple[Claim, BackendConfig]:
+    """The claim on a pattern that its first dtype config makes."""
+    config = config_of(*dtypes)
+    claims = enumerate_claims(config, Capabilities())
+    return next(claim for claim in claims if (claim.pattern, claim.flow) == (pattern, flow)), config
+
+
+def checked(claim: Claim, config: BackendConfig) -> tuple[Problem | None, int]:
+    cases = plan_cases(claim, Capabilities(), limit=1)
+    assert not isinstance(cases, str), cases
+    torch.manual_seed(0)
+    return check_refusal(claim, cases[0], build_model(cases[0]), config)
+
+
+CLAIMS = (
+    ("nn.Conv2d", BOUNDED, "ptq", {"DTY-01": 2, "DTY-03": 3, "DTY-04": 2, "DTY-07": 1}),
+    ("nn.Conv2d", BOUNDED, "qat", {"DTY-01": 2, "DTY-03": 3, "DTY-04": 2, "DTY-07": 1}),
+    ("nn.Conv2d+nn.BatchNorm2d+nn.ReLU", STATIC, "ptq", {"DTY-01": 2, "DTY-07": 1}),
+    ("nni.ConvBnReLU2d", STATIC, "qat", {"DTY-01": 2, "DTY-07": 1}),
+    ("nn.Linear", DYNAMIC, "ptq", {"DTY-01": 2, "DTY-07": 1}),
+    ("nn.Linear", HALF, "ptq", {"DTY-01": 2, "DTY-07": 1}),
+    ("F.linear", STATIC_HALF, "ptq", {"DTY-01": 2, "DTY-07": 1}),
+    ("F.linear+nn.ReLU", STATIC, "ptq", {"DTY-01": 2, "DTY-07": 1}),
+    ("nn.Embedding", LOOKUP, "ptq", {"DTY-01": 2, "DTY-07": 1}),
+    ("nn.Sigmoid", FIXED, "ptq", {"DTY-01": 1, "DTY-05": 3, "DTY-07": 1}),
+    ("nn.Sigmoid", FIXED, "qat", {"DTY-01": 1, "DTY-05": 3, "DTY-07": 1}),
+    ("nn.ReLU", BOUNDED, "qat", {"DTY-01": 1, "DTY-03": 2, "DTY-04": 1, "DTY-07": 1}),
+)  # fmt: skip
+
+
+@pytest.mark.rule("DTY-06")
+@pytest.mark.parametrize(("pattern", "dtypes", "flow", "counts"), CLAIMS)
+def test_all_that_is_just_outside_is_refused(
+    pattern: str, dtypes: DTypeConfig, flow: str, counts: dict[str, int]
+) -> None:
+    claim, config = claim_of(pattern, dtypes, flow=flow)
+    outside = list(probes_outside(claim))
+    rules = [probe.rule for probe in outside]
+    assert {rule: rules.count(rule) for rule in rules} == counts
+    assert checked(claim, config) == (None, len(outside) + len(list(probes_inside(claim))))
+
+
+@pytest.mark.rule("DTY-01")
+@pytest.mark.rule("OBS-06")
+def test_a_weight_of_which_no_entry_says_where_it_is_is_not_compared_and_that_is_found() -> None:
+    problem, _ = checked(*claim_of("torch.conv2d+nn.ReLU", STATIC))
+    assert problem is not None and problem.rule == "DTY-01"
+    assert problem.message == "a QConfig with another weight dtype is taken; the pattern must stay float"
+
+
+def facts(probe: Any) -> tuple[ObserverFacts, ObserverFacts]:
+    return ObserverFacts.of(probe.qconfig.activation()), ObserverFacts.of(probe.qconfig.weight())
+
+
+@pytest.mark.rule("DTY-03")
+def test_bounds_are_broken_by_as_little_as_can_be() -> None:
+    probes = {probe.name: facts(probe) for probe in probes_outside(claim_of("nn.Conv2d", BOUNDED)[0])}
+    activation, weight = (ObserverFacts.of(make()) for make in qconfig_for(claim_of("nn.Conv2d", BOUNDED)[0]))
+    below = float(torch.nextafter(torch.tensor(SCALE), torch.tensor(0.0)))
+    assert below < SCALE
+    assert probes["the activation's quant_min one lower"] == (replace(activation, quant_min=9), weight)
+    assert probes["the activation's quant_max one higher"] == (replace(activation, quant_max=251), weight)
+    assert probes["the weight's quant_min one lower"] == (activation, replace(weight, quant_min=-128))
+    assert "the weight's quant_max one higher" not in probes, "127 is where qint8 ends"
+    assert probes["the activation's smallest scale just below"] == (replace(activation, eps=below), weight)
+    assert probes["the weight's smallest scale just below"] == (activation, replace(weight, eps=below))
+    other, _ = probes["another activation dtype"]
+    assert (other.dtype, other.quant_min, other.quant_max) == (torch.qint8, -128, 127)
+
+
+@pytest.mark.rule("DTY-03")
+def test_half_a_bound_and_a_wildcards_bounds_are_none() -> None:
+    half = DTypeWithConstraints(dtype=torch.quint8, quant_min_lower_bound=10)
+    wild = DTypeWithConstraints(quant_min_lower_bound=1, quant_max_upper_bound=2, scale_min_lower_bound=1.0)
+    for ends in ((half, half), (torch.quint8, wild)):
+        claim, config = claim_of("nn.ReLU", DTypeConfig(*ends))
+        assert {probe.rule for probe in probes_outside(claim)} == {"DTY-01", "DTY-07"}
+        assert checked(claim, config)[0] is None
+
+
+@pytest.mark.rule("DTY-05")
+def test_fixed_qparams_are_missed_by_the_next_number() -> None:
+    probes = {probe.name: facts(probe)[0].fixed for probe in probes_outside(claim_of("nn.Sigmoid", FIXED)[0])}
+    (scale, zero_point), (same, other) = probes["another fixed scale"], probes["another fixed zero point"]  # type: ignore[misc]
+    assert (zero_point, same, other) == (0, 1 / 256, 1)
+    assert 1 / 256 < scale < 1 / 256 * (1 + 2.0**-20)
+    assert probes["measured qparams for fixed ones"] is None
+
+
+@pytest.mark.rule("DTY-02")
+def test_another_dtype_config_may_take_what_this_one_refuses() -> None:
+    claim, config = claim_of("nn.Conv2d", BOUNDED, STATIC, DYNAMIC)
+    wider = next(probe for probe in probes_outside(claim) if probe.rule == "DTY-03")
+    activation, weight = facts(wider)
+    chosen, _ = choose_dtype_config(QConfigFacts(activation=activation, weight=weight), claim.entry.dtype_configs)
+    assert chosen == STATIC
+    assert checked(claim, config)[0] is None
+
+
+@pytest.mark.rule("DTY-04")
+def test_what_the_claims_own_qconfig_does_not_ask_is_tried_on_the_bound() -> None:
+    tiny = DTypeWithConstraints(dtype=torch.quint8, scale_min_lower_bound=2.0**-30)
+    claim, config = claim_of("nn.ReLU", DTypeConfig(tiny, tiny))
+    (probe,) = probes_inside(claim)
+    assert facts(probe)[0].eps == 2.0**-30
+    assert checked(claim, config)[0] is None
+    assert list(probes_inside(claim_of("nn.Conv2d", BOUNDED)[0])) == [], "prepare has taken that one already"
+
+
+# -- wrong choices -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "pattern", "dtypes"),
+    (
+        ("DTY-01", "nn.Conv2d", STATIC),
+        ("DTY-03", "nn.Conv2d", BOUNDED),
+        ("DTY-04", "nn.ReLU", BOUNDED),
+        ("DTY-05", "nn.Sigmoid", FIXED),
+        ("DTY-07", "nn.Linear", DYNAMIC),
+    ),
+)
+def test_a_rule_that_is_not_kept_is_named(
+    rule: str, pattern: str, dtypes: DTypeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim, config = claim_of(pattern, dtypes)
+    right = dtype_choice._misfits
+
+    def lenient(*arguments: Any) -> Iterator[Misfit]:
+        return (misfit for misfit in right(*arguments) if misfit[0] != rule)
+
+    monkeypatch.setattr(dtype_choice, "_misfits", lenient)
+    problem, tried = checked(claim, config)
+    assert problem is not None
+    assert tried > 1
+    assert problem.rule == rule
+    assert "is taken; the pattern must stay float" in problem.message
+
+
+@pytest.mark.rule("DTY-02")
+def test_a_bound_must_be_taken_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = DTypeWithConstraints(dtype=torch.quint8, scale_min_lower_bound=2.0**-30)
+    claim, config = claim_of("nn.ReLU", DTypeConfig(tiny, tiny))
+    right = dtype_choice._violations
+
+    def strict(found: ObserverFacts, wanted: DTypeWithConstraints) -> Iterator[Misfit]:
+        yield from right(found, wanted)
+        if found.eps == wanted.scale_min_lower_bound:
+            yield "DTY-04", "eps", found.eps, "more"
+
+    monkeypatch.setattr(dtype_choice, "_violations", strict)
+    problem, _ = checked(claim, config)
+    assert problem is not None
+    assert problem.rule == "DTY-02"
+    assert "a QConfig with exactly the bounds is not taken: dtype config 0: DTY-04" in problem.message
+
+
+@pytest.mark.rule("DTY-09")
+@pytest.mark.parametrize("part", ("rule", "found", "bound"))
+def test_the_log_must_say_what_was_found_and_why(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim, config = claim_of("nn.Conv2d", BOUNDED)
+    right = dtype_choice.Refusal
+    monkeypatch.setattr(dtype_choice, "Refusal", lambda **parts: right(**{**parts, part: ""}))
+    problem, _ = checked(claim, config)
+    assert problem is not None
+    assert (problem.rule, "the log does not name DTY-01" in problem.message) == ("DTY-09", True)
+
+
+@pytest.mark.rule("DTY-06")
+def test_a_refused_pattern_has_no_observers(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim, config = claim_of("nn.ReLU", STATIC)
+    slot = Slot(
+        name="activation_post_process_0", value="x0", consumers=None, role="input", group=0, rule="OBS-01", scope="",
+        make=qconfig_for(claim).activation,
+    )  # fmt: skip
+    monkeypatch.setattr(Placer, "slots", lambda *_: (slot,))
+    problem, _ = checked(claim, config)
+    assert problem is not None
+    assert problem.rule == "DTY-06"

@@ -1,0 +1,385 @@
+"""What is wrong with an entry, or with a model on the way, is said under its rule (rules CFG, FUS, OBS, CVT, DTY)."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.ao.nn.intrinsic as nni
+import torch.ao.nn.quantized.reference as nnqr
+import torch.nn.functional as F
+from torch import nn
+from torch.fx import GraphModule
+
+from backends.base import Backend, Capabilities, Representation
+from backends.reference import ReferenceBackend
+from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.traits import moves_only
+from conformance.pipeline.claim_run import At, CaseRun, ClaimRun
+from conformance.pipeline.workbench import Workbench
+from conformance.stages import structure
+from conformance.stages.check import Check, Problem
+from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
+from refimpl.explain import PLAN
+from refimpl.fusers import fold_bn, fuse_bn, sequential
+from reports.results import Verdict
+
+U8 = DTypeConfig(torch.quint8, torch.quint8)
+U8_S8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
+SHARE = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
+NOT_OBSERVED = ObservationType.INPUT_OUTPUT_NOT_OBSERVED
+LINEAR = BackendPatternConfig(nn.Linear).add_dtype_config(U8_S8).set_root_module(nn.Linear)
+LINEAR.set_reference_quantized_module(nnqr.Linear)
+CONV = BackendPatternConfig(nn.Conv2d).add_dtype_config(U8_S8).set_root_module(nn.Conv2d)
+CONV.set_reference_quantized_module(nnqr.Conv2d)
+LINEAR_AND_RELU = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))
+LINEAR_RELU = BackendPatternConfig(nni.LinearReLU).add_dtype_config(U8_S8)
+
+
+class Vendor(ReferenceBackend):
+    """The reference model itself, under a config of a test's own."""
+
+    def __init__(self, *entries: BackendPatternConfig, decomposed: bool = True) -> None:
+        self.entries = BackendConfig("vendor").set_backend_pattern_configs(list(entries))
+        self.representation = Representation.DECOMPOSED if decomposed else Representation.QUANTIZED
+
+    def backend_config(self) -> BackendConfig:
+        return self.entries
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(float_accumulation=True)
+
+
+class OneCase(Workbench):
+    """Takes claims through the stages on their base case alone, and keeps its artefacts."""
+
+    taken: CaseRun
+
+    def _take(self, run: ClaimRun, case_run: CaseRun) -> Iterator[At]:
+        self.taken = case_run
+        yield from super()._take(run, case_run)
+
+
+def stages(backend: Backend, claim: Claim | None = None) -> Iterator[tuple[Check, OneCase]]:
+    """Take the first entry's claim, or the one given, through the stages."""
+    bench = OneCase(backend, seed=0, profile="full", max_examples=1)
+    for check in bench.run(claim or enumerate_claims(bench.config, bench.capabilities)[0]):
+        assert bench._run is not None
+        bench._run.planned = bench._run.planned[:1]
+        yield check, bench
+
+
+def ended_by(*entries: BackendPatternConfig, decomposed: bool = True) -> Check:
+    """The first check of the first entry's claim that finds something, or the last one."""
+    checks = [check for check, _ in stages(Vendor(*entries, decomposed=decomposed))]
+    return next((check for check in checks if check.verdict is not Verdict.VERIFIED), checks[-1])
+
+
+def at(stage: str, *entries: BackendPatternConfig) -> tuple[Claim, CaseRun]:
+    """The artefacts of the base case once a stage is through."""
+    check, bench = next((check, bench) for check, bench in stages(Vendor(*entries)) if check.stage == stage)
+    assert check.outcome == "pass", check.message
+    assert bench._run is not None
+    return bench._run.claim, bench.taken
+
+
+def one(entry: BackendPatternConfig, dtypes: DTypeConfig = U8_S8) -> Claim:
+    config = BackendConfig("c").set_backend_pattern_config(entry.set_dtype_configs([dtypes]))
+    return enumerate_claims(config, Capabilities())[0]
+
+
+@pytest.mark.rule("CVT-02")
+def test_a_reference_module_that_cannot_be_made() -> None:
+    entry = BackendPatternConfig(nn.Linear).add_dtype_config(U8_S8).set_root_module(nn.Linear)
+    ended = ended_by(entry.set_reference_quantized_module(nn.Linear))
+    assert (ended.stage, ended.rule, ended.verdict) == ("config", "CVT-02", Verdict.REFUTED)
+    assert ended.message == "reference module Linear has no from_float"
+
+
+@pytest.mark.rule("CFG-11")
+def test_a_missing_reference_module() -> None:
+    entry = BackendPatternConfig(nn.Linear).add_dtype_config(U8_S8).set_root_module(nn.Linear)
+    ended = ended_by(entry)
+    assert (ended.stage, ended.rule, ended.verdict) == ("config", "CFG-11", Verdict.REFUTED)
+
+
+@pytest.mark.rule("FUS-08")
+def test_a_fused_module_that_nothing_makes() -> None:
+    ended = ended_by(BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8).set_fused_module(nn.Linear))
+    assert (ended.stage, ended.rule, ended.verdict) == ("config", "FUS-08", Verdict.REFUTED)
+
+
+def loses_relu(is_qat: bool, linear: nn.Module, relu: nn.Module) -> nn.Module:
+    return linear
+
+
+def wrong_eps(is_qat: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Module:
+    norm = copy.deepcopy(norm)
+    norm.eps = 1e-3
+    return fold_bn(conv, norm)
+
+
+def without_mean(is_qat: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Module:
+    norm = copy.deepcopy(norm)
+    norm.running_mean = torch.zeros(norm.num_features)
+    return fold_bn(conv, norm)
+
+
+def gives(value: float) -> Any:
+    """A fuser method that leaves a value that is not finite in the bias."""
+
+    def fuser(is_qat: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Module:
+        folded = fold_bn(conv, norm)
+        assert folded.bias is not None
+        folded.bias.data[0] = value
+        return folded
+
+    return fuser
+
+
+@pytest.mark.rule("FUS-06")
+@pytest.mark.parametrize("fuser", (wrong_eps, without_mean, gives(float("nan")), gives(float("inf"))))
+def test_a_fuser_that_folds_wrongly(fuser: Any) -> None:
+    entry = BackendPatternConfig((nn.Conv2d, nn.BatchNorm2d)).add_dtype_config(U8_S8).set_fuser_method(fuser)
+    entry.set_fused_module(nn.Conv2d)
+    ended = ended_by(entry, CONV)
+    assert (ended.stage, ended.rule, ended.verdict) == ("fuse", "FUS-06", Verdict.REFUTED)
+    assert "rounding explains" in ended.message
+    assert ended.evidence["case"] and ended.evidence["graph"]
+    assert ended_by(entry.set_fuser_method(fuse_bn), CONV).verdict is Verdict.VERIFIED
+
+
+@pytest.mark.rule("FUS-06")
+def test_a_fuser_that_loses_the_relu() -> None:
+    entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8).set_fuser_method(loses_relu)
+    entry.set_fused_module(nn.Linear)
+    ended = ended_by(entry, LINEAR)
+    assert (ended.stage, ended.rule, ended.verdict) == ("fuse", "FUS-06", Verdict.REFUTED)
+
+
+@pytest.mark.rule("QAT-01")
+@pytest.mark.parametrize("eps", (0.0625, 0.03))
+def test_a_class_for_training_with_another_eps(eps: float) -> None:
+    """Seen before training, which moves the statistics; the mode, and what the model computes in it, stay."""
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3, eps=0.0625)).eval()
+    other: Any = torch.fx.symbolic_trace(copy.deepcopy(model)).train()
+    other.get_submodule("1").eps = eps
+    inputs = (torch.rand(2, 2, 3, 3),)
+    kept = copy.deepcopy(other.state_dict())
+    problem = structure.check_trained_meaning(model, other, inputs)
+    assert (problem is None) is (eps == 0.0625)
+    assert problem is None or (problem.rule == "QAT-01" and "rounding explains" in problem.message)
+    assert other.training and all(torch.equal(kept[name], value) for name, value in other.state_dict().items())
+
+
+@pytest.mark.rule("CVT-02")
+def test_a_reference_model_with_another_meaning() -> None:
+    entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)
+    entry.set_fuser_method(sequential(nni.LinearReLU)).set_fused_module(nni.LinearReLU)
+    _, run = at("convert", entry, LINEAR, LINEAR_RELU)
+    inputs = run.drawn[0][1]
+    assert structure.check_meaning(run.model, run.reference, inputs) is None
+    root: Any = run.reference.get_submodule("op0.0")
+    root.bias = nn.Parameter(root.bias + 9)
+    problem = structure.check_meaning(run.model, run.reference, inputs)
+    assert problem is not None
+    assert problem.rule == "CVT-02" and "weight rounding explains" in problem.message
+
+
+def test_without_an_oracle_nothing_is_said_of_the_meaning() -> None:
+    class Softsign(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.softsign(x)
+
+    model = Softsign()
+    assert structure.check_meaning(model, torch.fx.symbolic_trace(model), (torch.zeros(2),)) is None
+
+
+@pytest.mark.rule("FUS-03")
+def test_a_pattern_that_fuse_left_alone() -> None:
+    entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)
+    claim = one(entry.set_fuser_method(loses_relu))
+    problem = structure.check_fused(claim, LINEAR_AND_RELU, lambda: LINEAR_AND_RELU)
+    assert problem is not None
+    assert problem.rule == "FUS-03" and problem.message.startswith("fuse left 2 calls, should leave one module")
+
+
+@pytest.mark.rule("FUS-01")
+def test_a_pattern_that_another_entrys_fuser_took() -> None:
+    pair = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)
+    fused = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(1, 1)))
+    problem = structure.check_fused(one(pair), fused, lambda: LINEAR_AND_RELU)
+    assert problem is not None
+    assert (problem.rule, problem.message) == (
+        "FUS-01",
+        "no fuser method for the pattern, yet fuse turned 2 calls into 1",
+    )
+
+
+@pytest.mark.rule("PAT-07")
+def test_a_pattern_that_is_matched_in_parts() -> None:
+    """The fuser's result is no pattern of the config, so that nothing at all is matched after fuse."""
+    entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8).set_fused_module(nni.LinearReLU)
+    ended = ended_by(entry.set_fuser_method(sequential(nni.LinearReLU)), LINEAR)
+    assert (ended.stage, ended.rule, ended.verdict) == ("config", "FUS-08", Verdict.REFUTED)
+
+
+@pytest.mark.rule("DTY-02")
+def test_a_dtype_config_that_no_qconfig_satisfies() -> None:
+    crossed = DTypeConfig(torch.quint8, torch.qint8, torch.qint8, torch.float)
+    entry = BackendPatternConfig(nn.Linear).add_dtype_config(crossed).set_root_module(nn.Linear)
+    ended = ended_by(entry.set_reference_quantized_module(nnqr.Linear))
+    assert (ended.stage, ended.rule, ended.verdict) == ("config", "CFG-02", Verdict.REFUTED)
+
+
+@pytest.mark.rule("DTY-02")
+def test_a_dtype_config_that_an_earlier_one_hides() -> None:
+    vendor = Vendor(BackendPatternConfig(nn.ReLU).set_dtype_configs([U8, U8]).set_observation_type(SHARE))
+    hidden = enumerate_claims(vendor.entries, Capabilities())[-1]
+    hidden = dataclasses.replace(hidden, dtypes=DTypeConfig(torch.quint8, torch.quint8, torch.qint8))
+    (check,) = (check for check, _ in stages(vendor, hidden) if check.stage == "prepare")
+    assert (check.rule, check.outcome, check.verdict) == ("DTY-02", "skip", Verdict.UNEXERCISED)
+    assert "an earlier dtype config of the entry" in check.message
+
+
+@pytest.mark.rule("DTY-03")
+def test_bounds_of_the_output_narrower_than_the_inputs_are_kept_too() -> None:
+    narrow = DTypeWithConstraints(dtype=torch.quint8, quant_min_lower_bound=0, quant_max_upper_bound=127)
+    wide = DTypeWithConstraints(dtype=torch.quint8, quant_min_lower_bound=0, quant_max_upper_bound=255)
+    entry = BackendPatternConfig(nn.ReLU).add_dtype_config(DTypeConfig(wide, narrow)).set_observation_type(SHARE)
+    for decomposed in (False, True):
+        assert ended_by(entry, decomposed=decomposed).verdict is Verdict.VERIFIED
+
+
+def observed(entry: BackendPatternConfig, **changes: Any) -> Problem | None:
+    """Check a prepared model after changing what its plan says."""
+    claim, run = at("prepare", entry)
+    prepared = run.prepared
+    plan = prepared.meta[PLAN]
+    decision = dataclasses.replace(plan.decisions[0], **changes.pop("decision", {}))
+    prepared.meta[PLAN] = dataclasses.replace(plan, decisions=(decision,), **changes)
+    return structure.check_prepared(claim, prepared)
+
+
+def relu(kind: ObservationType) -> BackendPatternConfig:
+    return BackendPatternConfig(nn.ReLU).add_dtype_config(U8).set_observation_type(kind)
+
+
+@pytest.mark.rule("OBS-01")
+def test_an_observation_type_that_the_flow_did_not_follow() -> None:
+    problem = observed(relu(SHARE), decision={"observation": ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT})
+    assert problem is not None
+    assert problem.rule == "OBS-01"
+    assert problem.message.endswith("the claim says OUTPUT_SHARE_OBSERVER_WITH_INPUT")
+
+
+@pytest.mark.rule("OBS-07")
+def test_an_observation_type_by_tensor_arguments_that_the_flow_did_not_follow() -> None:
+    entry = BackendPatternConfig(torch.add).add_dtype_config(U8)
+    entry._set_num_tensor_args_to_observation_type({2: SHARE})
+    assert observed(entry) is None
+    different = {"observation": ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT}
+    problem = observed(entry, decision=different)
+    assert problem is not None and problem.rule == "OBS-07"
+
+
+@pytest.mark.rule("OBS-02")
+def test_observers_that_should_be_shared_or_should_not_or_are_missing() -> None:
+    _, shared = at("prepare", relu(SHARE))
+    _, separate = at("prepare", relu(ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT))
+    one_group, two_groups = shared.prepared.meta[PLAN].slots, separate.prepared.meta[PLAN].slots
+    found = [
+        observed(relu(SHARE), slots=two_groups),
+        observed(relu(ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT), slots=one_group),
+        observed(relu(SHARE), slots=()),
+    ]
+    assert [problem and problem.rule for problem in found] == ["OBS-02", "OBS-01", "OBS-01"]
+    assert found[2] is not None and found[2].message == "inputs without an observer: x"
+
+
+def size(kind: ObservationType = NOT_OBSERVED) -> BackendPatternConfig:
+    return BackendPatternConfig("size").add_dtype_config(U8).set_observation_type(kind)
+
+
+RESHAPE = BackendPatternConfig("reshape").add_dtype_config(U8).set_observation_type(SHARE)
+
+
+@pytest.mark.rule("OBS-03")
+@pytest.mark.rule("OBS-10")
+def test_what_reads_a_shape_is_not_observed() -> None:
+    assert ended_by(size(), RESHAPE).verdict is Verdict.VERIFIED
+    claim, run = at("prepare", size(), RESHAPE)
+    plan = run.prepared.meta[PLAN]
+    (node,) = (node for node in run.prepared.graph.nodes if node.target == "size")
+    slots = (dataclasses.replace(plan.slots[0], value=node.name), *plan.slots[1:])
+    run.prepared.meta[PLAN] = dataclasses.replace(plan, slots=slots)
+    problem = structure.check_prepared(claim, run.prepared)
+    assert problem is not None
+    assert (problem.rule, problem.message) == ("OBS-03", f"observed, though it is no tensor: {node.name}")
+
+
+@pytest.mark.rule("PAT-03")
+def test_an_entry_that_no_model_can_match_is_left_unexercised() -> None:
+    """A traced model holds ``getattr`` where it reads ``shape``: no node calls a method of that name."""
+    entry = BackendPatternConfig("shape").add_dtype_config(U8).set_observation_type(NOT_OBSERVED)
+    ended = ended_by(entry, RESHAPE)
+    assert (ended.stage, ended.rule, ended.verdict) == ("prepare", "PAT-03", Verdict.UNEXERCISED)
+    assert ended.message == "an entry that can never match: no node calls .shape, not even where a model uses it"
+
+
+def reference(entry: BackendPatternConfig = LINEAR) -> tuple[Claim, GraphModule]:
+    claim, run = at("convert", entry)
+    assert structure.check_reference(claim, run.reference) is None
+    return claim, run.reference
+
+
+@pytest.mark.rule("CVT-02")
+def test_a_root_that_was_not_swapped() -> None:
+    claim, model = reference()
+    model.op0 = nn.Linear(1, 1)
+    problem = structure.check_reference(claim, model)
+    assert problem is not None
+    assert problem.rule == "CVT-02" and "the weight is float" in problem.message
+
+
+@pytest.mark.rule("CVT-01")
+@pytest.mark.rule("CVT-06")
+def test_ends_that_are_not_quantized_as_claimed() -> None:
+    claim, model = reference()
+    output = next(node for node in model.graph.nodes if node.op == "output")
+    quantize = output.args[0].args[0]
+    problems = []
+    quantize.args = (*quantize.args[:-1], torch.int8)
+    problems.append(structure.check_reference(claim, model))
+    output.args = (quantize,)
+    problems.append(structure.check_reference(claim, model))
+    output.args = (quantize.args[0],)
+    problems.append(structure.check_reference(claim, model))
+    assert [problem and problem.rule for problem in problems] == ["CVT-01", "CVT-06", "CVT-06"]
+    assert problems[0] is not None
+    assert problems[0].message == "output is quantized to torch.int8; the claim says torch.quint8"
+
+
+@pytest.mark.rule("CVT-01")
+def test_an_input_that_is_not_quantized_and_an_observer_that_is_left() -> None:
+    claim, model = reference()
+    node = next(node for node in model.graph.nodes if node.op == "call_module")
+    node.args = (next(node for node in model.graph.nodes if node.op == "placeholder"),)
+    problem = structure.check_reference(claim, model)
+    assert problem is not None
+    assert (problem.rule, problem.message) == ("CVT-01", f"input: {node} is not a quantize node")
+    claim, run = at("prepare", LINEAR)
+    problem = structure.check_reference(claim, run.prepared)
+    assert problem is not None and problem.message == "an observer is left in the reference model"
+
+
+@pytest.mark.rule("NUM-05")
+def test_only_patterns_that_share_their_observer_move_values_only() -> None:
+    assert moves_only(one(relu(SHARE), U8))
+    assert not moves_only(one(relu(ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT), U8))
+    assert not moves_only(one(BackendPatternConfig(F.avg_pool2d).set_observation_type(SHARE), U8))
+    assert ended_by(relu(ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT)).verdict is Verdict.VERIFIED

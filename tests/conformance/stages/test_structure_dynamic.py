@@ -1,0 +1,140 @@
+"""What is checked of prepared and reference models that are not static: right ones pass, others are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, symbolic_trace
+
+from backends.base import Capabilities
+from backends.native_tables import native_config
+from conformance.claims.claim import Claim, enumerate_claims
+from conformance.ops.embeddings_and_recurrent import RECIPES
+from conformance.stages.structure_dynamic import check_prepared_dynamic, check_reference_dynamic
+from refimpl import QConfigMapping, prepare_fx
+from refimpl.default_qconfigs import get_default_qconfig
+from tests.conformance.support.dynamic_flows import BYTES, FLOAT16, NIBBLES, RECURRENT, dynamic, model_of, reference_of
+
+DYNAMIC, HALF, BYTE, NIBBLE = "dynamic:in=quint8", "dynamic:in=float16", "static:in=float32,w=quint8", "w=quint4x2"
+CLAIMS = enumerate_claims(native_config("qnnpack"), Capabilities())
+QCONFIGS = {DYNAMIC: dynamic(), HALF: FLOAT16, BYTE: BYTES, NIBBLE: NIBBLES}
+
+
+class Function(nn.Module):
+    """A linear layer by a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 9))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply it."""
+        return nn.functional.linear(x, self.weight)
+
+
+def claim_of(pattern: str, dtypes: str) -> Claim:
+    """The config's claim."""
+    return next(each for each in CLAIMS if each.pattern == pattern and dtypes in each.dtype_config)
+
+
+def recipe_model(op: Any) -> nn.Module:
+    """A model with all inputs of the recipe."""
+    arguments = RECIPES[op].base() | ({"hx": True} if op in RECURRENT else {})
+    return model_of(op, arguments)
+
+
+MODELS: dict[str, Any] = {
+    "nn.Linear": lambda: nn.Sequential(nn.Linear(9, 5)),
+    "F.linear": Function,
+    **{f"nn.{op.__name__}": lambda op=op: recipe_model(op) for op in (*RECURRENT, nn.Embedding, nn.EmbeddingBag)},
+}
+PAIRS = [(pattern, kind) for pattern in MODELS for kind in ((BYTE, NIBBLE) if "Emb" in pattern else (DYNAMIC, HALF))]
+
+
+def prepared_of(model: nn.Module, qconfig: Any) -> GraphModule:
+    """Prepare a model with one QConfig."""
+    return prepare_fx(model.eval(), QConfigMapping().set_global(qconfig), None, backend_config=native_config("qnnpack"))
+
+
+@pytest.mark.rule("OBS-05", "OBS-06", "CVT-11")
+@pytest.mark.parametrize(("pattern", "kind"), PAIRS)
+def test_what_refimpl_makes_of_a_claim_passes(pattern: str, kind: str) -> None:
+    claim, qconfig = claim_of(pattern, kind), QCONFIGS[kind]
+    assert check_prepared_dynamic(claim, prepared_of(MODELS[pattern](), qconfig)) is None
+    assert check_reference_dynamic(claim, reference_of(MODELS[pattern]().eval(), qconfig, is_decomposed=False)) is None
+    if kind in (DYNAMIC, BYTE):
+        reference = reference_of(MODELS[pattern]().eval(), qconfig, is_decomposed=True)
+        assert check_reference_dynamic(claim, reference) is None
+
+
+@pytest.mark.rule("OBS-05")
+def test_observers_of_other_kinds_are_found() -> None:
+    model = nn.Sequential(nn.Linear(9, 5))
+    static = prepared_of(model, get_default_qconfig("qnnpack"))
+    of_function = prepared_of(Function(), dynamic())
+    for claim, prepared, text in (
+        (claim_of("nn.Linear", DYNAMIC), static, "the output is observed"),
+        (claim_of("nn.Embedding", BYTE), prepared_of(model, dynamic()), "observers on inputs ['input_1']"),
+        (claim_of("nn.Linear", HALF), prepared_of(model, dynamic()), "asks for (dtype, dynamic) (torch.quint8, True)"),
+        (claim_of("nn.Linear", DYNAMIC), unquantized(), "observers on inputs none"),
+        (claim_of("F.linear", HALF), of_function, "asks for"),
+    ):
+        problem = check_prepared_dynamic(claim, prepared)
+        assert problem is not None
+        assert text in problem.message
+
+
+def unquantized() -> GraphModule:
+    """A model that was prepared with nothing to quantize."""
+    return prepared_of(nn.Sequential(nn.Linear(9, 5)), None)
+
+
+@pytest.mark.rule("CVT-03", "CVT-04")
+def test_references_of_other_kinds_are_found() -> None:
+    model = nn.Sequential(nn.Linear(9, 5)).eval()
+    embedding = recipe_model(nn.Embedding)
+    right = claim_of("nn.Linear", DYNAMIC)
+    for claim, reference, rule, text in (
+        (right, reference_of(model, FLOAT16, is_decomposed=False), "CVT-03", "quantized to torch.float16"),
+        (right, reference_of(model, dynamic(0, 127), is_decomposed=True), "CVT-03", "(0, 127)"),
+        (right, symbolic_trace(model), "CVT-03", "0 quantizations"),
+        (claim_of("nn.Linear", HALF), reference_of(model, dynamic(), is_decomposed=True), "CVT-04", "torch.uint8"),
+        (claim_of("nn.Embedding", NIBBLE), reference_of(embedding, BYTES, is_decomposed=False), "CVT-02", "quint8"),
+        (claim_of("nn.Embedding", BYTE), symbolic_trace(embedding), "CVT-02", "float32"),
+        (claim_of("nn.Embedding", BYTE), reference_of(model, dynamic(), is_decomposed=False), "OBS-05", "is quantized"),
+    ):
+        problem = check_reference_dynamic(claim, reference)
+        assert problem is not None
+        assert problem.rule == rule
+        assert text in problem.message
+
+
+@pytest.mark.rule("CVT-02")
+def test_a_weight_left_in_float_and_a_quantized_output_are_found() -> None:
+    claim = claim_of("nn.Linear", DYNAMIC)
+    reference = reference_of(nn.Sequential(nn.Linear(9, 5)).eval(), dynamic(), is_decomposed=False)
+    reference.add_module("0", nn.Linear(9, 5))
+    problem = check_reference_dynamic(claim, reference)
+    assert problem is not None
+    assert problem.rule == "CVT-02"
+    with reference.graph.inserting_before(reference.graph.output_node()):
+        value = reference.graph.output_node().args[0]
+        reference.graph.output_node().args = (reference.graph.call_method("dequantize", (value,)),)
+    problem = check_reference_dynamic(claim, reference)
+    assert problem is not None
+    assert problem.rule == "DTY-07"
+
+
+@pytest.mark.rule("OBS-05")
+def test_a_state_that_is_quantized_is_found() -> None:
+    model = recipe_model(nn.GRUCell)
+    reference = reference_of(model, dynamic(), is_decomposed=False)
+    _, state = (node for node in reference.graph.nodes if node.op == "placeholder")
+    with reference.graph.inserting_after(state):
+        reference.graph.call_function(torch.quantize_per_tensor_dynamic, (state, torch.quint8, False))
+    problem = check_reference_dynamic(claim_of("nn.GRUCell", DYNAMIC), reference)
+    assert problem is not None
+    assert "only the first one" in problem.message

@@ -1,0 +1,34 @@
+"""Claims of the native configs, and the cases that are planned for them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from backends.base import Capabilities
+from backends.native_tables import native_config
+from conformance.claims.case import Case
+from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.plan import plan_cases
+from conformance.claims.qconfigs import Kind, kind_of
+
+
+@cache
+def claims_of(name: str) -> tuple[Claim, ...]:
+    """The claims of a native config, with one weight scheme."""
+    return enumerate_claims(native_config(name), Capabilities())  # type: ignore[arg-type]
+
+
+def claim_on(pattern: str, backend: str = "qnnpack", *, flow: str = "ptq", kind: Kind = Kind.STATIC) -> Claim:
+    found = (claim for claim in claims_of(backend) if (claim.pattern, claim.flow) == (pattern, flow))
+    return next(claim for claim in found if kind_of(claim.dtypes) is kind)
+
+
+def planned(claim: Claim, limit: int | None = None, **capabilities: Any) -> tuple[Case, ...]:
+    cases = plan_cases(claim, Capabilities(**capabilities), limit=limit)
+    assert not isinstance(cases, str), cases
+    return cases
+
+
+def names_of(claim: Claim, limit: int | None = None, **capabilities: Any) -> list[str]:
+    return [case.name for case in planned(claim, limit, **capabilities)]

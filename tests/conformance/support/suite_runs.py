@@ -1,0 +1,82 @@
+"""Runs of the suite for the tests: its options as data, and the suite as a command in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conformance.run.options import Options
+from reports.results import Results, read_results
+
+REPO = Path(__file__).resolve().parents[3]
+FAKES = Path(__file__).resolve().parent / "fake_backends"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What a run left behind."""
+
+    status: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def results(self) -> Results:
+        return read_results(self.folder / "results.jsonl")
+
+    @property
+    def rows(self) -> list[Row]:
+        return [json.loads(line) for line in (self.folder / "results.jsonl").read_text().splitlines()]
+
+    @property
+    def said(self) -> list[str]:
+        """Everything printed, without blank lines."""
+        return [line for line in (self.out + self.err).splitlines() if line.strip()]
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without what the outer pytest left in it; the suite and the backends can be imported."""
+    outer = ("PYTEST_", "GITHUB_STEP_SUMMARY")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
+    return kept | {"PYTHONPATH": os.pathsep.join([str(REPO), str(FAKES)])}
+
+
+def run(
+    folder: Path,
+    backend: str | None,
+    *options: str,
+    path: str = str(REPO / "conformance"),
+    cwd: Path = FAKES,
+    **variables: str,
+) -> Ran:
+    """Run the suite as a command, with its report folder (and its working files) under ``folder``."""
+    done = subprocess.run(
+        command(folder, backend, *options, path=path), cwd=cwd, env=clean_environment() | variables,
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    return Ran(status=done.returncode, out=done.stdout, err=done.stderr, folder=folder / "report")
+
+
+def command(folder: Path, backend: str | None, *options: str, path: str = str(REPO / "conformance")) -> list[str]:
+    """The words of such a command; of profile quick, where the options do not name another."""
+    words = [sys.executable, "-m", "pytest", path, "-p", "no:cacheprovider", f"--report-dir={folder / 'report'}"]
+    chosen = [f"--backend={backend}"] if backend else []
+    return [*words, "--profile=quick", *chosen, *options]
+
+
+def options(folder: Path, **changes: Any) -> Options:
+    """The options of a plain run, changed where a test asks."""
+    plain = Options(
+        backend="fakes:Good", report_dir=folder, seed=3, profile="full", max_examples=None, claims=(),
+        list_claims=False, strict=False, claim_timeout=60.0, waivers=None, no_waivers=False, isa=None,
+        shard=None, baseline=None,
+    )  # fmt: skip
+    return dataclasses.replace(plain, **changes)

@@ -1,0 +1,160 @@
+"""The models that the suite brings along: built the same from one seed, small, and quantized where they should be."""
+
+from __future__ import annotations
+
+import operator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+
+from backends.native_tables import NativeName, native_config
+from backends.qnnpack import QnnpackBackend
+from conformance.claims.claim import enumerate_claims
+from conformance.claims.inputs import calibration_inputs
+from conformance.pipeline.workbench import Workbench
+from conformance.stages.structure import tensors
+from conformance.whole_models.architectures import ARCHITECTURES, Architecture
+from conformance.whole_models.flow import Setup, activation_dtypes, model_mapping, reference_of
+from conformance.whole_models.subgraphs import parts
+from refimpl import explain
+from refimpl.invariants import is_dequantize, is_quantize
+
+BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
+every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda each: each.name)
+every_flow = pytest.mark.parametrize("flow", ("ptq", "qat"))
+# What qnnpack's config, the widest of the native ones, has no pattern for.
+IN_FLOAT: dict[str, tuple[str, ...]] = {
+    "float_between": ("nn.GELU", "operator.sub"),
+    "chunked": ("operator.getitem", "torch.chunk", "torch.split"),
+    "transformer": ("nn.GELU", "nn.LayerNorm"),
+    "lstm_tagger": ("operator.getitem",),
+}
+
+
+@cache
+def bench() -> Workbench:
+    return Workbench(QnnpackBackend(), seed=0, profile="full")
+
+
+@cache
+def converted(name: str, flow: str) -> tuple[Any, GraphModule, tuple[Tensor, ...]]:
+    """The float model, its reference model, and an input."""
+    case = BY_NAME[name].case()
+    torch.manual_seed(0)
+    model, batches = case.build(), calibration_inputs(case)
+    claims = enumerate_claims(bench().config, bench().capabilities)
+    setup = Setup(flow=flow, activation=torch.quint8, scheme="per_channel_symmetric")
+    reference = reference_of(bench(), model, claims, setup, batches)  # QAT trains the float model's own parameters
+    return model.eval(), reference, batches[0]
+
+
+@every_architecture
+def test_one_seed_makes_one_model(architecture: Architecture) -> None:
+    outputs = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        case = architecture.case()
+        model, batches = case.build(), calibration_inputs(case)
+        with torch.no_grad():
+            outputs.append(torch.cat([output.flatten() for output in tensors(model(*batches[0]))]))
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+
+
+@every_architecture
+def test_a_model_is_small(architecture: Architecture) -> None:
+    graph = converted(architecture.name, "ptq")[1].graph
+    ops = [n for n in graph.nodes if n.op.startswith("call") and not is_quantize(n) and not is_dequantize(n)]
+    assert len(ops) <= 40
+    assert len(ops) <= 12 or not architecture.is_small
+    assert sum(tensor.numel() for tensor in architecture.build().parameters()) < 50_000
+
+
+@every_architecture
+@every_flow
+def test_all_of_a_model_is_quantized_but_for_what_no_pattern_names(architecture: Architecture, flow: str) -> None:
+    plan = explain(converted(architecture.name, flow)[1]).plan
+    refused = [decision.node for decision in plan.decisions if not decision.is_quantized]
+    assert not refused
+    assert sorted({kind for _, kind, _ in plan.unmatched}) == list(IN_FLOAT.get(architecture.name, ()))
+
+
+@every_architecture
+@every_flow
+def test_the_reference_model_computes_what_the_float_model_does(architecture: Architecture, flow: str) -> None:
+    """Eight bits leave 15 dB and more between signal and noise; a wrong conversion leaves none."""
+    model, reference, inputs = converted(architecture.name, flow)
+    with torch.no_grad():
+        pairs = zip(tensors(model(*inputs)), tensors(reference(*inputs)), strict=True)
+    for wanted, found in pairs:
+        assert float(20 * torch.log10(wanted.norm() / (wanted - found).norm())) > 15
+
+
+@pytest.mark.rule("QAT-02")
+def test_training_changes_the_weights() -> None:
+    before, after = (dict(converted("residual", flow)[1].named_parameters()) for flow in ("ptq", "qat"))
+    assert before.keys() == after.keys()
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.rule("QCM-02")
+@pytest.mark.parametrize(("name", "dtypes"), [
+    ("qnnpack", (torch.qint8, torch.quint8)), ("fbgemm", (torch.quint8,)), ("onednn", (torch.quint8,)),
+])  # fmt: skip
+def test_the_dtypes_of_activations_are_the_configs(name: NativeName, dtypes: tuple[torch.dtype, ...]) -> None:
+    claims = enumerate_claims(native_config(name), bench().capabilities)
+    assert activation_dtypes(claims) == dtypes
+    for dtype in dtypes:
+        model = torch.nn.ModuleList([torch.nn.Linear(1, 1), torch.nn.LSTM(1, 1)])
+        mapping = model_mapping(claims, Setup(flow="ptq", activation=dtype, scheme="per_tensor_symmetric"), model)
+        linear, lstm = (mapping.object_type_qconfigs[kind].activation() for kind in (torch.nn.Linear, torch.nn.LSTM))
+        assert (linear.dtype, linear.is_dynamic) == (dtype, False)
+        assert (lstm.dtype, lstm.is_dynamic) == (torch.quint8, True)
+        assert torch.nn.Conv2d not in mapping.object_type_qconfigs
+
+
+class Recorder(Interpreter):
+    """Keeps what every node gave, by name."""
+
+    def __init__(self, model: GraphModule) -> None:
+        super().__init__(model)
+        self.recorded: dict[str, Any] = {}
+
+    def run_node(self, n: Node) -> Any:
+        found = super().run_node(n)
+        self.recorded[n.name] = found.clone() if isinstance(found, Tensor) else found
+        return found
+
+
+def quantized_value(node: Node, recorded: dict[str, Any]) -> Any:
+    """What a node gave, after the quantize and dequantize that follow it (or the item that is taken of it)."""
+    item = next((user for user in node.users if user.target is operator.getitem), node)
+    quantize = next(filter(is_quantize, item.users))
+    return recorded[next(filter(is_dequantize, quantize.users)).name]
+
+
+@every_architecture
+@every_flow
+def test_every_quantized_pattern_is_cut_out_and_computes_what_it_does_in_the_whole(
+    architecture: Architecture, flow: str
+) -> None:
+    _, reference, inputs = converted(architecture.name, flow)
+    recorder = Recorder(reference)
+    with torch.no_grad():
+        recorder.run(*(value.clone() for value in inputs))
+    nodes = {node.name: node for node in reference.graph.nodes}
+    found = list(parts(reference, [inputs]))
+    order = [list(nodes).index(part.node) for part in found]
+    assert order == sorted(order)
+    assert {part.node for part in found} == {decision.node for decision in explain(reference).plan.decisions}
+    for part in found:
+        part.model.graph.lint()
+        with torch.no_grad():
+            alone = tensors(part.model(*part.batches[0]))
+        node, output = nodes[part.node], next(iter(reversed(part.model.graph.nodes))).args[0]
+        whole = quantized_value(node, recorder.recorded) if is_dequantize(output) else recorder.recorded[part.node]
+        assert torch.equal(alone[0], tensors(whole)[0]), part.node

@@ -1,0 +1,321 @@
+"""Models of several patterns: a fault in one kernel is found, and the first pattern that shows it is named."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from backends import base
+from backends.base import Execution
+from backends.fbgemm import FbgemmBackend
+from backends.native_tables import native_config
+from backends.onednn import OnednnBackend
+from backends.reference import ReferenceBackend
+from conformance.ops.op_model import Input
+from conformance.pipeline.job import Job
+from conformance.pipeline.workbench import Workbench
+from conformance.whole_models import jobs as composition
+from conformance.whole_models.architectures import ARCHITECTURES, Architecture
+from conformance.whole_models.jobs import EXTENTS
+from refimpl import BackendConfig
+from refimpl.invariants import is_quantize
+from refimpl.patterns import pattern_name
+from reports.codec import PlainRow
+from tests.mutants.integer_faults import SecondCall
+from tests.mutants.integer_kernels import IntegerBackend, Integers, Kernels, Make, Sum, small_config, varied
+
+INTEGERS_ONLY = ("residual", "branches", "cat_of_ranges", "shared_relu", "shared_linear", "two_inputs")
+"""The models of which the integer kernels know every op."""
+
+
+FURTHER = frozenset(
+    {"nn.Identity", "nni.ConvBn2d", "nnqat.Linear", "nnqat.Conv2d", "nniqat.ConvBn2d", "nniqat.ConvReLU2d",
+     "nniqat.LinearReLU"}
+)  # fmt: skip
+
+
+class Backend(IntegerBackend):
+    """Claims, beside what the integer kernels know, what the flow makes of it in training."""
+
+    def backend_config(self) -> BackendConfig:
+        entries = [each for each in native_config("qnnpack").configs if pattern_name(each.normal_pattern) in FURTHER]
+        return BackendConfig("small").set_backend_pattern_configs([*small_config().configs, *entries])
+
+
+@cache
+def all_jobs() -> dict[str, Job]:
+    backend = Backend()
+    return {job.id: job for job in composition.jobs(backend.backend_config(), backend.capabilities(), "full")}
+
+
+def run(name: str, backend: base.Backend, flow: str = "ptq", dtype: str = "quint8", seed: int = 0) -> PlainRow:
+    """The row of one model."""
+    bench = Workbench(backend, seed=seed, profile="full")
+    [row] = list(all_jobs()[f"model/{name}/{flow}/{dtype}/per_channel_symmetric"].run(bench))
+    return row
+
+
+@pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize("dtype", ("qint8", "quint8"))
+@pytest.mark.parametrize("flow", ("ptq", "qat"))
+@pytest.mark.parametrize("name", (*INTEGERS_ONLY, "resnet"))
+def test_honest_kernels_are_verified(name: str, flow: str, dtype: str) -> None:
+    row = run(name, Backend(), flow, dtype)
+    assert row["verdict"] == "VERIFIED", row
+    assert (row["kind"], row["message"], row["waived"], row["cases"] > 3) == ("model", "", False, True)
+
+
+def _swapped(honest: Any, x: Integers, y: Integers) -> Sum:
+    result: Sum = honest(y, Integers(q=x.q, scale=y.scale, zero_point=x.zero_point, low=x.low, high=x.high))
+    return result
+
+
+def _rolled(honest: Any, values: list[Integers], dim: int) -> Integers:
+    joined: Integers = honest(values, dim)
+    return Integers(q=joined.q.roll(1, dim), scale=joined.scale, zero_point=joined.zero_point, low=joined.low,
+                    high=joined.high)  # fmt: skip
+
+
+ONE_WRONG: list[tuple[str, str, Make, str, str]] = [
+    ("residual", "bias", varied("with_bias", lambda honest, total, bias: total), "relu",
+     "nn.Conv2d+nn.ReLU"),
+    ("residual", "add", varied("add", _swapped), "relu_1", "operator.add+nn.ReLU"),
+    ("branches", "max_pool", varied("maximum", lambda honest, pool, x: x.q), "pool", "nn.MaxPool2d"),
+    ("cat_of_ranges", "cat", varied("cat", _rolled), "cat", "torch.cat"),
+    ("cat_of_ranges", "mul", varied("mul", _swapped), "mul", "operator.mul"),
+    ("shared_relu", "bias", varied("with_bias", lambda honest, total, bias: total), "first", "nni.LinearReLU"),
+    ("two_inputs", "mul", varied("mul", _swapped), "mul", "operator.mul"),
+    ("resnet", "average", varied("average", lambda honest, pool, x: 2 * honest(pool, x)), "average",
+     "nn.AdaptiveAvgPool2d"),
+]  # fmt: skip
+
+
+@pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize(("name", "what", "kernels", "node", "pattern"), ONE_WRONG, ids=lambda each: str(each)[:20])
+def test_the_first_pattern_that_differs_is_named(name: str, what: str, kernels: Make, node: str, pattern: str) -> None:
+    row = run(name, Backend(kernels))
+    assert row["verdict"] == "REFUTED", row
+    assert (row["evidence"]["node"], row["evidence"]["pattern"]) == (node, pattern), row
+    assert f"the first to differ is {node} ({pattern})" in row["message"]
+    assert row["evidence"]["expected"] != row["evidence"]["found"]
+
+
+@pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize("flow", ("ptq", "qat"))
+@pytest.mark.parametrize("name", [architecture.name for architecture in ARCHITECTURES])
+def test_the_reference_backend_is_verified(name: str, flow: str) -> None:
+    bench = Workbench(ReferenceBackend(), seed=0, profile="full")
+    jobs = composition.jobs(bench.config, bench.capabilities, "full")
+    [row] = list(next(each for each in jobs if each.id.startswith(f"model/{name}/{flow}/quint8/")).run(bench))
+    assert row["verdict"] == "VERIFIED", row
+
+
+@pytest.mark.rule("CVT-03")
+def test_a_dynamic_input_is_quantized_as_the_qconfig_asks() -> None:
+    """torch's LSTM takes 7 bits under fbgemm; lowered by refimpl it takes the 8 that the QConfig asks for."""
+    bench = Workbench(FbgemmBackend(), seed=0, profile="full")
+    jobs = composition.jobs(bench.config, bench.capabilities, "full")
+    [row] = list(next(each for each in jobs if each.id.startswith("model/lstm_tagger/ptq/")).run(bench))
+    assert row["verdict"] == "VERIFIED", row
+
+
+@pytest.mark.rule("NUM-03")
+def test_the_outputs_of_two_heads_are_compared_one_by_one() -> None:
+    bench = Workbench(ReferenceBackend(), seed=0, profile="full")
+    jobs = composition.jobs(bench.config, bench.capabilities, "full")
+    job = next(each for each in jobs if each.id.startswith("model/two_outputs/ptq/quint8/"))
+    [right] = list(job.run(bench))
+    assert (right["verdict"], right["cases"]) == ("VERIFIED", 9)
+    bench.backend = SecondOff()
+    [wrong] = list(job.run(bench))
+    assert wrong["verdict"] == "REFUTED"
+    assert ", output 1: " in wrong["message"]
+    assert wrong["message"].endswith("hold: it goes wrong in context")
+
+
+class SecondOff(ReferenceBackend):
+    """Gives a second output that is three steps too large; what has one output is right."""
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
+        honest = super().lower(reference_model, example_inputs)
+
+        def run(*inputs: Tensor) -> Any:
+            output = honest(*inputs)
+            if isinstance(output, Tensor):
+                return output
+            steps = output[1].unique().diff().min()
+            return output[0], output[1] + 3 * steps
+
+        return run
+
+
+class Shifted(Kernels):
+    """Right as long as a model has few quantized values: one step too large at the end of a longer one."""
+
+    def dequantize(self, x: Integers) -> Tensor:
+        length = sum(map(is_quantize, self.module.graph.nodes))  # type: ignore[union-attr, arg-type]
+        return super().dequantize(x) + (2 * x.scale if length > 3 else 0)
+
+
+@pytest.mark.rule("NUM-03")
+def test_a_model_whose_patterns_all_hold_alone_goes_wrong_in_context() -> None:
+    row = run("residual", Backend(Shifted))
+    assert row["verdict"] == "REFUTED"
+    assert "alone, on their reference inputs, all 3 patterns hold: it goes wrong in context" in row["message"]
+
+
+@pytest.mark.rule("NUM-03")
+def test_a_kernel_that_rounds_down_is_of_lesser_quality_though_its_errors_add_up() -> None:
+    row = run("residual", Backend(varied("rounded", lambda honest, value: value.floor())))
+    assert row["verdict"] == "QUALITY"
+    assert row["max_lsb"] > 1 > row["evidence"]["node_lsb"]
+    assert row["evidence"]["node"] == "relu"
+
+
+class Telling(ReferenceBackend):
+    """Tells that an op runs in float, of the models that have it."""
+
+    def __init__(self, node: str, kind: str) -> None:
+        self.node, self.kind = node, kind
+
+    def backend_config(self) -> BackendConfig:
+        return Backend().backend_config()
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
+        self.present = {node.name for node in reference_model.graph.nodes}
+        return super().lower(reference_model, example_inputs)
+
+    def execution(self, lowered: Any) -> Execution:
+        floating = (f"{self.node} ({self.kind}): no kernel",) if self.node in self.present else ()
+        return Execution(quantized_ops=("conv2d",), float_fallbacks=floating)
+
+
+@pytest.mark.rule("LOW-04")
+def test_a_quantized_node_that_runs_in_float_is_a_fallback() -> None:
+    row = run("residual", Telling("after", "Conv2d"))
+    assert row["verdict"] == "FALLBACK"
+    assert row["evidence"]["float_ops"] == ["after (Conv2d): no kernel"]
+    assert row["message"].startswith("runs in float: after (Conv2d)")
+
+
+@pytest.mark.rule("LOW-04")
+def test_an_op_that_the_decision_log_left_in_float_is_no_fallback() -> None:
+    """F.relu is not claimed here."""
+    assert run("two_outputs", Telling("relu", "relu"))["verdict"] == "VERIFIED"
+
+
+@pytest.mark.rule("LOW-04")
+def test_where_nothing_was_left_in_float_every_fallback_counts() -> None:
+    """A backend may have names of its own for the ops that it runs."""
+
+    class Own(Telling):
+        def execution(self, lowered: Any) -> Execution:
+            return Execution(quantized_ops=("conv2d",), float_fallbacks=("aten::convolution",))
+
+    assert run("residual", Own("", ""))["verdict"] == "FALLBACK"
+
+
+class Raises(Kernels):
+    """Has no kernel for one op."""
+
+    def add(self, x: Integers, y: Integers) -> Sum:
+        raise RuntimeError("no kernel for add")
+
+
+@pytest.mark.rule("LOW-01")
+def test_a_model_that_raises_is_refuted_and_the_pattern_named() -> None:
+    row = run("residual", Backend(Raises))
+    assert (row["verdict"], row["evidence"]["node"]) == ("REFUTED", "relu_1")
+    assert "running batch 0, raised RuntimeError: no kernel for add" in row["message"]
+
+
+@pytest.mark.rule("NUM-07")
+def test_a_second_run_that_differs_is_refuted() -> None:
+    row = run("shared_linear", Backend(SecondCall))
+    assert (row["verdict"], row["evidence"]["rule"]) == ("REFUTED", "NUM-07")
+
+
+class Unknown(nn.Module):
+    """Ends in an op that the oracle has no row for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.special.bessel_j0(self.linear(x))
+
+
+@pytest.mark.parametrize(("kernels", "verdict"), [
+    (Kernels, "UNEXERCISED"), (varied("with_bias", lambda honest, total, bias: total), "REFUTED"),
+])  # fmt: skip
+def test_without_an_oracle_for_the_whole_the_patterns_are_judged_alone(
+    monkeypatch: pytest.MonkeyPatch, kernels: Make, verdict: str
+) -> None:
+    architecture = Architecture(name="unknown", build=Unknown, inputs=(Input(shape=(2, 4)),), needs=())
+    monkeypatch.setattr(composition, "ARCHITECTURES", (architecture,))
+    backend = Backend(kernels)
+    job = composition.jobs(backend.backend_config(), backend.capabilities(), "quick")[0]
+    [row] = list(job.run(Workbench(backend, seed=0, profile="quick")))
+    assert row["verdict"] == verdict, row
+    assert row["message"].startswith("no oracle: no row in the oracle's table for call_function")
+    assert "bessel" in row["message"]
+
+
+def test_a_model_of_which_nothing_is_quantized_is_unexercised(monkeypatch: pytest.MonkeyPatch) -> None:
+    architecture = Architecture(name="float", build=nn.Softsign, inputs=(Input(shape=(2, 4)),), needs=())
+    monkeypatch.setattr(composition, "ARCHITECTURES", (architecture,))
+    backend = Backend()
+    job = composition.jobs(backend.backend_config(), backend.capabilities(), "quick")[0]
+    [row] = list(job.run(Workbench(backend, seed=0, profile="quick")))
+    assert (row["verdict"], row["message"]) == ("UNEXERCISED", "the config quantizes nothing of this model")
+
+
+def test_the_profiles_run_more_and_more() -> None:
+    backend = Backend()
+    ids = {p: [job.id for job in composition.jobs(small_config(), backend.capabilities(), p)] for p in EXTENTS}
+    assert set(ids["quick"]) < set(ids["full"]) < set(ids["stress"])
+    assert all(len(set(found)) == len(found) for found in ids.values())
+    assert not any("/resnet/" in name or "/digits/" in name for name in ids["quick"])
+    assert not any("/unet/" in name or "/lstm_tagger/" in name for name in ids["stress"])  # needs are not claimed
+
+
+@pytest.mark.rule("FUS-02")
+def test_a_fuser_method_that_fails_on_a_model_refutes_it() -> None:
+    bench = Workbench(OnednnBackend(), seed=0, profile="full")
+    [job] = [each for each in composition.jobs(bench.config, bench.capabilities, "full") if "/resnet/qat" in each.id]
+    [row] = list(job.run(bench))
+    assert (row["verdict"], row["cases"]) == ("REFUTED", None)
+    assert "cannot fuse Conv2d + BatchNorm2d with an addition for QAT" in row["message"]
+
+
+# -- digits -----------------------------------------------------------------------------------------------------------
+
+
+def digits_rows(flow: str) -> list[PlainRow]:
+    bench = Workbench(Backend(), seed=0, profile="full")
+    return list(all_jobs()[f"model/digits/{flow}/quint8/per_channel_symmetric"].run(bench))
+
+
+def test_digits_without_scikit_learn_is_a_fact_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    [row] = digits_rows("ptq")
+    assert (row["kind"], row["topic"]) == ("fact", "accuracy")
+    assert row["values"] == {"missing": "scikit-learn is not installed: pip install 'fx-quant-conformance[digits]'"}
+
+
+@pytest.mark.parametrize("flow", ("ptq", "qat"))
+def test_digits_are_learnt_and_kept_by_quantization(flow: str) -> None:
+    pytest.importorskip("sklearn")
+    fact, model = digits_rows(flow)
+    assert model["verdict"] == "VERIFIED", model
+    values = fact["values"]
+    assert values["images"] == 360
+    assert values["float"] > 0.9 and abs(values["reference"] - values["float"]) < 0.05
+    assert abs(values["backend"] - values["reference"]) <= values["undecided"] < 0.1
