@@ -84,7 +84,7 @@ def _load(target: str, what: str) -> object:
         module = importlib.import_module(module_name)
     except _FAULTS as error:
         raise BackendNotFound(
-            f"{what}: module {module_name!r} does not import: {told(error)} (working directory {os.getcwd()})"
+            f"{what}: module {module_name!r} does not import: {describe_error(error)} (working directory {os.getcwd()})"
         ) from error
     try:
         return reduce(getattr, path.split("."), module)
@@ -108,7 +108,7 @@ def _backend_of(value: object, target: str) -> Backend:
         try:
             value = value()
         except _FAULTS as error:
-            raise BackendNotFound(f"{target}: {name}() raised {told(error)}") from error
+            raise BackendNotFound(f"{target}: {name}() raised {describe_error(error)}") from error
     if not isinstance(value, Backend):
         raise BackendNotFound(f"{target} is not a Backend: {_what_it_is(value)}")
     _check_attributes(value, target)
@@ -136,6 +136,6 @@ def _check_attributes(backend: Backend, target: str) -> None:
         raise BackendNotFound(f"{target}: attribute 'representation' is {representation!r}; set it to {choices}")
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error's class and text on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

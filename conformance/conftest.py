@@ -11,7 +11,7 @@ from conformance.machine.isolation import CAN_FORK
 from conformance.pipeline.job import Job
 from conformance.run.options import register
 from conformance.run.progress import Progress
-from conformance.run.recorder import FINDING, Recorder
+from conformance.run.recorder import PAYLOAD, Recorder
 from conformance.run.session import Run, preflight, run_of
 
 _RECORDER = pytest.StashKey[Recorder]()
@@ -73,10 +73,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Attach what a test found to its report, so that it gets from a worker to the recorder."""
+    """Attach a test's rows to its report, so that they get from a worker to the recorder."""
     report = yield
-    if call.when == "call" and FINDING in item.stash:
-        report.conformance = item.stash[FINDING]  # type: ignore[attr-defined]
+    if call.when == "call" and PAYLOAD in item.stash:
+        report.conformance = item.stash[PAYLOAD]  # type: ignore[attr-defined]
     return report
 
 
@@ -95,8 +95,8 @@ class Controller:
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """Give no letter for a test where the progress line stands in place of dots."""
-        is_told = self._progress.replaces_dots and report.when == "call"
-        return (report.outcome, "", "") if is_told else None
+        is_shown = self._progress.replaces_dots and report.when == "call"
+        return (report.outcome, "", "") if is_shown else None
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Tell the recorder which tests there are, in a run without workers."""

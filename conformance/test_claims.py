@@ -1,7 +1,7 @@
 """The suite's tests: one for each claim, and one for each job beside them (docs/architecture.md, "Stages").
 
-What is found becomes rows of the results file here, in whichever process ran it; they reach the controlling process
-with the test's report.
+Each test's rows become lines of the results file here, in whichever process ran it; the lines reach the controlling
+process with the test's report.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import pytest
 from conformance.claims.claim import Claim
 from conformance.machine.isolation import Isolation, own_peak_mib
 from conformance.pipeline.job import Job
-from conformance.reproducers.of_claim import shown_of
+from conformance.reproducers.of_claim import with_reproducer
 from conformance.run.exercise import isolation_for
-from conformance.run.judging import is_green, judged_rows, reason_of, unit_rows
-from conformance.run.recorder import FINDING
+from conformance.run.judging import judged_among, passes, rows_of
+from conformance.run.recorder import PAYLOAD
 from conformance.run.session import Unit, run_of
-from reports.codec import PlainRow
-from reports.results import Check, Verdict, decode, leading_check
+from reports.codec import line_of
+from reports.results import leading_check
+from reports.schema import Check, ClaimResult, Judged, Row, Verdict
 
 
 @pytest.fixture(scope="session")
@@ -42,25 +43,35 @@ def test_claim(claim: Claim, isolation: Isolation, request: pytest.FixtureReques
 
 
 def exercise(unit: Unit, isolation: Isolation, item: pytest.Item) -> None:
-    """Run a claim or job and hand its rows on; fail or skip for the first verdict that is not green."""
+    """Run a claim or job and hand its rows on; fail or skip for the first verdict that does not pass."""
     run = run_of(item.config)
-    outcome = isolation.run(unit.id)
-    rows = unit_rows(run, unit, outcome)
-    if isinstance(unit, Claim) and not is_green(run, rows[-1]):
-        rows[-1] |= shown_of(run.workbench(), unit, rows)
-    item.stash[FINDING] = json.dumps({"rows": rows, "peak_mib": max(outcome.peak_mib, own_peak_mib())})
-    for row in judged_rows(rows):
-        item.user_properties += [(row["kind"], unit.id), ("verdict", row["verdict"]), ("rule", _rule(row, rows))]
-        if is_green(run, row):
+    work = isolation.run(unit.id)
+    rows = rows_of(run, unit, work)
+    last = rows[-1] if rows else None
+    if isinstance(unit, Claim) and isinstance(last, ClaimResult) and not passes(run, last):
+        rows[-1] = with_reproducer(run.bench(), unit, last, _checks(rows))
+    peak_mib = max(work.peak_mib, own_peak_mib())
+    item.stash[PAYLOAD] = json.dumps({"lines": [line_of(row) for row in rows], "peak_mib": peak_mib})
+    for judged in judged_among(rows):
+        item.user_properties += [
+            (judged.kind, unit.id),
+            ("verdict", judged.verdict.value),
+            ("rule", _rule(judged, rows)),
+        ]
+        if passes(run, judged):
             continue
-        if row["verdict"] == Verdict.UNEXERCISED:
-            pytest.skip(reason_of(row))
-        pytest.fail(reason_of(row), pytrace=False)
+        if judged.verdict is Verdict.UNEXERCISED:
+            pytest.skip(judged.reason)
+        pytest.fail(judged.reason, pytrace=False)
 
 
-def _rule(row: PlainRow, rows: list[PlainRow]) -> str:
-    """The rule that a claim's or model's verdict is under; "" where nothing is to be said against it."""
-    if row["kind"] == "model":
-        return str(row.get("evidence", {}).get("rule", ""))
-    lead = leading_check([check for check in map(decode, rows) if isinstance(check, Check)])
+def _rule(judged: Judged, rows: list[Row]) -> str:
+    """Return the rule that a claim's or model's verdict is under; "" if nothing is to be said against it."""
+    if not isinstance(judged, ClaimResult):
+        return judged.rule
+    lead = leading_check(_checks(rows))
     return lead.rule if lead is not None else ""
+
+
+def _checks(rows: list[Row]) -> list[Check]:
+    return [row for row in rows if isinstance(row, Check)]

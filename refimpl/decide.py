@@ -102,6 +102,7 @@ class _Decider:
         self._request = request
         self._resolver = QConfigResolver(request.mapping)
         self._floats = floats
+        self._entries = {id(entry): number for number, entry in enumerate(request.config.configs)}
         self.indexes = {e.pattern: e._input_type_to_index for e in request.config.configs if e._input_type_to_index}
         self._facts: dict[Callable[..., nn.Module], ObserverFacts] = {}
 
@@ -152,17 +153,17 @@ class _Decider:
     def __call__(self, match: Match, kind: Kind) -> Decision:
         """Decide about one match."""
         target = str(match.root.target) if match.root.op == "call_module" else None
-        entry: StandaloneModuleConfigEntry | None = None
+        standalone: StandaloneModuleConfigEntry | None = None
         if kind == "standalone module" and target is not None:
-            entry = standalone_entry(self._request.custom, target, self._places.modules[target])
+            standalone = standalone_entry(self._request.custom, target, self._places.modules[target])
         qconfig, source, reason = self._qconfig(match)
-        if qconfig is None and entry is not None and entry.qconfig_mapping is not None:  # rule: STD-01
-            qconfig, source, reason = entry.qconfig_mapping.global_qconfig, "global of its own mapping", ""
+        if qconfig is None and standalone is not None and standalone.qconfig_mapping is not None:  # rule: STD-01
+            qconfig, source, reason = standalone.qconfig_mapping.global_qconfig, "global of its own mapping", ""
         chosen: DTypeConfig | None = None
         refusals: tuple[Refusal, ...] = ()
         if qconfig is not None and kind == "pattern":
             chosen, refusals, reason = self._dtype_config(match, qconfig, source)
-        inner = entry.prepare_custom_config if entry is not None else None
+        inner = None if standalone is None else standalone.prepare_custom_config
         return Decision(
             kind=kind,
             node=match.last.name,
@@ -177,8 +178,9 @@ class _Decider:
             reason=reason,
             observation=DIFFERENT if kind != "pattern" else _observation_type(match, self._floats),
             places=tuple(self._place(node) for node in match.nodes),
-            quantized_inputs=None if entry is None else tuple(inner.input_quantized_indexes) if inner else (),
-            quantized_output=entry is None or (inner is not None and bool(inner.output_quantized_indexes)),
+            entry=self._entries.get(id(match.entry)),
+            quantized_inputs=None if standalone is None else tuple(inner.input_quantized_indexes) if inner else (),
+            quantized_output=standalone is None or (inner is not None and bool(inner.output_quantized_indexes)),
         )
 
     def _dtype_config(

@@ -37,6 +37,7 @@ class Decision:
     """What is done with one match, and why. Nodes are named, so that a decision outlives its graph.
 
     ``dtype_config`` None in a pattern: it stays float, for ``reason``. ``observation`` is the type in force (OBS-07).
+    ``entry``: index, among the config's entries, of the one that matched; None for custom and standalone modules.
     ``target``: full name of the root's module; None if the root is a function. ``places``: one per node.
     ``quantized_inputs``, ``quantized_output``: which positional arguments a standalone module takes quantized (None:
     all), and whether it returns its result so. (STD-01)
@@ -55,6 +56,7 @@ class Decision:
     reason: str
     observation: ObservationType
     places: tuple[Place, ...]
+    entry: int | None = None
     quantized_inputs: tuple[int, ...] | None = None
     quantized_output: bool = True
 

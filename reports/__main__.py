@@ -21,7 +21,8 @@ from reports.html import render_html
 from reports.markdown import markdown
 from reports.merge import merge
 from reports.rerun import draw, rerun
-from reports.results import Outcome, Results, ResultsError, read_results
+from reports.results import Results, ResultsError, read_results
+from reports.schema import Outcome
 from reports.terminal import summary, verdict_line
 from reports.text import one_line
 

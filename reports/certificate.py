@@ -16,7 +16,8 @@ from statistics import median
 from typing import Any
 
 from reports.html import render_html
-from reports.results import Outcome, Results, ResultsError, ids_digest, read_results
+from reports.results import Results, ResultsError, ids_digest, read_results
+from reports.schema import Outcome
 from reports.text import end
 
 FORMAT = 1
@@ -31,7 +32,7 @@ class NotCertified(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Mismatch:
     """Something that does not hold of a certificate's folder."""
 
     file: str
@@ -70,7 +71,7 @@ def certify(source: Path, folder: Path, waivers: Path | None) -> dict[str, Any]:
     return certificate
 
 
-def verify(folder: Path) -> tuple[Results | None, list[Problem]]:
+def verify(folder: Path) -> tuple[Results | None, list[Mismatch]]:
     """Recompute everything in a certificate's folder; return its results and what does not hold.
 
     Results that cannot be read are None; no problem: it holds. The backend itself is not asked: `rerun` does that.
@@ -80,20 +81,20 @@ def verify(folder: Path) -> tuple[Results | None, list[Problem]]:
     try:
         results = read_results(folder / RESULTS)
     except ResultsError as error:
-        return None, [Problem(RESULTS, str(error))]
-    problems = [Problem(RESULTS, reason) for reason in _reasons(results)]
+        return None, [Mismatch(RESULTS, str(error))]
+    problems = [Mismatch(RESULTS, reason) for reason in _reasons(results)]
     problems += _edits(folder, stated.get("files"))
     made = _made(results)
     for name, text in made.items():
         if _read(folder / name) != text.encode("utf-8", "backslashreplace"):
-            problems.append(Problem(name, "is not what this version of the suite makes of results.jsonl"))
+            problems.append(Mismatch(name, "is not what this version of the suite makes of results.jsonl"))
     if (folder / WAIVERS).exists() != bool(results.header.waivers):
-        problems.append(Problem(WAIVERS, "is there without a need, or missing: the run's header names a file or none"))
+        problems.append(Mismatch(WAIVERS, "is there without a need, or missing: the run's header names a file or none"))
     elif results.header.waivers and _digest(folder / WAIVERS) != results.header.waivers.get("sha256"):
-        problems.append(Problem(WAIVERS, "is not the file that the run used"))
+        problems.append(Mismatch(WAIVERS, "is not the file that the run used"))
     again = _certificate(results, stated.get("files"))
     problems += [
-        Problem(CERTIFICATE, f"{key} is {_brief(stated.get(key))}; the results give {_brief(again.get(key))}")
+        Mismatch(CERTIFICATE, f"{key} is {_brief(stated.get(key))}; the results give {_brief(again.get(key))}")
         for key in sorted({*again, *stated})
         if stated.get(key) != again.get(key)
     ]
@@ -187,17 +188,17 @@ def _waivers(results: Results, path: Path) -> Path | None:
     return path
 
 
-def _edits(folder: Path, stated: object) -> Iterator[Problem]:
+def _edits(folder: Path, stated: object) -> Iterator[Mismatch]:
     """Files whose digests are not the stated ones, and files too few or too many."""
     digests = stated if isinstance(stated, Mapping) else {}
     found = _digests(folder)
     for name in sorted({*found, *map(str, digests)}):
         if name not in found:
-            yield Problem(name, "is missing")
+            yield Mismatch(name, "is missing")
         elif name not in digests:
-            yield Problem(name, "is not part of the certificate")
+            yield Mismatch(name, "is not part of the certificate")
         elif digests[name] != found[name]:
-            yield Problem(name, "was changed: its sha256 is not the certificate's")
+            yield Mismatch(name, "was changed: its sha256 is not the certificate's")
 
 
 def _stated(folder: Path) -> dict[str, Any]:

@@ -1,68 +1,138 @@
-"""Rows of a results file from and to plain JSON, by the annotations of their classes (`reports.schema`)."""
+"""Rows of a results file from and to lines of JSON, by the annotations of their classes (`reports.schema`)."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import types
 import typing
 from collections.abc import Hashable, Iterator, Mapping
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias, Union, cast, get_args, get_origin, is_typeddict
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NoReturn,
+    Protocol,
+    TypeAlias,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    is_typeddict,
+)
 
-from reports.schema import SCHEMA, Check, Claim, Fact, Footer, Header, Model, Row
+from reports.schema import SCHEMA, Check, ClaimResult, Footer, Header, Measurement, ModelResult, Row
 from reports.text import end
 
 PlainRow: TypeAlias = dict[str, Any]
-"""A row as plain builtins, as JSON has it."""
+"""A row as JSON has it."""
 
-KINDS: dict[str, type[Row]] = {cls.kind: cls for cls in (Header, Check, Claim, Model, Fact, Footer)}
+
+class Message(Protocol):
+    """A dataclass with a kind: a row of a results file, or anything else that is sent as such a line."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    kind: ClassVar[str]
+
+
+KINDS: dict[str, type[Row]] = {
+    cls.kind: cls for cls in (Header, Check, ClaimResult, ModelResult, Measurement, Footer)
+}  # fmt: skip
 
 
 class SchemaError(ValueError):
-    """A row that is not of schema 1; the message says which key, what was found, what is expected."""
+    """A row that does not fit its class; the message says which key, the value found, and what is expected."""
 
 
-def decode(row: Mapping[str, object]) -> Row:
-    """The row as data, every key checked; keys that schema 1 does not know are left out."""
-    kind = row.get("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise SchemaError(f"unknown kind of row {_cut(kind)}; expected one of {', '.join(KINDS)}")
+# -- lines ------------------------------------------------------------------------------------------------------------
+
+
+def line_of(row: Message, *, ensure_ascii: bool = True) -> str:
+    """Return a row as a line of JSON, without the newline. Raises SchemaError for what JSON cannot say faithfully."""
+    plain = encode(row)
+    for where, why in _not_plain(plain, "row"):
+        raise SchemaError(f"{where} is {why}")
+    return json.dumps(plain, allow_nan=False, ensure_ascii=ensure_ascii, sort_keys=True)
+
+
+def row_of(line: str) -> Row:
+    """Return the row of a line. Raises SchemaError for a line that holds no row of schema 2."""
+    return cast("Row", decode(loads(line)))
+
+
+def loads(text: str) -> Any:
+    """Parse JSON as the standard has it: ValueError for NaN and infinities, and for a number that no float holds."""
+    return json.loads(text, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON; non-finite numbers are written as strings")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_constant(text[:40])
+
+
+def _whole(text: str) -> int:
+    _finite(text)
+    return int(text)
+
+
+# -- plain builtins ---------------------------------------------------------------------------------------------------
+
+
+def decode(row: Mapping[str, object], kinds: Mapping[str, type[Message]] = KINDS) -> Message:
+    """Return the row as data, every key checked; keys that its class does not have are left out.
+
+    Raises SchemaError for a kind that is not among ``kinds``, a missing key, or a value of another type.
+    """
+    kind = row.get("kind") if isinstance(row, Mapping) else None
+    if not isinstance(kind, str) or kind not in kinds:
+        raise SchemaError(f"unknown kind of row {_cut(kind)}; expected one of {', '.join(kinds)}")
     if kind == "header" and row.get("schema", SCHEMA) != SCHEMA:
         raise SchemaError(f"schema {_cut(row['schema'])}; expected {SCHEMA}: use the suite that wrote it")
-    cls = KINDS[kind]
-    missing = [f.name for f in dataclasses.fields(cls) if f.name not in row and _required(f)]
-    if missing:
-        raise SchemaError(f"{kind} row has no {', '.join(map(repr, missing))}")
-    hints = _hints(cast("Hashable", cls))
-    known: dict[str, Any] = {key: _read(row[key], hints[key], key) for key in _names(cls) if key in row}
-    return cls(**known)
+    return cast("Message", _record(row, kinds[kind], f"{kind} row", ""))
 
 
-def unknown_keys(row: Mapping[str, object]) -> list[str]:
-    """The keys of a row that its kind does not have."""
-    return sorted(set(row) - {"kind", *_names(KINDS[str(row["kind"])])})
+def encode(row: Message) -> PlainRow:
+    """Return the row as plain builtins, as `decode` takes it; optional keys that hold their defaults are left out."""
+    return {"kind": row.kind, **_fields(row)}
 
 
-def encode(row: Row) -> dict[str, object]:
-    """The row as plain builtins: what `decode` takes; optional keys that hold nothing are left out."""
-    values = {f.name: getattr(row, f.name) for f in dataclasses.fields(row)}
-    optional = {f.name for f in dataclasses.fields(row) if not _required(f)}
-    kept = {key: _plain(value) for key, value in values.items() if value or key not in optional}
-    return {"kind": row.kind, **kept}
+def _fields(record: Any) -> PlainRow:
+    items = ((f, getattr(record, f.name)) for f in dataclasses.fields(record))
+    return {f.name: _plain(value) for f, value in items if f.metadata.get("always") or value != _default(f)}
 
 
-def not_plain(value: object, where: str) -> Iterator[tuple[str, str]]:
-    """Where `value` holds what JSON cannot say faithfully, and what it is."""
+def _default(item: dataclasses.Field[Any]) -> object:
+    """Return a field's default; MISSING, which no value equals, if it has none."""
+    return item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, StrEnum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _fields(value)
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _not_plain(value: object, where: str) -> Iterator[tuple[str, str]]:
+    """Yield where `value` holds what JSON cannot say faithfully, and what it is."""
     if type(value) is dict:
         for key, item in value.items():
             if type(key) is not str:
                 yield where, f"keyed by {key!r} of {type(key).__name__}; keys are strings"
-            yield from not_plain(item, f"{where}[{key!r}]")
+            yield from _not_plain(item, f"{where}[{key!r}]")
     elif type(value) is list or type(value) is tuple:
         for index, item in enumerate(value):
-            yield from not_plain(item, f"{where}[{index}]")
+            yield from _not_plain(item, f"{where}[{index}]")
     elif type(value) is float and not math.isfinite(value):
         yield where, f"{value!r}; write a non-finite number as a string"
     elif value is not None and type(value) not in (str, int, float, bool):
@@ -70,16 +140,21 @@ def not_plain(value: object, where: str) -> Iterator[tuple[str, str]]:
         yield where, f"{value!r} of {kind}; convert it to a plain builtin"
 
 
+# -- reading by annotations -------------------------------------------------------------------------------------------
+
+
+def _record(row: Mapping[str, object], cls: Any, name: str, place: str) -> object:
+    """Return a mapping as an object of a dataclass."""
+    missing = [f.name for f in dataclasses.fields(cls) if f.name not in row and _required(f)]
+    if missing:
+        raise SchemaError(f"{name} has no {', '.join(map(repr, missing))}")
+    hints = _hints(cast("Hashable", cls))
+    names = [f.name for f in dataclasses.fields(cls) if f.name in row]
+    return cls(**{key: _read(row[key], hints[key], f"{place}{key}") for key in names})
+
+
 def _required(item: dataclasses.Field[Any]) -> bool:
     return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, StrEnum):
-        return value.value
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 @functools.cache
@@ -87,18 +162,16 @@ def _hints(cls: Hashable) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _names(cls: type[Row]) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(cls))
-
-
 def _read(value: object, hint: Any, key: str) -> object:
-    """`value` as `hint` asks for it, or a SchemaError that names the key."""
+    """Return `value` as `hint` asks for it. Raises SchemaError, which names the key."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return _read_union(value, hint, key)
-    if is_typeddict(hint) and isinstance(value, dict) and hint.__required_keys__ <= value.keys():
+    if is_typeddict(hint) and isinstance(value, dict):
         known = _hints(hint)
         return {k: _read(v, known.get(k, object), f"{key}.{k}") for k, v in value.items()}
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return _record(value, hint, repr(key), f"{key}.")
     if origin is dict and isinstance(value, dict):
         return {_read(k, args[0], f"key of {key}"): _read(v, args[1], f"{key}.{k}") for k, v in value.items()}
     if origin is list and isinstance(value, list):
@@ -120,7 +193,7 @@ def _read_union(value: object, hint: Any, key: str) -> object:
 
 
 def _is_a(value: object, hint: Any) -> bool:
-    """Exact types: a bool is no int here; an int is a float."""
+    """Tell whether a value has exactly this type: a bool is no int here; an int is a float."""
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
     if hint is float:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.page import render_page
-from reports.results import Claim, Outcome, Results, ResultsError, Verdict
-from reports.schema import Number
+from reports.results import Results, ResultsError
+from reports.schema import ClaimResult, Number, Outcome, Verdict
 
 _CONSTRAINTS = re.compile(r"\[[^]]*\]")
 
@@ -117,13 +117,13 @@ def _column(name: str, run: Results) -> Column:
 
 
 def _cells(run: Results) -> dict[tuple[str, str], Cell]:
-    groups: dict[tuple[str, str], list[Claim]] = {}
+    groups: dict[tuple[str, str], list[ClaimResult]] = {}
     for claim in run.claims:
         groups.setdefault((claim.pattern, _CONSTRAINTS.sub("", claim.dtype_config)), []).append(claim)
     return {key: _cell(claims) for key, claims in groups.items()}
 
 
-def _cell(claims: Sequence[Claim]) -> Cell:
+def _cell(claims: Sequence[ClaimResult]) -> Cell:
     verdict = Verdict.worst(claim.verdict for claim in claims)
     distances = [claim.max_lsb for claim in claims if claim.max_lsb is not None]
     spelled = [value for value in ("nan", "inf") if value in distances]
@@ -139,7 +139,7 @@ def _cell(claims: Sequence[Claim]) -> Cell:
 
 def _prints(runs: Sequence[Results]) -> tuple[Print, ...]:
     found = [
-        {(fact.subject, key): str(value) for fact in run.facts if fact.topic == "fingerprint"
+        {(fact.subject, key): str(value) for fact in run.measurements if fact.topic == "fingerprint"
          for key, value in fact.values.items()}
         for run in runs
     ]  # fmt: skip

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from importlib.resources import files
 
-from reports.results import Claim, Model, Results
-from reports.schema import Number
+from reports.results import Results
+from reports.schema import ClaimResult, Judged, Waiver
 
 SLOWEST = 20
 
@@ -28,13 +28,14 @@ class RuleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaiverRow:
-    """A waiver in force: for how many claims and models, of which verdicts, and for how many days from the run on."""
+    """A waiver in force.
 
-    reason: str
-    url: str | None
-    expires: str | None
+    ``days``: days from the run to its expiry; None: it does not expire. ``verdicts``: number of claims and models that
+    it covers, by verdict.
+    """
+
+    waiver: Waiver
     days: int | None
-    max_lsb: Number | None
     verdicts: Mapping[str, int]
 
 
@@ -61,27 +62,27 @@ def rules(results: Results) -> tuple[RuleRow, ...]:
 
 def waivers(results: Results) -> tuple[WaiverRow, ...]:
     """The waivers that cover something, those that expire first before the others."""
-    groups: dict[tuple[str, str, str, str], list[Claim | Model]] = {}
+    groups: dict[Waiver, list[Judged]] = {}
     for row in results.judged:
         if row.waived and row.waiver is not None:
-            said = row.waiver
-            key = (said["expires"] or "9999", said["reason"], said["url"] or "", str(said["max_lsb"]))
-            groups.setdefault(key, []).append(row)
-    return tuple(_waiver(rows, results.header.started) for _, rows in sorted(groups.items()))
+            groups.setdefault(row.waiver, []).append(row)
+    ordered = sorted(groups.items(), key=lambda item: _expiry_first(item[0]))
+    return tuple(_waiver(waiver, rows, results.header.started) for waiver, rows in ordered)
 
 
-def slowest(results: Results) -> tuple[Claim, ...]:
+def _expiry_first(waiver: Waiver) -> tuple[str, str, str, str]:
+    return waiver.expires or "9999", waiver.reason, waiver.url or "", str(waiver.max_lsb)
+
+
+def slowest(results: Results) -> tuple[ClaimResult, ...]:
     """The claims that took most time, the longest first."""
     return tuple(sorted(results.claims, key=lambda claim: (-claim.seconds, claim.claim))[:SLOWEST])
 
 
-def _waiver(rows: list[Claim | Model], started: str) -> WaiverRow:
-    said = rows[0].waiver
-    assert said is not None
+def _waiver(waiver: Waiver, rows: list[Judged], started: str) -> WaiverRow:
     return WaiverRow(
-        reason=said["reason"], url=said["url"], expires=said["expires"], days=_days(started, said["expires"]),
-        max_lsb=said["max_lsb"], verdicts=Counter(row.verdict.value for row in rows),
-    )  # fmt: skip
+        waiver=waiver, days=_days(started, waiver.expires), verdicts=Counter(row.verdict.value for row in rows)
+    )
 
 
 def _days(started: str, expires: str | None) -> int | None:

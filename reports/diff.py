@@ -14,11 +14,10 @@ from enum import StrEnum
 
 from tabulate import tabulate
 
-from reports.results import GREEN, Claim, Model, Outcome, Results
-from reports.schema import Number
+from reports.results import Results
+from reports.schema import PASSING, ClaimResult, Judged, Number, Outcome
 from reports.text import end, lsb, middle, one_line
 
-Judged = Claim | Model
 _BASIS = ("backend", "config_sha256", "torch", "python", "suite_version", "suite_commit", "isa", "cpu", "profile",
           "seed")  # fmt: skip
 
@@ -116,7 +115,7 @@ def diff_text(found: Differences, width: int) -> str:
 
 
 def _by_name(results: Results) -> dict[str, Judged]:
-    return {row.claim if isinstance(row, Claim) else row.model: row for row in results.judged}
+    return {row.id: row for row in results.judged}
 
 
 def _basis(old: Results, new: Results) -> Iterator[str]:
@@ -142,11 +141,11 @@ def _difference(name: str, old: Judged | None, new: Judged | None) -> Difference
 
 def _worse(old: Judged, new: Judged) -> str:
     """Say in what `new` is worse; "" if it is not."""
-    if old.green and not new.green:
-        return "was green" if old.verdict in GREEN else "is not waived any more"
+    if old.passes and not new.passes:
+        return "passed before" if old.verdict in PASSING else "is not waived any more"
     if new.verdict.rank < old.verdict.rank:
         return f"was {old.verdict}"
-    if new.verdict is not old.verdict or new.green is not old.green or new.verdict in GREEN:
+    if new.verdict is not old.verdict or new.passes is not old.passes or new.verdict in PASSING:
         return ""
     if _size(new.max_lsb) > _size(old.max_lsb):
         return f"the largest error was {lsb(old.max_lsb)} LSB"
@@ -166,7 +165,7 @@ def _size(value: Number | None) -> float:
 
 
 def _failing(row: Judged) -> int | None:
-    return row.failing if isinstance(row, Claim) else None
+    return row.failing if isinstance(row, ClaimResult) else None
 
 
 def _other(old: Judged, new: Judged) -> str:

@@ -9,22 +9,22 @@ from itertools import zip_longest
 
 OUTPUTS_SHOWN = 48
 VALUE_WIDTH = 160
-_OWN_PLACE = {"case", "expected", "found", "index", "qparams", "attribution", "float_ops", "worst", "script"}
+_OWN_PLACE = {"where", "expected", "found", "index", "qparams", "attribution", "float_ops", "worst"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class Table:
     """Rows under named columns; what a row lacks is an empty cell."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
-def grid(rows: Sequence[Mapping[str, object]]) -> Grid:
+def table(rows: Sequence[Mapping[str, object]]) -> Table:
     """Rows of unlike keys as one table: what a row is about first, then keys as they first occur."""
     keys = dict.fromkeys(key for row in rows for key in row)
     columns = tuple(sorted(keys, key=lambda key: key not in ("node", "tensor", "subject")))
-    return Grid(columns=columns, rows=tuple(tuple(spelled(row.get(c, "")) for c in columns) for row in rows))
+    return Table(columns=columns, rows=tuple(tuple(spelled(row.get(c, "")) for c in columns) for row in rows))
 
 
 def spelled(value: object) -> str:
@@ -47,7 +47,7 @@ def in_order(graphs: Mapping[str, str]) -> list[tuple[str, str]]:
     )
 
 
-def outputs(evidence: Mapping[str, Sequence[object]]) -> Grid:
+def outputs(evidence: Mapping[str, Sequence[object]]) -> Table:
     """Expected beside found, with the difference where both are numbers."""
     columns = [evidence.get(key, ()) for key in ("index", "expected", "found")]
     rows = []
@@ -55,12 +55,12 @@ def outputs(evidence: Mapping[str, Sequence[object]]) -> Grid:
         numbers = isinstance(expected, (int, float)) and isinstance(found, (int, float))
         difference = f"{float(found) - float(expected):+.6g}" if numbers else ""  # type: ignore[arg-type]
         rows.append((spelled(index), spelled(expected), spelled(found), difference))
-    return Grid(columns=("index", "expected", "found", "difference"), rows=tuple(rows))
+    return Table(columns=("index", "expected", "found", "difference"), rows=tuple(rows))
 
 
-def qparams(found: Mapping[str, Mapping[str, object]]) -> Grid:
+def qparams(found: Mapping[str, Mapping[str, object]]) -> Table:
     """The quantization parameters of each tensor."""
-    return grid([{"tensor": name, **values} for name, values in found.items()])
+    return table([{"tensor": name, **values} for name, values in found.items()])
 
 
 def details(evidence: Mapping[str, object]) -> dict[str, str]:

@@ -13,10 +13,11 @@ from markupsafe import Markup
 
 from reports.coverage import RuleRow, WaiverRow, rules, slowest, waivers
 from reports.diff import Differences, compare_runs
-from reports.evidence import Grid, grid
+from reports.evidence import Table, table
 from reports.page import anchor, render_page
 from reports.plots import Plot, plots
-from reports.results import Check, Claim, Fact, Model, Results, Verdict, leading_check
+from reports.results import Results, leading_check
+from reports.schema import Check, ClaimResult, Measurement, ModelResult, Verdict
 
 MOST_ROWS = 10_000
 """How many claims are listed; of more, or of more than fit, those that are VERIFIED stand in the matrix alone."""
@@ -31,7 +32,7 @@ _OUTCOMES = ("error", "fail", "pass", "skip")  # the first that occurs at a stag
 class ClaimView:
     """A claim with everything that is shown about it; `column` is its dtype config's D number."""
 
-    claim: Claim
+    claim: ClaimResult
     checks: tuple[Check, ...]
     anchor: str
     column: str
@@ -70,18 +71,18 @@ class ClaimView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Section:
     """Claims with their evidence, laid out; `hidden` are those for whose evidence there was no room."""
 
     title: str
     name: str
-    sections: tuple[Markup, ...]
+    cards: tuple[Markup, ...]
     hidden: int
 
     @property
     def total(self) -> int:
         """How many claims there are, shown or not."""
-        return len(self.sections) + self.hidden
+        return len(self.cards) + self.hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,20 +90,20 @@ class Report:
     """What the template gets beside the results."""
 
     listed: tuple[ClaimView, ...]
-    failures: Part
-    others: tuple[Part, ...]
+    failures: Section
+    others: tuple[Section, ...]
     detailed: frozenset[str]
     unexercised: Mapping[str, tuple[ClaimView, ...]]
     columns: Mapping[str, str]
     matrix: Mapping[str, Mapping[str, tuple[ClaimView, ...]]]
-    models: tuple[Model, ...]
+    models: tuple[ModelResult, ...]
     accuracy: Mapping[str, Mapping[str, object]]
-    measured: Mapping[str, Grid]
+    measurements: Mapping[str, Table]
     plots: tuple[Plot, ...]
     rules: tuple[RuleRow, ...]
     waivers: tuple[WaiverRow, ...]
-    slowest: tuple[Claim, ...]
-    detection: Grid
+    slowest: tuple[ClaimResult, ...]
+    detection: Table
     baseline: Differences | None
 
 
@@ -123,54 +124,54 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
     worst_first = sorted(views.values(), key=lambda view: view.claim.verdict.rank)
     size = sum(_ROW + len(name) for name in views)
     folds = len(views) > MOST_ROWS or size > _ROOM
-    evidence = Evidence(room=max(_LEAST, min(_MOST_EVIDENCE, _ROOM - size)))
-    failures = evidence.part("Failures", "failures", [views[claim.claim] for claim in results.failures()])
-    waived = evidence.part("Waived", "waived", [view for view in worst_first if view.claim.waived])
-    quality = evidence.part(
+    budget = EvidenceBudget(room=max(_LEAST, min(_MOST_EVIDENCE, _ROOM - size)))
+    failures = budget.section("Failures", "failures", [views[claim.claim] for claim in results.failures()])
+    waived = budget.section("Waived", "waived", [view for view in worst_first if view.claim.waived])
+    quality = budget.section(
         "Quality: within 1 LSB, but not correctly rounded", "quality",
         [view for view in worst_first if view.claim.verdict is Verdict.QUALITY and not view.claim.waived],
     )  # fmt: skip
-    facts = _facts(results.facts)
+    topics = _by_topic(results.measurements)
     return Report(
         listed=tuple(v for v in views.values() if not folds or v.claim.verdict is not Verdict.VERIFIED),
         failures=failures,
-        others=tuple(part for part in (waived, quality) if part.total),
-        detailed=frozenset(evidence.shown),
+        others=tuple(section for section in (waived, quality) if section.total),
+        detailed=frozenset(budget.shown),
         unexercised={
             reason: tuple(views[claim.claim] for claim in claims) for reason, claims in results.unexercised().items()
         },
         columns={number: config for config, number in columns.items()},
         matrix=_matrix(views.values()),
-        models=tuple(sorted(results.models, key=lambda model: (model.green, model.verdict.rank, model.model))),
-        accuracy={fact.subject: fact.values for fact in results.facts if fact.topic == "accuracy"},
-        measured={topic: grid(rows) for topic, rows in facts.items()},
+        models=tuple(sorted(results.models, key=lambda model: (model.passes, model.verdict.rank, model.model))),
+        accuracy={row.subject: row.values for row in results.measurements if row.topic == "accuracy"},
+        measurements={topic: table(rows) for topic, rows in topics.items()},
         plots=plots(results),
         rules=rules(results),
         waivers=waivers(results),
         slowest=slowest(results),
-        detection=grid([{"faults of": name, **row} for name, row in results.header.detection.items()]),
+        detection=table([{"faults of": name, **row} for name, row in results.header.detection.items()]),
         baseline=None if baseline is None else compare_runs(baseline, results),
     )
 
 
 @dataclass(slots=True, kw_only=True)
-class Evidence:
+class EvidenceBudget:
     """Lays claims out with their evidence, as long as there is room; `shown` are those laid out."""
 
     room: int
     shown: set[str] = field(default_factory=set)
 
-    def part(self, title: str, name: str, views: Sequence[ClaimView]) -> Part:
+    def section(self, title: str, name: str, views: Sequence[ClaimView]) -> Section:
         """Lay out as many of the views, in their order, as there is room for."""
-        sections: list[Markup] = []
+        cards: list[Markup] = []
         for view in views:
-            section = render_page("claim.html.j2", view=view)
-            self.room -= len(section.encode())
+            text = render_page("claim.html.j2", view=view)
+            self.room -= len(text.encode())
             if self.room < 0:
                 break
-            sections.append(Markup(section))
+            cards.append(Markup(text))
             self.shown.add(view.claim.claim)
-        return Part(title=title, name=name, sections=tuple(sections), hidden=len(views) - len(sections))
+        return Section(title=title, name=name, cards=tuple(cards), hidden=len(views) - len(cards))
 
 
 def _columns(results: Results) -> dict[str, str]:
@@ -179,7 +180,7 @@ def _columns(results: Results) -> dict[str, str]:
     return {config: f"D{number}" for number, config in enumerate(configs, start=1)}
 
 
-def _view(claim: Claim, checks: tuple[Check, ...], columns: Mapping[str, str]) -> ClaimView:
+def _view(claim: ClaimResult, checks: tuple[Check, ...], columns: Mapping[str, str]) -> ClaimView:
     return ClaimView(claim=claim, checks=checks, anchor=anchor(claim.claim), column=columns[claim.dtype_config])
 
 
@@ -192,10 +193,10 @@ def _matrix(views: Iterable[ClaimView]) -> dict[str, dict[str, tuple[ClaimView, 
     return matrix
 
 
-def _facts(facts: Iterable[Fact]) -> dict[str, tuple[Mapping[str, object], ...]]:
-    """Topic → a row for each subject; that of models' accuracy stands with the models."""
+def _by_topic(measurements: Iterable[Measurement]) -> dict[str, tuple[Mapping[str, object], ...]]:
+    """Return the rows of each topic, one for each subject; a model's accuracy is shown with the model."""
     topics: dict[str, tuple[Mapping[str, object], ...]] = {}
-    for fact in facts:
-        if fact.topic != "accuracy":
-            topics[fact.topic] = (*topics.get(fact.topic, ()), {"subject": fact.subject, **fact.values})
+    for row in measurements:
+        if row.topic != "accuracy":
+            topics[row.topic] = (*topics.get(row.topic, ()), {"subject": row.subject, **row.values})
     return dict(sorted(topics.items(), key=lambda item: item[0] != "fingerprint"))

@@ -10,7 +10,8 @@ import string
 from collections.abc import Iterable, Iterator, Sequence
 
 from reports.diff import compare_runs
-from reports.results import VERDICTS, Results, leading_check
+from reports.results import Results, leading_check
+from reports.schema import VERDICTS
 from reports.terminal import verdict_line
 from reports.text import commit, counted, duration, lsb, one_line
 
@@ -32,7 +33,7 @@ def markdown(results: Results, baseline: Results | None = None) -> str:
         f"**{_text(verdict_line(results))}**",
     ]
     if header.shard:
-        blocks.append(f"This is shard {_text(header.shard)}: it shows nothing about the others.")
+        blocks.append(f"This is shard {_text(str(header.shard))}: it shows nothing about the others.")
     blocks.append("\n".join(f"- {_text(problem)}" for problem in _first(results.problems)))
     blocks += [_totals(results), _failures(results), _models(results), _unexercised(results), _waived(results)]
     if baseline is not None:
@@ -77,9 +78,9 @@ def _failures(results: Results) -> str:
 
 
 def _models(results: Results) -> str:
-    red = sorted((model for model in results.models if not model.green), key=lambda m: (m.verdict.rank, m.model))
-    rows = [(model.verdict.value, model.model, model.message) for model in red[:WORST]]
-    return f"### Models that are not green\n\n{_table(('verdict', 'model', 'what is wrong'), rows)}" if rows else ""
+    red = sorted((model for model in results.models if not model.passes), key=lambda m: (m.verdict.rank, m.model))
+    rows = [(model.verdict.value, model.model, model.reason) for model in red[:WORST]]
+    return f"### Models that do not pass\n\n{_table(('verdict', 'model', 'what is wrong'), rows)}" if rows else ""
 
 
 def _unexercised(results: Results) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from reports.codec import encode
-from reports.results import Header, Outcome, Results, ResultsError, Row, read_results
+from reports.results import Results, ResultsError, read_results
+from reports.schema import Header, Outcome, Row
 from reports.writer import ResultsWriter
 
 _OWN = frozenset({"shard", "claims", "started", "platform", "cpu", "cpu_flags"})
@@ -30,7 +30,7 @@ def merge(paths: Sequence[Path], target: Path) -> Results:
     try:
         with ResultsWriter(target) as writer:
             for row in _rows(runs):
-                writer.write(encode(row))
+                writer.write(row)
             _close(writer, runs)
     except OSError as error:
         raise ResultsError(f"{target}: cannot be written: {error.strerror}") from error
@@ -42,12 +42,12 @@ def _in_order(files: Sequence[tuple[Path, Results]]) -> list[tuple[Path, Results
     places: dict[int, tuple[Path, Results]] = {}
     totals: dict[int, Path] = {}
     for path, results in files:
-        found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", results.header.shard)
-        if not found:
-            raise ResultsError(f"{path}: is no shard (its header says {results.header.shard!r}); run with --shard=K/N")
-        place, total = int(found[1]), int(found[2])
+        shard = results.header.shard
+        if shard is None:
+            raise ResultsError(f"{path}: is no shard (its header names none); run with --shard=K/N")
+        place, total = shard.place, shard.of
         if place in places:
-            raise ResultsError(f"{path}: shard {results.header.shard} is here twice, the first is {places[place][0]}")
+            raise ResultsError(f"{path}: shard {shard} is here twice, the first is {places[place][0]}")
         places[place] = path, results
         totals[total] = path
     if len(totals) > 1:
@@ -79,7 +79,7 @@ def _rows(runs: Sequence[Results]) -> Iterator[Row]:
             yield from checks[claim.claim]
             yield claim
         yield from run.models
-        yield from run.facts
+        yield from run.measurements
 
 
 def _header(runs: Sequence[Results]) -> Header:
@@ -88,7 +88,7 @@ def _header(runs: Sequence[Results]) -> Header:
     flags = set(headers[0].cpu_flags).intersection(*(header.cpu_flags for header in headers))
     return replace(
         headers[0],
-        shard="",
+        shard=None,
         claims=sum(header.claims for header in headers),
         started=min(header.started for header in headers),
         platform="; ".join(dict.fromkeys(header.platform for header in headers)),

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from reports.coverage import rule_texts
-from reports.evidence import details, grid, in_order, outputs, qparams, spelled
+from reports.evidence import details, in_order, outputs, qparams, spelled, table
 from reports.text import commit, cut, duration, lsb, tame
 
 LONGEST = 4000
@@ -53,7 +53,7 @@ def _environment() -> Environment:
         "outputs": outputs,
         "qparams": qparams,
         "details": details,
-        "grid": grid,
+        "table": table,
         "in_order": in_order,
     }
     style, script = (environment.get_template(f"page.{kind}.j2").render() for kind in ("css", "js"))

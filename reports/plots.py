@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from reports.results import Check, Results
-from reports.schema import BINS, Number
+from reports.results import Results
+from reports.schema import BINS, Check, Number
 from reports.text import counted
 
 WIDTH, HEIGHT = 640, 240
@@ -56,7 +56,7 @@ class Plot:
 
 def plots(results: Results) -> tuple[Plot, ...]:
     """The plots that a run has data for."""
-    checks = [check for check in results.checks if check.measured]
+    checks = [check for check in results.checks if check.statistics]
     made = (_distances(checks), _ratios(checks), _errors(checks))
     return tuple(plot for plot in made if plot is not None)
 
@@ -65,7 +65,8 @@ def _distances(checks: Iterable[Check]) -> Plot | None:
     """How far output elements are from the exact result. (NUM-03)"""
     counts = [0] * (len(BINS) + 1)
     for check in checks:
-        for place, count in enumerate(check.measured.get("distances", ())[: len(counts)]):
+        distances = check.statistics.distances if check.statistics else []
+        for place, count in enumerate(distances[: len(counts)]):
             counts[place] += count
     total = sum(counts)
     if not total:
@@ -82,7 +83,7 @@ def _distances(checks: Iterable[Check]) -> Plot | None:
 
 def _ratios(checks: Iterable[Check]) -> Plot | None:
     """How strong the exact results are beside the error of the outputs, claim by claim."""
-    found = [check.measured["sqnr_db"] for check in checks if "sqnr_db" in check.measured]
+    found = [check.statistics.sqnr_db for check in checks if check.statistics and check.statistics.sqnr_db is not None]
     numbers = [value for value in found if not isinstance(value, str)]
     if not found:
         return None
@@ -105,7 +106,8 @@ def _errors(checks: Iterable[Check]) -> Plot | None:
     points = [
         (span, size, check)
         for check in checks
-        if (span := _plain(check.measured.get("span_lsb"))) is not None and (size := _plain(check.max_lsb)) is not None
+        if check.statistics and (span := _plain(check.statistics.span_lsb)) is not None
+        if (size := _plain(check.max_lsb)) is not None
     ]
     if not points:
         return None

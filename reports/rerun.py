@@ -9,7 +9,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from reports.results import Claim, Results, ResultsError, by_chance, comparable, read_results
+from reports.results import Results, ResultsError, comparable, read_results
+from reports.schema import ClaimResult
 from reports.text import one_line
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,17 +19,17 @@ _NOT_COMPARED = frozenset({"repro", "script"})
 _BASIS = ("suite_commit", "torch", "python", "isa", "cpu")
 
 
-def draw(results: Results, count: int, seed: int) -> tuple[Claim, ...]:
+def draw(results: Results, count: int, seed: int) -> tuple[ClaimResult, ...]:
     """Draw `count` claims (all, if there are no more) of those whose numbers are not left to chance.
 
     The same seed gives the same draw.
     """
-    chance = {check.claim for check in results.checks if by_chance(check)}
+    chance = {check.claim for check in results.checks if check.is_nondeterministic}
     known = [claim for claim in results.claims if claim.claim not in chance]
     return tuple(random.Random(seed).sample(known, min(count, len(known))))
 
 
-def rerun(results: Results, claims: Sequence[Claim], waivers: Path | None) -> list[str]:
+def rerun(results: Results, claims: Sequence[ClaimResult], waivers: Path | None) -> list[str]:
     """Run the claims again as the header says, by the suite of this checkout; return what differs, a line each.
 
     `waivers`: the file that the run used, or None. Rows are compared bit for bit, but for times. Raises ResultsError if
@@ -71,7 +72,7 @@ def _elsewhere(old: Results, new: Results) -> Iterator[str]:
             yield one_line(f"not the same machine or software: {name} was {was}, is {now}")
 
 
-def _differences(old: Results, new: Results, claims: Sequence[Claim]) -> Iterator[str]:
+def _differences(old: Results, new: Results, claims: Sequence[ClaimResult]) -> Iterator[str]:
     rows_before, rows_after = (_rows(run, other) for run, other in ((old, new), (new, old)))
     for claim in claims:
         before, after = rows_before.get(claim.claim, []), rows_after.get(claim.claim, [])

@@ -11,59 +11,33 @@ import hashlib
 import itertools
 import json
 import lzma
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar, cast
 
-from reports.codec import SchemaError, decode, encode
+from reports.codec import PlainRow, SchemaError, decode, encode, loads
 from reports.schema import (
-    GREEN,
-    SCHEMA,
     VERDICTS,
     Check,
-    Claim,
-    Evidence,
-    Fact,
+    ClaimResult,
     Footer,
     Header,
-    Model,
+    Judged,
+    Measurement,
+    ModelResult,
     Outcome,
     Row,
     Verdict,
 )
-
-__all__ = [
-    "GREEN",
-    "SCHEMA",
-    "VERDICTS",
-    "Check",
-    "Claim",
-    "Evidence",
-    "Fact",
-    "Footer",
-    "Header",
-    "Model",
-    "Outcome",
-    "Results",
-    "ResultsError",
-    "Row",
-    "Verdict",
-    "by_chance",
-    "comparable",
-    "decode",
-    "encode",
-    "ids_digest",
-    "leading_check",
-    "read_results",
-]  # fmt: skip
+from reports.upgrade import OLD, upgraded
 
 Pair = tuple[str, str]
 Data = TypeVar("Data", bound=Row)
-_MEASURED = frozenset({"seconds", "started", "sha256", "peak_mib", "printed"})
+_VARYING = frozenset({"seconds", "started", "sha256", "peak_mib", "printed"})
+"""Keys of values that each run measures again."""
 
 
 class ResultsError(Exception):
@@ -78,11 +52,11 @@ class Results:
     """What was run."""
     checks: tuple[Check, ...]
     """By claim; those of one claim in the order of its stages."""
-    claims: tuple[Claim, ...]
+    claims: tuple[ClaimResult, ...]
     """By ID."""
-    models: tuple[Model, ...]
+    models: tuple[ModelResult, ...]
     """By ID."""
-    facts: tuple[Fact, ...]
+    measurements: tuple[Measurement, ...]
     """By topic and subject."""
     footer: Footer | None
     """The totals; None: the run did not come to its end."""
@@ -94,11 +68,11 @@ class Results:
         """PASS only if the run ended, without problems, and every claim and model is VERIFIED, QUALITY or waived."""
         if self.footer is None or self.footer.outcome is Outcome.INCOMPLETE:
             return Outcome.INCOMPLETE
-        green = self.footer.outcome is Outcome.PASS and all(judged.green for judged in self.judged)
-        return Outcome.PASS if green and not self.problems else Outcome.FAIL
+        passes = self.footer.outcome is Outcome.PASS and all(judged.passes for judged in self.judged)
+        return Outcome.PASS if passes and not self.problems else Outcome.FAIL
 
     @property
-    def judged(self) -> tuple[Claim | Model, ...]:
+    def judged(self) -> tuple[Judged, ...]:
         """All that has a verdict."""
         return (*self.claims, *self.models)
 
@@ -122,9 +96,9 @@ class Results:
         """The distinct (pattern, dtype config)."""
         return tuple(self.by_pair())
 
-    def by_pair(self) -> dict[Pair, tuple[Claim, ...]]:
+    def by_pair(self) -> dict[Pair, tuple[ClaimResult, ...]]:
         """The claims of each pair."""
-        groups: dict[Pair, list[Claim]] = {}
+        groups: dict[Pair, list[ClaimResult]] = {}
         for claim in self.claims:
             groups.setdefault(claim.pair, []).append(claim)
         return {pair: tuple(claims) for pair, claims in groups.items()}
@@ -136,14 +110,14 @@ class Results:
             groups.setdefault(check.claim, []).append(check)
         return {name: tuple(checks) for name, checks in groups.items()}
 
-    def failures(self) -> tuple[Claim, ...]:
-        """The claims that exercised the backend and are not green, worst first, then by ID."""
-        red = (c for c in self.claims if not c.green and c.verdict is not Verdict.UNEXERCISED)
-        return tuple(sorted(red, key=lambda claim: (claim.verdict.rank, claim.claim)))
+    def failures(self) -> tuple[ClaimResult, ...]:
+        """The claims that exercised the backend and do not pass, worst first, then by ID."""
+        failing = (c for c in self.claims if not c.passes and c.verdict is not Verdict.UNEXERCISED)
+        return tuple(sorted(failing, key=lambda claim: (claim.verdict.rank, claim.claim)))
 
-    def unexercised(self) -> dict[str, tuple[Claim, ...]]:
+    def unexercised(self) -> dict[str, tuple[ClaimResult, ...]]:
         """The claims that could not be exercised (and are not waived), by reason, the most frequent first."""
-        groups: dict[str, list[Claim]] = {}
+        groups: dict[str, list[ClaimResult]] = {}
         for claim in self.claims:
             if claim.verdict is Verdict.UNEXERCISED and not claim.waived:
                 groups.setdefault(claim.reason.strip() or "no reason given", []).append(claim)
@@ -158,23 +132,23 @@ def comparable(results: Results, *others: Results) -> list[dict[str, object]]:
     are the facts about it. So is whether a run meets it: `others` are the runs to compare with; what one says counts.
     """
     runs = (results, *others)
-    drawn = {check.claim for run in runs for check in run.checks if by_chance(check)}
-    rows: list[Row] = [results.header, *results.checks, *results.claims, *results.models, *results.facts]
-    kept = [encode(row) for row in rows if not (isinstance(row, Check | Fact) and _subject(row) in drawn)]
-    plain = [_unmeasured(row, only_verdict=row.get("claim") in drawn) for row in kept]
+    varying = {check.claim for run in runs for check in run.checks if check.is_nondeterministic}
+    rows: list[Row] = [results.header, *results.checks, *results.claims, *results.models, *results.measurements]
+    kept = [encode(row) for row in rows if not (isinstance(row, Check | Measurement) and _subject(row) in varying)]
+    plain = [_without_varying(row, only_verdict=row.get("claim") in varying) for row in kept]
     return sorted(plain, key=lambda row: json.dumps(row, sort_keys=True))
 
 
-def _subject(row: Check | Fact) -> str:
+def _subject(row: Check | Measurement) -> str:
     return row.claim if isinstance(row, Check) else row.subject
 
 
-def _unmeasured(row: Mapping[str, object], only_verdict: bool) -> dict[str, object]:
-    """A row without what is measured anew in every run, its evidence likewise."""
+def _without_varying(row: Mapping[str, object], only_verdict: bool) -> dict[str, object]:
+    """Return a row, and its evidence, without what each run measures again."""
     if only_verdict:
         return {key: row[key] for key in ("kind", "claim", "verdict")}
-    nested = {key: _unmeasured(value, False) for key, value in row.items() if isinstance(value, dict)}
-    return {key: nested.get(key, value) for key, value in row.items() if key not in _MEASURED}
+    nested = {key: _without_varying(value, False) for key, value in row.items() if isinstance(value, dict)}
+    return {key: nested.get(key, value) for key, value in row.items() if key not in _VARYING}
 
 
 def ids_digest(ids: Iterable[str]) -> str:
@@ -182,13 +156,8 @@ def ids_digest(ids: Iterable[str]) -> str:
     return hashlib.sha256("".join(f"{name}\n" for name in sorted(ids)).encode(errors="surrogatepass")).hexdigest()
 
 
-def by_chance(check: Check) -> bool:
-    """Whether a check saw the kernel give this once and that another time."""
-    return bool(check.evidence.get("nondeterministic"))
-
-
 def leading_check(checks: Sequence[Check]) -> Check | None:
-    """The check that decides a claim's verdict: the first of the worst ones that did not simply pass."""
+    """Return the check that decides a claim's verdict: the first of the worst ones that did not simply pass."""
     notable = [c for c in checks if c.failed or c.verdict is not Verdict.VERIFIED]
     return min(notable, key=lambda c: (c.verdict.rank, not c.failed), default=None)
 
@@ -202,7 +171,7 @@ def read_results(path: str | os.PathLike[str]) -> Results:
     """
     data = _bytes(Path(path))
     *lines, cut = data.split(b"\n")
-    rows = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+    rows = list(_rows(lines, path))
     if not rows or not isinstance(rows[0], Header):
         raise ResultsError(f"{path}:1: no header row; a results file begins with one")
     for number, (before, row) in enumerate(itertools.pairwise(rows), start=2):
@@ -227,36 +196,27 @@ def _bytes(path: Path) -> bytes:
         raise ResultsError(f"{path}: is no xz file: {error}") from error
 
 
-def _parse(line: bytes, where: str) -> Row:
+def _rows(lines: Sequence[bytes], path: object) -> Iterator[Row]:
+    """Decode each line once; those of a file of schema 1 are upgraded."""
+    is_old = False
+    for number, line in enumerate(lines, start=1):
+        where = f"{path}:{number}"
+        row = _parse(line, where)
+        is_old = is_old or (number == 1 and row.get("kind") == Header.kind and row.get("schema") == OLD)
+        try:
+            yield cast("Row", decode(upgraded(row) if is_old else row))
+        except SchemaError as error:
+            raise ResultsError(f"{where}: {error}") from error
+
+
+def _parse(line: bytes, where: str) -> PlainRow:
     try:
         row = loads(line.decode())
     except (ValueError, RecursionError) as error:
         raise ResultsError(f"{where}: not a line of JSON: {error}; found {line[:60]!r}") from error
     if not isinstance(row, dict):
         raise ResultsError(f"{where}: expected a JSON object, found {type(row).__name__} {line[:60]!r}")
-    try:
-        return decode(row)
-    except SchemaError as error:
-        raise ResultsError(f"{where}: {error}") from error
-
-
-def loads(text: str) -> Any:
-    """Parse JSON as the standard has it: ValueError for NaN and infinities, and for a number that no float holds."""
-    return json.loads(text, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole)
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON; non-finite numbers are written as strings")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _no_constant(text[:40])
-
-
-def _whole(text: str) -> int:
-    _finite(text)
-    return int(text)
+    return row
 
 
 def _audited(header: Header, rows: Sequence[Row], digest: str, cut_at: int | None) -> Results:
@@ -264,9 +224,9 @@ def _audited(header: Header, rows: Sequence[Row], digest: str, cut_at: int | Non
     results = Results(
         header=header,
         checks=tuple(sorted(_of_kind(Check, rows), key=lambda check: check.claim)),
-        claims=tuple(sorted(_of_kind(Claim, rows), key=lambda claim: claim.claim)),
-        models=tuple(sorted(_of_kind(Model, rows), key=lambda model: model.model)),
-        facts=tuple(sorted(_of_kind(Fact, rows), key=lambda fact: (fact.topic, fact.subject))),
+        claims=tuple(sorted(_of_kind(ClaimResult, rows), key=lambda claim: claim.claim)),
+        models=tuple(sorted(_of_kind(ModelResult, rows), key=lambda model: model.model)),
+        measurements=tuple(sorted(_of_kind(Measurement, rows), key=lambda row: (row.topic, row.subject))),
         footer=footer,
     )
     problems = [*_row_problems(results)]
@@ -306,7 +266,7 @@ def _total_problems(results: Results, footer: Footer, digest: str) -> Iterator[s
         ("the footer's pairs", footer.pairs, pairs),
         ("the footer's counts", spell_counts(footer.counts), spell_counts(results.counts)),
         ("the footer's models", spell_counts(footer.models), spell_counts(results.model_counts)),
-        ("the footer's facts", footer.facts, len(results.facts)),
+        ("the footer's measurements", footer.measurements, len(results.measurements)),
         ("the footer's sha256", footer.sha256, digest),
     )
     yield from (f"{what}: {said}; the rows give {found}" for what, said, found in totals if said != found)
@@ -318,15 +278,15 @@ def _total_problems(results: Results, footer: Footer, digest: str) -> Iterator[s
 
 
 def _ending_problems(results: Results, footer: Footer) -> Iterator[str]:
-    red = counts_of(judged.verdict for judged in results.judged if not judged.green)
+    failing = counts_of(judged.verdict for judged in results.judged if not judged.passes)
     passed = footer.outcome is Outcome.PASS
-    if passed and (red or footer.exit_status):
-        yield f"the footer says PASS, with exit status {footer.exit_status} and {spell_counts(red)}"
+    if passed and (failing or footer.exit_status):
+        yield f"the footer says PASS, with exit status {footer.exit_status} and {spell_counts(failing)}"
     if not results.judged and not results.header.shard:
-        yield "no claim was tested: nothing is shown"
-    elif footer.outcome is Outcome.FAIL and not red and not footer.problems:
+        yield "no claim was tested"
+    elif footer.outcome is Outcome.FAIL and not failing and not footer.problems:
         status = footer.exit_status
-        yield f"every claim is green, yet the run ended as FAIL (exit status {status}): its log says why"
+        yield f"every claim passes, yet the run ended as FAIL (exit status {status}): its log says why"
 
 
 def counts_of(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:

@@ -1,32 +1,32 @@
-"""The rows of a results file (schema 1): one frozen class per kind of row.
+"""The rows of a results file (schema 2): one frozen class per kind of row.
 
 The annotations *are* the schema: `reports.codec` walks them to check every value, so a field is declared once. Fields
-with a default may be absent. Contract: docs/architecture.md, "Results and reports".
+with a default may be absent. Contract: docs/reports.md, "Results file".
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Literal, TypedDict
+from typing import ClassVar, Literal, TypedDict, cast
 
-SCHEMA = 1
+SCHEMA = 2
 
 Scalar = str | int | float | bool | None
-"""What a fact's value, or a decision's, may be."""
+"""The type of a measured value, and of a value in the decision log."""
 
 NonFinite = Literal["inf", "-inf", "nan"]
 """JSON has no infinity: its spelling stands for it."""
 
 Number = float | NonFinite
-"""A float64, or what it is called where it is not finite."""
+"""A float64, or its spelling if it is not finite."""
 
 
 class Verdict(StrEnum):
-    """What the suite makes of a claim, worst first; compared by ``rank``, not as text."""
+    """The suite's judgement of a claim, worst first; compared by ``rank``, not as text."""
 
     CRASHED = "CRASHED"
     """The process died in the backend's code."""
@@ -35,11 +35,11 @@ class Verdict(StrEnum):
     REFUTED = "REFUTED"
     """A rule is broken: wrong structure, wrong number, an error where the config claims support."""
     FALLBACK = "FALLBACK"
-    """Right numbers, not executed quantized."""
+    """The numbers are right, but the pattern did not run quantized."""
     UNEXERCISED = "UNEXERCISED"
     """The suite could not build or run a case."""
     QUALITY = "QUALITY"
-    """Within one step, and not correctly rounded within the derived slack."""
+    """The outputs are within one step, but not correctly rounded within the derived slack."""
     VERIFIED = "VERIFIED"
     """Every stage holds, and every output is correctly rounded."""
 
@@ -48,20 +48,20 @@ class Verdict(StrEnum):
         """0 for the worst verdict; sorting by it puts the worst first."""
         return VERDICTS.index(self)
 
-    def may_be(self, found: Verdict) -> bool:
-        """Whether this may be `found` the next time: what leaves its memory dies, or is only wrong, by chance."""
-        return found is self or (self is Verdict.CRASHED and found is Verdict.REFUTED)
+    def may_be(self, other: Verdict) -> bool:
+        """Tell whether a rerun may give `other`: an out-of-bounds kernel may crash or merely give wrong numbers."""
+        return other is self or (self is Verdict.CRASHED and other is Verdict.REFUTED)
 
     @classmethod
     def worst(cls, verdicts: Iterable[Verdict | str]) -> Verdict:
-        """The worst of `verdicts`; of none at all, UNEXERCISED: nothing was shown."""
+        """Return the worst of `verdicts`; UNEXERCISED if there are none."""
         return min((cls(v) for v in verdicts), key=lambda v: v.rank, default=cls.UNEXERCISED)
 
 
 VERDICTS: tuple[Verdict, ...] = tuple(Verdict)
 """All verdicts, worst first."""
 
-GREEN = frozenset({Verdict.QUALITY, Verdict.VERIFIED})
+PASSING = frozenset({Verdict.QUALITY, Verdict.VERIFIED})
 """The verdicts that let a run pass."""
 
 
@@ -69,66 +69,96 @@ class Outcome(StrEnum):
     """How a whole run ended."""
 
     PASS = "PASS"
-    """It came to its end, and everything is green."""
+    """The run is complete, and everything passes."""
     FAIL = "FAIL"
-    """It came to its end, and something is not green, or a problem is noted."""
+    """The run is complete, and something does not pass, or the run has problems."""
     INCOMPLETE = "INCOMPLETE"
-    """It did not come to its end: nothing is shown."""
+    """The run did not complete: it shows nothing."""
+
+
+ALWAYS: Mapping[str, object] = {"always": True}
+"""Metadata of a field with a default that is written even if it holds the default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """The place that a check or a comparison is about. ``str()`` spells it for readers."""
+
+    case: str = ""
+    """Name of the case; "" for a whole model."""
+    input: str = ""
+    """Name of the input, such as ``alternating ends``."""
+    output: int | None = None
+    """Index of the output; None if the model has only one, or the place is not an output."""
+    change: str = ""
+    """Change under which the case was run again, such as ``batch``."""
+    detail: str = ""
+    """How the change was made, such as ``9 rows in parts of (1, 3, 5)``."""
+
+    def __str__(self) -> str:
+        output = "" if self.output is None else f"output {self.output}"
+        change = f"{self.change}: {self.detail}" if self.detail else self.change
+        return ", ".join(filter(None, (self.case, self.input, change, output)))
 
 
 class Evidence(TypedDict, total=False):
-    """What a check saw; further keys are allowed and are shown as they are."""
+    """The facts behind a check; further keys are allowed and are shown as they are."""
 
-    case: str
-    """The case, or comparison, that shows it."""
+    where: Where
+    """The case, or comparison, that shows the fault."""
     expected: list[Number]
-    """The exact results at ``index``, in output steps, before they are rounded."""
+    """Exact results at ``index``, in output steps, before rounding."""
     found: list[Number]
-    """The integers that the backend gave there."""
+    """Integers that the backend gave there."""
     index: list[list[int]]
     """Places in the output tensor."""
     qparams: dict[str, dict[str, object]]
-    """By tensor, its scale, zero point and the like."""
+    """Scale, zero point and the like, by tensor."""
     attribution: str
-    """What kind of difference each one is, counted."""
+    """The kinds of the differences, counted."""
     traceback: str
-    """Of an error in the backend's code."""
+    """Traceback of an error in the backend's code."""
     float_ops: list[str]
-    """What ran in float."""
+    """Ops that ran in float."""
     kernels: list[str]
-    """Names of the kernels that ran there, if the backend tells."""
+    """Names of the kernels that ran, if the backend reports them."""
     graph: str
     """A graph, as code or as text."""
     printed: str
-    """The end of what the process printed before it died or hung."""
-    script: str
-    """A program that shows by itself what is wrong."""
+    """The last output of the process before it died or hung."""
     nondeterministic: bool
-    """The kernel gave this once and that another time."""
+    """Whether the kernel gave different results in different runs."""
 
 
-class Waiver(TypedDict):
-    """The vendor's words for what is waived."""
+def evidence(values: Mapping[str, object]) -> Evidence:
+    """Return values as evidence; the codec checks the types of the known keys."""
+    return cast("Evidence", dict(values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiver:
+    """The vendor's words for a waived deviation."""
 
     reason: str
-    """Why it is."""
+    """Why the deviation may stay."""
     url: str | None
-    """Where it is followed up."""
+    """Address of the ticket."""
     expires: str | None
-    """The last day on which it holds, an ISO date."""
+    """Last day on which the waiver holds, an ISO date."""
     max_lsb: Number | None
-    """The largest error that is covered, in output steps."""
+    """Largest error that is covered, in output steps."""
 
 
-class Measured(TypedDict, total=False):
-    """What all comparisons of a check gave, for the plots; nothing of it is judged."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Statistics of all comparisons of a check, for the plots; they are not judged."""
 
-    distances: list[int]
-    """How many output elements are at a distance ``|q − v|`` within each of BINS and beyond the last of them."""
-    sqnr_db: Number
-    """The ratio of the exact result's power, from its zero point, to that of the distances, in dB."""
-    span_lsb: Number
-    """In how many steps lies the exact result of the comparison with the largest distance."""
+    distances: list[int] = field(default_factory=list)
+    """Number of output elements at a distance ``|q − v|`` within each of BINS, and beyond the last of them."""
+    sqnr_db: Number | None = None
+    """Ratio of the exact result's power, from its zero point, to that of the distances, in dB."""
+    span_lsb: Number | None = None
+    """Range, in steps, of the exact result of the comparison with the largest distance."""
 
 
 BINS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.501, 0.51, 0.6, 1.0, 2.0, 8.0, 64.0)
@@ -136,141 +166,174 @@ BINS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.501, 0.51, 0.6, 1.0, 2.0, 8.0, 64.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One of several parts into which a run is divided, the same on every machine."""
+
+    place: int
+    """Number of the part, from 1."""
+    of: int
+    """Number of parts."""
+
+    def has(self, unit_id: str) -> bool:
+        """Tell whether a claim or job is in this part: by the sha256 of its ID."""
+        return int.from_bytes(hashlib.sha256(unit_id.encode()).digest()[:8], "big") % self.of == self.place - 1
+
+    def __str__(self) -> str:
+        return f"{self.place}/{self.of}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """First row: what was run, on what, with which settings."""
+    """First row: the backend, the environment and the settings of the run."""
 
     kind: ClassVar[str] = "header"
     schema: int
-    """1: what reads another version is another version of the suite."""
+    """Version of this schema; files of version 1 can be read as well."""
     suite_version: str
-    """Of the package."""
+    """Version of the suite."""
     suite_commit: str
-    """Of the checkout, with ``-dirty`` where files differ from it; ``unknown`` outside of one."""
+    """Commit of the suite's checkout, with ``-dirty`` if files differ from it; ``unknown`` outside a checkout."""
     backend: str
-    """Its ``name``."""
+    """Name of the backend."""
     versions: dict[str, str]
-    """Of what the backend depends on, as it says."""
+    """Versions of the packages that the backend depends on, as the backend reports them."""
     torch: str
-    """Its version."""
+    """Version of torch."""
     python: str
+    """Version of Python."""
     platform: str
+    """Operating system and machine."""
     cpu: str
+    """Model of the processor."""
     cpu_flags: list[str]
-    """The instruction sets that matter to quantized kernels."""
+    """Instruction sets of the processor that matter to quantized kernels."""
     engine: str
     """The ``torch.backends.quantized.engine``, or ""."""
     representation: Literal["QUANTIZED", "DECOMPOSED"]
-    """The form of the reference models that it took."""
+    """Form of the reference models that the backend takes."""
     seed: int
-    """Of weights and inputs: same seed, same results."""
+    """Seed of weights and inputs: the same seed gives the same results."""
     profile: str
-    """``quick``, ``full`` or ``stress``."""
+    """Profile of the run: ``quick``, ``full`` or ``stress``."""
     options: dict[str, object]
-    """Those of the command line that decide what was run, and how."""
+    """Options of the command line that decide what is run, and how."""
     config_name: str
-    """The BackendConfig's."""
+    """Name of the BackendConfig."""
     config_sha256: str
-    """Of what it claims."""
+    """Digest of everything that the config claims."""
     claims: int
-    """How many claims are selected."""
+    """Number of selected claims."""
     claims_in_config: int
-    """How many there are."""
+    """Number of claims in the config."""
     pairs: int
-    """How many (pattern, dtype config) there are in the config."""
+    """Number of (pattern, dtype config) pairs in the config."""
     started: str
-    """When, in UTC, ISO 8601."""
+    """Start of the run, in UTC, ISO 8601."""
     isa: str = ""
-    """The level of instruction sets that the kernels ran at."""
+    """Level of instruction sets that the kernels ran at."""
     isolation: str = ""
-    """What a claim has to itself: ``fork`` (a process) or ``none``."""
+    """Isolation of each claim: ``fork`` (a process) or ``none``."""
     waivers: dict[str, str] = field(default_factory=dict)
-    """The file of them and its sha256, if there is one."""
+    """Name of the waiver file and its sha256, if there is one."""
     limits: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Op → argument → which values the backend declares to take; others were not tried."""
-    shard: str = ""
-    """Which part this is, such as ``2/8``; "" for a whole run."""
+    """Argument values that the backend declares to take, by op and argument; other values were not tried."""
+    shard: Shard | None = None
+    """Part of the run that this file holds; None for a whole run."""
     claims_sha256: str = ""
-    """Of the IDs of all claims of the config, sorted, each with a line's end."""
+    """Digest of the IDs of all claims of the config, sorted, each with a line's end."""
     detection: dict[str, dict[str, Scalar]] = field(default_factory=dict)
-    """Class of seeded faults → how many there are, and how many the suite finds in each profile."""
+    """Number of seeded faults, and of those that the suite finds in each profile, by class of faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One rule checked at one stage of one claim."""
+    """The outcome of one stage for one claim."""
 
     kind: ClassVar[str] = "check"
     claim: str
-    """The claim's ID."""
+    """ID of the claim."""
     stage: str
-    """Such as ``convert`` or ``numerics``."""
+    """Name of the stage, such as ``convert`` or ``numerics``."""
     rule: str
-    """The ID of the rule that is broken, or that was checked; "" where the stage was not concluded."""
+    """ID of the rule that is broken, or that was checked; "" if the stage was not concluded."""
     outcome: Literal["pass", "fail", "error", "skip"]
+    """``fail``: a rule is broken; ``error``: the suite itself failed; ``skip``: not reached, or not built."""
     verdict: Verdict
-    """What it alone would make of the claim."""
-    message: str
+    """The claim's verdict if this were its only check; the claim's verdict is the worst of its checks'."""
+    message: str = field(default="", metadata=ALWAYS)
     """What is wrong, in words."""
-    max_lsb: Number | None
-    """The largest distance from the exact result, in output steps."""
-    slack_lsb: Number | None
-    """By how much more than half a step it may be off, by the derived bounds."""
-    cases: int | None
-    """How many cases or comparisons it is of."""
-    seconds: float
+    max_lsb: Number | None = field(default=None, metadata=ALWAYS)
+    """Largest distance from the exact result, in output steps. (NUM-03)"""
+    slack_lsb: Number | None = field(default=None, metadata=ALWAYS)
+    """Largest derived slack beyond half a step, in output steps. (NUM-04)"""
+    cases: int | None = field(default=None, metadata=ALWAYS)
+    """Number of cases or comparisons."""
+    seconds: float = field(default=0.0, metadata=ALWAYS)
+    """Time that the stage took, in seconds."""
     failing: int = 0
-    """How many of them do not pass."""
+    """Number of cases or comparisons that do not pass."""
     evidence: Evidence = field(default_factory=Evidence)
-    """What it saw."""
-    measured: Measured = field(default_factory=Measured)
-    """What all comparisons gave, of numerics."""
+    """Facts behind the outcome."""
+    statistics: Statistics | None = None
+    """Statistics of all comparisons; of numerics only."""
 
     @property
     def failed(self) -> bool:
         """Whether the outcome is ``fail`` or ``error``; a stage that is skipped carries the verdict of its cause."""
         return self.outcome in ("fail", "error")
 
+    @property
+    def is_nondeterministic(self) -> bool:
+        """Whether the kernel gave different results in different runs."""
+        return bool(self.evidence.get("nondeterministic"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class ClaimResult:
     """One claim of the backend config, with the verdict over all its checks."""
 
     kind: ClassVar[str] = "claim"
     claim: str
-    """Its ID, stable over runs: pattern, dtype config, flow and scheme."""
+    """ID of the claim, stable over runs: pattern, dtype config, flow and scheme."""
     pattern: str
-    """The pattern's readable name, such as ``nn.Conv2d+nn.ReLU``."""
+    """Readable name of the pattern, such as ``nn.Conv2d+nn.ReLU``."""
     dtype_config: str
     """The dtype config as text, with its constraints."""
     flow: Literal["ptq", "qat"]
-    """Post-training, or quantization-aware."""
+    """Post-training quantization, or quantization-aware training."""
     scheme: str
-    """How the weight is quantized, such as ``per_channel_symmetric``; ``no_weight`` without one."""
+    """Weight scheme, such as ``per_channel_symmetric``; ``no_weight`` without a weight."""
     verdict: Verdict
-    """The worst of its checks'."""
-    waived: bool
-    """Whether a waiver covers it."""
-    reason: str
-    """The message of the check that decides."""
-    max_lsb: Number | None
-    """The largest of its checks'."""
-    repro: str
-    """The command that runs this claim alone."""
-    seconds: float
+    """Worst verdict of the checks."""
+    waived: bool = field(default=False, metadata=ALWAYS)
+    """Whether a waiver covers the claim."""
+    reason: str = field(default="", metadata=ALWAYS)
+    """Message of the check that decides."""
+    max_lsb: Number | None = field(default=None, metadata=ALWAYS)
+    """Largest distance of the checks, in output steps."""
+    repro: str = field(default="", metadata=ALWAYS)
+    """Command that runs only this claim."""
+    seconds: float = field(default=0.0, metadata=ALWAYS)
+    """Time that the stages took, in seconds."""
     failing: int | None = 0
-    """The sum over its checks; None: some of them saw chance, so that the next run may count others."""
+    """Number of cases and comparisons that do not pass; None: it varies from run to run."""
     decisions: list[dict[str, Scalar]] = field(default_factory=list)
-    """What prepare decided: rows of its decision log."""
+    """Decision log of prepare, row by row."""
     waiver: Waiver | None = None
-    """What covers it."""
+    """The waiver that covers the claim."""
     graphs: dict[str, str] = field(default_factory=dict)
-    """Of one that is not VERIFIED, by name: the pattern's graph as it was and as it became."""
+    """Graphs of the pattern before and after, by name; only of a claim that is not VERIFIED."""
     script: str = ""
-    """A program that shows by itself what is wrong, or ""."""
+    """A program that shows the fault without the suite, or ""."""
+
+    @property
+    def id(self) -> str:
+        """ID of the claim."""
+        return self.claim
 
     @property
     def script_path(self) -> str:
-        """The file in the report folder that has the claim's script; "" without one."""
+        """Path of the script in the report folder; "" without one."""
         return _script_path(self.claim) if self.script else ""
 
     @property
@@ -279,54 +342,66 @@ class Claim:
         return self.pattern, self.dtype_config
 
     @property
-    def green(self) -> bool:
+    def passes(self) -> bool:
         """Whether this claim lets a run pass."""
-        return self.waived or self.verdict in GREEN
+        return self.waived or self.verdict in PASSING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """A model of several patterns, judged end to end as a claim is; it is no claim of the config."""
+class ModelResult:
+    """A model of several patterns, judged end to end as a claim is; it is not a claim of the config."""
 
     kind: ClassVar[str] = "model"
     model: str
-    """Its ID, such as ``model/resnet/ptq/…``."""
+    """ID of the model, such as ``model/resnet/ptq/…``."""
     verdict: Verdict
-    waived: bool
-    message: str
+    """Verdict of the whole model."""
+    waived: bool = field(default=False, metadata=ALWAYS)
+    """Whether a waiver covers the model."""
+    rule: str = ""
+    """ID of the rule that is broken, or that was checked."""
+    reason: str = field(default="", metadata=ALWAYS)
     """What is wrong, in words."""
-    max_lsb: Number | None
-    """The largest distance from the exact result, in output steps."""
-    cases: int | None
-    """How many inputs it was run on."""
-    seconds: float
+    max_lsb: Number | None = field(default=None, metadata=ALWAYS)
+    """Largest distance from the exact result, in output steps."""
+    cases: int | None = field(default=None, metadata=ALWAYS)
+    """Number of inputs that the model was run on."""
+    seconds: float = field(default=0.0, metadata=ALWAYS)
+    """Time that the model took, in seconds."""
     evidence: Evidence = field(default_factory=Evidence)
-    """What was seen; a ``script`` in it shows by itself what is wrong."""
+    """Facts behind the verdict."""
     waiver: Waiver | None = None
-    """What covers it."""
+    """The waiver that covers the model."""
+    script: str = ""
+    """A program that shows the fault without the suite, or ""."""
 
     @property
-    def green(self) -> bool:
-        """Whether this model lets a run pass."""
-        return self.waived or self.verdict in GREEN
+    def id(self) -> str:
+        """ID of the model."""
+        return self.model
 
     @property
     def script_path(self) -> str:
-        """The file in the report folder that has the model's script; "" without one."""
-        return _script_path(self.model) if "script" in self.evidence else ""
+        """Path of the script in the report folder; "" without one."""
+        return _script_path(self.model) if self.script else ""
+
+    @property
+    def passes(self) -> bool:
+        """Whether this model lets a run pass."""
+        return self.waived or self.verdict in PASSING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
+class Measurement:
     """Something measured, shown and never judged."""
 
-    kind: ClassVar[str] = "fact"
+    kind: ClassVar[str] = "measurement"
     topic: str
-    """``fingerprint``, ``unclaimed``, ``accuracy`` or ``nonfinite``."""
+    """Topic: ``fingerprint``, ``unclaimed``, ``accuracy`` or ``nonfinite``."""
     subject: str
-    """Of what: a claim, an op, a model."""
+    """The claim, op or model that was measured."""
     values: dict[str, Scalar]
-    """What was measured, by name."""
+    """Measured values, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,37 +410,39 @@ class Footer:
 
     kind: ClassVar[str] = "footer"
     counts: dict[Verdict, int]
-    """How many claims have each verdict that occurs, waived ones included."""
+    """Number of claims with each verdict that occurs, waived ones included."""
     claims: int
-    """How many rows there are of claims."""
+    """Number of claim rows."""
     checks: int
-    """How many of checks."""
+    """Number of check rows."""
     pairs: int
-    """How many (pattern, dtype config) among the claims."""
+    """Number of (pattern, dtype config) pairs among the claims."""
     outcome: Outcome
-    """How the run ended."""
+    """Outcome of the run."""
     exit_status: int
-    """Of the process."""
+    """Exit status of the process."""
     seconds: float
-    """From the start to the end; of merged shards, of all together."""
+    """Duration of the run, in seconds; of merged shards, the sum of theirs."""
     sha256: str
-    """Of all bytes before this row."""
+    """Digest of all bytes before this row."""
     models: dict[Verdict, int] = field(default_factory=dict)
-    """How many models have each verdict that occurs."""
-    facts: int = 0
-    """How many rows there are of facts."""
+    """Number of models with each verdict that occurs."""
+    measurements: int = 0
+    """Number of measurement rows."""
     problems: list[str] = field(default_factory=list)
-    """What fails the run beside the verdicts: waivers that do not fit, verdicts that are not the expected ones."""
+    """Reasons beside the verdicts why the run fails: waivers that do not fit, verdicts other than the expected ones."""
     notes: list[str] = field(default_factory=list)
-    """What a reader should know."""
+    """Notes for the reader."""
     peak_mib: float | None = None
-    """The resident size of the largest process."""
+    """Resident size of the largest process, in MiB."""
 
 
-Row = Header | Check | Claim | Model | Fact | Footer
+Row = Header | Check | ClaimResult | ModelResult | Measurement | Footer
+Judged = ClaimResult | ModelResult
+"""A row that has the verdict of a claim or model."""
 
 
 def _script_path(name: str) -> str:
-    """A name that every file system takes, and no other claim's script has."""
+    """Return a name that every file system takes, and no other claim's script has."""
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
     return f"scripts/{re.sub(r'[^A-Za-z0-9_-]+', '_', name)[:80]}-{digest}.py"

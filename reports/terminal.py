@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from tabulate import MIN_PADDING, tabulate
 
-from reports.results import VERDICTS, Check, Claim, Model, Results, Verdict, leading_check
+from reports.results import Results, leading_check
+from reports.schema import VERDICTS, Check, ClaimResult, Judged, Verdict
 from reports.text import counted, end, lsb, middle, one_line
 
 WORST = 20
@@ -41,7 +42,7 @@ def verdict_line(results: Results) -> str:
     return one_line(f"{results.header.backend}: {results.outcome} — {said}{models}")
 
 
-def _said(noun: str, judged: Sequence[Claim | Model]) -> str:
+def _said(noun: str, judged: Sequence[Judged]) -> str:
     found = Counter(row.verdict for row in judged)
     counts = ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS if found[verdict]) or "none ran"
     waived = sum(row.waived for row in judged)
@@ -72,7 +73,7 @@ def _failure_table(results: Results, width: int) -> str:
     return f"{title}\n{table}" + (f"\nreproduce the first: {one_line(repro)}" if repro else "")
 
 
-def _failure_row(claim: Claim, check: Check | None) -> tuple[str, ...]:
+def _failure_row(claim: ClaimResult, check: Check | None) -> tuple[str, ...]:
     stage, rule = (check.stage, check.rule) if check else ("-", "-")
     message = (check.message if check else "") or claim.reason
     cells = (claim.verdict, stage, rule, lsb(claim.max_lsb), claim.claim, message)
@@ -94,15 +95,15 @@ def _unexercised(results: Results, width: int) -> str:
 
 
 def _models(results: Results, width: int) -> str:
-    """The models that are not green, worst first; they are few."""
-    red = sorted((model for model in results.models if not model.green), key=lambda m: (m.verdict.rank, m.model))
-    lines = [end(f"{m.verdict:<11}  {one_line(f'{m.model}: {m.message}')}", width) for m in red]
-    return "\n".join(["models that are not green, worst first:", *lines]) if lines else ""
+    """The models that do not pass, worst first; they are few."""
+    red = sorted((model for model in results.models if not model.passes), key=lambda m: (m.verdict.rank, m.model))
+    lines = [end(f"{m.verdict:<11}  {one_line(f'{m.model}: {m.reason}')}", width) for m in red]
+    return "\n".join(["models that do not pass, worst first:", *lines]) if lines else ""
 
 
 def _waived(results: Results, width: int) -> str:
     waivers = [row.waiver for row in results.judged if row.waived and row.waiver]
-    found = Counter((waiver["reason"], waiver["url"] or f"until {waiver['expires']}") for waiver in waivers)
+    found = Counter((waiver.reason, waiver.url or f"until {waiver.expires}") for waiver in waivers)
     lines = [end(f"{n:6d}  {one_line(f'{reason} ({ref})')}", width) for (reason, ref), n in found.most_common()]
     return "\n".join(["WAIVED, by reason:", *lines]) if lines else ""
 
@@ -117,7 +118,7 @@ def _effort(results: Results) -> str:
     work = sum(claim.seconds for claim in results.claims)
     each = f"{checks / claims:.1f} checks and {1000 * work / claims:.0f} ms of work per claim"
     memory = f"; largest process {footer.peak_mib:.0f} MiB" if footer.peak_mib else ""
-    facts = f"; {counted(len(results.facts), 'measurement')} in the report" if results.facts else ""
+    facts = f"; {counted(len(results.measurements), 'measurement')} in the report" if results.measurements else ""
     return f"{rate}, {each}{memory}{facts}"
 
 

@@ -6,27 +6,15 @@ Contract: docs/architecture.md, "Results and reports"; the rows are in `reports.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
-from reports.codec import decode, not_plain, unknown_keys
-from reports.results import ResultsError, counts_of, loads, spell_counts
-from reports.schema import (
-    SCHEMA,
-    Check,
-    Claim,
-    Fact,
-    Footer,
-    Header,
-    Model,
-    Outcome,
-    Row,
-    Verdict,
-)
+from reports.codec import SchemaError, line_of, row_of
+from reports.results import ResultsError, counts_of, spell_counts
+from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Outcome, Row
 
 
 class ResultsWriter:
@@ -39,31 +27,46 @@ class ResultsWriter:
         self._digest = hashlib.sha256()
         self._lines = 0
         self._checks = 0
-        self._facts = 0
-        self._claims: list[Claim] = []
-        self._models: list[Model] = []
+        self._measurements = 0
+        self._claims: list[ClaimResult] = []
+        self._models: list[ModelResult] = []
 
-    def write(self, row: Mapping[str, object]) -> None:
-        """Append one row; the footer is `close`'s."""
+    def write(self, row: Row) -> None:
+        """Append one row; `close` writes the footer. Raises ResultsError for a row that no reader would take."""
+        try:
+            line = line_of(row)
+        except ValueError as error:
+            self._refuse(str(error))
+        self.write_line(line)
+
+    def write_line(self, line: str) -> Row:
+        """Append one row that is a line already, as `line_of` makes it; return the row.
+
+        Raises ResultsError for a line that no reader would take, or a row in the wrong place.
+        """
         if self._file.closed:
             self._refuse("the file is closed; write every row before close()")
-        line, data = self._checked(row)
-        if isinstance(data, Footer):
+        try:
+            row = row_of(line)
+        except ValueError as error:
+            self._refuse(str(error))
+        if isinstance(row, Footer):
             self._refuse("a footer row; close() writes it")
-        if isinstance(data, Header) != (self._lines == 0):
-            self._refuse(f"a {data.kind} row; the first row, and no other, is the header")
+        if isinstance(row, Header) != (self._lines == 0):
+            self._refuse(f"a {row.kind} row; the first row, and no other, is the header")
         self._append(line)
-        self._checks += isinstance(data, Check)
-        self._facts += isinstance(data, Fact)
-        if isinstance(data, Claim):
-            self._claims.append(data)
-        if isinstance(data, Model):
-            self._models.append(data)
+        self._checks += isinstance(row, Check)
+        self._measurements += isinstance(row, Measurement)
+        if isinstance(row, ClaimResult):
+            self._claims.append(row)
+        if isinstance(row, ModelResult):
+            self._models.append(row)
+        return row
 
     def close(
         self,
         *,
-        outcome: str,
+        outcome: Outcome,
         exit_status: int,
         seconds: float,
         problems: Sequence[str] = (),
@@ -73,28 +76,30 @@ class ResultsWriter:
         """Write the footer, with the totals of the rows written, and close the file."""
         if self._file.closed or self._lines == 0:
             self._refuse("close() needs an open file whose header is written, and ends it once")
-        judged: tuple[Claim | Model, ...] = (*self._claims, *self._models)
-        red = counts_of(row.verdict for row in judged if not row.green)
-        if outcome == Outcome.PASS and (red or exit_status or problems):
-            told = f"{spell_counts(red)}, {len(problems)} problems"
-            self._refuse(f"outcome PASS with exit status {exit_status} and {told}; pass FAIL")
-        footer = {
-            "kind": "footer",
-            "counts": _by_name(claim.verdict for claim in self._claims),
-            "claims": len(self._claims),
-            "checks": self._checks,
-            "pairs": len({claim.pair for claim in self._claims}),
-            "models": _by_name(model.verdict for model in self._models),
-            "facts": self._facts,
-            "outcome": str(outcome),
-            "exit_status": int(exit_status),
-            "problems": list(problems),
-            "notes": list(notes),
-            "seconds": seconds,
-            "peak_mib": peak_mib,
-            "sha256": self._digest.hexdigest(),
-        }
-        self._append(self._checked(footer)[0])
+        judged: tuple[Judged, ...] = (*self._claims, *self._models)
+        failing = counts_of(row.verdict for row in judged if not row.passes)
+        if outcome == Outcome.PASS and (failing or exit_status or problems):
+            found = f"{spell_counts(failing)}, {len(problems)} problems"
+            self._refuse(f"outcome PASS with exit status {exit_status} and {found}; pass FAIL")
+        footer = Footer(
+            counts=counts_of(claim.verdict for claim in self._claims),
+            claims=len(self._claims),
+            checks=self._checks,
+            pairs=len({claim.pair for claim in self._claims}),
+            models=counts_of(model.verdict for model in self._models),
+            measurements=self._measurements,
+            outcome=outcome,
+            exit_status=int(exit_status),
+            problems=list(problems),
+            notes=list(notes),
+            seconds=seconds,
+            peak_mib=peak_mib,
+            sha256=self._digest.hexdigest(),
+        )
+        try:
+            self._append(line_of(footer))
+        except SchemaError as error:
+            self._refuse(str(error))
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -106,28 +111,12 @@ class ResultsWriter:
         """Close the file; without an earlier close() it has no footer and so stays incomplete."""
         self._file.close()
 
-    def _checked(self, row: Mapping[str, object]) -> tuple[bytes, Row]:
-        """The line for a row, and what every reader will make of that line."""
-        for where, why in not_plain(dict(row), "row"):
-            self._refuse(f"{where} is {why}")
-        text = json.dumps(dict(row), allow_nan=False, sort_keys=True)
-        try:
-            data = decode(loads(text))
-        except ValueError as error:
-            self._refuse(str(error))
-        if unknown := unknown_keys(row):
-            self._refuse(f"a {data.kind} row has no key {', '.join(map(repr, unknown))} in schema {SCHEMA}")
-        return text.encode() + b"\n", data
-
-    def _append(self, line: bytes) -> None:
-        self._file.write(line)
+    def _append(self, line: str) -> None:
+        data = line.encode() + b"\n"
+        self._file.write(data)
         self._file.flush()
-        self._digest.update(line)
+        self._digest.update(data)
         self._lines += 1
 
     def _refuse(self, why: str) -> NoReturn:
         raise ResultsError(f"{self.path}:{self._lines + 1}: {why}")
-
-
-def _by_name(verdicts: Iterable[Verdict]) -> dict[str, int]:
-    return {verdict.value: count for verdict, count in counts_of(verdicts).items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from reports.results import GREEN, Results, read_results
+from reports.results import Results, read_results
+from reports.schema import PASSING
 from reports.writer import ResultsWriter
 
 Row = dict[str, Any]
@@ -35,7 +37,7 @@ class Runs:
 
     def header(self, **changes: Any) -> Row:
         row = {
-            "kind": "header", "schema": 1, "suite_version": "0.1.0", "suite_commit": "4fd1c0ffee" * 4,
+            "kind": "header", "schema": 2, "suite_version": "0.1.0", "suite_commit": "4fd1c0ffee" * 4,
             "backend": "qnnpack", "versions": {"qnnpack": "2.13.0"}, "torch": "2.13.0+cpu",
             "python": "3.11.9",
             "platform": "Linux-6.1-x86_64", "cpu": "Some CPU @ 2.60GHz", "cpu_flags": ["avx2", "avx512_vnni"],
@@ -68,7 +70,7 @@ class Runs:
         """A failing check with all kinds of evidence, and its claim."""
         message = "NUM-03: 3 of 24 outputs are further than 0.5 LSB from the exact result; the worst by 18 LSB"
         evidence = {
-            "case": "x int8 [4, 64], one row saturating", "expected": [12.4996, -128.0, 7],
+            "where": {"case": "x int8 [4, 64], one row saturating"}, "expected": [12.4996, -128.0, 7],
             "found": [30, -128, 7],
             "index": [[0, 3], [0, 4], [1, 0]], "attribution": "saturation: the accumulator is int16",
             "qparams": {"input": {"scale": 0.0078125, "zero_point": 3}, "weight": {"scale": [0.1] * 64}},
@@ -85,12 +87,12 @@ class Runs:
         """A finished results file; its totals and ending follow from the rows, unless changed."""
         rows = list(rows)
         claims = [row for row in rows if row["kind"] == "claim"]
-        green = all(claim["waived"] or claim["verdict"] in GREEN for claim in claims)
+        green = all(claim["waived"] or claim["verdict"] in PASSING for claim in claims)
         pairs = len({(claim["pattern"], claim["dtype_config"]) for claim in claims})
         path = self.directory / next(self._names)
         with ResultsWriter(path) as writer:
             for row in [self.header(**{"claims": len(claims), "pairs": pairs} | changes), *rows]:
-                writer.write(row)
+                writer.write_line(json.dumps(row, sort_keys=True))
             writer.close(outcome="PASS" if green else "FAIL", exit_status=int(not green), seconds=75.5)
         return path
 

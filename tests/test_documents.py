@@ -19,7 +19,8 @@ from conformance.machine.environment import detection_power
 from conformance.pipeline.claim_run import STAGES
 from conformance.run.expected import expected_path, read_expected
 from reports.compare import render_board
-from reports.results import VERDICTS, Outcome, read_results
+from reports.results import read_results
+from reports.schema import Outcome, VERDICTS
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "docs" / "findings").glob("*.py"))

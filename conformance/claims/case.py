@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ class Case:
 
     ``varied``: the arguments that are away from their defaults, as text. ``variant``: the same with their values; cases
     of one variant differ in their regime alone. ``build`` takes nothing and returns a model whose forward takes the
-    inputs in order and holds the claim's pattern once.
+    inputs in order and holds the claim's pattern once. ``is_first``: it is the first case of its claim.
     """
 
     name: str
@@ -46,3 +47,9 @@ class Case:
     regime: Regime
     varied: tuple[str, ...] = ()
     variant: str = ""
+    is_first: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of elements of all inputs."""
+        return sum(math.prod(each.shape) for each in self.inputs)

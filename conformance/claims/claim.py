@@ -13,18 +13,21 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from backends.base import Capabilities
-from conformance.ops.table import WEIGHTED, root_of
+from conformance.ops.fused_modules import root_of
+from conformance.ops.table import WEIGHTED
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
 from refimpl.patterns import leaves, pattern_name
 
 NO_WEIGHT = "no_weight"
 FLOAT16 = "float16"
 FLOAT_QPARAMS = "per_channel_affine_float_qparams"
+Flow = Literal["ptq", "qat"]
+"""Post-training quantization, or quantization-aware training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +35,16 @@ class Claim:
     """One thing that a backend says it can do.
 
     ``pattern`` and ``dtype_config`` are names that identify the config's pair; ``entry`` and ``dtypes`` are the
-    config's own objects behind them. ``scheme`` is the weight's qscheme, ``float16`` or ``no_weight``.
-    ``settings`` spells out what else the entry sets.
+    config's own objects that they name, and ``index`` is the entry's place in the config. ``scheme`` is the weight's
+    qscheme, ``float16`` or ``no_weight``. ``settings`` spells out what else the entry sets.
     """
 
     id: str
     pattern: str
     dtype_config: str
-    flow: str
+    flow: Flow
     scheme: str
+    index: int
     entry: BackendPatternConfig
     dtypes: DTypeConfig
     settings: str = ""
@@ -89,9 +93,9 @@ def enumerate_claims(config: BackendConfig, capabilities: Capabilities) -> tuple
     Two entries (or dtype configs of one entry) with one name are told apart by ``#2``, ``#3``: no claim is lost.
     """
     seen: Counter[str] = Counter()
-    found: list[Claim] = []
+    claims: list[Claim] = []
     qat_modules = {entry.qat_module for entry in config.configs}
-    for entry in config.configs:
+    for index, entry in enumerate(config.configs):
         pattern = _numbered(pattern_name(entry.normal_pattern), seen)
         dtype_names: Counter[str] = Counter()
         for dtypes in entry.dtype_configs:
@@ -99,13 +103,13 @@ def enumerate_claims(config: BackendConfig, capabilities: Capabilities) -> tuple
             schemes = _schemes(entry, dtypes, capabilities)
             for flow, scheme in itertools.product(_flows(entry, dtypes, qat_modules), schemes):
                 claim_id = f"{pattern}/{name}/{flow}/{scheme}"
-                found.append(
+                claims.append(
                     Claim(
                         id=claim_id, pattern=pattern, dtype_config=name, flow=flow, scheme=scheme,
-                        entry=entry, dtypes=dtypes, settings=_settings(entry),
+                        index=index, entry=entry, dtypes=dtypes, settings=_settings(entry),
                     )
                 )  # fmt: skip
-    return tuple(found)
+    return tuple(claims)
 
 
 def config_digest(claims: Iterable[Claim]) -> str:
@@ -152,7 +156,7 @@ def _numbered(name: str, seen: Counter[str]) -> str:
     return name if seen[name] == 1 else f"{name}#{seen[name]}"
 
 
-def _flows(entry: BackendPatternConfig, dtypes: DTypeConfig, qat_modules: Collection[Any]) -> tuple[str, ...]:
+def _flows(entry: BackendPatternConfig, dtypes: DTypeConfig, qat_modules: Collection[Any]) -> tuple[Flow, ...]:
     """The flows in which an entry is claimed.
 
     A QAT module is met in QAT alone; an entry that names one, or has no weight, in both; any other in PTQ alone. Half

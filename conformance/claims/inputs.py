@@ -1,18 +1,32 @@
-"""Draws: the tensors that a case is calibrated with and run on (aimed at where kernels go wrong, then random)."""
+"""Inputs: the tensors that a case is calibrated with and run on (directed at common kernel faults, then random)."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from conformance.claims.case import Case
+from conformance.claims.claim import Claim
+from conformance.claims.effort import Effort
+from conformance.claims.qconfigs import INTEGERS, kind_of
 from conformance.ops.op_model import Input, Role
 from conformance.oracle.grids import Grid
 
 Batch = tuple[Tensor, ...]
+"""A tensor for each input of a model."""
+STATE_RANGE = (-1.0, 0.75)
+"""A range of states in which the zero point of dynamic quantization is at no tie."""
+
+
+class NamedInputs(NamedTuple):
+    """The tensors of one run, and what they are called in the report."""
+
+    name: str
+    tensors: Batch
 
 
 def calibration_inputs(case: Case) -> tuple[Batch, ...]:
@@ -29,16 +43,12 @@ def calibration_inputs(case: Case) -> tuple[Batch, ...]:
 def _calibrating(given: Input, case: Case, position: int, number: int) -> Tensor:
     if given.role in (Role.INDEX, Role.OFFSETS):
         return _indices(given)
-    low, high = case.regime.ranges[position % len(case.regime.ranges)] if given.role is Role.ACTIVATION else _STATES
+    low, high = case.regime.ranges[position % len(case.regime.ranges)] if given.role is Role.ACTIVATION else STATE_RANGE
     drawn = torch.empty(given.shape).uniform_(low, high)
     flat = drawn.view(-1)
     if flat.numel():
         flat[0], flat[-1] = (low, high) if number == 0 else (high, low)
     return drawn
-
-
-_STATES = (-1.0, 0.75)
-"""A range of states in which the zero point of dynamic quantization is at no tie."""
 
 
 def _indices(given: Input) -> Tensor:
@@ -53,8 +63,8 @@ def _indices(given: Input) -> Tensor:
     return drawn
 
 
-Aim = Callable[[tuple[int, ...], Grid], Tensor]
-"""Integers of a shape on a grid."""
+Directed = Callable[[tuple[int, ...], Grid], Tensor]
+"""Returns integers of a shape on a grid."""
 
 
 def _alternating(shape: tuple[int, ...], grid: Grid) -> Tensor:
@@ -100,7 +110,7 @@ def _coarse(shape: tuple[int, ...], grid: Grid) -> Tensor:
     return grid.zero_point + 32 * torch.randint(low + 1, high + 1, shape)
 
 
-AIMS: tuple[tuple[str, Aim], ...] = (
+DIRECTED: tuple[tuple[str, Directed], ...] = (
     ("random", _random),
     ("alternating ends", _alternating),
     ("close to the high end", _close_to_high),
@@ -111,19 +121,32 @@ AIMS: tuple[tuple[str, Aim], ...] = (
     ("all at the zero point", lambda shape, grid: torch.full(shape, grid.zero_point)),
     ("between steps and beyond the ends", _off_grid),
 )
+"""The directed inputs, by name; the first ones find most."""
 
 
-def static_inputs(case: Case, grids: Sequence[Grid | None], *, aims: int, random: int) -> list[tuple[str, Batch]]:
-    """Draw inputs that lie on the inputs' grids: the first `aims` aimed ones, then `random` ones, each with its name.
+def draw_inputs(
+    claim: Claim, case: Case, grids: Sequence[Grid | None], *, effort: Effort, seed: int
+) -> list[NamedInputs]:
+    """Draw the inputs of a case from a seed of their own, and leave torch's generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        if kind_of(claim.dtypes) not in INTEGERS:
+            return float_inputs(case, random=max(1, effort.random))
+        directed = effort.directed if case.is_first else effort.further
+        return static_inputs(case, grids, directed=directed, random=effort.random)
+
+
+def static_inputs(case: Case, grids: Sequence[Grid | None], *, directed: int | None, random: int) -> list[NamedInputs]:
+    """Draw inputs that lie on the inputs' grids: the first `directed` ones of DIRECTED (None: all), then `random` ones.
 
     In a regime of ties, one is in coarse steps. Inputs without a grid are drawn as for calibration.
     """
     tied = (("in coarse steps", _coarse),) * case.regime.has_ties
-    kinds = itertools.chain(AIMS[:aims], tied, ((f"random {n + 2}", _random) for n in range(random)))
-    return [(name, tuple(_drawn(case, grids, draw))) for name, draw in kinds]
+    kinds = itertools.chain(DIRECTED[:directed], tied, ((f"random {n + 2}", _random) for n in range(random)))
+    return [NamedInputs(name, tuple(_drawn(case, grids, draw))) for name, draw in kinds]
 
 
-def _drawn(case: Case, grids: Sequence[Grid | None], draw: Aim) -> Iterator[Tensor]:
+def _drawn(case: Case, grids: Sequence[Grid | None], draw: Directed) -> Iterator[Tensor]:
     for position, (given, grid) in enumerate(zip(case.inputs, grids, strict=True)):
         if grid is None:
             yield _calibrating(given, case, position, 0)
@@ -131,11 +154,11 @@ def _drawn(case: Case, grids: Sequence[Grid | None], draw: Aim) -> Iterator[Tens
             yield grid.values(draw(given.shape, grid).roll(position))  # so that ends meet other ends
 
 
-def float_inputs(case: Case, *, random: int) -> list[tuple[str, Batch]]:
+def float_inputs(case: Case, *, random: int) -> list[NamedInputs]:
     """Draw inputs of a model that takes floats: dynamic, float16, weight-only.
 
     Activations are first on a grid of 255 steps of a power of two, both ends present, so that the qparams of dynamic
-    quantization are exact and no input is at a tie; then aimed, at signs and at magnitudes; then random.
+    quantization are exact and no input is at a tie; then directed, at signs and at magnitudes; then random.
     """
     kinds: list[tuple[str, Callable[[tuple[int, ...]], Tensor]]] = [
         ("on a grid", _gridded),
@@ -149,7 +172,7 @@ def float_inputs(case: Case, *, random: int) -> list[tuple[str, Batch]]:
         *((f"random {n + 1}", torch.randn) for n in range(random)),
     ]
     return [
-        (name, tuple(
+        NamedInputs(name, tuple(
             draw(given.shape) if given.role is Role.ACTIVATION else _calibrating(given, case, position, 0)
             for position, given in enumerate(case.inputs)
         ))

@@ -6,8 +6,11 @@ from enum import Enum
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from conformance.claims.claim import Claim
+from conformance.ops.fused_modules import root_of
 from refimpl import (
     DTypeWithConstraints,
     FakeQuantize,
@@ -21,6 +24,7 @@ from refimpl import (
 )
 from refimpl.dtype_config import DTypeConfig
 from refimpl.observers import dtype_range, is_quantized_dtype
+from refimpl.patterns import leaves
 
 
 class Kind(Enum):
@@ -45,6 +49,14 @@ class Kind(Enum):
     """None of these: the suite has no QConfig for it."""
 
 
+WEIGHT_OBSERVERS: dict[str, tuple[Any, torch.qscheme]] = {
+    "per_tensor_symmetric": (MinMaxObserver, torch.per_tensor_symmetric),
+    "per_channel_symmetric": (PerChannelMinMaxObserver, torch.per_channel_symmetric),
+    "per_tensor_affine": (MinMaxObserver, torch.per_tensor_affine),
+    "per_channel_affine": (PerChannelMinMaxObserver, torch.per_channel_affine),
+    "per_channel_affine_float_qparams": (PerChannelMinMaxObserver, torch.per_channel_affine_float_qparams),
+}
+"""The observer and the qscheme of a weight, by weight scheme."""
 INTEGERS = (Kind.STATIC, Kind.FIXED)
 """The kinds whose activations lie on grids that are known before the run."""
 
@@ -64,8 +76,18 @@ def kind_of(dtypes: DTypeConfig) -> Kind:
 
 def qconfig_for(claim: Claim, *, is_symmetric: bool = False) -> QConfig:
     """Return the QConfig that a claim is about; with `is_symmetric` activations are observed symmetrically."""
-    dtypes, kind, is_qat = claim.dtypes, kind_of(claim.dtypes), claim.flow == "qat"
-    return QConfig(activation=_activation(dtypes, kind, is_qat, is_symmetric), weight=_weight(claim, kind, is_qat))
+    return make_qconfig(
+        claim.dtypes, claim.scheme, flow=claim.flow, axis=weight_axis(claim), is_symmetric=is_symmetric
+    )  # fmt: skip
+
+
+def make_qconfig(
+    dtypes: DTypeConfig, scheme: str, *, flow: str = "ptq", axis: int = 0, is_symmetric: bool = False
+) -> QConfig:
+    """Return the QConfig of a dtype config, with its bounds exactly. ``axis``: that of per-channel weights."""
+    kind, is_qat = kind_of(dtypes), flow == "qat"
+    activation = _activation(dtypes, kind, is_qat, is_symmetric)
+    return QConfig(activation=activation, weight=_weight(dtypes, kind, scheme, axis, is_qat))
 
 
 def dynamic_range(claim: Claim) -> tuple[int, int] | None:
@@ -82,7 +104,8 @@ def wide_qconfig(claim: Claim) -> QConfig:
     activation: Any = MinMaxObserver.with_args(**arguments)
     if claim.flow == "qat":
         activation = FakeQuantize.with_args(observer=MinMaxObserver, **arguments)
-    return QConfig(activation=activation, weight=_weight(claim, Kind.STATIC, claim.flow == "qat"))
+    weight = _weight(claim.dtypes, Kind.STATIC, claim.scheme, weight_axis(claim), claim.flow == "qat")
+    return QConfig(activation=activation, weight=weight)
 
 
 def _activation(dtypes: DTypeConfig, kind: Kind, is_qat: bool, is_symmetric: bool) -> Any:
@@ -123,34 +146,32 @@ class HalfWeight(PlaceholderObserver):
         super().__init__(dtype, **arguments)
 
 
-_SCHEMES: dict[str, tuple[Any, torch.qscheme]] = {
-    "per_tensor_symmetric": (MinMaxObserver, torch.per_tensor_symmetric),
-    "per_channel_symmetric": (PerChannelMinMaxObserver, torch.per_channel_symmetric),
-    "per_tensor_affine": (MinMaxObserver, torch.per_tensor_affine),
-    "per_channel_affine": (PerChannelMinMaxObserver, torch.per_channel_affine),
-    "per_channel_affine_float_qparams": (PerChannelMinMaxObserver, torch.per_channel_affine_float_qparams),
-}
-
-
-def _weight(claim: Claim, kind: Kind, is_qat: bool) -> Any:
+def _weight(dtypes: DTypeConfig, kind: Kind, scheme: str, axis: int, is_qat: bool) -> Any:
     if kind is Kind.FLOAT16:
         return HalfWeight.with_args(dtype=torch.float16)
-    if claim.dtypes.weight_dtype is torch.float32:
+    if dtypes.weight_dtype is torch.float32:
         return PlaceholderObserver.with_args(dtype=torch.float32)
-    observer, qscheme = _SCHEMES.get(claim.scheme, _SCHEMES["per_tensor_symmetric"])
-    constraints = claim.dtypes.weight_dtype_with_constraints
+    observer, qscheme = WEIGHT_OBSERVERS.get(scheme, WEIGHT_OBSERVERS["per_tensor_symmetric"])
+    constraints = dtypes.weight_dtype_with_constraints
     arguments: dict[str, Any] = {"dtype": torch.qint8}
     if is_quantized_dtype(constraints.dtype):
         arguments = observer_arguments(constraints)
     arguments["qscheme"] = qscheme
     if observer is PerChannelMinMaxObserver:
-        arguments["ch_axis"] = weight_axis(claim)
+        arguments["ch_axis"] = axis
     return FakeQuantize.with_args(observer=observer, **arguments) if is_qat else observer.with_args(**arguments)
 
 
 def weight_axis(claim: Claim) -> int:
     """Return the axis of a weight's output channels: 1 in transposed convolutions, else 0."""
-    return 1 if "transpose" in claim.pattern.lower() else 0
+    roots = (root_of(leaf) for leaf in leaves(claim.entry.normal_pattern))
+    return int(any(is_transposed_convolution(root) for root in roots))
+
+
+def is_transposed_convolution(op: Any) -> bool:
+    """Tell whether an op is a transposed convolution, a module's class or a function."""
+    is_class = isinstance(op, type) and issubclass(op, _ConvTransposeNd)
+    return is_class or op in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
 def observer_arguments(first: DTypeWithConstraints, *others: DTypeWithConstraints) -> dict[str, Any]:

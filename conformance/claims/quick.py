@@ -1,4 +1,4 @@
-"""Which of a claim's cases the quick profile tries: a few, which the claims on one op share out among them.
+"""The quick profile's choice of cases: a few for each op, which the claims on that op share.
 
 A config has many claims on one op (its dtypes, flows, weight schemes; module and function; fused and not), and each
 tries what the others do not: together about as many cases as an op has arguments.
@@ -19,44 +19,44 @@ from torch import nn
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.qconfigs import kind_of
-from conformance.ops.table import PARTS, QAT_OF
+from conformance.ops.fused_modules import MEMBERS, QAT_OF
 from refimpl.patterns import leaves
 
 _ALIKE: dict[Any, Any] = {F.relu: nn.ReLU, torch.relu: nn.ReLU}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Share:
     """A claim's place among those on the same op, and how many these are."""
 
     place: int = 0
     of: int = 1
 
 
-def turns(claims: Iterable[Claim]) -> dict[str, Turn]:
-    """Return each claim's turn, by its ID. Claims are on one op whose float ops and kind of dtypes are the same."""
+def shares_of(claims: Iterable[Claim]) -> dict[str, Share]:
+    """Return each claim's share, by its ID. Claims are on one op if their float ops and kind of dtypes are the same."""
     groups = defaultdict[object, list[str]](list)
     for claim in claims:
-        groups[_op(claim), kind_of(claim.dtypes)].append(claim.id)
-    return {name: Turn(place=n, of=len(group)) for group in groups.values() for n, name in enumerate(group)}
+        groups[_float_ops(claim), kind_of(claim.dtypes)].append(claim.id)
+    return {name: Share(place=n, of=len(group)) for group in groups.values() for n, name in enumerate(group)}
 
 
-def _op(claim: Claim) -> tuple[Any, ...]:
+def _float_ops(claim: Claim) -> tuple[Any, ...]:
     """The float ops of a pattern, in order; of the root itself, whether it is a module or a function counts."""
-    parts = [part for leaf in leaves(claim.entry.normal_pattern) for part in _parts(leaf)]
-    return (parts[0], *(_ALIKE.get(part, part) for part in parts[1:]))
+    ops = [op for leaf in leaves(claim.entry.normal_pattern) for op in _members(leaf)]
+    return (ops[0], *(_ALIKE.get(op, op) for op in ops[1:]))
 
 
-def _parts(leaf: Any) -> tuple[Any, ...]:
+def _members(leaf: Any) -> tuple[Any, ...]:
     leaf = QAT_OF.get(leaf, leaf)
-    return PARTS.get(leaf, (leaf,))
+    return MEMBERS.get(leaf, (leaf,))
 
 
-def chosen(cases: Sequence[Case], limit: int | None, turn: Turn) -> tuple[Case, ...]:
-    """Choose a claim's share, of at least one, of an op's first ``limit`` cases.
+def choose_cases(cases: Sequence[Case], limit: int | None, share: Share) -> tuple[Case, ...]:
+    """Choose a claim's share, of at least one, of an op's first ``limit`` cases; None: all of its cases.
 
-    In turn one whose arguments are as good as the op's defaults, and one that has many others: a kernel may be chosen
-    by either. Of both kinds first what brings most that is new.
+    Alternate between near-default cases and heavily varied ones, since a kernel may be chosen by either; within each,
+    prefer the case with the most new arguments.
     """
     if limit is None:
         return tuple(cases)
@@ -64,8 +64,8 @@ def chosen(cases: Sequence[Case], limit: int | None, turn: Turn) -> tuple[Case, 
         _by_news([case for case in cases if (len(case.varied) > 1) is is_other]) for is_other in (False, True)
     )
     pairs = itertools.zip_longest(plain, other)
-    ordered = [case for pair in pairs for case in pair if case is not None][: max(limit, turn.of)]
-    return tuple(ordered[turn.place % len(ordered) :: turn.of])
+    ordered = [case for pair in pairs for case in pair if case is not None][: max(limit, share.of)]
+    return tuple(ordered[share.place % len(ordered) :: share.of])
 
 
 def _by_news(cases: Sequence[Case]) -> list[Case]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from conformance.claims.claim import Claim
-from conformance.ops.table import WEIGHTED, root_of
+from conformance.ops.fused_modules import root_of
+from conformance.ops.table import WEIGHTED
 from conformance.oracle.error_bounds import MOVES
-from conformance.oracle.table import ROWS
+from conformance.oracle.table import rule_of
 from refimpl import ObservationType
 from refimpl.patterns import leaves
 
@@ -13,10 +16,22 @@ from refimpl.patterns import leaves
 def moves_only(claim: Claim) -> bool:
     """Tell whether the pattern shares its observer and only moves or selects values. (NUM-05)"""
     shares = claim.entry.observation_type is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
-    return shares and all(leaf in ROWS and ROWS[leaf].verifier == MOVES for leaf in leaves(claim.entry.normal_pattern))
+    return shares and all(map(op_moves, leaves(claim.entry.normal_pattern)))
+
+
+def op_moves(op: Any) -> bool:
+    """Tell whether an op only moves or selects values. (NUM-05)"""
+    rule = rule_of(op)
+    return rule is not None and rule.verifier == MOVES
 
 
 def is_weighted_module(claim: Claim) -> bool:
     """Tell whether the pattern's root is a module that holds a weight, alone or inside of a fused one."""
     root = root_of(next(leaves(claim.entry.normal_pattern)))
     return isinstance(root, type) and root in WEIGHTED
+
+
+def own_modules(claim: Claim) -> tuple[type, ...]:
+    """Return the classes of a pattern's modules that are not torch's own: tracing would go into them."""
+    kinds = [leaf for leaf in leaves(claim.entry.normal_pattern) if isinstance(leaf, type)]
+    return tuple(kind for kind in kinds if not kind.__module__.startswith("torch."))

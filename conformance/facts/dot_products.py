@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.facts.probe_models import WEIGHT_END, WEIGHT_SCALE, Setup, Site, operand
+from conformance.facts.probe_models import WEIGHT_END, WEIGHT_SCALE, ProbeModel, Site, operand
 from conformance.oracle.grids import Grid
 
 CHANNELS = 8  # of every output: kernels of depthwise convolutions want a multiple of 8
@@ -119,7 +119,7 @@ DOTS: Mapping[str, Dot] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class Stimulus:
     """Operands x (batch × k), weights (channels × k), scales, and what else differs from the usual.
 
     ``rest``: the operands (centred) that meet the anchors.
@@ -149,20 +149,20 @@ class Probe:
         return self.x_grid.scale * WEIGHT_SCALE / self.y_grid.scale
 
 
-def setup_of(dot: Dot, probe: Probe) -> Setup:
+def probe_model(dot: Dot, stimulus: Stimulus) -> ProbeModel:
     """Add the anchors to a probe's weights and operands, and fill them up to whole windows."""
-    channels, width = probe.weight.shape
+    channels, width = stimulus.weight.shape
     padding = -(width + len(ANCHORS)) % dot.taps
-    weight = torch.cat([ANCHORS.expand(channels, -1), probe.weight, torch.zeros(channels, padding)], 1)
-    rest = torch.full((len(probe.x), len(ANCHORS)), float(probe.rest))
-    x = torch.cat([rest, probe.x, torch.zeros(len(probe.x), padding)], 1)
-    op = dot.module(weight * WEIGHT_SCALE, probe.bias)
-    model = nn.Sequential(op, nn.ReLU()) if probe.rectified else nn.Sequential(op)
-    return Setup(model=model, inputs=(operand(probe.x_grid, dot.shaped(x)),), output=probe.y_grid)
+    weight = torch.cat([ANCHORS.expand(channels, -1), stimulus.weight, torch.zeros(channels, padding)], 1)
+    rest = torch.full((len(stimulus.x), len(ANCHORS)), float(stimulus.rest))
+    x = torch.cat([rest, stimulus.x, torch.zeros(len(stimulus.x), padding)], 1)
+    op = dot.module(weight * WEIGHT_SCALE, stimulus.bias)
+    model = nn.Sequential(op, nn.ReLU()) if stimulus.rectified else nn.Sequential(op)
+    return ProbeModel(model=model, inputs=(operand(stimulus.x_grid, dot.shaped(x)),), output=stimulus.y_grid)
 
 
-def measured(dot: Dot, site: Site, probe: Probe) -> Tensor:
+def measure(dot: Dot, site: Site, stimulus: Stimulus) -> Tensor:
     """Run a probe; return its results (batch × channels) in output steps from the zero point. Raises Unmeasured."""
-    found = site.run(setup_of(dot, probe))
-    channels = len(probe.weight)
+    found = site.run(probe_model(dot, stimulus))
+    channels = len(stimulus.weight)
     return found.flatten(2)[:, :channels, dot.at] if dot.rank else found

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from backends.base import Backend, Capabilities
+from conformance.claims.qconfigs import make_qconfig
 from conformance.facts.kernel_models import Rounding, Rule
-from conformance.machine.memory import filled
+from conformance.machine.memory import memory_filled_with
+from conformance.ops.op_model import OneInput, Step, TwoInputs
 from conformance.oracle.grids import Grid
-from conformance.stages.backend_calls import StageError, run_lowered
+from conformance.stages.bench import Bench
+from conformance.stages.lower import LoweredModel, lower, run_lowered
+from conformance.stages.stage import StageError
 from refimpl import (
-    BackendConfig,
     DTypeConfig,
     DTypeWithConstraints,
     FixedQParamsObserver,
-    MinMaxObserver,
-    PerChannelMinMaxObserver,
     QConfig,
     QConfigMapping,
     explain,
@@ -37,22 +37,6 @@ WEIGHT_SCALE = 2.0**-7
 """The scale of every weight: a weight holds 127 steps somewhere, in each channel."""
 
 WEIGHT_END = 127
-
-
-class Bench(Protocol):
-    """What a probe needs of the workbench. ``lower`` and what it returns may raise whatever the backend raises."""
-
-    backend: Backend
-    config: BackendConfig
-    capabilities: Capabilities
-
-    def convert(self, prepared: GraphModule) -> GraphModule:
-        """Return the reference model, in the form that the backend takes."""
-        ...
-
-    def lower(self, reference: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        """Return what the backend makes of a reference model: something to call with inputs like the examples."""
-        ...
 
 
 class Unmeasured(Exception):
@@ -73,37 +57,19 @@ def all_integers(grid: Grid) -> Tensor:
     return torch.arange(grid.low, grid.high + 1).double() - grid.zero_point
 
 
-class OneInput(nn.Module):
-    """Calls a function, a method or a module of one tensor."""
-
-    def __init__(self, op: Any, *arguments: Any) -> None:
-        super().__init__()
-        self.op = op(*arguments) if isinstance(op, type) else op
-        self.arguments = () if isinstance(op, type) else arguments
-
-    def forward(self, x: Tensor) -> Any:
-        """Return the op's result for a tensor of any shape that it takes."""
-        if isinstance(self.op, str):
-            return getattr(x, self.op)(*self.arguments)
-        return self.op(x, *self.arguments)
+def one_input(op: Any, *arguments: Any) -> nn.Module:
+    """Return a model that calls a function, a method or a module of one tensor."""
+    step = Step(op=op(*arguments)) if isinstance(op, type) else Step(op=op, arguments=arguments)
+    return OneInput([step])
 
 
-class TwoInputs(nn.Module):
-    """Calls a function of two tensors, and a ReLU behind it if asked for."""
-
-    def __init__(self, op: Callable[..., Any], *, rectified: bool = False) -> None:
-        super().__init__()
-        self.op = op
-        self.relu = nn.ReLU() if rectified else None
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        """Return the function's result for two tensors, rectified if asked for."""
-        result = self.op(x, y)
-        return result if self.relu is None else self.relu(result)
+def two_inputs(op: Callable[..., Any], *, rectified: bool = False) -> nn.Module:
+    """Return a model that calls a function of two tensors, and a ReLU after it if asked for."""
+    return TwoInputs([Step(op=op), *([Step(op=nn.ReLU())] if rectified else [])])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class ProbeModel:
     """A model of one op, its inputs, and the grid of its output."""
 
     model: nn.Module
@@ -115,7 +81,7 @@ class Setup:
 class Site:
     """Where probes run: a backend, the pattern and dtype config of a claim, and a weight scheme.
 
-    ``has_relu``: the config also claims the pattern with a ReLU behind it.
+    ``has_relu``: the config also claims the pattern with a ReLU after it.
     """
 
     bench: Bench
@@ -143,29 +109,29 @@ class Site:
             return None
         return self.grid(float(wanted.scale_exact_match), int(wanted.zero_point_exact_match))
 
-    def run(self, setup: Setup) -> Tensor:
+    def run(self, probe: ProbeModel) -> Tensor:
         """Return a model's results as integers less the output's zero point (float64). Raises Unmeasured.
 
         A kernel whose second run differs from the first has no results to speak of (NUM-07).
         """
-        lowered = self._lowered(setup)
+        lowered = self._lowered(probe)
         try:
-            first, second = (self._ran(lowered, setup, byte) for byte in (0x55, 0xAA))
+            first, second = (self._ran(lowered, probe, byte) for byte in (0x55, 0xAA))
         except StageError as error:
             raise _raised("running it", error) from error
-        found = _steps(first, setup.output)
-        if not torch.equal(found, _steps(second, setup.output)):
+        found = _steps(first, probe.output)
+        if not torch.equal(found, _steps(second, probe.output)):
             raise Unmeasured("two runs on the same input gave different results")
         return found
 
-    def _ran(self, lowered: Callable[..., Any], setup: Setup, byte: int) -> Any:
+    def _ran(self, lowered: LoweredModel, probe: ProbeModel, byte: int) -> Any:
         """Run a model where memory is full of a byte, so that elements that a kernel never writes change."""
-        with filled(byte):
-            return run_lowered(lowered, "a probe", tuple(values for _, values in setup.inputs))
+        with memory_filled_with(byte):
+            return run_lowered(lowered, "a probe", tuple(values for _, values in probe.inputs))
 
-    def execution(self, setup: Setup) -> str:
+    def execution(self, probe: ProbeModel) -> str:
         """Say what a backend runs for a model, as far as it tells. Raises Unmeasured."""
-        lowered = self._lowered(setup)
+        lowered = self._lowered(probe)
         try:
             execution = self.bench.backend.execution(lowered)
         except Exception as error:  # the backend's code: what it raises is what there is to report
@@ -176,15 +142,15 @@ class Site:
             return f"in float: {'; '.join(execution.float_fallbacks)}"
         return "quantized" if execution.quantized_ops else "the backend shows no quantized op that ran"
 
-    def _lowered(self, setup: Setup) -> Callable[..., Any]:
+    def _lowered(self, probe: ProbeModel) -> LoweredModel:
         """Take a model through prepare, convert and the backend's lower. Raises Unmeasured."""
         mapping = QConfigMapping().set_global(qconfig_of(self.dtypes, self.scheme))
-        prepared = prepare_fx(setup.model.eval(), mapping, None, backend_config=self.bench.config)
+        prepared = prepare_fx(probe.model.eval(), mapping, None, backend_config=self.bench.config)
         _check_quantized(prepared)
-        _set_grids(prepared, [grid for grid, _ in setup.inputs], setup.output)
+        _set_grids(prepared, [grid for grid, _ in probe.inputs], probe.output)
         reference = self.bench.convert(prepared)
         try:
-            return self.bench.lower(reference, tuple(values for _, values in setup.inputs))
+            return lower(self.bench, reference, tuple(values for _, values in probe.inputs))
         except Exception as error:  # the backend's code: what it raises is what there is to report
             raise _raised("lower", error) from error
 
@@ -193,12 +159,12 @@ class Site:
 class Op:
     """An op to fingerprint. ``patterns``: any of these in a config claims it, the first that is found is probed.
 
-    ``example``: a setup to ask what the backend runs for it. ``rounding`` is measured first; the other properties are
+    ``example``: a model to ask what the backend runs for it. ``rounding`` is measured first; the other properties are
     given the rule that it found. All may raise Unmeasured.
     """
 
     patterns: tuple[Any, ...]
-    example: Callable[[Site], Setup]
+    example: Callable[[Site], ProbeModel]
     rounding: Callable[[Site], Rounding]
     properties: tuple[tuple[str, Callable[[Site, Rule], str]], ...]
     has_weight: bool = False
@@ -218,34 +184,14 @@ def _range(constraints: DTypeWithConstraints) -> tuple[int, int]:
     return low if least is None else max(low, int(least)), high if most is None else min(high, int(most))
 
 
-_SCHEMES: dict[str, tuple[Any, torch.qscheme]] = {
-    "per_tensor_symmetric": (MinMaxObserver, torch.per_tensor_symmetric),
-    "per_channel_symmetric": (PerChannelMinMaxObserver, torch.per_channel_symmetric),
-    "per_tensor_affine": (MinMaxObserver, torch.per_tensor_affine),
-    "per_channel_affine": (PerChannelMinMaxObserver, torch.per_channel_affine),
-}
-
-
 def qconfig_of(dtypes: DTypeConfig, scheme: str) -> QConfig:
     """Return a QConfig that a dtype config takes; weights are in -127..127 of qint8."""
-    wanted, output = dtypes.input_dtype_with_constraints, dtypes.output_dtype_with_constraints
-    low, high = activation_range(dtypes)
-    of_activation: dict[str, Any] = {"dtype": wanted.dtype, "quant_min": low, "quant_max": high}
-    if output.scale_exact_match is not None:
-        fixed = FixedQParamsObserver.with_args(
-            scale=output.scale_exact_match, zero_point=output.zero_point_exact_match, **of_activation
-        )
-        return QConfig(activation=fixed, weight=MinMaxObserver)
-    activation = MinMaxObserver.with_args(eps=_eps(wanted, output), **of_activation)
-    observer, qscheme = _SCHEMES.get(scheme, _SCHEMES["per_tensor_symmetric"])
-    eps = _eps(dtypes.weight_dtype_with_constraints)
-    of_weight = {"dtype": torch.qint8, "quant_min": -WEIGHT_END, "quant_max": WEIGHT_END, "eps": eps}
-    return QConfig(activation=activation, weight=observer.with_args(qscheme=qscheme, **of_weight))
-
-
-def _eps(*constraints: DTypeWithConstraints) -> float:
-    bounds = [float(each.scale_min_lower_bound) for each in constraints if each.scale_min_lower_bound is not None]
-    return max([*bounds, torch.finfo(torch.float32).eps])
+    qconfig: Any = make_qconfig(dtypes, scheme)
+    floor = dtypes.weight_dtype_with_constraints.scale_min_lower_bound
+    eps = {} if floor is None else {"eps": max(float(floor), torch.finfo(torch.float32).eps)}
+    ends = {"quant_min": -WEIGHT_END, "quant_max": WEIGHT_END}
+    weight = qconfig.weight.with_args(dtype=torch.qint8, **ends, **eps)
+    return QConfig(activation=qconfig.activation, weight=weight)
 
 
 def _check_quantized(prepared: GraphModule) -> None:

@@ -16,16 +16,25 @@ from torch.fx import GraphModule
 
 from backends.base import Backend, Capabilities, Execution
 from conformance.claims.claim import dtype_config_text, enumerate_claims, has_weight
+from conformance.claims.effort import Effort
 from conformance.claims.qconfigs import Kind, kind_of
-from conformance.ops.table import root_of
-from conformance.pipeline.job import Job
-from conformance.pipeline.workbench import Effort, Workbench
-from conformance.stages.check import Check
+from conformance.ops.fused_modules import root_of
+from conformance.pipeline.claim_run import run_claim
+from conformance.pipeline.job import Job, measuring_job
+from conformance.stages.bench import Bench
 from conformance.stages.refusal import functions_with, modules_with, with_only
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 from refimpl.patterns import leaves, pattern_name
-from reports.codec import PlainRow
-from reports.results import Verdict
+from reports.schema import Check, Measurement, Verdict
+
+_HOW = {
+    Verdict.VERIFIED: "runs correctly",
+    Verdict.QUALITY: "runs, not correctly rounded",
+    Verdict.FALLBACK: "runs in float",
+    Verdict.UNEXERCISED: "not tried",
+}
+_MOST = 200
+"""Characters of a message that are shown."""
 
 
 def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tuple[Job, ...]:
@@ -40,7 +49,7 @@ def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tup
                 claimed[_family(entry)].setdefault(_choice(entry, dtypes), dtypes)
     found = [(entry, candidates(entry, claimed[_family(entry)])) for entry in config.configs]
     return tuple(
-        Job(id=f"fact/unclaimed/{pattern_name(entry.normal_pattern)}", run=partial(_run, entry, dtypes))
+        measuring_job("unclaimed", pattern_name(entry.normal_pattern), partial(_measure, entry, dtypes))
         for entry, dtypes in found
         if dtypes
     )
@@ -64,41 +73,32 @@ def _choice(entry: BackendPatternConfig, each: DTypeConfig) -> object:
     return each.input_dtype, has_weight(entry) and each.weight_dtype, each.output_dtype, bool(each.is_dynamic)
 
 
-def _run(entry: BackendPatternConfig, dtypes: tuple[DTypeConfig, ...], workbench: Workbench) -> Iterator[PlainRow]:
-    """Try each dtype config on the pattern, with one case; yield one row."""
-    values = {dtype_config_text(each): _tried(entry, each, workbench) for each in dtypes}
-    subject = pattern_name(entry.normal_pattern)
-    yield {"kind": "fact", "topic": "unclaimed", "subject": subject, "values": values}
+def _measure(entry: BackendPatternConfig, dtypes: tuple[DTypeConfig, ...], bench: Bench) -> Iterator[Measurement]:
+    """Try each dtype config on the pattern, with one case; yield one measurement."""
+    values = {dtype_config_text(each): _try(entry, each, bench) for each in dtypes}
+    yield Measurement(topic="unclaimed", subject=pattern_name(entry.normal_pattern), values=dict(values))
 
 
-def _tried(entry: BackendPatternConfig, dtypes: DTypeConfig, workbench: Workbench) -> str:
-    """Take the claim that is not made through the stages, up to its numbers."""
-    config = workbench.config
+def _try(entry: BackendPatternConfig, dtypes: DTypeConfig, bench: Bench) -> str:
+    """Take the claim that is not made through the stages, up to its numbers; say how it went."""
+    config = bench.config
     entries = [*functions_with(config, dtypes), *modules_with(config, dtypes), with_only(entry, dtypes)]
     config = BackendConfig("unclaimed").set_backend_pattern_configs(entries)
-    bench = Workbench(_Claiming(workbench.backend, config), seed=workbench.seed, profile="quick")
-    bench.effort = Effort(cases=1, aims=3, further=3, random=0)
-    name = pattern_name(entry.normal_pattern)
-    claim = next(each for each in enumerate_claims(config, bench.capabilities) if each.pattern == name)
-    return _said(next(check for check in bench.run(claim) if check.outcome != "pass" or check.stage == "numerics"))
+    own = Bench(_Claiming(bench.backend, config), seed=bench.seed, profile="quick")
+    own.effort = Effort(cases=1, directed=3, further=3, random=0)
+    claims = enumerate_claims(config, own.capabilities)
+    claim = next(each for each in claims if each.entry.normal_pattern == entry.normal_pattern)
+    checks = (message for message in run_claim(own, claim) if isinstance(message, Check))
+    return _describe(next(check for check in checks if check.outcome != "pass" or check.stage == "numerics"))
 
 
-def _said(check: Check) -> str:
+def _describe(check: Check) -> str:
     """Say how it went by the check that ended it: the first that did not pass, or that of its numbers."""
     text = " ".join(check.message.split())[:_MOST]
     if check.verdict is Verdict.REFUTED:
         return f"wrong: {text}" if check.stage == "numerics" and check.rule != "LOW-01" else f"refused: {text}"
-    said = _SAID[check.verdict]
-    return text if text.startswith(said) else f"{said}: {text}" if text else said
-
-
-_SAID = {
-    Verdict.VERIFIED: "runs correctly",
-    Verdict.QUALITY: "runs, not correctly rounded",
-    Verdict.FALLBACK: "runs in float",
-    Verdict.UNEXERCISED: "not tried",
-}
-_MOST = 200
+    how = _HOW[check.verdict]
+    return text if text.startswith(how) else f"{how}: {text}" if text else how
 
 
 class _Claiming(Backend):

@@ -15,20 +15,23 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from backends.base import Capabilities
 from conformance.claims.case import Case
 from conformance.claims.claim import NO_WEIGHT, Claim
-from conformance.claims.plan import REGIMES, is_taken
+from conformance.claims.pattern_plan import is_norm, is_taken
+from conformance.claims.plan import REGIMES
 from conformance.claims.qconfigs import INTEGERS, kind_of
 from conformance.fuzz.options import JOINS, PAIRS, options_for
 from conformance.ops.calls import Shape
+from conformance.ops.fused_modules import FOLLOWERS
 from conformance.ops.op_model import MODEL_OF, Input, OneInput, PatternModel, Step, ThreeInputs, TwoInputs
-from conformance.ops.table import FOLLOWERS, RECIPES, WEIGHTED
+from conformance.ops.table import OP_SAMPLES, WEIGHTED
 from conformance.ops.variants import Arguments
 from conformance.ops.weighted import Layer
-from conformance.whole_models.flow import Setup
+from conformance.whole_models.flow import ModelSetup
 from refimpl.patterns import is_chain, leaf_name, leaves, pattern_name
 
 Choose = Callable[[Sequence[Any]], Any]
@@ -50,11 +53,11 @@ MOST_ELEMENTS = 1024
 GO_ON = (False, True, True, True, True, True, True, True)
 
 _REGIMES = {regime.name: regime for regime in REGIMES}
-_OPS = {leaf_name(op): op for op in (*FOLLOWERS, *RECIPES)}
+_OPS = {leaf_name(op): op for op in (*FOLLOWERS, *OP_SAMPLES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class DrawnCall:
     """One pattern at work: its name, the values that its first op takes, and what the recipe of that op is given.
 
     ``shape``: that of the result.
@@ -69,7 +72,7 @@ class Call:
     @property
     def ops(self) -> list[Any]:
         """The pattern's ops, in forward order."""
-        return [_OPS[name] for name in self.pattern.split("+")]
+        return _ops_of(self.pattern)
 
     def steps(self, channels: Callable[[Sequence[Step]], int]) -> list[Step]:
         """Make its ops; ``channels`` counts those that come out of the ones before."""
@@ -77,26 +80,26 @@ class Call:
         arguments = dict(self.arguments)
         if root in WEIGHTED:
             arguments["shape"] = Layer(*arguments["shape"])
-        steps = [RECIPES[root].step(root, arguments)]
+        steps = [OP_SAMPLES[root].step(root, arguments)]
         for op in rest:
             steps.append(FOLLOWERS[op](channels(steps)))
         return steps
 
     def __str__(self) -> str:
-        base = RECIPES[self.ops[0]].base()
+        base = OP_SAMPLES[self.ops[0]].base()
         away = {key.lstrip("_"): value for key, value in self.arguments.items() if value != base.get(key, value)}
         words = [*self.inputs, *(f"{key}={value}" for key, value in away.items())]
         return f"{self.name} = {self.pattern}({', '.join(words)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class DrawnGraph:
     """A drawn graph. Values are named: inputs ``x``, ``y``, ``z``, results ``v0``, ``v1``, …"""
 
     shapes: tuple[Shape, ...]
     regime: str
     seed: int
-    calls: tuple[Call, ...]
+    calls: tuple[DrawnCall, ...]
     outputs: tuple[str, ...]
 
     def text(self) -> str:
@@ -113,13 +116,13 @@ class Graph:
         return "\n".join([*inputs, *map(str, self.calls), f"return {', '.join(self.outputs)}"])
 
 
-def graph_of(text: str) -> Graph:
+def graph_of(text: str) -> DrawnGraph:
     """Read a graph back. Raises ValueError for what is no JSON."""
     row = _tupled(json.loads(text))
-    return Graph(**row | {"calls": tuple(Call(**call) for call in row["calls"])})
+    return DrawnGraph(**row | {"calls": tuple(DrawnCall(**call) for call in row["calls"])})
 
 
-def part_of(graph: Graph, kept: Sequence[Call]) -> Graph | None:
+def subgraph_of(graph: DrawnGraph, kept: Sequence[DrawnCall]) -> DrawnGraph | None:
     """Return the graph of some of the calls; what the others gave are inputs. None: there would be too many."""
     given = {call.name for call in kept}
     read = dict.fromkeys(name for call in kept for name in call.inputs if name not in given)
@@ -145,7 +148,7 @@ def _tupled(value: Any) -> Any:
 class _Drawn(PatternModel):
     """A graph's calls, each on values that were there before."""
 
-    def __init__(self, graph: Graph, steps: Sequence[Sequence[Step]]) -> None:
+    def __init__(self, graph: DrawnGraph, steps: Sequence[Sequence[Step]]) -> None:
         super().__init__([step for each in steps for step in each])
         self.graph, self.lengths = graph, [len(each) for each in steps]
 
@@ -178,7 +181,7 @@ class _Three(_Drawn, ThreeInputs):
 _MODELS = {1: _One, 2: _Two, 3: _Three}
 
 
-def _built(graph: Graph) -> nn.Module:
+def _built(graph: DrawnGraph) -> nn.Module:
     shapes = dict(zip(INPUTS, graph.shapes, strict=False))
     steps = []
     for call in graph.calls:
@@ -204,7 +207,7 @@ def _result(given: Sequence[Shape], steps: Sequence[Step]) -> Shape:
 # -- drawing ----------------------------------------------------------------------------------------------------------
 
 
-def patterns_of(claims: Iterable[Claim], setup: Setup) -> tuple[str, ...]:
+def patterns_of(claims: Iterable[Claim], setup: ModelSetup) -> tuple[str, ...]:
     """List the patterns that a setup quantizes statically and that can be drawn: chains of ops that the tables have."""
     names = dict.fromkeys(
         pattern_name(claim.entry.normal_pattern)
@@ -216,7 +219,7 @@ def patterns_of(claims: Iterable[Claim], setup: Setup) -> tuple[str, ...]:
     return tuple(names)
 
 
-def waived_patterns(claims: Iterable[Claim], setup: Setup, waived: Collection[str]) -> frozenset[str]:
+def waived_patterns(claims: Iterable[Claim], setup: ModelSetup, waived: Collection[str]) -> frozenset[str]:
     """Name the patterns with a claim, of a setup's dtype and scheme, that a waiver covers.
 
     A claim of either flow counts, for a function has none of its own in training.
@@ -232,7 +235,7 @@ def waived_patterns(claims: Iterable[Claim], setup: Setup, waived: Collection[st
 def _can_draw(root: Any, *rest: Any) -> bool:
     """In place, an op would change what other ops read: none of those is drawn."""
     is_in_place = leaf_name(root).endswith("_")
-    return root in RECIPES and not is_in_place and all(op in FOLLOWERS for op in rest)
+    return root in OP_SAMPLES and not is_in_place and all(op in FOLLOWERS for op in rest)
 
 
 @dataclass(kw_only=True)
@@ -249,9 +252,9 @@ class Drawing:
     has_numbers: bool = True
     shapes: dict[str, Shape] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[DrawnCall] = field(default_factory=list)
 
-    def graph(self) -> Graph:
+    def graph(self) -> DrawnGraph:
         """Draw a graph; it may have no calls."""
         regimes = REGIMES_TRAINED if self.is_trained else REGIMES_DRAWN
         regime, seed = self.choose(regimes), self.choose(range(64))
@@ -264,7 +267,7 @@ class Drawing:
         unread = [call.name for call in self.calls if call.name not in read]
         more = [call.name for call in self.calls[-2:] if call.name in read and self.choose((False, False, False, True))]
         shapes = tuple(self.shapes[name] for name in self.inputs)
-        return Graph(shapes=shapes, regime=regime, seed=seed, calls=tuple(self.calls), outputs=(*unread, *more))
+        return DrawnGraph(shapes=shapes, regime=regime, seed=seed, calls=tuple(self.calls), outputs=(*unread, *more))
 
     def _enter(self, shape: Shape) -> str:
         name = INPUTS[len(self.inputs)]
@@ -280,7 +283,7 @@ class Drawing:
             return
         name = self.choose(list(takers))
         inputs, arguments = self._completed(_root(pattern), name, self.choose(takers[name]))
-        call = Call(name=f"v{len(self.calls)}", pattern=pattern, inputs=inputs, arguments=arguments)
+        call = DrawnCall(name=f"v{len(self.calls)}", pattern=pattern, inputs=inputs, arguments=arguments)
         shape = self._shape_of(call)
         if shape is not None:
             self.calls.append(replace(call, shape=shape))
@@ -294,7 +297,7 @@ class Drawing:
     def _options(self, pattern: str, shape: Shape) -> list[dict[str, Any]]:
         """What the table has and the backend takes; a norm behind a linear layer takes two axes."""
         root = _root(pattern)
-        limits, is_normed = self.capabilities.limits.get(leaf_name(root), {}), "BatchNorm" in pattern
+        limits, is_normed = self.capabilities.limits.get(leaf_name(root), {}), any(map(is_norm, _ops_of(pattern)))
         if is_normed and root is nn.Linear and len(shape) != 2:
             return []
         return [
@@ -332,27 +335,31 @@ class Drawing:
 
     def _layer(self, root: Any, shape: Shape) -> Layer:
         """Channels and groups; a linear layer has no groups."""
-        is_linear = "linear" in leaf_name(root).lower()
+        is_linear = root in (nn.Linear, F.linear)
         c_in, c_out = shape[-1 if is_linear else 1], self.choose(CHANNELS)
         groups = 1 if is_linear else self.choose([each for each in CHANNELS if c_in % each == c_out % each == 0])
         return Layer(c_in=c_in, c_out=c_out, groups=groups, batch=shape[0])
 
-    def _shape_of(self, call: Call) -> Shape | None:
+    def _shape_of(self, call: DrawnCall) -> Shape | None:
         """The shape of what a call gives; None: it is too large, has no axes, or is too little to train a norm on."""
         given = [self.shapes[name] for name in call.inputs]
         with torch.random.fork_rng(devices=[]):
             steps = call.steps(partial(_channels, given))
             sizes = [parameter.numel() for step in steps for parameter in _parameters(step)]
         shape = _result(given, steps)
-        is_starved = "BatchNorm" in call.pattern and prod(shape) <= shape[1]
+        is_starved = any(map(is_norm, call.ops)) and prod(shape) <= shape[1]
         return None if is_starved or not shape or max((prod(shape), *sizes)) > MOST_ELEMENTS else shape
 
 
 _NEW = "a new input"
 
 
+def _ops_of(pattern: str) -> list[Any]:
+    return [_OPS[name] for name in pattern.split("+")]
+
+
 def _root(pattern: str) -> Any:
-    return _OPS[pattern.partition("+")[0]]
+    return _ops_of(pattern)[0]
 
 
 def _broadcasts(shape: Shape, other: Shape) -> bool:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from conformance.ops.calls import Shape
-from conformance.ops.table import RECIPES, WEIGHTED
+from conformance.ops.table import OP_SAMPLES, WEIGHTED
 from conformance.ops.variants import Arguments, Fixed
 from refimpl.patterns import leaf_name
 
@@ -40,7 +40,7 @@ def options_for(op: Any, shape: Shape) -> tuple[dict[str, Any], ...]:
 
     What depends on other values or is free to choose is left out: the sizes of a second operand, channels.
     """
-    if op in _NOT_DRAWN or op not in RECIPES:
+    if op in _NOT_DRAWN or op not in OP_SAMPLES:
         return ()
     unique = {repr(found): found for found in _family(op)(op, shape)}
     return tuple(found for found in unique.values() if all(map(_is_plain, found.values())))
@@ -64,20 +64,20 @@ def _is_plain(value: Any) -> bool:
 @cache
 def _variants(op: Any) -> tuple[dict[str, Any], ...]:
     """The variants of a recipe, without those that are not drawn."""
-    found = (arguments for _, arguments in RECIPES[op].variants(known=False))
+    found = (arguments for _, arguments in OP_SAMPLES[op].variants(known=False))
     return tuple(each for each in found if not any(each.get(name) == value for name, value in _RARE.items()))
 
 
 def _alone(op: Any, shape: Shape) -> list[dict[str, Any]]:
     """An op of one tensor: all its variants that are valid for the shape."""
-    recipe = RECIPES[op]
-    shapes = recipe.arguments.get("shape", ())
+    samples = OP_SAMPLES[op]
+    shapes = samples.arguments.get("shape", ())
     ranks = () if isinstance(shapes, Fixed) else {len(each) for each in shapes}
     if len(shape) not in ranks:
         return []
     fits: Condition = _SPECIAL.get(op, lambda shape, arguments: True)
     found = [{**arguments, "shape": shape} for arguments in _variants(op)]
-    return [each for each in found if recipe.is_valid(each) and fits(shape, each)]
+    return [each for each in found if samples.is_valid(each) and fits(shape, each)]
 
 
 def _has_space(shape: Shape, arguments: Arguments) -> bool:
@@ -142,7 +142,7 @@ _SPECIAL: dict[Any, Condition] = {
 
 def _pairs(op: Any, shape: Shape) -> list[dict[str, Any]]:
     """A second tensor, the same one twice, or a number, in either place."""
-    values = RECIPES[op].arguments
+    values = OP_SAMPLES[op].arguments
     names = [name for name in ("other", "alpha", "_number_first") if name in values]
     found = [dict(zip(names, each, strict=True)) for each in product(*(values[name] for name in names))]  # type: ignore[arg-type]
     return [each for each in found if not (each["_number_first"] and isinstance(each["other"], str))]

@@ -25,24 +25,41 @@ from torch.fx import GraphModule
 from backends.base import Capabilities
 from conformance.claims.build import build_model
 from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.effort import PROFILES
 from conformance.claims.inputs import Batch, calibration_inputs, static_inputs
-from conformance.fuzz.graph import Call, Choose, Drawing, Graph, graph_of, part_of, patterns_of, waived_patterns
-from conformance.machine.isolation import CAN_FORK, Ending, Forked, InProcess, Isolation, Outcome, lost
+from conformance.fuzz.graph import (
+    Choose,
+    Drawing,
+    DrawnCall,
+    DrawnGraph,
+    graph_of,
+    patterns_of,
+    subgraph_of,
+    waived_patterns,
+)
+from conformance.machine.isolation import (
+    CAN_FORK,
+    Ending,
+    Forked,
+    InProcess,
+    Isolation,
+    WorkResult,
+    verdict_of_lost_work,
+)
+from conformance.machine.messages import Begin
 from conformance.oracle.grids import placeholder_grids
 from conformance.pipeline.job import Job
-from conformance.pipeline.workbench import PROFILES, Workbench
 from conformance.reproducers.script import Failure, NoScriptError, script_of
 from conformance.reproducers.standalone import fails_alone
-from conformance.stages.backend_calls import StageError
-from conformance.stages.check import Check, plain
-from conformance.stages.structure import tensors
-from conformance.whole_models.flow import RATE, Setup, descend, reference_of
-from conformance.whole_models.jobs import AIMED, EXTENTS, setups_of
-from conformance.whole_models.subgraphs import parts
-from conformance.whole_models.verify import failed, model_row, tried, verified
+from conformance.stages.bench import Bench
+from conformance.stages.meaning import tensors
+from conformance.stages.stage import StageError
+from conformance.whole_models.flow import RATE, ModelSetup, descend, reference_of
+from conformance.whole_models.jobs import DIRECTED_INPUTS, EXTENTS, setups_of
+from conformance.whole_models.subgraphs import subgraphs
+from conformance.whole_models.verify import failed_check, model_result, run_and_judge, verify_model
 from refimpl import BackendConfig
-from reports.codec import PlainRow
-from reports.results import GREEN, Verdict
+from reports.schema import PASSING, Check, ModelResult, Verdict, evidence
 
 SHARES = 4
 """Jobs of a setup. The first draws from all patterns, the others from half of them each, and no number as an operand:
@@ -70,7 +87,7 @@ def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tup
     )
 
 
-def _run(number: int, setup: Setup, claims: tuple[Claim, ...], bench: Workbench) -> Iterator[PlainRow]:
+def _run(number: int, setup: ModelSetup, claims: tuple[Claim, ...], bench: Bench) -> Iterator[ModelResult]:
     """Draw graphs until one fails; shrink it, and write the script."""
     started = time.perf_counter()
     name = f"model/fuzz/{number}/{setup}"
@@ -80,12 +97,13 @@ def _run(number: int, setup: Setup, claims: tuple[Claim, ...], bench: Workbench)
         Drawing, patterns=_share(patterns, number), capabilities=bench.capabilities,
         is_trained=setup.flow == "qat", has_numbers=number == 0,
     )  # fmt: skip
-    with contextlib.closing(Search(bench, claims, setup)) as search:
+    with contextlib.closing(Search(bench, name, claims, setup)) as search:
         graph = search.smallest(drawing, Random(bench.seed_for(name))) if patterns else None
-        check = search.concluded() if graph is None else search.told(name, graph)
+        check, script = (search.nothing_failed(), "") if graph is None else search.reproduce(graph)
     if waived:
-        check = replace(check, evidence={**check.evidence, "not_drawn_for_they_are_waived": sorted(waived)})
-    yield model_row(name, check, time.perf_counter() - started)
+        shown = evidence({**check.evidence, "not_drawn_for_they_are_waived": sorted(waived)})
+        check = replace(check, evidence=shown)
+    yield model_result(check, time.perf_counter() - started, script=script)
 
 
 def _share(patterns: Sequence[str], number: int) -> list[str]:
@@ -113,7 +131,7 @@ class Judgement:
 
         What the suite cannot judge, or the config leaves all in float, does not.
         """
-        return self.check.verdict not in (*GREEN, Verdict.UNEXERCISED) or self.is_internal
+        return self.check.verdict not in (*PASSING, Verdict.UNEXERCISED) or self.is_internal
 
 
 @dataclass(kw_only=True)
@@ -124,7 +142,7 @@ class _Seen:
     """
 
     judgements: dict[str, Judgement] = field(default_factory=dict)
-    in_float: Graph | None = None
+    in_float: DrawnGraph | None = None
     kind: tuple[Verdict, str] | None = None
     runs: int = 0
 
@@ -132,8 +150,8 @@ class _Seen:
 class Search:
     """Judges the graphs of one job, each once."""
 
-    def __init__(self, bench: Workbench, claims: tuple[Claim, ...], setup: Setup) -> None:
-        self._bench, self._claims, self._setup = bench, claims, setup
+    def __init__(self, bench: Bench, name: str, claims: tuple[Claim, ...], setup: ModelSetup) -> None:
+        self._bench, self._name, self._claims, self._setup = bench, name, claims, setup
         self._isolation: Isolation = (
             Forked(self._serve, limit=LIMIT, share=SERVED) if CAN_FORK else InProcess(self._serve)
         )
@@ -145,13 +163,13 @@ class Search:
 
     # -- drawing and shrinking -----------------------------------------------------------------------------------------
 
-    def smallest(self, drawing: Callable[..., Drawing], random: Random) -> Graph | None:
+    def smallest(self, drawing: Callable[..., Drawing], random: Random) -> DrawnGraph | None:
         """Draw graphs until one fails; return the smallest that was found to fail in the same way, or None."""
         import hypothesis  # loading it takes longer than many a job of other profiles
         from hypothesis import strategies
 
         @strategies.composite
-        def graphs(draw: Any) -> Graph:
+        def graphs(draw: Any) -> DrawnGraph:
             return drawing(choose=_choosing(partial(draw, strategies.booleans()))).graph()
 
         settings = hypothesis.settings(
@@ -165,7 +183,7 @@ class Search:
         self._seen.kind = self._seen.judgements[self._seen.in_float.text()].kind
         return self._reduced(self._seen.in_float)
 
-    def _reduced(self, graph: Graph) -> Graph:
+    def _reduced(self, graph: DrawnGraph) -> DrawnGraph:
         """Leave calls out as long as the rest fails in the same way: first all but one, then one after the other.
 
         What they gave becomes an input. Hypothesis cannot do that: to it, the later choices depend on the earlier ones.
@@ -179,16 +197,16 @@ class Search:
             found, graph = (graph, graph) if smaller is None else (None, smaller)
         return found
 
-    def _parts(self, graph: Graph, subsets: Sequence[Sequence[Call]]) -> Iterator[Graph]:
-        return (part for subset in subsets if (part := part_of(graph, subset)) is not None)
+    def _parts(self, graph: DrawnGraph, subsets: Sequence[Sequence[DrawnCall]]) -> Iterator[DrawnGraph]:
+        return (part for subset in subsets if (part := subgraph_of(graph, subset)) is not None)
 
-    def _fails(self, graph: Graph) -> bool:
+    def _fails(self, graph: DrawnGraph) -> bool:
         """Tell whether a graph fails as the first one did. What shrinking has no runs left for, passes."""
         seen, text = self._seen, graph.text()
         if not graph.calls or (text not in seen.judgements and seen.runs >= MOST_RUNS):
             return False
         if text not in seen.judgements:
-            judgement = seen.judgements[text] = self._judged(text)
+            judgement = seen.judgements[text] = self._judge(text)
             if seen.kind is not None:
                 seen.runs += HANG if judgement.check.verdict is Verdict.TIMEOUT else 1
         judgement = seen.judgements[text]
@@ -200,96 +218,105 @@ class Search:
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
-    def _judged(self, text: str) -> Judgement:
-        outcome = self._isolation.run(f"judge {text}")
-        if outcome.ending is Ending.DONE:
-            return Judgement(check=_check(outcome.rows[-1]))
-        return Judgement(check=_ended(outcome), is_internal=outcome.ending is Ending.ERROR)
+    def _judge(self, text: str) -> Judgement:
+        work = self._isolation.run(f"judge {text}")
+        if work.ending is Ending.DONE:
+            return Judgement(check=_last_check(work))
+        return Judgement(check=self._lost(work), is_internal=work.ending is Ending.ERROR)
 
-    def _serve(self, name: str) -> Iterator[PlainRow]:
-        """Judge a graph; or find where in it the fault shows, and say before each attempt which it is."""
+    def _serve(self, name: str) -> Iterator[Begin | Check]:
+        """Judge a graph; or find where in it the fault shows, and say before each attempt that it begins."""
         task, _, text = name.partition(" ")
         try:
             reference, batches = self._reference(graph_of(text))
         except StageError as error:
-            yield plain(failed(error).row("graph"))
+            yield failed_check(self._name, error)
             return
         if task == "judge":
-            yield plain(verified(self._bench, reference, batches).row("graph"))
+            yield verify_model(self._bench, self._name, reference, batches)
             return
-        for number, (model, batch, moves_only) in enumerate(_attempts(reference, batches)):
-            yield {"at": number}
-            check = tried(self._bench, model, [batch], moves_only=moves_only)
+        for model, batch, moves_only in _attempts(reference, batches):
+            yield Begin(stage="numerics")
+            check = run_and_judge(self._bench, self._name, model, [batch], moves_only=moves_only)
             if check.verdict is Verdict(task.partition("-")[2]):
-                yield plain(check.row("graph"))
+                yield check
                 return
 
-    def _reference(self, graph: Graph) -> tuple[GraphModule, list[Batch]]:
+    def _reference(self, graph: DrawnGraph) -> tuple[GraphModule, list[Batch]]:
         """The reference model of a graph, and what it is run on. Raises StageError for what the flow refuses."""
         torch.default_generator.manual_seed(graph.seed)
         case = graph.case()
         model, calibration = build_model(case), calibration_inputs(case)
         train = partial(_train, batches=calibration)
         reference = reference_of(self._bench, model, self._claims, self._setup, calibration, train)
-        drawn = static_inputs(case, placeholder_grids(reference), aims=AIMED, random=1)
+        drawn = static_inputs(case, placeholder_grids(reference), directed=DIRECTED_INPUTS, random=1)
         return reference, [batch for _, batch in drawn]
 
-    # -- what is told --------------------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------------
 
-    def concluded(self) -> Check:
-        """Return the check of a job that found nothing: UNEXERCISED if nothing was judged."""
+    def nothing_failed(self) -> Check:
+        """Return the check of a job in which no graph failed: UNEXERCISED if none was judged."""
         checks = [judgement.check for judgement in self._seen.judgements.values()]
-        judged = [check for check in checks if check.verdict in GREEN]
+        judged = [check for check in checks if check.verdict in PASSING]
         verdict = Verdict.worst(check.verdict for check in judged)
         quality = next((check.message for check in judged if check.verdict is Verdict.QUALITY), "")
+        distances = [check.max_lsb for check in judged if isinstance(check.max_lsb, float)]
         return Check(
-            stage="numerics", rule="NUM-03", outcome="pass" if judged else "skip", verdict=verdict, cases=len(checks),
+            claim=self._name, stage="numerics", rule="NUM-03", outcome="pass" if judged else "skip", verdict=verdict,
             message=quality if judged else "; ".join(dict.fromkeys(check.message for check in checks)) or _NOTHING,
-            max_lsb=max((check.max_lsb for check in judged if check.max_lsb is not None), default=None),
-            evidence={"graphs": len(checks), "unexercised": len(checks) - len(judged)},
+            max_lsb=max(distances, default=None), cases=len(checks),
+            evidence=evidence({"graphs": len(checks), "unexercised": len(checks) - len(judged)}),
         )  # fmt: skip
 
-    def told(self, name: str, graph: Graph) -> Check:
-        """Return the check of a graph that failed, with its script."""
+    def reproduce(self, graph: DrawnGraph) -> tuple[Check, str]:
+        """Return the check of a graph that failed, and its script ("" if none can be written)."""
         judgement, graphs = self._seen.judgements[graph.text()], len(self._seen.judgements)
-        check = judgement.check
-        evidence: dict[str, object] = {**check.evidence, "graph": str(graph), "graphs": graphs}
+        check, script = judgement.check, ""
+        shown: dict[str, object] = {**check.evidence, "graph": str(graph), "graphs": graphs}
         message = f"in a graph of {len(graph.calls)} patterns: {check.message}"
         if not judgement.is_internal:
-            told, more = self._script(name, graph, check)
-            message, evidence = f"{message}{told}", evidence | more
-        return Check(
-            stage="numerics", rule=check.rule, outcome="fail", verdict=check.verdict, message=message,
-            max_lsb=check.max_lsb, cases=graphs, evidence=evidence,
+            try:
+                script = self._script(graph, check)
+            except NoScriptError as error:
+                message = f"{message} (no script: {error})"
+        if script:
+            shown["script_fails_alone"] = fails = fails_alone(script, self._bench.spec)
+            message += "" if fails else " (the script does not fail on its own: a bug of the suite)"
+        reproduced = replace(
+            check, outcome="fail", message=message, slack_lsb=None, cases=graphs, evidence=evidence(shown)
         )  # fmt: skip
+        return reproduced, script
 
-    def _script(self, name: str, graph: Graph, check: Check) -> tuple[str, dict[str, object]]:
-        """Write the script of a graph that failed and run it: what is to be said of it, and the evidence."""
-        try:
-            failure = self._located(graph, check.verdict)
-            script = script_of(failure, self._bench, name=name, message=check.message)
-        except NoScriptError as error:
-            return f" (no script: {error})", {}
-        alone = fails_alone(script, self._bench.spec)
-        told = "" if alone else " (the script does not fail on its own: a bug of the suite)"
-        return told, {"script": script, "script_fails_alone": alone}
+    def _script(self, graph: DrawnGraph, check: Check) -> str:
+        """Write the script of a graph that failed. Raises NoScriptError."""
+        failure = self._locate(graph, check.verdict)
+        return script_of(failure, self._bench, name=self._name, message=check.message)
 
-    def _located(self, graph: Graph, verdict: Verdict) -> Failure:
+    def _locate(self, graph: DrawnGraph, verdict: Verdict) -> Failure:
         """Find the model and the one batch that fail so: a pattern, or else the whole. Raises NoScriptError."""
-        outcome = self._isolation.run(f"locate-{verdict.value} {graph.text()}")
-        if not outcome.rows or "at" not in outcome.rows[0]:
+        work = self._isolation.run(f"locate-{verdict.value} {graph.text()}")
+        attempts = [message for message in work.messages if isinstance(message, Begin)]
+        if not attempts:
             raise NoScriptError("the flow ends before the backend is asked")
-        number = [row["at"] for row in outcome.rows if "at" in row][-1]
-        check = _check(outcome.rows[-1]) if outcome.ending is Ending.DONE else _ended(outcome)
-        if outcome.ending is Ending.DONE and "at" in outcome.rows[-1]:
-            raise NoScriptError("in another run nothing fails, the batches one by one")
-        model, batch, _ = list(_attempts(*self._reference(graph)))[number]
+        if work.ending is Ending.DONE and isinstance(work.messages[-1], Begin):
+            raise NoScriptError("not reproducible when batches run one at a time")
+        check = _last_check(work) if work.ending is Ending.DONE else self._lost(work)
+        model, batch, _ = list(_attempts(*self._reference(graph)))[len(attempts) - 1]
         return Failure(model=model, batch=batch, check=check)
+
+    def _lost(self, work: WorkResult) -> Check:
+        """Return the check of a graph in which the process died or hung, or the suite failed."""
+        verdict, message, shown = verdict_of_lost_work(work)
+        return Check(
+            claim=self._name, stage="numerics", rule="", outcome="error", verdict=verdict, message=message,
+            evidence=shown,
+        )  # fmt: skip
 
 
 def _attempts(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[tuple[GraphModule, Batch, bool]]:
     """Where a fault may show: each pattern on each batch, then the whole model; and whether that only moves."""
-    yield from ((part.model, batch, part.moves_only) for part in parts(reference, batches) for batch in part.batches)
+    cut = subgraphs(reference, batches)
+    yield from ((each.model, batch, each.moves_only) for each in cut for batch in each.batches)
     yield from ((reference, batch, False) for batch in batches)
 
 
@@ -315,13 +342,6 @@ def _choosing(coin: Any) -> Choose:
     return choose
 
 
-def _check(row: PlainRow) -> Check:
-    """The check that a child sent."""
-    known = {key: value for key, value in row.items() if key not in ("kind", "claim")}
-    return Check(**known | {"verdict": Verdict(row["verdict"])})
-
-
-def _ended(outcome: Outcome) -> Check:
-    """The check of a graph in which the process died or hung, or the suite failed."""
-    verdict, message, evidence = lost(outcome)
-    return Check(stage="numerics", rule="", outcome="error", verdict=verdict, message=message, evidence=evidence)
+def _last_check(work: WorkResult) -> Check:
+    """Return the check that a child sent."""
+    return next(message for message in reversed(work.messages) if isinstance(message, Check))

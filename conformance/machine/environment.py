@@ -9,8 +9,11 @@ import subprocess
 import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from reports.schema import Scalar
 
 DISTRIBUTION = "fx-quant-conformance"
 DETECTION = Path(__file__).resolve().parents[1] / "mutation" / "detection-power.json"
@@ -21,7 +24,7 @@ _RELEVANT = re.compile(
 )
 
 
-def environment_facts(root: Path) -> dict[str, object]:
+def environment_facts(root: Path) -> dict[str, Any]:
     """Return the header's fields about the suite's checkout at ``root``, torch, Python and the machine."""
     model, flags = cpu(CPUINFO)
     return {
@@ -35,10 +38,10 @@ def environment_facts(root: Path) -> dict[str, object]:
     }
 
 
-def detection_power() -> dict[str, dict[str, object]]:
+def detection_power() -> dict[str, dict[str, Scalar]]:
     """Return what the mutation gate found last: class of seeded faults → how many there are, found by each profile."""
     try:
-        found: dict[str, dict[str, object]] = json.loads(DETECTION.read_text(encoding="utf-8"))
+        found: dict[str, dict[str, Scalar]] = json.loads(DETECTION.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # it is made by python -m conformance.mutation --write-doc
         return {}
     return found

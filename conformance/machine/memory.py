@@ -16,7 +16,7 @@ _mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix
 
 
 @contextmanager
-def filled(byte: int) -> Iterator[None]:
+def memory_filled_with(byte: int) -> Iterator[None]:
     """Fill what is allocated meanwhile with the complement of ``byte``, and what is freed with the byte (1 to 255)."""
     if _mallopt is None:
         yield

@@ -16,7 +16,7 @@ import torch
 
 from conformance.machine.environment import DETECTION, environment_facts
 from conformance.mutation.ablation import ablate
-from conformance.mutation.gate import Task, Trial, run_all
+from conformance.mutation.gate import MutantRun, Task, run_all
 from conformance.mutation.mutant import SHIPPED, Mutant, MutantError, load_mutants
 from conformance.mutation.power import PROFILES, Power, as_data, document, in_short, terminal, trials_of
 from conformance.run.options import ROOT
@@ -62,7 +62,7 @@ def _selected(mutants: Sequence[Mutant], globs: Sequence[str]) -> tuple[Mutant, 
     return found
 
 
-def _earlier(path: str | None, mutants: Sequence[Mutant]) -> list[Trial]:
+def _earlier(path: str | None, mutants: Sequence[Mutant]) -> list[MutantRun]:
     """The trials that an earlier run made of these mutants. Raises MutantError for a file that none has written."""
     if path is None:
         return []
@@ -82,7 +82,7 @@ def _tasks(mutants: Sequence[Mutant], profiles: Sequence[str], seeds: int) -> It
                 yield Task(mutant=mutant.name, profile=profile, seed=seed)
 
 
-def _line(trial: Trial) -> str:
+def _line(trial: MutantRun) -> str:
     found = f"{trial.lead.verdict.value} by {trial.lead.rule}" if trial.is_killed else "nothing found"
     counts = f"{len(trial.reds)} of {trial.units}, {trial.seconds:.1f} s"
     return f"{trial.profile} seed {trial.seed} {trial.mutant}: {found}, {counts}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from conformance.mutation.gate import Task, Trial, run_all
-from conformance.mutation.guards import GUARDS
+from conformance.machine.guard import GUARDS
+from conformance.mutation.gate import MutantRun, Task, run_all
 from conformance.mutation.mutant import Mutant
 
 TRIED = 3
@@ -33,13 +33,13 @@ class Removal:
     why: str = ""
 
 
-def ablate(mutants: Sequence[Mutant], trials: Iterable[Trial], processes: int) -> Iterator[Removal]:
+def ablate(mutants: Sequence[Mutant], trials: Iterable[MutantRun], processes: int) -> Iterator[Removal]:
     """Take each check away in turn, and try again what it may be the only one to find.
 
     One run does not tell: a case in which a stage finds a fault goes no further.
     """
     killed = [trial for trial in trials if trial.is_killed]
-    candidates = {guard.name: _candidates(guard.name, killed) for guard in GUARDS}
+    candidates = {name: _candidates(name, killed) for name in GUARDS}
     alone = dict.fromkeys(candidates, tuple[str, ...]())
     for start in (0, TRIED):
         tasks = [Task(mutant=trial.mutant, profile=trial.profile, seed=trial.seed, blind=name,
@@ -54,10 +54,10 @@ def ablate(mutants: Sequence[Mutant], trials: Iterable[Trial], processes: int) -
         yield Removal(guard=name, sees=sees, alone=mutants_alone, why=WHY.get(name, ""))
 
 
-def _candidates(guard: str, killed: Iterable[Trial]) -> list[Trial]:
+def _candidates(guard: str, killed: Iterable[MutantRun]) -> list[MutantRun]:
     """Those of which the check saw whatever is red; first those that fewest other checks saw."""
 
-    def seen(trial: Trial) -> tuple[int, int, str]:
+    def seen(trial: MutantRun) -> tuple[int, int, str]:
         return len({name for red in trial.reds for name in red.guards}), len(trial.reds), trial.mutant
 
     found = [trial for trial in killed if all(guard in red.guards for red in trial.reds)]

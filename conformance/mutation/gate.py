@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from unittest.mock import patch
@@ -16,15 +16,16 @@ import torch
 
 from conformance.claims.claim import Claim
 from conformance.machine.isolation import Forked, Serve
-from conformance.mutation.guards import owner_of, watched, without
-from conformance.mutation.mutant import Mutant
+from conformance.machine.messages import GuardsSeen
+from conformance.mutation.guards import watched, without
+from conformance.mutation.mutant import Mutant, owner_of
 from conformance.run.exercise import SHARES, server
-from conformance.run.judging import unit_rows
+from conformance.run.judging import judged_among, rows_of
 from conformance.run.options import Options
 from conformance.run.session import Run, Unit, open_run
-from reports.codec import PlainRow
-from reports.results import Verdict, decode, leading_check
-from reports.schema import Check
+from reports.codec import Message
+from reports.results import leading_check
+from reports.schema import Check, ClaimResult, Judged, Row, Verdict
 
 RED = frozenset({Verdict.QUALITY, Verdict.FALLBACK, Verdict.REFUTED, Verdict.TIMEOUT, Verdict.CRASHED})
 """Verdicts that find a fault: not VERIFIED, and not UNEXERCISED, which finds nothing. ``--strict`` refuses them all."""
@@ -53,7 +54,7 @@ class Red:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class MutantRun:
     """One mutant in one profile with one seed: what was found, and of how many claims and models.
 
     ``blind``: the guard that was taken away, or "". ``open``: claims that could not be exercised, and why.
@@ -90,7 +91,7 @@ class Task:
     units: tuple[str, ...] = ()
 
 
-def run_all(mutants: Sequence[Mutant], tasks: Sequence[Task], processes: int) -> Iterator[Trial]:
+def run_all(mutants: Sequence[Mutant], tasks: Sequence[Task], processes: int) -> Iterator[MutantRun]:
     """Make the trials, in order; so many at a time."""
     known = {mutant.name: mutant for mutant in mutants}
     if processes < 2 or len(tasks) < 2:
@@ -108,11 +109,11 @@ def _enter(known: Mapping[str, Mutant]) -> None:
     torch.set_num_threads(1)
 
 
-def _work(task: Task) -> Trial:
+def _work(task: Task) -> MutantRun:
     return trial(_KNOWN[task.mutant], task)
 
 
-def trial(mutant: Mutant, task: Task) -> Trial:
+def trial(mutant: Mutant, task: Task) -> MutantRun:
     """Take a mutant through the suite: each claim in a process of its own, and small models, as in any run."""
     started = time.perf_counter()
     with contextlib.ExitStack() as stack:
@@ -123,11 +124,11 @@ def trial(mutant: Mutant, task: Task) -> Trial:
         found, left, units = list[Red](), list[str](), dict[str, Unit]()
         try:
             run = open_run(_options(mutant, task), mutant.make())
-            units = {name: unit for name, unit in run.units.items() if not name.startswith("fact/")}
-            found, left = _found(run, units, task.profile)
+            units = {name: unit for name, unit in run.units.items() if isinstance(unit, Claim) or unit.is_model}
+            found, left = _run_units(run, units, task.profile)
         except Exception as error:  # of the mutant's own making: the other mutants go on
             left = [f"cannot be run: {type(error).__name__}: {error}"]
-    return Trial(
+    return MutantRun(
         mutant=mutant.name,
         profile=task.profile,
         seed=task.seed,
@@ -158,56 +159,55 @@ def _options(mutant: Mutant, task: Task) -> Options:
     )
 
 
-def _found(run: Run, units: Mapping[str, Unit], profile: str) -> tuple[list[Red], list[str]]:
+def _run_units(run: Run, units: Mapping[str, Unit], profile: str) -> tuple[list[Red], list[str]]:
     """Run every unit; return what is red, and what could not be exercised."""
     reds, left = list[Red](), list[str]()
-    noted = set[str]()
-    with watched(noted):
-        isolation = Forked(_noting(server(run.workbench(), units), noted), limit=LIMIT, share=SHARES[profile])
+    seen = set[str]()
+    with watched(seen):
+        isolation = Forked(_noting(server(run.bench(), units), seen), limit=LIMIT, share=SHARES[profile])
         try:
             for name, unit in units.items():
-                noted.clear()
-                outcome = isolation.run(name)
-                guards = noted.union(*(row["guards"] for row in outcome.rows if "guards" in row))
-                outcome = replace(outcome, rows=tuple(row for row in outcome.rows if "guards" not in row))
-                rows = unit_rows(run, unit, outcome)
-                guards |= noted  # what the controlling process finds: a death
-                verdict = Verdict(rows[-1]["verdict"])
-                if verdict in RED:
-                    reds.append(_red(unit, rows, guards))
-                elif verdict is not Verdict.VERIFIED:
-                    left.append(f"{name}: {rows[-1].get('reason') or rows[-1].get('message')}")
+                seen.clear()
+                work = isolation.run(name)
+                in_child = (each.names for each in work.messages if isinstance(each, GuardsSeen))
+                rows = rows_of(run, unit, work)
+                guards = seen.union(*in_child)  # the controlling process finds something too: a death
+                judged = judged_among(rows)[-1]
+                if judged.verdict in RED:
+                    reds.append(_red(unit, judged, rows, guards))
+                elif judged.verdict is not Verdict.VERIFIED:
+                    left.append(f"{name}: {judged.reason}")
         finally:
             isolation.close()
     return reds, left
 
 
-def _noting(serve: Serve, noted: set[str]) -> Serve:
-    """The work of a name, and the guards that found something in it."""
+def _noting(serve: Serve, seen: set[str]) -> Serve:
+    """The work of a name, and then the guards that found something in it."""
 
-    def work(name: str) -> Iterator[PlainRow]:
-        noted.clear()
+    def work(name: str) -> Iterator[Message]:
+        seen.clear()
         yield from serve(name)
-        yield {"guards": sorted(noted)}
+        yield GuardsSeen(names=sorted(seen))
 
     return work
 
 
-def _red(unit: Unit, rows: Iterable[PlainRow], guards: Iterable[str]) -> Red:
-    *_, last = rows
-    checks = [check for check in map(decode, rows) if isinstance(check, Check)]
+def _red(unit: Unit, judged: Judged, rows: Iterable[Row], guards: Iterable[str]) -> Red:
+    checks = [row for row in rows if isinstance(row, Check)]
     lead = leading_check(checks)
-    is_claim = isinstance(unit, Claim)
-    rule = (lead.rule if lead else str(last["evidence"].get("rule", ""))) or last["verdict"]  # the dead break no rule
+    is_claim = isinstance(judged, ClaimResult)
+    rule = (lead.rule if lead else "" if isinstance(judged, ClaimResult) else judged.rule) or judged.verdict.value
+    cases = sum(check.cases or 0 for check in checks if check.failing)
     return Red(
         unit=unit.id,
         pattern=unit.pattern if isinstance(unit, Claim) else "",
-        verdict=Verdict(last["verdict"]),
+        verdict=judged.verdict,
         stage=lead.stage if lead else "model",
-        rule=rule,
+        rule=rule,  # the dead break no rule
         guards=tuple(sorted(guards)),
         failing=sum(check.failing for check in checks) if is_claim else 1,
-        cases=sum(check.cases or 0 for check in checks if check.failing) if is_claim else last["cases"] or 1,
-        max_lsb=last["max_lsb"] if isinstance(last["max_lsb"], float | int) else None,
-        message=str(last["reason" if is_claim else "message"])[:300],
+        cases=cases if isinstance(judged, ClaimResult) else judged.cases or 1,
+        max_lsb=judged.max_lsb if isinstance(judged.max_lsb, float | int) else None,
+        message=judged.reason[:300],
     )

@@ -1,155 +1,80 @@
-"""Guards: the checks of the suite by name, each one that can be watched and that can be taken away.
+"""Watching the checks of the suite, and taking one of them away.
 
-A guard names the function that makes a check. ``watched`` notes which of them find something; ``without`` runs with one
-of them blind, so that what only this one finds survives.
+The checks are marked where they stand (`conformance.machine.guard`). ``watched`` notes which of them find a fault;
+``without`` runs with one of them blind, so that the faults that only this one finds survive.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from importlib import import_module
 from typing import Any
-from unittest.mock import patch
 
-from conformance.stages.backend_calls import StageError
-from conformance.stages.check import Check
-from conformance.stages.numerics import Comparison, Finding
-from conformance.stages.reruns import SAID
-from reports.results import GREEN, Verdict
+from conformance.machine.guard import GUARDS, Finds, guards_replaced
+from conformance.stages.comparison import Comparison, compare
+from conformance.stages.execution import Executed
+from conformance.stages.stage import StageError
+from reports.schema import PASSING, Verdict
 
 Function = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guard:
-    """One check: the dotted name of the function that makes it, and what it is blind.
+class Kind:
+    """A kind of guards.
 
-    ``is_red``: tells from what the function was given and gave whether it has found something; ``blind``: makes a
-    function of it that never does. What it raises, a StageError, counts as given.
+    ``has_found``: tells from the arguments and the result whether it has found a fault; a StageError that it raises
+    counts as its result. ``blind``: makes a function of it that never finds one. ``is_stream``: it yields its results.
     """
 
-    name: str
-    target: str
-    is_red: Callable[[tuple[Any, ...], Any], bool]
+    has_found: Callable[[tuple[Any, ...], Any], bool]
     blind: Callable[[Function], Function]
+    is_stream: bool = False
 
 
-@contextlib.contextmanager
-def watched(found: set[str]) -> Iterator[None]:
-    """Note the names of the guards that find something meanwhile."""
+def watched(seen: set[str]) -> contextlib.AbstractContextManager[None]:
+    """Note the names of the guards that find a fault within the context."""
 
-    def watching(guard: Guard) -> Callable[[Function], Function]:
-        def make(function: Function) -> Function:
-            @wraps(function)
-            def call(*arguments: Any, **keywords: Any) -> Any:
-                try:
-                    given = function(*arguments, **keywords)
-                except StageError as error:
-                    if guard.is_red(arguments, error):
-                        found.add(guard.name)
-                    raise
-                if guard.is_red(arguments, given):
-                    found.add(guard.name)
-                return given
+    def watch(name: str, function: Function) -> Function:
+        kind = KINDS[GUARDS[name]]
 
-            return call
+        @wraps(function)
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            try:
+                result = function(*arguments, **keywords)
+            except StageError as error:
+                if kind.has_found(arguments, error):
+                    seen.add(name)
+                raise
+            if kind.is_stream:
+                result = list(result)
+            if kind.has_found(arguments, result):
+                seen.add(name)
+            return iter(result) if kind.is_stream else result
 
-        return make
+        return call
 
-    with contextlib.ExitStack() as stack:
-        for guard in GUARDS:
-            stack.enter_context(_replaced(guard.target, watching(guard)))
-        yield
+    return guards_replaced(watch)
 
 
 def without(name: str) -> contextlib.AbstractContextManager[None]:
     """Run with the guard of this name blind. Raises KeyError for a name that no guard has."""
-    guard = {each.name: each for each in GUARDS}[name]
-    return _replaced(guard.target, guard.blind)
+    blind = KINDS[GUARDS[name]].blind
+    return guards_replaced(lambda each, function: blind(function) if each == name else function)
 
 
-@contextlib.contextmanager
-def _replaced(target: str, change: Callable[[Function], Function]) -> Iterator[None]:
-    """Put what ``change`` makes of a function in its place, meanwhile."""
-    owner, name = owner_of(target)
-    with patch.object(owner, name, change(getattr(owner, name))):
-        yield
+# -- kinds of guards --------------------------------------------------------------------------------------------------
 
 
-def owner_of(target: str) -> tuple[Any, str]:
-    """Return the module or class that holds a dotted name, and the last part of the name."""
-    path, _, name = target.rpartition(".")
-    try:
-        return import_module(path), name
-    except ModuleNotFoundError:
-        module, _, owner = path.rpartition(".")
-        return getattr(import_module(module), owner), name
+def _is_fault(_: tuple[Any, ...], result: Any) -> bool:
+    """Tell whether a StageError was raised that does not leave the claim open."""
+    return isinstance(result, StageError) and result.verdict is not Verdict.UNEXERCISED
 
 
-# -- kinds of checks --------------------------------------------------------------------------------------------------
-
-
-def _is_problem(_: tuple[Any, ...], given: Any) -> bool:
-    return given is not None
-
-
-def _finds_nothing(function: Function) -> Function:
-    return lambda *arguments, **keywords: None
-
-
-def _structure(name: str) -> Guard:
-    """A function of structure.py or its sisters that gives a Problem or None."""
-    return Guard(name=name, target=f"conformance.stages.{name}", is_red=_is_problem, blind=_finds_nothing)
-
-
-def _lint(name: str, *rules: str) -> Guard:
-    """The faults of a config that lint finds under some rules."""
-
-    def is_red(_: tuple[Any, ...], given: Any) -> bool:
-        return given is not None and given.rule in rules
-
-    def blind(function: Function) -> Function:
-        def call(*arguments: Any) -> Any:
-            given = function(*arguments)
-            return None if is_red(arguments, given) else given
-
-        return call
-
-    return Guard(name=f"lint.{name}", target="conformance.pipeline.workbench.lint", is_red=is_red, blind=blind)
-
-
-def _invariance(change: str) -> Guard:
-    """One change that may make no difference."""
-
-    def is_of_change(finding: Finding) -> bool:
-        return bool(finding.problem) and finding.evidence.get("change") == change
-
-    def is_red(arguments: tuple[Any, ...], _: Any) -> bool:
-        return any(map(is_of_change, arguments[0]))
-
-    def blind(judge: Function) -> Function:
-        return lambda findings: judge([each for each in findings if not is_of_change(each)] or [_GOOD])
-
-    return Guard(
-        name=f"invariance.{change}",
-        target="conformance.pipeline.workbench.judge_invariance",
-        is_red=is_red,
-        blind=blind,
-    )
-
-
-_GOOD = Finding(case="", max_lsb=0.0, slack_lsb=0.0, excess=-0.5, is_within_one=True)
-
-
-def _raises(_: tuple[Any, ...], given: Any) -> bool:
-    return isinstance(given, StageError) and given.verdict is not Verdict.UNEXERCISED
-
-
-def _undecided(function: Function) -> Function:
-    """What the function raises leaves the claim open."""
+def _leaves_open(function: Function) -> Function:
+    """Whatever the function raises leaves the claim open."""
 
     def call(*arguments: Any, **keywords: Any) -> Any:
         try:
@@ -160,104 +85,86 @@ def _undecided(function: Function) -> Function:
     return call
 
 
-def _swallowed(function: Function) -> Function:
-    """What the function raises is not told."""
-
-    def call(*arguments: Any, **keywords: Any) -> Any:
+def _ignores_fallback(function: Function) -> Function:
+    def call(bench: Any, lowered: Any) -> Any:
         with contextlib.suppress(StageError):
-            return function(*arguments, **keywords)
+            return replace(function(bench, lowered), fault=None)
+        return Executed(lowered=lowered)
 
     return call
 
 
-def _right(function: Function) -> Function:
-    """Whatever the finding is, it finds nothing."""
-    return lambda *arguments, **keywords: replace(
-        function(*arguments, **keywords), problem="", excess=-0.5, is_within_one=True, is_float=False
-    )
+def _has_problem(comparisons: Sequence[Comparison]) -> bool:
+    return any(each.problem for each in comparisons)
 
 
-def _nearest(function: Function) -> Function:
-    """What lies between two integers counts as the nearest one."""
-    from conformance.stages.numerics import compare
+def _ignores_changes(function: Function) -> Function:
+    def call(*arguments: Any) -> Any:
+        for each in function(*arguments):
+            yield Comparison(where=each.where, rule=each.rule) if each.problem else each
 
-    def call(comparison: Comparison, grid: Any, position: Any) -> Finding:
-        nearest = ((position.round() - grid.zero_point) * grid.scale).float()
-        return compare(replace(comparison, output=nearest))
+    return call
 
+
+def _takes_nearest(function: Function) -> Function:
+    """An output between two integers counts as the nearest one."""
     del function
-    return call
 
-
-def _rounded(finding: Finding) -> bool:
-    """Whether the finding is a distance, and nothing else."""
-    return not finding.problem and finding.excess > 0
-
-
-def _is_distance(arguments: tuple[Any, ...], _: Any) -> bool:
-    return any(map(_rounded, arguments[0]))
-
-
-def _any_distance(judge: Function) -> Function:
-    def call(findings: Sequence[Finding], **keywords: Any) -> Any:
-        return judge([_GOOD if _rounded(each) else each for each in findings], **keywords)
+    def call(where: Any, exact: Any, position: Any, grids: Any) -> Comparison:
+        nearest = ((position.round() - exact.grid.zero_point) * exact.grid.scale).float()
+        return compare(where, exact, nearest, grids)
 
     return call
 
 
-def _is_red_check(_: tuple[Any, ...], given: Any) -> bool:
-    return isinstance(given, Check) and given.verdict not in (Verdict.VERIFIED, Verdict.UNEXERCISED)
+def _is_distance(comparison: Comparison) -> bool:
+    """Tell whether a comparison fails by its distance only."""
+    return not comparison.problem and comparison.excess > 0
 
 
-def _green(function: Function) -> Function:
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        given = function(*arguments, **keywords)
-        return replace(given, verdict=Verdict.VERIFIED, outcome="pass") if given.verdict not in GREEN else given
+def _takes_any_distance(function: Function) -> Function:
+    def call(claim: str, comparisons: Sequence[Comparison], **keywords: Any) -> Any:
+        taken = [Comparison(where=each.where) if _is_distance(each) else each for each in comparisons]
+        return function(claim, taken, **keywords)
 
     return call
 
 
-def _lost_work(function: Function) -> Function:
-    return lambda outcome: (Verdict.UNEXERCISED, *function(outcome)[1:])
+def _passes_all(function: Function) -> Function:
+    def call(*arguments: Any) -> Any:
+        check = function(*arguments)
+        return check if check.verdict in PASSING else replace(check, verdict=Verdict.VERIFIED, outcome="pass")
+
+    return call
 
 
-GUARDS: tuple[Guard, ...] = (
-    _lint("constraints", "CFG-02"),
-    _lint("modules", "CVT-02", "QAT-01", "CFG-11"),
-    _lint("fuser", "FUS-08", "FUS-02"),
-    _lint("matching", "PAT-05", "PAT-07"),
-    Guard(name="flow", target="conformance.pipeline.workbench.Workbench._flow", is_red=_raises, blind=_undecided),
-    _structure("structure.check_fused"),
-    _structure("structure.check_fused_meaning"),
-    _structure("structure.check_prepared"),
-    _structure("structure._check_unobserved"),
-    _structure("structure._check_observation_type"),
-    _structure("structure._check_observers"),
-    _structure("structure.check_prepared_dynamic"),
-    _structure("structure.check_trained_meaning"),
-    _structure("structure.check_reference"),
-    _structure("structure._check_root"),
-    _structure("structure.check_reference_dynamic"),
-    _structure("structure.check_meaning"),
-    _structure("ranges.check_ranges"),
-    _structure("refusal._check_taken"),
-    _structure("refusal._check_refused"),
-    Guard(name="lower", target="conformance.pipeline.workbench.Workbench.lower", is_red=_raises, blind=_undecided),
-    Guard(
-        name="execution", target="conformance.pipeline.workbench.Workbench._execution", is_red=_raises, blind=_swallowed
+KINDS: Mapping[Finds, Kind] = {
+    Finds.PROBLEM: Kind(
+        has_found=lambda _, result: result is not None, blind=lambda _: lambda *arguments, **keywords: None
     ),
-    Guard(name="numerics.runs", target="conformance.pipeline.workbench.failure", is_red=lambda *_: True, blind=_right),
-    Guard(
-        name="numerics.form", target="conformance.stages.numerics._malformed", is_red=lambda _, given: bool(given),
-        blind=lambda _: lambda *arguments: "",
+    Finds.PROBLEMS: Kind(
+        has_found=lambda _, result: bool(result), blind=lambda _: lambda *arguments: iter(()), is_stream=True
     ),
-    Guard(name="numerics.grid", target="conformance.stages.numerics._off_grid", is_red=lambda *_: True, blind=_nearest),
-    Guard(
-        name="numerics.distance", target="conformance.pipeline.claim_run.judge", is_red=_is_distance,
-        blind=_any_distance,
+    Finds.TEXT: Kind(has_found=lambda _, result: bool(result), blind=lambda _: lambda *arguments: ""),
+    Finds.ERROR: Kind(has_found=_is_fault, blind=_leaves_open),
+    Finds.FALLBACK: Kind(
+        has_found=lambda _, result: _is_fault((), result if isinstance(result, StageError) else result.fault),
+        blind=_ignores_fallback,
     ),
-    *map(_invariance, SAID),
-    Guard(name="models", target="conformance.whole_models.jobs.verified", is_red=_is_red_check, blind=_green),
-    Guard(name="isolation", target="conformance.run.judging.lost", is_red=lambda *_: True, blind=_lost_work),
-)  # fmt: skip
-"""Every check by name. What prepare and convert refuse of a config, they refuse by themselves: no guard is needed."""
+    Finds.FAILED_RUN: Kind(
+        has_found=lambda *_: True, blind=lambda _: lambda where, *arguments: Comparison(where=where)
+    ),
+    Finds.OFF_GRID: Kind(has_found=lambda *_: True, blind=_takes_nearest),
+    Finds.DISTANCES: Kind(
+        has_found=lambda arguments, _: any(map(_is_distance, arguments[1])), blind=_takes_any_distance
+    ),
+    Finds.CHANGES: Kind(
+        has_found=lambda _, result: _has_problem(result), blind=_ignores_changes, is_stream=True
+    ),
+    Finds.CHECK: Kind(
+        has_found=lambda _, result: result.verdict not in (Verdict.VERIFIED, Verdict.UNEXERCISED), blind=_passes_all
+    ),
+    Finds.LOST: Kind(
+        has_found=lambda *_: True, blind=lambda function: lambda work: (Verdict.UNEXERCISED, *function(work)[1:])
+    ),
+}  # fmt: skip

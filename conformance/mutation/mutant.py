@@ -85,3 +85,13 @@ def _checked(spec: str, found: Any) -> tuple[Mutant, ...]:
     if twice:
         raise MutantError(f"--mutants: {spec!r} has two mutants of the name {twice[0]!r}")
     return mutants
+
+
+def owner_of(target: str) -> tuple[Any, str]:
+    """Return the module or class that holds a dotted name, and the last part of the name."""
+    path, _, name = target.rpartition(".")
+    try:
+        return importlib.import_module(path), name
+    except ModuleNotFoundError:
+        module, _, owner = path.rpartition(".")
+        return getattr(importlib.import_module(module), owner), name

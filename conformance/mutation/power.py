@@ -11,9 +11,9 @@ from typing import Any
 from tabulate import tabulate
 
 from conformance.mutation.ablation import TRIED, Removal
-from conformance.mutation.gate import Red, Trial
+from conformance.mutation.gate import MutantRun, Red
 from conformance.mutation.mutant import Mutant
-from reports.results import Verdict
+from reports.schema import Verdict
 
 PROFILES = ("quick", "full")
 SCHEMA = 1
@@ -43,7 +43,7 @@ class Power:
     """
 
     mutants: tuple[Mutant, ...]
-    trials: tuple[Trial, ...]
+    trials: tuple[MutantRun, ...]
     removals: tuple[Removal, ...] = ()
     is_whole: bool = False
 
@@ -57,7 +57,7 @@ class Power:
         """The mutants that are to be killed."""
         return tuple(mutant for mutant in self.mutants if not mutant.is_honest)
 
-    def of(self, mutant: Mutant, profile: str) -> Trial | None:
+    def of(self, mutant: Mutant, profile: str) -> MutantRun | None:
         """The first trial of a mutant in a profile; None: it was not made."""
         found = (each for each in self.trials if (each.mutant, each.profile) == (mutant.name, profile))
         return next(found, None)
@@ -73,7 +73,7 @@ class Power:
         return Rate(count=sum(is_right(mutant, trial) for mutant, trial in made), of=len(made))
 
     @property
-    def refuted(self) -> tuple[Trial, ...]:
+    def refuted(self) -> tuple[MutantRun, ...]:
         """Trials of honest variants in which something is not VERIFIED."""
         honest = {mutant.name for mutant in self.mutants if mutant.is_honest}
         return tuple(trial for trial in self.trials if trial.mutant in honest and (trial.reds or trial.open))
@@ -117,7 +117,7 @@ class Power:
         }
 
 
-def is_right(mutant: Mutant, trial: Trial) -> bool:
+def is_right(mutant: Mutant, trial: MutantRun) -> bool:
     """Whether most of what is red is so under a rule that the mutant names."""
     right = sum(red.rule in mutant.rules for red in trial.reds)
     return 2 * right > len(trial.reds)
@@ -144,13 +144,13 @@ def mutants_header(power: Power) -> list[str]:
     return ["class", "mutant", *power.profiles[:-1], last, "rule", "blame", "checks", "claims", "comparisons"]
 
 
-def _verdict(trial: Trial | None) -> str:
+def _verdict(trial: MutantRun | None) -> str:
     if trial is None:
         return "not run"
     return trial.lead.verdict.value if trial.reds else "UNEXERCISED" if trial.open else "VERIFIED"
 
 
-def _told(mutant: Mutant, trial: Trial | None) -> list[str]:
+def _told(mutant: Mutant, trial: MutantRun | None) -> list[str]:
     if trial is None or not trial.reds:
         return ["", "" if mutant.is_honest else "survived", "", "", ""]
     rules = ", ".join(dict.fromkeys(red.rule for red in trial.reds))
@@ -242,7 +242,7 @@ def as_data(power: Power, facts: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _trial(power: Power, trial: Trial) -> dict[str, Any]:
+def _trial(power: Power, trial: MutantRun) -> dict[str, Any]:
     mutant = next(each for each in power.mutants if each.name == trial.mutant)
     right = is_right(mutant, trial) if trial.reds else None
     return json.loads(json.dumps(asdict(trial))) | {"killed": trial.is_killed, "blamed_rightly": right}  # type: ignore[no-any-return]
@@ -257,15 +257,15 @@ def in_short(power: Power) -> dict[str, dict[str, int]]:
     return {"every class": every, **table, "honest variants": honest}
 
 
-def trials_of(data: Mapping[str, Any]) -> tuple[Trial, ...]:
+def trials_of(data: Mapping[str, Any]) -> tuple[MutantRun, ...]:
     """Read the trials of ``as_data`` again. Raises KeyError or TypeError for what it did not write."""
     return tuple(_read(row) for row in data["trials"])
 
 
-def _read(row: Mapping[str, Any]) -> Trial:
+def _read(row: Mapping[str, Any]) -> MutantRun:
     made = {key: value for key, value in row.items() if key not in ("killed", "blamed_rightly")}
     reds = (red | {"verdict": Verdict(red["verdict"]), "guards": tuple(red["guards"])} for red in row["reds"])
-    return Trial(**made | {"reds": tuple(Red(**red) for red in reds), "open": tuple(row["open"])})
+    return MutantRun(**made | {"reds": tuple(Red(**red) for red in reds), "open": tuple(row["open"])})
 
 
 def document(power: Power, facts: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Recipes of activation functions and normalisations (variation.py).
+"""Samples of activation functions and normalisations (variants.py).
 
 What quantized kernels commonly lack (a normalisation without statistics or parameters, an input without a batch) is
 varied with few other arguments, so that a fall back to float does not hide the pairs of the rest.
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from conformance.ops.calls import ANY_SHAPE, LARGE, are_axes, call, module, one_input
 from conformance.ops.op_model import Input, Step
-from conformance.ops.variants import Arguments, Fixed, Recipe
+from conformance.ops.variants import Arguments, Fixed, OpSamples
 
 _INPLACE = (False, True)
 _PLACE = Fixed(reason="the suite runs on the CPU, in float32")
@@ -27,8 +27,8 @@ _MOMENTUM = Fixed(reason="of effect in training alone, when statistics are kept"
 # -- elementwise ------------------------------------------------------------------------------------------------------
 
 
-def _elementwise(step: Callable[[Any, Arguments], Step], **arguments: Any) -> Recipe:
-    return Recipe(arguments={**arguments, "shape": ANY_SHAPE}, inputs=one_input, step=step, known=(LARGE,))
+def _elementwise(step: Callable[[Any, Arguments], Step], **arguments: Any) -> OpSamples:
+    return OpSamples(arguments={**arguments, "shape": ANY_SHAPE}, inputs=one_input, step=step, known=(LARGE,))
 
 
 _ALPHA = (1.0, 0.3, 2.5)
@@ -50,7 +50,7 @@ def _prelu(op: Any, arguments: Arguments) -> Step:
     return Step(op=made)
 
 
-_PRELU = Recipe(
+_PRELU = OpSamples(
     arguments={
         "num_parameters": (1, 7, 65), "init": (0.25, 1.5, -0.5),
         "shape": ((2, 7, 3, 3), (65,), (4, 65), (1, 7, 63), (1, 7, 3, 4, 5)), **_IN_MODULES,
@@ -59,7 +59,7 @@ _PRELU = Recipe(
     step=_prelu,
     is_valid=lambda a: a["num_parameters"] == 1 or a["num_parameters"] in a["shape"][1:2],
 )  # fmt: skip
-_SOFTMAX = Recipe(
+_SOFTMAX = OpSamples(
     arguments={
         "dim": (-1, 1, 0, None),
         # A sum of n equal terms near 2³² / n overflows 32 bits if rounded up: by a little for 513, to zero for 1024.
@@ -69,7 +69,7 @@ _SOFTMAX = Recipe(
     step=module,
     is_valid=lambda a: are_axes(len(a["shape"]), a["dim"]),
 )
-_ACTIVATIONS: dict[Any, Recipe] = {
+_ACTIVATIONS: dict[Any, OpSamples] = {
     nn.ELU: _elementwise(module, alpha=_ALPHA, inplace=_INPLACE),
     F.elu: _elementwise(call(alpha=1.0, inplace=False), input=_TENSOR, alpha=_ALPHA, inplace=_INPLACE),
     nn.LeakyReLU: _elementwise(module, negative_slope=_SLOPE, inplace=_INPLACE),
@@ -132,7 +132,7 @@ def _apart(common: Arguments, *rare: str) -> Callable[[Arguments], bool]:
     return is_valid
 
 
-def _channels(rank: int, *, is_batch: bool) -> Recipe:
+def _channels(rank: int, *, is_batch: bool) -> OpSamples:
     """The recipe of a batch or an instance norm, in eval mode; an instance may come without a batch."""
     extents = ((9,), (3, 5), (2, 3, 2))[rank - 1]
     large = ((1025,), (33, 17), (9, 8, 7))[rank - 1]
@@ -154,7 +154,7 @@ def _channels(rank: int, *, is_batch: bool) -> Recipe:
         return _with_parameters(op(a["shape"][1], **{name: a[name] for name in tuple(varied)[:4]}))
 
     rare = ("track_running_stats", "bias", "affine" if is_batch else "_unbatched")
-    return Recipe(
+    return OpSamples(
         arguments={"num_features": _CHANNELS, "momentum": _MOMENTUM, **varied, **_IN_MODULES},
         inputs=lambda a: (Input(shape=a["shape"][1:] if a.get("_unbatched") else a["shape"]),),
         step=step,
@@ -213,17 +213,17 @@ _STATISTICS = Fixed(reason="tensors, given where use_input_stats is False, and t
 _PARAMETERS: dict[str, Any] = {
     "input": _TENSOR, "weight": (True, False), "bias": (True, False), "eps": (1e-5, 0.0625)
 }  # fmt: skip
-_NORMALISATIONS: dict[Any, Recipe] = {
-    nn.LayerNorm: Recipe(
+_NORMALISATIONS: dict[Any, OpSamples] = {
+    nn.LayerNorm: OpSamples(
         arguments=_LAYERS | {"elementwise_affine": (True, False)} | _IN_MODULES,
         inputs=one_input,
         step=_layer_norm_module,
         is_valid=_has_axes,
     ),
-    F.layer_norm: Recipe(
+    F.layer_norm: OpSamples(
         arguments=_LAYERS | _PARAMETERS, inputs=one_input, step=_layer_norm, is_valid=_has_axes
     ),
-    F.group_norm: Recipe(
+    F.group_norm: OpSamples(
         arguments={
             **_PARAMETERS, "num_groups": (2, 1, 8),
             "shape": ((2, 8, 3, 5), (1, 64, 9), (4, 16), (1, 8, 33, 17), (1, 8, 2, 3, 2)),
@@ -231,7 +231,7 @@ _NORMALISATIONS: dict[Any, Recipe] = {
         inputs=one_input,
         step=_group_norm,
     ),
-    F.instance_norm: Recipe(
+    F.instance_norm: OpSamples(
         arguments={
             **_PARAMETERS, "running_mean": _STATISTICS, "running_var": _STATISTICS, "momentum": _MOMENTUM,
             "use_input_stats": (True, False),
@@ -247,4 +247,4 @@ _NORMALISATIONS: dict[Any, Recipe] = {
     nn.BatchNorm3d: _channels(3, is_batch=True),
 }  # fmt: skip
 
-RECIPES: dict[Any, Recipe] = {**_ACTIVATIONS, **_NORMALISATIONS}
+OP_SAMPLES: dict[Any, OpSamples] = {**_ACTIVATIONS, **_NORMALISATIONS}

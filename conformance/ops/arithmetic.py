@@ -1,4 +1,4 @@
-"""Recipes of ops without weights that add, multiply, join, clamp, average or pad values (variation.py)."""
+"""Samples of ops without weights that add, multiply, join, clamp, average or pad values (variants.py)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from conformance.ops import data_movement as recipes_moves
-from conformance.ops import pooling as recipes_pools
 from conformance.ops.calls import ANY_SHAPE, LARGE, Shape, are_axes, call, module, one_input
 from conformance.ops.op_model import Input, Step
-from conformance.ops.variants import Arguments, Fixed, Recipe
+from conformance.ops.variants import Arguments, Fixed, OpSamples
 
 _INPLACE = (False, True)
 _FLOAT_DTYPE = Fixed(reason="asks for a float dtype, and the claim is about a quantized result")
@@ -54,9 +52,9 @@ def _binary_is_valid(arguments: Arguments) -> bool:
     return arguments["shape"] in _PAIRS[:2] and (is_number or not arguments["_number_first"])
 
 
-def _binary_recipe(*, has_alpha: bool) -> Recipe:
+def _binary_samples(*, has_alpha: bool) -> OpSamples:
     alpha: dict[str, Any] = {"alpha": (1, -2.5)} if has_alpha else {}
-    return Recipe(
+    return OpSamples(
         arguments={
             "other": ("tensor", "itself", 2, 0.3, -1.5), **alpha, "shape": _PAIRS, "_number_first": (False, True)
         },
@@ -67,7 +65,7 @@ def _binary_recipe(*, has_alpha: bool) -> Recipe:
     )  # fmt: skip
 
 
-_FLOOR = Recipe(
+_FLOOR = OpSamples(
     arguments={"other": (2, 0.5, -1.5), "shape": ANY_SHAPE},
     inputs=one_input,
     step=call("other"),
@@ -83,7 +81,7 @@ _MATRICES: tuple[tuple[Shape, Shape], ...] = (
     ((3, 9), (9, 5)), ((2, 8, 7), (2, 7, 8)), ((2, 1, 3, 65), (4, 65, 1)), ((63,), (63,)), ((7,), (7, 9)),
     ((2, 9, 7), (7,)), ((1, 2, 1, 3, 4), (4, 3)), ((2, 1025), (1025, 3)), ((64, 1), (1, 64)),
 )  # fmt: skip
-_MATMUL = Recipe(arguments={"shape": _MATRICES}, inputs=_several, step=call())
+_MATMUL = OpSamples(arguments={"shape": _MATRICES}, inputs=_several, step=call())
 
 
 def _add_product(op: Any, arguments: Arguments) -> Step:
@@ -96,7 +94,7 @@ def _add_product(op: Any, arguments: Arguments) -> Step:
     )
 
 
-_ADDMM = Recipe(
+_ADDMM = OpSamples(
     arguments={
         "beta": (1, 0.5, -1), "alpha": (1, 2, -0.5), "out_dtype": _FLOAT_DTYPE,
         "shape": (((3, 5), (3, 9), (9, 5)), ((5,), (3, 8), (8, 5)), ((3, 1), (3, 1025), (1025, 1)),
@@ -123,7 +121,7 @@ def _can_cat(arguments: Arguments) -> bool:
     return len({(*shape[:dim], *shape[dim + 1 :]) for shape in arguments["shape"]}) == 1
 
 
-_CAT = Recipe(
+_CAT = OpSamples(
     arguments={
         "dim": (0, 1, -1, -2),
         "shape": (((2, 7), (3, 7)), ((2, 7, 3, 3), (2, 7, 3, 3)), ((65,), (1,)), ((2, 8, 3), (2, 9, 3), (2, 1, 3)),
@@ -133,7 +131,7 @@ _CAT = Recipe(
     step=_join,
     is_valid=_can_cat,
 )  # fmt: skip
-_STACK = Recipe(
+_STACK = OpSamples(
     arguments={
         "dim": (0, 1, -1),
         "shape": (((2, 7), (2, 7)), ((65,), (65,), (65,)), ((2, 8, 3, 3),) * 2, ((1, 9, 1),) * 3, ((4, 8),)),
@@ -150,7 +148,7 @@ def _clamp(op: Any, arguments: Arguments) -> Step:
     return spelled(op, arguments)
 
 
-_CLAMP = Recipe(
+_CLAMP = OpSamples(
     arguments={
         "min": (-0.5, None, 0.0, 0.3), "max": (0.6, None, 1, 6.0), "shape": ANY_SHAPE, "_by_name": (False, True)
     },
@@ -163,11 +161,11 @@ _OLD_NAME = Fixed(reason="an old name of the bound, which warns")
 _BOUNDS: dict[str, tuple[Any, ...]] = {"min_val": (-1.0, -0.3, 0.0), "max_val": (1.0, 0.7, 6)}
 
 
-def _hardtanh(*, is_module: bool, is_in_place: bool) -> Recipe:
+def _hardtanh(*, is_module: bool, is_in_place: bool) -> OpSamples:
     options: dict[str, Any] = {"min_val": -1.0, "max_val": 1.0} | ({} if is_in_place else {"inplace": False})
     flags = {} if is_in_place else {"inplace": _INPLACE}
     old = {"min_value": _OLD_NAME, "max_value": _OLD_NAME} if is_module else {}
-    return Recipe(
+    return OpSamples(
         arguments={**_BOUNDS, **flags, **old, "shape": ANY_SHAPE},
         inputs=one_input,
         step=module if is_module else call(**options),
@@ -175,20 +173,22 @@ def _hardtanh(*, is_module: bool, is_in_place: bool) -> Recipe:
     )
 
 
-_PLAIN = Recipe(arguments={"shape": ANY_SHAPE}, inputs=one_input, step=call(), known=(LARGE,))
-_IN_PLACE = Recipe(
+_PLAIN = OpSamples(arguments={"shape": ANY_SHAPE}, inputs=one_input, step=call(), known=(LARGE,))
+_IN_PLACE = OpSamples(
     arguments={"inplace": _INPLACE, "shape": ANY_SHAPE}, inputs=one_input, step=call(inplace=False), known=(LARGE,)
 )
-_IN_PLACE_MODULE = Recipe(
+_IN_PLACE_MODULE = OpSamples(
     arguments={"inplace": _INPLACE, "shape": ANY_SHAPE}, inputs=one_input, step=module, known=(LARGE,)
 )
 _IGNORED = Fixed(reason="taken by the constructor and ignored")
-_IDENTITY = Recipe(arguments={"args": _IGNORED, "kwargs": _IGNORED, "shape": ANY_SHAPE}, inputs=one_input, step=module)
-_DROPOUT_MODULE = Recipe(
+_IDENTITY = OpSamples(
+    arguments={"args": _IGNORED, "kwargs": _IGNORED, "shape": ANY_SHAPE}, inputs=one_input, step=module
+)
+_DROPOUT_MODULE = OpSamples(
     arguments={"p": (0.5, 0.1, 0.0), "inplace": _INPLACE, "shape": ANY_SHAPE}, inputs=one_input, step=module
 )
 # Not training, or with nothing dropped: what is dropped at random has no exact result.
-_DROPOUT = Recipe(
+_DROPOUT = OpSamples(
     arguments={"p": (0.5, 0.1, 0.0), "training": (False, True), "inplace": _INPLACE, "shape": ANY_SHAPE},
     inputs=one_input,
     step=call(p=0.5, training=True, inplace=False),
@@ -211,7 +211,7 @@ def _mean_is_valid(arguments: Arguments) -> bool:
     return are_axes(len(arguments["shape"]), *dims)
 
 
-_MEAN = Recipe(
+_MEAN = OpSamples(
     arguments={
         "dim": (None, (2, 3), (-1, -2), 1, (0,), -1),
         "keepdim": (False, True),
@@ -238,7 +238,7 @@ def _can_pad(arguments: Arguments) -> bool:
     return axes == len(shape) - 2 and arguments["value"] is None and all(0 <= by < extent for by, extent in ends)
 
 
-_PAD = Recipe(
+_PAD = OpSamples(
     arguments={
         "pad": ((1, 2), (0, 1, 2, 0), (-1, 1, 0, -2), (1, 0, 2, 1, 0, 1)),
         "mode": ("constant", "reflect", "replicate", "circular"),
@@ -249,7 +249,7 @@ _PAD = Recipe(
     step=call("pad", mode="constant", value=None),
     is_valid=_can_pad,
 )
-_PAD_MODULE = Recipe(
+_PAD_MODULE = OpSamples(
     arguments={
         "padding": (1, (0, 1, 2, 0), (-1, 1, 0, -2)), "value": (0.0, 0.5, -0.3),
         "shape": ((2, 7, 4, 5), (8, 4, 5), (1, 65, 3, 3), (4, 9)),
@@ -258,11 +258,9 @@ _PAD_MODULE = Recipe(
     step=module,
 )  # fmt: skip
 
-RECIPES: dict[Any, Recipe] = {
-    **recipes_pools.RECIPES,
-    **recipes_moves.RECIPES,
-    **dict.fromkeys((operator.add, operator.sub, operator.mul, torch.mul), _binary_recipe(has_alpha=False)),
-    **dict.fromkeys((torch.add, torch.sub), _binary_recipe(has_alpha=True)),
+OP_SAMPLES: dict[Any, OpSamples] = {
+    **dict.fromkeys((operator.add, operator.sub, operator.mul, torch.mul), _binary_samples(has_alpha=False)),
+    **dict.fromkeys((torch.add, torch.sub), _binary_samples(has_alpha=True)),
     operator.floordiv: _FLOOR,
     torch.matmul: _MATMUL,
     torch.addmm: _ADDMM,

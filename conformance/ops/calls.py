@@ -1,4 +1,4 @@
-"""How recipes call an op: parts that the recipes of ops without weights share (variation.py)."""
+"""How samples call an op: what the samples of ops without weights share (variants.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes of ops that put values in another order, select, repeat or reshape them (variation.py)."""
+"""Samples of ops that put values in another order, select, repeat or reshape them (variants.py)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import nn
 
 from conformance.ops.calls import ANY_SHAPE, Shape, are_axes, call, module, one_input
 from conformance.ops.op_model import Input, Step
-from conformance.ops.variants import Arguments, Fixed, Recipe
+from conformance.ops.variants import Arguments, Fixed, OpSamples
 
 # -- axes -------------------------------------------------------------------------------------------------------------
 
 
-def _flatten(first: int, *others: int, is_module: bool) -> Recipe:
+def _flatten(first: int, *others: int, is_module: bool) -> OpSamples:
     start, end = (first, *others), (-1, 1, -2)
-    return Recipe(
+    return OpSamples(
         arguments={"start_dim": start, "end_dim": end, "shape": ((2, 7, 3, 3), (65,), (4, 9), (1, 2, 3, 4, 5))},
         inputs=one_input,
         step=module if is_module else call(start_dim=0, end_dim=-1),
@@ -30,7 +30,7 @@ def _flattens(arguments: Arguments) -> bool:
     return are_axes(rank, start, end) and start % rank <= end % rank
 
 
-_TRANSPOSE = Recipe(
+_TRANSPOSE = OpSamples(
     arguments={"dim0": (1, 0, -2), "dim1": (0, 2, -1), "shape": ((2, 7, 3, 4), (9, 65), (1, 8, 7), (1, 2, 3, 4, 5))},
     inputs=one_input,
     step=call("dim0", "dim1"),
@@ -48,11 +48,11 @@ def _spread_out(name: str) -> Any:
     return step
 
 
-def _permute(*, is_method: bool) -> Recipe:
+def _permute(*, is_method: bool) -> OpSamples:
     """Axes in another order, which name each of them once."""
     dims = ((0, 2, 3, 1), (1, 0), (-1, 0, 1), (0, -1, -2, -3), (4, 0, 3, 1, 2), (0,))
     spelling = {"_as_tuple": (False, True)} if is_method else {}
-    return Recipe(
+    return OpSamples(
         arguments={"dims": dims, "shape": ((2, 7, 3, 4), (9, 65), (1, 8, 7), (1, 2, 3, 4, 5), (63,)), **spelling},
         inputs=one_input,
         step=_spread_out("dims") if is_method else call("dims"),
@@ -67,13 +67,13 @@ def _squeezes(arguments: Arguments) -> bool:
     return are_axes(rank, *dims) and (None in dims or len({each % rank for each in dims}) == len(dims))
 
 
-_SQUEEZE = Recipe(
+_SQUEEZE = OpSamples(
     arguments={"dim": (None, 1, -2, (1, -1), 0), "shape": ((2, 1, 9), (1,), (4, 1), (1, 1, 63, 1), (2, 1, 3, 1, 4))},
     inputs=one_input,
     step=lambda op, arguments: call(*([] if arguments["dim"] is None else ["dim"]))(op, arguments),
     is_valid=_squeezes,
 )
-_UNSQUEEZE = Recipe(
+_UNSQUEEZE = OpSamples(
     arguments={"dim": (1, 0, -1, -2), "shape": ((2, 9), (65,), (1, 8, 7), (2, 7, 3, 3))},
     inputs=one_input,
     step=call("dim"),
@@ -90,7 +90,7 @@ def _narrows(arguments: Arguments) -> bool:
     return bool(0 <= first <= extent - arguments["length"])
 
 
-_NARROW = Recipe(
+_NARROW = OpSamples(
     arguments={
         "dim": (1, 0, -1, -2), "start": (2, 0, -3), "length": (3, 1, 7),
         "shape": ((2, 9), (65,), (8, 7, 9), (3, 7, 8, 9), (1, 8, 3, 7, 10)),
@@ -111,7 +111,7 @@ def _repeat_each(op: Any, arguments: Arguments) -> Step:
     return Step(op=op, arguments=(first,) if dim is None else (first, dim), keywords=keywords)
 
 
-_REPEAT_INTERLEAVE = Recipe(
+_REPEAT_INTERLEAVE = OpSamples(
     arguments={
         "repeats": (2, "tensor", 1), "dim": (None, 1, 0, -1), "output_size": (None, True),
         "shape": ((2, 9), (65,), (4, 1, 7), (2, 7, 3, 3), (1, 2, 3, 4, 5)),
@@ -120,7 +120,7 @@ _REPEAT_INTERLEAVE = Recipe(
     step=_repeat_each,
     is_valid=lambda arguments: are_axes(len(arguments["shape"]), arguments["dim"]),
 )  # fmt: skip
-_REPEAT = Recipe(
+_REPEAT = OpSamples(
     arguments={
         "repeats": ((2, 1, 3), (2, 2), (1, 3, 1, 2), (2, 1, 1, 3, 2), (3,)),
         "shape": ((2, 9), (65,), (1, 8, 7), (2, 1, 3, 3), (1, 2, 3, 1, 4)),
@@ -139,7 +139,7 @@ def _reshapes(size: Shape, shape: Shape) -> bool:
     return prod(shape) % given == 0 if -1 in size else prod(shape) == given
 
 
-_VIEW = Recipe(
+_VIEW = OpSamples(
     arguments={
         "size": _SIZES,
         "dtype": Fixed(reason="reads the same bits as another dtype: another op of that name"),
@@ -150,7 +150,7 @@ _VIEW = Recipe(
     step=_spread_out("size"),
     is_valid=lambda arguments: _reshapes(arguments["size"], arguments["shape"]),
 )
-_RESHAPE = Recipe(
+_RESHAPE = OpSamples(
     arguments={"shape": _SIZES, "_input": _SIZED, "_as_tuple": (False, True)},
     inputs=lambda arguments: (Input(shape=arguments["_input"]),),
     step=_spread_out("shape"),
@@ -164,7 +164,7 @@ def _resize(op: Any, arguments: Arguments) -> Step:
     return Step(op=op, arguments=arguments["size"], keywords=keywords)
 
 
-_RESIZE = Recipe(
+_RESIZE = OpSamples(
     arguments={
         "size": ((2, 63), (5, 13), (1,), (7, 3, 3), (1, 4, 3, 5), (1, 2, 3, 2, 5)),
         "memory_format": (None, torch.channels_last),
@@ -180,7 +180,7 @@ _RESIZE = Recipe(
 """To a size that is not larger: what a larger one holds is undefined."""
 
 _LAYOUT_RANK = {torch.channels_last: 4, torch.channels_last_3d: 5}
-_CONTIGUOUS = Recipe(
+_CONTIGUOUS = OpSamples(
     arguments={"memory_format": (torch.contiguous_format, *_LAYOUT_RANK), "shape": ANY_SHAPE},
     inputs=one_input,
     step=call(memory_format=torch.contiguous_format),
@@ -188,13 +188,13 @@ _CONTIGUOUS = Recipe(
 )
 
 
-def _shuffle(name: str, *, is_module: bool) -> Recipe:
+def _shuffle(name: str, *, is_module: bool) -> OpSamples:
     """Channels into pixels, or pixels into channels; 36 of either are divisible by the squares of 1, 2 and 3."""
     shapes: dict[str, tuple[Shape, ...]] = {
         "upscale_factor": ((2, 36, 3, 3), (1, 36, 1, 7), (36, 2, 5), (1, 2, 72, 2, 3)),
         "downscale_factor": ((2, 3, 6, 6), (1, 1, 12, 6), (7, 6, 12), (1, 2, 3, 6, 6)),
     }
-    return Recipe(
+    return OpSamples(
         arguments={name: (2, 3, 1), "shape": shapes[name]}, inputs=one_input, step=module if is_module else call(name)
     )
 
@@ -217,20 +217,20 @@ def _by_shape(op: Any, arguments: Arguments) -> Step:
     return Step(op=lambda x: x.reshape(x.shape[axis], -1))
 
 
-_SIZE = Recipe(
+_SIZE = OpSamples(
     arguments={"dim": (0, None, 1, -1), "shape": _READ_SHAPES},
     inputs=one_input,
     step=_by_size,
     is_valid=lambda arguments: are_axes(len(arguments["shape"]), arguments["dim"]),
 )
-_SHAPE = Recipe(
+_SHAPE = OpSamples(
     arguments={"_axis": (0, 1, -1), "shape": _READ_SHAPES},
     inputs=one_input,
     step=_by_shape,
     is_valid=lambda arguments: are_axes(len(arguments["shape"]), arguments["_axis"]),
 )
 
-RECIPES: dict[Any, Recipe] = {
+OP_SAMPLES: dict[Any, OpSamples] = {
     torch.flatten: _flatten(0, 1, -2, is_module=False),
     nn.Flatten: _flatten(1, 0, -2, is_module=True),
     **dict.fromkeys((torch.transpose, "transpose"), _TRANSPOSE),

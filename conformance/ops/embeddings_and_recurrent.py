@@ -1,4 +1,4 @@
-"""Recipes of embeddings and of recurrent modules and cells, which are quantized in their weight alone or while running.
+"""Samples of embeddings and of recurrent modules and cells, which are quantized in their weight alone or while running.
 
 Some arguments are ones that quantized kernels commonly lack: they are varied with few others, so that a fall back to
 float does not hide the pairs of the rest.
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conformance.ops.op_model import Input, Role, Step
-from conformance.ops.variants import Arguments, Fixed, Recipe
+from conformance.ops.variants import Arguments, Fixed, OpSamples
 from conformance.ops.weighted import drawn_weight
 
 Inputs = Callable[[Arguments], tuple[Input, ...]]
@@ -200,7 +200,7 @@ def _cell_inputs(states: int) -> Inputs:
 _LACKING = {"_unbatched": True}
 
 
-def _sequence(states: int) -> Recipe:
+def _sequence(states: int) -> OpSamples:
     """An LSTM or a GRU. One step from given states shows every state by itself; several, how they follow each other."""
     varied: dict[str, tuple[Any, ...]] = {
         **_WIDTHS, "num_layers": (1, 2), "bias": (True, False), "batch_first": (False, True), "dropout": (0.0, 0.5),
@@ -219,21 +219,21 @@ def _sequence(states: int) -> Recipe:
             reason="torch.ao.nn.quantized.reference.LSTM has none: its from_float drops the projection, its forward "
             "then refuses the projected states"
         )
-    return Recipe(arguments={**varied, **fixed}, inputs=_sequence_inputs(states), step=_recurrent, is_valid=is_valid)
+    return OpSamples(arguments={**varied, **fixed}, inputs=_sequence_inputs(states), step=_recurrent, is_valid=is_valid)
 
 
-def _cell(states: int, **more: tuple[Any, ...]) -> Recipe:
+def _cell(states: int, **more: tuple[Any, ...]) -> OpSamples:
     """A cell: one step of a recurrent module."""
     varied: dict[str, tuple[Any, ...]] = {**_WIDTHS, "bias": (True, False), **more, **_CALLS}
 
     def is_valid(arguments: Arguments) -> bool:
         return _has_few_lacks(varied, _LACKING, ("hx", "bias"), arguments)
 
-    return Recipe(arguments={**varied, **_PLACES}, inputs=_cell_inputs(states), step=_recurrent, is_valid=is_valid)
+    return OpSamples(arguments={**varied, **_PLACES}, inputs=_cell_inputs(states), step=_recurrent, is_valid=is_valid)
 
 
-RECIPES: dict[Any, Recipe] = {
-    nn.Embedding: Recipe(
+OP_SAMPLES: dict[Any, OpSamples] = {
+    nn.Embedding: OpSamples(
         arguments={
             **_TABLE, "shape": _INDICES, "_int32": (False, True), "padding_idx": (None, 0), **_GRADIENTS,
             "_freeze": (False, True),
@@ -242,7 +242,7 @@ RECIPES: dict[Any, Recipe] = {
         inputs=_indices,
         step=_embedding,
     ),
-    F.embedding: Recipe(
+    F.embedding: OpSamples(
         arguments={
             **_TABLE, "shape": _INDICES, "_int32": (False, True), "padding_idx": (None, 0), **_GRADIENTS,
             "weight": _DRAWN,
@@ -251,7 +251,7 @@ RECIPES: dict[Any, Recipe] = {
         inputs=_indices,
         step=_embedding_function,
     ),
-    nn.EmbeddingBag: Recipe(
+    nn.EmbeddingBag: OpSamples(
         arguments={**_BAG, "_weight": _DRAWN, **_RENORMALIZED, **_PLACES},
         inputs=_bag_inputs,
         step=_bag,

@@ -14,7 +14,7 @@ from torch import nn
 
 from conformance.ops.op_model import Step
 
-PARTS: dict[Any, tuple[Any, ...]] = {
+MEMBERS: dict[Any, tuple[Any, ...]] = {
     nni.LinearReLU: (nn.Linear, nn.ReLU),
     nni.LinearBn1d: (nn.Linear, nn.BatchNorm1d),
     nni.LinearLeakyReLU: (nn.Linear, nn.LeakyReLU),
@@ -50,7 +50,7 @@ QAT_OF: dict[Any, Any] = {
 def root_of(leaf: Any) -> Any:
     """Return the float op at the root of a fused or QAT module; of any other leaf, the leaf itself."""
     leaf = QAT_OF.get(leaf, leaf)
-    return PARTS.get(leaf, (leaf,))[0]
+    return MEMBERS.get(leaf, (leaf,))[0]
 
 
 def _batch_norm(kind: Any) -> Callable[[int], Step]:

@@ -1,4 +1,4 @@
-"""Recipes of pools and of interpolation: windows, strides, padding, output sizes, modes (variation.py)."""
+"""Samples of pools and of interpolation: windows, strides, padding, output sizes, modes (variants.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from conformance.ops.calls import Shape, call, module, one_input
 from conformance.ops.op_model import Step
-from conformance.ops.variants import Arguments, Fixed, Recipe
+from conformance.ops.variants import Arguments, Fixed, OpSamples
 
 _INDICES = Fixed(reason="the indices are a second, integer output, beside the same values")
 
@@ -71,9 +71,9 @@ def _has_windows(rank: int) -> Callable[[Arguments], bool]:
     return is_valid
 
 
-def _max_pool(rank: int, *, is_module: bool) -> Recipe:
+def _max_pool(rank: int, *, is_module: bool) -> OpSamples:
     options = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
-    return Recipe(
+    return OpSamples(
         arguments={
             **_windows(rank), "dilation": (1, 2, (1, 2, 2)[:rank]), "return_indices": _INDICES, "shape": _shapes(rank)
         },
@@ -84,14 +84,14 @@ def _max_pool(rank: int, *, is_module: bool) -> Recipe:
     )  # fmt: skip
 
 
-def _avg_pool(rank: int, *, is_module: bool) -> Recipe:
+def _avg_pool(rank: int, *, is_module: bool) -> OpSamples:
     options = {"stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True}
     more: dict[str, Any] = {"count_include_pad": (True, False)}
     if rank > 1:
         more |= {"divisor_override": (None, 7)}
         options |= {"divisor_override": None}
     fits = _has_windows(rank)
-    return Recipe(
+    return OpSamples(
         arguments={**_windows(rank), **more, "shape": _shapes(rank)},
         inputs=one_input,
         step=module if is_module else call("kernel_size", **options),
@@ -106,11 +106,11 @@ def _counts(arguments: Arguments) -> bool:
     return arguments["count_include_pad"] or (arguments["padding"] != 0 and not has_divisor)
 
 
-def _adaptive(rank: int, *, is_module: bool) -> Recipe:
+def _adaptive(rank: int, *, is_module: bool) -> OpSamples:
     """Output sizes that divide the extents or not, that exceed them, and that are kept (None); a large reduction."""
     kept = () if rank == 1 else ((3, None, 2)[:rank],)
     large = (1, 3, *((1025,), (33, 31), (11, 10, 9))[rank - 1])
-    return Recipe(
+    return OpSamples(
         arguments={"output_size": (1, 3, (4, 2, 3)[:rank], 11, *kept), "shape": (*_shapes(rank), large)},
         inputs=one_input,
         step=module if is_module else call("output_size"),
@@ -147,7 +147,7 @@ def _interpolate(op: Any, arguments: Arguments) -> Step:
     return Step(op=op, keywords=tuple({given: arguments[given], **keywords}.items()))
 
 
-_INTERPOLATE = Recipe(
+_INTERPOLATE = OpSamples(
     arguments={
         "size": (None, 5, (11, 3)),
         "scale_factor": (2, 1.5, (0.75, 3.0)),
@@ -168,7 +168,7 @@ _AVG = ((nn.AvgPool1d, F.avg_pool1d), (nn.AvgPool2d, F.avg_pool2d), (nn.AvgPool3
 _ADAPTIVE = ((nn.AdaptiveAvgPool1d, F.adaptive_avg_pool1d), (nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d),
              (nn.AdaptiveAvgPool3d, F.adaptive_avg_pool3d))  # fmt: skip
 
-RECIPES: dict[Any, Recipe] = {
+OP_SAMPLES: dict[Any, OpSamples] = {
     op: make(rank, is_module=isinstance(op, type))
     for make, table in ((_max_pool, _MAX), (_avg_pool, _AVG), (_adaptive, _ADAPTIVE))
     for rank, ops in enumerate(table, start=1)

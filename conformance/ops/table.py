@@ -1,24 +1,19 @@
-"""The table of recipes: how to build, call and vary each op that a pattern can name (variation.py)."""
+"""The op table: how to build, call and vary each op that a pattern can name (variants.py)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from conformance.ops import activations as recipes_functions
-from conformance.ops import arithmetic as recipes_values
-from conformance.ops import embeddings_and_recurrent as recipes_dynamic
-from conformance.ops import weighted as recipes_weighted
-from conformance.ops.fused_modules import FOLLOWERS as FOLLOWERS
-from conformance.ops.fused_modules import PARTS as PARTS
-from conformance.ops.fused_modules import QAT_OF as QAT_OF
-from conformance.ops.fused_modules import root_of as root_of
-from conformance.ops.variants import Recipe
-from conformance.ops.weighted import out_channels as out_channels
+from conformance.ops import activations, arithmetic, data_movement, embeddings_and_recurrent, pooling, weighted
+from conformance.ops.variants import OpSamples
 
-RECIPES: dict[Any, Recipe] = {
-    **recipes_weighted.RECIPES,
-    **recipes_values.RECIPES,
-    **recipes_functions.RECIPES,
-    **recipes_dynamic.RECIPES,
+OP_SAMPLES: dict[Any, OpSamples] = {
+    **weighted.OP_SAMPLES,
+    **pooling.OP_SAMPLES,
+    **data_movement.OP_SAMPLES,
+    **arithmetic.OP_SAMPLES,
+    **activations.OP_SAMPLES,
+    **embeddings_and_recurrent.OP_SAMPLES,
 }
-WEIGHTED = frozenset(recipes_weighted.RECIPES)
+WEIGHTED = frozenset(weighted.OP_SAMPLES)
+"""The ops that sum products with a weight."""

@@ -1,6 +1,6 @@
 """Variation: every argument of an op away from its default, alone and in pairs.
 
-A ``Recipe`` is a row of the suite's table of ops: for each argument of the op's signature the values that are tried, or
+A ``OpSamples`` is a row of the suite's table of ops: for each argument of the op's signature the values that are tried, or
 the reason why it is not varied. A test holds the rows to the signatures. Pairs are covered greedily: every pair of
 values of two arguments occurs in some variant, and a variant covers as many pairs as it can.
 """
@@ -25,7 +25,7 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class OpSamples:
     """How an op is built, called and varied.
 
     ``arguments``: argument name → its values, the first one being the base (the default, where the op has one), or

@@ -1,4 +1,4 @@
-"""Recipes of the ops with a weight: linear layers, convolutions and transposed convolutions, modules and functions.
+"""Samples of the ops with a weight: linear layers, convolutions and transposed convolutions, modules and functions.
 
 What quantized kernels commonly lack (a padding mode, padding as a word, an input without batch) is varied with few
 other arguments, so that a fall back to float does not hide the pairs of the rest.
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conformance.ops.op_model import Input, Step
-from conformance.ops.variants import Arguments, Fixed, Recipe
+from conformance.ops.variants import Arguments, Fixed, OpSamples
 
 
 class Layer(NamedTuple):
@@ -286,9 +286,9 @@ def _known(rank: int, *, is_transposed: bool) -> tuple[Arguments, ...]:
     return (*_USUAL, {"shape": _LARGE_REDUCTION[rank]}, *({"_network": each} for each in networks))
 
 
-def _convolutions() -> dict[Any, Recipe]:
+def _convolutions() -> dict[Any, OpSamples]:
     """Return the recipe of every convolution: module and function, plain and transposed, in one to three dimensions."""
-    found: dict[Any, Recipe] = {}
+    found: dict[Any, OpSamples] = {}
     for rank in (1, 2, 3):
         common, common_transposed = _convolution_arguments(rank), _transposed_arguments(rank)
         rows: tuple[tuple[Any, dict[str, Any], Any], ...] = (
@@ -299,7 +299,7 @@ def _convolutions() -> dict[Any, Recipe]:
         )
         for op, arguments, step in rows:
             base = {name: values[0] for name, values in arguments.items() if not isinstance(values, Fixed)}
-            found[op] = Recipe(
+            found[op] = OpSamples(
                 arguments=arguments, inputs=_images(rank), step=step(rank), is_valid=_go_together(base),
                 kernels=(({"shape": DEPTHWISE}, _GEOMETRY),),
                 known=_known(rank, is_transposed="output_padding" in arguments),
@@ -349,12 +349,12 @@ def _linear_function(function: Any, a: Arguments) -> Step:
     return Step(op=function, parameters=(drawn_weight(layer.c_out, layer.c_in), _drawn_bias(layer, a["bias"])))
 
 
-RECIPES: dict[Any, Recipe] = {
-    nn.Linear: Recipe(
+OP_SAMPLES: dict[Any, OpSamples] = {
+    nn.Linear: OpSamples(
         arguments=_LINEAR | _LINEAR_MODULE, inputs=_rows, step=_linear_module, is_valid=_is_valid_linear,
         known=_LARGE,
     ),
-    F.linear: Recipe(
+    F.linear: OpSamples(
         arguments=_LINEAR | _LINEAR_FUNCTION, inputs=_rows, step=_linear_function, is_valid=_is_valid_linear,
         known=_LARGE,
     ),

@@ -1,7 +1,7 @@
 """Values that are quantized while the model runs: dynamically to integers, or to half precision (CVT-03, CVT-04).
 
 The oracle derives scale and zero point from the input itself, exactly, and counts what a float32 evaluation of them may
-change. All bounds are in terms of u and γₙ of spreads.py.
+change. All bounds are in terms of u and γₙ of error_bounds.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Spreads: how far a right backend's float value may be from the exact one, op by op (rules NUM-03 to NUM-05).
+"""Error bounds: how far a right backend's float value may be from the exact one, op by op (rules NUM-03 to NUM-05).
 
 A value on the oracle's walk is the exact real result and a bound on its error, split by cause: ``upstream`` (a rounding
 before this op that may fall either way), ``rescale`` (float32 factors), ``bias`` (rounded to int32), ``accumulation``
 (sums in floating point), ``function`` (a float32 evaluation), ``weights`` (only where the model before and after
-quantizing its weights is compared). Every spread takes the errors of the operands to that of the result; each bound is
+quantizing its weights is compared). Every bound takes the errors of the operands to that of the result; each bound is
 derived in its docstring. u = 2⁻²⁴ is the unit roundoff of float32; γₙ = n·u / (1 − n·u) (Higham, Accuracy and
 Stability of Numerical Algorithms, 2002, lemma 3.1).
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -61,7 +62,7 @@ class Call:
 
     def on(self, pick: Callable[[Value], Tensor], of_tensor: Callable[[Tensor], Tensor] | None = None) -> Any:
         """Evaluate the op with every Value replaced by what `pick` makes of it (and float tensors by `of_tensor`)."""
-        args, kwargs = each((self.args, dict(self.kwargs)), pick, of_tensor or Tensor.clone)
+        args, kwargs = map_values((self.args, dict(self.kwargs)), pick, of_tensor or Tensor.clone)
         return self.function(*args, **kwargs)
 
     def values(self) -> list[Value]:
@@ -72,7 +73,7 @@ class Call:
             found.append(value)
             return value.real
 
-        each((self.args, dict(self.kwargs)), note, Tensor.clone)
+        map_values((self.args, dict(self.kwargs)), note, Tensor.clone)
         return found
 
     def causes(self) -> list[str]:
@@ -80,24 +81,24 @@ class Call:
         return list(dict.fromkeys(cause for value in self.values() for cause in value.errors))
 
 
-Spread: TypeAlias = Callable[[Call], Any]
+ErrorBound: TypeAlias = Callable[[Call], Any]
 """Errors of a result (an ``Errors``; for an op with several results a tuple of them)."""
 
 
-def each(structure: Any, of_value: Callable[[Value], Any], of_tensor: Callable[[Tensor], Any]) -> Any:
+def map_values(structure: Any, of_value: Callable[[Value], Any], of_tensor: Callable[[Tensor], Any]) -> Any:
     """Replace the Values and the float tensors inside an argument structure."""
     if isinstance(structure, Value):
         return of_value(structure)
     if isinstance(structure, Tensor):
         return of_tensor(structure) if structure.is_floating_point() else structure
     if isinstance(structure, (tuple, list)):
-        return type(structure)(each(item, of_value, of_tensor) for item in structure)
+        return type(structure)(map_values(item, of_value, of_tensor) for item in structure)
     if isinstance(structure, dict):
-        return {key: each(item, of_value, of_tensor) for key, item in structure.items()}
+        return {key: map_values(item, of_value, of_tensor) for key, item in structure.items()}
     return structure
 
 
-def part(cause: str) -> Callable[[Value], Tensor]:
+def error_of(cause: str) -> Callable[[Value], Tensor]:
     """Return what picks the error of one cause; zero where an operand has none."""
     return lambda value: value.errors[cause].expand_as(value.real) if cause in value.errors else value.real * 0
 
@@ -107,22 +108,22 @@ MOVES, RESCALE, DOT_PRODUCT, FUNCTION = "moves", "rescale", "dot product", "func
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class OpRule:
     """A row of the oracle's table: how it treats an op.
 
     ``verifier``: the kind of arithmetic: MOVES (values move or are selected: nothing may differ), RESCALE (integers,
-    then a factor), DOT_PRODUCT, FUNCTION (evaluated in float32 by every backend). ``spread``: the errors that
+    then a factor), DOT_PRODUCT, FUNCTION (evaluated in float32 by every backend). ``bound``: the errors that
     a right backend may make. ``source``: where the op's definition is stated. ``exact``: computes the op on float64
     operands, called with the op's own arguments; None: the op itself does.
     """
 
     verifier: str
-    spread: Spread
+    bound: ErrorBound
     source: str
     exact: Callable[..., Any] | None = None
 
 
-# -- the spreads ------------------------------------------------------------------------------------------------------
+# -- the error bounds -------------------------------------------------------------------------------------------------
 
 
 def dequantizing(x: Value) -> Tensor:
@@ -138,7 +139,7 @@ def dequantizing(x: Value) -> Tensor:
 
 def moves(call: Call) -> Errors:
     """Values are moved or selected: errors move with them. max(x + e) differs from max(x) by at most max e."""
-    return {cause: call.on(part(cause), lambda tensor: tensor * 0) for cause in call.causes()}  # rule: NUM-05
+    return {cause: call.on(error_of(cause), lambda tensor: tensor * 0) for cause in call.causes()}  # rule: NUM-05
 
 
 def clamps(call: Call) -> Errors:
@@ -153,9 +154,10 @@ def sums(call: Call) -> Errors:
     summand; or it is dequantized. The results may cancel, these errors do not.
     """
     alpha = abs(call.kwargs.get("alpha", 1))
-    args = [each(argument, lambda value: value, lambda tensor: Value(real=tensor.double())) for argument in call.args]
+    as_value = partial(map_values, of_value=lambda value: value, of_tensor=lambda tensor: Value(real=tensor.double()))
+    args = list(map(as_value, call.args))
     x, y = (arg if isinstance(arg, Value) else Value(real=torch.tensor(arg).double()) for arg in args[:2])
-    errors = {cause: part(cause)(x) + alpha * part(cause)(y) for cause in dict.fromkeys((*x.errors, *y.errors))}
+    errors = {cause: error_of(cause)(x) + alpha * error_of(cause)(y) for cause in dict.fromkeys((*x.errors, *y.errors))}
     _add(errors, "rescale", dequantizing(x) + alpha * dequantizing(y))
     return errors
 
@@ -197,18 +199,18 @@ def matrix_products(call: Call) -> Errors:
     return errors
 
 
-def evaluates(*, roundings: int) -> Spread:
-    """Return the spread of an elementwise function that every backend evaluates in float32.
+def evaluates(*, roundings: int) -> ErrorBound:
+    """Return the error bound of an elementwise function that every backend evaluates in float32.
 
     Errors of the operand do not grow. The evaluation itself makes `roundings` roundings, each of at most u of |f(x)|.
     """
 
-    def spread(call: Call) -> Errors:
+    def bound(call: Call) -> Errors:
         errors = dict(call.values()[0].errors)
         _add(errors, "function", gamma(roundings) * call.result.abs())
         return errors
 
-    return spread
+    return bound
 
 
 def accumulator_step(function: Any, x: Any, w: Any, result: Tensor) -> Tensor | None:
@@ -240,9 +242,9 @@ def _product(run: Callable[[Tensor, Tensor], Tensor], x: Value, y: Value, cause:
     """|x|·e_y + e_x·|y| + e_x·e_y; terms that are zero are not computed."""
     has_x, has_y = cause in x.errors, cause in y.errors
     if has_x and has_y:
-        e_x, e_y = part(cause)(x), part(cause)(y)
+        e_x, e_y = error_of(cause)(x), error_of(cause)(y)
         return run(x.real.abs() + e_x, e_y) + run(e_x, y.real.abs())
-    return run(part(cause)(x), y.real.abs()) if has_x else run(x.real.abs(), part(cause)(y))
+    return run(error_of(cause)(x), y.real.abs()) if has_x else run(x.real.abs(), error_of(cause)(y))
 
 
 def _weighted_operands(call: Call) -> tuple[Value, Value, Tensor | None, tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""Spreads of ops that pad, average, multiply or interpolate values (rules NUM-04, NUM-05); see spreads.py.
+"""Error bounds of ops that pad, average, multiply or interpolate values (rules NUM-04, NUM-05); see error_bounds.py.
 
 u = 2⁻²⁴; γₙ bounds what n roundings in a row make.
 """
@@ -11,13 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.oracle.error_bounds import Call, Errors, Spread, U, Value, dequantizing, each, gamma, moves, part
+from conformance.oracle.error_bounds import (
+    Call,
+    ErrorBound,
+    Errors,
+    U,
+    Value,
+    dequantizing,
+    error_of,
+    gamma,
+    map_values,
+    moves,
+)
 
 
 def pads(call: Call) -> Errors:
     """Values move and a constant is put beside them, which has no error: f(e) − f(0), in which it cancels."""
     beside = call.on(lambda value: value.real * 0)
-    return {cause: call.on(part(cause)) - beside for cause in call.causes()}
+    return {cause: call.on(error_of(cause)) - beside for cause in call.causes()}
 
 
 def products(call: Call) -> Errors:
@@ -42,7 +53,7 @@ def affine_products(call: Call) -> Errors:
     beta, alpha = abs(call.kwargs.get("beta", 1)), abs(call.kwargs.get("alpha", 1))
     added, a, b = _values(call.args)
     causes = dict.fromkeys((*added.errors, *a.errors, *b.errors))
-    errors = {cause: beta * part(cause)(added) + alpha * _matrix_product(a, b, cause) for cause in causes}
+    errors = {cause: beta * error_of(cause)(added) + alpha * _matrix_product(a, b, cause) for cause in causes}
     terms = beta * added.real.abs() + alpha * torch.matmul(a.real.abs(), b.real.abs())
     if call.capabilities.float_accumulation:
         return _added(errors, "accumulation", gamma(a.real.shape[-1] + 4) * terms)
@@ -51,18 +62,18 @@ def affine_products(call: Call) -> Errors:
     return _added(errors, "rescale", 2 * U * terms)
 
 
-def averages_over(rank: int) -> Spread:
-    """Return the spread of a mean over windows of the last `rank` axes, with weights that are not negative.
+def averages_over(rank: int) -> ErrorBound:
+    """Return the error bound of a mean over windows of the last `rank` axes, with weights that are not negative.
 
     Errors are averaged. Summing n terms in floating point makes n additions, one division and one rounding for each
     dequantized term: γₙ₊₂ of the mean of |x|. n is at most the number of elements of those axes.
     """
 
-    def spread(call: Call) -> Errors:
+    def bound(call: Call) -> Errors:
         x = call.values()[0].real
         return _averaged(call, int(torch.Size(x.shape[-rank:]).numel()))
 
-    return spread
+    return bound
 
 
 def means(call: Call) -> Errors:
@@ -104,7 +115,7 @@ def interpolates(call: Call) -> Errors:
     coordinate = (10 + extent if is_filtered else 5) * U * (extent + 1)
     sums = gamma(axes * (extent if is_filtered else 5) + 1) * total**axes
     weights = axes * slope * total ** (axes - 1) * coordinate
-    largest = {cause: part(cause)(call.values()[0]).max() for cause in call.causes()}
+    largest = {cause: error_of(cause)(call.values()[0]).max() for cause in call.causes()}
     errors = {cause: (total**axes * error).expand_as(call.result) for cause, error in largest.items()}
     return _added(errors, "function", ((weights + sums) * x.abs().max()).expand_as(call.result))
 
@@ -122,17 +133,17 @@ def floors(call: Call) -> Errors:
 
 def _values(args: Iterable[Any]) -> list[Value]:
     """Operands as Values; a number or a constant tensor has no error."""
-    found = (each(arg, lambda value: value, lambda tensor: Value(real=tensor.double())) for arg in args)
+    found = (map_values(arg, lambda value: value, lambda tensor: Value(real=tensor.double())) for arg in args)
     return [arg if isinstance(arg, Value) else Value(real=torch.tensor(arg, dtype=torch.float64)) for arg in found]
 
 
 def _product(x: Value, y: Value, cause: str) -> Tensor:
-    e_x, e_y = part(cause)(x), part(cause)(y)
+    e_x, e_y = error_of(cause)(x), error_of(cause)(y)
     return (x.real.abs() + e_x) * e_y + e_x * y.real.abs()
 
 
 def _matrix_product(a: Value, b: Value, cause: str) -> Tensor:
-    e_a, e_b = part(cause)(a), part(cause)(b)
+    e_a, e_b = error_of(cause)(a), error_of(cause)(b)
     return torch.matmul(a.real.abs() + e_a, e_b) + torch.matmul(e_a, b.real.abs())
 
 

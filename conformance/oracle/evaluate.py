@@ -2,8 +2,8 @@
 
 It walks the reference graph, in either form. Weights enter as the integers that the reference model itself folds them
 to; between dequantize and quantize everything is float64, in which products and sums of 8-bit integers of these sizes
-are exact but for about 2⁻⁵⁰. Beside each value goes a bound on its error (spreads.py). Where a value is quantized and
-the bound lets it fall on either side of a tie, one step of error goes on; elsewhere none.
+are exact but for about 2⁻⁵⁰. Beside each value goes a bound on its error (error_bounds.py). Where a value is
+quantized and the bound lets it fall on either side of a tie, one step of error goes on; elsewhere none.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch.fx import GraphModule, Node
 
 from backends.base import Capabilities
 from conformance.oracle.dynamic import half_steps
-from conformance.oracle.error_bounds import DOT_PRODUCT, MOVES, Call, Row, U, Value, accumulator_step, each
-from conformance.oracle.grids import Grid, NoOracleError, grid_of, is_range_clamp, qparams
+from conformance.oracle.error_bounds import DOT_PRODUCT, MOVES, Call, OpRule, U, Value, accumulator_step, map_values
+from conformance.oracle.grids import Grid, NoOracleError, grid_of, is_constant, is_range_clamp, qparams
 from conformance.oracle.rules_dynamic import MODULES, NODES
 from conformance.oracle.rules_weighted import FLOAT_MODULES, REFERENCE_MODULES
-from conformance.oracle.table import ROWS
+from conformance.oracle.table import rule_of
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.tracing import attribute_of
 
@@ -34,7 +34,7 @@ from refimpl.tracing import attribute_of
 class Exact:
     """The exact result behind one output of a model.
 
-    ``grid``: the output's; None: the output is a float tensor. ``errors``: by cause, in real units (spreads.py).
+    ``grid``: the output's; None: the output is a float tensor. ``errors``: by cause, in real units (error_bounds.py).
     ``step``: what distances are measured in: the grid's scale; of a float output the step of its accumulator, or of
     half precision at its value.
     """
@@ -51,21 +51,21 @@ class Exact:
         return self.grid.integers(self.real).clamp(self.grid.low, self.grid.high)
 
     @cached_property
-    def parts(self) -> dict[str, Tensor]:
+    def slack_by_cause(self) -> dict[str, Tensor]:
         """The slack by cause, in steps: of quantized outputs beyond 1/2, of float outputs in all. (NUM-04)
 
         ``final`` is the last rounding to float32: 3|r| + |r + zp| for a quantized output of r steps (the factor, the
         product, the sum with the zero point), 2|y| for a float one, in units of u.
         """
-        parts = {cause: (error / self.step).expand_as(self.real) for cause, error in self.errors.items()}
+        by_cause = {cause: (error / self.step).expand_as(self.real) for cause, error in self.errors.items()}
         if self.grid is None:
-            return parts | {"final": 2 * U * self.real.abs() / self.step}
-        return parts | {"final": _final(self.integers, self.grid)}
+            return by_cause | {"final": 2 * U * self.real.abs() / self.step}
+        return by_cause | {"final": _final(self.integers, self.grid)}
 
     @cached_property
     def slack(self) -> Tensor:
         """The sum of all parts, in steps."""
-        return sum(self.parts.values(), torch.zeros_like(self.real))
+        return sum(self.slack_by_cause.values(), torch.zeros_like(self.real))
 
 
 def _final(integers: Tensor, grid: Grid) -> Tensor:
@@ -76,13 +76,13 @@ def _final(integers: Tensor, grid: Grid) -> Tensor:
 class Quantized:
     """Integers on the walk, the node that made them, and, of a computed value, what it was before.
 
-    ``doubt``: by how many steps a right backend's integer may differ; None: by none.
+    ``tie_ambiguity``: by how many steps a right backend's integer may differ; None: by none.
     """
 
     integers: Tensor
     node: Node
     computed: Value | None = None
-    doubt: Tensor | None = None
+    tie_ambiguity: Tensor | None = None
 
 
 class Walk:
@@ -160,7 +160,7 @@ class Walk:
             if node in self._constants:
                 return self._constants[node]
             found = self._quantize(node) if is_quantize(node) else self._dequantize(node)
-            if _is_constant(node):
+            if is_constant(node):
                 self._constants[node] = found
             return found
         if is_range_clamp(node) and isinstance(self.values[node.args[0]], Value):  # type: ignore[index]
@@ -173,11 +173,10 @@ class Walk:
         if not _has_value((args, kwargs)):
             return function(*args, **kwargs)  # of attributes and plain data: float32, as the model computes it
         if target in READS_SHAPE:
-            return function(*each(args, lambda value: value.real, Tensor.clone))
-        if target in ROWS:
-            sums = self._sums(ROWS[target], node in self._left_in_float)
-            return self._call(ROWS[target], function, args, kwargs, sums)
-        raise NoOracleError(f"no row in the oracle's table for {node.op} {target}")
+            return function(*map_values(args, lambda value: value.real, Tensor.clone))
+        if (rule := rule_of(target)) is not None:
+            return self._call(rule, function, args, kwargs, self._sums(rule, node in self._left_in_float))
+        raise NoOracleError(f"no rule in the oracle's table for {node.op} {target}")
 
     def _is_value(self, argument: Any) -> bool:
         return isinstance(argument, Node) and isinstance(self.values[argument], Value)
@@ -194,7 +193,7 @@ class Walk:
             return Quantized(integers=integers, node=node, computed=value)
         slack = value.error() / grid.scale + _final(integers, grid)  # rule: NUM-04
         low, high = ((real + end).round().clamp(grid.low, grid.high) for end in (-slack, slack))
-        return Quantized(integers=integers.round(), node=node, computed=value, doubt=high - low)
+        return Quantized(integers=integers.round(), node=node, computed=value, tie_ambiguity=high - low)
 
     def _argument(self, argument: Any) -> Any:
         return attribute_of(self.model, str(argument.target)) if isinstance(argument, Node) else argument
@@ -209,16 +208,15 @@ class Walk:
             shape[axis] = -1
             scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
         real = (quantized.integers - zero_point) * scale
-        errors = (
-            {} if quantized.doubt is None or not bool(quantized.doubt.any()) else {"upstream": quantized.doubt * scale}
-        )
+        ambiguity = quantized.tie_ambiguity
+        errors = {"upstream": ambiguity * scale} if ambiguity is not None and bool(ambiguity.any()) else {}
         if self.counts_weights and quantized.computed is None:
             errors["weights"] = (scale / 2).expand_as(real)
         return Value(real=real, errors=errors, step=scale)
 
-    def _sums(self, row: Row, is_left: bool) -> Capabilities:
+    def _sums(self, rule: OpRule, is_left: bool) -> Capabilities:
         """What is not quantized again is summed in float32 by any backend; integer products may come as floats."""
-        sums_floats = is_left and row.verifier != DOT_PRODUCT
+        sums_floats = is_left and rule.verifier != DOT_PRODUCT
         return replace(self.capabilities, float_accumulation=True) if sums_floats else self.capabilities
 
     def _module(
@@ -231,20 +229,20 @@ class Walk:
         kind = next((each for each in type(module).__mro__ if each in REFERENCE_MODULES), None)
         if kind is not None:
             function, args = REFERENCE_MODULES[kind](module, self.reference_weight(module), *args, **kwargs)
-            return self._call(ROWS[function], function, args, {})
+            return self._call(_known_rule(function), function, args, {})
         if type(module) in FLOAT_MODULES:
             return self._float(module, args, kwargs)
-        row = ROWS.get(type(module))
-        if row is None:
-            raise NoOracleError(f"no row in the oracle's table for module {type(module).__name__}")
-        return self._call(row, row.exact or self._double(module), args, kwargs, self._sums(row, is_left))
+        rule = rule_of(type(module))
+        if rule is None:
+            raise NoOracleError(f"no rule in the oracle's table for module {type(module).__name__}")
+        return self._call(rule, rule.exact or self._double(module), args, kwargs, self._sums(rule, is_left))
 
     def _float(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A float module with a weight: its products are summed in float32, whatever is done with integers."""
         weight = Value(real=module.weight.detach().double())
         function, args = FLOAT_MODULES[type(module)](module, weight, *args, **kwargs)
         capabilities = replace(self.capabilities, float_accumulation=True)
-        return self._call(ROWS[function], function, args, {}, capabilities)
+        return self._call(_known_rule(function), function, args, {}, capabilities)
 
     def _chain(self, module: Any, args: tuple[Any, ...]) -> Any:
         """The modules of a fused one, in turn; one that adds a second input does so after the first module."""
@@ -252,7 +250,7 @@ class Walk:
         for number, inner in enumerate(module):
             value = self._module(inner, (value,), {})
             if number == 0 and second:
-                value = self._call(ROWS[module.add], module.add, (value, *second), {})
+                value = self._call(_known_rule(module.add), module.add, (value, *second), {})
         return value
 
     def _double(self, module: nn.Module) -> nn.Module:
@@ -277,23 +275,31 @@ class Walk:
         return Value(real=real, errors=errors, step=scale)
 
     def _call(
-        self, row: Row, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any],
+        self, rule: OpRule, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         capabilities: Capabilities | None = None,
     ) -> Any:  # fmt: skip
         call = Call(
-            function=row.exact or function, args=args, kwargs=kwargs, capabilities=capabilities or self.capabilities,
+            function=rule.exact or function, args=args, kwargs=kwargs, capabilities=capabilities or self.capabilities,
         )  # fmt: skip
         result = call.on(lambda value: value.real.clone(), lambda tensor: tensor.double())
-        errors = row.spread(replace(call, result=result))
+        errors = rule.bound(replace(call, result=result))
         if isinstance(result, (tuple, list)):
             return tuple(Value(real=real, errors=_item(errors, number)) for number, real in enumerate(result))
         factors = [value for value in call.values() if value.real.dim() > 1 or value is call.values()[0]]
         step = None
-        if row.verifier == DOT_PRODUCT and len(factors) > 1:
+        if rule.verifier == DOT_PRODUCT and len(factors) > 1:
             step = accumulator_step(function, factors[0], factors[1], result)
-        if row.verifier == MOVES and len(factors) == 1 and result.shape == factors[0].real.shape:
+        if rule.verifier == MOVES and len(factors) == 1 and result.shape == factors[0].real.shape:
             step = factors[0].step  # a relu on an accumulator
         return Value(real=result, errors=errors, step=step)
+
+
+def _known_rule(function: Any) -> OpRule:
+    """The rule of a function that a module computes."""
+    rule = rule_of(function)
+    if rule is None:
+        raise NoOracleError(f"no rule in the oracle's table for {function}")
+    return rule
 
 
 def _left_in_float(model: GraphModule) -> Iterator[Node]:
@@ -307,8 +313,8 @@ def _left_in_float(model: GraphModule) -> Iterator[Node]:
 
 
 def _item(errors: Any, number: int) -> Any:
-    """The errors of one of several results: a spread gives a tuple of them, or each cause has a tuple."""
-    return errors[number] if isinstance(errors, tuple) else {cause: parts[number] for cause, parts in errors.items()}
+    """The errors of one of several results: a bound gives a tuple of them, or each cause has a tuple."""
+    return errors[number] if isinstance(errors, tuple) else {cause: each[number] for cause, each in errors.items()}
 
 
 def _entered(value: Any) -> Any:
@@ -340,8 +346,3 @@ def _has_value(structure: Any) -> bool:
     if isinstance(structure, (tuple, list)):
         return any(map(_has_value, structure))
     return isinstance(structure, Value) or (isinstance(structure, dict) and any(map(_has_value, structure.values())))
-
-
-def _is_constant(node: Any) -> bool:
-    """Tell whether a value depends on attributes of the model alone: a weight."""
-    return node.op == "get_attr" or (node.op != "placeholder" and all(map(_is_constant, node.all_input_nodes)))

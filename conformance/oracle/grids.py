@@ -86,6 +86,11 @@ def is_range_clamp(node: Any) -> bool:
                for step, bound in zip(steps, bounds, strict=True))  # fmt: skip
 
 
+def is_constant(node: Node) -> bool:
+    """Tell whether a value depends only on attributes of the model: a weight, or a tensor that a function makes."""
+    return node.op == "get_attr" or (node.op != "placeholder" and all(map(is_constant, node.all_input_nodes)))
+
+
 def grid_of(model: GraphModule, node: Node) -> Grid:
     """Return the grid of a per-tensor quantize node, in either form of the reference model."""
     scale, zero_point, _ = qparams(model, node)

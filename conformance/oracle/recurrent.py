@@ -113,7 +113,7 @@ Cell: TypeAlias = Callable[[Value, Value, States], States]
 
 def lstm_cell(of_input: Value, of_hidden: Value, states: States) -> States:
     """i, f, g, o = the four parts of the sum; c' = σ(f)·c + σ(i)·tanh(g); h' = σ(o)·tanh(c'). (torch.nn.LSTM)"""
-    i, f, g, o = parts(add(of_input, of_hidden), 4)
+    i, f, g, o = split_gates(add(of_input, of_hidden), 4)
     c = add(multiply(sigmoid(f), states[1]), multiply(sigmoid(i), tanh(g)))
     return multiply(sigmoid(o), tanh(c)), c
 
@@ -124,7 +124,7 @@ def gru_cell(of_input: Value, of_hidden: Value, states: States) -> States:
     h' is written so, or as (h − n)·z + n: errors are those of a mean of n and h with weights 1 − z and z, and of z
     times |h − n|; roundings, at most four, of |h| + 2|n|.
     """
-    (r_x, z_x, n_x), (r_h, z_h, n_h), h = parts(of_input, 3), parts(of_hidden, 3), states[0]
+    (r_x, z_x, n_x), (r_h, z_h, n_h), h = split_gates(of_input, 3), split_gates(of_hidden, 3), states[0]
     r, z = sigmoid(add(r_x, r_h)), sigmoid(add(z_x, z_h))
     n = tanh(add(n_x, multiply(r, n_h)))
     error = (1 - z.real) * n.error() + z.real * h.error()
@@ -142,7 +142,7 @@ def rnn_cell(function: Callable[[Value], Value]) -> Cell:
     return cell
 
 
-def parts(value: Value, count: int) -> list[Value]:
+def split_gates(value: Value, count: int) -> list[Value]:
     """Cut the last axis into equal parts."""
     pairs = zip(value.real.chunk(count, -1), value.error().chunk(count, -1), strict=True)
     return [ball(real, error) for real, error in pairs]
@@ -152,7 +152,7 @@ def parts(value: Value, count: int) -> list[Value]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class RecurrentClass:
     """A recurrent class: its cell, made for a module, and how many states it has."""
 
     cell: Callable[[Any], Cell]
@@ -160,9 +160,12 @@ class Kind:
 
 
 _FUNCTIONS: Mapping[str, Callable[[Value], Value]] = {"tanh": tanh, "relu": relu}
-_LSTM, _GRU = Kind(cell=lambda module: lstm_cell, states=2), Kind(cell=lambda module: gru_cell, states=1)
-_RNN = Kind(cell=lambda module: rnn_cell(_FUNCTIONS[module.nonlinearity]), states=1)
-KINDS: Mapping[type[nn.Module], Kind] = {
+_LSTM, _GRU = (
+    RecurrentClass(cell=lambda module: lstm_cell, states=2),
+    RecurrentClass(cell=lambda module: gru_cell, states=1),
+)
+_RNN = RecurrentClass(cell=lambda module: rnn_cell(_FUNCTIONS[module.nonlinearity]), states=1)
+KINDS: Mapping[type[nn.Module], RecurrentClass] = {
     nnqr.LSTM: _LSTM, nnqr.LSTMCell: _LSTM, nnqr.GRU: _GRU, nnqr.GRUCell: _GRU, nnqr.RNNCell: _RNN,
 }  # fmt: skip
 
@@ -197,7 +200,7 @@ def _quantizer(x: Value) -> Callable[[Value], Value]:
     return lambda value: dynamic_quantize(value, low, high, x.eps)
 
 
-def _cell(module: Any, kind: Kind, x: Value, given: Any, arithmetic: Arithmetic) -> Any:
+def _cell(module: Any, kind: RecurrentClass, x: Value, given: Any, arithmetic: Arithmetic) -> Any:
     """A cell is a sequence of one step."""
     is_batched = x.real.dim() == 2
     x = x if is_batched else _change(x, lambda tensor: tensor.unsqueeze(0))
@@ -208,7 +211,7 @@ def _cell(module: Any, kind: Kind, x: Value, given: Any, arithmetic: Arithmetic)
     return found if kind.states > 1 else found[0]
 
 
-def _sequence(module: Any, kind: Kind, x: Value, given: Any, arithmetic: Arithmetic) -> Any:
+def _sequence(module: Any, kind: RecurrentClass, x: Value, given: Any, arithmetic: Arithmetic) -> Any:
     """Run all layers in all directions; inside, sequences are (step, batch, feature)."""
     is_batched, directions = x.real.dim() == 3, 2 if module.bidirectional else 1
     x = x if is_batched else _change(x, lambda tensor: tensor.unsqueeze(0 if module.batch_first else 1))
@@ -279,7 +282,7 @@ def _weight(quantized: Tensor, counts_weights: bool) -> Value:
     return Value(real=real, errors={"weights": (scale / 2).expand_as(real)} if counts_weights else {}, step=scale)
 
 
-def _states(given: Any, shape: tuple[int, ...], kind: Kind, new_axis: int | None) -> States:
+def _states(given: Any, shape: tuple[int, ...], kind: RecurrentClass, new_axis: int | None) -> States:
     """The initial states, with an axis of batches where they have none."""
     if given is None:
         return (Value(real=torch.zeros(shape, dtype=torch.float64)),) * kind.states

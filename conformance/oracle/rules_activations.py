@@ -1,7 +1,7 @@
-"""Rows of the oracle's table: activation functions and normalisations (rules NUM-03, NUM-04).
+"""Rules of the oracle's table: activation functions and normalisations (rules NUM-03, NUM-04).
 
-Every backend may evaluate them in float32. u = 2⁻²⁴; γₙ bounds what n roundings in a row make (spreads.py). What is
-off before the function is called grows by its steepest slope at most; the rest is the evaluation.
+Every backend may evaluate them in float32. u = 2⁻²⁴; γₙ bounds the error of n roundings in a row (error_bounds.py). An
+error before the function is called grows by its steepest slope at most; the rest is the evaluation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.oracle.error_bounds import FUNCTION, Call, Errors, Row, Spread, U, Value, dequantizing, gamma, part
+from conformance.oracle.error_bounds import (
+    FUNCTION,
+    Call,
+    ErrorBound,
+    Errors,
+    OpRule,
+    U,
+    Value,
+    dequantizing,
+    error_of,
+    gamma,
+)
 
 
 def _option(call: Call, name: str, position: int, default: Any = None) -> Any:
@@ -36,20 +47,20 @@ Slope: TypeAlias = Callable[[Call, Tensor], Tensor | float]
 """The steepest slope of a function within the whole error of its operand, for a call and that error."""
 
 
-def elementwise(slope: Slope, evaluation: Callable[[Call], Tensor | float]) -> Spread:
-    """Return the spread of an elementwise function: errors grow by the steepest slope within them.
+def elementwise(slope: Slope, evaluation: Callable[[Call], Tensor | float]) -> ErrorBound:
+    """Return the error bound of an elementwise function: errors grow by the steepest slope within them.
 
     ``evaluation``: how far the function of the dequantized value is off, in real units.
     """
 
-    def spread(call: Call) -> Errors:
+    def bound(call: Call) -> Errors:
         x = call.values()[0]
         dequantized = dequantizing(x)
         steepest = slope(call, x.error() + dequantized)
         errors = {cause: steepest * error for cause, error in x.errors.items()}
         return _added(errors, steepest * dequantized + evaluation(call))
 
-    return spread
+    return bound
 
 
 def _of_sigmoid(call: Call, error: Tensor) -> Tensor:
@@ -168,24 +179,24 @@ Deviation: TypeAlias = tuple[Tensor, Tensor]
 """How far (x − μ)·r is off, and that result itself."""
 
 
-def normalizes(read: Callable[[Call], Norm]) -> Spread:
-    """Return the spread of z·w + b, z = (x − μ)·r, r = 1 / √(v + eps); `read` says what is normalized in a call.
+def normalizes(read: Callable[[Call], Norm]) -> ErrorBound:
+    """Return the error bound of z·w + b, z = (x − μ)·r, r = 1 / √(v + eps); `read` says what is normalized in a call.
 
     For each cause, errors of x, μ, v, w and b: with z off by δ, δ·(|w| + e_w) + |z|·e_w + e_b.
     """
 
-    def spread(call: Call) -> Errors:
+    def bound(call: Call) -> Errors:
         norm, x = read(call), call.values()[0]
         deviate = _from_own if norm.statistics is None else _from_given
         errors = {}
         for cause in call.causes():
-            moved, result = deviate(norm, x, part(cause)(x), cause)
-            e_w, e_b = part(cause)(norm.weight), part(cause)(norm.bias)
+            moved, result = deviate(norm, x, error_of(cause)(x), cause)
+            e_w, e_b = error_of(cause)(norm.weight), error_of(cause)(norm.bias)
             errors[cause] = moved * (norm.weight.real.abs() + e_w) + result.abs() * e_w + e_b
         evaluated, _ = deviate(norm, x, dequantizing(x).expand_as(x.real), None)
         return _added(errors, norm.weight.real.abs() * evaluated + gamma(2) * norm.bias.real.abs())
 
-    return spread
+    return bound
 
 
 def _from_given(norm: Norm, x: Value, error: Tensor, cause: str | None) -> Deviation:
@@ -196,7 +207,7 @@ def _from_given(norm: Norm, x: Value, error: Tensor, cause: str | None) -> Devia
     """
     assert norm.statistics is not None
     mean, variance = norm.statistics
-    e_mean, e_variance = (part(cause or "")(each) for each in norm.statistics)
+    e_mean, e_variance = (error_of(cause or "")(each) for each in norm.statistics)
     exact, least, most = _factors(norm.eps, variance.real, e_variance, e_variance)
     away = x.real - mean.real
     moved = away.abs() * torch.maximum(most - exact, exact - least) + (error + e_mean) * most
@@ -313,19 +324,19 @@ def _channels_norm(call: Call, axis: int, axes: tuple[int, ...], uses_input: boo
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-def _rows(spread: Spread, source: str, ops: Iterable[Any]) -> dict[Any, Row]:
-    return dict.fromkeys(ops, Row(verifier=FUNCTION, spread=spread, source=f"torch.nn.{source}; NUM-04"))
+def _rules(bound: ErrorBound, source: str, ops: Iterable[Any]) -> dict[Any, OpRule]:
+    return dict.fromkeys(ops, OpRule(verifier=FUNCTION, bound=bound, source=f"torch.nn.{source}; NUM-04"))
 
 
-ROWS: dict[Any, Row] = {
+OP_RULES: dict[Any, OpRule] = {
     op: row
     for each in _ELEMENTWISE
-    for op, row in _rows(elementwise(each.slope, each.evaluation), f"functional.{each.name}", each.ops).items()
+    for op, row in _rules(elementwise(each.slope, each.evaluation), f"functional.{each.name}", each.ops).items()
 } | {
-    **_rows(softmaxes, "Softmax", (nn.Softmax,)),
-    **_rows(normalizes(_layer_norm), "LayerNorm", (nn.LayerNorm, F.layer_norm)),
-    **_rows(normalizes(_group_norm), "GroupNorm", (F.group_norm,)),
-    **_rows(normalizes(_instance_norm), "InstanceNorm2d", (
+    **_rules(softmaxes, "Softmax", (nn.Softmax,)),
+    **_rules(normalizes(_layer_norm), "LayerNorm", (nn.LayerNorm, F.layer_norm)),
+    **_rules(normalizes(_group_norm), "GroupNorm", (F.group_norm,)),
+    **_rules(normalizes(_instance_norm), "InstanceNorm2d", (
         nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, F.instance_norm)),
-    **_rows(normalizes(_batch_norm), "BatchNorm2d", (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)),
+    **_rules(normalizes(_batch_norm), "BatchNorm2d", (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)),
 }  # fmt: skip

@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from backends.base import Capabilities
 from conformance.oracle.dynamic import EPS, dynamic_quantize, halve, linear_products, real_of
-from conformance.oracle.error_bounds import DOT_PRODUCT, FUNCTION, MOVES, Call, Errors, Row, Value, gamma, moves
+from conformance.oracle.error_bounds import DOT_PRODUCT, FUNCTION, MOVES, Call, Errors, OpRule, Value, gamma, moves
 from conformance.oracle.grids import NoOracleError
 from conformance.oracle.recurrent import KINDS, recurrent
 from refimpl.decomposed import OPS
@@ -46,11 +46,11 @@ def float_bags(call: Call) -> Errors:
     return {"accumulation": (gamma(n + 2) * n * largest).expand_as(call.result)}
 
 
-ROWS: dict[Any, Row] = {
-    nn.EmbeddingBag: Row(verifier=FUNCTION, spread=float_bags, source="torch.nn.EmbeddingBag, left in float"),
-    nn.Embedding: Row(verifier=FUNCTION, spread=float_bags, source="torch.nn.Embedding, left in float"),
-    F.linear: Row(verifier=DOT_PRODUCT, spread=linear_products, source="torch.nn.functional.linear; NUM-03, CVT-03"),
-    F.embedding: Row(verifier=MOVES, spread=moves, source="torch.nn.functional.embedding; CVT-11"),
+OP_RULES: dict[Any, OpRule] = {
+    nn.EmbeddingBag: OpRule(verifier=FUNCTION, bound=float_bags, source="torch.nn.EmbeddingBag, left in float"),
+    nn.Embedding: OpRule(verifier=FUNCTION, bound=float_bags, source="torch.nn.Embedding, left in float"),
+    F.linear: OpRule(verifier=DOT_PRODUCT, bound=linear_products, source="torch.nn.functional.linear; NUM-03, CVT-03"),
+    F.embedding: OpRule(verifier=MOVES, bound=moves, source="torch.nn.functional.embedding; CVT-11"),
 }
 
 # -- nodes: quantizing at run time -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Rows of the oracle's table: ops with a weight, and the reference modules that hold one."""
+"""Rules of the oracle's table: ops with a weight, and the reference modules that hold one."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
-from conformance.oracle import error_bounds as spreads
-from conformance.oracle.error_bounds import DOT_PRODUCT, Row, Value
+from conformance.oracle import error_bounds as bounds
+from conformance.oracle.error_bounds import DOT_PRODUCT, OpRule, Value
 
 _CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
-ROWS: dict[Any, Row] = {
+OP_RULES: dict[Any, OpRule] = {
     **dict.fromkeys(
         (*_CONVOLUTIONS, *_TRANSPOSED),
-        Row(verifier=DOT_PRODUCT, spread=spreads.dot_products, source="torch.nn.functional.conv*; NUM-03"),
+        OpRule(verifier=DOT_PRODUCT, bound=bounds.dot_products, source="torch.nn.functional.conv*; NUM-03"),
     ),
 }
 
 Operands = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function of ROWS, and the arguments to call it with."""
+"""A function of OP_RULES, and the arguments to call it with."""
 
 
 def _linear(module: Any, weight: Value, x: Value) -> Operands:

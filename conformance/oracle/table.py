@@ -1,16 +1,29 @@
-"""The oracle's table: a row per op says what computes it exactly and how a right backend may differ (rule NUM-04).
+"""The oracle's table: a rule per op says what computes it exactly and how a right backend may differ (NUM-04).
 
-Functions by identity, methods by name, modules by class. The rows stand where their derivations are.
+Functions by identity, methods by name, modules by class. The rules stand where their derivations are.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from conformance.oracle.error_bounds import Row
-from conformance.oracle.rules_activations import ROWS as _FUNCTIONS
-from conformance.oracle.rules_arithmetic import ROWS as _VALUES
-from conformance.oracle.rules_dynamic import ROWS as _DYNAMIC
-from conformance.oracle.rules_weighted import ROWS as _WEIGHTED
+from conformance.oracle import rules_activations, rules_arithmetic, rules_dynamic, rules_weighted
+from conformance.oracle.error_bounds import OpRule
 
-ROWS: dict[Any, Row] = {**_WEIGHTED, **_VALUES, **_FUNCTIONS, **_DYNAMIC}
+OP_RULES: dict[Any, OpRule] = {
+    **rules_weighted.OP_RULES,
+    **rules_arithmetic.OP_RULES,
+    **rules_activations.OP_RULES,
+    **rules_dynamic.OP_RULES,
+}
+_vendor_rules: dict[Any, OpRule] = {}
+
+
+def rule_of(op: Any) -> OpRule | None:
+    """Return the rule of an op; None if neither the table nor a vendor has one."""
+    return OP_RULES.get(op) or _vendor_rules.get(op)
+
+
+def add_vendor_rule(op: Any, rule: OpRule) -> None:
+    """Add the rule of a vendor's own op, in place of an earlier one; an op of the table keeps its rule."""
+    _vendor_rules[op] = rule

@@ -1,206 +1,198 @@
-"""One claim on its way through the pipeline: its cases, what each stage found, and the check that this makes.
+"""One claim through all stages: its cases one after the other, each as far as it goes, then one check for each stage.
 
 A case in which a stage finds a fault goes no further; when none is left, the later stages are skipped and carry the
-cause's verdict.
+verdict of the check that ended the claim.
 """
 
 from __future__ import annotations
 
-import math
 import time
-import traceback
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
-from torch import nn
-from torch.fx import GraphModule
+import torch
 
-from backends.discovery import told
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
-from conformance.claims.inputs import Batch
-from conformance.claims.traits import moves_only
-from conformance.oracle.grids import Grid
-from conformance.stages.backend_calls import StageError
-from conformance.stages.check import Check, Problem
-from conformance.stages.numerics import Finding, judge
-from conformance.stages.reruns import ExactOf
-from reports.results import GREEN, Verdict
-
-STAGES: tuple[str, ...] = (
-    "config", "fuse", "prepare", "convert", "lower", "execution", "numerics", "refusal", "invariance",
-)  # fmt: skip
-_RULES = ("CFG-09", "FUS-03", "OBS-01", "CVT-01", "LOW-01", "LOW-04", "NUM-03", "DTY-06", "NUM-07")
-RULES = dict(zip(STAGES, _RULES, strict=True))
-
+from conformance.machine.messages import Begin, Trace
+from conformance.pipeline.graph_text import graphs_of
+from conformance.stages.bench import Bench
+from conformance.stages.config import plan_claim
+from conformance.stages.convert import ConvertStage, Reference
+from conformance.stages.execution import ExecutionStage
+from conformance.stages.fuse import FuseStage
+from conformance.stages.invariance import check_invariance
+from conformance.stages.lower import LowerStage
+from conformance.stages.nonfinite import measure_nonfinite
+from conformance.stages.numerics import Compared, NumericsStage
+from conformance.stages.prepare import PrepareStage
+from conformance.stages.refusal import check_refusal
+from conformance.stages.stage import AnyStage, CaseResult, StageError, failed, internal_error, passed, skipped
+from refimpl import explain
+from reports.schema import Check, Measurement, Scalar, Verdict, Where
 
 ENOUGH = 4
 """When the backend's code raised in so many cases, and in all so far, the others are not tried: it does not run."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class At:
-    """Where the work on a claim is: what a process was doing when it died."""
-
-    stage: str
-    case: str = ""
+ClaimMessage = Begin | Check | Trace | Measurement
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class CaseRun:
-    """The artefacts of one case, made stage by stage; an attribute is read only after the stage that sets it.
+def run_claim(bench: Bench, claim: Claim) -> Iterator[ClaimMessage]:
+    """Take a claim through all stages; never raises for a backend's fault.
 
-    ``exact_of``: gives the exact results of inputs; None: there was no output to compare with them. ``first``: what the
-    first inputs gave, in the first run of the lowered model.
+    Yields a check for each stage, in order, and before each piece of work that runs the backend's code which it is;
+    then the decisions and graphs, and what was measured. What fails in the suite itself is a check too (outcome
+    "error", UNEXERCISED), and ends the claim.
     """
-
-    case: Case
-    model: nn.Module = field(init=False)
-    prepared: GraphModule = field(init=False)
-    misfit: Problem | None = None
-    reference: GraphModule = field(init=False)
-    grids: list[Grid | None] = field(init=False)
-    drawn: list[tuple[str, Batch]] = field(init=False)
-    lowered: Callable[..., Any] = field(init=False)
-    exact_of: ExactOf | None = None
-    first: Any = None
-    runs_in_float: bool = False
-
-    @property
-    def size(self) -> int:
-        """How many elements the inputs have."""
-        return sum(math.prod(each.shape) for each in self.case.inputs)
+    run = ClaimRun(bench, claim)
+    verdicts = set[Verdict]()
+    for message in run.steps():
+        if isinstance(message, Check):
+            verdicts.add(message.verdict)
+        yield message
+    graphs = {} if verdicts == {Verdict.VERIFIED} else run.graphs()
+    yield Trace(decisions=run.decisions(), graphs=graphs)
+    yield from run.measurements
 
 
-@dataclass(kw_only=True)
 class ClaimRun:
-    """What has been found of one claim.
+    """The work on one claim, and what it has found so far.
 
-    ``kept``: of the cases that came through, each ``every``-th, one of each rank, and the largest. ``held``: stage and
-    variant of what has been seen to hold, and does not depend on the regime. ``prepared``: the first prepared model.
-    ``faulty``: the first case with a fault.
+    ``kept``: of the cases that came through, each n-th, one of each rank, and the largest. ``faulty``: what was made of
+    the first case with a fault. ``measurements``: what was measured on the way.
     """
 
-    claim: Claim
-    every: int
-    planned: Sequence[Case] = ()
-    kept: list[CaseRun] = field(default_factory=list)
-    ended: Check | None = None
-    findings: list[Finding] = field(default_factory=list)
-    held: set[tuple[str, str]] = field(default_factory=set)
-    prepared: GraphModule | None = None
-    faulty: CaseRun | None = None
-    facts: list[dict[str, object]] = field(default_factory=list)
-    _entered: Counter[str] = field(default_factory=Counter)
-    _left: Counter[str] = field(default_factory=Counter)
-    _errors: defaultdict[str, list[StageError]] = field(default_factory=lambda: defaultdict(list))
-    _broken: dict[str, Check] = field(default_factory=dict)
-    _seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    _ranks: set[tuple[int, ...]] = field(default_factory=set)
-    _taken: int = 0
-    _raised: int = 0
+    def __init__(self, bench: Bench, claim: Claim) -> None:
+        self.bench = bench
+        self.claim = claim
+        self.cases: tuple[Case, ...] = ()
+        self.kept: list[Compared] = []
+        self.faulty: tuple[CaseResult, ...] = ()
+        self.measurements: list[Measurement] = []
+        self._prepare = PrepareStage(bench, claim)
+        self._stages: tuple[AnyStage, ...] = (
+            FuseStage(bench, claim), self._prepare, ConvertStage(bench, claim),
+            LowerStage(bench, claim), ExecutionStage(bench, claim), NumericsStage(bench, claim),
+        )  # fmt: skip
+        self._ended: Check | None = None
+        self._done = 0
+        self._through = 0
+        self._ranks: set[tuple[int, ...]] = set()
 
-    def tried(self, stage: str, case_run: CaseRun, work: Callable[[ClaimRun, CaseRun], None]) -> bool:
-        """Do a stage's work on a case; tell whether the case goes on to the next."""
-        started, goes_on = time.perf_counter(), False
-        self._entered[stage] += 1
-        known = len(self.findings)
+    def steps(self) -> Iterator[Begin | Check]:
+        """Take the claim through all stages."""
+        yield self._whole("config", self._plan)
+        for case in self.cases:
+            yield from self._take(case)
+            if self._is_over:
+                break
+        yield from self._conclude()
+        yield Begin(stage="refusal")
+        yield self._whole("refusal", lambda: check_refusal(self.bench, self.claim, self.kept[0]))
+        yield Begin(stage="invariance")
+        yield self._whole("invariance", self._invariance)
+
+    def decisions(self) -> list[dict[str, Scalar]]:
+        """Return the decision log of the claim's first prepared case."""
+        prepared = self._prepare.first
+        return [] if prepared is None else [dict[str, Scalar](row) for row in explain(prepared).rows()]
+
+    def graphs(self) -> dict[str, str]:
+        """Return the graphs of the first case with a fault (or of the first of all), as far as it came."""
+        if self.faulty:
+            return graphs_of(self.claim, self.faulty)
+        return graphs_of(self.claim, _trail_of(self.kept[0])) if self.kept else {}
+
+    # -- stages that look at the claim as a whole ----------------------------------------------------------------------
+
+    def _whole(self, stage: str, work: Callable[[], Check]) -> Check:
+        if self._ended is not None:
+            return skipped(stage, self._ended)
+        started = time.perf_counter()
+        torch.default_generator.manual_seed(self.bench.seed_for(self.claim.id, stage))
         try:
-            work(self, case_run)
-            goes_on = True
+            check = work()
         except StageError as error:
-            error.evidence.setdefault("case", case_run.case.name)
-            self._errors[stage].append(error)
-            self._raised += stage == "lower" and error.verdict is Verdict.REFUTED
-            goes_on = error.verdict is Verdict.FALLBACK or stage == "numerics"
+            check = failed(self.claim.id, stage, error)
         except Exception as error:
-            self._broken[stage] = internal_error(stage, error)
-        self._raised += any(finding.rule == "LOW-01" for finding in self.findings[known:])
-        found = not goes_on or self._errors[stage] or any(each.excess > 0 for each in self.findings[known:])
-        self.faulty = self.faulty or (case_run if found else None)
-        self._left[stage] += goes_on
-        self._taken += not goes_on
-        self._seconds[stage] += time.perf_counter() - started
-        return goes_on
+            check = internal_error(self.claim.id, stage, error)
+        if check.outcome == "error" or not self.cases:
+            self._ended = check
+        return replace(check, seconds=round(time.perf_counter() - started, 6))
 
-    def keep(self, case_run: CaseRun) -> None:
+    def _plan(self) -> Check:
+        self.cases = plan_claim(self.bench, self.claim)
+        return passed(self.claim.id, "config", len(self.cases))
+
+    def _invariance(self) -> Check:
+        check = check_invariance(self.bench, self.claim, self.kept)
+        if self.bench.profile != "quick":
+            self.measurements = list(measure_nonfinite(self.claim, self.kept[0]))
+        return check
+
+    # -- stages of a case ----------------------------------------------------------------------------------------------
+
+    def _take(self, case: Case) -> Iterator[Begin]:
+        """Take one case through the stages, as far as it goes."""
+        trail: list[CaseResult] = []
+        result: Any = case
+        for stage in self._stages:
+            yield Begin(stage=stage.name, case=case.name)
+            attempt = stage.attempt(case, result)
+            trail += [] if attempt.made is None else [attempt.made]
+            if attempt.is_faulty and not self.faulty:
+                self.faulty = tuple(trail)
+            if attempt.result is None:
+                break
+            result = attempt.result
+        else:
+            self._keep(result)
+        self._done += 1
+
+    def _keep(self, compared: Compared) -> None:
         """Note a case that came through all stages; what is kept has all ranks of inputs, and the largest ones."""
-        ranks = tuple(len(each.shape) for each in case_run.case.inputs)
-        is_largest = case_run.size > max((each.size for each in self.kept), default=0)
-        if (self._left["numerics"] - 1) % self.every == 0 or ranks not in self._ranks or is_largest:
-            self.kept.append(case_run)
+        case = compared.case
+        ranks = tuple(len(each.shape) for each in case.inputs)
+        is_largest = case.size > max((each.case.size for each in self.kept), default=0)
+        if self._through % self.bench.effort.every == 0 or ranks not in self._ranks or is_largest:
+            self.kept.append(compared)
             self._ranks.add(ranks)
-        self._taken += 1
+        self._through += 1
 
     @property
-    def is_over(self) -> bool:
+    def _is_over(self) -> bool:
         """Whether the cases that are left need not be tried."""
-        return bool(self._broken) or ENOUGH <= self._raised == self._taken
+        has_broken = any(stage.internal is not None for stage in self._stages)
+        return has_broken or ENOUGH <= sum(stage.raised for stage in self._stages) == self._done
 
-    def concluded(self, stage: str) -> Check:
-        """Return a stage's check over all cases, and end the claim when it leaves none."""
-        if self.ended is not None:
-            return skipped(stage, self.ended)
-        check = replace(self._judged(stage), seconds=self._seconds[stage])
-        if check.outcome == "error" or not self._left[stage]:
-            self.ended = check
-        return check
-
-    def _judged(self, stage: str) -> Check:
-        if stage in self._broken:
-            return self._broken[stage]
-        errors = self._errors[stage]
-        is_numeric = stage == "numerics" and self.findings
-        check = judge(self.findings, moves_only=moves_only(self.claim)) if is_numeric else None
-        if errors and (check is None or check.verdict in GREEN):
-            check = failed(stage, _worst(errors))
-        check = check or passed(stage, self._entered[stage])
-        cases = len(self.findings) + len(errors) if is_numeric else self._entered[stage]
-        check = replace(check, cases=cases, failing=check.failing + len(errors))
-        untried = len(self.planned) - self._taken
-        if untried and check.outcome == "fail" and stage in ("lower", "numerics"):
-            check = replace(check, evidence={**check.evidence, "cases not tried": untried})
-        return check
+    def _conclude(self) -> Iterator[Check]:
+        """Yield a check for each stage over all cases; one that leaves no case ends the claim."""
+        for stage in self._stages:
+            if self._ended is not None:
+                yield skipped(stage.name, self._ended)
+                continue
+            check = stage.conclude(untried=len(self.cases) - self._done)
+            if check.outcome == "error" or not stage.passed:
+                self._ended = check
+            yield check
 
 
-def _worst(errors: Sequence[StageError]) -> StageError:
-    """Return the first of the worst, with what the others say in its evidence."""
-    worst = next(error for error in errors if error.verdict is Verdict.worst(each.verdict for each in errors))
-    others = [f"{error.evidence.get('case', '')}: {error}" for error in errors if error is not worst]
-    if others:
-        worst.evidence["others"] = others[:20]
-    return worst
+def rebuild(bench: Bench, claim: Claim, where: Where) -> Reference:
+    """Take a case of a claim (else its first one) to its reference model and inputs again, as they were in the run.
+
+    Raises StageError for what the flow refuses.
+    """
+    cases = plan_claim(bench, claim)
+    case = next((case for case in cases if case.name == where.case), cases[0])
+    result: Any = case
+    for stage in (FuseStage(bench, claim), PrepareStage(bench, claim), ConvertStage(bench, claim)):
+        stage.seed(case)
+        result = stage.run(result)
+    assert isinstance(result, Reference)
+    return result
 
 
-def passed(stage: str, cases: int) -> Check:
-    """Return the check of a stage that found no fault."""
-    return Check(stage=stage, rule=RULES[stage], outcome="pass", verdict=Verdict.VERIFIED, cases=cases)
-
-
-def skipped(stage: str, ended: Check) -> Check:
-    """Return the check of a stage that is not reached; it carries the verdict of the one that ended the claim."""
-    message = ended.message if ended.outcome == "skip" else f"not reached: {ended.stage} ended the claim"
-    return Check(stage=stage, rule=RULES[stage], outcome="skip", verdict=ended.verdict, message=message)
-
-
-def failed(stage: str, error: StageError) -> Check:
-    """Return the check of a stage that found a fault, or could not go on."""
-    outcome = "skip" if error.verdict is Verdict.UNEXERCISED else "fail"
-    return Check(
-        stage=stage, rule=error.rule, outcome=outcome, verdict=error.verdict, message=str(error),
-        evidence=error.evidence,
-    )  # fmt: skip
-
-
-def internal_error(stage: str, error: Exception) -> Check:
-    """Return the check that stands for a stage in which the suite itself failed."""
-    return Check(
-        stage=stage,
-        rule="",
-        outcome="error",
-        verdict=Verdict.UNEXERCISED,
-        message=f"internal error of the suite: {told(error)}",
-        evidence={"traceback": "".join(traceback.format_exception(error))},
-    )
+def _trail_of(compared: Compared) -> tuple[CaseResult, ...]:
+    reference = compared.reference
+    return reference.prepared.built, reference, compared.executed.lowered

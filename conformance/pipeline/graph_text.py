@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,14 +11,15 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from conformance.claims.claim import Claim
-from conformance.pipeline.claim_run import CaseRun
-from conformance.stages.prepare import own_modules
-from refimpl import BackendConfig
+from conformance.claims.traits import own_modules
+from conformance.stages.convert import Reference
+from conformance.stages.fuse import FUSES_NOTHING, Built
+from conformance.stages.lower import Lowered
+from conformance.stages.stage import CaseResult
 from refimpl.fuse import fused_model
 from refimpl.tracing import attribute_of
 
 MOST_LINES = 60
-FUSES_NOTHING = BackendConfig("fuses nothing")
 
 
 def graph_text(model: Callable[..., Any]) -> str:
@@ -59,14 +60,17 @@ def _spelled(value: object, model: GraphModule) -> str:
     return str(value) if isinstance(value, plain) else type(value).__name__
 
 
-def graphs_of(claim: Claim, case_run: CaseRun) -> dict[str, str]:
+def graphs_of(claim: Claim, results: Sequence[CaseResult]) -> dict[str, str]:
     """Return the graphs of a case before and after, as far as it came."""
-    made: dict[str, Callable[[], Any]] = {
-        "float model": lambda: fused_model(case_run.model, FUSES_NOTHING, leaves=own_modules(claim)),
-        "reference model": lambda: case_run.reference,
-        "lowered model": lambda: getattr(case_run.lowered, "graph_module", case_run.lowered),
-    }
-    return {name: text for name, model in made.items() if (text := _graph(model))}
+    models: dict[str, Callable[[], Any]] = {}
+    for result in results:
+        if isinstance(result, Built):
+            models["float model"] = partial(fused_model, result.model, FUSES_NOTHING, leaves=own_modules(claim))
+        elif isinstance(result, Reference):
+            models["reference model"] = partial(getattr, result, "model")
+        elif isinstance(result, Lowered):
+            models["lowered model"] = partial(getattr, result.model, "graph_module", result.model)
+    return {name: text for name, model in models.items() if (text := _graph(model))}
 
 
 def _graph(model: Callable[[], Any]) -> str:

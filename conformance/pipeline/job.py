@@ -1,27 +1,38 @@
 """Jobs: what is run beside the claims of a config, under IDs of the same kind.
 
-A job named ``model/…`` judges a model of several patterns; one named ``fact/<topic>/<subject>`` measures. Both yield
-rows of the results file (reports/schema.py: kinds "model" and "fact") and run isolated, as claims do.
+A job judges a model of several patterns, or measures something. It runs isolated, as a claim does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from reports.codec import PlainRow
-
-if TYPE_CHECKING:
-    from conformance.pipeline.workbench import Workbench
+from conformance.stages.bench import Bench
+from reports.schema import Measurement, ModelResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One piece of work: ``run`` yields its rows, plain builtins, as soon as it has them."""
+    """One piece of work: ``run`` yields its rows as soon as it has them.
+
+    ``topic``, ``subject``: those of the measurement; "" for a job that judges a model.
+    """
 
     id: str
-    run: Callable[[Workbench], Iterator[PlainRow]]
+    run: Callable[[Bench], Iterator[ModelResult | Measurement]]
+    topic: str = ""
+    subject: str = ""
+
+    @property
+    def is_model(self) -> bool:
+        """Whether the job judges a model."""
+        return not self.topic
 
     def __str__(self) -> str:
         return self.id
+
+
+def measuring_job(topic: str, subject: str, run: Callable[[Bench], Iterator[Measurement]]) -> Job:
+    """Return a job that measures, ``fact/<topic>/<subject>``."""
+    return Job(id=f"fact/{topic}/{subject}", run=run, topic=topic, subject=subject)

@@ -24,12 +24,11 @@ from conformance.claims.inputs import Batch
 from conformance.oracle.dynamic import asked_dynamic_range
 from conformance.oracle.evaluate import Exact, Walk
 from conformance.oracle.grids import Grid, placeholder_grids
-from conformance.pipeline.workbench import Workbench
-from conformance.stages.check import Check
+from conformance.stages.bench import Bench
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.patterns import leaf_name
 from refimpl.tracing import attribute_of
-from reports.results import Verdict
+from reports.schema import Check, Verdict, Where
 
 WIDTH = 120
 PACKED = 32
@@ -65,7 +64,7 @@ class Failure:
     check: Check
 
 
-def script_of(failure: Failure, bench: Workbench, *, name: str, message: str) -> str:
+def script_of(failure: Failure, bench: Bench, *, name: str, message: str) -> str:
     """Write the script of a failure. Raises NoScriptError for a module that has no plain constructor."""
     model = failure.model
     body = [
@@ -101,7 +100,7 @@ _LEAVES = (
 )
 
 
-def _heading(bench: Workbench, name: str, message: str) -> str:
+def _heading(bench: Bench, name: str, message: str) -> str:
     told = re.sub(r'[\\"]', "'", f"{bench.backend.name}: {message.partition(chr(10))[0]}")
     lines = textwrap.wrap(textwrap.shorten(told, 330), WIDTH - 3)
     found = textwrap.wrap(f"Found by {bench.repro(name)}", WIDTH, break_long_words=False, break_on_hyphens=False)
@@ -321,7 +320,7 @@ def _inputs(failure: Failure) -> Iterator[str]:
 # -- what is wrong ----------------------------------------------------------------------------------------------------
 
 
-def _verified(failure: Failure, bench: Workbench) -> Iterator[str]:
+def _verified(failure: Failure, bench: Bench) -> Iterator[str]:
     """Lines that run the lowered model and assert what does not hold; where it raises or dies, running it will do."""
     check, evidence = failure.check, failure.check.evidence
     if check.verdict is Verdict.TIMEOUT:
@@ -336,9 +335,8 @@ def _verified(failure: Failure, bench: Workbench) -> Iterator[str]:
     elif "change" in evidence:
         yield from _REPEATED
     elif check.verdict is not Verdict.CRASHED:
-        number = re.search(r", output (\d+)", str(evidence.get("case", check.message)))
         walk = Walk(failure.model, bench.capabilities, dynamic_range=asked_dynamic_range(failure.model))
-        yield from _numbers(check, walk.exact(failure.batch), int(number[1]) if number else 0)
+        yield from _numbers(check, walk.exact(failure.batch), evidence.get("where", Where()).output or 0)
 
 
 _REPEATED = (

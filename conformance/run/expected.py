@@ -20,12 +20,13 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reports.results import GREEN, Header, Outcome, Results, Verdict, read_results
+from reports.results import Results, read_results
+from reports.schema import PASSING, Header, Outcome, Verdict
 
 FOLDER = Path(__file__).resolve().parent / "expected_verdicts"
 SCHEMA = 2
-SHOWN = 20
-"""How many differences are told one by one."""
+MOST_SHOWN = 20
+"""Differences that are shown one by one at most."""
 
 _UNNAMED = ("", "custom")
 """Levels that say nothing of the kernels."""
@@ -55,16 +56,19 @@ class Expected:
     failing: dict[str, int]
 
 
-class Judged(NamedTuple):
-    """What a run found of a claim or model: ``failing`` as in its row, None where it may be another the next time."""
+class VerdictSeen(NamedTuple):
+    """A run's verdict of a claim or model. ``failing``: as in its row; None: it varies from run to run."""
 
     verdict: Verdict
     failing: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """``differences`` are lines to show, a headline first, and fail the run; ``note`` says why nothing is compared."""
+class Drift:
+    """How a run differs from the expected verdicts.
+
+    ``differences``: lines to show, a headline first; they fail the run. ``note``: why nothing is compared, or "".
+    """
 
     differences: tuple[str, ...] = ()
     note: str = ""
@@ -75,22 +79,22 @@ def expected_path(header: Header, folder: Path = FOLDER) -> Path:
     return folder / f"{header.backend}.{header.isa}.json"
 
 
-def compare_expected(path: Path, judged: Mapping[str, Judged], header: Header) -> Comparison:
+def compare_expected(path: Path, seen: Mapping[str, VerdictSeen], header: Header) -> Drift:
     """Compare a run's verdicts, waived ones as they were found, with the file at ``path``.
 
-    ``judged`` is by claim ID (of claims, not of models); a claim of the file that is not among them counts only where
+    ``seen`` is by claim ID (of claims, not of models); a claim of the file that is not among them counts only where
     the whole config was judged. A file that cannot be read is a difference.
     """
     if header.isa in _UNNAMED or not path.is_file():
         level = header.isa or "this CPU"
-        return Comparison(note=f"no expected verdicts for {header.backend} on {level}: nothing compared")
+        return Drift(note=f"no expected verdicts for {header.backend} on {level}: nothing compared")
     try:
         expected = read_expected(path)
     except ExpectedError as error:
-        return Comparison(differences=(str(error),))
+        return Drift(differences=(str(error),))
     if why := _unlike(header, expected):
-        return Comparison(note=f"{path.name}: {why}: nothing compared")
-    return Comparison(differences=_told(path, _differences(expected, judged, header)))
+        return Drift(note=f"{path.name}: {why}: nothing compared")
+    return Drift(differences=_shorten(path, _differences(expected, seen, header)))
 
 
 def read_expected(path: Path) -> Expected:
@@ -134,7 +138,7 @@ def _of_run(results: Results) -> Expected:
     basis: dict[str, Any] = {name: getattr(results.header, name) for name in _BASIS}
     claims = sorted(results.claims, key=lambda claim: claim.claim)
     verdicts = {claim.claim: claim.verdict for claim in claims}
-    failing = {claim.claim: claim.failing for claim in claims if claim.verdict not in GREEN and claim.failing}
+    failing = {claim.claim: claim.failing for claim in claims if claim.verdict not in PASSING and claim.failing}
     return Expected(schema=SCHEMA, verdicts=verdicts, failing=failing, **basis)
 
 
@@ -194,20 +198,20 @@ def _unfit(results: Results) -> str:
     return next((why for holds, why in reasons if holds), "")
 
 
-def _differences(expected: Expected, judged: Mapping[str, Judged], header: Header) -> list[str]:
+def _differences(expected: Expected, seen: Mapping[str, VerdictSeen], header: Header) -> list[str]:
     """List the claims that differ, those that got worse first."""
-    whole = len(judged) >= header.claims_in_config
-    names = sorted({*judged, *(expected.verdicts if whole else ())})
-    verdicts = {name: each.verdict for name, each in judged.items()}
+    is_whole = len(seen) >= header.claims_in_config
+    names = sorted({*seen, *(expected.verdicts if is_whole else ())})
+    verdicts = {name: each.verdict for name, each in seen.items()}
     pairs = [(name, expected.verdicts.get(name), verdicts.get(name)) for name in names]
     changed = sorted((pair for pair in pairs if _changed(*pair[1:])), key=lambda pair: _gain(*pair[1:]))
     other_config = header.config_sha256 != expected.config_sha256
     lines = ["the config is not the one that the file is of: its sha256 differs"] if other_config else []
     lines += [f"{name}: {_change(old, new)}" for name, old, new in changed]
-    return lines + [line for name, old, new in pairs if old is new for line in _recount(name, expected, judged[name])]
+    return lines + [line for name, old, new in pairs if old is new for line in _recount(name, expected, seen[name])]
 
 
-def _recount(name: str, expected: Expected, found: Judged) -> Iterator[str]:
+def _recount(name: str, expected: Expected, found: VerdictSeen) -> Iterator[str]:
     """Say where a claim fails as it is expected to, but in more cases or fewer."""
     count = expected.failing.get(name)
     if None not in (count, found.failing) and count != found.failing:
@@ -229,9 +233,9 @@ def _change(old: Verdict | None, new: Verdict | None) -> str:
     return f"expected {old}, found {new}" if new is not None else f"expected {old}, not judged"
 
 
-def _told(path: Path, lines: Sequence[str]) -> tuple[str, ...]:
+def _shorten(path: Path, lines: Sequence[str]) -> tuple[str, ...]:
     if not lines:
         return ()
     todo = "if that is meant, python -m conformance expect RESULTS.jsonl writes it anew"
-    more = [f"… and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    return (f"{path.name} differs in {len(lines)} places; {todo}", *lines[:SHOWN], *more)
+    more = [f"… and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
+    return (f"{path.name} differs in {len(lines)} places; {todo}", *lines[:MOST_SHOWN], *more)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import re
 import shlex
 from collections.abc import Sequence
@@ -18,27 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from conformance.claims.effort import PROFILES
 from conformance.machine.isa import LEVELS
+from reports.schema import Shard
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIM_TIMEOUTS = {"quick": 60.0, "full": 60.0, "stress": 600.0}
 """Seconds that one claim may take, by profile."""
-PROFILES = tuple(CLAIM_TIMEOUTS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """One of several parts into which a run is divided, the same on every machine; ``place`` counts from 1."""
-
-    place: int
-    of: int
-
-    def has(self, unit_id: str) -> bool:
-        """Tell whether a claim or job is in this part: by the sha256 of its ID."""
-        return int.from_bytes(hashlib.sha256(unit_id.encode()).digest()[:8], "big") % self.of == self.place - 1
-
-    def __str__(self) -> str:
-        return f"{self.place}/{self.of}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +54,7 @@ class Options:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every case of a claim is tried, on all aimed inputs."""
+        """Whether every case of a claim is tried, on all directed inputs."""
         return self.profile != "quick" and self.max_examples is None
 
     def repro(self, claim_id: str) -> str:
@@ -109,7 +94,7 @@ def register(parser: pytest.Parser) -> None:
     add("--seed", type=int, default=0, metavar="N", help="seed of everything that is drawn (default: 0)")
     add(
         "--profile",
-        choices=PROFILES,
+        choices=tuple(PROFILES),
         default="full",
         help="how many cases are tried per claim (default: full)",
     )

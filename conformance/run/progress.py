@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from reports.results import VERDICTS, Verdict
+from reports.schema import VERDICTS, Verdict
 from reports.text import duration
 
 EVERY_ON_TERMINAL, EVERY_IN_LOG = 0.2, 30.0

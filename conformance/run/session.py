@@ -10,12 +10,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from backends.base import Backend, Capabilities, Taken
-from backends.discovery import BackendNotFound, find_backend, told
+from backends.base import Backend, Capabilities, Representation, Taken
+from backends.discovery import BackendNotFound, describe_error, find_backend
 from conformance.claims.claim import Claim, config_digest, enumerate_claims
 from conformance.facts import unclaimed
 from conformance.facts.fingerprint import jobs as fingerprint
@@ -24,17 +24,23 @@ from conformance.machine import isa
 from conformance.machine.environment import detection_power, environment_facts
 from conformance.machine.isolation import CAN_FORK
 from conformance.pipeline.job import Job
-from conformance.pipeline.workbench import Workbench
 from conformance.run.options import ROOT, Options, read_options, select_ids
 from conformance.run.waivers import WaiverError, Waivers, load_waivers
-from conformance.whole_models import jobs as composition
+from conformance.stages.bench import Bench
+from conformance.whole_models import jobs as whole_models
+from refimpl import BackendConfig
 from refimpl.backend_config import as_backend_config
-from reports.codec import PlainRow
-from reports.results import GREEN, SCHEMA, Verdict, ids_digest
+from reports.results import ids_digest
+from reports.schema import PASSING, SCHEMA, Header, Verdict
 
-JOB_SOURCES = (fuzz.jobs, composition.jobs, fingerprint.jobs, unclaimed.jobs)
+JOB_SOURCES = (fuzz.jobs, whole_models.jobs, fingerprint.jobs, unclaimed.jobs)
+"""What lists the jobs of a profile, those that take longest first."""
 _RUN = pytest.StashKey["Run"]()
 _FAULTS = (Exception, SystemExit)
+_FORMS: dict[Representation, Literal["QUANTIZED", "DECOMPOSED"]] = {
+    Representation.QUANTIZED: "QUANTIZED",
+    Representation.DECOMPOSED: "DECOMPOSED",
+}
 _NO_RUN_OPTIONS = ("help", "version", "markers", "cacheshow")
 
 Unit = Claim | Job
@@ -65,42 +71,37 @@ class Run:
         return {unit.id: unit for unit in every if unit.id in self.selected}
 
     @property
-    def green(self) -> frozenset[Verdict]:
+    def passing(self) -> frozenset[Verdict]:
         """The verdicts that need no waiver."""
-        return GREEN - {Verdict.QUALITY} if self.options.strict else GREEN
+        return PASSING - {Verdict.QUALITY} if self.options.strict else PASSING
 
     def params(self, kind: type[Unit]) -> list[Any]:
         """Return pytest's parameters: every selected claim (or job), in order."""
         return [pytest.param(unit, id=param_id(unit.id)) for unit in self.units.values() if isinstance(unit, kind)]
 
-    def workbench(self) -> Workbench:
-        """Return a pipeline for the backend."""
+    def bench(self) -> Bench:
+        """Return a bench for the backend."""
         options = self.options
-        return Workbench(
+        covered = self.waivers.covered(claim.id for claim in self.claims).values()
+        return Bench(
             self.backend, seed=options.seed, profile=options.profile, max_examples=options.max_examples,
-            spec=options.backend, repro=options.repro, waived=self._waived(),
+            spec=options.backend, repro=options.repro, waived=[name for names in covered for name in names],
         )  # fmt: skip
 
-    def _waived(self) -> frozenset[str]:
-        """The claims that waivers are about."""
-        covered = self.waivers.covered(claim.id for claim in self.claims).values()
-        return frozenset(name for names in covered for name in names)
-
-    def header(self, claims: int) -> PlainRow:
+    def header(self, claims: int) -> Header:
         """Return the results file's first row; ``claims`` of them are to be judged."""
         options, backend = self.options, self.backend
         versions = _ask(backend, "versions")
-        return {
-            "kind": "header",
-            "schema": SCHEMA,
+        return Header(
+            schema=SCHEMA,
             **environment_facts(ROOT),
-            "backend": backend.name,
-            "versions": {str(key): str(value) for key, value in dict(versions).items()},
-            "engine": str(backend.engine),
-            "representation": backend.representation.name,
-            "seed": options.seed,
-            "profile": options.profile,
-            "options": {
+            backend=backend.name,
+            versions={str(key): str(value) for key, value in dict(versions).items()},
+            engine=str(backend.engine),
+            representation=_FORMS[backend.representation],
+            seed=options.seed,
+            profile=options.profile,
+            options={
                 "backend": options.backend,
                 "claim": list(options.claims),
                 "claim_timeout": options.claim_timeout,
@@ -108,23 +109,23 @@ class Run:
                 "strict": options.strict,
                 "isa": options.isa,
             },
-            "config_name": self.config_name,
-            "config_sha256": config_digest(self.claims),
-            "claims": claims,
-            "claims_in_config": len(self.claims),
-            "pairs": len({(claim.pattern, claim.dtype_config) for claim in self.claims}),
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "isa": isa.current_level(backend.engine),
-            "isolation": "fork" if CAN_FORK else "none",
-            "waivers": _digested(self.waiver_file),
-            "limits": _limits(backend.capabilities().limits),
-            "claims_sha256": ids_digest(claim.id for claim in self.claims),
-            "shard": str(options.shard or ""),
-            "detection": detection_power(),
-        }
+            config_name=self.config_name,
+            config_sha256=config_digest(self.claims),
+            claims=claims,
+            claims_in_config=len(self.claims),
+            pairs=len({(claim.pattern, claim.dtype_config) for claim in self.claims}),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            isa=isa.current_level(backend.engine),
+            isolation="fork" if CAN_FORK else "none",
+            waivers=_digested(self.waiver_file),
+            limits=_limits(backend.capabilities().limits),
+            claims_sha256=ids_digest(claim.id for claim in self.claims),
+            shard=options.shard,
+            detection=detection_power(),
+        )
 
 
-def _limits(limits: Mapping[str, Mapping[str, Taken]]) -> PlainRow:
+def _limits(limits: Mapping[str, Mapping[str, Taken]]) -> dict[str, dict[str, str]]:
     """The limits as text: the values that are taken, or what the callable that tells says of itself."""
 
     def text(taken: Taken) -> str:
@@ -142,7 +143,7 @@ def preflight(config: pytest.Config) -> Run | int | None:
     if any(getattr(config.option, name, False) for name in _NO_RUN_OPTIONS):
         return None
     options = read_options(config)
-    backend = _found(options.backend)
+    backend = _find_backend_or_usage_error(options.backend)
     worker = hasattr(config, "workerinput")
     if options.isa is not None and not worker:
         _hold_to(options.isa, backend)
@@ -172,14 +173,12 @@ def open_run(options: Options, backend: Backend) -> Run:
         claims = enumerate_claims(config, capabilities)
     except Exception as error:
         raise pytest.UsageError(
-            f"backend {backend.name}: what backend_config() returned cannot be read: {told(error)}"
+            f"backend {backend.name}: what backend_config() returned cannot be read: {describe_error(error)}"
         ) from error
     if not claims:
         raise pytest.UsageError(f"backend {backend.name}: backend_config() claims nothing: no entry has a dtype config")
-    jobs, every = (
-        tuple(job for source in JOB_SOURCES for job in source(config, capabilities, profile))
-        for profile in (options.profile, "stress")
-    )
+    jobs = _jobs_of(options.profile, config, capabilities)
+    every = _jobs_of("stress", config, capabilities)
     claim_ids = [claim.id for claim in claims]
     selected = select_ids([*claim_ids, *(job.id for job in jobs)], options.claims)
     waiver_file = None if options.no_waivers else options.waivers or backend.waivers
@@ -194,6 +193,10 @@ def open_run(options: Options, backend: Backend) -> Run:
         waivers=_waivers(waiver_file, options, isa.current_level(backend.engine)),
         waiver_file=waiver_file,
     )
+
+
+def _jobs_of(profile: str, config: BackendConfig, capabilities: Capabilities) -> tuple[Job, ...]:
+    return tuple(job for source in JOB_SOURCES for job in source(config, capabilities, profile))
 
 
 def run_of(config: pytest.Config) -> Run:
@@ -228,7 +231,7 @@ def _hold_to(level: str, backend: Backend) -> None:
         raise pytest.UsageError(str(error)) from error
 
 
-def _found(spec: str) -> Backend:
+def _find_backend_or_usage_error(spec: str) -> Backend:
     try:
         return find_backend(spec)
     except BackendNotFound as error:
@@ -240,4 +243,4 @@ def _ask(backend: Backend, method: str) -> Any:
     try:
         return getattr(backend, method)()
     except _FAULTS as error:
-        raise pytest.UsageError(f"backend {backend.name}: {method}() raised {told(error)}") from error
+        raise pytest.UsageError(f"backend {backend.name}: {method}() raised {describe_error(error)}") from error

@@ -32,13 +32,13 @@ from typing import Any
 
 from conformance.machine.isa import LEVELS
 from refimpl.errors import nearest
-from reports.results import GREEN, VERDICTS, Verdict
+from reports.schema import PASSING, VERDICTS, Verdict, Waiver
 
 QUALITY_LSB = 1.0
 """The error that QUALITY stands for, which needs no waiver (NUM-03)."""
 
-SHOWN = 5
-"""How many claims a problem names."""
+MOST_NAMED = 5
+"""Claims that a problem names at most."""
 
 
 class WaiverError(Exception):
@@ -46,8 +46,8 @@ class WaiverError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiver:
-    """One table of the file; ``source`` says which. Exactly one of ``claim`` and ``glob`` is given.
+class WaiverEntry:
+    """One [[waiver]] table of the file; ``source`` says which. Exactly one of ``claim`` and ``glob`` is given.
 
     ``max_lsb`` is in steps of the output's scale; ``expires`` is the last day on which the waiver holds; ``isa`` are
     globs of the levels (conformance.machine.isa) at which it counts, none: at every one.
@@ -76,11 +76,14 @@ class Waiver:
         """The largest error, in LSB, that the waiver covers."""
         return QUALITY_LSB if self.max_lsb is None else self.max_lsb
 
-    def row(self) -> dict[str, str | float | None]:
-        """Return what the results file keeps of a waiver, plain builtins only; infinity is spelled out."""
-        expires = None if self.expires is None else self.expires.isoformat()
-        max_lsb = "inf" if self.max_lsb == math.inf else self.max_lsb
-        return {"reason": self.reason, "url": self.url or None, "expires": expires, "max_lsb": max_lsb}
+    def shown(self) -> Waiver:
+        """Return what the results file keeps of it; infinity is spelled out."""
+        return Waiver(
+            reason=self.reason,
+            url=self.url or None,
+            expires=None if self.expires is None else self.expires.isoformat(),
+            max_lsb="inf" if self.max_lsb == math.inf else self.max_lsb,
+        )
 
     def __str__(self) -> str:
         return f"{self.source} ({self.glob or self.claim})"
@@ -91,7 +94,7 @@ class Ruling:
     """What the waivers make of one claim: ``problem`` says why the matching ones do not cover it."""
 
     waived: bool = False
-    waiver: Waiver | None = None
+    entry: WaiverEntry | None = None
     problem: str = ""
 
 
@@ -103,21 +106,21 @@ class Waivers:
     one is covered, and a pass means little.
     """
 
-    waivers: tuple[Waiver, ...]
+    entries: tuple[WaiverEntry, ...]
     today: datetime.date
     complete: bool = True
 
     def judge(self, claim_id: str, verdict: Verdict, max_lsb: float | None) -> Ruling:
         """Rule on one claim: its verdict and largest error in LSB (None: nothing was measured)."""
         found = self._about(claim_id)
-        if not found or (verdict in GREEN and all(waiver.verdict is not verdict for waiver in found)):
+        if not found or (verdict in PASSING and all(waiver.verdict is not verdict for waiver in found)):
             return Ruling()
         if len(found) > 1:
             return Ruling(problem=_ambiguous(found[0], found[1], [claim_id]))
         waiver = found[0]
         is_milder = not self.complete and verdict.rank > waiver.verdict.rank
         why = _uncovered(waiver, waiver.verdict if is_milder else verdict, max_lsb) or self._expiry(waiver)
-        return Ruling(waived=not why, waiver=waiver, problem=f"{waiver}: {why}" if why else "")
+        return Ruling(waived=not why, entry=waiver, problem=f"{waiver}: {why}" if why else "")
 
     def problems(self, known_ids: Collection[str], judged: Mapping[str, Verdict]) -> list[str]:
         """List what is wrong with the waivers themselves, one line each; any fails the run.
@@ -132,9 +135,9 @@ class Waivers:
             found += [f"{waiver}: {why}" for why in reasons if why]
         return found
 
-    def covered(self, known_ids: Iterable[str]) -> dict[Waiver, list[str]]:
+    def covered(self, known_ids: Iterable[str]) -> dict[WaiverEntry, list[str]]:
         """Say which of the backend's claims each waiver is about; a claim of two globs is left out."""
-        claims: dict[Waiver, list[str]] = {waiver: [] for waiver in self.waivers}
+        claims: dict[WaiverEntry, list[str]] = {waiver: [] for waiver in self.entries}
         for claim_id in known_ids:
             found = self._about(claim_id)
             if len(found) == 1:
@@ -142,25 +145,25 @@ class Waivers:
         return claims
 
     def _ambiguities(self, known_ids: Iterable[str]) -> list[str]:
-        pairs: dict[tuple[Waiver, ...], list[str]] = {}
+        pairs: dict[tuple[WaiverEntry, ...], list[str]] = {}
         for claim_id in known_ids:
             found = self._about(claim_id)
             if len(found) > 1:
                 pairs.setdefault(found[:2], []).append(claim_id)
         return [_ambiguous(one, other, ids) for (one, other), ids in pairs.items()]
 
-    def _about(self, claim_id: str) -> tuple[Waiver, ...]:
+    def _about(self, claim_id: str) -> tuple[WaiverEntry, ...]:
         """The waivers that count for a claim: the exact one, or else every glob; more than one is an error."""
-        found = tuple(waiver for waiver in self.waivers if waiver.matches(claim_id))
+        found = tuple(waiver for waiver in self.entries if waiver.matches(claim_id))
         return tuple(waiver for waiver in found if waiver.claim) or found
 
-    def _expiry(self, waiver: Waiver) -> str:
+    def _expiry(self, waiver: WaiverEntry) -> str:
         if waiver.expires is None or self.today <= waiver.expires:
             return ""
         return f"expired on {waiver.expires}; fix the deviation, or renew the date and the reason"
 
 
-def load_waivers(path: Path, level: str) -> tuple[Waiver, ...]:
+def load_waivers(path: Path, level: str) -> tuple[WaiverEntry, ...]:
     """Read the waivers of a file that count at a level of instruction sets.
 
     Raises WaiverError when the file cannot be read, or says what a waiver cannot say.
@@ -182,7 +185,7 @@ def load_waivers(path: Path, level: str) -> tuple[Waiver, ...]:
     return waivers
 
 
-def _waiver(table: object, where: str) -> Waiver:
+def _waiver(table: object, where: str) -> WaiverEntry:
     if not isinstance(table, dict):
         raise WaiverError(f"{where}: found {table!r}; a waiver is a table: [[waiver]]")
     for key in table:
@@ -199,11 +202,11 @@ def _waiver(table: object, where: str) -> Waiver:
             values[key] = _KEYS[key](value)
         except ValueError as error:
             raise WaiverError(f"{where}: {key} is {value!r}; {error}") from error
-    return Waiver(source=where, **values)
+    return WaiverEntry(source=where, **values)
 
 
-def _refuse_repeats(waivers: Iterable[Waiver]) -> None:
-    first: dict[str, Waiver] = {}
+def _refuse_repeats(waivers: Iterable[WaiverEntry]) -> None:
+    first: dict[str, WaiverEntry] = {}
     for waiver in waivers:
         if waiver.claim and first.setdefault(waiver.claim, waiver) is not waiver:
             other = first[waiver.claim].source.rpartition(" ")[2]
@@ -277,7 +280,7 @@ _NEEDED = (
 )
 
 
-def _uncovered(waiver: Waiver, verdict: Verdict, max_lsb: float | None) -> str:
+def _uncovered(waiver: WaiverEntry, verdict: Verdict, max_lsb: float | None) -> str:
     """Say why a claim that is not simply green is outside of what its waiver covers; empty: it is covered."""
     if not waiver.verdict.may_be(verdict):
         how = "it got worse" if verdict.rank < waiver.verdict.rank else "the waiver is out of date"
@@ -288,11 +291,11 @@ def _uncovered(waiver: Waiver, verdict: Verdict, max_lsb: float | None) -> str:
     return f"{said} errors up to {waiver.allowed_lsb:g} LSB, but the claim is off by {max_lsb:g} LSB"
 
 
-def _passes(waiver: Waiver, verdict: Verdict | None) -> bool:
-    return verdict in GREEN and verdict is not waiver.verdict
+def _passes(waiver: WaiverEntry, verdict: Verdict | None) -> bool:
+    return verdict in PASSING and verdict is not waiver.verdict
 
 
-def _unused(waiver: Waiver, covered: Collection[str], known_ids: Collection[str]) -> str:
+def _unused(waiver: WaiverEntry, covered: Collection[str], known_ids: Collection[str]) -> str:
     if covered:
         return ""
     if any(waiver.matches(name) for name in known_ids):
@@ -300,18 +303,18 @@ def _unused(waiver: Waiver, covered: Collection[str], known_ids: Collection[str]
     return f"matches no claim of the backend; {nearest(waiver.claim or waiver.glob, known_ids, cutoff=0.0)}"
 
 
-def _passing(waiver: Waiver, passing: Collection[str]) -> str:
+def _passing(waiver: WaiverEntry, passing: Collection[str]) -> str:
     if not passing:
         return ""
     todo = "narrow the glob" if waiver.glob else "remove the waiver"
     return f"{_listed(passing)} now {'passes' if len(passing) == 1 else 'pass'}; {todo}"
 
 
-def _ambiguous(one: Waiver, other: Waiver, ids: Collection[str]) -> str:
+def _ambiguous(one: WaiverEntry, other: WaiverEntry, ids: Collection[str]) -> str:
     number = other.source.rpartition(" ")[2]
     return f"{one}: waiver {number} ({other.glob}) matches {_listed(ids)} too; narrow one of the two globs"
 
 
 def _listed(ids: Collection[str]) -> str:
-    shown = ", ".join(sorted(ids)[:SHOWN])
-    return f"{shown} and {len(ids) - SHOWN} more" if len(ids) > SHOWN else shown
+    shown = ", ".join(sorted(ids)[:MOST_NAMED])
+    return f"{shown} and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else shown

@@ -36,13 +36,13 @@ TIE = 2.0**-30
 the exact result is then exact in float64 too; elsewhere its own error, 2^-53 of each term, is far below this."""
 
 
-def attribute(expected: Tensor, found: Tensor, grid: Grid, parts: Mapping[str, Tensor]) -> dict[str, int]:
+def attribute(expected: Tensor, found: Tensor, grid: Grid, slack_by_cause: Mapping[str, Tensor]) -> dict[str, int]:
     """Count the integers of each kind among those that differ; kinds that do not occur are left out.
 
     ``expected``: the exact result v, float64, in output steps from integer 0 (zero point included), clamped or not.
-    ``found``: the backend's integers. ``parts``: the slack by cause, in steps, of shapes that broadcast to v's.
+    ``found``: the backend's integers. ``slack_by_cause``: the slack by cause, in steps, of shapes that broadcast to v's.
     """
-    kinds = _kinds(expected.clamp(grid.low, grid.high), found, grid, parts)
+    kinds = _kinds(expected.clamp(grid.low, grid.high), found, grid, slack_by_cause)
     left = _differs(expected.clamp(grid.low, grid.high), found)
     counts: dict[str, int] = {}
     for kind, holds in kinds:
@@ -52,16 +52,16 @@ def attribute(expected: Tensor, found: Tensor, grid: Grid, parts: Mapping[str, T
     return counts
 
 
-def worst(expected: Tensor, found: Tensor, grid: Grid, parts: Mapping[str, Tensor]) -> str:
+def worst(expected: Tensor, found: Tensor, grid: Grid, slack_by_cause: Mapping[str, Tensor]) -> str:
     """Describe the integer that is furthest beyond its bound, the first of equals; nothing differs: ``""``."""
     exact = expected.clamp(grid.low, grid.high)
     differs = _differs(exact, found)
     if not bool(differs.any()):
         return ""
-    distance, allowed = (found - exact).abs(), 0.5 + _total(exact, parts)
+    distance, allowed = (found - exact).abs(), 0.5 + _total(exact, slack_by_cause)
     excess = torch.where(differs, distance - allowed, -torch.inf)
     flat = int(excess.argmax())
-    kind = next(kind for kind, holds in _kinds(exact, found, grid, parts) if bool(holds.flatten()[flat]))
+    kind = next(kind for kind, holds in _kinds(exact, found, grid, slack_by_cause) if bool(holds.flatten()[flat]))
     index = unravelled(flat, exact.shape)
     numbers = (float(values.flatten()[flat]) for values in (found, exact, distance, allowed))
     return "{}: at {} found {:.10g}, exact {:.10g}: distance {:.7g}, allowed {:.7g}".format(kind, index, *numbers)
@@ -71,15 +71,17 @@ def _differs(exact: Tensor, found: Tensor) -> Tensor:
     return found != exact.round()
 
 
-def _kinds(exact: Tensor, found: Tensor, grid: Grid, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _kinds(
+    exact: Tensor, found: Tensor, grid: Grid, slack_by_cause: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
     """Yield every kind with the elements that meet its condition, in the order in which they are tried."""
     distance = (found - exact).abs()
     yield "outside the range", (found < grid.low) | (found > grid.high)
     is_halfway = (exact - exact.floor() - 0.5).abs() <= TIE
     yield "exact tie", is_halfway & (distance <= 0.5 + TIE)  # rule: NUM-06
     explained = torch.zeros_like(exact)
-    for cause, part in _in_order(parts):
-        explained = explained + part
+    for cause, slack in _in_order(slack_by_cause):
+        explained = explained + slack
         yield CAUSES.get(cause, cause), distance - 0.5 <= explained
     early_high, early_low = (
         (exact >= grid.high) & (found == grid.high - 1),
@@ -91,14 +93,14 @@ def _kinds(exact: Tensor, found: Tensor, grid: Grid, parts: Mapping[str, Tensor]
     yield "wrong", torch.ones_like(found, dtype=torch.bool)
 
 
-def _in_order(parts: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+def _in_order(slack_by_cause: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
     """The parts in the order of CAUSES, then the others as they come."""
     order = list(CAUSES)
-    return sorted(parts.items(), key=lambda part: order.index(part[0]) if part[0] in CAUSES else len(order))
+    return sorted(slack_by_cause.items(), key=lambda item: order.index(item[0]) if item[0] in CAUSES else len(order))
 
 
-def _total(exact: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
-    return sum(parts.values(), torch.zeros_like(exact))
+def _total(exact: Tensor, slack_by_cause: Mapping[str, Tensor]) -> Tensor:
+    return sum(slack_by_cause.values(), torch.zeros_like(exact))
 
 
 def unravelled(flat: int, shape: Sequence[int]) -> list[int]:

@@ -1,4 +1,7 @@
-"""Linting a claim: faults of its entry, and of how the config's entries go together, that need no model to be seen."""
+"""The config stage: is the entry sound, alone and among the others, and can a model be built? (CFG)
+
+Its faults need no model to be seen.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,42 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from conformance.claims.case import Case
 from conformance.claims.claim import Claim
-from conformance.stages.check import Problem
+from conformance.claims.plan import plan_cases
+from conformance.claims.quick import Share
+from conformance.machine.guard import Finds, guard
+from conformance.stages.bench import Bench
+from conformance.stages.stage import Problem, StageError
 from refimpl import BackendConfig, BackendPatternConfig, DTypeWithConstraints
 from refimpl.backend_config import lint_entry
 from refimpl.observers import dtype_range, is_quantized_dtype
 from refimpl.patterns import Pattern, is_match_all, leaves, pattern_name
+from reports.schema import Verdict
+
+
+def plan_claim(bench: Bench, claim: Claim) -> tuple[Case, ...]:
+    """Return the cases of a claim. Raises StageError for a faulty entry, or a pattern that cannot be built."""
+    problem = lint(claim, bench.config)
+    if problem is not None:
+        raise StageError(problem.rule, problem.verdict, problem.message)
+    effort = bench.effort
+    share = bench.shares.get(claim.id, Share()) if effort.cases is not None else Share()
+    cases = plan_cases(
+        claim, bench.capabilities, limit=effort.cases, share=share, has_prelude=_has_prelude(claim, bench.config)
+    )
+    if isinstance(cases, str):
+        raise StageError("CFG-09", Verdict.UNEXERCISED, cases)
+    return cases
+
+
+def _has_prelude(claim: Claim, config: BackendConfig) -> bool:
+    """Tell whether an identity before the pattern is quantized too, and so can widen what the pattern is given."""
+    entries = [entry for entry in config.configs if entry.normal_pattern is nn.Identity]
+    return claim.dtypes.input_dtype in [dtypes.input_dtype for entry in entries for dtypes in entry.dtype_configs]
 
 
 def lint(claim: Claim, config: BackendConfig) -> Problem | None:
@@ -89,7 +120,8 @@ def _covers(wide: Pattern, narrow: Pattern) -> bool:
 # -- constraints -------------------------------------------------------------------------------------------------------
 
 
-def _constraints(claim: Claim, _: _Facts) -> Iterator[Problem]:
+@guard("config.constraints", Finds.PROBLEMS)
+def check_constraints(claim: Claim, _: _Facts) -> Iterator[Problem]:
     """Constraints that no QConfig keeps. A static pattern's input and output are asked of one observer. (DTY-01)"""
     dtypes = claim.dtypes
     ends = (dtypes.input_dtype_with_constraints, dtypes.output_dtype_with_constraints)
@@ -161,7 +193,8 @@ def _no_scale(given: Sequence[DTypeWithConstraints]) -> Iterator[str]:
 # -- the entry ---------------------------------------------------------------------------------------------------------
 
 
-def _modules(claim: Claim, facts: _Facts) -> Iterator[Problem]:
+@guard("config.modules", Finds.PROBLEMS)
+def check_modules(claim: Claim, facts: _Facts) -> Iterator[Problem]:
     """Modules that cannot be made of the float ones, or are not swapped in."""
     entry, name = claim.entry, claim.pattern
     reference, trained, root = entry.reference_quantized_module, entry.qat_module, entry.root_module
@@ -178,7 +211,8 @@ def _modules(claim: Claim, facts: _Facts) -> Iterator[Problem]:
         yield Problem(rule="CFG-11", message=f"no entry gives a reference module for root_module {root.__name__}")
 
 
-def _fuser(claim: Claim, facts: _Facts) -> Iterator[Problem]:
+@guard("config.fuser", Finds.PROBLEMS)
+def check_fuser(claim: Claim, facts: _Facts) -> Iterator[Problem]:
     """A fuser method that cannot be called, or makes what no entry quantizes."""
     entry = claim.entry
     for rule, message in lint_entry(entry):  # rule: FUS-08
@@ -218,7 +252,8 @@ def _is_folded(claim: Claim) -> bool:
     return claim.flow == "ptq" and any(issubclass(leaf, _BatchNorm) for leaf in followers)
 
 
-def _matching(claim: Claim, facts: _Facts) -> Iterator[Problem]:
+@guard("config.matching", Finds.PROBLEMS)
+def check_matching(claim: Claim, facts: _Facts) -> Iterator[Problem]:
     """An entry that can never match."""
     pattern = claim.entry.normal_pattern
     if _has_open_head(pattern):
@@ -236,4 +271,6 @@ def _has_open_head(pattern: Pattern, *, is_inner: bool = False) -> bool:
     return is_match_all(pattern[0]) or any(_has_open_head(part, is_inner=True) for part in pattern[1:])
 
 
-_CHECKS: tuple[Callable[[Claim, _Facts], Iterator[Problem]], ...] = (_constraints, _modules, _fuser, _matching)
+_CHECKS: tuple[Callable[[Claim, _Facts], Iterator[Problem]], ...] = (
+    check_constraints, check_modules, check_fuser, check_matching,
+)  # fmt: skip

@@ -1,105 +1,156 @@
-"""Invariance: what may not change an output bit: repetition, batch split, memory layout, threads. (rule NUM-07)
+"""The invariance stage: repetition, batch split, memory layout and threads change no bit of an output. (NUM-07)
 
-Every case is run again on the values of its first inputs, under each change that its float model takes as well: an op
-that mixes the rows of a batch has no batch to split, one that views its input takes no other layout.
+A case is run again on the values of its first input, under each change that its float model takes as well: an op that
+mixes the rows of a batch has no batch to split, one that views its input takes no other layout.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from backends.base import Capabilities
-from conformance.claims.case import Case
+from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
+from conformance.claims.qconfigs import Kind, kind_of
+from conformance.machine.guard import Finds, guard
 from conformance.ops.op_model import Role
-from conformance.stages.check import Check
+from conformance.stages.bench import Bench
+from conformance.stages.comparison import Comparison
 from conformance.stages.layouts import Layout, in_channels_last, strided
-from conformance.stages.numerics import Finding
+from conformance.stages.numerics import Compared
 from conformance.stages.reruns import (
     BATCH,
+    CHANGES,
     CHANNELS_LAST,
     EMPTY,
+    MOST_SHOWN,
     OPERANDS,
     REPETITION,
-    SAID,
-    SHOWN,
     STRIDED,
     THREADS,
-    ExactOf,
-    Lowered,
+    RepeatRun,
     Run,
-    Trial,
     compare_outputs,
 )
-from reports.results import Verdict
+from conformance.stages.stage import StageError, passed
+from reports.schema import Check, Verdict, evidence
 
-PARTS = (1, 3, 5)
-"""Into what a batch is split: its rows are more than the tiles of known kernels, and no part is whole tiles."""
-
-
-def check_invariance(
-    case: Case,
-    drawn: Sequence[tuple[str, Batch]],
-    lowered: Lowered,
-    capabilities: Capabilities,
-    *,
-    left_out: Collection[str] = (),
-    exact_of: ExactOf | None = None,
-    first: Any = None,
-) -> Iterator[Finding]:
-    """Compare a case's outputs under every change with those without; yield a finding for each comparison.
-
-    ``exact_of`` gives the exact results of inputs; ``first`` is what the lowered model gave for the first ones in an
-    earlier run, None: it has not run yet. Outputs may differ that are both right by it: by ``tie_steps`` where
-    the backend declares them, and by any where it accumulates in float: the order of sums may change there. (NUM-04)
-    """
-    steps = math.inf if capabilities.float_accumulation else capabilities.tie_steps
-    tried = SAID.keys() - left_out
-    tried -= frozenset() if capabilities.channels_last else {CHANNELS_LAST}
-    tried -= frozenset() if capabilities.dynamic_batch else {BATCH, EMPTY}
-    trial = Trial(
-        case=case, name=drawn[0][0], inputs=drawn[0][1], lowered=lowered, steps=steps, exact_of=exact_of, first=first,
-    )  # fmt: skip
-    again = partial(trial.run, trial.inputs)
-    before = () if first is None else (trial.compared(REPETITION, "since the first run", again),)
-    repeated = (*before, trial.compared(REPETITION, "at once", again))
-    yield from repeated
-    if any(each.problem for each in repeated):
-        return  # what else differs would say no more
-    for change, find in _FINDERS.items():  # rule: NUM-07
-        if change in tried:
-            yield from find(trial)
-    yield trial.compared(REPETITION, "after other inputs", lambda: (trial.run(drawn[-1][1]), again())[1])
+SPLIT = (1, 3, 5)
+"""The parts into which a batch is split: its rows are more than the tiles of known kernels, and no part is whole tiles."""
 
 
-def judge_invariance(findings: Sequence[Finding]) -> Check:
-    """Judge a claim by all comparisons: nothing may differ. (NUM-07)"""
-    differing = [finding for finding in findings if finding.problem]
-    if not differing:
-        return Check(
-            stage="invariance", rule="NUM-07", outcome="pass", verdict=Verdict.VERIFIED, cases=len(findings)
+def check_invariance(bench: Bench, claim: Claim, kept: Sequence[Compared]) -> Check:
+    """Run the kept cases of a claim again. Raises StageError if none of them gave an output."""
+    ran = [each for each in kept if each.first is not None]  # numerics reports the others
+    if not ran:
+        raise StageError("NUM-07", Verdict.UNEXERCISED, "no case gave an output that could be compared")
+    # A small case is not shared out, and threads cost more than all else where workers share the cores.
+    threaded = (*ran[:1], *sorted(ran[1:], key=lambda each: each.case.size)[-1:])
+    comparisons: list[Comparison] = []
+    for compared in ran:
+        sums_floats = compared.executed.runs_in_float or kind_of(claim.dtypes) is Kind.FLOAT16
+        capabilities = replace(bench.capabilities, float_accumulation=True) if sums_floats else bench.capabilities
+        has_threads = compared in threaded and bench.profile != "quick"
+        (name, inputs), others = compared.reference.inputs[0], compared.reference.inputs[-1].tensors
+        repeat = RepeatRun(
+            case=compared.case, name=name, inputs=inputs, lowered=compared.lowered, first=compared.first,
+            steps=steps_allowed(capabilities),
         )  # fmt: skip
-    unsteady = [finding for finding in differing if finding.evidence["change"] == REPETITION]
+        comparisons += compare_changes(repeat, others, capabilities, left_out=() if has_threads else {THREADS})
+    return judge_invariance(claim.id, comparisons)
+
+
+def steps_allowed(capabilities: Capabilities) -> float:
+    """Return by how many steps outputs may differ that are both right.
+
+    That is ``tie_steps`` where the backend declares them, and any number where it accumulates in float, as the order of
+    sums may change there. (NUM-04)
+    """
+    return math.inf if capabilities.float_accumulation else capabilities.tie_steps
+
+
+def compare_changes(
+    repeat: RepeatRun, others: Batch, capabilities: Capabilities, *, left_out: Collection[str] = ()
+) -> Iterator[Comparison]:
+    """Compare a case's outputs under every change with those without; yield a comparison for each.
+
+    ``others``: other inputs of the case, which are run in between.
+    """
+    left_out = set(left_out)
+    if not capabilities.channels_last:
+        left_out.add(CHANNELS_LAST)
+    if not capabilities.dynamic_batch:
+        left_out |= {BATCH, EMPTY}
+    repetitions = list(repeat_at_once(repeat))
+    yield from repetitions
+    if any(each.problem for each in repetitions):
+        return  # other differences would say no more
+    for change, compare in _COMPARED.items():  # rule: NUM-07
+        if change not in left_out:
+            yield from compare(repeat)
+    yield from repeat_after(repeat, others)
+
+
+def judge_invariance(claim: str, comparisons: Iterable[Comparison]) -> Check:
+    """Judge a claim by all comparisons: nothing may differ. (NUM-07)"""
+    comparisons = list(comparisons)
+    differing = [each for each in comparisons if each.problem]
+    if not differing:
+        return passed(claim, "invariance", len(comparisons))
+    unsteady = [each for each in differing if each.where.change == REPETITION]
     worst = (unsteady or differing)[0]
-    cases = [f"{finding.case}: {finding.problem}" for finding in differing]
-    by_chance = bool(unsteady) or any(finding.evidence.get("nondeterministic") for finding in differing)
+    lines = [f"{each.where}: {each.problem}" for each in differing]
+    varies = bool(unsteady) or any(each.evidence.get("nondeterministic") for each in differing)
     return Check(
+        claim=claim,
         stage="invariance",
         rule=worst.rule,
         outcome="fail",
         verdict=Verdict.REFUTED,
-        message=f"{worst.case}: {worst.problem}",
-        cases=len(findings),
+        message=lines[differing.index(worst)],
+        cases=len(comparisons),
         failing=len(differing),
-        evidence={**worst.evidence, "differing": cases[:SHOWN], "nondeterministic": by_chance},
+        evidence=evidence({**worst.evidence, "differing": lines[:MOST_SHOWN], "nondeterministic": varies}),
     )
+
+
+# -- repetition and threads -------------------------------------------------------------------------------------------
+
+
+@guard("invariance.repetition", Finds.CHANGES)
+def repeat_at_once(repeat: RepeatRun) -> Iterator[Comparison]:
+    """Run twice, and compare the second run with the first one, and with that of the numerics stage."""
+
+    def again() -> list[Tensor]:
+        return repeat.run(repeat.inputs)
+
+    if repeat.first is not None:
+        yield repeat.compare(repeat.where(REPETITION, "since the first run"), again)
+    yield repeat.compare(repeat.where(REPETITION, "at once"), again)
+
+
+@guard("invariance.repetition", Finds.CHANGES)
+def repeat_after(repeat: RepeatRun, others: Batch) -> Iterator[Comparison]:
+    """Run on other inputs, and then again on the first ones."""
+
+    def run_both() -> list[Tensor]:
+        repeat.run(others)
+        return repeat.run(repeat.inputs)
+
+    yield repeat.compare(repeat.where(REPETITION, "after other inputs"), run_both)
+
+
+@guard("invariance.threads", Finds.CHANGES)
+def run_in_threads(repeat: RepeatRun) -> Iterator[Comparison]:
+    """Run with two threads."""
+    yield repeat.compare(repeat.where(THREADS), partial(_with_threads, 2, partial(repeat.run, repeat.inputs)))
 
 
 def _are_close(left: list[Tensor] | None, right: list[Tensor] | None) -> bool:
@@ -119,124 +170,139 @@ def _with_threads(count: int, run: Run) -> list[Tensor]:
     OpenMP keeps a pool for each thread that starts one, and a process forked later would wait for its workers for ever:
     this pool ends with the thread.
     """
-    before, outcome = torch.get_num_threads(), list[list[Tensor] | Exception]()
+    before, outcomes = torch.get_num_threads(), list[list[Tensor] | Exception]()
 
     def work() -> None:
         torch.set_num_threads(count)
         try:
-            outcome.append(run())
+            outcomes.append(run())
         except Exception as error:
-            outcome.append(error)
+            outcomes.append(error)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     torch.set_num_threads(before)
-    (found,) = outcome
-    if isinstance(found, Exception):
-        raise found
-    return found
+    (outcome,) = outcomes
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 # -- layouts -----------------------------------------------------------------------------------------------------------
 
 
-def _layouts(change: str, of: Callable[[Batch], Iterator[Layout]], trial: Trial) -> Iterator[Finding]:
+@guard("invariance.channels_last", Finds.CHANGES)
+def lay_out_in_channels_last(repeat: RepeatRun) -> Iterator[Comparison]:
+    """Run on equal values in channels_last."""
+    return _in_layouts(CHANNELS_LAST, in_channels_last, repeat)
+
+
+@guard("invariance.strided", Finds.CHANGES)
+def lay_out_strided(repeat: RepeatRun) -> Iterator[Comparison]:
+    """Run on equal values that are not contiguous."""
+    return _in_layouts(STRIDED, strided, repeat)
+
+
+def _in_layouts(change: str, layouts: Callable[[Batch], Iterator[Layout]], repeat: RepeatRun) -> Iterator[Comparison]:
     """Equal values in other layouts, where they are the same to the float model: a view of the memory is not."""
-    for label, plain, changed in of(trial.inputs):
-        if _are_close(trial.floats(plain), trial.floats(changed)):
-            yield trial.compared(change, label, partial(trial.run, changed), plain=plain)
+    for label, plain, changed in layouts(repeat.inputs):
+        if _are_close(repeat.run_float(plain), repeat.run_float(changed)):
+            yield repeat.compare(repeat.where(change, label), partial(repeat.run, changed), plain=plain)
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
-def _split(trial: Trial) -> Iterator[Finding]:
-    """A batch in parts against the whole, where each row of the output comes of one row of inputs.
+@guard("invariance.batch", Finds.CHANGES)
+def split_batch(repeat: RepeatRun) -> Iterator[Comparison]:
+    """Run a batch in parts, where each row of the output depends on one row of inputs.
 
     Left out where the backend says that it is made for batches of the size that it was compiled with.
     """
-    whole = _batch(trial)
+    whole = _batch(repeat)
     if whole is None:
         return
-    parts = list(zip(*(torch.split(each, list(PARTS)) for each in whole), strict=True))
-    if not _are_close(trial.floats(whole), _joined([trial.floats(part) for part in parts])):
+    parts = list(zip(*(torch.split(each, list(SPLIT)) for each in whole), strict=True))
+    if not _are_close(repeat.run_float(whole), _join([repeat.run_float(part) for part in parts])):
         return
-    label = f"{sum(PARTS)} rows in parts of {PARTS}"
-    yield trial.compared(BATCH, label, lambda: _joined([trial.run(part) for part in parts]) or [], plain=whole)
+    where = repeat.where(BATCH, f"{sum(SPLIT)} rows in parts of {SPLIT}")
+    yield repeat.compare(where, lambda: _join([repeat.run(part) for part in parts]) or [], plain=whole)
 
 
-def _joined(parts: Sequence[list[Tensor] | None]) -> list[Tensor] | None:
+def _join(parts: Sequence[list[Tensor] | None]) -> list[Tensor] | None:
     """Join the outputs for the parts of a batch; None: they do not go together."""
-    found = [each for each in parts if each is not None]
-    outputs = list(zip(*found, strict=True)) if len({len(each) for each in found}) == 1 else []
-    if len(found) < len(parts) or any(not each.dim() for pieces in outputs for each in pieces):
+    known = [each for each in parts if each is not None]
+    outputs = list(zip(*known, strict=True)) if len({len(each) for each in known}) == 1 else []
+    if len(known) < len(parts) or any(not each.dim() for pieces in outputs for each in pieces):
         return None
     if any(len({(each.dtype, each.shape[1:]) for each in pieces}) > 1 for pieces in outputs):
         return None
     return [torch.cat(pieces) for pieces in outputs]
 
 
-def _batch(trial: Trial) -> Batch | None:
-    """A batch whose rows are the first one, its elements rolled on; None: the inputs do not share a batch axis.
+def _batch(repeat: RepeatRun) -> Batch | None:
+    """Return a batch whose rows are the first one, its elements rolled on; None: the inputs share no batch axis.
 
     Rows with the same elements have the same range: dynamic quantization gives the whole batch and each part the same
     qparams. A recurrent op quantizes states of its own making, whose ranges are not the same.
     """
-    is_recurrent = any(isinstance(module, nn.RNNBase) for module in trial.model.modules())
-    is_plain = all(each.role in (Role.ACTIVATION, Role.INDEX) for each in trial.case.inputs)
-    lengths = {each.shape[0] if each.dim() else 0 for each in trial.inputs}
+    is_recurrent = any(isinstance(module, nn.RNNBase) for module in repeat.model.modules())
+    is_plain = all(each.role in (Role.ACTIVATION, Role.INDEX) for each in repeat.case.inputs)
+    lengths = {each.shape[0] if each.dim() else 0 for each in repeat.inputs}
     if is_recurrent or not is_plain or len(lengths) != 1 or lengths == {0}:
         return None
     return tuple(
-        torch.stack([each[0].flatten().roll(number).reshape(each[0].shape) for number in range(sum(PARTS))])
-        for each in trial.inputs
+        torch.stack([each[0].flatten().roll(number).reshape(each[0].shape) for number in range(sum(SPLIT))])
+        for each in repeat.inputs
     )
 
 
-def _threads(trial: Trial) -> Iterator[Finding]:
-    yield trial.compared(THREADS, "", partial(_with_threads, 2, partial(trial.run, trial.inputs)))
+@guard("invariance.no rows", Finds.CHANGES)
+def run_without_rows(repeat: RepeatRun) -> Iterator[Comparison]:
+    """Compare the shape for a batch of no rows, where the float model and the lowered one take it.
 
-
-def _empty(trial: Trial) -> Iterator[Finding]:
-    """The shape for a batch of no rows, where the float model and the lowered one take it (else nonfinite.py tells)."""
-    rowless = tuple(each[:0] if each.dim() else each for each in trial.inputs)
-    wanted = trial.floats(rowless)
-    if wanted is None or [each.shape for each in wanted] != [(0, *each.shape[1:]) for each in trial.expected]:
+    Elsewhere `conformance.stages.nonfinite` records it.
+    """
+    rowless = tuple(each[:0] if each.dim() else each for each in repeat.inputs)
+    floats = repeat.run_float(rowless)
+    if floats is None or [each.shape for each in floats] != [(0, *each.shape[1:]) for each in repeat.expected]:
         return  # the first axis is no batch
     try:
-        found = trial.run(rowless)
-    except Exception:  # whatever the backend's code raises: a fact
+        outputs = repeat.run(rowless)
+    except Exception:  # whatever the backend's code raises: it is recorded, not judged
         return
-    shapes = [torch.zeros(each.shape) for each in found], [torch.zeros(each.shape) for each in wanted]
-    yield compare_outputs(f"{trial.case.name}, {trial.name}, {EMPTY}", EMPTY, shapes[1], shapes[0])
+    right, found = ([torch.zeros(each.shape) for each in tensors] for tensors in (floats, outputs))
+    yield compare_outputs(repeat.where(EMPTY), EMPTY, right, found)
 
 
-def _operands(trial: Trial) -> Iterator[Finding]:
-    """What is given to the lowered model is not the backend's to write to, unless the op itself is in place."""
-    floating, given = ([each.clone() for each in trial.inputs] for _ in range(2))
+@guard("invariance.operands", Finds.CHANGES)
+def watch_operands(repeat: RepeatRun) -> Iterator[Comparison]:
+    """Run on inputs that are not copied: they are not the backend's to write to, unless the op itself is in place."""
+    floating, given = ([each.clone() for each in repeat.inputs] for _ in range(2))
     try:
         with torch.no_grad():
-            trial.model(*floating)
+            repeat.model(*floating)
     except Exception:  # whatever it is that the op raises: it is no input for it
         return
-    untouched = [
-        n for n, (before, after) in enumerate(zip(trial.inputs, floating, strict=True)) if torch.equal(before, after)
-    ]
+    pairs = enumerate(zip(repeat.inputs, floating, strict=True))
+    untouched = [number for number, (before, after) in pairs if torch.equal(before, after)]
 
     def run() -> list[Tensor]:
-        trial.lowered(*given)
-        return [given[n] for n in untouched]
+        repeat.lowered(*given)
+        return [given[number] for number in untouched]
 
     if untouched:
-        yield trial.compared(OPERANDS, "", run, given=[trial.inputs[n] for n in untouched])
+        expected = [repeat.inputs[number] for number in untouched]
+        yield repeat.compare(repeat.where(OPERANDS), run, given=expected)
 
 
-_FINDERS: dict[str, Callable[[Trial], Iterator[Finding]]] = {
-    CHANNELS_LAST: partial(_layouts, CHANNELS_LAST, in_channels_last),
-    STRIDED: partial(_layouts, STRIDED, strided),
-    BATCH: _split,
-    THREADS: _threads,
-    EMPTY: _empty,
-    OPERANDS: _operands,
+_COMPARED: dict[str, Callable[[RepeatRun], Iterator[Comparison]]] = {
+    CHANNELS_LAST: lay_out_in_channels_last,
+    STRIDED: lay_out_strided,
+    BATCH: split_batch,
+    THREADS: run_in_threads,
+    EMPTY: run_without_rows,
+    OPERANDS: watch_operands,
 }
+assert {REPETITION, *_COMPARED} == set(CHANGES)

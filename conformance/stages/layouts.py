@@ -66,7 +66,7 @@ def _transposed(value: Tensor) -> Tensor:
     return value.transpose(-1, -2).contiguous().transpose(-1, -2) if is_changed else value
 
 
-def kept(value: Tensor) -> Tensor:
+def clone_with_strides(value: Tensor) -> Tensor:
     """Copy a tensor with its strides, whatever they are: ``clone`` makes one contiguous that overlaps or has gaps."""
     size = 1 + sum((length - 1) * stride for length, stride in zip(value.shape, value.stride(), strict=True))
     if not value.numel():

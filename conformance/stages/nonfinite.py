@@ -1,31 +1,30 @@
-"""Facts of what a backend makes of NaN, infinities, empty batches and strided indices: recorded, not judged."""
+"""Measuring what a backend makes of NaN, infinities, empty batches and strided indices: recorded, not judged."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from torch import Tensor
 
-from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
 from conformance.stages.layouts import sliced
-from conformance.stages.reruns import REPETITION, Lowered, Trial, compare_outputs
-from reports.codec import PlainRow
+from conformance.stages.numerics import Compared
+from conformance.stages.reruns import REPETITION, RepeatRun, compare_outputs
+from reports.schema import Measurement, Where
 
 
-def nonfinite_rows(
-    claim: Claim, case: Case, drawn: Sequence[tuple[str, Batch]], lowered: Lowered
-) -> Iterator[PlainRow]:
-    """Yield what a case makes of NaN and infinities among its inputs, of no rows, of strided indices: facts alone.
+def measure_nonfinite(claim: Claim, compared: Compared) -> Iterator[Measurement]:
+    """Yield what a case makes of NaN and infinities among its inputs, of no rows, of strided indices.
 
     Quantizing such a value has no right result, a backend may be compiled for its batch, and indices are not quantized.
-    What comes of them is recorded all the same: an output, or an exception; a crash is the isolation's to tell.
+    The result is recorded all the same: an output, or an exception; a crash is reported by the isolation.
     """
-    trial = Trial(case=case, name=drawn[0][0], inputs=drawn[0][1], lowered=lowered)
-    if trial.runs:
-        values = {name: _told(trial, inputs) for name, inputs in _edges(trial.inputs) if trial.floats(inputs)}
-        yield {"kind": "fact", "topic": "nonfinite", "subject": claim.id, "values": values}
+    name, inputs = compared.reference.inputs[0]
+    repeat = RepeatRun(case=compared.case, name=name, inputs=inputs, lowered=compared.lowered)
+    if repeat.runs:
+        values = {name: _describe(repeat, edge) for name, edge in _edges(inputs) if repeat.run_float(edge)}
+        yield Measurement(topic="nonfinite", subject=claim.id, values=dict(values))
 
 
 def _edges(inputs: Batch) -> Iterator[tuple[str, Batch]]:
@@ -53,16 +52,16 @@ def _poked(inputs: Batch, place: int, value: float) -> Batch:
     return (*inputs[:place], changed, *inputs[place + 1 :])
 
 
-def _told(trial: Trial, inputs: Batch) -> str:
+def _describe(repeat: RepeatRun, inputs: Batch) -> str:
     """Say what the inputs give, by what differs from the plain ones' output."""
     try:
-        found, again = trial.run(inputs), trial.run(inputs)
+        found, again = repeat.run(inputs), repeat.run(inputs)
     except Exception as error:
         return f"raises {type(error).__name__}: {' '.join(str(error).split())[:_MOST]}"
-    if compare_outputs(trial.case.name, REPETITION, found, again).problem:
+    if compare_outputs(Where(), REPETITION, found, again).problem:
         return "varies from run to run"
     texts = []
-    for left, right in zip(trial.expected, found, strict=False):
+    for left, right in zip(repeat.expected, found, strict=False):
         if left.shape != right.shape:
             texts.append(f"gives shape {tuple(right.shape)}")
             continue

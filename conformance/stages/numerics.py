@@ -1,249 +1,186 @@
-"""Comparing a backend's output with the oracle, and judging a claim by it (rules NUM-03 to NUM-06)."""
+"""The numerics stage: is every output integer the exact result, correctly rounded? (NUM-03 to NUM-06)"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
+from backends.base import Capabilities
+from conformance.claims.case import Case
+from conformance.claims.claim import Claim
+from conformance.claims.inputs import Batch
+from conformance.claims.qconfigs import dynamic_range
+from conformance.claims.traits import moves_only
+from conformance.machine.guard import Finds, guard
+from conformance.oracle.evaluate import Exact, Walk
+from conformance.oracle.grids import NoOracleError
+from conformance.stages.bench import Bench
+from conformance.stages.comparison import Comparison, compare_all, without_output
+from conformance.stages.convert import Reference
+from conformance.stages.execution import Executed
+from conformance.stages.lower import LoweredModel, error_on_retry, lower, run_lowered
+from conformance.stages.stage import MOST_OTHERS, CaseResult, CaseStage, StageError, failed, worst_of
+from conformance.stages.statistics import summarize
+from reports.schema import PASSING, Check, Verdict, Where, evidence
 
-from conformance.oracle.evaluate import Exact, flat
-from conformance.oracle.grids import Grid
-from conformance.stages.attribution import attribute, unravelled, worst
-from conformance.stages.check import Check
-from conformance.stages.statistics import Sample, measured
-from reports.results import GREEN, Verdict
-
-SHOWN = 6  # elements of the worst finding that the report shows
+ExactOf = Callable[[Batch], Sequence[Exact]]
+"""Gives the exact results of inputs, one for each output."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """What is compared: a backend's output, and the exact result it should be a rounding of."""
+@dataclass(frozen=True, kw_only=True)
+class FirstRun:
+    """The first output that could be compared. ``exact_of``: gives the exact results of inputs."""
 
-    case: str
-    exact: Exact
     output: Any
-    input_grids: tuple[Grid | None, ...] = ()
+    exact_of: ExactOf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The outcome of one comparison. ``max_lsb``: the largest |q - v|; ``excess``: the most by which a bound is passed.
+@dataclass(frozen=True, kw_only=True)
+class Compared(CaseResult):
+    """A case whose outputs have been compared. ``first``: None: there was no output to compare."""
 
-    ``problem``: what is wrong with the output as a whole (its type, its shape, not finite, off the grid), or "".
-    ``rule``: the rule that a problem breaks, where it is not the one that the claim is judged by. ``is_float``: a
-    quantized output was computed in float. ``in_float``: the claim's output is a float tensor. ``sample``: what was
-    compared; None: there was nothing to compare.
-    """
+    executed: Executed
+    comparisons: tuple[Comparison, ...]
+    first: FirstRun | None
 
-    case: str
-    max_lsb: float
-    slack_lsb: float
-    excess: float
-    is_within_one: bool
-    problem: str = ""
-    rule: str = ""
-    is_float: bool = False
-    in_float: bool = False
-    sample: Sample | None = None
-    evidence: Mapping[str, object] = field(default_factory=dict)
+    @property
+    def is_faulty(self) -> bool:
+        """Whether some output is not within its bound, or there is no oracle."""
+        return self.fault is not None or any(each.excess > 0 for each in self.comparisons)
 
+    @property
+    def reference(self) -> Reference:
+        """The reference model."""
+        return self.executed.lowered.reference
 
-def compare(comparison: Comparison) -> Finding:
-    """Measure the LSB distance of an output. (NUM-03)"""
-    problem = _malformed(comparison)
-    if problem:
-        return _whole(comparison, problem)
-    exact, grid = comparison.exact, comparison.exact.grid
-    if grid is None:
-        return _in_float(comparison)
-    position = grid.integers(comparison.output)
-    found = position.round()
-    if bool(((position - found).abs() > grid.nearness(found)).any()):
-        return _off_grid(comparison, grid, position)
-    allowed = exact.slack.expand_as(found)
-    distance = (found - exact.integers).abs()
-    outside = (found < grid.low) | (found > grid.high)
-    excess = distance - 0.5 - allowed  # rule: NUM-03
-    return Finding(
-        case=comparison.case,
-        max_lsb=_largest(distance),
-        slack_lsb=_largest(allowed),
-        excess=_largest(excess, default=-0.5),
-        is_within_one=bool(((distance <= 1 + allowed) & ~outside).all()),  # NaN is within nothing
-        sample=Sample(distance=distance, exact=exact.integers - grid.zero_point),
-        evidence=_evidence(comparison, exact.integers, found, distance, excess),
-    )
+    @property
+    def case(self) -> Case:
+        """The case."""
+        return self.reference.case
+
+    @property
+    def lowered(self) -> LoweredModel:
+        """The lowered model."""
+        return self.executed.lowered.model
 
 
-def _in_float(comparison: Comparison) -> Finding:
-    """A float output has no grid to be rounded to: it lies within the bound, or is wrong. (NUM-04)"""
-    exact = comparison.exact
-    distance = (comparison.output.double() - exact.real).abs() / exact.step
-    allowed = exact.slack.expand_as(distance)
-    excess = distance - allowed
-    return Finding(
-        case=comparison.case,
-        max_lsb=_largest(distance),
-        slack_lsb=_largest(allowed),
-        excess=_largest(excess, default=-0.5),
-        is_within_one=False,
-        in_float=True,
-        sample=Sample(distance=distance, exact=exact.real / exact.step, is_float=True),
-        evidence=_evidence(comparison, exact.real, comparison.output.double(), distance, excess),
-    )
+class NumericsStage(CaseStage[Executed, Compared]):
+    """Compares the outputs of all inputs with the oracle."""
+
+    name = "numerics"
+    runs_backend = True
+
+    def __init__(self, bench: Bench, claim: Claim) -> None:
+        super().__init__(bench, claim)
+        self._comparisons: list[Comparison] = []
+
+    def run(self, before: Executed) -> Compared:
+        """Run the lowered model on every input. Faults are compared, or a fault of the result: no case ends here."""
+        reference = before.lowered.reference
+        walk = Walk(reference.model, self._capabilities(before), dynamic_range=dynamic_range(self.claim))
+        comparisons: list[Comparison] = []
+        first: FirstRun | None = None
+        fault: StageError | None = None
+        for name, inputs in reference.inputs:
+            where = Where(case=reference.case.name, input=name)
+            try:
+                exacts = walk.exact(inputs)
+                output = run_lowered(before.lowered.model, where, inputs)
+            except NoOracleError as error:
+                fault = StageError("NUM-03", Verdict.UNEXERCISED, f"no oracle: {error}")
+                break
+            except StageError as error:
+                comparisons.append(self._failed_run(before, where, inputs, error))
+                break  # what raises for one input is not run on the others
+            first = first or FirstRun(output=output, exact_of=walk.exact)
+            comparisons += compare_all(where, exacts, output, tuple(reference.grids))
+        self._comparisons += comparisons
+        return Compared(executed=before, comparisons=tuple(comparisons), first=first, fault=fault)
+
+    def _capabilities(self, executed: Executed) -> Capabilities:
+        """The backend's capabilities; what runs in float is held to what float arithmetic can do."""
+        capabilities = self.bench.capabilities
+        if not executed.runs_in_float:
+            return capabilities
+        return replace(capabilities, float_accumulation=True, dynamic_states=False, half_row_qparams=False)
+
+    def _failed_run(self, executed: Executed, where: Where, inputs: Batch, error: StageError) -> Comparison:
+        lower_again = partial(lower, self.bench, executed.lowered.reference.model, inputs)
+        varies = error_on_retry(lower_again, where, inputs) != str(error)
+        shown = {**error.evidence, "nondeterministic": True} if varies else error.evidence
+        return without_output(where, error.rule, str(error), shown)
+
+    def has_raised(self, result: Compared | None, fault: StageError | None) -> bool:
+        """Tell whether the backend's code raised when it ran the lowered model."""
+        return result is not None and any(each.rule == "LOW-01" for each in result.comparisons)
+
+    def judge(self) -> Check:
+        """Judge all comparisons; a claim without any is judged by its errors."""
+        errors, comparisons, claim = self.errors, self._comparisons, self.claim
+        if not comparisons:
+            return super().judge()
+        check = judge_comparisons(claim.id, comparisons, moves_only=moves_only(claim))
+        if errors and check.verdict in PASSING:
+            check = failed(claim.id, self.name, worst_of(errors))
+        return replace(check, cases=len(comparisons) + len(errors), failing=check.failing + len(errors))
 
 
-def compare_all(
-    case: str, exacts: Sequence[Exact], output: Any, input_grids: tuple[Grid | None, ...] = ()
-) -> Iterator[Finding]:
-    """Compare all outputs of a model, in order; of a model with one output, that is a tensor, not a list of one."""
-    outputs = flat(output) if len(exacts) > 1 else [output]
-    if len(outputs) != len(exacts):
-        text = f"the model returned {len(outputs)} outputs; expected {len(exacts)}"
-        yield _whole(Comparison(case=case, exact=exacts[0], output=output), text)
-        return
-    for number, (exact, found) in enumerate(zip(exacts, outputs, strict=True)):
-        label = case if len(exacts) == 1 else f"{case}, output {number}"
-        yield compare(Comparison(case=label, exact=exact, output=found, input_grids=input_grids))
-
-
-def _largest(values: Tensor, default: float = 0.0) -> float:
-    return float(values.max()) if values.numel() else default
-
-
-def _malformed(comparison: Comparison) -> str:
-    output, wanted = comparison.output, comparison.exact.real
-    if not isinstance(output, Tensor):
-        return f"the output is a {type(output).__name__}; expected a tensor"
-    if output.shape != wanted.shape:
-        return f"the output has shape {tuple(output.shape)}; expected {tuple(wanted.shape)}"
-    if output.dtype is not torch.float32:
-        return f"the output has dtype {output.dtype}; the model's output is real, so float32 was expected"
-    if not bool(torch.isfinite(output).all()):
-        return "the output is not finite, on finite inputs"
-    return ""
-
-
-def _whole(comparison: Comparison, problem: str) -> Finding:
-    return Finding(
-        case=comparison.case, max_lsb=float("inf"), slack_lsb=0.0, excess=float("inf"), is_within_one=False,
-        problem=problem, evidence={"case": comparison.case},
-    )  # fmt: skip
-
-
-def failure(case: str, rule: str, problem: str, evidence: Mapping[str, object]) -> Finding:
-    """Return the finding that stands for a run without an output."""
-    return Finding(
-        case=case, max_lsb=0.0, slack_lsb=0.0, excess=float("inf"), is_within_one=False, rule=rule, problem=problem,
-        evidence={"case": case, **evidence},
-    )  # fmt: skip
-
-
-def _off_grid(comparison: Comparison, grid: Grid, position: Tensor) -> Finding:
-    """An output between two integers was computed in float; it may still be the right number."""
-    exact = comparison.exact
-    distance = (position.clamp(grid.low, grid.high) - exact.integers).abs()
-    is_right = bool((distance <= 1 + exact.slack).all())
-    text = "the output is not on its quantization grid: it was computed in float, or on a grid of the kernel's own"
-    return Finding(
-        case=comparison.case,
-        max_lsb=_largest(distance),
-        slack_lsb=0.0,
-        excess=_largest(distance),
-        is_within_one=is_right,
-        problem=text if is_right else f"{text}, and it is wrong",
-        is_float=is_right,
-        sample=Sample(distance=distance, exact=exact.integers - grid.zero_point),
-        evidence=_evidence(comparison, exact.integers, position, distance, distance),
-    )
-
-
-def _evidence(
-    comparison: Comparison, expected: Tensor, found: Tensor, distance: Tensor, excess: Tensor
-) -> dict[str, object]:
-    """Show the worst elements: where, what was expected and found, and on which grids."""
-    if not distance.numel() or not bool((excess > 0).any()):
-        return {}
-    exact = comparison.exact
-    order = excess.flatten().argsort(descending=True, stable=True)[:SHOWN]
-    indexes = [unravelled(int(flat), distance.shape) for flat in order]
-    grids = {f"input {number}": grid.row() for number, grid in enumerate(comparison.input_grids) if grid is not None}
-    evidence: dict[str, object] = {
-        "case": comparison.case,
-        "index": indexes,
-        "expected": [round(float(expected.flatten()[flat]), 6) for flat in order],
-        "found": [_number(float(found.flatten()[flat])) for flat in order],
-    }
-    if exact.grid is None:
-        return evidence
-    return evidence | {
-        "qparams": {**grids, "output": exact.grid.row()},
-        "attribution": _counted(attribute(expected, found, exact.grid, exact.parts)),
-        "worst": worst(expected, found, exact.grid, exact.parts),
-    }
-
-
-def _counted(kinds: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
-
-
-def _number(value: float) -> int | float:
-    return int(value) if value.is_integer() else round(value, 6)
-
-
-def judge(findings: Sequence[Finding], *, moves_only: bool) -> Check:
+@guard("numerics.distance", Finds.DISTANCES)
+def judge_comparisons(claim: str, comparisons: Sequence[Comparison], *, moves_only: bool) -> Check:
     """Judge a claim's numbers by all comparisons: the worst decides. (NUM-03, NUM-05)"""
-    lead = max(findings, key=lambda finding: (-_verdict(finding, moves_only).rank, finding.excess))
-    verdict = _verdict(lead, moves_only)
+    lead = max(comparisons, key=lambda each: (-verdict_of(each, moves_only).rank, each.excess))
+    verdict = verdict_of(lead, moves_only)
+    others = _others(comparisons, lead, moves_only)
     return Check(
+        claim=claim,
         stage="numerics",
         rule=lead.rule or ("NUM-05" if moves_only else "NUM-03"),
-        outcome="pass" if verdict in GREEN else "fail",
+        outcome="pass" if verdict in PASSING else "fail",
         verdict=verdict,
-        message=_message(lead, verdict),
-        max_lsb=_largest_finite(finding.max_lsb for finding in findings),
-        slack_lsb=_largest_finite(finding.slack_lsb for finding in findings),
-        cases=len(findings),
-        failing=sum(_verdict(finding, moves_only) not in GREEN for finding in findings),
-        measured=measured(finding.sample for finding in findings if finding.sample is not None),
-        evidence={} if verdict is Verdict.VERIFIED else {**lead.evidence, **_others(findings, lead, moves_only)},
+        message=message_of(lead, verdict),
+        max_lsb=_largest_finite(each.max_lsb for each in comparisons),
+        slack_lsb=_largest_finite(each.slack_lsb for each in comparisons),
+        cases=len(comparisons),
+        failing=sum(verdict_of(each, moves_only) not in PASSING for each in comparisons),
+        statistics=summarize(each.sample for each in comparisons if each.sample is not None),
+        evidence=evidence({} if verdict is Verdict.VERIFIED else {**lead.evidence, **others}),
     )
 
 
-def _others(findings: Sequence[Finding], lead: Finding, moves_only: bool) -> dict[str, object]:
-    """What else is as bad: a line for each case, up to a number that can be read."""
-    alike = [each for each in findings if each is not lead and _verdict(each, moves_only) is _verdict(lead, moves_only)]
+def _others(comparisons: Sequence[Comparison], lead: Comparison, moves_only: bool) -> dict[str, object]:
+    """Return a line for each further comparison that is as bad, up to a number that can be read."""
+    verdict = verdict_of(lead, moves_only)
+    alike = [each for each in comparisons if each is not lead and verdict_of(each, moves_only) is verdict]
     if not alike:
         return {}
-    lines = {"others": [_message(each, _verdict(each, moves_only)) for each in alike[:20]]}
-    by_chance = any(each.evidence.get("nondeterministic") for each in alike)
-    return {**lines, "nondeterministic": True} if by_chance else {**lines}
+    lines = {"others": [message_of(each, verdict) for each in alike[:MOST_OTHERS]]}
+    varies = any(each.evidence.get("nondeterministic") for each in alike)
+    return {**lines, "nondeterministic": True} if varies else {**lines}
 
 
-def _verdict(finding: Finding, moves_only: bool) -> Verdict:
-    """What one comparison makes of the claim. Computed in float is never verified, however right."""
-    if finding.is_float:
+def verdict_of(comparison: Comparison, moves_only: bool) -> Verdict:
+    """Return what one comparison makes of the claim. Computed in float is never verified, however right."""
+    if comparison.ran_in_float:
         return Verdict.FALLBACK
-    if finding.excess <= 0:
+    if comparison.excess <= 0:
         return Verdict.VERIFIED
-    return Verdict.QUALITY if finding.is_within_one and not moves_only else Verdict.REFUTED
+    return Verdict.QUALITY if comparison.is_within_one and not moves_only else Verdict.REFUTED
 
 
-def _message(finding: Finding, verdict: Verdict) -> str:
+def message_of(comparison: Comparison, verdict: Verdict) -> str:
+    """Say in a line what is wrong; "" if nothing is."""
     if verdict is Verdict.VERIFIED:
         return ""
-    if finding.problem:
-        return f"{finding.case}: {finding.problem}"
-    half = "" if finding.in_float else "0.5 + "
-    text = f"{finding.case}: distance {finding.max_lsb:.6g} LSB, allowed {half}{finding.slack_lsb:.3g}"
+    if comparison.problem:
+        return f"{comparison.where}: {comparison.problem}"
+    half = "" if comparison.is_float_output else "0.5 + "
+    text = f"{comparison.where}: distance {comparison.max_lsb:.6g} LSB, allowed {half}{comparison.slack_lsb:.3g}"
     return f"within one step, not correctly rounded: {text}" if verdict is Verdict.QUALITY else text
 
 
 def _largest_finite(values: Iterable[float]) -> float | None:
-    """The largest number among what was measured: an output that cannot be measured hides no other's distance."""
+    """The largest finite value: an output that cannot be measured hides no other's distance."""
     return max((round(value, 6) for value in values if math.isfinite(value)), default=None)

@@ -1,163 +1,174 @@
-"""Preparing: a case's model through prepare and calibration, in the flow of its claim, to the grids of its regime."""
+"""The prepare stage: is the pattern quantized by the claim's dtype config, and observed as its type says? (PAT, DTY, OBS)
+
+A claim that is not static has observers in other places: `conformance.stages.dynamic_checks`.
+"""
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Callable
-from typing import Any
+import contextlib
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.fx import GraphModule, Node
 
-from conformance.claims.build import PRELUDE, Preluded
-from conformance.claims.case import Case
+from conformance.claims.build import PRELUDE
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch, calibration_inputs
-from conformance.claims.qconfigs import qconfig_for, weight_axis, wide_qconfig
-from conformance.stages.attribution import unravelled
-from refimpl import BackendConfig, PrepareCustomConfig, QConfigMapping, explain, prepare_fx, prepare_qat_fx
-from refimpl.patterns import leaves
+from conformance.claims.qconfigs import INTEGERS, kind_of
+from conformance.machine.guard import guard
+from conformance.stages.bench import Bench
+from conformance.stages.calibration import keeps_statistics, prepare_case
+from conformance.stages.dynamic_checks import check_prepared_dynamic
+from conformance.stages.fuse import Built
+from conformance.stages.meaning import difference_of
+from conformance.stages.ranges import check_ranges
+from conformance.stages.stage import CaseResult, CaseStage, Problem, raise_problem, run_flow
+from refimpl import ObservationType, RefimplError, explain
+from refimpl.plan import Decision
+from reports.schema import Verdict
 
 
-def mapping_for(claim: Claim, case: Case, model: nn.Module) -> QConfigMapping:
-    """Return the mapping that the claim is about; what stands before its pattern has a QConfig of its own."""
-    mapping = QConfigMapping().set_global(qconfig_for(claim, is_symmetric=case.regime.is_symmetric))
-    return mapping.set_module_name(PRELUDE, wide_qconfig(claim)) if isinstance(model, Preluded) else mapping
+@dataclass(frozen=True, kw_only=True)
+class Prepared(CaseResult):
+    """The prepared and calibrated model of a case.
 
-
-def own_modules(claim: Claim) -> tuple[type, ...]:
-    """Return the classes of a pattern's modules that are not torch's own: tracing would go into them."""
-    kinds = [leaf for leaf in leaves(claim.entry.normal_pattern) if isinstance(leaf, type)]
-    return tuple(kind for kind in kinds if not kind.__module__.startswith("torch."))
-
-
-def leaves_of(claim: Claim) -> PrepareCustomConfig:
-    """Return the custom config that keeps tracing out of them."""
-    return PrepareCustomConfig().set_non_traceable_module_classes(list(own_modules(claim)))
-
-
-def prepare_case(
-    claim: Claim,
-    case: Case,
-    model: nn.Module,
-    config: BackendConfig,
-    untrained: Callable[[GraphModule], object] = lambda _: None,
-    calibrated: Callable[[GraphModule, tuple[Batch, ...]], object] = lambda *_: None,
-) -> GraphModule:
-    """Return the prepared model, calibrated (in QAT: trained for a step, then calibrated), in eval mode.
-
-    In QAT ``untrained`` gets the model as it is before it is trained, in training mode. ``calibrated`` gets it with the
-    batches that it was calibrated on, before the ranges are moved to the grids of the regime.
-
-    What training has seen is forgotten: a batch norm's statistics move in it, and with them the weight that it is
-    folded into, which would then fill a few of the steps of its earlier range. In a regime of ties, the parameters of
-    ``model`` are changed first. Raises what prepare raises.
+    ``misfit``: a grid that does not hold what calibration has seen, which the convert stage reports.
     """
-    batches = calibration_inputs(case)
-    given = tuple(tuple(each.clone() for each in inputs) for inputs in batches)  # ops in place change them
-    if case.regime.has_ties:
-        _round_parameters(claim, model)
-    mapping = mapping_for(claim, case, model)
-    if claim.flow == "qat":
-        prepared = prepare_qat_fx(copy.deepcopy(model).train(), mapping, None, leaves_of(claim), backend_config=config)
-        untrained(prepared)
-        has_norm = any(isinstance(module, _BatchNorm) for module in prepared.modules())
-        with torch.no_grad():
-            for inputs in [_joined(batches)] if has_norm else batches:
-                prepared(*inputs)
-        prepared.eval()
-        for module in prepared.modules():
-            forget: Any = getattr(module, "reset_min_max_vals", None)
-            if forget is not None:
-                forget()
-    else:
-        prepared = prepare_fx(model, mapping, None, leaves_of(claim), backend_config=config)
-    with torch.no_grad():
-        for inputs in batches:
-            prepared(*inputs)
-    calibrated(prepared, given)
-    if case.regime.output != 1.0:
-        _scale_output(prepared, case.regime.output)
-    if case.regime.has_ties:
-        _round_scales(prepared)
-    return prepared
+
+    built: Built
+    model: GraphModule
+    misfit: Problem | None = None
 
 
-def keeps_statistics(model: nn.Module) -> bool:
-    """Tell whether training changes what a model computes though no weight is trained: by a norm's statistics."""
-    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
-    return any(norm.running_mean is not None for norm in norms)
+class PrepareStage(CaseStage[Built, Prepared]):
+    """Prepares and calibrates the model, in the flow of the claim."""
+
+    name = "prepare"
+
+    def __init__(self, bench: Bench, claim: Claim) -> None:
+        super().__init__(bench, claim)
+        self.first: GraphModule | None = None
+        """The first prepared model, whose decisions are shown."""
+        self._trains_alike: set[str] = set()
+        self._ranges_fit: set[str] = set()
+
+    def run(self, before: Built) -> Prepared:
+        """Prepare and calibrate. Raises StageError for what prepare refuses, or decides otherwise than claimed."""
+        problems: list[Problem] = []
+        misfits: list[Problem] = []
+
+        def untrained(prepared: GraphModule) -> None:
+            """Training changes some models only by statistics: only now can anybody tell what these compute."""
+            if before.case.variant not in self._trains_alike and keeps_statistics(prepared):
+                inputs = calibration_inputs(before.case)[0]
+                if (problem := check_trained_meaning(before.model, prepared, inputs)) is None:
+                    self._trains_alike.add(before.case.variant)
+                else:
+                    problems.append(problem)
+
+        def calibrated(prepared: GraphModule, batches: tuple[Batch, ...]) -> None:
+            """Later the ranges are those of the regime."""
+            if self.claim.flow != "ptq" or before.case.variant in self._ranges_fit:
+                return
+            with contextlib.suppress(RefimplError):  # which the convert stage finds as well
+                if (problem := check_ranges(self.bench.convert(prepared), batches)) is not None:
+                    misfits.append(problem)
+            if not misfits:
+                self._ranges_fit.add(before.case.variant)
+
+        asked = (self.claim, before.case, before.model, self.bench.config, untrained, calibrated)
+        prepared = run_flow("OBS-15", lambda: prepare_case(*asked))
+        raise_problem(next(iter(problems), None), prepared)
+        self.first = self.first or prepared
+        raise_problem(check_prepared(self.claim, prepared), prepared)
+        return Prepared(built=before, model=prepared, misfit=next(iter(misfits), None))
 
 
-def _joined(batches: tuple[Batch, ...]) -> Batch:
-    """Both batches as one, so that a batch norm in training sees more than one value per channel."""
-    return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+@guard("prepare.check_prepared")
+def check_prepared(claim: Claim, prepared: GraphModule) -> Problem | None:
+    """The pattern is quantized by the claim's dtype config, and observed as its observation type says."""
+    if claim.entry.observation_type is ObservationType.INPUT_OUTPUT_NOT_OBSERVED:
+        return check_unobserved(claim, prepared)
+    decision = decision_of(claim, prepared)
+    if decision is None:
+        matches = ", ".join(f"{each.pattern} at {each.node}" for each in explain(prepared).plan.decisions) or "none"
+        return Problem(rule="PAT-07", message=f"expected one match of the pattern; found {matches}")
+    if decision.dtype_config is None:
+        return Problem(rule="DTY-02", message=f"the pattern stays float: {decision.reason}")
+    if decision.dtype_config != claim.dtypes:
+        return Problem(
+            rule="DTY-02",
+            verdict=Verdict.UNEXERCISED,
+            message="an earlier dtype config of the entry takes every QConfig that this one would take",
+        )
+    if kind_of(claim.dtypes) not in INTEGERS:
+        return check_prepared_dynamic(claim, prepared)
+    return check_observation_type(claim, decision, prepared) or check_observers(decision, prepared)
 
 
-def _scale_output(prepared: GraphModule, factor: float) -> None:
-    """Scale the range that the output was observed in, where no input shares its observer."""
+@guard("prepare.check_unobserved")
+def check_unobserved(claim: Claim, prepared: GraphModule) -> Problem | None:
+    """What reads a shape is in the graph, and nothing observes it. (OBS-03, OBS-10)"""
+    readers = {node.name for node in prepared.graph.nodes if node.target == claim.entry.normal_pattern}
+    if not readers:
+        text = f"an entry that can never match: no node calls {claim.pattern}, not even where a model uses it"
+        return Problem(rule="PAT-03", verdict=Verdict.UNEXERCISED, message=text)
+    observed = sorted(readers & {slot.value for slot in explain(prepared).plan.slots})
+    return (
+        Problem(rule="OBS-03", message=f"observed, though it is no tensor: {', '.join(observed)}") if observed else None
+    )
+
+
+def decision_of(claim: Claim, prepared: GraphModule) -> Decision | None:
+    """Return the decision on the claim's pattern; None if there are none or several.
+
+    It is the one by the claim's entry; a pattern that was fused is decided by the fused module's entry, and is the only
+    one but for what stands before the pattern.
+    """
+    decisions = explain(prepared).plan.decisions
+    own = [each for each in decisions if each.entry == claim.index]
+    if len(own) != 1:
+        own = [each for each in decisions if each.target != PRELUDE]
+    return own[0] if len(own) == 1 else None
+
+
+@guard("prepare.check_observation_type")
+def check_observation_type(claim: Claim, decision: Decision, prepared: GraphModule) -> Problem | None:
+    """The type in force is the claim's; a pattern that was fused is observed as the fused module's entry says."""
+    if claim.entry.fuser_method is not None:
+        return None
+    root = next(node for node in prepared.graph.nodes if node.name == decision.root)
+    inputs = sum(isinstance(argument, Node) for argument in root.args)
+    claimed = claim.entry._num_tensor_args_to_observation_type.get(inputs, claim.entry.observation_type)
+    if decision.observation is claimed:
+        return None
+    rule = "OBS-07" if claim.entry._num_tensor_args_to_observation_type else "OBS-01"
+    return Problem(rule=rule, message=f"observed as {decision.observation.name}; the claim says {claimed.name}")
+
+
+@guard("prepare.check_observers")
+def check_observers(decision: Decision, prepared: GraphModule) -> Problem | None:
+    """Every input is observed; the output has an observer of its own, or shares that of the inputs. (OBS-01, OBS-02)"""
     slots = explain(prepared).plan.slots
-    inputs = {slot.group for slot in slots if slot.role == "input"}
-    for slot in slots:
-        if slot.role == "output" and slot.group not in inputs:
-            for bound in _range(_observer(prepared, slot.name)):
-                bound.mul_(factor)
+    inputs = {slot.group for slot in slots if slot.role != "weight" and slot.value not in decision.nodes}
+    outputs = {slot.group for slot in slots if slot.role == "output" and slot.value in decision.nodes}
+    placeholders = [node.name for node in prepared.graph.nodes if node.op == "placeholder"]
+    missing = set(placeholders) - {slot.value for slot in slots if slot.role == "input"}
+    if missing:
+        return Problem(rule="OBS-01", message=f"inputs without an observer: {', '.join(sorted(missing))}")
+    if decision.observation is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT:
+        if len(inputs | outputs) != 1:
+            return Problem(rule="OBS-02", message=f"one observer should be shared; found {inputs} and {outputs}")
+    elif len(outputs) != 1 or inputs & outputs:
+        return Problem(rule="OBS-01", message=f"output should have its own observer; found {inputs} and {outputs}")
+    return None
 
 
-def _round_parameters(claim: Claim, model: nn.Module) -> None:
-    """Let each channel of weights reach to both ends of a range whose scale is a power of two; round biases to one.
-
-    Weights that stay in float are left alone.
-    """
-    observer: Any = qconfig_for(claim).weight()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            kind = name.rpartition(".")[2]
-            if kind.startswith("bias"):
-                parameter.mul_(2.0**8).round_().mul_(2.0**-8)
-            elif kind.startswith("weight") and parameter.dim() > 1 and observer.quant_min is not None:
-                half = (observer.quant_max - observer.quant_min) / 2
-                for channel in parameter.unbind(weight_axis(claim)):
-                    _reach_both_ends(channel, half)
-
-
-def _reach_both_ends(channel: Tensor, half: float) -> None:
-    """Set the smallest and the largest of some weights to that many steps from zero, of the next power of two."""
-    reach = max(float(channel.abs().max()), 2.0**-12)
-    end = half * 2.0 ** math.ceil(math.log2(reach / half))
-    for place, value in ((channel.argmin(), -end), (channel.argmax(), end)):
-        channel[tuple(unravelled(int(place), channel.shape))] = value
-
-
-def _round_scales(prepared: GraphModule) -> None:
-    """Widen each range that was observed for activations until its scale is a power of two."""
-    for slot in explain(prepared).plan.slots:
-        if slot.role == "weight":
-            continue
-        observer = _observer(prepared, slot.name)
-        ends = _range(observer)
-        if ends and all(bound.numel() == 1 for bound in ends):
-            scale, zero_point = map(float, observer.calculate_qparams())
-            step = 2.0 ** math.ceil(math.log2(scale))
-            half = (observer.quant_max - observer.quant_min) / 2  # of a symmetric range, whose zero point is fixed
-            is_symmetric = observer.qscheme is torch.per_tensor_symmetric
-            low, high = (-half, half) if is_symmetric else (
-                observer.quant_min - zero_point, observer.quant_max - zero_point
-            )  # fmt: skip
-            for bound, value in zip(ends, (low, high), strict=True):
-                bound.fill_(value * step)
-
-
-def _observer(prepared: GraphModule, name: str) -> Any:
-    """An observer of the model, or that of a fake quantize."""
-    found = getattr(prepared, name)
-    return getattr(found, "activation_post_process", found)
-
-
-def _range(observer: Any) -> list[Tensor]:
-    """Both ends of what an observer has seen; nothing where it keeps none."""
-    bounds = [getattr(observer, end, None) for end in ("min_val", "max_val")]
-    return [bound for bound in bounds if isinstance(bound, Tensor)]
+@guard("prepare.check_trained_meaning")
+def check_trained_meaning(model: nn.Module, prepared: GraphModule, inputs: tuple[Tensor, ...]) -> Problem | None:
+    """A model that is prepared for training, and not trained yet, computes the float model's function. (QAT-01)"""
+    prepared.eval()
+    difference = difference_of(model, prepared, inputs)
+    prepared.train()
+    text = f"the modules for training compute something else, {difference}"
+    return Problem(rule="QAT-01", message=text) if difference else None

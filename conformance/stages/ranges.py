@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from conformance.claims.inputs import Batch
-from conformance.stages.check import Problem
+from conformance.machine.guard import guard
+from conformance.stages.stage import Problem
 from refimpl import RefimplError, explain
 from refimpl.dtype_config import DTypeConfig
 from refimpl.plan import Plan
@@ -25,6 +26,7 @@ ROUNDING = 2.0**-18
 """What float32 makes of a range, as a part of it: a few roundings of 2⁻²⁴, and sums of some tens of terms."""
 
 
+@guard("convert.check_ranges")
 def check_ranges(reference: GraphModule, batches: Sequence[Batch]) -> Problem | None:
     """Each grid of a reference model holds what the float model gives in calibration, and is no wider. (CVT-01)
 

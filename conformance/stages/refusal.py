@@ -1,7 +1,7 @@
-"""Refusal: QConfigs just outside of a claim leave its pattern float, and the log says why. (rules DTY-01 to DTY-09)
+"""The refusal stage: QConfigs just outside of a claim leave its pattern float, and the log says why. (DTY-01 to DTY-09)
 
-Another dtype config of the entry may rightly take such a QConfig, so the entries that decide are tried with the claim's
-dtype config alone.
+Another dtype config of the entry may rightly take such a QConfig, so the entries that decide are tried with only the
+claim's dtype config.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from conformance.claims.build import Preluded
 from conformance.claims.case import Case
 from conformance.claims.claim import NO_WEIGHT, Claim
 from conformance.claims.qconfigs import observer_arguments, qconfig_for
-from conformance.stages.check import Problem
-from conformance.stages.prepare import leaves_of
+from conformance.machine.guard import guard
+from conformance.stages.bench import Bench
+from conformance.stages.calibration import leaves_of
+from conformance.stages.numerics import Compared
+from conformance.stages.stage import Problem, passed, raise_problem
 from refimpl import (
     BackendConfig,
     BackendPatternConfig,
@@ -42,13 +45,15 @@ from refimpl.dtype_choice import ObserverFacts
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.observers import Constructor, dtype_range, is_quantized_dtype
 from refimpl.plan import Decision
+from reports.schema import Check
 
-Part = Literal["activation", "weight"]
-_PARTS: tuple[Part, ...] = ("activation", "weight")
+Side = Literal["activation", "weight"]
+"""A side of a QConfig."""
+SIDES: tuple[Side, ...] = ("activation", "weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class EdgeQConfig:
     """A QConfig at the edge of a claim. ``rule``: what refuses it; "": nothing does.
 
     ``found``: what the log must give as the value that was found. ``is_weight``: it is the weight's value.
@@ -61,54 +66,65 @@ class Probe:
     is_weight: bool = False
 
 
-def check_refusal(claim: Claim, case: Case, model: nn.Module, config: BackendConfig) -> tuple[Problem | None, int]:
-    """Try the QConfigs just outside of a claim and those exactly on its bounds; also return how many were tried.
+def check_refusal(bench: Bench, claim: Claim, compared: Compared) -> Check:
+    """Try the QConfigs just outside of a claim and those exactly on its bounds, on one of its cases.
+
+    Raises StageError for one that is taken or refused wrongly, or without the right reason.
+    """
+    prepared = compared.reference.prepared
+    problem, tried = try_edges(claim, compared.case, prepared.built.model, bench.config)
+    raise_problem(problem, prepared.model)
+    return passed(claim.id, "refusal", tried)
+
+
+def try_edges(claim: Claim, case: Case, model: nn.Module, config: BackendConfig) -> tuple[Problem | None, int]:
+    """Try the QConfigs at the edge of a claim; also return how many were tried.
 
     `model`: a float model of the case, in eval mode; copies that share its parameters are prepared, one for each
-    QConfig. The claim's own QConfig is on its bounds and has been taken already: prepare's stage has seen to that.
+    QConfig. The claim's own QConfig is on its bounds and has been taken already: the prepare stage has seen to that.
     """
     if claim.entry.observation_type is ObservationType.INPUT_OUTPUT_NOT_OBSERVED:
         return None, 0  # no QConfig is asked about what reads a shape (OBS-10)
     model = model.inner if isinstance(model, Preluded) else model
-    alone = _alone(claim, config)
-    inside, outside = list(probes_inside(claim)), list(probes_outside(claim))
-    problem = _check_taken(claim, inside, _prepared(claim, case, model, inside, alone)) if inside else None
+    deciding = _deciding_entries(claim, config)
+    inside, outside = list(edges_inside(claim)), list(edges_outside(claim))
+    problem = check_taken(claim, inside, _prepare_copies(claim, case, model, inside, deciding)) if inside else None
     if problem is None and outside:
-        problem = _check_refused(outside, _prepared(claim, case, model, outside, alone))
+        problem = check_refused(outside, _prepare_copies(claim, case, model, outside, deciding))
     return problem, len(inside) + len(outside)
 
 
 # -- QConfigs at the edge of a claim -----------------------------------------------------------------------------------
 
 
-def probes_outside(claim: Claim) -> Iterator[Probe]:
+def edges_outside(claim: Claim) -> Iterator[EdgeQConfig]:
     """Yield QConfigs that break one rule each, by as little as can be."""
     base = qconfig_for(claim)
-    for name, rule, part, change in _OUTSIDE:
-        given = _constraints(claim, part)
-        found = change(claim, given, getattr(base, part)) if given else None
+    for name, rule, side, change in _OUTSIDE:
+        given = _constraints(claim, side)
+        found = change(claim, given, getattr(base, side)) if given else None
         if found is not None:
             make, value = found
-            qconfig = base._replace(**{part: make})
-            yield Probe(name=name, qconfig=qconfig, rule=rule, found=value, is_weight=part == "weight")
+            qconfig = base._replace(**{side: make})
+            yield EdgeQConfig(name=name, qconfig=qconfig, rule=rule, found=value, is_weight=side == "weight")
 
 
-def probes_inside(claim: Claim) -> Iterator[Probe]:
+def edges_inside(claim: Claim) -> Iterator[EdgeQConfig]:
     """Yield the QConfig that keeps each of a claim's bounds exactly, where the claim's own does not ask the same."""
     base = qconfig_for(claim)
-    qconfig = base._replace(**{part: _on_bounds(_constraints(claim, part), getattr(base, part)) for part in _PARTS})
-    if any(ObserverFacts.of(getattr(qconfig, part)()) != ObserverFacts.of(getattr(base, part)()) for part in _PARTS):
-        yield Probe(name="exactly the bounds", qconfig=qconfig)
+    qconfig = base._replace(**{side: _on_bounds(_constraints(claim, side), getattr(base, side)) for side in SIDES})
+    if any(ObserverFacts.of(getattr(qconfig, side)()) != ObserverFacts.of(getattr(base, side)()) for side in SIDES):
+        yield EdgeQConfig(name="exactly the bounds", qconfig=qconfig)
 
 
 Change = Callable[[Claim, Sequence[DTypeWithConstraints], Constructor], tuple[Any, object] | None]
 """A constructor that breaks a rule, and the value that breaks it; None: the claim has no such bound."""
 
 
-def _constraints(claim: Claim, part: Part) -> list[DTypeWithConstraints]:
-    """What holds for a part of the QConfig: a static output's observer is the input's. Wildcards bound nothing."""
+def _constraints(claim: Claim, side: Side) -> list[DTypeWithConstraints]:
+    """What holds for a side of the QConfig: a static output's observer is the input's. Wildcards bound nothing."""
     dtypes = claim.dtypes
-    if part == "weight":
+    if side == "weight":
         given = [dtypes.weight_dtype_with_constraints] if claim.scheme != NO_WEIGHT else []
         return [each for each in given if each.dtype not in (None, torch.float32)]
     given = [dtypes.input_dtype_with_constraints]
@@ -224,7 +240,7 @@ def _measured(claim: Claim, given: Sequence[DTypeWithConstraints], _: Constructo
     return MinMaxObserver.with_args(**arguments), None
 
 
-_OUTSIDE: tuple[tuple[str, str, Part, Change], ...] = (
+_OUTSIDE: tuple[tuple[str, str, Side, Change], ...] = (
     ("another activation dtype", "DTY-01", "activation", _other_dtype),
     ("another weight dtype", "DTY-01", "weight", _other_dtype),
     ("the activation's quant_min one lower", "DTY-03", "activation", partial(_wider, "quant_min")),
@@ -242,7 +258,7 @@ _OUTSIDE: tuple[tuple[str, str, Part, Change], ...] = (
 # -- trying them -------------------------------------------------------------------------------------------------------
 
 
-def _alone(claim: Claim, config: BackendConfig) -> BackendConfig:
+def _deciding_entries(claim: Claim, config: BackendConfig) -> BackendConfig:
     """Return the entries that decide about the claim's pattern, with the claim's dtype config only.
 
     What is trained is decided as its QAT class; what is fused as the module that fuse makes, of whichever class; and a
@@ -280,51 +296,53 @@ def _prepare(claim: Claim, model: nn.Module, mapping: QConfigMapping, config: Ba
     return prepare_fx(model, mapping, None, leaves_of(claim), backend_config=config)
 
 
-def _prepared(
-    claim: Claim, case: Case, model: nn.Module, probes: Sequence[Probe], config: BackendConfig
+def _prepare_copies(
+    claim: Claim, case: Case, model: nn.Module, edges: Sequence[EdgeQConfig], config: BackendConfig
 ) -> GraphModule:
     """Prepare a copy of the model for each QConfig, all side by side on the same inputs: one pass costs the least."""
     mapping, graph = QConfigMapping(), Graph()
     inputs = tuple(graph.placeholder(f"x{number}") for number in range(len(case.inputs)))
     shared = {id(each): each for each in (*model.parameters(), *model.buffers())}
-    names = [_name(number) for number in range(len(probes))]
+    names = [_name(number) for number in range(len(edges))]
     graph.output(tuple(graph.call_module(name, inputs) for name in names))
     copies = GraphModule({name: copy.deepcopy(model, dict(shared)) for name in names}, graph)
-    for name, probe in zip(names, probes, strict=True):
-        mapping.set_module_name(name, probe.qconfig)
+    for name, edge in zip(names, edges, strict=True):
+        mapping.set_module_name(name, edge.qconfig)
     return _prepare(claim, copies.eval(), mapping, config)
 
 
 def _name(number: int) -> str:
-    return f"probe{number}"
+    return f"edge{number}"
 
 
-def _decisions(prepared: GraphModule, probes: Sequence[Probe]) -> Iterator[tuple[Probe, list[Decision]]]:
+def _decisions(prepared: GraphModule, edges: Sequence[EdgeQConfig]) -> Iterator[tuple[EdgeQConfig, list[Decision]]]:
     """Yield what was decided in each copy of the model."""
     decisions = explain(prepared).plan.decisions
-    for number, probe in enumerate(probes):
-        yield probe, [each for each in decisions if each.places[-1].name.partition(".")[0] == _name(number)]
+    for number, edge in enumerate(edges):
+        yield edge, [each for each in decisions if each.places[-1].name.partition(".")[0] == _name(number)]
 
 
-def _check_taken(claim: Claim, probes: Sequence[Probe], prepared: GraphModule) -> Problem | None:
+@guard("refusal.check_taken")
+def check_taken(claim: Claim, edges: Sequence[EdgeQConfig], prepared: GraphModule) -> Problem | None:
     """A QConfig within all bounds is taken, by the claim's dtype config. (DTY-02)"""
-    for probe, decisions in _decisions(prepared, probes):
+    for edge, decisions in _decisions(prepared, edges):
         taken = [each for each in decisions if each.dtype_config == claim.dtypes]
         if not taken:
             reasons = "; ".join(each.reason for each in decisions) or "no match"
-            return Problem(rule="DTY-02", message=f"a QConfig with {probe.name} is not taken: {reasons}")
+            return Problem(rule="DTY-02", message=f"a QConfig with {edge.name} is not taken: {reasons}")
     return None
 
 
-def _check_refused(probes: Sequence[Probe], prepared: GraphModule) -> Problem | None:
+@guard("refusal.check_refused")
+def check_refused(edges: Sequence[EdgeQConfig], prepared: GraphModule) -> Problem | None:
     """QConfigs outside leave everything as it was, and the log has rule, value and bound. (DTY-06, DTY-09)"""
-    for probe, decisions in _decisions(prepared, probes):
+    for edge, decisions in _decisions(prepared, edges):
         if any(each.dtype_config is not None for each in decisions):
-            text = f"a QConfig with {probe.name} is taken; the pattern must stay float"
-            return Problem(rule=probe.rule, message=text)
-        if not any(_is_named(probe, each) for each in decisions):
+            text = f"a QConfig with {edge.name} is taken; the pattern must stay float"
+            return Problem(rule=edge.rule, message=text)
+        if not any(_is_named(edge, each) for each in decisions):
             reasons = "; ".join(each.reason for each in decisions) or "no match"
-            text = f"refusing {probe.name}, the log does not name {probe.rule} and {probe.found}: {reasons}"
+            text = f"refusing {edge.name}, the log does not name {edge.rule} and {edge.found}: {reasons}"
             return Problem(rule="DTY-09", message=text)
     observed = [slot.value for slot in explain(prepared).plan.slots]
     if observed:
@@ -336,9 +354,9 @@ def _check_refused(probes: Sequence[Probe], prepared: GraphModule) -> Problem | 
     return None
 
 
-def _is_named(probe: Probe, decision: Decision) -> bool:
+def _is_named(edge: EdgeQConfig, decision: Decision) -> bool:
     return any(
-        (each.rule, each.found, each.where.startswith("weight")) == (probe.rule, str(probe.found), probe.is_weight)
+        (each.rule, each.found, each.where.startswith("weight")) == (edge.rule, str(edge.found), edge.is_weight)
         and each.bound
         for each in decision.refusals
     )

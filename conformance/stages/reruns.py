@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,20 +14,22 @@ from torch import Tensor, nn
 
 from conformance.claims.case import Case
 from conformance.claims.inputs import Batch
-from conformance.machine.memory import filled
+from conformance.machine.memory import memory_filled_with
 from conformance.oracle.evaluate import Exact
 from conformance.oracle.grids import NoOracleError
-from conformance.stages.layouts import kept
-from conformance.stages.numerics import Finding
-from conformance.stages.structure import tensors
+from conformance.stages.comparison import Comparison, unusable
+from conformance.stages.layouts import clone_with_strides
+from conformance.stages.lower import LoweredModel
+from conformance.stages.meaning import tensors
+from conformance.stages.numerics import FirstRun
+from reports.schema import Where
 
-Lowered = Callable[..., Any]
 Run = Callable[[], list[Tensor]]
-ExactOf = Callable[[Batch], Sequence[Exact]]
+"""Runs a lowered model; returns its output tensors."""
 
 REPETITION, BATCH, CHANNELS_LAST, STRIDED, THREADS = "repetition", "batch", "channels_last", "strided", "threads"
 EMPTY, OPERANDS = "no rows", "operands"
-SAID: dict[str, str] = {
+CHANGES: dict[str, str] = {
     REPETITION: "a second run on the same input gave another output",
     BATCH: "a batch in parts gave another output than the whole",
     CHANNELS_LAST: "inputs in channels_last layout gave another output than contiguous ones",
@@ -36,66 +38,59 @@ SAID: dict[str, str] = {
     EMPTY: "a batch without rows gave another shape than the float model's",
     OPERANDS: "the inputs were written to, which the float model leaves as they are",
 }
-REORDERING = frozenset(SAID) - {REPETITION, EMPTY, OPERANDS}
-"""What may change the order of sums, or where a value lies in a vector."""
+"""The changes that may make no difference, and what is said of one that does."""
+REORDERING = frozenset(CHANGES) - {REPETITION, EMPTY, OPERANDS}
+"""The changes under which sums may have another order, or a value another place in a vector."""
 
-SHOWN = 8
-"""How many differences the evidence has."""
+MOST_SHOWN = 8
+"""Differences that the evidence has at most."""
 
 
-def compare_outputs(case: str, change: str, first: Any, second: Any) -> Finding:
+def compare_outputs(where: Where, change: str, first: Any, second: Any) -> Comparison:
     """Compare two outputs that must be equal, bit for bit but for the sign of zero; NaN equals NaN. (NUM-07)"""
     expected, found = tensors(first), tensors(second)
     if len(expected) != len(found):
-        return _finding(case, f"{SAID[change]}: {len(found)} tensors for {len(expected)}", {"change": change})
+        return _differing(where, change, f"{len(found)} tensors for {len(expected)}")
     for number, (left, right) in enumerate(zip(expected, found, strict=True)):
         if (left.dtype, left.shape) != (right.dtype, right.shape):
             kinds = [f"{each.dtype} of shape {tuple(each.shape)}" for each in (right, left)]
-            return _finding(case, f"{SAID[change]}: {kinds[0]} for {kinds[1]}", {"change": change})
+            return _differing(where, change, f"{kinds[0]} for {kinds[1]}")
         differs = (left != right) & ~(left.isnan() & right.isnan())
         if bool(differs.any()):
-            indexes = differs.nonzero()[:SHOWN].tolist()
-            evidence = {
-                "change": change, "output": number, "index": indexes, "count": int(differs.sum()),
-                "expected": [_number(left[tuple(index)].item()) for index in indexes],
-                "found": [_number(right[tuple(index)].item()) for index in indexes],
-            }  # fmt: skip
-            return _finding(case, f"{SAID[change]}, first at index {indexes[0]}", evidence)
-    return _alike(case)
+            indexes = differs.nonzero()[:MOST_SHOWN].tolist()
+            problem = f"{CHANGES[change]}, first at index {indexes[0]}"
+            return unusable(
+                where, problem, rule="NUM-07", change=change, output=number, index=indexes, count=int(differs.sum()),
+                expected=[_number(left[tuple(index)].item()) for index in indexes],
+                found=[_number(right[tuple(index)].item()) for index in indexes],
+            )  # fmt: skip
+    return Comparison(where=where, rule="NUM-07")
 
 
-def _alike(case: str) -> Finding:
-    return Finding(case=case, max_lsb=0.0, slack_lsb=0.0, excess=-0.5, is_within_one=True, rule="NUM-07")
+def _differing(where: Where, change: str, how: str) -> Comparison:
+    return unusable(where, f"{CHANGES[change]}: {how}", rule="NUM-07", change=change)
 
 
 def _number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _finding(case: str, problem: str, evidence: Mapping[str, object], rule: str = "NUM-07") -> Finding:
-    return Finding(
-        case=case, max_lsb=float("inf"), slack_lsb=0.0, excess=float("inf"), is_within_one=False, rule=rule,
-        problem=problem, evidence={"case": case, **evidence},
-    )  # fmt: skip
-
-
 @dataclass(kw_only=True)
-class Trial:
-    """A case, what the backend made of it, and the inputs on which it is run again and again.
+class RepeatRun:
+    """A lowered model that is run again and again on the values of one input.
 
-    ``exact_of``: what gives the exact results of inputs; ``steps``: by how many steps quantized outputs may differ that
-    are both right by it, float ones by any (0: not at all). ``filling``: the byte that memory is filled with in a run.
-    ``first``: what the inputs gave in an earlier run, if there was one.
+    ``name``: the input's name. ``first``: its first run, if there was one; it also gives exact results. ``steps``: by
+    how many steps quantized outputs may differ that are both right by these, float ones by any (0: not at all).
+    ``filling``: the byte that memory is filled with in a run.
     """
 
     case: Case
     name: str
     inputs: Batch
-    lowered: Lowered
+    lowered: LoweredModel
     steps: float = 0
-    exact_of: ExactOf | None = None
+    first: FirstRun | None = None
     filling: int = 0x5A
-    first: Any = None
 
     @cached_property
     def model(self) -> nn.Module:
@@ -104,8 +99,10 @@ class Trial:
 
     @cached_property
     def expected(self) -> list[Tensor]:
-        """What the inputs gave first."""
-        return self.run(self.inputs) if self.first is None else [each.detach().clone() for each in tensors(self.first)]
+        """The outputs of the first run."""
+        if self.first is None:
+            return self.run(self.inputs)
+        return [each.detach().clone() for each in tensors(self.first.output)]
 
     @property
     def runs(self) -> bool:
@@ -115,49 +112,53 @@ class Trial:
         except Exception:  # whatever the backend's code raises
             return False
 
+    def where(self, change: str, detail: str = "") -> Where:
+        """Return the place of a run under a change."""
+        return Where(case=self.case.name, input=self.name, change=change, detail=detail)
+
     def run(self, inputs: Batch) -> list[Tensor]:
         """Run the lowered model on copies of the inputs, in their own layout; the results are copied as well.
 
         Memory is full of a byte that alternates: an element that nobody writes shows.
         """
-        copies = [kept(each) for each in inputs]
+        copies = [clone_with_strides(each) for each in inputs]
         self.filling ^= 0xFF
-        with filled(self.filling):
+        with memory_filled_with(self.filling):
             return [each.detach().clone() for each in tensors(self.lowered(*copies))]
 
-    def floats(self, inputs: Batch) -> list[Tensor] | None:
+    def run_float(self, inputs: Batch) -> list[Tensor] | None:
         """Run the float model, on copies in the inputs' own layout. None: it does not take such inputs."""
         try:
             with torch.no_grad():
-                return tensors(self.model(*map(kept, inputs)))
+                return tensors(self.model(*map(clone_with_strides, inputs)))
         except Exception:  # whatever it is that the op raises: it is no input for it
             return None
 
-    def compared(
-        self, change: str, label: str, run: Run, *, plain: Batch | None = None, given: list[Tensor] | None = None
-    ) -> Finding:
-        """Compare what a changed run gives with what the backend makes of ``plain`` inputs, else of the trial's own.
+    def compare(
+        self, where: Where, run: Run, *, plain: Batch | None = None, given: list[Tensor] | None = None
+    ) -> Comparison:
+        """Compare the outputs of a changed run with those for ``plain`` inputs, else for the run's own.
 
-        ``given`` is to be compared with in place of that. To raise where the float model does not is to give something
-        else. (LOW-01)
+        ``given`` is compared with in place of these outputs. To raise where the float model does not is to give
+        something else. (LOW-01)
         """
-        where = f"{self.case.name}, {self.name}, {f'{change}: {label}' if label else change}"
+        change = where.change
         try:
             expected = given or (self.expected if plain is None else self.run(plain))
             found = run()
         except Exception as error:
-            told = f"raised {type(error).__name__}: {error}; the float model takes such inputs"
-            text = "".join(traceback.format_exception(error, limit=-6))
-            return _finding(where, told, {"change": change, "traceback": text}, rule="LOW-01")
-        finding = compare_outputs(where, change, expected, found)
-        if finding.problem and change in REORDERING:
+            text = f"raised {type(error).__name__}: {error}; the float model takes such inputs"
+            trace = "".join(traceback.format_exception(error, limit=-6))
+            return unusable(where, text, rule="LOW-01", change=change, traceback=trace)
+        comparison = compare_outputs(where, change, expected, found)
+        if comparison.problem and change in REORDERING:
             wrong = self._wrong(self.inputs if plain is None else plain, expected, found)
             if wrong == "":
-                return _alike(where)
-            finding = replace(finding, problem=f"{finding.problem}{f': {wrong}' if wrong else ''}")
-        if finding.problem and change != REPETITION and self._varies(found, run):
-            return replace(finding, evidence={**finding.evidence, "nondeterministic": True})
-        return finding
+                return Comparison(where=where, rule="NUM-07")
+            comparison = replace(comparison, problem=f"{comparison.problem}{f': {wrong}' if wrong else ''}")
+        if comparison.problem and change != REPETITION and self._varies(found, run):
+            return replace(comparison, evidence={**comparison.evidence, "nondeterministic": True})
+        return comparison
 
     def _varies(self, found: list[Tensor], run: Run) -> bool:
         """Tell whether a changed run gives something else when it is done again; later runs go on as if it were not."""
@@ -167,7 +168,7 @@ class Trial:
         except Exception:  # whatever the backend's code raises now
             return True
         self.filling = filling
-        return bool(compare_outputs("", REPETITION, found, again).problem)
+        return bool(compare_outputs(Where(), REPETITION, found, again).problem)
 
     def _wrong(self, inputs: Batch, expected: list[Tensor], found: list[Tensor]) -> str | None:
         """Say where outputs that differ are not both right: "" where they are, None where they must be equal. (NUM-06)
@@ -175,10 +176,10 @@ class Trial:
         Where there is no oracle, sums in another order (``steps`` without an end) may be right.
         """
         shapes = [[each.shape for each in outputs] for outputs in (expected, found)]
-        if not self.exact_of or not self.steps or shapes[0] != shapes[1]:
+        if self.first is None or not self.steps or shapes[0] != shapes[1]:
             return None
         try:
-            exacts = list(self.exact_of(inputs))
+            exacts = list(self.first.exact_of(inputs))
         except NoOracleError:
             return "" if math.isinf(self.steps) else None
         if [exact.real.shape for exact in exacts] != shapes[0]:
@@ -187,7 +188,7 @@ class Trial:
 
 
 def _apart(exact: Exact, left: Tensor, right: Tensor, steps: float) -> str:
-    """Say where two outputs differ that are not both roundings of the exact result, or by too many steps."""
+    """Say where two outputs differ that are not both right results, or by too many steps."""
     if exact.grid is None:
         places, target, half = [each.double() / exact.step for each in (left, right)], exact.real / exact.step, 0.0
         far = torch.zeros_like(places[0])

@@ -189,7 +189,7 @@ class Functional(nn.Module):
         return F.linear(torch.flatten(F.max_pool2d(x, 2, stride=1), 1), self.matrix)
 
 
-class TwoInputs(nn.Module):
+class TwoBranches(nn.Module):
     """A sum and a product of two inputs of different ranges, both read twice."""
 
     def __init__(self) -> None:
@@ -230,7 +230,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _row(TwoOutputs, "two_outputs", _IMAGES, nn.Conv2d, ranges=_POSITIVE),
     _row(Excited, "excited", (Input(shape=(2, 8, 5, 6)),), nn.Conv2d, operator.mul, ranges=((-3.0, 1.0),)),
     _row(Functional, "functional", (Input(shape=(2, 3, 8, 8)),), F.conv2d, F.linear),
-    _row(TwoInputs, "two_inputs", _ROWS * 2, nn.Linear, operator.add, ranges=((-1.0, 1.0), (0.0, 5.0))),
+    _row(TwoBranches, "two_inputs", _ROWS * 2, nn.Linear, operator.add, ranges=((-1.0, 1.0), (0.0, 5.0))),
     _row(ResNet, "resnet", (Input(shape=(2, 3, 32, 32)),), nn.Conv2d, nn.Linear, is_small=False),
     _row(MobileNet, "mobilenet", (Input(shape=(2, 3, 16, 16)),), nn.Conv2d, nn.Linear, is_small=False),
     _row(UNet, "unet", (Input(shape=(1, 3, 16, 16)),), nn.Conv2d, nn.ConvTranspose2d, is_small=False),

@@ -1,7 +1,7 @@
-"""Digits: a small network trained on real data, scikit-learn's digits; its accuracy is a fact, its numbers a verdict.
+"""Digits: a small network trained on real data, scikit-learn's digits; its accuracy is measured, its numbers judged.
 
 1,797 images of 8 × 8 (E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, 1998). scikit-learn is
-optional; without it there is a fact that says so.
+optional; without it there is a measurement that says so.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch.fx import GraphModule
 
 from conformance.claims.claim import Claim
 from conformance.oracle.grids import output_step, placeholder_grids
-from conformance.pipeline.workbench import Workbench
-from conformance.stages.backend_calls import StageError, run_lowered
-from conformance.stages.check import Check
-from conformance.whole_models.flow import Setup, descend, reference_of
-from conformance.whole_models.verify import failed, model_row, verified
-from reports.codec import PlainRow
+from conformance.stages.bench import Bench
+from conformance.stages.lower import lower, run_lowered
+from conformance.stages.stage import StageError
+from conformance.whole_models.flow import ModelSetup, descend, reference_of
+from conformance.whole_models.verify import failed_check, model_result, verify_model
+from reports.schema import Check, Measurement, ModelResult, Where
 
 NEEDS = (nn.Conv2d, nn.Linear)
 MISSING = "scikit-learn is not installed: pip install 'fx-quant-conformance[digits]'"
@@ -35,7 +35,7 @@ QAT_EPOCHS, QAT_RATE = 1, 0.1
 BATCH, CALIBRATING_BATCHES = 64, 4
 
 
-class Network(nn.Module):
+class DigitsNetwork(nn.Module):
     """Two convolutions with batch norm and relu, pooling, a classifier."""
 
     def __init__(self) -> None:
@@ -50,18 +50,18 @@ class Network(nn.Module):
         return self.classify(torch.flatten(self.average(self.relu(self.bn2(self.conv2(x)))), 1))
 
 
-def run(claims: tuple[Claim, ...], setup: Setup, bench: Workbench) -> Iterator[PlainRow]:
+def run(claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench) -> Iterator[ModelResult | Measurement]:
     """Train, quantize and judge the network; give its accuracy and its verdict."""
     started, name = time.perf_counter(), f"model/digits/{setup}"
     data = load()
     if data is None:
-        yield accuracy_row(name, {"missing": MISSING})
+        yield accuracy(name, {"missing": MISSING})
         return
     torch.default_generator.manual_seed(bench.seed_for("model/digits"))
     images, labels = data
     is_unseen = torch.arange(len(images)) % EVERY == 0
     seen, known, unseen, wanted = images[~is_unseen], labels[~is_unseen], images[is_unseen], labels[is_unseen]
-    network = Network().train()
+    network = DigitsNetwork().train()
     fit(network, seen, known, epochs=EPOCHS, rate=RATE)
     network.eval()
     found: dict[str, Any] = {"images": len(wanted), "float": top1(network, unseen, wanted)}
@@ -71,14 +71,15 @@ def run(claims: tuple[Claim, ...], setup: Setup, bench: Workbench) -> Iterator[P
         reference = reference_of(bench, copy.deepcopy(network), claims, setup, calibration, more)
         on_grid = placed(reference, unseen)
         found["reference"] = top1(reference, on_grid, wanted)
-        check = verified(bench, reference, [(batch,) for batch in torch.split(on_grid, BATCH)])
-        lowered = bench.lower(reference, (on_grid,))
-        found["backend"] = top1(lambda batch: run_lowered(lowered, "all unseen images", (batch,)), on_grid, wanted)
+        check = verify_model(bench, name, reference, [(batch,) for batch in torch.split(on_grid, BATCH)])
+        lowered = lower(bench, reference, (on_grid,))
+        where = Where(input="all unseen images")
+        found["backend"] = top1(lambda batch: run_lowered(lowered, where, (batch,)), on_grid, wanted)
         found |= undecided(reference, on_grid, check)
     except StageError as error:
-        check = failed(error)
-    yield accuracy_row(name, found)
-    yield model_row(name, check, time.perf_counter() - started)
+        check = failed_check(name, error)
+    yield accuracy(name, found)
+    yield model_result(check, time.perf_counter() - started)
 
 
 def load() -> tuple[Tensor, Tensor] | None:
@@ -121,12 +122,12 @@ def undecided(reference: GraphModule, images: Tensor, check: Check) -> dict[str,
     step = output_step(reference)
     if check.max_lsb is None or check.slack_lsb is None or not step:
         return {}
-    apart = 2 * (check.max_lsb + 0.5 + check.slack_lsb) * step
+    apart = 2 * (float(check.max_lsb) + 0.5 + float(check.slack_lsb)) * step
     with torch.no_grad():
         first, second = reference(images).topk(2, dim=1).values.unbind(1)
     return {"undecided": round(float((first - second <= apart).double().mean()), 6)}
 
 
-def accuracy_row(subject: str, values: dict[str, Any]) -> PlainRow:
-    """Return the results-file row of a measured accuracy."""
-    return {"kind": "fact", "topic": "accuracy", "subject": subject, "values": values}
+def accuracy(subject: str, values: dict[str, Any]) -> Measurement:
+    """Return a measured accuracy."""
+    return Measurement(topic="accuracy", subject=subject, values=values)

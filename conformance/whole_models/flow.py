@@ -5,8 +5,7 @@ Rules QCM-02, DTY-02, QAT-01, QAT-02.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
@@ -15,17 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from conformance.claims.claim import NO_WEIGHT, Claim
+from conformance.claims.claim import NO_WEIGHT, Claim, Flow
 from conformance.claims.inputs import Batch
 from conformance.claims.qconfigs import Kind, kind_of, qconfig_for, weight_axis
-from conformance.pipeline.workbench import Workbench
-from conformance.stages import ranges
-from conformance.stages.backend_calls import StageError
-from conformance.stages.structure import tensors
-from refimpl import ConfigError, QConfig, QConfigMapping, RefimplError, prepare_fx, prepare_qat_fx
+from conformance.stages.bench import Bench
+from conformance.stages.meaning import tensors
+from conformance.stages.ranges import check_ranges
+from conformance.stages.stage import raise_problem, run_flow
+from refimpl import QConfig, QConfigMapping, prepare_fx, prepare_qat_fx
 from refimpl.observers import is_quantized_dtype
 from refimpl.patterns import Leaf, is_match_all, leaves
-from reports.results import Verdict
 
 TRAINING_STEPS = 3
 RATE = 0.01
@@ -34,10 +32,10 @@ _Rank: TypeAlias = tuple[int, bool, bool, bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class ModelSetup:
     """How a whole model is quantized: the flow ("ptq", "qat"), the dtype of activations, the weight scheme."""
 
-    flow: str
+    flow: Flow
     activation: torch.dtype
     scheme: str
 
@@ -52,7 +50,7 @@ def activation_dtypes(claims: Iterable[Claim]) -> tuple[torch.dtype, ...]:
     return tuple(dict.fromkeys(dtype for dtype in weighted if dtype is not None))
 
 
-def model_mapping(claims: Iterable[Claim], setup: Setup, model: nn.Module) -> QConfigMapping:
+def model_mapping(claims: Iterable[Claim], setup: ModelSetup, model: nn.Module) -> QConfigMapping:
     """Return a mapping with a key for the first op of each claimed pattern: the QConfig of the claim that fits best.
 
     Module classes that the model does not have are left out.
@@ -80,13 +78,13 @@ def model_mapping(claims: Iterable[Claim], setup: Setup, model: nn.Module) -> QC
     return mapping
 
 
-def _qconfig(claim: Claim, setup: Setup) -> QConfig:
+def _qconfig(claim: Claim, setup: ModelSetup) -> QConfig:
     """The QConfig of a claim; a static one is trained in QAT even where no class for training is named."""
     is_static = _KINDS[kind_of(claim.dtypes)] == 0
     return qconfig_for(replace(claim, flow=setup.flow) if is_static else claim)
 
 
-def _rank(claim: Claim, setup: Setup) -> _Rank | None:
+def _rank(claim: Claim, setup: ModelSetup) -> _Rank | None:
     """How well a claim fits a setup, least first; None: not at all."""
     kind = _KINDS.get(kind_of(claim.dtypes))
     if kind is None or (kind == 0 and claim.dtypes.input_dtype != setup.activation):
@@ -97,10 +95,10 @@ def _rank(claim: Claim, setup: Setup) -> _Rank | None:
 
 
 def reference_of(
-    bench: Workbench,
+    bench: Bench,
     model: nn.Module,
     claims: Sequence[Claim],
-    setup: Setup,
+    setup: ModelSetup,
     batches: Sequence[Batch],
     train: Callable[[nn.Module], object] | None = None,
 ) -> GraphModule:
@@ -113,30 +111,18 @@ def reference_of(
     prepare = prepare_qat_fx if is_qat else prepare_fx
     mapping = model_mapping(claims, setup, model)
     given = [tuple(each.clone() for each in batch) for batch in batches]  # ops in place change them
-    with _blaming("OBS-15"):
-        prepared = prepare(model.train(is_qat), mapping, batches[0], backend_config=bench.config)
+    prepared = run_flow(
+        "OBS-15", lambda: prepare(model.train(is_qat), mapping, batches[0], backend_config=bench.config)
+    )  # fmt: skip
     if is_qat:
         (train or partial(_train, batches=batches))(prepared)
     prepared.eval()
     with torch.no_grad():
         for batch in batches:
             prepared(*batch)
-    with _blaming("CVT-01"):
-        reference = bench.convert(prepared)
-    problem = None if is_qat else ranges.check_ranges(reference, given)
-    if problem is not None:
-        raise StageError(problem.rule, problem.verdict, problem.message, graph=reference.code)
+    reference = run_flow("CVT-01", lambda: bench.convert(prepared))
+    raise_problem(None if is_qat else check_ranges(reference, given), reference)
     return reference
-
-
-@contextmanager
-def _blaming(rule: str) -> Iterator[None]:
-    """Turn an error of the flow into a fault of the config; one that blames anything else leaves the model open."""
-    try:
-        yield
-    except RefimplError as error:
-        verdict = Verdict.REFUTED if isinstance(error, ConfigError) else Verdict.UNEXERCISED
-        raise StageError(rule, verdict, str(error)) from error
 
 
 def _train(prepared: nn.Module, batches: Sequence[Batch]) -> None:

@@ -1,6 +1,6 @@
-"""Composition: whole models through the flow and compared with the oracle (rules NUM-03, QAT-02, LOW-04).
+"""Whole models through the flow and compared with the oracle (rules NUM-03, QAT-02, LOW-04).
 
-One job for each model (architectures.py) and each way to quantize it (model_flow.py); trial.py judges it.
+There is one job for each model (architectures.py) and each way to quantize it (flow.py); verify.py judges it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from typing import TypeAlias
 import torch
 
 from backends.base import Capabilities
-from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.claim import Claim, Flow, enumerate_claims
 from conformance.claims.inputs import calibration_inputs, static_inputs
 from conformance.oracle.grids import placeholder_grids
 from conformance.pipeline.job import Job
-from conformance.pipeline.workbench import Workbench
-from conformance.stages.backend_calls import StageError
+from conformance.stages.bench import Bench
+from conformance.stages.stage import StageError
 from conformance.whole_models import digits
 from conformance.whole_models.architectures import ARCHITECTURES, Architecture
-from conformance.whole_models.flow import Setup, activation_dtypes, reference_of
-from conformance.whole_models.verify import failed, model_row, verified
+from conformance.whole_models.flow import ModelSetup, activation_dtypes, reference_of
+from conformance.whole_models.verify import failed_check, model_result, verify_model
 from refimpl import BackendConfig
 from refimpl.patterns import Leaf, leaves
-from reports.codec import PlainRow
+from reports.schema import Measurement, ModelResult
 
-Run: TypeAlias = Callable[[tuple[Claim, ...], Setup, Workbench], Iterator[PlainRow]]
-AIMED = 3  # how many of draws.AIMS: a random one, both ends in turn, close to the high end
+RunModel: TypeAlias = Callable[[tuple[Claim, ...], ModelSetup, Bench], Iterator[ModelResult | Measurement]]
+"""Takes a model through the flow in one way."""
+DIRECTED_INPUTS = 3
+"""Directed inputs of a model: a random one, both ends in turn, close to the high end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class Extent:
     """What a profile runs: models of any size or small ones, flows, how many of the weight schemes."""
 
     takes_all: bool
-    flows: tuple[str, ...]
+    flows: tuple[Flow, ...]
     schemes: int
 
 
@@ -59,7 +61,7 @@ def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tup
     setups = setups_of(claims, capabilities, extent)
     static = {dtype: _static(claims, dtype) for dtype in activation_dtypes(claims)}
     anywhere = frozenset[Leaf]().union(*static.values())
-    runs: list[tuple[str, frozenset[Leaf], Run]] = [
+    runs: list[tuple[str, frozenset[Leaf], RunModel]] = [
         (f"model/{each.name}", frozenset(each.needs), partial(_run, each))
         for each in ARCHITECTURES
         if (extent.takes_all or each.is_small) and claimed.issuperset(each.needs)
@@ -80,13 +82,15 @@ def _static(claims: Iterable[Claim], dtype: torch.dtype) -> frozenset[Leaf]:
     return frozenset(leaf for claim in found for leaf in leaves(claim.entry.normal_pattern))
 
 
-def setups_of(claims: Iterable[Claim], capabilities: Capabilities, extent: Extent) -> list[Setup]:
+def setups_of(claims: Iterable[Claim], capabilities: Capabilities, extent: Extent) -> list[ModelSetup]:
     """List the ways to quantize a whole model to that extent."""
     ways = itertools.product(extent.flows, activation_dtypes(claims), capabilities.weight_schemes[-extent.schemes :])
-    return [Setup(flow=flow, activation=activation, scheme=scheme) for flow, activation, scheme in ways]
+    return [ModelSetup(flow=flow, activation=activation, scheme=scheme) for flow, activation, scheme in ways]
 
 
-def _run(architecture: Architecture, claims: tuple[Claim, ...], setup: Setup, bench: Workbench) -> Iterator[PlainRow]:
+def _run(
+    architecture: Architecture, claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench
+) -> Iterator[ModelResult]:
     """Take one model through the flow and judge it."""
     started = time.perf_counter()
     name = f"model/{architecture.name}/{setup}"
@@ -95,8 +99,8 @@ def _run(architecture: Architecture, claims: tuple[Claim, ...], setup: Setup, be
     try:
         reference = reference_of(bench, case.build(), claims, setup, calibration_inputs(case))
         torch.default_generator.manual_seed(bench.seed_for(name, "inputs"))
-        drawn = static_inputs(case, placeholder_grids(reference), aims=AIMED, random=1)
-        check = verified(bench, reference, [batch for _, batch in drawn])
+        drawn = static_inputs(case, placeholder_grids(reference), directed=DIRECTED_INPUTS, random=1)
+        check = verify_model(bench, name, reference, [batch for _, batch in drawn])
     except StageError as error:
-        check = failed(error)
-    yield model_row(name, check, time.perf_counter() - started)
+        check = failed_check(name, error)
+    yield model_result(check, time.perf_counter() - started)

@@ -1,6 +1,6 @@
-"""Parts: the quantized patterns of a reference model, each cut out as a model of its own with its reference inputs.
+"""Sub-graphs: the quantized patterns of a reference model, each cut out as a model with its reference inputs.
 
-A part is what the reference writes for one match: quantize and dequantize of its inputs, the ops, quantize and
+A sub-graph is what the reference writes for one match: quantize and dequantize of its inputs, the ops, quantize and
 dequantize of its results (CVT-01). It is a reference model like any other, so that a backend can lower and run it alone
 and the oracle can evaluate it.
 """
@@ -17,9 +17,8 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from conformance.claims.inputs import Batch
-from conformance.oracle.error_bounds import MOVES
-from conformance.oracle.grids import is_range_clamp
-from conformance.oracle.table import ROWS
+from conformance.claims.traits import op_moves
+from conformance.oracle.grids import is_constant, is_range_clamp
 from refimpl import explain
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.plan import SHARE, Decision
@@ -27,7 +26,7 @@ from refimpl.tracing import finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Subgraph:
     """One pattern cut out. ``batches``: what ``model`` takes, as the whole reference model had it there.
 
     ``node`` is the pattern's last one. ``moves_only``: it moves or selects values, so nothing may differ (NUM-05).
@@ -53,7 +52,7 @@ class _Recorder(Interpreter):
         return found
 
 
-def parts(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[Part]:
+def subgraphs(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[Subgraph]:
     """Yield the quantized patterns of a reference model, in the order of the graph.
 
     Their inputs are those of the reference model on `batches`: real values on the grids, where it quantizes them.
@@ -62,7 +61,7 @@ def parts(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[Part]:
     order = {node.name: number for number, node in enumerate(reference.graph.nodes)}
     quantized = [decision for decision in explain(reference).plan.decisions if decision.is_quantized]
     for decision in sorted(quantized, key=lambda decision: order[decision.node]):
-        yield _Cut(reference, decision, recorded).part()
+        yield _Cut(reference, decision, recorded).subgraph()
 
 
 def _record(reference: GraphModule, batch: Batch) -> dict[Node, Any]:
@@ -74,7 +73,7 @@ def _record(reference: GraphModule, batch: Batch) -> dict[Node, Any]:
 
 @dataclass(eq=False)
 class _Cut:
-    """One part on its way: the new graph, what stands in it for nodes of the whole one, and its inputs."""
+    """One sub-graph on its way: the new graph, what stands in it for nodes of the whole one, and its inputs."""
 
     reference: GraphModule
     decision: Decision
@@ -84,7 +83,7 @@ class _Cut:
     placeholders: list[Node] = field(default_factory=list)
     inputs: list[list[Tensor]] = field(default_factory=list)
 
-    def part(self) -> Part:
+    def subgraph(self) -> Subgraph:
         """Write what comes in, the ops, and what goes out."""
         inside = [node for node in self.reference.graph.nodes if node.name in self.decision.nodes]
         for value in (value for node in inside for value in node.all_input_nodes if value not in inside):
@@ -95,7 +94,7 @@ class _Cut:
         self.graph.output(results[0] if len(results) == 1 else tuple(results))
         model = finished(self.reference, self.graph, self.reference)
         batches = tuple(tuple(values[number] for values in self.inputs) for number in range(len(self.recorded)))
-        return Part(
+        return Subgraph(
             node=self.decision.node,
             pattern=self.decision.pattern,
             model=model,
@@ -106,15 +105,15 @@ class _Cut:
     def _moves(self, node: Node) -> bool:
         """Tell whether an op only moves or selects values. (NUM-05)"""
         kind = type(self.reference.get_submodule(str(node.target))) if node.op == "call_module" else node.target
-        return kind in ROWS and ROWS[kind].verifier == MOVES
+        return op_moves(kind)
 
     def _take(self, node: Node) -> None:
         """Bring a value in: constants and quantization as they are, data as an input, sizes as numbers."""
         if node in self.made:
             return
-        if is_quantize(node) and not _is_constant(node):
+        if is_quantize(node) and not is_constant(node):
             self._quantize(node)
-        elif _is_constant(node) or is_dequantize(node) or _is_chosen(node):
+        elif is_constant(node) or is_dequantize(node) or _is_chosen(node):
             for value in node.all_input_nodes:
                 self._take(value)
             self._copy(node)
@@ -133,7 +132,7 @@ class _Cut:
             self._take(number)
         clamp = value if is_range_clamp(value) else None
         source = value if clamp is None else value.all_input_nodes[0]
-        if source not in self.made and not _is_constant(source):
+        if source not in self.made and not is_constant(source):
             on_grid = filter(is_dequantize, () if _is_dynamic(node) else node.users)
             self._enter(source, next(on_grid, source))
         for copied in (node,) if clamp is None else (clamp, node):
@@ -185,10 +184,3 @@ def _is_chosen(node: Node) -> bool:
     """Tell whether a node chooses the qparams of a dynamic input, or picks one of them. (CVT-03)"""
     source = node.all_input_nodes[0] if node.target is operator.getitem else node
     return str(getattr(source.target, "_opname", "")).startswith("choose_qparams")
-
-
-def _is_constant(node: Node) -> bool:
-    """Tell whether a value depends on attributes of the model alone."""
-    if node.op == "placeholder":
-        return False
-    return node.op == "get_attr" or (bool(node.all_input_nodes) and all(map(_is_constant, node.all_input_nodes)))

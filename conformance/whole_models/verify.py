@@ -1,83 +1,91 @@
-"""Trials: a reference model run through a backend and compared with the oracle, whole and pattern by pattern.
+"""Verifying a whole reference model: run through a backend and compared with the oracle, whole and by patterns.
 
 The oracle carries its bound from op to op: where an upstream rounding may fall either way, the bound downstream is
 whole steps wide. So a model is compared end to end first; where that fails, or where the bound hides a step, each
-quantized pattern is cut out, fed its reference inputs and compared alone. (NUM-03, LOW-04)
+quantized pattern is cut out, run on its reference inputs and compared separately. (NUM-03, LOW-04)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Literal
 
 from torch.fx import GraphModule
 
 from conformance.claims.inputs import Batch
+from conformance.machine.guard import Finds, guard
 from conformance.oracle.dynamic import asked_dynamic_range
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import NoOracleError, placeholder_grids
-from conformance.pipeline.workbench import Workbench
-from conformance.stages.backend_calls import StageError, backend_error, run_lowered
-from conformance.stages.check import Check
-from conformance.stages.numerics import Finding, compare_all, judge
+from conformance.stages.bench import Bench
+from conformance.stages.comparison import Comparison, compare_all
+from conformance.stages.lower import LoweredModel, backend_error, lower, run_lowered
+from conformance.stages.numerics import judge_comparisons
 from conformance.stages.reruns import REPETITION, compare_outputs
-from conformance.whole_models.subgraphs import Part, parts
+from conformance.stages.stage import StageError
+from conformance.whole_models.subgraphs import Subgraph, subgraphs
 from refimpl import explain
-from reports.results import Verdict
-from reports.schema import GREEN
+from reports.schema import PASSING, Check, ModelResult, Verdict, Where, evidence
 
 BLIND_LSB = 1.0
 """Beyond the rounding itself, a bound this wide admits integers that are not next to the exact result."""
 
 
-def verified(bench: Workbench, reference: GraphModule, batches: Sequence[Batch]) -> Check:
+@guard("models", Finds.CHECK)
+def verify_model(bench: Bench, name: str, reference: GraphModule, batches: Sequence[Batch]) -> Check:
     """Compare a model with the oracle, end to end and, where that does not tell, pattern by pattern.
 
-    The message names the first pattern, in the order of the graph, of those that are worst alone; the evidence has all.
+    The message names the first pattern, in the order of the graph, of the worst ones; the evidence has all.
     """
     if not any(decision.is_quantized for decision in explain(reference).plan.decisions):
-        return _check(Verdict.UNEXERCISED, "NUM-03", "the config quantizes nothing of this model")
-    whole = tried(bench, reference, batches)
-    is_blind = whole.slack_lsb is None or whole.slack_lsb >= BLIND_LSB
+        return _check(name, Verdict.UNEXERCISED, "NUM-03", "the config quantizes nothing of this model")
+    whole = run_and_judge(bench, name, reference, batches)
+    is_blind = whole.slack_lsb is None or float(whole.slack_lsb) >= BLIND_LSB
     if whole.verdict is Verdict.VERIFIED and not is_blind:
         return whole
-    alone = [(part, tried(bench, part.model, part.batches, moves_only=part.moves_only))
-             for part in parts(reference, batches)]  # fmt: skip
-    return _concluded(whole, alone)
+    separate = [
+        (each, run_and_judge(bench, name, each.model, each.batches, moves_only=each.moves_only))
+        for each in subgraphs(reference, batches)
+    ]
+    return _combine(whole, separate)
 
 
-def tried(bench: Workbench, model: GraphModule, batches: Sequence[Batch], *, moves_only: bool = False) -> Check:
+def run_and_judge(
+    bench: Bench, name: str, model: GraphModule, batches: Sequence[Batch], *, moves_only: bool = False
+) -> Check:
     """Lower a reference model, run it on batches, and judge the outputs by the oracle and by what was executed."""
     try:
-        lowered = bench.lower(model, batches[0])
+        lowered = lower(bench, model, batches[0])
         floating = _in_float(bench, lowered, model)
-        check = judge(list(_findings(bench, model, lowered, batches)), moves_only=moves_only)
+        comparisons = list(_comparisons(bench, model, lowered, batches))
     except StageError as error:
-        return failed(error)
+        return failed_check(name, error)
     except NoOracleError as error:
-        return _check(Verdict.UNEXERCISED, "NUM-03", f"no oracle: {error}")
+        return _check(name, Verdict.UNEXERCISED, "NUM-03", f"no oracle: {error}")
+    check = judge_comparisons(name, comparisons, moves_only=moves_only)
     if not floating or check.verdict is Verdict.REFUTED:
         return check
-    text, evidence = f"runs in float: {'; '.join(floating)}", {**check.evidence, "float_ops": floating}
-    return replace(check, rule="LOW-04", outcome="fail", verdict=Verdict.FALLBACK, message=text, evidence=evidence)
+    text, shown = f"runs in float: {'; '.join(floating)}", evidence({**check.evidence, "float_ops": floating})
+    return replace(check, rule="LOW-04", outcome="fail", verdict=Verdict.FALLBACK, message=text, evidence=shown)
 
 
-def _findings(
-    bench: Workbench, model: GraphModule, lowered: Callable[..., Any], batches: Sequence[Batch]
-) -> Iterator[Finding]:
+def _comparisons(
+    bench: Bench, model: GraphModule, lowered: LoweredModel, batches: Sequence[Batch]
+) -> Iterator[Comparison]:
     """Compare every output for every batch, and the first batch's with those of a second run. (NUM-07)"""
     walk = Walk(model, bench.capabilities, dynamic_range=asked_dynamic_range(model))
     grids = tuple(placeholder_grids(model))
-    outputs = [run_lowered(lowered, f"batch {number}", batch) for number, batch in enumerate(batches)]
-    for number, (batch, output) in enumerate(zip(batches, outputs, strict=True)):
-        yield from compare_all(f"batch {number}", walk.exact(batch), output, grids)
-    again = run_lowered(lowered, "batch 0", batches[0])
-    yield compare_outputs("batch 0", REPETITION, outputs[0], again)
+    places = [Where(input=f"batch {number}") for number in range(len(batches))]
+    outputs = [run_lowered(lowered, where, batch) for where, batch in zip(places, batches, strict=True)]
+    for where, batch, output in zip(places, batches, outputs, strict=True):
+        yield from compare_all(where, walk.exact(batch), output, grids)
+    again = run_lowered(lowered, places[0], batches[0])
+    yield compare_outputs(places[0], REPETITION, outputs[0], again)
 
 
-def _in_float(bench: Workbench, lowered: Callable[..., Any], model: GraphModule) -> list[str]:
-    """What the backend says to run in float though the decision log has it quantized. (LOW-04)
+def _in_float(bench: Bench, lowered: LoweredModel, model: GraphModule) -> list[str]:
+    """Return what the backend says to run in float though the decision log has it quantized. (LOW-04)
 
     A float fallback counts if its text begins with the name of a quantized node, or if nothing in the model is float.
     """
@@ -95,27 +103,28 @@ def _in_float(bench: Workbench, lowered: Callable[..., Any], model: GraphModule)
     return found if found or execution.quantized_ops else ["all of it: the backend shows no quantized op that ran"]
 
 
-def _concluded(whole: Check, alone: Sequence[tuple[Part, Check]]) -> Check:
-    """Say of a model that is off, or of which the bound does not tell, what its patterns are alone."""
-    wrong = [(part, check) for part, check in alone if check.verdict is not Verdict.VERIFIED]
-    evidence: dict[str, object] = {**whole.evidence, "patterns": len(alone), "bound_lsb": whole.slack_lsb}
+def _combine(whole: Check, separate: Sequence[tuple[Subgraph, Check]]) -> Check:
+    """Judge a model that is off, or whose bound does not tell, by its patterns when these run separately."""
+    wrong = [(subgraph, check) for subgraph, check in separate if check.verdict is not Verdict.VERIFIED]
+    shown: dict[str, object] = {**whole.evidence, "patterns": len(separate), "bound_lsb": whole.slack_lsb}
     if not wrong:
-        held = f"alone, on their reference inputs, all {len(alone)} patterns hold"
-        told = {Verdict.VERIFIED: "", Verdict.UNEXERCISED: f"{whole.message}; {held}"}
-        message = told.get(whole.verdict, f"{whole.message}; {held}: it goes wrong in context")
-        return replace(whole, message=message, evidence=evidence)
+        held = f"alone, on their reference inputs, all {len(separate)} patterns hold"
+        messages = {Verdict.VERIFIED: "", Verdict.UNEXERCISED: f"{whole.message}; {held}"}
+        message = messages.get(whole.verdict, f"{whole.message}; {held}: it goes wrong in context")
+        return replace(whole, message=message, evidence=evidence(shown))
     rank = min(check.verdict.rank for _, check in wrong)
-    part, first = next((part, check) for part, check in wrong if check.verdict.rank == rank)
+    subgraph, first = next((subgraph, check) for subgraph, check in wrong if check.verdict.rank == rank)
     verdict = _explained(whole, first)
     seen = _line(whole.message) or f"end to end nothing shows within a bound of {whole.slack_lsb:.3g} LSB"
     is_open = first.verdict is Verdict.UNEXERCISED
-    named = f"the first {'that cannot be judged' if is_open else 'to differ'} is {part.node} ({part.pattern})"
-    evidence |= {
+    which = "that cannot be judged" if is_open else "to differ"
+    named = f"the first {which} is {subgraph.node} ({subgraph.pattern})"
+    shown |= {
         **first.evidence,
-        "node": part.node,
-        "pattern": part.pattern,
+        "node": subgraph.node,
+        "pattern": subgraph.pattern,
         "node_lsb": first.max_lsb,
-        "alone": {part.node: f"{check.verdict.value} by {check.rule}: {_line(check.message)}" for part, check in wrong},
+        "alone": {each.node: f"{check.verdict.value} by {check.rule}: {_line(check.message)}" for each, check in wrong},
     }
     return replace(
         whole,
@@ -123,7 +132,7 @@ def _concluded(whole: Check, alone: Sequence[tuple[Part, Check]]) -> Check:
         outcome=_outcome(verdict),
         verdict=verdict,
         message=f"{seen}; alone, on its reference inputs, {named}: {_line(first.message)}",
-        evidence=evidence,
+        evidence=evidence(shown),
     )
 
 
@@ -132,45 +141,40 @@ def _line(message: str) -> str:
 
 
 def _explained(whole: Check, first: Check) -> Verdict:
-    """The worst of both; but numbers that are off end to end are no worse than the pattern alone that explains them."""
+    """The worst of both; but numbers that are off end to end are no worse than the pattern that explains them."""
     is_numeric = whole.rule == "NUM-03" and whole.max_lsb is not None
     if is_numeric and first.verdict is not Verdict.UNEXERCISED:
         return first.verdict
     return Verdict.worst((whole.verdict, first.verdict))
 
 
-def _outcome(verdict: Verdict) -> str:
+def _outcome(verdict: Verdict) -> Literal["pass", "fail", "skip"]:
     if verdict is Verdict.UNEXERCISED:
         return "skip"
-    return "pass" if verdict in GREEN else "fail"
+    return "pass" if verdict in PASSING else "fail"
 
 
-def failed(error: StageError) -> Check:
+def failed_check(name: str, error: StageError) -> Check:
     """Return the check of a model that did not come as far as numbers."""
-    return _check(error.verdict, error.rule, str(error), error.evidence)
+    return replace(_check(name, error.verdict, error.rule, str(error)), evidence=evidence(error.evidence))
 
 
-def model_row(model: str, check: Check, seconds: float) -> dict[str, Any]:
-    """Return the results-file row of a model."""
-    return {
-        "kind": "model",
-        "model": model,
-        "verdict": check.verdict.value,
-        "waived": False,
-        "message": check.message,
-        "max_lsb": check.max_lsb,
-        "cases": check.cases,
-        "seconds": round(seconds, 6),
-        "evidence": {"rule": check.rule, **check.evidence},
-    }
-
-
-def _check(verdict: Verdict, rule: str, message: str, evidence: Mapping[str, Any] | None = None) -> Check:
-    return Check(
-        stage="numerics",
-        rule=rule,
-        outcome=_outcome(verdict),
-        verdict=verdict,
-        message=message,
-        evidence=evidence or {},
+def model_result(check: Check, seconds: float, *, script: str = "") -> ModelResult:
+    """Return the results-file row of a model, by its check."""
+    return ModelResult(
+        model=check.claim,
+        verdict=check.verdict,
+        rule=check.rule,
+        reason=check.message,
+        max_lsb=check.max_lsb,
+        cases=check.cases,
+        seconds=round(seconds, 6),
+        evidence=check.evidence,
+        script=script,
     )
+
+
+def _check(name: str, verdict: Verdict, rule: str, message: str) -> Check:
+    return Check(
+        claim=name, stage="numerics", rule=rule, outcome=_outcome(verdict), verdict=verdict, message=message
+    )  # fmt: skip

@@ -12,7 +12,7 @@ from backends.discovery import find_backend
 from conformance.machine.isa import LEVELS
 from conformance.run.expected import FOLDER, read_expected
 from conformance.run.waivers import Waivers, load_waivers
-from reports.results import GREEN, Verdict
+from reports.schema import PASSING, Verdict
 
 ENGINES = ("qnnpack", "fbgemm", "x86", "onednn", "onnxruntime", "openvino", "inductor", "executorch")
 FINDINGS = (Path(__file__).parents[2] / "docs" / "findings.md").read_text(encoding="utf-8")

@@ -22,12 +22,12 @@ WAIVER = {
 MODEL = {
     "kind": "model", "model": "model/unet/ptq", "verdict": "REFUTED", "waived": True, "max_lsb": 3.0, "cases": 4,
     "message": "first to diverge: up1", "seconds": 1.0, "waiver": WAIVER | {"expires": None},
-    "evidence": {"case": "batch", "expected": [1.5], "found": [9], "node": "up1", "script": "import torch\n"},
+    "evidence": {"where": {"case": "batch"}, "expected": [1.5], "found": [9], "node": "up1", "script": "import torch\n"},
 }  # fmt: skip
 FACTS = [
-    {"kind": "fact", "topic": "fingerprint", "subject": "linear", "values": {"ties": "half_even", "bits": 31}},
-    {"kind": "fact", "topic": "nonfinite", "subject": "linear", "values": {"nan": "becomes 0"}},
-    {"kind": "fact", "topic": "accuracy", "subject": "model/unet/ptq", "values": {"top1": 0.97}},
+    {"kind": "measurement", "topic": "fingerprint", "subject": "linear", "values": {"ties": "half_even", "bits": 31}},
+    {"kind": "measurement", "topic": "nonfinite", "subject": "linear", "values": {"nan": "becomes 0"}},
+    {"kind": "measurement", "topic": "accuracy", "subject": "model/unet/ptq", "values": {"top1": 0.97}},
 ]
 MEASURED = {"distances": [90, 40, 20, 9, 3, 1, 0, 0, 1, 0, 2, 0, 1], "sqnr_db": 47.5, "span_lsb": 200.0}
 HEADER = {

@@ -12,7 +12,7 @@ from reports.html import render_html
 
 PARTS = (
     "#baseline", "#failures", "#waived", "#quality", "#waivers", "#models", "#unexercised", "#matrix", "#claims",
-    "#plots", "#rules", "#measured", "#power", "#slowest", ".evidence", ".graphs", ".code", "svg", ".facts ul",
+    "#plots", "#rules", "#measurements", "#power", "#slowest", ".evidence", ".graphs", ".code", "svg", ".facts ul",
 )  # fmt: skip
 
 

@@ -41,7 +41,9 @@ def _hostile(runs: Any) -> list[dict[str, Any]]:
         "kind": "model", "model": EVIL, "verdict": "REFUTED", "waived": False, "message": EVIL, "max_lsb": 1.0,
         "cases": 1, "seconds": 1.0, "evidence": evidence | {"node": EVIL},
     }  # fmt: skip
-    facts = [{"kind": "fact", "topic": t, "subject": EVIL, "values": {EVIL: EVIL}} for t in (EVIL, "fingerprint")]
+    facts = [
+        {"kind": "measurement", "topic": t, "subject": EVIL, "values": {EVIL: EVIL}} for t in (EVIL, "fingerprint")
+    ]
     odd = runs.claim(f"{EVIL} odd", verdict="UNEXERCISED", reason=EVIL)
     return [check, claim, *waived, odd, model, *facts, {**facts[0], "topic": "accuracy"}]
 

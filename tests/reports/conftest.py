@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from reports.results import GREEN, Results, read_results
+from reports.results import Results, read_results
+from reports.schema import PASSING
 from reports.writer import ResultsWriter
 
 Row = dict[str, Any]
@@ -32,19 +34,19 @@ class Made:
         }  # fmt: skip
         return row | changes
 
-    def fact(self, subject: str = "linear", topic: str = "fingerprint", **values: Any) -> Row:
-        return {"kind": "fact", "topic": topic, "subject": subject, "values": values or {"ties": "half_even"}}
+    def measurement(self, subject: str = "linear", topic: str = "fingerprint", **values: Any) -> Row:
+        return {"kind": "measurement", "topic": topic, "subject": subject, "values": values or {"ties": "half_even"}}
 
     def path(self, rows: Iterable[Row], **footer: Any) -> Path:
         """A finished file of these rows, the header first; it passed if all claims and models are green."""
         rows = list(rows)
         judged = [row for row in rows if row["kind"] in ("claim", "model")]
-        green = all(row["waived"] or row["verdict"] in GREEN for row in judged) and not footer.get("problems")
+        green = all(row["waived"] or row["verdict"] in PASSING for row in judged) and not footer.get("problems")
         self._count += 1
         path = self._directory / f"made{self._count}.jsonl"
         with ResultsWriter(path) as writer:
             for row in rows:
-                writer.write(row)
+                writer.write_line(json.dumps(row, sort_keys=True))
             writer.close(outcome="PASS" if green else "FAIL", exit_status=int(not green), **{"seconds": 4.0} | footer)
         return path
 
@@ -54,7 +56,7 @@ class Made:
     def everything(self) -> list[Row]:
         """The rows of a small run that has all there is to show."""
         header: Row = {
-            "kind": "header", "schema": 1, "suite_version": "0.1.0", "suite_commit": "4fd1c0ffee" * 4,
+            "kind": "header", "schema": 2, "suite_version": "0.1.0", "suite_commit": "4fd1c0ffee" * 4,
             "backend": "npu", "versions": {"npu_compiler": "1.2"}, "torch": "2.13.0+cpu", "python": "3.11.9",
             "platform": "Linux-6.1-x86_64", "cpu": "Some CPU @ 2.60GHz", "cpu_flags": ["avx2", "avx512_vnni"],
             "engine": "", "representation": "DECOMPOSED", "seed": 7, "profile": "full",
@@ -72,7 +74,7 @@ class Made:
             "output": {"scale": 0.25, "zero_point": 0, "dtype": "quint8"},
         }
         wrong: Row = {
-            "case": "default unsigned, saturating", "expected": [12.4996, 255], "found": [30, 254],
+            "where": {"case": "default unsigned, saturating"}, "expected": [12.4996, 255], "found": [30, 254],
             "index": [[0, 3], [1, 0]],
             "qparams": qparams, "attribution": "2 wrong", "worst": "wrong: at [0, 3] found 30, exact 12.4996",
             "traceback": "Traceback (most recent call last):\n  npu.run()", "others": ["a second case"],
@@ -118,7 +120,7 @@ class Made:
             "0.6 LSB",
             max_lsb=0.6,
             outcome="pass",
-            measured={"distances": [5, 4, 3, 2, 1, 0, 0, 6, 0, 0, 0, 0, 0], "sqnr_db": 41.5, "span_lsb": 200.0},
+            statistics={"distances": [5, 4, 3, 2, 1, 0, 0, 6, 0, 0, 0, 0, 0], "sqnr_db": 41.5, "span_lsb": 200.0},
         )
         rows += self._claim(
             "nn.Conv1d",
@@ -129,7 +131,7 @@ class Made:
             outcome="pass",
             seconds=9.5,
             cases=30,
-            measured={"distances": [10, 20, 30, 40, 50, 0, 0, 0, 0, 0, 0, 0, 0], "sqnr_db": 48.25, "span_lsb": 255.0},
+            statistics={"distances": [10, 20, 30, 40, 50, 0, 0, 0, 0, 0, 0, 0, 0], "sqnr_db": 48.25, "span_lsb": 255.0},
         )
         rows += self._claim(
             "torch.reshape",
@@ -139,7 +141,7 @@ class Made:
             max_lsb=0.0,
             outcome="pass",
             cases=5,
-            measured={"distances": [60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "sqnr_db": "inf", "span_lsb": 31.5},
+            statistics={"distances": [60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "sqnr_db": "inf", "span_lsb": 31.5},
         )
         return rows  # fmt: skip
 
@@ -161,13 +163,13 @@ class Made:
         return [check | first | {"message": ""}, check | more, claim | of]
 
     def _beside(self) -> list[Row]:
-        off = {"case": "batch 0", "node": "up1", "expected": [1.5], "found": [9]}
+        off = {"where": {"case": "batch 0"}, "node": "up1", "expected": [1.5], "found": [9]}
         return [
             self.model(),
             self.model("model/unet/ptq", verdict="REFUTED", message="3 LSB, not 0.6", max_lsb=3.0, evidence=off),
-            self.fact("model/unet/ptq", "accuracy", float=0.97, backend=0.96),
-            self.fact("linear, quint8", ties="half_even", bias="int32"),
-            self.fact("nn.GELU", "unclaimed", runs="quantized"),
+            self.measurement("model/unet/ptq", "accuracy", float=0.97, backend=0.96),
+            self.measurement("linear, quint8", ties="half_even", bias="int32"),
+            self.measurement("nn.GELU", "unclaimed", runs="quantized"),
         ]
 
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.results import Outcome, ResultsError, comparable, decode, encode, read_results
+from reports.codec import decode, encode
+from reports.results import ResultsError, comparable, read_results
+from reports.schema import Outcome
 from reports.writer import ResultsWriter
 
 text = st.text(max_size=20)
@@ -26,7 +28,7 @@ models = st.fixed_dictionaries(
     optional={"waiver": waivers, "evidence": st.fixed_dictionaries({"printed": text})},
 )  # fmt: skip
 facts = st.fixed_dictionaries(
-    {"kind": st.just("fact"), "topic": text, "subject": text, "values": st.dictionaries(text, scalar)}
+    {"kind": st.just("measurement"), "topic": text, "subject": text, "values": st.dictionaries(text, scalar)}
 )
 
 
@@ -41,16 +43,16 @@ def test_models_and_facts_are_read_and_counted(runs: Any, made: Any) -> None:
         runs.claim(),
         made.model(),
         made.model("model/b/qat"),
-        made.fact(),
-        made.fact("conv2d"),
-        made.fact("add"),
+        made.measurement(),
+        made.measurement("conv2d"),
+        made.measurement("add"),
     ]
     results = made.results(found)
     assert (results.outcome, results.problems) == (Outcome.PASS, ())
     assert [row.model for row in results.models] == ["model/b/qat", "model/resnet/ptq"]  # in one order
-    assert [row.subject for row in results.facts] == ["add", "conv2d", "linear"]
+    assert [row.subject for row in results.measurements] == ["add", "conv2d", "linear"]
     assert results.footer is not None
-    assert (results.footer.models, results.footer.facts) == ({"VERIFIED": 2}, 3)
+    assert (results.footer.models, results.footer.measurements) == ({"VERIFIED": 2}, 3)
 
 
 @pytest.mark.parametrize(("changes", "outcome"), [({}, "FAIL"), ({"waived": True}, "PASS")])
@@ -67,8 +69,8 @@ def test_the_writer_calls_no_red_model_and_no_problem_green(runs: Any, made: Any
         [(made.model(verdict="CRASHED"), []), (runs.claim(), ["a waiver expired"])]
     ):
         with ResultsWriter(runs.directory / f"{number}.jsonl") as writer:
-            writer.write(runs.header())
-            writer.write(row)
+            writer.write_line(json.dumps(runs.header()))
+            writer.write_line(json.dumps(row))
             with pytest.raises(ResultsError, match="outcome PASS with exit status 0"):
                 writer.close(outcome="PASS", exit_status=0, seconds=1, problems=problems)
 
@@ -76,8 +78,8 @@ def test_the_writer_calls_no_red_model_and_no_problem_green(runs: Any, made: Any
 def test_models_alone_can_pass_and_facts_alone_show_nothing(runs: Any, made: Any) -> None:
     header = runs.header(claims=0, pairs=1)
     assert made.results([header, made.model()]).outcome is Outcome.PASS
-    results = made.results([header, made.fact()])
-    assert results.outcome is Outcome.FAIL and "no claim was tested: nothing is shown" in results.problems
+    results = made.results([header, made.measurement()])
+    assert results.outcome is Outcome.FAIL and "no claim was tested" in results.problems
 
 
 def test_problems_of_the_run_fail_it_and_are_all_that_is_told(runs: Any, made: Any) -> None:
@@ -90,14 +92,14 @@ def test_problems_of_the_run_fail_it_and_are_all_that_is_told(runs: Any, made: A
     ("line", "changes", "problem"),
     [
         (-1, {"models": {"VERIFIED": 2}}, "the footer's models: 2 VERIFIED; the rows give 1 VERIFIED"),
-        (-1, {"facts": 0}, "the footer's facts: 0; the rows give 1"),
+        (-1, {"measurements": 0}, "the footer's measurements: 0; the rows give 1"),
         (2, {"model": "model/b/ptq"}, "model 'model/b/ptq' has 2 model rows; one is expected"),
         (2, {"verdict": "TIMEOUT"}, "the footer says PASS, with exit status 0 and 1 TIMEOUT"),
     ],
 )
 def test_a_disagreement_is_a_problem(runs: Any, made: Any, line: int, changes: Any, problem: str) -> None:
     others = [made.model(), made.model("model/b/ptq")] if "model" in changes else [made.model()]
-    path = made.path([runs.header(pairs=1), runs.claim(), *others, made.fact()])
+    path = made.path([runs.header(pairs=1), runs.claim(), *others, made.measurement()])
     found = [json.loads(text) for text in path.read_text().splitlines()]
     found[line] |= changes
     path.write_text("".join(json.dumps(row) + "\n" for row in found))
@@ -114,10 +116,19 @@ def test_a_waiver_is_whole(runs: Any, made: Any, change: Any) -> None:
 
 
 def test_two_runs_are_the_same_but_for_order_timings_and_what_was_printed(runs: Any, made: Any) -> None:
-    crashed = runs.check("b", verdict="CRASHED", outcome="error", evidence={"printed": "pid 12", "case": "x"})
-    one = [runs.check("a"), runs.claim("a"), crashed, runs.claim("b", verdict="CRASHED"), made.model(), made.fact()]
+    crashed = runs.check(
+        "b", verdict="CRASHED", outcome="error", evidence={"printed": "pid 12", "where": {"case": "x"}}
+    )
+    one = [
+        runs.check("a"),
+        runs.claim("a"),
+        crashed,
+        runs.claim("b", verdict="CRASHED"),
+        made.model(),
+        made.measurement(),
+    ]
     other = [{**row, "seconds": 9.0} if "seconds" in row else row for row in (*one[2:], *one[:2])]
-    other[0] = other[0] | {"evidence": {"printed": "pid 13", "case": "x"}}
+    other[0] = other[0] | {"evidence": {"printed": "pid 13", "where": {"case": "x"}}}
     runs_of = [
         made.results([runs.header(claims=2, pairs=1, started=f"day {n}"), *rows], peak_mib=n)
         for n, rows in enumerate((one, other))
@@ -130,7 +141,7 @@ def test_two_runs_are_the_same_but_for_order_timings_and_what_was_printed(runs: 
 
 @pytest.mark.parametrize("key", ["max_lsb", "message", "evidence", "verdict"])
 def test_any_other_difference_is_seen(runs: Any, made: Any, key: str) -> None:
-    change = {"max_lsb": 0.1, "message": "x", "evidence": {"case": "y"}, "verdict": "QUALITY"}[key]
+    change = {"max_lsb": 0.1, "message": "x", "evidence": {"where": {"case": "y"}}, "verdict": "QUALITY"}[key]
     first, second = (
         made.results([runs.header(pairs=1), check, runs.claim()])
         for check in (runs.check(), runs.check(**{key: change}))
@@ -145,7 +156,7 @@ def test_of_a_nondeterministic_kernel_the_verdict_alone_is_compared(runs: Any, m
                 runs.header(pairs=1),
                 runs.check(max_lsb=distance, outcome="fail", verdict="REFUTED", evidence={"nondeterministic": True}),
                 runs.claim(verdict="REFUTED", max_lsb=distance, reason=f"off by {distance}"),
-                made.fact(nan=f"gives {distance}"),
+                made.measurement(nan=f"gives {distance}"),
             ]
         )
         for distance in (3.0, 4.0)

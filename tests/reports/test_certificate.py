@@ -15,7 +15,8 @@ from reports.__main__ import main
 from reports.certificate import CERTIFICATE, DECISIONS, HTML, RESULTS, WAIVERS, verify
 from reports.codec import encode
 from reports.rerun import draw
-from reports.results import Row, ids_digest, read_results
+from reports.results import ids_digest, read_results
+from reports.schema import Row
 from reports.writer import ResultsWriter
 
 TEXT = '[[waiver]]\nclaim = "c1"\nverdict = "REFUTED"\nreason = "known"\nexpires = 2027-01-31\n'
@@ -113,10 +114,10 @@ def rewritten(folder: Path, runs: Any, drop: str = "", **changes: Any) -> None:
     results = read_results(folder / RESULTS)
     with ResultsWriter(folder / RESULTS) as writer:
         claims = [claim for claim in results.claims if claim.claim != drop]
-        writer.write(encode(results.header) | changes)
+        writer.write_line(json.dumps(encode(results.header) | changes))
         rows: list[Row] = [*(check for check in results.checks if check.claim != drop), *claims]
         for row in rows:
-            writer.write(encode(row))
+            writer.write_line(json.dumps(encode(row)))
         writer.close(outcome="PASS", exit_status=0, seconds=75.5)
 
 

@@ -29,10 +29,10 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no header": (lambda path: _lines(path, lambda lines: lines[1:]), "no header row"),
     "two headers": (lambda path: _lines(path, lambda lines: [lines[0], *lines]), "a second header row"),
     "an older schema": (
-        lambda path: _replace(path, '"schema": 1', '"schema": 0'),
-        "schema 0; expected 1: use the suite that",
+        lambda path: _replace(path, '"schema": 2', '"schema": 0'),
+        "schema 0; expected 2: use the suite that",
     ),
-    "a newer schema": (lambda path: _replace(path, '"schema": 1', '"schema": 2'), "schema 2; expected 1"),
+    "a newer schema": (lambda path: _replace(path, '"schema": 2', '"schema": 3'), "schema 3; expected 2"),
     "an unknown kind": (lambda path: _replace(path, '"kind": "check"', '"kind": "chick"'), "unknown kind of row 'ch"),
     "a field too few": (lambda path: _replace(path, '"stage"', '"stag"'), "check row has no 'stage'"),
     "a field of another type": (

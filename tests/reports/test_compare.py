@@ -8,7 +8,8 @@ import pytest
 
 from reports.__main__ import main
 from reports.compare import build_board, render_board
-from reports.results import Outcome, ResultsError, Verdict, read_results
+from reports.results import ResultsError, read_results
+from reports.schema import Outcome, Verdict
 from tests.reports.pages import Page
 
 
@@ -59,7 +60,7 @@ def test_coverage_is_counted_per_backend(runs: Any) -> None:
 def test_fingerprints_that_differ_are_marked(made: Any, runs: Any) -> None:
     facts = [("a", {"ties": "half_even", "bias": "int32"}), ("b", {"ties": "half_up", "bias": "int32"})]
     files = [
-        made.results([runs.header(pairs=1, backend=name), runs.claim(), made.fact("conv", **values)])
+        made.results([runs.header(pairs=1, backend=name), runs.claim(), made.measurement("conv", **values)])
         for name, values in facts
     ]
     assert [(p.key, p.values, p.differs) for p in build_board(files).prints] == [

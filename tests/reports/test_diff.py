@@ -23,8 +23,8 @@ def change(runs: Any, old: dict[str, Any], new: dict[str, Any]) -> tuple[Change,
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ({}, {"verdict": "REFUTED"}, "was green"),
-        ({}, {"verdict": "UNEXERCISED"}, "was green"),
+        ({}, {"verdict": "REFUTED"}, "passed before"),
+        ({}, {"verdict": "UNEXERCISED"}, "passed before"),
         ({}, {"verdict": "QUALITY"}, "was VERIFIED"),
         ({"verdict": "FALLBACK"}, {"verdict": "REFUTED"}, "was FALLBACK"),
         ({"verdict": "REFUTED"}, {"verdict": "CRASHED"}, "was REFUTED"),
@@ -65,7 +65,7 @@ def test_a_model_regresses_as_a_claim_does(runs: Any, made: Any) -> None:
         made.results([runs.header(pairs=1), runs.claim(), made.model(verdict=v)]) for v in ("QUALITY", "REFUTED")
     )
     [row] = compare_runs(old, new).told
-    assert (row.name, row.change, row.why) == ("model/resnet/ptq", Change.REGRESSED, "was green")
+    assert (row.name, row.change, row.why) == ("model/resnet/ptq", Change.REGRESSED, "passed before")
 
 
 def test_added_and_removed_are_no_regressions_and_the_worst_come_first(runs: Any) -> None:

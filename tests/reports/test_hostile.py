@@ -14,8 +14,8 @@ from reports.compare import render_board
 from reports.diff import compare_runs, diff_text
 from reports.html import render_html
 from reports.markdown import markdown
-from reports.results import Outcome, Results, read_results
-from reports.schema import VERDICTS
+from reports.results import Results, read_results
+from reports.schema import VERDICTS, Outcome
 from reports.terminal import summary
 from tests.reports.pages import Page
 

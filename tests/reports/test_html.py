@@ -136,7 +136,7 @@ def test_nothing_from_a_backend_becomes_markup(runs: Any, made: Any) -> None:
     claim |= {"decisions": [{evil: evil}], "waived": True, "waiver": made.waiver | {"reason": evil, "url": evil}}
     others = [
         made.model(evil, message=evil, evidence={evil: evil, "graph": evil}),
-        made.fact(evil, evil, **{evil: evil}),
+        made.measurement(evil, evil, **{evil: evil}),
     ]
     html = render_html(runs.results([check, claim | texts, odd, *others], **head))
     tags = [tag for tag, _ in Page(html).tags]
@@ -188,10 +188,10 @@ def test_a_waiver_says_why_how_long_and_how_much(runs: Any, made: Any) -> None:
 
 
 def test_models_are_shown_worst_first_with_their_evidence(runs: Any, made: Any) -> None:
-    evidence = {"case": "batch of 2", "expected": [1.5], "found": [9], "node": "up1"}
+    evidence = {"where": {"case": "batch of 2"}, "expected": [1.5], "found": [9], "node": "up1"}
     red = made.model("model/unet/ptq", verdict="REFUTED", message="wrong in a branch", max_lsb=7.5, evidence=evidence)
     waived = made.model("model/lstm/qat", verdict="CRASHED", waived=True, waiver=made.waiver, cases=None)
-    accuracy = made.fact("model/unet/ptq", "accuracy", top1=0.97)
+    accuracy = made.measurement("model/unet/ptq", "accuracy", top1=0.97)
     rows = [runs.header(pairs=1), runs.claim(), made.model(), waived, red, accuracy]
     found = Page(render_html(made.results(rows)))
     first = "model/unet/ptq REFUTED 7.5 3 up1 top1 0.97 wrong in a branch Evidence Case batch of 2 Outputs, as real"
@@ -204,12 +204,16 @@ def test_models_are_shown_worst_first_with_their_evidence(runs: Any, made: Any) 
 
 
 def test_facts_are_tables_by_topic(runs: Any, made: Any) -> None:
-    rows = [made.fact("b", ties="half_even"), made.fact("c", "unclaimed", runs="yes"), made.fact("a", bits=31)]
+    rows = [
+        made.measurement("b", ties="half_even"),
+        made.measurement("c", "unclaimed", runs="yes"),
+        made.measurement("a", bits=31),
+    ]
     found = page(runs, [runs.claim(), *rows])
     assert "Unclaimed (1) Unclaimed subject runs c yes" in found.text
     assert "Fingerprint (2) Fingerprint subject bits ties a 31 b half_even" in found.text
-    assert "#measured" in found.links()
-    assert "#measured" not in page(runs, [runs.claim()]).links()
+    assert "#measurements" in found.links()
+    assert "#measurements" not in page(runs, [runs.claim()]).links()
 
 
 def test_notes_level_and_memory_are_shown(runs: Any, made: Any) -> None:

@@ -52,7 +52,9 @@ def test_a_long_text_is_cut(runs: Any) -> None:
 
 def test_differences_to_a_baseline_are_shown(runs: Any) -> None:
     text = markdown(runs.results(runs.refuted("a")), runs.results([runs.claim("a")]))
-    assert "1 regressed, 0 removed" in text and "| regressed | VERIFIED 0.4996 | REFUTED 18 | a | was green |" in text
+    assert (
+        "1 regressed, 0 removed" in text and "| regressed | VERIFIED 0.4996 | REFUTED 18 | a | passed before |" in text
+    )
 
 
 def test_a_shard_and_an_incomplete_run_say_so(runs: Any) -> None:

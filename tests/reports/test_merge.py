@@ -9,7 +9,8 @@ import pytest
 
 from reports.__main__ import main
 from reports.merge import merge
-from reports.results import Outcome, ResultsError, comparable, read_results
+from reports.results import ResultsError, comparable, read_results
+from reports.schema import Outcome
 
 
 def shards(runs: Any, of: int = 3, **changes: Any) -> list[Path]:

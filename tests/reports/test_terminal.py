@@ -38,7 +38,7 @@ def test_waivers_are_told_by_reason(runs: Any, made: Any) -> None:
 
 
 def test_the_effort_is_told(runs: Any, made: Any) -> None:
-    rows = [runs.header(pairs=1), runs.check(), runs.check(), runs.claim(), made.fact()]
+    rows = [runs.header(pairs=1), runs.check(), runs.check(), runs.claim(), made.measurement()]
     results = made.results(rows, notes=["nothing compared"], peak_mib=311.6)
     text = summary(results, "out.html", width=200)
     told = "2 checks in 4.0 s: 0.5 per second, 2.0 checks and 1500 ms of work per claim; largest process 312 MiB"

@@ -17,7 +17,7 @@ from reports.terminal import summary
 from tests.reports.pages import Page
 
 Row = dict[str, Any]
-GREEN = {"VERIFIED", "QUALITY"}
+PASSING = {"VERIFIED", "QUALITY"}
 
 
 @pytest.fixture(params=["everything", "large"])
@@ -65,7 +65,7 @@ LISTED = "Every claim of the run; a stage's outcome is that of the worst rule ch
 
 def test_failures_waived_and_unexercised_are_counted_so(rows: list[Row], page: Page) -> None:
     claims = of(rows, "claim")
-    red = [c for c in claims if not c["waived"] and c["verdict"] not in GREEN | {"UNEXERCISED"}]
+    red = [c for c in claims if not c["waived"] and c["verdict"] not in PASSING | {"UNEXERCISED"}]
     open_ = [c for c in claims if not c["waived"] and c["verdict"] == "UNEXERCISED"]
     assert numbers(page, "Failures") == len(red)
     assert numbers(page, "Unexercised") == len(open_)
@@ -108,7 +108,7 @@ def test_models_are_counted_so(made: Any) -> None:
     counts = Counter(row["verdict"] for row in of(lines, "model"))
     assert numbers(page, "Models") == sum(counts.values()) == 2
     assert "Models 1 REFUTED, 1 VERIFIED" in page.text and counts == {"REFUTED": 1, "VERIFIED": 1}
-    [accuracy] = [row for row in of(lines, "fact") if row["topic"] == "accuracy"]
+    [accuracy] = [row for row in of(lines, "measurement") if row["topic"] == "accuracy"]
     told = ", ".join(f"{name} {value}" for name, value in accuracy["values"].items())
     [row] = [row for row in page.tables["Where a model is off, the first node that diverges is named"] if told in row]
     assert row[0] == accuracy["subject"] and row[4] == "up1"
@@ -118,13 +118,13 @@ def test_the_plots_tables_have_the_sums_of_the_lines(made: Any) -> None:
     path = made.path(made.everything())
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     page = Page(render_html(read_results(path)))
-    measured = [row["measured"] for row in of(lines, "check") if "measured" in row]
+    measured = [row["statistics"] for row in of(lines, "check") if "statistics" in row]
     sums = [sum(column) for column in zip(*(each["distances"] for each in measured), strict=True)]
     assert [int(row[1]) for row in page.tables["Distance of outputs from the exact result"][1:]] == sums
     assert f"{sum(sums)} output elements" in page.text and f"{sum(sums[5:])} are beyond 0.5" in page.text
     ratios = page.tables["Signal-to-quantization-noise ratio, claim by claim"][1:]
     assert ratios == [["40 to 45", "1"], ["45 to 50", "1"], ["no error", "1"]]
-    spans = {row["claim"]: row["measured"]["span_lsb"] for row in of(lines, "check") if "measured" in row}
+    spans = {row["claim"]: row["statistics"]["span_lsb"] for row in of(lines, "check") if "statistics" in row}
     errors = page.tables["Largest error against the range of the results"][1:]
     assert {row[0]: float(row[2]) for row in errors} == spans
 
@@ -157,5 +157,5 @@ def test_markdown_and_terminal_have_the_same_totals(rows: list[Row], path: Path)
         assert any(line[:2] == [verdict, str(count)] for line in text)
     assert f"| total | {len(claims)} | {sum(waived.values())} |" in lines
     assert any(line[:2] == ["total", str(len(claims))] for line in text)
-    red = sum(not c["waived"] and c["verdict"] not in GREEN | {"UNEXERCISED"} for c in claims)
+    red = sum(not c["waived"] and c["verdict"] not in PASSING | {"UNEXERCISED"} for c in claims)
     assert f"### {red} failing claims, worst first" in lines

@@ -16,15 +16,14 @@ from torch import nn
 
 from backends.base import Capabilities
 from conformance.claims.claim import NO_WEIGHT
-from conformance.facts.fingerprint import sums_and_products as fingerprint_binary
-from conformance.facts.fingerprint import unweighted as fingerprint_plain
-from conformance.facts.fingerprint import weighted as fingerprint_weighted
-from conformance.facts.probe_models import Bench, Op, Site, Unmeasured
-from conformance.pipeline.job import Job
+from conformance.facts.fingerprint import sums_and_products, unweighted, weighted
+from conformance.facts.probe_models import Op, Site, Unmeasured
+from conformance.pipeline.job import Job, measuring_job
+from conformance.stages.bench import Bench
 from refimpl import BackendConfig, DTypeConfig
-from reports.codec import PlainRow
+from reports.schema import Measurement
 
-OPS: Mapping[str, Op] = {**fingerprint_weighted.OPS, **fingerprint_binary.OPS, **fingerprint_plain.OPS}
+OPS: Mapping[str, Op] = {**weighted.OPS, **sums_and_products.OPS, **unweighted.OPS}
 DTYPES = frozenset({torch.quint8, torch.qint8, torch.uint8, torch.int8})
 """Activations that the probes have integers for."""
 
@@ -34,16 +33,16 @@ def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tup
     if profile == "quick":
         return ()
     claimed = [name for name, op in OPS.items() if next(_claims(op, config), None) is not None]
-    return tuple(Job(id=f"fact/fingerprint/{name}", run=partial(rows, name)) for name in claimed)
+    return tuple(measuring_job("fingerprint", name, partial(measure, name)) for name in claimed)
 
 
-def rows(name: str, bench: Bench) -> Iterator[PlainRow]:
-    """Measure an op; yield a row for each dtype config, and each weight scheme where there is a weight."""
+def measure(name: str, bench: Bench) -> Iterator[Measurement]:
+    """Measure an op; yield a measurement for each dtype config, and each weight scheme where there is a weight."""
     op = OPS[name]
     for site in sites(op, bench):
         dtype = str(site.dtypes.input_dtype).removeprefix("torch.")
         subject = ", ".join([name, dtype, *([site.scheme] if op.has_weight else [])])
-        yield {"kind": "fact", "topic": "fingerprint", "subject": subject, "values": fingerprint(op, site)}
+        yield Measurement(topic="fingerprint", subject=subject, values=dict(fingerprint(op, site)))
 
 
 def sites(op: Op, bench: Bench) -> Iterator[Site]:

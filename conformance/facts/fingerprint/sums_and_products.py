@@ -23,7 +23,7 @@ from conformance.facts.kernel_models import (
     product_models,
     sum_models,
 )
-from conformance.facts.probe_models import Op, Setup, Site, TwoInputs, Unmeasured, all_integers, operand
+from conformance.facts.probe_models import Op, ProbeModel, Site, Unmeasured, all_integers, operand, two_inputs
 from conformance.oracle.grids import Grid
 
 
@@ -35,9 +35,9 @@ def _pairs(grids: tuple[Grid, Grid], every: int = 1) -> tuple[Tensor, Tensor]:
 
 def _two(
     site: Site, grids: tuple[Grid, Grid], terms: tuple[Tensor, Tensor], output: Grid, *, relu: bool = False
-) -> Setup:
+) -> ProbeModel:
     inputs = tuple(operand(grid, term) for grid, term in zip(grids, terms, strict=True))
-    return Setup(model=TwoInputs(site.pattern, rectified=relu), inputs=inputs, output=output)
+    return ProbeModel(model=two_inputs(site.pattern, rectified=relu), inputs=inputs, output=output)
 
 
 def _add_by(ratios: tuple[float, float], site: Site, output: Grid) -> tuple[tuple[Grid, Grid], Callable[..., Tensor]]:
@@ -80,7 +80,7 @@ def _binary_relu(family: Family, site: Site, rule: Rule) -> str:
     return name_relu(*_exact_and_found(family, site, output, relu=True), output, rule)
 
 
-def _binary_example(family: Family, site: Site) -> Setup:
+def _binary_example(family: Family, site: Site) -> ProbeModel:
     output = site.grid(2.0**-3)
     grids, _ = family(site, output)
     return _two(site, grids, _pairs(grids), output)

@@ -24,7 +24,7 @@ from conformance.facts.kernel_models import (
     near_ties,
     quantize_models,
 )
-from conformance.facts.probe_models import OneInput, Op, Setup, Site, TwoInputs, all_integers, operand
+from conformance.facts.probe_models import Op, ProbeModel, Site, all_integers, one_input, operand, two_inputs
 from conformance.oracle.grids import Grid
 
 
@@ -40,14 +40,14 @@ CHANNELS = 8
 def _mean_model(site: Site, width: int) -> nn.Module:
     """A mean over a whole image, width × width."""
     if "adaptive" in getattr(site.pattern, "__name__", "").lower():
-        return OneInput(site.pattern, 1)
+        return one_input(site.pattern, 1)
     is_mean = site.pattern is torch.mean or site.pattern == "mean"
-    return OneInput(site.pattern, (2, 3) if is_mean else width)
+    return one_input(site.pattern, (2, 3) if is_mean else width)
 
 
-def _mean(site: Site, images: Tensor) -> Setup:
+def _mean(site: Site, images: Tensor) -> ProbeModel:
     grid = site.grid(2.0**-4)
-    return Setup(model=_mean_model(site, images.shape[-1]), inputs=(operand(grid, images),), output=grid)
+    return ProbeModel(model=_mean_model(site, images.shape[-1]), inputs=(operand(grid, images),), output=grid)
 
 
 def _means(site: Site, images: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def _images(sums: Tensor, width: int) -> Tensor:
     return values.reshape(-1, CHANNELS, width, width)
 
 
-def _mean_example(site: Site) -> Setup:
+def _mean_example(site: Site) -> ProbeModel:
     return _mean(site, torch.zeros(1, CHANNELS, 2, 2))
 
 
@@ -94,8 +94,8 @@ def _mean_padding(site: Site, rule: Rule) -> str:
     """One element, padded all around, under windows of four that each hold it once."""
     grid = site.grid(2.0**-4)
     values = all_integers(grid)
-    model = OneInput(site.pattern, 2, 1, 1)
-    found = site.run(Setup(model=model, inputs=(operand(grid, values.reshape(-1, 1, 1, 1)),), output=grid))
+    model = one_input(site.pattern, 2, 1, 1)
+    found = site.run(ProbeModel(model=model, inputs=(operand(grid, values.reshape(-1, 1, 1, 1)),), output=grid))
     integers = {"the zero point": 0, "integer 0": -grid.zero_point, "the lowest integer": grid.low - grid.zero_point}
     models = {name: (values + 3 * value) / 4 for name, value in integers.items()} | {"nothing: not counted": values}
     return (
@@ -113,38 +113,38 @@ def _averaging(*patterns: Any, pads: bool = False) -> Op:
 # -- cat --------------------------------------------------------------------------------------------------------------
 
 
-def _cat(site: Site, second: float, scale: float) -> Setup:
+def _cat(site: Site, second: float, scale: float) -> ProbeModel:
     """The second operand has a scale of its own; the result has the first one's."""
     grids = (site.grid(scale), site.grid(second))
     inputs = tuple(operand(grid, all_integers(grid)[None]) for grid in grids)
-    return Setup(model=TwoInputs(_cat_of), inputs=inputs, output=grids[0])
+    return ProbeModel(model=two_inputs(_cat_of), inputs=inputs, output=grids[0])
 
 
-def _second(site: Site, setup: Setup) -> Tensor:
-    return site.run(setup)[0, -len(all_integers(setup.output)) :]
+def _second(site: Site, probe: ProbeModel) -> Tensor:
+    return site.run(probe)[0, -len(all_integers(probe.output)) :]
 
 
 def _cat_rounding(site: Site) -> Rounding:
-    setup = _cat(site, 2.0**-6, 2.0**-4)
-    return name_rounding(all_integers(setup.output) / 4, _second(site, setup), setup.output.zero_point)
+    probe = _cat(site, 2.0**-6, 2.0**-4)
+    return name_rounding(all_integers(probe.output) / 4, _second(site, probe), probe.output.zero_point)
 
 
 def _cat_rescale(site: Site, rule: Rule) -> str:
     """Odd integers by ratios next to 3/2, all next to a tie; then all by ratios that few bits do not hold."""
     models, found = [], []
     for s_x, s_y in [*near_ties(2 / 3), *near_ties(2.718)[:2]]:
-        setup = _cat(site, s_x, s_y)
-        term = Term(centred=all_integers(setup.output), grid=setup.inputs[1][0])
-        predicted = copy_models(term, setup.output)
+        probe = _cat(site, s_x, s_y)
+        term = Term(centred=all_integers(probe.output), grid=probe.inputs[1][0])
+        predicted = copy_models(term, probe.output)
         inside = predicted["exact"].abs() < 120
-        found.append(_second(site, setup)[inside])
+        found.append(_second(site, probe)[inside])
         models.append({name: value[inside] for name, value in predicted.items()})
     return name_rescale(joined(models), torch.cat(found), rule)
 
 
 def _cat_saturation(site: Site, rule: Rule) -> str:
-    setup = _cat(site, 2.0**-2, 2.0**-4)
-    return name_ends(all_integers(setup.output) * 4, _second(site, setup), setup.output, rule)
+    probe = _cat(site, 2.0**-2, 2.0**-4)
+    return name_ends(all_integers(probe.output) * 4, _second(site, probe), probe.output, rule)
 
 
 CAT = Op(
@@ -157,18 +157,18 @@ CAT = Op(
 # -- functions of one number ------------------------------------------------------------------------------------------
 
 
-def _curve(site: Site) -> Setup:
+def _curve(site: Site) -> ProbeModel:
     """All integers of the input, from -4 to 4."""
     grid = site.grid(2.0**-5)
     output = site.fixed_grid() or grid
-    return Setup(model=OneInput(site.pattern), inputs=(operand(grid, all_integers(grid)[None]),), output=output)
+    return ProbeModel(model=one_input(site.pattern), inputs=(operand(grid, all_integers(grid)[None]),), output=output)
 
 
 def _curve_results(function: Callable[[Tensor], Tensor], site: Site) -> tuple[Tensor, Tensor, Grid]:
-    setup = _curve(site)
-    grid = setup.output
-    exact = function(setup.inputs[0][1].double()) / grid.scale
-    return exact.clamp(grid.low - grid.zero_point, grid.high - grid.zero_point), site.run(setup), grid
+    probe = _curve(site)
+    grid = probe.output
+    exact = function(probe.inputs[0][1].double()) / grid.scale
+    return exact.clamp(grid.low - grid.zero_point, grid.high - grid.zero_point), site.run(probe), grid
 
 
 def _curve_rounding(function: Callable[[Tensor], Tensor], site: Site) -> Rounding:
@@ -198,11 +198,11 @@ def _function(exact: Callable[[Tensor], Tensor], *patterns: Any) -> Op:
 # -- quantize ---------------------------------------------------------------------------------------------------------
 
 
-def _quantize(site: Site, values: Tensor, grid: Grid) -> Setup:
+def _quantize(site: Site, values: Tensor, grid: Grid) -> ProbeModel:
     """An op that only moves its input: what is seen is the quantize in front of it."""
     arguments = (1,) if site.pattern is torch.flatten else ()
-    model = OneInput(site.pattern, *arguments)
-    return Setup(model=model, inputs=((grid, values.reshape(-1, 4, 1).float()),), output=grid)
+    model = one_input(site.pattern, *arguments)
+    return ProbeModel(model=model, inputs=((grid, values.reshape(-1, 4, 1).float()),), output=grid)
 
 
 def _quantize_rounding(site: Site) -> Rounding:

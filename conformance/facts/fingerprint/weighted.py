@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from conformance.facts.dot_products import BIG, CHANNELS, DOTS, Dot, Probe, measured, setup_of
+from conformance.facts.dot_products import BIG, CHANNELS, DOTS, Dot, Stimulus, measure, probe_model
 from conformance.facts.kernel_models import (
     Rounding,
     Rule,
@@ -21,7 +21,16 @@ from conformance.facts.kernel_models import (
     name_value,
     near_ties,
 )
-from conformance.facts.probe_models import WEIGHT_END, WEIGHT_SCALE, Op, Setup, Site, Unmeasured, all_integers, operand
+from conformance.facts.probe_models import (
+    WEIGHT_END,
+    WEIGHT_SCALE,
+    Op,
+    ProbeModel,
+    Site,
+    Unmeasured,
+    all_integers,
+    operand,
+)
 from conformance.oracle.grids import Grid
 
 
@@ -30,11 +39,11 @@ def _channels(*weights: float) -> Tensor:
     return torch.tensor(weights).double()[:, None]
 
 
-def _example(dot: Dot, site: Site) -> Setup:
+def _example(dot: Dot, site: Site) -> ProbeModel:
     x_grid = site.grid(2.0**-4)
     weight = torch.ones(CHANNELS, 1).double()
-    return setup_of(
-        dot, Probe(x=all_integers(x_grid)[:, None], weight=weight, x_grid=x_grid, y_grid=site.grid(2.0**-9))
+    return probe_model(
+        dot, Stimulus(x=all_integers(x_grid)[:, None], weight=weight, x_grid=x_grid, y_grid=site.grid(2.0**-9))
     )
 
 
@@ -42,11 +51,11 @@ def rounding(dot: Dot, site: Site) -> Rounding:
     """Ties and quarters, once by a ratio of 1/4 and once by 1/64, which a kernel that rounds twice gets wrong."""
     x_grid = site.grid(2.0**-4)
     weight, x = _channels(1, 2, 3, 1, -1, -2, -3, 2), all_integers(x_grid)[:, None]
-    probes = [
-        Probe(x=x, weight=weight * step, x_grid=x_grid, y_grid=site.grid(2.0**-11 * 4 * step)) for step in (1, 16)
+    stimuli = [
+        Stimulus(x=x, weight=weight * step, x_grid=x_grid, y_grid=site.grid(2.0**-11 * 4 * step)) for step in (1, 16)
     ]
-    found = torch.cat([measured(dot, site, probe) for probe in probes])
-    return name_rounding(torch.cat([probe.exact for probe in probes]), found, probes[0].y_grid.zero_point)
+    found = torch.cat([measure(dot, site, stimulus) for stimulus in stimuli])
+    return name_rounding(torch.cat([stimulus.exact for stimulus in stimuli]), found, stimuli[0].y_grid.zero_point)
 
 
 def rescale(dot: Dot, site: Site, rule: Rule) -> str:
@@ -66,7 +75,7 @@ def rescale(dot: Dot, site: Site, rule: Rule) -> str:
     for sums, (s_x, s_y) in runs:
         x, weight = _adding_up_to(sums, dot.free)
         x_grid, y_grid = site.grid(s_x), site.grid(s_y)
-        found.append(measured(dot, site, Probe(x=x, weight=weight, x_grid=x_grid, y_grid=y_grid))[:, 0])
+        found.append(measure(dot, site, Stimulus(x=x, weight=weight, x_grid=x_grid, y_grid=y_grid))[:, 0])
         models.append(factor_models(sums, (s_x, WEIGHT_SCALE), s_y, y_grid.zero_point))
     return name_rescale(joined(models), torch.cat(found), rule)
 
@@ -117,21 +126,21 @@ def _short_sums(dot: Dot, site: Site, rule: Rule) -> str:
         largest = high * WEIGHT_END * int(places.sum())
         y_grid = site.grid(2.0**-11 * 2.0 ** (largest // 64).bit_length())
         x = torch.full((1, width), float(high)).double()
-        probe = Probe(x=x, weight=weight, x_grid=x_grid, y_grid=y_grid, rest=low)
-        found.append(measured(dot, site, probe).flatten())
+        stimulus = Stimulus(x=x, weight=weight, x_grid=x_grid, y_grid=y_grid, rest=low)
+        found.append(measure(dot, site, stimulus).flatten())
         ends = (y_grid.low - y_grid.zero_point, y_grid.high - y_grid.zero_point)
-        predicted = _accumulated(probe, (high - low) * weight, low * weight.sum(1))
-        models.append({name: (sums * probe.ratio).clamp(*ends) for name, sums in predicted.items()})
-    text = f"none of the models: sums of {largest} are found as {float(found[1][0]) / probe.ratio:.0f}"
+        predicted = _accumulated(stimulus, (high - low) * weight, low * weight.sum(1))
+        models.append({name: (sums * stimulus.ratio).clamp(*ends) for name, sums in predicted.items()})
+    text = f"none of the models: sums of {largest} are found as {float(found[1][0]) / stimulus.ratio:.0f}"
     return name_value(joined(models), torch.cat(found), rule) or text
 
 
-def _accumulated(probe: Probe, raw: Tensor, shift: Tensor) -> dict[str, Tensor]:
+def _accumulated(stimulus: Stimulus, raw: Tensor, shift: Tensor) -> dict[str, Tensor]:
     """Predict the sums of a probe with one row of operands.
 
     ``raw``: the products as a kernel for unsigned operands has them; it adds ``shift`` to their sums afterwards.
     """
-    sums, end = probe.sums[0], 2.0**15
+    sums, end = stimulus.sums[0], 2.0**15
     return {
         "int32": sums,
         "sums of two products saturate in int16": _pairs(raw).clamp(-end, end - 1).sum(1) + shift,
@@ -162,8 +171,8 @@ def _long_sums(dot: Dot, site: Site, rule: Rule) -> str:
     last = torch.arange(-2, 2).double()[:, None] * 16
     x = torch.cat([up, up[:, order], last], 1)
     weight = torch.cat([weights, -weights[:, order], torch.ones(CHANNELS, 1)], 1)
-    probe = Probe(x=x, weight=weight, x_grid=x_grid, y_grid=site.grid(2.0**-11 * 3))
-    found = measured(dot, site, probe)
+    stimulus = Stimulus(x=x, weight=weight, x_grid=x_grid, y_grid=site.grid(2.0**-11 * 3))
+    found = measure(dot, site, stimulus)
     error = (found - rule(last / 3)).abs().max() * 3
     if not bool(error):
         return "int32"
@@ -185,7 +194,7 @@ def padding(dot: Dot, site: Site, rule: Rule) -> str:
         channels = CHANNELS if dot.most else 1
         x = torch.zeros(1, channels, *[1] * dot.rank)
         model = nn.Sequential(dot.module(weight * WEIGHT_SCALE, None))
-        found.append(site.run(Setup(model=model, inputs=(operand(x_grid, x),), output=y_grid)).flatten())
+        found.append(site.run(ProbeModel(model=model, inputs=(operand(x_grid, x),), output=y_grid)).flatten())
         values = {"the zero point": 0, "integer 0": -x_grid.zero_point, "the lowest integer": low - x_grid.zero_point}
         models.append({name: value * total / 16 for name, value in values.items()})
     return (
@@ -206,15 +215,15 @@ def bias(dot: Dot, site: Site, rule: Rule) -> str:
         x = all_integers(x_grid)[:: 1 if ratio > 0.5 else 16, None]
         value = torch.tensor(steps).double() * 2.0**-11
         weight = torch.ones(CHANNELS, 1).double()
-        probe = Probe(x=x, weight=weight, x_grid=x_grid, y_grid=y_grid, bias=value.float())
-        found.append(measured(dot, site, probe).flatten())
+        stimulus = Stimulus(x=x, weight=weight, x_grid=x_grid, y_grid=y_grid, bias=value.float())
+        found.append(measure(dot, site, stimulus).flatten())
         ends = (y_grid.low - y_grid.zero_point, y_grid.high - y_grid.zero_point)
-        predicted = _bias_models(probe, torch.tensor(steps).double(), rule)
+        predicted = _bias_models(stimulus, torch.tensor(steps).double(), rule)
         models.append({name: model.clamp(*ends) for name, model in predicted.items()})
     return name_value(joined(models), torch.cat(found), rule) or "none of the models"
 
 
-def _bias_models(probe: Probe, steps: Tensor, rule: Rule) -> dict[str, Tensor]:
+def _bias_models(stimulus: Stimulus, steps: Tensor, rule: Rule) -> dict[str, Tensor]:
     """Results (batch × channels) by what becomes of a bias of so many accumulator steps."""
     to_int8 = steps.abs().max() / 127
     end = 2.0**15
@@ -228,8 +237,8 @@ def _bias_models(probe: Probe, steps: Tensor, rule: Rule) -> dict[str, Tensor]:
         "dropped": torch.zeros_like(steps),
         "subtracted": -steps,
     }
-    models = {name: (probe.sums + value) * probe.ratio for name, value in held.items()}
-    return models | {"added after the rescale": rule(probe.exact) + rule(steps * probe.ratio)}
+    models = {name: (stimulus.sums + value) * stimulus.ratio for name, value in held.items()}
+    return models | {"added after the rescale": rule(stimulus.exact) + rule(steps * stimulus.ratio)}
 
 
 def saturation(dot: Dot, site: Site, rule: Rule) -> str:
@@ -237,8 +246,8 @@ def saturation(dot: Dot, site: Site, rule: Rule) -> str:
     x_grid = site.grid(2.0**-4)
     weight = _channels(1, -1, 16, -16, 32, -32, 63, -63)
     y_grid = site.grid(2.0**-11 * 16)
-    probe = Probe(x=all_integers(x_grid)[:, None], weight=weight, x_grid=x_grid, y_grid=y_grid)
-    return name_ends(probe.exact, measured(dot, site, probe), y_grid, rule)
+    stimulus = Stimulus(x=all_integers(x_grid)[:, None], weight=weight, x_grid=x_grid, y_grid=y_grid)
+    return name_ends(stimulus.exact, measure(dot, site, stimulus), y_grid, rule)
 
 
 def relu(dot: Dot, site: Site, rule: Rule) -> str:
@@ -247,8 +256,8 @@ def relu(dot: Dot, site: Site, rule: Rule) -> str:
         raise Unmeasured("the config claims no relu behind this op")
     x_grid, y_grid = site.grid(2.0**-4), site.relu_grid(2.0**-11 * 4)
     weight = _channels(1, -1, 2, -2, 3, -3, 1, 2)
-    probe = Probe(x=all_integers(x_grid)[:, None], weight=weight, x_grid=x_grid, y_grid=y_grid, rectified=True)
-    return name_relu(probe.exact, measured(dot, site, probe), y_grid, rule)
+    stimulus = Stimulus(x=all_integers(x_grid)[:, None], weight=weight, x_grid=x_grid, y_grid=y_grid, rectified=True)
+    return name_relu(stimulus.exact, measure(dot, site, stimulus), y_grid, rule)
 
 
 PROPERTIES: Mapping[str, Callable[[Dot, Site, Rule], str]] = {

@@ -20,7 +20,7 @@ from conformance.claims.plan import REGIMES, AddedModel, plan_cases
 from conformance.claims.qconfigs import INTEGERS, Kind, kind_of
 from conformance.claims.quick import turns
 from conformance.ops.op_model import Input, OneInput, Step, TwoInputs
-from conformance.ops.table import PARTS, QAT_OF
+from conformance.ops.fused_modules import MEMBERS, QAT_OF
 from refimpl import BackendConfig, DTypeConfig, MatchAllNode
 from refimpl.patterns import leaves, pattern_name
 from tests.conformance.support.planning import claim_on, claims_of, names_of, planned
@@ -81,7 +81,7 @@ def nn_leaf(model: nn.Module) -> bool:
 
 
 def test_models_hold_the_module_that_the_pattern_names() -> None:
-    fused = [claim for claim in one_claim_per_pattern() if claim.entry.pattern in (*PARTS, *QAT_OF)]
+    fused = [claim for claim in one_claim_per_pattern() if claim.entry.pattern in (*MEMBERS, *QAT_OF)]
     assert {claim.entry.pattern for claim in fused} >= {nni.ConvAdd2d, nni.LinearLeakyReLU, nni.ConvReLU3d}
     assert len(fused) >= 25
     for claim in fused:

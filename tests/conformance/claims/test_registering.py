@@ -23,7 +23,7 @@ from conformance.oracle.table import ROWS
 from conformance.pipeline.workbench import Workbench
 from conformance.stages.check import Check
 from refimpl import BackendConfig, BackendPatternConfig, ConfigError, DTypeConfig
-from reports.results import Verdict
+from reports.schema import Verdict
 from tests.conformance.support.planning import planned
 
 U8 = DTypeConfig(torch.quint8, torch.quint8)
@@ -40,7 +40,7 @@ def reason_of(entry: BackendPatternConfig, dtypes: DTypeConfig = U8, *, flow: st
 def test_reasons_name_what_is_missing() -> None:
     hint = "make it buildable with conformance.vendor.register("
     unknown = reason_of(BackendPatternConfig(vendor_class()))
-    assert unknown.startswith("no recipe for ") and unknown.endswith(", build, inputs)") and hint in unknown
+    assert unknown.startswith("no samples for ") and unknown.endswith(", build, inputs)") and hint in unknown
     assert hint in reason_of(BackendPatternConfig((nn.Linear, nn.Softplus)))
     tree = BackendPatternConfig()._set_pattern_complex_format((torch.add, nn.ReLU, nn.ReLU))
     assert "a pattern that is not a chain of ops" in reason_of(tree)
@@ -89,7 +89,7 @@ def test_registering_makes_a_vendors_op_buildable() -> None:
     claim, before = first_claim(Vendor(F.softplus))
     hint = f"make it buildable with conformance.vendor.register({claim.pattern}, build, inputs)"
     assert {(check.verdict, check.outcome) for check in before} == {(Verdict.UNEXERCISED, "skip")}
-    assert all(check.message == f"no recipe for {claim.pattern}: {hint}" for check in before)
+    assert all(check.message == f"no samples for {claim.pattern}: {hint}" for check in before)
     build = partial(OneInput, [Step(op=F.softplus)])
     register(F.softplus, build, [(2, 7)])
     assert [(case.inputs, case.regime) for case in planned(claim)] == [((Input(shape=(2, 7)),), r) for r in REGIMES[:5]]

@@ -35,7 +35,8 @@ from conformance.reproducers.standalone import fails_alone
 from conformance.whole_models.flow import Setup, reference_of
 from conformance.whole_models.verify import tried
 from reports.codec import PlainRow
-from reports.results import Model, decode
+from reports.codec import decode
+from reports.schema import ModelResult
 from tests.conformance.support.suite_runs import FAKES, REPO, run
 
 PTQ = Setup(flow="ptq", activation=torch.quint8, scheme="per_tensor_symmetric")

@@ -31,7 +31,7 @@ from conformance.stages.check import Check
 from conformance.stages.numerics import Finding, compare_all, failure, judge
 from conformance.stages.prepare import prepare_case
 from refimpl import convert_to_reference_decomposed_fx
-from reports.results import Verdict
+from reports.schema import Verdict
 from tests.mutants.fault_table import FAULTS, MOVING, RATIO, RELU_AFTER, RESCALED, WEIGHTED, Fault
 from tests.mutants.honest import (
     add_float32,

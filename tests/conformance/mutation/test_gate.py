@@ -20,7 +20,7 @@ from conformance.mutation.guards import GUARDS, owner_of
 from conformance.mutation.mutant import Mutant, MutantError, load_mutants
 from conformance.mutation.power import Power, as_data, document, is_right, terminal
 from conformance.run.options import ROOT
-from reports.results import Verdict
+from reports.schema import Verdict
 from tests.mutants import mutants as shipped
 
 MUTANTS = {mutant.name: mutant for mutant in shipped.MUTANTS}
@@ -147,7 +147,7 @@ def test_rates_are_of_faulty_mutants_and_honest_ones_may_not_be_red() -> None:
     assert not power.passes
     alarmed = replace(power, mutants=(honest,), trials=(made("honest", red()),))
     assert not alarmed.passes and alarmed.refuted
-    left_open = replace(power, mutants=(honest,), trials=(made("honest", open=("a claim: no recipe",)),))
+    left_open = replace(power, mutants=(honest,), trials=(made("honest", open=("a claim: no samples",)),))
     assert not left_open.passes, "what cannot be exercised is no pass"
     found = replace(power, mutants=faults[:1], trials=trials[:1])
     assert found.passes

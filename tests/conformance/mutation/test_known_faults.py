@@ -8,7 +8,7 @@ import torch
 from backends.discovery import find_backend
 from conformance.claims.claim import enumerate_claims
 from conformance.pipeline.workbench import Workbench
-from reports.results import Verdict
+from reports.schema import Verdict
 
 # engine, a claim that holds its wrong kernel (docs/findings.md), the stage that shows it
 WRONG = (

@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backends.native_tables import FAMILIES
-from conformance.ops.activations import RECIPES
+from conformance.ops.activations import OP_SAMPLES
 from conformance.ops.op_model import MODEL_OF
-from conformance.ops.table import root_of
+from conformance.ops.fused_modules import root_of
 from conformance.ops.variants import Fixed
 from refimpl.patterns import leaf_name, leaves, normal_form
 from tests.conformance.support.recipes_budget import MOST_VARIANTS
 
-ops = pytest.mark.parametrize("op", RECIPES, ids=leaf_name)
+ops = pytest.mark.parametrize("op", OP_SAMPLES, ids=leaf_name)
 NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -34,13 +34,13 @@ def signature(op: Any) -> set[str]:
 
 def made(op: Any, arguments: dict[str, Any]) -> nn.Module:
     torch.manual_seed(0)
-    return MODEL_OF[1]([RECIPES[op].step(op, arguments)]).eval()
+    return MODEL_OF[1]([OP_SAMPLES[op].step(op, arguments)]).eval()
 
 
 def ran(op: Any, arguments: dict[str, Any]) -> Tensor:
     model = made(op, arguments)
     torch.manual_seed(1)
-    inputs = [3 * torch.randn(each.shape) for each in RECIPES[op].inputs(arguments)]
+    inputs = [3 * torch.randn(each.shape) for each in OP_SAMPLES[op].inputs(arguments)]
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Implicit dimension choice for softmax")
         found: Tensor = model(*inputs)
@@ -49,31 +49,31 @@ def ran(op: Any, arguments: dict[str, Any]) -> Tensor:
 
 @ops
 def test_no_argument_of_the_signature_is_missing(op: Any) -> None:
-    missing = signature(op) - set(RECIPES[op].arguments)
+    missing = signature(op) - set(OP_SAMPLES[op].arguments)
     assert not missing, f"{leaf_name(op)}: vary {missing} or say why not"
 
 
 @ops
 def test_every_value_is_in_a_variant_and_every_variant_runs(op: Any) -> None:
-    recipe = RECIPES[op]
-    variants = list(recipe.variants())
+    samples = OP_SAMPLES[op]
+    variants = list(samples.variants())
     assert 5 <= len(variants) <= MOST_VARIANTS
-    for name, values in recipe.arguments.items():
+    for name, values in samples.arguments.items():
         if not isinstance(values, Fixed):
             assert [v for v in values if not any(arguments[name] == v for _, arguments in variants)] == []
     for varied, arguments in variants:
         result = ran(op, arguments)
         assert bool(result.isfinite().all()), varied
         assert bool((result != 0).any()), varied
-        assert result.shape == recipe.inputs(arguments)[0].shape
+        assert result.shape == samples.inputs(arguments)[0].shape
 
 
 @ops
 def test_variants_differ_in_what_they_compute(op: Any) -> None:
     """An argument that is read nowhere would give the base's result again; how it is passed does not matter."""
-    recipe = RECIPES[op]
-    base = ran(op, recipe.base())
-    for varied, arguments in recipe.variants():
+    samples = OP_SAMPLES[op]
+    base = ran(op, samples.base())
+    for varied, arguments in samples.variants():
         if varied and not set(varied) <= {"inplace", "_by_name"}:
             result = ran(op, arguments)
             assert result.shape != base.shape or not torch.equal(result, base), varied
@@ -81,10 +81,10 @@ def test_variants_differ_in_what_they_compute(op: Any) -> None:
 
 @ops
 def test_what_is_in_place_changes_its_input(op: Any) -> None:
-    recipe = RECIPES[op]
-    for _, arguments in recipe.variants():
+    samples = OP_SAMPLES[op]
+    for _, arguments in samples.variants():
         is_in_place = arguments.get("inplace") or leaf_name(op).endswith("_")
-        x = -torch.rand(recipe.inputs(arguments)[0].shape) - 0.5
+        x = -torch.rand(samples.inputs(arguments)[0].shape) - 0.5
         before = x.clone()
         with torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Implicit dimension choice for softmax")
@@ -98,7 +98,7 @@ def test_every_function_and_normalisation_of_the_native_configs_has_a_recipe() -
     named = {root_of(next(iter(leaves(normal_form(pattern))))) for row in rows for pattern in row.patterns}
     without_arithmetic, of_no_tensor = {nn.Dropout, F.dropout}, {"hardsigmoid", "hardsigmoid_"}
     assert len(named) > 25
-    assert named - set(RECIPES) == without_arithmetic | of_no_tensor
+    assert named - set(OP_SAMPLES) == without_arithmetic | of_no_tensor
     assert not any(hasattr(Tensor, method) for method in of_no_tensor)
 
 
@@ -106,7 +106,7 @@ def test_every_function_and_normalisation_of_the_native_configs_has_a_recipe() -
 
 
 def module(op: Any, **changed: Any) -> Any:
-    return made(op, {**RECIPES[op].base(), **changed}).get_submodule("op0")
+    return made(op, {**OP_SAMPLES[op].base(), **changed}).get_submodule("op0")
 
 
 @pytest.mark.parametrize("op", NORMS, ids=leaf_name)
@@ -121,17 +121,17 @@ def test_normalisations_have_parameters_and_statistics_that_cannot_be_left_out(o
 
 @pytest.mark.parametrize("op", NORMS, ids=leaf_name)
 def test_what_is_rarely_quantized_stands_apart(op: Any) -> None:
-    recipe = RECIPES[op]
-    usual = recipe.base()
+    samples = OP_SAMPLES[op]
+    usual = samples.base()
     rare = {"track_running_stats", "bias", "_unbatched"} | ({"affine"} if usual["affine"] else set())
     seen = set()
-    for varied, arguments in recipe.variants():
+    for varied, arguments in samples.variants():
         away = rare & set(varied)
         seen |= away
         assert len(away) <= 1
         assert not away or arguments["shape"] == usual["shape"]
         assert arguments["bias"] or arguments["affine"]
-    assert seen == rare & set(recipe.arguments)
+    assert seen == rare & set(samples.arguments)
 
 
 def test_slopes_of_channels_differ() -> None:
@@ -142,7 +142,7 @@ def test_slopes_of_channels_differ() -> None:
 
 def test_functions_get_the_statistics_that_they_shall_use() -> None:
     """With its statistics F.instance_norm is an affine function: what is equal in two channels' inputs stays equal."""
-    arguments = {**RECIPES[F.instance_norm].base(), "use_input_stats": False}
+    arguments = {**OP_SAMPLES[F.instance_norm].base(), "use_input_stats": False}
     model = made(F.instance_norm, arguments)
     x = torch.randn(2, 7, 3, 5)
     with torch.no_grad():

@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backends.native_tables import native_config
-from conformance.ops.arithmetic import RECIPES
+from conformance.ops.arithmetic import OP_SAMPLES
 from conformance.ops.op_model import MODEL_OF
-from conformance.ops.variants import Arguments, Fixed, Recipe
+from conformance.ops.variants import Arguments, Fixed, OpSamples
 from refimpl import ObservationType
 from refimpl.patterns import leaf_name, leaves
 from tests.conformance.support.recipes_budget import MOST_VARIANTS
 
-each_op = pytest.mark.parametrize("op", RECIPES, ids=leaf_name)
+each_op = pytest.mark.parametrize("op", OP_SAMPLES, ids=leaf_name)
 OPERANDS = {"self", "input", "tensors", "mat1", "mat2", "a"}
 # The names under which torch knows ops that Python wraps, and an argument that the wrapper adds.
 WRAPPED = {
@@ -60,7 +60,7 @@ def signature(op: Any) -> set[str]:
 
 @each_op
 def test_every_argument_of_the_signature_is_varied_or_fixed_for_a_reason(op: Any) -> None:
-    table = RECIPES[op].arguments
+    table = OP_SAMPLES[op].arguments
     assert signature(op) - set(table) == set()
     for name, values in table.items():
         if isinstance(values, Fixed):
@@ -72,22 +72,22 @@ def test_every_argument_of_the_signature_is_varied_or_fixed_for_a_reason(op: Any
 
 @each_op
 def test_every_value_is_met_and_their_number_is_bounded(op: Any) -> None:
-    recipe = RECIPES[op]
-    variants = [arguments for _, arguments in recipe.variants()]
+    samples = OP_SAMPLES[op]
+    variants = [arguments for _, arguments in samples.variants()]
     assert len(variants) <= MOST_VARIANTS
-    for name, values in recipe.arguments.items():
+    for name, values in samples.arguments.items():
         if not isinstance(values, Fixed):
             assert all(any(variant[name] == value for variant in variants) for value in values), name
     if op not in ("contiguous", torch.permute, torch.permute_copy):  # what they do depends on the rank
-        assert recipe.is_valid(recipe.base())
+        assert samples.is_valid(samples.base())
 
 
-def run(op: Any, recipe: Recipe, arguments: Arguments) -> Tensor:
+def run(op: Any, samples: OpSamples, arguments: Arguments) -> Tensor:
     """Build, trace and run a variant; the same inputs and parameters for the same shapes."""
     torch.manual_seed(0)
-    inputs = recipe.inputs(arguments)
+    inputs = samples.inputs(arguments)
     drawn = [torch.randn(each.shape) for each in inputs]
-    model = MODEL_OF[len(inputs)]([recipe.step(op, arguments)]).eval()
+    model = MODEL_OF[len(inputs)]([samples.step(op, arguments)]).eval()
     traced = torch.fx.symbolic_trace(model)
     with torch.no_grad():
         found, again = (each(*(x.clone() for x in drawn)) for each in (model, traced))
@@ -99,9 +99,9 @@ def run(op: Any, recipe: Recipe, arguments: Arguments) -> Tensor:
 
 @each_op
 def test_every_variant_builds_traces_and_runs(op: Any) -> None:
-    recipe = RECIPES[op]
-    for _, arguments in recipe.variants():
-        run(op, recipe, arguments)
+    samples = OP_SAMPLES[op]
+    for _, arguments in samples.variants():
+        run(op, samples, arguments)
 
 
 # What does not show in the numbers: where they are stored, and what is only checked.
@@ -110,13 +110,13 @@ SILENT = {"inplace", "memory_format", "output_size", "p", "training", "recompute
 
 @each_op
 def test_every_argument_makes_a_difference_in_some_variant(op: Any) -> None:
-    recipe = RECIPES[op]
-    base = recipe.base()
+    samples = OP_SAMPLES[op]
+    base = samples.base()
     idle = {name for name in base if name != "shape" and not name.startswith("_") and name not in SILENT}
-    for varied, arguments in recipe.variants():
+    for varied, arguments in samples.variants():
         for name in idle.intersection(varied):
             other = {**arguments, name: base[name]}
-            if recipe.is_valid(other) and not torch.equal(run(op, recipe, arguments), run(op, recipe, other)):
+            if samples.is_valid(other) and not torch.equal(run(op, samples, arguments), run(op, samples, other)):
                 idle.remove(name)
     assert not idle
 
@@ -125,15 +125,15 @@ def test_every_argument_makes_a_difference_in_some_variant(op: Any) -> None:
 def test_every_op_of_the_native_configs_that_shares_its_observer_has_a_recipe() -> None:
     for entry in native_config("qnnpack").configs:
         if entry.observation_type is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT:
-            assert all(leaf in RECIPES for leaf in leaves(entry.normal_pattern)), entry
+            assert all(leaf in OP_SAMPLES for leaf in leaves(entry.normal_pattern)), entry
 
 
 def called(op: Any, **away: Any) -> list[Any]:
     """The nodes of a variant: the base with some arguments away from it."""
-    recipe = RECIPES[op]
-    arguments = {**recipe.base(), **away}
-    assert recipe.is_valid(arguments)
-    model = MODEL_OF[len(recipe.inputs(arguments))]([recipe.step(op, arguments)])
+    samples = OP_SAMPLES[op]
+    arguments = {**samples.base(), **away}
+    assert samples.is_valid(arguments)
+    model = MODEL_OF[len(samples.inputs(arguments))]([samples.step(op, arguments)])
     return [node for node in torch.fx.symbolic_trace(model).graph.nodes if node.op.startswith("call")]
 
 
@@ -167,14 +167,14 @@ def test_windows_end_outside_of_the_input_where_ceil_mode_is_varied(rank: int) -
         (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[rank - 1],
         (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[rank - 1],
     ):
-        recipe = RECIPES[kind]
-        shape_of = partial(run, kind, recipe)
-        rounded_up = [arguments for _, arguments in recipe.variants() if arguments["ceil_mode"]]
+        samples = OP_SAMPLES[kind]
+        shape_of = partial(run, kind, samples)
+        rounded_up = [arguments for _, arguments in samples.variants() if arguments["ceil_mode"]]
         assert any(shape_of(each).shape != shape_of({**each, "ceil_mode": False}).shape for each in rounded_up)
 
 
 def test_operands_are_broadcast_on_either_side_and_across_ranks() -> None:
-    pairs = RECIPES[torch.add].arguments["shape"]
+    pairs = OP_SAMPLES[torch.add].arguments["shape"]
     assert isinstance(pairs, tuple)
     results = [(torch.zeros(left) + torch.zeros(right)).shape for left, right in pairs]
     zipped = list(zip(pairs, results, strict=True))

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import Tracer
 
-from conformance.ops.embeddings_and_recurrent import RECIPES, Bags, drawn_table
+from conformance.ops.embeddings_and_recurrent import OP_SAMPLES, Bags, drawn_table
 from conformance.ops.variants import Fixed
 from tests.conformance.support.dynamic_flows import flat, inputs_of, model_of
 from tests.conformance.support.recipes_budget import MOST_VARIANTS
 
-ops = pytest.mark.parametrize("op", RECIPES, ids=lambda op: op.__name__)
+ops = pytest.mark.parametrize("op", OP_SAMPLES, ids=lambda op: op.__name__)
 
 
 def signature(op: Any) -> set[str]:
@@ -32,17 +32,17 @@ def signature(op: Any) -> set[str]:
 
 @ops
 def test_no_argument_of_the_signature_is_missing(op: Any) -> None:
-    missing = signature(op) - set(RECIPES[op].arguments)
+    missing = signature(op) - set(OP_SAMPLES[op].arguments)
     assert len(signature(op)) >= 5
     assert not missing, f"{op.__name__}: vary {missing} or say why not"
 
 
 @ops
 def test_every_value_is_in_a_variant_and_every_variant_runs(op: Any) -> None:
-    recipe = RECIPES[op]
-    variants = list(recipe.variants())
+    samples = OP_SAMPLES[op]
+    variants = list(samples.variants())
     assert len(variants) <= MOST_VARIANTS
-    for name, values in recipe.arguments.items():
+    for name, values in samples.arguments.items():
         if not isinstance(values, Fixed):
             assert {str(v) for v in values} <= {str(arguments[name]) for _, arguments in variants}, name
     for _, arguments in variants:
@@ -56,7 +56,7 @@ def test_every_value_is_in_a_variant_and_every_variant_runs(op: Any) -> None:
 
 @ops
 def test_a_model_holds_its_op_once_and_nothing_else(op: Any) -> None:
-    for _, arguments in RECIPES[op].variants():
+    for _, arguments in OP_SAMPLES[op].variants():
         model = model_of(op, arguments)
         nodes = [node for node in Tracer().trace(model).nodes if node.op.startswith("call_")]
         assert len(nodes) == 1
@@ -69,7 +69,7 @@ def test_arguments_that_kernels_lack_are_varied_with_few_others(op: Any) -> None
     lacking = {"bias": False, "_unbatched": True, "mode": "max", "padding_idx": 0}
     if op in (nn.Embedding, F.embedding) or "Cell" in op.__name__:
         lacking = {"_unbatched": True}
-    for varied, arguments in RECIPES[op].variants():
+    for varied, arguments in OP_SAMPLES[op].variants():
         lacks = [name for name, value in lacking.items() if arguments.get(name) == value]
         assert len(lacks) <= 1
         assert not lacks or not {"input_size", "num_embeddings", "_batch", "per_sample_weights"} & set(varied)
@@ -79,7 +79,7 @@ def test_pairs_of_layers_directions_and_steps_meet_given_states() -> None:
     for op in (nn.LSTM, nn.GRU):
         met = {
             (arguments["num_layers"], arguments["bidirectional"], arguments["hx"], arguments["_steps"])
-            for _, arguments in RECIPES[op].variants()
+            for _, arguments in OP_SAMPLES[op].variants()
             if arguments["bias"] and not arguments["_unbatched"]
         }
         assert {(2, True, True, 1), (2, True, True, 3)} <= met
@@ -97,12 +97,12 @@ def test_rows_of_a_table_differ_in_the_place_and_width_of_their_range() -> None:
 
 
 def test_bags_with_a_last_offset_hold_an_empty_one_and_end_where_the_indices_end() -> None:
-    for _, arguments in RECIPES[nn.EmbeddingBag].variants():
+    for _, arguments in OP_SAMPLES[nn.EmbeddingBag].variants():
         if not arguments["include_last_offset"]:
             continue
         model = model_of(nn.EmbeddingBag, arguments)
         (bags,) = (module for module in model.modules() if isinstance(module, Bags))
         assert bags.offsets is not None
-        assert int(bags.offsets[-1]) == RECIPES[nn.EmbeddingBag].inputs(arguments)[0].shape[0]
+        assert int(bags.offsets[-1]) == OP_SAMPLES[nn.EmbeddingBag].inputs(arguments)[0].shape[0]
         if arguments["_bags"] == 3:
             assert bool((bags.offsets.diff() == 0).any())

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backends.native_tables import native_config
-from conformance.ops.fused_modules import FOLLOWERS, PARTS, QAT_OF
+from conformance.ops.fused_modules import FOLLOWERS, MEMBERS, QAT_OF
 from conformance.ops.op_model import MODEL_OF
 from conformance.ops.variants import Fixed
-from conformance.ops.weighted import RECIPES, drawn_weight, out_channels, transposed
+from conformance.ops.weighted import OP_SAMPLES, drawn_weight, out_channels, transposed
 from refimpl import (
     FakeQuantize,
     MinMaxObserver,
@@ -27,7 +27,7 @@ from refimpl import (
 from refimpl.patterns import is_chain, leaves
 from tests.conformance.support.recipes_budget import MOST_VARIANTS
 
-ops = pytest.mark.parametrize("op", RECIPES, ids=lambda op: op.__name__)
+ops = pytest.mark.parametrize("op", OP_SAMPLES, ids=lambda op: op.__name__)
 
 
 def signature(op: Any) -> set[str]:
@@ -40,27 +40,27 @@ def signature(op: Any) -> set[str]:
 
 
 def ran(op: Any, arguments: dict[str, Any]) -> Tensor:
-    recipe = RECIPES[op]
+    samples = OP_SAMPLES[op]
     torch.manual_seed(0)
-    inputs = [torch.randn(each.shape) for each in recipe.inputs(arguments)]
+    inputs = [torch.randn(each.shape) for each in samples.inputs(arguments)]
     with torch.no_grad():
-        found: Tensor = MODEL_OF[len(inputs)]([recipe.step(op, arguments)])(*inputs)
+        found: Tensor = MODEL_OF[len(inputs)]([samples.step(op, arguments)])(*inputs)
     return found
 
 
 @ops
 def test_no_argument_of_the_signature_is_missing(op: Any) -> None:
-    missing = signature(op) - set(RECIPES[op].arguments)
+    missing = signature(op) - set(OP_SAMPLES[op].arguments)
     assert len(signature(op)) >= 3
     assert not missing, f"{op.__name__}: vary {missing} or say why not"
 
 
 @ops
 def test_every_value_is_in_a_variant_and_every_variant_runs(op: Any) -> None:
-    recipe = RECIPES[op]
-    variants = list(recipe.variants())
+    samples = OP_SAMPLES[op]
+    variants = list(samples.variants())
     assert len(variants) <= MOST_VARIANTS
-    for name, values in recipe.arguments.items():
+    for name, values in samples.arguments.items():
         if not isinstance(values, Fixed):
             assert [v for v in values if not any(arguments[name] == v for _, arguments in variants)] == []
     for varied, arguments in variants:
@@ -75,9 +75,9 @@ def test_every_value_is_in_a_variant_and_every_variant_runs(op: Any) -> None:
 @ops
 def test_variants_differ_in_what_they_compute(op: Any) -> None:
     """An argument that is read nowhere would give the base's result again; how it is passed does not matter."""
-    recipe = RECIPES[op]
-    base = ran(op, recipe.base())
-    for varied, arguments in recipe.variants():
+    samples = OP_SAMPLES[op]
+    base = ran(op, samples.base())
+    for varied, arguments in samples.variants():
         if varied in (("_positional",), ("_unbatched",), ("padding",)) or not varied:
             continue
         result = ran(op, arguments)
@@ -86,7 +86,7 @@ def test_variants_differ_in_what_they_compute(op: Any) -> None:
 
 def test_what_is_rarely_quantized_stands_apart() -> None:
     for op in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-        for varied, arguments in RECIPES[op].variants():
+        for varied, arguments in OP_SAMPLES[op].variants():
             if arguments["padding_mode"] != "zeros":
                 assert set(varied) == {"padding", "padding_mode"}
                 assert isinstance(arguments["padding"], tuple)
@@ -98,7 +98,7 @@ def test_what_is_rarely_quantized_stands_apart() -> None:
 
 def test_positional_and_named_options_mean_the_same() -> None:
     for op in (F.conv2d, F.conv_transpose2d):
-        for _, arguments in RECIPES[op].variants():
+        for _, arguments in OP_SAMPLES[op].variants():
             positional, named = ({**arguments, "_positional": flag} for flag in (True, False))
             assert torch.equal(ran(op, positional), ran(op, named))
 
@@ -134,11 +134,11 @@ def test_a_transposed_layout_holds_the_same_operands(groups: int) -> None:
 
 def test_transposed_recipes_scale_by_output_channel() -> None:
     """Channel 6 has one weight; in the transposed layout it is on the second axis, group by group."""
-    recipe = RECIPES[nn.ConvTranspose2d]
-    layers = recipe.arguments["shape"]
+    samples = OP_SAMPLES[nn.ConvTranspose2d]
+    layers = samples.arguments["shape"]
     assert isinstance(layers, tuple)
     layer = next(layer for layer in layers if layer.c_out > 7 and layer.groups == 1)
-    step = recipe.step(nn.ConvTranspose2d, {**recipe.base(), "shape": layer})
+    step = samples.step(nn.ConvTranspose2d, {**samples.base(), "shape": layer})
     assert isinstance(step.op, nn.ConvTranspose2d)
     counts = step.op.weight.count_nonzero(dim=(0, 2, 3))
     assert (counts == 1).nonzero().flatten().tolist() == [6]
@@ -148,24 +148,24 @@ def test_transposed_recipes_scale_by_output_channel() -> None:
 
 
 def root(kind: Any) -> nn.Module:
-    made = RECIPES[kind].step(kind, RECIPES[kind].base()).op
+    made = OP_SAMPLES[kind].step(kind, OP_SAMPLES[kind].base()).op
     assert isinstance(made, nn.Module)
     return made
 
 
 def fused(kind: Any) -> nn.Module:
     torch.manual_seed(1)
-    first, *rest = PARTS[kind]
-    channels = out_channels(RECIPES[first].base()) if first in RECIPES else 5
-    made = root(first) if first in RECIPES else FOLLOWERS[first](channels).op
+    first, *rest = MEMBERS[kind]
+    channels = out_channels(OP_SAMPLES[first].base()) if first in OP_SAMPLES else 5
+    made = root(first) if first in OP_SAMPLES else FOLLOWERS[first](channels).op
     module: nn.Module = kind(made, *(part if part is torch.add else FOLLOWERS[part](channels).op for part in rest))
     return module.eval()
 
 
-@pytest.mark.parametrize("kind", PARTS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", MEMBERS, ids=lambda kind: kind.__name__)
 def test_fused_modules_take_their_parts_in_this_order(kind: Any) -> None:
-    module, parts = fused(kind), PARTS[kind]
-    shape = RECIPES[parts[0]].inputs(RECIPES[parts[0]].base())[0].shape if parts[0] in RECIPES else (2, 5, 4, 4, 4)
+    module, parts = fused(kind), MEMBERS[kind]
+    shape = OP_SAMPLES[parts[0]].inputs(OP_SAMPLES[parts[0]].base())[0].shape if parts[0] in OP_SAMPLES else (2, 5, 4, 4, 4)
     x = torch.randn(shape[: 4 if parts[0] is nn.BatchNorm2d else 5])
     if torch.add not in parts:
         result = x
@@ -197,7 +197,7 @@ ROWS_QCONFIG = QConfig(
 def test_qat_modules_are_made_of_these_float_classes(kind: Any) -> None:
     origin = QAT_OF[kind]
     is_embedding = origin in (nn.Embedding, nn.EmbeddingBag)
-    module: Any = origin(7, 3) if is_embedding else fused(origin) if origin in PARTS else root(origin)
+    module: Any = origin(7, 3) if is_embedding else fused(origin) if origin in MEMBERS else root(origin)
     for part in module.train().modules():  # some classes read the fused module's QConfig, some that of its first part
         part.qconfig = ROWS_QCONFIG if is_embedding else QAT_QCONFIG
     made = kind.from_float(module)
@@ -220,16 +220,16 @@ def test_every_fused_and_qat_class_of_the_configs_is_known() -> None:
     fused_classes = {leaf for leaf in named if issubclass(leaf, nni._FusedModule)} - qat  # type: ignore[attr-defined]
     assert len(qat) > 15
     assert qat <= set(QAT_OF)
-    assert fused_classes <= set(PARTS)
-    assert set(QAT_OF.values()) <= {*PARTS, *RECIPES, nn.Embedding, nn.EmbeddingBag}
+    assert fused_classes <= set(MEMBERS)
+    assert set(QAT_OF.values()) <= {*MEMBERS, *OP_SAMPLES, nn.Embedding, nn.EmbeddingBag}
 
 
 def test_every_op_after_a_weighted_one_is_a_follower() -> None:
     chains = [list(leaves(pattern)) for pattern in patterns() if is_chain(pattern)]
-    assert sum(chain[0] in RECIPES and len(chain) > 1 for chain in chains) > 30
+    assert sum(chain[0] in OP_SAMPLES and len(chain) > 1 for chain in chains) > 30
     for chain in chains:
-        assert chain[0] not in RECIPES or set(chain[1:]) <= set(FOLLOWERS), chain
-    for parts in PARTS.values():
+        assert chain[0] not in OP_SAMPLES or set(chain[1:]) <= set(FOLLOWERS), chain
+    for parts in MEMBERS.values():
         assert set(parts[1:]) <= {*FOLLOWERS, torch.add}
 
 

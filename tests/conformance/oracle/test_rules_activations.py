@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 
 from backends.base import Capabilities
-from conformance.ops.activations import RECIPES
+from conformance.ops.activations import OP_SAMPLES
 from conformance.ops.op_model import MODEL_OF
 from conformance.oracle.error_bounds import FUNCTION, Call, Errors, Value
 from conformance.oracle.evaluate import Walk
@@ -25,14 +25,14 @@ from conformance.oracle.rules_activations import ROWS
 from refimpl.patterns import leaf_name
 from tests.conformance.support.flows import converted, on_grid
 
-ops = pytest.mark.parametrize("op", RECIPES, ids=leaf_name)
+ops = pytest.mark.parametrize("op", OP_SAMPLES, ids=leaf_name)
 # Scale and zero point: all integers positive, around zero, negative; coarse and fine.
 GRIDS = ((2.0**-5, 0), (0.0123, 128), (16.0, 250), (2.0**-12, 128))
 
 
 def model_of(op: Any, arguments: dict[str, Any]) -> GraphModule:
     torch.manual_seed(0)
-    return symbolic_trace(MODEL_OF[1]([RECIPES[op].step(op, arguments)]).eval())
+    return symbolic_trace(MODEL_OF[1]([OP_SAMPLES[op].step(op, arguments)]).eval())
 
 
 def call_of(model: GraphModule, op: Any, value: Value) -> Call:
@@ -62,7 +62,7 @@ def bound(errors: Errors) -> Tensor:
 
 def drawn(op: Any, arguments: dict[str, Any], scale: float, zero_point: int) -> tuple[Tensor, Value]:
     """Integers of a grid from 0 to 255, and what they stand for."""
-    shape = RECIPES[op].inputs(arguments)[0].shape
+    shape = OP_SAMPLES[op].inputs(arguments)[0].shape
     integers = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0))
     exact = torch.tensor(scale, dtype=torch.float32).double()
     return integers, Value(real=(integers - zero_point) * exact, step=exact)
@@ -85,7 +85,7 @@ def test_every_op_of_the_recipes_has_a_row(op: Any) -> None:
 @ops
 def test_float32_is_within_the_bound(op: Any) -> None:
     """However the input is dequantized: (k − z)·s, or k·s − z·s."""
-    for _, arguments in RECIPES[op].variants():
+    for _, arguments in OP_SAMPLES[op].variants():
         model = model_of(op, arguments)
         for scale, zero_point in GRIDS:
             integers, value = drawn(op, arguments, scale, zero_point)
@@ -111,7 +111,7 @@ def test_float32_of_what_architectures_leave_in_float_is_within_the_bound(approx
 @ops
 def test_the_bound_excuses_nothing_that_shows(op: Any) -> None:
     """On an ordinary grid it is far below a step of an 8-bit output: there a wrong result cannot hide in it."""
-    arguments = RECIPES[op].base()
+    arguments = OP_SAMPLES[op].base()
     _, value = drawn(op, arguments, 2.0**-5, 128)
     call = call_of(model_of(op, arguments), op, value)
     step = (call.result.max() - call.result.min()) / 255
@@ -122,7 +122,7 @@ def test_the_bound_excuses_nothing_that_shows(op: Any) -> None:
 @ops
 def test_errors_of_the_input_are_carried_on(op: Any) -> None:
     """Nothing that an input within its error can give is outside of the result's."""
-    for _, arguments in itertools.islice(RECIPES[op].variants(), 0, None, 2):
+    for _, arguments in itertools.islice(OP_SAMPLES[op].variants(), 0, None, 2):
         _, value = drawn(op, arguments, 2.0**-5, 100)
         model = model_of(op, arguments)
         error = torch.rand(value.real.shape, generator=torch.Generator().manual_seed(1)).double() * 2.0**-5
@@ -137,7 +137,7 @@ def test_errors_of_the_input_are_carried_on(op: Any) -> None:
 @pytest.mark.parametrize("name", ("running_mean", "running_var", "weight", "bias"))
 def test_errors_of_parameters_are_carried_on(name: str) -> None:
     """A config may have them quantized, for fx observes each tensor that a function is given."""
-    arguments = {**RECIPES[F.instance_norm].base(), "use_input_stats": False}
+    arguments = {**OP_SAMPLES[F.instance_norm].base(), "use_input_stats": False}
     _, value = drawn(F.instance_norm, arguments, 2.0**-5, 128)
     call = call_of(model_of(F.instance_norm, arguments), F.instance_norm, value)
     parameter = call.kwargs[name].double()
@@ -179,7 +179,7 @@ WRONG: tuple[tuple[Any, dict[str, Any], Callable[[Tensor], Tensor]], ...] = (
 def test_wrong_kernels_are_outside_by_more_than_a_step(
     op: Any, changed: dict[str, Any], kernel: Callable[[Tensor], Tensor]
 ) -> None:
-    arguments = {**RECIPES[op].base(), **changed}
+    arguments = {**OP_SAMPLES[op].base(), **changed}
     _, value = drawn(op, arguments, 2.0**-6, 128)
     call = call_of(model_of(op, arguments), op, value)
     step = (call.result.max() - call.result.min()) / 255

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backends.base import Capabilities
-from conformance.ops.arithmetic import RECIPES
+from conformance.ops.arithmetic import OP_SAMPLES
 from conformance.ops.op_model import MODEL_OF
 from conformance.ops.variants import Arguments
 from conformance.oracle.error_bounds import MOVES, Call, Value
@@ -129,7 +129,7 @@ def test_addmm(is_decomposed: bool) -> None:
     weight, bias = drawn_integers(5, 2, seed=7, low=-127, high=127), torch.tensor([0.3, -1.5])
     weight[0, 0] = 127
     model = MODEL_OF[1](
-        [RECIPES[torch.addmm].step(torch.addmm, {**RECIPES[torch.addmm].base(), "beta": -1, "alpha": 2})]
+        [OP_SAMPLES[torch.addmm].step(torch.addmm, {**OP_SAMPLES[torch.addmm].base(), "beta": -1, "alpha": 2})]
     )
     model.get_parameter("weight0").data, model.get_parameter("bias0").data = weight * 2.0**-6, bias
     config = config_for(torch.addmm)
@@ -168,15 +168,15 @@ def test_pieces_of_a_tensor(is_decomposed: bool) -> None:
 def operands(op: Any, arguments: Arguments, seed: int) -> tuple[Any, tuple[Value, ...], Any] | None:
     """The function that a variant calls, operands that are off by some error, and how it is called on them.
 
-    None: the recipe's step is more than a call of the op on its operands.
+    None: the samples's step is more than a call of the op on its operands.
     """
-    recipe = RECIPES[op]
-    step: Any = recipe.step(op, arguments)
+    samples = OP_SAMPLES[op]
+    step: Any = samples.step(op, arguments)
     is_module = isinstance(step.op, nn.Module)
     if step.op is not op and not is_module:
         return None
     generator = torch.Generator().manual_seed(seed)
-    draw = [torch.randint(-128, 128, each.shape, generator=generator) * 2.0**-5 for each in recipe.inputs(arguments)]
+    draw = [torch.randint(-128, 128, each.shape, generator=generator) * 2.0**-5 for each in samples.inputs(arguments)]
     values = tuple(
         Value(real=x.double(), errors={"upstream": torch.rand(x.shape, generator=generator).double() / 8}) for x in draw
     )
@@ -192,7 +192,7 @@ def operands(op: Any, arguments: Arguments, seed: int) -> tuple[Any, tuple[Value
 
 
 def variants(op: Any) -> Iterator[tuple[Arguments, Any, tuple[Value, ...], Any]]:
-    for number, (_, arguments) in enumerate(RECIPES[op].variants()):
+    for number, (_, arguments) in enumerate(OP_SAMPLES[op].variants()):
         found = operands(op, arguments, number)
         if found is not None:
             yield arguments, *found
@@ -212,7 +212,7 @@ def judged(
     return result, sum((error.expand_as(result) for error in errors.values()), torch.zeros_like(result))
 
 
-ROWED = [op for op in RECIPES if op not in SHAPE_READS and op is not torch.addmm]
+ROWED = [op for op in OP_SAMPLES if op not in SHAPE_READS and op is not torch.addmm]
 
 
 @pytest.mark.rule("NUM-04")
@@ -269,12 +269,12 @@ def test_an_op_in_place_leaves_an_expanded_tensor_as_it_is() -> None:
 @pytest.mark.parametrize("op", [op for op in ROWED if op not in (torch.clamp, "detach_")], ids=leaf_name)
 def test_the_reference_model_in_float32_is_correctly_rounded(op: Any) -> None:
     """Some variants of every op, in both forms: the last step from exact to integer is a rounding within the slack."""
-    every = [arguments for _, arguments in RECIPES[op].variants()]
+    every = [arguments for _, arguments in OP_SAMPLES[op].variants()]
     for number, arguments in enumerate(every[:: max(1, len(every) // 2)]):
-        recipe = RECIPES[op]
+        samples = OP_SAMPLES[op]
         torch.manual_seed(number)
-        shapes = [each.shape for each in recipe.inputs(arguments)]
-        model = MODEL_OF[len(shapes)]([recipe.step(op, arguments)])
+        shapes = [each.shape for each in samples.inputs(arguments)]
+        model = MODEL_OF[len(shapes)]([samples.step(op, arguments)])
         scale = 0.0173 if number else 2.0**-5
         integers = [drawn_integers(*shape, seed=number) for shape in shapes]
         inputs = tuple(on_grid(q, scale=scale, zero_point=40) for q in integers)

@@ -13,7 +13,7 @@ from torch import nn
 
 from backends.base import Capabilities
 from backends.torch_engine import engine
-from conformance.ops.embeddings_and_recurrent import RECIPES, drawn_table
+from conformance.ops.embeddings_and_recurrent import OP_SAMPLES, drawn_table
 from conformance.oracle.error_bounds import Call, U, Value
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import NoOracleError
@@ -39,7 +39,7 @@ EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 @pytest.mark.parametrize("op", EMBEDDINGS)
 @pytest.mark.parametrize(("qconfig", "config"), [(BYTES, "qnnpack"), (NIBBLES, "qnnpack"), (SIGNED, "onednn")])
 def test_the_reference_model_is_within_the_slack(op: Any, qconfig: Any, config: str) -> None:
-    for number, (_, arguments) in enumerate(RECIPES[op].variants()):
+    for number, (_, arguments) in enumerate(OP_SAMPLES[op].variants()):
         torch.manual_seed(number)
         model, inputs = model_of(op, arguments), inputs_of(op, arguments)
         reference = reference_of(model, qconfig, is_decomposed=False, config=config)
@@ -67,7 +67,7 @@ def test_rows_are_the_integers_times_their_scales_exactly() -> None:
 @pytest.mark.parametrize("qconfig", [BYTES, NIBBLES], ids=["8 bits", "4 bits"])
 def test_native_kernels_are_within_the_slack(qconfig: Any) -> None:
     for op in EMBEDDINGS:
-        for number, (_, arguments) in enumerate(RECIPES[op].variants()):
+        for number, (_, arguments) in enumerate(OP_SAMPLES[op].variants()):
             is_odd = qconfig is NIBBLES and arguments["embedding_dim"] % 2  # the kernel's rows have a column too many
             if arguments["padding_idx"] is not None or is_odd or len(arguments.get("shape", ())) > 2:
                 continue  # padding: the module sums it all the same

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from backends.base import Capabilities
 from conformance.ops.op_model import MODEL_OF
-from conformance.ops.weighted import RECIPES
+from conformance.ops.weighted import OP_SAMPLES
 from conformance.oracle.error_bounds import Value, each
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import input_grids
@@ -25,8 +25,8 @@ from tests.conformance.support.flows import activation_range, converted, drawn_i
 
 X = {"scale": 2.0**-5, "zero_point": 40}
 SX, ZX = Fraction(2) ** -5, 40
-MODULES = {op: getattr(nnqr, op.__name__) for op in RECIPES if isinstance(op, type)}
-FUNCTIONS = [op for op in RECIPES if not isinstance(op, type)]
+MODULES = {op: getattr(nnqr, op.__name__) for op in OP_SAMPLES if isinstance(op, type)}
+FUNCTIONS = [op for op in OP_SAMPLES if not isinstance(op, type)]
 
 
 # -- functions: by hand -----------------------------------------------------------------------------------------------
@@ -96,12 +96,12 @@ def test_a_transposed_convolution_adds_what_lands_on_a_pixel(is_decomposed: bool
 @pytest.mark.rule("NUM-04")
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda op: op.__name__)
 def test_float32_is_within_the_slack_for_every_variant(function: Any) -> None:
-    recipe, capabilities, largest = RECIPES[function], Capabilities(float_accumulation=True), 0.0
-    for number, (varied, arguments) in enumerate(recipe.variants()):
+    samples, capabilities, largest = OP_SAMPLES[function], Capabilities(float_accumulation=True), 0.0
+    for number, (varied, arguments) in enumerate(samples.variants()):
         torch.manual_seed(number)
-        model = MODEL_OF[1]([recipe.step(function, arguments)])
+        model = MODEL_OF[1]([samples.step(function, arguments)])
         low, high = ((-1.0, 1.0), (0.0, 2.0), (-3.0, 0.0))[number % 3]
-        shape = recipe.inputs(arguments)[0].shape
+        shape = samples.inputs(arguments)[0].shape
         calibration = torch.linspace(low, high, int(torch.Size(shape).numel())).reshape(shape)
         reference = converted(model, [(low, high)], output=[[calibration]], is_decomposed=number % 2 == 0)
         grid = input_grids(reference)[0]
@@ -140,10 +140,10 @@ def computed(reference: Any, x: Value, **forward: Any) -> Tensor:
 
 
 def variants(kind: Any) -> Iterator[tuple[Any, Tensor]]:
-    for number, (_, arguments) in enumerate(RECIPES[kind].variants()):
+    for number, (_, arguments) in enumerate(OP_SAMPLES[kind].variants()):
         torch.manual_seed(number)
-        module = RECIPES[kind].step(kind, arguments).op
-        yield module, torch.randn(RECIPES[kind].inputs(arguments)[0].shape).double()
+        module = OP_SAMPLES[kind].step(kind, arguments).op
+        yield module, torch.randn(OP_SAMPLES[kind].inputs(arguments)[0].shape).double()
 
 
 @pytest.mark.rule("NUM-03")

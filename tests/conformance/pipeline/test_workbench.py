@@ -22,7 +22,7 @@ from conformance.pipeline.claim_run import ENOUGH, RULES, STAGES
 from conformance.pipeline.workbench import PROFILES, Effort, Workbench
 from conformance.stages.check import Check
 from refimpl import BackendConfig, BackendPatternConfig, ConfigError, DTypeConfig, RefimplError
-from reports.results import Verdict
+from reports.schema import Verdict
 from tests.mutants.integer_kernels import IntegerBackend
 
 U8 = DTypeConfig(torch.quint8, torch.quint8)

@@ -18,7 +18,8 @@ from conformance.run.options import Shard
 from conformance.run.progress import EVERY_IN_LOG, Progress, progress_line
 from reports.codec import encode
 from reports.merge import merge
-from reports.results import Claim, Outcome, Row, Verdict, comparable, read_results
+from reports.results import comparable, read_results
+from reports.schema import ClaimResult, Outcome, Row, Verdict
 from reports.writer import ResultsWriter
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, clean_environment, command, run
 

@@ -17,7 +17,8 @@ from conformance.pipeline.job import Job
 from conformance.pipeline.workbench import Workbench
 from conformance.run import exercise
 from conformance.stages.check import Check, plain
-from reports.results import Verdict, decode
+from reports.codec import decode
+from reports.schema import Verdict
 from tests.conformance.support.fake_backends import fakes
 
 Row = dict[str, Any]

@@ -22,7 +22,9 @@ from conformance.run.expected import (
     expected_text,
     read_expected,
 )
-from reports.results import GREEN, Header, Results, Verdict, decode, read_results
+from reports.codec import decode
+from reports.results import Results, read_results
+from reports.schema import Header, PASSING, Verdict
 from reports.writer import ResultsWriter
 
 if TYPE_CHECKING:

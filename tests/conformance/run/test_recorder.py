@@ -19,8 +19,9 @@ from conformance.run.recorder import Recorder
 from conformance.run.session import Run, Unit, param_id
 from conformance.run.waivers import Waiver, Waivers
 from conformance.stages.check import Check
-from reports.results import Outcome as RunOutcome
-from reports.results import Results, Verdict, read_results
+from reports.schema import Outcome as RunOutcome
+from reports.results import Results, read_results
+from reports.schema import Verdict
 from tests.conformance.support.fake_backends import fakes
 from tests.conformance.support.suite_runs import options
 

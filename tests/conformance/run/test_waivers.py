@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conformance.run.waivers import Ruling, Waiver, WaiverError, Waivers, load_waivers
-from reports.results import Verdict
+from reports.schema import Verdict
 
 TODAY = date(2026, 6, 30)
 LEVEL = "avx512_vnni"

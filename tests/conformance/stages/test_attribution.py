@@ -11,7 +11,7 @@ from conformance.stages.attribution import CAUSES, attribute, worst
 
 GRID = Grid(scale=0.25, zero_point=100, low=0, high=255, dtype="quint8")
 NARROW = Grid(scale=0.25, zero_point=0, low=-127, high=127, dtype="qint8")
-PARTS = {"final": 2.0**-17, "bias": 2.0**-8}
+MEMBERS = {"final": 2.0**-17, "bias": 2.0**-8}
 
 
 def doubles(*values: float) -> Tensor:
@@ -50,8 +50,8 @@ def parts(**values: float) -> dict[str, Tensor]:
     ],
 )
 def test_one_difference(exact: float, found: int, kind: str) -> None:
-    assert attribute(doubles(exact), doubles(found), GRID, parts(**PARTS)) == {kind: 1}
-    assert worst(doubles(exact), doubles(found), GRID, parts(**PARTS)).startswith(f"{kind}: at [0] found {found}, ")
+    assert attribute(doubles(exact), doubles(found), GRID, parts(**MEMBERS)) == {kind: 1}
+    assert worst(doubles(exact), doubles(found), GRID, parts(**MEMBERS)).startswith(f"{kind}: at [0] found {found}, ")
 
 
 @pytest.mark.parametrize(("exact", "found"), [(12.5, 12), (13.5, 14), (12.4, 12), (300.0, 255), (-3.0, 0)])

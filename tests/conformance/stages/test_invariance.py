@@ -15,7 +15,7 @@ from conformance.claims.inputs import Batch
 from conformance.ops.op_model import Input, Role
 from conformance.oracle.evaluate import Exact
 from conformance.oracle.grids import Grid, NoOracleError
-from conformance.stages.invariance import PARTS, check_invariance, judge_invariance
+from conformance.stages.invariance import SPLIT, check_invariance, judge_invariance
 from conformance.stages.numerics import judge
 from conformance.stages.reruns import (
     BATCH,
@@ -27,7 +27,7 @@ from conformance.stages.reruns import (
     THREADS,
     compare_outputs,
 )
-from reports.results import Verdict
+from reports.schema import Verdict
 from tests.conformance.support.varying_kernels import (  # noqa: F401  (one is a fixture)
     Function,
     by_batch,
@@ -56,7 +56,7 @@ def test_an_op_of_each_element_is_tried_under_all_changes() -> None:
     found = findings(torch.relu, case)
     assert tried(found) == [
         "repetition: at once", "channels_last: all inputs", "strided: slices", "strided: expanded",
-        "strided: transposed", f"batch: 9 rows in parts of {PARTS}", "threads", "no rows", "operands",
+        "strided: transposed", f"batch: 9 rows in parts of {SPLIT}", "threads", "no rows", "operands",
         "repetition: after other inputs",
     ]  # fmt: skip
     check = judge_invariance(found)
@@ -207,8 +207,8 @@ def test_rows_have_one_range_so_that_dynamic_quantization_can_be_split() -> None
 
     case = case_of(lambda x: x, (2, 8))
     found = findings(dynamic, case)
-    assert f"batch: 9 rows in parts of {PARTS}" in tried(found)
-    assert not any(finding.problem for finding in found if finding.case.endswith(f"{PARTS}"))
+    assert f"batch: 9 rows in parts of {SPLIT}" in tried(found)
+    assert not any(finding.problem for finding in found if finding.case.endswith(f"{SPLIT}"))
 
 
 def test_an_op_that_views_memory_takes_no_other_layout() -> None:
@@ -226,7 +226,7 @@ def test_indices_are_split_but_keep_their_layout() -> None:
     table = torch.rand(9, 3)
     case = case_of(lambda i: table[i], (4, 2), role=Role.INDEX)
     assert tried(findings(case.build(), case)) == [
-        "repetition: at once", f"batch: 9 rows in parts of {PARTS}", "threads", "no rows", "operands",
+        "repetition: at once", f"batch: 9 rows in parts of {SPLIT}", "threads", "no rows", "operands",
         "repetition: after other inputs",
     ]  # fmt: skip
 
@@ -359,7 +359,7 @@ def test_the_exact_result_is_that_of_the_inputs_that_are_compared() -> None:
 
     def changes(first: float, second: float) -> set[object]:
         def by_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-            return x + first * (len(x) < sum(PARTS)), x + second * (len(x) < sum(PARTS))
+            return x + first * (len(x) < sum(SPLIT)), x + second * (len(x) < sum(SPLIT))
 
         case = case_of(lambda x: (x, x), IMAGE)
         drawn = [(name, (torch.full(IMAGE, 2.0),)) for name in ("first", "second")]
@@ -367,7 +367,7 @@ def test_the_exact_result_is_that_of_the_inputs_that_are_compared() -> None:
         return {finding.evidence["change"] for finding in found if finding.problem}
 
     assert changes(0.009, 0.0) == set()
-    assert seen == [(sum(PARTS), *IMAGE[1:])]
+    assert seen == [(sum(SPLIT), *IMAGE[1:])]
     assert changes(0.009, 0.009) == {BATCH}
 
 

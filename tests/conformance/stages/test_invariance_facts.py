@@ -16,7 +16,7 @@ from conformance.ops.op_model import Role
 from conformance.stages.invariance import judge_invariance
 from conformance.stages.nonfinite import nonfinite_rows
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
-from reports.results import Verdict
+from reports.schema import Verdict
 from tests.conformance.support.varying_kernels import (  # noqa: F401  (one is a fixture)
     Function,
     by_memory,

@@ -13,7 +13,7 @@ from torch import Tensor
 from conformance.oracle.evaluate import Exact
 from conformance.oracle.grids import Grid
 from conformance.stages.numerics import Comparison, Finding, compare, compare_all, failure, judge
-from reports.results import Verdict
+from reports.schema import Verdict
 from tests.conformance.support.flows import PROPERTY
 
 GRID = Grid(scale=0.037, zero_point=11, low=0, high=255, dtype="quint8")

@@ -26,7 +26,7 @@ from refimpl import (
     convert_to_reference_decomposed_fx,
 )
 from refimpl.convert import convert_to_bounded_reference_fx
-from reports.results import Verdict
+from reports.schema import Verdict
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
 FORMS = (convert_to_bounded_reference_fx, convert_to_reference_decomposed_fx)  # those of the suite

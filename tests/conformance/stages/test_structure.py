@@ -26,7 +26,7 @@ from conformance.stages.check import Check, Problem
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
 from refimpl.explain import PLAN
 from refimpl.fusers import fold_bn, fuse_bn, sequential
-from reports.results import Verdict
+from reports.schema import Verdict
 
 U8 = DTypeConfig(torch.quint8, torch.quint8)
 U8_S8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, symbolic_trace
 from backends.base import Capabilities
 from backends.native_tables import native_config
 from conformance.claims.claim import Claim, enumerate_claims
-from conformance.ops.embeddings_and_recurrent import RECIPES
+from conformance.ops.embeddings_and_recurrent import OP_SAMPLES
 from conformance.stages.structure_dynamic import check_prepared_dynamic, check_reference_dynamic
 from refimpl import QConfigMapping, prepare_fx
 from refimpl.default_qconfigs import get_default_qconfig
@@ -42,7 +42,7 @@ def claim_of(pattern: str, dtypes: str) -> Claim:
 
 def recipe_model(op: Any) -> nn.Module:
     """A model with all inputs of the recipe."""
-    arguments = RECIPES[op].base() | ({"hx": True} if op in RECURRENT else {})
+    arguments = OP_SAMPLES[op].base() | ({"hx": True} if op in RECURRENT else {})
     return model_of(op, arguments)
 
 

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from backends.base import Capabilities
 from backends.native_tables import native_config
 from backends.torch_engine import engine
-from conformance.ops.embeddings_and_recurrent import RECIPES
+from conformance.ops.embeddings_and_recurrent import OP_SAMPLES
 from conformance.ops.op_model import MODEL_OF, Input, Role
 from conformance.oracle.evaluate import Exact
 from refimpl import (
@@ -61,13 +61,13 @@ def flat(output: Any) -> list[Any]:
 
 def model_of(op: Any, arguments: dict[str, Any]) -> nn.Module:
     """Build the recipe's model."""
-    recipe = RECIPES[op]
-    return MODEL_OF[len(recipe.inputs(arguments))]([recipe.step(op, arguments)]).eval()
+    samples = OP_SAMPLES[op]
+    return MODEL_OF[len(samples.inputs(arguments))]([samples.step(op, arguments)]).eval()
 
 
 def inputs_of(op: Any, arguments: dict[str, Any], *, is_half: bool = False) -> tuple[Tensor, ...]:
     """Draw inputs: activations on a grid of 255 steps, states off the middle, so that no zero point is at a tie."""
-    drawn = tuple(map(_drawn, RECIPES[op].inputs(arguments)))
+    drawn = tuple(map(_drawn, OP_SAMPLES[op].inputs(arguments)))
     return tuple(x.half().float() if is_half and x.is_floating_point() else x for x in drawn)
 
 

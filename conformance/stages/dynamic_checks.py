@@ -14,13 +14,15 @@ from torch.fx import GraphModule, Node
 
 from conformance.claims.claim import Claim
 from conformance.claims.qconfigs import Kind, dynamic_range, kind_of
-from conformance.stages.check import Problem
+from conformance.machine.guard import guard
+from conformance.stages.stage import Problem
 from refimpl import explain
 from refimpl.decomposed import OPS, PLAIN_DTYPE
 from refimpl.invariants import OBSERVER_PREFIX, is_dequantize, is_quantize
 from refimpl.observers import dtype_range
 
 
+@guard("prepare.check_prepared_dynamic")
 def check_prepared_dynamic(claim: Claim, prepared: GraphModule) -> Problem | None:
     """Observers stand where rules OBS-05, OBS-06 and CVT-11 put them.
 
@@ -53,6 +55,7 @@ def check_prepared_dynamic(claim: Claim, prepared: GraphModule) -> Problem | Non
     return None
 
 
+@guard("convert.check_reference_dynamic")
 def check_reference_dynamic(claim: Claim, reference: GraphModule) -> Problem | None:
     """The first input and the weight alone are quantized, as the claim says; the output is float. (CVT-02, -03, -11)"""
     names = [str(node.target) for node in reference.graph.nodes if node.op == "call_module"]

@@ -1,0 +1,34 @@
+"""Effort: how much a profile tries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much a profile tries.
+
+    ``cases``: cases of each op, which the claims on it share; None: all cases of each claim. ``directed``: directed
+    inputs of a claim's first case, None: all; ``further``: those of its other cases, which are about arguments more than
+    about values. ``random``: random inputs of each case. ``every``: the invariance checks run on every n-th case. ``graphs``:
+    graphs that a fuzz job draws; 0: there are no fuzz jobs.
+    """
+
+    cases: int | None
+    directed: int | None
+    further: int | None
+    random: int
+    every: int = 1
+    graphs: int = 0
+
+    def with_examples(self, count: int) -> Effort:
+        """Return an effort with this many random inputs of each case, all directed ones, and as many graphs."""
+        return replace(self, directed=None, further=None, random=count, graphs=count)
+
+
+PROFILES: dict[str, Effort] = {
+    "quick": Effort(cases=8, directed=3, further=3, random=0, every=3),
+    "full": Effort(cases=None, directed=None, further=5, random=1, every=3),
+    "stress": Effort(cases=None, directed=None, further=None, random=24, graphs=200),
+}

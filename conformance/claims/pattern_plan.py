@@ -1,0 +1,235 @@
+"""Pattern plans: how the float models of a claim's pattern are built, for any arguments of its root op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from backends.base import Taken
+from conformance.claims.claim import Claim
+from conformance.claims.qconfigs import qconfig_for
+from conformance.ops.fused_modules import FOLLOWERS, MEMBERS, QAT_OF
+from conformance.ops.op_model import MODEL_OF, Input, PatternModel, Step
+from conformance.ops.table import OP_SAMPLES, WEIGHTED
+from conformance.ops.variants import Arguments, OpSamples
+from conformance.ops.weighted import out_channels
+from refimpl import MatchAllNode
+from refimpl.patterns import is_chain, leaf_name, leaves
+
+MakeModule = Callable[[list[Any]], Any]
+"""Makes one module of several ops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fusion:
+    """A fused or QAT module that is made of the first ``count`` ops of a pattern."""
+
+    count: int
+    make: MakeModule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addition:
+    """An op that adds a second input to the result of a chain, which is its first operand or its second."""
+
+    op: Any
+    chain: tuple[Any, ...]
+    is_first: bool
+    rest: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatternPlan:
+    """How the models of a pattern are built.
+
+    ``root``: the op whose arguments are varied, by ``samples``. ``followers``: the ops after it. ``fusion``: the module
+    that is made of the first of these ops, if there is one. ``addition``: where a second input is added, if it is.
+    ``holds_qat``: the user's model holds a QAT module.
+    """
+
+    root: Any
+    samples: OpSamples
+    followers: tuple[Any, ...]
+    fusion: Fusion | None
+    addition: Addition | None
+    holds_qat: bool
+
+    @property
+    def is_single_op(self) -> bool:
+        """Whether the pattern is the root op and nothing else."""
+        return self.fusion is None and not self.followers and self.addition is None
+
+    @property
+    def has_second_input(self) -> bool:
+        """Whether something is added to the result of the root op."""
+        return self.addition is not None or torch.add in self.followers
+
+    @property
+    def has_norm(self) -> bool:
+        """Whether a batch norm follows the root op."""
+        return any(map(is_norm, self.followers))
+
+    def fits(self, arguments: Arguments) -> bool:
+        """Tell whether a batch norm after the root takes its result: with a batch; after a linear op of rank 2."""
+        norms = [op for op in self.followers if is_norm(op)]
+        if not norms:
+            return True
+        rank = len(self.samples.inputs(arguments)[0].shape)
+        return rank == 2 if self.root is nn.Linear else rank == 2 + int(norms[0].__name__[-2])
+
+    def inputs(self, arguments: Arguments) -> tuple[Input, ...]:
+        """Return the inputs of the root op."""
+        return self.samples.inputs(arguments)
+
+    def output_shape(self, arguments: Arguments) -> tuple[int, ...]:
+        """Return the shape of the root op's result."""
+        inputs = self.inputs(arguments)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            model = MODEL_OF[len(inputs)]([self.samples.step(self.root, arguments)])
+            output: Any = model(*(torch.zeros(each.shape) for each in inputs))
+        return tuple(output.shape)
+
+    def build(self, arguments: Arguments) -> nn.Module:
+        """Build the float model; its weights come from torch's generator."""
+        channels = out_channels(arguments) if self.followers and self.root in WEIGHTED else 0
+        steps = [self.samples.step(self.root, arguments)]
+        steps += [FOLLOWERS[op](channels) for op in self.followers if op is not torch.add]
+        if self.fusion is not None:
+            count = self.fusion.count
+            if torch.add in self.followers[: count - 1]:
+                modules: list[Any] = [steps[0].op, torch.add, *(step.op for step in steps[1:])]
+                return SecondInputModel(self.fusion.make(modules))
+            members: list[Any] = [step.op for step in steps[:count]]
+            steps = [Step(op=self.fusion.make(members)), *steps[count:]]
+        model = MODEL_OF[len(self.inputs(arguments))](steps)
+        return model if self.addition is None else AddedModel(model, self.addition)
+
+
+def plan_pattern(claim: Claim) -> PatternPlan | str:
+    """Return the plan of a claim's pattern, or the reason why the suite cannot build it."""
+    pattern = claim.entry.normal_pattern
+    addition = _read_addition(pattern)
+    chain = addition.chain if addition else tuple(leaves(pattern))
+    if not addition and not is_chain(pattern):
+        return _cannot_build("a pattern that is not a chain of ops", claim)
+    root, fusion, members = _open_module(chain[0], claim)
+    followers = (*members, *chain[1:])
+    samples = OP_SAMPLES.get(root)
+    if samples is None:
+        return _cannot_build(leaf_name(root), claim)
+    unknown = [op for op in followers if op not in FOLLOWERS and op is not torch.add]
+    if unknown:
+        return _cannot_build(f"{leaf_name(unknown[0])} after {leaf_name(root)}", claim)
+    return PatternPlan(
+        root=root, samples=samples, followers=followers, fusion=fusion, addition=addition, holds_qat=chain[0] in QAT_OF
+    )  # fmt: skip
+
+
+def is_taken(limits: Mapping[str, Taken], is_trained_norm: bool, arguments: Arguments) -> bool:
+    """Tell whether arguments are within the backend's limits, and run in the float model.
+
+    torch's QAT modules of a convolution and a batch norm do not take a word for the padding: they split it in letters.
+    """
+    for name, taken in limits.items():
+        if name in arguments and not (taken(arguments[name]) if callable(taken) else arguments[name] in taken):
+            return False
+    return not (is_trained_norm and (arguments.get("_uneven") or isinstance(arguments.get("padding"), str)))
+
+
+def is_norm(op: Any) -> bool:
+    """Tell whether an op is a batch norm's class."""
+    return isinstance(op, type) and issubclass(op, nn.modules.batchnorm._BatchNorm)
+
+
+def _cannot_build(what: str, claim: Claim) -> str:
+    for leaf in leaves(claim.entry.normal_pattern):
+        if isinstance(leaf, str) and not hasattr(torch.Tensor, leaf):
+            return f"torch.Tensor has no method {leaf}: the entry can never match"
+    register = f"conformance.vendor.register({claim.pattern}, build, inputs)"
+    return f"the suite cannot build {what}; make it buildable with {register}"
+
+
+# -- fused and QAT modules --------------------------------------------------------------------------------------------
+
+
+def _open_module(leaf: Any, claim: Claim) -> tuple[Any, Fusion | None, tuple[Any, ...]]:
+    """Open a fused or QAT module: its root, how it is made of its members, and the other members."""
+    makers: list[MakeModule] = []
+    if leaf in QAT_OF:
+        makers.append(partial(_make_trainable, leaf, claim))
+        leaf = QAT_OF[leaf]
+    root, *others = MEMBERS.get(leaf, (leaf,))
+    if others:
+        makers.insert(0, partial(_make_fused, leaf))
+    if not makers:
+        return leaf, None, ()
+    return root, Fusion(count=1 + len(others), make=partial(_make_in_turn, makers)), tuple(others)
+
+
+def _make_in_turn(makers: Sequence[MakeModule], modules: list[Any]) -> Any:
+    for make in makers:
+        modules = [make(modules)]
+    return modules[0]
+
+
+def _make_fused(kind: Any, modules: list[Any]) -> Any:
+    return kind(*modules)
+
+
+def _make_trainable(kind: Any, claim: Claim, modules: list[Any]) -> Any:
+    """Make a QAT module that the user's model holds as such, or inside of another module."""
+    module = modules[0].train()
+    for name, inner in module.named_children():
+        if type(inner) is QAT_OF[kind]:
+            setattr(module, name, _make_trainable(kind, claim, [inner]))
+            return module
+    for each in module.modules():
+        each.qconfig = qconfig_for(claim)
+    return kind.from_float(module)
+
+
+# -- second inputs ----------------------------------------------------------------------------------------------------
+
+
+def _read_addition(pattern: Any) -> Addition | None:
+    """Read (op, chain, any) and (op, any, chain), and a chain of those with what follows."""
+    if not isinstance(pattern, tuple):
+        return None
+    if len(pattern) == 2 and (inner := _read_addition(pattern[1])) is not None and not isinstance(pattern[0], tuple):
+        return replace(inner, rest=(*inner.rest, pattern[0]))
+    if len(pattern) != 3 or MatchAllNode not in pattern[1:]:
+        return None
+    op, first, second = pattern
+    is_first = second is MatchAllNode
+    return Addition(op=op, chain=tuple(leaves(first if is_first else second)), is_first=is_first)
+
+
+class AddedModel(nn.Module):
+    """A chain whose result is added to a second input; then what follows."""
+
+    def __init__(self, chain: PatternModel, added: Addition) -> None:
+        super().__init__()
+        self.chain, self.added = chain, added
+        self.rest = nn.Sequential(*(each() for each in added.rest))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        """Add in the pattern's order."""
+        result = self.chain(x)
+        return self.rest(self.added.op(result, y) if self.added.is_first else self.added.op(y, result))
+
+
+class SecondInputModel(nn.Module):
+    """A module of two inputs, such as a fused convolution and addition."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.op = module
+
+    def forward(self, x: Any, y: Any) -> Any:
+        """Hand both on."""
+        return self.op(x, y)

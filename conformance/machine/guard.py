@@ -1,0 +1,68 @@
+"""Guards: marks on the functions that find faults, so that the mutation gate can watch each of them or take it away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Hook = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""Given a guard's name and function, returns what is called in its place."""
+
+
+class Finds(StrEnum):
+    """How a marked function says that it has found a fault."""
+
+    PROBLEM = "returns a Problem, else None"
+    PROBLEMS = "yields Problems"
+    TEXT = "returns what is wrong, else an empty text"
+    ERROR = "raises a StageError"
+    FALLBACK = "raises a StageError, or returns a result with a fault"
+    FAILED_RUN = "returns the comparison of a run without an output; being called is the fault"
+    OFF_GRID = "returns the comparison of an output between two integers; being called is the fault"
+    DISTANCES = "returns the check of comparisons, of which one is too far from the exact result"
+    CHANGES = "yields comparisons, of which one has a problem"
+    CHECK = "returns a check that does not pass"
+    LOST = "returns the verdict of work that did not end well; being called is the fault"
+
+
+GUARDS: dict[str, Finds] = {}
+"""The guards that have been marked, by name."""
+
+_hooks: list[Hook] = []
+
+
+def guard(name: str, finds: Finds = Finds.PROBLEM) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Mark a function as a guard; several functions of one name are one guard.
+
+    Raises ValueError for a name whose other function finds faults in another way.
+    """
+
+    def mark(function: Callable[P, R]) -> Callable[P, R]:
+        if GUARDS.setdefault(name, finds) is not finds:
+            raise ValueError(f"guard {name!r}: it {finds}; another function of the name {GUARDS[name]}")
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            hooked: Callable[..., R] = function
+            for hook in _hooks:
+                hooked = hook(name, hooked)
+            return hooked(*args, **kwargs)
+
+        return call
+
+    return mark
+
+
+@contextmanager
+def guards_replaced(hook: Hook) -> Iterator[None]:
+    """Call what ``hook`` makes of each guard in its place, in this process and in those forked from it."""
+    _hooks.append(hook)
+    try:
+        yield
+    finally:
+        _hooks.remove(hook)

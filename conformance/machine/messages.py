@@ -1,0 +1,81 @@
+"""Messages that a child process sends: rows of the results file, and what the parent must know beside them.
+
+Each is a line of JSON (`reports.codec`), free of whatever differs from process to process or from machine to machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, TypeVar, cast
+
+from reports.codec import KINDS, Message, decode, line_of, loads
+from reports.schema import Scalar
+
+Sent = TypeVar("Sent", bound=Message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Which piece of work begins: what a process was doing when it died."""
+
+    kind: ClassVar[str] = "begin"
+    stage: str
+    """Name of the stage."""
+    case: str = ""
+    """Name of the case; "" for a stage that looks at the claim as a whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What is shown of a claim beside its checks."""
+
+    kind: ClassVar[str] = "trace"
+    decisions: list[dict[str, Scalar]] = field(default_factory=list)
+    """Decision log of prepare, row by row."""
+    graphs: dict[str, str] = field(default_factory=dict)
+    """Graphs of the pattern before and after, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardsSeen:
+    """The checks that found a fault, for the mutation gate."""
+
+    kind: ClassVar[str] = "guards"
+    names: list[str]
+    """Names of the guards."""
+
+
+MESSAGES: Mapping[str, type[Message]] = {**KINDS, **{cls.kind: cls for cls in (Begin, Trace, GuardsSeen)}}
+
+_FOLDERS = {*(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")), str(Path(__file__).parents[2])}
+_PLACES = tuple(json.dumps(f"{folder}{os.sep}")[1:-1] for folder in sorted(_FOLDERS, key=len, reverse=True))
+_VOLATILE = re.compile(r"(<eval_with_key>)\.\d+|(0x)[0-9a-f]{6,}")
+
+
+def to_line(message: Message) -> str:
+    """Return a message as a line of JSON without the newline, its text without lone surrogates.
+
+    Counters and addresses, which differ from process to process, are left out of its texts, and of paths the folders of
+    Python, of installed packages and of the suite, which differ from machine to machine. Raises SchemaError for what
+    JSON cannot hold.
+    """
+    text = _VOLATILE.sub(r"\1\2", line_of(message, ensure_ascii=False))
+    for place in _PLACES:
+        text = text.replace(place, "")
+    return text.encode("utf-8", "replace").decode()
+
+
+def from_line(line: str) -> Message:
+    """Return the message of a line. Raises ValueError for a line that holds none."""
+    return decode(loads(line), MESSAGES)
+
+
+def portable(message: Sent) -> Sent:
+    """Return a message as it arrives at a reader."""
+    return cast("Sent", from_line(to_line(message)))

@@ -1,0 +1,58 @@
+"""The bench: the backend under test with its config and limits, how much of it is tried, and from which seed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection
+from functools import cached_property
+
+import torch
+from torch.fx import GraphModule
+
+from backends.base import Backend, Representation
+from conformance.claims.claim import enumerate_claims
+from conformance.claims.effort import PROFILES, Effort
+from conformance.claims.quick import Share, shares_of
+from refimpl import BackendConfig, convert_to_reference_decomposed_fx
+from refimpl.backend_config import as_backend_config
+from refimpl.convert import convert_to_bounded_reference_fx
+
+
+class Bench:
+    """The backend under test. Equal benches give equal results, in whichever process and order.
+
+    ``spec``: what the command line calls the backend. ``repro``: returns the command that runs a claim or job again, by
+    its ID. ``waived``: the IDs of claims that waivers cover. ``max_examples``: random inputs of each case, with all
+    directed ones, in place of the profile's.
+    """
+
+    def __init__(
+        self, backend: Backend, *, seed: int, profile: str, max_examples: int | None = None, spec: str = "",
+        repro: Callable[[str], str] = str, waived: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        torch.set_num_threads(1)  # cases are tiny: threads cost more than they give, and workers share the cores
+        self.backend = backend
+        self.spec = spec or backend.name
+        self.repro = repro
+        self.waived = frozenset(waived)
+        self.seed = seed
+        self.profile = profile
+        effort = PROFILES[profile]
+        self.effort: Effort = effort if max_examples is None else effort.with_examples(max_examples)
+        self.capabilities = backend.capabilities()
+        self.config: BackendConfig = as_backend_config(backend.backend_config())
+
+    @cached_property
+    def shares(self) -> dict[str, Share]:
+        """The share of each claim in the cases of its op, by the claim's ID."""
+        return shares_of(enumerate_claims(self.config, self.capabilities))
+
+    def seed_for(self, *names: str) -> int:
+        """Return a seed for these names, the same whatever ran before and in whichever process."""
+        digest = hashlib.sha256("/".join([str(self.seed), *names]).encode()).digest()
+        return int.from_bytes(digest[:6], "big")
+
+    def convert(self, prepared: GraphModule) -> GraphModule:
+        """Return the reference model in the backend's representation."""
+        is_quantized = self.backend.representation is Representation.QUANTIZED
+        return (convert_to_bounded_reference_fx if is_quantized else convert_to_reference_decomposed_fx)(prepared)

@@ -1,0 +1,101 @@
+"""The lower stage: does the backend take what its config claims? (LOW-01)"""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule
+
+from backends.base import UnsupportedPattern
+from conformance.claims.inputs import Batch
+from conformance.machine.guard import Finds, guard
+from conformance.machine.memory import memory_filled_with
+from conformance.stages.bench import Bench
+from conformance.stages.convert import Reference
+from conformance.stages.stage import CaseResult, CaseStage, StageError
+from reports.schema import Verdict, Where
+
+LoweredModel = Callable[..., Any]
+"""What a backend's lower returned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lowered(CaseResult):
+    """The lowered model of a case."""
+
+    reference: Reference
+    model: LoweredModel
+
+
+class LowerStage(CaseStage[Reference, Lowered]):
+    """Has the backend lower the reference model."""
+
+    name = "lower"
+    runs_backend = True
+
+    def run(self, before: Reference) -> Lowered:
+        """Lower a copy of the reference model. Raises StageError for what the backend does wrong."""
+        example = tuple(value.clone() for value in before.inputs[0].tensors)
+        return Lowered(reference=before, model=lower(self.bench, before.model, example))
+
+    def has_raised(self, result: Lowered | None, fault: StageError | None) -> bool:
+        """Tell whether the backend did not lower the case."""
+        return fault is not None and fault.verdict is Verdict.REFUTED
+
+
+@guard("lower", Finds.ERROR)
+def lower(bench: Bench, reference: GraphModule, example_inputs: Batch) -> LoweredModel:
+    """Return what the backend makes of a copy of the reference model. Raises StageError for what it does wrong."""
+    try:
+        lowered = bench.backend.lower(copy.deepcopy(reference), example_inputs)
+    except UnsupportedPattern as error:
+        text = f"the backend declines what its config claims: {error}"
+        raise StageError("LOW-01", Verdict.REFUTED, text) from error
+    except Exception as error:
+        raise backend_error("lower", error) from error
+    if not callable(lowered):
+        text = f"lower returned {type(lowered).__name__}, which cannot be called"
+        raise StageError("LOW-01", Verdict.REFUTED, text)
+    return lowered
+
+
+def run_lowered(lowered: LoweredModel, where: Where | str, inputs: Batch) -> Any:
+    """Run a lowered model on copies of the inputs; its output is copied, for it may be the model's own buffer.
+
+    Raises StageError when the backend's code raises.
+    """
+    try:
+        output = lowered(*(value.clone() for value in inputs))
+    except Exception as error:
+        raise backend_error(f"running {where},", error) from error
+    return _copy(output)
+
+
+def error_on_retry(lower_again: Callable[[], LoweredModel], where: Where, inputs: Batch) -> str:
+    """Lower and run a failing case again with other memory contents; return the new error text ("" if it passes).
+
+    An error that a kernel raises because of what it reads out of bounds differs from run to run.
+    """
+    try:
+        with memory_filled_with(0x5A):
+            run_lowered(lower_again(), where, inputs)
+    except StageError as error:
+        return str(error)
+    return ""
+
+
+def _copy(output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return output.detach().cpu().clone()
+    return type(output)(map(_copy, output)) if type(output) in (tuple, list) else output
+
+
+def backend_error(where: str, error: Exception) -> StageError:
+    """Return the fault of a backend's code that raises: what the config claims, the backend must do. (LOW-01)"""
+    text = "".join(traceback.format_exception(error, limit=-6))
+    return StageError("LOW-01", Verdict.REFUTED, f"{where} raised {type(error).__name__}: {error}", traceback=text)
