@@ -21,7 +21,8 @@ from conformance.run.recorder import PAYLOAD
 from conformance.run.session import Unit, run_of
 from reports.codec import line_of
 from reports.results import leading_check
-from reports.schema import Check, ClaimResult, Judged, Row, Verdict
+from reports.schema import Check, ClaimResult, Judged, Row
+from reports.verdicts import Verdict
 
 
 @pytest.fixture(scope="session")

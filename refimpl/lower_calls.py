@@ -44,7 +44,7 @@ class Call:
         return [leaf for part in parts for leaf in part if isinstance(leaf, Node)]
 
 
-class Grid(NamedTuple):
+class InputGrid(NamedTuple):
     """Where a quantized value lies: its qparams, or the value that alone knows them, which comes quantized. (OBS-11)"""
 
     scale: float | Node
@@ -56,7 +56,7 @@ class Tail(NamedTuple):
     """What an op and all up to the node that quantizes become: a call of ``target``."""
 
     quantize: Node
-    grid: Grid
+    grid: InputGrid
     target: Any
 
 

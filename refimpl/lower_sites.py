@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 
 from refimpl import lower_table as table
 from refimpl.invariants import QUANTIZE, QUANTIZE_DYNAMIC, is_dequantize
-from refimpl.lower_calls import REQUANTIZE, Blocked, Call, Grid, NotLowered, Tail
+from refimpl.lower_calls import REQUANTIZE, Blocked, Call, InputGrid, NotLowered, Tail
 from refimpl.reference_build import packed
 from refimpl.reference_convs import PLAIN
 from refimpl.tracing import CALLS, attribute_of, constants, weighted
@@ -125,16 +125,16 @@ class Sites:
             raise Blocked(f"LOW-03: {node.name} has {len(node.users)} users; one quantized op has one output")
         return next(iter(node.users))
 
-    def _grid(self, value: Node) -> Grid | None:
+    def _grid(self, value: Node) -> InputGrid | None:
         """The qparams of a quantized value; None for a float value, or if another graph decides them."""
         if value.target is QUANTIZE:
             dtype: Any = value.args[3]
             if (given := _given(value)) is not None:
-                return Grid(given, given, dtype)
+                return InputGrid(given, given, dtype)
             scale, zero_point = map(self._attribute, value.args[1:3])
-            return Grid(float(scale), int(zero_point), dtype)
+            return InputGrid(float(scale), int(zero_point), dtype)
         is_float16 = value.op == "call_method" and value.target == "to" and value.args[1:] == (torch.float16,)
-        return Grid(1.0, 0, torch.float16) if is_float16 else None
+        return InputGrid(1.0, 0, torch.float16) if is_float16 else None
 
     def _tail(self, node: Node, sources: Any, target: Any, with_relu: Any = None, keeps: bool = False) -> Tail:
         """Read what follows an op, each the only user of what it follows: a relu, the quantize node. (PAT-06)

@@ -21,7 +21,7 @@ from refimpl.explain import DecisionLog, decision_log, dtypes_of
 from refimpl.fake_quantize import disable_fake_quant
 from refimpl.lower import NOT_LOWERED
 from refimpl.plan import OBSERVER_PREFIX
-from refimpl.quality_walk import Grid, Layer, Reading, Walk, as_float, copied, leaves, recorded
+from refimpl.quality_walk import LayerEdge, OutputGrid, QualityWalk, Reading, as_float, copied, leaves, recorded
 from refimpl.tracing import TORCH_NOTES, notes_of
 
 
@@ -138,7 +138,7 @@ def explain(
         raise ModelError("explain: sample_inputs is an empty list; give a tuple of inputs, or a list of such")
     reference, origin, lowered = _sides(model, against)
     tally = _Tally()
-    walk = Walk(reference, origin, "", tally.measure)
+    walk = QualityWalk(reference, origin, "", tally.measure)
     with torch.no_grad():
         for batch in batches:
             given = batch if isinstance(batch, tuple) else (batch,)
@@ -192,19 +192,19 @@ class _Sums:
     own_noise: float = 0.0
     noise: float = 0.0
     clipped: int = 0
-    grid: Grid | None = None
+    grid: OutputGrid | None = None
 
 
 @dataclass(slots=True)
 class _Tally:
     """Adds up what the walk reads. ``lowered``: what the nodes of the lowered model gave in this batch, if any."""
 
-    sums: dict[Layer, _Sums] = field(default_factory=dict)
+    sums: dict[LayerEdge, _Sums] = field(default_factory=dict)
     outputs: list[list[float]] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     lowered: dict[str, Any] | None = None
 
-    def measure(self, layer: Layer, reading: Reading) -> None:
+    def measure(self, layer: LayerEdge, reading: Reading) -> None:
         """Add one batch's values of a layer, or note why it has none."""
         reason = reading.reason
         actual = reading.actual if self.lowered is None else _of_lowered(layer, self.lowered)
@@ -246,7 +246,7 @@ class _Tally:
         )
 
 
-def _quality(layer: Layer, sums: _Sums) -> LayerQuality:
+def _quality(layer: LayerEdge, sums: _Sums) -> LayerQuality:
     decision, grid = layer.decision, sums.grid
     takers = ", ".join(user.name for user in layer.at.users)
     return LayerQuality(
@@ -266,7 +266,7 @@ def _quality(layer: Layer, sums: _Sums) -> LayerQuality:
     )
 
 
-def _of_lowered(layer: Layer, values: dict[str, Any]) -> Any:
+def _of_lowered(layer: LayerEdge, values: dict[str, Any]) -> Any:
     """The lowered model's value of a layer: of what quantizes, if that is left, else of the op in its place."""
     ops = layer.decision.nodes[::-1] if layer.decision else ()
     names = (*(node.name for node in (layer.at, layer.quantize) if node is not None), *ops)
@@ -286,7 +286,7 @@ def _squares(pairs: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
     return sum(float(a.square().sum()) for a, _ in doubles), sum(float((a - b).square().sum()) for a, b in doubles)
 
 
-def _outside(values: Tensor, grid: Grid) -> int:
+def _outside(values: Tensor, grid: OutputGrid) -> int:
     half = grid.scale / 2
     return int(((values < grid.low - half) | (values > grid.high + half)).sum())
 

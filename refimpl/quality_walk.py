@@ -42,7 +42,7 @@ _FLOAT_WEIGHTS: dict[str, Callable[[Any], Any]] = {  # how torch's reference mod
 }
 
 
-class Grid(NamedTuple):
+class OutputGrid(NamedTuple):
     """Where a layer's output may lie: its step, and the ends of its range (real numbers)."""
 
     scale: float
@@ -51,7 +51,7 @@ class Grid(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Layer:
+class LayerEdge:
     """What is measured, and where.
 
     ``name``: the value's, as the float model has it. ``source``: the value before it is rounded. ``quantize``: what
@@ -75,14 +75,14 @@ class Reading:
     actual: Any
     own_float: Any = None
     own_actual: Any = None
-    grid: Grid | None = None
+    grid: OutputGrid | None = None
     reason: str = ""
 
 
-Measure = Callable[[Layer, Reading], None]
+Measure = Callable[[LayerEdge, Reading], None]
 
 
-class Walk:
+class QualityWalk:
     """A reference model, or a standalone module in it, that batches are taken through.
 
     `origin`: the prepared model that it was converted from, for its float modules; None: they are made of the reference
@@ -105,7 +105,7 @@ class Walk:
         self.of_user = {q for q in self.quantizes if self._source(q).name in weights or _is_dynamic(q)}
         self.layers = {layer.at: layer for layer in self._layers()}
         self.last_use = self._last_uses()
-        self.children: dict[Node, Walk] = {}
+        self.children: dict[Node, QualityWalk] = {}
         self.floats: dict[str, nn.Module | None] = {}
         self.floating: Values = {}
         self.actual: Values = {}
@@ -121,7 +121,7 @@ class Walk:
         source: Node = value.args[0] if value in self.bounds else value
         return source
 
-    def _layers(self) -> Iterator[Layer]:
+    def _layers(self) -> Iterator[LayerEdge]:
         """Yield a layer for each rounding that is no part of a pattern that takes it, and for each other pattern."""
         rounded = set()
         for quantize in (node for node in self.nodes if node in self.quantizes and node not in self.of_user):
@@ -135,12 +135,12 @@ class Walk:
             if decision is not None and node not in rounded:
                 yield self._layer(node, None, node, decision)
 
-    def _layer(self, source: Node, quantize: Node | None, at: Node, decision: Decision | None) -> Layer:
+    def _layer(self, source: Node, quantize: Node | None, at: Node, decision: Decision | None) -> LayerEdge:
         named: Any = source
         while named in self.back or named in self.quantizes or named in self.bounds:  # rounded before (OBS-14)
             named = named.args[0]
         name = self.prefix + named.name
-        return Layer(name=name, prefix=self.prefix, source=source, quantize=quantize, at=at, decision=decision)
+        return LayerEdge(name=name, prefix=self.prefix, source=source, quantize=quantize, at=at, decision=decision)
 
     def _ended(self, node: Node) -> Decision | None:
         """The decision of the pattern that ends at a node."""
@@ -214,7 +214,7 @@ class Walk:
         if node not in self.children:
             name = str(node.target)
             origin: Any = None if self.origin is None else self.origin.get_submodule(name)
-            self.children[node] = Walk(child, origin, f"{self.prefix}{name}.", self.measure)
+            self.children[node] = QualityWalk(child, origin, f"{self.prefix}{name}.", self.measure)
         given = (map_arg(node.args, side.__getitem__) for side in (self.floating, self.actual))
         self.floating[node], self.actual[node] = self.children[node].run(*given)
 
@@ -286,7 +286,7 @@ class Walk:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def _reading(self, layer: Layer) -> Reading:
+    def _reading(self, layer: LayerEdge) -> Reading:
         """Collect what there is about a layer. The values of a plain integer tensor are those that it stands for."""
         floating, actual = self.floating[layer.source], map_aggregate(self.actual[layer.at], as_float)
         if layer.decision is None:
@@ -303,7 +303,7 @@ class Walk:
         own_float = map_aggregate(own_float, as_float)
         return Reading(floating=floating, actual=actual, own_float=own_float, own_actual=own_actual, grid=grid)
 
-    def _grid(self, quantize: Node) -> Grid | None:
+    def _grid(self, quantize: Node) -> OutputGrid | None:
         """The grid of a node that quantizes per tensor; None for any other."""
         if quantize.target not in (torch.quantize_per_tensor, OPS.quantize_per_tensor.default):
             return None
@@ -317,7 +317,7 @@ class Walk:
         value: Any = quantize.args[0]
         if value in self.bounds:
             low, high = value.args[1:3]
-        return Grid(float(scale), low, high)
+        return OutputGrid(float(scale), low, high)
 
 
 def is_rounding(node: Node) -> bool:

@@ -22,9 +22,9 @@ from reports.markdown import markdown
 from reports.merge import merge
 from reports.rerun import draw, rerun
 from reports.results import Results, ResultsError, read_results
-from reports.schema import Outcome
 from reports.terminal import summary, verdict_line
 from reports.text import one_line
+from reports.verdicts import Outcome
 
 OK, FAILED, UNUSABLE = 0, 1, 2
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from reports.html import render_html
 from reports.results import Results, ResultsError, ids_digest, read_results
-from reports.schema import Outcome
 from reports.text import end
+from reports.verdicts import Outcome
 
 FORMAT = 1
 CERTIFICATE, RESULTS, HTML = "certificate.json", "results.jsonl", "report.html"

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from reports.page import render_page
 from reports.results import Results, ResultsError
-from reports.schema import ClaimResult, Number, Outcome, Verdict
+from reports.schema import ClaimResult, Number
+from reports.verdicts import Outcome, Verdict
 
 _CONSTRAINTS = re.compile(r"\[[^]]*\]")
 

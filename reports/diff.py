@@ -15,8 +15,9 @@ from enum import StrEnum
 from tabulate import tabulate
 
 from reports.results import Results
-from reports.schema import PASSING, ClaimResult, Judged, Number, Outcome
+from reports.schema import ClaimResult, Judged, Number
 from reports.text import end, lsb, middle, one_line
+from reports.verdicts import PASSING, Outcome
 
 _BASIS = ("backend", "config_sha256", "torch", "python", "suite_version", "suite_commit", "isa", "cpu", "profile",
           "seed")  # fmt: skip

@@ -17,7 +17,8 @@ from reports.evidence import Table, table
 from reports.page import anchor, render_page
 from reports.plots import Plot, plots
 from reports.results import Results, leading_check
-from reports.schema import Check, ClaimResult, Measurement, ModelResult, Verdict
+from reports.schema import Check, ClaimResult, Measurement, ModelResult
+from reports.verdicts import Verdict
 
 MOST_ROWS = 10_000
 """How many claims are listed; of more, or of more than fit, those that are VERIFIED stand in the matrix alone."""

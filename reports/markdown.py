@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from reports.diff import compare_runs
 from reports.results import Results, leading_check
-from reports.schema import VERDICTS
 from reports.terminal import verdict_line
 from reports.text import commit, counted, duration, lsb, one_line
+from reports.verdicts import VERDICTS
 
 WORST = 20
 LONGEST = 300

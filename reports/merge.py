@@ -8,7 +8,8 @@ from pathlib import Path
 
 from reports.codec import encode
 from reports.results import Results, ResultsError, read_results
-from reports.schema import Header, Outcome, Row
+from reports.schema import Header, Row
+from reports.verdicts import Outcome
 from reports.writer import ResultsWriter
 
 _OWN = frozenset({"shard", "claims", "started", "platform", "cpu", "cpu_flags"})

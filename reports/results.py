@@ -19,20 +19,9 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from reports.codec import PlainRow, SchemaError, decode, encode, loads
-from reports.schema import (
-    VERDICTS,
-    Check,
-    ClaimResult,
-    Footer,
-    Header,
-    Judged,
-    Measurement,
-    ModelResult,
-    Outcome,
-    Row,
-    Verdict,
-)
+from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
 from reports.upgrade import OLD, upgraded
+from reports.verdicts import VERDICTS, Outcome, Verdict
 
 Pair = tuple[str, str]
 Data = TypeVar("Data", bound=Row)

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from tabulate import MIN_PADDING, tabulate
 
 from reports.results import Results, leading_check
-from reports.schema import VERDICTS, Check, ClaimResult, Judged, Verdict
+from reports.schema import Check, ClaimResult, Judged
 from reports.text import counted, end, lsb, middle, one_line
+from reports.verdicts import VERDICTS, Verdict
 
 WORST = 20
 _PROBLEM_COLUMNS = ("verdict", "stage", "rule", "LSB", "claim, and what is wrong")

@@ -14,7 +14,8 @@ from typing import NoReturn, Self
 
 from reports.codec import SchemaError, line_of, row_of
 from reports.results import ResultsError, counts_of, spell_counts
-from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Outcome, Row
+from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
+from reports.verdicts import Outcome
 
 
 class ResultsWriter:

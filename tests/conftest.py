@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from reports.results import Results, read_results
-from reports.schema import PASSING
+from reports.verdicts import PASSING, Outcome
 from reports.writer import ResultsWriter
 
 Row = dict[str, Any]
@@ -87,13 +87,14 @@ class Runs:
         """A finished results file; its totals and ending follow from the rows, unless changed."""
         rows = list(rows)
         claims = [row for row in rows if row["kind"] == "claim"]
-        green = all(claim["waived"] or claim["verdict"] in PASSING for claim in claims)
+        passes = all(claim["waived"] or claim["verdict"] in PASSING for claim in claims)
         pairs = len({(claim["pattern"], claim["dtype_config"]) for claim in claims})
         path = self.directory / next(self._names)
         with ResultsWriter(path) as writer:
             for row in [self.header(**{"claims": len(claims), "pairs": pairs} | changes), *rows]:
                 writer.write_line(json.dumps(row, sort_keys=True))
-            writer.close(outcome="PASS" if green else "FAIL", exit_status=int(not green), seconds=75.5)
+            outcome = Outcome.PASS if passes else Outcome.FAIL
+            writer.close(outcome=outcome, exit_status=int(not passes), seconds=75.5)
         return path
 
     def results(self, rows: Iterable[Row], **changes: Any) -> Results:

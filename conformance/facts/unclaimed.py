@@ -25,7 +25,8 @@ from conformance.stages.bench import Bench
 from conformance.stages.refusal import functions_with, modules_with, with_only
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 from refimpl.patterns import leaves, pattern_name
-from reports.schema import Check, Measurement, Verdict
+from reports.schema import Check, Measurement
+from reports.verdicts import Verdict
 
 _HOW = {
     Verdict.VERIFIED: "runs correctly",

@@ -30,7 +30,7 @@ from conformance.ops.fused_modules import FOLLOWERS
 from conformance.ops.op_model import MODEL_OF, Input, OneInput, PatternModel, Step, ThreeInputs, TwoInputs
 from conformance.ops.table import OP_SAMPLES, WEIGHTED
 from conformance.ops.variants import Arguments
-from conformance.ops.weighted import Layer
+from conformance.ops.weighted import LayerShape
 from conformance.whole_models.flow import ModelSetup
 from refimpl.patterns import is_chain, leaf_name, leaves, pattern_name
 
@@ -79,7 +79,7 @@ class DrawnCall:
         root, *rest = self.ops
         arguments = dict(self.arguments)
         if root in WEIGHTED:
-            arguments["shape"] = Layer(*arguments["shape"])
+            arguments["shape"] = LayerShape(*arguments["shape"])
         steps = [OP_SAMPLES[root].step(root, arguments)]
         for op in rest:
             steps.append(FOLLOWERS[op](channels(steps)))
@@ -333,12 +333,12 @@ class Drawing:
         names = (name, *entered)
         return names, {**arguments, "shape": tuple(self.shapes[each] for each in names)}
 
-    def _layer(self, root: Any, shape: Shape) -> Layer:
+    def _layer(self, root: Any, shape: Shape) -> LayerShape:
         """Channels and groups; a linear layer has no groups."""
         is_linear = root in (nn.Linear, F.linear)
         c_in, c_out = shape[-1 if is_linear else 1], self.choose(CHANNELS)
         groups = 1 if is_linear else self.choose([each for each in CHANNELS if c_in % each == c_out % each == 0])
-        return Layer(c_in=c_in, c_out=c_out, groups=groups, batch=shape[0])
+        return LayerShape(c_in=c_in, c_out=c_out, groups=groups, batch=shape[0])
 
     def _shape_of(self, call: DrawnCall) -> Shape | None:
         """The shape of what a call gives; None: it is too large, has no axes, or is too little to train a norm on."""

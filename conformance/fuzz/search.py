@@ -59,7 +59,8 @@ from conformance.whole_models.jobs import DIRECTED_INPUTS, EXTENTS, setups_of
 from conformance.whole_models.subgraphs import subgraphs
 from conformance.whole_models.verify import failed_check, model_result, run_and_judge, verify_model
 from refimpl import BackendConfig
-from reports.schema import PASSING, Check, ModelResult, Verdict, evidence
+from reports.schema import Check, ModelResult, evidence
+from reports.verdicts import PASSING, Verdict
 
 SHARES = 4
 """Jobs of a setup. The first draws from all patterns, the others from half of them each, and no number as an operand:

@@ -37,14 +37,12 @@ _hooks: list[Hook] = []
 
 
 def guard(name: str, finds: Finds = Finds.PROBLEM) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Mark a function as a guard; several functions of one name are one guard.
-
-    Raises ValueError for a name whose other function finds faults in another way.
-    """
+    """Mark a function as a guard. Raises ValueError for a name that another function has."""
 
     def mark(function: Callable[P, R]) -> Callable[P, R]:
-        if GUARDS.setdefault(name, finds) is not finds:
-            raise ValueError(f"guard {name!r}: it {finds}; another function of the name {GUARDS[name]}")
+        if name in GUARDS:
+            raise ValueError(f"two guards are named {name!r}; a guard's name is its own")
+        GUARDS[name] = finds
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -28,7 +28,8 @@ from backends.discovery import describe_error
 from conformance.machine.guard import Finds, guard
 from conformance.machine.messages import MESSAGES, from_line, to_line
 from reports.codec import Message, decode, line_of, loads
-from reports.schema import Evidence, Verdict, evidence
+from reports.schema import Evidence, evidence
+from reports.verdicts import Verdict
 
 Serve = Callable[[str], Iterable[Message]]
 """Does the work of a name: yields its messages."""
@@ -206,7 +207,7 @@ class _Child:
         except TimeoutError:
             self._dump_stack()
             last = self._lost(Ending.TIMEOUT, f"did not end within {self._limit:g} s (--claim-timeout)")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             last = self._lost(Ending.ERROR, f"the process sent a line that is no message: {error}")
         return _result(messages, last, started)
 
@@ -244,8 +245,16 @@ class _Child:
                 self._output.truncate(0)
 
     def _has_exited(self, patience: float = 0.0) -> bool:
-        self._process.join(patience)
-        return self._process.exitcode is not None
+        """Tell whether the child has exited, and wait for it up to ``patience`` seconds.
+
+        Not by ``join``: a child that closes all its descriptors makes its sentinel ready, and it then waits for ever.
+        """
+        deadline = time.monotonic() + patience
+        while self._process.exitcode is None:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL / 10)
+        return True
 
     def _death(self) -> str:
         """Say how the child left."""

@@ -13,11 +13,11 @@ TRIED = 3
 """How many candidates are tried of each check, and so many more if none of them survives."""
 
 WHY: Mapping[str, str] = {
-    "lint.modules": "prepare and convert refuse the same, at the first model; it names the part of the entry, without "
-    "one",
-    "structure.check_prepared_dynamic": "what it finds shows in the reference model as well; it names the rule of "
+    "config.modules": "prepare and convert refuse the same, at the first model; it names the part of the entry, "
+    "without one",
+    "prepare.check_prepared_dynamic": "what it finds shows in the reference model as well; it names the rule of "
     "prepare, where the fault is",
-    "structure._check_unobserved": "for a size to be observed OBS-03 and OBS-10 would both have to fail in the flow; "
+    "prepare.check_unobserved": "for a size to be observed OBS-03 and OBS-10 would both have to fail in the flow; "
     "and it leaves open what can never match, which no other check does",
 }
 """Checks that find nothing alone, and why they are kept."""

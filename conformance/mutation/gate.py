@@ -25,7 +25,8 @@ from conformance.run.options import Options
 from conformance.run.session import Run, Unit, open_run
 from reports.codec import Message
 from reports.results import leading_check
-from reports.schema import Check, ClaimResult, Judged, Row, Verdict
+from reports.schema import Check, ClaimResult, Judged, Row
+from reports.verdicts import Verdict
 
 RED = frozenset({Verdict.QUALITY, Verdict.FALLBACK, Verdict.REFUTED, Verdict.TIMEOUT, Verdict.CRASHED})
 """Verdicts that find a fault: not VERIFIED, and not UNEXERCISED, which finds nothing. ``--strict`` refuses them all."""

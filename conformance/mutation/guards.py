@@ -14,15 +14,15 @@ from typing import Any
 
 from conformance.machine.guard import GUARDS, Finds, guards_replaced
 from conformance.stages.comparison import Comparison, compare
-from conformance.stages.execution import Executed
+from conformance.stages.execution import ExecutedCase
 from conformance.stages.stage import StageError
-from reports.schema import PASSING, Verdict
+from reports.verdicts import PASSING, Verdict
 
 Function = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class GuardKind:
     """A kind of guards.
 
     ``has_found``: tells from the arguments and the result whether it has found a fault; a StageError that it raises
@@ -89,7 +89,7 @@ def _ignores_fallback(function: Function) -> Function:
     def call(bench: Any, lowered: Any) -> Any:
         with contextlib.suppress(StageError):
             return replace(function(bench, lowered), fault=None)
-        return Executed(lowered=lowered)
+        return ExecutedCase(lowered=lowered)
 
     return call
 
@@ -138,33 +138,33 @@ def _passes_all(function: Function) -> Function:
     return call
 
 
-KINDS: Mapping[Finds, Kind] = {
-    Finds.PROBLEM: Kind(
+KINDS: Mapping[Finds, GuardKind] = {
+    Finds.PROBLEM: GuardKind(
         has_found=lambda _, result: result is not None, blind=lambda _: lambda *arguments, **keywords: None
     ),
-    Finds.PROBLEMS: Kind(
+    Finds.PROBLEMS: GuardKind(
         has_found=lambda _, result: bool(result), blind=lambda _: lambda *arguments: iter(()), is_stream=True
     ),
-    Finds.TEXT: Kind(has_found=lambda _, result: bool(result), blind=lambda _: lambda *arguments: ""),
-    Finds.ERROR: Kind(has_found=_is_fault, blind=_leaves_open),
-    Finds.FALLBACK: Kind(
+    Finds.TEXT: GuardKind(has_found=lambda _, result: bool(result), blind=lambda _: lambda *arguments: ""),
+    Finds.ERROR: GuardKind(has_found=_is_fault, blind=_leaves_open),
+    Finds.FALLBACK: GuardKind(
         has_found=lambda _, result: _is_fault((), result if isinstance(result, StageError) else result.fault),
         blind=_ignores_fallback,
     ),
-    Finds.FAILED_RUN: Kind(
+    Finds.FAILED_RUN: GuardKind(
         has_found=lambda *_: True, blind=lambda _: lambda where, *arguments: Comparison(where=where)
     ),
-    Finds.OFF_GRID: Kind(has_found=lambda *_: True, blind=_takes_nearest),
-    Finds.DISTANCES: Kind(
+    Finds.OFF_GRID: GuardKind(has_found=lambda *_: True, blind=_takes_nearest),
+    Finds.DISTANCES: GuardKind(
         has_found=lambda arguments, _: any(map(_is_distance, arguments[1])), blind=_takes_any_distance
     ),
-    Finds.CHANGES: Kind(
+    Finds.CHANGES: GuardKind(
         has_found=lambda _, result: _has_problem(result), blind=_ignores_changes, is_stream=True
     ),
-    Finds.CHECK: Kind(
+    Finds.CHECK: GuardKind(
         has_found=lambda _, result: result.verdict not in (Verdict.VERIFIED, Verdict.UNEXERCISED), blind=_passes_all
     ),
-    Finds.LOST: Kind(
+    Finds.LOST: GuardKind(
         has_found=lambda *_: True, blind=lambda function: lambda work: (Verdict.UNEXERCISED, *function(work)[1:])
     ),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from tabulate import tabulate
 from conformance.mutation.ablation import TRIED, Removal
 from conformance.mutation.gate import MutantRun, Red
 from conformance.mutation.mutant import Mutant
-from reports.schema import Verdict
+from reports.verdicts import Verdict
 
 PROFILES = ("quick", "full")
 SCHEMA = 1

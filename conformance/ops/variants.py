@@ -1,7 +1,7 @@
 """Variation: every argument of an op away from its default, alone and in pairs.
 
-A ``OpSamples`` is a row of the suite's table of ops: for each argument of the op's signature the values that are tried, or
-the reason why it is not varied. A test holds the rows to the signatures. Pairs are covered greedily: every pair of
+``OpSamples`` says of one op, for each argument of its signature, which values are tried, or why it is not varied. A
+test holds the samples to the signatures. Pairs are covered greedily: every pair of
 values of two arguments occurs in some variant, and a variant covers as many pairs as it can.
 """
 

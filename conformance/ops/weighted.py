@@ -17,7 +17,7 @@ from conformance.ops.op_model import Input, Step
 from conformance.ops.variants import Arguments, Fixed, OpSamples
 
 
-class Layer(NamedTuple):
+class LayerShape(NamedTuple):
     """The channels of a convolution, or the features of a linear layer, and how many inputs it gets at once."""
 
     c_in: int
@@ -76,7 +76,7 @@ def transposed(weight: Tensor, groups: int) -> Tensor:
     return by_group.reshape(groups * within, c_out // groups, *kernel).contiguous()
 
 
-def _drawn_bias(layer: Layer, has_bias: bool) -> Tensor | None:
+def _drawn_bias(layer: LayerShape, has_bias: bool) -> Tensor | None:
     return torch.empty(layer.c_out).uniform_(-1, 1) if has_bias else None
 
 
@@ -120,15 +120,15 @@ _USUAL: tuple[Arguments, ...] = (
     {"stride": 2}, {"padding": 1}, {"stride": 2, "padding": 1}, {"dilation": 2}, {"dilation": 2, "padding": 2},
     {"kernel_size": 2, "stride": 2},
 )  # fmt: skip
-_LARGE_REDUCTION = {1: Layer(c_in=300, c_out=9), 2: Layer(c_in=100, c_out=9), 3: Layer(c_in=33, c_out=9)}
+_LARGE_REDUCTION = {1: LayerShape(c_in=300, c_out=9), 2: LayerShape(c_in=100, c_out=9), 3: LayerShape(c_in=33, c_out=9)}
 # Channels that fill no tile; a large reduction, of several images; groups; depthwise with a multiplier and without.
 LAYERS = (
-    Layer(c_in=3, c_out=5),
-    Layer(c_in=65, c_out=9, batch=4),
-    Layer(c_in=4, c_out=6, groups=2),
-    Layer(c_in=8, c_out=16, groups=8),
-    Layer(c_in=9, c_out=9, groups=9, batch=2),
-    Layer(c_in=16, c_out=16, groups=16),
+    LayerShape(c_in=3, c_out=5),
+    LayerShape(c_in=65, c_out=9, batch=4),
+    LayerShape(c_in=4, c_out=6, groups=2),
+    LayerShape(c_in=8, c_out=16, groups=8),
+    LayerShape(c_in=9, c_out=9, groups=9, batch=2),
+    LayerShape(c_in=16, c_out=16, groups=16),
 )
 DEPTHWISE = LAYERS[-1]
 """Depthwise convolutions have kernels of their own in every engine, many for channels in multiples of 8 or 16."""
@@ -208,7 +208,7 @@ def _resolved(arguments: Arguments) -> Arguments:
     network = arguments.get("_network")
     if network is None:
         return arguments
-    layer = Layer(c_in=network.channels, c_out=network.channels, groups=network.groups)
+    layer = LayerShape(c_in=network.channels, c_out=network.channels, groups=network.groups)
     reach = network.dilation * (network.kernel - 1)
     padding = reach // 2
     geometry = {"kernel_size": network.kernel, "stride": network.stride, "padding": padding}
@@ -312,8 +312,8 @@ def _convolutions() -> dict[Any, OpSamples]:
 _FEATURES = Fixed(reason="varied under shape")
 _LINEAR: dict[str, Any] = {
     "shape": (
-        Layer(c_in=8, c_out=7), Layer(c_in=1, c_out=1), Layer(c_in=65, c_out=64), Layer(c_in=257, c_out=3),
-        Layer(c_in=63, c_out=9),
+        LayerShape(c_in=8, c_out=7), LayerShape(c_in=1, c_out=1), LayerShape(c_in=65, c_out=64),
+        LayerShape(c_in=257, c_out=3), LayerShape(c_in=63, c_out=9),
     ),
     "_leading": ((2,), (1, 3), (2, 1, 3), (1, 2, 1, 2)),
     "bias": (True, False), "_unbatched": (False, True),
@@ -322,9 +322,9 @@ _LINEAR_MODULE = {"in_features": _FEATURES, "out_features": _FEATURES, "device":
 _LINEAR_FUNCTION = {"input": _TENSOR, "weight": _TENSOR}
 # More rows and more features than a tile of any kernel; reductions whose sum is beyond what float32 holds exactly.
 _LARGE: tuple[Arguments, ...] = (
-    {"_leading": (65,)}, {"_leading": (129,)}, {"_leading": (9,), "shape": Layer(c_in=64, c_out=65)},
-    {"_leading": (7,), "shape": Layer(c_in=16, c_out=129)}, {"shape": Layer(c_in=1025, c_out=8)},
-    {"_leading": (4, 8), "shape": Layer(c_in=2049, c_out=3)},
+    {"_leading": (65,)}, {"_leading": (129,)}, {"_leading": (9,), "shape": LayerShape(c_in=64, c_out=65)},
+    {"_leading": (7,), "shape": LayerShape(c_in=16, c_out=129)}, {"shape": LayerShape(c_in=1025, c_out=8)},
+    {"_leading": (4, 8), "shape": LayerShape(c_in=2049, c_out=3)},
 )  # fmt: skip
 
 
@@ -364,5 +364,5 @@ OP_SAMPLES: dict[Any, OpSamples] = {
 
 def out_channels(arguments: Arguments) -> int:
     """Return how many channels or features come out of an op with these arguments, those of a recipe of this table."""
-    layer: Layer = _resolved(arguments)["shape"]
+    layer: LayerShape = _resolved(arguments)["shape"]
     return layer.c_out

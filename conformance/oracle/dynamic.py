@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule
 
-from conformance.oracle.error_bounds import U64, Call, Errors, U, Value, dot_products, gamma
+from conformance.oracle.error_bounds import U64, Errors, OpCall, U, Value, dot_products, gamma
 from refimpl import explain
 
 EPS = torch.finfo(torch.float32).eps  # the smallest scale of an observer that was given none (NUM-02)
@@ -130,7 +130,7 @@ def half_steps(real: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(real), exponent.clamp(min=-14) - 10)
 
 
-def linear_products(call: Call) -> Errors:
+def linear_products(call: OpCall) -> Errors:
     """Σ x·w + b with x of any kind: beside the errors of a dot product those of what x was quantized by.
 
     Dynamic x: the result is s_x·s_w·(an integer) + b. The error of s_x is one factor of the whole product, and the

@@ -51,7 +51,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class OpCall:
     """One op on its operands, among which are Values; ``result`` is its exact result (a tensor, or a tuple of them)."""
 
     function: Callable[..., Any]
@@ -81,7 +81,7 @@ class Call:
         return list(dict.fromkeys(cause for value in self.values() for cause in value.errors))
 
 
-ErrorBound: TypeAlias = Callable[[Call], Any]
+ErrorBound: TypeAlias = Callable[[OpCall], Any]
 """Errors of a result (an ``Errors``; for an op with several results a tuple of them)."""
 
 
@@ -137,17 +137,17 @@ def dequantizing(x: Value) -> Tensor:
     return error if x.step is None else error + 2 * _LEVELS * U * x.step
 
 
-def moves(call: Call) -> Errors:
+def moves(call: OpCall) -> Errors:
     """Values are moved or selected: errors move with them. max(x + e) differs from max(x) by at most max e."""
     return {cause: call.on(error_of(cause), lambda tensor: tensor * 0) for cause in call.causes()}  # rule: NUM-05
 
 
-def clamps(call: Call) -> Errors:
+def clamps(call: OpCall) -> Errors:
     """An elementwise function of the first operand with slopes between −1 and 1: errors do not grow."""
     return dict(call.values()[0].errors)
 
 
-def sums(call: Call) -> Errors:
+def sums(call: OpCall) -> Errors:
     """The sum x ± alpha·y: errors add up.
 
     Each summand is rescaled by itself in float32: a rounding of the ratio s_x / s_y and one of the product, 2u of each
@@ -162,7 +162,7 @@ def sums(call: Call) -> Errors:
     return errors
 
 
-def dot_products(call: Call) -> Errors:
+def dot_products(call: OpCall) -> Errors:
     """Σ x·w + b over n products: Σ|x|·e_w + e_x·|w| + e_x·e_w for each cause.
 
     A bias held as int32 of scale s_x·s_w is off by half such a step, and by what is beyond 2³¹ of them. Summing in
@@ -189,7 +189,7 @@ def dot_products(call: Call) -> Errors:
     return errors
 
 
-def matrix_products(call: Call) -> Errors:
+def matrix_products(call: OpCall) -> Errors:
     """A·B: |A|·e_B + e_A·|B| + e_A·e_B for each cause; summing n products in float adds γₙ₊₂·|A|·|B|."""
     a, b = call.values()[-2:]
     errors = {cause: _product(torch.matmul, a, b, cause) for cause in dict.fromkeys((*a.errors, *b.errors))}
@@ -205,7 +205,7 @@ def evaluates(*, roundings: int) -> ErrorBound:
     Errors of the operand do not grow. The evaluation itself makes `roundings` roundings, each of at most u of |f(x)|.
     """
 
-    def bound(call: Call) -> Errors:
+    def bound(call: OpCall) -> Errors:
         errors = dict(call.values()[0].errors)
         _add(errors, "function", gamma(roundings) * call.result.abs())
         return errors
@@ -247,7 +247,7 @@ def _product(run: Callable[[Tensor, Tensor], Tensor], x: Value, y: Value, cause:
     return run(error_of(cause)(x), y.real.abs()) if has_x else run(x.real.abs(), error_of(cause)(y))
 
 
-def _weighted_operands(call: Call) -> tuple[Value, Value, Tensor | None, tuple[Any, ...]]:
+def _weighted_operands(call: OpCall) -> tuple[Value, Value, Tensor | None, tuple[Any, ...]]:
     """Input, weight, bias and what follows, of a function of the form f(x, weight, bias, …)."""
     x, w, *rest = call.args
     w = w if isinstance(w, Value) else Value(real=w.double())

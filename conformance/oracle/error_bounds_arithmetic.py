@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from conformance.oracle.error_bounds import (
-    Call,
     ErrorBound,
     Errors,
+    OpCall,
     U,
     Value,
     dequantizing,
@@ -25,13 +25,13 @@ from conformance.oracle.error_bounds import (
 )
 
 
-def pads(call: Call) -> Errors:
+def pads(call: OpCall) -> Errors:
     """Values move and a constant is put beside them, which has no error: f(e) − f(0), in which it cancels."""
     beside = call.on(lambda value: value.real * 0)
     return {cause: call.on(error_of(cause)) - beside for cause in call.causes()}
 
 
-def products(call: Call) -> Errors:
+def products(call: OpCall) -> Errors:
     """x·y: |x|·e_y + |y|·e_x + e_x·e_y for each cause.
 
     A rescale has one product and a factor of two scales (NUM-04). Here the factor is of three, one rounding more:
@@ -43,7 +43,7 @@ def products(call: Call) -> Errors:
     return _added(errors, "rescale", x.real.abs() * dequantizing(y) + y.real.abs() * dequantizing(x))
 
 
-def affine_products(call: Call) -> Errors:
+def affine_products(call: OpCall) -> Errors:
     """β·C + α·A·B: errors of C grow by |β|; those of A and B as in A·B, by |α|.
 
     Summing in floating point makes n products, n additions, one rounding for α, one for β, and one for each dequantized
@@ -69,19 +69,19 @@ def averages_over(rank: int) -> ErrorBound:
     dequantized term: γₙ₊₂ of the mean of |x|. n is at most the number of elements of those axes.
     """
 
-    def bound(call: Call) -> Errors:
+    def bound(call: OpCall) -> Errors:
         x = call.values()[0].real
         return _averaged(call, int(torch.Size(x.shape[-rank:]).numel()))
 
     return bound
 
 
-def means(call: Call) -> Errors:
+def means(call: OpCall) -> Errors:
     """A mean over axes: as ``averages_over``, with as many terms as elements go into one result."""
     return _averaged(call, call.values()[0].real.numel() // max(1, call.result.numel()))
 
 
-def _averaged(call: Call, terms: int) -> Errors:
+def _averaged(call: OpCall, terms: int) -> Errors:
     errors = moves(call)
     if call.capabilities.float_accumulation:
         _added(errors, "accumulation", gamma(terms + 2) * call.on(lambda value: value.real.abs()))
@@ -93,7 +93,7 @@ _LINEAR, _CUBIC = (1.0, 2.0), (1.375, 4.0)
 _KERNELS = {"linear": _LINEAR, "bilinear": _LINEAR, "trilinear": _LINEAR, "bicubic": _CUBIC}
 
 
-def interpolates(call: Call) -> Errors:
+def interpolates(call: OpCall) -> Errors:
     """Interpolation, by its mode. The nearest modes select; area averages over all axes but two.
 
     The linear and cubic modes form Σ w·x with weights that every backend computes in float32 from a source coordinate
@@ -120,7 +120,7 @@ def interpolates(call: Call) -> Errors:
     return _added(errors, "function", ((weights + sums) * x.abs().max()).expand_as(call.result))
 
 
-def floors(call: Call) -> Errors:
+def floors(call: OpCall) -> Errors:
     """⌊x / d⌋ with x off by e: any integer from ⌊(x − e) / d⌋ to ⌊(x + e) / d⌋; x itself is dequantized in float32."""
     x, divisor = call.args[0], call.args[1]
     error = x.error() + 2 * U * x.real.abs()

@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 
 from backends.base import Capabilities
 from conformance.oracle.dynamic import half_steps
-from conformance.oracle.error_bounds import DOT_PRODUCT, MOVES, Call, OpRule, U, Value, accumulator_step, map_values
+from conformance.oracle.error_bounds import DOT_PRODUCT, MOVES, OpCall, OpRule, U, Value, accumulator_step, map_values
 from conformance.oracle.grids import Grid, NoOracleError, grid_of, is_constant, is_range_clamp, qparams
 from conformance.oracle.rules_dynamic import MODULES, NODES
 from conformance.oracle.rules_weighted import FLOAT_MODULES, REFERENCE_MODULES
@@ -278,7 +278,7 @@ class Walk:
         self, rule: OpRule, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         capabilities: Capabilities | None = None,
     ) -> Any:  # fmt: skip
-        call = Call(
+        call = OpCall(
             function=rule.exact or function, args=args, kwargs=kwargs, capabilities=capabilities or self.capabilities,
         )  # fmt: skip
         result = call.on(lambda value: value.real.clone(), lambda tensor: tensor.double())

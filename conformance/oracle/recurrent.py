@@ -21,7 +21,7 @@ from torch.ao.nn.quantized.reference.modules.rnn import get_quantized_weight
 
 from backends.base import Capabilities
 from conformance.oracle.dynamic import Dynamic, dynamic_quantize, half_steps, halve, left_in_float, linear_products
-from conformance.oracle.error_bounds import Call, U, Value, accumulator_step, gamma
+from conformance.oracle.error_bounds import OpCall, U, Value, accumulator_step, gamma
 
 States: TypeAlias = tuple[Value, ...]
 
@@ -65,7 +65,7 @@ def ball(real: Tensor, error: Tensor) -> Value:
 def linear(x: Value, weight: Value, bias: Tensor | None, capabilities: Capabilities) -> Value:
     """x·wᵀ + b, with the last rounding to float32 in the bound; ``step`` is its accumulator's."""
     exact = F.linear(x.real, weight.real, None if bias is None else bias.double())
-    call = Call(function=F.linear, args=(x, weight, bias), kwargs={}, capabilities=capabilities, result=exact)
+    call = OpCall(function=F.linear, args=(x, weight, bias), kwargs={}, capabilities=capabilities, result=exact)
     error = sum((each.expand_as(exact) for each in linear_products(call).values()), U * exact.abs())
     return replace(ball(exact, error), step=accumulator_step(F.linear, x, weight, exact))
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from conformance.oracle.error_bounds import (
     FUNCTION,
-    Call,
     ErrorBound,
     Errors,
+    OpCall,
     OpRule,
     U,
     Value,
@@ -28,7 +28,7 @@ from conformance.oracle.error_bounds import (
 )
 
 
-def _option(call: Call, name: str, position: int, default: Any = None) -> Any:
+def _option(call: OpCall, name: str, position: int, default: Any = None) -> Any:
     """An argument of the op: an attribute of a module; of a function by name or position."""
     if isinstance(call.function, nn.Module):
         return getattr(call.function, name)
@@ -43,17 +43,17 @@ def _added(errors: Errors, bound: Tensor) -> Errors:
 # -- elementwise functions --------------------------------------------------------------------------------------------
 
 
-Slope: TypeAlias = Callable[[Call, Tensor], Tensor | float]
+Slope: TypeAlias = Callable[[OpCall, Tensor], Tensor | float]
 """The steepest slope of a function within the whole error of its operand, for a call and that error."""
 
 
-def elementwise(slope: Slope, evaluation: Callable[[Call], Tensor | float]) -> ErrorBound:
+def elementwise(slope: Slope, evaluation: Callable[[OpCall], Tensor | float]) -> ErrorBound:
     """Return the error bound of an elementwise function: errors grow by the steepest slope within them.
 
     ``evaluation``: how far the function of the dequantized value is off, in real units.
     """
 
-    def bound(call: Call) -> Errors:
+    def bound(call: OpCall) -> Errors:
         x = call.values()[0]
         dequantized = dequantizing(x)
         steepest = slope(call, x.error() + dequantized)
@@ -63,26 +63,26 @@ def elementwise(slope: Slope, evaluation: Callable[[Call], Tensor | float]) -> E
     return bound
 
 
-def _of_sigmoid(call: Call, error: Tensor) -> Tensor:
+def _of_sigmoid(call: OpCall, error: Tensor) -> Tensor:
     """σ' = σ(1 − σ) falls with |x|."""
     nearest = (call.values()[0].real.abs() - error).clamp(min=0).sigmoid()
     return nearest * (1 - nearest)
 
 
-def _of_tanh(call: Call, error: Tensor) -> Tensor:
+def _of_tanh(call: OpCall, error: Tensor) -> Tensor:
     """The slope tanh' = 1 − tanh² falls with |x|."""
     return 1 - (call.values()[0].real.abs() - error).clamp(min=0).tanh().square()
 
 
-def _negative_slope(call: Call) -> float:
+def _negative_slope(call: OpCall) -> float:
     return abs(float(_option(call, "negative_slope", 1, 0.01)))
 
 
-def _alpha(call: Call) -> float:
+def _alpha(call: OpCall) -> float:
     return abs(float(_option(call, "alpha", 1, 1.0)))
 
 
-def _of_prelu(call: Call, error: Tensor) -> float:
+def _of_prelu(call: OpCall, error: Tensor) -> float:
     return max(1.0, float(_option(call, "weight", 1).detach().abs().max()))
 
 
@@ -92,7 +92,7 @@ class Elementwise(NamedTuple):
     name: str
     ops: tuple[Any, ...]
     slope: Slope
-    evaluation: Callable[[Call], Tensor | float]
+    evaluation: Callable[[OpCall], Tensor | float]
 
 
 _ELEMENTWISE = (
@@ -128,12 +128,12 @@ _EXP = 40 * U  # twenty ulp: fast exponentials of vector libraries are as far of
 _BEYOND = 500.0  # an exponent whose error is this large has no digit right; float64 still holds its exponential
 
 
-def _softmax_axis(call: Call) -> int:
+def _softmax_axis(call: OpCall) -> int:
     dim = _option(call, "dim", 1)
     return int(dim) if dim is not None else 0 if call.result.dim() in (0, 1, 3) else 1  # torch's choice
 
 
-def softmaxes(call: Call) -> Errors:
+def softmaxes(call: OpCall) -> Errors:
     """eˣⁱ / Σ eˣʲ over n elements: with eˣ off by factors of 1 + ρ, yᵢ is off by yᵢ(ρᵢ + S) / (1 − S), S = Σ yⱼρⱼ.
 
     ρ: x and the largest x are dequantized, their difference rounds, the exponential is within twenty ulp. The sum and
@@ -179,13 +179,13 @@ Deviation: TypeAlias = tuple[Tensor, Tensor]
 """How far (x − μ)·r is off, and that result itself."""
 
 
-def normalizes(read: Callable[[Call], Norm]) -> ErrorBound:
+def normalizes(read: Callable[[OpCall], Norm]) -> ErrorBound:
     """Return the error bound of z·w + b, z = (x − μ)·r, r = 1 / √(v + eps); `read` says what is normalized in a call.
 
     For each cause, errors of x, μ, v, w and b: with z off by δ, δ·(|w| + e_w) + |z|·e_w + e_b.
     """
 
-    def bound(call: Call) -> Errors:
+    def bound(call: OpCall) -> Errors:
         norm, x = read(call), call.values()[0]
         deviate = _from_own if norm.statistics is None else _from_given
         errors = {}
@@ -250,7 +250,7 @@ def _factors(eps: float, variance: Tensor, down: Tensor, up: Tensor) -> tuple[Te
     return (variance + eps).rsqrt(), (variance + up + eps).rsqrt(), (low + eps).rsqrt()
 
 
-def _parameter(call: Call, name: str, position: int, default: float, shape: tuple[int, ...]) -> Value:
+def _parameter(call: OpCall, name: str, position: int, default: float, shape: tuple[int, ...]) -> Value:
     """A tensor argument or a module's parameter, in a shape that broadcasts to x; the default, where it is None."""
     found = _option(call, name, position)
     if found is None:
@@ -265,7 +265,7 @@ def _channel(x: Tensor, axis: int) -> tuple[int, ...]:
     return (-1, *[1] * (x.dim() - 1 - axis))
 
 
-def _layer_norm(call: Call) -> Norm:
+def _layer_norm(call: OpCall) -> Norm:
     x, shape = call.values()[0].real, tuple(_option(call, "normalized_shape", 1))
     return Norm(
         view=tuple(x.shape),
@@ -276,7 +276,7 @@ def _layer_norm(call: Call) -> Norm:
     )
 
 
-def _group_norm(call: Call) -> Norm:
+def _group_norm(call: OpCall) -> Norm:
     x, groups = call.values()[0].real, _option(call, "num_groups", 1)
     return Norm(
         view=(x.shape[0], groups, x[0].numel() // groups),
@@ -287,7 +287,7 @@ def _group_norm(call: Call) -> Norm:
     )
 
 
-def _instance_norm(call: Call) -> Norm:
+def _instance_norm(call: OpCall) -> Norm:
     """Each channel of each instance; a module also takes one instance without a batch, and may use what it tracked."""
     x = call.values()[0].real
     function: Any = call.function
@@ -297,13 +297,13 @@ def _instance_norm(call: Call) -> Norm:
     return _channels_norm(call, axis, tuple(range(axis + 1, x.dim())), uses_input)
 
 
-def _batch_norm(call: Call) -> Norm:
+def _batch_norm(call: OpCall) -> Norm:
     """Each channel, with the statistics that training kept; a module that keeps none takes those of the batch."""
     x = call.values()[0].real
     return _channels_norm(call, 1, (0, *range(2, x.dim())), _option(call, "running_mean", 1) is None)
 
 
-def _channels_norm(call: Call, axis: int, axes: tuple[int, ...], uses_input: bool) -> Norm:
+def _channels_norm(call: OpCall, axis: int, axes: tuple[int, ...], uses_input: bool) -> Norm:
     """The arguments of a function stand as in ``torch.nn.functional.instance_norm``."""
     x = call.values()[0].real
     names = (("running_mean", 0.0), ("running_var", 1.0), ("weight", 1.0), ("bias", 0.0))

@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from backends.base import Capabilities
 from conformance.oracle.dynamic import EPS, dynamic_quantize, halve, linear_products, real_of
-from conformance.oracle.error_bounds import DOT_PRODUCT, FUNCTION, MOVES, Call, Errors, OpRule, Value, gamma, moves
+from conformance.oracle.error_bounds import DOT_PRODUCT, FUNCTION, MOVES, Errors, OpCall, OpRule, Value, gamma, moves
 from conformance.oracle.grids import NoOracleError
 from conformance.oracle.recurrent import KINDS, recurrent
 from refimpl.decomposed import OPS
@@ -39,7 +39,7 @@ class Walker(Protocol):
     values: dict[Node, Any]
 
 
-def float_bags(call: Call) -> Errors:
+def float_bags(call: OpCall) -> Errors:
     """A float module sums at most n rows in float32, n indices in all: γₙ₊₂·n·max|w|. Rows themselves are exact."""
     n = max(1, call.args[0].numel())
     largest = call.function.weight.detach().abs().max()  # type: ignore[attr-defined]

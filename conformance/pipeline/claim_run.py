@@ -19,18 +19,19 @@ from conformance.machine.messages import Begin, Trace
 from conformance.pipeline.graph_text import graphs_of
 from conformance.stages.bench import Bench
 from conformance.stages.config import plan_claim
-from conformance.stages.convert import ConvertStage, Reference
+from conformance.stages.convert import ConvertStage, ReferenceCase
 from conformance.stages.execution import ExecutionStage
 from conformance.stages.fuse import FuseStage
 from conformance.stages.invariance import check_invariance
 from conformance.stages.lower import LowerStage
 from conformance.stages.nonfinite import measure_nonfinite
-from conformance.stages.numerics import Compared, NumericsStage
+from conformance.stages.numerics import ComparedCase, NumericsStage
 from conformance.stages.prepare import PrepareStage
 from conformance.stages.refusal import check_refusal
 from conformance.stages.stage import AnyStage, CaseResult, StageError, failed, internal_error, passed, skipped
 from refimpl import explain
-from reports.schema import Check, Measurement, Scalar, Verdict, Where
+from reports.schema import Check, Measurement, Scalar, Where
+from reports.verdicts import Verdict
 
 ENOUGH = 4
 """When the backend's code raised in so many cases, and in all so far, the others are not tried: it does not run."""
@@ -67,7 +68,7 @@ class ClaimRun:
         self.bench = bench
         self.claim = claim
         self.cases: tuple[Case, ...] = ()
-        self.kept: list[Compared] = []
+        self.kept: list[ComparedCase] = []
         self.faulty: tuple[CaseResult, ...] = ()
         self.measurements: list[Measurement] = []
         self._prepare = PrepareStage(bench, claim)
@@ -150,7 +151,7 @@ class ClaimRun:
             self._keep(result)
         self._done += 1
 
-    def _keep(self, compared: Compared) -> None:
+    def _keep(self, compared: ComparedCase) -> None:
         """Note a case that came through all stages; what is kept has all ranks of inputs, and the largest ones."""
         case = compared.case
         ranks = tuple(len(each.shape) for each in case.inputs)
@@ -178,7 +179,7 @@ class ClaimRun:
             yield check
 
 
-def rebuild(bench: Bench, claim: Claim, where: Where) -> Reference:
+def rebuild(bench: Bench, claim: Claim, where: Where) -> ReferenceCase:
     """Take a case of a claim (else its first one) to its reference model and inputs again, as they were in the run.
 
     Raises StageError for what the flow refuses.
@@ -189,10 +190,10 @@ def rebuild(bench: Bench, claim: Claim, where: Where) -> Reference:
     for stage in (FuseStage(bench, claim), PrepareStage(bench, claim), ConvertStage(bench, claim)):
         stage.seed(case)
         result = stage.run(result)
-    assert isinstance(result, Reference)
+    assert isinstance(result, ReferenceCase)
     return result
 
 
-def _trail_of(compared: Compared) -> tuple[CaseResult, ...]:
+def _trail_of(compared: ComparedCase) -> tuple[CaseResult, ...]:
     reference = compared.reference
     return reference.prepared.built, reference, compared.executed.lowered

@@ -12,9 +12,9 @@ from torch.fx import GraphModule, Node
 
 from conformance.claims.claim import Claim
 from conformance.claims.traits import own_modules
-from conformance.stages.convert import Reference
-from conformance.stages.fuse import FUSES_NOTHING, Built
-from conformance.stages.lower import Lowered
+from conformance.stages.convert import ReferenceCase
+from conformance.stages.fuse import FUSES_NOTHING, BuiltCase
+from conformance.stages.lower import LoweredCase
 from conformance.stages.stage import CaseResult
 from refimpl.fuse import fused_model
 from refimpl.tracing import attribute_of
@@ -64,11 +64,11 @@ def graphs_of(claim: Claim, results: Sequence[CaseResult]) -> dict[str, str]:
     """Return the graphs of a case before and after, as far as it came."""
     models: dict[str, Callable[[], Any]] = {}
     for result in results:
-        if isinstance(result, Built):
+        if isinstance(result, BuiltCase):
             models["float model"] = partial(fused_model, result.model, FUSES_NOTHING, leaves=own_modules(claim))
-        elif isinstance(result, Reference):
+        elif isinstance(result, ReferenceCase):
             models["reference model"] = partial(getattr, result, "model")
-        elif isinstance(result, Lowered):
+        elif isinstance(result, LoweredCase):
             models["lowered model"] = partial(getattr, result.model, "graph_module", result.model)
     return {name: text for name, model in models.items() if (text := _graph(model))}
 

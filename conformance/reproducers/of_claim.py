@@ -16,10 +16,11 @@ from conformance.pipeline.claim_run import rebuild
 from conformance.pipeline.graph_text import graphs_of
 from conformance.reproducers.script import Failure, NoScriptError, script_of
 from conformance.stages.bench import Bench
-from conformance.stages.convert import Reference
+from conformance.stages.convert import ReferenceCase
 from conformance.stages.stage import StageError
 from reports.results import leading_check
-from reports.schema import Check, ClaimResult, Verdict, Where
+from reports.schema import Check, ClaimResult, Where
+from reports.verdicts import Verdict
 
 SCRIPTED = frozenset({"lower", "execution", "numerics"})
 """The stages whose faults show in one run of the lowered model."""
@@ -51,7 +52,7 @@ def with_reproducer(bench: Bench, claim: Claim, result: ClaimResult, checks: Seq
     return replace(result, script=f"# no script: {reason}\n") if needs_script else result
 
 
-def _script(bench: Bench, check: Check, reference: Reference) -> str:
+def _script(bench: Bench, check: Check, reference: ReferenceCase) -> str:
     """Write the script of a case that fails as the check says."""
     where = check.evidence.get("where", Where())
     batches = dict(reference.inputs)

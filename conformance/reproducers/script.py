@@ -28,7 +28,8 @@ from conformance.stages.bench import Bench
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.patterns import leaf_name
 from refimpl.tracing import attribute_of
-from reports.schema import Check, Verdict, Where
+from reports.schema import Check, Where
+from reports.verdicts import Verdict
 
 WIDTH = 120
 PACKED = 32

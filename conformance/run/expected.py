@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reports.results import Results, read_results
-from reports.schema import PASSING, Header, Outcome, Verdict
+from reports.schema import Header
+from reports.verdicts import PASSING, Outcome, Verdict
 
 FOLDER = Path(__file__).resolve().parent / "expected_verdicts"
 SCHEMA = 2

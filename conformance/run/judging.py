@@ -20,19 +20,8 @@ from conformance.run.expected import Drift, VerdictSeen, compare_expected, expec
 from conformance.run.session import Run, Unit
 from conformance.stages.stage import STAGES
 from reports.results import leading_check
-from reports.schema import (
-    Check,
-    ClaimResult,
-    Header,
-    Judged,
-    Measurement,
-    ModelResult,
-    Number,
-    Row,
-    Verdict,
-    Where,
-    evidence,
-)
+from reports.schema import Check, ClaimResult, Header, Judged, Measurement, ModelResult, Number, Row, Where, evidence
+from reports.verdicts import Verdict
 
 AnyJudged = TypeVar("AnyJudged", ClaimResult, ModelResult)
 

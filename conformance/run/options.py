@@ -14,6 +14,7 @@ from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 from heapq import nlargest
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,103 @@ from reports.schema import Shard
 ROOT = Path(__file__).resolve().parents[2]
 CLAIM_TIMEOUTS = {"quick": 60.0, "full": 60.0, "stress": 600.0}
 """Seconds that one claim may take, by profile."""
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, found {text!r}")
+    return int(text)
+
+
+def _shard(text: str) -> Shard:
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    place, of = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= place <= of:
+        raise argparse.ArgumentTypeError(f"expected K/N with 1 <= K <= N, such as 2/8, found {text!r}")
+    return Shard(place=place, of=of)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, found {text!r}")
+    return value
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--backend": {
+        "metavar": "NAME",
+        "help": "the backend to certify: a shipped one, a name from the entry-point group "
+        "fx_quant_conformance.backends, or module:attribute such as my_package.my_module:MyBackend (required)",
+    },
+    "--profile": {
+        "choices": tuple(PROFILES),
+        "default": "full",
+        "help": "quick: eight cases per op, divided among its claims (at least one each), directed inputs only; "
+        "full: every argument of an op varied, alone and in pairs, whole models, measurements; "
+        "stress: many random inputs per case, and graphs drawn from the claimed patterns (default: full)",
+    },
+    "--max-examples": {
+        "type": _positive,
+        "metavar": "N",
+        "help": "N random inputs per case in addition to all directed ones, and N graphs per fuzz job",
+    },
+    "--claim": {
+        "action": "append",
+        "default": [],
+        "metavar": "ID",
+        "help": "run only this claim, model (model/...) or measurement (fact/...): an exact ID, or else a glob; "
+        "repeatable",
+    },
+    "--list-claims": {
+        "action": "store_true",
+        "help": "print the IDs of the claims, one per line, and exit; with --claim='model/*' or --claim='fact/*' those "
+        "of the models or measurements",
+    },
+    "--claim-timeout": {
+        "type": _seconds,
+        "metavar": "SECONDS",
+        "help": "time after which a claim, model or measurement is killed (default: 60; 600 with --profile=stress)",
+    },
+    "--seed": {
+        "type": int,
+        "default": 0,
+        "metavar": "N",
+        "help": "seed for weights and inputs; the same seed gives the same results (default: 0)",
+    },
+    "--waivers": {
+        "metavar": "FILE",
+        "help": "a TOML file of waivers to use in place of the backend's own",
+    },
+    "--no-waivers": {
+        "action": "store_true",
+        "help": "use no waivers: every deviation counts",
+    },
+    "--isa": {
+        "choices": tuple(LEVELS),
+        "metavar": "LEVEL",
+        "help": "run the native engines' kernels as on a CPU with this level of instruction sets: "
+        f"{', '.join(LEVELS)} (default: the CPU's own)",
+    },
+    "--shard": {
+        "type": _shard,
+        "metavar": "K/N",
+        "help": "run the K-th of N parts of the selection; python -m reports merge joins the results",
+    },
+    "--baseline": {
+        "metavar": "FILE",
+        "help": "results.jsonl of an earlier run: the report shows the differences to it, regressions first",
+    },
+    "--report-dir": {
+        "metavar": "DIR",
+        "help": "folder for results.jsonl, report.html, scripts/ and a copy of the waivers "
+        "(default: build/conformance/<backend>/ below the current folder)",
+    },
+}
+"""The suite's options, and what pytest's addoption is given for each; docs/options.md is generated from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,62 +178,8 @@ class Options:
 def register(parser: pytest.Parser) -> None:
     """Add the suite's options to pytest's."""
     group = parser.getgroup("conformance", "conformance (with pytest's --strict, QUALITY verdicts fail the run too)")
-    add = group.addoption
-    add(
-        "--backend",
-        metavar="NAME",
-        help="the backend to certify: a shipped or installed name, or module:attribute (required)",
-    )
-    add(
-        "--report-dir",
-        metavar="DIR",
-        help="where results.jsonl and report.html go (default: build/conformance/<backend>/ here)",
-    )
-    add("--seed", type=int, default=0, metavar="N", help="seed of everything that is drawn (default: 0)")
-    add(
-        "--profile",
-        choices=tuple(PROFILES),
-        default="full",
-        help="how many cases are tried per claim (default: full)",
-    )
-    add("--max-examples", type=_positive, metavar="N", help="random inputs of a case, beside aimed ones; fuzz graphs")
-    add(
-        "--claim",
-        action="append",
-        default=[],
-        metavar="ID",
-        help="run only this claim, model (model/...) or measurement (fact/...): an ID, or else a glob (repeatable)",
-    )
-    add(
-        "--claim-timeout",
-        type=_seconds,
-        metavar="SECONDS",
-        help="how long one claim may take before it is killed (default: 60; 600 with --profile=stress)",
-    )
-    add("--waivers", metavar="FILE", help="the waivers to use, a TOML file (default: the backend's own, if it has one)")
-    add("--no-waivers", action="store_true", help="use no waivers: show every verdict as it is")
-    add(
-        "--isa",
-        choices=tuple(LEVELS),
-        metavar="LEVEL",
-        help=f"run the native engines' kernels at this level of the CPU's instruction sets: {', '.join(LEVELS)}",
-    )
-    add(
-        "--shard",
-        type=_shard,
-        metavar="K/N",
-        help="run the K-th of N parts of what is selected; python -m reports merge puts the results together",
-    )
-    add(
-        "--baseline",
-        metavar="FILE",
-        help="results.jsonl of an earlier run: the report shows the differences to it, regressions first",
-    )
-    add(
-        "--list-claims",
-        action="store_true",
-        help="print the IDs of the claims, one a line, and exit; with --claim='model/*' or 'fact/*' of those",
-    )
+    for name, settings in OPTIONS.items():
+        group.addoption(name, **settings)
 
 
 def read_options(config: pytest.Config) -> Options:
@@ -188,27 +232,3 @@ def select_ids(ids: Sequence[str], wanted: Sequence[str]) -> frozenset[str]:
 def _overlap(text: str, claim_id: str) -> int:
     """Count the characters of ``text`` that the ID has too, in order."""
     return sum(block.size for block in SequenceMatcher(None, text, claim_id, autojunk=False).get_matching_blocks())
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive integer, found {text!r}")
-    return int(text)
-
-
-def _shard(text: str) -> Shard:
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    place, of = map(int, found.groups()) if found else (0, 0)
-    if not 1 <= place <= of:
-        raise argparse.ArgumentTypeError(f"expected K/N with 1 <= K <= N, such as 2/8, found {text!r}")
-    return Shard(place=place, of=of)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, found {text!r}")
-    return value

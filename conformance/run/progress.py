@@ -10,8 +10,8 @@ from collections import Counter
 
 import pytest
 
-from reports.schema import VERDICTS, Verdict
 from reports.text import duration
+from reports.verdicts import VERDICTS, Verdict
 
 EVERY_ON_TERMINAL, EVERY_IN_LOG = 0.2, 30.0
 """Seconds between two lines."""

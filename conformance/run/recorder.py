@@ -22,8 +22,9 @@ from reports.codec import line_of
 from reports.html import render_html
 from reports.markdown import write_job_summary
 from reports.results import Results, ResultsError, read_results
-from reports.schema import ClaimResult, Header, Judged, Outcome, Verdict
+from reports.schema import ClaimResult, Header, Judged
 from reports.terminal import summary
+from reports.verdicts import Outcome, Verdict
 from reports.writer import ResultsWriter
 
 PAYLOAD = pytest.StashKey[str]()
@@ -99,7 +100,7 @@ class Recorder:
             self._record(unit, map(line_of, rows_of(self._run, unit, _lost(report))))
 
     def finish(self, pytest_status: int) -> int:
-        """Write the footer and the HTML; return the exit status: 0 only if all that was selected is judged and passes."""
+        """Write the footer and the HTML; return the exit status: 0 only if all selected claims are judged and pass."""
         if self._header is None:
             return int(pytest_status) or 1
         if self._is_empty_shard and pytest_status == pytest.ExitCode.NO_TESTS_COLLECTED:

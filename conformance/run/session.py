@@ -31,7 +31,8 @@ from conformance.whole_models import jobs as whole_models
 from refimpl import BackendConfig
 from refimpl.backend_config import as_backend_config
 from reports.results import ids_digest
-from reports.schema import PASSING, SCHEMA, Header, Verdict
+from reports.schema import SCHEMA, Header
+from reports.verdicts import PASSING, Verdict
 
 JOB_SOURCES = (fuzz.jobs, whole_models.jobs, fingerprint.jobs, unclaimed.jobs)
 """What lists the jobs of a profile, those that take longest first."""

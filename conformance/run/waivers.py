@@ -32,7 +32,8 @@ from typing import Any
 
 from conformance.machine.isa import LEVELS
 from refimpl.errors import nearest
-from reports.schema import PASSING, VERDICTS, Verdict, Waiver
+from reports.schema import Waiver
+from reports.verdicts import PASSING, VERDICTS, Verdict
 
 QUALITY_LSB = 1.0
 """The error that QUALITY stands for, which needs no waiver (NUM-03)."""

@@ -40,7 +40,7 @@ def attribute(expected: Tensor, found: Tensor, grid: Grid, slack_by_cause: Mappi
     """Count the integers of each kind among those that differ; kinds that do not occur are left out.
 
     ``expected``: the exact result v, float64, in output steps from integer 0 (zero point included), clamped or not.
-    ``found``: the backend's integers. ``slack_by_cause``: the slack by cause, in steps, of shapes that broadcast to v's.
+    ``found``: the backend's integers. ``slack_by_cause``: the slack by cause, in steps; shapes broadcast to v's.
     """
     kinds = _kinds(expected.clamp(grid.low, grid.high), found, grid, slack_by_cause)
     left = _differs(expected.clamp(grid.low, grid.high), found)

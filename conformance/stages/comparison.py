@@ -30,8 +30,8 @@ class Comparison:
     ``is_within_one``: every element is within one step and the slack. ``problem``: what is wrong with the output as a
     whole (its type, its shape, not finite, off the grid), or "". ``rule``: the rule that a problem breaks, where it is
     not the one that the claim is judged by. ``ran_in_float``: a quantized output was computed in float.
-    ``is_float_output``: the output is a float tensor. ``sample``: the distances, for statistics; None: there was nothing
-    to compare.
+    ``is_float_output``: the output is a float tensor. ``sample``: the distances, for statistics; None: nothing was
+    compared.
     """
 
     where: Where

@@ -26,7 +26,7 @@ from refimpl import BackendConfig, BackendPatternConfig, DTypeWithConstraints
 from refimpl.backend_config import lint_entry
 from refimpl.observers import dtype_range, is_quantized_dtype
 from refimpl.patterns import Pattern, is_match_all, leaves, pattern_name
-from reports.schema import Verdict
+from reports.verdicts import Verdict
 
 
 def plan_claim(bench: Bench, claim: Claim) -> tuple[Case, ...]:

@@ -1,4 +1,4 @@
-"""The convert stage: quantize, dequantize and root as claimed; does the reference model compute the float function? (CVT)
+"""The convert stage: quantize, dequantize and root as claimed; the reference model computes the float function (CVT).
 
 A claim that is not static has other nodes: `conformance.stages.dynamic_checks`.
 """
@@ -27,7 +27,7 @@ from conformance.stages.bench import Bench
 from conformance.stages.calibration import keeps_statistics
 from conformance.stages.dynamic_checks import check_reference_dynamic
 from conformance.stages.meaning import evaluated
-from conformance.stages.prepare import Prepared
+from conformance.stages.prepare import PreparedCase
 from conformance.stages.stage import CaseResult, CaseStage, Problem, raise_problem, run_flow
 from refimpl.decomposed import PLAIN_DTYPE
 from refimpl.invariants import OBSERVER_PREFIX, is_dequantize, is_quantize
@@ -35,13 +35,13 @@ from refimpl.observers import is_quantized_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reference(CaseResult):
+class ReferenceCase(CaseResult):
     """The reference model of a case, and the inputs on which it is run.
 
     ``draw``: draws the inputs on the grids of the model's inputs.
     """
 
-    prepared: Prepared
+    prepared: PreparedCase
     model: GraphModule
     draw: Callable[[Sequence[Grid | None]], list[NamedInputs]]
 
@@ -61,7 +61,7 @@ class Reference(CaseResult):
         return self.draw(self.grids)
 
 
-class ConvertStage(CaseStage[Prepared, Reference]):
+class ConvertStage(CaseStage[PreparedCase, ReferenceCase]):
     """Makes the reference model, in the backend's representation."""
 
     name = "convert"
@@ -70,13 +70,13 @@ class ConvertStage(CaseStage[Prepared, Reference]):
         super().__init__(bench, claim)
         self._proven: set[str] = set()
 
-    def run(self, before: Prepared) -> Reference:
+    def run(self, before: PreparedCase) -> ReferenceCase:
         """Make the reference model. Raises StageError for what convert refuses, or makes otherwise than claimed."""
         model = run_flow("CVT-01", lambda: self.bench.convert(before.model))
         case = before.built.case
         seed = self.bench.seed_for(self.claim.id, "inputs", case.name)
         draw = partial(draw_inputs, self.claim, case, effort=self.bench.effort, seed=seed)
-        reference = self.made = Reference(prepared=before, model=model, draw=draw)
+        reference = self.made = ReferenceCase(prepared=before, model=model, draw=draw)
         raise_problem(check_reference(self.claim, model), model)
         if case.variant not in self._proven:
             is_trained = self.claim.flow == "qat" and keeps_statistics(before.model)

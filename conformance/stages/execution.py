@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from conformance.machine.guard import Finds, guard
 from conformance.stages.bench import Bench
-from conformance.stages.lower import Lowered, backend_error
+from conformance.stages.lower import LoweredCase, backend_error
 from conformance.stages.stage import CaseResult, CaseStage, StageError
-from reports.schema import Verdict
+from reports.verdicts import Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
-class Executed(CaseResult):
+class ExecutedCase(CaseResult):
     """A lowered model, and whether it runs in float."""
 
-    lowered: Lowered
+    lowered: LoweredCase
 
     @property
     def runs_in_float(self) -> bool:
@@ -23,29 +23,29 @@ class Executed(CaseResult):
         return self.fault is not None
 
 
-class ExecutionStage(CaseStage[Lowered, Executed]):
+class ExecutionStage(CaseStage[LoweredCase, ExecutedCase]):
     """Asks the backend what it executed."""
 
     name = "execution"
 
-    def run(self, before: Lowered) -> Executed:
+    def run(self, before: LoweredCase) -> ExecutedCase:
         """Ask the backend. A float fallback is a fault, after which the numbers are compared all the same."""
         return check_execution(self.bench, before)
 
 
 @guard("execution", Finds.FALLBACK)
-def check_execution(bench: Bench, lowered: Lowered) -> Executed:
+def check_execution(bench: Bench, lowered: LoweredCase) -> ExecutedCase:
     """Ask the backend what it executed. Raises StageError when the backend's code raises."""
     try:
         execution = bench.backend.execution(lowered.model)
     except Exception as error:
         raise backend_error("execution", error) from error
     if execution is None:
-        return Executed(lowered=lowered)
+        return ExecutedCase(lowered=lowered)
     floats = list(execution.float_fallbacks)
     if execution.quantized_ops and not floats:
-        return Executed(lowered=lowered)
+        return ExecutedCase(lowered=lowered)
     text = f"runs in float: {'; '.join(floats)}" if floats else "the backend shows no quantized op that ran"
     ran = {"float_ops": floats, "kernels": list(execution.kernels)}
     shown = {name: ops for name, ops in ran.items() if ops}
-    return Executed(lowered=lowered, fault=StageError("LOW-04", Verdict.FALLBACK, text, **shown))
+    return ExecutedCase(lowered=lowered, fault=StageError("LOW-04", Verdict.FALLBACK, text, **shown))

@@ -26,14 +26,14 @@ FUSES_NOTHING = BackendConfig("fuses nothing")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built(CaseResult):
+class BuiltCase(CaseResult):
     """The float model of a case."""
 
     case: Case
     model: nn.Module
 
 
-class FuseStage(CaseStage[Case, Built]):
+class FuseStage(CaseStage[Case, BuiltCase]):
     """Builds the model, and fuses it: each variant of a pattern that is fused, else one."""
 
     name = "fuse"
@@ -42,9 +42,9 @@ class FuseStage(CaseStage[Case, Built]):
         super().__init__(bench, claim)
         self._proven: set[str] = set()
 
-    def run(self, before: Case) -> Built:
+    def run(self, before: Case) -> BuiltCase:
         """Build the model. Raises StageError for what fuse leaves or changes."""
-        built = self.made = Built(case=before, model=build_model(before))
+        built = self.made = BuiltCase(case=before, model=build_model(before))
         variant = before.variant if self.claim.entry.fuser_method is not None else ""
         if variant in self._proven:
             return built

@@ -24,7 +24,7 @@ from conformance.ops.op_model import Role
 from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison
 from conformance.stages.layouts import Layout, in_channels_last, strided
-from conformance.stages.numerics import Compared
+from conformance.stages.numerics import ComparedCase
 from conformance.stages.reruns import (
     BATCH,
     CHANGES,
@@ -40,13 +40,14 @@ from conformance.stages.reruns import (
     compare_outputs,
 )
 from conformance.stages.stage import StageError, passed
-from reports.schema import Check, Verdict, evidence
+from reports.schema import Check, evidence
+from reports.verdicts import Verdict
 
 SPLIT = (1, 3, 5)
-"""The parts into which a batch is split: its rows are more than the tiles of known kernels, and no part is whole tiles."""
+"""The sizes into which a batch is split: more rows than known kernels' tiles have, and no size is whole tiles."""
 
 
-def check_invariance(bench: Bench, claim: Claim, kept: Sequence[Compared]) -> Check:
+def check_invariance(bench: Bench, claim: Claim, kept: Sequence[ComparedCase]) -> Check:
     """Run the kept cases of a claim again. Raises StageError if none of them gave an output."""
     ran = [each for each in kept if each.first is not None]  # numerics reports the others
     if not ran:
@@ -88,14 +89,14 @@ def compare_changes(
         left_out.add(CHANNELS_LAST)
     if not capabilities.dynamic_batch:
         left_out |= {BATCH, EMPTY}
-    repetitions = list(repeat_at_once(repeat))
-    yield from repetitions
+    repetitions = list(_repeat_at_once(repeat))
+    yield from report_repetitions(repetitions)
     if any(each.problem for each in repetitions):
         return  # other differences would say no more
     for change, compare in _COMPARED.items():  # rule: NUM-07
         if change not in left_out:
             yield from compare(repeat)
-    yield from repeat_after(repeat, others)
+    yield from report_repetitions(_repeat_after(repeat, others))
 
 
 def judge_invariance(claim: str, comparisons: Iterable[Comparison]) -> Check:
@@ -125,7 +126,12 @@ def judge_invariance(claim: str, comparisons: Iterable[Comparison]) -> Check:
 
 
 @guard("invariance.repetition", Finds.CHANGES)
-def repeat_at_once(repeat: RepeatRun) -> Iterator[Comparison]:
+def report_repetitions(comparisons: Iterable[Comparison]) -> Iterator[Comparison]:
+    """Yield what runs of the same input gave."""
+    yield from comparisons
+
+
+def _repeat_at_once(repeat: RepeatRun) -> Iterator[Comparison]:
     """Run twice, and compare the second run with the first one, and with that of the numerics stage."""
 
     def again() -> list[Tensor]:
@@ -136,8 +142,7 @@ def repeat_at_once(repeat: RepeatRun) -> Iterator[Comparison]:
     yield repeat.compare(repeat.where(REPETITION, "at once"), again)
 
 
-@guard("invariance.repetition", Finds.CHANGES)
-def repeat_after(repeat: RepeatRun, others: Batch) -> Iterator[Comparison]:
+def _repeat_after(repeat: RepeatRun, others: Batch) -> Iterator[Comparison]:
     """Run on other inputs, and then again on the first ones."""
 
     def run_both() -> list[Tensor]:

@@ -16,34 +16,35 @@ from conformance.claims.inputs import Batch
 from conformance.machine.guard import Finds, guard
 from conformance.machine.memory import memory_filled_with
 from conformance.stages.bench import Bench
-from conformance.stages.convert import Reference
+from conformance.stages.convert import ReferenceCase
 from conformance.stages.stage import CaseResult, CaseStage, StageError
-from reports.schema import Verdict, Where
+from reports.schema import Where
+from reports.verdicts import Verdict
 
 LoweredModel = Callable[..., Any]
 """What a backend's lower returned."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lowered(CaseResult):
+class LoweredCase(CaseResult):
     """The lowered model of a case."""
 
-    reference: Reference
+    reference: ReferenceCase
     model: LoweredModel
 
 
-class LowerStage(CaseStage[Reference, Lowered]):
+class LowerStage(CaseStage[ReferenceCase, LoweredCase]):
     """Has the backend lower the reference model."""
 
     name = "lower"
     runs_backend = True
 
-    def run(self, before: Reference) -> Lowered:
+    def run(self, before: ReferenceCase) -> LoweredCase:
         """Lower a copy of the reference model. Raises StageError for what the backend does wrong."""
         example = tuple(value.clone() for value in before.inputs[0].tensors)
-        return Lowered(reference=before, model=lower(self.bench, before.model, example))
+        return LoweredCase(reference=before, model=lower(self.bench, before.model, example))
 
-    def has_raised(self, result: Lowered | None, fault: StageError | None) -> bool:
+    def has_raised(self, result: LoweredCase | None, fault: StageError | None) -> bool:
         """Tell whether the backend did not lower the case."""
         return fault is not None and fault.verdict is Verdict.REFUTED
 

@@ -9,12 +9,12 @@ from torch import Tensor
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
 from conformance.stages.layouts import sliced
-from conformance.stages.numerics import Compared
+from conformance.stages.numerics import ComparedCase
 from conformance.stages.reruns import REPETITION, RepeatRun, compare_outputs
 from reports.schema import Measurement, Where
 
 
-def measure_nonfinite(claim: Claim, compared: Compared) -> Iterator[Measurement]:
+def measure_nonfinite(claim: Claim, compared: ComparedCase) -> Iterator[Measurement]:
     """Yield what a case makes of NaN and infinities among its inputs, of no rows, of strided indices.
 
     Quantizing such a value has no right result, a backend may be compiled for its batch, and indices are not quantized.

@@ -19,12 +19,13 @@ from conformance.oracle.evaluate import Exact, Walk
 from conformance.oracle.grids import NoOracleError
 from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison, compare_all, without_output
-from conformance.stages.convert import Reference
-from conformance.stages.execution import Executed
+from conformance.stages.convert import ReferenceCase
+from conformance.stages.execution import ExecutedCase
 from conformance.stages.lower import LoweredModel, error_on_retry, lower, run_lowered
 from conformance.stages.stage import MOST_OTHERS, CaseResult, CaseStage, StageError, failed, worst_of
 from conformance.stages.statistics import summarize
-from reports.schema import PASSING, Check, Verdict, Where, evidence
+from reports.schema import Check, Where, evidence
+from reports.verdicts import PASSING, Verdict
 
 ExactOf = Callable[[Batch], Sequence[Exact]]
 """Gives the exact results of inputs, one for each output."""
@@ -39,10 +40,10 @@ class FirstRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared(CaseResult):
+class ComparedCase(CaseResult):
     """A case whose outputs have been compared. ``first``: None: there was no output to compare."""
 
-    executed: Executed
+    executed: ExecutedCase
     comparisons: tuple[Comparison, ...]
     first: FirstRun | None
 
@@ -52,7 +53,7 @@ class Compared(CaseResult):
         return self.fault is not None or any(each.excess > 0 for each in self.comparisons)
 
     @property
-    def reference(self) -> Reference:
+    def reference(self) -> ReferenceCase:
         """The reference model."""
         return self.executed.lowered.reference
 
@@ -67,7 +68,7 @@ class Compared(CaseResult):
         return self.executed.lowered.model
 
 
-class NumericsStage(CaseStage[Executed, Compared]):
+class NumericsStage(CaseStage[ExecutedCase, ComparedCase]):
     """Compares the outputs of all inputs with the oracle."""
 
     name = "numerics"
@@ -77,7 +78,7 @@ class NumericsStage(CaseStage[Executed, Compared]):
         super().__init__(bench, claim)
         self._comparisons: list[Comparison] = []
 
-    def run(self, before: Executed) -> Compared:
+    def run(self, before: ExecutedCase) -> ComparedCase:
         """Run the lowered model on every input. Faults are compared, or a fault of the result: no case ends here."""
         reference = before.lowered.reference
         walk = Walk(reference.model, self._capabilities(before), dynamic_range=dynamic_range(self.claim))
@@ -98,22 +99,22 @@ class NumericsStage(CaseStage[Executed, Compared]):
             first = first or FirstRun(output=output, exact_of=walk.exact)
             comparisons += compare_all(where, exacts, output, tuple(reference.grids))
         self._comparisons += comparisons
-        return Compared(executed=before, comparisons=tuple(comparisons), first=first, fault=fault)
+        return ComparedCase(executed=before, comparisons=tuple(comparisons), first=first, fault=fault)
 
-    def _capabilities(self, executed: Executed) -> Capabilities:
+    def _capabilities(self, executed: ExecutedCase) -> Capabilities:
         """The backend's capabilities; what runs in float is held to what float arithmetic can do."""
         capabilities = self.bench.capabilities
         if not executed.runs_in_float:
             return capabilities
         return replace(capabilities, float_accumulation=True, dynamic_states=False, half_row_qparams=False)
 
-    def _failed_run(self, executed: Executed, where: Where, inputs: Batch, error: StageError) -> Comparison:
+    def _failed_run(self, executed: ExecutedCase, where: Where, inputs: Batch, error: StageError) -> Comparison:
         lower_again = partial(lower, self.bench, executed.lowered.reference.model, inputs)
         varies = error_on_retry(lower_again, where, inputs) != str(error)
         shown = {**error.evidence, "nondeterministic": True} if varies else error.evidence
         return without_output(where, error.rule, str(error), shown)
 
-    def has_raised(self, result: Compared | None, fault: StageError | None) -> bool:
+    def has_raised(self, result: ComparedCase | None, fault: StageError | None) -> bool:
         """Tell whether the backend's code raised when it ran the lowered model."""
         return result is not None and any(each.rule == "LOW-01" for each in result.comparisons)
 

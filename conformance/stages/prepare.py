@@ -1,4 +1,4 @@
-"""The prepare stage: is the pattern quantized by the claim's dtype config, and observed as its type says? (PAT, DTY, OBS)
+"""The prepare stage: the pattern has the claim's dtype config, and is observed as its type says (PAT, DTY, OBS).
 
 A claim that is not static has observers in other places: `conformance.stages.dynamic_checks`.
 """
@@ -19,28 +19,28 @@ from conformance.machine.guard import guard
 from conformance.stages.bench import Bench
 from conformance.stages.calibration import keeps_statistics, prepare_case
 from conformance.stages.dynamic_checks import check_prepared_dynamic
-from conformance.stages.fuse import Built
+from conformance.stages.fuse import BuiltCase
 from conformance.stages.meaning import difference_of
 from conformance.stages.ranges import check_ranges
 from conformance.stages.stage import CaseResult, CaseStage, Problem, raise_problem, run_flow
 from refimpl import ObservationType, RefimplError, explain
 from refimpl.plan import Decision
-from reports.schema import Verdict
+from reports.verdicts import Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared(CaseResult):
+class PreparedCase(CaseResult):
     """The prepared and calibrated model of a case.
 
     ``misfit``: a grid that does not hold what calibration has seen, which the convert stage reports.
     """
 
-    built: Built
+    built: BuiltCase
     model: GraphModule
     misfit: Problem | None = None
 
 
-class PrepareStage(CaseStage[Built, Prepared]):
+class PrepareStage(CaseStage[BuiltCase, PreparedCase]):
     """Prepares and calibrates the model, in the flow of the claim."""
 
     name = "prepare"
@@ -52,7 +52,7 @@ class PrepareStage(CaseStage[Built, Prepared]):
         self._trains_alike: set[str] = set()
         self._ranges_fit: set[str] = set()
 
-    def run(self, before: Built) -> Prepared:
+    def run(self, before: BuiltCase) -> PreparedCase:
         """Prepare and calibrate. Raises StageError for what prepare refuses, or decides otherwise than claimed."""
         problems: list[Problem] = []
         misfits: list[Problem] = []
@@ -81,7 +81,7 @@ class PrepareStage(CaseStage[Built, Prepared]):
         raise_problem(next(iter(problems), None), prepared)
         self.first = self.first or prepared
         raise_problem(check_prepared(self.claim, prepared), prepared)
-        return Prepared(built=before, model=prepared, misfit=next(iter(misfits), None))
+        return PreparedCase(built=before, model=prepared, misfit=next(iter(misfits), None))
 
 
 @guard("prepare.check_prepared")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,7 +20,10 @@ from conformance.stages.stage import Problem
 from refimpl import RefimplError, explain
 from refimpl.dtype_config import DTypeConfig
 from refimpl.plan import Plan
-from refimpl.quality_walk import Grid, Layer, Reading, Walk, copied, leaves
+from refimpl.quality_walk import LayerEdge, OutputGrid, QualityWalk, Reading, copied, leaves
+
+Seen: TypeAlias = dict[LayerEdge, tuple[float, float, OutputGrid]]
+"""The smallest and the largest value of each observed layer, and its output's grid."""
 
 ROUNDING = 2.0**-18
 """What float32 makes of a range, as a part of it: a few roundings of 2⁻²⁴, and sums of some tens of terms."""
@@ -42,9 +45,9 @@ def check_ranges(reference: GraphModule, batches: Sequence[Batch]) -> Problem | 
     255/256; of an input, and of whatever shares an observer with such a result, they are the claim's own affair: a pool
     may sum what it takes. What float32 rounds comes on top (`ROUNDING`).
     """
-    seen: dict[Layer, tuple[float, float, Grid]] = {}
+    seen: Seen = {}
 
-    def measure(layer: Layer, reading: Reading) -> None:
+    def measure(layer: LayerEdge, reading: Reading) -> None:
         values = [each for each in leaves(reading.floating) if isinstance(each, Tensor) and each.numel()]
         if reading.grid is None or not values:
             return
@@ -53,7 +56,7 @@ def check_ranges(reference: GraphModule, batches: Sequence[Batch]) -> Problem | 
         seen[layer] = min(low, *(end[0] for end in ends)), max(high, *(end[1] for end in ends)), reading.grid
 
     try:
-        walk = Walk(reference, None, "", measure)
+        walk = QualityWalk(reference, None, "", measure)
         with torch.no_grad():
             for batch in batches:
                 walk.run(copied(batch), copied(batch))
@@ -63,7 +66,7 @@ def check_ranges(reference: GraphModule, batches: Sequence[Batch]) -> Problem | 
     return next(iter(_misfits(walk, plan, seen)), None)
 
 
-def _misfits(walk: Walk, plan: Plan, seen: dict[Layer, tuple[float, float, Grid]]) -> Iterator[Problem]:
+def _misfits(walk: QualityWalk, plan: Plan, seen: Seen) -> Iterator[Problem]:
     groups = _groups(plan)
     together = _largest_together(groups, seen)
     exact = _exact_groups(plan)
@@ -96,7 +99,7 @@ def _exact_groups(plan: Plan) -> set[int]:
     return {slot.group for slot in plan.slots if slot.role == "output" and slot.value in exact}
 
 
-def _largest_together(groups: dict[str, set[int]], seen: dict[Layer, tuple[float, float, Grid]]) -> dict[Layer, float]:
+def _largest_together(groups: dict[str, set[int]], seen: Seen) -> dict[LayerEdge, float]:
     """The largest absolute value of each layer and of those whose value an observer of it sees too. (OBS-02)"""
     largest: dict[int, float] = defaultdict(float)
     own = {layer: max(-low, high) for layer, (low, high, _) in seen.items()}
@@ -112,7 +115,7 @@ def _eps(qconfig: Any) -> float:
     return float(getattr(getattr(observer, "activation_post_process", observer), "eps", 0.0))
 
 
-def _is_fixed_input(walk: Walk, layer: Layer) -> bool:
+def _is_fixed_input(walk: QualityWalk, layer: LayerEdge) -> bool:
     """Tell whether a value is rounded for a pattern that fixes the qparams of what it takes."""
     if layer.decision is not None or layer.source in walk.back:  # a second range (OBS-14) is nobody's input by itself
         return False

@@ -23,7 +23,7 @@ from conformance.claims.qconfigs import observer_arguments, qconfig_for
 from conformance.machine.guard import guard
 from conformance.stages.bench import Bench
 from conformance.stages.calibration import leaves_of
-from conformance.stages.numerics import Compared
+from conformance.stages.numerics import ComparedCase
 from conformance.stages.stage import Problem, passed, raise_problem
 from refimpl import (
     BackendConfig,
@@ -66,7 +66,7 @@ class EdgeQConfig:
     is_weight: bool = False
 
 
-def check_refusal(bench: Bench, claim: Claim, compared: Compared) -> Check:
+def check_refusal(bench: Bench, claim: Claim, compared: ComparedCase) -> Check:
     """Try the QConfigs just outside of a claim and those exactly on its bounds, on one of its cases.
 
     Raises StageError for one that is taken or refused wrongly, or without the right reason.

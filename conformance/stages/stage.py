@@ -22,7 +22,8 @@ from conformance.claims.claim import Claim
 from conformance.machine.guard import Finds, guard
 from conformance.stages.bench import Bench
 from refimpl import ConfigError, RefimplError
-from reports.schema import Check, Verdict, Where, evidence
+from reports.schema import Check, Where, evidence
+from reports.verdicts import Verdict
 
 RULES: dict[str, str] = {
     "config": "CFG-09",

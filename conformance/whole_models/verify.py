@@ -26,7 +26,8 @@ from conformance.stages.reruns import REPETITION, compare_outputs
 from conformance.stages.stage import StageError
 from conformance.whole_models.subgraphs import Subgraph, subgraphs
 from refimpl import explain
-from reports.schema import PASSING, Check, ModelResult, Verdict, Where, evidence
+from reports.schema import Check, ModelResult, Where, evidence
+from reports.verdicts import PASSING, Verdict
 
 BLIND_LSB = 1.0
 """Beyond the rounding itself, a bound this wide admits integers that are not next to the exact result."""

@@ -12,7 +12,7 @@ from backends.discovery import find_backend
 from conformance.machine.isa import LEVELS
 from conformance.run.expected import FOLDER, read_expected
 from conformance.run.waivers import Waivers, load_waivers
-from reports.schema import PASSING, Verdict
+from reports.verdicts import PASSING, Verdict
 
 ENGINES = ("qnnpack", "fbgemm", "x86", "onednn", "onnxruntime", "openvino", "inductor", "executorch")
 FINDINGS = (Path(__file__).parents[2] / "docs" / "findings.md").read_text(encoding="utf-8")
@@ -30,7 +30,7 @@ def shipped(engine: str, level: str) -> Waivers:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_waiver_names_a_finding(engine: str, level: str) -> None:
-    waivers = shipped(engine, level).waivers
+    waivers = shipped(engine, level).entries
     assert waivers
     for waiver in waivers:
         named = re.match(r"docs/findings\.md, (\d+)( and \d+)?: ", waiver.reason)
@@ -43,8 +43,8 @@ def test_what_is_expected_to_fail_is_waived_and_nothing_else(path: Path) -> None
     waivers, verdicts = shipped(expected.backend, expected.isa), expected.verdicts
     for name, verdict in verdicts.items():
         ruling = waivers.judge(name, verdict, None)
-        assert ruling.waived == (verdict not in GREEN), f"{name}: {verdict}; {ruling.problem or 'no waiver'}"
-    models = {waiver for waiver in waivers.waivers if (waiver.claim or waiver.glob).startswith("model/")}
+        assert ruling.waived == (verdict not in PASSING), f"{name}: {verdict}; {ruling.problem or 'no waiver'}"
+    models = {waiver for waiver in waivers.entries if (waiver.claim or waiver.glob).startswith("model/")}
     for waiver, names in waivers.covered(verdicts).items():
         assert names or waiver in models, f"{waiver} is about no claim"
 
@@ -58,4 +58,4 @@ def test_how_often_it_fails_is_known_of_most_of_what_is_refuted(path: Path) -> N
              if UNWRITTEN in waiver.reason}  # fmt: skip
     refuted = {name for name, verdict in expected.verdicts.items() if verdict is Verdict.REFUTED} - named
     assert len(refuted & expected.failing.keys()) > 0.8 * len(refuted)
-    assert all(count > 0 and expected.verdicts[name] not in GREEN for name, count in expected.failing.items())
+    assert all(count > 0 and expected.verdicts[name] not in PASSING for name, count in expected.failing.items())

@@ -21,15 +21,16 @@ WAIVER = {
 }  # fmt: skip
 MODEL = {
     "kind": "model", "model": "model/unet/ptq", "verdict": "REFUTED", "waived": True, "max_lsb": 3.0, "cases": 4,
-    "message": "first to diverge: up1", "seconds": 1.0, "waiver": WAIVER | {"expires": None},
-    "evidence": {"where": {"case": "batch"}, "expected": [1.5], "found": [9], "node": "up1", "script": "import torch\n"},
+    "reason": "first to diverge: up1", "seconds": 1.0, "waiver": WAIVER | {"expires": None},
+    "evidence": {"where": {"case": "batch"}, "expected": [1.5], "found": [9], "node": "up1"},
+    "script": "import torch\n",
 }  # fmt: skip
-FACTS = [
+MEASUREMENTS = [
     {"kind": "measurement", "topic": "fingerprint", "subject": "linear", "values": {"ties": "half_even", "bits": 31}},
     {"kind": "measurement", "topic": "nonfinite", "subject": "linear", "values": {"nan": "becomes 0"}},
     {"kind": "measurement", "topic": "accuracy", "subject": "model/unet/ptq", "values": {"top1": 0.97}},
 ]
-MEASURED = {"distances": [90, 40, 20, 9, 3, 1, 0, 0, 1, 0, 2, 0, 1], "sqnr_db": 47.5, "span_lsb": 200.0}
+STATISTICS = {"distances": [90, 40, 20, 9, 3, 1, 0, 0, 1, 0, 2, 0, 1], "sqnr_db": 47.5, "span_lsb": 200.0}
 HEADER = {
     "isa": "avx2", "isolation": "fork", "limits": {"nn.Linear": {"bias": "True"}},
     "waivers": {"file": "npu.toml", "sha256": "cd" * 32},
@@ -70,13 +71,13 @@ def _shown(runs: Any) -> list[Row]:
     known, waived = runs.refuted("known", waived=True, waiver=WAIVER)
     red = {"outcome": "fail", "verdict": "REFUTED"}
     return [
-        check | {"measured": MEASURED},
+        check | {"statistics": STATISTICS},
         claim | {"graphs": graphs, "script": "import torch\n\nprint(torch.ones(1))\n"},
         runs.check("endless", outcome="fail", verdict="FALLBACK", message="ran in float", max_lsb="inf"),
         runs.claim("endless", verdict="FALLBACK", reason="ran in float", max_lsb="inf"),
         runs.check("undefined", **red, max_lsb="nan"), runs.claim("undefined", verdict="REFUTED", max_lsb="nan"),
-        known | {"measured": MEASURED | {"sqnr_db": 12.5}}, waived,
-        runs.check("exact", max_lsb=0.0, measured=MEASURED | {"sqnr_db": "inf"}), runs.claim("exact", max_lsb=0.0),
+        known | {"statistics": STATISTICS | {"sqnr_db": 12.5}}, waived,
+        runs.check("exact", max_lsb=0.0, statistics=STATISTICS | {"sqnr_db": "inf"}), runs.claim("exact", max_lsb=0.0),
         runs.check("tied", max_lsb=0.5), runs.claim("tied", max_lsb=0.5),
     ]  # fmt: skip
 
@@ -88,7 +89,7 @@ def report_of(runs: Any, written: Writing) -> Callable[[int], Path]:
     def render(count: int) -> str:
         large = runs.large(count - 6)
         before = [runs.claim("shown"), *runs.refuted("gone"), *runs.large(20)]
-        results = runs.results([*large, *_shown(runs), MODEL, *FACTS], **HEADER)
+        results = runs.results([*large, *_shown(runs), MODEL, *MEASUREMENTS], **HEADER)
         return render_html(results, runs.results(before, torch="2.12.0"))
 
     return lambda count: written(f"report{count}", lambda: render(count))
@@ -104,11 +105,11 @@ def board(runs: Any, written: Writing) -> Path:
     """The scoreboard of three backends."""
 
     def render() -> str:
-        facts = [{**FACTS[0], "values": {"ties": "half_up", "bits": 31}}]
+        others = [{**MEASUREMENTS[0], "values": {"ties": "half_up", "bits": 31}}]
         return render_board(
             [
-                runs.results([*runs.large(60), FACTS[0]], isa="avx2"),
-                runs.results([*runs.large(120), *facts], backend="onednn"),
+                runs.results([*runs.large(60), MEASUREMENTS[0]], isa="avx2"),
+                runs.results([*runs.large(120), *others], backend="onednn"),
                 runs.results([*runs.large(20), *runs.refuted("known", waived=True)], backend="fbgemm"),
             ]
         )

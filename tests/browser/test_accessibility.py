@@ -20,7 +20,7 @@ PARTS = (
 def troubled(runs: Any) -> Path:
     """A shard of a run whose totals disagree with its rows."""
     path: Path = runs.directory / "troubled.html"
-    results = runs.results([runs.check(), runs.claim()], claims=7, shard="2/8")
+    results = runs.results([runs.check(), runs.claim()], claims=7, shard={"place": 2, "of": 8})
     path.write_text(render_html(results), encoding="utf-8")
     return path
 

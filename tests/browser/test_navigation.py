@@ -12,7 +12,7 @@ import pytest
 
 from reports.html import render_html
 from reports.page import anchor
-from reports.schema import VERDICTS
+from reports.verdicts import VERDICTS
 
 COLUMNS = ["claim", "dtypes", "flow", "scheme", "verdict", "LSB", "seconds", "stages"]
 

@@ -26,11 +26,12 @@ URLS = (
 def _hostile(runs: Any) -> list[dict[str, Any]]:
     """Rows with such a text wherever a text may stand."""
     check, claim = runs.refuted(EVIL)
-    texts = ("case", "attribution", "graph", "worst", "traceback", "script", EVIL)
+    texts = ("attribution", "graph", "worst", "traceback", "script", EVIL)
     evidence: dict[str, Any] = dict.fromkeys(texts, EVIL)
+    evidence |= {"where": dict.fromkeys(("case", "input", "change", "detail"), EVIL)}
     evidence |= {"expected": [1.5], "found": ["inf"], "float_ops": [EVIL], "qparams": {EVIL: {EVIL: EVIL}}}
-    measured = {"distances": [1, 2, 3], "sqnr_db": 40.0, "span_lsb": 9.0}
-    check |= {"stage": EVIL, "rule": EVIL, "message": EVIL, "evidence": evidence, "measured": measured}
+    statistics = {"distances": [1, 2, 3], "sqnr_db": 40.0, "span_lsb": 9.0}
+    check |= {"stage": EVIL, "rule": EVIL, "message": EVIL, "evidence": evidence, "statistics": statistics}
     claim |= dict.fromkeys(("pattern", "dtype_config", "scheme", "reason", "repro", "script"), EVIL)
     claim |= {"graphs": {EVIL: EVIL}, "decisions": [{EVIL: EVIL}]}
     waived = []
@@ -38,14 +39,14 @@ def _hostile(runs: Any) -> list[dict[str, Any]]:
         waiver = {"reason": EVIL, "url": url, "expires": EVIL, "max_lsb": 9.0}
         waived += runs.refuted(f"{EVIL} {number}", waived=True, waiver=waiver)
     model = {
-        "kind": "model", "model": EVIL, "verdict": "REFUTED", "waived": False, "message": EVIL, "max_lsb": 1.0,
-        "cases": 1, "seconds": 1.0, "evidence": evidence | {"node": EVIL},
+        "kind": "model", "model": EVIL, "verdict": "REFUTED", "waived": False, "reason": EVIL, "max_lsb": 1.0,
+        "cases": 1, "seconds": 1.0, "evidence": evidence | {"node": EVIL}, "rule": EVIL, "script": EVIL,
     }  # fmt: skip
-    facts = [
+    measurements = [
         {"kind": "measurement", "topic": t, "subject": EVIL, "values": {EVIL: EVIL}} for t in (EVIL, "fingerprint")
     ]
     odd = runs.claim(f"{EVIL} odd", verdict="UNEXERCISED", reason=EVIL)
-    return [check, claim, *waived, odd, model, *facts, {**facts[0], "topic": "accuracy"}]
+    return [check, claim, *waived, odd, model, *measurements, {**measurements[0], "topic": "accuracy"}]
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from conformance.mutation.guards import owner_of
-from conformance.mutation.mutant import Mutant
+from conformance.mutation.mutant import Mutant, owner_of
 from refimpl import BackendConfig, DTypeConfig, DTypeWithConstraints, ObservationType
 from refimpl.reference import float_module
 from tests.mutants.reference_kernels import SmallReference, config_with
@@ -189,14 +188,9 @@ def _other_step(factor: float) -> Callable[..., Any]:
     return body
 
 
-patched("structure", "fuse_fx fuses nothing", "conformance.pipeline.workbench.fused_model", _unfused, "FUS-03")
-patched(
-    "structure",
-    "fuse_fx forgets a batch norm's eps",
-    "conformance.pipeline.workbench.fused_model",
-    _eps_forgotten,
-    "FUS-06",
-)
+patched("structure", "fuse_fx fuses nothing", "conformance.stages.fuse.fused_model", _unfused, "FUS-03")
+patched("structure", "fuse_fx forgets a batch norm's eps", "conformance.stages.fuse.fused_model", _eps_forgotten,
+        "FUS-06")  # fmt: skip
 patched("structure", "convert leaves roots in float", "refimpl.convert._Walk._root", _float_root(is_dynamic=False),
         "CVT-02", claims=("nn.Conv1d/*", "nn.Linear/static:*", "torch.flatten/*"))  # fmt: skip
 patched("dynamic", "convert leaves dynamic roots in float", "refimpl.convert._Walk._root", _float_root(is_dynamic=True),

@@ -33,7 +33,7 @@ def _integer(fault: Fault) -> Mutant:
 
 
 def _integer_faults() -> Iterator[Mutant]:
-    """Those that are found wherever they touch (tests/conformance/test_detection.py), and finer ones."""
+    """Those that are found wherever they touch (tests/conformance/mutation/test_detection.py), and finer ones."""
     for fault in FAULTS:
         yield _integer(fault)
     for name, kernels, size in _fine():

@@ -1,4 +1,4 @@
-"""Made-up rows of models, facts and waivers, changed where a test asks, and runs that end as they say."""
+"""Made-up rows of models, measurements and waivers, changed where a test asks, and runs that end as they say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from reports.results import Results, read_results
-from reports.schema import PASSING
+from reports.verdicts import PASSING, Outcome
 from reports.writer import ResultsWriter
 
 Row = dict[str, Any]
@@ -29,7 +29,7 @@ class Made:
 
     def model(self, name: str = "model/resnet/ptq", **changes: Any) -> Row:
         row = {
-            "kind": "model", "model": name, "verdict": "VERIFIED", "waived": False, "message": "", "max_lsb": 0.5,
+            "kind": "model", "model": name, "verdict": "VERIFIED", "waived": False, "reason": "", "max_lsb": 0.5,
             "cases": 3, "seconds": 0.75,
         }  # fmt: skip
         return row | changes
@@ -38,16 +38,17 @@ class Made:
         return {"kind": "measurement", "topic": topic, "subject": subject, "values": values or {"ties": "half_even"}}
 
     def path(self, rows: Iterable[Row], **footer: Any) -> Path:
-        """A finished file of these rows, the header first; it passed if all claims and models are green."""
+        """A finished file of these rows, the header first; it passed if all claims and models pass."""
         rows = list(rows)
         judged = [row for row in rows if row["kind"] in ("claim", "model")]
-        green = all(row["waived"] or row["verdict"] in PASSING for row in judged) and not footer.get("problems")
+        passes = all(row["waived"] or row["verdict"] in PASSING for row in judged) and not footer.get("problems")
         self._count += 1
         path = self._directory / f"made{self._count}.jsonl"
         with ResultsWriter(path) as writer:
             for row in rows:
                 writer.write_line(json.dumps(row, sort_keys=True))
-            writer.close(outcome="PASS" if green else "FAIL", exit_status=int(not green), **{"seconds": 4.0} | footer)
+            outcome = Outcome.PASS if passes else Outcome.FAIL
+            writer.close(outcome=outcome, exit_status=int(not passes), **{"seconds": 4.0} | footer)
         return path
 
     def results(self, rows: Iterable[Row], **footer: Any) -> Results:
@@ -166,7 +167,7 @@ class Made:
         off = {"where": {"case": "batch 0"}, "node": "up1", "expected": [1.5], "found": [9]}
         return [
             self.model(),
-            self.model("model/unet/ptq", verdict="REFUTED", message="3 LSB, not 0.6", max_lsb=3.0, evidence=off),
+            self.model("model/unet/ptq", verdict="REFUTED", reason="3 LSB, not 0.6", max_lsb=3.0, evidence=off),
             self.measurement("model/unet/ptq", "accuracy", float=0.97, backend=0.96),
             self.measurement("linear, quint8", ties="half_even", bias="int32"),
             self.measurement("nn.GELU", "unclaimed", runs="quantized"),

@@ -1,4 +1,4 @@
-"""Rows beside the claims (models, facts, waivers), problems of a run, and what two runs have in common."""
+"""Rows beside the claims (models, measurements, waivers), problems of a run, and what two runs have in common."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reports.codec import decode, encode
 from reports.results import ResultsError, comparable, read_results
-from reports.schema import Outcome
+from reports.verdicts import Outcome
 from reports.writer import ResultsWriter
 
 text = st.text(max_size=20)
@@ -21,23 +21,26 @@ waivers = st.fixed_dictionaries(
 )
 models = st.fixed_dictionaries(
     {
-        "kind": st.just("model"), "model": text, "verdict": st.sampled_from(["VERIFIED", "CRASHED"]), "message": text,
+        "kind": st.just("model"), "model": text, "verdict": st.sampled_from(["VERIFIED", "CRASHED"]), "reason": text,
         "waived": st.booleans(), "max_lsb": st.none() | st.just("nan"), "cases": st.none() | st.integers(0, 9),
         "seconds": st.floats(0, 9),
     },
-    optional={"waiver": waivers, "evidence": st.fixed_dictionaries({"printed": text})},
+    optional={
+        "waiver": waivers, "evidence": st.fixed_dictionaries({"printed": text}),
+        "rule": st.text(min_size=1, max_size=20), "script": st.text(min_size=1, max_size=20),
+    },
 )  # fmt: skip
-facts = st.fixed_dictionaries(
+measurements = st.fixed_dictionaries(
     {"kind": st.just("measurement"), "topic": text, "subject": text, "values": st.dictionaries(text, scalar)}
 )
 
 
-@given(models | facts)
+@given(models | measurements)
 def test_a_row_survives_the_round_trip(row: dict[str, Any]) -> None:
     assert encode(decode(json.loads(json.dumps(row)))) == row
 
 
-def test_models_and_facts_are_read_and_counted(runs: Any, made: Any) -> None:
+def test_models_and_measurements_are_read_and_counted(runs: Any, made: Any) -> None:
     found = [
         runs.header(pairs=1),
         runs.claim(),
@@ -56,7 +59,7 @@ def test_models_and_facts_are_read_and_counted(runs: Any, made: Any) -> None:
 
 
 @pytest.mark.parametrize(("changes", "outcome"), [({}, "FAIL"), ({"waived": True}, "PASS")])
-def test_a_model_that_is_not_green_fails_the_run_unless_waived(
+def test_a_model_that_does_not_pass_fails_the_run_unless_waived(
     runs: Any, made: Any, changes: Any, outcome: str
 ) -> None:
     red = made.model("model/unet/ptq", verdict="REFUTED", waiver=made.waiver, **changes)
@@ -64,7 +67,7 @@ def test_a_model_that_is_not_green_fails_the_run_unless_waived(
     assert results.outcome == outcome and not results.problems
 
 
-def test_the_writer_calls_no_red_model_and_no_problem_green(runs: Any, made: Any) -> None:
+def test_the_writer_calls_no_failing_model_and_no_problem_a_pass(runs: Any, made: Any) -> None:
     for number, (row, problems) in enumerate(
         [(made.model(verdict="CRASHED"), []), (runs.claim(), ["a waiver expired"])]
     ):
@@ -72,10 +75,10 @@ def test_the_writer_calls_no_red_model_and_no_problem_green(runs: Any, made: Any
             writer.write_line(json.dumps(runs.header()))
             writer.write_line(json.dumps(row))
             with pytest.raises(ResultsError, match="outcome PASS with exit status 0"):
-                writer.close(outcome="PASS", exit_status=0, seconds=1, problems=problems)
+                writer.close(outcome=Outcome.PASS, exit_status=0, seconds=1, problems=problems)
 
 
-def test_models_alone_can_pass_and_facts_alone_show_nothing(runs: Any, made: Any) -> None:
+def test_models_alone_can_pass_and_measurements_alone_show_nothing(runs: Any, made: Any) -> None:
     header = runs.header(claims=0, pairs=1)
     assert made.results([header, made.model()]).outcome is Outcome.PASS
     results = made.results([header, made.measurement()])

@@ -17,6 +17,7 @@ from reports.codec import encode
 from reports.rerun import draw
 from reports.results import ids_digest, read_results
 from reports.schema import Row
+from reports.verdicts import Outcome
 from reports.writer import ResultsWriter
 
 TEXT = '[[waiver]]\nclaim = "c1"\nverdict = "REFUTED"\nreason = "known"\nexpires = 2027-01-31\n'
@@ -118,7 +119,7 @@ def rewritten(folder: Path, runs: Any, drop: str = "", **changes: Any) -> None:
         rows: list[Row] = [*(check for check in results.checks if check.claim != drop), *claims]
         for row in rows:
             writer.write_line(json.dumps(encode(row)))
-        writer.close(outcome="PASS", exit_status=0, seconds=75.5)
+        writer.close(outcome=Outcome.PASS, exit_status=0, seconds=75.5)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_results_that_were_written_anew_are_found(folder: Path, runs: Any, drop:
     [
         ({"suite_commit": "abc-dirty"}, "the suite is no clean checkout: its commit is abc-dirty"),
         ({"suite_commit": "unknown"}, "the suite is no clean checkout: its commit is unknown"),
-        ({"shard": "1/2"}, "it is shard 1/2; merge all of them first"),
+        ({"shard": {"place": 1, "of": 2}}, "it is shard 1/2; merge all of them first"),
         ({"claims_in_config": 5}, "it has 3 of 5 claims"),
         ({"claims_sha256": "00"}, "its claims are not those of the config"),
         ({"claims_sha256": ""}, "its claims are not those of the config"),

@@ -138,7 +138,8 @@ runpy.run_module("reports", run_name="__main__")
 
 
 def test_no_command_needs_torch_or_another_package(runs: Any) -> None:
-    a, b = (str(runs.lines([runs.check(), runs.claim()], shard=shard)) for shard in ("1/2", "2/2"))
+    parts = ({"place": place, "of": 2} for place in (1, 2))
+    a, b = (str(runs.lines([runs.check(), runs.claim()], shard=shard)) for shard in parts)
     out = str(runs.directory / "out")
     commands = {
         ("render", a, "-o", out, "--baseline", b): 0, ("markdown", a): 0, ("diff", a, b): 0,

@@ -9,7 +9,7 @@ import pytest
 from reports.__main__ import main
 from reports.compare import build_board, render_board
 from reports.results import ResultsError, read_results
-from reports.schema import Outcome, Verdict
+from reports.verdicts import Outcome, Verdict
 from tests.reports.pages import Page
 
 
@@ -58,10 +58,10 @@ def test_coverage_is_counted_per_backend(runs: Any) -> None:
 
 
 def test_fingerprints_that_differ_are_marked(made: Any, runs: Any) -> None:
-    facts = [("a", {"ties": "half_even", "bias": "int32"}), ("b", {"ties": "half_up", "bias": "int32"})]
+    measured = [("a", {"ties": "half_even", "bias": "int32"}), ("b", {"ties": "half_up", "bias": "int32"})]
     files = [
         made.results([runs.header(pairs=1, backend=name), runs.claim(), made.measurement("conv", **values)])
-        for name, values in facts
+        for name, values in measured
     ]
     assert [(p.key, p.values, p.differs) for p in build_board(files).prints] == [
         ("bias", ("int32", "int32"), False), ("ties", ("half_even", "half_up"), True),
@@ -81,7 +81,7 @@ def test_what_is_not_whole_is_refused(runs: Any) -> None:
     path = runs.lines([runs.claim()])
     path.write_bytes(path.read_bytes()[:-9])
     assert read_results(path).outcome is Outcome.INCOMPLETE
-    for results in (read_results(path), runs.results([runs.claim()], shard="1/2")):
+    for results in (read_results(path), runs.results([runs.claim()], shard={"place": 1, "of": 2})):
         with pytest.raises(ResultsError, match="is not whole"):
             build_board([results])
 

@@ -15,8 +15,8 @@ from reports.diff import compare_runs, diff_text
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.results import Results, read_results
-from reports.schema import VERDICTS, Outcome
 from reports.terminal import summary
+from reports.verdicts import VERDICTS, Outcome
 from tests.reports.pages import Page
 
 Row = dict[str, Any]
@@ -32,7 +32,7 @@ KEPT = {"kind", "verdict", "outcome", "flow", "representation", "sha256", "schem
 FREE = {"versions", "options", "waivers", "limits", "evidence", "decisions", "graphs", "detection", "values", "qparams"}
 """Mappings with keys of anybody's choice, but those that the page lays out by name."""
 KNOWN = {
-    "case",
+    "where",
     "expected",
     "found",
     "index",

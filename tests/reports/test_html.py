@@ -123,7 +123,7 @@ def test_nothing_from_a_backend_becomes_markup(runs: Any, made: Any) -> None:
         key: evil for key, value in claim.items() if isinstance(value, str) and key not in ("kind", "flow", "verdict")
     }
     check |= {"stage": evil, "rule": evil, "message": evil}
-    check["evidence"] |= {"case": evil, "attribution": evil, "graph": evil, evil: evil, "float_ops": [evil]}
+    check["evidence"] |= {"where": {"case": evil}, "attribution": evil, "graph": evil, evil: evil, "float_ops": [evil]}
     check["evidence"]["qparams"] = {evil: {evil: evil}}
     odd = runs.claim("u", verdict="UNEXERCISED", reason=evil)
     head = {
@@ -135,7 +135,7 @@ def test_nothing_from_a_backend_becomes_markup(runs: Any, made: Any) -> None:
     }
     claim |= {"decisions": [{evil: evil}], "waived": True, "waiver": made.waiver | {"reason": evil, "url": evil}}
     others = [
-        made.model(evil, message=evil, evidence={evil: evil, "graph": evil}),
+        made.model(evil, reason=evil, evidence={evil: evil, "graph": evil}),
         made.measurement(evil, evil, **{evil: evil}),
     ]
     html = render_html(runs.results([check, claim | texts, odd, *others], **head))
@@ -189,7 +189,7 @@ def test_a_waiver_says_why_how_long_and_how_much(runs: Any, made: Any) -> None:
 
 def test_models_are_shown_worst_first_with_their_evidence(runs: Any, made: Any) -> None:
     evidence = {"where": {"case": "batch of 2"}, "expected": [1.5], "found": [9], "node": "up1"}
-    red = made.model("model/unet/ptq", verdict="REFUTED", message="wrong in a branch", max_lsb=7.5, evidence=evidence)
+    red = made.model("model/unet/ptq", verdict="REFUTED", reason="wrong in a branch", max_lsb=7.5, evidence=evidence)
     waived = made.model("model/lstm/qat", verdict="CRASHED", waived=True, waiver=made.waiver, cases=None)
     accuracy = made.measurement("model/unet/ptq", "accuracy", top1=0.97)
     rows = [runs.header(pairs=1), runs.claim(), made.model(), waived, red, accuracy]
@@ -203,7 +203,7 @@ def test_models_are_shown_worst_first_with_their_evidence(runs: Any, made: Any) 
     assert "#models" in found.links() and anchor("model/unet/ptq") in found.ids()
 
 
-def test_facts_are_tables_by_topic(runs: Any, made: Any) -> None:
+def test_measurements_are_tables_by_topic(runs: Any, made: Any) -> None:
     rows = [
         made.measurement("b", ties="half_even"),
         made.measurement("c", "unclaimed", runs="yes"),

@@ -30,8 +30,10 @@ def test_the_worst_twenty_are_shown_and_the_others_counted(runs: Any) -> None:
 def test_no_text_is_markup(runs: Any, made: Any) -> None:
     check, claim = runs.refuted(EVIL, reason=EVIL)
     rows = [check | {"message": EVIL, "rule": EVIL}, claim, runs.claim("u", verdict="UNEXERCISED", reason=EVIL),
-            made.model(EVIL, verdict="REFUTED", message=EVIL)]  # fmt: skip
-    text = markdown(runs.results(rows, backend=EVIL, config_name=EVIL, cpu=EVIL, shard=EVIL, versions={EVIL: EVIL}))
+            made.model(EVIL, verdict="REFUTED", reason=EVIL)]  # fmt: skip
+    shard = {"place": 2, "of": 8}  # the line is there; it can hold no text
+    header = {"backend": EVIL, "config_name": EVIL, "cpu": EVIL, "shard": shard, "versions": {EVIL: EVIL}}
+    text = markdown(runs.results(rows, **header))
     body = re.sub(r"&#\d+;", "", text)
     assert not set("`[]()<>!*_\\") - {"*"} & set(body)
     assert body.count("**") == 2, "the bold line is ours"
@@ -58,7 +60,7 @@ def test_differences_to_a_baseline_are_shown(runs: Any) -> None:
 
 
 def test_a_shard_and_an_incomplete_run_say_so(runs: Any) -> None:
-    assert "This is shard 2/8: it shows nothing" in markdown(runs.results([runs.claim()], shard="2/8"))
+    assert "This is shard 2/8: it shows nothing" in markdown(runs.results([runs.claim()], shard={"place": 2, "of": 8}))
     path = runs.lines([runs.claim()])
     path.write_bytes(path.read_bytes()[:-9])
     assert markdown(read_results(path)).startswith("## INCOMPLETE: qnnpack")

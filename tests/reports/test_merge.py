@@ -10,7 +10,7 @@ import pytest
 from reports.__main__ import main
 from reports.merge import merge
 from reports.results import ResultsError, comparable, read_results
-from reports.schema import Outcome
+from reports.verdicts import Outcome
 
 
 def shards(runs: Any, of: int = 3, **changes: Any) -> list[Path]:
@@ -20,7 +20,7 @@ def shards(runs: Any, of: int = 3, **changes: Any) -> list[Path]:
 
 def shard(runs: Any, place: int, of: int, **changes: Any) -> Path:
     rows = [row for number in range(12) if number % of == place - 1 for row in claim(runs, number)]
-    path: Path = runs.lines(rows, shard=f"{place}/{of}", **WHOLE | changes)
+    path: Path = runs.lines(rows, shard={"place": place, "of": of}, **WHOLE | changes)
     return path
 
 
@@ -44,7 +44,7 @@ def test_shards_together_are_the_whole(runs: Any) -> None:
 def test_a_failing_shard_fails_the_whole(runs: Any) -> None:
     paths = shards(runs)
     rows = [*claim(runs, 1), *claim(runs, 4), *claim(runs, 7), *runs.refuted("claim 10", pattern="nn.Op0")]
-    paths[1] = runs.lines(rows, shard="2/3", **WHOLE)
+    paths[1] = runs.lines(rows, shard={"place": 2, "of": 3}, **WHOLE)
     merged = merge(paths, runs.directory / "all.jsonl")
     assert (merged.outcome, merged.problems) == (Outcome.FAIL, ())
 
@@ -60,7 +60,7 @@ def test_machines_may_differ(runs: Any) -> None:
     paths[2] = shard(runs, 3, 3, cpu="Other CPU", platform="Linux-7", cpu_flags=["avx2"], started="2024-01-01T00:00:00")
     header = merge(paths, runs.directory / "all.jsonl").header
     assert (header.cpu, header.platform) == ("Some CPU @ 2.60GHz; Other CPU", "Linux-6.1-x86_64; Linux-7")
-    assert (header.cpu_flags, header.started, header.shard) == (["avx2"], "2024-01-01T00:00:00", "")
+    assert (header.cpu_flags, header.started, header.shard) == (["avx2"], "2024-01-01T00:00:00", None)
 
 
 @pytest.mark.parametrize(

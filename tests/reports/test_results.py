@@ -1,4 +1,4 @@
-"""The results file: written rows are read back, bad ones refused with their line, lies not green."""
+"""The results file: written rows are read back, bad ones refused with their line, lies never pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from reports import results as module
 from reports.codec import decode, encode
 from reports.results import Results, ResultsError, leading_check, read_results
-from reports.schema import PASSING, VERDICTS, ClaimResult, Outcome, Verdict
+from reports.schema import ClaimResult
+from reports.verdicts import PASSING, VERDICTS, Outcome, Verdict
 from reports.writer import ResultsWriter
 
 text = st.text(max_size=20)
@@ -34,10 +35,17 @@ claim_rows = st.fixed_dictionaries(
     },
     optional={"decisions": st.lists(st.dictionaries(text, scalar, max_size=3), min_size=1, max_size=3)},
 )  # fmt: skip
+some_text = st.text(min_size=1, max_size=20)
+wheres = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("case", "input", "change", "detail"), some_text) | {"output": st.integers(0, 9)}
+)
+statistics = st.fixed_dictionaries(
+    {}, optional={"distances": st.lists(st.integers(0, 99), min_size=1), "sqnr_db": number, "span_lsb": number}
+)
 evidence = st.fixed_dictionaries(
     {"own": scalar},
     optional={
-        "case": text, "expected": st.lists(number), "found": st.lists(st.integers(-9, 9)), "traceback": text,
+        "where": wheres, "expected": st.lists(number), "found": st.lists(st.integers(-9, 9)), "traceback": text,
         "index": st.lists(st.lists(st.integers(0, 9))), "float_ops": st.lists(text),
         "qparams": st.dictionaries(text, st.dictionaries(text, scalar, max_size=2), max_size=2),
     },
@@ -48,7 +56,7 @@ check_rows = st.fixed_dictionaries(
         "outcome": st.sampled_from(["pass", "fail", "error", "skip"]), "message": text, "max_lsb": lsb,
         "slack_lsb": lsb, "cases": st.none() | st.integers(0, 99), "seconds": number,
     },
-    optional={"evidence": evidence},
+    optional={"evidence": evidence, "statistics": statistics, "failing": st.integers(1, 99)},
 )  # fmt: skip
 
 
@@ -64,7 +72,7 @@ def test_a_file_gives_back_what_was_written(tmp_path_factory: Any, rows: list[di
     with ResultsWriter(path) as writer:
         for row in (header, *rows):
             writer.write_line(json.dumps(row))
-        writer.close(outcome="FAIL", exit_status=1, seconds=1)
+        writer.close(outcome=Outcome.FAIL, exit_status=1, seconds=1)
     results = read_results(path)
     assert encode(results.header) == header
     for kind, found in (("claim", results.claims), ("check", results.checks)):
@@ -81,7 +89,7 @@ def test_a_cut_file_keeps_every_whole_row_and_is_incomplete(tmp_path_factory: An
     with ResultsWriter(path) as writer:
         for row in (_header(), *rows):
             writer.write_line(json.dumps(row))
-        writer.close(outcome="FAIL", exit_status=1, seconds=1)
+        writer.close(outcome=Outcome.FAIL, exit_status=1, seconds=1)
     content = path.read_bytes()
     end = data.draw(st.integers(content.index(b"\n") + 1, len(content) - 1))
     path.write_bytes(content[:end])
@@ -106,7 +114,7 @@ def test_verdicts_are_ordered_worst_first() -> None:
     assert {"QUALITY", "VERIFIED"} == PASSING
 
 
-def test_a_green_run_passes(runs: Any) -> None:
+def test_a_run_in_which_everything_passes_is_a_pass(runs: Any) -> None:
     rows = [runs.check(), runs.claim(), runs.claim("b", verdict="QUALITY"), *runs.refuted(waived=True)]
     results = runs.results(rows)
     assert (results.outcome, results.problems) == (Outcome.PASS, ())
@@ -115,18 +123,18 @@ def test_a_green_run_passes(runs: Any) -> None:
 
 
 @pytest.mark.parametrize("verdict", [v for v in VERDICTS if v not in PASSING])
-def test_one_claim_that_is_not_green_fails_the_run(runs: Any, verdict: Verdict) -> None:
+def test_one_claim_that_does_not_pass_fails_the_run(runs: Any, verdict: Verdict) -> None:
     results = runs.results([runs.claim(), runs.claim("b", verdict=verdict.value)])
     assert results.outcome is Outcome.FAIL
 
 
-def test_a_run_of_no_claims_is_not_green(runs: Any) -> None:
+def test_a_run_of_no_claims_is_no_pass(runs: Any) -> None:
     results = runs.results([])
     assert results.outcome is Outcome.FAIL
     assert results.problems == ("no claim was tested",)
 
 
-def test_an_all_green_run_that_ended_as_fail_says_so(runs: Any) -> None:
+def test_a_run_in_which_everything_passes_that_ended_as_fail_says_so(runs: Any) -> None:
     results = _edited(runs.lines([runs.claim()]), -1, outcome="FAIL", exit_status=1)
     assert results.outcome is Outcome.FAIL
     assert "every claim passes, yet the run ended as FAIL (exit status 1)" in results.problems[0]

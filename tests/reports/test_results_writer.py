@@ -7,12 +7,13 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from reports.results import ResultsError, read_results
-from reports.schema import ClaimResult, Outcome, Verdict
+from reports.schema import ClaimResult
+from reports.verdicts import Outcome, Verdict
 from reports.writer import ResultsWriter
 
 
@@ -63,7 +64,7 @@ def test_the_writer_refuses_a_line_that_no_reader_takes(runs: Any, changes: dict
 def test_a_row_of_an_enumeration_is_written_by_its_value(runs: Any) -> None:
     with ResultsWriter(runs.directory / "x.jsonl") as writer:
         writer.write_line(json.dumps(runs.header()))
-        writer.write(replace(CLAIM, verdict=Colour.RED))
+        writer.write(replace(CLAIM, verdict=cast(Any, Colour.RED)))
     assert read_results(writer.path).claims[0].verdict is Verdict.REFUTED
 
 
@@ -102,7 +103,7 @@ def test_the_writer_refuses_a_footer_that_is_not_its_own(runs: Any) -> None:
 
 
 @pytest.mark.parametrize(("verdict", "status"), [("UNEXERCISED", 0), ("VERIFIED", 1)])
-def test_the_writer_calls_nothing_green_that_is_not(runs: Any, verdict: str, status: int) -> None:
+def test_the_writer_calls_nothing_a_pass_that_is_none(runs: Any, verdict: str, status: int) -> None:
     with ResultsWriter(runs.directory / "x.jsonl") as writer:
         writer.write_line(json.dumps(runs.header()))
         writer.write_line(json.dumps(runs.claim(verdict=verdict)))

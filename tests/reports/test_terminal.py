@@ -18,10 +18,10 @@ def test_the_verdict_line_says_it_all(runs: Any) -> None:
     assert summary(results, "out.html").startswith(line + "\n")
 
 
-def test_models_are_counted_and_those_that_are_not_green_named(runs: Any, made: Any) -> None:
+def test_models_are_counted_and_those_that_do_not_pass_named(runs: Any, made: Any) -> None:
     rows = [
         runs.header(pairs=1, claims=1), runs.claim(), made.model(),
-        made.model("model/unet/ptq", verdict="REFUTED", message="up1: 3 LSB", max_lsb=3.0),
+        made.model("model/unet/ptq", verdict="REFUTED", reason="up1: 3 LSB", max_lsb=3.0),
         made.model("model/lstm/ptq", verdict="CRASHED", waived=True, waiver=made.waiver),
     ]  # fmt: skip
     text = summary(made.results(rows), "out.html", width=200)

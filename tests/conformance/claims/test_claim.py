@@ -61,7 +61,7 @@ _PRINT_CLAIMS = """
 import sys
 from backends.base import Capabilities
 from backends.native_tables import native_config
-from conformance.claims import config_digest, enumerate_claims
+from conformance.claims.claim import config_digest, enumerate_claims
 
 both = Capabilities(weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"))
 for name in sys.argv[1:]:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from conformance.claims.case import Case, Regime
-from conformance.claims.inputs import AIMS, calibration_inputs, float_inputs, static_inputs
+from conformance.claims.inputs import DIRECTED, calibration_inputs, float_inputs, static_inputs
 from conformance.claims.plan import REGIMES
 from conformance.ops.op_model import Input, Role
 from conformance.oracle.grids import Grid
@@ -65,8 +65,8 @@ def test_indices_name_the_first_and_the_last_row_and_offsets_begin_at_zero() -> 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_inputs_are_on_the_grid_and_reach_its_ends(grid: Grid) -> None:
     torch.manual_seed(0)
-    drawn = static_inputs(case(Input(shape=(3, 300)), Input(shape=(5,))), [grid] * 2, aims=len(AIMS), random=3)
-    assert [name for name, _ in drawn] == [*(name for name, _ in AIMS), "random 2", "random 3", "random 4"]
+    drawn = static_inputs(case(Input(shape=(3, 300)), Input(shape=(5,))), [grid] * 2, directed=len(DIRECTED), random=3)
+    assert [name for name, _ in drawn] == [*(name for name, _ in DIRECTED), "random 2", "random 3", "random 4"]
     dtype = torch.int8 if grid.low < 0 else torch.uint8
     for name, inputs in drawn:
         if name == "between steps and beyond the ends":
@@ -80,11 +80,11 @@ def test_inputs_are_on_the_grid_and_reach_its_ends(grid: Grid) -> None:
                 assert (int(q.min()), int(q.max())) == (grid.low, grid.high)
 
 
-def test_aims_are_what_their_names_say() -> None:
+def test_directed_inputs_are_what_their_names_say() -> None:
     grid = Grid(scale=0.25, zero_point=100, low=0, high=255, dtype="quint8")
     drawn = {
         name: grid.integers(x)
-        for name, (x,) in static_inputs(case(Input(shape=(4, 5))), [grid], aims=len(AIMS), random=0)
+        for name, (x,) in static_inputs(case(Input(shape=(4, 5))), [grid], directed=len(DIRECTED), random=0)
     }
     assert set(drawn["all at the high end"].flatten().tolist()) == {255}
     assert set(drawn["all at the low end"].flatten().tolist()) == {0}
@@ -98,7 +98,7 @@ def test_aims_are_what_their_names_say() -> None:
 @pytest.mark.rule("NUM-01")
 def test_what_is_off_the_grid_is_at_no_tie_and_reaches_beyond_the_ends() -> None:
     grid = Grid(scale=0.25, zero_point=100, low=0, high=255, dtype="quint8")
-    (drawn,) = [x for name, (x,) in static_inputs(case(Input(shape=(40, 50))), [grid], aims=len(AIMS), random=0)
+    (drawn,) = [x for name, (x,) in static_inputs(case(Input(shape=(40, 50))), [grid], directed=len(DIRECTED), random=0)
                 if name.startswith("between")]  # fmt: skip
     position = grid.integers(drawn)
     away = (position - position.round()).abs()
@@ -110,15 +110,15 @@ def test_what_is_off_the_grid_is_at_no_tie_and_reaches_beyond_the_ends() -> None
 def test_the_ends_of_one_operand_meet_the_other_ends_of_the_other() -> None:
     grid = Grid(scale=0.25, zero_point=100, low=0, high=255, dtype="quint8")
     given = case(Input(shape=(4, 5)), Input(shape=(4, 5)))
-    by_name = dict(static_inputs(given, [grid] * 2, aims=2, random=0))
+    by_name = dict(static_inputs(given, [grid] * 2, directed=2, random=0))
     x, y = (grid.integers(each) for each in by_name["alternating ends"])
     assert torch.equal(x + y, torch.full((4, 5), 255.0).double())
 
 
-def test_fewer_aims_are_the_first_ones_and_what_has_no_grid_is_drawn_as_for_calibration() -> None:
+def test_fewer_directed_inputs_are_the_first_ones_and_what_has_no_grid_is_drawn_as_for_calibration() -> None:
     given = case(Input(shape=(9,)), Input(shape=(4,), role=Role.INDEX, high=3))
-    drawn = static_inputs(given, [GRIDS[0], None], aims=3, random=0)
-    assert [name for name, _ in drawn] == [name for name, _ in AIMS[:3]]
+    drawn = static_inputs(given, [GRIDS[0], None], directed=3, random=0)
+    assert [name for name, _ in drawn] == [name for name, _ in DIRECTED[:3]]
     assert all(indices.dtype == torch.int64 and int(indices[-1]) == 2 for _, (_, indices) in drawn)
 
 
@@ -146,8 +146,8 @@ def test_the_first_float_input_has_exact_qparams_and_no_tie() -> None:
     """255 steps of 2⁻⁶ from −96 steps on: the range of 8 bits is the scale 2⁻⁶ and the zero point 96 exactly."""
     given = case(Input(shape=(3, 8)), Input(shape=(3,), role=Role.STATE), Input(shape=(4,), role=Role.INDEX, high=3))
     drawn = float_inputs(given, random=2)
-    aims = ["zeros", "only positive", "only negative", "all the same", "tiny", "huge", "one far out"]
-    names = ["on a grid", *aims, "random 1", "random 2"]
+    directed = ["zeros", "only positive", "only negative", "all the same", "tiny", "huge", "one far out"]
+    names = ["on a grid", *directed, "random 1", "random 2"]
     assert [name for name, _ in drawn] == names
     x, state, indices = drawn[0][1]
     steps = x.double() / 2.0**-6

@@ -16,11 +16,12 @@ from conformance.claims.build import Preluded, build_model
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.inputs import calibration_inputs
-from conformance.claims.plan import REGIMES, AddedModel, plan_cases
+from conformance.claims.pattern_plan import AddedModel
+from conformance.claims.plan import REGIMES, plan_cases
 from conformance.claims.qconfigs import INTEGERS, Kind, kind_of
-from conformance.claims.quick import turns
-from conformance.ops.op_model import Input, OneInput, Step, TwoInputs
+from conformance.claims.quick import shares_of
 from conformance.ops.fused_modules import MEMBERS, QAT_OF
+from conformance.ops.op_model import Input, OneInput, Step, TwoInputs
 from refimpl import BackendConfig, DTypeConfig, MatchAllNode
 from refimpl.patterns import leaves, pattern_name
 from tests.conformance.support.planning import claim_on, claims_of, names_of, planned
@@ -90,13 +91,13 @@ def test_models_hold_the_module_that_the_pattern_names() -> None:
         assert kinds.count(claim.entry.pattern) == 1, claim.id  # type: ignore[arg-type]
 
 
-def test_the_parts_of_a_fused_module_are_the_patterns_own() -> None:
+def test_the_members_of_a_fused_module_are_the_patterns_own() -> None:
     for claim in one_claim_per_pattern():
         found = leaves(claim.entry.normal_pattern)
-        parts = [leaf for leaf in found if isinstance(leaf, type) and leaf is not MatchAllNode]
-        if len(parts) > 1 and not isinstance(plan_cases(claim, Capabilities()), str):
+        members = [leaf for leaf in found if isinstance(leaf, type) and leaf is not MatchAllNode]
+        if len(members) > 1 and not isinstance(plan_cases(claim, Capabilities()), str):
             kinds = [type(module) for module in build_model(planned(claim, 1)[0]).modules()]
-            assert all(kinds.count(part) == parts.count(part) for part in parts), claim.id
+            assert all(kinds.count(member) == members.count(member) for member in members), claim.id
 
 
 @pytest.mark.rule("CFG-06")
@@ -131,21 +132,21 @@ def test_a_batch_norm_gets_inputs_of_its_rank() -> None:
 def test_the_claims_on_one_op_share_out_its_first_cases() -> None:
     """The same float ops with the same kind of dtypes are one op, a module and a function are two."""
     claims = [each for each in claims_of("qnnpack") if kind_of(each.dtypes) in INTEGERS]
-    turn_of = turns(claims)
+    share_of = shares_of(claims)
 
     def shared(*patterns: str) -> list[list[str]]:
         named = [each for each in claims if each.pattern in patterns]
-        plans = [plan_cases(each, Capabilities(), limit=8, turn=turn_of[each.id]) for each in named]
+        plans = [plan_cases(each, Capabilities(), limit=8, share=share_of[each.id]) for each in named]
         return [[case.name for case in plan] for plan in plans if not isinstance(plan, str)]
 
     pools = shared("nn.MaxPool2d")
     assert [len(names) for names in pools] == [2, 2, 2, 2], "two dtypes, two flows"
     assert len({name for names in pools for name in names}) == 8
     convolutions = shared("nn.Conv2d", "nnqat.Conv2d")
-    assert len({each.of for each in turn_of.values() if each.of > 8}) > 0
+    assert len({each.of for each in share_of.values() if each.of > 8}) > 0
     assert all(names for names in convolutions)
-    fused = {turn_of[each.id].of for each in claims if each.pattern in ("nni.ConvReLU2d", "nn.Conv2d+F.relu")}
-    assert len(fused) == 1 and turn_of[claim_on("torch.conv2d").id] != turn_of[claim_on("nn.Conv2d").id]
+    fused = {share_of[each.id].of for each in claims if each.pattern in ("nni.ConvReLU2d", "nn.Conv2d+F.relu")}
+    assert len(fused) == 1 and share_of[claim_on("torch.conv2d").id] != share_of[claim_on("nn.Conv2d").id]
 
 
 def test_a_limit_takes_first_what_is_at_its_defaults_and_what_has_most_arguments_away_from_them() -> None:

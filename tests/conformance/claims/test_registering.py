@@ -1,4 +1,4 @@
-"""What has no recipe says so, and a vendor's op is made buildable by registering it."""
+"""What the suite cannot build says so, and a vendor's op is made buildable by registering it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from torch import Tensor, nn
 
 from backends.base import Capabilities
 from backends.reference import ReferenceBackend
-from conformance.claims import plan as models
+from conformance.claims import registry
 from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.plan import REGIMES, plan_cases, register
+from conformance.claims.plan import REGIMES, plan_cases
+from conformance.claims.registry import register
 from conformance.ops.op_model import Input, OneInput, Step
+from conformance.oracle import table
 from conformance.oracle.error_bounds import gamma
-from conformance.oracle.table import ROWS
-from conformance.pipeline.workbench import Workbench
-from conformance.stages.check import Check
+from conformance.oracle.table import OP_RULES, rule_of
+from conformance.pipeline.claim_run import run_claim
+from conformance.stages.bench import Bench
 from refimpl import BackendConfig, BackendPatternConfig, ConfigError, DTypeConfig
-from reports.schema import Verdict
+from reports.schema import Check
+from reports.verdicts import Verdict
 from tests.conformance.support.planning import planned
 
 U8 = DTypeConfig(torch.quint8, torch.quint8)
@@ -40,7 +43,7 @@ def reason_of(entry: BackendPatternConfig, dtypes: DTypeConfig = U8, *, flow: st
 def test_reasons_name_what_is_missing() -> None:
     hint = "make it buildable with conformance.vendor.register("
     unknown = reason_of(BackendPatternConfig(vendor_class()))
-    assert unknown.startswith("no samples for ") and unknown.endswith(", build, inputs)") and hint in unknown
+    assert unknown.startswith("the suite cannot build ") and unknown.endswith(", build, inputs)") and hint in unknown
     assert hint in reason_of(BackendPatternConfig((nn.Linear, nn.Softplus)))
     tree = BackendPatternConfig()._set_pattern_complex_format((torch.add, nn.ReLU, nn.ReLU))
     assert "a pattern that is not a chain of ops" in reason_of(tree)
@@ -68,18 +71,18 @@ class Vendor(ReferenceBackend):
 
 
 def first_claim(backend: ReferenceBackend) -> tuple[Claim, list[Check]]:
-    bench = Workbench(backend, seed=0, profile="full", max_examples=0)
+    bench = Bench(backend, seed=0, profile="full", max_examples=0)
     claim = enumerate_claims(bench.config, bench.capabilities)[0]
-    return claim, list(bench.run(claim))
+    return claim, [each for each in run_claim(bench, claim) if isinstance(each, Check)]
 
 
 @pytest.fixture
 def no_registrations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    known = set(ROWS)
-    monkeypatch.setattr(models, "_REGISTERED", {})
+    known = dict(OP_RULES)
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(table, "_vendor_rules", {})
     yield
-    for op in set(ROWS) - known:
-        del ROWS[op]
+    assert known == OP_RULES, "the suite's own rules stay"
 
 
 @pytest.mark.usefixtures("no_registrations")
@@ -89,13 +92,13 @@ def test_registering_makes_a_vendors_op_buildable() -> None:
     claim, before = first_claim(Vendor(F.softplus))
     hint = f"make it buildable with conformance.vendor.register({claim.pattern}, build, inputs)"
     assert {(check.verdict, check.outcome) for check in before} == {(Verdict.UNEXERCISED, "skip")}
-    assert all(check.message == f"no samples for {claim.pattern}: {hint}" for check in before)
+    assert all(check.message == f"the suite cannot build {claim.pattern}; {hint}" for check in before)
     build = partial(OneInput, [Step(op=F.softplus)])
     register(F.softplus, build, [(2, 7)])
     assert [(case.inputs, case.regime) for case in planned(claim)] == [((Input(shape=(2, 7)),), r) for r in REGIMES[:5]]
     without = {check.stage: check for check in first_claim(Vendor(F.softplus))[1]}
     assert without["lower"].verdict is Verdict.VERIFIED and without["numerics"].verdict is Verdict.UNEXERCISED
-    assert "no oracle: no row in the oracle's table for call_function" in without["numerics"].message
+    assert "no oracle: no rule in the oracle's table for call_function" in without["numerics"].message
     register(F.softplus, build, [Input(shape=(65,))], roundings=32)
     _, checks = first_claim(Vendor(F.softplus))
     assert {check.verdict for check in checks} == {Verdict.VERIFIED}
@@ -107,10 +110,12 @@ def test_the_last_registration_counts() -> None:
     for roundings in (2, 32):
         register(F.softplus, partial(OneInput, [Step(op=F.softplus)]), [(2, 7)], roundings=roundings)
         call: Any = SimpleNamespace(values=lambda: [SimpleNamespace(errors={})], result=torch.ones(1))
-        assert float(ROWS[F.softplus].spread(call)["function"]) == pytest.approx(gamma(roundings))
-    before = ROWS[torch.relu]
+        rule = rule_of(F.softplus)
+        assert rule is not None
+        assert float(rule.bound(call)["function"]) == pytest.approx(gamma(roundings))
+    before = OP_RULES[torch.relu]
     register(torch.relu, partial(OneInput, [Step(op=torch.relu)]), [(2, 7)], roundings=1)
-    assert ROWS[torch.relu] is before, "the suite's own rows stay"
+    assert OP_RULES[torch.relu] is rule_of(torch.relu) is before, "the suite's own rules stay"
 
 
 @pytest.mark.usefixtures("no_registrations")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,26 +17,17 @@ from backends.native_tables import native_config
 from backends.reference import ReferenceBackend
 from conformance.facts.fingerprint import jobs as fingerprint
 from conformance.facts.fingerprint.jobs import OPS, jobs, sites
-from conformance.facts.probe_models import Bench, Unmeasured
-from refimpl import (
-    BackendConfig,
-    BackendPatternConfig,
-    DTypeConfig,
-    DTypeWithConstraints,
-    convert_to_reference_decomposed_fx,
-)
+from conformance.facts.probe_models import Unmeasured
+from conformance.stages.bench import Bench
+from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
 from refimpl.patterns import pattern_name
+from reports.schema import Measurement
 from tests.mutants.fault_table import FAULTS
 from tests.mutants.integer_kernels import IntegerBackend, Kernels, Make, small_config, varied
 
 
 def bench_of(backend: Backend) -> Bench:
-    """What of a workbench the probes use."""
-    made: Any = SimpleNamespace(
-        backend=backend, config=backend.backend_config(), capabilities=backend.capabilities(), lower=backend.lower,
-        convert=convert_to_reference_decomposed_fx,
-    )  # fmt: skip
-    return made  # type: ignore[no-any-return]
+    return Bench(backend, seed=0, profile="full")
 
 
 def kernels_of(fault: str) -> Make:
@@ -140,8 +130,8 @@ def test_rescale_of_an_addition() -> None:
 
     class Adding(Kernels):
         def add(self, x: Any, y: Any) -> Any:
-            parts = torch.stack([x.centred(), y.centred()])
-            return replace(super().add(x, y), total=parts, scale=torch.stack([x.scale, y.scale]))
+            terms = torch.stack([x.centred(), y.centred()])
+            return replace(super().add(x, y), total=terms, scale=torch.stack([x.scale, y.scale]))
 
         def rescale(self, total: Tensor, ratio: Tensor) -> Tensor:
             shift = 2.0 ** (20 - int(ratio.max().frexp().exponent))
@@ -302,7 +292,7 @@ def test_what_runs_is_told() -> None:
     assert fingerprint.fingerprint(OPS["linear"], site)["runs"] == "in float: relu: no kernel"
 
 
-def test_jobs_and_rows() -> None:
+def test_jobs_and_measurements() -> None:
     backend = IntegerBackend()
     assert jobs(small_config(), backend.capabilities(), "quick") == ()
     made = jobs(small_config(), backend.capabilities(), "full")
@@ -311,10 +301,12 @@ def test_jobs_and_rows() -> None:
         for name in ("linear", "conv2d", "depthwise_conv2d", "add", "mul", "quantize", "avg_pool2d",
                      "adaptive_avg_pool2d", "cat")
     ]  # fmt: skip
-    rows = list(made[3].run(bench_of(backend)))  # type: ignore[arg-type]
-    assert [row["subject"] for row in rows] == ["add, quint8", "add, qint8"]
-    assert all((row["kind"], row["topic"]) == ("fact", "fingerprint") for row in rows)
-    assert all(isinstance(text, str) for row in rows for text in row["values"].values())
+    found = list(made[3].run(bench_of(backend)))
+    measurements = [each for each in found if isinstance(each, Measurement)]
+    assert measurements == found
+    assert [each.subject for each in measurements] == ["add, quint8", "add, qint8"]
+    assert all((each.kind, each.topic) == ("measurement", "fingerprint") for each in measurements)
+    assert all(isinstance(text, str) for each in measurements for text in each.values.values())
 
 
 def test_a_narrow_range_and_affine_weights() -> None:
@@ -330,9 +322,9 @@ def test_a_narrow_range_and_affine_weights() -> None:
         def capabilities(self) -> Capabilities:
             return Capabilities(weight_schemes=("per_channel_affine",))
 
-    rows = list(fingerprint.rows("linear", bench_of(Narrow(kernels_of("pairs saturate in int16")))))
-    assert [row["subject"] for row in rows] == ["linear, quint8, per_channel_affine"]
-    found = rows[0]["values"]
+    measurements = list(fingerprint.measure("linear", bench_of(Narrow(kernels_of("pairs saturate in int16")))))
+    assert [each.subject for each in measurements] == ["linear, quint8, per_channel_affine"]
+    found = measurements[0].values
     assert (found["rounding"], found["rescale"], found["bias"]) == ("half_even", "exact", "float")
     assert (found["saturation"], found["accumulator"]) == ("0..127, the whole grid", "int32")  # 2·127·127 fits 16 bits
 

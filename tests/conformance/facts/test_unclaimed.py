@@ -14,9 +14,9 @@ from torch.fx import GraphModule
 from backends.base import Capabilities, Execution, UnsupportedPattern
 from backends.reference import ReferenceBackend
 from conformance.facts.unclaimed import jobs
-from conformance.pipeline.workbench import Workbench
+from conformance.stages.bench import Bench
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
-from reports.codec import PlainRow
+from reports.schema import Measurement, ModelResult
 
 U8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
 S8 = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float)
@@ -59,9 +59,9 @@ class Vendor(ReferenceBackend):
 LINEARS = BackendConfig("v").set_backend_pattern_configs([weighted(nn.Linear, U8, S8), weighted(nn.Conv2d, U8)])
 
 
-def run(backend: Vendor) -> list[PlainRow]:
-    bench = Workbench(backend, seed=0, profile="full")
-    return [row for job in jobs(bench.config, bench.capabilities, "full") for row in job.run(bench)]
+def run(backend: Vendor) -> list[Measurement | ModelResult]:
+    bench = Bench(backend, seed=0, profile="full")
+    return [each for job in jobs(bench.config, bench.capabilities, "full") for each in job.run(bench)]
 
 
 def declining(model: GraphModule) -> Any:
@@ -81,11 +81,12 @@ def declining(model: GraphModule) -> Any:
 def test_what_the_backend_makes_of_a_claim_that_is_not_made(
     lower: Callable[[GraphModule], Any], in_float: bool, said: str
 ) -> None:
-    (row,) = run(Vendor(LINEARS, lower, in_float))
-    assert (row["kind"], row["topic"], row["subject"]) == ("fact", "unclaimed", "nn.Conv2d")
-    ((name, told),) = row["values"].items()
+    (found,) = run(Vendor(LINEARS, lower, in_float))
+    assert isinstance(found, Measurement)
+    assert (found.kind, found.topic, found.subject) == ("measurement", "unclaimed", "nn.Conv2d")
+    ((name, text),) = found.values.items()
     assert name == S8_CLAIM
-    assert told.startswith(said)
+    assert isinstance(text, str) and text.startswith(said)
 
 
 def tried(*entries: BackendPatternConfig) -> dict[str, list[str]]:

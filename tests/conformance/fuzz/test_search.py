@@ -26,21 +26,29 @@ from conformance.claims.case import Case, Regime
 from conformance.claims.claim import enumerate_claims
 from conformance.claims.inputs import calibration_inputs, static_inputs
 from conformance.fuzz import search as fuzz
-from conformance.fuzz.graph import Call, Drawing, Graph, graph_of, part_of, patterns_of, waived_patterns
+from conformance.fuzz.graph import (
+    Drawing,
+    DrawnCall,
+    DrawnGraph,
+    graph_of,
+    patterns_of,
+    subgraph_of,
+    waived_patterns,
+)
 from conformance.ops.op_model import Input, OneInput, Step
 from conformance.oracle.grids import placeholder_grids
-from conformance.pipeline.workbench import Workbench
+from conformance.pipeline.job import Job
 from conformance.reproducers.script import Failure, script_of
 from conformance.reproducers.standalone import fails_alone
-from conformance.whole_models.flow import Setup, reference_of
-from conformance.whole_models.verify import tried
-from reports.codec import PlainRow
+from conformance.stages.bench import Bench
+from conformance.whole_models.flow import ModelSetup, reference_of
+from conformance.whole_models.verify import run_and_judge
 from reports.codec import decode
 from reports.schema import ModelResult
 from tests.conformance.support.suite_runs import FAKES, REPO, run
 
-PTQ = Setup(flow="ptq", activation=torch.quint8, scheme="per_tensor_symmetric")
-QAT = Setup(flow="qat", activation=torch.quint8, scheme="per_channel_symmetric")
+PTQ = ModelSetup(flow="ptq", activation=torch.quint8, scheme="per_tensor_symmetric")
+QAT = ModelSetup(flow="qat", activation=torch.quint8, scheme="per_channel_symmetric")
 GRAPHS = 40
 MOST_LINES = 60
 
@@ -51,11 +59,11 @@ def _fakes_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz, "MOST_RUNS", 30)
 
 
-def bench_of(backend: Backend, spec: str = "reference", graphs: int = GRAPHS, seed: int = 0) -> Workbench:
-    return Workbench(backend, seed=seed, profile="stress", max_examples=graphs, spec=spec)
+def bench_of(backend: Backend, spec: str = "reference", graphs: int = GRAPHS, seed: int = 0) -> Bench:
+    return Bench(backend, seed=seed, profile="stress", max_examples=graphs, spec=spec)
 
 
-def drawn(setup: Setup, numbers: range) -> Iterator[Graph]:
+def drawn(setup: ModelSetup, numbers: range) -> Iterator[DrawnGraph]:
     bench = bench_of(ReferenceBackend())
     patterns = patterns_of(enumerate_claims(bench.config, bench.capabilities), setup)
     for number in numbers:
@@ -67,22 +75,28 @@ def drawn(setup: Setup, numbers: range) -> Iterator[Graph]:
 
 
 @cache
-def reference_jobs() -> dict[str, Any]:
+def reference_jobs() -> dict[str, Job]:
     bench = bench_of(ReferenceBackend())
     return {job.id: job for job in fuzz.jobs(bench.config, bench.capabilities, "stress")}
 
 
-def row_of(bench: Workbench, setup: Setup = PTQ, number: int = 0) -> PlainRow:
+def result_of(bench: Bench, setup: ModelSetup = PTQ, number: int = 0) -> ModelResult:
     jobs = {job.id: job for job in fuzz.jobs(bench.config, bench.capabilities, "stress")}
-    [row] = jobs[f"model/fuzz/{number}/{setup}"].run(bench)
-    return row
+    [result] = jobs[f"model/fuzz/{number}/{setup}"].run(bench)
+    assert isinstance(result, ModelResult)
+    return result
+
+
+def evidence_of(result: ModelResult) -> dict[str, Any]:
+    """The evidence with the keys of the job's own."""
+    return dict(result.evidence)
 
 
 # -- graphs -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("setup", [PTQ, QAT], ids=str)
-def test_what_is_drawn_runs_as_a_float_model_and_survives_json(setup: Setup) -> None:
+def test_what_is_drawn_runs_as_a_float_model_and_survives_json(setup: ModelSetup) -> None:
     patterns, lengths = set(), []
     for graph in drawn(setup, range(250)):
         assert graph_of(graph.text()) == graph
@@ -106,12 +120,12 @@ def test_values_are_read_twice_and_there_are_several_inputs_and_outputs() -> Non
     assert sum(len(graph.outputs) > 1 for graph in graphs) > 20
 
 
-def test_a_part_of_a_graph_is_a_graph() -> None:
+def test_a_subgraph_of_a_graph_is_a_graph() -> None:
     graph = next(graph for graph in drawn(PTQ, range(100)) if len(graph.calls) > 4 and len(graph.outputs) > 1)
     for call in graph.calls:
-        part = part_of(graph, [call])
-        assert part is not None and part.calls[0].pattern == call.pattern
-        build_model(part.case())(*calibration_inputs(part.case())[0])
+        subgraph = subgraph_of(graph, [call])
+        assert subgraph is not None and subgraph.calls[0].pattern == call.pattern
+        build_model(subgraph.case())(*calibration_inputs(subgraph.case())[0])
 
 
 # -- nothing wrong, nothing found -------------------------------------------------------------------------------------
@@ -119,10 +133,11 @@ def test_a_part_of_a_graph_is_a_graph() -> None:
 
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize(("setup", "seed"), [(PTQ, 0), (PTQ, 1), (QAT, 0)], ids=str)
-def test_the_reference_backend_is_verified(setup: Setup, seed: int) -> None:
-    row = row_of(bench_of(ReferenceBackend(), graphs=70, seed=seed), setup, number=seed)
-    assert (row["verdict"], row["message"]) == ("VERIFIED", ""), row["evidence"].get("graph", row)
-    assert row["cases"] > 40 and row["evidence"]["unexercised"] < row["cases"] / 10
+def test_the_reference_backend_is_verified(setup: ModelSetup, seed: int) -> None:
+    result = result_of(bench_of(ReferenceBackend(), graphs=70, seed=seed), setup, number=seed)
+    assert (result.verdict, result.reason) == ("VERIFIED", ""), result.evidence.get("graph", result)
+    assert result.cases is not None and result.cases > 40
+    assert evidence_of(result)["unexercised"] < result.cases / 10
 
 
 @pytest.mark.rule("NUM-04")
@@ -131,15 +146,16 @@ def test_a_softmax_of_billions_has_a_bound_that_is_not_negative() -> None:
     shape = (1, 2, 3, 4, 5)
     product = {"other": "tensor", "_number_first": False, "shape": (shape, shape)}
     calls = (
-        Call(name="v0", pattern="operator.mul", inputs=("x", "y"), shape=shape, arguments=product),
-        Call(name="v1", pattern="operator.mul", inputs=("v0", "x"), shape=shape, arguments=product),
-        Call(name="v2", pattern="nn.Softmax", inputs=("v1",), shape=shape, arguments={"dim": 1, "shape": shape}),
+        DrawnCall(name="v0", pattern="operator.mul", inputs=("x", "y"), shape=shape, arguments=product),
+        DrawnCall(name="v1", pattern="operator.mul", inputs=("v0", "x"), shape=shape, arguments=product),
+        DrawnCall(name="v2", pattern="nn.Softmax", inputs=("v1",), shape=shape, arguments={"dim": 1, "shape": shape}),
     )
-    graph = Graph(shapes=(shape, shape), regime="wide", seed=0, calls=calls, outputs=("v2",))
+    graph = DrawnGraph(shapes=(shape, shape), regime="wide", seed=0, calls=calls, outputs=("v2",))
     bench = bench_of(ReferenceBackend())
-    with contextlib.closing(fuzz.Search(bench, enumerate_claims(bench.config, bench.capabilities), PTQ)) as search:
-        check = search._judged(graph.text()).check
-    assert check.verdict == "VERIFIED" and (check.slack_lsb or 0.0) >= 0.0, check
+    claims = enumerate_claims(bench.config, bench.capabilities)
+    with contextlib.closing(fuzz.Search(bench, "model/fuzz", claims, PTQ)) as search:
+        check = search._judge(graph.text()).check
+    assert check.verdict == "VERIFIED" and float(check.slack_lsb or 0.0) >= 0.0, check
 
 
 def test_a_seed_draws_the_same_graphs_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +164,7 @@ def test_a_seed_draws_the_same_graphs_in_every_process(monkeypatch: pytest.Monke
         texts: list[str] = []
         monkeypatch.setattr(fuzz.Search, "_fails", lambda self, graph, texts=texts: texts.append(graph.text()))
         bench = bench_of(ReferenceBackend(), graphs=20, seed=seed)
-        search = fuzz.Search(bench, (), PTQ)
+        search = fuzz.Search(bench, "model/fuzz", (), PTQ)
         patterns = patterns_of(enumerate_claims(bench.config, bench.capabilities), PTQ)
         drawing: Any = lambda choose: Drawing(choose=choose, patterns=patterns, capabilities=bench.capabilities)  # noqa: B023, E731
         assert search.smallest(drawing, random.Random(seed)) is None
@@ -179,11 +195,11 @@ def test_a_fault_is_found_and_shrunk_and_its_script_fails_alone(
     tmp_path: Path, name: str, verdict: str, said: str, most: int
 ) -> None:
     spec = f"faulty_graphs:{name}"
-    row = row_of(bench_of(find_backend(spec), spec, graphs=300))
-    evidence = row["evidence"]
-    assert row["verdict"] == verdict and evidence["script_fails_alone"] is True, row
+    result = result_of(bench_of(find_backend(spec), spec, graphs=300))
+    evidence = evidence_of(result)
+    assert result.verdict == verdict and evidence["script_fails_alone"] is True, result
     assert sum(" = " in line and "input of" not in line for line in evidence["graph"].splitlines()) <= most, evidence
-    script = evidence["script"]
+    script = result.script
     assert len(script.splitlines()) <= MOST_LINES and max(map(len, script.splitlines())) <= 120, script
     assert "conformance" not in script.replace("pytest conformance", "") and "refimpl" not in script
     broken, fixed = alone(tmp_path, script), alone(tmp_path, script, FAKE_FIXED="1")
@@ -235,11 +251,11 @@ def test_a_kernel_of_qnnpack_that_is_wrong_shows_in_a_script(finding: str, tmp_p
     claims = enumerate_claims(bench.config, bench.capabilities)
     setup = replace(PTQ, activation=dtype)
     reference = reference_of(bench, build_model(case), claims, setup, calibration_inputs(case))
-    batches = [batch for _, batch in static_inputs(case, placeholder_grids(reference), aims=3, random=0)]
+    batches = [batch for _, batch in static_inputs(case, placeholder_grids(reference), directed=3, random=0)]
     failures = [
         Failure(model=reference, batch=batch, check=check)
         for batch in batches
-        if (check := tried(bench, reference, [batch])).verdict == "REFUTED"
+        if (check := run_and_judge(bench, "wrong", reference, [batch])).verdict == "REFUTED"
     ]
     script = script_of(failures[0], bench, name=f"finding {finding}", message=failures[0].check.message)
     assert fails_alone(script, "qnnpack") and said in alone(tmp_path, script).stderr
@@ -254,10 +270,11 @@ def test_patterns_that_waivers_cover_are_not_drawn() -> None:
     assert not waived_patterns(claims, PTQ, pools - ours)
     assert waived_patterns(claims, PTQ, [each for each in ours if "per_channel" in each]) == frozenset()
     every = [claim.id for claim in claims if claim.pattern != "torch.cat"]
-    waived = Workbench(QnnpackBackend(), seed=0, profile="stress", max_examples=10, waived=every)
-    row = row_of(waived)
-    assert "torch.cat" not in row["evidence"]["not_drawn_for_they_are_waived"]
-    assert "nn.ReLU" in row["evidence"]["not_drawn_for_they_are_waived"] and row["verdict"] == "VERIFIED"
+    waived = Bench(QnnpackBackend(), seed=0, profile="stress", max_examples=10, waived=every)
+    result = result_of(waived)
+    not_drawn = evidence_of(result)["not_drawn_for_they_are_waived"]
+    assert "torch.cat" not in not_drawn
+    assert "nn.ReLU" in not_drawn and result.verdict == "VERIFIED"
 
 
 def test_a_run_leaves_the_script_in_the_report_folder(tmp_path: Path) -> None:
@@ -270,9 +287,9 @@ def test_a_run_leaves_the_script_in_the_report_folder(tmp_path: Path) -> None:
     )
     [row] = [row for row in ran.rows if row["kind"] == "model"]
     model = decode(row)
-    assert isinstance(model, Model) and ran.status == 1 and model.verdict == "REFUTED"
+    assert isinstance(model, ModelResult) and ran.status == 1 and model.verdict == "REFUTED"
     script = ran.folder / model.script_path
-    assert script.read_text() == row["evidence"]["script"] and not stale.exists()
+    assert script.read_text() == row["script"] and not stale.exists()
     command = f"--backend=faulty_graphs:WrongCatOfQuantized --seed=0 --profile=stress --max-examples=300 --claim {name}"
     assert command in " ".join(script.read_text().split())
     assert model.script_path in (ran.folder / "report.html").read_text()

@@ -31,7 +31,7 @@ CPUS = {
 SATURATES = """
 import os, sys, warnings
 import torch
-from conformance.isa import apply, current_level
+from conformance.machine.isa import apply, current_level
 print("began", os.getpid())
 apply({level!r}, "fbgemm")
 warnings.simplefilter("ignore")

@@ -2,98 +2,28 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import pytest
 
 from conformance.machine import isolation as module
-from conformance.machine.isolation import Ending, Forked, InProcess, Outcome
+from conformance.machine.isolation import Ending, Forked, InProcess, WorkResult, own_peak_mib
+from reports.schema import Measurement
+from tests.conformance.support.endings import WAYS, message, said
 
-Row = dict[str, Any]
 LIMIT = 1.0
 
 
-def leave_a_process() -> None:
-    subprocess.Popen(["sleep", "600"])
-
-
-def hang_with_a_process() -> None:
-    leave_a_process()
-    ctypes.CDLL(None).pause()
-
-
-def die_with_a_fork_that_holds_the_pipe() -> None:
-    if os.fork() == 0:
-        time.sleep(600)
-    os.abort()
-
-
-def print_without_end() -> None:
-    while True:
-        os.write(1, b"x" * 65536)
-
-
-def close_everything() -> None:
-    os.closerange(3, 256)
-    time.sleep(600)
-
-
-def ignore_and_sleep() -> None:
-    signal.signal(signal.SIGABRT, signal.SIG_IGN)
-    time.sleep(600)
-
-
-def raise_interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-def raise_error() -> None:
-    raise ValueError("one\ntwo")
-
-
-def shout() -> None:
-    print("written by python")
-    os.write(2, b"written by C\n")
-    os.abort()
-
-
-WAYS: dict[str, Callable[[], object]] = {
-    "segfault": lambda: ctypes.string_at(0),
-    "abort": os.abort,
-    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "real time": lambda: os.kill(os.getpid(), 40),
-    "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
-    "sys.exit": lambda: sys.exit(3),
-    "sys.exit text": lambda: sys.exit("no device"),
-    "os._exit": lambda: os._exit(0),
-    "interrupt": raise_interrupt,
-    "error": raise_error,
-    "sleep": lambda: time.sleep(600),
-    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "hang in C": lambda: ctypes.CDLL(None).pause(),
-    "ignore": ignore_and_sleep,
-    "hang with a process": hang_with_a_process,
-    "leave a process": leave_a_process,
-    "fork and die": die_with_a_fork_that_holds_the_pipe,
-    "print": print_without_end,
-    "close": close_everything,
-    "shout": shout,
-    "nothing": lambda: None,
-}
-
-
-def serve(name: str) -> Iterator[Row]:
-    """A row before, the way that the name says, a row after."""
-    yield {"pid": os.getpid(), "parent": os.getppid()}
+def serve(name: str) -> Iterator[Measurement]:
+    """A message before, the way that the name says, a message after."""
+    yield message(pid=os.getpid(), parent=os.getppid())
     WAYS[name]()
-    yield {"told": "after"}
+    yield message(told="after")
 
 
 @pytest.fixture
@@ -112,8 +42,14 @@ def forked() -> Iterator[Callable[..., Forked]]:
     assert [line for line in table.splitlines() if line.split()[0] == str(os.getpid()) and "Z" in line] == []
 
 
-def pids(outcomes: Sequence[Outcome]) -> list[int]:
-    return [outcome.rows[0]["pid"] for outcome in outcomes]
+def pid_of(result: WorkResult) -> int:
+    pid = said(result)[0]["pid"]
+    assert isinstance(pid, int)
+    return pid
+
+
+def pids(results: Sequence[WorkResult]) -> list[int]:
+    return [pid_of(result) for result in results]
 
 
 def sleepers_of(group: int) -> list[str]:
@@ -130,12 +66,12 @@ def _running(group: int) -> list[str]:
     return [row[2] for row in rows if row[0] == str(group) and not row[1].startswith("Z")]
 
 
-def test_work_that_ends_well_gives_its_rows(forked: Callable[..., Forked]) -> None:
-    outcome = forked().run("nothing")
-    assert (outcome.ending, outcome.message, outcome.text) == (Ending.DONE, "", "")
-    assert outcome.rows[1] == {"told": "after"} and len(outcome.rows) == 2
-    assert outcome.rows[0]["pid"] != os.getpid() == outcome.rows[0]["parent"]
-    assert 1 < outcome.peak_mib < 10_000 and 0 < outcome.seconds < LIMIT
+def test_work_that_ends_well_gives_its_messages(forked: Callable[..., Forked]) -> None:
+    result = forked().run("nothing")
+    assert (result.ending, result.message, result.text) == (Ending.DONE, "", "")
+    assert result.messages[1] == message(told="after") and len(result.messages) == 2
+    assert said(result)[0]["pid"] != os.getpid() == said(result)[0]["parent"]
+    assert 1 < result.peak_mib < 10_000 and 0 < result.seconds < LIMIT
 
 
 @pytest.mark.parametrize(
@@ -153,23 +89,23 @@ def test_work_that_ends_well_gives_its_rows(forked: Callable[..., Forked]) -> No
         ("fork and die", "the process was killed by SIGABRT (Aborted)"),
     ],
 )
-def test_a_death_is_known_by_its_cause_and_keeps_earlier_rows(
+def test_a_death_is_known_by_its_cause_and_keeps_earlier_messages(
     forked: Callable[..., Forked], way: str, message: str
 ) -> None:
     isolation = forked()
-    outcome = isolation.run(way)
-    assert (outcome.ending, outcome.message) == (Ending.DIED, message)
-    assert len(outcome.rows) == 1 and outcome.seconds < LIMIT and outcome.peak_mib > 1
+    result = isolation.run(way)
+    assert (result.ending, result.message) == (Ending.DIED, message)
+    assert len(result.messages) == 1 and result.seconds < LIMIT and result.peak_mib > 1
     assert isolation.run("nothing").ending is Ending.DONE
 
 
 @pytest.mark.parametrize("way", ["sleep", "stop", "hang in C", "hang with a process", "print"])
 def test_a_hang_ends_at_the_limit_with_all_that_it_started(forked: Callable[..., Forked], way: str) -> None:
     isolation = forked(limit=0.4)
-    outcome = isolation.run(way)
-    assert (outcome.ending, outcome.message) == (Ending.TIMEOUT, "did not end within 0.4 s (--claim-timeout)")
-    assert 0.4 <= outcome.seconds < 10
-    assert sleepers_of(outcome.rows[0]["pid"]) == []
+    result = isolation.run(way)
+    assert (result.ending, result.message) == (Ending.TIMEOUT, "did not end within 0.4 s (--claim-timeout)")
+    assert 0.4 <= result.seconds < 10
+    assert sleepers_of(pid_of(result)) == []
     assert isolation.run("nothing").ending is Ending.DONE
 
 
@@ -177,8 +113,8 @@ def test_a_child_that_closes_its_pipe_is_not_waited_for(
     forked: Callable[..., Forked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.1)
-    outcome = forked().run("close")
-    assert (outcome.ending, outcome.message) == (Ending.DIED, "the process closed its pipe to the suite")
+    result = forked().run("close")
+    assert (result.ending, result.message) == (Ending.DIED, "the process closed its pipe to the suite")
 
 
 def test_a_hang_tells_where(forked: Callable[..., Forked]) -> None:
@@ -187,18 +123,20 @@ def test_a_hang_tells_where(forked: Callable[..., Forked]) -> None:
     assert "in hang_with_a_process" in stack[1] and "in serve" in stack[-1]
 
 
+@pytest.mark.parametrize("way", ["ignore", "close and ignore"])
 def test_a_hang_that_ignores_the_question_where_is_killed(
-    forked: Callable[..., Forked], monkeypatch: pytest.MonkeyPatch
+    forked: Callable[..., Forked], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.1)
-    outcome = forked(limit=0.4).run("ignore")
-    assert (outcome.ending, outcome.text) == (Ending.TIMEOUT, "")
+    result = forked(limit=0.4).run(way)
+    assert (result.ending, result.text) == (Ending.TIMEOUT, "")
+    assert result.seconds < 5
 
 
 def test_an_exception_comes_back_with_its_traceback(forked: Callable[..., Forked]) -> None:
-    outcome = forked().run("error")
-    assert (outcome.ending, outcome.message) == (Ending.ERROR, "ValueError: one two")
-    assert "in raise_error" in outcome.text and len(outcome.rows) == 1
+    result = forked().run("error")
+    assert (result.ending, result.message) == (Ending.ERROR, "ValueError: one two")
+    assert "in raise_error" in result.text and len(result.messages) == 1
 
 
 def test_what_was_printed_before_a_death_is_kept(
@@ -214,15 +152,45 @@ def test_what_was_printed_before_a_death_is_kept(
 
 def test_much_output_is_cut(forked: Callable[..., Forked]) -> None:
     isolation = forked(limit=0.4)
-    outcome = isolation.run("print")
-    assert len(outcome.text) <= module.TAIL
+    result = isolation.run("print")
+    assert len(result.text) <= module.TAIL
     assert os.fstat(isolation._output.fileno()).st_size < 1 << 30
 
 
 def test_what_a_child_leaves_behind_ends_with_it(forked: Callable[..., Forked]) -> None:
-    outcome = forked().run("leave a process")
-    assert outcome.ending is Ending.DONE
-    assert sleepers_of(outcome.rows[0]["pid"]) == []
+    result = forked().run("leave a process")
+    assert result.ending is Ending.DONE
+    assert sleepers_of(pid_of(result)) == []
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        ("garbage", "Expecting value: line 1 column 1"),
+        ("garbage before a message", "Expecting value: line 1 column 1"),
+        ("garbage without text", "Expecting value: line 1 column 1"),
+        ("garbage too deep to read", "maximum recursion depth exceeded"),
+        ("a row of no kind", "unknown kind of row 'npu'; expected one of header, "),
+        ("a row too short", "measurement row has no 'subject', 'values'"),
+    ],
+)
+def test_garbage_among_a_childs_messages_is_an_error_that_says_so(
+    forked: Callable[..., Forked], way: str, why: str
+) -> None:
+    isolation = forked(share=9)
+    result = isolation.run(way)
+    assert result.ending is Ending.ERROR
+    assert result.message.startswith(f"the process sent a line that is no message: {why}")
+    assert len(result.messages) == 1 and result.seconds < LIMIT and result.peak_mib > 1
+    again = isolation.run("nothing")
+    assert again.ending is Ending.DONE and pid_of(again) != pid_of(result)
+    assert _running(pid_of(result)) == []
+
+
+def test_a_backend_in_a_child_may_have_children_of_its_own(forked: Callable[..., Forked]) -> None:
+    result = forked(limit=60).run("start processes")
+    assert (result.ending, result.message) == (Ending.DONE, "")
+    assert sleepers_of(pid_of(result)) == []
 
 
 def test_a_child_serves_its_share(forked: Callable[..., Forked]) -> None:
@@ -252,17 +220,32 @@ def test_what_is_not_done_after_others_is_tried_again_alone(
 def test_no_work_is_blamed_for_what_earlier_work_left_behind() -> None:
     done: list[str] = []
 
-    def poisoned(name: str) -> Iterator[Row]:
+    def poisoned(name: str) -> Iterator[Measurement]:
         if "poison" in done:
             os.abort()
         done.append(name)
-        yield {"name": name, "done": list(done)}
+        yield message(done=" ".join(done))
 
     isolation = Forked(poisoned, limit=LIMIT, share=9)
-    outcomes = [isolation.run(name) for name in ("poison", "victim", "other")]
+    results = [isolation.run(name) for name in ("poison", "victim", "other")]
     isolation.close()
-    assert [outcome.ending for outcome in outcomes] == [Ending.DONE] * 3
-    assert [outcome.rows[0]["done"] for outcome in outcomes] == [["poison"], ["victim"], ["victim", "other"]]
+    assert [result.ending for result in results] == [Ending.DONE] * 3
+    assert [said(result) for result in results] == [[{"done": d}] for d in ("poison", "victim", "victim other")]
+
+
+@pytest.mark.parametrize("way", ["nothing", "error", "abort", "sleep"])
+def test_the_memory_of_a_process_is_known_however_it_ends(way: str) -> None:
+    def grow(name: str) -> Iterator[Measurement]:
+        held = bytearray(b"x") * (64 << 20)
+        yield message(peak=own_peak_mib())
+        WAYS[name]()
+        del held
+
+    isolation = Forked(grow, limit=LIMIT, share=1)
+    result = isolation.run(way)
+    isolation.close()
+    peak = said(result)[0]["peak"]
+    assert isinstance(peak, float) and 64 < peak <= result.peak_mib
 
 
 def test_a_child_that_died_between_two_names_is_replaced(forked: Callable[..., Forked]) -> None:
@@ -270,8 +253,8 @@ def test_a_child_that_died_between_two_names_is_replaced(forked: Callable[..., F
     (pid,) = pids([isolation.run("nothing")])
     os.kill(pid, signal.SIGKILL)
     time.sleep(0.05)
-    outcome = isolation.run("nothing")
-    assert outcome.ending is Ending.DONE and pids([outcome]) != [pid]
+    result = isolation.run("nothing")
+    assert result.ending is Ending.DONE and pids([result]) != [pid]
 
 
 def test_an_interrupt_of_the_parent_kills_the_child(forked: Callable[..., Forked]) -> None:
@@ -285,32 +268,33 @@ def test_an_interrupt_of_the_parent_kills_the_child(forked: Callable[..., Forked
 
 
 def test_the_child_has_its_own_streams_and_signals() -> None:
-    def look(name: str) -> Iterator[Row]:
+    def look(name: str) -> Iterator[Measurement]:
         handlers = [signal.getsignal(number) is signal.SIG_DFL for number in (signal.SIGINT, signal.SIGALRM)]
-        yield {"stdin": sys.stdin.read(), "handlers": handlers, "group": os.getpgrp() == os.getsid(0) == os.getpid()}
+        is_group = os.getpgrp() == os.getsid(0) == os.getpid()
+        yield message(stdin=sys.stdin.read(), interrupt=handlers[0], alarm=handlers[1], group=is_group)
 
     isolation = Forked(look, limit=LIMIT, share=1)
-    assert isolation.run("").rows == ({"stdin": "", "handlers": [True, True], "group": True},)
+    assert said(isolation.run("")) == [{"stdin": "", "interrupt": True, "alarm": True, "group": True}]
     isolation.close()
 
 
 def test_without_fork_work_is_done_in_this_process() -> None:
     isolation = InProcess(serve)
     done, failed = isolation.run("nothing"), isolation.run("error")
-    assert (done.ending, done.rows[0]["pid"]) == (Ending.DONE, os.getpid())
-    assert (failed.ending, failed.message, len(failed.rows)) == (Ending.ERROR, "ValueError: one two", 1)
+    assert (done.ending, pid_of(done)) == (Ending.DONE, os.getpid())
+    assert (failed.ending, failed.message, len(failed.messages)) == (Ending.ERROR, "ValueError: one two", 1)
     isolation.close()
 
 
 def test_names_may_be_any_text() -> None:
-    isolation = Forked(lambda name: iter([{"name": name}]), limit=LIMIT, share=9)
+    isolation = Forked(lambda name: iter([message(name=name)]), limit=LIMIT, share=9)
     names = ["a[0..1]/x", "größe", "two\nlines", "", "x" * 5000]
-    assert [isolation.run(name).rows[0]["name"] for name in names] == names
+    assert [said(isolation.run(name)) for name in names] == [[{"name": name}] for name in names]
     isolation.close()
 
 
-def test_rows_of_any_size_come_whole() -> None:
-    rows = [{"text": "é" * size} for size in (1, 70_000, 1_000_000)]
-    isolation = Forked(lambda name: iter(rows), limit=10, share=1)
-    assert list(isolation.run("").rows) == rows
+def test_messages_of_any_size_come_whole() -> None:
+    messages = [message(text="é" * size) for size in (1, 70_000, 1_000_000)]
+    isolation = Forked(lambda name: iter(messages), limit=10, share=1)
+    assert list(isolation.run("").messages) == messages
     isolation.close()

@@ -20,18 +20,22 @@ from backends.base import Capabilities
 from conformance.claims.build import build_model
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.inputs import Batch, static_inputs
+from conformance.claims.effort import PROFILES
+from conformance.claims.inputs import NamedInputs, static_inputs
 from conformance.claims.plan import plan_cases
 from conformance.claims.traits import moves_only
 from conformance.oracle.evaluate import Exact, Walk
 from conformance.oracle.grids import Grid, placeholder_grids
-from conformance.pipeline.workbench import PROFILES, Workbench
-from conformance.stages.backend_calls import StageError, run_lowered
-from conformance.stages.check import Check
-from conformance.stages.numerics import Finding, compare_all, failure, judge
-from conformance.stages.prepare import prepare_case
+from conformance.pipeline.claim_run import run_claim
+from conformance.stages.bench import Bench
+from conformance.stages.calibration import prepare_case
+from conformance.stages.comparison import Comparison, compare_all, without_output
+from conformance.stages.lower import run_lowered
+from conformance.stages.numerics import judge_comparisons
+from conformance.stages.stage import StageError
 from refimpl import convert_to_reference_decomposed_fx
-from reports.schema import Verdict
+from reports.schema import Check, Where
+from reports.verdicts import Verdict
 from tests.mutants.fault_table import FAULTS, MOVING, RATIO, RELU_AFTER, RESCALED, WEIGHTED, Fault
 from tests.mutants.honest import (
     add_float32,
@@ -79,7 +83,7 @@ class Tried:
     name: str
     reference: GraphModule
     grids: tuple[Grid | None, ...]
-    drawn: list[tuple[str, Batch]]
+    drawn: list[NamedInputs]
     exacts: dict[str, list[tuple[Exact, ...]]] = field(default_factory=dict)
 
     def exact(self, capabilities: dict[str, Any], number: int) -> tuple[Exact, ...]:
@@ -103,28 +107,28 @@ def tried(claim: Claim, limit: int | None, number: int) -> Tried:
     case = planned(claim, limit)[number]
     reference = convert_to_reference_decomposed_fx(prepare_case(claim, case, build_model(case), small_config()))
     grids, effort = placeholder_grids(reference), PROFILES["full"]
-    drawn = static_inputs(case, grids, aims=effort.aims, random=effort.random)
+    drawn = static_inputs(case, grids, directed=effort.directed, random=effort.random)
     return Tried(name=case.name, reference=reference, grids=tuple(grids), drawn=drawn)
 
 
-def findings(kernels: Make, one: Tried, capabilities: dict[str, Any]) -> Iterator[Finding]:
+def comparisons(kernels: Make, one: Tried, capabilities: dict[str, Any]) -> Iterator[Comparison]:
     """Compare what kernels give in a case with the exact results."""
-    lowered = IntegerBackend(kernels).lower(one.reference, one.drawn[0][1])
+    lowered = IntegerBackend(kernels).lower(one.reference, one.drawn[0].tensors)
     for number, (name, inputs) in enumerate(one.drawn):
-        label = f"{one.name}, {name}"
+        where = Where(case=one.name, input=name)
         try:
-            output = run_lowered(lowered, label, inputs)
+            output = run_lowered(lowered, where, inputs)
         except StageError as error:
-            yield failure(label, error.rule, str(error), error.evidence)
+            yield without_output(where, error.rule, str(error), error.evidence)
             continue
-        yield from compare_all(label, one.exact(capabilities, number), output, one.grids)
+        yield from compare_all(where, one.exact(capabilities, number), output, one.grids)
 
 
 def checks(kernels: Make, claim: Claim, limit: int | None = None, **capabilities: Any) -> Iterator[Check]:
     """Judge kernels by one case of a claim after the other."""
     for number in range(len(planned(claim, limit))):
-        found = list(findings(kernels, tried(claim, limit, number), capabilities))
-        yield judge(found, moves_only=moves_only(claim))
+        found = list(comparisons(kernels, tried(claim, limit, number), capabilities))
+        yield judge_comparisons(claim.id, found, moves_only=moves_only(claim))
 
 
 def severity(check: Check) -> int:
@@ -159,9 +163,10 @@ def test_a_seeded_fault_is_found_on_every_claim_that_it_touches(fault: Fault) ->
 @pytest.mark.rule("NUM-07")
 @pytest.mark.parametrize("fault", [each for each in FAULTS if each.rule == "NUM-07"], ids=lambda fault: fault.name)
 def test_a_fault_in_repetition_is_found_by_the_pipeline(fault: Fault) -> None:
-    bench = Workbench(IntegerBackend(fault.kernels), seed=0, profile="quick")
+    bench = Bench(IntegerBackend(fault.kernels), seed=0, profile="quick")
     for claim in claims_of(fault):
-        found = max(bench.run(claim), key=lambda check: severity(check) if check.verdict in SEVERITY else 0)
+        ended = [each for each in run_claim(bench, claim) if isinstance(each, Check)]
+        found = max(ended, key=lambda check: severity(check) if check.verdict in SEVERITY else 0)
         assert (found.verdict, found.rule) == (fault.verdict, "NUM-07"), f"{claim}: {told(found)}"
 
 

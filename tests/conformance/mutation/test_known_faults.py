@@ -7,8 +7,10 @@ import torch
 
 from backends.discovery import find_backend
 from conformance.claims.claim import enumerate_claims
-from conformance.pipeline.workbench import Workbench
-from reports.schema import Verdict
+from conformance.pipeline.claim_run import run_claim
+from conformance.stages.bench import Bench
+from reports.schema import Check
+from reports.verdicts import Verdict
 
 # engine, a claim that holds its wrong kernel (docs/findings.md), the stage that shows it
 WRONG = (
@@ -29,9 +31,10 @@ RIGHT = (
 
 
 def verdicts(engine: str, claim_id: str) -> dict[str, Verdict]:
-    bench = Workbench(find_backend(engine), seed=1, profile="full")
+    bench = Bench(find_backend(engine), seed=1, profile="full")
     claims = {claim.id: claim for claim in enumerate_claims(bench.config, bench.capabilities)}
-    return {check.stage: check.verdict for check in bench.run(claims[claim_id])}
+    found = run_claim(bench, claims[claim_id])
+    return {check.stage: check.verdict for check in found if isinstance(check, Check)}
 
 
 def engine_or_skip(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The recipes of activation functions and normalisations: complete, buildable, and aimed at what they say."""
+"""The samples of activation functions and normalisations: complete, buildable, and directed at what they say."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from backends.native_tables import FAMILIES
 from conformance.ops.activations import OP_SAMPLES
-from conformance.ops.op_model import MODEL_OF
 from conformance.ops.fused_modules import root_of
+from conformance.ops.op_model import MODEL_OF
 from conformance.ops.variants import Fixed
 from refimpl.patterns import leaf_name, leaves, normal_form
-from tests.conformance.support.recipes_budget import MOST_VARIANTS
+from tests.conformance.support.samples_budget import MOST_VARIANTS
 
 ops = pytest.mark.parametrize("op", OP_SAMPLES, ids=leaf_name)
 NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -92,7 +92,7 @@ def test_what_is_in_place_changes_its_input(op: Any) -> None:
         assert torch.equal(x, before) != bool(is_in_place)
 
 
-def test_every_function_and_normalisation_of_the_native_configs_has_a_recipe() -> None:
+def test_every_function_and_normalisation_of_the_native_configs_has_samples() -> None:
     families = ("default", "fixed qparams", "batch norm", "layer norm")
     rows = [row for family in families for row in FAMILIES[family]]
     named = {root_of(next(iter(leaves(normal_form(pattern))))) for row in rows for pattern in row.patterns}

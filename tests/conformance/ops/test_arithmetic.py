@@ -1,4 +1,4 @@
-"""The recipes of ops without weights: every argument is varied, every variant runs, and no variation is idle."""
+"""The samples of ops without weights: every argument is varied, every variant runs, and no variation is idle."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backends.native_tables import native_config
-from conformance.ops.arithmetic import OP_SAMPLES
 from conformance.ops.op_model import MODEL_OF
 from conformance.ops.variants import Arguments, Fixed, OpSamples
 from refimpl import ObservationType
 from refimpl.patterns import leaf_name, leaves
-from tests.conformance.support.recipes_budget import MOST_VARIANTS
+from tests.conformance.support.ops_without_weights import OP_SAMPLES
+from tests.conformance.support.samples_budget import MOST_VARIANTS
 
 each_op = pytest.mark.parametrize("op", OP_SAMPLES, ids=leaf_name)
 OPERANDS = {"self", "input", "tensors", "mat1", "mat2", "a"}
@@ -122,7 +122,7 @@ def test_every_argument_makes_a_difference_in_some_variant(op: Any) -> None:
 
 
 @pytest.mark.rule("OBS-02")
-def test_every_op_of_the_native_configs_that_shares_its_observer_has_a_recipe() -> None:
+def test_every_op_of_the_native_configs_that_shares_its_observer_has_samples() -> None:
     for entry in native_config("qnnpack").configs:
         if entry.observation_type is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT:
             assert all(leaf in OP_SAMPLES for leaf in leaves(entry.normal_pattern)), entry

@@ -1,4 +1,4 @@
-"""The recipes of embeddings and recurrent ops: complete, buildable, and aimed at what they say."""
+"""The samples of embeddings and recurrent ops: complete, buildable, and directed at what they say."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.fx import Tracer
 from conformance.ops.embeddings_and_recurrent import OP_SAMPLES, Bags, drawn_table
 from conformance.ops.variants import Fixed
 from tests.conformance.support.dynamic_flows import flat, inputs_of, model_of
-from tests.conformance.support.recipes_budget import MOST_VARIANTS
+from tests.conformance.support.samples_budget import MOST_VARIANTS
 
 ops = pytest.mark.parametrize("op", OP_SAMPLES, ids=lambda op: op.__name__)
 

@@ -1,4 +1,4 @@
-"""Variation: which combinations of arguments are tried of an op, alone and as a part of a larger pattern."""
+"""Variation: which combinations of arguments are tried of an op, alone and within a larger pattern."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from conformance.ops.table import OP_SAMPLES, WEIGHTED
 from conformance.ops.variants import OpSamples
-from tests.conformance.support.recipes_budget import MOST_IN_PATTERNS
+from tests.conformance.support.samples_budget import MOST_IN_PATTERNS
 
 OPS = (nn.Conv2d, nn.MaxPool2d, nn.Linear, nn.ConvTranspose1d)
 
@@ -64,13 +64,13 @@ def test_every_value_and_every_valid_pair_of_values_is_in_some_variant(op: Any, 
                 assert any(each[a] == x and each[b] == y for each in variants), (a, x, b, y)
 
 
-def test_parts_of_patterns_are_cheap() -> None:
+def test_ops_within_patterns_are_cheap() -> None:
     for op, samples in OP_SAMPLES.items():
         if op in WEIGHTED:
             assert len(list(samples.variants(whole=False, known=False))) <= MOST_IN_PATTERNS, op
 
 
-def test_a_part_of_a_pattern_has_fewer_variants_and_none_of_its_own() -> None:
+def test_an_op_within_a_pattern_has_fewer_variants_and_none_of_its_own() -> None:
     for op in OPS:
         every = [arguments for _, arguments in OP_SAMPLES[op].variants()]
         fewer = [arguments for _, arguments in OP_SAMPLES[op].variants(whole=False, known=False)]

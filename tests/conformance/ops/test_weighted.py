@@ -1,4 +1,4 @@
-"""The recipes of ops with a weight: complete, buildable, and aimed at what they say."""
+"""The samples of ops with a weight: complete, buildable, and directed at what they say."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from refimpl import (
     QConfig,
 )
 from refimpl.patterns import is_chain, leaves
-from tests.conformance.support.recipes_budget import MOST_VARIANTS
+from tests.conformance.support.samples_budget import MOST_VARIANTS
 
 ops = pytest.mark.parametrize("op", OP_SAMPLES, ids=lambda op: op.__name__)
 
@@ -132,7 +132,7 @@ def test_a_transposed_layout_holds_the_same_operands(groups: int) -> None:
     torch.testing.assert_close(F.conv_transpose1d(x, turned, groups=groups), expected)
 
 
-def test_transposed_recipes_scale_by_output_channel() -> None:
+def test_transposed_samples_scale_by_output_channel() -> None:
     """Channel 6 has one weight; in the transposed layout it is on the second axis, group by group."""
     samples = OP_SAMPLES[nn.ConvTranspose2d]
     layers = samples.arguments["shape"]
@@ -158,26 +158,27 @@ def fused(kind: Any) -> nn.Module:
     first, *rest = MEMBERS[kind]
     channels = out_channels(OP_SAMPLES[first].base()) if first in OP_SAMPLES else 5
     made = root(first) if first in OP_SAMPLES else FOLLOWERS[first](channels).op
-    module: nn.Module = kind(made, *(part if part is torch.add else FOLLOWERS[part](channels).op for part in rest))
+    module: nn.Module = kind(made, *(op if op is torch.add else FOLLOWERS[op](channels).op for op in rest))
     return module.eval()
 
 
 @pytest.mark.parametrize("kind", MEMBERS, ids=lambda kind: kind.__name__)
-def test_fused_modules_take_their_parts_in_this_order(kind: Any) -> None:
-    module, parts = fused(kind), MEMBERS[kind]
-    shape = OP_SAMPLES[parts[0]].inputs(OP_SAMPLES[parts[0]].base())[0].shape if parts[0] in OP_SAMPLES else (2, 5, 4, 4, 4)
-    x = torch.randn(shape[: 4 if parts[0] is nn.BatchNorm2d else 5])
-    if torch.add not in parts:
+def test_fused_modules_take_their_members_in_this_order(kind: Any) -> None:
+    module, members = fused(kind), MEMBERS[kind]
+    samples = OP_SAMPLES.get(members[0])
+    shape = (2, 5, 4, 4, 4) if samples is None else samples.inputs(samples.base())[0].shape
+    x = torch.randn(shape[: 4 if members[0] is nn.BatchNorm2d else 5])
+    if torch.add not in members:
         result = x
-        for part in module.children():
-            result = part(result)
-        assert [type(part) for part in module.children()] == list(parts)
+        for member in module.children():
+            result = member(result)
+        assert [type(member) for member in module.children()] == list(members)
         torch.testing.assert_close(module(x), result)
         return
     inner = next(module.children())
     y = torch.randn_like(inner(x))
     expected = inner(x) + y
-    torch.testing.assert_close(module(x, y), expected.relu() if nn.ReLU in parts else expected)
+    torch.testing.assert_close(module(x, y), expected.relu() if nn.ReLU in members else expected)
 
 
 QAT_QCONFIG = QConfig(
@@ -198,8 +199,8 @@ def test_qat_modules_are_made_of_these_float_classes(kind: Any) -> None:
     origin = QAT_OF[kind]
     is_embedding = origin in (nn.Embedding, nn.EmbeddingBag)
     module: Any = origin(7, 3) if is_embedding else fused(origin) if origin in MEMBERS else root(origin)
-    for part in module.train().modules():  # some classes read the fused module's QConfig, some that of its first part
-        part.qconfig = ROWS_QCONFIG if is_embedding else QAT_QCONFIG
+    for each in module.train().modules():  # some classes read the fused module's QConfig, some that of its first member
+        each.qconfig = ROWS_QCONFIG if is_embedding else QAT_QCONFIG
     made = kind.from_float(module)
     assert type(made) is kind
     assert hasattr(made, "weight_fake_quant")
@@ -229,8 +230,8 @@ def test_every_op_after_a_weighted_one_is_a_follower() -> None:
     assert sum(chain[0] in OP_SAMPLES and len(chain) > 1 for chain in chains) > 30
     for chain in chains:
         assert chain[0] not in OP_SAMPLES or set(chain[1:]) <= set(FOLLOWERS), chain
-    for parts in MEMBERS.values():
-        assert set(parts[1:]) <= {*FOLLOWERS, torch.add}
+    for members in MEMBERS.values():
+        assert set(members[1:]) <= {*FOLLOWERS, torch.add}
 
 
 @pytest.mark.parametrize("kind", (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))

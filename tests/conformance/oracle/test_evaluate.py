@@ -108,8 +108,8 @@ def test_binary(is_decomposed: bool, op: Any) -> None:
         float((da + db if op is torch.add else abs(a) * db + abs(b) * da) / scale)
         for (a, b), (da, db) in zip(pairs, off, strict=True)
     ]
-    assert exact.parts["rescale"].tolist() == pytest.approx(rescale, rel=1e-12)
-    assert set(exact.parts) == {"rescale", "final"}
+    assert exact.slack_by_cause["rescale"].tolist() == pytest.approx(rescale, rel=1e-12)
+    assert set(exact.slack_by_cause) == {"rescale", "final"}
 
 
 @pytest.mark.rule("NUM-03")
@@ -222,7 +222,7 @@ def test_what_the_table_lacks_is_named(is_decomposed: bool) -> None:
     x = torch.linspace(-1, 1, 9)
     config = BackendConfig("c").set_backend_pattern_config(entry)
     model = quantized(One(lambda x: F.softsign(x)), x, is_decomposed=is_decomposed, config=config)
-    with pytest.raises(NoOracleError, match=r"no row in the oracle's table for call_function .*softsign"):
+    with pytest.raises(NoOracleError, match=r"no rule in the oracle's table for call_function .*softsign"):
         Walk(model).exact((x,))
 
 

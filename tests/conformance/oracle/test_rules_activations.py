@@ -1,4 +1,4 @@
-"""The oracle's rows of activation functions and normalisations: exact, wide enough for float32, and no wider."""
+"""The oracle's rules of activation functions and normalisations: exact, wide enough for float32, and no wider."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from torch.fx import GraphModule, Node, symbolic_trace
 from backends.base import Capabilities
 from conformance.ops.activations import OP_SAMPLES
 from conformance.ops.op_model import MODEL_OF
-from conformance.oracle.error_bounds import FUNCTION, Call, Errors, Value
+from conformance.oracle.error_bounds import FUNCTION, Errors, OpCall, Value
 from conformance.oracle.evaluate import Walk
-from conformance.oracle.rules_activations import ROWS
+from conformance.oracle.rules_activations import OP_RULES
 from refimpl.patterns import leaf_name
 from tests.conformance.support.flows import converted, on_grid
 
@@ -35,7 +35,7 @@ def model_of(op: Any, arguments: dict[str, Any]) -> GraphModule:
     return symbolic_trace(MODEL_OF[1]([OP_SAMPLES[op].step(op, arguments)]).eval())
 
 
-def call_of(model: GraphModule, op: Any, value: Value) -> Call:
+def call_of(model: GraphModule, op: Any, value: Value) -> OpCall:
     """The call of the op in a model of one op, on a value, with its exact result."""
     node = next(node for node in model.graph.nodes if node.op.startswith("call"))
 
@@ -48,15 +48,15 @@ def call_of(model: GraphModule, op: Any, value: Value) -> Call:
         function = copy.deepcopy(model.get_submodule(str(node.target))).double()
     elif node.op == "call_method":
         function = getattr(Tensor, str(node.target))
-    found = Call(function=ROWS[op].exact or function, args=args, kwargs=kwargs, capabilities=Capabilities())
+    found = OpCall(function=OP_RULES[op].exact or function, args=args, kwargs=kwargs, capabilities=Capabilities())
     return with_result(found)
 
 
-def with_result(call: Call) -> Call:
+def with_result(call: OpCall) -> OpCall:
     return replace(call, result=call.on(lambda each: each.real.clone(), lambda tensor: tensor.double()))
 
 
-def bound(errors: Errors) -> Tensor:
+def total(errors: Errors) -> Tensor:
     return sum(errors.values(), torch.zeros(()).double())
 
 
@@ -76,9 +76,9 @@ def _softmax_may_choose() -> Iterator[None]:
 
 
 @ops
-def test_every_op_of_the_recipes_has_a_row(op: Any) -> None:
-    assert ROWS[op].verifier == FUNCTION
-    assert "NUM-04" in ROWS[op].source
+def test_every_op_of_the_samples_has_a_rule(op: Any) -> None:
+    assert OP_RULES[op].verifier == FUNCTION
+    assert "NUM-04" in OP_RULES[op].source
 
 
 @pytest.mark.rule("NUM-04")
@@ -90,7 +90,7 @@ def test_float32_is_within_the_bound(op: Any) -> None:
         for scale, zero_point in GRIDS:
             integers, value = drawn(op, arguments, scale, zero_point)
             call = call_of(model, op, value)
-            allowed = bound(ROWS[op].spread(call)) + 2.0**-24 * call.result.abs()
+            allowed = total(OP_RULES[op].bound(call)) + 2.0**-24 * call.result.abs()
             step = torch.tensor(scale, dtype=torch.float32)
             for x in ((integers - zero_point) * step, integers * step - zero_point * step):
                 assert bool(((model(x.clone()).double() - call.result).abs() <= allowed).all()), arguments
@@ -103,7 +103,7 @@ def test_float32_of_what_architectures_leave_in_float_is_within_the_bound(approx
     for seed, width in enumerate((0.01, 1.0, 8.0, 100.0)):
         x = width * torch.randn(4096, generator=torch.Generator().manual_seed(seed))
         call = call_of(model, nn.GELU, Value(real=x.double()))
-        allowed = bound(ROWS[nn.GELU].spread(call)) + 2.0**-24 * call.result.abs()
+        allowed = total(OP_RULES[nn.GELU].bound(call)) + 2.0**-24 * call.result.abs()
         assert bool(((model(x).double() - call.result).abs() <= allowed).all())
 
 
@@ -115,7 +115,7 @@ def test_the_bound_excuses_nothing_that_shows(op: Any) -> None:
     _, value = drawn(op, arguments, 2.0**-5, 128)
     call = call_of(model_of(op, arguments), op, value)
     step = (call.result.max() - call.result.min()) / 255
-    assert float(bound(ROWS[op].spread(call)).max()) < 0.01 * float(step)
+    assert float(total(OP_RULES[op].bound(call)).max()) < 0.01 * float(step)
 
 
 @pytest.mark.rule("NUM-04")
@@ -127,7 +127,7 @@ def test_errors_of_the_input_are_carried_on(op: Any) -> None:
         model = model_of(op, arguments)
         error = torch.rand(value.real.shape, generator=torch.Generator().manual_seed(1)).double() * 2.0**-5
         call = call_of(model, op, replace(value, errors={"upstream": error}))
-        allowed = ROWS[op].spread(call)["upstream"]
+        allowed = OP_RULES[op].bound(call)["upstream"]
         alternating = torch.where(torch.arange(error.numel()).reshape(error.shape) % 2 == 0, 1.0, -1.0)
         for sign in (torch.tensor(1.0), alternating):
             moved = with_result(replace(call, args=(replace(value, real=value.real + sign * error), *call.args[1:])))
@@ -143,7 +143,7 @@ def test_errors_of_parameters_are_carried_on(name: str) -> None:
     parameter = call.kwargs[name].double()
     for error in (torch.full_like(parameter, 0.25), torch.linspace(-0.25, 0.2, 7).double()):
         off = replace(call, kwargs={**call.kwargs, name: Value(real=parameter, errors={"weights": error.abs()})})
-        allowed = ROWS[F.instance_norm].spread(off)["weights"]
+        allowed = OP_RULES[F.instance_norm].bound(off)["weights"]
         moved = with_result(replace(call, kwargs={**call.kwargs, name: parameter + error})).result
         assert bool((moved != call.result).any())
         assert bool(((moved - call.result).abs() <= allowed * (1 + 1e-9) + 2.0**-48).all())
@@ -184,7 +184,7 @@ def test_wrong_kernels_are_outside_by_more_than_a_step(
     call = call_of(model_of(op, arguments), op, value)
     step = (call.result.max() - call.result.min()) / 255
     distance = (kernel(value.real) - call.result).abs()
-    assert float((distance - bound(ROWS[op].spread(call))).max()) > float(step)
+    assert float((distance - total(OP_RULES[op].bound(call))).max()) > float(step)
 
 
 # -- through the graph, against numbers computed by hand ---------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The oracle's rows of ops without weights: against integers and fractions by hand, and their bounds against draws."""
+"""The oracle's rules of ops without weights: against integers and fractions by hand, and their bounds against draws."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,15 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backends.base import Capabilities
-from conformance.ops.arithmetic import OP_SAMPLES
 from conformance.ops.op_model import MODEL_OF
 from conformance.ops.variants import Arguments
-from conformance.oracle.error_bounds import MOVES, Call, Value
+from conformance.oracle.error_bounds import MOVES, OpCall, Value
 from conformance.oracle.evaluate import Exact, Walk
-from conformance.oracle.rules_arithmetic import ROWS
+from conformance.oracle.rules_arithmetic import OP_RULES
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
 from refimpl.patterns import leaf_name
 from tests.conformance.support.flows import activation_range, converted, drawn_integers, on_grid
+from tests.conformance.support.ops_without_weights import OP_SAMPLES
 
 SX, ZX = Fraction(2) ** -5, 40
 RANGE = activation_range(scale=2.0**-5, zero_point=40)
@@ -168,7 +169,7 @@ def test_pieces_of_a_tensor(is_decomposed: bool) -> None:
 def operands(op: Any, arguments: Arguments, seed: int) -> tuple[Any, tuple[Value, ...], Any] | None:
     """The function that a variant calls, operands that are off by some error, and how it is called on them.
 
-    None: the samples's step is more than a call of the op on its operands.
+    None: the step of the samples is more than a call of the op on its operands.
     """
     samples = OP_SAMPLES[op]
     step: Any = samples.step(op, arguments)
@@ -202,21 +203,20 @@ def judged(
     op: Any, function: Any, values: tuple[Value, ...], run: Any, capabilities: Capabilities
 ) -> tuple[Tensor, Tensor]:
     """The exact result of a call, and the whole bound on its error."""
-    row = ROWS[op]
-    call = run(values, lambda *args, **kwargs: Call(
-        function=row.exact or function, args=args, kwargs=kwargs, capabilities=capabilities
+    rule = OP_RULES[op]
+    call = run(values, lambda *args, **kwargs: OpCall(
+        function=rule.exact or function, args=args, kwargs=kwargs, capabilities=capabilities
     ))  # fmt: skip
     result = call.on(lambda value: value.real.clone())
-    errors = row.spread(Call(function=call.function, args=call.args, kwargs=call.kwargs, capabilities=capabilities,
-                             result=result))  # fmt: skip
+    errors = rule.bound(replace(call, result=result))
     return result, sum((error.expand_as(result) for error in errors.values()), torch.zeros_like(result))
 
 
-ROWED = [op for op in OP_SAMPLES if op not in SHAPE_READS and op is not torch.addmm]
+WITH_RULES = [op for op in OP_SAMPLES if op not in SHAPE_READS and op is not torch.addmm]
 
 
 @pytest.mark.rule("NUM-04")
-@pytest.mark.parametrize("op", ROWED, ids=leaf_name)
+@pytest.mark.parametrize("op", WITH_RULES, ids=leaf_name)
 def test_operands_that_are_off_leave_the_result_inside_its_bound(op: Any) -> None:
     """Operands off by any part of their error, and by all of it up or down."""
     for arguments, function, values, run in variants(op):
@@ -233,7 +233,7 @@ def test_operands_that_are_off_leave_the_result_inside_its_bound(op: Any) -> Non
 
 
 @pytest.mark.rule("NUM-04")
-@pytest.mark.parametrize("op", ROWED, ids=leaf_name)
+@pytest.mark.parametrize("op", WITH_RULES, ids=leaf_name)
 def test_a_float32_evaluation_is_inside_the_bound_which_excuses_no_step(op: Any) -> None:
     """On operands that are exact in float32. Without float sums the bound is far below a step, 2⁻⁵ here."""
     for arguments, function, values, run in variants(op):
@@ -249,8 +249,8 @@ def test_a_float32_evaluation_is_inside_the_bound_which_excuses_no_step(op: Any)
 
 @pytest.mark.rule("NUM-05")
 def test_what_moves_selects_or_clamps_has_no_error_of_its_own() -> None:
-    for op in ROWED:
-        if ROWS[op].verifier == MOVES:
+    for op in WITH_RULES:
+        if OP_RULES[op].verifier == MOVES:
             for _, function, values, run in variants(op):
                 exact = tuple(Value(real=value.real) for value in values)
                 _, bound = judged(op, function, exact, run, Capabilities(float_accumulation=True))
@@ -258,15 +258,15 @@ def test_what_moves_selects_or_clamps_has_no_error_of_its_own() -> None:
 
 
 def test_an_op_in_place_leaves_an_expanded_tensor_as_it_is() -> None:
-    row = ROWS["resize_"]
-    assert row.exact is not None
+    rule = OP_RULES["resize_"]
+    assert rule.exact is not None
     x = torch.zeros(1).expand(4)
-    assert row.exact(x, 2, 2).shape == (2, 2)
+    assert rule.exact(x, 2, 2).shape == (2, 2)
     assert (x.shape, x.untyped_storage().nbytes()) == ((4,), 4)
 
 
 @pytest.mark.rule("NUM-03")
-@pytest.mark.parametrize("op", [op for op in ROWED if op not in (torch.clamp, "detach_")], ids=leaf_name)
+@pytest.mark.parametrize("op", [op for op in WITH_RULES if op not in (torch.clamp, "detach_")], ids=leaf_name)
 def test_the_reference_model_in_float32_is_correctly_rounded(op: Any) -> None:
     """Some variants of every op, in both forms: the last step from exact to integer is a rounding within the slack."""
     every = [arguments for _, arguments in OP_SAMPLES[op].variants()]
@@ -279,7 +279,7 @@ def test_the_reference_model_in_float32_is_correctly_rounded(op: Any) -> None:
         integers = [drawn_integers(*shape, seed=number) for shape in shapes]
         inputs = tuple(on_grid(q, scale=scale, zero_point=40) for q in integers)
         ranges = [activation_range(scale=scale, zero_point=40)] * len(shapes)
-        config = config_for(op, shares=ROWS[op].verifier == MOVES)
+        config = config_for(op, shares=OP_RULES[op].verifier == MOVES)
         reference = converted(model, ranges, output=[inputs], is_decomposed=bool(number % 2), config=config)
         (exact,) = Walk(reference, Capabilities(float_accumulation=True)).exact(inputs)
         with torch.no_grad():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from backends.base import Capabilities
 from backends.torch_engine import engine
 from conformance.oracle.dynamic import dynamic_quantize, half_steps, halve, linear_products
-from conformance.oracle.error_bounds import Call, U, Value, accumulator_step
+from conformance.oracle.error_bounds import OpCall, U, Value, accumulator_step
 from conformance.oracle.evaluate import Walk
 from refimpl import lower
 from tests.conformance.support.dynamic_flows import (
@@ -137,7 +137,7 @@ def linear_exact(x: Tensor, weight: Tensor, bias: Tensor | None, bounds: tuple[i
     result = F.linear(given.real, w.real, None if bias is None else bias.double())
     arguments = (given, w, bias)
     errors = linear_products(
-        Call(function=F.linear, args=arguments, kwargs={}, capabilities=Capabilities(**declared), result=result)
+        OpCall(function=F.linear, args=arguments, kwargs={}, capabilities=Capabilities(**declared), result=result)
     )
     unit = accumulator_step(F.linear, given, w, result)
     assert unit is not None

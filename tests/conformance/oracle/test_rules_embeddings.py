@@ -14,10 +14,10 @@ from torch import nn
 from backends.base import Capabilities
 from backends.torch_engine import engine
 from conformance.ops.embeddings_and_recurrent import OP_SAMPLES, drawn_table
-from conformance.oracle.error_bounds import Call, U, Value
+from conformance.oracle.error_bounds import OpCall, U, Value
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import NoOracleError
-from conformance.oracle.rules_dynamic import ROWS
+from conformance.oracle.rules_dynamic import OP_RULES
 from refimpl import lower
 from refimpl.lower import NOT_LOWERED
 from tests.conformance.support.dynamic_flows import (
@@ -133,5 +133,5 @@ def test_renormalized_rows_have_no_oracle() -> None:
 def test_an_embedding_by_a_function_moves_values_and_their_errors() -> None:
     table = Value(real=torch.randn(5, 3).double(), errors={"weights": torch.rand(5, 3).double()})
     indices = torch.tensor([[4, 0]])
-    call = Call(function=F.embedding, args=(indices, table), kwargs={}, capabilities=Capabilities())
-    assert torch.equal(ROWS[F.embedding].spread(call)["weights"], table.errors["weights"][indices])
+    call = OpCall(function=F.embedding, args=(indices, table), kwargs={}, capabilities=Capabilities())
+    assert torch.equal(OP_RULES[F.embedding].bound(call)["weights"], table.errors["weights"][indices])

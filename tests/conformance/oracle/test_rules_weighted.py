@@ -1,4 +1,4 @@
-"""The oracle's rows of ops with a weight: against integers by hand, the float model, and float32 evaluations."""
+"""The oracle's rules of ops with a weight: against integers by hand, the float model, and float32 evaluations."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from backends.base import Capabilities
 from conformance.ops.op_model import MODEL_OF
 from conformance.ops.weighted import OP_SAMPLES
-from conformance.oracle.error_bounds import Value, each
+from conformance.oracle.error_bounds import Value, map_values
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import input_grids
 from conformance.oracle.rules_weighted import REFERENCE_MODULES
-from conformance.oracle.table import ROWS
+from conformance.oracle.table import OP_RULES
 from tests.conformance.support.flows import activation_range, converted, drawn_integers, on_grid
 
 X = {"scale": 2.0**-5, "zero_point": 40}
@@ -134,8 +134,8 @@ def referenced(module: Any, *, axis: int | None) -> Any:
 def computed(reference: Any, x: Value, **forward: Any) -> Tensor:
     weight = Value(real=reference.get_weight().double())
     function, args = REFERENCE_MODULES[type(reference)](reference, weight, x, **forward)
-    assert function in ROWS
-    result: Tensor = function(*each(args, lambda value: value.real, lambda tensor: tensor.double()))
+    assert function in OP_RULES
+    result: Tensor = function(*map_values(args, lambda value: value.real, lambda tensor: tensor.double()))
     return result
 
 

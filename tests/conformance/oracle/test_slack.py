@@ -40,10 +40,11 @@ def test_the_slack_is_the_rules_formula(v: float, zero: int, scale: float, error
     errors = {"bias": one * error, "upstream": one[0] * error}
     exact = Exact(real=one * (v - zero) * scale, errors=errors, step=one[0, 0] * scale, grid=grid)
     r = min(max(Fraction(v), Fraction(0)), Fraction(255)) - zero
-    assert float(exact.parts["final"]) == pytest.approx(float((3 * abs(r) + abs(r + zero)) * U), rel=1e-9, abs=1e-18)
-    expected = (3 * abs(r) + abs(r + zero)) * U + 2 * Fraction(error) / Fraction(scale)
+    final = (3 * abs(r) + abs(r + zero)) * U
+    assert float(exact.slack_by_cause["final"]) == pytest.approx(float(final), rel=1e-9, abs=1e-18)
+    expected = final + 2 * Fraction(error) / Fraction(scale)
     assert float(exact.slack) == pytest.approx(float(expected), rel=1e-9, abs=1e-18)
-    assert exact.parts["upstream"].shape == exact.real.shape
+    assert exact.slack_by_cause["upstream"].shape == exact.real.shape
 
 
 def test_a_float_output_is_measured_in_its_own_step_and_has_a_rounding_of_its_own() -> None:

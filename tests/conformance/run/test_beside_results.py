@@ -8,18 +8,18 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from conformance.run.options import Shard
 from conformance.run.progress import EVERY_IN_LOG, Progress, progress_line
-from reports.codec import encode
 from reports.merge import merge
 from reports.results import comparable, read_results
-from reports.schema import ClaimResult, Outcome, Row, Verdict
+from reports.schema import ClaimResult, Row, Shard
+from reports.verdicts import Outcome, Verdict
 from reports.writer import ResultsWriter
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, clean_environment, command, run
 
@@ -58,13 +58,15 @@ def test_eight_shards_merged_equal_the_unsharded_run(tmp_path: Path, shards: lis
     merged = merge([ran.folder / "results.jsonl" for ran in reversed(shards)], tmp_path / "merged.jsonl")
     assert comparable(merged) == comparable(whole.results)
     footers = [results.footer for results in (merged, whole.results)]
-    totals = [(f.counts, f.claims, f.checks, f.pairs, f.models, f.facts, f.outcome, f.problems) for f in footers if f]
+    totals = [
+        (f.counts, f.claims, f.checks, f.pairs, f.models, f.measurements, f.outcome, f.problems) for f in footers if f
+    ]
     assert len(totals) == 2 and totals[0] == totals[1]
     assert merged.outcome is Outcome.PASS and merged.problems == ()
 
 
 def test_a_shard_says_what_it_is(shards: list[Ran]) -> None:
-    assert shards[1].results.header.shard == "2/8"
+    assert shards[1].results.header.shard == Shard(place=2, of=8)
     assert "This is shard 2/8 of a run" in (shards[1].folder / "report.html").read_text()
 
 
@@ -167,7 +169,7 @@ def test_junit_has_claim_verdict_and_rule_of_every_claim(far_off: Ran) -> None:
     assert {each["claim"]: each["verdict"] for each in found} == {name: c.verdict for name, c in claims.items()}
     assert {each["rule"] for each in found} == {"NUM-03"}
     assert sum(len(list(case.iter("failure"))) for case in cases) == sum(
-        not row.green for row in far_off.results.judged
+        not row.passes for row in far_off.results.judged
     )
 
 
@@ -209,7 +211,7 @@ def test_the_report_shows_the_differences_to_a_baseline(tmp_path: Path, far_off:
     good = run(tmp_path / "good", "fakes:Good")
     ran = run(tmp_path / "bad", "fakes:FarOff", f"--baseline={good.folder / 'results.jsonl'}")
     html = (ran.folder / "report.html").read_text()
-    assert len(ran.results.judged) >= 2 and not any(row.green for row in ran.results.judged)
+    assert len(ran.results.judged) >= 2 and not any(row.passes for row in ran.results.judged)
     assert f"{len(ran.results.judged)} regressed" in html
     assert "Differences to the baseline" not in (far_off.folder / "report.html").read_text()
 
@@ -264,7 +266,7 @@ REFUTED_OF_QNNPACK = (
 def test_scripts_of_a_real_engine_fail_for_its_sake_alone(tmp_path: Path, glob: str) -> None:
     ran = run(tmp_path, "qnnpack", f"--claim={glob}", "--no-waivers", "--profile=quick")
     (claim,) = ran.results.claims
-    assert not claim.green
+    assert not claim.passes
     assert _status(claim.script) != 0
     assert _status(claim.script.replace("find_backend('qnnpack')", "find_backend('reference')")) == 0
 
@@ -295,8 +297,8 @@ def test_the_graphs_are_those_of_the_pattern_before_and_after(far_off: Ran) -> N
 def test_distances_are_counted_of_every_output_element(far_off: Ran, tmp_path: Path) -> None:
     for results, beyond in ((far_off.results, True), (run(tmp_path, "fakes:Good").results, False)):
         checks = [check for check in results.checks if check.stage == "numerics"]
-        counts = [check.measured["distances"] for check in checks]
-        assert checks and all(sum(each) > 100 for each in counts)
+        counts = [check.statistics.distances for check in checks if check.statistics]
+        assert checks and len(counts) == len(checks) and all(sum(each) > 100 for each in counts)
         assert all((sum(each[6:]) > 0) is beyond for each in counts)  # above 0.51 LSB there is no right kernel
 
 
@@ -366,10 +368,10 @@ def _as_if_clean(ran: Ran, **changes: Any) -> Path:
     """The results of a run, written anew under another commit, and with other numbers of the claims."""
     path, results = ran.folder.parent / "results.jsonl", ran.results
     with ResultsWriter(path) as writer:
-        writer.write(encode(results.header) | {"suite_commit": "0" * 40})
-        rows: tuple[Row, ...] = (*results.checks, *results.claims, *results.models, *results.facts)
+        writer.write(replace(results.header, suite_commit="0" * 40))
+        rows: tuple[Row, ...] = (*results.checks, *results.claims, *results.models, *results.measurements)
         for row in rows:
-            writer.write(encode(row) | (changes if isinstance(row, Claim) else {}))
-        writer.close(outcome="PASS", exit_status=0, seconds=1.0)
+            writer.write(replace(row, **changes) if isinstance(row, ClaimResult) else row)
+        writer.close(outcome=Outcome.PASS, exit_status=0, seconds=1.0)
     assert read_results(path).outcome is Outcome.PASS
     return path

@@ -1,114 +1,122 @@
-"""What a child process does: the rows of a claim or job, as the file takes them; and how a process is warmed."""
+"""What a child process does: the messages of a claim or job, as the file takes them; and how a process is warmed."""
 
 from __future__ import annotations
 
 import gc
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
-import torch
 
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
-from conformance.pipeline.claim_run import STAGES, At
+from conformance.machine.isolation import Ending, Forked, InProcess, Isolation, Serve
+from conformance.machine.messages import Begin, Trace, portable
 from conformance.pipeline.job import Job
-from conformance.pipeline.workbench import Workbench
 from conformance.run import exercise
-from conformance.stages.check import Check, plain
-from reports.codec import decode
-from reports.schema import Verdict
+from conformance.stages.bench import Bench
+from conformance.stages.stage import STAGES
+from reports.codec import Message
+from reports.schema import Check, Measurement, Scalar, evidence
+from reports.verdicts import Verdict
 from tests.conformance.support.fake_backends import fakes
 
-Row = dict[str, Any]
 CLAIM = Claim(
-    id="a", pattern="a", dtype_config="static", flow="ptq", scheme="x", entry=cast(Any, 0), dtypes=cast(Any, 0)
-)
-FACT = {"kind": "fact", "topic": "t", "subject": "s", "values": {"x": 1}}
+    id="a", pattern="a", dtype_config="static", flow="ptq", scheme="x", index=0, entry=cast(Any, 0),
+    dtypes=cast(Any, 0),
+)  # fmt: skip
+CHECK = Check(claim="a", stage="fuse", rule="R-1", outcome="pass", verdict=Verdict.VERIFIED)
+MEASUREMENT = Measurement(topic="t", subject="s", values={"x": 1})
+GRAPHS = {"float model": "x = input"}
+Serving = Callable[..., Serve]
+isolated = pytest.mark.parametrize("isolate", [InProcess, lambda serve: Forked(serve, limit=60, share=1)])
 
 
-def check(**changes: Any) -> Check:
-    return Check(**{"stage": "fuse", "rule": "R-1", "outcome": "pass", "verdict": Verdict.VERIFIED} | changes)
+@dataclass(kw_only=True)
+class Given:
+    """A claim's run of the steps, decisions and measurements that a test gives it."""
 
+    given: tuple[Check | Begin, ...]
+    found: list[dict[str, Scalar]] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
 
-class Bench:
-    """A pipeline that gives the steps and decisions that a test gives it."""
-
-    def __init__(self, *found: Check | At, decisions: object = ()) -> None:
-        self.given = found
-        self.found = decisions
-
-    def steps(self, claim: Claim) -> Iterator[Check | At]:
+    def steps(self) -> Iterator[Check | Begin]:
         yield from self.given
 
-    def decisions(self, claim: Claim) -> object:
+    def decisions(self) -> list[dict[str, Scalar]]:
         return self.found
 
-    def facts(self, claim: Claim) -> list[Row]:
-        return []
+    def graphs(self) -> dict[str, str]:
+        return GRAPHS
 
 
-def rows_of(*found: Check | At, decisions: object = ()) -> Iterator[Row]:
-    return exercise.claim_rows(cast(Workbench, Bench(*found, decisions=decisions)), CLAIM)
+@pytest.fixture
+def serving(monkeypatch: pytest.MonkeyPatch) -> Serving:
+    """Serves a claim "a", whose run is of these steps."""
+
+    def serve(*given: Check | Begin, **found: Any) -> Serve:
+        run = Given(given=given, **found)
+        monkeypatch.setattr("conformance.pipeline.claim_run.ClaimRun", lambda bench, claim: run)
+        return exercise.server(cast(Bench, None), {CLAIM.id: CLAIM})
+
+    return serve
 
 
-def test_checks_come_one_by_one_and_then_the_decisions() -> None:
-    given = (check(seconds=0.25), At(stage="lower", case="default"), check(stage="lower"))
-    rows = list(rows_of(*given, decisions=[{"a": 1, "b": (1, 2), "c": None}]))
-    assert [row.get("stage") for row in rows] == ["fuse", None, "lower", None]
-    assert (rows[0]["claim"], rows[0]["seconds"]) == ("a", 0.25)
-    assert rows[1] == {"at": ["lower", "default"]}
-    assert rows[3] == {"decisions": [{"a": 1, "b": "[1, 2]", "c": None}], "graphs": {}}
+def without_begin(messages: Iterable[Message]) -> list[Message]:
+    return [message for message in messages if not isinstance(message, Begin)]
 
 
-@pytest.mark.parametrize("evidence", [{"x": object()}, {"x": float("nan")}, {"graph": 3}])
-def test_a_row_that_the_file_cannot_hold_is_refused_where_it_is_made(evidence: Row) -> None:
-    rows = rows_of(check(), check(evidence=evidence))
-    assert next(rows)["outcome"] == "pass"
-    with pytest.raises((TypeError, ValueError)):
-        next(rows)
+def test_checks_come_one_by_one_and_then_the_decisions_and_what_was_measured(serving: Serving) -> None:
+    given = (replace(CHECK, seconds=0.25), Begin(stage="lower", case="default"), replace(CHECK, stage="lower"))
+    decisions: list[dict[str, Scalar]] = [{"a": 1, "b": "(1, 2)", "c": None}]
+    messages = serving(*given, found=decisions, measurements=[MEASUREMENT])("a")
+    assert list(messages) == [*given, Trace(decisions=decisions, graphs={}), MEASUREMENT]
 
 
-def test_rows_of_a_job_are_checked_too() -> None:
-    def run(bench: Workbench) -> Iterator[Row]:
-        yield FACT
-        yield {"kind": "fact", "topic": "t"}
-
-    rows = exercise.job_rows(cast(Workbench, None), Job(id="fact/t/s", run=run))
-    assert next(rows) == FACT
-    with pytest.raises(ValueError, match="fact row has no 'subject', 'values'"):
-        next(rows)
+def test_the_graphs_are_shown_of_a_claim_that_is_not_verified(serving: Serving) -> None:
+    *_, last = serving(CHECK, replace(CHECK, stage="lower", outcome="fail", verdict=Verdict.REFUTED))("a")
+    assert last == Trace(graphs=GRAPHS)
 
 
-def test_no_path_of_the_machine_is_in_a_row() -> None:
-    """Where a package, Python and the suite stand differs from machine to machine; what is in them does not."""
-    files = {torch.__file__: "torch/__init__.py", json.__file__: "json/__init__.py",
-             fakes.__file__: "tests/conformance/support/fake_backends/fakes.py"}  # fmt: skip
-    for path, kept in files.items():
-        assert plain({"traceback": f'File "{path}", line 3'}) == {"traceback": f'File "{kept}", line 3'}
+@isolated
+@pytest.mark.parametrize("values", [{"x": object()}, {"x": float("nan")}, {"graph": 3}])
+def test_a_message_that_the_file_cannot_hold_is_refused_where_it_is_made(
+    serving: Serving, values: Mapping[str, object], isolate: Callable[[Serve], Isolation]
+) -> None:
+    """It is an error of the suite, and costs nothing that came before."""
+    isolation = isolate(serving(CHECK, replace(CHECK, evidence=evidence(values))))
+    result = isolation.run("a")
+    isolation.close()
+    assert (result.messages, result.ending) == ((CHECK,), Ending.ERROR)
+    assert any(key in result.message for key in values)
 
 
-def test_text_that_cannot_be_encoded_is_replaced() -> None:
-    assert plain({"message": "a\udc80b"}) == {"message": "a?b"}
+@isolated
+def test_messages_of_a_job_are_checked_too(isolate: Callable[[Serve], Isolation]) -> None:
+    def run(bench: Bench) -> Iterator[Measurement]:
+        yield MEASUREMENT
+        yield replace(MEASUREMENT, values=cast(Any, {"x": [1]}))
 
-
-def test_what_differs_between_processes_is_left_out() -> None:
-    told = 'File "<eval_with_key>.138", line 8: <Net object at 0x7f12ab>; Thread 0x00007f00; 0x1F is kept'
-    kept = 'File "<eval_with_key>", line 8: <Net object at 0x>; Thread 0x; 0x1F is kept'
-    assert plain({"traceback": told}) == {"traceback": kept}
+    job = Job(id="fact/t/s", run=run)
+    isolation = isolate(exercise.server(cast(Bench, None), {job.id: job}))
+    result = isolation.run(job.id)
+    isolation.close()
+    assert (result.messages, result.ending) == ((MEASUREMENT,), Ending.ERROR)
+    assert "'values.x' is [1]; expected a string or an integer" in result.message
 
 
 def test_a_unit_is_served_by_its_id() -> None:
     backend = fakes.Good()
-    workbench = Workbench(backend, seed=0, profile="quick")
-    claims = enumerate_claims(workbench.config, workbench.capabilities)
-    job = Job(id="fact/t/s", run=lambda bench: iter([FACT | {"subject": bench.backend.name}]))
-    serve = exercise.server(workbench, {job.id: job, claims[0].id: claims[0]})
-    assert [row["subject"] for row in serve(job.id)] == ["good"]
-    *checks, decisions = (row for row in serve(claims[0].id) if "at" not in row)
-    assert [row["stage"] for row in checks] == list(STAGES) and decisions["decisions"]
-    assert all(decode(row) for row in checks)
+    bench = Bench(backend, seed=0, profile="quick")
+    claims = enumerate_claims(bench.config, bench.capabilities)
+    job = Job(id="fact/t/s", run=lambda bench: iter([replace(MEASUREMENT, subject=bench.backend.name)]))
+    serve = exercise.server(bench, {job.id: job, claims[0].id: claims[0]})
+    assert list(serve(job.id)) == [replace(MEASUREMENT, subject="good")]
+    *checks, trace = without_begin(serve(claims[0].id))
+    assert [check.stage for check in checks if isinstance(check, Check)] == list(STAGES) and len(checks) == len(STAGES)
+    assert isinstance(trace, Trace) and trace.decisions
+    assert [portable(message) for message in checks] == checks
 
 
 def test_a_process_is_warmed_by_claims_that_the_reference_backend_passes() -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from conformance.__main__ import main
 from conformance.run.expected import (
-    SHOWN,
-    Comparison,
+    MOST_SHOWN,
+    Drift,
     ExpectedError,
-    Judged,
+    VerdictSeen,
     compare_expected,
     expected_of,
     expected_path,
@@ -24,7 +24,8 @@ from conformance.run.expected import (
 )
 from reports.codec import decode
 from reports.results import Results, read_results
-from reports.schema import Header, PASSING, Verdict
+from reports.schema import Header
+from reports.verdicts import PASSING, Outcome, Verdict
 from reports.writer import ResultsWriter
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def rows(runs: Runs, found: dict[str, str]) -> list[Row]:
 
 
 def _failing(verdict: str) -> int:
-    return 0 if Verdict(verdict) in GREEN else FAILING
+    return 0 if Verdict(verdict) in PASSING else FAILING
 
 
 def whole(runs: Runs, found: dict[str, str] = FOUND, **changes: Any) -> Results:
@@ -59,16 +60,16 @@ def written(runs: Runs, found: dict[str, str] = FOUND, **changes: Any) -> Path:
 
 def compared(
     runs: Runs, path: Path, found: dict[str, str] = FOUND, failing: int | None = FAILING, **changes: Any
-) -> Comparison:
+) -> Drift:
     """Compare a run that found this; what fails does so in ``failing`` cases."""
     header = decode(runs.header(**(FULL | {"claims_in_config": len(FOUND)} | changes)))
     assert isinstance(header, Header)
-    judged = {name: Judged(Verdict(verdict), _failing(verdict) and failing) for name, verdict in found.items()}
-    return compare_expected(path, judged, header)
+    seen = {name: VerdictSeen(Verdict(verdict), _failing(verdict) and failing) for name, verdict in found.items()}
+    return compare_expected(path, seen, header)
 
 
 def test_the_same_verdicts_do_not_differ(runs: Runs) -> None:
-    assert compared(runs, written(runs)) == Comparison()
+    assert compared(runs, written(runs)) == Drift()
 
 
 def test_a_file_is_read_as_it_was_written_a_claim_a_line(runs: Runs) -> None:
@@ -92,12 +93,12 @@ def test_a_claim_that_fails_in_more_cases_or_fewer_differs(runs: Runs, failing: 
 
 def test_counts_that_are_chance_are_not_compared(runs: Runs) -> None:
     path = written(runs)
-    assert compared(runs, path, failing=None) == Comparison()
+    assert compared(runs, path, failing=None) == Drift()
     chance = [runs.claim(name, verdict=verdict, failing=None) for name, verdict in FOUND.items()]
     found = runs.results(chance, **(FULL | {"claims_in_config": len(FOUND)}))
     assert expected_of(found).failing == {}
     path.write_text(expected_text(expected_of(found)), encoding="utf-8")
-    assert compared(runs, path, failing=FAILING + 1) == Comparison()
+    assert compared(runs, path, failing=FAILING + 1) == Drift()
 
 
 def test_of_several_runs_the_counts_that_agree_are_kept(runs: Runs) -> None:
@@ -122,7 +123,7 @@ def test_several_runs_agree_in_what_they_are_of_and_in_their_verdicts(runs: Runs
 def test_what_crashes_may_be_refuted_the_next_time_and_not_the_other_way_round(runs: Runs) -> None:
     """A kernel that leaves its memory dies or is only wrong, by chance."""
     dies, wrong = FOUND | {"conv": "CRASHED"}, FOUND | {"conv": "REFUTED"}
-    assert compared(runs, written(runs, dies), wrong) == Comparison()
+    assert compared(runs, written(runs, dies), wrong) == Drift()
     worse = compared(runs, written(runs, wrong), dies)
     assert worse.differences[1:] == ("conv: expected REFUTED, found CRASHED",)
     for pair in ((dies, wrong), (wrong, dies)):
@@ -152,17 +153,17 @@ def test_differences_begin_with_what_got_worse(runs: Runs) -> None:
 
 @pytest.mark.parametrize("found", [{"conv": "REFUTED"}, {}])
 def test_a_selection_compares_what_was_run(runs: Runs, found: dict[str, str]) -> None:
-    assert compared(runs, written(runs), found, claims=1) == Comparison()
+    assert compared(runs, written(runs), found, claims=1) == Drift()
     worse = compared(runs, written(runs), {"conv": "CRASHED"}, claims=1)
     assert worse.differences[1:] == ("conv: expected REFUTED, found CRASHED",)
 
 
 def test_many_differences_are_counted(runs: Runs) -> None:
-    many = {f"add{number:02}": "VERIFIED" for number in range(SHOWN + 3)}
+    many = {f"add{number:02}": "VERIFIED" for number in range(MOST_SHOWN + 3)}
     said = compared(runs, written(runs, many), dict.fromkeys(many, "REFUTED"), claims_in_config=len(many))
     assert "differs in 23 places" in said.differences[0]
-    assert said.differences[SHOWN] == "add19: expected VERIFIED, found REFUTED"
-    assert said.differences[SHOWN + 1 :] == ("… and 3 more",)
+    assert said.differences[MOST_SHOWN] == "add19: expected VERIFIED, found REFUTED"
+    assert said.differences[MOST_SHOWN + 1 :] == ("… and 3 more",)
 
 
 def test_another_config_is_a_difference(runs: Runs) -> None:
@@ -181,12 +182,12 @@ def test_another_config_is_a_difference(runs: Runs) -> None:
 )
 def test_only_like_is_compared_with_like(runs: Runs, changes: dict[str, Any], why: str) -> None:
     said = compared(runs, written(runs), dict.fromkeys(FOUND, "CRASHED"), **changes)
-    assert said == Comparison(note=f"{NAME}: {why}: nothing compared")
+    assert said == Drift(note=f"{NAME}: {why}: nothing compared")
 
 
 def test_a_level_without_a_file_is_noted(runs: Runs) -> None:
     note = "no expected verdicts for qnnpack on avx512_vnni: nothing compared"
-    assert compared(runs, runs.directory / "none.json", isa="avx512_vnni") == Comparison(note=note)
+    assert compared(runs, runs.directory / "none.json", isa="avx512_vnni") == Drift(note=note)
     assert compared(runs, written(runs), isa="custom").note == note.replace("avx512_vnni", "custom")
 
 
@@ -236,7 +237,7 @@ def test_no_file_is_written_of_an_incomplete_run(runs: Runs) -> None:
     path = runs.directory / "cut.jsonl"
     with ResultsWriter(path) as writer:
         for row in (runs.header(**FULL, claims_in_config=1, pairs=1), runs.claim()):
-            writer.write(row)
+            writer.write_line(json.dumps(row))
     with pytest.raises(ExpectedError, match="the run is incomplete"):
         expected_of(read_results(path))
 
@@ -245,8 +246,10 @@ def test_a_run_that_failed_by_its_expectations_renews_them(runs: Runs) -> None:
     path = runs.directory / "failed.jsonl"
     with ResultsWriter(path) as writer:
         for row in (runs.header(**FULL, claims_in_config=1, pairs=1), runs.claim("add")):
-            writer.write(row)
-        writer.close(outcome="FAIL", exit_status=1, seconds=1.0, problems=["add: expected REFUTED, found VERIFIED"])
+            writer.write_line(json.dumps(row))
+        writer.close(
+            outcome=Outcome.FAIL, exit_status=1, seconds=1.0, problems=["add: expected REFUTED, found VERIFIED"]
+        )
     assert expected_of(read_results(path)).verdicts == {"add": Verdict.VERIFIED}
 
 

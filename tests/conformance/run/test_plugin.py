@@ -16,9 +16,9 @@ import pytest
 
 from conformance.machine import isa
 from conformance.machine.environment import CPUINFO, cpu
-from conformance.pipeline.claim_run import STAGES
+from conformance.stages.stage import STAGES
 from reports.results import comparable, read_results
-from reports.schema import Outcome, Verdict
+from reports.verdicts import Outcome, Verdict
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, clean_environment, command, run
 
 BOTH = pytest.mark.parametrize("workers", ["-n0", "-n2"])

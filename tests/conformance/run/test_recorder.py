@@ -5,62 +5,68 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from conformance.claims.claim import Claim
-from conformance.machine.isolation import Ending, Outcome
-from conformance.pipeline.claim_run import STAGES
-from conformance.pipeline.job import Job
-from conformance.run.judging import unit_rows
+from conformance.machine.isolation import Ending, WorkResult
+from conformance.machine.messages import Begin, Trace
+from conformance.pipeline.job import Job, measuring_job
+from conformance.run.judging import rows_of
 from conformance.run.recorder import Recorder
 from conformance.run.session import Run, Unit, param_id
-from conformance.run.waivers import Waiver, Waivers
-from conformance.stages.check import Check
-from reports.schema import Outcome as RunOutcome
+from conformance.run.waivers import WaiverEntry, Waivers
+from conformance.stages.stage import STAGES
+from reports.codec import Message, line_of
 from reports.results import Results, read_results
-from reports.schema import Verdict
+from reports.schema import Check, Measurement, ModelResult, Waiver, evidence
+from reports.verdicts import Outcome, Verdict
 from tests.conformance.support.fake_backends import fakes
 from tests.conformance.support.suite_runs import options
 
-Row = dict[str, Any]
 PASS = Verdict.VERIFIED
 TODAY = datetime.date(2026, 6, 30)
 
 
 def claim(name: str) -> Claim:
-    parts = {"pattern": name, "dtype_config": "static:int8", "flow": "ptq", "scheme": "no_weight"}
-    return Claim(id=f"{name}/static:int8", entry=cast(Any, None), dtypes=cast(Any, None), **parts)
+    return Claim(
+        id=f"{name}/static:int8", pattern=name, dtype_config="static:int8", flow="ptq", scheme="no_weight", index=0,
+        entry=cast(Any, None), dtypes=cast(Any, None),
+    )  # fmt: skip
 
 
 def job(name: str) -> Job:
-    return Job(id=name, run=cast(Any, None))
+    kind, _, rest = name.partition("/")
+    topic, _, subject = rest.partition("/")
+    return measuring_job(topic, subject, cast(Any, None)) if kind == "fact" else Job(id=name, run=cast(Any, None))
 
 
-def waiver(of: str, verdict: Verdict = Verdict.REFUTED, **changes: Any) -> Waiver:
+def waiver(of: str, verdict: Verdict = Verdict.REFUTED, **changes: Any) -> WaiverEntry:
     values = {"source": "npu.toml: waiver 1", "claim": of, "reason": "issue 12", "url": "https://a.b"}
-    return Waiver(**values | {"verdict": verdict} | changes)
+    return WaiverEntry(**values | {"verdict": verdict} | changes)
 
 
-def check(of: Claim, stage: str, verdict: Verdict = PASS, outcome: str = "pass", **parts: Any) -> Row:
-    return Check(stage=stage, rule="R-1", outcome=outcome, verdict=verdict, seconds=0.5, **parts).row(of.id)
+def check(of: Claim, stage: str, verdict: Verdict = PASS, outcome: str = "pass", **parts: Any) -> Check:
+    ended = cast(Any, outcome)
+    return Check(claim=of.id, stage=stage, rule="R-1", outcome=ended, verdict=verdict, seconds=0.5, **parts)
 
 
-def checks(of: Claim, last: Verdict = PASS, outcome: str = "pass", **parts: Any) -> list[Row]:
+def checks(of: Claim, last: Verdict = PASS, outcome: str = "pass", **parts: Any) -> list[Message]:
     """Checks that pass, but for the last, and a decision log."""
     passed = [check(of, stage) for stage in STAGES[:-1]]
-    return [*passed, check(of, STAGES[-1], last, outcome, **parts), {"decisions": [{"node": "x"}]}]
+    return [*passed, check(of, STAGES[-1], last, outcome, **parts), Trace(decisions=[{"node": "x"}])]
 
 
-def model(name: str = "model/resnet/ptq", verdict: Verdict = PASS, **changes: Any) -> Row:
-    row = {"kind": "model", "model": name, "verdict": verdict.value, "waived": False, "message": "told", "cases": 1}
-    return row | {"max_lsb": None, "seconds": 0.5} | changes
+def model(name: str = "model/resnet/ptq", verdict: Verdict = PASS, **changes: Any) -> ModelResult:
+    values: dict[str, Any] = {"reason": "told", "cases": 1, "seconds": 0.5}
+    return ModelResult(model=name, verdict=verdict, **values | changes)
 
 
-def outcome(*rows: Row, ending: Ending = Ending.DONE, **parts: Any) -> Outcome:
-    return Outcome(rows=rows, ending=ending, **{"seconds": 9.0, "peak_mib": 300.0} | parts)
+def work(*messages: Message, ending: Ending = Ending.DONE, **parts: Any) -> WorkResult:
+    return WorkResult(messages=messages, ending=ending, **{"seconds": 9.0, "peak_mib": 300.0} | parts)
 
 
 class Session:
@@ -68,7 +74,7 @@ class Session:
 
     def __init__(
         self, folder: Path, names: Iterable[str], *, jobs: Iterable[str] = (), selected: int = 99,
-        waivers: Iterable[Waiver] = (), **changes: Any,
+        waivers: Iterable[WaiverEntry] = (), **changes: Any,
     ) -> None:  # fmt: skip
         self.claims = tuple(claim(name) for name in names)
         self.jobs = tuple(job(name) for name in jobs)
@@ -92,15 +98,15 @@ class Session:
         report = pytest.TestReport(self.node(of), ("f", 0, "f"), {}, cast(Any, outcome), text, cast(Any, when), **extra)
         self.recorder.take(report)
 
-    def ended(self, of: Unit, found: Outcome) -> None:
+    def ended(self, of: Unit, found: WorkResult) -> None:
         """The three reports of a test whose work ended so."""
         self.report(of, "setup")
-        finding = json.dumps({"rows": unit_rows(self.run, of, found), "peak_mib": found.peak_mib})
-        self.report(of, "call", conformance=finding)
+        lines = [line_of(row) for row in rows_of(self.run, of, found)]
+        self.report(of, "call", conformance=json.dumps({"lines": lines, "peak_mib": found.peak_mib}))
         self.report(of, "teardown")
 
     def whole(self, of: Claim, last: Verdict = PASS, result: str = "pass", **parts: Any) -> None:
-        self.ended(of, outcome(*checks(of, last, result, **parts)))
+        self.ended(of, work(*checks(of, last, result, **parts)))
 
     def finish(self, pytest_status: int = 0) -> tuple[int, Results]:
         status = self.recorder.finish(pytest_status)
@@ -117,7 +123,7 @@ def test_verified_claims_pass(session: Callable[..., Session]) -> None:
     for c in run.claims:
         run.whole(c, max_lsb=0.4, slack_lsb=0.5)
     status, results = run.finish()
-    assert status == 0 and results.outcome is RunOutcome.PASS and not results.problems
+    assert status == 0 and results.outcome is Outcome.PASS and not results.problems
     first = results.claims[0]
     assert (first.verdict, first.reason, first.max_lsb, first.waived) == (PASS, "", 0.4, False)
     assert first.decisions == [{"node": "x"}] and first.seconds == 0.5 * len(STAGES)
@@ -130,7 +136,7 @@ def test_rows_are_written_as_they_come(session: Callable[..., Session]) -> None:
     run.whole(run.claims[0])
     results = read_results(run.path)
     assert [c.claim for c in results.claims] == ["a/static:int8"] and len(results.checks) == len(STAGES)
-    assert results.outcome is RunOutcome.INCOMPLETE
+    assert results.outcome is Outcome.INCOMPLETE
 
 
 @pytest.mark.parametrize(
@@ -151,14 +157,14 @@ def test_the_worst_check_decides(
     found, results = run.finish()
     assert (found, results.claims[0].verdict) == (status, verdict)
     assert results.claims[0].reason == "because of this"
-    assert results.outcome is (RunOutcome.FAIL if status else RunOutcome.PASS)
+    assert results.outcome is (Outcome.FAIL if status else Outcome.PASS)
 
 
 def test_a_skip_does_not_hide_the_failure_before_it(session: Callable[..., Session]) -> None:
     run = session("a")
     (c,) = run.claims
     later = [check(c, stage, Verdict.REFUTED, "skip", message="not reached") for stage in STAGES[1:]]
-    run.ended(c, outcome(check(c, STAGES[0], Verdict.REFUTED, "fail", message="the cause"), *later))
+    run.ended(c, work(check(c, STAGES[0], Verdict.REFUTED, "fail", message="the cause"), *later))
     assert run.finish()[1].claims[0].reason == "the cause"
 
 
@@ -166,19 +172,19 @@ def test_an_infinite_distance_is_the_largest(session: Callable[..., Session]) ->
     run = session("a")
     (c,) = run.claims
     distances = [7.0, "inf", *[0.1] * len(STAGES)]
-    run.ended(c, outcome(*(check(c, s, max_lsb=cast(Any, d)) for s, d in zip(STAGES, distances, strict=False))))
+    run.ended(c, work(*(check(c, s, max_lsb=cast(Any, d)) for s, d in zip(STAGES, distances, strict=False))))
     assert run.finish()[1].claims[0].max_lsb == "inf"
 
 
-@pytest.mark.parametrize(("evidence", "failing"), [({}, 8), ({"nondeterministic": True}, None)])
+@pytest.mark.parametrize(("values", "failing"), [({}, 8), ({"nondeterministic": True}, None)])
 def test_a_claim_counts_what_fails_in_all_its_checks_unless_it_is_chance(
-    session: Callable[..., Session], evidence: Row, failing: int | None
+    session: Callable[..., Session], values: dict[str, object], failing: int | None
 ) -> None:
     run = session("a")
     (c,) = run.claims
-    numerics = check(c, "numerics", Verdict.REFUTED, "fail", cases=9, failing=3, evidence=evidence)
+    numerics = check(c, "numerics", Verdict.REFUTED, "fail", cases=9, failing=3, evidence=evidence(values))
     others = [check(c, stage) for stage in STAGES if stage not in ("numerics", "invariance")]
-    run.ended(c, outcome(*others, numerics, check(c, "invariance", Verdict.REFUTED, "fail", cases=7, failing=5)))
+    run.ended(c, work(*others, numerics, check(c, "invariance", Verdict.REFUTED, "fail", cases=7, failing=5)))
     results = run.finish()[1]
     assert [(each.cases, each.failing) for each in results.checks if each.failing] == [(9, 3), (7, 5)]
     assert results.claims[0].failing == failing
@@ -198,8 +204,8 @@ def test_work_that_is_cut_short_leaves_a_check_for_every_stage(
 ) -> None:
     run = session("a", "b")
     (c, other) = run.claims
-    rows = [check(c, stage) for stage in STAGES[:done]]
-    run.ended(c, outcome(*rows, ending=ending, message="SIGX", text="at 0x7f12ab34cd"))
+    sent = [check(c, stage) for stage in STAGES[:done]]
+    run.ended(c, work(*sent, ending=ending, message="SIGX", text="at 0x7f12ab34cd"))
     run.whole(other)
     status, results = run.finish(1)
     found = [row for row in results.checks if row.claim == c.id]
@@ -216,8 +222,8 @@ def test_work_that_is_cut_short_leaves_a_check_for_every_stage(
 def test_a_process_that_dies_names_the_stage_and_the_case_that_it_was_at(session: Callable[..., Session]) -> None:
     run = session("a")
     (c,) = run.claims
-    places: list[Row] = [{"at": ["lower", "default"]}, {"at": ["numerics", "default"]}]
-    run.ended(c, outcome(check(c, STAGES[0]), *places, ending=Ending.DIED, message="SIGX"))
+    places = [Begin(stage="lower", case="default"), Begin(stage="numerics", case="default")]
+    run.ended(c, work(check(c, STAGES[0]), *places, ending=Ending.DIED, message="SIGX"))
     _, results = run.finish(1)
     said = {row.stage: (row.outcome, row.verdict, row.message) for row in results.checks}
     assert said[STAGES[0]] == ("pass", PASS, "")
@@ -232,19 +238,19 @@ def test_a_dead_worker_crashes_the_claim_that_it_had(session: Callable[..., Sess
     run.report(run.claims[0], "???", "failed", "worker 'gw1' crashed while running …")
     run.whole(run.claims[1])
     status, results = run.finish(1)
-    assert status == 1 and results.outcome is RunOutcome.FAIL and not results.problems
+    assert status == 1 and results.outcome is Outcome.FAIL and not results.problems
     assert [c.verdict for c in results.claims] == [Verdict.CRASHED, PASS]
     assert "worker process died" in results.claims[0].reason and "gw1" not in run.path.read_text()
 
 
 def test_a_test_that_fails_without_rows_is_the_suites_own_error(session: Callable[..., Session]) -> None:
     run = session("a")
-    run.report(run.claims[0], "setup", "failed", "TypeError: Workbench")
+    run.report(run.claims[0], "setup", "failed", "TypeError: Bench")
     run.report(run.claims[0], "teardown")
     status, results = run.finish(1)
     assert status == 1 and results.claims[0].verdict is Verdict.UNEXERCISED
     assert "internal error of the suite: the test's setup failed" in results.claims[0].reason
-    assert results.checks[0].evidence["traceback"] == "TypeError: Workbench"
+    assert results.checks[0].evidence["traceback"] == "TypeError: Bench"
 
 
 def test_claims_that_are_missing_make_the_run_incomplete(session: Callable[..., Session]) -> None:
@@ -252,7 +258,7 @@ def test_claims_that_are_missing_make_the_run_incomplete(session: Callable[..., 
     run.whole(run.claims[0])
     run.report(run.claims[1], "setup")
     status, results = run.finish()
-    assert status == 1 and results.footer and results.outcome is RunOutcome.INCOMPLETE
+    assert status == 1 and results.footer and results.outcome is Outcome.INCOMPLETE
     assert [c.claim for c in results.claims] == ["a/static:int8"]
     assert "INCOMPLETE" in run.recorder.summary
 
@@ -261,7 +267,7 @@ def test_a_selection_may_pass_and_says_what_it_left_out(session: Callable[..., S
     run = session("a", "b", "c", selected=1)
     run.whole(run.claims[0])
     status, results = run.finish()
-    assert status == 0 and results.outcome is RunOutcome.PASS
+    assert status == 0 and results.outcome is Outcome.PASS
     assert (results.header.claims, results.header.claims_in_config, results.header.pairs) == (1, 3, 3)
 
 
@@ -269,7 +275,7 @@ def test_pytests_own_failure_is_never_a_pass(session: Callable[..., Session]) ->
     run = session("a")
     run.whole(run.claims[0])
     status, results = run.finish(2)
-    assert status == 2 and results.outcome is RunOutcome.FAIL
+    assert status == 2 and results.outcome is Outcome.FAIL
 
 
 def test_reports_of_other_tests_are_left_alone(session: Callable[..., Session]) -> None:
@@ -279,25 +285,25 @@ def test_reports_of_other_tests_are_left_alone(session: Callable[..., Session]) 
     assert len(run.path.read_text().splitlines()) == 1
 
 
-# Models and facts.
+# Models and measurements.
 
 
-def test_models_are_judged_and_facts_are_kept(session: Callable[..., Session]) -> None:
+def test_models_are_judged_and_measurements_are_kept(session: Callable[..., Session]) -> None:
     run = session("a", jobs=["model/resnet/ptq", "fact/fingerprint/linear"])
     run.whole(run.claims[0])
-    run.ended(run.jobs[0], outcome(model(verdict=Verdict.REFUTED)))
-    fact = {"kind": "fact", "topic": "fingerprint", "subject": "linear", "values": {"ties": "half_even"}}
-    run.ended(run.jobs[1], outcome(fact, fact | {"subject": "add"}))
+    run.ended(run.jobs[0], work(model(verdict=Verdict.REFUTED)))
+    first = Measurement(topic="fingerprint", subject="linear", values={"ties": "half_even"})
+    run.ended(run.jobs[1], work(first, replace(first, subject="add")))
     status, results = run.finish()
-    assert status == 1 and results.outcome is RunOutcome.FAIL and not results.problems
+    assert status == 1 and results.outcome is Outcome.FAIL and not results.problems
     assert [(row.model, row.verdict) for row in results.models] == [("model/resnet/ptq", Verdict.REFUTED)]
-    assert [row.subject for row in results.facts] == ["add", "linear"]
+    assert [row.subject for row in results.measurements] == ["add", "linear"]
 
 
 def test_a_job_that_is_missing_makes_the_run_incomplete(session: Callable[..., Session]) -> None:
     run = session("a", jobs=["fact/fingerprint/linear"])
     run.whole(run.claims[0])
-    assert run.finish()[1].outcome is RunOutcome.INCOMPLETE
+    assert run.finish()[1].outcome is Outcome.INCOMPLETE
 
 
 @pytest.mark.parametrize(
@@ -307,13 +313,13 @@ def test_a_job_that_is_missing_makes_the_run_incomplete(session: Callable[..., S
 def test_a_job_that_is_cut_short_says_so(session: Callable[..., Session], ending: Ending, verdict: Verdict) -> None:
     run = session("a", jobs=["model/resnet/ptq", "fact/fingerprint/nn.Linear/x"])
     run.whole(run.claims[0])
-    run.ended(run.jobs[0], outcome(model(), ending=ending, message="SIGX", text="told"))
-    run.ended(run.jobs[1], outcome(ending=ending, message="SIGX"))
+    run.ended(run.jobs[0], work(model(), ending=ending, message="SIGX", text="told"))
+    run.ended(run.jobs[1], work(ending=ending, message="SIGX"))
     status, results = run.finish(1)
     assert status == 1 and not results.problems
-    assert [(row.verdict, "SIGX" in row.message) for row in results.models] == [(verdict, True)]
-    (fact,) = results.facts
-    assert (fact.topic, fact.subject) == ("fingerprint", "nn.Linear/x") and "SIGX" in str(fact.values["error"])
+    assert [(row.verdict, "SIGX" in row.reason) for row in results.models] == [(verdict, True)]
+    (row,) = results.measurements
+    assert (row.topic, row.subject) == ("fingerprint", "nn.Linear/x") and "SIGX" in str(row.values["error"])
 
 
 # Waivers.
@@ -323,13 +329,13 @@ def test_a_waived_claim_or_model_passes_and_says_by_what(session: Callable[..., 
     waivers = [waiver("a/static:int8", max_lsb=float("inf")), waiver("model/resnet/ptq", Verdict.CRASHED)]
     run = session("a", jobs=["model/resnet/ptq"], waivers=waivers)
     run.whole(run.claims[0], Verdict.REFUTED, "fail", max_lsb=18.0)
-    run.ended(run.jobs[0], outcome(ending=Ending.DIED, message="SIGX"))
+    run.ended(run.jobs[0], work(ending=Ending.DIED, message="SIGX"))
     status, results = run.finish()
-    assert (status, results.outcome, results.problems) == (0, RunOutcome.PASS, ())
+    assert (status, results.outcome, results.problems) == (0, Outcome.PASS, ())
     assert results.claims[0].waived and results.claims[0].verdict is Verdict.REFUTED
-    kept = {"reason": "issue 12", "url": "https://a.b", "expires": None}
-    assert results.claims[0].waiver == kept | {"max_lsb": "inf"}
-    assert results.models[0].waiver == kept | {"max_lsb": None}
+    kept = Waiver(reason="issue 12", url="https://a.b", expires=None, max_lsb="inf")
+    assert results.claims[0].waiver == kept
+    assert results.models[0].waiver == replace(kept, max_lsb=None)
 
 
 def test_a_waiver_that_does_not_cover_says_why_in_the_reason(session: Callable[..., Session]) -> None:
@@ -354,5 +360,5 @@ def test_a_waiver_of_nothing_fails_the_run(session: Callable[..., Session]) -> N
     run = session("a", waivers=[waiver("b/static:int8")])
     run.whole(run.claims[0])
     status, results = run.finish()
-    assert status == 1 and results.outcome is RunOutcome.FAIL
+    assert status == 1 and results.outcome is Outcome.FAIL
     assert "matches no claim" in results.problems[0]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.run.waivers import Ruling, Waiver, WaiverError, Waivers, load_waivers
-from reports.schema import Verdict
+from conformance.run.waivers import Ruling, WaiverEntry, WaiverError, Waivers, load_waivers
+from reports.schema import Waiver
+from reports.verdicts import Verdict
 
 TODAY = date(2026, 6, 30)
 LEVEL = "avx512_vnni"
@@ -55,16 +56,18 @@ def refusal(folder: Path, text: str) -> str:
     return message.removeprefix(f"{path}: ")
 
 
-def waiver(number: int = 1, **changes: object) -> Waiver:
+def waiver(number: int = 1, **changes: object) -> WaiverEntry:
     values = {"source": f"f.toml: waiver {number}", "verdict": Verdict.REFUTED, "reason": "why", "url": "https://a.b"}
-    return Waiver(**(values | changes))  # type: ignore[arg-type]
+    return WaiverEntry(**(values | changes))  # type: ignore[arg-type]
 
 
-def ruling(*waivers: Waiver, verdict: str = "REFUTED", max_lsb: float | None = None, claim: str = LINEAR) -> Ruling:
+def ruling(
+    *waivers: WaiverEntry, verdict: str = "REFUTED", max_lsb: float | None = None, claim: str = LINEAR
+) -> Ruling:
     return Waivers(waivers, TODAY).judge(claim, Verdict(verdict), max_lsb)
 
 
-def problems(*waivers: Waiver, complete: bool = True, **judged: str) -> list[str]:
+def problems(*waivers: WaiverEntry, complete: bool = True, **judged: str) -> list[str]:
     """The problems of a run that gave LINEAR and the pools (p1, p2, p3) these verdicts, or none."""
     names = dict(zip(("linear", "p1", "p2", "p3"), IDS, strict=True))
     verdicts = {names[name]: Verdict(verdict) for name, verdict in judged.items()}
@@ -74,14 +77,14 @@ def problems(*waivers: Waiver, complete: bool = True, **judged: str) -> list[str
 def test_a_file_says_all_that_a_waiver_can(tmp_path: Path) -> None:
     path = written(tmp_path, WHOLE)
     linear, pools = load_waivers(path, LEVEL)
-    assert linear == Waiver(
+    assert linear == WaiverEntry(
         source=f"{path}: waiver 1", claim=LINEAR, verdict=Verdict.REFUTED, reason="saturates",
         url="https://example.org/1", max_lsb=18.0,
     )  # fmt: skip
     assert (pools.glob, pools.verdict, pools.expires) == ("nn.MaxPool?d/*", Verdict.CRASHED, TODAY)
-    assert linear.row() == {"reason": "saturates", "url": "https://example.org/1", "expires": None, "max_lsb": 18.0}
-    assert waiver(max_lsb=math.inf).row()["max_lsb"] == "inf", "JSON has no infinity"
-    assert pools.row() == {"reason": "no kernel", "url": None, "expires": "2026-06-30", "max_lsb": None}
+    assert linear.shown() == Waiver(reason="saturates", url="https://example.org/1", expires=None, max_lsb=18.0)
+    assert waiver(max_lsb=math.inf).shown().max_lsb == "inf", "JSON has no infinity"
+    assert pools.shown() == Waiver(reason="no kernel", url=None, expires="2026-06-30", max_lsb=None)
 
 
 def test_a_file_without_waivers_waives_nothing(tmp_path: Path) -> None:
@@ -219,14 +222,14 @@ def test_a_waiver_holds_on_its_last_day_and_fails_the_run_after() -> None:
     assert ruling(last).waived and problems(last, linear="REFUTED") == []
     past = waiver(claim=LINEAR, expires=date(2026, 6, 29))
     why = f"f.toml: waiver 1 ({LINEAR}): expired on 2026-06-29; fix the deviation, or renew the date and the reason"
-    assert ruling(past) == Ruling(waiver=past, problem=why)
+    assert ruling(past) == Ruling(entry=past, problem=why)
     assert problems(past, linear="REFUTED") == problems(past, complete=False) == [why]
 
 
 def test_an_exact_waiver_goes_before_a_glob() -> None:
     exact, wide = waiver(1, claim=POOLS[0], max_lsb=3), waiver(2, glob="nn.MaxPool*")
-    assert ruling(wide, exact, claim=POOLS[0]).waiver is exact
-    assert ruling(wide, exact, claim=POOLS[1]).waiver is wide
+    assert ruling(wide, exact, claim=POOLS[0]).entry is exact
+    assert ruling(wide, exact, claim=POOLS[1]).entry is wide
     assert Waivers((wide, exact), TODAY).covered(IDS) == {wide: POOLS[1:], exact: POOLS[:1]}
     assert problems(wide, exact, p1="REFUTED", p2="REFUTED", p3="REFUTED") == []
 

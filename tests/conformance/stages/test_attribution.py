@@ -11,14 +11,14 @@ from conformance.stages.attribution import CAUSES, attribute, worst
 
 GRID = Grid(scale=0.25, zero_point=100, low=0, high=255, dtype="quint8")
 NARROW = Grid(scale=0.25, zero_point=0, low=-127, high=127, dtype="qint8")
-MEMBERS = {"final": 2.0**-17, "bias": 2.0**-8}
+BY_CAUSE = {"final": 2.0**-17, "bias": 2.0**-8}
 
 
 def doubles(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def parts(**values: float) -> dict[str, Tensor]:
+def slacks(**values: float) -> dict[str, Tensor]:
     return {cause: torch.tensor(value, dtype=torch.float64) for cause, value in values.items()}
 
 
@@ -50,8 +50,8 @@ def parts(**values: float) -> dict[str, Tensor]:
     ],
 )
 def test_one_difference(exact: float, found: int, kind: str) -> None:
-    assert attribute(doubles(exact), doubles(found), GRID, parts(**MEMBERS)) == {kind: 1}
-    assert worst(doubles(exact), doubles(found), GRID, parts(**MEMBERS)).startswith(f"{kind}: at [0] found {found}, ")
+    assert attribute(doubles(exact), doubles(found), GRID, slacks(**BY_CAUSE)) == {kind: 1}
+    assert worst(doubles(exact), doubles(found), GRID, slacks(**BY_CAUSE)).startswith(f"{kind}: at [0] found {found}, ")
 
 
 @pytest.mark.parametrize(("exact", "found"), [(12.5, 12), (13.5, 14), (12.4, 12), (300.0, 255), (-3.0, 0)])
@@ -77,7 +77,7 @@ def test_counts_are_over_all_elements_and_parts_are_per_element() -> None:
 
 def test_the_cheapest_explanation_comes_first_whatever_the_order_given() -> None:
     exact, found = doubles(12.5 - 2.0**-18), doubles(13)
-    backwards = parts(unheard_of=1.0, bias=2.0**-8, final=2.0**-17)
+    backwards = slacks(unheard_of=1.0, bias=2.0**-8, final=2.0**-17)
     assert attribute(exact, found, GRID, backwards) == {CAUSES["final"]: 1}
     assert attribute(exact - 0.25, found, GRID, backwards) == {"unheard_of": 1}
 

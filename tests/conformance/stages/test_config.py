@@ -16,8 +16,8 @@ from torch import nn
 from backends.base import Capabilities
 from backends.discovery import SHIPPED, find_backend
 from conformance.claims.claim import enumerate_claims
-from conformance.stages.check import Problem
 from conformance.stages.config import lint
+from conformance.stages.stage import Problem
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, MatchAllNode
 from refimpl.backend_config import as_backend_config
 from refimpl.fusers import fuse_bn, sequential

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -14,9 +14,10 @@ from conformance.claims.case import Case, Regime
 from conformance.claims.inputs import Batch
 from conformance.ops.op_model import Input, Role
 from conformance.oracle.evaluate import Exact
-from conformance.oracle.grids import Grid, NoOracleError
-from conformance.stages.invariance import SPLIT, check_invariance, judge_invariance
-from conformance.stages.numerics import judge
+from conformance.oracle.grids import Grid
+from conformance.stages.comparison import Comparison
+from conformance.stages.invariance import SPLIT, judge_invariance
+from conformance.stages.numerics import ExactOf, FirstRun, judge_comparisons
 from conformance.stages.reruns import (
     BATCH,
     CHANNELS_LAST,
@@ -27,7 +28,8 @@ from conformance.stages.reruns import (
     THREADS,
     compare_outputs,
 )
-from reports.schema import Verdict
+from reports.schema import Check, Where
+from reports.verdicts import Verdict
 from tests.conformance.support.varying_kernels import (  # noqa: F401  (one is a fixture)
     Function,
     by_batch,
@@ -36,11 +38,15 @@ from tests.conformance.support.varying_kernels import (  # noqa: F401  (one is a
     by_neighbours,
     by_threads,
     case_of,
+    changes_of,
+    comparisons_of,
     counting,
     differing,
-    drawn_for,
-    findings,
+    filled_with,
+    first_run,
+    inputs_for,
     keeping,
+    no_oracle,
     one_thread,
     tried,
     unwritten,
@@ -51,24 +57,28 @@ pytestmark = pytest.mark.rule("NUM-07")
 IMAGE = (2, 3, 4, 5)
 
 
+def judged(comparisons: Iterable[Comparison]) -> Check:
+    return judge_invariance("a claim", comparisons)
+
+
 def test_an_op_of_each_element_is_tried_under_all_changes() -> None:
     case = case_of(torch.relu, IMAGE)
-    found = findings(torch.relu, case)
-    assert tried(found) == [
+    comparisons = comparisons_of(torch.relu, case)
+    assert tried(comparisons) == [
         "repetition: at once", "channels_last: all inputs", "strided: slices", "strided: expanded",
         "strided: transposed", f"batch: 9 rows in parts of {SPLIT}", "threads", "no rows", "operands",
         "repetition: after other inputs",
     ]  # fmt: skip
-    check = judge_invariance(found)
-    assert (check.stage, check.rule, check.outcome, check.verdict, check.cases) == (
-        "invariance", "NUM-07", "pass", Verdict.VERIFIED, 10,
+    check = judged(comparisons)
+    assert (check.claim, check.stage, check.rule, check.outcome, check.verdict, check.cases) == (
+        "a claim", "invariance", "NUM-07", "pass", Verdict.VERIFIED, 10,
     )  # fmt: skip
 
 
 def test_each_of_two_inputs_may_be_in_channels_last_alone() -> None:
-    found = tried(findings(torch.add, case_of(torch.add, IMAGE, IMAGE)))
-    assert {"channels_last: input 0 alone", "channels_last: input 1 alone"} < set(found)
-    assert "channels_last: all inputs" in tried(findings(torch.relu, case_of(torch.relu, (1, 2, 3, 4, 5))))
+    changes = tried(comparisons_of(torch.add, case_of(torch.add, IMAGE, IMAGE)))
+    assert {"channels_last: input 0 alone", "channels_last: input 1 alone"} < set(changes)
+    assert "channels_last: all inputs" in tried(comparisons_of(torch.relu, case_of(torch.relu, (1, 2, 3, 4, 5))))
 
 
 # -- kernels that vary -------------------------------------------------------------------------------------------------
@@ -84,30 +94,31 @@ def test_each_of_two_inputs_may_be_in_channels_last_alone() -> None:
 def test_a_kernel_that_varies_is_refuted_for_just_that(lowered: Function, change: str) -> None:
     case = case_of(lambda x: x, IMAGE)
     assert differing(lowered, case) == {change}
-    check = judge_invariance(findings(lowered, case))
+    check = judged(comparisons_of(lowered, case))
     assert (check.outcome, check.verdict, check.rule) == ("fail", Verdict.REFUTED, "NUM-07")
     assert "first at index" in check.message
     assert change in check.message
     assert check.evidence["expected"] != check.evidence["found"]
     assert check.evidence["nondeterministic"] is (change == REPETITION)
-    assert check.failing == sum(bool(finding.problem) for finding in findings(lowered, case)) > 0
+    assert check.failing == sum(bool(comparison.problem) for comparison in comparisons_of(lowered, case)) > 0
 
 
 def test_a_state_that_another_input_leaves_is_seen() -> None:
-    found = findings(keeping(), case_of(lambda x: x, ()))
-    assert [bool(finding.problem) for finding in found] == [False, False, False, True]
-    assert "second run" in found[-1].problem
+    comparisons = comparisons_of(keeping(), case_of(lambda x: x, ()))
+    assert [bool(comparison.problem) for comparison in comparisons] == [False, False, False, True]
+    assert "second run" in comparisons[-1].problem
 
 
 def test_what_the_first_run_gave_is_what_later_ones_must_give() -> None:
-    case, first = case_of(torch.relu, IMAGE), drawn_for(case_of(torch.relu, IMAGE))[0][1]
-    right, off = torch.relu(*first), torch.relu(*first) + 1
-    found = [
-        list(check_invariance(case, drawn_for(case), torch.relu, Capabilities(), first=each)) for each in (right, off)
-    ]
-    assert tried(found[0])[:2] == ["repetition: since the first run", "repetition: at once"]
-    assert judge_invariance(found[0]).verdict is Verdict.VERIFIED
-    assert judge_invariance(found[1]).verdict is Verdict.REFUTED and len(found[1]) == 2
+    case = case_of(torch.relu, IMAGE)
+    output = torch.relu(*inputs_for(case)[0].tensors)
+    right, off = (
+        comparisons_of(torch.relu, case, first=FirstRun(output=first, exact_of=no_oracle))
+        for first in (output, output + 1)
+    )
+    assert tried(right)[:2] == ["repetition: since the first run", "repetition: at once"]
+    assert judged(right).verdict is Verdict.VERIFIED
+    assert judged(off).verdict is Verdict.REFUTED and len(off) == 2
 
 
 def test_memory_that_nobody_writes_is_seen() -> None:
@@ -119,38 +130,38 @@ def test_memory_that_nobody_writes_is_seen() -> None:
 def test_a_run_right_after_an_equal_one_is_compared_with_the_first_of_all() -> None:
     """Where every run but the first after other inputs is off, two of them side by side are off alike."""
     case, before = case_of(torch.relu, IMAGE), list[Tensor]()
-    drawn = drawn_for(case)
+    named = inputs_for(case)
 
     def run(x: Tensor) -> Tensor:
         again, before[:] = bool(before) and torch.equal(before[0], x), [x.clone()]
         return torch.relu(x) * (2 if again else 1)
 
-    first = run(*drawn[0][1])
-    run(*drawn[1][1])
-    found = list(check_invariance(case, drawn, run, Capabilities(), first=first))
-    assert [(each.case.removeprefix("a case, first, "), bool(each.problem)) for each in found] == [
-        ("repetition: since the first run", False), ("repetition: at once", True),
-    ]  # fmt: skip
+    first = first_run(run, named, no_oracle)
+    run(*named[1].tensors)
+    comparisons = comparisons_of(run, case, named=named, first=first)
+    assert tried(comparisons) == ["repetition: since the first run", "repetition: at once"]
+    assert [bool(comparison.problem) for comparison in comparisons] == [False, True]
 
 
 def test_nothing_more_is_tried_on_a_kernel_that_does_not_repeat_itself() -> None:
-    assert tried(findings(counting(), case_of(lambda x: x, IMAGE))) == ["repetition: at once"]
+    assert tried(comparisons_of(counting(), case_of(lambda x: x, IMAGE))) == ["repetition: at once"]
 
 
 def test_a_wrong_type_or_shape_or_number_of_outputs_is_said() -> None:
     value = torch.ones(2, 3)
     for other in (value.double(), value[:1], (value, value)):
-        finding = compare_outputs("a case", REPETITION, value, other)
-        assert finding.problem.startswith("a second run on the same input gave another output: ")
-        assert judge([finding], moves_only=True).verdict is Verdict.REFUTED
+        comparison = compare_outputs(Where(case="a case"), REPETITION, value, other)
+        assert comparison.problem.startswith("a second run on the same input gave another output: ")
+        assert judge_comparisons("a claim", [comparison], moves_only=True).verdict is Verdict.REFUTED
 
 
 def test_nan_equals_nan_and_zeros_of_both_signs_are_equal() -> None:
     left, right = torch.tensor([float("nan"), 0.0, 1.0]), torch.tensor([float("nan"), -0.0, 1.0])
-    assert compare_outputs("a case", BATCH, left, right).problem == ""
+    where = Where(case="a case")
+    assert compare_outputs(where, BATCH, left, right).problem == ""
     right[2] = float("nan")
-    finding = compare_outputs("a case", BATCH, (left, left), (left, right))
-    assert {name: finding.evidence[name] for name in ("output", "index", "count", "expected", "found")} == {
+    comparison = compare_outputs(where, BATCH, (left, left), (left, right))
+    assert {name: comparison.evidence[name] for name in ("output", "index", "count", "expected", "found")} == {
         "output": 1, "index": [[2]], "count": 1, "expected": [1.0], "found": ["nan"],
     }  # fmt: skip
 
@@ -165,7 +176,7 @@ def raising(when: Callable[[Tensor], bool]) -> Function:
 
 
 def test_to_raise_at_another_layout_refutes() -> None:
-    check = judge_invariance(findings(raising(lambda x: not x.is_contiguous()), case_of(lambda x: x, (4, 5))))
+    check = judged(comparisons_of(raising(lambda x: not x.is_contiguous()), case_of(lambda x: x, (4, 5))))
     assert (check.verdict, check.rule) == (Verdict.REFUTED, "LOW-01")
     assert "raised RuntimeError: not taken; the float model takes such inputs" in check.message
     assert "in run" in str(check.evidence["traceback"])
@@ -176,9 +187,9 @@ def test_to_raise_at_another_layout_refutes() -> None:
 
 def test_a_model_made_for_its_batch_is_not_split() -> None:
     lowered, case = raising(lambda x: len(x) != 2), case_of(lambda x: x, IMAGE)
-    found = findings(lowered, case, Capabilities(dynamic_batch=False))
-    assert not any(finding.problem for finding in found)
-    assert not any(name.startswith((BATCH, EMPTY)) for name in tried(found))
+    comparisons = comparisons_of(lowered, case, Capabilities(dynamic_batch=False))
+    assert changes_of(comparisons) == set()
+    assert not any(comparison.where.change in (BATCH, EMPTY) for comparison in comparisons)
     assert differing(lowered, case) == {BATCH}, "what does not say so must take other batches"
 
 
@@ -195,9 +206,9 @@ def test_a_model_made_for_its_batch_is_not_split() -> None:
     ),
 )
 def test_rows_that_depend_on_each_other_are_not_split(function: Function, shapes: tuple[tuple[int, ...], ...]) -> None:
-    found = findings(function, case_of(function, *shapes))
-    assert not any(finding.problem for finding in found)
-    assert not any(name.startswith(BATCH) for name in tried(found))
+    comparisons = comparisons_of(function, case_of(function, *shapes))
+    assert changes_of(comparisons) == set()
+    assert not any(comparison.where.change == BATCH for comparison in comparisons)
 
 
 def test_rows_have_one_range_so_that_dynamic_quantization_can_be_split() -> None:
@@ -206,26 +217,26 @@ def test_rows_have_one_range_so_that_dynamic_quantization_can_be_split() -> None
         return (x / scale).round() * scale
 
     case = case_of(lambda x: x, (2, 8))
-    found = findings(dynamic, case)
-    assert f"batch: 9 rows in parts of {SPLIT}" in tried(found)
-    assert not any(finding.problem for finding in found if finding.case.endswith(f"{SPLIT}"))
+    comparisons = comparisons_of(dynamic, case)
+    assert f"batch: 9 rows in parts of {SPLIT}" in tried(comparisons)
+    assert BATCH not in changes_of(comparisons)
 
 
 def test_an_op_that_views_memory_takes_no_other_layout() -> None:
     def view(x: Tensor) -> Tensor:
         return x.view(x.shape[0], -1)
 
-    found = findings(view, case_of(view, IMAGE))
-    assert not any(finding.problem for finding in found)
-    assert not any(name.startswith((CHANNELS_LAST, "strided: transposed")) for name in tried(found))
+    comparisons = comparisons_of(view, case_of(view, IMAGE))
+    assert changes_of(comparisons) == set()
+    assert not any(name.startswith((CHANNELS_LAST, "strided: transposed")) for name in tried(comparisons))
     reads = case_of(lambda x: x.as_strided((3,), (1,)), IMAGE)
-    assert not any(finding.problem for finding in findings(reads.build(), reads))
+    assert differing(reads.build(), reads) == set()
 
 
 def test_indices_are_split_but_keep_their_layout() -> None:
     table = torch.rand(9, 3)
     case = case_of(lambda i: table[i], (4, 2), role=Role.INDEX)
-    assert tried(findings(case.build(), case)) == [
+    assert tried(comparisons_of(case.build(), case)) == [
         "repetition: at once", f"batch: 9 rows in parts of {SPLIT}", "threads", "no rows", "operands",
         "repetition: after other inputs",
     ]  # fmt: skip
@@ -236,33 +247,33 @@ def test_recurrent_ops_are_not_split() -> None:
     inputs = (Input(shape=(2, 3, 4)),)
     case = Case(name="a case", build=lambda: nn.GRU(4, 5, batch_first=True), inputs=inputs, regime=regime)
     with torch.no_grad():
-        found = findings(case.build(), case)
-    assert not any(name.startswith(BATCH) for name in tried(found))
-    assert not any(finding.problem for finding in found)
+        comparisons = comparisons_of(case.build(), case)
+    assert not any(comparison.where.change == BATCH for comparison in comparisons)
+    assert changes_of(comparisons) == set()
 
 
 def test_what_the_backend_declares_is_left_out() -> None:
     case = case_of(lambda x: x, IMAGE)
     contiguous = Capabilities(channels_last=False)
-    assert not any(finding.problem for finding in findings(by_layout, case, contiguous))
-    assert not any(finding.problem for finding in findings(by_threads, case, without=(THREADS,)))
+    assert changes_of(comparisons_of(by_layout, case, contiguous)) == set()
+    assert changes_of(comparisons_of(by_threads, case, without=(THREADS,))) == set()
 
 
 def test_where_floats_are_summed_another_order_may_give_another_result_that_is_right() -> None:
     """Right is what is within the bound; NaN, another shape and what no oracle knows of are not."""
-    case, drawn = case_of(lambda x: x, IMAGE), [(name, (torch.full(IMAGE, 2.0),)) for name in ("first", "second")]
+    case, named = case_of(lambda x: x, IMAGE), filled_with(2.0, IMAGE)
 
     def exact_of(inputs: Batch) -> list[Exact]:
         bound = torch.tensor(0.01, dtype=torch.float64)
         return [Exact(real=inputs[0].double(), errors={"sum": bound}, step=torch.tensor(0.5))]
 
-    def changes(other: Function, exact_of: Any = exact_of, *, is_declared: bool = True) -> set[object]:
+    def changes(other: Function, exact_of: ExactOf = exact_of, *, is_declared: bool = True) -> set[str]:
         def lowered(x: Tensor) -> Tensor:
             return x if x.is_contiguous() else other(x.contiguous())
 
         declared = Capabilities(float_accumulation=is_declared)
-        found = check_invariance(case, drawn, lowered, declared, left_out=(BATCH,), exact_of=exact_of)
-        return {finding.evidence["change"] for finding in found if finding.problem}
+        first = first_run(lowered, named, exact_of)
+        return changes_of(comparisons_of(lowered, case, declared, without=(BATCH,), named=named, first=first))
 
     both = {CHANNELS_LAST, STRIDED}
     assert changes(lambda x: x + 0.009) == set()
@@ -270,24 +281,20 @@ def test_where_floats_are_summed_another_order_may_give_another_result_that_is_r
     assert changes(lambda x: x + 0.011) == both
     assert changes(lambda x: x * float("nan")) == both
     assert changes(lambda x: x[:1]) == both
-
-    def unknown(inputs: Batch) -> list[Exact]:
-        raise NoOracleError("an op without a row")
-
-    assert changes(lambda x: x + 0.011, unknown) == set(), "nobody can tell"
-    assert changes(lambda x: x[:1], unknown) == both
+    assert changes(lambda x: x + 0.011, no_oracle) == set(), "nobody can tell"
+    assert changes(lambda x: x[:1], no_oracle) == both
 
 
 def test_a_model_that_no_longer_runs_is_refuted() -> None:
-    check = judge_invariance(findings(raising(lambda x: True), case_of(lambda x: x, IMAGE)))
+    check = judged(comparisons_of(raising(lambda x: True), case_of(lambda x: x, IMAGE)))
     assert (check.verdict, check.rule, check.cases) == (Verdict.REFUTED, "LOW-01", 1)
 
 
 def test_a_batch_without_rows_keeps_the_other_axes() -> None:
     flat = lambda x: x if len(x) else torch.zeros(0, 7)  # noqa: E731
     assert differing(flat, case_of(lambda x: x, IMAGE)) == {EMPTY}
-    assert EMPTY not in tried(findings(torch.sum, case_of(torch.sum, IMAGE))), "no axis is a batch"
-    assert not differing(raising(lambda x: not len(x)), case_of(lambda x: x, IMAGE)), "a fact"
+    assert EMPTY not in tried(comparisons_of(torch.sum, case_of(torch.sum, IMAGE))), "no axis is a batch"
+    assert not differing(raising(lambda x: not len(x)), case_of(lambda x: x, IMAGE)), "measured"
 
 
 def test_inputs_are_not_the_backends_to_write_to() -> None:
@@ -303,16 +310,16 @@ def test_inputs_are_not_the_backends_to_write_to() -> None:
 def test_what_differs_by_a_step_is_right_at_a_tie_alone() -> None:
     """Contiguous inputs are rounded down, others up: at 2.5 steps both are right, at 2.25 the others are not."""
     case, capabilities = case_of(lambda x: x, IMAGE), Capabilities(tie_steps=1)
-    drawn = [(name, (torch.full(IMAGE, 2.25),)) for name in ("first", "second")]
+    named = filled_with(2.25, IMAGE)
     grid = Grid(scale=1.0, zero_point=0, low=0, high=255, dtype="quint8")
 
     def by_layout(x: Tensor) -> Tensor:
         return x.floor() if x.is_contiguous() else x.floor() + 1
 
-    def changes(value: float) -> set[object]:
+    def changes(value: float) -> set[str]:
         exact = Exact(real=torch.full(IMAGE, value).double(), errors={}, step=torch.tensor(1.0), grid=grid)
-        found = check_invariance(case, drawn, by_layout, capabilities, exact_of=lambda inputs: [exact])
-        return {finding.evidence["change"] for finding in found if finding.problem}
+        first = first_run(by_layout, named, lambda inputs: [exact])
+        return changes_of(comparisons_of(by_layout, case, capabilities, named=named, first=first))
 
     assert changes(2.5) == set()
     assert changes(2.25) == {CHANNELS_LAST, STRIDED}
@@ -320,18 +327,16 @@ def test_what_differs_by_a_step_is_right_at_a_tie_alone() -> None:
 
 def test_a_float_result_may_differ_where_both_are_within_the_bound_of_their_element() -> None:
     """A bound of 0.01 at the first element and of 0 elsewhere; two runs on the same inputs may not differ at all."""
-    case = case_of(lambda x: x, IMAGE)
-    drawn = [(name, (torch.full(IMAGE, 2.0),)) for name in ("first", "second")]
+    case, named = case_of(lambda x: x, IMAGE), filled_with(2.0, IMAGE)
     bound = torch.zeros(IMAGE, dtype=torch.float64)
     bound.view(-1)[0] = 0.01
 
     def exact_of(inputs: Batch) -> list[Exact]:
         return [Exact(real=inputs[0].double(), errors={"sum": bound}, step=torch.tensor(0.5))]
 
-    def changes(lowered: Function, tie_steps: int = 1) -> set[object]:
-        capabilities = Capabilities(tie_steps=tie_steps)
-        found = check_invariance(case, drawn, lowered, capabilities, left_out=(BATCH,), exact_of=exact_of)
-        return {finding.evidence["change"] for finding in found if finding.problem}
+    def changes(lowered: Function, tie_steps: int = 1) -> set[str]:
+        capabilities, first = Capabilities(tie_steps=tie_steps), first_run(lowered, named, exact_of)
+        return changes_of(comparisons_of(lowered, case, capabilities, without=(BATCH,), named=named, first=first))
 
     def apart(distance: float, element: int) -> Function:
         def run(x: Tensor) -> Tensor:
@@ -357,14 +362,13 @@ def test_the_exact_result_is_that_of_the_inputs_that_are_compared() -> None:
         bounds = (torch.tensor(0.01, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
         return [Exact(real=inputs[0].double(), errors={"sum": each}, step=torch.tensor(0.5)) for each in bounds]
 
-    def changes(first: float, second: float) -> set[object]:
+    def changes(one: float, other: float) -> set[str]:
         def by_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-            return x + first * (len(x) < sum(SPLIT)), x + second * (len(x) < sum(SPLIT))
+            return x + one * (len(x) < sum(SPLIT)), x + other * (len(x) < sum(SPLIT))
 
-        case = case_of(lambda x: (x, x), IMAGE)
-        drawn = [(name, (torch.full(IMAGE, 2.0),)) for name in ("first", "second")]
-        found = check_invariance(case, drawn, by_rows, Capabilities(tie_steps=1), exact_of=exact_of)
-        return {finding.evidence["change"] for finding in found if finding.problem}
+        case, named = case_of(lambda x: (x, x), IMAGE), filled_with(2.0, IMAGE)
+        first = first_run(by_rows, named, exact_of)
+        return changes_of(comparisons_of(by_rows, case, Capabilities(tie_steps=1), named=named, first=first))
 
     assert changes(0.009, 0.0) == set()
     assert seen == [(sum(SPLIT), *IMAGE[1:])]
@@ -372,15 +376,13 @@ def test_the_exact_result_is_that_of_the_inputs_that_are_compared() -> None:
 
 
 def test_without_an_oracle_outputs_are_equal_to_the_bit() -> None:
-    def exact_of(inputs: Batch) -> list[Exact]:
-        raise NoOracleError("an op without a row")
+    def by_layout(x: Tensor) -> Any:
+        return x + 2.0**-20 * x.is_contiguous()
 
-    drawn = [(name, (torch.full(IMAGE, 2.0),)) for name in ("first", "second")]
-    case = case_of(lambda x: x, IMAGE)
-    found = check_invariance(
-        case, drawn, lambda x: x + 2.0**-20 * x.is_contiguous(), Capabilities(tie_steps=1), exact_of=exact_of
-    )
-    assert {finding.evidence["change"] for finding in found if finding.problem} == {CHANNELS_LAST, STRIDED}
+    case, named = case_of(lambda x: x, IMAGE), filled_with(2.0, IMAGE)
+    first = first_run(by_layout, named, no_oracle)
+    comparisons = comparisons_of(by_layout, case, Capabilities(tie_steps=1), named=named, first=first)
+    assert changes_of(comparisons) == {CHANNELS_LAST, STRIDED}
 
 
 def test_the_number_of_threads_is_put_back() -> None:
@@ -391,6 +393,6 @@ def test_the_number_of_threads_is_put_back() -> None:
         seen.append(torch.get_num_threads())
         return x
 
-    findings(run, case_of(lambda x: x, IMAGE))
+    comparisons_of(run, case_of(lambda x: x, IMAGE))
     assert torch.get_num_threads() == before
     assert 2 in seen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from torch import Tensor
 
 from conformance.oracle.evaluate import Exact
 from conformance.oracle.grids import Grid
-from conformance.stages.numerics import Comparison, Finding, compare, compare_all, failure, judge
-from reports.schema import Verdict
+from conformance.stages.comparison import Comparison, compare, compare_all, without_output
+from conformance.stages.numerics import judge_comparisons
+from reports.schema import Check, Where
+from reports.verdicts import Verdict
 from tests.conformance.support.flows import PROPERTY
 
 GRID = Grid(scale=0.037, zero_point=11, low=0, high=255, dtype="quint8")
 Q = st.integers(GRID.low, GRID.high)
+WHERE = Where(case="a case")
 
 
 def exact(*integers: float, shape: tuple[int, ...] | None = None, grid: Grid = GRID, **errors: float) -> Exact:
@@ -33,24 +37,28 @@ def exact(*integers: float, shape: tuple[int, ...] | None = None, grid: Grid = G
     )
 
 
-def in_float(*reals: float, step: float, **errors: float) -> Exact:
+def float_output(*reals: float, step: float, **errors: float) -> Exact:
     """An exact result that is a float tensor, measured in the given step."""
     real = torch.tensor(reals, dtype=torch.float64)
-    parts = {cause: torch.full_like(real, error * step) for cause, error in errors.items()}
-    return Exact(real=real, errors=parts, step=torch.tensor(step, dtype=torch.float64))
+    by_cause = {cause: torch.full_like(real, error * step) for cause, error in errors.items()}
+    return Exact(real=real, errors=by_cause, step=torch.tensor(step, dtype=torch.float64))
 
 
-def found(expected: Exact, output: Any) -> Finding:
-    return compare(Comparison(case="a case", exact=expected, output=output, input_grids=(GRID,)))
+def compared(expected: Exact, output: Any) -> Comparison:
+    return compare(WHERE, expected, output, (GRID,))
 
 
-def of(expected: Exact, *integers: float) -> Finding:
+def of(expected: Exact, *integers: float) -> Comparison:
     """Compare with given integers as output, dequantized as a backend does it."""
-    return found(expected, GRID.values(torch.tensor(integers, dtype=torch.float64)).reshape(expected.real.shape))
+    return compared(expected, GRID.values(torch.tensor(integers, dtype=torch.float64)).reshape(expected.real.shape))
 
 
-def verdict(*findings: Finding, moves_only: bool = False) -> Verdict:
-    return judge(findings, moves_only=moves_only).verdict
+def judged(*comparisons: Comparison, moves_only: bool = False) -> Check:
+    return judge_comparisons("a claim", comparisons, moves_only=moves_only)
+
+
+def verdict(*comparisons: Comparison, moves_only: bool = False) -> Verdict:
+    return judged(*comparisons, moves_only=moves_only).verdict
 
 
 @pytest.mark.rule("NUM-03")
@@ -60,9 +68,9 @@ def verdict(*findings: Finding, moves_only: bool = False) -> Verdict:
 def test_both_ways_at_an_exact_tie_are_right(q: int) -> None:
     tie = exact(q + 0.5)
     for way in (q, q + 1):
-        finding = of(tie, way)
-        assert verdict(finding) is Verdict.VERIFIED
-        assert finding.max_lsb == pytest.approx(0.5, abs=1e-12)
+        comparison = of(tie, way)
+        assert verdict(comparison) is Verdict.VERIFIED
+        assert comparison.max_lsb == pytest.approx(0.5, abs=1e-12)
 
 
 @pytest.mark.rule("NUM-03")
@@ -83,8 +91,8 @@ def test_just_beyond_the_slack_is_of_lesser_quality(errors: dict[str, Any]) -> N
     allowed = 369 * 2.0**-24 + sum(errors.values())
     output = GRID.values(torch.tensor([100]))
     assert float(exact(100.5, **errors).slack) == pytest.approx(allowed, rel=1e-9)
-    assert verdict(found(exact(100.5 + 0.999 * allowed, **errors), output)) is Verdict.VERIFIED
-    assert verdict(found(exact(100.5 + 1.001 * allowed, **errors), output)) is Verdict.QUALITY
+    assert verdict(compared(exact(100.5 + 0.999 * allowed, **errors), output)) is Verdict.VERIFIED
+    assert verdict(compared(exact(100.5 + 1.001 * allowed, **errors), output)) is Verdict.QUALITY
 
 
 @pytest.mark.rule("NUM-04")
@@ -103,7 +111,7 @@ def test_errors_of_a_step_and_more_excuse_the_next_integer_but_not_the_one_after
      (255.0, 254, Verdict.QUALITY)),
 )  # fmt: skip
 def test_within_one_step_or_not(v: float, q: float, expected: Verdict) -> None:
-    check = judge([of(exact(v), q)], moves_only=False)
+    check = judged(of(exact(v), q))
     assert (check.verdict, check.rule) == (expected, "NUM-03")
     assert check.outcome == ("pass" if expected is Verdict.QUALITY else "fail")
     assert "a case" in check.message and f"{abs(q - v):.6g} LSB" in check.message
@@ -111,17 +119,17 @@ def test_within_one_step_or_not(v: float, q: float, expected: Verdict) -> None:
 
 def test_the_comparisons_that_do_not_pass_are_counted() -> None:
     """20.4 is 20; 21 is a step that QUALITY grants; 23 and 30 are wrong."""
-    found = [of(exact(20.4), q) for q in (20, 21, 23, 30)]
-    assert (judge(found, moves_only=False).cases, judge(found, moves_only=False).failing) == (4, 2)
-    assert judge(found, moves_only=True).failing == 3
-    assert judge(found[:1], moves_only=False).failing == 0
+    comparisons = [of(exact(20.4), q) for q in (20, 21, 23, 30)]
+    assert (judged(*comparisons).cases, judged(*comparisons).failing) == (4, 2)
+    assert judged(*comparisons, moves_only=True).failing == 3
+    assert judged(*comparisons[:1]).failing == 0
 
 
 @pytest.mark.rule("NUM-05")
 def test_moved_values_may_not_be_off_by_one() -> None:
-    check = judge([of(exact(20.0), 21)], moves_only=True)
+    check = judged(of(exact(20.0), 21), moves_only=True)
     assert (check.verdict, check.rule, check.outcome) == (Verdict.REFUTED, "NUM-05", "fail")
-    assert judge([of(exact(20.0), 20)], moves_only=True).verdict is Verdict.VERIFIED
+    assert judged(of(exact(20.0), 20), moves_only=True).verdict is Verdict.VERIFIED
 
 
 @pytest.mark.rule("NUM-04")
@@ -133,14 +141,14 @@ def test_float32_dequantizes_onto_the_grid_in_either_form(scale: float, zero_poi
     grid = Grid(scale=float(s), zero_point=zero_point, low=0, high=255, dtype="quint8")
     forms = (q - zero_point) * s, s * -zero_point + q * s
     for value in forms:
-        assert not found(exact(q, grid=grid), value.reshape(1)).problem
+        assert not compared(exact(q, grid=grid), value.reshape(1)).problem
     off = torch.tensor([grid.scale * (q - zero_point + 0.001)], dtype=torch.float32)
-    assert found(exact(q, grid=grid), off).is_float, "far from what rounding explains"
+    assert compared(exact(q, grid=grid), off).ran_in_float, "far from what rounding explains"
 
 
 def test_off_the_grid_and_right_is_a_float_fallback() -> None:
     for v in (20.3, 20.5, 7.75):
-        check = judge([found(exact(v, 3.0), GRID.values(torch.tensor([v, 3.0])))], moves_only=False)
+        check = judged(compared(exact(v, 3.0), GRID.values(torch.tensor([v, 3.0]))))
         assert (check.verdict, check.outcome) == (Verdict.FALLBACK, "fail")
         assert "computed in float" in check.message
 
@@ -148,17 +156,17 @@ def test_off_the_grid_and_right_is_a_float_fallback() -> None:
 def test_a_float_fallback_is_one_even_where_it_is_exactly_right() -> None:
     grid = Grid(scale=0.5, zero_point=0, low=0, high=255, dtype="quint8")
     right = exact(2.25, 4.75, grid=grid)
-    finding = found(right, grid.values(right.integers))
-    assert finding.max_lsb == 0.0
-    assert verdict(finding) is verdict(finding, moves_only=True) is Verdict.FALLBACK
+    comparison = compared(right, grid.values(right.integers))
+    assert comparison.max_lsb == 0.0
+    assert verdict(comparison) is verdict(comparison, moves_only=True) is Verdict.FALLBACK
 
 
 def test_off_the_grid_beyond_the_range_is_right_once_clamped() -> None:
-    assert verdict(found(exact(255.0, 0.0), GRID.values(torch.tensor([300.4, -5.6])))) is Verdict.FALLBACK
+    assert verdict(compared(exact(255.0, 0.0), GRID.values(torch.tensor([300.4, -5.6])))) is Verdict.FALLBACK
 
 
 def test_off_the_grid_and_wrong_is_refuted() -> None:
-    check = judge([found(exact(20.3), GRID.values(torch.tensor([23.4])))], moves_only=False)
+    check = judged(compared(exact(20.3), GRID.values(torch.tensor([23.4]))))
     assert check.verdict is Verdict.REFUTED
     assert "and it is wrong" in check.message
 
@@ -169,7 +177,7 @@ def test_on_the_grid_but_outside_of_the_range_is_refuted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "told"),
+    ("output", "text"),
     (
         ([torch.zeros(2)], "the output is a list; expected a tensor"),
         (None, "the output is a NoneType; expected a tensor"),
@@ -184,30 +192,30 @@ def test_on_the_grid_but_outside_of_the_range_is_refuted() -> None:
     ),
     ids=str,
 )
-def test_an_output_that_is_none_is_refuted_with_a_clear_message(output: Any, told: str) -> None:
-    check = judge([of(exact(3.0, 4.0), 3, 4), found(exact(3.0, 4.0), output)], moves_only=False)
+def test_an_output_that_is_none_is_refuted_with_a_clear_message(output: Any, text: str) -> None:
+    check = judged(of(exact(3.0, 4.0), 3, 4), compared(exact(3.0, 4.0), output))
     assert check.verdict is Verdict.REFUTED
-    assert told in check.message and "a case" in check.message
+    assert text in check.message and "a case" in check.message
     assert check.max_lsb == 0.0, "of the other comparison: this one measured nothing"
 
 
 def test_empty_tensors_agree_by_shape() -> None:
     nothing = exact(shape=(0, 4))
-    assert verdict(found(nothing, torch.zeros(0, 4))) is Verdict.VERIFIED
-    assert verdict(found(nothing, torch.zeros(4, 0))) is Verdict.REFUTED
+    assert verdict(compared(nothing, torch.zeros(0, 4))) is Verdict.VERIFIED
+    assert verdict(compared(nothing, torch.zeros(4, 0))) is Verdict.REFUTED
 
 
 def test_a_scalar_has_evidence_too() -> None:
-    finding = found(exact(7.0, shape=()), GRID.values(torch.tensor(9.0)))
-    assert finding.evidence["index"] == [[]]
-    assert verdict(finding) is Verdict.REFUTED
+    comparison = compared(exact(7.0, shape=()), GRID.values(torch.tensor(9.0)))
+    assert comparison.evidence["index"] == [[]]
+    assert verdict(comparison) is Verdict.REFUTED
 
 
 def test_evidence_shows_the_worst_elements_first() -> None:
     v = exact(*range(12), shape=(3, 4))
     off = torch.zeros(3, 4, dtype=torch.float64)
     off[2, 1], off[0, 3] = 5, -2
-    check = judge([of(v, *range(12)), found(v, GRID.values(v.integers + off))], moves_only=False)
+    check = judged(of(v, *range(12)), compared(v, GRID.values(v.integers + off)))
     evidence: Any = check.evidence
     assert evidence["index"][:2] == [[2, 1], [0, 3]]
     assert evidence["expected"][:2] == [9.0, 3.0]
@@ -218,13 +226,13 @@ def test_evidence_shows_the_worst_elements_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("v", "q", "told"),
+    ("v", "q", "text"),
     ((20.2, 21, "off by one, not explained"), (20.0, 255, "saturated"), (20.0, 0, "saturated"), (20.0, 40, "wrong")),
 )  # fmt: skip
-def test_a_difference_is_attributed(v: float, q: float, told: str) -> None:
+def test_a_difference_is_attributed(v: float, q: float, text: str) -> None:
     evidence = of(exact(v), q).evidence
-    assert evidence["attribution"] == f"1 {told}"
-    assert str(evidence["worst"]).startswith(f"{told}: at [0] found ")
+    assert evidence["attribution"] == f"1 {text}"
+    assert str(evidence["worst"]).startswith(f"{text}: at [0] found ")
 
 
 def test_what_is_right_needs_no_evidence() -> None:
@@ -233,7 +241,7 @@ def test_what_is_right_needs_no_evidence() -> None:
 
 def test_the_worst_verdict_decides_whatever_the_distances_are() -> None:
     right, close, wrong = of(exact(20.0), 20), of(exact(20.0), 21), of(exact(20.0), 25)
-    in_float = found(exact(20.3), GRID.values(torch.tensor([20.3])))
+    in_float = compared(exact(20.3), GRID.values(torch.tensor([20.3])))
     assert verdict(right, close) is Verdict.QUALITY
     assert verdict(close, in_float, right) is Verdict.FALLBACK
     assert verdict(in_float, wrong, close) is Verdict.REFUTED
@@ -247,7 +255,7 @@ def test_dequantized_integers_of_any_grid_are_on_it(q: int, scale: float, zero: 
     same = exact(q, grid=grid)
     by_float32 = (v - zero).float() * torch.tensor(scale, dtype=torch.float32)
     for output in (grid.values(v), by_float32):
-        assert judge([found(same, output)], moves_only=True).verdict is Verdict.VERIFIED
+        assert judged(compared(same, output), moves_only=True).verdict is Verdict.VERIFIED
 
 
 # -- float outputs ----------------------------------------------------------------------------------------------------
@@ -256,19 +264,19 @@ def test_dequantized_integers_of_any_grid_are_on_it(q: int, scale: float, zero: 
 @pytest.mark.rule("NUM-04")
 def test_a_float_output_is_right_within_its_bound_and_else_wrong() -> None:
     """Of 8.0 in steps of 1/4: an error of an eighth of a step, and one rounding to float32, of 2·2⁻²⁴·8."""
-    expected = in_float(8.0, step=0.25, accumulation=0.125)
+    expected = float_output(8.0, step=0.25, accumulation=0.125)
     allowed = 0.25 * 0.125 + 16 * 2.0**-24
     for off, wanted in ((0.0, Verdict.VERIFIED), (0.99, Verdict.VERIFIED), (1.01, Verdict.REFUTED)):
-        finding = found(expected, torch.tensor([8.0 - off * allowed]))
-        assert finding.in_float
-        assert verdict(finding) is wanted
-        assert finding.max_lsb == pytest.approx(off * allowed / 0.25, abs=1e-5)
-    message = judge([found(expected, torch.tensor([9.0]))], moves_only=False).message
+        comparison = compared(expected, torch.tensor([8.0 - off * allowed]))
+        assert comparison.is_float_output
+        assert verdict(comparison) is wanted
+        assert comparison.max_lsb == pytest.approx(off * allowed / 0.25, abs=1e-5)
+    message = judged(compared(expected, torch.tensor([9.0]))).message
     assert message == "a case: distance 4 LSB, allowed 0.125"
 
 
 def test_a_float_output_has_no_grid_to_be_off() -> None:
-    evidence = found(in_float(0.3, step=1.0), torch.tensor([1.7])).evidence
+    evidence = compared(float_output(0.3, step=1.0), torch.tensor([1.7])).evidence
     assert (evidence["expected"], evidence["found"]) == ([0.3], [1.7])
     assert not {"qparams", "attribution", "worst"} & set(evidence)
 
@@ -277,34 +285,35 @@ def test_a_float_output_has_no_grid_to_be_off() -> None:
 
 
 def test_outputs_are_compared_in_order_however_they_are_nested() -> None:
-    expected = (exact(20.0), in_float(0.5, step=0.25), exact(30.0, 31.0))
+    expected = (exact(20.0), float_output(0.5, step=0.25), exact(30.0, 31.0))
     one, two, three = GRID.values(torch.tensor([20])), torch.tensor([0.5]), GRID.values(torch.tensor([30, 41]))
-    findings = list(compare_all("a case", expected, (one, [two, three]), (GRID,)))
-    assert [finding.case for finding in findings] == [f"a case, output {number}" for number in range(3)]
-    assert [verdict(finding) for finding in findings] == [Verdict.VERIFIED, Verdict.VERIFIED, Verdict.REFUTED]
-    assert [finding.case for finding in compare_all("a case", expected[:1], one)] == ["a case"]
+    comparisons = list(compare_all(WHERE, expected, (one, [two, three]), (GRID,)))
+    assert [comparison.where for comparison in comparisons] == [replace(WHERE, output=number) for number in range(3)]
+    assert [str(comparison.where) for comparison in comparisons] == [f"a case, output {number}" for number in range(3)]
+    assert [verdict(each) for each in comparisons] == [Verdict.VERIFIED, Verdict.VERIFIED, Verdict.REFUTED]
+    assert [str(comparison.where) for comparison in compare_all(WHERE, expected[:1], one)] == ["a case"]
 
 
 @pytest.mark.parametrize("output", ((), (torch.zeros(1),) * 3), ids=len)
 def test_another_number_of_outputs_is_refuted(output: Any) -> None:
-    (finding,) = compare_all("a case", (exact(20.0), exact(20.0)), output)
-    assert verdict(finding) is Verdict.REFUTED
-    assert finding.problem == f"the model returned {len(output)} outputs; expected 2"
+    (comparison,) = compare_all(WHERE, (exact(20.0), exact(20.0)), output)
+    assert verdict(comparison) is Verdict.REFUTED
+    assert comparison.problem == f"the model returned {len(output)} outputs; expected 2"
 
 
 def test_a_run_without_an_output_is_refuted_by_its_own_rule() -> None:
-    failed = failure("a case", "LOW-01", "running a case, raised ValueError: x", {"traceback": "t"})
-    check = judge([of(exact(3.0), 3), failed], moves_only=True)
+    failed = without_output(WHERE, "LOW-01", "running a case, raised ValueError: x", {"traceback": "t"})
+    check = judged(of(exact(3.0), 3), failed, moves_only=True)
     assert (check.verdict, check.rule, check.outcome) == (Verdict.REFUTED, "LOW-01", "fail")
     assert check.evidence["traceback"] == "t" and "raised ValueError: x" in check.message
 
 
 def test_what_else_is_as_bad_is_listed() -> None:
     wrong = [of(exact(20.0), 20 + off) for off in (30, 40, 50)]
-    check = judge([of(exact(20.0), 20), *wrong, of(exact(20.0), 21)], moves_only=False)
-    others: Any = check.evidence["others"]
+    check = judged(of(exact(20.0), 20), *wrong, of(exact(20.0), 21))
+    evidence: Any = check.evidence
     assert "50 LSB" in check.message
-    assert [other.split(" LSB")[0] for other in others] == ["a case: distance 30", "a case: distance 40"]
+    assert [other.split(" LSB")[0] for other in evidence["others"]] == ["a case: distance 30", "a case: distance 40"]
     assert check.cases == 5
 
 
@@ -313,13 +322,13 @@ def test_what_is_compared_with_nan_is_refuted() -> None:
     """A fault that makes the exact result NaN, or its bound, may not pass because nothing compares with NaN."""
     nan = float("nan")
     for expected in (exact(nan), exact(100.0, weights=nan)):
-        finding = of(expected, 100)
-        assert not finding.is_within_one and verdict(finding) is Verdict.REFUTED
+        comparison = of(expected, 100)
+        assert not comparison.is_within_one and verdict(comparison) is Verdict.REFUTED
 
 
 @pytest.mark.rule("NUM-03")
 def test_an_output_that_cannot_be_measured_hides_no_distance_of_another() -> None:
     """A waiver without max_lsb covers what was not measured, and no wrong number."""
-    far, shapeless = of(exact(0.0), 100), found(exact(0.0), torch.zeros(2, 3))
-    assert judge([shapeless], moves_only=False).max_lsb is None
-    assert judge([shapeless, far], moves_only=False).max_lsb == judge([far], moves_only=False).max_lsb == 100.0
+    far, shapeless = of(exact(0.0), 100), compared(exact(0.0), torch.zeros(2, 3))
+    assert judged(shapeless).max_lsb is None
+    assert judged(shapeless, far).max_lsb == judged(far).max_lsb == 100.0

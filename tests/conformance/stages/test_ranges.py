@@ -13,11 +13,11 @@ import refimpl
 from backends.discovery import find_backend
 from conformance.claims.claim import enumerate_claims
 from conformance.claims.inputs import calibration_inputs
-from conformance.pipeline.workbench import Workbench
-from conformance.stages.backend_calls import StageError
+from conformance.stages.bench import Bench
 from conformance.stages.ranges import check_ranges
+from conformance.stages.stage import StageError
 from conformance.whole_models.architectures import ARCHITECTURES
-from conformance.whole_models.flow import Setup, reference_of
+from conformance.whole_models.flow import ModelSetup, reference_of
 from refimpl import (
     FixedQParamsObserver,
     MinMaxObserver,
@@ -26,7 +26,7 @@ from refimpl import (
     convert_to_reference_decomposed_fx,
 )
 from refimpl.convert import convert_to_bounded_reference_fx
-from reports.schema import Verdict
+from reports.verdicts import Verdict
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
 FORMS = (convert_to_bounded_reference_fx, convert_to_reference_decomposed_fx)  # those of the suite
@@ -135,10 +135,10 @@ def test_fixed_qparams_are_no_fault_of_what_shares_them(convert: Callable[..., A
 
 @pytest.mark.rule("CVT-01")
 def test_whole_models_are_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Workbench(find_backend("qnnpack"), seed=0, profile="quick")
+    bench = Bench(find_backend("qnnpack"), seed=0, profile="quick")
     claims = enumerate_claims(bench.config, bench.capabilities)
     case = next(each for each in ARCHITECTURES if each.is_small).case()
-    setup = Setup(flow="ptq", activation=torch.quint8, scheme="per_tensor_symmetric")
+    setup = ModelSetup(flow="ptq", activation=torch.quint8, scheme="per_tensor_symmetric")
     batches = calibration_inputs(case)
     reference = reference_of(bench, case.build(), claims, setup, batches)
     assert check_ranges(reference, batches) is None

@@ -20,8 +20,8 @@ from conformance.claims.build import build_model
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.plan import plan_cases
 from conformance.claims.qconfigs import qconfig_for
-from conformance.stages.check import Problem
-from conformance.stages.refusal import check_refusal, probes_inside, probes_outside
+from conformance.stages.refusal import EdgeQConfig, edges_inside, edges_outside, try_edges
+from conformance.stages.stage import Problem
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, dtype_choice
 from refimpl.dtype_choice import Misfit, ObserverFacts, QConfigFacts, choose_dtype_config
 from refimpl.fusers import fuse_bn
@@ -79,7 +79,7 @@ def checked(claim: Claim, config: BackendConfig) -> tuple[Problem | None, int]:
     cases = plan_cases(claim, Capabilities(), limit=1)
     assert not isinstance(cases, str), cases
     torch.manual_seed(0)
-    return check_refusal(claim, cases[0], build_model(cases[0]), config)
+    return try_edges(claim, cases[0], build_model(cases[0]), config)
 
 
 CLAIMS = (
@@ -104,10 +104,10 @@ def test_all_that_is_just_outside_is_refused(
     pattern: str, dtypes: DTypeConfig, flow: str, counts: dict[str, int]
 ) -> None:
     claim, config = claim_of(pattern, dtypes, flow=flow)
-    outside = list(probes_outside(claim))
-    rules = [probe.rule for probe in outside]
+    outside = list(edges_outside(claim))
+    rules = [edge.rule for edge in outside]
     assert {rule: rules.count(rule) for rule in rules} == counts
-    assert checked(claim, config) == (None, len(outside) + len(list(probes_inside(claim))))
+    assert checked(claim, config) == (None, len(outside) + len(list(edges_inside(claim))))
 
 
 @pytest.mark.rule("DTY-01")
@@ -118,23 +118,23 @@ def test_a_weight_of_which_no_entry_says_where_it_is_is_not_compared_and_that_is
     assert problem.message == "a QConfig with another weight dtype is taken; the pattern must stay float"
 
 
-def facts(probe: Any) -> tuple[ObserverFacts, ObserverFacts]:
-    return ObserverFacts.of(probe.qconfig.activation()), ObserverFacts.of(probe.qconfig.weight())
+def facts(edge: EdgeQConfig) -> tuple[ObserverFacts, ObserverFacts]:
+    return ObserverFacts.of(edge.qconfig.activation()), ObserverFacts.of(edge.qconfig.weight())
 
 
 @pytest.mark.rule("DTY-03")
 def test_bounds_are_broken_by_as_little_as_can_be() -> None:
-    probes = {probe.name: facts(probe) for probe in probes_outside(claim_of("nn.Conv2d", BOUNDED)[0])}
+    facts_by_edge = {edge.name: facts(edge) for edge in edges_outside(claim_of("nn.Conv2d", BOUNDED)[0])}
     activation, weight = (ObserverFacts.of(make()) for make in qconfig_for(claim_of("nn.Conv2d", BOUNDED)[0]))
     below = float(torch.nextafter(torch.tensor(SCALE), torch.tensor(0.0)))
     assert below < SCALE
-    assert probes["the activation's quant_min one lower"] == (replace(activation, quant_min=9), weight)
-    assert probes["the activation's quant_max one higher"] == (replace(activation, quant_max=251), weight)
-    assert probes["the weight's quant_min one lower"] == (activation, replace(weight, quant_min=-128))
-    assert "the weight's quant_max one higher" not in probes, "127 is where qint8 ends"
-    assert probes["the activation's smallest scale just below"] == (replace(activation, eps=below), weight)
-    assert probes["the weight's smallest scale just below"] == (activation, replace(weight, eps=below))
-    other, _ = probes["another activation dtype"]
+    assert facts_by_edge["the activation's quant_min one lower"] == (replace(activation, quant_min=9), weight)
+    assert facts_by_edge["the activation's quant_max one higher"] == (replace(activation, quant_max=251), weight)
+    assert facts_by_edge["the weight's quant_min one lower"] == (activation, replace(weight, quant_min=-128))
+    assert "the weight's quant_max one higher" not in facts_by_edge, "127 is where qint8 ends"
+    assert facts_by_edge["the activation's smallest scale just below"] == (replace(activation, eps=below), weight)
+    assert facts_by_edge["the weight's smallest scale just below"] == (activation, replace(weight, eps=below))
+    other, _ = facts_by_edge["another activation dtype"]
     assert (other.dtype, other.quant_min, other.quant_max) == (torch.qint8, -128, 127)
 
 
@@ -144,23 +144,24 @@ def test_half_a_bound_and_a_wildcards_bounds_are_none() -> None:
     wild = DTypeWithConstraints(quant_min_lower_bound=1, quant_max_upper_bound=2, scale_min_lower_bound=1.0)
     for ends in ((half, half), (torch.quint8, wild)):
         claim, config = claim_of("nn.ReLU", DTypeConfig(*ends))
-        assert {probe.rule for probe in probes_outside(claim)} == {"DTY-01", "DTY-07"}
+        assert {edge.rule for edge in edges_outside(claim)} == {"DTY-01", "DTY-07"}
         assert checked(claim, config)[0] is None
 
 
 @pytest.mark.rule("DTY-05")
 def test_fixed_qparams_are_missed_by_the_next_number() -> None:
-    probes = {probe.name: facts(probe)[0].fixed for probe in probes_outside(claim_of("nn.Sigmoid", FIXED)[0])}
-    (scale, zero_point), (same, other) = probes["another fixed scale"], probes["another fixed zero point"]  # type: ignore[misc]
+    fixed_by_edge = {edge.name: facts(edge)[0].fixed for edge in edges_outside(claim_of("nn.Sigmoid", FIXED)[0])}
+    scale, zero_point = fixed_by_edge["another fixed scale"]  # type: ignore[misc]
+    same, other = fixed_by_edge["another fixed zero point"]  # type: ignore[misc]
     assert (zero_point, same, other) == (0, 1 / 256, 1)
     assert 1 / 256 < scale < 1 / 256 * (1 + 2.0**-20)
-    assert probes["measured qparams for fixed ones"] is None
+    assert fixed_by_edge["measured qparams for fixed ones"] is None
 
 
 @pytest.mark.rule("DTY-02")
 def test_another_dtype_config_may_take_what_this_one_refuses() -> None:
     claim, config = claim_of("nn.Conv2d", BOUNDED, STATIC, DYNAMIC)
-    wider = next(probe for probe in probes_outside(claim) if probe.rule == "DTY-03")
+    wider = next(edge for edge in edges_outside(claim) if edge.rule == "DTY-03")
     activation, weight = facts(wider)
     chosen, _ = choose_dtype_config(QConfigFacts(activation=activation, weight=weight), claim.entry.dtype_configs)
     assert chosen == STATIC
@@ -171,10 +172,10 @@ def test_another_dtype_config_may_take_what_this_one_refuses() -> None:
 def test_what_the_claims_own_qconfig_does_not_ask_is_tried_on_the_bound() -> None:
     tiny = DTypeWithConstraints(dtype=torch.quint8, scale_min_lower_bound=2.0**-30)
     claim, config = claim_of("nn.ReLU", DTypeConfig(tiny, tiny))
-    (probe,) = probes_inside(claim)
-    assert facts(probe)[0].eps == 2.0**-30
+    (edge,) = edges_inside(claim)
+    assert facts(edge)[0].eps == 2.0**-30
     assert checked(claim, config)[0] is None
-    assert list(probes_inside(claim_of("nn.Conv2d", BOUNDED)[0])) == [], "prepare has taken that one already"
+    assert list(edges_inside(claim_of("nn.Conv2d", BOUNDED)[0])) == [], "prepare has taken that one already"
 
 
 # -- wrong choices -----------------------------------------------------------------------------------------------------
@@ -226,11 +227,11 @@ def test_a_bound_must_be_taken_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.rule("DTY-09")
-@pytest.mark.parametrize("part", ("rule", "found", "bound"))
-def test_the_log_must_say_what_was_found_and_why(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("field", ("rule", "found", "bound"))
+def test_the_log_must_say_what_was_found_and_why(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     claim, config = claim_of("nn.Conv2d", BOUNDED)
     right = dtype_choice.Refusal
-    monkeypatch.setattr(dtype_choice, "Refusal", lambda **parts: right(**{**parts, part: ""}))
+    monkeypatch.setattr(dtype_choice, "Refusal", lambda **fields: right(**{**fields, field: ""}))
     problem, _ = checked(claim, config)
     assert problem is not None
     assert (problem.rule, "the log does not name DTY-01" in problem.message) == ("DTY-09", True)

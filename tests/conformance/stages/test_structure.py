@@ -19,14 +19,17 @@ from backends.base import Backend, Capabilities, Representation
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.traits import moves_only
-from conformance.pipeline.claim_run import At, CaseRun, ClaimRun
-from conformance.pipeline.workbench import Workbench
-from conformance.stages import structure
-from conformance.stages.check import Check, Problem
+from conformance.pipeline.claim_run import ClaimRun
+from conformance.stages.bench import Bench
+from conformance.stages.convert import ReferenceCase, check_meaning, check_reference
+from conformance.stages.fuse import check_fused
+from conformance.stages.prepare import check_prepared, check_trained_meaning
+from conformance.stages.stage import Problem
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
 from refimpl.explain import PLAN
 from refimpl.fusers import fold_bn, fuse_bn, sequential
-from reports.schema import Verdict
+from reports.schema import Check
+from reports.verdicts import Verdict
 
 U8 = DTypeConfig(torch.quint8, torch.quint8)
 U8_S8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
@@ -54,37 +57,33 @@ class Vendor(ReferenceBackend):
         return Capabilities(float_accumulation=True)
 
 
-class OneCase(Workbench):
-    """Takes claims through the stages on their base case alone, and keeps its artefacts."""
-
-    taken: CaseRun
-
-    def _take(self, run: ClaimRun, case_run: CaseRun) -> Iterator[At]:
-        self.taken = case_run
-        yield from super()._take(run, case_run)
+def run_of(backend: Backend, claim: Claim | None = None) -> ClaimRun:
+    """The work on the first entry's claim, or on the one given."""
+    bench = Bench(backend, seed=0, profile="full", max_examples=1)
+    return ClaimRun(bench, claim or enumerate_claims(bench.config, bench.capabilities)[0])
 
 
-def stages(backend: Backend, claim: Claim | None = None) -> Iterator[tuple[Check, OneCase]]:
-    """Take the first entry's claim, or the one given, through the stages."""
-    bench = OneCase(backend, seed=0, profile="full", max_examples=1)
-    for check in bench.run(claim or enumerate_claims(bench.config, bench.capabilities)[0]):
-        assert bench._run is not None
-        bench._run.planned = bench._run.planned[:1]
-        yield check, bench
+def checks_of(run: ClaimRun) -> Iterator[Check]:
+    """Take a claim through the stages, on its base case alone."""
+    for message in run.steps():
+        if isinstance(message, Check):
+            run.cases = run.cases[:1]  # planned in the first stage
+            yield message
 
 
 def ended_by(*entries: BackendPatternConfig, decomposed: bool = True) -> Check:
     """The first check of the first entry's claim that finds something, or the last one."""
-    checks = [check for check, _ in stages(Vendor(*entries, decomposed=decomposed))]
+    checks = list(checks_of(run_of(Vendor(*entries, decomposed=decomposed))))
     return next((check for check in checks if check.verdict is not Verdict.VERIFIED), checks[-1])
 
 
-def at(stage: str, *entries: BackendPatternConfig) -> tuple[Claim, CaseRun]:
-    """The artefacts of the base case once a stage is through."""
-    check, bench = next((check, bench) for check, bench in stages(Vendor(*entries)) if check.stage == stage)
+def at(stage: str, *entries: BackendPatternConfig) -> tuple[Claim, ReferenceCase]:
+    """The first entry's claim, and what was made of its base case, once a stage is through."""
+    run = run_of(Vendor(*entries))
+    check = next(check for check in checks_of(run) if check.stage == stage)
     assert check.outcome == "pass", check.message
-    assert bench._run is not None
-    return bench._run.claim, bench.taken
+    (compared,) = run.kept
+    return run.claim, compared.reference
 
 
 def one(entry: BackendPatternConfig, dtypes: DTypeConfig = U8_S8) -> Claim:
@@ -149,7 +148,7 @@ def test_a_fuser_that_folds_wrongly(fuser: Any) -> None:
     ended = ended_by(entry, CONV)
     assert (ended.stage, ended.rule, ended.verdict) == ("fuse", "FUS-06", Verdict.REFUTED)
     assert "rounding explains" in ended.message
-    assert ended.evidence["case"] and ended.evidence["graph"]
+    assert ended.evidence["where"].case and ended.evidence["graph"]
     assert ended_by(entry.set_fuser_method(fuse_bn), CONV).verdict is Verdict.VERIFIED
 
 
@@ -170,7 +169,7 @@ def test_a_class_for_training_with_another_eps(eps: float) -> None:
     other.get_submodule("1").eps = eps
     inputs = (torch.rand(2, 2, 3, 3),)
     kept = copy.deepcopy(other.state_dict())
-    problem = structure.check_trained_meaning(model, other, inputs)
+    problem = check_trained_meaning(model, other, inputs)
     assert (problem is None) is (eps == 0.0625)
     assert problem is None or (problem.rule == "QAT-01" and "rounding explains" in problem.message)
     assert other.training and all(torch.equal(kept[name], value) for name, value in other.state_dict().items())
@@ -180,12 +179,12 @@ def test_a_class_for_training_with_another_eps(eps: float) -> None:
 def test_a_reference_model_with_another_meaning() -> None:
     entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)
     entry.set_fuser_method(sequential(nni.LinearReLU)).set_fused_module(nni.LinearReLU)
-    _, run = at("convert", entry, LINEAR, LINEAR_RELU)
-    inputs = run.drawn[0][1]
-    assert structure.check_meaning(run.model, run.reference, inputs) is None
-    root: Any = run.reference.get_submodule("op0.0")
+    _, reference = at("convert", entry, LINEAR, LINEAR_RELU)
+    floating, inputs = reference.prepared.built.model, reference.inputs[0].tensors
+    assert check_meaning(floating, reference.model, inputs) is None
+    root: Any = reference.model.get_submodule("op0.0")
     root.bias = nn.Parameter(root.bias + 9)
-    problem = structure.check_meaning(run.model, run.reference, inputs)
+    problem = check_meaning(floating, reference.model, inputs)
     assert problem is not None
     assert problem.rule == "CVT-02" and "weight rounding explains" in problem.message
 
@@ -196,14 +195,14 @@ def test_without_an_oracle_nothing_is_said_of_the_meaning() -> None:
             return F.softsign(x)
 
     model = Softsign()
-    assert structure.check_meaning(model, torch.fx.symbolic_trace(model), (torch.zeros(2),)) is None
+    assert check_meaning(model, torch.fx.symbolic_trace(model), (torch.zeros(2),)) is None
 
 
 @pytest.mark.rule("FUS-03")
 def test_a_pattern_that_fuse_left_alone() -> None:
     entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)
     claim = one(entry.set_fuser_method(loses_relu))
-    problem = structure.check_fused(claim, LINEAR_AND_RELU, lambda: LINEAR_AND_RELU)
+    problem = check_fused(claim, LINEAR_AND_RELU, lambda: LINEAR_AND_RELU)
     assert problem is not None
     assert problem.rule == "FUS-03" and problem.message.startswith("fuse left 2 calls, should leave one module")
 
@@ -212,7 +211,7 @@ def test_a_pattern_that_fuse_left_alone() -> None:
 def test_a_pattern_that_another_entrys_fuser_took() -> None:
     pair = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)
     fused = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(1, 1)))
-    problem = structure.check_fused(one(pair), fused, lambda: LINEAR_AND_RELU)
+    problem = check_fused(one(pair), fused, lambda: LINEAR_AND_RELU)
     assert problem is not None
     assert (problem.rule, problem.message) == (
         "FUS-01",
@@ -241,7 +240,7 @@ def test_a_dtype_config_that_an_earlier_one_hides() -> None:
     vendor = Vendor(BackendPatternConfig(nn.ReLU).set_dtype_configs([U8, U8]).set_observation_type(SHARE))
     hidden = enumerate_claims(vendor.entries, Capabilities())[-1]
     hidden = dataclasses.replace(hidden, dtypes=DTypeConfig(torch.quint8, torch.quint8, torch.qint8))
-    (check,) = (check for check, _ in stages(vendor, hidden) if check.stage == "prepare")
+    (check,) = (check for check in checks_of(run_of(vendor, hidden)) if check.stage == "prepare")
     assert (check.rule, check.outcome, check.verdict) == ("DTY-02", "skip", Verdict.UNEXERCISED)
     assert "an earlier dtype config of the entry" in check.message
 
@@ -257,12 +256,12 @@ def test_bounds_of_the_output_narrower_than_the_inputs_are_kept_too() -> None:
 
 def observed(entry: BackendPatternConfig, **changes: Any) -> Problem | None:
     """Check a prepared model after changing what its plan says."""
-    claim, run = at("prepare", entry)
-    prepared = run.prepared
+    claim, reference = at("prepare", entry)
+    prepared = reference.prepared.model
     plan = prepared.meta[PLAN]
     decision = dataclasses.replace(plan.decisions[0], **changes.pop("decision", {}))
     prepared.meta[PLAN] = dataclasses.replace(plan, decisions=(decision,), **changes)
-    return structure.check_prepared(claim, prepared)
+    return check_prepared(claim, prepared)
 
 
 def relu(kind: ObservationType) -> BackendPatternConfig:
@@ -291,14 +290,14 @@ def test_an_observation_type_by_tensor_arguments_that_the_flow_did_not_follow() 
 def test_observers_that_should_be_shared_or_should_not_or_are_missing() -> None:
     _, shared = at("prepare", relu(SHARE))
     _, separate = at("prepare", relu(ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT))
-    one_group, two_groups = shared.prepared.meta[PLAN].slots, separate.prepared.meta[PLAN].slots
-    found = [
+    one_group, two_groups = (each.prepared.model.meta[PLAN].slots for each in (shared, separate))
+    problems = [
         observed(relu(SHARE), slots=two_groups),
         observed(relu(ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT), slots=one_group),
         observed(relu(SHARE), slots=()),
     ]
-    assert [problem and problem.rule for problem in found] == ["OBS-02", "OBS-01", "OBS-01"]
-    assert found[2] is not None and found[2].message == "inputs without an observer: x"
+    assert [problem and problem.rule for problem in problems] == ["OBS-02", "OBS-01", "OBS-01"]
+    assert problems[2] is not None and problems[2].message == "inputs without an observer: x"
 
 
 def size(kind: ObservationType = NOT_OBSERVED) -> BackendPatternConfig:
@@ -312,12 +311,13 @@ RESHAPE = BackendPatternConfig("reshape").add_dtype_config(U8).set_observation_t
 @pytest.mark.rule("OBS-10")
 def test_what_reads_a_shape_is_not_observed() -> None:
     assert ended_by(size(), RESHAPE).verdict is Verdict.VERIFIED
-    claim, run = at("prepare", size(), RESHAPE)
-    plan = run.prepared.meta[PLAN]
-    (node,) = (node for node in run.prepared.graph.nodes if node.target == "size")
+    claim, reference = at("prepare", size(), RESHAPE)
+    prepared = reference.prepared.model
+    plan = prepared.meta[PLAN]
+    (node,) = (node for node in prepared.graph.nodes if node.target == "size")
     slots = (dataclasses.replace(plan.slots[0], value=node.name), *plan.slots[1:])
-    run.prepared.meta[PLAN] = dataclasses.replace(plan, slots=slots)
-    problem = structure.check_prepared(claim, run.prepared)
+    prepared.meta[PLAN] = dataclasses.replace(plan, slots=slots)
+    problem = check_prepared(claim, prepared)
     assert problem is not None
     assert (problem.rule, problem.message) == ("OBS-03", f"observed, though it is no tensor: {node.name}")
 
@@ -331,17 +331,17 @@ def test_an_entry_that_no_model_can_match_is_left_unexercised() -> None:
     assert ended.message == "an entry that can never match: no node calls .shape, not even where a model uses it"
 
 
-def reference(entry: BackendPatternConfig = LINEAR) -> tuple[Claim, GraphModule]:
-    claim, run = at("convert", entry)
-    assert structure.check_reference(claim, run.reference) is None
-    return claim, run.reference
+def reference_model(entry: BackendPatternConfig = LINEAR) -> tuple[Claim, GraphModule]:
+    claim, reference = at("convert", entry)
+    assert check_reference(claim, reference.model) is None
+    return claim, reference.model
 
 
 @pytest.mark.rule("CVT-02")
 def test_a_root_that_was_not_swapped() -> None:
-    claim, model = reference()
+    claim, model = reference_model()
     model.op0 = nn.Linear(1, 1)
-    problem = structure.check_reference(claim, model)
+    problem = check_reference(claim, model)
     assert problem is not None
     assert problem.rule == "CVT-02" and "the weight is float" in problem.message
 
@@ -349,16 +349,16 @@ def test_a_root_that_was_not_swapped() -> None:
 @pytest.mark.rule("CVT-01")
 @pytest.mark.rule("CVT-06")
 def test_ends_that_are_not_quantized_as_claimed() -> None:
-    claim, model = reference()
+    claim, model = reference_model()
     output = next(node for node in model.graph.nodes if node.op == "output")
     quantize = output.args[0].args[0]
     problems = []
     quantize.args = (*quantize.args[:-1], torch.int8)
-    problems.append(structure.check_reference(claim, model))
+    problems.append(check_reference(claim, model))
     output.args = (quantize,)
-    problems.append(structure.check_reference(claim, model))
+    problems.append(check_reference(claim, model))
     output.args = (quantize.args[0],)
-    problems.append(structure.check_reference(claim, model))
+    problems.append(check_reference(claim, model))
     assert [problem and problem.rule for problem in problems] == ["CVT-01", "CVT-06", "CVT-06"]
     assert problems[0] is not None
     assert problems[0].message == "output is quantized to torch.int8; the claim says torch.quint8"
@@ -366,14 +366,14 @@ def test_ends_that_are_not_quantized_as_claimed() -> None:
 
 @pytest.mark.rule("CVT-01")
 def test_an_input_that_is_not_quantized_and_an_observer_that_is_left() -> None:
-    claim, model = reference()
+    claim, model = reference_model()
     node = next(node for node in model.graph.nodes if node.op == "call_module")
     node.args = (next(node for node in model.graph.nodes if node.op == "placeholder"),)
-    problem = structure.check_reference(claim, model)
+    problem = check_reference(claim, model)
     assert problem is not None
     assert (problem.rule, problem.message) == ("CVT-01", f"input: {node} is not a quantize node")
-    claim, run = at("prepare", LINEAR)
-    problem = structure.check_reference(claim, run.prepared)
+    claim, reference = at("prepare", LINEAR)
+    problem = check_reference(claim, reference.prepared.model)
     assert problem is not None and problem.message == "an observer is left in the reference model"
 
 

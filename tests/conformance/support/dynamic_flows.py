@@ -60,7 +60,7 @@ def flat(output: Any) -> list[Any]:
 
 
 def model_of(op: Any, arguments: dict[str, Any]) -> nn.Module:
-    """Build the recipe's model."""
+    """Build the model of an op's samples."""
     samples = OP_SAMPLES[op]
     return MODEL_OF[len(samples.inputs(arguments))]([samples.step(op, arguments)]).eval()
 

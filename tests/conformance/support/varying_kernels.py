@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import symbolic_trace
 
 from backends.base import Capabilities
 from conformance.claims.case import Case, Regime
-from conformance.claims.inputs import Batch
+from conformance.claims.inputs import Batch, NamedInputs
 from conformance.ops.op_model import Input, Role
-from conformance.stages.invariance import check_invariance
-from conformance.stages.numerics import Finding
+from conformance.oracle.evaluate import Exact
+from conformance.oracle.grids import NoOracleError
+from conformance.stages.comparison import Comparison
+from conformance.stages.convert import ReferenceCase
+from conformance.stages.execution import ExecutedCase
+from conformance.stages.fuse import BuiltCase
+from conformance.stages.invariance import compare_changes, steps_allowed
+from conformance.stages.lower import LoweredCase
+from conformance.stages.numerics import ComparedCase, ExactOf, FirstRun
+from conformance.stages.prepare import PreparedCase
+from conformance.stages.reruns import RepeatRun
 
 Function = Callable[..., Any]
 
@@ -37,11 +47,11 @@ def case_of(function: Function, *shapes: tuple[int, ...], role: Role = Role.ACTI
     return Case(name="a case", build=lambda: Op(function), inputs=inputs, regime=regime)
 
 
-def drawn_for(case: Case) -> list[tuple[str, Batch]]:
+def inputs_for(case: Case) -> list[NamedInputs]:
     torch.manual_seed(0)
     is_index = [each.role is Role.INDEX for each in case.inputs]
     return [
-        (name, tuple(
+        NamedInputs(name, tuple(
             torch.randint(0, 9, each.shape) if index else torch.rand(each.shape).mul(64).round() - 32
             for each, index in zip(case.inputs, is_index, strict=True)
         ))
@@ -49,20 +59,56 @@ def drawn_for(case: Case) -> list[tuple[str, Batch]]:
     ]  # fmt: skip
 
 
-def findings(
-    lowered: Function, case: Case, capabilities: Capabilities | None = None, without: Sequence[str] = ()
-) -> list[Finding]:
+def filled_with(value: float, shape: tuple[int, ...]) -> list[NamedInputs]:
+    """Inputs of which every element is the same."""
+    return [NamedInputs(name, (torch.full(shape, value),)) for name in ("first", "second")]
+
+
+def compared_of(lowered: Function, case: Case) -> ComparedCase:
+    """A case as the numerics stage leaves it; no comparison was made, and its models are stand-ins."""
+    stand_in = symbolic_trace(nn.Identity())
+    prepared = PreparedCase(built=BuiltCase(case=case, model=case.build()), model=stand_in)
+    reference = ReferenceCase(prepared=prepared, model=stand_in, draw=lambda grids: inputs_for(case))
+    executed = ExecutedCase(lowered=LoweredCase(reference=reference, model=lowered))
+    return ComparedCase(executed=executed, comparisons=(), first=None)
+
+
+def no_oracle(inputs: Batch) -> Sequence[Exact]:
+    raise NoOracleError("an op without a rule")
+
+
+def comparisons_of(
+    lowered: Function,
+    case: Case,
+    capabilities: Capabilities | None = None,
+    without: Collection[str] = (),
+    *,
+    named: Sequence[NamedInputs] | None = None,
+    first: FirstRun | None = None,
+) -> list[Comparison]:
+    """The comparisons of a case under every change; `named`: its inputs, `first`: its run in the numerics stage."""
     capabilities = Capabilities() if capabilities is None else capabilities
-    return list(check_invariance(case, drawn_for(case), lowered, capabilities, left_out=without))
+    (name, inputs), (_, others) = inputs_for(case) if named is None else named
+    repeat = RepeatRun(
+        case=case, name=name, inputs=inputs, lowered=lowered, first=first, steps=steps_allowed(capabilities)
+    )  # fmt: skip
+    return list(compare_changes(repeat, others, capabilities, left_out=without))
 
 
-def tried(found: Sequence[Finding]) -> list[str]:
+def tried(comparisons: Iterable[Comparison]) -> list[str]:
     """What was changed, comparison by comparison."""
-    return [finding.case.removeprefix("a case, first, ") for finding in found]
+    return [str(comparison.where).removeprefix("a case, first, ") for comparison in comparisons]
+
+
+def changes_of(comparisons: Iterable[Comparison]) -> set[str]:
+    """The changes under which outputs differ; the evidence names each as well."""
+    differing = [comparison for comparison in comparisons if comparison.problem]
+    assert all(comparison.evidence["change"] == comparison.where.change for comparison in differing)
+    return {comparison.where.change for comparison in differing}
 
 
 def differing(lowered: Function, case: Case) -> set[str]:
-    return {str(finding.evidence["change"]) for finding in findings(lowered, case) if finding.problem}
+    return changes_of(comparisons_of(lowered, case))
 
 
 def counting() -> Function:
@@ -128,3 +174,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(former)
+
+
+def first_run(lowered: Function, named: Sequence[NamedInputs], exact_of: ExactOf) -> FirstRun:
+    """The run of the first inputs, and what gives exact results."""
+    return FirstRun(output=lowered(*named[0].tensors), exact_of=exact_of)

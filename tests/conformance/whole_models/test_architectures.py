@@ -13,13 +13,13 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from backends.native_tables import NativeName, native_config
 from backends.qnnpack import QnnpackBackend
-from conformance.claims.claim import enumerate_claims
+from conformance.claims.claim import Flow, enumerate_claims
 from conformance.claims.inputs import calibration_inputs
-from conformance.pipeline.workbench import Workbench
-from conformance.stages.structure import tensors
+from conformance.stages.bench import Bench
+from conformance.stages.meaning import tensors
 from conformance.whole_models.architectures import ARCHITECTURES, Architecture
-from conformance.whole_models.flow import Setup, activation_dtypes, model_mapping, reference_of
-from conformance.whole_models.subgraphs import parts
+from conformance.whole_models.flow import ModelSetup, activation_dtypes, model_mapping, reference_of
+from conformance.whole_models.subgraphs import subgraphs
 from refimpl import explain
 from refimpl.invariants import is_dequantize, is_quantize
 
@@ -36,18 +36,18 @@ IN_FLOAT: dict[str, tuple[str, ...]] = {
 
 
 @cache
-def bench() -> Workbench:
-    return Workbench(QnnpackBackend(), seed=0, profile="full")
+def bench() -> Bench:
+    return Bench(QnnpackBackend(), seed=0, profile="full")
 
 
 @cache
-def converted(name: str, flow: str) -> tuple[Any, GraphModule, tuple[Tensor, ...]]:
+def converted(name: str, flow: Flow) -> tuple[Any, GraphModule, tuple[Tensor, ...]]:
     """The float model, its reference model, and an input."""
     case = BY_NAME[name].case()
     torch.manual_seed(0)
     model, batches = case.build(), calibration_inputs(case)
     claims = enumerate_claims(bench().config, bench().capabilities)
-    setup = Setup(flow=flow, activation=torch.quint8, scheme="per_channel_symmetric")
+    setup = ModelSetup(flow=flow, activation=torch.quint8, scheme="per_channel_symmetric")
     reference = reference_of(bench(), model, claims, setup, batches)  # QAT trains the float model's own parameters
     return model.eval(), reference, batches[0]
 
@@ -76,7 +76,7 @@ def test_a_model_is_small(architecture: Architecture) -> None:
 
 @every_architecture
 @every_flow
-def test_all_of_a_model_is_quantized_but_for_what_no_pattern_names(architecture: Architecture, flow: str) -> None:
+def test_all_of_a_model_is_quantized_but_for_what_no_pattern_names(architecture: Architecture, flow: Flow) -> None:
     plan = explain(converted(architecture.name, flow)[1]).plan
     refused = [decision.node for decision in plan.decisions if not decision.is_quantized]
     assert not refused
@@ -85,7 +85,7 @@ def test_all_of_a_model_is_quantized_but_for_what_no_pattern_names(architecture:
 
 @every_architecture
 @every_flow
-def test_the_reference_model_computes_what_the_float_model_does(architecture: Architecture, flow: str) -> None:
+def test_the_reference_model_computes_what_the_float_model_does(architecture: Architecture, flow: Flow) -> None:
     """Eight bits leave 15 dB and more between signal and noise; a wrong conversion leaves none."""
     model, reference, inputs = converted(architecture.name, flow)
     with torch.no_grad():
@@ -96,7 +96,8 @@ def test_the_reference_model_computes_what_the_float_model_does(architecture: Ar
 
 @pytest.mark.rule("QAT-02")
 def test_training_changes_the_weights() -> None:
-    before, after = (dict(converted("residual", flow)[1].named_parameters()) for flow in ("ptq", "qat"))
+    flows: tuple[Flow, ...] = ("ptq", "qat")
+    before, after = (dict(converted("residual", flow)[1].named_parameters()) for flow in flows)
     assert before.keys() == after.keys()
     assert all(not torch.equal(before[name], after[name]) for name in before)
 
@@ -110,7 +111,7 @@ def test_the_dtypes_of_activations_are_the_configs(name: NativeName, dtypes: tup
     assert activation_dtypes(claims) == dtypes
     for dtype in dtypes:
         model = torch.nn.ModuleList([torch.nn.Linear(1, 1), torch.nn.LSTM(1, 1)])
-        mapping = model_mapping(claims, Setup(flow="ptq", activation=dtype, scheme="per_tensor_symmetric"), model)
+        mapping = model_mapping(claims, ModelSetup(flow="ptq", activation=dtype, scheme="per_tensor_symmetric"), model)
         linear, lstm = (mapping.object_type_qconfigs[kind].activation() for kind in (torch.nn.Linear, torch.nn.LSTM))
         assert (linear.dtype, linear.is_dynamic) == (dtype, False)
         assert (lstm.dtype, lstm.is_dynamic) == (torch.quint8, True)
@@ -140,21 +141,21 @@ def quantized_value(node: Node, recorded: dict[str, Any]) -> Any:
 @every_architecture
 @every_flow
 def test_every_quantized_pattern_is_cut_out_and_computes_what_it_does_in_the_whole(
-    architecture: Architecture, flow: str
+    architecture: Architecture, flow: Flow
 ) -> None:
     _, reference, inputs = converted(architecture.name, flow)
     recorder = Recorder(reference)
     with torch.no_grad():
         recorder.run(*(value.clone() for value in inputs))
     nodes = {node.name: node for node in reference.graph.nodes}
-    found = list(parts(reference, [inputs]))
-    order = [list(nodes).index(part.node) for part in found]
+    found = list(subgraphs(reference, [inputs]))
+    order = [list(nodes).index(subgraph.node) for subgraph in found]
     assert order == sorted(order)
-    assert {part.node for part in found} == {decision.node for decision in explain(reference).plan.decisions}
-    for part in found:
-        part.model.graph.lint()
+    assert {subgraph.node for subgraph in found} == {decision.node for decision in explain(reference).plan.decisions}
+    for subgraph in found:
+        subgraph.model.graph.lint()
         with torch.no_grad():
-            alone = tensors(part.model(*part.batches[0]))
-        node, output = nodes[part.node], next(iter(reversed(part.model.graph.nodes))).args[0]
-        whole = quantized_value(node, recorder.recorded) if is_dequantize(output) else recorder.recorded[part.node]
-        assert torch.equal(alone[0], tensors(whole)[0]), part.node
+            alone = tensors(subgraph.model(*subgraph.batches[0]))
+        node, output = nodes[subgraph.node], next(iter(reversed(subgraph.model.graph.nodes))).args[0]
+        whole = quantized_value(node, recorder.recorded) if is_dequantize(output) else recorder.recorded[subgraph.node]
+        assert torch.equal(alone[0], tensors(whole)[0]), subgraph.node

@@ -19,14 +19,15 @@ from backends.onednn import OnednnBackend
 from backends.reference import ReferenceBackend
 from conformance.ops.op_model import Input
 from conformance.pipeline.job import Job
-from conformance.pipeline.workbench import Workbench
-from conformance.whole_models import jobs as composition
+from conformance.stages.bench import Bench
+from conformance.whole_models import jobs as model_jobs
 from conformance.whole_models.architectures import ARCHITECTURES, Architecture
 from conformance.whole_models.jobs import EXTENTS
 from refimpl import BackendConfig
 from refimpl.invariants import is_quantize
 from refimpl.patterns import pattern_name
-from reports.codec import PlainRow
+from reports.schema import Measurement, ModelResult
+from reports.verdicts import Verdict
 from tests.mutants.integer_faults import SecondCall
 from tests.mutants.integer_kernels import IntegerBackend, Integers, Kernels, Make, Sum, small_config, varied
 
@@ -51,14 +52,20 @@ class Backend(IntegerBackend):
 @cache
 def all_jobs() -> dict[str, Job]:
     backend = Backend()
-    return {job.id: job for job in composition.jobs(backend.backend_config(), backend.capabilities(), "full")}
+    return {job.id: job for job in model_jobs.jobs(backend.backend_config(), backend.capabilities(), "full")}
 
 
-def run(name: str, backend: base.Backend, flow: str = "ptq", dtype: str = "quint8", seed: int = 0) -> PlainRow:
-    """The row of one model."""
-    bench = Workbench(backend, seed=seed, profile="full")
-    [row] = list(all_jobs()[f"model/{name}/{flow}/{dtype}/per_channel_symmetric"].run(bench))
-    return row
+def result_of(job: Job, bench: Bench) -> ModelResult:
+    """What a job says of its model."""
+    [result] = job.run(bench)
+    assert isinstance(result, ModelResult)
+    return result
+
+
+def run(name: str, backend: base.Backend, flow: str = "ptq", dtype: str = "quint8", seed: int = 0) -> ModelResult:
+    """The result of one model."""
+    bench = Bench(backend, seed=seed, profile="full")
+    return result_of(all_jobs()[f"model/{name}/{flow}/{dtype}/per_channel_symmetric"], bench)
 
 
 @pytest.mark.rule("NUM-03")
@@ -66,9 +73,10 @@ def run(name: str, backend: base.Backend, flow: str = "ptq", dtype: str = "quint
 @pytest.mark.parametrize("flow", ("ptq", "qat"))
 @pytest.mark.parametrize("name", (*INTEGERS_ONLY, "resnet"))
 def test_honest_kernels_are_verified(name: str, flow: str, dtype: str) -> None:
-    row = run(name, Backend(), flow, dtype)
-    assert row["verdict"] == "VERIFIED", row
-    assert (row["kind"], row["message"], row["waived"], row["cases"] > 3) == ("model", "", False, True)
+    result = run(name, Backend(), flow, dtype)
+    assert result.verdict is Verdict.VERIFIED, result
+    assert (result.kind, result.reason, result.waived) == ("model", "", False)
+    assert result.cases is not None and result.cases > 3
 
 
 def _swapped(honest: Any, x: Integers, y: Integers) -> Sum:
@@ -99,44 +107,45 @@ ONE_WRONG: list[tuple[str, str, Make, str, str]] = [
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize(("name", "what", "kernels", "node", "pattern"), ONE_WRONG, ids=lambda each: str(each)[:20])
 def test_the_first_pattern_that_differs_is_named(name: str, what: str, kernels: Make, node: str, pattern: str) -> None:
-    row = run(name, Backend(kernels))
-    assert row["verdict"] == "REFUTED", row
-    assert (row["evidence"]["node"], row["evidence"]["pattern"]) == (node, pattern), row
-    assert f"the first to differ is {node} ({pattern})" in row["message"]
-    assert row["evidence"]["expected"] != row["evidence"]["found"]
+    result = run(name, Backend(kernels))
+    evidence: Any = result.evidence
+    assert result.verdict is Verdict.REFUTED, result
+    assert (evidence["node"], evidence["pattern"]) == (node, pattern), result
+    assert f"the first to differ is {node} ({pattern})" in result.reason
+    assert evidence["expected"] != evidence["found"]
 
 
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("flow", ("ptq", "qat"))
 @pytest.mark.parametrize("name", [architecture.name for architecture in ARCHITECTURES])
 def test_the_reference_backend_is_verified(name: str, flow: str) -> None:
-    bench = Workbench(ReferenceBackend(), seed=0, profile="full")
-    jobs = composition.jobs(bench.config, bench.capabilities, "full")
-    [row] = list(next(each for each in jobs if each.id.startswith(f"model/{name}/{flow}/quint8/")).run(bench))
-    assert row["verdict"] == "VERIFIED", row
+    bench = Bench(ReferenceBackend(), seed=0, profile="full")
+    jobs = model_jobs.jobs(bench.config, bench.capabilities, "full")
+    result = result_of(next(each for each in jobs if each.id.startswith(f"model/{name}/{flow}/quint8/")), bench)
+    assert result.verdict is Verdict.VERIFIED, result
 
 
 @pytest.mark.rule("CVT-03")
 def test_a_dynamic_input_is_quantized_as_the_qconfig_asks() -> None:
     """torch's LSTM takes 7 bits under fbgemm; lowered by refimpl it takes the 8 that the QConfig asks for."""
-    bench = Workbench(FbgemmBackend(), seed=0, profile="full")
-    jobs = composition.jobs(bench.config, bench.capabilities, "full")
-    [row] = list(next(each for each in jobs if each.id.startswith("model/lstm_tagger/ptq/")).run(bench))
-    assert row["verdict"] == "VERIFIED", row
+    bench = Bench(FbgemmBackend(), seed=0, profile="full")
+    jobs = model_jobs.jobs(bench.config, bench.capabilities, "full")
+    result = result_of(next(each for each in jobs if each.id.startswith("model/lstm_tagger/ptq/")), bench)
+    assert result.verdict is Verdict.VERIFIED, result
 
 
 @pytest.mark.rule("NUM-03")
 def test_the_outputs_of_two_heads_are_compared_one_by_one() -> None:
-    bench = Workbench(ReferenceBackend(), seed=0, profile="full")
-    jobs = composition.jobs(bench.config, bench.capabilities, "full")
+    bench = Bench(ReferenceBackend(), seed=0, profile="full")
+    jobs = model_jobs.jobs(bench.config, bench.capabilities, "full")
     job = next(each for each in jobs if each.id.startswith("model/two_outputs/ptq/quint8/"))
-    [right] = list(job.run(bench))
-    assert (right["verdict"], right["cases"]) == ("VERIFIED", 9)
+    right = result_of(job, bench)
+    assert (right.verdict, right.cases) == (Verdict.VERIFIED, 9)
     bench.backend = SecondOff()
-    [wrong] = list(job.run(bench))
-    assert wrong["verdict"] == "REFUTED"
-    assert ", output 1: " in wrong["message"]
-    assert wrong["message"].endswith("hold: it goes wrong in context")
+    wrong = result_of(job, bench)
+    assert wrong.verdict is Verdict.REFUTED
+    assert ", output 1: " in wrong.reason
+    assert wrong.reason.endswith("hold: it goes wrong in context")
 
 
 class SecondOff(ReferenceBackend):
@@ -165,17 +174,18 @@ class Shifted(Kernels):
 
 @pytest.mark.rule("NUM-03")
 def test_a_model_whose_patterns_all_hold_alone_goes_wrong_in_context() -> None:
-    row = run("residual", Backend(Shifted))
-    assert row["verdict"] == "REFUTED"
-    assert "alone, on their reference inputs, all 3 patterns hold: it goes wrong in context" in row["message"]
+    result = run("residual", Backend(Shifted))
+    assert result.verdict is Verdict.REFUTED
+    assert "alone, on their reference inputs, all 3 patterns hold: it goes wrong in context" in result.reason
 
 
 @pytest.mark.rule("NUM-03")
 def test_a_kernel_that_rounds_down_is_of_lesser_quality_though_its_errors_add_up() -> None:
-    row = run("residual", Backend(varied("rounded", lambda honest, value: value.floor())))
-    assert row["verdict"] == "QUALITY"
-    assert row["max_lsb"] > 1 > row["evidence"]["node_lsb"]
-    assert row["evidence"]["node"] == "relu"
+    result = run("residual", Backend(varied("rounded", lambda honest, value: value.floor())))
+    evidence: Any = result.evidence
+    assert result.verdict is Verdict.QUALITY
+    assert isinstance(result.max_lsb, float) and result.max_lsb > 1 > evidence["node_lsb"]
+    assert evidence["node"] == "relu"
 
 
 class Telling(ReferenceBackend):
@@ -198,16 +208,16 @@ class Telling(ReferenceBackend):
 
 @pytest.mark.rule("LOW-04")
 def test_a_quantized_node_that_runs_in_float_is_a_fallback() -> None:
-    row = run("residual", Telling("after", "Conv2d"))
-    assert row["verdict"] == "FALLBACK"
-    assert row["evidence"]["float_ops"] == ["after (Conv2d): no kernel"]
-    assert row["message"].startswith("runs in float: after (Conv2d)")
+    result = run("residual", Telling("after", "Conv2d"))
+    assert result.verdict is Verdict.FALLBACK
+    assert result.evidence["float_ops"] == ["after (Conv2d): no kernel"]
+    assert result.reason.startswith("runs in float: after (Conv2d)")
 
 
 @pytest.mark.rule("LOW-04")
 def test_an_op_that_the_decision_log_left_in_float_is_no_fallback() -> None:
     """F.relu is not claimed here."""
-    assert run("two_outputs", Telling("relu", "relu"))["verdict"] == "VERIFIED"
+    assert run("two_outputs", Telling("relu", "relu")).verdict is Verdict.VERIFIED
 
 
 @pytest.mark.rule("LOW-04")
@@ -218,7 +228,7 @@ def test_where_nothing_was_left_in_float_every_fallback_counts() -> None:
         def execution(self, lowered: Any) -> Execution:
             return Execution(quantized_ops=("conv2d",), float_fallbacks=("aten::convolution",))
 
-    assert run("residual", Own("", ""))["verdict"] == "FALLBACK"
+    assert run("residual", Own("", "")).verdict is Verdict.FALLBACK
 
 
 class Raises(Kernels):
@@ -230,19 +240,20 @@ class Raises(Kernels):
 
 @pytest.mark.rule("LOW-01")
 def test_a_model_that_raises_is_refuted_and_the_pattern_named() -> None:
-    row = run("residual", Backend(Raises))
-    assert (row["verdict"], row["evidence"]["node"]) == ("REFUTED", "relu_1")
-    assert "running batch 0, raised RuntimeError: no kernel for add" in row["message"]
+    result = run("residual", Backend(Raises))
+    evidence: Any = result.evidence
+    assert (result.verdict, evidence["node"]) == (Verdict.REFUTED, "relu_1")
+    assert "running batch 0, raised RuntimeError: no kernel for add" in result.reason
 
 
 @pytest.mark.rule("NUM-07")
 def test_a_second_run_that_differs_is_refuted() -> None:
-    row = run("shared_linear", Backend(SecondCall))
-    assert (row["verdict"], row["evidence"]["rule"]) == ("REFUTED", "NUM-07")
+    result = run("shared_linear", Backend(SecondCall))
+    assert (result.verdict, result.rule) == (Verdict.REFUTED, "NUM-07")
 
 
 class Unknown(nn.Module):
-    """Ends in an op that the oracle has no row for."""
+    """Ends in an op that the oracle has no rule for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,33 +264,34 @@ class Unknown(nn.Module):
 
 
 @pytest.mark.parametrize(("kernels", "verdict"), [
-    (Kernels, "UNEXERCISED"), (varied("with_bias", lambda honest, total, bias: total), "REFUTED"),
+    (Kernels, Verdict.UNEXERCISED), (varied("with_bias", lambda honest, total, bias: total), Verdict.REFUTED),
 ])  # fmt: skip
 def test_without_an_oracle_for_the_whole_the_patterns_are_judged_alone(
-    monkeypatch: pytest.MonkeyPatch, kernels: Make, verdict: str
+    monkeypatch: pytest.MonkeyPatch, kernels: Make, verdict: Verdict
 ) -> None:
     architecture = Architecture(name="unknown", build=Unknown, inputs=(Input(shape=(2, 4)),), needs=())
-    monkeypatch.setattr(composition, "ARCHITECTURES", (architecture,))
+    monkeypatch.setattr(model_jobs, "ARCHITECTURES", (architecture,))
     backend = Backend(kernels)
-    job = composition.jobs(backend.backend_config(), backend.capabilities(), "quick")[0]
-    [row] = list(job.run(Workbench(backend, seed=0, profile="quick")))
-    assert row["verdict"] == verdict, row
-    assert row["message"].startswith("no oracle: no row in the oracle's table for call_function")
-    assert "bessel" in row["message"]
+    job = model_jobs.jobs(backend.backend_config(), backend.capabilities(), "quick")[0]
+    result = result_of(job, Bench(backend, seed=0, profile="quick"))
+    assert result.verdict is verdict, result
+    assert result.reason.startswith("no oracle: no rule in the oracle's table for call_function")
+    assert "bessel" in result.reason
 
 
 def test_a_model_of_which_nothing_is_quantized_is_unexercised(monkeypatch: pytest.MonkeyPatch) -> None:
     architecture = Architecture(name="float", build=nn.Softsign, inputs=(Input(shape=(2, 4)),), needs=())
-    monkeypatch.setattr(composition, "ARCHITECTURES", (architecture,))
+    monkeypatch.setattr(model_jobs, "ARCHITECTURES", (architecture,))
     backend = Backend()
-    job = composition.jobs(backend.backend_config(), backend.capabilities(), "quick")[0]
-    [row] = list(job.run(Workbench(backend, seed=0, profile="quick")))
-    assert (row["verdict"], row["message"]) == ("UNEXERCISED", "the config quantizes nothing of this model")
+    job = model_jobs.jobs(backend.backend_config(), backend.capabilities(), "quick")[0]
+    result = result_of(job, Bench(backend, seed=0, profile="quick"))
+    assert result.verdict is Verdict.UNEXERCISED
+    assert result.reason == "the config quantizes nothing of this model"
 
 
 def test_the_profiles_run_more_and_more() -> None:
     backend = Backend()
-    ids = {p: [job.id for job in composition.jobs(small_config(), backend.capabilities(), p)] for p in EXTENTS}
+    ids = {p: [job.id for job in model_jobs.jobs(small_config(), backend.capabilities(), p)] for p in EXTENTS}
     assert set(ids["quick"]) < set(ids["full"]) < set(ids["stress"])
     assert all(len(set(found)) == len(found) for found in ids.values())
     assert not any("/resnet/" in name or "/digits/" in name for name in ids["quick"])
@@ -288,34 +300,38 @@ def test_the_profiles_run_more_and_more() -> None:
 
 @pytest.mark.rule("FUS-02")
 def test_a_fuser_method_that_fails_on_a_model_refutes_it() -> None:
-    bench = Workbench(OnednnBackend(), seed=0, profile="full")
-    [job] = [each for each in composition.jobs(bench.config, bench.capabilities, "full") if "/resnet/qat" in each.id]
-    [row] = list(job.run(bench))
-    assert (row["verdict"], row["cases"]) == ("REFUTED", None)
-    assert "cannot fuse Conv2d + BatchNorm2d with an addition for QAT" in row["message"]
+    bench = Bench(OnednnBackend(), seed=0, profile="full")
+    [job] = [each for each in model_jobs.jobs(bench.config, bench.capabilities, "full") if "/resnet/qat" in each.id]
+    result = result_of(job, bench)
+    assert (result.verdict, result.cases) == (Verdict.REFUTED, None)
+    assert "cannot fuse Conv2d + BatchNorm2d with an addition for QAT" in result.reason
 
 
 # -- digits -----------------------------------------------------------------------------------------------------------
 
 
-def digits_rows(flow: str) -> list[PlainRow]:
-    bench = Workbench(Backend(), seed=0, profile="full")
+def digits_rows(flow: str) -> list[ModelResult | Measurement]:
+    bench = Bench(Backend(), seed=0, profile="full")
     return list(all_jobs()[f"model/digits/{flow}/quint8/per_channel_symmetric"].run(bench))
 
 
 def test_digits_without_scikit_learn_is_a_fact_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    [row] = digits_rows("ptq")
-    assert (row["kind"], row["topic"]) == ("fact", "accuracy")
-    assert row["values"] == {"missing": "scikit-learn is not installed: pip install 'fx-quant-conformance[digits]'"}
+    [measurement] = digits_rows("ptq")
+    assert isinstance(measurement, Measurement)
+    assert (measurement.kind, measurement.topic) == ("measurement", "accuracy")
+    assert measurement.values == {
+        "missing": "scikit-learn is not installed: pip install 'fx-quant-conformance[digits]'"
+    }
 
 
 @pytest.mark.parametrize("flow", ("ptq", "qat"))
 def test_digits_are_learnt_and_kept_by_quantization(flow: str) -> None:
     pytest.importorskip("sklearn")
-    fact, model = digits_rows(flow)
-    assert model["verdict"] == "VERIFIED", model
-    values = fact["values"]
+    measurement, model = digits_rows(flow)
+    assert isinstance(measurement, Measurement) and isinstance(model, ModelResult)
+    assert model.verdict is Verdict.VERIFIED, model
+    values: Any = measurement.values
     assert values["images"] == 360
     assert values["float"] > 0.9 and abs(values["reference"] - values["float"]) < 0.05
     assert abs(values["backend"] - values["reference"]) <= values["undecided"] < 0.1

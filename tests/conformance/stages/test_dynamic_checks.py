@@ -13,7 +13,7 @@ from backends.base import Capabilities
 from backends.native_tables import native_config
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.ops.embeddings_and_recurrent import OP_SAMPLES
-from conformance.stages.structure_dynamic import check_prepared_dynamic, check_reference_dynamic
+from conformance.stages.dynamic_checks import check_prepared_dynamic, check_reference_dynamic
 from refimpl import QConfigMapping, prepare_fx
 from refimpl.default_qconfigs import get_default_qconfig
 from tests.conformance.support.dynamic_flows import BYTES, FLOAT16, NIBBLES, RECURRENT, dynamic, model_of, reference_of
@@ -40,8 +40,8 @@ def claim_of(pattern: str, dtypes: str) -> Claim:
     return next(each for each in CLAIMS if each.pattern == pattern and dtypes in each.dtype_config)
 
 
-def recipe_model(op: Any) -> nn.Module:
-    """A model with all inputs of the recipe."""
+def samples_model(op: Any) -> nn.Module:
+    """A model with all inputs of the op's samples."""
     arguments = OP_SAMPLES[op].base() | ({"hx": True} if op in RECURRENT else {})
     return model_of(op, arguments)
 
@@ -49,7 +49,7 @@ def recipe_model(op: Any) -> nn.Module:
 MODELS: dict[str, Any] = {
     "nn.Linear": lambda: nn.Sequential(nn.Linear(9, 5)),
     "F.linear": Function,
-    **{f"nn.{op.__name__}": lambda op=op: recipe_model(op) for op in (*RECURRENT, nn.Embedding, nn.EmbeddingBag)},
+    **{f"nn.{op.__name__}": lambda op=op: samples_model(op) for op in (*RECURRENT, nn.Embedding, nn.EmbeddingBag)},
 }
 PAIRS = [(pattern, kind) for pattern in MODELS for kind in ((BYTE, NIBBLE) if "Emb" in pattern else (DYNAMIC, HALF))]
 
@@ -95,7 +95,7 @@ def unquantized() -> GraphModule:
 @pytest.mark.rule("CVT-03", "CVT-04")
 def test_references_of_other_kinds_are_found() -> None:
     model = nn.Sequential(nn.Linear(9, 5)).eval()
-    embedding = recipe_model(nn.Embedding)
+    embedding = samples_model(nn.Embedding)
     right = claim_of("nn.Linear", DYNAMIC)
     for claim, reference, rule, text in (
         (right, reference_of(model, FLOAT16, is_decomposed=False), "CVT-03", "quantized to torch.float16"),
@@ -130,7 +130,7 @@ def test_a_weight_left_in_float_and_a_quantized_output_are_found() -> None:
 
 @pytest.mark.rule("OBS-05")
 def test_a_state_that_is_quantized_is_found() -> None:
-    model = recipe_model(nn.GRUCell)
+    model = samples_model(nn.GRUCell)
     reference = reference_of(model, dynamic(), is_decomposed=False)
     _, state = (node for node in reference.graph.nodes if node.op == "placeholder")
     with reference.graph.inserting_after(state):

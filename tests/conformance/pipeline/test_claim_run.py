@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -16,53 +15,21 @@ from torch.fx import GraphModule
 from backends.base import Capabilities, Execution, Representation, UnsupportedPattern
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.effort import PROFILES
 from conformance.claims.plan import plan_cases
-from conformance.pipeline import workbench as pipeline
-from conformance.pipeline.claim_run import ENOUGH, RULES, STAGES
-from conformance.pipeline.workbench import PROFILES, Effort, Workbench
-from conformance.stages.check import Check
+from conformance.machine.messages import Trace
+from conformance.pipeline.claim_run import ENOUGH, ClaimRun, run_claim
+from conformance.stages import fuse
+from conformance.stages.bench import Bench
+from conformance.stages.stage import RULES, STAGES
 from refimpl import BackendConfig, BackendPatternConfig, ConfigError, DTypeConfig, RefimplError
-from reports.schema import Verdict
+from reports.codec import PlainRow, encode
+from reports.schema import Check
+from reports.verdicts import Verdict
+from tests.conformance.support.small_bench import ADD, CAT, Altered, claim_on, small_bench, small_claims, without_shares
 from tests.mutants.integer_kernels import IntegerBackend
 
 U8 = DTypeConfig(torch.quint8, torch.quint8)
-Row = dict[str, object]
-
-
-class Altered(IntegerBackend):
-    """The honest integer backend, with single methods replaced."""
-
-    def __init__(self, **methods: Callable[..., Any]) -> None:
-        super().__init__()
-        for name, method in methods.items():
-            setattr(self, name, method)
-
-
-def bench(backend: IntegerBackend | None = None, seed: int = 0) -> Workbench:
-    """A workbench that tries two cases of a claim, on three inputs each."""
-    made = Workbench(backend or Altered(), seed=seed, profile="quick")
-    made.effort = Effort(cases=2, aims=3, further=3, random=0)
-    return alone(made)
-
-
-def alone(made: Workbench) -> Workbench:
-    """A workbench for which each claim is the only one on its op, and shares its cases with none."""
-    made.__dict__["_turns"] = {}
-    return made
-
-
-@cache
-def small_claims() -> dict[str, Claim]:
-    backend = IntegerBackend()
-    return {claim.id: claim for claim in enumerate_claims(backend.backend_config(), backend.capabilities())}
-
-
-def claim_on(pattern: str, flow: str = "ptq", dtype: str = "static:in=quint8") -> Claim:
-    found = small_claims().values()
-    return next(c for c in found if c.pattern == pattern and c.flow == flow and c.dtype_config.startswith(dtype))
-
-
-ADD, CAT = "operator.add", "torch.cat"
 
 
 def two_cases(claim: Claim) -> tuple[Case, ...]:
@@ -71,16 +38,22 @@ def two_cases(claim: Claim) -> tuple[Case, ...]:
     return cases
 
 
-def rows(checks: dict[str, Check]) -> list[Row]:
-    return [replace(check, seconds=0.0).row("claim") for check in checks.values()]
+def rows(checks: dict[str, Check]) -> list[PlainRow]:
+    return [encode(replace(check, seconds=0.0)) for check in checks.values()]
 
 
-def all_stages(workbench: Workbench, claim: Claim) -> dict[str, Check]:
-    return {check.stage: check for check in workbench.run(claim)}
+def all_stages(bench: Bench, claim: Claim) -> dict[str, Check]:
+    return {check.stage: check for check in run_claim(bench, claim) if isinstance(check, Check)}
+
+
+def taken(claim_run: ClaimRun) -> ClaimRun:
+    """The work on a claim, once it is through all stages."""
+    assert tuple(message.stage for message in claim_run.steps() if isinstance(message, Check)) == STAGES
+    return claim_run
 
 
 def run(claim: Claim | None = None, **methods: Callable[..., Any]) -> dict[str, Check]:
-    return all_stages(bench(Altered(**methods)), claim or claim_on(ADD))
+    return all_stages(small_bench(Altered(**methods)), claim or claim_on(ADD))
 
 
 @pytest.mark.parametrize("flow", ("ptq", "qat"))
@@ -130,7 +103,7 @@ def test_a_backend_that_fails_is_refuted_and_what_needs_its_artefact_is_not_reac
     check = checks[stage]
     assert (check.outcome, check.verdict) == ("fail", Verdict.REFUTED)
     assert message in check.message
-    assert check.evidence["case"]
+    assert check.evidence["where"].case
     before, after = STAGES[: STAGES.index(stage)], STAGES[STAGES.index(stage) + 1 :]
     assert all(checks[each].outcome == "pass" for each in before)
     if stage == "numerics":  # the case can still be refused and repeated
@@ -146,7 +119,7 @@ def test_a_refutation_carries_the_case_the_traceback_and_the_other_cases() -> No
     evidence: Any = run(lower=raises(RuntimeError("no such kernel")))["lower"].evidence
     first, second = two_cases(claim_on(ADD))
     others = [f"{second.name}: lower raised RuntimeError: no such kernel"]
-    assert (evidence["case"], evidence["others"]) == (first.name, others)
+    assert (evidence["where"].case, evidence["others"]) == (first.name, others)
     assert "no such kernel" in str(evidence["traceback"])
 
 
@@ -164,7 +137,7 @@ def test_a_case_that_fails_drops_out_and_the_others_go_on() -> None:
     claim = claim_on(ADD)
     checks = run(claim, lower=lower)
     assert [checks[stage].outcome for stage in STAGES] == ["pass"] * 4 + ["fail"] + ["pass"] * 4
-    assert checks["lower"].evidence["case"] == two_cases(claim)[1].name
+    assert checks["lower"].evidence["where"].case == two_cases(claim)[1].name
     assert "others" not in checks["lower"].evidence
     assert (checks["execution"].cases, checks["numerics"].cases) == (1, 3)
 
@@ -210,28 +183,28 @@ def cases_of(claim: Claim) -> int:
 @pytest.mark.rule("LOW-01")
 def test_what_runs_in_no_case_is_not_tried_in_all_of_them() -> None:
     backend = Refusing(taken=0)
-    check = all_stages(Workbench(backend, seed=0, profile="full"), claim_on(ADD))["lower"]
+    check = all_stages(Bench(backend, seed=0, profile="full"), claim_on(ADD))["lower"]
     assert backend.asked == ENOUGH and check.verdict is Verdict.REFUTED
     assert (check.failing, check.cases) == (ENOUGH, ENOUGH)
-    assert check.evidence["cases not tried"] == cases_of(claim_on(ADD)) - ENOUGH
+    evidence: Any = check.evidence
+    assert evidence["cases not tried"] == cases_of(claim_on(ADD)) - ENOUGH
 
 
 @pytest.mark.rule("LOW-01")
 def test_what_runs_in_one_case_is_tried_in_all_of_them() -> None:
     backend = Refusing(taken=1)
-    check = all_stages(Workbench(backend, seed=0, profile="full"), claim_on(ADD))["lower"]
+    check = all_stages(Bench(backend, seed=0, profile="full"), claim_on(ADD))["lower"]
     assert backend.asked == cases_of(claim_on(ADD)), "once for each: invariance runs again what numerics has run"
     assert check.verdict is Verdict.REFUTED and "cases not tried" not in check.evidence
 
 
 @pytest.mark.rule("NUM-07")
 def test_some_case_of_each_rank_is_kept_for_other_layouts() -> None:
-    workbench = Workbench(Altered(), seed=0, profile="full")
     claim = claim_on(CAT)
-    all_stages(workbench, claim)
+    claim_run = taken(ClaimRun(Bench(Altered(), seed=0, profile="full"), claim))
     cases = plan_cases(claim, IntegerBackend().capabilities())
-    assert workbench._run is not None and not isinstance(cases, str)
-    kept = [case_run.case for case_run in workbench._run.kept]
+    assert not isinstance(cases, str)
+    kept = [compared.case for compared in claim_run.kept]
     assert len(kept) < len(cases)
     assert {len(case.inputs[0].shape) for case in kept} == {len(case.inputs[0].shape) for case in cases}
 
@@ -248,28 +221,28 @@ def custom(entry: BackendPatternConfig) -> Claim:
 
 
 class VendorOp(nn.Module):
-    """A module that no recipe knows."""
+    """A module of which there are no samples."""
 
 
 @pytest.mark.parametrize(
     ("claim", "reason"),
     (
-        (custom(BackendPatternConfig(VendorOp)), "VendorOp: make it buildable with conformance.vendor.register("),
+        (custom(BackendPatternConfig(VendorOp)), "VendorOp; make it buildable with conformance.vendor.register("),
         (custom(BackendPatternConfig((nn.ReLU, VendorOp))), "VendorOp after nn.ReLU"),
         (custom(BackendPatternConfig()._set_pattern_complex_format((torch.add, nn.ReLU, nn.ReLU))), "not a chain"),
     ),
     ids=lambda value: getattr(value, "id", None),
 )
 def test_what_cannot_be_built_is_unexercised_with_the_reason_at_every_stage(claim: Claim, reason: str) -> None:
-    checks = all_stages(bench(), claim)
+    checks = all_stages(small_bench(), claim)
     assert {(check.outcome, check.verdict) for check in checks.values()} == {("skip", Verdict.UNEXERCISED)}
     assert all(reason in check.message for check in checks.values())
 
 
 def test_a_fault_of_the_suite_ends_the_claim_once_and_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "fused_model", raises(RuntimeError("a bug")))
-    workbench, claim = bench(), claim_on(ADD)
-    checks = all_stages(workbench, claim)
+    monkeypatch.setattr(fuse, "fused_model", raises(RuntimeError("a bug")))
+    bench, claim = small_bench(), claim_on(ADD)
+    checks = all_stages(bench, claim)
     assert (checks["config"].outcome, checks["fuse"].outcome) == ("pass", "error")
     assert checks["fuse"].message == "internal error of the suite: RuntimeError: a bug"
     assert "a bug" in str(checks["fuse"].evidence["traceback"])
@@ -278,7 +251,7 @@ def test_a_fault_of_the_suite_ends_the_claim_once_and_blames_nobody(monkeypatch:
         assert (check.outcome, check.verdict) == ("skip", Verdict.UNEXERCISED)
         assert check.message == "not reached: fuse ended the claim"
     monkeypatch.undo()
-    assert all_stages(workbench, claim)["numerics"].verdict is Verdict.VERIFIED
+    assert all_stages(bench, claim)["numerics"].verdict is Verdict.VERIFIED
 
 
 @pytest.mark.parametrize(
@@ -287,8 +260,8 @@ def test_a_fault_of_the_suite_ends_the_claim_once_and_blames_nobody(monkeypatch:
 def test_what_blames_the_config_refutes_and_what_blames_the_qconfig_leaves_open(
     error: Exception, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "fused_model", raises(error))
-    check = all_stages(bench(), claim_on(ADD))["fuse"]
+    monkeypatch.setattr(fuse, "fused_model", raises(error))
+    check = all_stages(small_bench(), claim_on(ADD))["fuse"]
     assert (check.rule, check.verdict, check.message) == ("FUS-02", verdict, str(error))
 
 
@@ -296,22 +269,22 @@ def test_the_order_of_claims_changes_no_row_and_the_seed_does() -> None:
     chosen = [claim_on(pattern) for pattern in (ADD, CAT, "nn.Linear", "torch.conv2d", "nn.Linear+nn.ReLU")]
     shuffled = random.Random(1).sample(chosen, len(chosen))
 
-    def taken(order: list[Claim], seed: int) -> dict[str, list[Row]]:
-        workbench = bench(seed=seed)
-        return {claim.id: rows(all_stages(workbench, claim)) for claim in order}
+    def rows_by_claim(order: list[Claim], seed: int) -> dict[str, list[PlainRow]]:
+        bench = small_bench(seed=seed)
+        return {claim.id: rows(all_stages(bench, claim)) for claim in order}
 
-    first = taken(chosen, 3)
-    assert first == taken(shuffled, 3)
-    other = taken(chosen, 4)
+    first = rows_by_claim(chosen, 3)
+    assert first == rows_by_claim(shuffled, 3)
+    other = rows_by_claim(chosen, 4)
     assert sum(first[claim.id] != other[claim.id] for claim in chosen) >= 3
 
 
 def test_every_name_has_a_seed_of_its_own_and_every_run_has_others() -> None:
     names = [(claim.id, stage) for claim in small_claims().values() for stage in STAGES]
-    seeds = {bench().seed_for(*name) for name in names}
+    seeds = {small_bench().seed_for(*name) for name in names}
     assert len(seeds) == len(names)
-    assert not seeds & {bench(seed=1).seed_for(*name) for name in names}
-    assert bench().seed_for(*names[0]) == bench().seed_for(*names[0])
+    assert not seeds & {small_bench(seed=1).seed_for(*name) for name in names}
+    assert small_bench().seed_for(*names[0]) == small_bench().seed_for(*names[0])
 
 
 def test_a_backend_that_draws_random_numbers_does_not_change_its_inputs() -> None:
@@ -326,7 +299,7 @@ def test_a_backend_that_draws_random_numbers_does_not_change_its_inputs() -> Non
             return call
 
     claim = claim_on(ADD)
-    assert rows(all_stages(bench(Drawing()), claim)) == rows(run(claim))
+    assert rows(all_stages(small_bench(Drawing()), claim)) == rows(run(claim))
 
 
 def test_a_backend_that_writes_to_its_inputs_is_refuted_for_that_alone_and_may_return_its_own_buffer() -> None:
@@ -345,12 +318,12 @@ def test_a_backend_that_writes_to_its_inputs_is_refuted_for_that_alone_and_may_r
 
             return call
 
-    checks = all_stages(bench(Careless()), claim_on(ADD))
+    checks = all_stages(small_bench(Careless()), claim_on(ADD))
     invariance = checks.pop("invariance")
     assert {check.verdict for check in checks.values()} == {Verdict.VERIFIED}
     assert invariance.verdict is Verdict.REFUTED
-    differing: Any = invariance.evidence["differing"]
-    assert all("the inputs were written to" in each for each in differing)
+    evidence: Any = invariance.evidence
+    assert all("the inputs were written to" in each for each in evidence["differing"])
 
 
 def test_both_representations_are_lowered_in_their_form() -> None:
@@ -363,35 +336,41 @@ def test_both_representations_are_lowered_in_their_form() -> None:
     for representation in Representation:
         backend = Altered(lower=lower)
         backend.representation = representation
-        assert all_stages(bench(backend), claim_on(CAT))["numerics"].verdict is Verdict.VERIFIED
+        assert all_stages(small_bench(backend), claim_on(CAT))["numerics"].verdict is Verdict.VERIFIED
     assert "torch.quantize_per_tensor" in seen[0]
     assert "quantized_decomposed.quantize_per_tensor" in seen[-1]
 
 
+def trace_of(bench: Bench, claim: Claim) -> Trace:
+    """What is shown of a claim beside its checks."""
+    (trace,) = (message for message in run_claim(bench, claim) if isinstance(message, Trace))
+    return trace
+
+
 def test_decisions_are_those_of_the_claim_that_was_prepared() -> None:
-    workbench, claim = bench(), claim_on(ADD)
-    assert workbench.decisions(claim) == []
-    all_stages(workbench, claim)
-    assert [row["pattern"] for row in workbench.decisions(claim)] == [ADD]
-    assert workbench.decisions(claim_on(CAT)) == []
-    all_stages(workbench, custom(BackendPatternConfig(VendorOp)))
-    assert workbench.decisions(claim) == []
+    bench = small_bench()
+    claim_run = ClaimRun(bench, claim_on(ADD))
+    assert claim_run.decisions() == []
+    assert [row["pattern"] for row in taken(claim_run).decisions()] == [ADD]
+    assert trace_of(bench, claim_on(ADD)).decisions == claim_run.decisions()
+    assert ClaimRun(bench, claim_on(CAT)).decisions() == []
+    assert trace_of(bench, custom(BackendPatternConfig(VendorOp))).decisions == []
 
 
-@pytest.mark.parametrize(("profile", "aims", "drawn"), (("quick", 3, 0), ("full", 9, 1), ("stress", 9, 24)))
-def test_profiles_set_how_many_cases_and_inputs_are_tried(profile: str, aims: int, drawn: int) -> None:
+@pytest.mark.parametrize(("profile", "directed", "drawn"), (("quick", 3, 0), ("full", 9, 1), ("stress", 9, 24)))
+def test_profiles_set_how_many_cases_and_inputs_are_tried(profile: str, directed: int, drawn: int) -> None:
     claim = claim_on(ADD)
     cases = plan_cases(claim, IntegerBackend().capabilities(), limit=PROFILES[profile].cases)
     assert not isinstance(cases, str)
-    for maximum, inputs in ((None, aims + drawn), (0, 9), (2, 11)):
-        workbench = alone(Workbench(Altered(), seed=0, profile=profile, max_examples=maximum))
-        taken = iter(workbench.run(claim))
-        assert next(taken).cases == len(cases)
+    for maximum, inputs in ((None, directed + drawn), (0, 9), (2, 11)):
+        bench = without_shares(Bench(Altered(), seed=0, profile=profile, max_examples=maximum))
+        checks = (message for message in run_claim(bench, claim) if isinstance(message, Check))
+        assert next(checks).cases == len(cases)
         if profile == "quick" or maximum == 0:
             tied = sum(case.regime.has_ties for case in cases)  # these have one more
-            assert next(check for check in taken if check.stage == "numerics").cases == len(cases) * inputs + tied
+            assert next(check for check in checks if check.stage == "numerics").cases == len(cases) * inputs + tied
 
 
 def test_an_unknown_profile_is_an_error() -> None:
     with pytest.raises(KeyError, match="unknown"):
-        Workbench(Altered(), seed=0, profile="unknown")
+        Bench(Altered(), seed=0, profile="unknown")

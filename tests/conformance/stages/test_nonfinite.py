@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -14,28 +13,29 @@ from conformance.claims.case import Case
 from conformance.claims.claim import enumerate_claims
 from conformance.ops.op_model import Role
 from conformance.stages.invariance import judge_invariance
-from conformance.stages.nonfinite import nonfinite_rows
+from conformance.stages.nonfinite import measure_nonfinite
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
-from reports.schema import Verdict
+from reports.schema import Scalar
+from reports.verdicts import Verdict
 from tests.conformance.support.varying_kernels import (  # noqa: F401  (one is a fixture)
     Function,
     by_memory,
     case_of,
-    drawn_for,
-    findings,
+    compared_of,
+    comparisons_of,
     one_thread,
 )
 
 pytestmark = pytest.mark.rule("NUM-07")
 
 
-def facts_of(lowered: Function, case: Case) -> dict[str, Any]:
+def measured(lowered: Function, case: Case) -> dict[str, Scalar]:
+    """The values that are measured of a case."""
     entry = BackendPatternConfig(nn.ReLU).set_dtype_configs([DTypeConfig(torch.quint8, torch.quint8)])
     claim = enumerate_claims(BackendConfig("c").set_backend_pattern_config(entry), Capabilities())[0]
-    (row,) = nonfinite_rows(claim, case, drawn_for(case), lowered)
-    assert (row["kind"], row["topic"], row["subject"]) == ("fact", "nonfinite", claim.id)
-    values: dict[str, Any] = row["values"]
-    return values
+    (measurement,) = measure_nonfinite(claim, compared_of(lowered, case))
+    assert (measurement.kind, measurement.topic, measurement.subject) == ("measurement", "nonfinite", claim.id)
+    return measurement.values
 
 
 def test_what_is_made_of_nonfinite_inputs_is_recorded() -> None:
@@ -44,7 +44,7 @@ def test_what_is_made_of_nonfinite_inputs_is_recorded() -> None:
             raise ValueError("infinite")
         return x.nan_to_num(nan=0.0).clamp(-500, 500)
 
-    values = facts_of(quantized, case_of(lambda x: x, (2, 3)))
+    values = measured(quantized, case_of(lambda x: x, (2, 3)))
     assert values == {
         "nan": "changes 1 of 6 values, to 0",
         "+inf": "raises ValueError: infinite",
@@ -63,8 +63,8 @@ def test_what_is_made_of_nan_is_told_in_one_order_and_chance_as_such() -> None:
         return x.nan_to_num(nan=float(next(calls)))
 
     case = case_of(lambda x: x, (2, 3))
-    assert facts_of(spreading, case)["nan"] == "changes 6 of 6 values, to nan, 2, 4, 7"
-    assert facts_of(by_chance, case)["nan"] == "varies from run to run"
+    assert measured(spreading, case)["nan"] == "changes 6 of 6 values, to nan, 2, 4, 7"
+    assert measured(by_chance, case)["nan"] == "varies from run to run"
 
 
 def test_what_is_made_of_strided_indices_is_recorded() -> None:
@@ -75,7 +75,7 @@ def test_what_is_made_of_strided_indices_is_recorded() -> None:
             raise RuntimeError("not contiguous")
         return table[i]
 
-    values = facts_of(lookup, case_of(lambda i: table[i], (4,), role=Role.INDEX))
+    values = measured(lookup, case_of(lambda i: table[i], (4,), role=Role.INDEX))
     assert values == {"strided indices": "raises RuntimeError: not contiguous", "no rows": "gives shape (0, 3)"}
 
 
@@ -86,7 +86,7 @@ def test_a_changed_run_that_varies_by_itself_is_marked_as_chance() -> None:
         return x + next(calls) if not x.is_contiguous() else x
 
     case = case_of(lambda x: x, (4, 5))
-    check = judge_invariance(findings(by_chance, case))
+    check = judge_invariance("a claim", comparisons_of(by_chance, case))
     assert check.verdict is Verdict.REFUTED and check.evidence["nondeterministic"] is True
-    steady = judge_invariance(findings(by_memory, case))
+    steady = judge_invariance("a claim", comparisons_of(by_memory, case))
     assert steady.verdict is Verdict.REFUTED and steady.evidence["nondeterministic"] is False

@@ -1,4 +1,4 @@
-"""The API reference is built without a warning, and shows what a program may call, no more and no less."""
+"""The site is built without a warning, and its API reference shows what a program may call, no more and no less."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 import refimpl
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "docs" / "api"
-WHOLE = ("backends.base", "conformance.mutation.mutant", "reports.schema")
+DOCS = ROOT / "docs"
+WHOLE = ("backends.base", "conformance.mutation.mutant", "reports.schema", "reports.verdicts")
 """Modules of which everything public is documented."""
 DOORS = (
     "conformance.vendor.register", "conformance.vendor.Input", "reports.results.read_results",
@@ -29,9 +29,9 @@ DOORS = (
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if importlib.util.find_spec("sphinx") is None:
         pytest.skip("Sphinx is not installed: pip install -e '.[test]'")
-    target = tmp_path_factory.mktemp("api")
+    target = tmp_path_factory.mktemp("site")
     options = ("-W", "--keep-going", "-q", "-b", "html", "-d", str(target / "doctrees"))
-    command = (sys.executable, "-m", "sphinx", *options, str(SOURCE), str(target / "html"))
+    command = (sys.executable, "-m", "sphinx", *options, str(DOCS), str(target / "html"))
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return target / "html"
@@ -69,14 +69,25 @@ def test_the_doors_of_the_other_packages_are_documented(built: Path) -> None:
 
 def test_every_documented_name_has_its_anchor(built: Path) -> None:
     names = documented(built)
-    pages = {page.name: page.read_text(encoding="utf-8") for page in built.glob("*.html")}
-    assert 'id="refimpl.prepare_fx"' in pages["flow.html"]
+    pages = {f"api/{page.name}": page.read_text(encoding="utf-8") for page in (built / "api").glob("*.html")}
+    assert 'id="refimpl.prepare_fx"' in pages["api/flow.html"]
     for name, where in names.items():
         page, _, anchor = where.partition("#")
         assert f'id="{anchor}"' in pages[page], f"{name}: {page} has no anchor {anchor}"
 
 
 def test_every_page_is_in_the_index() -> None:
-    index = (SOURCE / "index.rst").read_text(encoding="utf-8")
-    pages = {page.stem for page in SOURCE.glob("*.rst")} - {"index"}
-    assert pages == set(re.findall(r"^   (\w+)$", index, re.MULTILINE))
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    pages = {page.stem for page in DOCS.glob("*.md")} - {"index"}
+    assert pages == set(re.findall(r"^([\w-]+)$", index, re.MULTILINE))
+    reference = (DOCS / "api" / "index.rst").read_text(encoding="utf-8")
+    pages = {page.stem for page in (DOCS / "api").glob("*.rst")} - {"index"}
+    assert pages == set(re.findall(r"^   (\w+)$", reference, re.MULTILINE))
+
+
+def test_links_between_documents_lead_to_pages_of_the_site(built: Path) -> None:
+    """GitHub's links to Markdown files must not be left: the site has none of these files."""
+    for page in built.glob("*.html"):
+        targets = re.findall(r'href="([^"#]+)[^"]*"', page.read_text(encoding="utf-8"))
+        own = [target for target in targets if "://" not in target]
+        assert [target for target in own if not (built / target).exists()] == [], page.name

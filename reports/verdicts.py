@@ -1,0 +1,57 @@
+"""Verdicts of claims and models, and outcomes of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """The suite's judgement of a claim, worst first; compared by ``rank``, not as text."""
+
+    CRASHED = "CRASHED"
+    """The process died in the backend's code."""
+    TIMEOUT = "TIMEOUT"
+    """The backend's code did not end in time."""
+    REFUTED = "REFUTED"
+    """A rule is broken: wrong structure, wrong number, an error where the config claims support."""
+    FALLBACK = "FALLBACK"
+    """The numbers are right, but the pattern did not run quantized."""
+    UNEXERCISED = "UNEXERCISED"
+    """The suite could not build or run a case."""
+    QUALITY = "QUALITY"
+    """The outputs are within one step, but not correctly rounded within the derived slack."""
+    VERIFIED = "VERIFIED"
+    """Every stage holds, and every output is correctly rounded."""
+
+    @property
+    def rank(self) -> int:
+        """0 for the worst verdict; sorting by it puts the worst first."""
+        return VERDICTS.index(self)
+
+    def may_be(self, other: Verdict) -> bool:
+        """Tell whether a rerun may give `other`: an out-of-bounds kernel may crash or merely give wrong numbers."""
+        return other is self or (self is Verdict.CRASHED and other is Verdict.REFUTED)
+
+    @classmethod
+    def worst(cls, verdicts: Iterable[Verdict | str]) -> Verdict:
+        """Return the worst of `verdicts`; UNEXERCISED if there are none."""
+        return min((cls(v) for v in verdicts), key=lambda v: v.rank, default=cls.UNEXERCISED)
+
+
+VERDICTS: tuple[Verdict, ...] = tuple(Verdict)
+"""All verdicts, worst first."""
+
+PASSING = frozenset({Verdict.QUALITY, Verdict.VERIFIED})
+"""The verdicts that let a run pass."""
+
+
+class Outcome(StrEnum):
+    """How a whole run ended."""
+
+    PASS = "PASS"
+    """The run is complete, and everything passes."""
+    FAIL = "FAIL"
+    """The run is complete, and something does not pass, or the run has problems."""
+    INCOMPLETE = "INCOMPLETE"
+    """The run did not complete: it shows nothing."""
