@@ -1,1 +1,1 @@
-"""Backends: the contract with a vendor, how a backend is found, and those that ship (one file each)."""
+"""Backends: the vendor contract, how a backend is found, and the shipped backends."""

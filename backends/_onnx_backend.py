@@ -1,4 +1,4 @@
-"""What the backends on runtimes that read ONNX share."""
+"""The base of the backends on runtimes that read ONNX."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from backends._export import Compiled, ExportingBackend
 
 
 class OnnxBackend(ExportingBackend):
-    """One whose runtime reads ONNX; ``load``: what makes a model of the bytes, the reference model and the examples."""
+    """A backend whose runtime reads ONNX; ``load`` builds a model from bytes, reference model and example inputs."""
 
     load: Callable[[bytes, GraphModule, tuple[Any, ...]], Compiled]
 
     def warm_up(self) -> None:
-        """Have the exporter imported; not the runtime: a forked process would wait for its threads."""
+        """Import the exporter; not the runtime: a forked process would wait for its threads."""
         from backends._onnx import warm_up
 
         warm_up()

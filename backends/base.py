@@ -1,6 +1,6 @@
 """The contract with a backend vendor: what to implement for a certificate (README.md, "Certify your own backend").
 
-The whole of a minimal backend::
+A minimal backend::
 
     from backends.base import Backend, Representation
 
@@ -14,8 +14,8 @@ The whole of a minimal backend::
         def lower(self, reference_model, example_inputs):
             return my_compiler.compile(reference_model, example_inputs)
 
-Then ``pytest conformance --backend=my_package.my_module:MyBackend``. All else has defaults. Modules and functions of a
-vendor's own are made buildable by ``conformance.vendor.register``.
+Then ``pytest conformance --backend=my_package.my_module:MyBackend``. Everything else has defaults.
+``conformance.vendor.register`` makes a vendor's own modules and functions buildable.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ from torch.fx import GraphModule
 from refimpl import BackendConfig
 
 WEIGHT_SCHEMES = ("per_tensor_symmetric", "per_channel_symmetric", "per_tensor_affine", "per_channel_affine")
-"""How a weight may be quantized, as ``Capabilities.weight_schemes`` names it."""
-
+"""Names of the ways to quantize a weight, for ``Capabilities.weight_schemes``."""
 
 Taken: TypeAlias = tuple[Any, ...] | Callable[[Any], bool]
-"""The values of an argument that a backend takes: these, or those of which the callable says so."""
+"""Values of an argument that a backend supports: these, or those for which the callable returns True."""
 
 
 class Representation(Enum):
@@ -53,48 +52,47 @@ class Representation(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a BackendConfig cannot say of a backend; the defaults suit a plain int8 backend.
+    """What a BackendConfig cannot say about a backend; the defaults suit a plain int8 backend.
 
-    Raises ValueError for a weight scheme that is not one of WEIGHT_SCHEMES, or for none at all.
+    Raises ValueError for a weight scheme that is not one of WEIGHT_SCHEMES, or for no weight scheme.
     """
 
     weight_schemes: tuple[str, ...] = ("per_tensor_symmetric",)
-    """How a weight may be quantized; each is certified by itself."""
+    """Supported weight schemes; each is certified separately."""
 
     int32_bias: bool = False
-    """The bias is held as int32 of scale ``s_x * s_w``, so it is rounded once more. (NUM-04)"""
+    """Whether the bias is held as int32 of scale ``s_x * s_w``, which rounds it once more. (NUM-04)"""
 
     float_accumulation: bool = False
-    """Products are summed in floating point, so a sum carries rounding errors (NUM-04), and a result may differ with
-    its place in memory where both are within the bound (NUM-07)."""
+    """Whether products are summed in floating point: a sum then carries rounding errors (NUM-04), and a result may
+    differ with its place in memory as long as it is within the bound (NUM-07)."""
 
     dynamic_states: bool = False
-    """Hidden states of recurrent ops are quantized as their input is."""
+    """Whether hidden states of recurrent ops are quantized as their input is."""
 
     dynamic_scale_floor: float = 0.0
-    """The smallest scale that a dynamic input gets."""
+    """Smallest scale of a dynamic input."""
 
     half_row_qparams: bool = False
-    """Rows of a 4-bit embedding keep scale and bias in half precision."""
+    """Whether rows of a 4-bit embedding keep scale and bias in half precision."""
 
     channels_last: bool = True
-    """Inputs in channels-last layout are taken."""
+    """Whether inputs in channels-last layout are supported."""
 
     dynamic_batch: bool = True
-    """Batches of another size than that of the example inputs are taken."""
+    """Whether batches of another size than that of the example inputs are supported."""
 
     tie_steps: int = 0
-    """By how many steps a result may differ with its place in memory (layout, batch, thread): 1 where the body and the
-    tail of a vector loop round exact ties differently, or sum floats in another order. Where it is not 0, results may
-    differ that are both right. (NUM-06, NUM-07)"""
+    """Number of steps by which a result may differ with its place in memory (layout, batch, thread): 1 if the body and
+    the tail of a vector loop round exact ties differently, or sum floats in another order. If it is not 0, two
+    different results may both be right. (NUM-06, NUM-07)"""
 
     limits: Mapping[str, Mapping[str, Taken]] = field(default_factory=dict)
-    """Op (as patterns name it: ``"nn.Conv2d"``) → argument → the values that are taken; others are left in float, say,
-    as no BackendConfig can tell. What is outside is not tried."""
+    """Op (as patterns name it: ``"nn.Conv2d"``) → argument → the supported values. Other values, for example left in
+    float, cannot be said in a BackendConfig and are not tested."""
 
     def __post_init__(self) -> None:
-        unknown = [scheme for scheme in self.weight_schemes if scheme not in WEIGHT_SCHEMES]
-        if unknown or not self.weight_schemes:
+        if not self.weight_schemes or not {*self.weight_schemes} <= {*WEIGHT_SCHEMES}:
             raise ValueError(
                 f"Capabilities.weight_schemes: found {self.weight_schemes!r}; "
                 f"give one or more of {', '.join(WEIGHT_SCHEMES)}"
@@ -103,51 +101,50 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """What a lowered model runs. One that has float fallbacks, or no quantized op, is judged FALLBACK. (LOW-04)"""
+    """What a lowered model runs. With float fallbacks, or without a quantized op, it is judged FALLBACK. (LOW-04)"""
 
     quantized_ops: tuple[str, ...]
     """Names of the ops that execute on integers."""
 
     float_fallbacks: tuple[str, ...]
-    """Names of the ops that the claims say are quantized, and that execute in float."""
+    """Names of the ops that execute in float although the claims say that they are quantized."""
 
     kernels: tuple[str, ...] = ()
-    """Names of the kernels that run, if they are known: evidence that a report shows where a claim is FALLBACK."""
+    """Names of the kernels that run, if they are known; a report shows them where a claim is FALLBACK."""
 
 
 class UnsupportedPattern(Exception):
     """Raised by ``Backend.lower`` to decline a model; the message says why.
 
-    To decline what the backend's own config claims refutes the claim: the config says more than is done.
+    Declining what the backend's own config claims refutes the claim: the config says more than is done.
     """
 
 
 class Backend(ABC):
     """One backend under test. Subclass it, set ``name`` and ``representation``, implement the abstract methods.
 
-    The class is instantiated without arguments, once in every process of the run, also where the backend cannot
-    run: the constructor should not open the hardware.
+    The class is instantiated without arguments, once in every process of the run, even where the backend cannot run:
+    the constructor must not open the hardware.
     """
 
     name: str
-    """Shown in reports, such as ``"my_npu"``."""
+    """Name for reports, such as ``"my_npu"``."""
 
     representation: Representation
-    """The form in which ``lower`` gets the model."""
+    """Form in which ``lower`` gets the model."""
 
     engine: str = ""
-    """The ``torch.backends.quantized.engine`` to run under; empty: the backend does not use torch's engines."""
+    """The ``torch.backends.quantized.engine`` to run under; empty if the backend does not use torch's engines."""
 
     waivers: Path | None = None
-    """A TOML file of known deviations that the vendor answers for; used unless the command line says otherwise.
-
-    Its tables are those of ``conformance/run/waivers.py``."""
+    """TOML file of known deviations that the vendor answers for, with the tables of ``conformance/run/waivers.py``;
+    used unless the command line says otherwise."""
 
     @abstractmethod
     def backend_config(self) -> BackendConfig:
         """Return the claims: which patterns of ops are quantized, with which dtypes.
 
-        ``refimpl.BackendConfig`` or torch's own class, or its dict form.
+        A ``refimpl.BackendConfig``, torch's own class, or its dict form.
         """
 
     @abstractmethod
@@ -157,7 +154,7 @@ class Backend(ABC):
         The reference model is a ``torch.fx`` graph in the form of ``representation``: every quantized op is
         written as dequantize → float op → quantize, and a backend replaces such groups by its integer kernels.
         The result is called as the model would be, and returns the same structure of tensors. Do not change
-        the argument. Reports show the graph of a result that is a GraphModule, or has one as ``graph_module``.
+        the argument. Reports show the graph of a result that is a GraphModule or has one as ``graph_module``.
 
         Raises UnsupportedPattern to decline; any other exception counts as a failure of the backend.
         """
@@ -167,20 +164,20 @@ class Backend(ABC):
         return None
 
     def warm_up(self) -> None:
-        """Import, and make once, what takes long: the processes in which claims run then have it from their start.
+        """Import and build once what takes long, so that the processes in which claims run have it from the start.
 
-        Called in the process that controls the run: do nothing here that may crash, or that opens the hardware.
+        Called in the process that controls the run: do nothing here that may crash or that opens the hardware.
         """
         return
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
-        """Tell what ``lowered`` runs; None: the backend cannot tell, and nothing is concluded from it."""
+        """Report what ``lowered`` runs; None: the backend does not know, and nothing is concluded from it."""
         return None
 
     def capabilities(self) -> Capabilities:
-        """Say what the BackendConfig has no words for."""
+        """Return what the BackendConfig cannot say."""
         return Capabilities()
 
     def versions(self) -> dict[str, str]:
-        """Name the versions that a result depends on: ``{"my_compiler": "1.2", "driver": "535"}``."""
+        """Return the versions that a result depends on: ``{"my_compiler": "1.2", "driver": "535"}``."""
         return {}

@@ -1,6 +1,6 @@
 """Find the backend that ``--backend`` names: a shipped one, an entry point, or ``module:attribute``.
 
-Everything that goes wrong on the way ends in one ``BackendNotFound`` whose message tells what to change.
+Every failure raises one ``BackendNotFound`` whose message says what to change.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import os
 import sys
 from difflib import get_close_matches
 from functools import reduce
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TypeGuard
 
 from backends.base import Backend, Representation
 
@@ -31,39 +32,31 @@ SHIPPED = {
     "inductor": "backends.inductor:InductorBackend",
     "executorch": "backends.executorch:ExecuTorchBackend",
 }
-_FAULTS = (Exception, SystemExit)  # a vendor's module that calls sys.exit() must not end the run in silence
+_FAULTS = (Exception, SystemExit)  # a vendor's module that calls sys.exit() must not end the run silently
 
 
 class BackendNotFound(Exception):
-    """``--backend`` does not lead to a backend; the message is one line."""
+    """``--backend`` names no usable backend; the message is one line."""
 
 
 def find_backend(spec: str) -> Backend:
     """Return a new instance of the backend that ``spec`` names. Raises BackendNotFound."""
     if spec in SHIPPED:
-        return _backend_of(_load(SHIPPED[spec], f"shipped backend {spec!r}"), SHIPPED[spec])
-    found = _entry_points(spec)
-    if len({point.value for point in found}) > 1:
-        values = ", ".join(sorted({point.value for point in found}))
+        return _load(SHIPPED[spec], f"shipped backend {spec!r}")
+    targets = sorted({point.value for point in entry_points(group=ENTRY_POINT_GROUP, name=spec)})
+    if len(targets) > 1:
+        values = ", ".join(targets)
         raise BackendNotFound(f"backend {spec!r}: several installed packages give it: {values}; name one of these")
-    if found:
-        return _backend_of(_load(found[0].value, f"entry point {spec!r}"), found[0].value)
+    if targets:
+        return _load(targets[0], f"entry point {spec!r}")
     if ":" not in spec:
-        raise BackendNotFound(_unknown(spec))
+        names = sorted({*SHIPPED, *entry_points(group=ENTRY_POINT_GROUP).names})
+        near = get_close_matches(spec, names, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        choices = ", ".join(names)
+        raise BackendNotFound(f"unknown backend {spec!r}; {hint}choose one of {choices}, or give module:attribute")
     _import_from_here()
-    return _backend_of(_load(spec, f"backend {spec!r}"), spec)
-
-
-def _entry_points(name: str | None = None) -> list[EntryPoint]:
-    points = entry_points(group=ENTRY_POINT_GROUP)
-    return [point for point in points if name is None or point.name == name]
-
-
-def _unknown(spec: str) -> str:
-    names = sorted({*SHIPPED, *(point.name for point in _entry_points())})
-    near = get_close_matches(spec, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown backend {spec!r}; {hint}choose one of {', '.join(names)}, or give module:attribute"
+    return _load(spec, f"backend {spec!r}")
 
 
 def _import_from_here() -> None:
@@ -75,7 +68,7 @@ def _import_from_here() -> None:
     sys.path[:] = [*first, *(entry for entry in sys.path if entry not in first)]
 
 
-def _load(target: str, what: str) -> object:
+def _load(target: str, what: str) -> Backend:
     """Import ``module:attribute``; ``what`` begins the message when it fails."""
     module_name, _, path = target.partition(":")
     if not module_name or not path:
@@ -87,12 +80,13 @@ def _load(target: str, what: str) -> object:
             f"{what}: module {module_name!r} does not import: {describe_error(error)} (working directory {os.getcwd()})"
         ) from error
     try:
-        return reduce(getattr, path.split("."), module)
+        value = reduce(getattr, path.split("."), module)
     except AttributeError:
-        raise BackendNotFound(f"{what}: {_missing_attribute(module_name, path, vars(module))}") from None
+        raise BackendNotFound(f"{what}: {_describe_missing(module_name, path, vars(module))}") from None
+    return _backend_of(value, target)
 
 
-def _missing_attribute(module_name: str, path: str, names: dict[str, object]) -> str:
+def _describe_missing(module_name: str, path: str, names: dict[str, object]) -> str:
     backends = [name for name, value in names.items() if _is_backend_class(value) and value is not Backend]
     near = get_close_matches(path, [name for name in names if not name.startswith("__")], n=1)
     hint = f"its backends: {', '.join(backends)}" if backends else f"did you mean {near[0]!r}?" if near else ""
@@ -100,8 +94,8 @@ def _missing_attribute(module_name: str, path: str, names: dict[str, object]) ->
 
 
 def _backend_of(value: object, target: str) -> Backend:
-    """Take an instance as it is, make one of a class, and check that it is a whole Backend."""
-    if isinstance(value, type) and issubclass(value, Backend):
+    """Take an instance as it is, instantiate a class, and check that the backend is complete."""
+    if _is_backend_class(value):
         if missing := sorted(value.__abstractmethods__):
             raise BackendNotFound(f"{target} does not implement {', '.join(missing)}; see backends.base.Backend")
         name = value.__name__
@@ -110,30 +104,27 @@ def _backend_of(value: object, target: str) -> Backend:
         except _FAULTS as error:
             raise BackendNotFound(f"{target}: {name}() raised {describe_error(error)}") from error
     if not isinstance(value, Backend):
-        raise BackendNotFound(f"{target} is not a Backend: {_what_it_is(value)}")
-    _check_attributes(value, target)
+        raise BackendNotFound(f"{target} is not a Backend: {_describe_other(value)}")
+    own_name, representation = getattr(value, "name", None), getattr(value, "representation", None)
+    if not isinstance(own_name, str) or not own_name:
+        raise BackendNotFound(f"{target}: attribute 'name' is {own_name!r}; set it to a short name such as 'my_npu'")
+    if not isinstance(representation, Representation):
+        choices = " or ".join(str(member) for member in Representation)
+        raise BackendNotFound(f"{target}: attribute 'representation' is {representation!r}; set it to {choices}")
     return value
 
 
-def _is_backend_class(value: object) -> bool:
+def _is_backend_class(value: object) -> TypeGuard[type[Backend]]:
     return isinstance(value, type) and issubclass(value, Backend)
 
 
-def _what_it_is(value: object) -> str:
+def _describe_other(value: object) -> str:
+    """Say what an object that is no Backend is, and what it lacks."""
     kind = f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
     needed = ("name", "representation", *sorted(Backend.__abstractmethods__))
     missing = [name for name in needed if not hasattr(value, name)]
     lacks = f", and without {', '.join(missing)}" if missing else ""
     return f"it is {kind}, not derived from backends.base.Backend{lacks}; give a subclass or an instance of one"
-
-
-def _check_attributes(backend: Backend, target: str) -> None:
-    name, representation = getattr(backend, "name", None), getattr(backend, "representation", None)
-    if not isinstance(name, str) or not name:
-        raise BackendNotFound(f"{target}: attribute 'name' is {name!r}; set it to a short name such as 'my_npu'")
-    if not isinstance(representation, Representation):
-        choices = " or ".join(str(member) for member in Representation)
-        raise BackendNotFound(f"{target}: attribute 'representation' is {representation!r}; set it to {choices}")
 
 
 def describe_error(error: BaseException) -> str:

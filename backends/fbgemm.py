@@ -8,7 +8,7 @@ from backends.torch_engine import TorchEngineBackend
 
 
 class FbgemmBackend(TorchEngineBackend):
-    """torch's fbgemm kernels behind the contract of backends/base.py."""
+    """torch's fbgemm kernels."""
 
     name = "fbgemm"
     engine = "fbgemm"

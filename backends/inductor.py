@@ -1,9 +1,9 @@
 """TorchInductor on the CPU: torch.compile of the exported reference model, with freezing.
 
-Inductor puts oneDNN's kernels of integers in the place of convolutions and linear layers between dequantize and
-quantize, and torch's kernel in that of max pools. All else becomes loops of C++, which load integers, compute in
-float32 in registers, round, and store integers: this counts as executed on quantized tensors, here. A fallback to float
-is each call of a library's kernel that takes floats.
+Inductor replaces convolutions and linear layers between dequantize and quantize by oneDNN's integer kernels, and max
+pools by torch's kernel. Everything else becomes C++ loops, which load integers, compute in float32 in registers, round,
+and store integers: here, this counts as executed on quantized tensors. A fallback to float is each call of a library's
+kernel that takes floats.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, symbolic_trace
 from torch.fx.experimental import _config as symbolic
 
-from backends._export import LIMITS, NOTHING_LEFT, Compiled, ExportingBackend, Tensors, exported, owner_of
-from backends.base import Capabilities, Execution, Taken
+from backends import _export
+from backends._export import NOTHING_LEFT, Compiled, ExportingBackend, Tensors, export_model, owner_of
+from backends.base import Capabilities, Execution
 from refimpl.native import DYNAMIC_U8_S8, U8, U8_S8, Table
 
 TABLE: Table = {
@@ -40,15 +41,21 @@ PATTERNS = (
     "nn.ELU", "nn.Hardswish", "nn.LeakyReLU", "nn.Sigmoid", "nn.Tanh", "nn.Softmax", "nn.ReLU", "nn.ReLU6",
     "nn.AvgPool2d",
 )  # fmt: skip
-_EVEN: dict[str, Taken] = {"_uneven": (False,)}
-TAKEN = LIMITS | {op: LIMITS[op] | _EVEN for op in ("nn.Conv1d", "nn.Conv2d", "torch.conv1d", "torch.conv2d")}
-"""Where more is padded at one end than at the other, torch pads before it calls, in float."""
+_CONVS = ("nn.Conv1d", "nn.Conv2d", "torch.conv1d", "torch.conv2d")
+LIMITS = _export.LIMITS | {op: _export.LIMITS[op] | {"_uneven": (False,)} for op in _CONVS}
+"""If one end is padded more than the other, torch pads before the call, in float."""
 INDUCTOR: dict[str, Any] = {"freezing": True, "cpp.threads": 1, "compile_threads": 1, "fx_graph_cache": False}
+_NODES = re.compile(r"# Topologically Sorted Source Nodes: \[(.*?)\]")
+_KERNEL = re.compile(r"\b(?:cpp_fused_|torch\.ops\.(?!inductor)|extern_kernels\.)[\w.]*(?=\()")
+_BUFFER = re.compile(r"\bbuf\d+\b")
+_INTEGER = ("torch.ops.onednn.q", "torch.ops.quantized.")
+_EDGES = re.compile(r"(de)?quantize_per_(tensor|channel)|choose_qparams(_tensor)?|cpp_fused|_|\d")
+"""Parts of a loop's name other than the names of ops between dequantize and quantize."""
 
 
 @contextmanager
-def _settings() -> Iterator[None]:
-    """All that a result may depend on. What is kept between runs is machine code, by the source that it is made of."""
+def _apply_settings() -> Iterator[None]:
+    """Set everything that a result may depend on. Only machine code is kept between runs, keyed by its source."""
     import torch._functorch.config as functorch
     import torch._inductor.config as inductor
 
@@ -62,32 +69,33 @@ def _settings() -> Iterator[None]:
 
 
 class Generated(Compiled):
-    """A compiled model; ``code``: what inductor wrote for inputs like the examples; ``sources``: whose its nodes are.
+    """A compiled model; ``code``: inductor's code for inputs like the examples.
 
-    Inputs are made contiguous: other layouts would be compiled for anew, in some seconds each, when they come.
+    ``sources``: the reference model's node for each node of the program; functions keep their names. Inputs are made
+    contiguous: each other layout would be compiled again, in some seconds.
     """
 
     def __init__(self, program: ExportedProgram, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> None:
         super().__init__(reference_model, example_inputs, self._run)
         from torch._inductor.graph import GraphLowering
 
-        self.sources = sources(program, self.modules)
+        self.sources = {node.name: owner_of(node, self.modules) for node in program.graph.nodes}
         ends = program.graph_signature.user_inputs
         self._shapes = [node.meta["val"].shape for node in program.graph.nodes if node.name in ends]
         self._compiled = torch.compile(program.module().forward, fullgraph=True)
-        written = list[str]()
-        with patch.object(GraphLowering, "save_output_code", written.append):  # it is there to be replaced
+        codes = list[str]()
+        with patch.object(GraphLowering, "save_output_code", codes.append):  # a hook that exists to be replaced
             self(*example_inputs)
-        [self.code] = written
+        [self.code] = codes
 
     def _run(self, inputs: Tensors) -> list[Tensor]:
-        with _settings():
-            found = self._compiled(*map(_marked, inputs, self._shapes))
-        return [value for value in torch.utils._pytree.tree_leaves(found) if isinstance(value, Tensor)]
+        with _apply_settings():
+            outputs = self._compiled(*map(_mark_dynamic, inputs, self._shapes))
+        return [value for value in torch.utils._pytree.tree_leaves(outputs) if isinstance(value, Tensor)]
 
 
-def _marked(value: Tensor, shape: torch.Size) -> Tensor:
-    """An input whose axes are dynamic where they were exported so."""
+def _mark_dynamic(value: Tensor, shape: torch.Size) -> Tensor:
+    """Return a contiguous input whose axes are dynamic where they were exported so."""
     value = value.detach().contiguous()
     for axis, size in enumerate(shape):
         if isinstance(size, torch.SymInt):
@@ -95,7 +103,7 @@ def _marked(value: Tensor, shape: torch.Size) -> Tensor:
     return value
 
 
-def _compiler() -> str:
+def _find_compiler() -> str:
     return os.environ.get("CXX", "g++")
 
 
@@ -109,68 +117,57 @@ class InductorBackend(ExportingBackend):
     waivers = Path(__file__).with_name("inductor.waivers.toml")
 
     def unavailable_reason(self) -> str | None:
-        """Say that there is no compiler."""
-        return None if shutil.which(_compiler()) else f"no C++ compiler {_compiler()!r} found: apt-get install g++"
+        """Report a missing C++ compiler."""
+        compiler = _find_compiler()
+        return None if shutil.which(compiler) else f"no C++ compiler {compiler!r} found: apt-get install g++"
 
     def capabilities(self) -> Capabilities:
-        """Sums of loops are in float32; the fusions look for weights that are dequantized per channel."""
-        return Capabilities(weight_schemes=("per_channel_symmetric",), float_accumulation=True, limits=TAKEN)
+        """Per-channel weights, for which the fusions look; sums of loops are in float32."""
+        return Capabilities(weight_schemes=("per_channel_symmetric",), float_accumulation=True, limits=LIMITS)
 
     def warm_up(self) -> None:
-        """Have inductor imported, and its headers compiled, which takes ten seconds the first time."""
-        x = torch.zeros(2, 2)
-        self.lower(symbolic_trace(nn.ReLU()), (x,))
+        """Import inductor and compile its headers, which takes ten seconds the first time."""
+        self.lower(symbolic_trace(nn.ReLU()), (torch.zeros(2, 2),))
 
     def versions(self) -> dict[str, str]:
-        """The C++ compiler too."""
-        told = subprocess.run([_compiler(), "--version"], capture_output=True, text=True, check=True).stdout
-        return {_compiler(): told.partition("\n")[0]} | super().versions()
+        """Return also the version of the C++ compiler."""
+        compiler = _find_compiler()
+        output = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+        return {compiler: output.partition("\n")[0]} | super().versions()
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """Export and compile."""
-        return Generated(exported(reference_model, example_inputs), reference_model, example_inputs)
+        return Generated(export_model(reference_model, example_inputs), reference_model, example_inputs)
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         """Read off the generated code which kernels it calls."""
         return read_execution(lowered.code, lowered.sources) if isinstance(lowered, Generated) else None
 
 
-def sources(program: ExportedProgram, modules: Mapping[str, str]) -> dict[str, str]:
-    """Name the nodes of the reference model by those of the program; of functions the names are the same."""
-    return {node.name: owner_of(node, modules) for node in program.graph.nodes}
-
-
-_NODES = re.compile(r"# Topologically Sorted Source Nodes: \[(.*?)\]")
-_KERNEL = re.compile(r"\b(?:cpp_fused_|torch\.ops\.(?!inductor)|extern_kernels\.)[\w.]*(?=\()")
-_BUFFER = re.compile(r"\bbuf\d+\b")
-_INTEGER = ("torch.ops.onednn.q", "torch.ops.quantized.")
-_EDGES = re.compile(r"(de)?quantize_per_(tensor|channel)|choose_qparams(_tensor)?|cpp_fused|_|\d")
-"""What a name of a loop holds besides the names of ops between dequantize and quantize."""
-
-
 def read_execution(code: str, sources: Mapping[str, str]) -> Execution:
-    """Tell kernels of integers, and loops that do more than to quantize and dequantize, from kernels of floats."""
+    """Separate integer kernels, and loops that do more than quantize and dequantize, from float kernels."""
     quantized, floating, nodes = list[str](), list[str](), list[str]()
-    floats = set[str]()  # the buffers of floats
+    floats = set[str]()  # names of buffers of floats
     for line in code[code.index("def call(") :].splitlines():
-        if told := _NODES.search(line):
-            nodes = [each.strip() for each in told[1].split(",") if _EDGES.sub("", each)]
+        if comment := _NODES.search(line):
+            nodes = [name.strip() for name in comment[1].split(",") if _EDGES.sub("", name)]
             continue
         result, _, call = line.partition(" = ")
         takes_floats = not floats.isdisjoint(_BUFFER.findall(call or result))
-        if not (found := _KERNEL.search(line)):
+        match = _KERNEL.search(line)
+        kernel = match[0] if match else ""
+        if not kernel:
             makes_floats = "torch.float32" in call or takes_floats  # allocated, or another name
-        elif found[0].startswith("cpp_fused_"):
-            makes_floats = False  # what it fills was allocated before
-            quantized += [found[0]] if _EDGES.sub("", found[0]) else []
-        elif found[0].startswith(_INTEGER) or not takes_floats:
+        elif kernel.startswith("cpp_fused_"):
+            makes_floats = False  # the buffer that it fills was allocated before
+            quantized += [kernel] if _EDGES.sub("", kernel) else []
+        elif kernel.startswith(_INTEGER) or not takes_floats:
             makes_floats = "torch.float32" in call
-            quantized.append(found[0])
+            quantized.append(kernel)
         else:
             makes_floats = True
-            floating.append(f"{sources.get(nodes[-1], nodes[-1]) if nodes else found[0]} ({found[0]})")
+            floating.append(f"{sources.get(nodes[-1], nodes[-1]) if nodes else kernel} ({kernel})")
         floats.update(_BUFFER.findall(result) if makes_floats else ())
-    is_empty = not quantized and not floating
-    return Execution(
-        quantized_ops=(NOTHING_LEFT,) if is_empty else tuple(quantized), float_fallbacks=tuple(dict.fromkeys(floating))
-    )
+    if not quantized and not floating:
+        quantized = [NOTHING_LEFT]
+    return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(dict.fromkeys(floating)))

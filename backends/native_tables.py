@@ -1,8 +1,8 @@
 """The BackendConfigs of torch's native engines by name (CFG-09, DTY-02).
 
 They claim, pair by pair and in the same order, what torch's own configs of these names claim: families of
-`refimpl.native`, and two that onednn alone has; the order of the keys is the order of registration (PAT-07), and the
-order of the dtype configs is the order of preference (DTY-02).
+`refimpl.native`, and two that only onednn has. The order of the keys is the order of registration (PAT-07); the order
+of the dtype configs is the order of preference (DTY-02).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from refimpl.patterns import Leaf, MatchAllNode
 NativeName: TypeAlias = Literal["native", "qnnpack", "fbgemm", "x86", "onednn"]
 
 
-def _conv_add() -> Iterator[Row]:
-    """conv(+bn) + add (+ relu), the convolution left or right; the other operand is an extra input."""
+def _list_conv_adds() -> Iterator[Row]:
+    """Yield conv(+bn) + add (+ relu), the convolution left or right; the other operand is an extra input."""
     for fused, relu in ((nni.ConvAdd2d, False), (nni.ConvAddReLU2d, True)):
         for side in (0, 1):
             for branch in ((nn.BatchNorm2d, nn.Conv2d), nn.Conv2d):
@@ -43,8 +43,8 @@ def _conv_add() -> Iterator[Row]:
         yield Row(patterns=(fused,), root=nn.Conv2d, reference=nnqr.Conv2d)
 
 
-def _linear_then(module: Module, function: Leaf, fused: Module) -> tuple[Row, ...]:
-    """A linear layer and an elementwise op after it."""
+def _list_linears(module: Module, function: Leaf, fused: Module) -> tuple[Row, ...]:
+    """List a linear layer with an elementwise op after it, as modules and as functions."""
     return (
         Row(patterns=((nn.Linear, module), (nn.Linear, function)), fused=fused, fuser=sequential(fused)),
         Row(patterns=(fused,), **LINEAR_SWAP),
@@ -54,15 +54,15 @@ def _linear_then(module: Module, function: Leaf, fused: Module) -> tuple[Row, ..
 
 FAMILIES: Final[Mapping[str, tuple[Row, ...]]] = {
     **native.FAMILIES,
-    "conv + add": tuple(_conv_add()),
+    "conv + add": tuple(_list_conv_adds()),
     "linear + post op": (
-        *_linear_then(nn.LeakyReLU, F.leaky_relu, nni.LinearLeakyReLU),
+        *_list_linears(nn.LeakyReLU, F.leaky_relu, nni.LinearLeakyReLU),
         Row(patterns=((nn.Linear, nn.BatchNorm1d, nn.LeakyReLU),), fused=nni.LinearLeakyReLU, fuser=fuse_bn),
-        *_linear_then(nn.Tanh, torch.tanh, nni.LinearTanh),
+        *_list_linears(nn.Tanh, torch.tanh, nni.LinearTanh),
     ),
 }
 
-# XNNPACK's kernels: symmetric activations and weights, and scales that keep the requantization in its range.
+# XNNPACK's kernels: symmetric activations and weights, and scales that keep the requantization within range.
 _S8_ACTIVATION = DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12)
 _S8_WEIGHT = DTypeWithConstraints(
     torch.qint8, quant_min_lower_bound=-127, quant_max_upper_bound=127, scale_min_lower_bound=2**-12
@@ -74,29 +74,19 @@ WEIGHT_S8 = DTypeConfig(torch.float32, torch.float32, torch.qint8)
 _QNNPACK: native.Table = {
     "conv": (S8_S8, U8_S8),
     "linear": (S8_S8, U8_S8, DYNAMIC_U8_S8, DYNAMIC_F16),
-    "binary": (S8, U8),
-    "cat": (S8, U8),
-    "default": (S8, U8),
-    "fixed qparams": (S8, U8),
-    "share qparams": (S8, U8),
-    "batch norm": (S8, U8),
+    **dict.fromkeys(("binary", "cat", "default", "fixed qparams", "share qparams", "batch norm"), (S8, U8)),
     "rnn": (DYNAMIC_U8_S8, DYNAMIC_F16),
     "embedding": (WEIGHT_U8, WEIGHT_U4),
 }
 _FBGEMM: native.Table = {family: dtypes for family, dtypes in native.NATIVE.items() if family != "layer norm"}
-# Ops without a weight that name a weight dtype all the same: so does torch's config.
+# Ops without a weight name a weight dtype all the same, as in torch's config.
 _X86: native.Table = {**_FBGEMM, "binary": (U8_S8,), "fixed qparams": (U8_S8,)}
 _ONEDNN: native.Table = {
     "conv": (U8_S8,),
     "conv + add": (U8_S8,),
     "linear": (U8_S8, DYNAMIC_U8_S8),
     "linear + post op": (U8_S8, DYNAMIC_U8_S8),
-    "binary": (U8,),
-    "cat": (U8,),
-    "default": (U8,),
-    "fixed qparams": (U8,),
-    "share qparams": (U8,),
-    "batch norm": (U8,),
+    **dict.fromkeys(("binary", "cat", "default", "fixed qparams", "share qparams", "batch norm"), (U8,)),
     "layer norm": (U8_F32,),
     "rnn": (DYNAMIC_U8_S8,),
     "embedding": (WEIGHT_S8,),
@@ -111,7 +101,7 @@ TABLES: Final[Mapping[NativeName, native.Table]] = {
 
 
 def native_config(name: NativeName) -> BackendConfig:
-    """Return a new BackendConfig of a native engine, or torch's default "native", which is for any of them. (CFG-09)
+    """Return a new BackendConfig of a native engine, or torch's default "native" for all engines. (CFG-09)
 
     Raises ConfigError, with the choices, for any other name.
     """

@@ -8,7 +8,7 @@ from backends.torch_engine import TorchEngineBackend
 
 
 class OnednnBackend(TorchEngineBackend):
-    """torch's onednn kernels behind the contract of backends/base.py."""
+    """torch's onednn kernels."""
 
     name = "onednn"
     engine = "onednn"

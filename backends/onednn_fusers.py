@@ -1,13 +1,15 @@
 """Fuser methods and getters of onednn's complex patterns, a convolution and an addition (FUS-02 to FUS-04).
 
 A fuser method is called as ``fuser(is_qat, *nested)``, nested as the pattern is: ``(is_qat, relu, (add, (bn, conv),
-extra))``, where functions stand for themselves. What is here can be deep-copied and pickled.
+extra))``, where functions stand for themselves. Fusers and getters can be deep-copied and pickled; config digests hold
+the qualified names of the functions in them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from typing import Any
 
 import torch.ao.nn.intrinsic as nni
@@ -19,16 +21,16 @@ from refimpl.patterns import Pattern, is_match_all
 
 
 def _fuse_add(side: int, is_qat: bool, add: Any, *branches: Any) -> nn.Module:
-    return assemble(nni.ConvAdd2d, is_qat, _folded_branch(is_qat, branches[side]), add)
+    return assemble(nni.ConvAdd2d, is_qat, _fold_branch(is_qat, branches[side]), add)
 
 
 def _fuse_add_relu(side: int, is_qat: bool, relu: nn.Module, add_pattern: tuple[Any, ...]) -> nn.Module:
     add, *branches = add_pattern
-    return assemble(nni.ConvAddReLU2d, is_qat, _folded_branch(is_qat, branches[side]), add, relu)
+    return assemble(nni.ConvAddReLU2d, is_qat, _fold_branch(is_qat, branches[side]), add, relu)
 
 
-def _folded_branch(is_qat: bool, branch: Any) -> nn.Module:
-    """Return the convolution of a branch ``conv`` or ``(bn, conv)``, the batch norm folded."""
+def _fold_branch(is_qat: bool, branch: Any) -> nn.Module:
+    """Return the convolution of a branch ``conv`` or ``(bn, conv)``, with the batch norm folded."""
     if isinstance(branch, nn.Module):
         return branch
     if not isinstance(branch, tuple):
@@ -42,8 +44,8 @@ def _folded_branch(is_qat: bool, branch: Any) -> nn.Module:
 def conv_add(*, conv_side: int, relu: bool) -> FuserMethod:
     """Return the fuser of ``(add, left, right)``, or of ``(relu, (add, left, right))``. (FUS-02, FUS-04)
 
-    `conv_side`, 0 or 1, tells which operand is ``conv`` or ``(bn, conv)``; the other becomes an extra input.
-    It raises ConfigError for a batch norm in QAT, and otherwise as `fuse_bn` does.
+    `conv_side`, 0 or 1: the operand that is ``conv`` or ``(bn, conv)``; the other becomes an extra input.
+    The fuser raises ConfigError for a batch norm in QAT, and otherwise as `fuse_bn` does.
     """
     return partial(_fuse_add_relu if relu else _fuse_add, conv_side)
 
@@ -55,7 +57,7 @@ def root_node_getter(pattern: Pattern) -> Callable[[Any], Any]:
 
 
 def extra_inputs_getter(pattern: Pattern) -> Callable[[Any], list[Any]]:
-    """Return the getter for what a complex pattern's wildcards caught, in forward order. (FUS-04)"""
+    """Return the getter of the nodes that a complex pattern's wildcards matched, in forward order. (FUS-04)"""
     return partial(_all_at, tuple(path for path, leaf in _paths(pattern) if is_match_all(leaf)))
 
 
@@ -69,9 +71,7 @@ def _paths(pattern: Pattern, here: tuple[int, ...] = ()) -> Iterator[tuple[tuple
 
 
 def _at(path: tuple[int, ...], matched: Any) -> Any:
-    for index in path:
-        matched = matched[index]
-    return matched
+    return reduce(getitem, path, matched)
 
 
 def _all_at(paths: tuple[tuple[int, ...], ...], matched: Any) -> list[Any]:

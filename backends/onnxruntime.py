@@ -29,24 +29,25 @@ PATTERNS = (
     "nn.MaxPool?d", "F.max_pool?d", "nn.AvgPool?d", "*.avg_pool?d",
     "torch.flatten", "torch.narrow", "torch.stack", "*.*squeeze*", "*.transpose", ".permute", ".reshape", ".view",
 )  # fmt: skip
+_INTEGER = ("QLinear", "QGemm", "QAttention", "ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul")
 
 
 class Session(Compiled):
-    """An ONNX model, loaded; ``model`` is what was loaded."""
+    """A loaded ONNX model; ``model`` holds its bytes."""
 
     def __init__(self, model: bytes, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> None:
         super().__init__(reference_model, example_inputs, self._run)
         self.model = model
-        self._session = _session(model)
-        self._names = [each.name for each in self._session.get_inputs()]
+        self._session = _load(model)
+        self._names = [node.name for node in self._session.get_inputs()]
 
     def _run(self, inputs: Tensors) -> list[Tensor]:
-        given = {name: value.numpy() for name, value in zip(self._names, inputs, strict=True)}
-        return [torch.from_numpy(each) for each in self._session.run(None, given)]
+        feed = {name: value.numpy() for name, value in zip(self._names, inputs, strict=True)}
+        return [torch.from_numpy(output) for output in self._session.run(None, feed)]
 
 
-def _session(model: bytes, optimized: Path | None = None) -> Any:
-    """Load a model; every setting that a result may depend on is said here."""
+def _load(model: bytes, optimized: Path | None = None) -> Any:
+    """Load a model, with every setting that a result may depend on."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -60,7 +61,7 @@ def _session(model: bytes, optimized: Path | None = None) -> Any:
 
 
 class OnnxRuntimeBackend(OnnxBackend):
-    """ONNX Runtime's CPU provider: the reference model as QDQ, its optimizer puts integer kernels in its place."""
+    """ONNX Runtime's CPU provider: the reference model as QDQ, in which its optimizer fuses integer kernels."""
 
     name = "onnxruntime"
     packages = ("onnxruntime", "onnx", "onnxscript")
@@ -69,12 +70,12 @@ class OnnxRuntimeBackend(OnnxBackend):
     waivers = Path(__file__).with_name("onnxruntime.waivers.toml")
 
     def capabilities(self) -> Capabilities:
-        """A bias becomes int32 of scale s_x·s_w."""
+        """Both symmetric schemes; a bias becomes int32 of scale s_x·s_w."""
         schemes = ("per_tensor_symmetric", "per_channel_symmetric")
         return Capabilities(weight_schemes=schemes, int32_bias=True, limits=LIMITS)
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
-        """Read off the optimized model which nodes compute on integers, and which on what was dequantized."""
+        """Read off the optimized model which nodes compute on integers, and which on dequantized values."""
         if not isinstance(lowered, Session):
             return None
         import onnx
@@ -83,18 +84,15 @@ class OnnxRuntimeBackend(OnnxBackend):
 
         with TemporaryDirectory() as folder:
             path = Path(folder) / "optimized.onnx"
-            _session(lowered.model, path)
+            _load(lowered.model, path)
             return read_execution(onnx.load(path), sources(lowered.model, lowered.modules))
 
 
-_INTEGER = ("QLinear", "QGemm", "QAttention", "ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul")
-
-
 def read_execution(model: Any, sources: Mapping[str, str]) -> Execution:
-    """Tell ops on integers from those on floats that were integers before, and are again behind them."""
+    """Separate ops on integers from ops on floats that were dequantized before and are quantized again after them."""
     quantized, floating = list[str](), list[str]()
-    floats = {each.name for each in model.graph.input}
-    stale = dict[str, tuple[str, ...]]()  # tensors of floats that were integers, and the ops that made them of these
+    floats = {value.name for value in model.graph.input}
+    stale = dict[str, tuple[str, ...]]()  # dequantized tensors, and the ops that computed them since
     for node in model.graph.node:
         if node.op_type == "DequantizeLinear":
             stale[node.output[0]] = ()
@@ -104,10 +102,9 @@ def read_execution(model: Any, sources: Mapping[str, str]) -> Execution:
             quantized.append(node.op_type)
         elif any(name in stale for name in node.input):
             source = sources.get(node.output[0]) or sources.get(node.name.removeprefix("node_"), node.name)
-            named = f"{source} ({node.op_type})"
-            before = tuple(each for name in node.input for each in stale.get(name, ()))
-            stale.update((name, (*before, named)) for name in node.output)
-        elif not any(name in floats for name in node.input):
+            ops = (*(op for name in node.input for op in stale.get(name, ())), f"{source} ({node.op_type})")
+            stale.update(dict.fromkeys(node.output, ops))
+        elif floats.isdisjoint(node.input):
             quantized.append(node.op_type)
     if not any(sources.get(name) for node in model.graph.node for name in node.output) and not floating:
         quantized.append(NOTHING_LEFT)

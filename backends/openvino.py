@@ -32,6 +32,11 @@ SETTINGS = {
     "INFERENCE_NUM_THREADS": 1,
     "NUM_STREAMS": 1,
 }
+_LAYER_INFO = ("originalLayersNames", "runtimePrecision", "layerType")
+_PRODUCTS = ("Convolution", "FullyConnected", "MatMul", "Pooling")
+_EDGES = ("Input", "Output", "Const", "Convert", "Reorder", "FakeQuantize")
+_STEPS = ("dequantize_per", "Round_")  # in names of layers that quantize or dequantize step by step
+_INTEGER = ("u8", "i8")
 
 
 @cache
@@ -42,19 +47,19 @@ def _core() -> Any:
 
 
 class CompiledModel(Compiled):
-    """An ONNX model, compiled; ``model`` is what was compiled."""
+    """A compiled ONNX model; ``model`` holds its bytes."""
 
     def __init__(self, model: bytes, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> None:
         super().__init__(reference_model, example_inputs, self._run)
         self.model = model
         self.compiled = _core().compile_model(_core().read_model(model), "CPU", SETTINGS)
-        names = [each.get_any_name() for each in self.compiled.inputs]  # inputs_0, inputs_1, … in any order
+        names = [port.get_any_name() for port in self.compiled.inputs]  # inputs_0, inputs_1, … in any order
         self._names = sorted(names, key=lambda name: int(name.rpartition("_")[2]))
 
     def _run(self, inputs: Tensors) -> list[Tensor]:
-        given = {name: value.contiguous().numpy() for name, value in zip(self._names, inputs, strict=True)}
-        found = self.compiled(given)
-        return [torch.from_numpy(found[number].copy()) for number in range(len(self.compiled.outputs))]
+        feed = {name: value.contiguous().numpy() for name, value in zip(self._names, inputs, strict=True)}
+        outputs = self.compiled(feed)
+        return [torch.from_numpy(outputs[number].copy()) for number in range(len(self.compiled.outputs))]
 
 
 class OpenVinoBackend(OnnxBackend):
@@ -67,7 +72,7 @@ class OpenVinoBackend(OnnxBackend):
     waivers = Path(__file__).with_name("openvino.waivers.toml")
 
     def capabilities(self) -> Capabilities:
-        """The rescale is in float32, and sums of floats may be."""
+        """Both symmetric schemes; the rescale is in float32, and sums of floats may be."""
         return Capabilities(weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"), limits=LIMITS)
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
@@ -80,33 +85,26 @@ class OpenVinoBackend(OnnxBackend):
         return read_execution(lowered.compiled.get_runtime_model().get_ordered_ops(), names)
 
 
-_TOLD = ("originalLayersNames", "runtimePrecision", "layerType")
-_PRODUCTS = ("Convolution", "FullyConnected", "MatMul", "Pooling")
-_EDGES = ("Input", "Output", "Const", "Convert", "Reorder", "FakeQuantize")
-_STEPS = ("dequantize_per", "Round_")  # of layers that quantize or dequantize step by step
-_INTEGER = ("u8", "i8")
-
-
 def read_execution(layers: Sequence[Any], sources: Mapping[str, str]) -> Execution:
-    """Tell nodes of which a layer takes integers from those whose layers all take floats.
+    """Separate nodes of which a layer takes integers from those whose layers all take floats.
 
-    A node may become several layers: behind a product of integers, a bias is added in float. What fusions leave of a
-    product without a name of the model's is told by its own name.
+    A node may become several layers: after a product of integers, a bias is added in float. A product that fusions
+    left without a name of the model's is reported by its own name.
     """
-    found, unknown = dict[str, list[str]](), False
+    layers_of, unknown = dict[str, list[tuple[str, bool]]](), False
     for layer in layers:
-        told, precision, kind = (layer.get_rt_info()[key].astype(str) for key in _TOLD)
-        names = [name.partition("/")[0] for name in told.split(",")]
+        original, precision, kind = (layer.get_rt_info()[key].astype(str) for key in _LAYER_INFO)
+        names = [name.partition("/")[0] for name in original.split(",")]
         owners = list(dict.fromkeys(sources[name] for name in names if name in sources))
         if not owners and kind in _PRODUCTS:
             owners = [layer.get_friendly_name()]
         for owner in owners:
-            found.setdefault(owner, []).append(f"{kind} {precision}")
-        unknown |= not owners and kind not in _EDGES and not any(each in told for each in _STEPS)
+            layers_of.setdefault(owner, []).append((f"{kind} {precision}", precision in _INTEGER))
+        unknown |= not owners and kind not in _EDGES and not any(step in original for step in _STEPS)
     quantized, floating = list[str](), list[str]()
-    for owner, parts in found.items():
-        is_quantized = any(part.endswith(_INTEGER) for part in parts)
-        (quantized if is_quantized else floating).append(f"{owner} ({', '.join(parts)})")
-    if not found and not unknown:
+    for owner, own in layers_of.items():
+        line = f"{owner} ({', '.join(text for text, _ in own)})"
+        (quantized if any(is_quantized for _, is_quantized in own) else floating).append(line)
+    if not layers_of and not unknown:
         quantized.append(NOTHING_LEFT)
     return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(floating))

@@ -10,7 +10,7 @@ from backends.torch_engine import TorchEngineBackend, batched_pools
 
 
 class QnnpackBackend(TorchEngineBackend):
-    """torch's qnnpack kernels behind the contract of backends/base.py."""
+    """torch's qnnpack kernels."""
 
     name = "qnnpack"
     engine = "qnnpack"

@@ -1,6 +1,6 @@
-"""The reference backend runs the reference model itself: what it fails is a fault of the suite or of the config.
+"""The reference backend runs the reference model itself: a failure is a fault of the suite or of the config.
 
-It comes once for each of the seven configs that torch ships, so that every claim in them is exercised.
+One class for each of the seven configs that torch ships, so that every claim in them is exercised.
 """
 
 from __future__ import annotations
@@ -23,24 +23,23 @@ from refimpl.patterns import pattern_name
 class ReferenceBackend(Backend):
     """Claims what qnnpack claims, the widest of the native configs, and computes it in float between q and dq.
 
-    It has no quantized kernels, so it gives no account of its execution: the suite asks only for right numbers.
+    It has no quantized kernels, so it does not report its execution: the suite asks only for right numbers.
     """
 
     name = "reference"
     representation = Representation.DECOMPOSED
     config: ClassVar[str] = "qnnpack"
-    """Whose claims it makes."""
+    """Name of the config that it claims."""
 
     def backend_config(self) -> BackendConfig:
         """Return the claims of one of torch's configs under this backend's name."""
         if self.config in get_args(NativeName):
             return native_config(self.config).set_name(self.name)  # type: ignore[arg-type]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            importlib.import_module("torch.ao.quantization.quantize_fx")  # torch's configs do not import by themselves
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            importlib.import_module("torch.ao.quantization.quantize_fx")  # torch's configs do not import without it
             torch_configs = importlib.import_module("torch.ao.quantization.backend_config")
             raw = getattr(torch_configs, f"get_{self.config}_backend_config")()
-        return _with_own_fusers(as_backend_config(raw)).set_name(self.name)
+        return _replace_fusers(as_backend_config(raw)).set_name(self.name)
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """Return the reference model, run without gradients."""
@@ -51,12 +50,12 @@ class ReferenceBackend(Backend):
         return Capabilities(weight_schemes=WEIGHT_SCHEMES, float_accumulation=True)
 
     def versions(self) -> dict[str, str]:
-        """The reference model is run by torch."""
+        """Return the version of torch, which runs the reference model."""
         return {"torch": torch.__version__}
 
 
-def _with_own_fusers(config: BackendConfig) -> BackendConfig:
-    """Put refimpl's fuser methods in the place of torch's: those for transposed convolutions take no groups."""
+def _replace_fusers(config: BackendConfig) -> BackendConfig:
+    """Replace torch's fuser methods by refimpl's: torch's for transposed convolutions do not support groups."""
     fusers = {pattern_name(entry.normal_pattern): entry.fuser_method for entry in native_config("native").configs}
     for entry in config.configs:
         own = fusers.get(pattern_name(entry.normal_pattern))
@@ -90,12 +89,12 @@ class ReferenceOnednn(ReferenceBackend):
 
 
 class ReferenceTensorrt(ReferenceBackend):
-    """The claims of the tensorrt config, whose hardware is not here."""
+    """The claims of the tensorrt config, whose hardware is not needed."""
 
     name, config = "reference-tensorrt", "tensorrt"
 
 
 class ReferenceExecutorch(ReferenceBackend):
-    """The claims of the executorch config, whose runtime is not here."""
+    """The claims of the executorch config, whose runtime is not needed."""
 
     name, config = "reference-executorch", "executorch"

@@ -1,11 +1,11 @@
-"""What the four engines of torch.backends.quantized share: lowering by refimpl's table, and evidence of what ran."""
+"""The four engines of torch.backends.quantized: lowering by refimpl's table, and evidence of what ran."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -19,7 +19,7 @@ from refimpl.lower_calls import REQUANTIZE
 
 @contextmanager
 def engine(name: str) -> Iterator[None]:
-    """Run a block with ``torch.backends.quantized.engine`` set, and put the former engine back."""
+    """Run a block with ``torch.backends.quantized.engine`` set, then restore the former engine."""
     former = torch.backends.quantized.engine
     torch.backends.quantized.engine = name
     try:
@@ -41,7 +41,7 @@ class LoweredModel:
             return self.graph_module(*inputs)
 
 
-# What the modules around the kernels do not take, and refimpl's lowering therefore leaves in float. (LOW-03)
+# What the modules around the kernels do not support, so that refimpl's lowering leaves it in float. (LOW-03)
 _NO_BATCH: dict[str, Taken] = {"_unbatched": (False,)}
 _EVEN = _NO_BATCH | {"_uneven": (False,)}
 LIMITS: dict[str, dict[str, Taken]] = {
@@ -62,13 +62,9 @@ LIMITS: dict[str, dict[str, Taken]] = {
 
 
 def batched_pools(rank: int, *kinds: str) -> dict[str, dict[str, Taken]]:
-    """Return limits by which pools of a rank take images in batches only; ``kinds``: such as ``"max_pool"``."""
-    functions = [f"{kind}{rank}d" for kind in kinds]
-    modules = [f"{kind.title().replace('_', '')}{rank}d" for kind in kinds]
-    names = [
-        *(f"nn.{each}" for each in modules),
-        *(f"{space}.{each}" for space in ("F", "torch") for each in functions),
-    ]
+    """Return limits by which pools of a rank take only batches of images; ``kinds``: such as ``"max_pool"``."""
+    names = [f"nn.{kind.title().replace('_', '')}{rank}d" for kind in kinds]
+    names += [f"{space}.{kind}{rank}d" for space in ("F", "torch") for kind in kinds]
 
     def in_batches(shape: tuple[int, ...]) -> bool:
         """Images in batches."""
@@ -81,26 +77,24 @@ LIMITS |= batched_pools(3, "max_pool", "avg_pool")
 
 
 class TorchEngineBackend(Backend):
-    """A native engine of torch: its config by name, refimpl's lowering, and graph inspection as evidence."""
+    """A native engine of torch: the config of its name, refimpl's lowering, and graph inspection as evidence."""
 
     representation = Representation.QUANTIZED
-    schemes: ClassVar[tuple[str, ...]] = ("per_tensor_symmetric", "per_channel_symmetric")
 
     def backend_config(self) -> BackendConfig:
         """Return the engine's claims, the same as torch's own config for it."""
         return native_config(self.name)  # type: ignore[arg-type]
 
     def unavailable_reason(self) -> str | None:
-        """Say so when this build of torch has no such engine."""
+        """Report an engine that this build of torch lacks."""
         supported = torch.backends.quantized.supported_engines
-        if self.engine in supported:
-            return None
-        return f"this build of torch has no quantized engine {self.engine!r}; it has {', '.join(supported)}"
+        reason = f"this build of torch has no quantized engine {self.engine!r}; it has {', '.join(supported)}"
+        return None if self.engine in supported else reason
 
     def capabilities(self) -> Capabilities:
-        """The weight schemes that the engine's kernels take, and what torch's quantized modules have in common."""
+        """The weight schemes of the engines' kernels, and what torch's quantized modules have in common."""
         return Capabilities(
-            weight_schemes=self.schemes,
+            weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"),
             dynamic_states=True,
             dynamic_scale_floor=float(torch.tensor(6.1e-5)),  # choose_qparams of torch's kernels
             half_row_qparams=True,
@@ -109,26 +103,23 @@ class TorchEngineBackend(Backend):
         )
 
     def versions(self) -> dict[str, str]:
-        """The engines are part of torch."""
+        """Return the version of torch, of which the engines are part."""
         return {"torch": torch.__version__}
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """Replace reference patterns by quantized ops and pack the weights for this engine. (LOW-01)"""
-        with engine(self.engine), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
+        with engine(self.engine), warnings.catch_warnings(action="ignore", category=UserWarning):
             return LoweredModel(lower(reference_model, keep_dropout=True), self.engine)
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         """Read off the lowered graph which ops run quantized and which are left in float."""
-        if not isinstance(lowered, LoweredModel):
-            return None
-        return read_execution(lowered.graph_module)
+        return read_execution(lowered.graph_module) if isinstance(lowered, LoweredModel) else None
 
 
 def read_execution(model: GraphModule) -> Execution:
-    """Tell quantized ops from float fallbacks, which lowering has listed.
+    """Separate quantized ops from float fallbacks, which lowering has listed.
 
-    Quantized is what reads a quantized value, and what quantizes its input, or holds a quantized weight, by itself.
+    An op is quantized if it reads a quantized value, quantizes its input itself, or holds a quantized weight.
     """
     quantized: list[str] = []
     floating = [str(refused) for refused in model.meta.get(NOT_LOWERED, ()) if refused.op != REQUANTIZE]
@@ -138,7 +129,7 @@ def read_execution(model: GraphModule) -> Execution:
             is_quantized.add(node)
         elif node.target == "dequantize" or node.op in ("placeholder", "get_attr", "output"):
             continue
-        elif any(value in is_quantized for value in node.all_input_nodes):
+        elif not is_quantized.isdisjoint(node.all_input_nodes):
             is_quantized.add(node)
             quantized.append(_op_name(model, node))
         elif _is_quantized_op(model, node):
@@ -160,6 +151,5 @@ def _op_name(model: GraphModule, node: Node) -> str:
         return f"{type(module).__module__}.{type(module).__qualname__}".replace("torch.ao.nn.", "ao.nn.")
     if isinstance(node.target, str):
         return f".{node.target}"
-    return str(
-        node.target if str(node.target).startswith("quantized.") else getattr(node.target, "__name__", node.target)
-    )
+    name = str(node.target)
+    return name if name.startswith("quantized.") else str(getattr(node.target, "__name__", name))

@@ -8,7 +8,7 @@ from backends.torch_engine import TorchEngineBackend
 
 
 class X86Backend(TorchEngineBackend):
-    """torch's x86 kernels behind the contract of backends/base.py."""
+    """torch's x86 kernels."""
 
     name = "x86"
     engine = "x86"

@@ -1,8 +1,8 @@
 """The suite's own commands; certifying is ``pytest conformance --backend=NAME``.
 
 ``python -m conformance init NAME`` writes the skeleton of a vendor's package; ``python -m conformance expect
-RESULTS.jsonl`` writes the verdicts of a run as those to expect. Exit status: 0 it is written, 2 no verdicts to expect
-can be written of such a run, 4 usage error.
+RESULTS.jsonl`` writes a run's verdicts as the expected ones. Exit status: 0 success, 2 the run does not allow it,
+4 usage error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ USAGE = 4
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     try:
-        options = _parser().parse_args(arguments)
+        options = _make_parser().parse_args(arguments)
     except SystemExit as end:
         return USAGE if end.code else 0
     return _expect(options) if options.command == "expect" else _init(options)
@@ -54,7 +54,7 @@ def _init(options: argparse.Namespace) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m conformance", description="The conformance suite's own command.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="init|expect")
     init = commands.add_parser(

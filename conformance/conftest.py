@@ -1,4 +1,4 @@
-"""pytest's hooks, handed on: options to ``options``, the run to ``session``, its record to ``recorder``."""
+"""pytest's hooks: they pass options to ``options``, the run to ``session``, its record to ``recorder``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from conformance.run.recorder import PAYLOAD, Recorder
 from conformance.run.session import Run, preflight, run_of
 
 _RECORDER = pytest.StashKey[Recorder]()
-_SAID_BETTER = (("reportchars", "fE", "N"), ("tbstyle", "auto", "no"))
-"""Options of pytest whose default prints what the suite's own summary says better, and what silences them."""
+_SILENCED = (("reportchars", "fE", "N"), ("tbstyle", "auto", "no"))
+"""Options of pytest whose default repeats the suite's own summary: name, default, value without that output."""
 _KINDS: dict[str, type[Claim | Job]] = {"claim": Claim, "job": Job}
 
 
@@ -27,45 +27,44 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Open the run before pytest does anything; where it cannot be opened, end with the exit status of that.
+    """Open the run before pytest does anything; if there is nothing to run, end with an exit status.
 
     The controlling process gets a recorder; a worker, and a run that only collects, writes nothing.
     """
-    opened = preflight(config)
-    if not isinstance(opened, Run):
-        return opened
+    run = preflight(config)
+    if not isinstance(run, Run):
+        return run
     if not hasattr(config, "workerinput") and not config.option.collectonly:
-        config.stash[_RECORDER] = Recorder(opened)
+        config.stash[_RECORDER] = Recorder(run)
     return None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the controller, where there is a recorder; silence what the suite's own summary says better."""
+    """If there is a recorder, register the controller, and silence what the suite's own summary repeats."""
     if _RECORDER not in config.stash:
         return
     config.pluginmanager.unregister(name="hypothesispytest")  # it would load Hypothesis at the end to say nothing
     config.pluginmanager.register(Controller(config.stash[_RECORDER]), "conformance-controller")
-    for name, default, quiet in _SAID_BETTER:
+    for name, default, silent in _SILENCED:
         if getattr(config.option, name, None) == default:
-            setattr(config.option, name, quiet)
+            setattr(config.option, name, silent)
 
 
 def pytest_report_header() -> list[str]:
-    """Say so where there is no isolation; else no line."""
-    return (
-        [] if CAN_FORK else ["isolation: none, for this platform cannot fork: a crash ends the run, and no limit holds"]
-    )
+    """Return a line if there is no isolation."""
+    warning = "isolation: none, for this platform cannot fork: a crash ends the run, and no limit holds"
+    return [] if CAN_FORK else [warning]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make one test of each selected claim, and of each selected job."""
+    """Make one test for each selected claim and each selected job."""
     for name, kind in _KINDS.items():
         if name in metafunc.fixturenames:
-            metafunc.parametrize(name, run_of(metafunc.config).params(kind))
+            metafunc.parametrize(name, run_of(metafunc.config).make_params(kind))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Drop the test that pytest makes of an empty list of parameters."""
+    """Drop the test that pytest makes for an empty list of parameters."""
     items[:] = [item for item in items if not item.name.endswith("[NOTSET]")]
 
 
@@ -73,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Attach a test's rows to its report, so that they get from a worker to the recorder."""
+    """Attach a test's rows to its report, which takes them from a worker to the recorder."""
     report = yield
     if call.when == "call" and PAYLOAD in item.stash:
         report.conformance = item.stash[PAYLOAD]  # type: ignore[attr-defined]
@@ -81,7 +80,7 @@ def pytest_runtest_makereport(
 
 
 class Controller:
-    """The hooks of the controlling process alone: what comes in goes to the recorder."""
+    """The hooks of the controlling process, which pass reports to the recorder."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -94,37 +93,37 @@ class Controller:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Give no letter for a test where the progress line stands in place of dots."""
+        """Return no letter for a test if the progress line replaces pytest's dots."""
         is_shown = self._progress.replaces_dots and report.when == "call"
         return (report.outcome, "", "") if is_shown else None
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Tell the recorder which tests there are, in a run without workers."""
+        """Pass the collected tests to the recorder, in a run without workers."""
         self._recorder.start(item.nodeid for item in session.items)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: object, ids: Sequence[str]) -> None:
-        """Tell the recorder which tests a worker found; all workers find the same ones."""
+        """Pass a worker's tests to the recorder; all workers collect the same ones."""
         self._ready.add(node)
         self._recorder.start(ids)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object, error: object) -> None:
-        """End the run, with status 1, when a worker dies before it has found its tests."""
+        """End the run, with status 1, if a worker dies before it has collected its tests."""
         if error and node not in self._ready:  # another worker would end the same way
             raise pytest.exit.Exception(f"a worker process could not start: {error}", returncode=1)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Hand a test's report to the recorder, and show how far the run is."""
+        """Pass a test's report to the recorder, and show the progress."""
         self._recorder.take(report)
-        self._progress.show(*self._recorder.progress())
+        self._progress.show(*self._recorder.count_progress())
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Finish the results file; the run's exit status is what the recorder makes of pytest's."""
+        """Finish the results file; the recorder derives the run's exit status from pytest's."""
         self._progress.end()
         session.exitstatus = self._recorder.finish(exitstatus)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the summary of the results under a heading of its own."""
+        """Print the summary of the results under its own heading."""
         terminalreporter.section("conformance")
         terminalreporter.write(self._recorder.summary)

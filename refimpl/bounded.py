@@ -1,6 +1,6 @@
-"""The quantized-tensor form with the ranges narrower than the dtype's, for who judges a claim of one (CVT-09).
+"""The quantized-tensor form with ranges narrower than the dtype's, for judging a claim of such a range (CVT-09).
 
-Quantized tensors cannot express such a range: a clamp goes before each quantize, and weights stay within theirs.
+Quantized tensors cannot express the range: a clamp goes before each quantize, and weights stay within theirs.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from refimpl.qparams import QParams, dtype_range
 class BoundedTensors(QuantizedTensors):
     """Writes quantize and dequantize on torch's quantized tensors, with a clamp for a narrow range. (CVT-09)"""
 
-    def static(self, value: Node, qparams: QParams, scope: str) -> tuple[Node, Node]:
+    def write_static(self, value: Node, qparams: QParams, scope: str) -> tuple[Node, Node]:
         """Write a clamp to the reals at the ends of a narrow range per tensor, then what the base class writes."""
         ends = (qparams.quant_min, qparams.quant_max)
         if qparams.axis is None and ends != dtype_range(qparams.dtype):
             low, high = (float((end - qparams.zero_point.to(torch.float32)) * qparams.scale) for end in ends)
             value = self.graph.call_function(torch.clamp, (value, low, high))  # rule: CVT-09
-        return super().static(value, qparams, scope)
+        return super().write_static(value, qparams, scope)
 
 
-def bound_weight(made: nn.Module, name: str, qparams: dict[str, Any]) -> None:
-    """Move the elements of a reference module's weight that are quantized beyond a narrow range to its end. (CVT-09)
+def bound_weight(module: nn.Module, name: str, qparams: dict[str, Any]) -> None:
+    """Move weight elements of a reference module that are quantized beyond a narrow range to its end. (CVT-09)
 
-    `qparams`: those of the weight, as ``from_float`` takes them. The other elements keep their bits.
+    `qparams`: the weight's, as ``from_float`` takes them. The other elements keep their bits.
     """
-    weight: Tensor = getattr(made, name)
+    weight: Tensor = getattr(module, name)
     axis, values = qparams.get("axis"), weight.detach()
     scale, zero_point = (torch.as_tensor(qparams[key]).reshape(-1) for key in ("scale", "zero_point"))
     if axis is None:
@@ -44,4 +44,4 @@ def bound_weight(made: nn.Module, name: str, qparams: dict[str, Any]) -> None:
     integers = quantized.int_repr()
     inside = integers.clamp(qparams["quant_min"], qparams["quant_max"])  # rule: CVT-09
     ends = torch.where(inside == integers, values, (inside - zero_point).to(values.dtype) * scale)
-    setattr(made, name, nn.Parameter(ends.to(weight.dtype), weight.requires_grad))
+    setattr(module, name, nn.Parameter(ends.to(weight.dtype), weight.requires_grad))

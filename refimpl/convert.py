@@ -18,22 +18,22 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from refimpl.bounded import BoundedTensors
-from refimpl.convert_mapping import float_decisions
+from refimpl.convert_mapping import find_float_decisions
 from refimpl.custom_config import ConvertCustomConfig
-from refimpl.decide import quant_type
+from refimpl.decide import quant_type_of
 from refimpl.dtype_choice import is_observed_dtype
 from refimpl.emit import Decomposed, Emitter, QuantizedTensors
 from refimpl.equalize import EQUALIZATION, convert_equalization
 from refimpl.errors import ConfigError, ModelError
 from refimpl.explain import PLAN
-from refimpl.forms import flag
+from refimpl.forms import read_flag
 from refimpl.invariants import check_graph
 from refimpl.plan import LSTM_RESULT, Decision, Plan, Slot
 from refimpl.prepare import PREPARED, Prepared, references_of
 from refimpl.qparams import is_quantized_dtype
-from refimpl.reference import float_module, plain_weights, reference_module, swapped, with_qconfig, without_qconfig
+from refimpl.reference import add_qconfig, float_module_of, make_reference, measure_weights, remove_qconfig, swap_module
 from refimpl.reference_convs import settle_size
-from refimpl.tracing import attribute_of, constants, draft_of, finished, module_type, no_collection, notes_of
+from refimpl.tracing import attribute_of, class_of, compute_constants, draft_of, finish, no_collection, notes_of
 
 
 def convert_to_reference_fx(
@@ -50,13 +50,13 @@ def convert_to_reference_fx(
 
     `convert_custom_config`: a ConvertCustomConfig. `_remove_qconfig`: leave no ``qconfig`` attributes (CVT-08).
     `qconfig_mapping`: prepare's, with None in the place of some values: these parts are left in float (CVT-05).
-    `backend_config`: a BackendConfig; None: that of prepare (CVT-10).
+    `backend_config`: a BackendConfig; None: prepare's (CVT-10).
 
     Raises ModelError for a model that prepare_fx did not make, QConfigError for a mapping or observer that does not
     fit, ConfigError where the config cannot be executed.
     """
-    form = QuantizedTensors
-    return _convert(graph_module, convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig, form)
+    is_bare = read_flag("_remove_qconfig", _remove_qconfig)
+    return _convert(graph_module, convert_custom_config, qconfig_mapping, backend_config, is_bare, QuantizedTensors)
 
 
 def convert_to_reference_decomposed_fx(
@@ -76,7 +76,7 @@ def convert_to_reference_decomposed_fx(
 def convert_to_bounded_reference_fx(graph_module: GraphModule) -> GraphModule:
     """Convert a prepared model to a reference model on quantized tensors that keeps narrow ranges. (CVT-09)
 
-    For who judges a claim of such a range: a clamp stands before each quantize. Errors as of convert_to_reference_fx.
+    To judge a claim of such a range, a clamp stands before each quantize. Errors are those of convert_to_reference_fx.
     """
     return _convert(graph_module, None, None, None, True, BoundedTensors)
 
@@ -90,11 +90,10 @@ def _convert(
     custom_config: object | None,
     qconfig_mapping: object | None,
     backend_config: object | None,
-    remove_qconfig: bool,
+    is_bare: bool,
     form: type[Emitter],
     is_left: bool = False,
 ) -> GraphModule:
-    remove_qconfig = flag("_remove_qconfig", remove_qconfig)
     notes = notes_of(prepared)
     plan, state = notes.get(PLAN), notes.get(PREPARED)
     if not isinstance(plan, Plan) or not isinstance(state, Prepared):
@@ -102,18 +101,18 @@ def _convert(
     if backend_config is not None:
         state = replace(state, references=references_of(backend_config))
     custom = ConvertCustomConfig.of(custom_config)
-    kept = {name: getattr(prepared, name) for name in custom.preserved_attributes if hasattr(prepared, name)}
+    preserved = {name: getattr(prepared, name) for name in custom.preserved_attributes if hasattr(prepared, name)}
     source = prepared
     if notes.get(EQUALIZATION):
         source = draft_of(prepared)
         convert_equalization(source)  # rule: EQL-01
-    floating = float_decisions(plan, state.mapping, qconfig_mapping)
+    floating = find_float_decisions(plan, state.mapping, qconfig_mapping)
     if is_left:  # rule: CVT-05
         floating = frozenset(decision.node for decision in plan.decisions)
     graph, attributes = _Walk(source, plan, state, custom, floating, form).write()
-    model = finished(attributes, graph, prepared, preserved=kept or None)
+    model = finish(attributes, graph, prepared, preserved=preserved or None)
     check_graph(model, "convert")
-    return without_qconfig(model) if remove_qconfig else model  # rule: CVT-08
+    return remove_qconfig(model) if is_bare else model  # rule: CVT-08
 
 
 @dataclass(eq=False)
@@ -132,7 +131,7 @@ class _Walk:
         self.slots = {slot.name: slot for slot in self.plan.slots}
         self.decisions = {name: decision for decision in self.plan.decisions for name in decision.nodes}
         self.modules = dict(self.prepared.named_modules(remove_duplicate=False))
-        self.known = plain_weights(
+        self.weight_qparams = measure_weights(
             (self.modules[d.target], d.qconfig)
             for d in self.plan.decisions
             if d.target and d.dtype_config and is_quantized_dtype(d.dtype_config.weight_dtype)
@@ -140,16 +139,16 @@ class _Walk:
         self.graph = Graph()
         self.attributes: dict[str, Any] = {}
         observers = [self.modules[name] for name in self.slots if name in self.modules]  # saving keeps one name of each
-        self.emit = self.form(self.graph, self.attributes, self.modules, observers)
+        self.emitter = self.form(self.graph, self.attributes, self.modules, observers)
         self.env: dict[Node, Node] = {}
-        self.quantized: dict[Node, Node] = {}  # float value → what it was dequantized from
+        self.quantized: dict[Node, Node] = {}  # float value → the value that was dequantized to it
         nodes = {node.name: node for node in self.prepared.graph.nodes}
-        self.carried = {} if self.is_decomposed else {nodes[made]: nodes[source] for made, source in self.plan.carried}
+        self.carried = {} if self.is_decomposed else {nodes[node]: nodes[source] for node, source in self.plan.carried}
         self.grids: dict[Node, tuple[Node, Node]] = {}  # a quantized value → the qparams that only it knows
-        self.tuples: dict[Node, Any] = {}  # a custom module's tuple, with the float values of its elements
+        self.tuples: dict[Node, Any] = {}  # a custom module's tuple → the float values of its elements
         self.leaves = {name: qconfig for name, _, qconfig in self.plan.unmatched if qconfig is not None}
         self.customs = {kind for kinds in self.custom.observed_to_quantized_mapping.values() for kind in kinds}
-        self.absorbed: set[Node] = set()  # static custom modules: what observes them is theirs
+        self.absorbed: set[Node] = set()  # static custom modules, which contain their output's observers
 
     def write(self) -> tuple[Graph, dict[str, Any]]:
         """Return the new graph and the attributes that it uses."""
@@ -160,101 +159,101 @@ class _Walk:
                 part = self.tuples[node.args[0]][node.args[1]]  # a float value, or a tuple again
                 (self.env if isinstance(part, Node) else self.tuples)[node] = part
             elif node.op == "output":
-                self._output(node)
+                self._write_output(node)
             elif node.op == "call_module":
-                self._module(node)
+                self._write_module(node)
             else:
                 self._copy(node)
                 if node in quantized:
-                    self.env[node] = self._dequantized(self.env[node])  # rule: OBS-11
+                    self.env[node] = self._dequantize(self.env[node])  # rule: OBS-11
             if node in self.carried:
                 self._carry(node)
-        for node in reversed(self.graph.nodes):  # no quantize or dequantize is left without need (CVT-06)
+        for node in reversed(self.graph.nodes):  # no quantize or dequantize stays without need (CVT-06)
             if not node.users and (node.op in ("call_module", "get_attr") or not node.is_impure()):
                 self.graph.erase_node(node)
-        used = {str(node.target) for node in self.graph.nodes if node.op in ("call_module", "get_attr")}
-        return self.graph, {name: value for name, value in self.attributes.items() if name in used}
+        targets = {str(node.target) for node in self.graph.nodes if node.op in ("call_module", "get_attr")}
+        return self.graph, {name: value for name, value in self.attributes.items() if name in targets}
 
-    def _float(self, node: Node) -> Any:
+    def _float_of(self, node: Node) -> Any:
         return self.tuples[node] if node in self.tuples else self.env[node]
 
     def _copy(self, node: Node) -> None:
         """Copy a node whose inputs are floats. (CVT-06)"""
-        made = self.graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
-        made.args, made.kwargs = map_arg((node.args, node.kwargs), self._float)  # rule: CVT-06
-        made.meta = node.meta.copy()
-        self.env[node] = made
+        copied = self.graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
+        copied.args, copied.kwargs = map_arg((node.args, node.kwargs), self._float_of)  # rule: CVT-06
+        copied.meta = node.meta.copy()
+        self.env[node] = copied
         if node.op == "get_attr":
             self.attributes[str(node.target)] = attribute_of(self.prepared, str(node.target))
 
-    def _dequantized(self, value: Node, shape: Any = None) -> Any:
-        """Dequantize a value that is quantized where it comes from; of a tuple of that shape, its parts."""
+    def _dequantize(self, value: Node, shape: Any = None) -> Any:
+        """Dequantize a value that comes quantized; if it is a tuple of that shape, its parts."""
         if isinstance(shape, tuple):
             parts = (self.graph.call_function(operator.getitem, (value, index)) for index in range(len(shape)))
-            return tuple(map(self._dequantized, parts, shape))
-        made = self.graph.call_method("dequantize", (value,))
-        self.quantized[made] = value
-        return made
+            return tuple(map(self._dequantize, parts, shape))
+        dequantized = self.graph.call_method("dequantize", (value,))
+        self.quantized[dequantized] = value
+        return dequantized
 
     def _carry(self, node: Node) -> None:
         """Quantize the result of a sharing op with the qparams that its given input has at run time. (OBS-11)"""
         source, decision = self.quantized.get(self.env[self.carried[node]]), self.decisions[node.name]
-        around = (self.decisions.get(other.name) for other in (node, *node.users))
-        is_left = all(d is None or not d.is_quantized or d.node in self.floating for d in around)
-        maker = self.decisions.get(self.carried[node].name)
-        if source is None or (maker is not None and maker.node in self.floating):  # what should be given is a float
+        producer = self.decisions.get(self.carried[node].name)
+        if source is None or (producer is not None and producer.node in self.floating):  # the given value is a float
             return
-        if decision.node in self.floating and is_left:  # rule: CVT-05
+        if decision.node in self.floating and self._are_left(node, *node.users):  # rule: CVT-05
             return
         assert decision.dtype_config is not None
         if source not in self.grids:
             scale, zero_point = (self.graph.call_method(name, (source,)) for name in ("q_scale", "q_zero_point"))
             self.grids[source] = scale, zero_point
         arguments = (self.env[node], *self.grids[source], decision.dtype_config.output_dtype)
-        made = self.graph.call_function(torch.quantize_per_tensor, arguments)  # rule: OBS-11
-        self.env[node] = self._dequantized(made)
+        quantized = self.graph.call_function(torch.quantize_per_tensor, arguments)  # rule: OBS-11
+        self.env[node] = self._dequantize(quantized)
 
-    def _takes_quantized(self, node: Node) -> bool:
-        return all(self._float(value) in self.quantized for value in node.all_input_nodes)
+    def _are_left(self, *nodes: Node) -> bool:
+        """Tell whether all nodes stay in float. (CVT-05)"""
+        around = (self.decisions.get(node.name) for node in nodes)
+        return all(d is None or not d.is_quantized or d.node in self.floating for d in around)
 
-    def _integers(self, node: Node) -> Any:
-        """The quantized value (or tuple) behind a prepared node; the float value if it is none."""
-        return map_arg(self._float(node), lambda value: self.quantized.get(value, value))
+    def _integers_of(self, node: Node) -> Any:
+        """Return the quantized value (or tuple) of a prepared node; else its float value."""
+        return map_arg(self._float_of(node), lambda value: self.quantized.get(value, value))
 
-    def _output(self, node: Node) -> None:
-        """Copy the output, without the dequantize of what shall come out quantized. (OBS-11)
+    def _write_output(self, node: Node) -> None:
+        """Copy the output, without the dequantize of outputs that must be quantized. (OBS-11)
 
-        In the decomposed form all comes out as float: plain integers do not carry their qparams.
+        In the decomposed form all outputs are float: plain integers do not carry their qparams.
         """
         result, indexes = node.args[0], () if self.is_decomposed else self.state.quantized_outputs
         if isinstance(result, (list, tuple)):
-            parts = [map_arg(r, self._integers if i in indexes else self._float) for i, r in enumerate(result)]
-            made: Any = type(result)(parts)
+            parts = [map_arg(r, self._integers_of if i in indexes else self._float_of) for i, r in enumerate(result)]
+            output: Any = type(result)(parts)
         else:
-            made = map_arg(result, self._integers if 0 in indexes else self._float)
-        self.graph.output(made)  # rule: OBS-11
+            output = map_arg(result, self._integers_of if 0 in indexes else self._float_of)
+        self.graph.output(output)  # rule: OBS-11
 
-    def _module(self, node: Node) -> None:
+    def _write_module(self, node: Node) -> None:
         name = str(node.target)
         decision = self.decisions.get(node.name)
         if name in self.slots:
-            self._observer(node, name)
+            self._write_observer(node, name)
         elif decision is not None and decision.kind == "standalone module":
-            self._standalone(node, name, decision)
-        elif decision is None and node.name in self.leaves and module_type(self.modules[name]) in self.customs:
-            self._custom(node, name, self.leaves[node.name])  # rule: CUS-01
+            self._convert_standalone(node, name, decision)
+        elif decision is None and node.name in self.leaves and class_of(self.modules[name]) in self.customs:
+            self._swap_custom(node, name, self.leaves[node.name])  # rule: CUS-01
         elif decision is None or not decision.is_quantized or decision.node in self.floating:
             self._copy(node)
-            self.attributes[name] = float_module(self.modules[name], where=name)
+            self.attributes[name] = float_module_of(self.modules[name], where=name)
         elif decision.kind == "custom module":
-            self._custom(node, name, decision.qconfig)
+            self._swap_custom(node, name, decision.qconfig)
         else:
             self._copy(node)
             if name not in self.attributes:
-                self.attributes[name] = self._root(name, decision)
+                self.attributes[name] = self._make_root(name, decision)
             settle_size(self.attributes[name], node)
 
-    def _observer(self, node: Node, name: str) -> None:
+    def _write_observer(self, node: Node, name: str) -> None:
         """Put quantize and dequantize in the place of an observer call, or nothing. (CVT-01, CVT-05)"""
         value = node.args[0]
         assert isinstance(value, Node)
@@ -263,32 +262,31 @@ class _Walk:
         self.env[node] = self.env[value]
         if value in self.absorbed:
             return  # rule: CUS-01 (its output is quantized already)
-        around = (self.decisions.get(other.name) for other in (*node.all_input_nodes, *node.users))
-        if self.floating and all(d is None or not d.is_quantized or d.node in self.floating for d in around):
+        if self.floating and self._are_left(*node.all_input_nodes, *node.users):
             return  # rule: CVT-05  the producer and all users are left in float
         if not is_observed_dtype(observer.dtype):
             return
         if slot.role == "weight":
-            observer = self._weight_observer(value, observer)
-        scope = self._user_scope(node, slot) if self.floating else slot.scope
-        quantized, dequantized = self.emit(self.env[value], observer, scope, slot)  # rule: CVT-01
+            observer = self._observe_weight(value, observer)
+        scope = self._find_scope(node, slot) if self.floating else slot.scope
+        quantized, dequantized = self.emitter.write(self.env[value], observer, scope, slot)  # rule: CVT-01
         self.env[node] = dequantized
         self.quantized[dequantized] = quantized
 
-    def _user_scope(self, node: Node, slot: Slot) -> str:
-        """The scope of a value whose producer is left in float: its first quantized user's. (CVT-05)"""
+    def _find_scope(self, node: Node, slot: Slot) -> str:
+        """Return the scope of a value; if its producer is left in float, its first quantized user's. (CVT-05)"""
         producer = self.decisions.get(slot.value)
         if producer is None or producer.node not in self.floating:
             return slot.scope
         users = [d for user in node.users if (d := self.decisions.get(user.name)) and d.node not in self.floating]
         return f"{users[0].places[0].name}_input" if users else slot.scope
 
-    def _weight_observer(self, value: Node, observer: Any) -> Any:
-        """Return an observer that has seen a weight that the model holds or computes. (OBS-06)
+    def _observe_weight(self, value: Node, observer: Any) -> Any:
+        """Return a copy of an observer that has seen a weight that the model holds or computes. (OBS-06)
 
-        A copy: convert does not change the prepared model. A weight that depends on the input was seen in calibration.
+        Convert does not change the prepared model. A weight that depends on the input was seen in calibration.
         """
-        values = constants(self.prepared, value)
+        values = compute_constants(self.prepared, value)
         if values is None:
             return observer
         observer = copy.deepcopy(observer)
@@ -296,26 +294,26 @@ class _Walk:
             observer(values[value])  # rule: OBS-06, CVT-11
         return observer
 
-    def _root(self, name: str, decision: Decision) -> nn.Module:
-        """Return what takes the place of a root module. (CVT-02)"""
+    def _make_root(self, name: str, decision: Decision) -> nn.Module:
+        """Return the module that takes a root module's place. (CVT-02)"""
         assert decision.dtype_config is not None
         module, dtype = self.modules[name], decision.dtype_config.weight_dtype
         if name != decision.target or (dtype is not None and not is_observed_dtype(dtype)):  # rule: DTY-01
-            return float_module(module, where=name)
-        return reference_module(  # rule: CVT-02, CVT-10
+            return float_module_of(module, where=name)
+        return make_reference(  # rule: CVT-02, CVT-10
             module, decision.qconfig, self.state.references,
             is_decomposed=self.is_decomposed, is_bounded=self.form is BoundedTensors, where=name, weight_dtype=dtype,
-            known=self.known.get(id(module)),
+            weight_qparams=self.weight_qparams.get(id(module)),
         )  # fmt: skip
 
-    def _custom(self, node: Node, name: str, qconfig: Any) -> None:
+    def _swap_custom(self, node: Node, name: str, qconfig: Any) -> None:
         """Swap an observed custom module for its quantized class; static ones work on quantized tensors. (CUS-01)
 
         In the decomposed form they take floats, as plain integers do not carry their qparams. (CVT-07)
         """
         module: Any = self.modules[name]
-        mode = quant_type(qconfig)
-        to = self.custom.observed_to_quantized_mapping.get(mode, {}).get(module_type(module))
+        mode = quant_type_of(qconfig)
+        to = self.custom.observed_to_quantized_mapping.get(mode, {}).get(class_of(module))
         if to is None:
             raise ConfigError(
                 f"custom module {name!r}: observed_to_quantized_mapping has no class for {type(module).__name__} in "
@@ -323,35 +321,36 @@ class _Walk:
             )
         is_static, key = mode.name == "STATIC", name
         observers = [user for user in node.users if user.op == "call_module" and str(user.target) in self.slots]
-        if is_static and node.name in self.leaves and not (observers and self._takes_quantized(node)):
+        are_quantized = (self._float_of(value) in self.quantized for value in node.all_input_nodes)
+        if is_static and node.name in self.leaves and not (observers and all(are_quantized)):
             raise ConfigError(
                 f"custom module {name!r}: a static one takes and returns quantized tensors, and not all of these are "
-                f"observed here; name {module_type(module).__name__} in set_float_to_observed_mapping"
+                f"observed here; name {class_of(module).__name__} in set_float_to_observed_mapping"
             )
         for user in observers if is_static else ():
-            module = with_qconfig(module, qconfig)
-            module.activation_post_process = self.modules[str(user.target)]  # what from_observed reads
+            module = add_qconfig(module, qconfig)
+            module.activation_post_process = self.modules[str(user.target)]  # from_observed reads it
             self.absorbed.add(node)
             while key in self.attributes:  # called before, with other qparams
                 key += "_again"
         is_quantized = is_static and not self.is_decomposed  # rule: CVT-07
-        made = self.graph.node_copy(node, self._integers if is_quantized else self._float)
-        made.target = key
+        call = self.graph.node_copy(node, self._integers_of if is_quantized else self._float_of)
+        call.target = key
         if key not in self.attributes:  # rule: CUS-01
-            self.attributes[key] = swapped(module, qconfig, to, how="from_observed", where=name)
-        self.env[node] = self._dequantized(made) if is_static and not isinstance(module, nnqa.LSTM) else made
+            self.attributes[key] = swap_module(module, qconfig, to, how="from_observed", where=name)
+        self.env[node] = self._dequantize(call) if is_static and not isinstance(module, nnqa.LSTM) else call
         if is_static and isinstance(module, nnqa.LSTM):
-            self.tuples[node] = self._dequantized(made, LSTM_RESULT)
+            self.tuples[node] = self._dequantize(call, LSTM_RESULT)
 
-    def _standalone(self, node: Node, name: str, decision: Decision) -> None:
-        """Convert a standalone module by itself; its boundary is what its own config says. (STD-01)"""
+    def _convert_standalone(self, node: Node, name: str, decision: Decision) -> None:
+        """Convert a standalone module separately; its own config says what its boundary is. (STD-01)"""
         child = self.modules[name]
         assert isinstance(child, GraphModule)
-        taken = () if self.is_decomposed else decision.quantized_inputs or ()
-        args = tuple(map_arg(a, self._integers if i in taken else self._float) for i, a in enumerate(node.args))
-        made = self.graph.call_module(name, args, map_arg(node.kwargs, self._float))
-        made.meta = dict(node.meta)
+        indexes = () if self.is_decomposed else decision.quantized_inputs or ()
+        args = tuple(map_arg(a, self._integers_of if i in indexes else self._float_of) for i, a in enumerate(node.args))
+        call = self.graph.call_module(name, args, map_arg(node.kwargs, self._float_of))
+        call.meta = dict(node.meta)
         if name not in self.attributes:
             is_left = decision.node in self.floating  # rule: CVT-05
             self.attributes[name] = _convert(child, self.custom, None, None, False, self.form, is_left)  # rule: STD-01
-        self.env[node] = self._dequantized(made) if decision.quantized_output and not self.is_decomposed else made
+        self.env[node] = self._dequantize(call) if decision.quantized_output and not self.is_decomposed else call

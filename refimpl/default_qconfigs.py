@@ -1,7 +1,7 @@
 """The QConfigs and QConfigMappings that users start from, by torch's names (rules QCM-01, QCM-02, DTY-05).
 
-Tables: observers, fake quantizes, QConfigs of them; then, per engine, the defaults of post-training quantization and of
-training (QAT), and what the default mappings say of particular ops.
+Tables: observers, fake quantizes, their QConfigs; then, per engine, the defaults of post-training quantization and of
+training (QAT), and the QConfigs of particular ops in the default mappings.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from refimpl.qconfig import QConfig, QConfigMapping
 _TENSOR: dict[str, Any] = {"dtype": torch.qint8, "qscheme": torch.per_tensor_symmetric}
 _CHANNEL: dict[str, Any] = {"dtype": torch.qint8, "qscheme": torch.per_channel_symmetric}
 _ROWS: dict[str, Any] = {"qscheme": torch.per_channel_affine_float_qparams, "ch_axis": 0}
-_NO_128: dict[str, Any] = {"quant_min": -127, "quant_max": 127, "eps": 2**-12}  # what xnnpack takes
+_NO_128: dict[str, Any] = {"quant_min": -127, "quant_max": 127, "eps": 2**-12}  # xnnpack's range
 _UNSIGNED: dict[str, Any] = {"quant_min": 0, "quant_max": 255}
 _SIGNED: dict[str, Any] = {"quant_min": -128, "quant_max": 127}
 
@@ -123,11 +123,11 @@ _TRANSPOSED = (
 )  # fmt: skip
 
 
-def _default(backend: str, version: int, is_qat: bool) -> QConfig:
-    versions = [known for training, known in _WEIGHTS if training == is_qat]
-    for what, value, known in (("backend", backend, list(_ENGINES)), ("version", version, versions)):
-        if not isinstance(value, type(known[0])) or value not in known:
-            raise QConfigError(f"no default QConfig for {what} {value!r}; expected one of {known}")
+def _choose_default(backend: str, version: int, is_qat: bool) -> QConfig:
+    versions = [number for training, number in _WEIGHTS if training == is_qat]
+    for role, value, choices in (("backend", backend, list(_ENGINES)), ("version", version, versions)):
+        if not isinstance(value, type(choices[0])) or value not in choices:
+            raise QConfigError(f"no default QConfig for {role} {value!r}; expected one of {choices}")
     reduce_range, per_channel = _ENGINES[backend]
     activation = _ACTIVATIONS[is_qat, version].with_args(reduce_range=reduce_range)
     return QConfig(activation, _WEIGHTS[is_qat, version][per_channel])
@@ -136,11 +136,11 @@ def _default(backend: str, version: int, is_qat: bool) -> QConfig:
 def get_default_qconfig(backend: str = "x86", version: int = 0) -> QConfig:
     """Return an engine's QConfig for post-training quantization. (QCM-01)
 
-    `backend`: ``x86``, ``fbgemm``, ``qnnpack`` or ``onednn``; `version`: 0. Activations are quint8 by a histogram, of 7
-    bits for x86 and fbgemm; weights are symmetric qint8, per tensor for qnnpack, else per channel. Raises QConfigError
-    for another engine or version.
+    `backend`: ``x86``, ``fbgemm``, ``qnnpack`` or ``onednn``; `version`: 0. Activations are quint8 by a histogram, with
+    7 bits for x86 and fbgemm; weights are symmetric qint8, per tensor for qnnpack, else per channel. Raises
+    QConfigError for another engine or version.
     """
-    return _default(backend, version, False)
+    return _choose_default(backend, version, False)
 
 
 def get_default_qat_qconfig(backend: str = "x86", version: int = 1) -> QConfig:
@@ -149,11 +149,11 @@ def get_default_qat_qconfig(backend: str = "x86", version: int = 1) -> QConfig:
     `version`: 1 for fused fake quantizes, 0 for plain ones; both average the range over batches. Dtypes and schemes are
     those of get_default_qconfig. Raises QConfigError for another engine or version.
     """
-    return _default(backend, version, True)
+    return _choose_default(backend, version, True)
 
 
-def _mapping(backend: str, version: int, is_qat: bool) -> QConfigMapping:
-    qconfig = _default(backend, version, is_qat)
+def _make_mapping(backend: str, version: int, is_qat: bool) -> QConfigMapping:
+    qconfig = _choose_default(backend, version, is_qat)
     weight, _ = _WEIGHTS[is_qat, 0]
     zero_to_one, minus_one_to_one = _FIXED[is_qat]
     reduce_range, _ = _ENGINES[backend]
@@ -176,15 +176,15 @@ def get_default_qconfig_mapping(backend: str = "x86", version: int = 0) -> QConf
     """Return an engine's mapping for post-training quantization: its QConfig for all, and special ones by op. (QCM-02)
 
     Ops with a result in 0…1 or −1…1, such as sigmoid and tanh, have fixed qparams; reshape reuses its input's observer;
-    the weight of layer norm stays float; transposed convolutions have weights per tensor on x86 and fbgemm; PReLU's is
-    quint8. Raises QConfigError for an unknown engine or version.
+    the weight of layer norm stays float; transposed convolutions have weights per tensor on x86 and fbgemm; PReLU's
+    weight is quint8. Raises QConfigError for an unknown engine or version.
     """
-    return _mapping(backend, version, False)
+    return _make_mapping(backend, version, False)
 
 
 def get_default_qat_qconfig_mapping(backend: str = "x86", version: int = 1) -> QConfigMapping:
-    """Return an engine's mapping for quantization-aware training; its special cases are post-training's. (QCM-02)
+    """Return an engine's mapping for quantization-aware training, with the special QConfigs of post-training. (QCM-02)
 
     Raises QConfigError for an unknown engine or version.
     """
-    return _mapping(backend, version, True)
+    return _make_mapping(backend, version, True)

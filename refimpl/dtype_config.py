@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from refimpl.errors import ConfigError, reject_unknown_keys
-from refimpl.forms import NUMBER, instance, optional, taken
+from refimpl.forms import NUMBER, coerce, instance_of, optional
 
-_DTYPE = optional(instance(torch.dtype, "a torch.dtype"))
+_DTYPE = optional(instance_of(torch.dtype, "a torch.dtype"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class DTypeWithConstraints:
     """A dtype and the bounds that a QConfig must keep for it. Every field may be None: no bound. (CFG-02)
 
     Compared by value. A QConfig that breaks a bound is no error: the pattern stays float. (DTY-06) Raises ConfigError
-    for a dtype that is none, or a bound that is no number.
+    for a `dtype` that is no dtype, or a bound that is no number.
     """
 
     # rule: CFG-02
@@ -41,24 +41,24 @@ class DTypeWithConstraints:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             form = _DTYPE if name == "dtype" else optional(NUMBER)
-            taken(ConfigError, f"DTypeWithConstraints.{name}", form, getattr(self, name))
+            coerce(ConfigError, f"DTypeWithConstraints.{name}", form, getattr(self, name))
 
     @classmethod
     def of(cls, value: object, *, where: str = "dtype") -> DTypeWithConstraints:
-        """Return ours of a dtype, None, or any object with these fields. (CFG-03, CFG-14)
+        """Return refimpl's for a dtype, None, or any object with these fields. (CFG-03, CFG-14)
 
-        Raises ConfigError for anything else, naming `where` it was found.
+        Raises ConfigError, naming `where`, for anything else.
         """
         if isinstance(value, DTypeWithConstraints):
             return value
         if value is None or isinstance(value, torch.dtype):
             return cls(dtype=value)
         if hasattr(value, "quant_min_lower_bound") and hasattr(value, "dtype"):  # rule: CFG-14
-            return cls(**{field.name: getattr(value, field.name, None) for field in fields(cls)})
+            return cls(*(getattr(value, field.name, None) for field in fields(cls)))
         raise ConfigError(f"{where}: expected a torch.dtype or a DTypeWithConstraints, found {value!r}")
 
 
-_FLAG = optional(instance(bool, "a bool"))
+_FLAG = optional(instance_of(bool, "a bool"))
 _KEYS = ("input_dtype", "output_dtype", "weight_dtype", "bias_dtype", "is_dynamic")
 
 
@@ -67,11 +67,11 @@ class DTypeConfig:
     """One combination of dtypes that a backend supports for a pattern. (CFG-03)
 
     Each of the first three is a dtype, one with constraints, or None: a wildcard (DTY-01). `bias_dtype`: float32, or
-    float16 beside static float16 (DTY-08); None: any. `is_dynamic`: qparams of the input are chosen while running, and
+    float16 with static float16 (DTY-08); None: any. `is_dynamic`: qparams of the input are chosen while running, and
     the output is float (DTY-07); None counts as False. Raises ConfigError for anything else in the place of a dtype.
 
-    ``input_dtype`` and its siblings give the bare dtype, ``input_dtype_with_constraints`` and its siblings the whole
-    object. Compared by value.
+    ``input_dtype`` and the like are the bare dtype, ``input_dtype_with_constraints`` and the like the whole object.
+    Compared by value.
     """
 
     # rule: CFG-03
@@ -91,8 +91,8 @@ class DTypeConfig:
     ) -> None:
         for name, value in zip(_KEYS[:3], (input_dtype, output_dtype, weight_dtype), strict=True):
             object.__setattr__(self, f"{name}_with_constraints", DTypeWithConstraints.of(value, where=name))
-        object.__setattr__(self, "bias_dtype", taken(ConfigError, "bias_dtype", _DTYPE, bias_dtype))
-        object.__setattr__(self, "is_dynamic", taken(ConfigError, "is_dynamic", _FLAG, is_dynamic))
+        object.__setattr__(self, "bias_dtype", coerce(ConfigError, "bias_dtype", _DTYPE, bias_dtype))
+        object.__setattr__(self, "is_dynamic", coerce(ConfigError, "is_dynamic", _FLAG, is_dynamic))
 
     @property
     def input_dtype(self) -> torch.dtype | None:
@@ -111,7 +111,7 @@ class DTypeConfig:
 
     @classmethod
     def of(cls, value: object) -> DTypeConfig:
-        """Take ours, the dict form, or any object with torch's attributes; else raise ConfigError. (CFG-08, CFG-14)"""
+        """Return refimpl's for itself, a dict form, or torch's attributes; else raise ConfigError. (CFG-08, CFG-14)"""
         if isinstance(value, DTypeConfig):
             return value
         if isinstance(value, Mapping):
@@ -124,7 +124,7 @@ class DTypeConfig:
     def from_dict(cls, dtype_config_dict: Mapping[str, Any]) -> DTypeConfig:
         """Build from the public dict form, all keys optional. (CFG-04)
 
-        The keys are the constructor's arguments. Raises ConfigError for another key, or for what is no dtype.
+        The keys are the constructor's arguments. Raises ConfigError for another key, or a value that is no dtype.
         """
         reject_unknown_keys("DTypeConfig.from_dict", dtype_config_dict, _KEYS)
         return cls(**dtype_config_dict)  # rule: CFG-04

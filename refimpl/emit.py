@@ -13,59 +13,56 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from refimpl.decomposed import OPS, PLAIN_DTYPE
-from refimpl.errors import QConfigError, blaming
+from refimpl.errors import QConfigError, blame
 from refimpl.observers import asks_whole_range
 from refimpl.plan import Slot
-from refimpl.qparams import QParams, dtype_range, read_plain_observers, read_qparams
+from refimpl.qparams import QParams, dtype_range, fill_range, read_plain_observers, read_qparams
 
 
 def write_node(graph: Graph, op: str, target: Any, args: tuple[Any, ...]) -> Node:
-    """Append a node, named after its target.
-
-    Its arguments are set afterwards: fx would search them for symbolic numbers, which nobody has here.
-    """
-    made = graph.create_node(op, target, name=getattr(target, "__name__", target))
-    made.args = args
-    return made
+    """Append a node, named after its target; set its arguments later: fx would search them for symbolic numbers."""
+    node = graph.create_node(op, target, name=getattr(target, "__name__", target))
+    node.args = args
+    return node
 
 
 class Emitter:
-    """What both forms share: names of buffers, and one reading of qparams per observer instance."""
+    """Base of both forms: names buffers, and reads the qparams of an observer instance once."""
 
-    static: Callable[..., tuple[Node, Node]]  # quantize with qparams that are known (CVT-01)
-    dynamic: Callable[..., tuple[Node, Node]]  # quantize with qparams that are chosen while running (CVT-03)
-    float16: Callable[..., tuple[Node, Node]]  # cast to float16 and back (CVT-04)
+    write_static: Callable[..., tuple[Node, Node]]  # quantize with known qparams (CVT-01)
+    write_dynamic: Callable[..., tuple[Node, Node]]  # quantize with qparams chosen while running (CVT-03)
+    write_float16: Callable[..., tuple[Node, Node]]  # cast to float16 and back (CVT-04)
 
     def __init__(
-        self, graph: Graph, attributes: dict[str, Any], taken: Mapping[str, Any], observers: Iterable[Any]
+        self, graph: Graph, attributes: dict[str, Any], modules: Mapping[str, Any], observers: Iterable[Any]
     ) -> None:
         self.graph = graph
         self.attributes = attributes
-        self._taken = taken
+        self._modules = modules  # whose names are no buffer's
         self._numbers: defaultdict[str, count[int]] = defaultdict(count)
-        self._qparams = read_plain_observers(observers)
-        self._read: list[Any] = []  # kept alive: an id is an observer's own only as long as it lives
+        self._qparams = read_plain_observers(observers)  # by id
+        self._read: list[Any] = []  # observers kept alive, so that no other one gets their id
 
-    def __call__(self, value: Node, observer: Any, scope: str, slot: Slot) -> tuple[Node, Node]:
+    def write(self, value: Node, observer: Any, scope: str, slot: Slot) -> tuple[Node, Node]:
         """Write quantize and dequantize of a value at the end of the graph; return both nodes.
 
         Raises QConfigError, naming the slot, for an observer that gives no qparams.
         """
         if getattr(observer, "is_dynamic", False):
-            return self.dynamic(value, observer)
+            return self.write_dynamic(value, observer)
         if observer.dtype == torch.float16:
-            return self.float16(value)
+            return self.write_float16(value)
         if id(observer) not in self._qparams:
-            with blaming(QConfigError, f"observer of {slot.value!r} ({slot.role})", "it"):
+            with blame(QConfigError, f"observer of {slot.value!r} ({slot.role})", "it"):
                 self._qparams[id(observer)] = read_qparams(observer)
             self._read.append(observer)
-        return self.static(value, self._qparams[id(observer)], scope)
+        return self.write_static(value, self._qparams[id(observer)], scope)
 
-    def buffer(self, stem: str, tensor: Tensor) -> Node:
+    def add_buffer(self, stem: str, tensor: Tensor) -> Node:
         """Register a buffer under the next free name of a stem, and read it."""
         stem = stem.replace(".", "_")
         names = (f"{stem}_{number}" for number in self._numbers[stem])
-        name = next(name for name in names if name not in self.attributes and name not in self._taken)
+        name = next(name for name in names if name not in self.attributes and name not in self._modules)
         self.attributes[name] = tensor
         return self.graph.create_node("get_attr", name, name=name)
 
@@ -80,28 +77,28 @@ class QuantizedTensors(Emitter):
 
     dtypes = (torch.quint8, torch.qint8, torch.qint32)
 
-    def static(self, value: Node, qparams: QParams, scope: str) -> tuple[Node, Node]:
-        """Write quantize_per_tensor, or per_channel where there is an axis; buffers are named after `scope`. (CVT-01)
+    def write_static(self, value: Node, qparams: QParams, scope: str) -> tuple[Node, Node]:
+        """Write quantize_per_tensor, or per_channel with an axis; buffers are named after `scope`. (CVT-01)
 
-        These ops know the whole range of the dtype alone: a narrower one is in the qparams. (CVT-09)
+        These ops know only the dtype's whole range: only the qparams show a narrower one. (CVT-09)
         """
         if qparams.dtype not in self.dtypes:
             self.refuse(value, str(qparams.dtype), ", ".join(map(str, self.dtypes)))
         scale, zero_point = qparams.scale, qparams.zero_point
-        rest: tuple[Any, ...] = (qparams.axis, qparams.dtype)
+        form: tuple[Any, ...] = (qparams.axis, qparams.dtype)
         quantize: Any = torch.quantize_per_channel
         if qparams.axis is None:
-            scale, zero_point, rest = torch.tensor(float(scale)), torch.tensor(int(zero_point)), (qparams.dtype,)
+            scale, zero_point, form = torch.tensor(float(scale)), torch.tensor(int(zero_point)), (qparams.dtype,)
             quantize = torch.quantize_per_tensor
-        numbers = (self.buffer(f"{scope}_scale", scale), self.buffer(f"{scope}_zero_point", zero_point))
-        quantized = write_node(self.graph, "call_function", quantize, (value, *numbers, *rest))
+        numbers = (self.add_buffer(f"{scope}_scale", scale), self.add_buffer(f"{scope}_zero_point", zero_point))
+        quantized = write_node(self.graph, "call_function", quantize, (value, *numbers, *form))
         return quantized, write_node(self.graph, "call_method", "dequantize", (quantized,))
 
-    def dynamic(self, value: Node, observer: Any) -> tuple[Node, Node]:
+    def write_dynamic(self, value: Node, observer: Any) -> tuple[Node, Node]:
         """Write quantize_per_tensor_dynamic, with reduce_range where the range is half of the dtype's. (CVT-03, CVT-09)
 
-        A whole range is halved too on the engines whose kernels saturate, unless the observer asks for it. The op knows
-        these two ranges, and affine qparams: another range, or a symmetric scheme, raises QConfigError.
+        A whole range is halved too on engines whose kernels saturate, unless the observer asks for it. The op knows
+        only these two ranges and affine qparams: another range, or a symmetric scheme, raises QConfigError.
         """
         does_saturate = torch.backends.quantized.engine in ("fbgemm", "x86")
         is_half = observer.dtype != torch.float16 and self._is_half(value, observer)
@@ -111,16 +108,15 @@ class QuantizedTensors(Emitter):
         return quantized, self.graph.call_method("dequantize", (quantized,))
 
     def _is_half(self, value: Node, observer: Any) -> bool:
-        whole, asked = dtype_range(observer.dtype), _ends(observer)
+        whole, ends = dtype_range(observer.dtype), fill_range(observer.dtype, observer.quant_min, observer.quant_max)
         half = (whole[0] // 2, whole[1] // 2)
-        if asked not in (whole, half) or observer.dtype not in (torch.quint8, torch.qint8):
-            choices = f"dynamic quint8 and qint8, in {whole} or {half}"
-            self.refuse(value, f"dynamic {observer.dtype} in {asked}", choices)
+        if ends not in (whole, half) or observer.dtype not in (torch.quint8, torch.qint8):
+            self.refuse(value, f"dynamic {observer.dtype} in {ends}", f"dynamic quint8 and qint8, in {whole} or {half}")
         if getattr(observer, "qscheme", None) == torch.per_tensor_symmetric:
             self.refuse(value, "dynamic symmetric qparams", "dynamic affine ones")
-        return asked == half
+        return ends == half
 
-    def float16(self, value: Node) -> tuple[Node, Node]:
+    def write_float16(self, value: Node) -> tuple[Node, Node]:
         """Write a cast to float16, and the ``dequantize`` that casts back. (CVT-04)"""
         half = self.graph.call_method("to", (value, torch.float16))  # rule: CVT-04
         return half, self.graph.call_method("dequantize", (half,))
@@ -129,47 +125,40 @@ class QuantizedTensors(Emitter):
 class Decomposed(Emitter):
     """Writes ``quantized_decomposed`` ops on plain integers; per-tensor qparams are literals. (CVT-07)"""
 
-    def static(self, value: Node, qparams: QParams, scope: str) -> tuple[Node, Node]:
+    def write_static(self, value: Node, qparams: QParams, scope: str) -> tuple[Node, Node]:
         """Write the ops per tensor, or per channel with buffers named after `scope`. (CVT-07)"""
-        bounds = (qparams.quant_min, qparams.quant_max, self._plain(value, qparams.dtype))  # rule: CVT-07
+        bounds = (qparams.quant_min, qparams.quant_max, self._plain_dtype_of(value, qparams.dtype))  # rule: CVT-07
         if qparams.axis is None:
             numbers: tuple[Any, ...] = (float(qparams.scale), int(qparams.zero_point), *bounds)
-            return self._pair(value, numbers, OPS.quantize_per_tensor.default, OPS.dequantize_per_tensor.default)
+            return self._write_pair(value, numbers, OPS.quantize_per_tensor.default, OPS.dequantize_per_tensor.default)
         tensors = (("scale", qparams.scale), ("zero_point", qparams.zero_point))
-        numbers = (*(self.buffer(f"{scope}_{name}", tensor) for name, tensor in tensors), qparams.axis, *bounds)
-        return self._pair(value, numbers, OPS.quantize_per_channel.default, OPS.dequantize_per_channel.default)
+        numbers = (*(self.add_buffer(f"{scope}_{name}", tensor) for name, tensor in tensors), qparams.axis, *bounds)
+        return self._write_pair(value, numbers, OPS.quantize_per_channel.default, OPS.dequantize_per_channel.default)
 
-    def dynamic(self, value: Node, observer: Any) -> tuple[Node, Node]:
+    def write_dynamic(self, value: Node, observer: Any) -> tuple[Node, Node]:
         """Write choose_qparams, and quantize and dequantize with what it gives; float16 is cast. (CVT-03)"""
         if observer.dtype == torch.float16:
-            return self.float16(value)
-        bounds, plain = _ends(observer), self._plain(value, observer.dtype)
+            return self.write_float16(value)
+        bounds = fill_range(observer.dtype, observer.quant_min, observer.quant_max)
+        plain = self._plain_dtype_of(value, observer.dtype)
         is_symmetric = getattr(observer, "qscheme", None) == torch.per_tensor_symmetric
         choose = OPS.choose_qparams_symmetric.tensor if is_symmetric else OPS.choose_qparams.tensor
         eps = getattr(observer, "eps", torch.finfo(torch.float32).eps)
         chosen = self.graph.call_function(choose, (value, *bounds, float(eps), plain))  # rule: CVT-03
         qparams = (self.graph.call_function(operator.getitem, (chosen, index)) for index in (0, 1))
-        return self._pair(
-            value, (*qparams, *bounds, plain), OPS.quantize_per_tensor.tensor, OPS.dequantize_per_tensor.tensor
-        )
+        numbers = (*qparams, *bounds, plain)
+        return self._write_pair(value, numbers, OPS.quantize_per_tensor.tensor, OPS.dequantize_per_tensor.tensor)
 
-    def float16(self, value: Node) -> tuple[Node, Node]:
+    def write_float16(self, value: Node) -> tuple[Node, Node]:
         """Write a cast to float16, and one back to float32. (CVT-04)"""
         half = self.graph.call_function(OPS.convert_element_type.no_fuse, (value, torch.float16))  # rule: CVT-04
         return half, self.graph.call_function(OPS.convert_element_type.no_fuse, (half, torch.float32))
 
-    def _plain(self, value: Node, dtype: torch.dtype) -> torch.dtype:
+    def _plain_dtype_of(self, value: Node, dtype: torch.dtype) -> torch.dtype:
         if dtype not in PLAIN_DTYPE:
             self.refuse(value, str(dtype), ", ".join(map(str, PLAIN_DTYPE)))
         return PLAIN_DTYPE[dtype]
 
-    def _pair(self, value: Node, numbers: tuple[Any, ...], quantize: Any, dequantize: Any) -> tuple[Node, Node]:
+    def _write_pair(self, value: Node, numbers: tuple[Any, ...], quantize: Any, dequantize: Any) -> tuple[Node, Node]:
         quantized = write_node(self.graph, "call_function", quantize, (value, *numbers))
         return quantized, write_node(self.graph, "call_function", dequantize, (quantized, *numbers))
-
-
-def _ends(observer: Any) -> tuple[int, int]:
-    """The ends of an observer's range; one that it does not give is its dtype's."""
-    asked = (observer.quant_min, observer.quant_max)
-    low, high = (end if own is None else int(own) for end, own in zip(dtype_range(observer.dtype), asked, strict=True))
-    return low, high

@@ -25,11 +25,11 @@ from refimpl.observers import PerChannelMinMaxObserver
 from refimpl.plan import OBSERVER_PREFIX, Decision
 from refimpl.qconfig import QConfig, QConfigMapping, QConfigResolver, as_qconfig_mapping
 from refimpl.qparams import PER_CHANNEL, PER_TENSOR, has_data, is_quantized_dtype
-from refimpl.tracing import Places, attribute_of, weighted
+from refimpl.tracing import Places, attribute_of, layer_of
 
 EQUALIZATION = "refimpl_equalization"  # the key of a prepared model's meta that holds its Equalizations
 
-# What can be equalized: module class or function -> number of spatial dimensions, which follow the input's channels.
+# Ops that can be equalized: module class or function -> number of spatial dimensions after the input's channels.
 SPATIAL_DIMENSIONS: Mapping[Any, int] = {
     nn.Linear: 0, nni.LinearReLU: 0, F.linear: 0, nn.Conv1d: 1, nni.ConvReLU1d: 1, F.conv1d: 1,
     nn.Conv2d: 2, nni.ConvReLU2d: 2, F.conv2d: 2, nn.Conv3d: 3, nni.ConvReLU3d: 3, F.conv3d: 3,
@@ -53,7 +53,7 @@ class InputEqualizationObserver(PerChannelMinMaxObserver):
 
 
 class WeightEqualizationObserver(PerChannelMinMaxObserver):
-    """Keeps the range of every column (axis 1) of a weight; arguments as for the input's. (EQL-01)"""
+    """Keeps the range of every column (axis 1) of a weight; arguments as for the input's observer. (EQL-01)"""
 
     def __init__(self, *, qscheme: torch.qscheme = torch.per_tensor_affine, **arguments: Any) -> None:
         super().__init__(ch_axis=1, qscheme=_SCHEMES.get(qscheme, qscheme), **{"dtype": torch.qint8} | arguments)
@@ -66,7 +66,7 @@ class WeightEqualizationObserver(PerChannelMinMaxObserver):
 class EqualizationQConfig(NamedTuple):
     """How the channels of an op's input, and the columns of its weight, are observed for equalization. (EQL-01)
 
-    A mapping of these is prepare_fx's `_equalization_config`. Taken by protocol; torch's own fit.
+    A mapping of these is prepare_fx's `_equalization_config`. Taken by protocol; torch's fit.
     """
 
     input_activation: Callable[..., nn.Module] = nn.Identity
@@ -80,10 +80,10 @@ default_equalization_qconfig = EqualizationQConfig(InputEqualizationObserver, We
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equalization:
-    """What is done with one op for which a mapping asks for equalization. (EQL-01)
+    """The decision about one op for which a mapping asks for equalization. (EQL-01)
 
-    ``source``: the mapping's key. ``reason``: why it is left alone, or "". ``observer``: the attribute that its input's
-    equalization observer is, or "". ``make_columns``, ``make_weight``: of its weight's, for equalization and qparams.
+    ``source``: the mapping's key. ``reason``: why it is not equalized, or "". ``observer``: name of its input's
+    equalization observer, or "". ``make_columns``, ``make_weight``: its weight's, for equalization and for qparams.
     """
 
     op: str
@@ -95,38 +95,38 @@ class Equalization:
 
 
 def place_equalization(model: GraphModule, decisions: Iterable[Decision], mapping: object) -> tuple[Equalization, ...]:
-    """Insert equalization observers, in place, when all other observers are in; return and note what was decided.
+    """Insert equalization observers, in place, when all other observers are in; return the decisions, and note them.
 
-    `mapping`: a QConfigMapping of EqualizationQConfigs. Warns of an op that it asks for and that is left alone. Raises
-    QConfigError for another value in it, or one that makes no such observers.
+    `mapping`: a QConfigMapping of EqualizationQConfigs. Warns of an op that it asks for and that is not equalized.
+    Raises QConfigError for another value in it, or one that makes no such observers.
     """
-    decided = [decision for decision in decisions if decision.dtype_config and decision.qconfig]
+    accepted = [decision for decision in decisions if decision.dtype_config and decision.qconfig]
     nodes = {node.name: node for node in model.graph.nodes}
-    quantized = {nodes[name] for decision in decided for name in decision.nodes}
+    quantized = {nodes[name] for decision in accepted for name in decision.nodes}
     resolver, places = QConfigResolver(_as_qconfigs(mapping)), Places(model)
-    found = []
-    for decision in decided:
+    items = []
+    for decision in accepted:
         root = nodes[decision.root]
-        asked, source = resolver.resolve(places.object_types(root), places.name(root), places.order(root))
-        dimensions = _dimensions(places, root)
-        if asked is None or dimensions is None:
+        qconfig, source = resolver.resolve(places.object_types_of(root), places.name_of(root), places.order_of(root))
+        dimensions = _dimensions_of(places, root)
+        if qconfig is None or dimensions is None:
             continue
-        if reason := next(_refusals(places, root, asked, quantized), ""):
+        if reason := next(_find_refusals(places, root, qconfig, quantized), ""):
             warn_user(f"Cannot equalize {root.name} (asked for by {source}): {reason}")
-        observer = "" if reason else _insert(model, root, asked, dimensions)
-        makers = {"make_columns": asked.weight, "make_weight": cast(QConfig, decision.qconfig).weight}
-        found.append(Equalization(op=root.name, source=source, reason=reason, observer=observer, **makers))
-    model.meta[EQUALIZATION] = tuple(found)
-    return tuple(found)
+        observer = "" if reason else _insert_observers(model, root, qconfig, dimensions)
+        makers = {"make_columns": qconfig.weight, "make_weight": cast(QConfig, decision.qconfig).weight}
+        items.append(Equalization(op=root.name, source=source, reason=reason, observer=observer, **makers))
+    model.meta[EQUALIZATION] = tuple(items)
+    return tuple(items)
 
 
 def _as_qconfigs(mapping: object) -> QConfigMapping:
-    """Return the mapping with a QConfig for every EqualizationQConfig, to be resolved as all are. (QCM-02)"""
-    made = QConfigMapping()
-    for name, found in vars(as_qconfig_mapping(mapping)).items():
-        is_table = isinstance(found, Mapping)
-        setattr(made, name, {k: _as_qconfig(v) for k, v in found.items()} if is_table else _as_qconfig(found))
-    return made
+    """Return the mapping with a QConfig for every EqualizationQConfig, resolved as all are. (QCM-02)"""
+    qconfigs = QConfigMapping()
+    for name, values in vars(as_qconfig_mapping(mapping)).items():
+        is_table = isinstance(values, Mapping)
+        setattr(qconfigs, name, {k: _as_qconfig(v) for k, v in values.items()} if is_table else _as_qconfig(values))
+    return qconfigs
 
 
 def _as_qconfig(value: Any) -> QConfig | None:
@@ -136,40 +136,40 @@ def _as_qconfig(value: Any) -> QConfig | None:
     return None if value is None else QConfig(value.input_activation, value.weight)
 
 
-def _dimensions(places: Places, node: Node) -> int | None:
+def _dimensions_of(places: Places, node: Node) -> int | None:
     """Return the number of spatial dimensions of an op that can be equalized, else None."""
-    module = places.module(node)
+    module = places.module_of(node)
     return SPATIAL_DIMENSIONS.get(node.target if module is None else type(module))
 
 
-def _refusals(places: Places, root: Node, asked: QConfig, quantized: set[Node]) -> Iterator[str]:
-    """Give the reasons why an op is to be left alone: scaling would change what others compute, or is not possible."""
-    if nn.Identity in asked:
+def _find_refusals(places: Places, root: Node, qconfig: QConfig, quantized: set[Node]) -> Iterator[str]:
+    """Yield the reasons not to equalize an op: scaling would change other results, or is not possible."""
+    if nn.Identity in qconfig:
         yield "its EqualizationQConfig has no observer for the input or for the weight"
-    observer, module = _argument(root, "input"), places.module(root)
+    observer, module = _argument_of(root, "input"), places.module_of(root)
     if not _is_observer(observer):
         yield f"its input {observer} is not observed"
         return
     value, measured = observer.args[0], cast(Any, places.modules[str(observer.target)])
     readers = [user for reader in value.users for user in (reader.users if _is_observer(reader) else (reader,))]
-    for other in (user for user in readers if user in quantized and user is not root):  # rule: EQL-01
-        yield f"its input {value} is part of a branch: {other}, quantized too, reads it"
+    for reader in (user for user in readers if user in quantized and user is not root):  # rule: EQL-01
+        yield f"its input {value} is part of a branch: {reader}, quantized too, reads it"
     if len(observer.users) > 1:
         yield f"its input {value} is read, as it is quantized, by {', '.join(map(str, observer.users))}"
     is_static = is_quantized_dtype(measured.dtype) and not getattr(measured, "is_dynamic", False)
     has_range = hasattr(getattr(measured, "activation_post_process", measured), "min_val")
     if is_static and not (has_range and measured.qscheme not in PER_CHANNEL):
         yield f"the observer of its input, a {type(measured).__name__}, has no range of the whole tensor to adjust"
-    if module is None and not (_is_observer(_argument(root, "weight")) and _held(root, "weight")):
+    if module is None and not (_is_observer(_argument_of(root, "weight")) and _find_constant(root, "weight")):
         yield "its weight is computed, not observed, or read by others"
     if places.is_shared_state(root):
         yield f"its module {root.target} is called at several places"
-    if (_argument(root, "groups", 1) if module is None else getattr(weighted(module), "groups", 1)) != 1:
+    if (_argument_of(root, "groups", 1) if module is None else getattr(layer_of(module), "groups", 1)) != 1:
         yield "it is grouped: a column of its weight serves several input channels"
 
 
-def _argument(node: Node, name: str, default: Any = None) -> Any:
-    """Return an argument of a function, given by position or by keyword (PAT-08); "input": also of a module."""
+def _argument_of(node: Node, name: str, default: Any = None) -> Any:
+    """Return an argument of a function, given by position or by keyword (PAT-08); "input" also of a module."""
     return node.kwargs.get(name, dict(enumerate(node.args)).get(_POSITIONS[name], default))
 
 
@@ -177,41 +177,41 @@ def _is_observer(value: Any) -> bool:
     return isinstance(value, Node) and value.op == "call_module" and str(value.target).startswith(OBSERVER_PREFIX)
 
 
-def _held(node: Node, name: str) -> Node | None:
-    """Return the get_attr behind an argument of a function, also through observers, if nothing else reads it."""
-    value = _argument(node, name)
+def _find_constant(node: Node, name: str) -> Node | None:
+    """Return the get_attr that an argument of a function reads, also through observers, if nothing else reads it."""
+    value = _argument_of(node, name)
     while _is_observer(value) and len(value.users) == 1:
         value = value.args[0]
     return value if isinstance(value, Node) and value.op == "get_attr" and len(value.users) == 1 else None
 
 
-def _insert(model: GraphModule, root: Node, asked: QConfig, dimensions: int) -> str:
-    """Insert the equalization observers of an op; return the attribute of its input's."""
-    wanted = {"weight": (asked.weight, "get_weight_col_minmax"), "input": (asked.activation, "get_input_minmax")}
+def _insert_observers(model: GraphModule, root: Node, qconfig: QConfig, dimensions: int) -> str:
+    """Insert the equalization observers of an op; return the name of its input's."""
+    makers = {"weight": (qconfig.weight, "get_weight_col_minmax"), "input": (qconfig.activation, "get_input_minmax")}
     if root.op == "call_module":
-        del wanted["weight"]
-    else:  # where torch's own tools look for the weight of a function
+        del makers["weight"]
+    else:  # where torch's tools look for the weight of a function
         root.meta["target_dtype_info"] = {f"{part}_index": _POSITIONS[part] for part in ("weight", "bias")}
     name, device = "", next(model.parameters(), torch.empty(0)).device
-    for argument, (make, protocol) in wanted.items():
-        made, observer = make(), _argument(root, argument)
-        if not hasattr(made, protocol):
-            raise QConfigError(f"_equalization_config for {root.name}: {type(made).__name__} has no {protocol}()")
-        if isinstance(made, InputEqualizationObserver):
-            made.ch_axis = -1 - dimensions
-        name = _free_name(model, f"{observer.name}_equalization_process_")
-        model.add_module(name, made.to(device).train(model.training))
-        with model.graph.inserting_after(observer):
-            root.replace_input_with(observer, model.graph.call_module(name, (observer,)))
+    for argument, (make, protocol) in makers.items():
+        observer, value = make(), _argument_of(root, argument)
+        if not hasattr(observer, protocol):
+            raise QConfigError(f"_equalization_config for {root.name}: {type(observer).__name__} has no {protocol}()")
+        if isinstance(observer, InputEqualizationObserver):
+            observer.ch_axis = -1 - dimensions
+        name = _find_free_name(model, f"{value.name}_equalization_process_")
+        model.add_module(name, observer.to(device).train(model.training))
+        with model.graph.inserting_after(value):
+            root.replace_input_with(value, model.graph.call_module(name, (value,)))
     return name
 
 
-def _free_name(model: nn.Module, prefix: str) -> str:
+def _find_free_name(model: nn.Module, prefix: str) -> str:
     return next(name for number in count() if not hasattr(model, name := f"{prefix}{number}"))
 
 
 def convert_equalization(model: GraphModule) -> None:
-    """Equalize a draft before its observers become quantizes, in place: nothing of equalization's observers remains.
+    """Equalize a draft before its observers become quantizes, in place; equalization's observers are removed.
 
     Modules and tensors shared with other models are not changed. Warns of an observer without data, whose factors are
     1. Raises QConfigError for one whose channels are not the weight's columns.
@@ -219,40 +219,40 @@ def convert_equalization(model: GraphModule) -> None:
     plan = {item.observer: item for item in model.meta.get(EQUALIZATION, ()) if not item.reason}
     at = {next(iter(node.users)): node for node in model.graph.nodes if str(node.target) in plan}
     places, makers = Places(model), {op: plan[str(node.target)].make_weight for op, node in at.items()}
-    columns = {op: _scale(model, op, node, plan[str(node.target)]) for op, node in at.items()}
+    columns = {op: _compute_factors(model, op, node, plan[str(node.target)]) for op, node in at.items()}
     rows: dict[Node, Tensor] = {}
     for op, node in at.items():
         observer: Any = node.args[0]
         value: Any = observer.args[0]
         _adjust_range(model, observer, places.modules[str(node.target)], columns[op])
-        layer = _layer_before(places, value, makers)
+        layer = _find_layer_before(places, value, makers)
         if layer is not None:
             rows[layer] = columns[op]  # rule: EQL-01
             continue
-        name = _free_name(model, f"{value.name}_equalization_scale")
-        model.register_buffer(name, columns[op].reshape(-1, *[1] * (_dimensions(places, op) or 0)))
+        name = _find_free_name(model, f"{value.name}_equalization_scale")
+        model.register_buffer(name, columns[op].reshape(-1, *[1] * (_dimensions_of(places, op) or 0)))
         with model.graph.inserting_before(observer):
             scaled = model.graph.call_function(torch.mul, (value, model.graph.get_attr(name)))
         observer.replace_input_with(value, scaled)
-    for added in [*at.values(), *(_argument(op, "weight") for op in at if op.op == "call_function")]:
+    for added in [*at.values(), *(_argument_of(op, "weight") for op in at if op.op == "call_function")]:
         added.replace_all_uses_with(added.args[0])
         model.graph.erase_node(added)
     for op in {**columns, **rows}:
         _rescale(model, op, columns.get(op), rows.get(op), makers.get(op))
 
 
-def _tensor(model: GraphModule, op: Node, name: str) -> Any:
+def _find_tensor(model: GraphModule, op: Node, name: str) -> Any:
     """Return an op's weight or bias; None for one that it lacks or that the graph computes."""
     if op.op == "call_module":
-        return getattr(weighted(model.get_submodule(str(op.target))), name)
-    return attribute_of(model, str(held.target)) if (held := _held(op, name)) else None
+        return getattr(layer_of(model.get_submodule(str(op.target))), name)
+    return attribute_of(model, str(constant.target)) if (constant := _find_constant(op, name)) else None
 
 
 @torch.no_grad()
-def _scale(model: GraphModule, op: Node, node: Node, item: Equalization) -> Tensor:
+def _compute_factors(model: GraphModule, op: Node, node: Node, item: Equalization) -> Tensor:
     """Return the factors of the input's channels, one per column of the weight; 1 where a range is 0. (EQL-01)"""
     observer: Any = model.get_submodule(str(node.target))
-    meter, weight = item.make_columns(), _tensor(model, op, "weight")
+    meter, weight = item.make_columns(), _find_tensor(model, op, "weight")
     meter.to(weight.device)(weight)
     (low, high), (bottom, top) = observer.get_input_minmax(), meter.get_weight_col_minmax()  # type: ignore[operator]
     if not has_data(low, high):
@@ -270,31 +270,31 @@ def _scale(model: GraphModule, op: Node, node: Node, item: Equalization) -> Tens
 
 def _adjust_range(model: GraphModule, observer: Node, channels: Any, scale: Tensor) -> None:
     """Give the observer of an op's input, in a copy, the range of the scaled input."""
-    made = copy.deepcopy(model.get_submodule(str(observer.target)))
-    inner: Any = getattr(made, "activation_post_process", made)
+    copied = copy.deepcopy(model.get_submodule(str(observer.target)))
+    inner: Any = getattr(copied, "activation_post_process", copied)
     low, high = channels.get_input_minmax()
     if has_data(low, high) and hasattr(inner, "min_val"):
         inner.min_val, inner.max_val = (low * scale).min(), (high * scale).max()  # rule: EQL-01
-        model.set_submodule(str(observer.target), made)
+        model.set_submodule(str(observer.target), copied)
 
 
-def _layer_before(places: Places, value: Node, remade: Iterable[Node]) -> Node | None:
+def _find_layer_before(places: Places, value: Node, equalized: Iterable[Node]) -> Node | None:
     """Return the layer whose rows can take the factors of `value`: it, and a ReLU of it, have no other user."""
-    if value.op.startswith("call") and places.object_type(value) in _RELUS and len(value.users) == 1:
-        value = _argument(value, "input")
-    if _dimensions(places, value) is None or len(value.users) != 1 or places.is_shared_state(value):
+    if value.op.startswith("call") and places.object_type_of(value) in _RELUS and len(value.users) == 1:
+        value = _argument_of(value, "input")
+    if _dimensions_of(places, value) is None or len(value.users) != 1 or places.is_shared_state(value):
         return None
     if value.op == "call_module":
         return value
-    is_own = _held(value, "weight") and (_argument(value, "bias") is None or _held(value, "bias"))
-    return value if is_own and (value in remade or not _is_observer(_argument(value, "weight"))) else None
+    is_own = _find_constant(value, "weight") and (_argument_of(value, "bias") is None or _find_constant(value, "bias"))
+    return value if is_own and (value in equalized or not _is_observer(_argument_of(value, "weight"))) else None
 
 
 def _rescale(model: GraphModule, op: Node, column: Tensor | None, row: Tensor | None, make_weight: Any) -> None:
     """Divide the columns of an op's weight by `column`; multiply its rows, and its bias, by `row`. (EQL-01)"""
-    made = copy.deepcopy(model.get_submodule(str(op.target))) if op.op == "call_module" else None
+    module = copy.deepcopy(model.get_submodule(str(op.target))) if op.op == "call_module" else None
     for name, divisor in (("weight", column), ("bias", None)):
-        tensor = _tensor(model, op, name)
+        tensor = _find_tensor(model, op, name)
         if tensor is None:
             continue
         scaled = tensor.detach()
@@ -302,13 +302,13 @@ def _rescale(model: GraphModule, op: Node, column: Tensor | None, row: Tensor | 
             scaled = scaled * divisor.reciprocal().reshape(1, -1, *[1] * (scaled.dim() - 2))
         if row is not None:
             scaled = scaled * row.reshape(-1, *[1] * (scaled.dim() - 1))
-        if made is not None:
-            setattr(weighted(made), name, nn.Parameter(scaled))
+        if module is not None:
+            setattr(layer_of(module), name, nn.Parameter(scaled))
             continue
-        held: Any = _held(op, name)
-        held.target = _free_name(model, f"{held.name}_equalized")
-        model.register_buffer(held.target, scaled)
-    if made is not None:
-        model.set_submodule(str(op.target), made)
-    elif _is_observer(weight := _argument(op, "weight")):  # the old weight's range is not the new one's
-        model.set_submodule(str(weight.target), make_weight().to(_tensor(model, op, "weight").device))
+        constant: Any = _find_constant(op, name)
+        constant.target = _find_free_name(model, f"{constant.name}_equalized")
+        model.register_buffer(constant.target, scaled)
+    if module is not None:
+        model.set_submodule(str(op.target), module)
+    elif _is_observer(weight := _argument_of(op, "weight")):  # the old weight's range is not the new one's
+        model.set_submodule(str(weight.target), make_weight().to(_find_tensor(model, op, "weight").device))

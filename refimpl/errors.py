@@ -1,8 +1,7 @@
-"""The errors that refimpl raises, so that a caller can tell whose fault something is.
+"""The errors that refimpl raises, by whose fault something is.
 
-``ConfigError`` blames the BackendConfig (or one of its callables), ``ModelError`` the user's model or example
-inputs, ``QConfigError`` a QConfig or QConfigMapping. All of them are ``ValueError``: torch's front door raises that
-for bad arguments, and a vendor who swaps one import keeps their ``except`` clauses.
+All of them are ``ValueError``: torch's front door raises that for bad arguments, and a vendor who swaps one import
+keeps their ``except`` clauses.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-_MACHINERY = ("refimpl", "torch", "contextlib")  # packages of whose lines a warning would tell a user nothing
+_MACHINERY = ("refimpl", "torch", "contextlib")  # packages whose lines say nothing to a user
 
 
 class RefimplError(ValueError):
@@ -33,8 +32,8 @@ class QConfigError(RefimplError):
 
 
 @contextmanager
-def blaming(kind: type[RefimplError], where: str, what: str = "", advice: str = "") -> Iterator[None]:
-    """Turn whatever a foreign class or function raises into an error that says where, and whose fault it is."""
+def blame(kind: type[RefimplError], where: str, what: str = "", advice: str = "") -> Iterator[None]:
+    """Turn any exception of a foreign class or function into an error that says where, and whose fault it is."""
     try:
         yield
     except RefimplError as error:
@@ -43,13 +42,13 @@ def blaming(kind: type[RefimplError], where: str, what: str = "", advice: str = 
         raise kind(f"{where}: {what} raised {type(error).__name__}: {error}{advice}") from error
 
 
-def nearest(found: object, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return ``did you mean …?`` with the known name nearest to the one found, or else all the known names.
+def suggest_name(name: object, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return ``did you mean …?`` with the known name nearest to the one given, or else all the known names.
 
     `cutoff`: from 0, where any name is near, to 1, where only the same is.
     """
     allowed = list(known)
-    near = get_close_matches(str(found), allowed, n=1, cutoff=cutoff)
+    near = get_close_matches(str(name), allowed, n=1, cutoff=cutoff)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(map(repr, allowed))}"
 
 
@@ -66,11 +65,11 @@ def warn_dict_form(expected: str) -> None:
     warn_user(f"a dict in the place of a {expected} is deprecated; pass {expected}.from_dict(…)", FutureWarning)
 
 
-def reject_unknown_keys(what: str, found: object, known: Iterable[str]) -> None:
+def reject_unknown_keys(what: str, form: object, known: Iterable[str]) -> None:
     """Raise ConfigError for a dict form that is no dict, or that holds a key that nothing reads; name the nearest."""
-    if not isinstance(found, Mapping):  # rule: CFG-14
-        raise ConfigError(f"{what}: expected a dict, found {found!r}")
+    if not isinstance(form, Mapping):  # rule: CFG-14
+        raise ConfigError(f"{what}: expected a dict, found {form!r}")
     allowed = list(known)
-    for key in found:
+    for key in form:
         if key not in allowed:  # rule: CFG-13
-            raise ConfigError(f"{what}: unknown key {key!r}; {nearest(key, allowed)}")
+            raise ConfigError(f"{what}: unknown key {key!r}; {suggest_name(key, allowed)}")

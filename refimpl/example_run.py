@@ -1,4 +1,4 @@
-"""What one run of the example inputs tells of a graph's values; inputs that cannot be run are no error (OBS-15)."""
+"""The facts that one run of the example inputs gives of a graph's values; a run that fails is no error (OBS-15)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from refimpl.errors import warn_user
 from refimpl.tracing import Draft
 
-# What following a model by shapes alone cannot do.
+# What following a model only by shapes cannot do.
 _BEYOND_SHAPES = (
     fake_tensor.DataDependentOutputException,
     fake_tensor.DynamicOutputShapeException,
@@ -23,51 +23,51 @@ _BEYOND_SHAPES = (
 
 
 class Seen(NamedTuple):
-    """A tensor that a node gave: its number of axes, and its dtype."""
+    """A tensor that a node returned: its number of axes, and its dtype."""
 
     rank: int
     dtype: torch.dtype
 
 
-Fact: TypeAlias = "Seen | tuple[Any, ...] | None"  # of a tuple, list or dict those of its values; None: no tensor
+Fact: TypeAlias = "Seen | tuple[Any, ...] | None"  # a tuple's, list's or dict's are its values'; None: no tensor
 
 
 class Examples:
-    """The example inputs of a traced model, which is run on them once, when something is first asked. (OBS-15)
+    """The example inputs of a traced model, which is run on them once, when a fact is first needed. (OBS-15)
 
     `inputs`: the positional inputs in a tuple or list, or the only one; None or (): not known. A model in eval mode is
-    run, on copies of its buffers and of the inputs. One in train mode is followed by shapes alone, for a batch of one
-    may be too small for it; where the shapes depend on data, later nodes are not reached. A run that ends too early
-    otherwise is a warning that says where and why.
+    run, on copies of its buffers and of the inputs. One in train mode is followed only by shapes, because a batch of
+    one may be too small for it; where the shapes depend on data, later nodes are not reached. Any other run that ends
+    early gives a warning that says where and why.
     """
 
     def __init__(self, model: Draft, inputs: object) -> None:
         self._model = model
         self._inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else () if inputs is None else (inputs,)
-        self._found: tuple[dict[Node, Fact], str] | None = None
+        self._result: tuple[dict[Node, Fact], str] | None = None
 
     @property
     def are_given(self) -> bool:
-        """Tell whether there are any; without inputs nothing is known."""
+        """Whether any inputs are given; without them nothing is known."""
         return bool(self._inputs)
 
     @property
     def were_run(self) -> bool:
-        """Tell whether they were run, so that asking costs nothing."""
-        return self._found is not None
+        """Whether the model was run, so that all facts are known."""
+        return self._result is not None
 
     @property
     def known(self) -> dict[Node, Fact]:
-        """What is known without a run that was not made yet: then it is of the model's inputs alone."""
+        """The facts that are known without another run: before the run, only the model inputs' facts."""
         if self.were_run:
             return self.seen
-        inputs = () if self._misfit() else self._inputs
-        given = zip(self._model.graph.find_nodes(op="placeholder"), inputs, strict=False)
-        return {node: _fact(value) for node, value in given if not str(node.target).startswith("*")}
+        inputs = () if self._describe_misfit() else self._inputs
+        values = zip(self._model.graph.find_nodes(op="placeholder"), inputs, strict=False)
+        return {node: _fact_of(value) for node, value in values if not str(node.target).startswith("*")}
 
     @property
     def seen(self) -> dict[Node, Fact]:
-        """The nodes that were reached, with the facts of what they gave."""
+        """The nodes that were reached, with the facts of their values."""
         return self.run()[0]
 
     @property
@@ -76,44 +76,44 @@ class Examples:
         return self.run()[1]
 
     def run(self) -> tuple[dict[Node, Fact], str]:
-        """Return what was seen and the failure; run the model if it was not yet."""
-        if self._found is None:
-            self._found = self._read()
-            if self._found[1]:  # rule: OBS-15
-                warn_user(f"example_inputs cannot be run; from there on ranks are not known: {self._found[1]}")
-        return self._found
+        """Return the facts and the failure; run the model if it was not run before."""
+        if self._result is None:
+            self._result = self._read()
+            if self._result[1]:  # rule: OBS-15
+                warn_user(f"example_inputs cannot be run; from there on ranks are not known: {self._result[1]}")
+        return self._result
 
     def replace(self, old: Node, new: Node) -> None:
-        """Let `new` stand for the value of `old`, as after fusing; what was not run yet is run as it is then."""
-        if self._found is not None and old is not new:
+        """Give `new` the facts of `old`, as after fusing; before the run there are no facts to move."""
+        if self._result is not None and old is not new:
             self.seen.pop(new, None)
             if old in self.seen:
                 self.seen[new] = self.seen.pop(old)
 
     def _read(self) -> tuple[dict[Node, Fact], str]:
-        reader, failure = _Reader(self._model), self._misfit() if self._inputs else ""
+        reader, failure = _Reader(self._model), self._describe_misfit() if self._inputs else ""
         if self._inputs and not failure:
             try:
                 with torch.no_grad():
-                    (_follow if self._model.training else _run)(self._model, reader, self._inputs)
+                    (_follow_shapes if self._model.training else _run_on_copies)(self._model, reader, self._inputs)
             except _BEYOND_SHAPES:
                 pass  # no fault of the inputs
             except Exception as error:
                 failure = f"{reader.at}: {type(error).__name__}: {error}"
         return reader.seen, failure
 
-    def _misfit(self) -> str:
-        """Say why the model cannot even be called with that number of inputs."""
-        taken = [node for node in self._model.graph.nodes if node.op == "placeholder"]
-        names = [str(node.target) for node in taken]
+    def _describe_misfit(self) -> str:
+        """Return why the model cannot even be called with that number of inputs; "" if it can."""
+        parameters = self._model.graph.find_nodes(op="placeholder")
+        names = [str(node.target) for node in parameters]
         is_open = any(name.startswith("*") for name in names)
-        if is_open or sum(not node.args for node in taken) <= len(self._inputs) <= len(taken):
+        if is_open or sum(not node.args for node in parameters) <= len(self._inputs) <= len(parameters):
             return ""
         return f"{self._model.origin} takes ({', '.join(names)}), found {len(self._inputs)} inputs"
 
 
 class _Reader(Interpreter):
-    """Runs a graph; keeps the facts of every tensor, and the tensor itself only while it is needed."""
+    """Runs a graph; keeps the facts of every tensor, and the tensors only while they are needed."""
 
     def __init__(self, model: GraphModule) -> None:
         super().__init__(model)
@@ -122,29 +122,29 @@ class _Reader(Interpreter):
         self.at = "before the first node"
 
     def run_node(self, n: Node) -> Any:
-        """Run one node, and note what it gives."""
+        """Run one node, and note the facts of its value."""
         self.at = n.format_node() or n.name
         value = super().run_node(n)
-        self.seen[n] = _fact(value)
+        self.seen[n] = _fact_of(value)
         return value
 
 
-def _fact(value: Any) -> Fact:
+def _fact_of(value: Any) -> Fact:
     if isinstance(value, torch.Tensor):
         return Seen(value.dim(), value.dtype)
     if isinstance(value, (tuple, list, dict)):
-        return tuple(map(_fact, value.values() if isinstance(value, dict) else value))
+        return tuple(map(_fact_of, value.values() if isinstance(value, dict) else value))
     return None
 
 
-def _run(model: GraphModule, reader: _Reader, inputs: tuple[Any, ...]) -> None:
+def _run_on_copies(model: GraphModule, reader: _Reader, inputs: tuple[Any, ...]) -> None:
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     tensors = {id(value): value.detach().clone() for value in tree_leaves(inputs) if isinstance(value, torch.Tensor)}
     with torch.random.fork_rng(devices=()), _reparametrize_module(model, buffers):
-        reader.run(*copy.deepcopy(inputs, tensors))  # which would refuse a tensor with a history
+        reader.run(*copy.deepcopy(inputs, tensors))  # deepcopy refuses a tensor with a history
 
 
-def _follow(model: GraphModule, reader: _Reader, inputs: tuple[Any, ...]) -> None:
+def _follow_shapes(model: GraphModule, reader: _Reader, inputs: tuple[Any, ...]) -> None:
     with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         state = dict(model.named_parameters()) | dict(model.named_buffers())
         with _reparametrize_module(model, {name: mode.from_tensor(value) for name, value in state.items()}):

@@ -1,4 +1,4 @@
-"""explain: what prepare decided about every node, as data, as a table and as plain builtins (rules OBS-15, DTY-09)."""
+"""explain: prepare's decisions about every node, as data, as a table and as plain builtins (rules OBS-15, DTY-09)."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ PLAN = "refimpl_plan"  # the key under which a model's meta keeps the plan that 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionLog:
-    """What was fused, or not, what was decided for every match and why, where observers went. (OBS-15, DTY-09)
+    """All fusions, the decision about every match with its reason, and all observers. (OBS-15, DTY-09)
 
     ``str()`` gives the rows as a table.
     """
 
     plan: Plan
-    """All decisions and observers as frozen data, which ``rows`` and ``to_dict`` are made of."""
+    """All decisions and observers as frozen data, the source of ``rows`` and ``to_dict``."""
     fusions: tuple[str, ...]
-    """What was fused, as ``pattern at node``."""
+    """The fused patterns, as ``pattern at node``."""
     not_fused: tuple[str, ...]
-    """What was not, with the rule and the reason."""
+    """The patterns that were not fused, with the rule and the reason."""
 
     def rows(self) -> list[dict[str, str]]:
         """Return a row for each match, then one for each call that no pattern matches.
 
-        The keys, with text for each: ``node``, ``pattern``, ``qconfig`` (the key of the mapping that it came from),
-        ``dtype config``, ``observation``, ``observers``, ``reason`` (why it stays float).
+        The keys, with text for each: ``node``, ``pattern``, ``qconfig`` (its key in the mapping), ``dtype config``,
+        ``observation``, ``observers``, ``reason`` (why it stays float).
         """
         blank = {"qconfig": "", "observation": "", "observers": "", "dtype config": "float"}
-        return [_decision_row(decision, self.plan.slots) for decision in self.plan.decisions] + [
+        return [_row_of(decision, self.plan.slots) for decision in self.plan.decisions] + [
             {"node": node, "pattern": kind, **blank, "reason": "no pattern matches"}
             for node, kind, _ in self.plan.unmatched
         ]
@@ -49,8 +49,8 @@ class DecisionLog:
         The keys: ``decisions``, ``observers``, ``unmatched``, ``fusions``, ``not_fused``; a list for each.
         """
         return {
-            "decisions": [_plain(decision) for decision in self.plan.decisions],
-            "observers": [_plain(slot) for slot in self.plan.slots],
+            "decisions": _to_builtins(self.plan.decisions),
+            "observers": _to_builtins(self.plan.slots),
             "unmatched": [{"node": node, "object_type": kind} for node, kind, _ in self.plan.unmatched],
             "fusions": list(self.fusions),
             "not_fused": list(self.not_fused),
@@ -60,8 +60,8 @@ class DecisionLog:
         return tabulate(self.rows(), headers="keys", tablefmt="simple", maxcolwidths=48)
 
 
-def decision_log(model: nn.Module) -> DecisionLog:
-    """Return the decision log of a model that prepare or convert made, or of a copy of it, loaded ones too. (OBS-15)
+def read_decision_log(model: nn.Module) -> DecisionLog:
+    """Return the decision log of a model from prepare or convert, or of its copy, loaded ones too. (OBS-15)
 
     Raises ModelError for any other model.
     """
@@ -72,7 +72,7 @@ def decision_log(model: nn.Module) -> DecisionLog:
     return DecisionLog(plan=plan, fusions=notes.get("fusions", ()), not_fused=notes.get("not_fused", ()))
 
 
-def _decision_row(decision: Decision, slots: tuple[Slot, ...]) -> dict[str, str]:
+def _row_of(decision: Decision, slots: tuple[Slot, ...]) -> dict[str, str]:
     inside = set(decision.nodes)
     observers = [
         f"{slot.role} {slot.value}: observer {slot.group} ({slot.rule})"
@@ -94,22 +94,22 @@ def dtypes_of(decision: Decision) -> str:
     """Return the dtypes of a pattern as text, ``in=quint8, w=qint8, out=quint8`` or ``float``; else its kind."""
     if decision.kind != "pattern":
         return decision.kind
-    chosen = decision.dtype_config
-    if chosen is None:
+    config = decision.dtype_config
+    if config is None:
         return "float"
-    roles = {"in": chosen.input_dtype, "w": chosen.weight_dtype, "out": chosen.output_dtype}
-    shown = ", ".join(f"{role}={str(dtype).removeprefix('torch.')}" for role, dtype in roles.items())
-    return f"{shown}, dynamic" if chosen.is_dynamic else shown
+    roles = {"in": config.input_dtype, "w": config.weight_dtype, "out": config.output_dtype}
+    text = ", ".join(f"{role}={str(dtype).removeprefix('torch.')}" for role, dtype in roles.items())
+    return f"{text}, dynamic" if config.is_dynamic else text
 
 
-def _plain(value: Any) -> Any:
-    """Turn data into builtins: dataclasses into dicts, enums into names, what has no plain form into its text."""
+def _to_builtins(value: Any) -> Any:
+    """Turn data into builtins: dataclasses into dicts, enums into names, other objects into their text."""
     if isinstance(value, DTypeConfig):
         return {key: str(part) for key, part in value.to_dict().items()}
     if is_dataclass(value):
-        return {part.name: _plain(getattr(value, part.name)) for part in fields(value)}
+        return {part.name: _to_builtins(getattr(value, part.name)) for part in fields(value)}
     if isinstance(value, (tuple, list)):
-        return [_plain(part) for part in value]
+        return [_to_builtins(part) for part in value]
     if isinstance(value, Enum):
         return value.name
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

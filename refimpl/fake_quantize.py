@@ -1,4 +1,4 @@
-"""Fake quantizes: observe a value, then quantize and dequantize it at once, in float (rules QAT-01, QAT-03, NUM-01).
+"""Fake quantizes: observe a value, then quantize and dequantize it, in float (rules QAT-01, QAT-03, NUM-01).
 
 Names, keywords and state-dict keys are torch's. Gradients pass straight through where the value was not clamped.
 """
@@ -17,11 +17,11 @@ from refimpl.qparams import PER_CHANNEL, SYMMETRIC
 
 
 class FakeQuantize(Constructible):
-    """Observes what passes, and rounds it to the grid of the qparams that it found: training sees the error. (QAT-01)
+    """Observes values, and rounds them to the grid of the observed qparams: training sees the error. (QAT-01)
 
-    `observer`: a class or constructor, ours or torch's, called once with the other keywords; `quant_min` and
-    `quant_max` go to it if both are given. What it made is ``activation_post_process``. The buffers ``scale`` and
-    ``zero_point`` are (1,), or (channels,) along ``ch_axis``; disabled, the observer leaves them as they are. Gradients
+    `observer`: a class or constructor, refimpl's or torch's, called once with the other keywords, and with `quant_min`
+    and `quant_max` if both are given; its result is ``activation_post_process``. The buffers ``scale`` and
+    ``zero_point`` are (1,), or (channels,) along ``ch_axis``; a disabled observer leaves them as they are. Gradients
     pass where nothing was clamped. Raises QConfigError if the observer has no range of integers.
     """
 
@@ -58,19 +58,19 @@ class FakeQuantize(Constructible):
         self.register_buffer("zero_point", torch.zeros(1, dtype=torch.float32 if is_real else torch.int32))
 
     def enable_fake_quant(self, enabled: bool = True) -> None:
-        """Quantize from now on; or, if False, pass values through."""
+        """Quantize from now on; if False, pass values through."""
         self.fake_quant_enabled[0] = int(enabled)
 
     def disable_fake_quant(self) -> None:
-        """Pass values through from now on; the observer goes on."""
+        """Pass values through from now on; the observer continues."""
         self.enable_fake_quant(False)
 
     def enable_observer(self, enabled: bool = True) -> None:
-        """Observe from now on; or, if False, keep the qparams as they are."""
+        """Observe from now on; if False, keep the qparams."""
         self.observer_enabled[0] = int(enabled)
 
     def disable_observer(self) -> None:
-        """Keep the qparams as they are from now on."""
+        """Keep the qparams from now on."""
         self.enable_observer(False)
 
     def extra_repr(self) -> str:
@@ -79,18 +79,18 @@ class FakeQuantize(Constructible):
         return f"{switches}, scale={self.scale}, zero_point={self.zero_point}"
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Return the inner observer's (scale, zero point); the buffers are of the last batch observed."""
+        """Return the inner observer's (scale, zero point); the buffers are the last observed batch's."""
         return self.activation_post_process.calculate_qparams()  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x`, of any shape: observed if that is enabled, then rounded to the grid if that is. (NUM-01)"""
         if self.observer_enabled[0]:
             self.activation_post_process(x.detach())
-            for kept, new in zip((self.scale, self.zero_point), self.calculate_qparams(), strict=True):
-                kept.resize_(new.shape).copy_(new)
-        return self._quantized(x) if self.fake_quant_enabled[0] else x
+            for buffer, new in zip((self.scale, self.zero_point), self.calculate_qparams(), strict=True):
+                buffer.resize_(new.shape).copy_(new)
+        return self._quantize(x) if self.fake_quant_enabled[0] else x
 
-    def _quantized(self, x: Tensor) -> Tensor:
+    def _quantize(self, x: Tensor) -> Tensor:
         bounds = (self.quant_min, self.quant_max)  # rule: NUM-01
         if self.is_per_channel:
             return torch.fake_quantize_per_channel_affine(x, self.scale, self.zero_point, self.ch_axis, *bounds)
@@ -98,7 +98,7 @@ class FakeQuantize(Constructible):
 
 
 class FixedQParamsFakeQuantize(FakeQuantize):
-    """Rounds to the grid of the fixed qparams of its observer, whatever it sees. (DTY-05)
+    """Rounds to the grid of its observer's fixed qparams, whatever it sees. (DTY-05)
 
     Raises QConfigError if `observer` makes one whose qparams are not fixed.
     """
@@ -112,11 +112,11 @@ class FixedQParamsFakeQuantize(FakeQuantize):
 
 
 class FusedMovingAvgObsFakeQuantize(FakeQuantize):
-    """FakeQuantize with a moving-average observer, in one native op, which updates range and buffers by itself.
+    """FakeQuantize with a moving-average observer, in one native op that updates range and buffers.
 
-    In a symmetric scheme the op rounds to other qparams than the observer's formula gives, which ``calculate_qparams``
-    and so convert have (NUM-02): a range of -1..0.5 is trained with a scale of 1/128, and converted with 1/127.5.
-    Raises QConfigError if `observer` makes any other.
+    In a symmetric scheme the op rounds to other qparams than the observer's formula, which ``calculate_qparams`` and so
+    convert use (NUM-02): a range of -1..0.5 is trained with a scale of 1/128, and converted with 1/127.5. Raises
+    QConfigError if `observer` makes another kind.
     """
 
     flag_dtype = torch.int64
@@ -130,12 +130,12 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
     ) -> None:
         super().__init__(observer, quant_min, quant_max, **observer_kwargs)
         if not hasattr(self.activation_post_process, "averaging_constant"):
-            found = type(self.activation_post_process).__name__
-            raise QConfigError(f"FusedMovingAvgObsFakeQuantize: needs a moving-average observer, found {found}")
+            name = type(self.activation_post_process).__name__
+            raise QConfigError(f"FusedMovingAvgObsFakeQuantize: needs a moving-average observer, found {name}")
         self.is_symmetric_quant = self.qscheme in SYMMETRIC
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what FakeQuantize's gives; the op itself updates ranges and qparams."""
+        """Return FakeQuantize's result; the op itself updates ranges and qparams."""
         inner = self.activation_post_process
         return torch.fused_moving_avg_obs_fake_quant(
             x, self.observer_enabled, self.fake_quant_enabled, inner.min_val, inner.max_val,
@@ -144,17 +144,17 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         )  # fmt: skip
 
 
-def _switch(method: str) -> Callable[[nn.Module], None]:
+def _make_switch(method: str) -> Callable[[nn.Module], None]:
     def apply(module: nn.Module) -> None:
         if hasattr(module, "fake_quant_enabled"):  # ours, torch's, or a user's
             getattr(module, method)()
 
     apply.__name__ = apply.__qualname__ = method
-    apply.__doc__ = f"Call ``{method}`` of a fake quantize, and leave any other module alone: for ``model.apply``."
+    apply.__doc__ = f"Call ``{method}`` of a fake quantize, and skip any other module: for ``model.apply``."
     return apply
 
 
-enable_observer = _switch("enable_observer")
-disable_observer = _switch("disable_observer")
-enable_fake_quant = _switch("enable_fake_quant")
-disable_fake_quant = _switch("disable_fake_quant")
+enable_observer = _make_switch("enable_observer")
+disable_observer = _make_switch("disable_observer")
+enable_fake_quant = _make_switch("enable_fake_quant")
+disable_fake_quant = _make_switch("disable_fake_quant")

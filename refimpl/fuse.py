@@ -18,15 +18,15 @@ from torch.utils._pytree import tree_leaves
 
 from refimpl.backend_config import BackendConfig
 from refimpl.custom_config import FuseCustomConfig
-from refimpl.errors import ConfigError, ModelError, blaming
+from refimpl.errors import ConfigError, ModelError, blame
 from refimpl.example_run import Examples, Seen
-from refimpl.forms import check_model, instance, list_of
+from refimpl.forms import check_model, instance_of, list_of
 from refimpl.fusers import linear_bn_is_foldable
 from refimpl.invariants import check_graph
-from refimpl.matching import Match, Nested, ask, find_matches
-from refimpl.native import given_config
+from refimpl.matching import Match, Nested, find_matches, run_getter
+from refimpl.native import config_or_native
 from refimpl.patterns import MatchAllNode, is_match_all
-from refimpl.tracing import FUSED_PARTS, Draft, FusedPart, Places, finished, module_type, no_collection, trace
+from refimpl.tracing import FUSED_PARTS, Draft, FusedPart, Places, class_of, finish, no_collection, trace
 
 # Functions inside a fusable pattern, and the module that stands for each: (attribute, position, default). (FUS-05)
 _MODULE_OF_FUNCTION: dict[Any, tuple[type[nn.Module], tuple[tuple[str, int, Any], ...]]] = {
@@ -36,7 +36,8 @@ _MODULE_OF_FUNCTION: dict[Any, tuple[type[nn.Module], tuple[tuple[str, int, Any]
     F.leaky_relu: (nn.LeakyReLU, (("negative_slope", 1, 0.01),)),
 }
 
-_EXTRA_INPUTS = list_of("nodes", instance((Node, *base_types, type(None)), "a node").take)  # what fx takes as arguments
+# The arguments that fx takes.
+_EXTRA_INPUTS = list_of("nodes", instance_of((Node, *base_types, type(None)), "a node").take)
 
 # Keyword arguments with the values that change nothing.
 _NEUTRAL: Mapping[str, Any] = {"alpha": 1, "out": None}
@@ -47,9 +48,8 @@ def fuse_fx(model: nn.Module, fuse_custom_config: object = None, backend_config:
     """Trace a model in eval mode and fuse it, for post-training quantization. (FUS-01)
 
     `fuse_custom_config`: a FuseCustomConfig; `backend_config`: a BackendConfig, without one torch's native one. The
-    input model is not changed; the result shares the parameters of what is not fused. There are no example inputs here,
-    hence no ranks: a Linear + BatchNorm1d is folded, which is right for inputs of rank 2 alone; prepare_fx, which has
-    them, checks.
+    input model is not changed; the result shares the parameters that are not fused. Without example inputs ranks are
+    not known: a Linear + BatchNorm1d is folded, which is right only for inputs of rank 2; prepare_fx checks ranks.
 
     Raises ModelError for a model in train mode, one that cannot be traced, or parts that cannot be fused; ConfigError
     for a bad config or fuser method.
@@ -57,74 +57,68 @@ def fuse_fx(model: nn.Module, fuse_custom_config: object = None, backend_config:
     check_model("fuse_fx", model)
     if model.training:  # rule: FUS-01
         raise ModelError(f"fuse_fx needs a model in eval mode; {type(model).__name__} is in train mode: call .eval()")
-    config = given_config(backend_config)
-    return fused_model(model, config, preserved=FuseCustomConfig.of(fuse_custom_config).preserved_attributes)
+    config = config_or_native(backend_config)
+    return trace_and_fuse(model, config, preserved=FuseCustomConfig.of(fuse_custom_config).preserved_attributes)
 
 
-def fused_model(
+def trace_and_fuse(
     model: nn.Module, config: BackendConfig, *, leaves: tuple[type, ...] = (), preserved: Sequence[str] = ()
 ) -> GraphModule:
     """Trace a model in eval mode and fuse it; modules of the classes `leaves` stay whole, as in prepare. (CUS-02)"""
     traced = trace(model, leaf_classes=leaves)
     fuse(traced, config, is_qat=False)
-    kept = {name: getattr(model, name) for name in preserved if hasattr(model, name)}
-    return finished(traced, traced.graph, traced, kept)
+    values = {name: getattr(model, name) for name in preserved if hasattr(model, name)}
+    return finish(traced, traced.graph, traced, values)
 
 
-def _callees(match: Match, places: Places) -> tuple[Any, ...]:
-    """Return what a match calls: two matches with the same callees become calls of one fused module."""
-    return tuple(places.module(node) or (node.target, str(node.args[1:]), str(node.kwargs)) for node in match.nodes)
+def _callees_of(match: Match, places: Places) -> tuple[Any, ...]:
+    """Return the callees of a match: two matches with the same ones become calls of one fused module."""
+    return tuple(places.module_of(node) or (node.target, str(node.args[1:]), str(node.kwargs)) for node in match.nodes)
 
 
-def _shared(match: Match, places: Places, alike: int) -> str | None:
-    """Say which module a call outside of the `alike` matches needs: one with state, or the one that is replaced."""
+def _refuse_shared(match: Match, places: Places, alike: int) -> str | None:
+    """Return a refusal if a call outside of the `alike` matches needs a module with state, or the root's."""
     for node in match.nodes:
         is_used = node is match.root or places.is_shared_state(node)
-        if is_used and places.calls[id(places.module(node))] > alike:  # rule: FUS-07
+        if is_used and places.calls[id(places.module_of(node))] > alike:  # rule: FUS-07
             return f"FUS-07: module {str(node.target)!r} is called at more than one place"
     return None
 
 
-def _inexpressible(match: Match) -> str | None:
-    """Say which keyword argument of a call would be lost: a fuser gets functions and methods without arguments."""
+def _refuse_lost(match: Match) -> str | None:
+    """Return a refusal if a keyword argument would be lost: a fuser gets functions and methods without arguments."""
     for node in (node for node in match.nodes if node.op in ("call_function", "call_method")):
         _, parameters = _MODULE_OF_FUNCTION.get(node.target, (None, ()))
-        known = {"input", "other", "inplace", *(name for name, _, _ in parameters)}
-        lost = {name: value for name, value in node.kwargs.items() if name not in known}
+        expressible = {"input", "other", "inplace", *(name for name, _, _ in parameters)}
+        lost = {name: value for name, value in node.kwargs.items() if name not in expressible}
         if any(_NEUTRAL.get(name, lost) != value for name, value in lost.items()):  # rule: LOW-03
             return f"LOW-03: the fused module cannot express {node.name}'s arguments {lost}"
     return None
 
 
-def _linear_bn(match: Match, places: Places) -> tuple[Node, nn.BatchNorm1d] | None:
-    """Return the linear layer's node and the batch norm that follows it in a match, if there are any."""
-    for layer, follower in pairwise(match.nodes):
-        norm = places.module(follower)
-        if isinstance(places.module(layer), nn.Linear) and isinstance(norm, nn.BatchNorm1d):
-            return layer, norm
+def _refuse_folding(match: Match, places: Places, examples: Examples) -> str | None:
+    """Return a refusal if a batch norm cannot be folded into a linear layer, as far as the examples show. (FUS-06)"""
+    for layer, follower in pairwise(match.nodes) if examples.are_given else ():
+        norm = places.module_of(follower)
+        if not isinstance(places.module_of(layer), nn.Linear) or not isinstance(norm, nn.BatchNorm1d):
+            continue
+        fact = examples.seen.get(layer)
+        rank = fact.rank if isinstance(fact, Seen) else None
+        if linear_bn_is_foldable(norm, -1 if rank is None else rank):
+            return None
+        if rank is None and examples.failure and not norm.training:  # rule: FUS-06
+            raise ModelError(
+                f"{match.name} at {layer.name}: the rank of the linear layer's output decides whether the batch norm "
+                f"can be folded, and example_inputs do not tell it: {examples.failure}. Give inputs that the model can "
+                "be run on, or None if the rank is 2"
+            )
+        axes = f"axis 1, not the last, of an output of rank {'unknown' if rank is None else rank}"
+        return f"FUS-06: BatchNorm1d normalises {axes}"  # rule: FUS-06
     return None
 
 
-def _unfoldable(match: Match, places: Places, examples: Examples) -> str | None:
-    found = _linear_bn(match, places)
-    if found is None or not examples.are_given:
-        return None
-    seen = examples.seen.get(found[0])
-    rank = seen.rank if isinstance(seen, Seen) else None
-    if linear_bn_is_foldable(found[1], -1 if rank is None else rank):
-        return None
-    if rank is None and examples.failure and not found[1].training:  # rule: FUS-06
-        raise ModelError(
-            f"{match.name} at {found[0].name}: the rank of the linear layer's output decides whether the batch norm "
-            f"can be folded, and example_inputs do not tell it: {examples.failure}. Give inputs that the model can be "
-            "run on, or None if the rank is 2"
-        )
-    told = "unknown" if rank is None else rank
-    return f"FUS-06: BatchNorm1d normalises axis 1, not the last, of an output of rank {told}"  # rule: FUS-06
-
-
 def fuse(model: Draft, config: BackendConfig, *, is_qat: bool, examples: Examples | None = None) -> None:
-    """Fuse a traced model, in place: ``model.meta`` says under "fusions" what was, and under "not_fused" what not.
+    """Fuse a traced model, in place; ``model.meta`` gets "fusions", and "not_fused" with the reasons.
 
     All is decided before anything is changed. Without example inputs ranks are not known, and a batch norm is folded
     into a linear layer as if its rank were 2.
@@ -133,53 +127,56 @@ def fuse(model: Draft, config: BackendConfig, *, is_qat: bool, examples: Example
     entries = [entry for entry in config.configs if entry.fuser_method is not None]  # rule: FUS-01
     matches = find_matches(model.graph, places, entries)
     examples = Examples(model, None) if examples is None else examples
-    callees = [_callees(match, places) for match in matches]
-    alike = Counter(callees)
-    refused = {
+    keys = [_callees_of(match, places) for match in matches]
+    alike = Counter(keys)
+    refusals = {
         key: refusal
-        for m, key in zip(matches, callees, strict=True)
-        if (refusal := _shared(m, places, alike[key]) or _inexpressible(m) or _unfoldable(m, places, examples))
+        for m, key in zip(matches, keys, strict=True)
+        if (refusal := _refuse_shared(m, places, alike[key]) or _refuse_lost(m) or _refuse_folding(m, places, examples))
     }
-    found = [(f"{m.name} at {m.root.name}", m, refused.get(key)) for m, key in zip(matches, callees, strict=True)]
     replaced: dict[Node, Node] = {}
     fused: dict[tuple[Any, ...], nn.Module] = {}
-    for (_, match, refusal), key in zip(found, callees, strict=True):
-        if refusal is None:
-            fused[key] = fused.get(key) or _fused_module(places, match, is_qat)
-            _apply(model, places, match, fused[key], replaced)
-            examples.replace(match.last, match.root)
-    model.meta["fusions"] = tuple(name for name, _, refusal in found if refusal is None)
-    model.meta["not_fused"] = tuple(f"{name}: {refusal}" for name, _, refusal in found if refusal is not None)
+    fusions, not_fused = [], []
+    for match, key in zip(matches, keys, strict=True):
+        name = f"{match.name} at {match.root.name}"
+        if key in refusals:
+            not_fused.append(f"{name}: {refusals[key]}")
+            continue
+        fused[key] = fused.get(key) or _make_fused_module(places, match, is_qat)
+        _apply(model, places, match, fused[key], replaced)
+        examples.replace(match.last, match.root)
+        fusions.append(name)
+    model.meta["fusions"], model.meta["not_fused"] = tuple(fusions), tuple(not_fused)
     check_graph(model, "fuse")
 
 
 def _apply(model: GraphModule, places: Places, match: Match, fused: nn.Module, replaced: dict[Node, Node]) -> None:
     """Put the fused module in the root's place, rewire the users, and erase the other nodes. (FUS-03, FUS-04)
 
-    `replaced` maps the last nodes of earlier fusions to what stands for them: an extra input may be one of those.
+    `replaced` maps the last nodes of earlier fusions, which may be extra inputs, to their replacements.
     """
-    root, last, others = match.root, match.last, [node for node in match.nodes if node is not match.root]
+    root, last, absorbed = match.root, match.last, [node for node in match.nodes if node is not match.root]
     getter = match.entry._extra_inputs_getter
-    extra = [] if getter is None else ask(getter, "extra inputs getter", match.entry, match.nested, _EXTRA_INPUTS)
-    extra = [replaced.get(each, each) if isinstance(each, Node) else each for each in extra]  # rule: FUS-04
-    parts = tuple(FusedPart(places.object_type(part), places.name(part)) for part in (root, *others))
+    role = "extra inputs getter"
+    extra = [] if getter is None else run_getter(getter, role, match.entry, match.nested, _EXTRA_INPUTS)
+    extra = [replaced.get(value, value) if isinstance(value, Node) else value for value in extra]  # rule: FUS-04
+    root.meta[FUSED_PARTS] = tuple(FusedPart(places.object_type_of(p), places.name_of(p)) for p in (root, *absorbed))
     model.set_submodule(str(root.target), fused)
     places.modules[str(root.target)] = fused
-    root.meta[FUSED_PARTS] = parts
     replaced[last] = root
     if last is not root:  # rule: FUS-03
         last.replace_all_uses_with(root)
         last.append(root)
     root.args = (*root.args, *extra)
-    for old in reversed(others):
+    for old in reversed(absorbed):
         model.graph.erase_node(old)
 
 
-def _fused_module(places: Places, match: Match, is_qat: bool) -> nn.Module:
+def _make_fused_module(places: Places, match: Match, is_qat: bool) -> nn.Module:
     """Call the entry's fuser method on the matched modules. (FUS-02)
 
-    Raises ConfigError when it fails or returns something else than the entry says, ModelError when it fails on modules
-    in train mode though this is not QAT.
+    Raises ConfigError when it fails or returns another class than the entry's, ModelError when it fails on modules in
+    train mode though this is not QAT.
     """
     method, root = match.entry.fuser_method, match.root
     assert method is not None
@@ -187,7 +184,7 @@ def _fused_module(places: Places, match: Match, is_qat: bool) -> nn.Module:
     if root.op != "call_module" or lost:
         why = f"takes {lost[0]!r}, which goes away" if lost else "calls no module to be replaced"
         raise ConfigError(f"pattern {match.name}: the root node {root.name!r} {why}")
-    is_train = any(m.training for node in match.nodes if (m := places.module(node)) is not None)
+    is_train = any(m.training for node in match.nodes if (m := places.module_of(node)) is not None)
     to_module = partial(_as_module, places, is_train)
     if match.entry.pattern is not None:
         arguments: Any = tuple(map(to_module, match.nodes))
@@ -196,11 +193,11 @@ def _fused_module(places: Places, match: Match, is_qat: bool) -> nn.Module:
     if not isinstance(arguments, tuple):
         arguments = (arguments,)
     parts = tree_leaves(arguments)
-    shown = ", ".join(getattr(part, "__name__", type(part).__name__) for part in parts)
-    where = f"fuser method of {match.name}, called at {match.root.name!r} with (is_qat={is_qat}, {shown})"
+    names = ", ".join(getattr(part, "__name__", type(part).__name__) for part in parts)
+    where = f"fuser method of {match.name}, called at {match.root.name!r} with (is_qat={is_qat}, {names})"
     is_early = is_train and not is_qat  # rule: FUS-06
     advice = "; the modules are in train mode: call .eval()" if is_early else ""
-    with blaming(ModelError if is_early else ConfigError, where, "it", advice):
+    with blame(ModelError if is_early else ConfigError, where, "it", advice):
         fused: object = method(is_qat, *arguments)  # rule: FUS-02
     expected = match.entry.fused_module or nn.Module
     if isinstance(fused, expected) or (not is_qat and isinstance(fused, nn.Module) and _is_folded(fused, parts)):
@@ -209,21 +206,21 @@ def _fused_module(places: Places, match: Match, is_qat: bool) -> nn.Module:
 
 
 def _is_folded(fused: nn.Module, parts: list[Any]) -> bool:
-    """Tell whether a module is what the fused class is in eval mode: all of the parts but the batch norms. (FUS-06)"""
-    kept = [part if isinstance(part, type) else module_type(part) for part in parts if not isinstance(part, _BatchNorm)]
-    return len(kept) < len(parts) and kept in ([module_type(fused)], [module_type(child) for child in fused.children()])
+    """Tell whether a module is the fused class in eval mode: of all parts but the batch norms. (FUS-06)"""
+    kinds = [part if isinstance(part, type) else class_of(part) for part in parts if not isinstance(part, _BatchNorm)]
+    return len(kinds) < len(parts) and kinds in ([class_of(fused)], [class_of(child) for child in fused.children()])
 
 
 def _as_module(places: Places, is_train: bool, node: Node) -> Any:
     """Return a matched node's module; for a function that has one, a module that does the same. (FUS-05)"""
-    module = places.module(node)
+    module = places.module_of(node)
     if module is not None:
         return module
     if node.target not in _MODULE_OF_FUNCTION:
         return node.target
     kind, parameters = _MODULE_OF_FUNCTION[node.target]  # rule: FUS-05
-    given = dict(enumerate(node.args))
-    arguments = {name: given.get(at, node.kwargs.get(name, default)) for name, at, default in parameters}
+    args = dict(enumerate(node.args))
+    arguments = {name: args.get(at, node.kwargs.get(name, default)) for name, at, default in parameters}
     return kind(**arguments).train(is_train)
 
 

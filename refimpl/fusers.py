@@ -2,12 +2,12 @@
 
 A fuser method is called as ``fuser(is_qat, *modules)``. For a forward-order pattern the modules come in forward order;
 for a complex one nested as the pattern is, ``(is_qat, relu, (add, (bn, conv), extra))``, where functions stand for
-themselves. F.relu has been replaced by an ``nn.ReLU`` before (FUS-05).
+themselves. F.relu was replaced by an ``nn.ReLU`` before (FUS-05).
 
 The folding is the definition of batch norm in eval mode: with scale = weight / sqrt(variance + eps), the weights of
 output channel o are multiplied by scale[o], and its bias b becomes (b - mean[o]) * scale[o] + bias[o]. The arithmetic
-is torch's own, in its order, so that folded weights are the same bit for bit wherever torch's folding is right. Every
-callable here, and every partial made of one, can be deep-copied and pickled.
+is torch's, in its order: folded weights have the same bits wherever torch's folding is right. Every callable here, and
+every partial of one, can be deep-copied and pickled.
 """
 
 from __future__ import annotations
@@ -45,20 +45,16 @@ _FUSED: dict[tuple[type[nn.Module], ...], type[nn.Module]] = {
 }
 
 
-# Batch norm in eval mode, one value per output channel: mean, variance, eps, weight, bias.
-_BnStatistics: TypeAlias = tuple[Tensor, Tensor, float, Tensor, Tensor]
-
-
 def fold_bn(layer: _LayerT, bn: _BatchNorm) -> _LayerT:
     """Return a copy of a convolution or a linear layer with the batch norm folded into it. (FUS-06)
 
-    Transposed convolutions too, with any number of groups; torch's folding of those is right for one group only. After
-    a linear layer the batch norm may be without parameters, or have a single feature; the result stands for both only
+    Transposed convolutions too, with any number of groups; torch's folding of those is right only for one group. After
+    a linear layer the batch norm may be without parameters, or have a single feature; the result replaces both only
     where `linear_bn_is_foldable` holds: the caller, who knows the shapes, asks that first.
     Raises ModelError in train mode, for a batch norm without running statistics, or one of another width.
     """
-    statistics = _statistics(layer, bn)
-    fused = _plain_copy(layer)
+    statistics = _read_statistics(layer, bn)
+    fused = _copy_plain(layer)
     fold = fuse_linear_bn_weights if isinstance(layer, nn.Linear) else fuse_conv_bn_weights
     weight, fused.bias = fold(_by_output_channel(fused.weight, layer), fused.bias, *statistics)
     fused.weight = nn.Parameter(_by_output_channel(weight.detach(), layer), weight.requires_grad)
@@ -69,36 +65,35 @@ def linear_bn_is_foldable(bn: _BatchNorm, output_rank: int) -> bool:
     """Tell whether the batch norm scales the last axis of a linear layer's output of that rank. (FUS-06)
 
     ``BatchNorm1d`` normalises axis 1: the last axis of an output of rank 2, but not of rank 3. With a single feature
-    every element has the same statistics, so that the axis does not matter.
+    every element has the same statistics, and the axis does not matter.
     """
     return output_rank == 2 or bn.num_features == 1
 
 
-def _statistics(layer: _LayerT, bn: _BatchNorm) -> _BnStatistics:
-    """Read the batch norm, for each output of the layer; raise ModelError where it cannot be folded."""
+def _read_statistics(layer: _LayerT, bn: _BatchNorm) -> tuple[Tensor, Tensor, float, Tensor, Tensor]:
+    """Return mean, variance, eps, weight, bias, one value per output; ModelError where they cannot be folded."""
     if layer.training or bn.training:  # rule: FUS-06
         raise ModelError(f"{names_of(layer, bn)}: batch norm is folded in eval mode only; call model.eval() first")
     _check_width(layer, bn, one_is_enough=isinstance(layer, nn.Linear))
     mean, variance = bn.running_mean, bn.running_var
     if mean is None or variance is None:
-        found = f"track_running_stats={bn.track_running_stats}"
-        raise ModelError(f"{names_of(layer, bn)}: folding needs running statistics; found {found}")
+        flag = f"track_running_stats={bn.track_running_stats}"
+        raise ModelError(f"{names_of(layer, bn)}: folding needs running statistics; found {flag}")
     weight: Tensor = torch.ones_like(mean) if bn.weight is None else bn.weight
     bias: Tensor = torch.zeros_like(mean) if bn.bias is None else bn.bias
-    mean, variance, weight, bias = (value.expand(_width(layer)) for value in (mean, variance, weight, bias))
+    mean, variance, weight, bias = (value.expand(_width_of(layer)) for value in (mean, variance, weight, bias))
     return mean, variance, bn.eps, weight, bias
 
 
-def _plain_copy(layer: _LayerT) -> _LayerT:
-    """Copy a layer, its own parameters shared; a parametrized weight becomes the plain one that it stands for.
+def _copy_plain(layer: _LayerT) -> _LayerT:
+    """Copy a layer and share its parameters, which folding replaces; a parametrized weight becomes a plain one.
 
-    Folding replaces them. Not by ``remove_parametrizations``, which changes the class that a copy has in common with
-    its original.
+    ``remove_parametrizations`` would change the class, which a copy has in common with its original.
     """
     fused = copy.deepcopy(layer, {id(value): value for value in layer._parameters.values()})
     if is_parametrized(fused):
-        names = [name for name, _ in fused.get_submodule("parametrizations").named_children()]
-        values = {name: getattr(fused, name).detach() for name in names}
+        parametrized = fused.get_submodule("parametrizations").named_children()
+        values = {name: getattr(fused, name).detach() for name, _ in parametrized}
         fused.__class__ = type_before_parametrizations(fused)
         del fused.parametrizations
         for name, value in values.items():
@@ -118,15 +113,12 @@ def _by_output_channel(weight: Tensor, layer: nn.Module) -> Tensor:
     return by_group.reshape(layer.groups * columns, rows // layer.groups, *kernel).contiguous()
 
 
-# ---- checks -----------------------------------------------------------------------------------------------
-
-
 def names_of(*modules: object) -> str:
-    """Return the class names of modules, joined by `` + ``: how errors name what was to be fused."""
+    """Return the class names of modules, joined by `` + ``, for errors."""
     return " + ".join(type(module).__name__ for module in modules)
 
 
-def _width(layer: nn.Module) -> int:
+def _width_of(layer: nn.Module) -> int:
     return layer.out_channels if isinstance(layer, _ConvNd) else int(layer.out_features)  # type: ignore[arg-type]
 
 
@@ -139,22 +131,10 @@ def _check_same_mode(*modules: nn.Module) -> None:
 
 def _check_width(layer: nn.Module, bn: _BatchNorm, *, one_is_enough: bool = False) -> None:
     """Raise ModelError unless the batch norm has one feature per output of the layer."""
-    width, found = _width(layer), bn.num_features
-    if found != width and not (one_is_enough and found == 1):
-        raise ModelError(
-            f"{names_of(layer, bn)}: the batch norm needs num_features={width}, one per output; found {found}"
-        )
-
-
-def _check_qat_bn(layer: nn.Module, bn: _BatchNorm) -> None:
-    """Raise ModelError for a batch norm that the fused QAT modules cannot hold. (FUS-06)"""
-    _check_width(layer, bn)
-    for name in ("affine", "track_running_stats"):
-        if not getattr(bn, name):
-            raise ModelError(f"{names_of(layer, bn)}: fusing for QAT needs a batch norm with {name}=True; found False")
-
-
-# ---- fuser methods of forward-order patterns --------------------------------------------------------------
+    width, features = _width_of(layer), bn.num_features
+    if features != width and not (one_is_enough and features == 1):
+        message = f"the batch norm needs num_features={width}, one per output; found {features}"
+        raise ModelError(f"{names_of(layer, bn)}: {message}")
 
 
 def assemble(fused: Callable[..., nn.Module], is_qat: bool, *parts: Any) -> nn.Module:
@@ -168,10 +148,7 @@ def assemble(fused: Callable[..., nn.Module], is_qat: bool, *parts: Any) -> nn.M
 
 
 def sequential(fused: Callable[..., nn.Module]) -> FuserMethod:
-    """Return the fuser method that only puts the modules, in order, into the class `fused`. (FUS-02)
-
-    It raises ConfigError if the class refuses them.
-    """
+    """Return the fuser method that puts the modules, in order, into `fused`; ConfigError if it refuses. (FUS-02)"""
     return partial(assemble, fused)
 
 
@@ -179,8 +156,8 @@ def fuse_bn(is_qat: bool, layer: nn.Module, bn: nn.Module, *after: nn.Module) ->
     """Fold the batch norm into the layer before it; for QAT keep both, in a fused module. (FUS-02, FUS-06)
 
     `after`: the activation that follows, if the pattern has one; it becomes a part of the fused module.
-    Raises ModelError for modes that differ or a batch norm that does not fit, ConfigError for other classes, or where
-    there is no fused class: transposed convolutions and LeakyReLU in QAT.
+    Raises ModelError for modes that differ or a batch norm that does not fit, ConfigError for other classes, or without
+    a fused class: for transposed convolutions and LeakyReLU in QAT.
     """
     _check_same_mode(layer, bn, *after)
     if not isinstance(layer, (_ConvNd, nn.Linear)) or not isinstance(bn, _BatchNorm):
@@ -193,5 +170,9 @@ def fuse_bn(is_qat: bool, layer: nn.Module, bn: nn.Module, *after: nn.Module) ->
         mode = "for QAT" if is_qat else "in eval mode"
         raise ConfigError(f"cannot fuse {names_of(layer, bn, *after)} {mode}: there is no fused class for it")
     if is_qat:
-        _check_qat_bn(layer, bn)
+        _check_width(layer, bn)
+        for name in ("affine", "track_running_stats"):
+            if not getattr(bn, name):  # which the fused QAT modules need
+                text = f"fusing for QAT needs a batch norm with {name}=True; found False"
+                raise ModelError(f"{names_of(layer, bn)}: {text}")
     return assemble(fused, is_qat, *parts)

@@ -1,7 +1,7 @@
-"""HistogramObserver: the range that loses least when what was seen is quantized (rule NUM-02). Bit for bit torch's.
+"""HistogramObserver: the range that loses least when the values seen are quantized (rule NUM-02). Bit for bit torch's.
 
-The search drops bins from both ends of the histogram, in steps of 1e-5 of what was counted: torch walks every step in
-Python, here a binary search jumps to the steps at which a bin is dropped.
+The search drops bins from both ends of the histogram, in steps of 1e-5 of all counts. Torch walks every step in
+Python; here a binary search jumps to the steps at which a bin is dropped.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from refimpl.qparams import has_data
 
 _STEP = 1e-5
 _STEPS = 100_010  # enough for the shares of both sides to meet
-_BATCH = 16  # histograms whose errors are computed at once: what fits a processor's cache
+_BATCH = 16  # histograms whose errors are computed at once: as many as fit a processor's cache
 _FINER = 16  # parts of a bin when a histogram is put into wider bins
 
 
 @cache
-def _shares() -> tuple[list[float], list[float]]:
-    """Return what is dropped on the left, and minus what is kept on the right, after k steps, as a loop sums it."""
+def _sum_shares() -> tuple[list[float], list[float]]:
+    """Return the shares dropped on the left, and minus the shares kept on the right, after k steps, as a loop sums."""
     dropped = list(accumulate(repeat(_STEP, _STEPS), initial=0.0))
     kept = list(accumulate(repeat(_STEP, _STEPS), initial=-1.0))
     return dropped, kept
@@ -52,25 +52,25 @@ class HistogramObserver(RangeObserver):
 
     def forward(self, x: Tensor) -> Tensor:
         """Count the values of `x`, of any shape, and return it; infinite ones are left out, with a warning."""
-        seen = x.detach() if x.is_floating_point() else x.to(self.min_val.dtype)  # torch.histc counts no integers
-        if seen.numel() and any(bound.isinf() for bound in torch.aminmax(seen)):
+        values = x.detach() if x.is_floating_point() else x.to(self.min_val.dtype)  # torch.histc counts no integers
+        if values.numel() and any(bound.isinf() for bound in torch.aminmax(values)):
             warn_user("HistogramObserver: infinite values in the input are ignored")
-            seen = seen[~seen.isinf()]
-        if seen.numel():
-            self._count(seen, *torch.aminmax(seen))
+            values = values[~values.isinf()]
+        if values.numel():
+            self._count(values, *torch.aminmax(values))
         return x
 
     def _count(self, x: Tensor, low: Tensor, high: Tensor) -> None:
-        """Add the counts of a batch with these bounds, in bins wide enough for all that was seen."""
+        """Add the counts of a batch with these bounds, in bins wide enough for all values seen."""
         has_older = has_data(self.min_val, self.max_val)
         if has_older:
             low, high = self._merge(low, high)
         counts = torch.histc(x, self.bins, min=low.item(), max=high.item())
-        self.histogram.copy_(counts + self._rebinned(low, high) if has_older else counts)
+        self.histogram.copy_(counts + self._rebin(low, high) if has_older else counts)
         self._keep(low, high)
 
-    def _rebinned(self, low: Tensor, high: Tensor) -> Tensor:
-        """Return the histogram as it is in bins from `low` to `high`, which hold the present range."""
+    def _rebin(self, low: Tensor, high: Tensor) -> Tensor:
+        """Return the histogram in bins from `low` to `high`, which hold the present range."""
         if low == self.min_val and high == self.max_val:
             return self.histogram
         if self.min_val == self.max_val:  # one value: all in its bin
@@ -84,89 +84,85 @@ class HistogramObserver(RangeObserver):
         weights = self.histogram.repeat_interleave(_FINER) / _FINER
         return torch.bincount(places, weights=weights, minlength=self.bins)
 
-    def _range(self) -> tuple[Tensor, Tensor]:
-        return self.ranges([self])[0]
+    def _choose_range(self) -> tuple[Tensor, Tensor]:
+        return self.find_ranges([self])[0]
 
     @staticmethod
-    def ranges(observers: Iterable[HistogramObserver]) -> list[tuple[Tensor, Tensor]]:
+    def find_ranges(observers: Sequence[HistogramObserver]) -> list[tuple[Tensor, Tensor]]:
         """Return the range of each observer: bins are dropped from its ends until that makes the error larger.
 
         All have the same number of bins, dtype and device; one without data gives NaN. The errors of all are computed
-        together, which gives each the same bits as alone.
+        together, with the same bits as separately.
         """
-        made = list(observers)
-        kept, least = [(0, observer.bins - 1) for observer in made], [math.inf] * len(made)
-        walks = [observer._candidates() for observer in made]
-        narrowed = list(range(len(made)))
+        spans, least = [(0, observer.bins - 1) for observer in observers], [math.inf] * len(observers)
+        walks = [observer._find_candidates() for observer in observers]
+        narrowed = list(range(len(observers)))
         while narrowed:
-            tried = [(index, span) for index in narrowed if (span := next(walks[index], None)) is not None]
-            errors = [error for some in _batches(tried) for error in _errors([(made[i], *span) for i, span in some])]
+            steps = [(index, span) for index in narrowed if (span := next(walks[index], None)) is not None]
+            batches = (steps[first : first + _BATCH] for first in range(0, len(steps), _BATCH))
+            errors = [e for batch in batches for e in _compute_errors([(observers[i], *span) for i, span in batch])]
             narrowed = []
-            for (index, span), error in zip(tried, errors, strict=True):
+            for (index, span), error in zip(steps, errors, strict=True):
                 if not error > least[index]:
-                    kept[index], least[index] = span, error
+                    spans[index], least[index] = span, error
                     narrowed.append(index)
-        low, high = (torch.stack([getattr(each, name).reshape(()) for each in made]) for name in ("min_val", "max_val"))
-        starts, lasts = (torch.tensor(ends, device=low.device) for ends in zip(*kept, strict=True))
-        width = (high - low) / made[0].bins
+        low, high = (torch.stack([getattr(o, name).reshape(()) for o in observers]) for name in ("min_val", "max_val"))
+        starts, lasts = (torch.tensor(ends, device=low.device) for ends in zip(*spans, strict=True))
+        width = (high - low) / observers[0].bins
         return list(zip(low + width * starts, low + width * (lasts + 1), strict=True))
 
-    def _candidates(self) -> Iterator[tuple[int, int]]:
+    def _find_candidates(self) -> Iterator[tuple[int, int]]:
         """Yield the ranges of bins to try, each narrower than the last.
 
-        One step more is granted to the side that drops more bins by it; the right side if both drop as many. A bin is
-        dropped at the first step whose share, in the histogram's dtype, exceeds what is counted up to it.
+        The side that drops more bins by one step more takes it; the right side if both drop equally many. A bin is
+        dropped at the first step whose share, in the histogram's dtype, exceeds the counts up to it.
         """
-        dropped, kept = _shares()
+        dropped, kept = _sum_shares()
         counted, total = self.histogram.cumsum(0).tolist(), float(self.histogram.sum())
         number = c_float if self.histogram.dtype == torch.float32 else c_double
 
-        def share(of_one: float) -> float:
+        def to_share(of_one: float) -> float:
             return number(of_one * total).value
 
         start, end, steps_left, steps_right = 0, self.bins - 1, 0, 0
         while start < end and dropped[steps_left] < -kept[steps_right]:
-            low = min(max(start, bisect_left(counted, share(dropped[steps_left + 1]))), end)
-            high = max(min(end, bisect_right(counted, -share(kept[steps_right + 1])) - 1), start)
+            low = min(max(start, bisect_left(counted, to_share(dropped[steps_left + 1]))), end)
+            high = max(min(end, bisect_right(counted, -to_share(kept[steps_right + 1])) - 1), start)
             if low - start > end - high:
                 start, steps_left = low, steps_left + 1
             elif high < end:
                 end, steps_right = high, steps_right + 1
             else:  # no bin is dropped before this step
-                steps_right = min(bisect_right(kept, -counted[end], key=share) - 1, _STEPS)
+                steps_right = min(bisect_right(kept, -counted[end], key=to_share) - 1, _STEPS)
                 continue
             yield start, end
 
 
-def _batches(tried: list[Any]) -> Iterator[list[Any]]:
-    return (tried[first : first + _BATCH] for first in range(0, len(tried), _BATCH))
+def _compute_errors(ranges: Sequence[tuple[HistogramObserver, int, int]]) -> list[float]:
+    """Return the squared error, for each observer, of quantizing the values it counted to a range of its bins.
 
-
-def _errors(tried: Sequence[tuple[HistogramObserver, int, int]]) -> list[float]:
-    """Return the squared error, for each observer, of quantizing all that it counted to a range of its bins.
-
-    The values of a bin are taken as spread evenly; an integer stands for the middle of its own interval. (float32)
+    The values of a bin are taken as spread evenly; an integer stands for the middle of its interval. (float32)
     """
-    some = tried[0][0]
-    bins, levels, device = some.bins, some.dst_nbins, some.histogram.device
-    widths = [(observer.max_val.item() - observer.min_val.item()) / bins for observer, *_ in tried]
-    intervals = [width * (end - start + 1) / levels for width, (_, start, end) in zip(widths, tried, strict=True)]
+    like = ranges[0][0]
+    bins, levels, device = like.bins, like.dst_nbins, like.histogram.device
+    widths = [(observer.max_val.item() - observer.min_val.item()) / bins for observer, *_ in ranges]
+    intervals = [width * (end - start + 1) / levels for width, (_, start, end) in zip(widths, ranges, strict=True)]
 
     def column(values: Iterable[float]) -> Tensor:
         return torch.tensor(list(values), device=device).unsqueeze(1)
 
-    width, interval, half = column(widths), column(each or 1.0 for each in intervals), column(i / 2 for i in intervals)
-    counts = torch.stack([observer.histogram for observer, *_ in tried])
+    width, interval, half = column(widths), column(i or 1.0 for i in intervals), column(i / 2 for i in intervals)
+    counts = torch.stack([observer.histogram for observer, *_ in ranges])
     density = counts / width.to(counts.dtype)
 
-    def integral(low: Tensor, high: Tensor) -> Tensor:
+    def integrate(low: Tensor, high: Tensor) -> Tensor:
         return density * ((high * high * high - low * low * low) / 3)
 
-    left = (torch.arange(bins, device=device) - column(start for _, start, _ in tried)) * width
+    left = (torch.arange(bins, device=device) - column(start for _, start, _ in ranges)) * width
     right = left + width
     places = (torch.div(edge, interval, rounding_mode="floor") for edge in (left, right))
     first, last = (place.clamp(0, levels - 1) for place in places)
-    error = integral(left - (first + 0.5) * interval, half)
-    error += (last - first - 1) * integral(-half, half)
-    error += integral(-half, right - (last * interval + half))
-    return [float(row.sum()) if each else 0.0 for row, each in zip(error, intervals, strict=True)]
+    error = integrate(left - (first + 0.5) * interval, half)
+    error += (last - first - 1) * integrate(-half, half)
+    error += integrate(-half, right - (last * interval + half))
+    return [float(row.sum()) if interval else 0.0 for row, interval in zip(error, intervals, strict=True)]

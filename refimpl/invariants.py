@@ -1,4 +1,4 @@
-"""What must hold of the graph after each pass, as a table. What breaks it, a bug or a config's callable, raises."""
+"""Invariants of the graph after each pass, as a table. A bug or a config's callable that breaks one raises."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ def _is_decomposed(target: Any, verb: str) -> bool:
     return is_ours and str(getattr(target, "_opname", "")).startswith(f"{verb}_per_")
 
 
-def _is_well_formed(model: GraphModule) -> Iterator[str]:
+def _lint(model: GraphModule) -> Iterator[str]:
     try:
         model.graph.lint()
     except (RuntimeError, ValueError) as error:
         yield str(error)
 
 
-def _observers(model: GraphModule) -> Iterator[Node]:
+def _find_observers(model: GraphModule) -> Iterator[Node]:
     return (n for n in model.graph.find_nodes(op="call_module") if str(n.target).startswith(OBSERVER_PREFIX))
 
 
-def _no_orphan_observer(model: GraphModule) -> Iterator[str]:
-    for node in _observers(model):
+def _find_orphans(model: GraphModule) -> Iterator[str]:
+    for node in _find_observers(model):
         if not node.users and len(node.all_input_nodes[0].users) > 1:  # others read the value past it
             yield f"observer {node.name} has no user"
 
 
-def _no_observer_left(model: GraphModule) -> Iterator[str]:
-    return (f"observer {node.name} was not converted" for node in _observers(model))
+def _find_left_observers(model: GraphModule) -> Iterator[str]:
+    return (f"observer {node.name} was not converted" for node in _find_observers(model))
 
 
-def _dequantize_has_quantize(model: GraphModule) -> Iterator[str]:
+def _find_dequantizes_of_floats(model: GraphModule) -> Iterator[str]:
     for node in filter(is_dequantize, model.graph.nodes):
         value: Any = node.args[0]
         comes_quantized = value.op in ("placeholder", "call_module") or value.target is operator.getitem
@@ -69,12 +69,12 @@ def _dequantize_has_quantize(model: GraphModule) -> Iterator[str]:
             yield f"{node.name} dequantizes {value}, which nothing quantized"
 
 
-def _quantize_is_needed(model: GraphModule) -> Iterator[str]:
+def _find_needless_quantizes(model: GraphModule) -> Iterator[str]:
     return (f"{node} quantizes for no user" for node in filter(is_quantize, model.graph.nodes) if not node.users)
 
 
 class Invariant(NamedTuple):
-    """A check, the rule that it stands for, and the passes after which it must hold."""
+    """A check that yields problems, its rule, and the passes after which it must yield none."""
 
     rule: str
     check: Callable[[GraphModule], Iterator[str]]
@@ -82,11 +82,11 @@ class Invariant(NamedTuple):
 
 
 INVARIANTS = (
-    Invariant("FUS-03", _is_well_formed, ("fuse", "prepare", "lower")),  # convert writes its graph in order
-    Invariant("OBS-15", _no_orphan_observer, ("prepare",)),
-    Invariant("CVT-01", _no_observer_left, ("convert", "lower")),
-    Invariant("CVT-01", _dequantize_has_quantize, ("convert",)),
-    Invariant("CVT-06", _quantize_is_needed, ("convert", "lower")),
+    Invariant("FUS-03", _lint, ("fuse", "prepare", "lower")),  # convert writes its graph in order
+    Invariant("OBS-15", _find_orphans, ("prepare",)),
+    Invariant("CVT-01", _find_left_observers, ("convert", "lower")),
+    Invariant("CVT-01", _find_dequantizes_of_floats, ("convert",)),
+    Invariant("CVT-06", _find_needless_quantizes, ("convert", "lower")),
 )
 
 

@@ -2,7 +2,7 @@
 
 Every ``dequantize → op → quantize`` that the table names becomes one quantized op or module. The same table serves the
 engines qnnpack, fbgemm, x86 and onednn: weights are packed for ``torch.backends.quantized.engine`` as it is set while
-lowering. What was not lowered is listed with its reason in ``model.meta["not_lowered"]``.
+lowering. Patterns that stay in float are listed with their reasons in ``model.meta["not_lowered"]``.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from refimpl.convert import convert_to_reference_fx
-from refimpl.convert_mapping import float_decisions
+from refimpl.convert_mapping import find_float_decisions
 from refimpl.errors import ModelError, warn_user
 from refimpl.explain import PLAN
-from refimpl.forms import flag
+from refimpl.forms import read_flag
 from refimpl.invariants import check_graph
 from refimpl.lower_calls import Call
 from refimpl.lower_sites import Sites
 from refimpl.observers import asks_whole_range
 from refimpl.prepare import PREPARED
 from refimpl.qconfig import as_qconfig_mapping
-from refimpl.reference import without_qconfig
-from refimpl.tracing import attribute_of, finished, no_collection, notes_of
+from refimpl.reference import remove_qconfig
+from refimpl.tracing import attribute_of, finish, no_collection, notes_of
 
 NOT_LOWERED = "not_lowered"
 
@@ -43,21 +43,22 @@ def convert_fx(
 ) -> GraphModule:
     """Convert a prepared model and lower it to torch's quantized ops and modules. (LOW-01)
 
-    Weights are packed for ``torch.backends.quantized.engine`` as it is set at this moment. What was not lowered is
-    listed as in ``lower``, and warned of. With `keep_original_weights` the model's ``original_weights_lookup`` maps the
+    Weights are packed for ``torch.backends.quantized.engine`` as it is set now. Patterns that stay in float are listed
+    as in ``lower``, with a warning. `keep_original_weights`: the model has ``original_weights_lookup``, a map of the
     name of every packed weight to the tensors that it was made from, the largest first. Other arguments and errors are
     convert_to_reference_fx's.
     """
-    is_bare, keep = flag("_remove_qconfig", _remove_qconfig), flag("keep_original_weights", keep_original_weights)
+    is_bare = read_flag("_remove_qconfig", _remove_qconfig)
+    keep = read_flag("keep_original_weights", keep_original_weights)
     mapping = None if qconfig_mapping is None else as_qconfig_mapping(qconfig_mapping)
     reference = convert_to_reference_fx(graph_module, convert_custom_config, False, mapping, backend_config)
     notes = notes_of(graph_module)
-    floating = float_decisions(notes[PLAN], notes[PREPARED].mapping, mapping)  # rule: CVT-05
+    floating = find_float_decisions(notes[PLAN], notes[PREPARED].mapping, mapping)  # rule: CVT-05
     lowered = _lower(reference, keep, floating)
     if refused := lowered.meta[NOT_LOWERED]:  # rule: LOW-04
-        more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
-        warn_user(f"convert_fx: not lowered: {refused[0]}{more}; meta[{NOT_LOWERED!r}] of the result lists all")
-    return without_qconfig(lowered) if is_bare else lowered  # rule: CVT-08
+        suffix = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+        warn_user(f"convert_fx: not lowered: {refused[0]}{suffix}; meta[{NOT_LOWERED!r}] of the result lists all")
+    return remove_qconfig(lowered) if is_bare else lowered  # rule: CVT-08
 
 
 def lower(
@@ -65,14 +66,14 @@ def lower(
 ) -> GraphModule:
     """Lower a reference model on quantized tensors, of refimpl or torch, for torch's current engine. (LOW-01)
 
-    The model itself is not changed. The result's ``meta["not_lowered"]`` is a tuple of what stays in float, each with
-    ``node``, ``op`` and ``reason`` (LOW-04). `keep_original_weights`: as for convert_fx. Torch's quantized dropout
-    passes its input on, whatever qparams its output has; with `keep_dropout` one whose qparams differ stays in float
-    (LOW-03). Raises ModelError for a model without a graph.
+    The model itself is not changed. The result's ``meta["not_lowered"]`` is a tuple of the patterns that stay in float,
+    each with ``node``, ``op`` and ``reason`` (LOW-04). `keep_original_weights`: as for convert_fx. Torch's quantized
+    dropout returns its input, whatever qparams its output has; with `keep_dropout` one whose qparams differ stays in
+    float (LOW-03). Raises ModelError for a model without a graph.
     """
     if not isinstance(reference_model, GraphModule):
         raise ModelError(f"lower: expected a GraphModule, found {type(reference_model).__name__}")
-    keep, strict = flag("keep_original_weights", keep_original_weights), flag("keep_dropout", keep_dropout)
+    keep, strict = read_flag("keep_original_weights", keep_original_weights), read_flag("keep_dropout", keep_dropout)
     return _lower(reference_model, keep, keep_dropout=strict)
 
 
@@ -85,25 +86,19 @@ def _lower(
     keep_dropout: bool = False,
 ) -> GraphModule:
     plan = notes_of(reference).get(PLAN)
-    made = [] if plan is None else [d for d in plan.decisions if d.dtype_config and d.node not in floating]
-    quantized = frozenset(name for decision in made for name in decision.nodes)  # rule: QCM-03
+    decisions = [] if plan is None else [d for d in plan.decisions if d.dtype_config and d.node not in floating]
+    quantized = None if plan is None else frozenset(name for d in decisions for name in d.nodes)  # rule: QCM-03
     unclaimed = frozenset(() if plan is None else (name for name, _, qconfig in plan.unmatched if qconfig))
-    dynamic = [d for d in made if d.dtype_config.is_dynamic and not asks_whole_range(d.qconfig.activation())]
-    by_engine = frozenset(d.root for d in dynamic)
-    sites = Sites(
-        reference,
-        None if plan is None else quantized,
-        unclaimed=unclaimed,
-        by_engine=by_engine,
-        keep_dropout=keep_dropout,
-    )
+    dynamic = [d for d in decisions if d.dtype_config.is_dynamic and not asks_whole_range(d.qconfig.activation())]
+    by_engine = frozenset(decision.root for decision in dynamic)
+    sites = Sites(reference, quantized, unclaimed, by_engine, keep_dropout)
     graph = _rebuild(reference.graph, sites.calls)
     targets = {str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")}
     parts = {name: sites.parts[name] if name in sites.parts else attribute_of(reference, name) for name in targets}
     for name, part in parts.items():
         if isinstance(part, GraphModule):
             parts[name] = _lower(part, keep_original_weights, keep_dropout=keep_dropout)  # rule: STD-01
-    model: Any = finished(parts, graph, reference)
+    model: Any = finish(parts, graph, reference)
     for notes in (model.meta, model.refimpl_notes):  # the second survives saving
         notes[NOT_LOWERED] = tuple(sites.refused)  # rule: LOW-04
     if keep_original_weights:
@@ -115,9 +110,9 @@ def _lower(
 
 
 def _rebuild(graph: Graph, calls: dict[Node, Call]) -> Graph:
-    """Copy a graph in one go, with `calls` in the place of their nodes, and without what nobody then needs. (CVT-06)"""
-    made = Graph(tracer_cls=graph._tracer_cls)
-    made._codegen = copy.deepcopy(graph._codegen)
+    """Copy a graph, with `calls` in the place of their nodes, and without nodes that are then needless. (CVT-06)"""
+    rebuilt = Graph(tracer_cls=graph._tracer_cls)
+    rebuilt._codegen = copy.deepcopy(graph._codegen)
     values: dict[Node, Node] = {}
 
     def value_of(leaf: Any) -> Any:
@@ -129,34 +124,34 @@ def _rebuild(graph: Graph, calls: dict[Node, Call]) -> Graph:
         origin = call.origin if isinstance(call, Call) else call
         args, kwargs = map_aggregate((call.args, dict(call.kwargs)), value_of)
         name, kind = (None, None) if origin is None else (origin.name, origin.type)
-        node = made.create_node(call.op, call.target, args, kwargs, name, kind)
+        node = rebuilt.create_node(call.op, call.target, args, kwargs, name, kind)
         node.meta = {} if origin is None else dict(origin.meta)
         return node
 
-    needed: set[Node] = set()  # what an output or side effect depends on
+    needed: set[Node] = set()  # nodes that an output or side effect depends on
     for node in reversed(graph.nodes):
         if node in needed or node.is_impure():
             needed.update((node, *calls.get(node, node).all_input_nodes))  # rule: CVT-06
     for node in graph.nodes:
         if node in needed:
             values[node] = emit(calls.get(node, node))
-    return made
+    return rebuilt
 
 
-def _packed_weights(model: nn.Module) -> dict[str, Any]:
-    found = {name: value for name, value in vars(model).items() if "_packed_weight_" in name}
-    return {name: value for name, value in found.items() if isinstance(value, torch.ScriptObject)}
+def _find_packed_weights(model: nn.Module) -> dict[str, Any]:
+    weights = {name: value for name, value in vars(model).items() if "_packed_weight_" in name}
+    return {name: value for name, value in weights.items() if isinstance(value, torch.ScriptObject)}
 
 
 def _save_packed(model: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
     """Put the packed weights of functions into a state dict. (LOW-02)"""
-    state.update({prefix + name: value for name, value in _packed_weights(model).items()})
+    state.update({prefix + name: value for name, value in _find_packed_weights(model).items()})
 
 
-def _load_packed(model: nn.Module, state: dict[str, Any], prefix: str, *ignored: Any) -> None:
+def _load_packed(model: nn.Module, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
     """Take the packed weights of functions out of a state dict. (LOW-02)"""
-    missing: list[str] = ignored[2]
-    for name in _packed_weights(model):
+    missing: list[str] = arguments[2]
+    for name in _find_packed_weights(model):
         if prefix + name in state:
             setattr(model, name, state.pop(prefix + name))
         else:

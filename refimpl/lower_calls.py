@@ -1,4 +1,4 @@
-"""What lowering decides, as data: calls to be made, grids of values, what stays with its reason (LOW-01, LOW-04)."""
+"""Lowering's decisions, as data: calls to be made, grids of values, refusals with reasons (LOW-01, LOW-04)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REQUANTIZE = "requantize"  # the op of a value that is quantized a second time, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotLowered:
-    """A reference pattern that stays a float op between dequantize and quantize, or none, and why. (LOW-04)"""
+    """A reference pattern that stays a float op, or a requantization that stays, and why. (LOW-04)"""
 
     node: str
     op: str
@@ -38,14 +38,14 @@ class Call:
     @property
     def all_input_nodes(self) -> list[Node]:
         """The nodes of the reference graph that it reads."""
-        found: list[Any] = []
-        map_aggregate((self.args, dict(self.kwargs)), found.append)
-        parts = (leaf.all_input_nodes if isinstance(leaf, Call) else [leaf] for leaf in found)
-        return [leaf for part in parts for leaf in part if isinstance(leaf, Node)]
+        leaves: list[Any] = []
+        map_aggregate((self.args, dict(self.kwargs)), leaves.append)
+        inputs = (leaf.all_input_nodes if isinstance(leaf, Call) else [leaf] for leaf in leaves)
+        return [leaf for part in inputs for leaf in part if isinstance(leaf, Node)]
 
 
 class InputGrid(NamedTuple):
-    """Where a quantized value lies: its qparams, or the value that alone knows them, which comes quantized. (OBS-11)"""
+    """The qparams of a quantized value; or the value that comes quantized, and only it knows them. (OBS-11)"""
 
     scale: float | Node
     zero_point: int | Node
@@ -53,7 +53,7 @@ class InputGrid(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """What an op and all up to the node that quantizes become: a call of ``target``."""
+    """The call of ``target`` that replaces an op and all nodes up to the node that quantizes."""
 
     quantize: Node
     grid: InputGrid

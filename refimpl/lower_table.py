@@ -1,6 +1,6 @@
-"""The lowering table: reference pattern → torch's quantized op or module, and what that cannot express (LOW-01 to -03).
+"""The lowering table: reference pattern → torch's quantized op or module, and its limits (LOW-01 to LOW-03).
 
-Keys are what a node calls: a function, a method's name, or a module's class; for a fused module, the class of the
+Keys are the callees of nodes: a function, a method's name, or a module's class; for a fused module, the class of the
 container and that of the module inside.
 """
 
@@ -26,33 +26,31 @@ from refimpl.whole_range import WholeRangeLinear, WholeRangeLinearReLU
 OPS: Any = torch.ops.quantized
 
 
-def _by_name(origin: Any, native: Any, names: str, inner: Any = None) -> dict[Any, Any]:
+def _pair_by_name(origin: Any, native: Any, names: str, inner: Any = None) -> dict[Any, Any]:
     pairs = ((getattr(origin, name), getattr(native, name)) for name in names.split())
-    return {(found if inner is None else (found, inner)): made for found, made in pairs}
+    return {(kind if inner is None else (kind, inner)): quantized for kind, quantized in pairs}
 
 
 # Modules, swapped for the class named by its from_reference. Static: with the output's scale and zero point. (LOW-01)
 MODULES: Mapping[Any, Any] = {  # rule: LOW-02
-    **_by_name(nnqr, nnq, "Linear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d"),
-    **_by_name(nn, nnq, "BatchNorm2d BatchNorm3d InstanceNorm1d InstanceNorm2d InstanceNorm3d LayerNorm"),
-    **_by_name(nn, nnq, "ELU LeakyReLU Hardswish PReLU Softmax Dropout"),
-    **_by_name(nni, nniq, "LinearReLU LinearLeakyReLU LinearTanh", nnqr.Linear),
-    **_by_name(nni, nniq, "ConvReLU1d", nnqr.Conv1d),
-    **_by_name(nni, nniq, "ConvReLU2d ConvAdd2d ConvAddReLU2d", nnqr.Conv2d),
-    **_by_name(nni, nniq, "ConvReLU3d", nnqr.Conv3d),
-    **_by_name(nni, nniq, "BNReLU2d", nn.BatchNorm2d),
-    **_by_name(nni, nniq, "BNReLU3d", nn.BatchNorm3d),
+    **_pair_by_name(nnqr, nnq, "Linear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d"),
+    **_pair_by_name(nn, nnq, "BatchNorm2d BatchNorm3d InstanceNorm1d InstanceNorm2d InstanceNorm3d LayerNorm"),
+    **_pair_by_name(nn, nnq, "ELU LeakyReLU Hardswish PReLU Softmax Dropout"),
+    **_pair_by_name(nni, nniq, "LinearReLU LinearLeakyReLU LinearTanh", nnqr.Linear),
+    **_pair_by_name(nni, nniq, "ConvReLU1d", nnqr.Conv1d),
+    **_pair_by_name(nni, nniq, "ConvReLU2d ConvAdd2d ConvAddReLU2d", nnqr.Conv2d),
+    **_pair_by_name(nni, nniq, "ConvReLU3d", nnqr.Conv3d),
+    **_pair_by_name(nni, nniq, "BNReLU2d", nn.BatchNorm2d),
+    **_pair_by_name(nni, nniq, "BNReLU3d", nn.BatchNorm3d),
 }
 # Dynamic: the module quantizes its input itself. Weight-only: float in, float out. (LOW-02, CVT-11)
 _LINEAR_RELU = (nni.LinearReLU, nnqr.Linear)
-DYNAMIC_MODULES = {
-    **_by_name(nnqr, nnqd, "Linear RNNCell LSTMCell GRUCell LSTM GRU"),
-    _LINEAR_RELU: nniqd.LinearReLU,
-}
+DYNAMIC_MODULES = _pair_by_name(nnqr, nnqd, "Linear RNNCell LSTMCell GRUCell LSTM GRU")
+DYNAMIC_MODULES[_LINEAR_RELU] = nniqd.LinearReLU
 WHOLE_RANGE_LINEARS: Mapping[Any, Any] = {nnqr.Linear: WholeRangeLinear, _LINEAR_RELU: WholeRangeLinearReLU}
-WEIGHT_ONLY_MODULES: Mapping[Any, Any] = _by_name(nnqr, nnq, "Embedding EmbeddingBag")
+WEIGHT_ONLY_MODULES: Mapping[Any, Any] = _pair_by_name(nnqr, nnq, "Embedding EmbeddingBag")
 
-# What follows the weight in some function, in the order of the ops that pack it, with defaults.
+# Parameters after the weight of some function, in the order of the ops that pack it, with defaults.
 _DEFAULTS = {"bias": None, "stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
 _CONV = ("bias", "stride", "padding", "dilation", "groups")
 _CONV_T = ("bias", "stride", "padding", "output_padding", "groups", "dilation")
@@ -68,11 +66,11 @@ class PackedFunction(NamedTuple):
     with_relu: Callable[..., Any] | None = None
 
     def pack_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Bring the arguments after the weight into the form that the pack op takes: all of them, lists per axis."""
-        given = dict(zip(self.parameters, args, strict=False)) | dict(kwargs)
-        found = {name: given.get(name, default) for name, default in _DEFAULTS.items() if name in self.parameters}
-        is_one = {name for name, value in found.items() if isinstance(value, int) and name != "groups"}
-        return [[value] * self.rank if name in is_one else value for name, value in found.items()]
+        """Return the arguments after the weight in the form that the pack op takes: all of them, lists per axis."""
+        values = dict(zip(self.parameters, args, strict=False)) | dict(kwargs)
+        values = {name: values.get(name, default) for name, default in _DEFAULTS.items() if name in self.parameters}
+        is_one = {name for name, value in values.items() if isinstance(value, int) and name != "groups"}
+        return [[value] * self.rank if name in is_one else value for name, value in values.items()]
 
 
 def _row(names: str, parameters: tuple[str, ...] = ("bias",), rank: int = 0) -> PackedFunction:
@@ -99,7 +97,7 @@ BINARY: Mapping[Any, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
     operator.add: _ADD, torch.add: _ADD, operator.mul: _MUL, torch.mul: _MUL, torch.matmul: (OPS.matmul, None),
 }  # fmt: skip
 
-# What is fused into an op of the tables above that it follows; into a dynamic op only F.relu and its module.
+# Ops that are fused into an op of the tables above that they follow; into a dynamic op only F.relu and its module.
 RELUS: frozenset[Any] = frozenset({nn.ReLU, F.relu, torch.relu, "relu", "relu_"})
 DYNAMIC_RELUS: frozenset[Any] = frozenset({nn.ReLU, F.relu})
 
@@ -113,7 +111,7 @@ WITH_OUTPUT_QPARAMS: Mapping[Any, tuple[Callable[..., Any], frozenset[str]]] = {
     F.dropout: (OPS.dropout, frozenset({"inplace"})),
 }
 
-# Ops whose quantized kernel has output qparams of its own: (scale, zero point) by dtype. (LOW-02)
+# Ops whose quantized kernel has fixed output qparams: (scale, zero point) by dtype. (LOW-02)
 _UNIT = {torch.quint8: (1 / 256, 0), torch.qint8: (1 / 256, -128)}
 _SYMMETRIC = {torch.quint8: (2 / 256, 128), torch.qint8: (2 / 256, 0)}
 FIXED_QPARAMS: Mapping[Any, Mapping[torch.dtype, tuple[float, int]]] = {
@@ -121,8 +119,7 @@ FIXED_QPARAMS: Mapping[Any, Mapping[torch.dtype, tuple[float, int]]] = {
     **dict.fromkeys((nn.Tanh, torch.tanh, "tanh", "tanh_"), _SYMMETRIC),
 }
 
-# Ops that take quantized (and float16) tensors as they are and keep their qparams: they move, select, average or clamp.
-# (LOW-02)
+# Ops that take quantized (and float16) tensors and keep their qparams: they move, select, average or clamp. (LOW-02)
 ON_QUANTIZED: frozenset[Any] = frozenset(
     {nn.Hardtanh, F.hardtanh, F.hardtanh_, torch.clamp, "clamp",
      nn.Identity, nn.ReLU, nn.ReLU6, nn.ChannelShuffle, nn.PixelShuffle, nn.PixelUnshuffle,
@@ -136,11 +133,11 @@ ON_QUANTIZED: frozenset[Any] = frozenset(
      "reshape", "resize_", "squeeze", "squeeze_", "transpose", "unsqueeze", "unsqueeze_", "view"}
 )  # fmt: skip
 
-# Methods that read a tensor's shape, which is the same of the quantized tensor. (LOW-02)
+# Methods that read a tensor's shape, which is also the quantized tensor's. (LOW-02)
 SHAPE_OF: frozenset[Any] = frozenset({"size", "shape"})
 REQUANTIZING = frozenset({torch.cat})  # of these, ops whose kernels take operands on other grids than the result's
-WELCOME = ON_QUANTIZED | SHAPE_OF  # lowered though nothing was decided of them
-DROPOUTS = frozenset({nn.Dropout, F.dropout})  # their quantized forms pass their input on
+WELCOME = ON_QUANTIZED | SHAPE_OF  # lowered without a decision about them
+DROPOUTS = frozenset({nn.Dropout, F.dropout})  # their quantized forms return their input
 _CONVS = (nnqr.Conv1d, nnqr.Conv2d, nnqr.Conv3d)
 _CONVS_TRANSPOSED = (nnqr.ConvTranspose1d, nnqr.ConvTranspose2d, nnqr.ConvTranspose3d)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -177,8 +174,8 @@ _LIMITS: tuple[tuple[tuple[Any, ...], Callable[[Any], bool], str], ...] = (
      "qnnpack's clamp needs both bounds"),
     ((torch.mean, "mean"), lambda node: "dtype" in node.kwargs, "the mean of a quantized tensor has its dtype"),
 )  # fmt: skip
-# What a quantized form cannot express, by function, method or class of the (inner) module: [(test, reason)]; the tests
-# take the module, or the node that calls. (LOW-03)
+# Limits of quantized forms, by function, method or class of the (inner) module: [(test, reason)]; the tests take the
+# module, or the node that calls. (LOW-03)
 LIMITS: Mapping[Any, list[tuple[Callable[[Any], bool], str]]] = {
     kind: [(test, reason) for keys, test, reason in _LIMITS if kind in keys] for kinds, *_ in _LIMITS for kind in kinds
 }

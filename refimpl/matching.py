@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 from torch.fx import Graph, Node
 
 from refimpl.backend_config import BackendPatternConfig
-from refimpl.errors import ConfigError, blaming
-from refimpl.forms import Form, instance, taken
+from refimpl.errors import ConfigError, blame
+from refimpl.forms import Form, coerce, instance_of
 from refimpl.patterns import Pattern, is_match_all, leaves, pattern_name
-from refimpl.tracing import CALLS, Places, positional_arguments
+from refimpl.tracing import CALLS, Places, positional_arguments_of
 
 Nested: TypeAlias = Any  # a Node, or a tuple (Node, Nested, …) in the shape of the normal form
 
-_ROOT = instance(Node, "a node of the match")
+_ROOT = instance_of(Node, "a node of the match")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,35 +55,34 @@ def find_matches(graph: Graph, places: Places, entries: Iterable[BackendPatternC
     candidates = [(entry.normal_pattern, entry) for entry in entries]
     for pattern, entry in sorted(candidates, key=lambda candidate: -len(list(leaves(candidate[0])))):  # rule: PAT-07
         table[pattern[0] if isinstance(pattern, tuple) else pattern].append((pattern, entry))
-    taken: set[Node] = set()
-    found: list[Match] = []
+    matched: set[Node] = set()
+    matches: list[Match] = []
     for node in reversed(graph.nodes):  # rule: PAT-07
-        for pattern, entry in () if node in taken else table.get(places.object_type(node), ()):
+        for pattern, entry in () if node in matched else table.get(places.object_type_of(node), ()):
             claimed: list[Node] = []
             nested = _descend(node, pattern, places, claimed)
-            if nested is not None and taken.isdisjoint(claimed):
-                getter = entry._root_node_getter
-                root = (
-                    claimed[0] if getter is None else ask(getter, "root node getter", entry, nested, _ROOT)
-                )  # rule: FUS-03
-                found.append(Match(entry=entry, nodes=tuple(claimed), nested=nested, root=root))
-                taken.update(claimed)
+            if nested is not None and matched.isdisjoint(claimed):
+                root, getter = claimed[0], entry._root_node_getter
+                if getter is not None:  # rule: FUS-03
+                    root = run_getter(getter, "root node getter", entry, nested, _ROOT)
+                matches.append(Match(entry=entry, nodes=tuple(claimed), nested=nested, root=root))
+                matched.update(claimed)
                 break
-    return found[::-1]
+    return matches[::-1]
 
 
-def ask(getter: Callable[[Any], Any], what: str, entry: BackendPatternConfig, nested: Nested, form: Form) -> Any:
-    """Return what one of an entry's getters gives for a match. Raises ConfigError if it fails, or has another form."""
+def run_getter(getter: Callable[[Any], Any], what: str, entry: BackendPatternConfig, nested: Nested, form: Form) -> Any:
+    """Return the result of an entry's getter for a match. Raises ConfigError if it fails, or has another form."""
     where = f"{what} of {pattern_name(entry.normal_pattern)}"
-    with blaming(ConfigError, where, "it"):
-        found = getter(nested)
-    return taken(ConfigError, where, form, found)
+    with blame(ConfigError, where, "it"):
+        value = getter(nested)
+    return coerce(ConfigError, where, form, value)
 
 
 def _descend(
     node: Any, pattern: Pattern, places: Places, claimed: list[Node], *, is_inner: bool = False
 ) -> Nested | None:
-    """Match one node and, recursively, its arguments; append what is claimed in forward order. None: no match."""
+    """Match one node and, recursively, its arguments; append claimed nodes in forward order. None: no match."""
     if is_match_all(pattern):
         return node  # rule: PAT-05, PAT-09
     if not isinstance(node, Node) or node.op not in CALLS or node in claimed:
@@ -91,17 +90,17 @@ def _descend(
     if is_inner and len(node.users) != 1:  # rule: PAT-06
         return None
     head, *inner = pattern if isinstance(pattern, tuple) else (pattern,)
-    if places.object_type(node) != head:
+    if places.object_type_of(node) != head:
         return None  # rule: PAT-03
     parts: list[Nested] = []
     if inner:
-        arguments = positional_arguments(node, at_least=len(inner))
+        arguments = positional_arguments_of(node, at_least=len(inner))
         if len(arguments) != len(inner):  # rule: PAT-04
             return None
         for argument, part in zip(arguments, inner, strict=True):
-            found = _descend(argument, part, places, claimed, is_inner=True)
-            if found is None and not is_match_all(part):  # a wildcard matches the argument None too
+            nested = _descend(argument, part, places, claimed, is_inner=True)
+            if nested is None and not is_match_all(part):  # a wildcard matches the argument None too
                 return None
-            parts.append(found)
+            parts.append(nested)
     claimed.append(node)
     return (node, *parts) if parts else node

@@ -1,8 +1,8 @@
-"""The BackendConfig for a front door that is given none: torch's "native" one (CFG-05, CFG-06, CFG-09, DTY-02).
+"""The default BackendConfig of the front doors: torch's "native" one (CFG-05, CFG-06, CFG-09, DTY-02).
 
-It claims what torch's own claims, in the same order: families of ops, each a tuple of rows in order of registration,
-which decides ties between patterns of equal size (PAT-07), with the dtype configs of each in order of preference
-(DTY-02). A vendor's tables can be made of the same rows.
+It has the claims of torch's, in the same order: families of ops, each a tuple of rows in order of registration, which
+decides ties between patterns of equal size (PAT-07), with the dtype configs of each in order of preference (DTY-02). A
+vendor's tables can be made of the same rows.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Table: TypeAlias = Mapping[str, tuple[DTypeConfig, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Patterns that make the same claims, whatever the dtypes are.
+    """Patterns with the same claims, whatever the dtypes are.
 
     ``getters``: of root and extra inputs; the patterns are then in normal form (FUS-03, FUS-04). ``index``: of weight
-    and bias among a function's arguments. ``output``: what activations of its dtype must keep.
+    and bias among a function's arguments. ``output``: constraints for activations of its dtype.
     """
 
     patterns: tuple[Pattern, ...]
@@ -52,9 +52,9 @@ class Row:
     output: DTypeWithConstraints | None = None
 
 
-def entries(row: Row, dtype_configs: Iterable[DTypeConfig]) -> Iterator[BackendPatternConfig]:
-    """Yield one new BackendConfig entry per pattern of the row, for the dtypes given. (CFG-05, CFG-06)"""
-    dtypes = [_constrained(dtype_config, row.output) for dtype_config in dtype_configs]
+def make_entries(row: Row, dtype_configs: Iterable[DTypeConfig]) -> Iterator[BackendPatternConfig]:
+    """Yield one new BackendConfig entry per pattern of the row, for these dtype configs. (CFG-05, CFG-06)"""
+    dtypes = [_constrain(dtype_config, row.output) for dtype_config in dtype_configs]
     for pattern in row.patterns:
         entry = BackendPatternConfig(None if row.getters else pattern)
         if row.getters:
@@ -68,30 +68,26 @@ def entries(row: Row, dtype_configs: Iterable[DTypeConfig]) -> Iterator[BackendP
         yield entry
 
 
-def _constrained(given: DTypeConfig, bound: DTypeWithConstraints | None) -> DTypeConfig:
+def _constrain(config: DTypeConfig, bound: DTypeWithConstraints | None) -> DTypeConfig:
     """Put the bound on the activations that have its dtype; others are left as they are. (DTY-05)"""
     if bound is None:
-        return given
-    activations = (given.input_dtype_with_constraints, given.output_dtype_with_constraints)
-    taken, made = (bound if found.dtype == bound.dtype else found for found in activations)
-    return DTypeConfig(taken, made, given.weight_dtype_with_constraints, given.bias_dtype, given.is_dynamic)
+        return config
+    activations = (config.input_dtype_with_constraints, config.output_dtype_with_constraints)
+    inputs, outputs = (bound if activation.dtype == bound.dtype else activation for activation in activations)
+    return DTypeConfig(inputs, outputs, config.weight_dtype_with_constraints, config.bias_dtype, config.is_dynamic)
 
 
 def config_of(name: str, table: Table, families: Mapping[str, Iterable[Row]]) -> BackendConfig:
-    """Return a new BackendConfig of the families that the table names, with the dtypes that it gives. (CFG-09)"""
+    """Return a new BackendConfig of the families that the table names, with its dtype configs. (CFG-09)"""
     config = BackendConfig(name)
     for family, dtype_configs in table.items():
         for row in families[family]:
-            config.set_backend_pattern_configs(entries(row, dtype_configs))
+            config.set_backend_pattern_configs(make_entries(row, dtype_configs))
     return config
 
 
-def _named(namespace: Any, names: str) -> tuple[Leaf, ...]:
-    return tuple(getattr(namespace, name) for name in names.split())
-
-
-def _methods(names: str) -> tuple[Leaf, ...]:
-    return tuple(names.split())
+def _pick(namespace: Any, names: str) -> tuple[Leaf, ...]:  # None: the methods of these names
+    return tuple(name if namespace is None else getattr(namespace, name) for name in names.split())
 
 
 # ---- layers with weights ----------------------------------------------------------------------------------
@@ -100,15 +96,15 @@ _WEIGHT_BIAS = {"weight": 1, "bias": 2}
 _FUSED_CONVS = ("ConvReLU", "ConvBn", "ConvBnReLU")
 
 
-def _weighted(layer: Module, reference: Module, qat: Module, *functions: Leaf) -> tuple[Row, ...]:
-    """A layer with weights: the module, its QAT class, its function if it has one."""
+def _rows_of_layer(layer: Module, reference: Module, qat: Module, *functions: Leaf) -> tuple[Row, ...]:
+    """Return the rows of a layer with weights: the module, its QAT class, its functions."""
     swap: dict[str, Any] = {"root": layer, "reference": reference}
     by_function = (Row(patterns=(function,), index=_WEIGHT_BIAS) for function in functions)
     return Row(patterns=(layer,), qat=qat, **swap), Row(patterns=(qat,), **swap), *by_function
 
 
-def _conv(d: int) -> tuple[Row, ...]:
-    """Everything about convolutions in d dimensions. Fused classes name their QAT class alone."""
+def _rows_of_conv(d: int) -> tuple[Row, ...]:
+    """Return the rows of convolutions in d dimensions. Fused classes name only their QAT class."""
     conv, bn, transpose = (getattr(nn, f"{name}{d}d") for name in ("Conv", "BatchNorm", "ConvTranspose"))
     fused_relu, fused_bn, fused_bn_relu = (getattr(nni, f"{name}{d}d") for name in _FUSED_CONVS)
     qat_relu, qat_bn, qat_bn_relu = (getattr(nniqat, f"{name}{d}d") for name in _FUSED_CONVS)
@@ -116,7 +112,7 @@ def _conv(d: int) -> tuple[Row, ...]:
     swap = {"root": conv, "reference": getattr(nnqr, f"Conv{d}d")}
     swap_transpose = {"root": transpose, "reference": getattr(nnqr, f"ConvTranspose{d}d")}
     return (
-        *_weighted(conv, swap["reference"], getattr(nnqat, f"Conv{d}d"), conv_function),
+        *_rows_of_layer(conv, swap["reference"], getattr(nnqat, f"Conv{d}d"), conv_function),
         Row(patterns=((conv, nn.ReLU), (conv, F.relu)), fused=fused_relu, fuser=sequential(fused_relu)),
         Row(patterns=(fused_relu,), qat=qat_relu),
         Row(patterns=(qat_relu,), **swap),
@@ -135,7 +131,7 @@ def _conv(d: int) -> tuple[Row, ...]:
 
 LINEAR_SWAP: dict[str, Any] = {"root": nn.Linear, "reference": nnqr.Linear}
 _LINEAR = (
-    *_weighted(nn.Linear, nnqr.Linear, nnqat.Linear, F.linear),
+    *_rows_of_layer(nn.Linear, nnqr.Linear, nnqat.Linear, F.linear),
     Row(patterns=((nn.Linear, nn.ReLU), (nn.Linear, F.relu)), fused=nni.LinearReLU, fuser=sequential(nni.LinearReLU)),
     Row(patterns=(nni.LinearReLU,), qat=nniqat.LinearReLU, **LINEAR_SWAP),
     Row(patterns=(nniqat.LinearReLU,), **LINEAR_SWAP),
@@ -147,8 +143,8 @@ _LINEAR = (
 _RECURRENT = ("GRUCell", "LSTMCell", "RNNCell", "LSTM", "GRU")
 _RNN = (Row(patterns=(getattr(nn, n),), root=getattr(nn, n), reference=getattr(nnqr, n)) for n in _RECURRENT)
 _EMBEDDING = (
-    *_weighted(nn.Embedding, nnqr.Embedding, nnqat.Embedding),
-    *_weighted(nn.EmbeddingBag, nnqr.EmbeddingBag, nnqat.EmbeddingBag),
+    *_rows_of_layer(nn.Embedding, nnqr.Embedding, nnqat.Embedding),
+    *_rows_of_layer(nn.EmbeddingBag, nnqr.EmbeddingBag, nnqat.EmbeddingBag),
 )
 
 # ---- ops without weights, and norms -----------------------------------------------------------------------
@@ -164,8 +160,8 @@ _BINARY = (
 _DEFAULT = (
     Row(
         patterns=(
-            *_named(nn, "ELU LeakyReLU Hardswish InstanceNorm1d InstanceNorm2d InstanceNorm3d Dropout PReLU"),
-            *_named(F, "elu hardswish leaky_relu dropout"),
+            *_pick(nn, "ELU LeakyReLU Hardswish InstanceNorm1d InstanceNorm2d InstanceNorm3d Dropout PReLU"),
+            *_pick(F, "elu hardswish leaky_relu dropout"),
         )
     ),
     Row(patterns=(F.group_norm,), index={"weight": 2, "bias": 3}),
@@ -173,35 +169,35 @@ _DEFAULT = (
 )
 
 
-def _fixed(width: float, zero_point: int) -> DTypeWithConstraints:
-    """The output range of an op is known beforehand, and so are scale and zero point. (DTY-05)"""
+def _fix_output(width: float, zero_point: int) -> DTypeWithConstraints:
+    """Return the constraints of an op whose output range, and so scale and zero point, is known before. (DTY-05)"""
     exact: dict[str, Any] = {"scale_exact_match": width / 256, "zero_point_exact_match": zero_point}
     return DTypeWithConstraints(torch.quint8, quant_min_lower_bound=0, quant_max_upper_bound=255, **exact)
 
 
 _FIXED_QPARAMS = (
-    Row(patterns=(nn.Hardsigmoid, F.hardsigmoid, "hardsigmoid", "hardsigmoid_"), output=_fixed(1.0, 0)),
-    Row(patterns=(nn.Sigmoid, torch.sigmoid, "sigmoid", "sigmoid_", nn.Softmax), output=_fixed(1.0, 0)),
-    Row(patterns=(nn.Tanh, torch.tanh, "tanh", "tanh_"), output=_fixed(2.0, 128)),
+    Row(patterns=(nn.Hardsigmoid, F.hardsigmoid, "hardsigmoid", "hardsigmoid_"), output=_fix_output(1.0, 0)),
+    Row(patterns=(nn.Sigmoid, torch.sigmoid, "sigmoid", "sigmoid_", nn.Softmax), output=_fix_output(1.0, 0)),
+    Row(patterns=(nn.Tanh, torch.tanh, "tanh", "tanh_"), output=_fix_output(2.0, 128)),
 )
 
 _SHARE_QPARAMS = Row(
     observe=SHARE,
     patterns=(
-        *_named(nn, "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AvgPool1d AvgPool2d AvgPool3d Hardtanh"),
-        *_named(nn, "Identity MaxPool1d MaxPool2d MaxPool3d PixelShuffle PixelUnshuffle ReLU ReLU6"),
-        *_named(F, "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d hardtanh hardtanh_ interpolate"),
-        *_named(F, "max_pool1d max_pool2d max_pool3d pixel_shuffle pixel_unshuffle relu relu6"),
-        *_named(F, "avg_pool1d avg_pool2d avg_pool3d"),
-        *_named(torch, "clamp flatten mean narrow repeat_interleave transpose squeeze stack unsqueeze"),
+        *_pick(nn, "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AvgPool1d AvgPool2d AvgPool3d Hardtanh"),
+        *_pick(nn, "Identity MaxPool1d MaxPool2d MaxPool3d PixelShuffle PixelUnshuffle ReLU ReLU6"),
+        *_pick(F, "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d hardtanh hardtanh_ interpolate"),
+        *_pick(F, "max_pool1d max_pool2d max_pool3d pixel_shuffle pixel_unshuffle relu relu6"),
+        *_pick(F, "avg_pool1d avg_pool2d avg_pool3d"),
+        *_pick(torch, "clamp flatten mean narrow repeat_interleave transpose squeeze stack unsqueeze"),
         operator.floordiv,
-        *_methods("contiguous clamp detach detach_ mean permute repeat repeat_interleave reshape resize_"),
-        *_methods("relu relu_ squeeze squeeze_ transpose unsqueeze unsqueeze_ view"),
+        *_pick(None, "contiguous clamp detach detach_ mean permute repeat repeat_interleave reshape resize_"),
+        *_pick(None, "relu relu_ squeeze squeeze_ transpose unsqueeze unsqueeze_ view"),
     ),
 )
 
 
-def _batch_norm() -> Iterator[Row]:
+def _rows_of_batch_norm() -> Iterator[Row]:
     fused_by_norm: dict[Module, Module] = {nn.BatchNorm2d: nni.BNReLU2d, nn.BatchNorm3d: nni.BNReLU3d}
     for norm, fused in fused_by_norm.items():
         yield Row(patterns=((norm, nn.ReLU), (norm, F.relu)), fused=fused, fuser=sequential(fused))
@@ -210,7 +206,7 @@ def _batch_norm() -> Iterator[Row]:
 
 
 FAMILIES: Final[Mapping[str, tuple[Row, ...]]] = {
-    "conv": (*_conv(1), *_conv(2), *_conv(3)),
+    "conv": (*_rows_of_conv(1), *_rows_of_conv(2), *_rows_of_conv(3)),
     "linear": _LINEAR,
     "binary": _BINARY,
     "cat": (Row(patterns=(torch.cat,), observe=SHARE),),
@@ -218,7 +214,7 @@ FAMILIES: Final[Mapping[str, tuple[Row, ...]]] = {
     "fixed qparams": _FIXED_QPARAMS,
     "share qparams": (_SHARE_QPARAMS,),
     "tensor info": (Row(patterns=("shape", "size"), observe=NOT_OBSERVED),),
-    "batch norm": tuple(_batch_norm()),
+    "batch norm": tuple(_rows_of_batch_norm()),
     "layer norm": (Row(patterns=(nn.LayerNorm,)), Row(patterns=(F.layer_norm,), index={"weight": 2, "bias": 3})),
     "rnn": tuple(_RNN),
     "embedding": _EMBEDDING,
@@ -247,15 +243,15 @@ NATIVE: Final[Table] = {
 
 
 def default_backend_config() -> BackendConfig:
-    """Return a new BackendConfig that claims what torch's "native" one claims; every default is this one. (CFG-09)"""
+    """Return a new BackendConfig with the claims of torch's "native" one; every default is this one. (CFG-09)"""
     return config_of("native", NATIVE, FAMILIES)
 
 
 _shared = cache(default_backend_config)
 
 
-def given_config(backend_config: object) -> BackendConfig:
-    """Return the config that a pass is given, torch's and dict forms as ours (CFG-14); without one the native one.
+def config_or_native(backend_config: object) -> BackendConfig:
+    """Return a pass's config, torch's and dict forms as refimpl's (CFG-14); for None the native one.
 
     That is made once and shared by the passes, which change nothing in it.
     """

@@ -1,7 +1,7 @@
-"""Observers: modules that watch a value and turn what they saw into qparams (rules NUM-02, DTY-05, OBS-12, QCM-01).
+"""Observers: modules that watch a value and turn its range into qparams (rules NUM-02, DTY-05, OBS-12, QCM-01).
 
-They have torch's names, keywords and state-dict keys, so that a user swaps one import. What an observer is asked stands
-in ``refimpl.qparams``; HistogramObserver has a file of its own.
+They have torch's names, keywords and state-dict keys, so that a user swaps one import. Their protocol stands in
+``refimpl.qparams``, HistogramObserver in ``refimpl.histogram``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from refimpl.qparams import (
     PER_CHANNEL,
     PER_TENSOR,
     SYMMETRIC,
-    channel_bounds,
+    compute_qparams,
     has_data,
-    minmax_qparams,
-    qparams_without_data,
+    measure_channels,
+    substitute_qparams,
 )
 from refimpl.qparams import dtype_range as dtype_range
 from refimpl.qparams import is_quantized_dtype as is_quantized_dtype
@@ -55,22 +55,22 @@ class Constructor(partial[nn.Module]):
 class Constructible(nn.Module):
     """Base of the modules that a QConfig may name. (QCM-01)"""
 
-    resized: ClassVar[tuple[str, ...]] = ()  # buffers of one element, or one per channel once there was data
+    resized: ClassVar[tuple[str, ...]] = ()  # buffers of one element, or one per channel after data
 
     @classmethod
     def with_args(cls, **arguments: Any) -> Constructor:
         """Return a constructor of this class with arguments bound, for a QConfig; it has ``with_args`` as well."""
         return Constructor(cls, **arguments)
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
         for name in self.resized:  # rule: CVT-12
             if prefix + name in state_dict:
                 getattr(self, name).resize_(state_dict[prefix + name].shape)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
 class Observer(Constructible):
-    """Base of refimpl's observers: the identity as ``forward``; by itself it measures nothing."""
+    """Base of refimpl's observers: ``forward`` is the identity, nothing is measured."""
 
     def __init__(
         self,
@@ -97,34 +97,33 @@ class Observer(Constructible):
         return x
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Return (scale, zero point), of those that have them; others, as this one, raise QConfigError."""
+        """Return (scale, zero point) in subclasses that have them; raise QConfigError in others."""
         raise QConfigError(f"{type(self).__name__} has no qparams")
 
-    def _set_integers(self) -> None:
-        """Let an end of the range that was not given be the dtype's. Raises QConfigError if the range does not fit."""
+    def _fill_range(self) -> None:
+        """Set an end of the range that was not given to the dtype's. Raises QConfigError if the range does not fit."""
         low, high = dtype_range(self.dtype)
         self.quant_min = low if self.quant_min is None else self.quant_min
         self.quant_max = high if self.quant_max is None else self.quant_max
         if not low <= self.quant_min < self.quant_max <= high:
-            found = f"quant range {self.quant_min}..{self.quant_max} is empty or outside {low}..{high} of {self.dtype}"
-            raise QConfigError(f"{type(self).__name__}: {found}")
+            ends = f"{self.quant_min}..{self.quant_max}"
+            message = f"quant range {ends} is empty or outside {low}..{high} of {self.dtype}"
+            raise QConfigError(f"{type(self).__name__}: {message}")
 
 
 def asks_whole_range(observer: Any) -> bool:
-    """Tell whether an observer of refimpl's was made with ``reduce_range=False``: 8 bits on every engine. (CVT-03)"""
+    """Tell whether a refimpl observer was made with ``reduce_range=False``: 8 bits on every engine. (CVT-03)"""
     inner = getattr(observer, "activation_post_process", observer)
     return isinstance(inner, Observer) and inner.asks_whole_range
 
 
 class RangeObserver(Observer):
-    """Base of the observers that keep a range of reals: one, or one per channel.
+    """Base of the observers that keep a range of reals: one, or one per channel. Arguments as in MinMaxObserver.
 
-    `quant_min` and `quant_max` narrow the dtype's range of integers, `reduce_range` halves it (8 bits to 7; of dynamic
-    observers see PlaceholderObserver); `eps` is the smallest scale; `factory_kwargs` gives device and dtype of the
-    buffers. Raises QConfigError for arguments that do not go together.
+    A `reduce_range` of dynamic observers is explained in PlaceholderObserver.
     """
 
-    _version = 3  # of the state dict, as torch counts it
+    _version = 3  # the state dict's, as torch counts
     resized = ("min_val", "max_val")
     schemes: ClassVar[tuple[Any, ...]] = PER_TENSOR
     unseen: ClassVar[tuple[Any, Any]] = (math.inf, -math.inf)
@@ -145,16 +144,16 @@ class RangeObserver(Observer):
         super().__init__(dtype, reduce_range=reduce_range, **{"qscheme": self.schemes[0]} | arguments)
         self.reduce_range = bool(reduce_range)
         self.has_customized_qrange = self.quant_min is not None and self.quant_max is not None
-        self._set_integers()
-        if misfit := self._misfit():
+        self._fill_range()
+        if misfit := self._describe_misfit():
             raise QConfigError(f"{type(self).__name__}: {misfit}")
         if self.reduce_range and (self.has_customized_qrange or dtype in _EIGHT_BITS):
             self.quant_min, self.quant_max = self.quant_min // 2, self.quant_max // 2
         for name, value in (("eps", [eps]), *zip(("min_val", "max_val"), self.unseen, strict=True)):
             self.register_buffer(name, torch.tensor(value, **(factory_kwargs or {})))
 
-    def _misfit(self) -> str:
-        """Say which arguments do not go together; nothing if all do."""
+    def _describe_misfit(self) -> str:
+        """Return which arguments do not go together; "" if all do."""
         if self.qscheme not in self.schemes:
             return f"qscheme is {self.qscheme}, must be one of {self.schemes}"
         if self.is_dynamic and not self.can_be_dynamic:
@@ -164,13 +163,13 @@ class RangeObserver(Observer):
         return ""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take what is in `x`, of any shape, into the range; return `x`. An empty batch changes nothing."""
-        if x.numel():  # an empty batch is no data
-            low, high = self._bounds(x.detach().to(self.min_val.dtype))
+        """Take the values of `x`, of any shape, into the range; return `x`. An empty batch changes nothing."""
+        if x.numel():
+            low, high = self._measure_bounds(x.detach().to(self.min_val.dtype))
             self._keep(*(self._merge(low, high) if has_data(self.min_val, self.max_val) else (low, high)))
         return x
 
-    def _bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _measure_bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return torch.aminmax(x)
 
     def _merge(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,35 +180,34 @@ class RangeObserver(Observer):
         self.max_val.resize_(high.shape).copy_(high)
 
     def reset_min_max_vals(self) -> None:
-        """Forget what was seen: the range is as in a new observer."""
+        """Forget all values: the range is as in a new observer."""
         self._keep(*map(torch.tensor, self.unseen))
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Return (scale, zero point), two tensors (1,), or (channels,) per channel. (NUM-02)
 
-        The scale is float32, the zero point int32 (affine), int64 (symmetric) or float32 (float qparams). Before there
-        is data they are 1 and 0, with a warning.
+        The scale is float32, the zero point int32 (affine), int64 (symmetric) or float32 (float qparams). Without data
+        they are 1 and 0, with a warning.
         """
-        return qparams_without_data(self) or self._qparams(*self._range())
+        return substitute_qparams(self) or self._compute_qparams(*self._choose_range())
 
-    def _range(self) -> tuple[Tensor, Tensor]:
+    def _choose_range(self) -> tuple[Tensor, Tensor]:
         return self.min_val, self.max_val
 
-    def _qparams(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute_qparams(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """Compute qparams; a symmetric zero point is 0 if signed, else mid-range, rounded down in a given range."""
         ends = (self.quant_min, self.quant_max)
         middle = 0 if dtype_range(self.dtype)[0] < 0 else (sum(ends) + (not self.has_customized_qrange)) // 2
-        return minmax_qparams(low, high, *ends, qscheme=self.qscheme, eps=self.eps, middle=middle)  # rule: NUM-02
+        return compute_qparams(low, high, *ends, qscheme=self.qscheme, eps=self.eps, middle=middle)  # rule: NUM-02
 
 
 class MinMaxObserver(RangeObserver):
     """Keeps the smallest and the largest value seen; one scale and zero point for the tensor. (NUM-02)
 
-    `dtype`: of the integers that it is to be quantized to. `reduce_range`: halve their range, 8 bits to 7. `eps`: the
-    smallest scale. `factory_kwargs`: device and dtype of the buffers ``min_val`` and ``max_val``. Further keywords:
-    `qscheme`, ``torch.per_tensor_affine`` (default) or ``per_tensor_symmetric``; `quant_min` and `quant_max`, the
-    dtype's ends unless given; `is_dynamic`, False unless given. Raises QConfigError for arguments that do not go
-    together.
+    `dtype`: the integers to quantize to. `reduce_range`: halve their range, 8 bits to 7. `eps`: the smallest scale.
+    `factory_kwargs`: device and dtype of the buffers ``min_val`` and ``max_val``. Further keywords: `qscheme`,
+    ``torch.per_tensor_affine`` (default) or ``per_tensor_symmetric``; `quant_min` and `quant_max`, by default the
+    dtype's ends; `is_dynamic`, by default False. Raises QConfigError for arguments that do not go together.
     """
 
     can_be_dynamic = True
@@ -229,13 +227,11 @@ class PerChannelMinMaxObserver(RangeObserver):
         super().__init__(**arguments)
         self.ch_axis = ch_axis
 
-    def _bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return channel_bounds(x, self.ch_axis)
+    def _measure_bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return measure_channels(x, self.ch_axis)
 
 
 class _MovingAverage(RangeObserver):
-    """Moves each bound by `averaging_constant` of its distance to the batch's; 1: only the last batch counts."""
-
     def __init__(self, averaging_constant: float = 0.01, **arguments: Any) -> None:
         self.averaging_constant = averaging_constant
         self.can_be_dynamic &= averaging_constant == 1
@@ -261,9 +257,9 @@ class MovingAveragePerChannelMinMaxObserver(_MovingAverage, PerChannelMinMaxObse
 
 
 class FixedQParamsObserver(Observer):
-    """Gives the qparams that it was made with, whatever it sees: for ops whose result has a known range. (DTY-05)
+    """Returns the qparams of its constructor, whatever it sees: for ops whose result has a known range. (DTY-05)
 
-    `dtype`: quint8 unless given. Raises QConfigError for a dtype that is no quantized one.
+    `dtype`: by default quint8. Raises QConfigError for a dtype that is no quantized one.
     """
 
     scale: Tensor
@@ -271,7 +267,7 @@ class FixedQParamsObserver(Observer):
 
     def __init__(self, scale: float, zero_point: int, **arguments: Any) -> None:
         super().__init__(**{"qscheme": torch.per_tensor_affine} | arguments)
-        self._set_integers()
+        self._fill_range()
         self.register_buffer("scale", torch.tensor([scale], dtype=torch.float32))
         self.register_buffer("zero_point", torch.tensor([zero_point], dtype=torch.int32))
 
@@ -281,11 +277,11 @@ class FixedQParamsObserver(Observer):
 
 
 class PlaceholderObserver(Observer):
-    """Says which dtype is wanted and measures nothing: for dynamic, float16 and weight-only quantization.
+    """Names a dtype and measures nothing: for dynamic, float16 and weight-only quantization.
 
-    With `is_dynamic` (a keyword) qparams are chosen while running, no smaller than `eps` where the form can say so, and
-    `reduce_range` says of how many bits: True of 7, False of 8, None of as many as torch's ops take on the engine that
-    is set while converting. (CVT-03) `custom_op_name` is kept as ``custom_op``, and read by nothing here.
+    With `is_dynamic` (a keyword) qparams are chosen while running, no smaller than `eps` where the form can say so.
+    `reduce_range` gives their bits: True 7, False 8, None as many as torch's ops take on the engine that is set while
+    converting. (CVT-03) `custom_op_name` is kept as ``custom_op``, and read by nothing here.
     """
 
     def __init__(
@@ -300,12 +296,12 @@ class PlaceholderObserver(Observer):
         super().__init__(dtype, reduce_range=reduce_range, **{"qscheme": torch.per_tensor_affine} | arguments)
         self.custom_op, self.eps = custom_op_name, eps
         if reduce_range:
-            self._set_integers()
+            self._fill_range()
             self.quant_min, self.quant_max = self.quant_min // 2, self.quant_max // 2
 
 
 class NoopObserver(Observer):
-    """Names a dtype and nothing else: float16 unless told otherwise."""
+    """Names a dtype and nothing else: by default float16."""
 
     def __init__(self, dtype: torch.dtype = torch.float16, custom_op_name: str = "") -> None:
         super().__init__(dtype)
@@ -315,5 +311,5 @@ class NoopObserver(Observer):
 class ReuseInputObserver(Observer):
     """Asks for the observer of the op's input at its output, as an op like reshape may. (OBS-12)
 
-    Give it as a QConfig's activation for such ops. It has no qparams of its own.
+    Give it as a QConfig's activation for such ops. It has no own qparams.
     """

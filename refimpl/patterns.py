@@ -1,8 +1,8 @@
-"""Pattern formats: what a vendor writes, the normal form that the matcher reads, readable names (PAT-01, PAT-02).
+"""Pattern formats: the vendor's, the normal form that the matcher reads, readable names (PAT-01, PAT-02).
 
-A pattern is a module class, a function, a method name, or a tuple of two or three of these in forward order.
-Its normal form is reversed and nested, so that it can be matched from the last node backwards:
-``(a, b)`` becomes ``(b, a)``, ``(a, b, c)`` becomes ``(c, (b, a))``.
+A pattern is a module class, a function, a method name, or a tuple of two or three of these in forward order. Its normal
+form is reversed and nested, to be matched from the last node backwards: ``(a, b)`` becomes ``(b, a)``, ``(a, b, c)``
+becomes ``(c, (b, a))``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Pattern: TypeAlias = Leaf | tuple[Any, ...]
 
 
 class MatchAllNode:
-    """As part of a pattern: matches any argument, and leaves it free to be matched on its own. (PAT-05, PAT-09)"""
+    """As part of a pattern: matches any argument, and leaves it free for another match. (PAT-05, PAT-09)"""
 
 
 def is_match_all(leaf: object) -> bool:
@@ -45,24 +45,24 @@ def normal_form(pattern: Pattern) -> Pattern:
             f"pattern {pattern!r}: a tuple pattern has 2 or 3 items in forward order, found {len(pattern)}; "
             "write anything else with _set_pattern_complex_format"
         )
-    items: Iterator[Any] = map(_checked_leaf, pattern if isinstance(pattern, tuple) else (pattern,))
+    items: Iterator[Any] = map(_check_leaf, pattern if isinstance(pattern, tuple) else (pattern,))
     return cast(Pattern, reduce(lambda nested, leaf: (leaf, nested), items))  # rule: PAT-02
 
 
 def complex_normal_form(pattern: Pattern) -> Pattern:
-    """Take a normal form as a vendor gave it, with our wildcard in the place of torch's. (PAT-02, CFG-14)
+    """Return a vendor's normal form, with refimpl's wildcard in the place of torch's. (PAT-02, CFG-14)
 
     Raises ConfigError for a tuple that does not begin with an op, or for a leaf of another kind. (PAT-01)
     """
     if not isinstance(pattern, tuple):
-        return _checked_leaf(pattern)
+        return _check_leaf(pattern)
     if not pattern or isinstance(pattern[0], tuple):  # rule: PAT-02
         raise ConfigError(f"complex pattern {pattern!r}: expected (op, argument, …), whose op is no tuple")
     return tuple(map(complex_normal_form, pattern))
 
 
-def _checked_leaf(leaf: Any) -> Leaf:
-    """Return a leaf, the wildcard as ours; ConfigError unless it is a class, a callable or a method name. (PAT-01)"""
+def _check_leaf(leaf: Any) -> Leaf:
+    """Return a leaf, torch's wildcard as refimpl's; ConfigError for no class, callable or method name. (PAT-01)"""
     if not (isinstance(leaf, str) or (callable(leaf) and isinstance(leaf, Hashable))):
         raise ConfigError(
             f"pattern item {leaf!r}: expected a module class, a function or a method name, found {type(leaf).__name__}"
@@ -79,7 +79,7 @@ def leaves(pattern: Pattern) -> Iterator[Leaf]:
 
 
 def is_chain(pattern: Pattern) -> bool:
-    """Tell whether a normal form is what a forward-order tuple makes: each op has one argument pattern at most."""
+    """Tell whether a normal form has a forward-order tuple: each op has one argument pattern at most."""
     if not isinstance(pattern, tuple):
         return True
     return len(pattern) == 2 and not isinstance(pattern[0], tuple) and is_chain(pattern[1])

@@ -1,4 +1,4 @@
-"""What prepare decides, as frozen data that can be printed, copied and saved (rules OBS-15, DTY-09, CVT-12)."""
+"""Prepare's decisions, as frozen data that can be printed, copied and saved (rules OBS-15, DTY-09, CVT-12)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ DIFFERENT = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
 SHARE = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
 NOT_OBSERVED = ObservationType.INPUT_OUTPUT_NOT_OBSERVED
 
-LSTM_RESULT = (0, (0, 0))  # the shape of what an LSTM returns: outputs, and its two states
-OBSERVER_PREFIX = "activation_post_process_"  # of the attributes that observers are
+LSTM_RESULT = (0, (0, 0))  # the shape of an LSTM's result: outputs, and two states
+OBSERVER_PREFIX = "activation_post_process_"  # of observers' names
 
 Kind = Literal["pattern", "custom module", "standalone module"]
 Role = Literal["input", "output", "weight", "bias"]
 
 
 class Place(NamedTuple):
-    """Where a node stands, as QConfigMapping keys see it; names, as some functions cannot be pickled. (QCM-02)"""
+    """A node's place, as QConfigMapping keys see it; types by name, as some functions cannot be pickled. (QCM-02)"""
 
     object_types: tuple[str, ...]
     name: str
@@ -34,13 +34,13 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What is done with one match, and why. Nodes are named, so that a decision outlives its graph.
+    """The decision about one match, and its reason. Nodes are named: a decision outlives its graph.
 
-    ``dtype_config`` None in a pattern: it stays float, for ``reason``. ``observation`` is the type in force (OBS-07).
-    ``entry``: index, among the config's entries, of the one that matched; None for custom and standalone modules.
-    ``target``: full name of the root's module; None if the root is a function. ``places``: one per node.
-    ``quantized_inputs``, ``quantized_output``: which positional arguments a standalone module takes quantized (None:
-    all), and whether it returns its result so. (STD-01)
+    ``dtype_config`` None in a pattern: it stays float, for ``reason``. ``observation``: the type in force (OBS-07).
+    ``entry``: index of the matching entry in the config; None for custom and standalone modules. ``target``: full name
+    of the root's module; None if the root is a function. ``places``: one per node. ``quantized_inputs``,
+    ``quantized_output``: which positional arguments a standalone module takes quantized (None: all), and whether it
+    returns its result quantized. (STD-01)
     """
 
     kind: Kind
@@ -62,7 +62,7 @@ class Decision:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether prepare acts on the match; what a custom or standalone module does is its own affair."""
+        """Whether prepare acts on the match; custom and standalone modules decide for themselves what they do."""
         if self.kind == "standalone module":
             return True
         return self.dtype_config is not None or (self.kind == "custom module" and self.qconfig is not None)
@@ -70,10 +70,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One observer call. Slots of one ``group`` call one and the same observer instance. (OBS-02)
+    """One observer call. Slots of one ``group`` call the same observer instance. (OBS-02)
 
     ``name``: the observer's attribute. ``consumers``: the users that see the observed value; None: all of them.
-    ``scope``: what its qparams are named after, the module that the value belongs to.
+    ``scope``: the module that the value belongs to, after which its qparams are named.
     """
 
     name: str
@@ -88,11 +88,10 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that prepare decides: what is quantized, and where observers go. (OBS-15)
+    """All decisions of prepare: which matches are quantized, and where observers go. (OBS-15)
 
-    ``unmatched``: the calls that no pattern matches, with the readable name of what they call, and the QConfig there.
-    ``carried``: the results of sharing ops that are on the grid of a value that comes quantized, with that value.
-    (OBS-11)
+    ``unmatched``: the calls that no pattern matches, with the readable name of their callee, and the QConfig there.
+    ``carried``: the results of sharing ops on the grid of a value that comes quantized, with that value. (OBS-11)
     """
 
     # rule: OBS-15

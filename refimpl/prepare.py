@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from refimpl.backend_config import as_backend_config
 from refimpl.custom_config import PrepareCustomConfig
-from refimpl.decide import Request, make_plan, qat_classes, quant_type, standalone_entry
+from refimpl.decide import Request, find_standalone, make_plan, qat_classes_of, quant_type_of
 from refimpl.equalize import place_equalization
 from refimpl.errors import ConfigError, warn_user
 from refimpl.example_run import Examples
@@ -21,20 +21,20 @@ from refimpl.explain import PLAN
 from refimpl.forms import check_model
 from refimpl.fuse import fuse
 from refimpl.invariants import check_graph
-from refimpl.native import given_config
+from refimpl.native import config_or_native
 from refimpl.observers import Constructor
 from refimpl.patterns import leaf_name
 from refimpl.plan import Decision, Plan
 from refimpl.qconfig import QConfigMapping, as_qconfig_mapping, warn_unmatched_keys
-from refimpl.reference import qat_module, swapped, twin, with_qconfig
-from refimpl.tracing import TORCH_NOTES, Draft, Places, finished, module_type, no_collection, trace
+from refimpl.reference import add_qconfig, copy_module, make_qat_module, swap_module
+from refimpl.tracing import TORCH_NOTES, Draft, Places, class_of, finish, no_collection, trace
 
-PREPARED = "refimpl_prepared"  # the key under which a prepared model's meta keeps what convert needs
+PREPARED = "refimpl_prepared"  # the key of a prepared model's meta that holds its Prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What convert must know of prepare, besides the plan; ``mapping`` names types, so it can be pickled. (CVT-12)"""
+    """Convert's data from prepare, besides the plan; ``mapping`` names types, so it can be pickled. (CVT-12)"""
 
     references: Mapping[type[nn.Module], type[nn.Module]]
     mapping: QConfigMapping
@@ -46,7 +46,7 @@ class Prepared:
 
 
 def references_of(config: object) -> dict[type[nn.Module], type[nn.Module]]:
-    """Map root classes to reference classes: the two act together only. Takes torch's config as well. (CFG-11)"""
+    """Map root classes to reference classes: the two act only together. Takes torch's config as well. (CFG-11)"""
     return {  # rule: CFG-11
         entry.root_module: entry.reference_quantized_module
         for entry in as_backend_config(config).configs
@@ -54,12 +54,12 @@ def references_of(config: object) -> dict[type[nn.Module], type[nn.Module]]:
     }
 
 
-def named_types(mapping: QConfigMapping) -> QConfigMapping:
+def name_types(mapping: QConfigMapping) -> QConfigMapping:
     """Return the same mapping with readable names in the place of object types. (CVT-05, CVT-12)"""
     form = mapping.to_dict()
     form["object_type"] = [(leaf_name(kind), qconfig) for kind, qconfig in form["object_type"]]
     orders = form["module_name_object_type_order"]
-    form["module_name_object_type_order"] = [(name, leaf_name(kind), *rest) for name, kind, *rest in orders]
+    form["module_name_object_type_order"] = [(name, leaf_name(kind), *values) for name, kind, *values in orders]
     return QConfigMapping.from_dict(form)
 
 
@@ -80,9 +80,9 @@ def prepare_fx(
     `backend_config`: a BackendConfig; None: torch's native one. Torch's objects and, with a FutureWarning, the dict
     forms are taken too (CFG-14).
 
-    Returns a model to be run on calibration data, then converted; ``explain`` has its decision log. What no pattern,
-    QConfig or dtype config covers stays float, and is no error (DTY-06). The float model is not changed; its parameters
-    are shared.
+    Returns a model to be run on calibration data, then converted; ``explain`` has its decision log. Ops that no
+    pattern, QConfig or dtype config covers stay float without an error (DTY-06). The float model is not changed; its
+    parameters are shared.
 
     Raises ModelError for a model that cannot be traced or fused, or example inputs that do not run where fusing needs
     a rank (FUS-06); ConfigError or QConfigError for bad arguments.
@@ -119,7 +119,7 @@ def _prepare(
 ) -> GraphModule:
     check_model("prepare", model)
     request = Request(
-        config=given_config(backend_config),
+        config=config_or_native(backend_config),
         mapping=as_qconfig_mapping(qconfig_mapping),
         custom=PrepareCustomConfig.of(prepare_custom_config),
         is_qat=is_qat,
@@ -147,14 +147,14 @@ def prepare(
 ) -> GraphModule:
     """Take a model through tracing, fusing, deciding and inserting."""
     custom = request.custom
-    kept = {name: getattr(model, name) for name in custom.preserved_attributes if hasattr(model, name)}
-    draft = trace(model, *_leaves(custom))
+    preserved = {name: getattr(model, name) for name in custom.preserved_attributes if hasattr(model, name)}
+    draft = trace(model, *_find_leaves(custom))
     targets = {node.target for node in draft.graph.nodes if node.op in ("call_function", "call_method")}
     examples = Examples(draft, example_inputs)
     if not model.training:
-        examples.run()  # to warn of inputs that do not run, whoever asks
+        examples.run()  # warns of inputs that do not run
     fuse(draft, request.config, is_qat=request.is_qat, examples=examples)
-    orders = Places(draft).orders() if request.mapping.module_name_object_type_order_qconfigs else set()
+    orders = Places(draft).find_orders() if request.mapping.module_name_object_type_order_qconfigs else set()
     warn_unmatched_keys(request.mapping, model, targets, orders)  # rule: QCM-02 (calls are counted after fusing)
     plan = make_plan(draft, request, examples)
     _swap_modules(draft, plan, request)
@@ -163,20 +163,20 @@ def prepare(
     check_graph(draft, "prepare")
     draft.meta[PREPARED] = Prepared(
         references=references_of(request.config),
-        mapping=named_types(request.mapping),
+        mapping=name_types(request.mapping),
         quantized_inputs=tuple(custom.input_quantized_indexes),
         quantized_outputs=tuple(custom.output_quantized_indexes),
     )
-    made = finished(draft, draft.graph, draft, kept)  # rule: CUS-03
-    stacks = {node.name: node.meta.get("nn_module_stack") or {"": ("", type(model))} for node in made.graph.nodes}
-    made.meta[TORCH_NOTES] = SimpleNamespace(  # as torch.ao.ns reads it
+    prepared = finish(draft, draft.graph, draft, preserved)  # rule: CUS-03
+    stacks = {node.name: node.meta.get("nn_module_stack") or {"": ("", type(model))} for node in prepared.graph.nodes}
+    prepared.meta[TORCH_NOTES] = SimpleNamespace(  # as torch.ao.ns reads it
         node_name_to_scope={name: next(reversed(stack.values())) for name, stack in stacks.items()},
         equalization_node_name_to_qconfig={item.op: SimpleNamespace(weight=item.make_columns) for item in equalized},
     )
-    return made
+    return prepared
 
 
-def _leaves(custom: PrepareCustomConfig) -> tuple[tuple[str, ...], tuple[type, ...]]:
+def _find_leaves(custom: PrepareCustomConfig) -> tuple[tuple[str, ...], tuple[type, ...]]:
     """Return the names and classes of the modules that are not traced into. (CUS-02, STD-01)"""
     observed = {kind for mapping in custom.float_to_observed_mapping.values() for kind in mapping}
     names = (*custom.non_traceable_module_names, *custom.standalone_module_names)
@@ -184,30 +184,30 @@ def _leaves(custom: PrepareCustomConfig) -> tuple[tuple[str, ...], tuple[type, .
 
 
 def _swap_modules(model: Draft, plan: Plan, request: Request) -> None:
-    """Put observed, QAT and standalone modules in their places; leave every module's QConfig on it. (QAT-01, CVT-08)
+    """Put observed, QAT and standalone modules in their places; set every module's QConfig. (QAT-01, CVT-08)
 
-    The user's own modules are not changed: what gets a QConfig is a shallow copy.
+    The user's own modules are not changed: shallow copies get the QConfigs.
     """
-    trained = qat_classes(request.config) if request.is_qat else {}
+    qat_classes = qat_classes_of(request.config) if request.is_qat else {}
     modules = dict(model.named_modules(remove_duplicate=False))
     called = {node.name: str(node.target) for node in model.graph.nodes if node.op == "call_module"}
     for decision in plan.decisions:
         for target in (called[name] for name in decision.nodes if called.get(name) in modules):
             module = modules.pop(target)  # a module is swapped once
-            qat_class = trained.get(module_type(module))
+            qat_class = qat_classes.get(class_of(module))
             if decision.kind != "pattern" and decision.is_quantized:
-                swap = _standalone if decision.kind == "standalone module" else _observed
+                swap = _prepare_standalone if decision.kind == "standalone module" else _swap_custom
                 replacement = swap(module, target, decision, request)
             elif qat_class is not None and decision.is_quantized and target == decision.target:
-                replacement = qat_module(module, decision.qconfig, qat_class, where=target)  # rule: QAT-01
+                replacement = make_qat_module(module, decision.qconfig, qat_class, where=target)  # rule: QAT-01
             else:
-                replacement = with_qconfig(module, decision.qconfig)
+                replacement = add_qconfig(module, decision.qconfig)
             model.set_submodule(target, replacement)
 
 
-def _standalone(module: nn.Module, target: str, decision: Decision, request: Request) -> nn.Module:
-    """Prepare a standalone module by itself; what its entry leaves out is as in its parent. (STD-01)"""
-    entry = standalone_entry(request.custom, target, module)
+def _prepare_standalone(module: nn.Module, target: str, decision: Decision, request: Request) -> nn.Module:
+    """Prepare a standalone module separately; its parent supplies the parts that its entry lacks. (STD-01)"""
+    entry = find_standalone(request.custom, target, module)
     assert entry is not None
     inner = replace(  # rule: STD-01
         request,
@@ -215,26 +215,26 @@ def _standalone(module: nn.Module, target: str, decision: Decision, request: Req
         mapping=entry.qconfig_mapping or QConfigMapping().set_global(decision.qconfig),
         custom=entry.prepare_custom_config or PrepareCustomConfig(),
     )
-    made = prepare(module, inner, entry.example_inputs)
-    result = next(node for node in reversed(made.graph.nodes) if node.op == "output").args[0]
+    prepared = prepare(module, inner, entry.example_inputs)
+    result = next(node for node in reversed(prepared.graph.nodes) if node.op == "output").args[0]
     if inner.custom.output_quantized_indexes and not isinstance(result, Node):
         raise ConfigError(
             f"standalone module {target!r}: has output_quantized_indexes {inner.custom.output_quantized_indexes} and "
             f"returns {result}; only a module that returns one tensor can return it quantized"
         )
-    return made
+    return prepared
 
 
-def _observed(module: nn.Module, target: str, decision: Decision, request: Request) -> nn.Module:
+def _swap_custom(module: nn.Module, target: str, decision: Decision, request: Request) -> nn.Module:
     """Swap a custom module for its observed class. (CUS-01)"""
     assert decision.qconfig is not None
-    to = request.custom.float_to_observed_mapping.get(quant_type(decision.qconfig), {}).get(module_type(module))
+    to = request.custom.float_to_observed_mapping.get(quant_type_of(decision.qconfig), {}).get(class_of(module))
     if to is None:  # rule: CUS-01
         raise ConfigError(
             f"custom module {target!r}: float_to_observed_mapping has no class for {type(module).__name__} in the "
             f"QConfig's mode; found {request.custom.float_to_observed_mapping}"
         )
-    return swapped(module, decision.qconfig, to, where=target)
+    return swap_module(module, decision.qconfig, to, where=target)
 
 
 def insert_observers(model: Draft, plan: Plan) -> None:
@@ -246,7 +246,7 @@ def insert_observers(model: Draft, plan: Plan) -> None:
     device = next((parameter.device for parameter in model.parameters()), None)
     for slot in plan.slots:
         if slot.group not in instances:
-            instances[slot.group] = _observer(slot.make, first).train(model.training).to(device)
+            instances[slot.group] = _make_observer(slot.make, first).train(model.training).to(device)
         model.add_module(slot.name, instances[slot.group])
         value = visible.get(nodes[slot.value], nodes[slot.value])
         users = list(value.users) if slot.consumers is None else [nodes[user] for user in slot.consumers]
@@ -259,13 +259,12 @@ def insert_observers(model: Draft, plan: Plan) -> None:
     model.meta[PLAN] = plan
 
 
-def _observer(make: Any, first: dict[Any, nn.Module]) -> nn.Module:
-    """Call a constructor. What it made `first` is copied, which is faster, if all of it is refimpl's own."""
+def _make_observer(make: Any, first: dict[Any, nn.Module]) -> nn.Module:
+    """Call a constructor. Its `first` observer is copied, which is faster, if all of it is refimpl's own."""
     if not isinstance(make, Constructor) or not isinstance(make.func, type):
-        made: nn.Module = make()
-        return made
+        return make()  # type: ignore[no-any-return]
     if make not in first:
         first[make] = make()
         return first[make]
     is_own = all(type(part).__module__.startswith("refimpl.") for part in first[make].modules())
-    return twin(first[make]) if is_own else make()
+    return copy_module(first[make]) if is_own else make()

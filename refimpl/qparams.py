@@ -1,4 +1,4 @@
-"""qparams: what it takes to quantize, read off any observer, or made from a range (rules NUM-01, NUM-02, CVT-02).
+"""qparams: the numbers that quantize, read off any observer, or made from a range (rules NUM-01, NUM-02, CVT-02).
 
 An observer is taken by protocol: a module with ``dtype, qscheme, quant_min, quant_max, eps, is_dynamic`` (and
 ``ch_axis`` if its scheme is per channel), an identity ``forward`` and ``calculate_qparams() -> (scale, zero_point)``; a
@@ -36,9 +36,15 @@ PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_symmetric, _FLOAT_QPA
 def dtype_range(dtype: torch.dtype) -> tuple[int, int]:
     """Return the smallest and the largest integer of a quantized dtype. Raises QConfigError for another dtype."""
     if dtype not in _DTYPE_RANGES:
-        known = ", ".join(map(str, _DTYPE_RANGES))
-        raise QConfigError(f"{dtype} is not a quantized dtype; expected one of {known}")
+        dtypes = ", ".join(map(str, _DTYPE_RANGES))
+        raise QConfigError(f"{dtype} is not a quantized dtype; expected one of {dtypes}")
     return _DTYPE_RANGES[dtype]
+
+
+def fill_range(dtype: torch.dtype, quant_min: Any, quant_max: Any) -> tuple[int, int]:
+    """Return the ends of a range of integers; one that is None is the dtype's. Raises QConfigError as dtype_range."""
+    low, high = dtype_range(dtype)
+    return low if quant_min is None else int(quant_min), high if quant_max is None else int(quant_max)
 
 
 def is_quantized_dtype(dtype: torch.dtype | None) -> bool:
@@ -48,7 +54,7 @@ def is_quantized_dtype(dtype: torch.dtype | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QParams:
-    """What is needed to quantize: q = clamp(round_half_even(x / scale) + zero_point, quant_min, quant_max). (NUM-01)
+    """The numbers of q = clamp(round_half_even(x / scale) + zero_point, quant_min, quant_max). (NUM-01)
 
     ``scale`` is a positive real (float32), ``zero_point`` an integer (a real under the float-qparams scheme of
     embeddings); both have one element, or one per channel along ``axis``.
@@ -64,35 +70,34 @@ class QParams:
     def weight_dict(self, *, is_decomposed: bool) -> dict[str, Any]:
         """Return the form that ``from_float`` of torch's reference modules takes. (CVT-02)"""
         per_channel = _FLOAT_QPARAMS if self.zero_point.is_floating_point() else torch.per_channel_affine
-        found = {part.name: value for part in fields(self) if (value := getattr(self, part.name)) is not None}
+        parts = {part.name: value for part in fields(self) if (value := getattr(self, part.name)) is not None}
         qscheme = torch.per_tensor_affine if self.axis is None else per_channel
-        return found | {"qscheme": qscheme, "is_decomposed": is_decomposed}
+        return parts | {"qscheme": qscheme, "is_decomposed": is_decomposed}
 
 
 def read_qparams(observer: Any) -> QParams:
-    """Read the qparams of any observer or fake quantize, ours or torch's; without data: scale 1, with a warning.
+    """Read the qparams of any observer or fake quantize, refimpl's or torch's; without data: scale 1, with a warning.
 
     Raises QConfigError if it does not keep the protocol.
     """
-    low, high = dtype_range(observer.dtype)
+    low, high = fill_range(observer.dtype, getattr(observer, "quant_min", None), getattr(observer, "quant_max", None))
     try:
-        scale, zero_point = qparams_without_data(observer) or observer.calculate_qparams()
+        scale, zero_point = substitute_qparams(observer) or observer.calculate_qparams()
     except RefimplError:
         raise
-    except Exception as error:  # what a foreign observer raises: torch's ReuseInputObserver raises Exception itself
+    except Exception as error:  # of a foreign observer: torch's ReuseInputObserver raises Exception itself
         raise QConfigError(f"{type(observer).__name__} gives no qparams: {error}") from error
-    quant_min, quant_max = getattr(observer, "quant_min", None), getattr(observer, "quant_max", None)
     return QParams(
         scale=scale.detach().to(torch.float32),
         zero_point=zero_point.detach(),
         dtype=observer.dtype,
-        quant_min=low if quant_min is None else int(quant_min),
-        quant_max=high if quant_max is None else int(quant_max),
+        quant_min=low,
+        quant_max=high,
         axis=int(observer.ch_axis) if getattr(observer, "qscheme", None) in PER_CHANNEL else None,
     )
 
 
-# Observers whose qparams are `minmax_qparams` of what they saw, so that those of a whole model can be computed at once.
+# Observers whose qparams are `compute_qparams` of their ranges, so that a whole model's can be computed at once.
 _RANGE_OBSERVERS = frozenset(
     f"{module}.{average}{kind}"
     for module in ("torch.ao.quantization.observer", "refimpl.observers")
@@ -102,7 +107,7 @@ _RANGE_OBSERVERS = frozenset(
 
 
 def is_plain(observer: Any) -> bool:
-    """Tell whether an observer's qparams are those of its float32 ranges: see `ranges_qparams`."""
+    """Tell whether an observer's qparams are those of its float32 ranges: see `compute_ranges_qparams`."""
     kind = type(observer)
     if f"{kind.__module__}.{kind.__qualname__}" not in _RANGE_OBSERVERS or observer.is_dynamic:
         return False
@@ -112,18 +117,17 @@ def is_plain(observer: Any) -> bool:
     return is_known and observer.dtype in _DTYPE_RANGES and observer.min_val.dtype == torch.float32
 
 
-def ranges_qparams(like: Any, ranges: Mapping[int, tuple[Tensor, Tensor]]) -> dict[int, QParams]:
-    """Return what `read_qparams` gives for plain observers like this one with these ranges, in one computation.
+def compute_ranges_qparams(like: Any, ranges: Mapping[int, tuple[Tensor, Tensor]]) -> dict[int, QParams]:
+    """Compute at once what `read_qparams` gives, bit for bit, for plain observers like this one with these ranges.
 
-    Bit for bit, under the same keys. The two ends of a range are scalars, or one value per channel. A range without
-    data is left out.
+    The keys stay. The two ends of a range are scalars, or one value per channel. A range without data is left out.
     """
     if not ranges:
         return {}
     low, high = like.quant_min, like.quant_max
     lows, highs = (torch.cat([bounds[end].reshape(-1) for bounds in ranges.values()]) for end in (0, 1))
     eps, sizes = like.eps.to(lows.device), [bounds[0].numel() for bounds in ranges.values()]
-    scales, zeros = minmax_qparams(lows, highs, low, high, qscheme=like.qscheme, eps=eps, middle=0)
+    scales, zeros = compute_qparams(lows, highs, low, high, qscheme=like.qscheme, eps=eps, middle=0)
     axis = int(like.ch_axis) if like.qscheme in PER_CHANNEL else None
     common: dict[str, Any] = {"dtype": like.dtype, "quant_min": low, "quant_max": high, "axis": axis}
     is_seen = iter((lows <= highs).tolist())
@@ -134,30 +138,31 @@ def ranges_qparams(like: Any, ranges: Mapping[int, tuple[Tensor, Tensor]]) -> di
     }  # fmt: skip
 
 
-def channel_bounds(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+def measure_channels(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest value of each slice along an axis, two tensors (channels,)."""
     rows = x.movedim(axis, 0).reshape(x.shape[axis], -1)
-    return torch.amin(rows, 1), torch.amax(rows, 1)  # which are many times as fast as aminmax along an axis
+    return torch.amin(rows, 1), torch.amax(rows, 1)  # many times as fast as aminmax along an axis
 
 
 def read_plain_observers(observers: Iterable[Any]) -> dict[int, QParams]:
-    """Read the qparams of all plain observers of tensors among these that have data, keyed by ``id``."""
+    """Read the qparams of all plain per-tensor observers among these that have data, keyed by ``id``."""
     kinds: dict[tuple[Any, ...], dict[int, Any]] = defaultdict(dict)
-    for made in filter(is_plain, observers):
-        if made.qscheme in PER_TENSOR:
-            kind = (made.dtype, made.qscheme, made.quant_min, made.quant_max, float(made.eps), made.min_val.device)
-            kinds[(*kind, getattr(made, "bins", None))][id(made)] = made
-    found: dict[int, QParams] = {}
-    for same in kinds.values():
-        like = next(iter(same.values()))
-        ranges = getattr(like, "ranges", None)  # a histogram's are searched for, those of all at once
-        ends = [(made.min_val, made.max_val) for made in same.values()] if ranges is None else ranges(same.values())
-        found |= ranges_qparams(like, dict(zip(same, ends, strict=True)))
-    return found
+    for observer in filter(is_plain, observers):
+        if observer.qscheme in PER_TENSOR:
+            numbers = (observer.quant_min, observer.quant_max, float(observer.eps), getattr(observer, "bins", None))
+            kind = (observer.dtype, observer.qscheme, observer.min_val.device, *numbers)
+            kinds[kind][id(observer)] = observer
+    qparams: dict[int, QParams] = {}
+    for alike in kinds.values():
+        like = next(iter(alike.values()))
+        find = getattr(like, "find_ranges", None)  # a histogram's are searched for, those of all at once
+        ranges = [(o.min_val, o.max_val) for o in alike.values()] if find is None else find([*alike.values()])
+        qparams |= compute_ranges_qparams(like, dict(zip(alike, ranges, strict=True)))
+    return qparams
 
 
-def qparams_without_data(observer: Any) -> tuple[Tensor, Tensor] | None:
-    """Return scale 1 and zero point 0, and warn, if this is an observer of ranges that saw no data; else None."""
+def substitute_qparams(observer: Any) -> tuple[Tensor, Tensor] | None:
+    """Return scale 1 and zero point 0, with a warning, for an observer of ranges that saw no data; else None."""
     inner = getattr(observer, "activation_post_process", observer)
     low, high = getattr(inner, "min_val", None), getattr(inner, "max_val", None)
     if not (isinstance(low, Tensor) and isinstance(high, Tensor)) or has_data(low, high):
@@ -172,16 +177,16 @@ def has_data(low: Tensor, high: Tensor) -> bool:
     return low.numel() > 1 or (low.numel() == 1 and not (low.item() == math.inf and high.item() == -math.inf))
 
 
-def minmax_qparams(
+def compute_qparams(
     low: Tensor, high: Tensor, quant_min: int, quant_max: int, *, qscheme: torch.qscheme, eps: Tensor, middle: int
 ) -> tuple[Tensor, Tensor]:
     """Turn a range of reals into (scale, zero point), both of its shape; 0 is always representable. (NUM-02)
 
     `middle` is the zero point of symmetric schemes, `eps` (one element) the smallest scale. All arithmetic is in the
-    dtype of the bounds, float32, so that results agree bit for bit with others' of the published formula.
+    dtype of the bounds, float32: results agree bit for bit with others' of the published formula.
     """
     steps = float(quant_max - quant_min)
-    if qscheme == _FLOAT_QPARAMS:  # the range as it was seen, and a zero point that is a real
+    if qscheme == _FLOAT_QPARAMS:  # the range as it was seen, and a real zero point
         scale = (high - low) / steps
         scale = torch.where(scale > eps, scale, torch.ones_like(scale))
         return scale, quant_min - low / scale  # rule: NUM-02

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, overload
 
@@ -17,20 +16,20 @@ from torch.fx.node import map_aggregate
 from refimpl.convert import convert_to_reference_fx
 from refimpl.equalize import EQUALIZATION
 from refimpl.errors import ModelError, RefimplError
-from refimpl.explain import DecisionLog, decision_log, dtypes_of
+from refimpl.explain import DecisionLog, dtypes_of, read_decision_log
 from refimpl.fake_quantize import disable_fake_quant
 from refimpl.lower import NOT_LOWERED
 from refimpl.plan import OBSERVER_PREFIX
-from refimpl.quality_walk import LayerEdge, OutputGrid, QualityWalk, Reading, as_float, copied, leaves, recorded
+from refimpl.quality_walk import LayerEdge, OutputGrid, QualityWalk, Reading, as_float, copy_tensors, flatten, record
 from refimpl.tracing import TORCH_NOTES, notes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerQuality:
-    """One quantized pattern, or one value that is quantized for those who take it, against the float model. (OBS-15)
+    """One quantized pattern, or one value that is quantized for its users, against the float model. (OBS-15)
 
-    SQNRs are 20 · log10(‖float‖ / ‖float - quantized‖), in dB, over all values of all batches. ``inf``: no error at
-    all; ``-inf``: there is one, though all float values are zero.
+    SQNRs are 20 · log10(‖float‖ / ‖float - quantized‖), in dB, over all values of all batches. ``inf``: no error;
+    ``-inf``: an error, though all float values are zero.
     """
 
     node: str
@@ -42,21 +41,21 @@ class LayerQuality:
     dtype_config: str
     """The dtypes of the pattern's dtype config; "" for a value."""
     sqnr_alone: float
-    """Of what this layer adds: given the float model's values, rounded as its inputs are, against float on the same."""
+    """SQNR of this layer's own error: for the float model's values, rounded as its inputs are, against float."""
     sqnr_accumulated: float
-    """Of the quantized model's values here, with all errors from before."""
+    """SQNR of the quantized model's values here, with all errors of earlier layers."""
     signal: float
     """Root mean square of the float model's values."""
     error_alone: float
-    """Root mean square of the error that ``sqnr_alone`` is about."""
+    """Root mean square of the error in ``sqnr_alone``."""
     error_accumulated: float
-    """Root mean square of the error that ``sqnr_accumulated`` is about."""
+    """Root mean square of the error in ``sqnr_accumulated``."""
     scale: float | None
-    """The step of the output's grid; None where it is not one number, as for what comes out in float."""
+    """The step of the output's grid; None where it is not one number, as for a float output."""
     low: float | None
     """The smallest real number of that grid."""
     high: float | None
-    """The largest."""
+    """The largest real number of that grid."""
     clipped: float | None
     """Share (0 to 1) of the float model's values that lie more than half a step outside of ``low`` and ``high``."""
 
@@ -66,13 +65,13 @@ class QualityReport:
     """The layers of a quantized model against the float model, the worst first. ``str()`` gives a table. (OBS-15)"""
 
     layers: tuple[LayerQuality, ...]
-    """Ordered by ``sqnr_alone``, then by ``sqnr_accumulated``: the first is the one to look at."""
+    """The layers, ordered by ``sqnr_alone``, then by ``sqnr_accumulated``: look at the first one."""
     outputs: tuple[float, ...]
     """The SQNR in dB of each float tensor that the model returns, in order."""
     unmeasured: tuple[tuple[str, str], ...]
-    """What could not be compared: node and reason."""
+    """The nodes that could not be compared, with the reason."""
     log: DecisionLog
-    """What was decided, as ``explain`` gives it without inputs."""
+    """All decisions, as ``explain`` returns them without inputs."""
 
     def rows(self) -> list[dict[str, str]]:
         """Return a row of text for each layer, the worst first."""
@@ -82,8 +81,8 @@ class QualityReport:
                 "module": layer.module,
                 "pattern": layer.pattern,
                 "dtype config": layer.dtype_config,
-                "alone (dB)": _decibels(layer.sqnr_alone),
-                "accumulated (dB)": _decibels(layer.sqnr_accumulated),
+                "alone (dB)": _format_decibels(layer.sqnr_alone),
+                "accumulated (dB)": _format_decibels(layer.sqnr_accumulated),
                 "clipped": "" if layer.clipped is None else f"{layer.clipped:.2%}",
                 "range": "" if layer.low is None else f"{layer.low:.4g} to {layer.high:.4g}",
                 "scale": "" if layer.scale is None else f"{layer.scale:.4g}",
@@ -95,17 +94,17 @@ class QualityReport:
         """Return the report as plain builtins that JSON can hold.
 
         The keys: ``layers``, ``outputs``, ``unmeasured``; a list for each. An SQNR that is no finite number is None:
-        its error is then 0, as all is exact, or its signal is.
+        its error or its signal is then 0.
         """
         return {
-            "layers": [{key: _plain(value) for key, value in asdict(layer).items()} for layer in self.layers],
-            "outputs": [_plain(value) for value in self.outputs],
+            "layers": [{key: _as_plain(value) for key, value in asdict(layer).items()} for layer in self.layers],
+            "outputs": [_as_plain(value) for value in self.outputs],
             "unmeasured": [{"node": node, "reason": reason} for node, reason in self.unmeasured],
         }
 
     def __str__(self) -> str:
         table = tabulate(self.rows(), headers="keys", tablefmt="simple", maxcolwidths=40, disable_numparse=True)
-        last = f"outputs (dB): {', '.join(map(_decibels, self.outputs))}"
+        last = f"outputs (dB): {', '.join(map(_format_decibels, self.outputs))}"
         return "\n".join([table, "", last, *(f"not measured: {node}: {reason}" for node, reason in self.unmeasured)])
 
 
@@ -116,7 +115,7 @@ def explain(model: nn.Module, sample_inputs: Any, *, against: nn.Module | None =
 def explain(
     model: nn.Module, sample_inputs: Any = None, *, against: nn.Module | None = None
 ) -> DecisionLog | QualityReport:
-    """Return the decision log of a model that prepare or convert made, or of a copy of it, loaded ones too. (OBS-15)
+    """Return the decision log of a model from prepare or convert, or of its copy, loaded ones too. (OBS-15)
 
     With `sample_inputs`, return how far each layer is from the float model instead: a tuple of the model's positional
     inputs, or the only one; or a list of such, over which all is summed. Copies of the models run, in eval mode: the
@@ -124,67 +123,67 @@ def explain(
 
     `against`: the prepared or reference model that `model` was converted to, for the float side. A prepared model needs
     none; a reference model holds its float weights, except in custom modules and a vendor's own reference classes. A
-    lowered model has packed integers alone, and needs it: the accumulated errors are then its own, and what a layer
-    adds alone is the reference model's.
+    lowered model has only packed integers, and needs it: the accumulated errors are then its own, and the errors that
+    single layers add are the reference model's.
 
-    Raises ModelError for any other model, for a lowered one without `against`, and for inputs that it cannot be run on,
-    with the node.
+    Raises ModelError for any other model, for a lowered one without `against`, and, with the node, for inputs that do
+    not run.
     """
-    log = decision_log(model)
+    log = read_decision_log(model)
     if sample_inputs is None:
         return log
     batches = sample_inputs if isinstance(sample_inputs, list) else [sample_inputs]
     if not batches:
         raise ModelError("explain: sample_inputs is an empty list; give a tuple of inputs, or a list of such")
-    reference, origin, lowered = _sides(model, against)
+    reference, origin, lowered = _resolve(model, against)
     tally = _Tally()
     walk = QualityWalk(reference, origin, "", tally.measure)
     with torch.no_grad():
         for batch in batches:
-            given = batch if isinstance(batch, tuple) else (batch,)
+            inputs = batch if isinstance(batch, tuple) else (batch,)
             if lowered is not None:
                 tally.lowered = {}
-                result = recorded(lowered, copied(given), "", tally.lowered)
-            floating, quantized = walk.run(copied(given), copied(given))
-            if origin is not None:  # the outputs are compared with the model that was given, not with what was read off
-                floating = origin(*map_aggregate(copied(given), as_float))
-            tally.output(floating, quantized if lowered is None else result)
+                result = record(lowered, copy_tensors(inputs), "", tally.lowered)
+            floating, quantized = walk.run(copy_tensors(inputs), copy_tensors(inputs))
+            if origin is not None:  # the outputs are compared with those of the given model, not of the walk
+                floating = origin(*map_aggregate(copy_tensors(inputs), as_float))
+            tally.add_output(floating, quantized if lowered is None else result)
     return tally.report(log)
 
 
-def _sides(model: nn.Module, against: nn.Module | None) -> tuple[GraphModule, GraphModule | None, GraphModule | None]:
-    """Return copies, in eval mode, of the reference model, the prepared and the lowered one, if these are there."""
+def _resolve(model: nn.Module, against: nn.Module | None) -> tuple[GraphModule, GraphModule | None, GraphModule | None]:
+    """Return copies, in eval mode, of the reference model, and of the prepared and the lowered one or None."""
     if not isinstance(against, nn.Module | None):
         raise ModelError(f"explain: against= takes a prepared or reference model, found {type(against).__name__}")
-    made = copy.deepcopy(model).eval()
-    origin: Any = made if against is None else copy.deepcopy(against).eval()
-    decision_log(origin)
+    copied = copy.deepcopy(model).eval()
+    origin: Any = copied if against is None else copy.deepcopy(against).eval()
+    read_decision_log(origin)
     if NOT_LOWERED in notes_of(origin):
         raise ModelError(
             f"explain: {type(origin).__name__} is lowered, and its float weights are gone: give the prepared or the "
             "reference model that it was made of as against="
         )
-    lowered: Any = made if NOT_LOWERED in notes_of(made) else None
-    reference: Any = made if lowered is None else origin
+    lowered: Any = copied if NOT_LOWERED in notes_of(copied) else None
+    reference: Any = copied if lowered is None else origin
     if _is_prepared(reference):
         try:
             reference = convert_to_reference_fx(reference)
-        except RefimplError as error:  # as it lacks what convert was to be told
+        except RefimplError as error:  # convert's arguments are not known
             advice = "convert it, and give explain the reference model, with the prepared one as against="
             raise ModelError(f"explain: {error}; {advice}") from error
-    is_float_side = _is_prepared(origin) and not notes_of(origin).get(EQUALIZATION)  # whose weights it is yet to scale
+    is_float_side = _is_prepared(origin) and not notes_of(origin).get(EQUALIZATION)  # else weights are not yet scaled
     return reference, origin.apply(disable_fake_quant) if is_float_side else None, lowered
 
 
 def _is_prepared(model: Any) -> bool:
-    """Tell whether a model was not converted yet; its observers say so, or what a loaded one has lost."""
+    """Tell whether a model was not converted yet: it has observers, or notes that a loaded one has lost."""
     calls = (str(node.target) for node in model.graph.find_nodes(op="call_module", sort=False))
     return TORCH_NOTES in model.meta or any(name.startswith(OBSERVER_PREFIX) for name in calls)
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums over all values of all batches: of squares, and of what is clipped."""
+    """Sums over all values of all batches: of squares, and of clipped values."""
 
     count: int = 0
     signal: float = 0.0
@@ -197,7 +196,7 @@ class _Sums:
 
 @dataclass(slots=True)
 class _Tally:
-    """Adds up what the walk reads. ``lowered``: what the nodes of the lowered model gave in this batch, if any."""
+    """Adds up the walk's readings. ``lowered``: the values of the lowered model's nodes in this batch, if any."""
 
     sums: dict[LayerEdge, _Sums] = field(default_factory=dict)
     outputs: list[list[float]] = field(default_factory=list)
@@ -205,30 +204,30 @@ class _Tally:
     lowered: dict[str, Any] | None = None
 
     def measure(self, layer: LayerEdge, reading: Reading) -> None:
-        """Add one batch's values of a layer, or note why it has none."""
+        """Add one batch's values of a layer, or the reason why it has none."""
         reason = reading.reason
-        actual = reading.actual if self.lowered is None else _of_lowered(layer, self.lowered)
+        actual = reading.actual if self.lowered is None else _find_lowered_value(layer, self.lowered)
         if not reason and actual is None:
             reason = "the lowered model has no value for it"
         if not reason:
-            pairs = list(_pairs(reading.own_float, reading.own_actual)), list(_pairs(reading.floating, actual))
+            pairs = _pair_tensors(reading.own_float, reading.own_actual), _pair_tensors(reading.floating, actual)
             reason = "it gives no float values" if not all(pairs) else ""
         if reason:
             self.reasons[layer.name] = reason
             return
-        own, through = (_squares(each) for each in pairs)
+        own, through = map(_sum_squares, pairs)
         sums = self.sums.setdefault(layer, _Sums(grid=reading.grid))
         sums.own_signal, sums.own_noise = sums.own_signal + own[0], sums.own_noise + own[1]
         sums.signal, sums.noise = sums.signal + through[0], sums.noise + through[1]
         sums.count += sum(value.numel() for value, _ in pairs[1])
         if reading.grid is not None:
-            sums.clipped += sum(_outside(value, reading.grid) for value, _ in pairs[1])
+            sums.clipped += sum(_count_outside(value, reading.grid) for value, _ in pairs[1])
 
-    def output(self, floating: Any, quantized: Any) -> None:
-        """Add what the models returned for one batch."""
-        found = [_squares([pair]) for pair in _pairs(floating, quantized)]
-        self.outputs = self.outputs or [[0.0, 0.0] for _ in found]
-        for total, (signal, noise) in zip(self.outputs, found, strict=True):
+    def add_output(self, floating: Any, quantized: Any) -> None:
+        """Add the models' results for one batch."""
+        squares = [_sum_squares([pair]) for pair in _pair_tensors(floating, quantized)]
+        self.outputs = self.outputs or [[0.0, 0.0] for _ in squares]
+        for total, (signal, noise) in zip(self.outputs, squares, strict=True):
             total[:] = total[0] + signal, total[1] + noise
 
     def report(self, log: DecisionLog) -> QualityReport:
@@ -237,25 +236,25 @@ class _Tally:
             if not math.isfinite(sums.signal + sums.noise + sums.own_signal + sums.own_noise):
                 self.reasons[layer.name] = "its values are not finite, or too large"
                 del self.sums[layer]
-        layers = [_quality(layer, sums) for layer, sums in self.sums.items()]
+        layers = [_summarize(layer, sums) for layer, sums in self.sums.items()]
         return QualityReport(
-            layers=tuple(sorted(layers, key=lambda each: (each.sqnr_alone, each.sqnr_accumulated))),
-            outputs=tuple(_sqnr(*total) for total in self.outputs),
+            layers=tuple(sorted(layers, key=lambda layer: (layer.sqnr_alone, layer.sqnr_accumulated))),
+            outputs=tuple(_sqnr_of(*total) for total in self.outputs),
             unmeasured=tuple(self.reasons.items()),
             log=log,
         )
 
 
-def _quality(layer: LayerEdge, sums: _Sums) -> LayerQuality:
+def _summarize(layer: LayerEdge, sums: _Sums) -> LayerQuality:
     decision, grid = layer.decision, sums.grid
-    takers = ", ".join(user.name for user in layer.at.users)
+    users = ", ".join(user.name for user in layer.at.users)
     return LayerQuality(
         node=layer.name,
         module=layer.prefix + decision.places[-1].name if decision else "",
-        pattern=decision.pattern if decision else f"input of {takers}",
+        pattern=decision.pattern if decision else f"input of {users}",
         dtype_config=dtypes_of(decision) if decision else "",
-        sqnr_alone=_sqnr(sums.own_signal, sums.own_noise),
-        sqnr_accumulated=_sqnr(sums.signal, sums.noise),
+        sqnr_alone=_sqnr_of(sums.own_signal, sums.own_noise),
+        sqnr_accumulated=_sqnr_of(sums.signal, sums.noise),
         signal=math.sqrt(sums.signal / sums.count),
         error_alone=math.sqrt(sums.own_noise / sums.count),
         error_accumulated=math.sqrt(sums.noise / sums.count),
@@ -266,40 +265,39 @@ def _quality(layer: LayerEdge, sums: _Sums) -> LayerQuality:
     )
 
 
-def _of_lowered(layer: LayerEdge, values: dict[str, Any]) -> Any:
-    """The lowered model's value of a layer: of what quantizes, if that is left, else of the op in its place."""
+def _find_lowered_value(layer: LayerEdge, values: dict[str, Any]) -> Any:
+    """Return the lowered model's value of a layer: the quantizing node's, if it is left, else the op's in its place."""
     ops = layer.decision.nodes[::-1] if layer.decision else ()
     names = (*(node.name for node in (layer.at, layer.quantize) if node is not None), *ops)
     return next((values[layer.prefix + name] for name in names if layer.prefix + name in values), None)
 
 
-def _pairs(floating: Any, quantized: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the float tensors of a structure, not empty, each with the quantized model's."""
-    for one, other in zip(leaves(floating), leaves(quantized), strict=True):
-        if isinstance(one, Tensor) and one.is_floating_point() and one.numel():
-            yield one, other
+def _pair_tensors(floating: Any, quantized: Any) -> list[tuple[Tensor, Tensor]]:
+    """List the float tensors of a structure, not empty, each with the quantized model's."""
+    pairs = zip(flatten(floating), flatten(quantized), strict=True)
+    return [pair for pair in pairs if isinstance(pair[0], Tensor) and pair[0].is_floating_point() and pair[0].numel()]
 
 
-def _squares(pairs: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+def _sum_squares(pairs: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
     """Return ‖float‖² and ‖float - quantized‖², summed in float64."""
-    doubles = [(one.double(), other.double()) for one, other in pairs]
+    doubles = [(exact.double(), value.double()) for exact, value in pairs]
     return sum(float(a.square().sum()) for a, _ in doubles), sum(float((a - b).square().sum()) for a, b in doubles)
 
 
-def _outside(values: Tensor, grid: OutputGrid) -> int:
+def _count_outside(values: Tensor, grid: OutputGrid) -> int:
     half = grid.scale / 2
     return int(((values < grid.low - half) | (values > grid.high + half)).sum())
 
 
-def _sqnr(signal: float, noise: float) -> float:
+def _sqnr_of(signal: float, noise: float) -> float:
     if noise == 0:
         return math.inf
     return 10 * math.log10(signal / noise) if signal else -math.inf
 
 
-def _decibels(value: float) -> str:
+def _format_decibels(value: float) -> str:
     return "exact" if value == math.inf else "no signal" if value == -math.inf else f"{value:.1f}"
 
 
-def _plain(value: Any) -> Any:
+def _as_plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value

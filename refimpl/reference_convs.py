@@ -20,15 +20,15 @@ class _Padded(nn.Module):
 
 
 class _Sized(nn.Module):
-    """Takes the size that its output is to have, of all spatial axes, as the float transposed convolution does."""
+    """Takes the wanted size of its output, of all spatial axes, as the float transposed convolution does."""
 
     def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Any:
         """Convolve with the weight as quantized; shapes are those of the float module."""
         own: Any = self
         geometry = (own.stride, own.padding, own.kernel_size, len(own.kernel_size), own.dilation)
-        beyond = own._output_padding(x, output_size, *geometry)
+        padding = own._output_padding(x, output_size, *geometry)
         convolve: Any = getattr(torch, f"conv_transpose{len(own.kernel_size)}d")
-        return convolve(x, own.get_weight(), own.bias, own.stride, own.padding, beyond, own.groups, own.dilation)
+        return convolve(x, own.get_weight(), own.bias, own.stride, own.padding, padding, own.groups, own.dilation)
 
 
 _PLAIN = {
@@ -44,14 +44,14 @@ PLAIN: dict[type, type] = {ours: plain for plain, ours in _OURS.items()}
 
 
 def settle_size(module: Any, call: Node) -> None:
-    """Let a reference transposed convolution take an `output_size`, where a call gives one."""
-    given = call.args[1] if len(call.args) > 1 else call.kwargs.get("output_size")
-    if given is not None and type(module) in _PLAIN[_Sized]:
+    """Let a reference transposed convolution take an `output_size`, if the call has one."""
+    output_size = call.args[1] if len(call.args) > 1 else call.kwargs.get("output_size")
+    if output_size is not None and type(module) in _PLAIN[_Sized]:
         module.__class__ = _OURS[type(module)]
 
 
 def settle_padding(module: Any) -> None:
-    """Give a reference convolution its float module's padding mode, and numbers for words where both sides agree."""
+    """Give a reference convolution its float module's padding mode, and numbers for a word if both sides agree."""
     if getattr(module, "padding_mode", "zeros") != "zeros" and type(module) in _PLAIN[_Padded]:
         module.__class__ = _OURS[type(module)]
     if isinstance(getattr(module, "padding", None), str):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import takewhile
+from itertools import chain, takewhile
 from traceback import StackSummary, walk_stack
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -22,16 +22,17 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node, Tracer
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY as _PRESERVED
+from torch.fx.node import map_arg
 from torch.fx.operator_schemas import get_signature_for_torch_op
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from refimpl.errors import ModelError
 
-CALLS = ("call_module", "call_function", "call_method")  # the kinds of node that do something
+CALLS = ("call_module", "call_function", "call_method")  # the kinds of node that compute
 
 
 class QuantizationTracer(Tracer):
-    """Keeps as leaves: torch's own modules, fused modules, and what the user names. (CUS-02)"""
+    """Keeps as leaves: torch's own modules, fused modules, and those that the user names. (CUS-02)"""
 
     def __init__(self, leaf_names: tuple[str, ...] = (), leaf_classes: tuple[type, ...] = ()) -> None:
         super().__init__()
@@ -46,21 +47,21 @@ class QuantizationTracer(Tracer):
         return super().trace(root, concrete_args)
 
     def create_node(self, *args: Any, **kwargs: Any) -> Node:
-        """Record a node, and from which lines of forward methods it comes; fx's own record takes as long as tracing."""
+        """Record a node and the lines of forward methods that made it; fx's own record takes as long as tracing."""
         node = super().create_node(*args, **kwargs)
-        lines = [self._line(*each) for each in walk_stack(None) if each[0].f_code.co_name == "forward"]
+        lines = [self._format_line(*item) for item in walk_stack(None) if item[0].f_code.co_name == "forward"]
         node.stack_trace = "".join(reversed(lines)).strip()
         return node
 
-    def _line(self, frame: FrameType, number: int) -> str:
-        """Say which line of a forward method that is, as a traceback does; a line is looked up once."""
+    def _format_line(self, frame: FrameType, number: int) -> str:
+        """Return a line of a forward method as a traceback shows it; a line is looked up once."""
         key = (frame.f_code, number)
         if key not in self._lines:
             self._lines[key] = "".join(StackSummary.extract([(frame, number)]).format())
         return self._lines[key]
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Record a call; the identity inside a FloatFunctional is where an eager observer goes, and no op."""
+        """Record a call; the identity inside a FloatFunctional is no op, but an eager observer's place."""
         return args[0] if id(m) in self._functional else super().call_module(m, forward, args, kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -72,10 +73,10 @@ class QuantizationTracer(Tracer):
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Pause Python's cyclic garbage collector while a pass runs.
+    """Pause Python's cyclic garbage collector while a pass runs; restore it after.
 
-    What a pass allocates lives on in its result, yet the collector walks the whole heap again and again and finds
-    nothing: cost that grows faster than the model. It is put back as it was.
+    A pass allocates objects that live on in its result, and the collector walks the whole heap again and again without
+    finding any to free: a cost that grows faster than the model.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -87,13 +88,13 @@ def no_collection() -> Iterator[None]:
 
 
 class _Owned(Graph):
-    """A graph that does not keep its graph module alive: without that circle a dropped model is freed at once."""
+    """A graph that does not keep its graph module alive: without that cycle a dropped model is freed at once."""
 
     _owner: Callable[[], GraphModule | None] | None = None
 
     @property
     def owning_module(self) -> GraphModule | None:
-        """The graph module that the graph was last given to, while it lives."""
+        """The graph module that last got the graph, while it lives."""
         return None if self._owner is None else self._owner()
 
     @owning_module.setter
@@ -109,7 +110,7 @@ class _Owner(GraphModule):
 
     @property
     def graph(self) -> Graph:
-        """The graph that the code is made from."""
+        """The graph of the code."""
         if self._graph.owning_module is None:  # another module that had the same graph is gone
             self._graph.owning_module = self
         return self._graph
@@ -124,7 +125,7 @@ class _Owner(GraphModule):
 
 
 class FlowModule(_Owner, _LazyGraphModule):
-    """What the passes return: it makes its Python code, most of a graph module's cost, when it is first run or read."""
+    """The passes' result: it makes its Python code, most of a graph module's cost, when it is first run or read."""
 
     __jit_unused_properties__ = [*GraphModule.__jit_unused_properties__, "code"]  # noqa: RUF012
 
@@ -136,52 +137,52 @@ class FlowModule(_Owner, _LazyGraphModule):
 class Draft(_Owner):
     """A GraphModule on its way through the passes: it makes no code.
 
-    Modules and tensors are shared with what it was made from; the containers that hold them are its own.
+    Modules and tensors are shared with its source; the containers that hold them are its own.
     """
 
-    origin: str  # the class of the model that it came from
+    origin: str  # class name of the source model
 
     def recompile(self) -> Any:
         """Do nothing: a draft is not run."""
 
 
 _NOTES = "refimpl_notes"
-TORCH_NOTES = "_observed_graph_module_attrs"  # where torch's own tools (torch.ao.ns) look for what prepare knew
+TORCH_NOTES = "_observed_graph_module_attrs"  # where torch's tools (torch.ao.ns) look for prepare's data
 
 
-def finished(
+def finish(
     root: nn.Module | dict[str, Any], graph: Graph, like: GraphModule, preserved: Mapping[str, Any] | None = None
 ) -> GraphModule:
-    """Return a FlowModule of a graph whose attributes are found in `root`; name, mode and notes are those of `like`.
+    """Return a FlowModule of a graph with the attributes in `root`; name, mode and notes are those of `like`.
 
-    `preserved`: attributes that it, and its copies, shall have (CUS-03). Those that fx preserves survive deepcopy; the
-    notes are one, and so survive saving, which loses the meta.
+    `preserved`: attributes that it, and its copies, must have (CUS-03). Attributes that fx preserves survive deepcopy;
+    the notes are one, and so survive saving, which loses the meta.
     """
-    made = FlowModule(root, graph, class_name=getattr(like, "origin", type(like).__name__))
-    made.training = like.training
-    for part in made.modules():
+    model = FlowModule(root, graph, class_name=getattr(like, "origin", type(like).__name__))
+    model.training = like.training
+    for part in model.modules():
         if type(part) is nn.Module:  # the containers; the modules in them are the model's own
             part.training = like.training
     notes = {key: value for key, value in notes_of(like).items() if key not in (_PRESERVED, TORCH_NOTES)}
-    kept = {**(preserved or like.meta.get(_PRESERVED, {})), _NOTES: notes}
-    made.meta = {**notes, _PRESERVED: kept}  # rule: CUS-03, CVT-12
-    for name, value in kept.items():
-        setattr(made, name, value)
-    return made
+    attributes = {**(preserved or like.meta.get(_PRESERVED, {})), _NOTES: notes}
+    model.meta = {**notes, _PRESERVED: attributes}  # rule: CUS-03, CVT-12
+    for name, value in attributes.items():
+        setattr(model, name, value)
+    return model
 
 
 def notes_of(model: nn.Module) -> dict[str, Any]:
-    """Return what the passes noted in a model's ``meta``, also after torch.save and load. (CVT-12)"""
-    found = getattr(model, "meta", None) or getattr(model, _NOTES, {})  # rule: CVT-12
-    return found if isinstance(found, dict) else {}  # a model's own attribute may have that name
+    """Return the notes of the passes in a model's ``meta``, also after torch.save and load. (CVT-12)"""
+    notes = getattr(model, "meta", None) or getattr(model, _NOTES, {})  # rule: CVT-12
+    return notes if isinstance(notes, dict) else {}  # a model's own attribute may have that name
 
 
 def draft_of(model: GraphModule) -> Draft:
-    """Return a draft with a copy of a graph module's graph, so that the graph module itself is not changed."""
-    made = Draft(model, copy.deepcopy(model.graph))
-    made.training, made.origin = model.training, type(model).__name__
-    made.meta = dict(notes_of(model))
-    return made
+    """Return a draft with a copy of a graph module's graph; the graph module itself is not changed."""
+    draft = Draft(model, copy.deepcopy(model.graph))
+    draft.training, draft.origin = model.training, type(model).__name__
+    draft.meta = dict(notes_of(model))
+    return draft
 
 
 def trace(model: nn.Module, leaf_names: tuple[str, ...] = (), leaf_classes: tuple[type, ...] = ()) -> Draft:
@@ -197,22 +198,22 @@ def trace(model: nn.Module, leaf_names: tuple[str, ...] = (), leaf_classes: tupl
     for node in graph.nodes:
         if isinstance(node.type, str):
             node.type = None  # rule: CVT-12  a GraphModule with an annotation that is a string cannot be saved
-        if node.op == "call_module" and node.kwargs:  # what takes its place may give them other names
-            names = _parameter_names(tracer.root.get_submodule(str(node.target)).forward)
-            node.args, node.kwargs = _by_position(node, names)  # rule: PAT-08
+        if node.op == "call_module" and node.kwargs:  # a replacement may have other names
+            names = _parameter_names_of(tracer.root.get_submodule(str(node.target)).forward)
+            node.args, node.kwargs = _move_to_positions(node, names)  # rule: PAT-08
     traced = Draft(tracer.root, graph)
     traced.training, traced.origin = model.training, type(model).__name__
-    vars(tracer).clear()  # it stands in a circle with fx's closures, which shall not keep the model alive
+    vars(tracer).clear()  # a cycle with fx's closures, which must not keep the model alive
     return traced
 
 
-def module_type(module: nn.Module) -> type[nn.Module]:
+def class_of(module: nn.Module) -> type[nn.Module]:
     """Return a module's class, looking through parametrizations. (PAT-03)"""
     return type_before_parametrizations(module)
 
 
 class FusedPart(NamedTuple):
-    """What a fused module was made of, as QConfigMapping keys see it."""
+    """A part of a fused module, as QConfigMapping keys see it."""
 
     object_type: Any
     name: str
@@ -222,9 +223,9 @@ FUSED_PARTS = "refimpl_fused_parts"  # the key of a node's meta that holds its F
 
 
 class Places:
-    """Where each node of a graph stands: its module, object type, enclosing module's name, and index among its type.
+    """The place of each node of a graph: its module, object type, enclosing module's name, index among its type.
 
-    `qat_classes`: the classes that modules of other classes will be swapped for before they are quantized. (QAT-01)
+    `qat_classes`: the replacements of module classes before they are quantized. (QAT-01)
     """
 
     def __init__(self, model: GraphModule, qat_classes: Mapping[type, type] | None = None) -> None:
@@ -236,92 +237,91 @@ class Places:
         counts: Counter[tuple[str, Any]] = Counter()
         for node in model.graph.nodes:
             if node.op in CALLS:
-                parts = self.fused_parts(node)
-                key = (self.scope(node), parts[0].object_type if parts else self.object_type(node))
+                parts = self.fused_parts_of(node)
+                key = (self.scope_of(node), parts[0].object_type if parts else self.object_type_of(node))
                 self._order[node] = (*key, counts[key])
                 counts[key] += 1
 
-    def module(self, node: Node) -> nn.Module | None:
-        """The module that a call_module node calls, else None."""
+    def module_of(self, node: Node) -> nn.Module | None:
+        """Return the module that a call_module node calls, else None."""
         return self.modules[str(node.target)] if node.op == "call_module" else None
 
-    def object_type(self, node: Node) -> Any:
-        """What a pattern's leaf or an object_type key is compared with: class, function or method name. (PAT-03)"""
-        module = self.module(node)
+    def object_type_of(self, node: Node) -> Any:
+        """Return the class, function or method name that leaves and object_type keys are compared with. (PAT-03)"""
+        module = self.module_of(node)
         if module is None:
             return node.target
-        kind = module_type(module)
+        kind = class_of(module)
         return self._qat_classes.get(kind, kind)  # rule: QAT-01
 
-    def fused_parts(self, node: Node) -> tuple[FusedPart, ...]:
-        """What a node was fused from, the root first; () for a node that is as it was traced. (QCM-05, QCM-07)"""
+    def fused_parts_of(self, node: Node) -> tuple[FusedPart, ...]:
+        """Return the parts that a node was fused from, the root first; () if it was not fused. (QCM-05, QCM-07)"""
         return tuple(node.meta.get(FUSED_PARTS, ()))
 
-    def object_types(self, node: Node) -> tuple[Any, ...]:
-        """What object_type keys are compared with, the strongest first. (QCM-02, QCM-05)
+    def object_types_of(self, node: Node) -> tuple[Any, ...]:
+        """Return the types that object_type keys are compared with, the strongest first. (QCM-02, QCM-05)
 
-        A fused module answers to its own class, then to its root's; one to be swapped for training to its QAT class
-        first; a function or method to the class of the module that calls it, then to itself.
+        A fused module has its own class, then its root's; one to be swapped for training has its QAT class first; a
+        function or method has the class of the module that calls it, then itself.
         """
-        own = self.object_type(node)
-        module = self.module(node)
+        own, module = self.object_type_of(node), self.module_of(node)
         if module is not None:
-            kinds = (own, module_type(module), *(part.object_type for part in self.fused_parts(node)[:1]))
+            kinds = (own, class_of(module), *(part.object_type for part in self.fused_parts_of(node)[:1]))
             return tuple(dict.fromkeys(kinds))  # rule: QCM-05
-        caller = self._caller(node)[1]
+        caller = self._caller_of(node)[1]
         return (own,) if caller is None else (caller, own)
 
-    def _caller(self, node: Node) -> tuple[str, Any]:
-        """Full name and class of the innermost module that calls a function or method; "" and None for the model."""
+    def _caller_of(self, node: Node) -> tuple[str, Any]:
+        """Return full name and class of the innermost module that calls a function; "" and None for the model."""
         stack = node.meta.get("nn_module_stack")
         return next(reversed(stack.values())) if stack else ("", None)
 
-    def scope(self, node: Node) -> str:
-        """Full name of the innermost module that makes this call; "" for the model itself."""
-        return str(node.target).rpartition(".")[0] if node.op == "call_module" else self._caller(node)[0]
+    def scope_of(self, node: Node) -> str:
+        """Return the full name of the innermost module that makes this call; "" for the model itself."""
+        return str(node.target).rpartition(".")[0] if node.op == "call_module" else self._caller_of(node)[0]
 
-    def name(self, node: Node) -> str:
-        """Full name that module_name keys are compared with: the called module's, or the calling one's. (QCM-02)"""
-        return str(node.target) if node.op == "call_module" else self.scope(node)
+    def name_of(self, node: Node) -> str:
+        """Return the full name that module_name keys are compared with: the called or calling module's. (QCM-02)"""
+        return str(node.target) if node.op == "call_module" else self.scope_of(node)
 
-    def order(self, node: Node) -> tuple[str, Any, int]:
-        """(enclosing module's name, type, index among its type's calls in it); a fused node is its root's. (QCM-02)"""
+    def order_of(self, node: Node) -> tuple[str, Any, int]:
+        """Return (enclosing module's name, type, index among its type's calls); a fused node's root's. (QCM-02)"""
         return self._order[node]
 
-    def orders(self) -> set[tuple[str, Any, int]]:
-        """What module_name_object_type_order keys can name in this graph."""
+    def find_orders(self) -> set[tuple[str, Any, int]]:
+        """Return the module_name_object_type_order keys of this graph."""
         return set(self._order.values())
 
     def is_shared_state(self, node: Node) -> bool:
         """Tell whether a node's module has parameters or buffers and is called at more than one place. (FUS-07)"""
-        module = self.module(node)
+        module = self.module_of(node)
         if module is None or self.calls[id(module)] < 2:
             return False
-        return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
+        return any(True for _ in chain(module.parameters(), module.buffers()))
 
 
-def positional_arguments(node: Node, at_least: int = 0) -> tuple[Any, ...]:
-    """Return a node's positional arguments, the first `at_least` of them also when passed by keyword. (PAT-08)"""
+def positional_arguments_of(node: Node, at_least: int = 0) -> tuple[Any, ...]:
+    """Return a node's positional arguments, the first `at_least` of them also if passed by keyword. (PAT-08)"""
     if len(node.args) >= at_least or not node.kwargs or node.op == "call_module":  # modules' are laid out by `trace`
         return node.args
-    return _by_position(node, _operand_names(node.target)[:at_least])[0]  # rule: PAT-08
+    return _move_to_positions(node, _operand_names_of(node.target)[:at_least])[0]  # rule: PAT-08
 
 
-def _by_position(node: Node, names: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _move_to_positions(node: Node, names: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return a node's arguments, those of the parameters `names` by position, up to the first that is not given."""
-    given = list(takewhile(node.kwargs.__contains__, names[len(node.args) :]))
-    rest = {name: value for name, value in node.kwargs.items() if name not in given}
-    return (*node.args, *(node.kwargs[name] for name in given)), rest
+    moved = list(takewhile(node.kwargs.__contains__, names[len(node.args) :]))
+    kwargs = {name: value for name, value in node.kwargs.items() if name not in moved}
+    return (*node.args, *(node.kwargs[name] for name in moved)), kwargs
 
 
 @cache
-def _operand_names(target: Callable[..., Any] | str) -> tuple[str, ...]:
-    """Names of the parameters of a function, or of the torch function that does what a method of that name does."""
-    return _parameter_names(getattr(torch, target, None) if isinstance(target, str) else target)
+def _operand_names_of(target: Callable[..., Any] | str) -> tuple[str, ...]:
+    """Return the names of the parameters of a function, or of the torch function with a method's name."""
+    return _parameter_names_of(getattr(torch, target, None) if isinstance(target, str) else target)
 
 
-def _parameter_names(function: Any) -> tuple[str, ...]:
-    """Names of the parameters that a callable takes by position as well; of what has no signature, one input."""
+def _parameter_names_of(function: Any) -> tuple[str, ...]:
+    """Return the names of parameters that a callable takes by position and keyword; without signature, one input."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -330,40 +330,49 @@ def _parameter_names(function: Any) -> tuple[str, ...]:
             return ("input",)
         signature = schemas[0]
     parameters = signature.parameters.values()
-    return tuple(each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def attribute_of(model: nn.Module, target: str) -> Any:
-    """Return what a get_attr node of that target reads."""
+    """Return the value that a get_attr node of that target reads."""
     owner, _, name = target.rpartition(".")
     return getattr(model.get_submodule(owner), name)
 
 
-def weighted(module: nn.Module) -> Any:
+def layer_of(module: nn.Module) -> Any:
     """Return the layer itself, which is the first part of a fused module."""
     return module[0] if isinstance(module, nn.Sequential) else module
 
 
-def constants(model: nn.Module, arguments: Any) -> dict[Node, Any] | None:
-    """Compute the nodes inside an argument structure and what they depend on; None if that is an input of the model."""
-    needed = tensor_inputs(arguments)
-    for node in needed:  # which grows meanwhile
+def compute_constants(model: nn.Module, arguments: Any) -> dict[Node, Any] | None:
+    """Compute the nodes inside an argument structure and their inputs; None if one is an input of the model."""
+    needed = list_nodes(arguments)
+    for node in needed:  # grows in the loop
         if node.op == "placeholder":
             return None
-        needed.extend(other for other in node.all_input_nodes if other not in needed)
+        needed.extend(value for value in node.all_input_nodes if value not in needed)
     values: dict[Node, Any] = {}
     for node in sorted(needed):
-        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
-        called: Any = attribute_of(model, str(node.target)) if node.op in ("get_attr", "call_module") else node.target
-        if node.op == "call_method":
-            called = getattr(type(args[0]), str(node.target))
         with torch.no_grad():
-            values[node] = called if node.op == "get_attr" else called(*args, **kwargs)
+            values[node] = call_node(model, node, values.__getitem__)
     return values
 
 
-def tensor_inputs(arguments: Any) -> list[Node]:
+def call_node(model: nn.Module, node: Node, value_of: Callable[[Node], Any], module: nn.Module | None = None) -> Any:
+    """Compute a node that is no input or output; `value_of` its inputs, `module` in the place of the one it calls."""
+    if node.op == "get_attr":
+        return attribute_of(model, str(node.target))
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
+    called: Any = node.target
+    if node.op == "call_method":
+        called = getattr(type(args[0]), str(node.target))
+    elif node.op == "call_module":
+        called = model.get_submodule(str(node.target)) if module is None else module
+    return called(*args, **kwargs)
+
+
+def list_nodes(arguments: Any) -> list[Node]:
     """List the nodes inside an argument structure, in order, without repeats."""
-    found: dict[Node, None] = {}
-    torch.fx.node.map_arg(arguments, lambda node: found.setdefault(node))
-    return list(found)
+    nodes: dict[Node, None] = {}
+    map_arg(arguments, lambda node: nodes.setdefault(node))
+    return list(nodes)

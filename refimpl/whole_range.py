@@ -1,7 +1,7 @@
 """Dynamic linear modules that quantize their input to 8 bits on every engine (rules LOW-02, LOW-03).
 
-Torch's own take 7 bits, whose products sum without saturating in 16 bits, on every engine but qnnpack. Names, weights
-and state dict are theirs.
+Torch's take 7 bits, whose products sum without saturating in 16 bits, on every engine but qnnpack. Names, weights and
+state dict are torch's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """Reports: everything a reader sees of a run, as pure functions of its results file.
 
-The results file (`reports.results`) is the one truth; nothing here imports torch or the other packages.
+Every report is generated from the results file (`reports.results`). Nothing here imports torch or another package.
 """

@@ -1,7 +1,7 @@
-"""`python -m reports`: everything that is made of results files, without torch.
+"""`python -m reports`: generates every report from results files, without torch.
 
-Exit status: 0 all is well; 1 the run did not pass, something got worse, or a certificate does not hold; 2 there is
-nothing to read, or nowhere to write.
+Exit status: 0 success; 1 the run did not pass, something got worse, or a certificate does not hold; 2 a file cannot
+be read or written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from reports.merge import merge
 from reports.rerun import draw, rerun
 from reports.results import Results, ResultsError, read_results
 from reports.terminal import summary, verdict_line
-from reports.text import one_line
+from reports.text import join_lines
 from reports.verdicts import Outcome
 
 OK, FAILED, UNUSABLE = 0, 1, 2
@@ -31,63 +31,63 @@ OK, FAILED, UNUSABLE = 0, 1, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
-    options = _parser().parse_args(arguments)
+    options = _make_parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
     except ResultsError as error:
-        print(f"reports: {one_line(str(error))}", file=sys.stderr)
+        print(f"reports: {join_lines(str(error))}", file=sys.stderr)
         return UNUSABLE
 
 
-def _render(options: argparse.Namespace) -> int:
+def _write_html(options: argparse.Namespace) -> int:
     target: Path = options.output or options.file.with_suffix(".html")
-    results, baseline = read_results(options.file), _baseline(options)
-    _write(target, render_html(results, baseline), options.file)
+    results, baseline = read_results(options.file), _read_baseline(options)
+    _write_file(target, render_html(results, baseline), options.file)
     print(summary(results, target), end="")
-    return _status(results)
+    return _find_status(results)
 
 
-def _markdown(options: argparse.Namespace) -> int:
+def _write_markdown(options: argparse.Namespace) -> int:
     results = read_results(options.file)
-    text = markdown(results, _baseline(options))
+    text = markdown(results, _read_baseline(options))
     if options.output is None:
         print(text, end="")
     else:
-        _write(options.output, text, options.file)
-    return _status(results)
+        _write_file(options.output, text, options.file)
+    return _find_status(results)
 
 
 def _compare(options: argparse.Namespace) -> int:
     runs = [read_results(path) for path in options.files]
-    _write(options.output, render_board(runs), *options.files)
+    _write_file(options.output, render_board(runs), *options.files)
     print(f"{len(runs)} runs side by side: {options.output}")
     return OK
 
 
 def _diff(options: argparse.Namespace) -> int:
-    found = compare_runs(read_results(options.old), read_results(options.new))
-    print(diff_text(found, shutil.get_terminal_size().columns), end="")
-    return FAILED if found.regressed else OK
+    differences = compare_runs(read_results(options.old), read_results(options.new))
+    print(diff_text(differences, shutil.get_terminal_size().columns), end="")
+    return FAILED if differences.regressed else OK
 
 
 def _merge(options: argparse.Namespace) -> int:
     results = merge(options.files, options.output)
     target: Path = options.output.with_suffix(".html")
-    _write(target, render_html(results), options.output)
+    _write_file(target, render_html(results), options.output)
     print(summary(results, target), end="")
-    return _status(results)
+    return _find_status(results)
 
 
 def _certify(options: argparse.Namespace) -> int:
     try:
-        made = certify(options.file, options.output, options.waivers)
+        content = certify(options.file, options.output, options.waivers)
     except NotCertified as error:
-        print(f"reports: {one_line(str(error))}", file=sys.stderr)
+        print(f"reports: {join_lines(str(error))}", file=sys.stderr)
         return FAILED
-    print(f"{options.output}: certificate of {made['counts']['claims']} claims of {one_line(made['backend'])}")
+    print(f"{options.output}: certificate of {content['counts']['claims']} claims of {join_lines(content['backend'])}")
     return OK
 
 
@@ -101,23 +101,23 @@ def _verify(options: argparse.Namespace) -> int:
         waivers = options.folder / WAIVERS
         lines += rerun(results, claims, waivers if waivers.is_file() else None)
     for line in lines:
-        print(f"! {one_line(line)}")
+        print(f"! {join_lines(line)}")
     print(f"{options.folder}: {'does not hold' if lines else 'holds'}")
     if results is not None:
         print(verdict_line(results))
     return FAILED if lines else OK
 
 
-def _baseline(options: argparse.Namespace) -> Results | None:
+def _read_baseline(options: argparse.Namespace) -> Results | None:
     return None if options.baseline is None else read_results(options.baseline)
 
 
-def _status(results: Results) -> int:
+def _find_status(results: Results) -> int:
     return OK if results.outcome is Outcome.PASS else FAILED
 
 
-def _write(target: Path, text: str, *sources: Path) -> None:
-    """Write a report. Raises ResultsError where it would replace what it is made of, or cannot be written."""
+def _write_file(target: Path, text: str, *sources: Path) -> None:
+    """Write a report. Raises ResultsError if it would replace one of its sources, or cannot be written."""
     if target.resolve() in {source.resolve() for source in sources}:
         raise ResultsError(f"{target}: the report would replace the results file; choose another with -o")
     try:
@@ -126,46 +126,46 @@ def _write(target: Path, text: str, *sources: Path) -> None:
         raise ResultsError(f"{target}: cannot be written: {error.strerror}") from error
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m reports", description="Reports from results files; FILE is a results.jsonl, or one as .xz."
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
-    def command(run: Callable[[argparse.Namespace], int], name: str, told: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=told, description=told[0].upper() + told[1:] + ".")
-        made.set_defaults(run=run)
-        return made
+    def add_command(run: Callable[[argparse.Namespace], int], name: str, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        sub.set_defaults(run=run)
+        return sub
 
-    for run, name, told, default in (
-        (_render, "render", "write the HTML report and print the summary", "FILE as .html"),
-        (_markdown, "markdown", "write the report as Markdown", "standard output"),
+    for run, name, text, default in (
+        (_write_html, "render", "write the HTML report and print the summary", "FILE as .html"),
+        (_write_markdown, "markdown", "write the report as Markdown", "standard output"),
     ):
-        made = command(run, name, told)
-        made.add_argument("file", type=Path, metavar="FILE")
-        made.add_argument("-o", dest="output", type=Path, metavar="OUT", help=f"default: {default}")
-        made.add_argument("--baseline", type=Path, metavar="FILE", help="an earlier run, to show the differences to")
-    made = command(_compare, "compare", "put runs of several backends side by side in one page")
-    made.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    made.add_argument("-o", dest="output", type=Path, metavar="OUT.html", default=Path("scoreboard.html"))
-    made = command(_diff, "diff", "show what differs between two runs; status 1 if something got worse")
-    made.add_argument("old", type=Path, metavar="OLD")
-    made.add_argument("new", type=Path, metavar="NEW")
-    made = command(_merge, "merge", "make one results file, and its report, of all shards of a run")
-    made.add_argument("files", type=Path, nargs="+", metavar="SHARD")
-    made.add_argument("-o", dest="output", type=Path, metavar="OUT.jsonl", default=Path("results.jsonl"))
-    made = command(_certify, "certify", "make a certificate of a whole run that passed")
-    made.add_argument("file", type=Path, metavar="FILE")
-    made.add_argument("-o", dest="output", type=Path, metavar="DIR", default=Path("certificate"))
-    made.add_argument("--waivers", type=Path, metavar="FILE", help=f"those of the run; default: {WAIVERS} beside FILE")
-    made = command(_verify, "verify", "recompute all of a certificate; status 1 if something does not hold")
-    made.add_argument("folder", type=Path, metavar="DIR")
-    made.add_argument("--rerun", type=_count, metavar="N", help="run N claims, drawn at random, again (needs torch)")
-    made.add_argument("--draw", type=int, metavar="SEED", help="the seed of that draw; default: a new one")
+        sub = add_command(run, name, text)
+        sub.add_argument("file", type=Path, metavar="FILE")
+        sub.add_argument("-o", dest="output", type=Path, metavar="OUT", help=f"default: {default}")
+        sub.add_argument("--baseline", type=Path, metavar="FILE", help="an earlier run, to show the differences from")
+    sub = add_command(_compare, "compare", "put runs of several backends side by side in one page")
+    sub.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    sub.add_argument("-o", dest="output", type=Path, metavar="OUT.html", default=Path("scoreboard.html"))
+    sub = add_command(_diff, "diff", "show what differs between two runs; status 1 if something got worse")
+    sub.add_argument("old", type=Path, metavar="OLD")
+    sub.add_argument("new", type=Path, metavar="NEW")
+    sub = add_command(_merge, "merge", "make one results file, and its report, of all shards of a run")
+    sub.add_argument("files", type=Path, nargs="+", metavar="SHARD")
+    sub.add_argument("-o", dest="output", type=Path, metavar="OUT.jsonl", default=Path("results.jsonl"))
+    sub = add_command(_certify, "certify", "make a certificate of a whole run that passed")
+    sub.add_argument("file", type=Path, metavar="FILE")
+    sub.add_argument("-o", dest="output", type=Path, metavar="DIR", default=Path("certificate"))
+    sub.add_argument("--waivers", type=Path, metavar="FILE", help=f"the run's waivers; default: {WAIVERS} next to FILE")
+    sub = add_command(_verify, "verify", "recompute all of a certificate; status 1 if something does not hold")
+    sub.add_argument("folder", type=Path, metavar="DIR")
+    sub.add_argument("--rerun", type=_parse_count, metavar="N", help="run N random claims again (needs torch)")
+    sub.add_argument("--draw", type=int, metavar="SEED", help="the seed of that draw; default: a new one")
     return parser
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, found {text!r}")
     return int(text)

@@ -1,7 +1,7 @@
-"""Certificates: a folder that says what was shown of a backend, and holds all that anyone needs to check it.
+"""Certificates: a folder that says what a run showed of a backend, and holds everything that is needed to check it.
 
-A certificate is not signed: who can change the folder can make all of it anew. What checks it against the backend is
-`verify --rerun`, which runs claims drawn at random once more and compares them bit for bit.
+A certificate is not signed: anyone who can write to the folder can regenerate it. Only `verify --rerun`, which runs
+claims drawn at random again and compares them bit for bit, checks it against the backend.
 """
 
 from __future__ import annotations
@@ -16,93 +16,94 @@ from statistics import median
 from typing import Any
 
 from reports.html import render_html
-from reports.results import Results, ResultsError, ids_digest, read_results
-from reports.text import end
+from reports.results import Results, ResultsError, digest_ids, read_results
+from reports.text import cut_end
 from reports.verdicts import Outcome
 
 FORMAT = 1
 CERTIFICATE, RESULTS, HTML = "certificate.json", "results.jsonl", "report.html"
 WAIVERS, DECISIONS = "waivers.toml", "decisions.json"
 _UNSURE = 0.05
-"""What is left of confidence in the statement of sampling strength."""
+"""1 minus the confidence of the statement of sampling strength."""
 
 
 class NotCertified(Exception):
-    """A run for which there can be no certificate; the message says why."""
+    """A run that cannot be certified; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Something that does not hold of a certificate's folder."""
+    """A fault in a certificate's folder."""
 
     file: str
-    """Its name in the folder."""
+    """Name of the file in the folder."""
     what: str
-    """What is wrong with it, in words."""
+    """What is wrong with the file, in words."""
 
     def __str__(self) -> str:
         return f"{self.file}: {self.what}"
 
 
 def certify(source: Path, folder: Path, waivers: Path | None) -> dict[str, Any]:
-    """Make a certificate of a run in a new or empty folder; return what certificate.json says.
+    """Make a certificate of a run in a new or empty folder; return the content of certificate.json.
 
-    `source`: its results file. `waivers`: the file that the run used; None: the copy beside the results. Raises
-    NotCertified for a run that does not show all claims of a config to be green, or whose suite is no clean checkout;
+    `source`: results file of the run. `waivers`: the file that the run used; None: the copy next to the results. Raises
+    NotCertified if a claim of the config is missing or does not pass, or the suite is not a clean checkout;
     ResultsError for files that cannot be read or written, or a folder that is not empty.
     """
     results = read_results(source)
-    if reasons := list(_reasons(results)):
+    if reasons := list(_find_shortcomings(results)):
         raise NotCertified(f"{source}: no certificate: {'; '.join(reasons)}")
-    used = _waivers(results, waivers or source.parent / WAIVERS)
+    waiver_file = _find_waivers(results, waivers or source.parent / WAIVERS)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise ResultsError(f"{folder}: is not empty; name another folder with -o")
         shutil.copyfile(source, folder / RESULTS)
-        if used is not None:
-            shutil.copyfile(used, folder / WAIVERS)
-        for name, text in _made(results).items():
+        if waiver_file is not None:
+            shutil.copyfile(waiver_file, folder / WAIVERS)
+        for name, text in _render_files(results).items():
             (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-        certificate = _certificate(results, _digests(folder))
-        (folder / CERTIFICATE).write_text(_text(certificate), encoding="utf-8")
+        certificate = _build_certificate(results, _digest_files(folder))
+        text = json.dumps(certificate, indent=1, ensure_ascii=False)
+        (folder / CERTIFICATE).write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
         raise ResultsError(f"{folder}: cannot be written: {error.strerror}") from error
     return certificate
 
 
 def verify(folder: Path) -> tuple[Results | None, list[Mismatch]]:
-    """Recompute everything in a certificate's folder; return its results and what does not hold.
+    """Recompute everything in a certificate's folder; return its results and faults.
 
-    Results that cannot be read are None; no problem: it holds. The backend itself is not asked: `rerun` does that.
+    Results that cannot be read are None; without faults the certificate holds. Only `rerun` runs the backend.
     Raises ResultsError for a folder without a certificate.
     """
-    stated = _stated(folder)
+    stated = _read_certificate(folder)
     try:
         results = read_results(folder / RESULTS)
     except ResultsError as error:
         return None, [Mismatch(RESULTS, str(error))]
-    problems = [Mismatch(RESULTS, reason) for reason in _reasons(results)]
-    problems += _edits(folder, stated.get("files"))
-    made = _made(results)
-    for name, text in made.items():
+    problems = [Mismatch(RESULTS, reason) for reason in _find_shortcomings(results)]
+    problems += _find_edits(folder, stated.get("files"))
+    rendered = _render_files(results)
+    for name, text in rendered.items():
         if _read(folder / name) != text.encode("utf-8", "backslashreplace"):
             problems.append(Mismatch(name, "is not what this version of the suite makes of results.jsonl"))
     if (folder / WAIVERS).exists() != bool(results.header.waivers):
-        problems.append(Mismatch(WAIVERS, "is there without a need, or missing: the run's header names a file or none"))
+        problems.append(Mismatch(WAIVERS, "is unexpected or missing, compared with the header of the run"))
     elif results.header.waivers and _digest(folder / WAIVERS) != results.header.waivers.get("sha256"):
         problems.append(Mismatch(WAIVERS, "is not the file that the run used"))
-    again = _certificate(results, stated.get("files"))
+    recomputed = _build_certificate(results, stated.get("files"))
     problems += [
-        Mismatch(CERTIFICATE, f"{key} is {_brief(stated.get(key))}; the results give {_brief(again.get(key))}")
-        for key in sorted({*again, *stated})
-        if stated.get(key) != again.get(key)
+        Mismatch(CERTIFICATE, f"{key} is {_shorten(stated.get(key))}; the results give {_shorten(recomputed.get(key))}")
+        for key in sorted({*recomputed, *stated})
+        if stated.get(key) != recomputed.get(key)
     ]
     return results, problems
 
 
-def _reasons(results: Results) -> Iterator[str]:
-    """Why a run shows too little for a certificate."""
+def _find_shortcomings(results: Results) -> Iterator[str]:
+    """Yield the reasons why a run shows too little for a certificate."""
     header = results.header
     if header.shard:
         yield f"it is shard {header.shard}; merge all of them first"
@@ -110,14 +111,14 @@ def _reasons(results: Results) -> Iterator[str]:
         yield f"the run is {results.outcome}" + (f" ({results.problems[0]})" if results.problems else "")
     if header.claims != header.claims_in_config or len(results.claims) != header.claims_in_config:
         yield f"it has {len(results.claims)} of {header.claims_in_config} claims"
-    if header.claims_sha256 != ids_digest(claim.claim for claim in results.claims):
+    if header.claims_sha256 != digest_ids(claim.claim for claim in results.claims):
         yield "its claims are not those of the config: the sha256 of their IDs is not the header's"
     if header.suite_commit == "unknown" or header.suite_commit.endswith("-dirty"):
         yield f"the suite is no clean checkout: its commit is {header.suite_commit}"
 
 
-def _certificate(results: Results, files: object) -> dict[str, Any]:
-    """All that certificate.json says; `files`: the digests of the folder's other files."""
+def _build_certificate(results: Results, files: object) -> dict[str, Any]:
+    """Return the content of certificate.json; `files`: digests of the folder's other files."""
     header, footer = results.header, results.footer
     return {
         "certificate": FORMAT,
@@ -143,17 +144,17 @@ def _certificate(results: Results, files: object) -> dict[str, Any]:
             "waived": results.waived, "verdicts": {verdict.value: n for verdict, n in results.counts.items()},
             "models": {verdict.value: n for verdict, n in results.model_counts.items()},
         },
-        "sampling": _sampling(results),
+        "sampling": _describe_sampling(results),
         "detection": header.detection,
         "waivers": header.waivers,
         "files": files,
     }  # fmt: skip
 
 
-def _sampling(results: Results) -> dict[str, Any]:
-    """How much was tried, and what a fault could have been that it did not show.
+def _describe_sampling(results: Results) -> dict[str, Any]:
+    """Say how much was tested, and how frequent a fault could be without being found.
 
-    After n comparisons without a failure a fault that shows in a share p of all comparisons, independently of each
+    After n comparisons without a failure, a fault that shows in a share p of all comparisons, independently of each
     other, was missed with probability (1 - p)^n: with 95 % confidence p is at most 1 - 0.05^(1/n).
     """
     counts = [check.cases for check in results.checks if check.stage == "numerics" and check.outcome == "pass"]
@@ -171,14 +172,14 @@ def _sampling(results: Results) -> dict[str, Any]:
     return {"claims": len(known), "comparisons": sum(known), "median": middle, "least": least, "statement": statement}
 
 
-def _made(results: Results) -> dict[str, str]:
-    """The files that are made of the results alone, by name."""
+def _render_files(results: Results) -> dict[str, str]:
+    """Return the files that are generated only from the results, by name."""
     decisions = {claim.claim: claim.decisions for claim in results.claims}
     return {HTML: render_html(results), DECISIONS: json.dumps(decisions, indent=1, ensure_ascii=False) + "\n"}
 
 
-def _waivers(results: Results, path: Path) -> Path | None:
-    """The waivers of a run. Raises ResultsError if they are not at hand."""
+def _find_waivers(results: Results, path: Path) -> Path | None:
+    """Return the waiver file of a run. Raises ResultsError if it is missing or another one."""
     if not results.header.waivers:
         return None
     if not path.is_file():
@@ -188,20 +189,20 @@ def _waivers(results: Results, path: Path) -> Path | None:
     return path
 
 
-def _edits(folder: Path, stated: object) -> Iterator[Mismatch]:
-    """Files whose digests are not the stated ones, and files too few or too many."""
+def _find_edits(folder: Path, stated: object) -> Iterator[Mismatch]:
+    """Yield the files whose digests are not the stated ones, and missing and additional files."""
     digests = stated if isinstance(stated, Mapping) else {}
-    found = _digests(folder)
-    for name in sorted({*found, *map(str, digests)}):
-        if name not in found:
+    actual = _digest_files(folder)
+    for name in sorted({*actual, *map(str, digests)}):
+        if name not in actual:
             yield Mismatch(name, "is missing")
         elif name not in digests:
             yield Mismatch(name, "is not part of the certificate")
-        elif digests[name] != found[name]:
+        elif digests[name] != actual[name]:
             yield Mismatch(name, "was changed: its sha256 is not the certificate's")
 
 
-def _stated(folder: Path) -> dict[str, Any]:
+def _read_certificate(folder: Path) -> dict[str, Any]:
     path = folder / CERTIFICATE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -210,13 +211,13 @@ def _stated(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ResultsError(f"{path}: is not JSON: {error}") from error
     if not isinstance(content, dict) or content.get("certificate") != FORMAT:
-        found = content.get("certificate") if isinstance(content, dict) else type(content).__name__
-        raise ResultsError(f"{path}: is no certificate of format {FORMAT}, but {_brief(found)}")
+        actual = content.get("certificate") if isinstance(content, dict) else type(content).__name__
+        raise ResultsError(f"{path}: is no certificate of format {FORMAT}, but {_shorten(actual)}")
     return content
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    """The sha256 of every file of the folder but the certificate itself."""
+def _digest_files(folder: Path) -> dict[str, str]:
+    """Return the sha256 of every file of the folder except the certificate."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): _digest(path) for path in files if path != folder / CERTIFICATE}
 
@@ -228,13 +229,9 @@ def _digest(path: Path) -> str:
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError:  # what is missing is told by _edits
+    except OSError:  # _find_edits reports missing files
         return b""
 
 
-def _text(certificate: Mapping[str, Any]) -> str:
-    return json.dumps(certificate, indent=1, ensure_ascii=False) + "\n"
-
-
-def _brief(value: object) -> str:
-    return end(json.dumps(value, ensure_ascii=False), 80)
+def _shorten(value: object) -> str:
+    return cut_end(json.dumps(value, ensure_ascii=False), 80)

@@ -10,25 +10,13 @@ import types
 import typing
 from collections.abc import Hashable, Iterator, Mapping
 from enum import StrEnum
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    NoReturn,
-    Protocol,
-    TypeAlias,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    is_typeddict,
-)
+from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias, cast
 
-from reports.schema import SCHEMA, Check, ClaimResult, Footer, Header, Measurement, ModelResult, Row
-from reports.text import end
+from reports.schema import SCHEMA, Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
+from reports.text import cut_end
 
 PlainRow: TypeAlias = dict[str, Any]
-"""A row as JSON has it."""
+"""A row as parsed from JSON."""
 
 
 class Message(Protocol):
@@ -53,7 +41,7 @@ class SchemaError(ValueError):
 def line_of(row: Message, *, ensure_ascii: bool = True) -> str:
     """Return a row as a line of JSON, without the newline. Raises SchemaError for what JSON cannot say faithfully."""
     plain = encode(row)
-    for where, why in _not_plain(plain, "row"):
+    for where, why in _find_unfaithful(plain, "row"):
         raise SchemaError(f"{where} is {why}")
     return json.dumps(plain, allow_nan=False, ensure_ascii=ensure_ascii, sort_keys=True)
 
@@ -65,20 +53,20 @@ def row_of(line: str) -> Row:
 
 def loads(text: str) -> Any:
     """Parse JSON as the standard has it: ValueError for NaN and infinities, and for a number that no float holds."""
-    return json.loads(text, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole)
+    return json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_finite, parse_int=_parse_whole)
 
 
-def _no_constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON; non-finite numbers are written as strings")
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     value = float(text)
-    return value if math.isfinite(value) else _no_constant(text[:40])
+    return value if math.isfinite(value) else _refuse_constant(text[:40])
 
 
-def _whole(text: str) -> int:
-    _finite(text)
+def _parse_whole(text: str) -> int:
+    _parse_finite(text)
     return int(text)
 
 
@@ -95,44 +83,45 @@ def decode(row: Mapping[str, object], kinds: Mapping[str, type[Message]] = KINDS
         raise SchemaError(f"unknown kind of row {_cut(kind)}; expected one of {', '.join(kinds)}")
     if kind == "header" and row.get("schema", SCHEMA) != SCHEMA:
         raise SchemaError(f"schema {_cut(row['schema'])}; expected {SCHEMA}: use the suite that wrote it")
-    return cast("Message", _record(row, kinds[kind], f"{kind} row", ""))
+    return cast("Message", _read_record(row, kinds[kind], f"{kind} row", ""))
 
 
 def encode(row: Message) -> PlainRow:
     """Return the row as plain builtins, as `decode` takes it; optional keys that hold their defaults are left out."""
-    return {"kind": row.kind, **_fields(row)}
+    first = {"kind": row.kind, row.kind: row.id} if isinstance(row, Judged) else {"kind": row.kind}  # for readers
+    return first | _encode_fields(row)
 
 
-def _fields(record: Any) -> PlainRow:
+def _encode_fields(record: Any) -> PlainRow:
     items = ((f, getattr(record, f.name)) for f in dataclasses.fields(record))
-    return {f.name: _plain(value) for f, value in items if f.metadata.get("always") or value != _default(f)}
+    return {f.name: _encode_value(value) for f, value in items if f.metadata.get("always") or value != _get_default(f)}
 
 
-def _default(item: dataclasses.Field[Any]) -> object:
+def _get_default(item: dataclasses.Field[Any]) -> object:
     """Return a field's default; MISSING, which no value equals, if it has none."""
     return item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
 
 
-def _plain(value: object) -> object:
+def _encode_value(value: object) -> object:
     if isinstance(value, StrEnum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _fields(value)
+        return _encode_fields(value)
     if isinstance(value, dict):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        return {_encode_value(key): _encode_value(item) for key, item in value.items()}
+    return [_encode_value(item) for item in value] if isinstance(value, list) else value
 
 
-def _not_plain(value: object, where: str) -> Iterator[tuple[str, str]]:
+def _find_unfaithful(value: object, where: str) -> Iterator[tuple[str, str]]:
     """Yield where `value` holds what JSON cannot say faithfully, and what it is."""
     if type(value) is dict:
         for key, item in value.items():
             if type(key) is not str:
                 yield where, f"keyed by {key!r} of {type(key).__name__}; keys are strings"
-            yield from _not_plain(item, f"{where}[{key!r}]")
+            yield from _find_unfaithful(item, f"{where}[{key!r}]")
     elif type(value) is list or type(value) is tuple:
         for index, item in enumerate(value):
-            yield from _not_plain(item, f"{where}[{index}]")
+            yield from _find_unfaithful(item, f"{where}[{index}]")
     elif type(value) is float and not math.isfinite(value):
         yield where, f"{value!r}; write a non-finite number as a string"
     elif value is not None and type(value) not in (str, int, float, bool):
@@ -143,35 +132,35 @@ def _not_plain(value: object, where: str) -> Iterator[tuple[str, str]]:
 # -- reading by annotations -------------------------------------------------------------------------------------------
 
 
-def _record(row: Mapping[str, object], cls: Any, name: str, place: str) -> object:
+def _read_record(row: Mapping[str, object], cls: Any, name: str, place: str) -> object:
     """Return a mapping as an object of a dataclass."""
-    missing = [f.name for f in dataclasses.fields(cls) if f.name not in row and _required(f)]
+    missing = [f.name for f in dataclasses.fields(cls) if f.name not in row and _is_required(f)]
     if missing:
         raise SchemaError(f"{name} has no {', '.join(map(repr, missing))}")
-    hints = _hints(cast("Hashable", cls))
+    hints = _get_hints(cast("Hashable", cls))
     names = [f.name for f in dataclasses.fields(cls) if f.name in row]
     return cls(**{key: _read(row[key], hints[key], f"{place}{key}") for key in names})
 
 
-def _required(item: dataclasses.Field[Any]) -> bool:
+def _is_required(item: dataclasses.Field[Any]) -> bool:
     return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
 
 
 @functools.cache
-def _hints(cls: Hashable) -> dict[str, Any]:
+def _get_hints(cls: Hashable) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
 def _read(value: object, hint: Any, key: str) -> object:
     """Return `value` as `hint` asks for it. Raises SchemaError, which names the key."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
         return _read_union(value, hint, key)
-    if is_typeddict(hint) and isinstance(value, dict):
-        known = _hints(hint)
+    if typing.is_typeddict(hint) and isinstance(value, dict):
+        known = _get_hints(hint)
         return {k: _read(v, known.get(k, object), f"{key}.{k}") for k, v in value.items()}
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return _record(value, hint, repr(key), f"{key}.")
+        return _read_record(value, hint, repr(key), f"{key}.")
     if origin is dict and isinstance(value, dict):
         return {_read(k, args[0], f"key of {key}"): _read(v, args[1], f"{key}.{k}") for k, v in value.items()}
     if origin is list and isinstance(value, list):
@@ -184,7 +173,7 @@ def _read(value: object, hint: Any, key: str) -> object:
 
 
 def _read_union(value: object, hint: Any, key: str) -> object:
-    for option in get_args(hint):
+    for option in typing.get_args(hint):
         try:
             return _read(value, option, key)
         except SchemaError:
@@ -194,18 +183,18 @@ def _read_union(value: object, hint: Any, key: str) -> object:
 
 def _is_a(value: object, hint: Any) -> bool:
     """Tell whether a value has exactly this type: a bool is no int here; an int is a float."""
-    if get_origin(hint) is Literal:
-        return isinstance(value, str) and value in get_args(hint)
+    if typing.get_origin(hint) is typing.Literal:
+        return isinstance(value, str) and value in typing.get_args(hint)
     if hint is float:
         return type(value) in (int, float)
     return hint is object or type(value) is hint
 
 
 def _spell(hint: Any) -> str:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
         return " or ".join(_spell(arg) for arg in args)
-    if origin is Literal:
+    if origin is typing.Literal:
         return " or ".join(map(repr, args))
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return f"one of {', '.join(hint)}"
@@ -214,4 +203,4 @@ def _spell(hint: Any) -> str:
 
 
 def _cut(value: object, width: int = 60) -> str:
-    return end(repr(value), width)
+    return cut_end(repr(value), width)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +11,10 @@ from reports.results import Results, ResultsError
 from reports.schema import ClaimResult, Number
 from reports.verdicts import Outcome, Verdict
 
-_CONSTRAINTS = re.compile(r"\[[^]]*\]")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What one backend does with one op and dtypes: the worst verdict, the largest error, the time of its claims."""
+    """The claims of one backend on one op and dtypes: worst verdict, largest error, and time."""
 
     verdict: Verdict
     waived: bool
@@ -28,7 +25,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One run, and what it covers; `rate` is in claims per second of the run."""
+    """One run and its coverage; `rate` is in claims per second of the run."""
 
     name: str
     results: Results
@@ -39,7 +36,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A row of the board: an op and its dtypes, without the constraints that backends put on them."""
+    """A row of the board: an op and its dtypes, without the backends' constraints on these."""
 
     pattern: str
     dtypes: str
@@ -48,7 +45,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Print:
-    """A property of kernels of one kind, as each backend has it; `differs`: not all that have it agree."""
+    """A property of kernels of one kind, with its value for each backend ("" if not measured)."""
 
     subject: str
     key: str
@@ -78,74 +75,72 @@ def render_board(runs: Sequence[Results]) -> str:
 
 
 def build_board(runs: Sequence[Results]) -> Board:
-    """The runs side by side, in the order of their names."""
+    """Arrange the runs side by side, in the order of their names."""
     for run in runs:
         if run.outcome is Outcome.INCOMPLETE or run.header.shard:
-            raise ResultsError(
-                f"{run.header.backend}: the run of {run.header.started} is not whole: it shows too little"
-            )
+            raise ResultsError(f"{run.header.backend}: the run of {run.header.started} is incomplete or a shard")
     ordered = sorted(runs, key=lambda run: (run.header.backend, run.header.isa, run.header.started))
-    names = _names(ordered)
-    columns = tuple(map(_column, names, ordered))
-    cells = [_cells(run) for run in ordered]
+    names = _name_runs(ordered)
+    columns = tuple(map(_make_column, names, ordered))
+    cells = [_make_cells(run) for run in ordered]
     keys = sorted({key for each in cells for key in each})
     lines = tuple(
         Line(pattern=pattern, dtypes=dtypes, cells=tuple(each.get((pattern, dtypes)) for each in cells))
         for pattern, dtypes in keys
     )
-    return Board(columns=columns, lines=lines, prints=_prints(ordered))
+    return Board(columns=columns, lines=lines, prints=_make_prints(ordered))
 
 
-def _names(runs: Sequence[Results]) -> list[str]:
-    """The backends' names, with what tells two runs of one backend apart. Raises ResultsError where nothing does."""
+def _name_runs(runs: Sequence[Results]) -> list[str]:
+    """Name runs by backend, and by what distinguishes runs of one backend. Raises ResultsError if nothing does."""
     names = [run.header.backend for run in runs]
-    for more in ("isa", "profile", "started"):
+    for field in ("isa", "profile", "started"):
         count = Counter(names)
         names = [
-            f"{name} {getattr(run.header, more)}" if count[name] > 1 else name
+            f"{name} {getattr(run.header, field)}" if count[name] > 1 else name
             for name, run in zip(names, runs, strict=True)
         ]
-    if twice := [name for name, times in Counter(names).items() if times > 1]:
-        raise ResultsError(f"{twice[0]}: two results files are of the same run; give each once")
+    if duplicates := [name for name, times in Counter(names).items() if times > 1]:
+        raise ResultsError(f"{duplicates[0]}: two results files are of the same run; give each once")
     return names
 
 
-def _column(name: str, run: Results) -> Column:
+def _make_column(name: str, run: Results) -> Column:
     seconds = run.footer.seconds if run.footer else 0.0
     patterns = {claim.pattern for claim in run.claims}
     rate = len(run.claims) / seconds if seconds else None
     return Column(name=name, results=run, verdicts=run.counts, ops=len(patterns), rate=rate)
 
 
-def _cells(run: Results) -> dict[tuple[str, str], Cell]:
+def _make_cells(run: Results) -> dict[tuple[str, str], Cell]:
     groups: dict[tuple[str, str], list[ClaimResult]] = {}
     for claim in run.claims:
-        groups.setdefault((claim.pattern, _CONSTRAINTS.sub("", claim.dtype_config)), []).append(claim)
-    return {key: _cell(claims) for key, claims in groups.items()}
+        groups.setdefault((claim.pattern, claim.dtypes), []).append(claim)
+    return {key: _make_cell(claims) for key, claims in groups.items()}
 
 
-def _cell(claims: Sequence[ClaimResult]) -> Cell:
+def _make_cell(claims: Sequence[ClaimResult]) -> Cell:
     verdict = Verdict.worst(claim.verdict for claim in claims)
     distances = [claim.max_lsb for claim in claims if claim.max_lsb is not None]
-    spelled = [value for value in ("nan", "inf") if value in distances]
+    nonfinite = [value for value in ("nan", "inf") if value in distances]
     largest: Number | None = max((value for value in distances if not isinstance(value, str)), default=None)
     return Cell(
         verdict=verdict,
         waived=any(claim.waived for claim in claims if claim.verdict is verdict),
         claims=len(claims),
-        max_lsb=spelled[0] if spelled else largest,
+        max_lsb=nonfinite[0] if nonfinite else largest,
         seconds=sum(claim.seconds for claim in claims),
     )
 
 
-def _prints(runs: Sequence[Results]) -> tuple[Print, ...]:
-    found = [
+def _make_prints(runs: Sequence[Results]) -> tuple[Print, ...]:
+    properties = [
         {(fact.subject, key): str(value) for fact in run.measurements if fact.topic == "fingerprint"
          for key, value in fact.values.items()}
         for run in runs
     ]  # fmt: skip
-    keys = sorted({key for each in found for key in each})
+    keys = sorted({key for each in properties for key in each})
     return tuple(
-        Print(subject=subject, key=key, values=tuple(each.get((subject, key), "") for each in found))
+        Print(subject=subject, key=key, values=tuple(each.get((subject, key), "") for each in properties))
         for subject, key in keys
     )

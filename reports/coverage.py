@@ -1,4 +1,4 @@
-"""What a run covers, beside its verdicts: which rules were checked, which waivers are in force, what took long."""
+"""Coverage of a run: the rules that were checked, the waivers in force, and the slowest claims."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOWEST = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleRow:
-    """How a rule fared: in how many claims it was checked, and with which outcomes. `text` is what it asks for."""
+    """A rule: its requirement (`text`), the number of claims in which it was checked, and the outcomes."""
 
     rule: str
     text: str
@@ -30,7 +30,7 @@ class RuleRow:
 class WaiverRow:
     """A waiver in force.
 
-    ``days``: days from the run to its expiry; None: it does not expire. ``verdicts``: number of claims and models that
+    ``days``: days from the run to the expiry; None: it does not expire. ``verdicts``: number of claims and models that
     it covers, by verdict.
     """
 
@@ -40,14 +40,14 @@ class WaiverRow:
 
 
 @functools.cache
-def rule_texts() -> dict[str, str]:
-    """What each rule asks for, by its ID; docs/spec.md says the same."""
+def read_rule_texts() -> dict[str, str]:
+    """Return the requirement of each rule, by ID; docs/spec.md says the same."""
     texts: dict[str, str] = json.loads(files("reports").joinpath("rules.json").read_text(encoding="utf-8"))
     return texts
 
 
-def rules(results: Results) -> tuple[RuleRow, ...]:
-    """The rules that checks name, in order of their IDs."""
+def collect_rules(results: Results) -> tuple[RuleRow, ...]:
+    """Return the rules that checks name, in the order of their IDs."""
     outcomes: dict[str, Counter[str]] = {}
     claims: dict[str, set[str]] = {}
     for check in results.checks:
@@ -55,38 +55,38 @@ def rules(results: Results) -> tuple[RuleRow, ...]:
             outcomes.setdefault(check.rule, Counter())[check.outcome] += 1
             claims.setdefault(check.rule, set()).add(check.claim)
     return tuple(
-        RuleRow(rule=rule, text=rule_texts().get(rule, ""), claims=len(claims[rule]), outcomes=outcomes[rule])
+        RuleRow(rule=rule, text=read_rule_texts().get(rule, ""), claims=len(claims[rule]), outcomes=outcomes[rule])
         for rule in sorted(outcomes)
     )
 
 
-def waivers(results: Results) -> tuple[WaiverRow, ...]:
-    """The waivers that cover something, those that expire first before the others."""
+def collect_waivers(results: Results) -> tuple[WaiverRow, ...]:
+    """Return the waivers that cover something, the first to expire first."""
     groups: dict[Waiver, list[Judged]] = {}
     for row in results.judged:
         if row.waived and row.waiver is not None:
             groups.setdefault(row.waiver, []).append(row)
-    ordered = sorted(groups.items(), key=lambda item: _expiry_first(item[0]))
-    return tuple(_waiver(waiver, rows, results.header.started) for waiver, rows in ordered)
+    ordered = sorted(groups.items(), key=lambda item: _make_expiry_key(item[0]))
+    return tuple(_make_waiver_row(waiver, rows, results.header.started) for waiver, rows in ordered)
 
 
-def _expiry_first(waiver: Waiver) -> tuple[str, str, str, str]:
+def _make_expiry_key(waiver: Waiver) -> tuple[str, str, str, str]:
     return waiver.expires or "9999", waiver.reason, waiver.url or "", str(waiver.max_lsb)
 
 
-def slowest(results: Results) -> tuple[ClaimResult, ...]:
-    """The claims that took most time, the longest first."""
+def find_slowest(results: Results) -> tuple[ClaimResult, ...]:
+    """Return the claims that took most time, the longest first."""
     return tuple(sorted(results.claims, key=lambda claim: (-claim.seconds, claim.claim))[:SLOWEST])
 
 
-def _waiver(waiver: Waiver, rows: list[Judged], started: str) -> WaiverRow:
+def _make_waiver_row(waiver: Waiver, rows: list[Judged], started: str) -> WaiverRow:
     return WaiverRow(
-        waiver=waiver, days=_days(started, waiver.expires), verdicts=Counter(row.verdict.value for row in rows)
+        waiver=waiver, days=_count_days(started, waiver.expires), verdicts=Counter(row.verdict.value for row in rows)
     )
 
 
-def _days(started: str, expires: str | None) -> int | None:
-    """How many days are left after the day of the run; None: it does not expire, or nobody can tell."""
+def _count_days(started: str, expires: str | None) -> int | None:
+    """Count the days left after the day of the run; None: it does not expire, or a date is not readable."""
     try:
         return None if expires is None else (date.fromisoformat(expires) - datetime.fromisoformat(started).date()).days
     except ValueError:

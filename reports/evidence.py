@@ -1,4 +1,4 @@
-"""Evidence of a check as tables: outputs beside what was expected, quantization parameters, and whatever else."""
+"""Evidence of a check as tables: outputs next to the expected ones, quantization parameters, and everything else."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from itertools import zip_longest
 
 OUTPUTS_SHOWN = 48
 VALUE_WIDTH = 160
-_OWN_PLACE = {"where", "expected", "found", "index", "qparams", "attribution", "float_ops", "worst"}
+_SHOWN_ELSEWHERE = {"where", "expected", "found", "index", "qparams", "attribution", "float_ops", "worst"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows under named columns; what a row lacks is an empty cell."""
+    """Rows under named columns; a missing value is an empty cell."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
-def table(rows: Sequence[Mapping[str, object]]) -> Table:
-    """Rows of unlike keys as one table: what a row is about first, then keys as they first occur."""
+def make_table(rows: Sequence[Mapping[str, object]]) -> Table:
+    """Make one table of rows with different keys: the subject of a row first, then keys as they first occur."""
     keys = dict.fromkeys(key for row in rows for key in row)
     columns = tuple(sorted(keys, key=lambda key: key not in ("node", "tensor", "subject")))
-    return Table(columns=columns, rows=tuple(tuple(spelled(row.get(c, "")) for c in columns) for row in rows))
+    return Table(columns=columns, rows=tuple(tuple(spell_value(row.get(c, "")) for c in columns) for row in rows))
 
 
-def spelled(value: object) -> str:
-    """A value for a table cell; a long one is cut and says how long it was."""
+def spell_value(value: object) -> str:
+    """Spell a value for a table cell; a long one is cut and says how long it was."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if len(text) <= VALUE_WIDTH:
         return text
@@ -37,33 +37,33 @@ def spelled(value: object) -> str:
 
 
 GRAPHS = ("float model", "reference model", "lowered model")
-"""A pattern's graphs, as one becomes the other."""
+"""Names of a pattern's graphs, in the order of the flow."""
 
 
-def in_order(graphs: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Graphs by name, as one becomes the other; unknown ones last."""
+def order_graphs(graphs: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Sort graphs in the order of the flow; unknown ones last."""
     return sorted(
         graphs.items(), key=lambda item: (GRAPHS.index(item[0]) if item[0] in GRAPHS else len(GRAPHS), item[0])
     )
 
 
-def outputs(evidence: Mapping[str, Sequence[object]]) -> Table:
-    """Expected beside found, with the difference where both are numbers."""
+def tabulate_outputs(evidence: Mapping[str, Sequence[object]]) -> Table:
+    """Make a table of expected and found outputs, with the difference where both are numbers."""
     columns = [evidence.get(key, ()) for key in ("index", "expected", "found")]
     rows = []
     for index, expected, found in zip_longest(*(column[:OUTPUTS_SHOWN] for column in columns), fillvalue=""):
         numbers = isinstance(expected, (int, float)) and isinstance(found, (int, float))
         difference = f"{float(found) - float(expected):+.6g}" if numbers else ""  # type: ignore[arg-type]
-        rows.append((spelled(index), spelled(expected), spelled(found), difference))
+        rows.append((spell_value(index), spell_value(expected), spell_value(found), difference))
     return Table(columns=("index", "expected", "found", "difference"), rows=tuple(rows))
 
 
-def qparams(found: Mapping[str, Mapping[str, object]]) -> Table:
-    """The quantization parameters of each tensor."""
-    return table([{"tensor": name, **values} for name, values in found.items()])
+def tabulate_qparams(parameters: Mapping[str, Mapping[str, object]]) -> Table:
+    """Make a table of the quantization parameters of each tensor."""
+    return make_table([{"tensor": name, **values} for name, values in parameters.items()])
 
 
-def details(evidence: Mapping[str, object]) -> dict[str, str]:
-    """The evidence that is long text, or of a kind this page does not know, by its name."""
-    rest = {key: value for key, value in evidence.items() if key not in _OWN_PLACE and value}
-    return {k: v if isinstance(v, str) else json.dumps(v, indent=1, ensure_ascii=False) for k, v in rest.items()}
+def select_details(evidence: Mapping[str, object]) -> dict[str, str]:
+    """Return the evidence that is long text, or of a kind unknown to this page, by name."""
+    others = {key: value for key, value in evidence.items() if key not in _SHOWN_ELSEWHERE and value}
+    return {k: v if isinstance(v, str) else json.dumps(v, indent=1, ensure_ascii=False) for k, v in others.items()}

@@ -1,7 +1,7 @@
 """The HTML report: one self-contained file, readable without JavaScript, failures first.
 
-All that the template shows is made here as data; the template only lays it out. Text that comes from a backend stays
-text, and has a largest length (`reports.page`).
+This module makes all data that the template shows; the template only lays it out. Text from a backend stays text, and
+has a largest length (`reports.page`).
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
-from reports.coverage import RuleRow, WaiverRow, rules, slowest, waivers
+from reports.coverage import RuleRow, WaiverRow, collect_rules, collect_waivers, find_slowest
 from reports.diff import Differences, compare_runs
-from reports.evidence import Table, table
+from reports.evidence import Table, make_table
 from reports.page import anchor, render_page
-from reports.plots import Plot, plots
+from reports.plots import Plot, make_plots
 from reports.results import Results, leading_check
 from reports.schema import Check, ClaimResult, Measurement, ModelResult
 from reports.verdicts import Verdict
 
 MOST_ROWS = 10_000
-"""How many claims are listed; of more, or of more than fit, those that are VERIFIED stand in the matrix alone."""
+"""Largest number of listed claims; beyond it, or if they do not fit, VERIFIED claims appear only in the matrix."""
 MOST_CHANGES = 500
 _ROOM, _ROW, _LEAST = 4_750_000, 345, 150_000
-"""In bytes: what a page may take, what a claim takes beside its ID, and what is for evidence in any case."""
+"""In bytes: largest size of a page, size of a claim without its ID, and least space for evidence."""
 _MOST_EVIDENCE = 1_800_000
 _OUTCOMES = ("error", "fail", "pass", "skip")  # the first that occurs at a stage is the stage's outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimView:
-    """A claim with everything that is shown about it; `column` is its dtype config's D number."""
+    """A claim with everything that is shown about it; `column` is the D number of its dtype config."""
 
     claim: ClaimResult
     checks: tuple[Check, ...]
@@ -40,40 +40,40 @@ class ClaimView:
 
     @property
     def label(self) -> str:
-        """What tells it from the other claims of its pair."""
+        """Scheme and flow: what distinguishes the claim from the others of its pair."""
         return self.claim.scheme if self.claim.flow == "ptq" else f"{self.claim.scheme} {self.claim.flow}"
 
     @property
     def lead(self) -> Check | None:
-        """The check that decides the verdict; None where all simply pass."""
+        """The check that decides the verdict; None if all simply pass."""
         return leading_check(self.checks)
 
     @property
     def message(self) -> str:
-        """What the leading check says, or the claim's own reason."""
+        """The message of the leading check, or the claim's own reason."""
         return (self.lead.message if self.lead else "") or self.claim.reason
 
     @property
-    def told(self) -> tuple[Check, ...]:
-        """The checks worth a paragraph: failed, or with evidence; the leading one first."""
+    def notable_checks(self) -> tuple[Check, ...]:
+        """The checks that get a paragraph: failed, or with evidence; the leading one first."""
         notable = [c for c in self.checks if c.failed or c.evidence or c is self.lead]
         return tuple(sorted(notable, key=lambda c: (c is not self.lead, c.verdict.rank)))
 
     @property
     def stages(self) -> str:
         """The stages that did not pass, by outcome; the outcome of a stage is that of the worst rule checked there."""
-        found: dict[str, list[str]] = {}
+        outcomes_by_stage: dict[str, list[str]] = {}
         for check in self.checks:
-            found.setdefault(check.stage, []).append(check.outcome)
-        worst = {stage: min(outcomes, key=_OUTCOMES.index) for stage, outcomes in found.items()}
+            outcomes_by_stage.setdefault(check.stage, []).append(check.outcome)
+        worst = {stage: min(outcomes, key=_OUTCOMES.index) for stage, outcomes in outcomes_by_stage.items()}
         by_outcome = {o: [stage for stage, outcome in worst.items() if outcome == o] for o in _OUTCOMES if o != "pass"}
-        told = [f"{outcome}: {', '.join(stages)}" for outcome, stages in by_outcome.items() if stages]
-        return "; ".join(told) or (f"all {len(found)} pass" if found else "no checks")
+        texts = [f"{outcome}: {', '.join(stages)}" for outcome, stages in by_outcome.items() if stages]
+        return "; ".join(texts) or (f"all {len(outcomes_by_stage)} pass" if outcomes_by_stage else "no checks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Claims with their evidence, laid out; `hidden` are those for whose evidence there was no room."""
+    """Claims with their evidence, laid out; `hidden` is the number of those whose evidence did not fit."""
 
     title: str
     name: str
@@ -82,13 +82,13 @@ class Section:
 
     @property
     def total(self) -> int:
-        """How many claims there are, shown or not."""
+        """Number of claims, shown or not."""
         return len(self.cards) + self.hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What the template gets beside the results."""
+    """Data of the template in addition to the results."""
 
     listed: tuple[ClaimView, ...]
     failures: Section
@@ -109,7 +109,7 @@ class Report:
 
 
 def render_html(results: Results, baseline: Results | None = None) -> str:
-    """Return the report of a run as one HTML file, with the differences to an earlier run if one is given.
+    """Return the report of a run as one HTML file, with the differences from an earlier run if one is given.
 
     It makes no request and is readable without JavaScript. A pure function of the two: same runs, same text.
     """
@@ -118,21 +118,26 @@ def render_html(results: Results, baseline: Results | None = None) -> str:
 
 
 def build_report(results: Results, baseline: Results | None = None) -> Report:
-    """The results, sorted into the parts of the page."""
-    columns = _columns(results)
+    """Sort the results into the parts of the page."""
+    columns = _number_configs(results)
     checks = results.checks_by_claim()
-    views = {claim.claim: _view(claim, checks[claim.claim], columns) for claim in results.claims}
+    views = {
+        claim.claim: ClaimView(
+            claim=claim, checks=checks[claim.claim], anchor=anchor(claim.claim), column=columns[claim.dtype_config]
+        )
+        for claim in results.claims
+    }
     worst_first = sorted(views.values(), key=lambda view: view.claim.verdict.rank)
     size = sum(_ROW + len(name) for name in views)
     folds = len(views) > MOST_ROWS or size > _ROOM
     budget = EvidenceBudget(room=max(_LEAST, min(_MOST_EVIDENCE, _ROOM - size)))
-    failures = budget.section("Failures", "failures", [views[claim.claim] for claim in results.failures()])
-    waived = budget.section("Waived", "waived", [view for view in worst_first if view.claim.waived])
-    quality = budget.section(
+    failures = budget.lay_out("Failures", "failures", [views[claim.claim] for claim in results.failures()])
+    waived = budget.lay_out("Waived", "waived", [view for view in worst_first if view.claim.waived])
+    quality = budget.lay_out(
         "Quality: within 1 LSB, but not correctly rounded", "quality",
         [view for view in worst_first if view.claim.verdict is Verdict.QUALITY and not view.claim.waived],
     )  # fmt: skip
-    topics = _by_topic(results.measurements)
+    topics = _group_by_topic(results.measurements)
     return Report(
         listed=tuple(v for v in views.values() if not folds or v.claim.verdict is not Verdict.VERIFIED),
         failures=failures,
@@ -142,28 +147,28 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
             reason: tuple(views[claim.claim] for claim in claims) for reason, claims in results.unexercised().items()
         },
         columns={number: config for config, number in columns.items()},
-        matrix=_matrix(views.values()),
+        matrix=_make_matrix(views.values()),
         models=tuple(sorted(results.models, key=lambda model: (model.passes, model.verdict.rank, model.model))),
         accuracy={row.subject: row.values for row in results.measurements if row.topic == "accuracy"},
-        measurements={topic: table(rows) for topic, rows in topics.items()},
-        plots=plots(results),
-        rules=rules(results),
-        waivers=waivers(results),
-        slowest=slowest(results),
-        detection=table([{"faults of": name, **row} for name, row in results.header.detection.items()]),
+        measurements={topic: make_table(rows) for topic, rows in topics.items()},
+        plots=make_plots(results),
+        rules=collect_rules(results),
+        waivers=collect_waivers(results),
+        slowest=find_slowest(results),
+        detection=make_table([{"faults of": name, **row} for name, row in results.header.detection.items()]),
         baseline=None if baseline is None else compare_runs(baseline, results),
     )
 
 
 @dataclass(slots=True, kw_only=True)
 class EvidenceBudget:
-    """Lays claims out with their evidence, as long as there is room; `shown` are those laid out."""
+    """Lays out claims with their evidence, as long as they fit; `shown` are the IDs of those laid out."""
 
     room: int
     shown: set[str] = field(default_factory=set)
 
-    def section(self, title: str, name: str, views: Sequence[ClaimView]) -> Section:
-        """Lay out as many of the views, in their order, as there is room for."""
+    def lay_out(self, title: str, name: str, views: Sequence[ClaimView]) -> Section:
+        """Lay out as many of the views, in their order, as fit."""
         cards: list[Markup] = []
         for view in views:
             text = render_page("claim.html.j2", view=view)
@@ -175,18 +180,14 @@ class EvidenceBudget:
         return Section(title=title, name=name, cards=tuple(cards), hidden=len(views) - len(cards))
 
 
-def _columns(results: Results) -> dict[str, str]:
-    """Dtype config → its number D1, D2, …"""
+def _number_configs(results: Results) -> dict[str, str]:
+    """Number the dtype configs D1, D2, …"""
     configs = dict.fromkeys(claim.dtype_config for claim in results.claims)
     return {config: f"D{number}" for number, config in enumerate(configs, start=1)}
 
 
-def _view(claim: ClaimResult, checks: tuple[Check, ...], columns: Mapping[str, str]) -> ClaimView:
-    return ClaimView(claim=claim, checks=checks, anchor=anchor(claim.claim), column=columns[claim.dtype_config])
-
-
-def _matrix(views: Iterable[ClaimView]) -> dict[str, dict[str, tuple[ClaimView, ...]]]:
-    """Pattern → column number → the claims of that pair."""
+def _make_matrix(views: Iterable[ClaimView]) -> dict[str, dict[str, tuple[ClaimView, ...]]]:
+    """Arrange the claims by pattern and column number."""
     matrix: dict[str, dict[str, tuple[ClaimView, ...]]] = {}
     for view in views:
         row = matrix.setdefault(view.claim.pattern, {})
@@ -194,7 +195,7 @@ def _matrix(views: Iterable[ClaimView]) -> dict[str, dict[str, tuple[ClaimView, 
     return matrix
 
 
-def _by_topic(measurements: Iterable[Measurement]) -> dict[str, tuple[Mapping[str, object], ...]]:
+def _group_by_topic(measurements: Iterable[Measurement]) -> dict[str, tuple[Mapping[str, object], ...]]:
     """Return the rows of each topic, one for each subject; a model's accuracy is shown with the model."""
     topics: dict[str, tuple[Mapping[str, object], ...]] = {}
     for row in measurements:

@@ -1,6 +1,6 @@
-"""The report as Markdown, for the summary of a CI job: verdict, totals, the worst claims. At most 1 MiB by what it has.
+"""The report as Markdown, for the summary of a CI job: verdict, totals, the worst claims; at most 1 MiB.
 
-Every text is escaped character by character: none of it is markup, a link, a cell's end or HTML.
+Every text is escaped character by character, so that nothing in it is markup, a link, a cell's end or HTML.
 """
 
 from __future__ import annotations
@@ -12,38 +12,36 @@ from collections.abc import Iterable, Iterator, Sequence
 from reports.diff import compare_runs
 from reports.results import Results, leading_check
 from reports.terminal import verdict_line
-from reports.text import commit, counted, duration, lsb, one_line
+from reports.text import join_lines, pluralize, shorten_commit, spell_duration, spell_lsb
 from reports.verdicts import VERDICTS
 
 WORST = 20
 LONGEST = 300
-"""Characters of a text, before it is escaped."""
+"""Largest number of characters of a text, before it is escaped."""
 VARIABLE = "GITHUB_STEP_SUMMARY"
 _ESCAPED = str.maketrans({c: f"&#{ord(c)};" for c in string.punctuation if c not in ".,-+/ ="})
 
 
 def markdown(results: Results, baseline: Results | None = None) -> str:
-    """Return the report of a run as Markdown, at most 1 MiB.
-
-    `baseline`: an earlier run; the worst differences to it are shown.
-    """
+    """Return the report of a run as Markdown, at most 1 MiB; `baseline`: an earlier run, whose differences it shows."""
     header = results.header
     blocks: list[str] = [
-        f"## {results.outcome}: {_text(header.backend)} against {_text(header.config_name)}",
-        f"**{_text(verdict_line(results))}**",
+        f"## {results.outcome}: {_escape(header.backend)} against {_escape(header.config_name)}",
+        f"**{_escape(verdict_line(results))}**",
     ]
     if header.shard:
-        blocks.append(f"This is shard {_text(str(header.shard))}: it shows nothing about the others.")
-    blocks.append("\n".join(f"- {_text(problem)}" for problem in _first(results.problems)))
-    blocks += [_totals(results), _failures(results), _models(results), _unexercised(results), _waived(results)]
+        blocks.append(f"This is shard {_escape(str(header.shard))}: it shows nothing about the others.")
+    blocks.append("\n".join(f"- {_escape(problem)}" for problem in _limit(results.problems)))
+    parts = (_render_totals, _render_failures, _render_models, _render_unexercised, _render_waived)
+    blocks += [render(results) for render in parts]
     if baseline is not None:
-        blocks.append(_differences(results, baseline))
-    blocks.append(_facts(results))
+        blocks.append(_render_differences(results, baseline))
+    blocks.append(_render_environment(results))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def write_job_summary(results: Results, baseline: Results | None = None) -> str:
-    """Append the Markdown to the file that $GITHUB_STEP_SUMMARY names, if it does; say what was done, in a line."""
+    """Append the Markdown to the file that $GITHUB_STEP_SUMMARY names, if it is set; return a line about it."""
     path = os.environ.get(VARIABLE)
     if not path:
         return ""
@@ -55,14 +53,14 @@ def write_job_summary(results: Results, baseline: Results | None = None) -> str:
     return f"job summary: {path}\n"
 
 
-def _totals(results: Results) -> str:
+def _render_totals(results: Results) -> str:
     waived = {verdict: sum(c.waived and c.verdict is verdict for c in results.claims) for verdict in VERDICTS}
     rows = [(verdict.value, str(count), str(waived[verdict])) for verdict, count in results.counts.items()]
     rows.append(("total", str(len(results.claims)), str(results.waived)))
-    return _table(("verdict", "claims", "of these waived"), rows)
+    return _to_table(("verdict", "claims", "of these waived"), rows)
 
 
-def _failures(results: Results) -> str:
+def _render_failures(results: Results) -> str:
     failures = results.failures()
     if not failures:
         return ""
@@ -71,63 +69,63 @@ def _failures(results: Results) -> str:
     for claim in failures[:WORST]:
         lead = leading_check(checks[claim.claim])
         message = (lead.message if lead else "") or claim.reason
-        rows.append((claim.verdict.value, lead.rule if lead else "", lsb(claim.max_lsb), claim.claim, message))
-    title = f"### {counted(len(failures), 'failing claim')}, worst first"
+        rows.append((claim.verdict.value, lead.rule if lead else "", spell_lsb(claim.max_lsb), claim.claim, message))
+    title = f"### {pluralize(len(failures), 'failing claim')}, worst first"
     more = f"\n\n{len(failures) - WORST} more are in the report." if len(failures) > WORST else ""
-    return f"{title}\n\n{_table(('verdict', 'rule', 'LSB', 'claim', 'what is wrong'), rows)}{more}"
+    return f"{title}\n\n{_to_table(('verdict', 'rule', 'LSB', 'claim', 'what is wrong'), rows)}{more}"
 
 
-def _models(results: Results) -> str:
-    red = sorted((model for model in results.models if not model.passes), key=lambda m: (m.verdict.rank, m.model))
-    rows = [(model.verdict.value, model.model, model.reason) for model in red[:WORST]]
-    return f"### Models that do not pass\n\n{_table(('verdict', 'model', 'what is wrong'), rows)}" if rows else ""
+def _render_models(results: Results) -> str:
+    failing = sorted((model for model in results.models if not model.passes), key=lambda m: (m.verdict.rank, m.model))
+    rows = [(model.verdict.value, model.model, model.reason) for model in failing[:WORST]]
+    return f"### Models that do not pass\n\n{_to_table(('verdict', 'model', 'what is wrong'), rows)}" if rows else ""
 
 
-def _unexercised(results: Results) -> str:
+def _render_unexercised(results: Results) -> str:
     rows = [(str(len(claims)), reason) for reason, claims in results.unexercised().items()][:WORST]
-    return f"### Unexercised\n\n{_table(('claims', 'reason'), rows)}" if rows else ""
+    return f"### Unexercised\n\n{_to_table(('claims', 'reason'), rows)}" if rows else ""
 
 
-def _waived(results: Results) -> str:
+def _render_waived(results: Results) -> str:
     count = sum(row.waived for row in results.judged)
-    return f"{counted(count, 'verdict')} {'is' if count == 1 else 'are'} waived." if count else ""
+    return f"{pluralize(count, 'verdict')} {'is' if count == 1 else 'are'} waived." if count else ""
 
 
-def _differences(results: Results, baseline: Results) -> str:
-    found = compare_runs(baseline, results)
-    counts = ", ".join(f"{count} {change}" for change, count in found.counts.items())
-    rows = [(row.change.value, *row.states, row.name, row.why) for row in found.told[:WORST]]
-    table = _table(("change", "was", "is", "claim or model", "what differs"), rows) if rows else ""
-    return "\n\n".join(filter(None, (f"### Differences to the baseline\n\n{counts}", table)))
+def _render_differences(results: Results, baseline: Results) -> str:
+    differences = compare_runs(baseline, results)
+    counts = ", ".join(f"{count} {change}" for change, count in differences.counts.items())
+    rows = [(row.change.value, *row.states, row.name, row.why) for row in differences.changed_rows[:WORST]]
+    table = _to_table(("change", "was", "is", "claim or model", "what differs"), rows) if rows else ""
+    return "\n\n".join(filter(None, (f"### Differences from the baseline\n\n{counts}", table)))
 
 
-def _facts(results: Results) -> str:
+def _render_environment(results: Results) -> str:
     header, footer = results.header, results.footer
     rows = [
-        ("suite", f"{header.suite_version} {commit(header.suite_commit)}"),
-        ("backend", ", ".join([header.backend, *(f"{name} {said}" for name, said in sorted(header.versions.items()))])),
+        ("suite", f"{header.suite_version} {shorten_commit(header.suite_commit)}"),
+        ("backend", ", ".join([header.backend, *map(" ".join, sorted(header.versions.items()))])),
         ("torch, Python", f"{header.torch}, {header.python}"),
         ("CPU", f"{header.cpu} {header.isa}"),
         ("profile, seed", f"{header.profile}, {header.seed}"),
         ("config", f"{header.config_name} sha256 {header.config_sha256[:12]}"),
-        ("duration", duration(footer.seconds) if footer else "-"),
+        ("duration", spell_duration(footer.seconds) if footer else "-"),
     ]
-    return _table(("run", ""), rows)
+    return _to_table(("run", ""), rows)
 
 
-def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _to_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(headers)} |", f"|{' --- |' * len(headers)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(map(_text, row))} |" for row in rows)])
+    return "\n".join([*lines, *(f"| {' | '.join(map(_escape, row))} |" for row in rows)])
 
 
-def _first(texts: Sequence[str]) -> Iterator[str]:
+def _limit(texts: Sequence[str]) -> Iterator[str]:
     yield from texts[:WORST]
     if len(texts) > WORST:
         yield f"… and {len(texts) - WORST} more"
 
 
-def _text(text: str) -> str:
-    """A text in one line that says what it says, and does nothing."""
-    line = one_line(text[: 4 * LONGEST])
-    told = line if len(line) <= LONGEST else f"{line[:LONGEST]}… ({len(text)} characters)"
-    return told.translate(_ESCAPED)
+def _escape(text: str) -> str:
+    """Return a text in one line, cut, with everything escaped that Markdown or HTML could interpret."""
+    line = join_lines(text[: 4 * LONGEST])
+    shown = line if len(line) <= LONGEST else f"{line[:LONGEST]}… ({len(text)} characters)"
+    return shown.translate(_ESCAPED)

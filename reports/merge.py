@@ -13,33 +13,33 @@ from reports.verdicts import Outcome
 from reports.writer import ResultsWriter
 
 _OWN = frozenset({"shard", "claims", "started", "platform", "cpu", "cpu_flags"})
-"""What shards of one run may differ in; everything else of their headers is equal."""
+"""Header fields in which shards of one run may differ; all others are equal."""
 
 
 def merge(paths: Sequence[Path], target: Path) -> Results:
-    """Write one results file of all shards of a run; return what is read back of it.
+    """Write one results file of all shards of a run, in any order; return the results read back from it.
 
-    The order of `paths` does not matter. Raises ResultsError for a shard that is missing, doubled, incomplete, at odds
-    with itself, or of another run, and where `target` is one of them or cannot be written.
+    Raises ResultsError for a shard that is missing, duplicated, incomplete, inconsistent, or of another run, and if
+    `target` is one of the shards or cannot be written.
     """
     if target.resolve() in {path.resolve() for path in paths}:
         raise ResultsError(f"{target}: the merged file would replace a shard; choose another with -o")
-    shards = _in_order([(path, read_results(path)) for path in paths])
+    shards = _order_shards([(path, read_results(path)) for path in paths])
     for path, results in shards:
-        _check(path, results, shards[0])
+        _check_shard(path, results, shards[0])
     runs = [results for _, results in shards]
     try:
         with ResultsWriter(target) as writer:
-            for row in _rows(runs):
+            for row in _merge_rows(runs):
                 writer.write(row)
-            _close(writer, runs)
+            _write_footer(writer, runs)
     except OSError as error:
         raise ResultsError(f"{target}: cannot be written: {error.strerror}") from error
     return read_results(target)
 
 
-def _in_order(files: Sequence[tuple[Path, Results]]) -> list[tuple[Path, Results]]:
-    """The shards by their places. Raises ResultsError if one is missing or there twice."""
+def _order_shards(files: Sequence[tuple[Path, Results]]) -> list[tuple[Path, Results]]:
+    """Sort the shards by their places. Raises ResultsError if one is missing or duplicated."""
     places: dict[int, tuple[Path, Results]] = {}
     totals: dict[int, Path] = {}
     for path, results in files:
@@ -52,15 +52,15 @@ def _in_order(files: Sequence[tuple[Path, Results]]) -> list[tuple[Path, Results
         places[place] = path, results
         totals[total] = path
     if len(totals) > 1:
-        told = " and ".join(f"of {total} ({path})" for total, path in totals.items())
-        raise ResultsError(f"the shards are of runs in different numbers of parts: {told}")
+        totals_text = " and ".join(f"of {total} ({path})" for total, path in totals.items())
+        raise ResultsError(f"the shards are of runs in different numbers of parts: {totals_text}")
     total = next(iter(totals))
     if missing := [place for place in range(1, total + 1) if place not in places]:
         raise ResultsError(f"shard {', '.join(f'{place}/{total}' for place in missing)} is missing")
     return [places[place] for place in sorted(places)]
 
 
-def _check(path: Path, results: Results, first: tuple[Path, Results]) -> None:
+def _check_shard(path: Path, results: Results, first: tuple[Path, Results]) -> None:
     """Raise ResultsError for a shard that cannot be merged with the first one."""
     if results.footer is None or results.outcome is Outcome.INCOMPLETE:
         raise ResultsError(f"{path}: shard {results.header.shard} is incomplete; run it again")
@@ -72,8 +72,8 @@ def _check(path: Path, results: Results, first: tuple[Path, Results]) -> None:
             raise ResultsError(f"{path}: {key} is {ours.get(key)!r}; {first[0]} has {theirs.get(key)!r}: another run")
 
 
-def _rows(runs: Sequence[Results]) -> Iterator[Row]:
-    yield _header(runs)
+def _merge_rows(runs: Sequence[Results]) -> Iterator[Row]:
+    yield _merge_headers(runs)
     for run in runs:
         checks = run.checks_by_claim()
         for claim in run.claims:
@@ -83,8 +83,8 @@ def _rows(runs: Sequence[Results]) -> Iterator[Row]:
         yield from run.measurements
 
 
-def _header(runs: Sequence[Results]) -> Header:
-    """The first header, for all claims; where machines differ, what is true of all of them."""
+def _merge_headers(runs: Sequence[Results]) -> Header:
+    """Return the first header for all claims; where machines differ, with what is true of all of them."""
     headers = [run.header for run in runs]
     flags = set(headers[0].cpu_flags).intersection(*(header.cpu_flags for header in headers))
     return replace(
@@ -98,7 +98,7 @@ def _header(runs: Sequence[Results]) -> Header:
     )
 
 
-def _close(writer: ResultsWriter, runs: Sequence[Results]) -> None:
+def _write_footer(writer: ResultsWriter, runs: Sequence[Results]) -> None:
     footers = [run.footer for run in runs if run.footer is not None]
     notes = [note for footer in footers for note in footer.notes]
     peaks = [footer.peak_mib for footer in footers if footer.peak_mib is not None]

@@ -1,7 +1,7 @@
-"""Pages: templates, and what holds for every page made of them.
+"""Pages from templates, and what holds for every page.
 
-A page forbids itself any request and any script but its own. Each text in it is escaped, has a largest length, and has
-no character that steers how it is shown: a finalizer sees to it for every expression of every template.
+A page forbids itself any request and any script except its own. A finalizer handles every expression of every
+template: each text is escaped, has a largest length, and has no character that steers how it is shown.
 """
 
 from __future__ import annotations
@@ -14,69 +14,65 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from reports.coverage import rule_texts
-from reports.evidence import details, in_order, outputs, qparams, spelled, table
-from reports.text import commit, cut, duration, lsb, tame
+from reports.coverage import read_rule_texts
+from reports.evidence import make_table, order_graphs, select_details, spell_value, tabulate_outputs, tabulate_qparams
+from reports.text import cut, shorten_commit, spell_duration, spell_lsb, tame
 
 LONGEST = 4000
-"""Characters of a text; a script, which is to be run, may be LONGEST_SCRIPT long."""
+"""Largest number of characters of a text; a script, which is to be run, may have LONGEST_SCRIPT."""
 LONGEST_SCRIPT = 40_000
 ID_WIDTH = 400
 
 
 def render_page(template: str, **values: object) -> str:
-    """A template with these values; the same values give the same page."""
-    return _environment().get_template(template).render(values)
+    """Render a template with these values; the same values give the same page."""
+    return _make_environment().get_template(template).render(values)
 
 
 def anchor(claim_id: str) -> str:
-    """The fragment under which a claim or model is found in every report."""
+    """Return the URL fragment of a claim or model, the same in every report."""
     return "c-" + hashlib.sha256(claim_id.encode(errors="surrogatepass")).hexdigest()[:12]
 
 
 @functools.cache
-def _environment() -> Environment:
+def _make_environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("reports"), autoescape=True, undefined=StrictUndefined, finalize=_tamed,
+        loader=PackageLoader("reports"), autoescape=True, undefined=StrictUndefined, finalize=_tame_value,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {
-        "lsb": lsb,
-        "duration": duration,
-        "value": spelled,
+        "lsb": spell_lsb,
+        "duration": spell_duration,
+        "value": spell_value,
         "anchor": anchor,
         "cut": cut,
-        "commit": commit,
+        "commit": shorten_commit,
     }
-    environment.filters |= {"id": _id, "script": _script}
+    environment.filters |= {"id": functools.partial(cut, width=ID_WIDTH), "script": _escape_script}
     environment.filters |= {
-        "outputs": outputs,
-        "qparams": qparams,
-        "details": details,
-        "table": table,
-        "in_order": in_order,
+        "outputs": tabulate_outputs,
+        "qparams": tabulate_qparams,
+        "details": select_details,
+        "table": make_table,
+        "in_order": order_graphs,
     }
     style, script = (environment.get_template(f"page.{kind}.j2").render() for kind in ("css", "js"))
     environment.globals |= {
-        "page_style": Markup(style), "page_script": Markup(script), "rule_texts": rule_texts(),
-        "policy": f"default-src 'none'; img-src data:; style-src {_csp_hash(style)}; script-src {_csp_hash(script)}",
+        "page_style": Markup(style), "page_script": Markup(script), "rule_texts": read_rule_texts(),
+        "policy": f"default-src 'none'; img-src data:; style-src {_hash_csp(style)}; script-src {_hash_csp(script)}",
     }  # fmt: skip
     return environment
 
 
-def _tamed(value: Any) -> Any:
-    """What an expression of a template gives to the page."""
+def _tame_value(value: Any) -> Any:
+    """Return the value of a template's expression as the page shows it."""
     return cut(tame(value), LONGEST) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _id(name: str) -> str:
-    return cut(name, ID_WIDTH)
-
-
-def _script(text: str) -> Markup:
-    """A script whole, as far as a page can have it."""
+def _escape_script(text: str) -> Markup:
+    """Return a script, cut only at LONGEST_SCRIPT."""
     return Markup(escape(cut(tame(text), LONGEST_SCRIPT)))
 
 
-def _csp_hash(text: str) -> str:
+def _hash_csp(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""Plots as data: what the page draws as inline SVG, with a title, a description, and a table of the same numbers."""
+"""Plots as data: the page draws them as inline SVG with a title, a description, and a table of the same numbers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from dataclasses import dataclass
 
 from reports.results import Results
 from reports.schema import BINS, Check, Number
-from reports.text import counted
+from reports.text import pluralize
 
 WIDTH, HEIGHT = 640, 240
 LEFT, RIGHT, TOP, BOTTOM = 56, 20, 12, 46
 """Size of a drawing and of the margins around its axes, in SVG's units."""
 DECIBELS = 5
 """Width of a bin of signal-to-noise ratios, in dB."""
+MOST_ROWS = 100
+"""Largest number of rows in the data table of a plot of claims."""
+Bin = tuple[str, str, int]
+"""Text of the tick under a bin, name of the bin, and number of elements in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A bar (`height` from `y` down) or a point (`height` 0) in SVG's units; `label` says what it stands for."""
+    """A bar (`height` from `y` down) or a point (`height` 0) in SVG's units; `label` describes it."""
 
     x: float
     y: float
@@ -54,15 +58,15 @@ class Plot:
     rows: tuple[tuple[str, ...], ...]
 
 
-def plots(results: Results) -> tuple[Plot, ...]:
-    """The plots that a run has data for."""
+def make_plots(results: Results) -> tuple[Plot, ...]:
+    """Make the plots for which a run has data."""
     checks = [check for check in results.checks if check.statistics]
-    made = (_distances(checks), _ratios(checks), _errors(checks))
-    return tuple(plot for plot in made if plot is not None)
+    candidates = (_plot_distances(checks), _plot_ratios(checks), _plot_errors(checks))
+    return tuple(plot for plot in candidates if plot is not None)
 
 
-def _distances(checks: Iterable[Check]) -> Plot | None:
-    """How far output elements are from the exact result. (NUM-03)"""
+def _plot_distances(checks: Iterable[Check]) -> Plot | None:
+    """Plot the distances of output elements from the exact result. (NUM-03)"""
     counts = [0] * (len(BINS) + 1)
     for check in checks:
         distances = check.statistics.distances if check.statistics else []
@@ -73,41 +77,42 @@ def _distances(checks: Iterable[Check]) -> Plot | None:
         return None
     ends = [f"≤ {end:g}" for end in BINS] + [f"> {BINS[-1]:g}"]
     beyond = total - sum(counts[: BINS.index(0.5) + 1])
-    return _bars(
-        "distances", "Distance of outputs from the exact result", list(zip(ends, counts, strict=True)),
+    return _plot_bars(
+        "distances", "Distance of outputs from the exact result", list(zip(ends, ends, counts, strict=True)),
         f"{total} output elements of all static claims by |q − v| in steps of the output (LSB); {beyond} are beyond "
-        "0.5, which correct rounding does not exceed but by the derived slack. The scale of the counts is logarithmic.",
+        "0.5, the limit of correct rounding without the derived slack. The scale of the counts is logarithmic.",
         "LSB, upper end of the bin", "output elements",
     )  # fmt: skip
 
 
-def _ratios(checks: Iterable[Check]) -> Plot | None:
-    """How strong the exact results are beside the error of the outputs, claim by claim."""
-    found = [check.statistics.sqnr_db for check in checks if check.statistics and check.statistics.sqnr_db is not None]
-    numbers = [value for value in found if not isinstance(value, str)]
-    if not found:
+def _plot_ratios(checks: Iterable[Check]) -> Plot | None:
+    """Plot the signal-to-noise ratio of the outputs, claim by claim."""
+    ratios = [check.statistics.sqnr_db for check in checks if check.statistics and check.statistics.sqnr_db is not None]
+    numbers = [value for value in ratios if not isinstance(value, str)]
+    if not ratios:
         return None
     bins = Counter(math.floor(value / DECIBELS) * DECIBELS for value in numbers)
     lowest, highest = min(bins, default=0), max(bins, default=0)
-    rows = [(f"{start} to {start + DECIBELS}", bins[start]) for start in range(lowest, highest + 1, DECIBELS)]
-    rows = rows if len(rows) <= 40 else [(f"{start} to {start + DECIBELS}", bins[start]) for start in sorted(bins)]
-    rows += [("no error", sum(value == "inf" for value in found))]
-    return _bars(
+    starts: Sequence[int] = range(lowest, highest + 1, DECIBELS)
+    starts = starts if len(starts) <= 40 else sorted(bins)
+    rows = [(str(start), f"{start} to {start + DECIBELS}", bins[start]) for start in starts]
+    rows += [("no error", "no error", sum(value == "inf" for value in ratios))]
+    return _plot_bars(
         "sqnr", "Signal-to-quantization-noise ratio, claim by claim", rows,
-        f"{counted(len(found), 'claim')} by the ratio of the exact results' power to that of the error, over all "
+        f"{pluralize(len(ratios), 'claim')} by the ratio of the exact results' power to that of the error, over all "
         "comparisons of a claim, in dB. 8 bits over the whole range give some 50 dB. The scale of the counts is "
         "logarithmic.",
         "dB", "claims",
     )  # fmt: skip
 
 
-def _errors(checks: Iterable[Check]) -> Plot | None:
-    """Whether errors grow with the range of the results."""
+def _plot_errors(checks: Iterable[Check]) -> Plot | None:
+    """Plot the largest errors against the range of the results."""
     points = [
         (span, size, check)
         for check in checks
-        if check.statistics and (span := _plain(check.statistics.span_lsb)) is not None
-        if (size := _plain(check.max_lsb)) is not None
+        if check.statistics and (span := _get_finite(check.statistics.span_lsb)) is not None
+        if (size := _get_finite(check.max_lsb)) is not None
     ]
     if not points:
         return None
@@ -116,11 +121,11 @@ def _errors(checks: Iterable[Check]) -> Plot | None:
     inner = WIDTH - LEFT - RIGHT
     places: dict[tuple[int, int, str], list[str]] = {}
     for span, size, check in points:
-        at = round(LEFT + inner * span / widest), round(_height(_log(size, largest))), check.verdict.value
-        places.setdefault(at, []).append(f"{size:.6g} LSB over {span:.6g} steps")
+        place = round(LEFT + inner * span / widest), round(_find_y(_scale_log(size, largest))), check.verdict.value
+        places.setdefault(place, []).append(f"{size:.6g} LSB over {span:.6g} steps")
     marks = (
-        Mark(x=x, y=y, width=0, height=0, kind=kind, label=f"{counted(len(told), 'claim')} {kind}: {told[0]}")
-        for (x, y, kind), told in places.items()
+        Mark(x=x, y=y, width=0, height=0, kind=kind, label=f"{pluralize(len(labels), 'claim')} {kind}: {labels[0]}")
+        for (x, y, kind), labels in places.items()
     )
     rows = [(check.claim, check.verdict.value, f"{span:.6g}", f"{size:.6g}") for span, size, check in points]
     rows.sort(key=lambda row: -float(row[3]))
@@ -128,30 +133,26 @@ def _errors(checks: Iterable[Check]) -> Plot | None:
     return Plot(
         name="errors",
         title="Largest error against the range of the results",
-        description=f"{counted(len(points), 'claim')}, each at the largest distance from the exact result and in how "
-        "many steps of the output the exact result lies there. Right kernels stay at 0.5 wherever they are, but for "
-        f"the derived slack: of a bias held in int32, of a function that jumps.{more}",
+        description=f"{pluralize(len(points), 'claim')}, each with its largest distance from the exact result and the "
+        "range of that exact result in steps of the output. Correct kernels stay within 0.5 at any range, plus "
+        f"the derived slack (of a bias held in int32, or of a function that jumps).{more}",
         across="steps between the lowest and the highest exact result",
         upward="largest distance, LSB",
         marks=tuple(marks),
         across_ticks=tuple(Tick(at=LEFT + inner * part / 4, text=f"{widest * part / 4:.4g}") for part in range(5)),
-        upward_ticks=tuple(_log_ticks(largest, (0.0, 0.5, 2.0, 8.0, 32.0, 128.0, 1024.0, 1e6))),
+        upward_ticks=tuple(_make_log_ticks(largest, (0.0, 0.5, 2.0, 8.0, 32.0, 128.0, 1024.0, 1e6))),
         columns=("claim", "verdict", "steps", "LSB"),
         rows=tuple(rows[:MOST_ROWS]),
     )
 
 
-MOST_ROWS = 100
-"""How many rows the data table of a plot of claims has."""
-
-
-def _bars(name: str, title: str, data: Sequence[tuple[str, int]], description: str, across: str, upward: str) -> Plot:
-    """A histogram with counts on a logarithmic scale."""
+def _plot_bars(name: str, title: str, data: Sequence[Bin], description: str, across: str, upward: str) -> Plot:
+    """Make a histogram with counts on a logarithmic scale."""
     room = (WIDTH - LEFT - RIGHT) / len(data)
-    most = max(max(count for _, count in data), 1)
+    most = max(max(count for _, _, count in data), 1)
     marks = []
-    for place, (label, count) in enumerate(data):
-        top = _height(_log(count, most))
+    for place, (_, label, count) in enumerate(data):
+        top = _find_y(_scale_log(count, most))
         marks.append(
             Mark(x=LEFT + room * place + 1, y=top, width=max(room - 2, 1), height=HEIGHT - BOTTOM - top,
                  label=f"{label}: {count}")
@@ -165,30 +166,30 @@ def _bars(name: str, title: str, data: Sequence[tuple[str, int]], description: s
         upward=upward,
         marks=tuple(marks),
         across_ticks=tuple(
-            Tick(at=LEFT + room * (place + 0.5), text=label.partition(" to ")[0])
-            for place, (label, _) in enumerate(data) if place % step == 0
+            Tick(at=LEFT + room * (place + 0.5), text=tick)
+            for place, (tick, _, _) in enumerate(data) if place % step == 0
         ),
-        upward_ticks=tuple(_log_ticks(most, [0.0, *(10.0**power for power in range(12))])),
+        upward_ticks=tuple(_make_log_ticks(most, [0.0, *(10.0**power for power in range(12))])),
         columns=(across, upward),
-        rows=tuple((label, str(count)) for label, count in data),
+        rows=tuple((label, str(count)) for _, label, count in data),
     )  # fmt: skip
 
 
-def _log(value: float, most: float) -> float:
-    """Where a value is between 0 and `most`, as a part of 1, on a scale that has a place for 0."""
+def _scale_log(value: float, most: float) -> float:
+    """Return the place of a value between 0 and `most`, as a part of 1, on a logarithmic scale that includes 0."""
     return math.log1p(max(value, 0.0)) / math.log1p(most)
 
 
-def _height(part: float) -> float:
+def _find_y(part: float) -> float:
     return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * part
 
 
-def _log_ticks(most: float, values: Iterable[float]) -> Iterator[Tick]:
+def _make_log_ticks(most: float, values: Iterable[float]) -> Iterator[Tick]:
     for value in values:
         if value <= most:
-            yield Tick(at=_height(_log(value, most)), text=f"{value:g}")
+            yield Tick(at=_find_y(_scale_log(value, most)), text=f"{value:g}")
 
 
-def _plain(value: Number | None) -> float | None:
-    """A finite number, or None."""
+def _get_finite(value: Number | None) -> float | None:
+    """Return a finite number, or None."""
     return None if value is None or isinstance(value, str) else float(value)

@@ -1,7 +1,7 @@
 """The results file `results.jsonl`, read whole and audited (`reports.writer` writes it).
 
-A file without a footer is an incomplete run; one whose totals or digest disagree with it is never green.
-Contract: docs/architecture.md, "Results and reports"; the rows are in `reports.schema`.
+A file without a footer is an incomplete run; one whose totals or digest disagree with it never passes.
+Contract: docs/reports.md, "Results file"; the rows are in `reports.schema`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TypeVar, cast
 
 from reports.codec import PlainRow, SchemaError, decode, encode, loads
 from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
-from reports.upgrade import OLD, upgraded
+from reports.upgrade import OLD, upgrade
 from reports.verdicts import VERDICTS, Outcome, Verdict
 
 Pair = tuple[str, str]
@@ -35,22 +35,22 @@ class ResultsError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Everything that a results file says, and what was found in auditing it."""
+    """Content of a results file, and the problems found by auditing it."""
 
     header: Header
-    """What was run."""
+    """The header: backend, environment and settings of the run."""
     checks: tuple[Check, ...]
-    """By claim; those of one claim in the order of its stages."""
+    """All checks by claim; those of one claim in the order of its stages."""
     claims: tuple[ClaimResult, ...]
-    """By ID."""
+    """All claims by ID."""
     models: tuple[ModelResult, ...]
-    """By ID."""
+    """All models by ID."""
     measurements: tuple[Measurement, ...]
-    """By topic and subject."""
+    """All measurements by topic and subject."""
     footer: Footer | None
     """The totals; None: the run did not come to its end."""
     problems: tuple[str, ...] = ()
-    """The run's own, and places where the file disagrees with itself."""
+    """Problems that the run reported, and contradictions in the file."""
 
     @property
     def outcome(self) -> Outcome:
@@ -62,50 +62,50 @@ class Results:
 
     @property
     def judged(self) -> tuple[Judged, ...]:
-        """All that has a verdict."""
+        """All rows that have a verdict: claims and models."""
         return (*self.claims, *self.models)
 
     @property
     def counts(self) -> dict[Verdict, int]:
-        """How many claims have each verdict that occurs (waived ones included), worst first."""
+        """Number of claims with each verdict that occurs (waived ones included), worst first."""
         return counts_of(claim.verdict for claim in self.claims)
 
     @property
     def model_counts(self) -> dict[Verdict, int]:
-        """How many models have each verdict that occurs (waived ones included), worst first."""
+        """Number of models with each verdict that occurs (waived ones included), worst first."""
         return counts_of(model.verdict for model in self.models)
 
     @property
     def waived(self) -> int:
-        """How many claims are waived, whatever their verdicts."""
+        """Number of waived claims, whatever their verdicts."""
         return sum(claim.waived for claim in self.claims)
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """The distinct (pattern, dtype config)."""
+        """The distinct (pattern, dtype config) pairs."""
         return tuple(self.by_pair())
 
     def by_pair(self) -> dict[Pair, tuple[ClaimResult, ...]]:
-        """The claims of each pair."""
+        """Return the claims of each pair."""
         groups: dict[Pair, list[ClaimResult]] = {}
         for claim in self.claims:
             groups.setdefault(claim.pair, []).append(claim)
         return {pair: tuple(claims) for pair, claims in groups.items()}
 
     def checks_by_claim(self) -> dict[str, tuple[Check, ...]]:
-        """The checks of each claim ID; a claim without any has an empty tuple."""
+        """Return the checks of each claim ID; a claim without any has an empty tuple."""
         groups: dict[str, list[Check]] = {claim.claim: [] for claim in self.claims}
         for check in self.checks:
             groups.setdefault(check.claim, []).append(check)
         return {name: tuple(checks) for name, checks in groups.items()}
 
     def failures(self) -> tuple[ClaimResult, ...]:
-        """The claims that exercised the backend and do not pass, worst first, then by ID."""
+        """Return the claims that exercised the backend and do not pass, worst first, then by ID."""
         failing = (c for c in self.claims if not c.passes and c.verdict is not Verdict.UNEXERCISED)
         return tuple(sorted(failing, key=lambda claim: (claim.verdict.rank, claim.claim)))
 
     def unexercised(self) -> dict[str, tuple[ClaimResult, ...]]:
-        """The claims that could not be exercised (and are not waived), by reason, the most frequent first."""
+        """Return the claims that could not be exercised (and are not waived) by reason, the most frequent first."""
         groups: dict[str, list[ClaimResult]] = {}
         for claim in self.claims:
             if claim.verdict is Verdict.UNEXERCISED and not claim.waived:
@@ -115,33 +115,33 @@ class Results:
 
 
 def comparable(results: Results, *others: Results) -> list[dict[str, object]]:
-    """What two runs of one suite, seed and selection have in common whichever worker did what: rows without timings.
+    """Return the rows that are equal in all runs of one suite, seed and selection: sorted and without timings.
 
-    Of a claim with a check whose evidence says `nondeterministic`, only the verdict is left: its numbers are chance, as
-    are the facts about it. So is whether a run meets it: `others` are the runs to compare with; what one says counts.
+    Of a claim with a check whose evidence says `nondeterministic`, here or in one of `others` (runs to compare with),
+    only the verdict is left: its numbers, its measurements, and whether a run notices it depend on chance.
     """
     runs = (results, *others)
     varying = {check.claim for run in runs for check in run.checks if check.is_nondeterministic}
     rows: list[Row] = [results.header, *results.checks, *results.claims, *results.models, *results.measurements]
-    kept = [encode(row) for row in rows if not (isinstance(row, Check | Measurement) and _subject(row) in varying)]
-    plain = [_without_varying(row, only_verdict=row.get("claim") in varying) for row in kept]
-    return sorted(plain, key=lambda row: json.dumps(row, sort_keys=True))
+    plain = [encode(row) for row in rows if not (isinstance(row, Check | Measurement) and _get_subject(row) in varying)]
+    stable = [_drop_varying(row, only_verdict=row.get("claim") in varying) for row in plain]
+    return sorted(stable, key=lambda row: json.dumps(row, sort_keys=True))
 
 
-def _subject(row: Check | Measurement) -> str:
+def _get_subject(row: Check | Measurement) -> str:
     return row.claim if isinstance(row, Check) else row.subject
 
 
-def _without_varying(row: Mapping[str, object], only_verdict: bool) -> dict[str, object]:
-    """Return a row, and its evidence, without what each run measures again."""
+def _drop_varying(row: Mapping[str, object], only_verdict: bool) -> dict[str, object]:
+    """Return a row, and its evidence, without the values that each run measures again."""
     if only_verdict:
         return {key: row[key] for key in ("kind", "claim", "verdict")}
-    nested = {key: _without_varying(value, False) for key, value in row.items() if isinstance(value, dict)}
+    nested = {key: _drop_varying(value, False) for key, value in row.items() if isinstance(value, dict)}
     return {key: nested.get(key, value) for key, value in row.items() if key not in _VARYING}
 
 
-def ids_digest(ids: Iterable[str]) -> str:
-    """The sha256 of claims' IDs, in whichever order: what the header says of all claims of its config."""
+def digest_ids(ids: Iterable[str]) -> str:
+    """Return the sha256 of claim IDs in any order, as the header has it for all claims of its config."""
     return hashlib.sha256("".join(f"{name}\n" for name in sorted(ids)).encode(errors="surrogatepass")).hexdigest()
 
 
@@ -154,13 +154,13 @@ def leading_check(checks: Sequence[Check]) -> Check | None:
 def read_results(path: str | os.PathLike[str]) -> Results:
     """Read and audit a results file, plain or `.xz`. A last line without its newline was cut by a kill: it is dropped.
 
-    Whichever worker or shard did what, the rows are in one order: by claim, model, topic and subject. A file that
+    The order of rows does not depend on workers or shards: by claim, model, topic and subject. A file that
     disagrees with itself is read, says so in ``problems``, and never passes. Raises ResultsError, with file and line,
     for a file that cannot be read or is none.
     """
-    data = _bytes(Path(path))
+    data = _read_bytes(Path(path))
     *lines, cut = data.split(b"\n")
-    rows = list(_rows(lines, path))
+    rows = list(_decode_lines(lines, path))
     if not rows or not isinstance(rows[0], Header):
         raise ResultsError(f"{path}:1: no header row; a results file begins with one")
     for number, (before, row) in enumerate(itertools.pairwise(rows), start=2):
@@ -172,10 +172,10 @@ def read_results(path: str | os.PathLike[str]) -> Results:
         where = f"{path}:{len(lines) + 1}"
         raise ResultsError(f"{where}: text after the footer: {cut[:40]!r}; nothing may follow it")
     digest = hashlib.sha256(b"".join(line + b"\n" for line in lines[:-1])).hexdigest()
-    return _audited(rows[0], rows[1:], digest, cut_at=len(lines) + 1 if cut else None)
+    return _audit(rows[0], rows[1:], digest, cut_at=len(lines) + 1 if cut else None)
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         data = path.read_bytes()
         return lzma.decompress(data) if path.suffix == ".xz" else data
@@ -185,7 +185,7 @@ def _bytes(path: Path) -> bytes:
         raise ResultsError(f"{path}: is no xz file: {error}") from error
 
 
-def _rows(lines: Sequence[bytes], path: object) -> Iterator[Row]:
+def _decode_lines(lines: Sequence[bytes], path: object) -> Iterator[Row]:
     """Decode each line once; those of a file of schema 1 are upgraded."""
     is_old = False
     for number, line in enumerate(lines, start=1):
@@ -193,7 +193,7 @@ def _rows(lines: Sequence[bytes], path: object) -> Iterator[Row]:
         row = _parse(line, where)
         is_old = is_old or (number == 1 and row.get("kind") == Header.kind and row.get("schema") == OLD)
         try:
-            yield cast("Row", decode(upgraded(row) if is_old else row))
+            yield cast("Row", decode(upgrade(row) if is_old else row))
         except SchemaError as error:
             raise ResultsError(f"{where}: {error}") from error
 
@@ -208,19 +208,19 @@ def _parse(line: bytes, where: str) -> PlainRow:
     return row
 
 
-def _audited(header: Header, rows: Sequence[Row], digest: str, cut_at: int | None) -> Results:
+def _audit(header: Header, rows: Sequence[Row], digest: str, cut_at: int | None) -> Results:
     footer = rows[-1] if rows and isinstance(rows[-1], Footer) else None
     results = Results(
         header=header,
-        checks=tuple(sorted(_of_kind(Check, rows), key=lambda check: check.claim)),
-        claims=tuple(sorted(_of_kind(ClaimResult, rows), key=lambda claim: claim.claim)),
-        models=tuple(sorted(_of_kind(ModelResult, rows), key=lambda model: model.model)),
-        measurements=tuple(sorted(_of_kind(Measurement, rows), key=lambda row: (row.topic, row.subject))),
+        checks=tuple(sorted(_select(Check, rows), key=lambda check: check.claim)),
+        claims=tuple(sorted(_select(ClaimResult, rows), key=lambda claim: claim.claim)),
+        models=tuple(sorted(_select(ModelResult, rows), key=lambda model: model.model)),
+        measurements=tuple(sorted(_select(Measurement, rows), key=lambda row: (row.topic, row.subject))),
         footer=footer,
     )
-    problems = [*_row_problems(results)]
+    problems = [*_check_rows(results)]
     if footer is not None:
-        problems += [*_total_problems(results, footer, digest), *_ending_problems(results, footer), *footer.problems]
+        problems += [*_check_totals(results, footer, digest), *_check_ending(results, footer), *footer.problems]
     else:
         problems.insert(0, f"no footer: the run stopped after {len(results.claims)} of {header.claims} claims")
     if cut_at is not None:
@@ -228,11 +228,11 @@ def _audited(header: Header, rows: Sequence[Row], digest: str, cut_at: int | Non
     return dataclasses.replace(results, problems=tuple(problems))
 
 
-def _of_kind(kind: type[Data], rows: Sequence[Row]) -> tuple[Data, ...]:
+def _select(kind: type[Data], rows: Sequence[Row]) -> tuple[Data, ...]:
     return tuple(row for row in rows if isinstance(row, kind))
 
 
-def _row_problems(results: Results) -> Iterator[str]:
+def _check_rows(results: Results) -> Iterator[str]:
     names = [("claim", claim.claim) for claim in results.claims] + [("model", row.model) for row in results.models]
     for (kind, name), count in Counter(names).items():
         if count > 1:
@@ -246,7 +246,7 @@ def _row_problems(results: Results) -> Iterator[str]:
             yield f"claim {check.claim!r} is {verdict}, but its check {name} says {check.verdict}"
 
 
-def _total_problems(results: Results, footer: Footer, digest: str) -> Iterator[str]:
+def _check_totals(results: Results, footer: Footer, digest: str) -> Iterator[str]:
     header, claims, pairs = results.header, len(results.claims), len(results.pairs)
     totals: tuple[tuple[str, object, object], ...] = (
         ("the header's claims", header.claims, claims),
@@ -258,18 +258,17 @@ def _total_problems(results: Results, footer: Footer, digest: str) -> Iterator[s
         ("the footer's measurements", footer.measurements, len(results.measurements)),
         ("the footer's sha256", footer.sha256, digest),
     )
-    yield from (f"{what}: {said}; the rows give {found}" for what, said, found in totals if said != found)
-    whole = header.claims == header.claims_in_config
-    if whole and header.claims_sha256 not in ("", ids_digest(claim.claim for claim in results.claims)):
+    yield from (f"{name}: {stated}; the rows give {actual}" for name, stated, actual in totals if stated != actual)
+    is_whole = header.claims == header.claims_in_config
+    if is_whole and header.claims_sha256 not in ("", digest_ids(claim.claim for claim in results.claims)):
         yield "the claims are not those of the config: the sha256 of their IDs is not the header's"
-    if pairs > header.pairs or (whole and pairs != header.pairs):
+    if pairs > header.pairs or (is_whole and pairs != header.pairs):
         yield f"the header's pairs: {header.pairs}; the rows give {pairs}"
 
 
-def _ending_problems(results: Results, footer: Footer) -> Iterator[str]:
+def _check_ending(results: Results, footer: Footer) -> Iterator[str]:
     failing = counts_of(judged.verdict for judged in results.judged if not judged.passes)
-    passed = footer.outcome is Outcome.PASS
-    if passed and (failing or footer.exit_status):
+    if footer.outcome is Outcome.PASS and (failing or footer.exit_status):
         yield f"the footer says PASS, with exit status {footer.exit_status} and {spell_counts(failing)}"
     if not results.judged and not results.header.shard:
         yield "no claim was tested"
@@ -280,8 +279,8 @@ def _ending_problems(results: Results, footer: Footer) -> Iterator[str]:
 
 def counts_of(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:
     """Count each verdict that occurs, worst first."""
-    found = Counter(verdicts)
-    return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
+    counts = Counter(verdicts)
+    return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
 
 
 def spell_counts(counts: Mapping[Verdict, int]) -> str:

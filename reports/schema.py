@@ -1,7 +1,7 @@
 """The rows of a results file (schema 2): one frozen class per kind of row.
 
-The annotations *are* the schema: `reports.codec` walks them to check every value, so a field is declared once. Fields
-with a default may be absent. Contract: docs/reports.md, "Results file".
+The annotations *are* the schema: `reports.codec` checks every value by them. Fields with a default may be absent.
+Contract: docs/reports.md, "Results file".
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ Scalar = str | int | float | bool | None
 """The type of a measured value, and of a value in the decision log."""
 
 NonFinite = Literal["inf", "-inf", "nan"]
-"""JSON has no infinity: its spelling stands for it."""
+"""Spelling of a number that JSON does not have."""
 
 Number = float | NonFinite
 """A float64, or its spelling if it is not finite."""
 
-
 ALWAYS: Mapping[str, object] = {"always": True}
-"""Metadata of a field with a default that is written even if it holds the default."""
+"""Metadata of a field that is written even if it holds its default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """The place that a check or a comparison is about. ``str()`` spells it for readers."""
+    """Place of a check or a comparison; ``str()`` spells it for readers."""
 
     case: str = ""
     """Name of the case; "" for a whole model."""
@@ -52,10 +51,10 @@ class Where:
 
 
 class Evidence(TypedDict, total=False):
-    """The facts behind a check; further keys are allowed and are shown as they are."""
+    """Facts that a check rests on; further keys are allowed and shown unchanged."""
 
     where: Where
-    """The case, or comparison, that shows the fault."""
+    """Case or comparison that shows the fault."""
     expected: list[Number]
     """Exact results at ``index``, in output steps, before rounding."""
     found: list[Number]
@@ -104,7 +103,7 @@ class Statistics:
     """Statistics of all comparisons of a check, for the plots; they are not judged."""
 
     distances: list[int] = field(default_factory=list)
-    """Number of output elements at a distance ``|q − v|`` within each of BINS, and beyond the last of them."""
+    """Number of output elements at a distance ``|q − v|`` within each of BINS, and beyond the last."""
     sqnr_db: Number | None = None
     """Ratio of the exact result's power, from its zero point, to that of the distances, in dB."""
     span_lsb: Number | None = None
@@ -117,7 +116,7 @@ BINS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.501, 0.51, 0.6, 1.0, 2.0, 8.0, 64.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One of several parts into which a run is divided, the same on every machine."""
+    """One part of a run that is divided in the same way on every machine."""
 
     place: int
     """Number of the part, from 1."""
@@ -125,7 +124,7 @@ class Shard:
     """Number of parts."""
 
     def has(self, unit_id: str) -> bool:
-        """Tell whether a claim or job is in this part: by the sha256 of its ID."""
+        """Tell whether a claim or job is in this part, by the sha256 of its ID."""
         return int.from_bytes(hashlib.sha256(unit_id.encode()).digest()[:8], "big") % self.of == self.place - 1
 
     def __str__(self) -> str:
@@ -184,13 +183,13 @@ class Header:
     isolation: str = ""
     """Isolation of each claim: ``fork`` (a process) or ``none``."""
     waivers: dict[str, str] = field(default_factory=dict)
-    """Name of the waiver file and its sha256, if there is one."""
+    """Name of the waiver file and its sha256, if one is used."""
     limits: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Argument values that the backend declares to take, by op and argument; other values were not tried."""
+    """Supported argument values that the backend declares, by op and argument; other values were not tried."""
     shard: Shard | None = None
     """Part of the run that this file holds; None for a whole run."""
     claims_sha256: str = ""
-    """Digest of the IDs of all claims of the config, sorted, each with a line's end."""
+    """Digest of the sorted IDs of all claims of the config, each followed by a newline."""
     detection: dict[str, dict[str, Scalar]] = field(default_factory=dict)
     """Number of seeded faults, and of those that the suite finds in each profile, by class of faults."""
 
@@ -209,7 +208,7 @@ class Check:
     outcome: Literal["pass", "fail", "error", "skip"]
     """``fail``: a rule is broken; ``error``: the suite itself failed; ``skip``: not reached, or not built."""
     verdict: Verdict
-    """The claim's verdict if this were its only check; the claim's verdict is the worst of its checks'."""
+    """Verdict of the claim if this were its only check; a claim gets the worst verdict of its checks."""
     message: str = field(default="", metadata=ALWAYS)
     """What is wrong, in words."""
     max_lsb: Number | None = field(default=None, metadata=ALWAYS)
@@ -223,9 +222,9 @@ class Check:
     failing: int = 0
     """Number of cases or comparisons that do not pass."""
     evidence: Evidence = field(default_factory=Evidence)
-    """Facts behind the outcome."""
+    """Facts that the outcome rests on."""
     statistics: Statistics | None = None
-    """Statistics of all comparisons; of numerics only."""
+    """Statistics of all comparisons, for numerics only."""
 
     @property
     def failed(self) -> bool:
@@ -239,7 +238,44 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimResult:
+class Judged:
+    """A row that has the verdict of a claim or model."""
+
+    kind: ClassVar[str]
+    verdict: Verdict
+    """Verdict: of a claim, the worst of its checks'; of a model, that of the whole model."""
+    waived: bool = field(default=False, metadata=ALWAYS)
+    """Whether a waiver covers the claim or model."""
+    reason: str = field(default="", metadata=ALWAYS)
+    """What is wrong, in words: of a claim, the message of the check that decides."""
+    max_lsb: Number | None = field(default=None, metadata=ALWAYS)
+    """Largest distance from the exact result, in output steps."""
+    seconds: float = field(default=0.0, metadata=ALWAYS)
+    """Time that the claim's stages or the model took, in seconds."""
+    waiver: Waiver | None = None
+    """The waiver that covers the claim or model."""
+    script: str = ""
+    """A program that shows the fault without the suite, or ""."""
+
+    @property
+    def id(self) -> str:
+        """ID of the claim or model: the field named after the kind of the row."""
+        return str(getattr(self, self.kind))
+
+    @property
+    def script_path(self) -> str:
+        """Path of the script in the report folder, unique and valid in every file system; "" without a script."""
+        digest = hashlib.sha256(self.id.encode(errors="surrogatepass")).hexdigest()[:8]
+        return f"scripts/{re.sub(r'[^A-Za-z0-9_-]+', '_', self.id)[:80]}-{digest}.py" if self.script else ""
+
+    @property
+    def passes(self) -> bool:
+        """Whether this claim or model lets a run pass."""
+        return self.waived or self.verdict in PASSING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimResult(Judged):
     """One claim of the backend config, with the verdict over all its checks."""
 
     kind: ClassVar[str] = "claim"
@@ -249,96 +285,40 @@ class ClaimResult:
     """Readable name of the pattern, such as ``nn.Conv2d+nn.ReLU``."""
     dtype_config: str
     """The dtype config as text, with its constraints."""
+    dtypes: str = ""
+    """The dtypes of the dtype config, without their constraints."""
     flow: Literal["ptq", "qat"]
     """Post-training quantization, or quantization-aware training."""
     scheme: str
     """Weight scheme, such as ``per_channel_symmetric``; ``no_weight`` without a weight."""
-    verdict: Verdict
-    """Worst verdict of the checks."""
-    waived: bool = field(default=False, metadata=ALWAYS)
-    """Whether a waiver covers the claim."""
-    reason: str = field(default="", metadata=ALWAYS)
-    """Message of the check that decides."""
-    max_lsb: Number | None = field(default=None, metadata=ALWAYS)
-    """Largest distance of the checks, in output steps."""
     repro: str = field(default="", metadata=ALWAYS)
     """Command that runs only this claim."""
-    seconds: float = field(default=0.0, metadata=ALWAYS)
-    """Time that the stages took, in seconds."""
     failing: int | None = 0
     """Number of cases and comparisons that do not pass; None: it varies from run to run."""
     decisions: list[dict[str, Scalar]] = field(default_factory=list)
     """Decision log of prepare, row by row."""
-    waiver: Waiver | None = None
-    """The waiver that covers the claim."""
     graphs: dict[str, str] = field(default_factory=dict)
     """Graphs of the pattern before and after, by name; only of a claim that is not VERIFIED."""
-    script: str = ""
-    """A program that shows the fault without the suite, or ""."""
-
-    @property
-    def id(self) -> str:
-        """ID of the claim."""
-        return self.claim
-
-    @property
-    def script_path(self) -> str:
-        """Path of the script in the report folder; "" without one."""
-        return _script_path(self.claim) if self.script else ""
 
     @property
     def pair(self) -> tuple[str, str]:
         """The pattern and dtype config, which claims of several flows and schemes share."""
         return self.pattern, self.dtype_config
 
-    @property
-    def passes(self) -> bool:
-        """Whether this claim lets a run pass."""
-        return self.waived or self.verdict in PASSING
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelResult:
+class ModelResult(Judged):
     """A model of several patterns, judged end to end as a claim is; it is not a claim of the config."""
 
     kind: ClassVar[str] = "model"
     model: str
     """ID of the model, such as ``model/resnet/ptq/…``."""
-    verdict: Verdict
-    """Verdict of the whole model."""
-    waived: bool = field(default=False, metadata=ALWAYS)
-    """Whether a waiver covers the model."""
     rule: str = ""
     """ID of the rule that is broken, or that was checked."""
-    reason: str = field(default="", metadata=ALWAYS)
-    """What is wrong, in words."""
-    max_lsb: Number | None = field(default=None, metadata=ALWAYS)
-    """Largest distance from the exact result, in output steps."""
     cases: int | None = field(default=None, metadata=ALWAYS)
     """Number of inputs that the model was run on."""
-    seconds: float = field(default=0.0, metadata=ALWAYS)
-    """Time that the model took, in seconds."""
     evidence: Evidence = field(default_factory=Evidence)
-    """Facts behind the verdict."""
-    waiver: Waiver | None = None
-    """The waiver that covers the model."""
-    script: str = ""
-    """A program that shows the fault without the suite, or ""."""
-
-    @property
-    def id(self) -> str:
-        """ID of the model."""
-        return self.model
-
-    @property
-    def script_path(self) -> str:
-        """Path of the script in the report folder; "" without one."""
-        return _script_path(self.model) if self.script else ""
-
-    @property
-    def passes(self) -> bool:
-        """Whether this model lets a run pass."""
-        return self.waived or self.verdict in PASSING
+    """Facts that the verdict rests on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,7 +360,7 @@ class Footer:
     measurements: int = 0
     """Number of measurement rows."""
     problems: list[str] = field(default_factory=list)
-    """Reasons beside the verdicts why the run fails: waivers that do not fit, verdicts other than the expected ones."""
+    """Reasons other than verdicts why the run fails: waivers that do not fit, verdicts that are not as expected."""
     notes: list[str] = field(default_factory=list)
     """Notes for the reader."""
     peak_mib: float | None = None
@@ -388,11 +368,3 @@ class Footer:
 
 
 Row = Header | Check | ClaimResult | ModelResult | Measurement | Footer
-Judged = ClaimResult | ModelResult
-"""A row that has the verdict of a claim or model."""
-
-
-def _script_path(name: str) -> str:
-    """Return a name that every file system takes, and no other claim's script has."""
-    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
-    return f"scripts/{re.sub(r'[^A-Za-z0-9_-]+', '_', name)[:80]}-{digest}.py"

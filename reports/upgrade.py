@@ -2,62 +2,57 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from reports.codec import PlainRow
 
 OLD = 1
-"""The schema that is still read."""
+"""The older schema that can be read."""
 
 
-def upgraded(row: PlainRow) -> PlainRow:
+def upgrade(row: PlainRow) -> PlainRow:
     """Return a row of schema 1 as one of schema 2; a row of an unknown kind as it is."""
     return _UPGRADES.get(str(row.get("kind")), dict)(row)
 
 
-def _header(row: PlainRow) -> PlainRow:
-    """The shard was a text such as 2/8."""
+def _upgrade_header(row: PlainRow) -> PlainRow:
+    """Replace the shard, a text such as 2/8, by its numbers."""
     row = {key: value for key, value in row.items() if key != "shard" or value}
     place, _, of = str(row.get("shard", "")).partition("/")
     shard = {"shard": {"place": int(place), "of": int(of)}} if place.isdecimal() and of.isdecimal() else {}
     return row | {"schema": 2} | shard
 
 
-def _check(row: PlainRow) -> PlainRow:
-    return _renamed(_with_where(row), {"measured": "statistics"})
+def _upgrade_claim(row: PlainRow) -> PlainRow:
+    """Derive the dtypes from the dtype config, which has their constraints."""
+    return row | {"dtypes": re.sub(r"\[[^]]*\]", "", str(row.get("dtype_config", "")))}
 
 
-def _model(row: PlainRow) -> PlainRow:
-    """Rule and script were evidence, the reason was called message."""
-    row = _renamed(_with_where(row), {"message": "reason"})
+def _upgrade_model(row: PlainRow) -> PlainRow:
+    """Move rule and script out of the evidence; rename the message to reason."""
+    row = _rename(_gather_where(row), {"message": "reason"})
     evidence = dict(row.get("evidence", {}))
     moved = {key: evidence.pop(key) for key in ("rule", "script") if key in evidence}
     return row | moved | {"evidence": evidence}
 
 
-def _fact(row: PlainRow) -> PlainRow:
-    return row | {"kind": "measurement"}
-
-
-def _footer(row: PlainRow) -> PlainRow:
-    return _renamed(row, {"facts": "measurements"})
-
-
 _UPGRADES: dict[str, Callable[[PlainRow], PlainRow]] = {
-    "header": _header,
-    "check": _check,
-    "model": _model,
-    "fact": _fact,
-    "footer": _footer,
+    "header": _upgrade_header,
+    "claim": _upgrade_claim,
+    "check": lambda row: _rename(_gather_where(row), {"measured": "statistics"}),
+    "model": _upgrade_model,
+    "fact": lambda row: row | {"kind": "measurement"},
+    "footer": lambda row: _rename(row, {"facts": "measurements"}),
 }
 
 
-def _renamed(row: PlainRow, names: dict[str, str]) -> PlainRow:
+def _rename(row: PlainRow, names: dict[str, str]) -> PlainRow:
     return {names.get(key, key): value for key, value in row.items()}
 
 
-def _with_where(row: PlainRow) -> PlainRow:
-    """The case, the input and the rest were one text."""
+def _gather_where(row: PlainRow) -> PlainRow:
+    """Move the text of case, input and change to the place (`Where`)."""
     evidence = row.get("evidence", {})
     if not isinstance(evidence, dict) or "case" not in evidence:
         return row

@@ -1,6 +1,6 @@
-"""Writing a results file: row by row while a run goes on, each checked as every reader will check it.
+"""Writing a results file row by row during a run, each row checked as every reader will check it.
 
-Contract: docs/architecture.md, "Results and reports"; the rows are in `reports.schema`.
+Contract: docs/reports.md, "Results file"; the rows are in `reports.schema`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reports.verdicts import Outcome
 
 
 class ResultsWriter:
-    """Writes a results file while the run goes on: each row is checked, then flushed; a kill loses none."""
+    """Writes a results file during a run: each row is checked, then flushed; a kill loses none."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -80,8 +80,8 @@ class ResultsWriter:
         judged: tuple[Judged, ...] = (*self._claims, *self._models)
         failing = counts_of(row.verdict for row in judged if not row.passes)
         if outcome == Outcome.PASS and (failing or exit_status or problems):
-            found = f"{spell_counts(failing)}, {len(problems)} problems"
-            self._refuse(f"outcome PASS with exit status {exit_status} and {found}; pass FAIL")
+            failures = f"{spell_counts(failing)}, {len(problems)} problems"
+            self._refuse(f"outcome PASS with exit status {exit_status} and {failures}; pass FAIL")
         footer = Footer(
             counts=counts_of(claim.verdict for claim in self._claims),
             claims=len(self._claims),

@@ -9,16 +9,17 @@ import torch
 from torch import nn
 
 from conformance.claims.case import Case, Regime
-from conformance.claims.inputs import calibration_inputs
-
-_DRAWS = 64
+from conformance.claims.inputs import draw_calibration_inputs
 
 PRELUDE = "prelude"
-"""The name of the module before the pattern."""
+"""Name of the module before the pattern."""
+_DRAWS = 64
+_NEARLY_ALL = 2.0**30.9
+_MAGNITUDES = 2.0**4  # by how much the weights of channels differ in op samples, and a little more
 
 
 class Preluded(nn.Module):
-    """A model behind an identity that is quantized with qparams of its own."""
+    """A model after an identity that is quantized with its own qparams."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -32,14 +33,14 @@ class Preluded(nn.Module):
 def build_model(case: Case) -> nn.Module:
     """Build a case's model, in eval mode, with parameters under which it gives something else than zeros.
 
-    A single output after a relu is often zero for all inputs, and then there is no range to quantize it to.
+    A single output after a relu is often zero for all inputs, and then no range exists to quantize it to.
     """
     with torch.no_grad():
         for _ in range(_DRAWS):
             model = case.build()
             model.eval()
             _scale_parameters(model, case.regime)
-            if any(_is_alive(model(*inputs)) for inputs in calibration_inputs(case)):
+            if any(_is_alive(model(*inputs)) for inputs in draw_calibration_inputs(case)):
                 break
     return model
 
@@ -50,10 +51,10 @@ def _is_alive(output: Any) -> bool:
 
 
 def _scale_parameters(model: nn.Module, regime: Regime) -> None:
-    """Scale weights and biases, and the statistics of norms by how far the inputs reach: else these would be all."""
+    """Scale weights, biases and norm statistics to the input range; otherwise the statistics would dominate."""
+    bias = regime.bias if regime.bias < math.inf else 1.0
     for name, parameter in model.named_parameters():
         kind = name.rpartition(".")[2].rstrip("0123456789")
-        bias = regime.bias if regime.bias < math.inf else 1.0
         parameter.mul_({"weight": regime.weight, "bias": bias}.get(kind, 1.0))
     if regime.bias == math.inf:
         _fill_int32(model, regime)
@@ -63,7 +64,7 @@ def _scale_parameters(model: nn.Module, regime: Regime) -> None:
 
 
 def _fill_int32(model: nn.Module, regime: Regime) -> None:
-    """Make each layer's bias nearly as large as int32 holds with scale s_x·s_w: what is added to it must fit too."""
+    """Make each layer's bias nearly as large as int32 holds with scale s_x·s_w; what is added to it must fit too."""
     low, high = regime.ranges[0]
     named = dict(model.named_parameters())
     for name, bias in named.items():
@@ -74,11 +75,7 @@ def _fill_int32(model: nn.Module, regime: Regime) -> None:
         axis = 0 if len(weight) == len(bias) else 1
         if weight.shape[axis] == len(bias):
             largest = weight.abs().transpose(0, axis).flatten(1).amax(1)
-        else:  # transposed, in groups: no axis is that of the output's channels
+        else:  # transposed, in groups: no axis holds the output's channels
             largest = weight.abs().amax().expand(len(bias)) / _MAGNITUDES
         steps = float((bias.abs() / largest).max()) / ((high - low) / 255 / 127.5)
         bias.mul_(_NEARLY_ALL / steps)
-
-
-_NEARLY_ALL = 2.0**30.9
-_MAGNITUDES = 2.0**4  # by how much the weights of channels differ in the recipes, and a little more

@@ -15,12 +15,12 @@ from conformance.ops.op_model import Input
 class Regime:
     """How numbers are chosen: where the grids of a case lie.
 
-    ``ranges``: from where to where the calibration values of each input reach, in turn; they decide scale and zero
-    point. ``is_symmetric``: activations are observed symmetrically. ``output``: factor on the observed range of the
-    output, so that s_x·s_w / s_y differs from what calibration would give. ``weight``, ``bias``: factors on those; an
-    infinite one makes the bias just less than 2³¹ steps of s_x·s_w, of the channel where it has most. ``has_ties``: the
-    scales of activations and of weights (before a batch norm is folded in) are powers of two, so that exact results lie
-    half-way between two integers, or a step of the sum beside it.
+    ``ranges``: lowest and highest calibration value of each input, in turn; they decide scale and zero point.
+    ``is_symmetric``: activations are observed symmetrically. ``output``: factor on the observed range of the output, so
+    that s_x·s_w / s_y differs from what calibration would give. ``weight``, ``bias``: factors on those; an infinite one
+    makes the bias just less than 2³¹ steps of s_x·s_w, in the channel where it has most. ``has_ties``: the scales of
+    activations and weights (before a batch norm is folded in) are powers of two, so that exact results lie half-way
+    between two integers, or a step of the sum next to it.
     """
 
     name: str
@@ -36,8 +36,8 @@ class Regime:
 class Case:
     """One float model for a claim: how to build it (its weights come from torch's generator), and its inputs.
 
-    ``varied``: the arguments that are away from their defaults, as text. ``variant``: the same with their values; cases
-    of one variant differ in their regime alone. ``build`` takes nothing and returns a model whose forward takes the
+    ``varied``: names of the arguments that are away from their defaults. ``variant``: the same with their values; cases
+    of one variant differ in their regime only. ``build`` takes nothing and returns a model whose forward takes the
     inputs in order and holds the claim's pattern once. ``is_first``: it is the first case of its claim.
     """
 

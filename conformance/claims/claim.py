@@ -1,7 +1,7 @@
 """Claims: what a BackendConfig says that its backend can do, one by one, under stable and readable IDs.
 
-A claim is pattern × dtype config × flow × weight scheme. Enumeration reads the config alone, so that what the suite
-cannot exercise is still listed.
+A claim is pattern × dtype config × flow × weight scheme. Enumeration reads only the config, so that claims which the
+suite cannot exercise are listed too.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Flow = Literal["ptq", "qat"]
 class Claim:
     """One thing that a backend says it can do.
 
-    ``pattern`` and ``dtype_config`` are names that identify the config's pair; ``entry`` and ``dtypes`` are the
-    config's own objects that they name, and ``index`` is the entry's place in the config. ``scheme`` is the weight's
-    qscheme, ``float16`` or ``no_weight``. ``settings`` spells out what else the entry sets.
+    ``pattern`` and ``dtype_config`` name the config's pair; ``entry`` and ``dtypes`` are the config's own objects, and
+    ``index`` is the entry's place in the config. ``scheme`` is the weight's qscheme, ``float16`` or ``no_weight``.
+    ``plain_dtypes`` is ``dtype_config`` without constraints; ``settings`` spells out what else the entry sets.
     """
 
     id: str
@@ -47,10 +47,15 @@ class Claim:
     index: int
     entry: BackendPatternConfig
     dtypes: DTypeConfig
+    plain_dtypes: str = ""
     settings: str = ""
 
     def __str__(self) -> str:
         return self.id
+
+
+def _dtype_text(constraints: DTypeWithConstraints) -> str:
+    return "*" if constraints.dtype is None else str(constraints.dtype).removeprefix("torch.")
 
 
 def constraint_text(constraints: DTypeWithConstraints) -> str:
@@ -64,25 +69,24 @@ def constraint_text(constraints: DTypeWithConstraints) -> str:
         ("z=", constraints.zero_point_exact_match),
     ):
         if value is not None:
-            bounds.append(f"{label}{_number(value)}")
-    name = "*" if constraints.dtype is None else str(constraints.dtype).removeprefix("torch.")
-    return f"{name}[{','.join(bounds)}]" if bounds else name
+            bounds.append(f"{label}{_format_bound(value)}")
+    return _dtype_text(constraints) + (f"[{','.join(bounds)}]" if bounds else "")
 
 
-def _number(value: float) -> str:
+def _format_bound(value: float) -> str:
     """Write a bound exactly: a power of two below 1/2 as such, anything else as Python does."""
     mantissa, exponent = math.frexp(value)
     return f"2^{exponent - 1}" if mantissa == 0.5 and exponent < 0 else repr(value)
 
 
-def dtype_config_text(dtypes: DTypeConfig) -> str:
-    """Name a dtype config; equal names mean equal configs."""
-    mode = "static" if not dtypes.is_dynamic else "dynamic"
+def dtype_config_text(dtypes: DTypeConfig, *, constraints: bool = True) -> str:
+    """Name a dtype config; equal names mean equal configs, unless the constraints are left out."""
+    mode, spell = "dynamic" if dtypes.is_dynamic else "static", constraint_text if constraints else _dtype_text
     parts = [
-        f"in={constraint_text(dtypes.input_dtype_with_constraints)}",
-        f"w={constraint_text(dtypes.weight_dtype_with_constraints)}",
+        f"in={spell(dtypes.input_dtype_with_constraints)}",
+        f"w={spell(dtypes.weight_dtype_with_constraints)}",
         f"b={str(dtypes.bias_dtype).removeprefix('torch.') if dtypes.bias_dtype else '*'}",
-        f"out={constraint_text(dtypes.output_dtype_with_constraints)}",
+        f"out={spell(dtypes.output_dtype_with_constraints)}",
     ]
     return f"{mode}:{','.join(parts)}"
 
@@ -90,30 +94,34 @@ def dtype_config_text(dtypes: DTypeConfig) -> str:
 def enumerate_claims(config: BackendConfig, capabilities: Capabilities) -> tuple[Claim, ...]:
     """List every claim of the config, in the config's order.
 
-    Two entries (or dtype configs of one entry) with one name are told apart by ``#2``, ``#3``: no claim is lost.
+    Entries (or dtype configs of one entry) with one name are numbered ``#2``, ``#3``, so that no claim is lost.
     """
     seen: Counter[str] = Counter()
     claims: list[Claim] = []
     qat_modules = {entry.qat_module for entry in config.configs}
     for index, entry in enumerate(config.configs):
-        pattern = _numbered(pattern_name(entry.normal_pattern), seen)
+        pattern = pattern_name(entry.normal_pattern)
+        pattern += _number_repeat(pattern, seen)
         dtype_names: Counter[str] = Counter()
         for dtypes in entry.dtype_configs:
-            name = _numbered(dtype_config_text(dtypes), dtype_names)
-            schemes = _schemes(entry, dtypes, capabilities)
-            for flow, scheme in itertools.product(_flows(entry, dtypes, qat_modules), schemes):
+            name = dtype_config_text(dtypes)
+            repeat = _number_repeat(name, dtype_names)
+            name += repeat
+            schemes = _schemes_of(entry, dtypes, capabilities)
+            for flow, scheme in itertools.product(_flows_of(entry, dtypes, qat_modules), schemes):
                 claim_id = f"{pattern}/{name}/{flow}/{scheme}"
                 claims.append(
                     Claim(
                         id=claim_id, pattern=pattern, dtype_config=name, flow=flow, scheme=scheme,
-                        index=index, entry=entry, dtypes=dtypes, settings=_settings(entry),
+                        index=index, entry=entry, dtypes=dtypes, settings=_spell_settings(entry),
+                        plain_dtypes=dtype_config_text(dtypes, constraints=False) + repeat,
                     )
                 )  # fmt: skip
     return tuple(claims)
 
 
 def config_digest(claims: Iterable[Claim]) -> str:
-    """Return the sha256 of everything that the claims say: their names, and what their entries set beside them.
+    """Return the sha256 of all IDs and settings of the claims.
 
     The order of the claims counts: it is the order of preference (PAT-07, DTY-02).
     """
@@ -121,46 +129,39 @@ def config_digest(claims: Iterable[Claim]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _settings(entry: BackendPatternConfig) -> str:
+def _spell_settings(entry: BackendPatternConfig) -> str:
     """Spell an entry's settings out, the same in every process: callables by their qualified names."""
     by_count = {count: kind.name for count, kind in entry._num_tensor_args_to_observation_type.items()}
-    callables = (
-        *leaves(entry.normal_pattern),
-        entry.root_module,
-        entry.qat_module,
-        entry.reference_quantized_module,
-        entry.fused_module,
-        entry.fuser_method,
-        entry._root_node_getter,
-        entry._extra_inputs_getter,
-    )
-    names = [_qualified(value) for value in callables]
+    modules = (entry.root_module, entry.qat_module, entry.reference_quantized_module, entry.fused_module)
+    getters = (entry.fuser_method, entry._root_node_getter, entry._extra_inputs_getter)
+    names = [_qualify(value) for value in (*leaves(entry.normal_pattern), *modules, *getters)]
     settings = (by_count, entry._input_type_to_index)
     return " ".join([entry.observation_type.name, *names, *(str(sorted(setting.items())) for setting in settings)])
 
 
-def _qualified(value: Any) -> str:
+def _qualify(value: Any) -> str:
     if isinstance(value, partial):
         bound = [*value.args, *sorted(value.keywords.items())]
-        return f"{_qualified(value.func)}({', '.join(map(_qualified, bound))})"
+        return f"{_qualify(value.func)}({', '.join(map(_qualify, bound))})"
     if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(_qualified, value))})"
+        return f"({', '.join(map(_qualify, value))})"
     name = getattr(value, "__qualname__", None)
     if name is not None:
         return f"{value.__module__}.{name}"
     return repr(value) if isinstance(value, (str, int, float, bool, type(None))) else type(value).__qualname__
 
 
-def _numbered(name: str, seen: Counter[str]) -> str:
+def _number_repeat(name: str, seen: Counter[str]) -> str:
+    """Return ``#2`` for the second occurrence of a name, and so on; "" for the first."""
     seen[name] += 1
-    return name if seen[name] == 1 else f"{name}#{seen[name]}"
+    return "" if seen[name] == 1 else f"#{seen[name]}"
 
 
-def _flows(entry: BackendPatternConfig, dtypes: DTypeConfig, qat_modules: Collection[Any]) -> tuple[Flow, ...]:
-    """The flows in which an entry is claimed.
+def _flows_of(entry: BackendPatternConfig, dtypes: DTypeConfig, qat_modules: Collection[Any]) -> tuple[Flow, ...]:
+    """Return the flows in which an entry is claimed.
 
-    A QAT module is met in QAT alone; an entry that names one, or has no weight, in both; any other in PTQ alone. Half
-    precision is not trained for: there is no fake quantize of it.
+    Entries for QAT modules are QAT-only; one that names a QAT module, or has no weight, has both flows; any other is
+    PTQ-only. Half precision is PTQ-only: no fake quantize of it exists.
     """
     if entry.normal_pattern in qat_modules:
         return ("qat",)
@@ -169,8 +170,8 @@ def _flows(entry: BackendPatternConfig, dtypes: DTypeConfig, qat_modules: Collec
     return ("ptq",) if entry.qat_module is None and has_weight(entry) else ("ptq", "qat")
 
 
-def _schemes(entry: BackendPatternConfig, dtypes: DTypeConfig, capabilities: Capabilities) -> tuple[str, ...]:
-    """How the weight may be quantized: what the dtypes leave no choice in, else what the backend says it takes."""
+def _schemes_of(entry: BackendPatternConfig, dtypes: DTypeConfig, capabilities: Capabilities) -> tuple[str, ...]:
+    """Return how the weight may be quantized: by the dtypes' only scheme, else by those that the backend takes."""
     if not has_weight(entry):
         return (NO_WEIGHT,)
     if dtypes.weight_dtype is torch.float16:

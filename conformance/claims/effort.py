@@ -12,7 +12,7 @@ class Effort:
     ``cases``: cases of each op, which the claims on it share; None: all cases of each claim. ``directed``: directed
     inputs of a claim's first case, None: all. ``further``: those of its other cases, which are about arguments more
     than about values. ``random``: random inputs of each case. ``every``: the invariance checks run on every n-th case.
-    ``graphs``: graphs that a fuzz job draws; 0: there are no fuzz jobs.
+    ``graphs``: graphs that a fuzz job draws; 0: no fuzz jobs.
     """
 
     cases: int | None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,28 +13,25 @@ from backends.base import Taken
 from conformance.claims.claim import Claim
 from conformance.claims.qconfigs import qconfig_for
 from conformance.ops.fused_modules import FOLLOWERS, MEMBERS, QAT_OF
-from conformance.ops.op_model import MODEL_OF, Input, PatternModel, Step
+from conformance.ops.op_model import MODEL_OF, PatternModel, Step
 from conformance.ops.table import OP_SAMPLES, WEIGHTED
 from conformance.ops.variants import Arguments, OpSamples
-from conformance.ops.weighted import out_channels
+from conformance.ops.weighted import count_out_channels
 from refimpl import MatchAllNode
 from refimpl.patterns import is_chain, leaf_name, leaves
-
-MakeModule = Callable[[list[Any]], Any]
-"""Makes one module of several ops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """A fused or QAT module that is made of the first ``count`` ops of a pattern."""
+    """A fused or QAT module that ``make`` makes of the first ``count`` ops of a pattern."""
 
     count: int
-    make: MakeModule
+    make: Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addition:
-    """An op that adds a second input to the result of a chain, which is its first operand or its second."""
+    """An op that adds a second input to the result of a chain. ``is_first``: this result is the first operand."""
 
     op: Any
     chain: tuple[Any, ...]
@@ -48,7 +44,7 @@ class PatternPlan:
     """How the models of a pattern are built.
 
     ``root``: the op whose arguments are varied, by ``samples``. ``followers``: the ops after it. ``fusion``: the module
-    that is made of the first of these ops, if there is one. ``addition``: where a second input is added, if it is.
+    that is made of the first of these ops, if any. ``addition``: where a second input is added, if one is.
     ``holds_qat``: the user's model holds a QAT module.
     """
 
@@ -61,7 +57,7 @@ class PatternPlan:
 
     @property
     def is_single_op(self) -> bool:
-        """Whether the pattern is the root op and nothing else."""
+        """Whether the pattern is only the root op."""
         return self.fusion is None and not self.followers and self.addition is None
 
     @property
@@ -75,20 +71,16 @@ class PatternPlan:
         return any(map(is_norm, self.followers))
 
     def fits(self, arguments: Arguments) -> bool:
-        """Tell whether a batch norm after the root takes its result: with a batch; after a linear op of rank 2."""
+        """Tell whether a batch norm after the root takes its result: with a batch; after a linear op, of rank 2."""
         norms = [op for op in self.followers if is_norm(op)]
         if not norms:
             return True
         rank = len(self.samples.inputs(arguments)[0].shape)
         return rank == 2 if self.root is nn.Linear else rank == 2 + int(norms[0].__name__[-2])
 
-    def inputs(self, arguments: Arguments) -> tuple[Input, ...]:
-        """Return the inputs of the root op."""
-        return self.samples.inputs(arguments)
-
-    def output_shape(self, arguments: Arguments) -> tuple[int, ...]:
+    def output_shape_for(self, arguments: Arguments) -> tuple[int, ...]:
         """Return the shape of the root op's result."""
-        inputs = self.inputs(arguments)
+        inputs = self.samples.inputs(arguments)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             model = MODEL_OF[len(inputs)]([self.samples.step(self.root, arguments)])
             output: Any = model(*(torch.zeros(each.shape) for each in inputs))
@@ -96,7 +88,7 @@ class PatternPlan:
 
     def build(self, arguments: Arguments) -> nn.Module:
         """Build the float model; its weights come from torch's generator."""
-        channels = out_channels(arguments) if self.followers and self.root in WEIGHTED else 0
+        channels = count_out_channels(arguments) if self.followers and self.root in WEIGHTED else 0
         steps = [self.samples.step(self.root, arguments)]
         steps += [FOLLOWERS[op](channels) for op in self.followers if op is not torch.add]
         if self.fusion is not None:
@@ -104,9 +96,8 @@ class PatternPlan:
             if torch.add in self.followers[: count - 1]:
                 modules: list[Any] = [steps[0].op, torch.add, *(step.op for step in steps[1:])]
                 return SecondInputModel(self.fusion.make(modules))
-            members: list[Any] = [step.op for step in steps[:count]]
-            steps = [Step(op=self.fusion.make(members)), *steps[count:]]
-        model = MODEL_OF[len(self.inputs(arguments))](steps)
+            steps = [Step(op=self.fusion.make([step.op for step in steps[:count]])), *steps[count:]]
+        model = MODEL_OF[len(self.samples.inputs(arguments))](steps)
         return model if self.addition is None else AddedModel(model, self.addition)
 
 
@@ -133,7 +124,7 @@ def plan_pattern(claim: Claim) -> PatternPlan | str:
 def is_taken(limits: Mapping[str, Taken], is_trained_norm: bool, arguments: Arguments) -> bool:
     """Tell whether arguments are within the backend's limits, and run in the float model.
 
-    torch's QAT modules of a convolution and a batch norm do not take a word for the padding: they split it in letters.
+    torch's QAT modules of a convolution and a batch norm take no word for the padding: they split it in letters.
     """
     for name, taken in limits.items():
         if name in arguments and not (taken(arguments[name]) if callable(taken) else arguments[name] in taken):
@@ -159,34 +150,24 @@ def _cannot_build(what: str, claim: Claim) -> str:
 
 def _open_module(leaf: Any, claim: Claim) -> tuple[Any, Fusion | None, tuple[Any, ...]]:
     """Open a fused or QAT module: its root, how it is made of its members, and the other members."""
-    makers: list[MakeModule] = []
-    if leaf in QAT_OF:
-        makers.append(partial(_make_trainable, leaf, claim))
-        leaf = QAT_OF[leaf]
-    root, *others = MEMBERS.get(leaf, (leaf,))
-    if others:
-        makers.insert(0, partial(_make_fused, leaf))
-    if not makers:
+    kind = QAT_OF.get(leaf, leaf)
+    root, *others = MEMBERS.get(kind, (kind,))
+    if leaf not in QAT_OF and not others:
         return leaf, None, ()
-    return root, Fusion(count=1 + len(others), make=partial(_make_in_turn, makers)), tuple(others)
+
+    def make(modules: list[Any]) -> Any:
+        module = kind(*modules) if others else modules[0]
+        return _make_trainable(leaf, claim, module) if leaf in QAT_OF else module
+
+    return root, Fusion(count=1 + len(others), make=make), tuple(others)
 
 
-def _make_in_turn(makers: Sequence[MakeModule], modules: list[Any]) -> Any:
-    for make in makers:
-        modules = [make(modules)]
-    return modules[0]
-
-
-def _make_fused(kind: Any, modules: list[Any]) -> Any:
-    return kind(*modules)
-
-
-def _make_trainable(kind: Any, claim: Claim, modules: list[Any]) -> Any:
+def _make_trainable(kind: Any, claim: Claim, module: Any) -> Any:
     """Make a QAT module that the user's model holds as such, or inside of another module."""
-    module = modules[0].train()
+    module.train()
     for name, inner in module.named_children():
         if type(inner) is QAT_OF[kind]:
-            setattr(module, name, _make_trainable(kind, claim, [inner]))
+            setattr(module, name, _make_trainable(kind, claim, inner))
             return module
     for each in module.modules():
         each.qconfig = qconfig_for(claim)
@@ -197,7 +178,7 @@ def _make_trainable(kind: Any, claim: Claim, modules: list[Any]) -> Any:
 
 
 def _read_addition(pattern: Any) -> Addition | None:
-    """Read (op, chain, any) and (op, any, chain), and a chain of those with what follows."""
+    """Read (op, chain, any) and (op, any, chain), and such a pattern with the ops after it."""
     if not isinstance(pattern, tuple):
         return None
     if len(pattern) == 2 and (inner := _read_addition(pattern[1])) is not None and not isinstance(pattern[0], tuple):
@@ -210,7 +191,7 @@ def _read_addition(pattern: Any) -> Addition | None:
 
 
 class AddedModel(nn.Module):
-    """A chain whose result is added to a second input; then what follows."""
+    """A chain whose result is added to a second input; then the ops after the addition."""
 
     def __init__(self, chain: PatternModel, added: Addition) -> None:
         super().__init__()
@@ -231,5 +212,5 @@ class SecondInputModel(nn.Module):
         self.op = module
 
     def forward(self, x: Any, y: Any) -> Any:
-        """Hand both on."""
+        """Pass both on."""
         return self.op(x, y)

@@ -1,7 +1,4 @@
-"""Planning: the cases of a claim, which are the variants of its pattern, each in a regime of numbers.
-
-``plan_cases`` returns the cases, or the reason why none can be built: such a claim is UNEXERCISED.
-"""
+"""Planning: the cases of a claim, which are the variants of its pattern, each in a regime of numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from conformance.claims.claim import NO_WEIGHT, Claim
 from conformance.claims.pattern_plan import PatternPlan, is_norm, is_taken, plan_pattern
 from conformance.claims.qconfigs import Kind, kind_of
 from conformance.claims.quick import Share, choose_cases
-from conformance.claims.registry import Registered, registered_for
+from conformance.claims.registry import registered_for
 from conformance.claims.traits import moves_only
 from conformance.ops.fused_modules import MEMBERS, QAT_OF
 from conformance.ops.op_model import Input
@@ -28,7 +25,7 @@ from refimpl import ObservationType
 from refimpl.patterns import leaf_name, leaves
 
 # Where the grids lie: zero points in the middle, at both ends and away from them; full, narrow and wide ranges (scales
-# from 2⁻¹² to 2⁴); s_x·s_w / s_y from tiny to above 1; biases up to where int32 ends.
+# from 2⁻¹² to 2⁴); s_x·s_w / s_y from tiny to above 1; biases up to the end of int32.
 REGIMES: tuple[Regime, ...] = (
     Regime(name="signed", ranges=((-1.0, 1.0), (-3.0, 0.0))),
     Regime(name="positive", ranges=((0.0, 2.0), (-0.5, 4.0))),
@@ -60,35 +57,27 @@ def plan_cases(
     share: Share = _WHOLE,
     has_prelude: bool = False,
 ) -> tuple[Case, ...] | str:
-    """Return the cases of a claim, or the reason why the suite cannot build one.
+    """Return the cases of a claim, or the reason why the suite cannot build one: such a claim is UNEXERCISED.
 
-    They are within the limits that the backend declares. With a `limit` the claims on one op have only so many, of
-    which this one has the given share. ``has_prelude``: an identity may stand before the pattern, so that one of fixed
-    qparams is also given inputs outside of them.
+    They are within the limits that the backend declares. With a `limit` the claims on one op share that many cases, and
+    this one gets its share. ``has_prelude``: an identity may stand before the pattern, so that a pattern of fixed
+    qparams also gets inputs outside of them.
     """
-    if kind_of(claim.dtypes) is Kind.OTHER:
+    kind, registered = kind_of(claim.dtypes), registered_for(claim.entry.normal_pattern)
+    if kind is Kind.OTHER:
         return f"no QConfig for activations of dtype {claim.dtypes.input_dtype}"
-    registered = registered_for(claim.entry.normal_pattern)
     if registered is not None:
-        return _with_first(choose_cases(_registered_cases(registered), limit, share))
-    plan = plan_pattern(claim)
-    if isinstance(plan, str):
-        return plan
-    cases = _with_regimes(claim, list(_variants_of(plan, claim, capabilities)))
-    if has_prelude and kind_of(claim.dtypes) is Kind.FIXED:
-        cases = [_with_prelude(case) if number % 2 == 0 else case for number, case in enumerate(cases)]
-    return _with_first(choose_cases(cases, limit, share))
-
-
-def _with_first(cases: tuple[Case, ...]) -> tuple[Case, ...]:
-    return (replace(cases[0], is_first=True), *cases[1:])
-
-
-def _registered_cases(registered: Registered) -> list[Case]:
-    return [
-        Case(name=regime.name, build=registered.build, inputs=registered.inputs, regime=regime)
-        for regime in REGISTERED_REGIMES
-    ]
+        case = partial(Case, build=registered.build, inputs=registered.inputs)
+        cases = [case(name=regime.name, regime=regime) for regime in REGISTERED_REGIMES]
+    else:
+        plan = plan_pattern(claim)
+        if isinstance(plan, str):
+            return plan
+        cases = _assign_regimes(claim, list(_variants_of(plan, claim, capabilities)))
+        if has_prelude and kind is Kind.FIXED:
+            cases = [_add_prelude(case) if number % 2 == 0 else case for number, case in enumerate(cases)]
+    first, *others = choose_cases(cases, limit, share)
+    return (replace(first, is_first=True), *others)
 
 
 # -- variants ---------------------------------------------------------------------------------------------------------
@@ -99,16 +88,16 @@ def _variants_of(plan: PatternPlan, claim: Claim, capabilities: Capabilities) ->
     limits = capabilities.limits.get(leaf_name(plan.root), {})
     is_trained_norm = plan.has_norm and (claim.flow == "qat" or plan.holds_qat)
     is_whole = plan.is_single_op or plan.root not in WEIGHTED
-    for varied, arguments in _op_variants(plan.root, whole=is_whole, known=plan.is_single_op):
+    for varied, arguments in _list_op_variants(plan.root, whole=is_whole, known=plan.is_single_op):
         if not is_taken(limits, is_trained_norm, arguments) or not plan.fits(arguments):
             continue
         name = ",".join(f"{key}={_spell(arguments[key])}" for key in varied) or "default"
-        build, inputs = partial(plan.build, arguments), plan.inputs(arguments)
+        build, inputs = partial(plan.build, arguments), plan.samples.inputs(arguments)
         case = partial(Case, build=build, regime=REGIMES[0])
         if not plan.has_second_input:
             yield case(name=name, inputs=inputs, varied=varied)
             continue
-        shape = plan.output_shape(arguments)
+        shape = plan.output_shape_for(arguments)
         yield case(name=name, inputs=(*inputs, Input(shape=shape)), varied=varied)
         if not varied:
             broadcast = Input(shape=(1, shape[1], *[1] * (len(shape) - 2)))
@@ -116,8 +105,8 @@ def _variants_of(plan: PatternPlan, claim: Claim, capabilities: Capabilities) ->
 
 
 @cache
-def _op_variants(root: Any, *, whole: bool, known: bool) -> tuple[tuple[tuple[str, ...], dict[str, Any]], ...]:
-    """The variants of an op, made once for all patterns that have it."""
+def _list_op_variants(root: Any, *, whole: bool, known: bool) -> tuple[tuple[tuple[str, ...], dict[str, Any]], ...]:
+    """List the variants of an op, once for all patterns that have it."""
     return tuple(OP_SAMPLES[root].variants(whole=whole, known=known))
 
 
@@ -126,29 +115,25 @@ def _spell(value: Any) -> str:
     return "x".join(map(str, value)) if is_several else str(value)
 
 
-def _with_prelude(case: Case) -> Case:
-    return replace(
-        case,
-        name=f"{case.name} behind an identity",
-        variant=f"{case.variant} behind an identity",
-        build=lambda: Preluded(case.build()),
-    )
+def _add_prelude(case: Case) -> Case:
+    name, variant = (f"{text} behind an identity" for text in (case.name, case.variant))
+    return replace(case, name=name, variant=variant, build=lambda: Preluded(case.build()))
 
 
 # -- regimes ----------------------------------------------------------------------------------------------------------
 
 
-def _with_regimes(claim: Claim, variants: Sequence[Case]) -> list[Case]:
-    """Give each variant a regime, in turn; the base meets those for which there are too few variants.
+def _assign_regimes(claim: Claim, variants: Sequence[Case]) -> list[Case]:
+    """Give each variant a regime, in turn; the base also gets those that the variants do not reach.
 
-    It also meets those of a coarse or the finest output and of a large bias, where a kernel's errors are small against
-    a step or beyond the ends. A zero point of 0, with which wrong padding shows nothing, is not for what is padded. An
-    op without a weight that computes meets all of them on its base, and zero points at both ends on other shapes.
+    Only the base gets the regimes of a coarse or the finest output and of a large bias, where a kernel's errors are
+    small against a step or beyond the ends. A padded variant gets no zero point of 0, which would hide wrong padding.
+    An op without a weight that computes gets all of them on its base, and zero points at both ends on other shapes.
     """
-    regimes = [regime for regime in REGIMES if _matters(regime, claim)]
+    regimes = [regime for regime in REGIMES if _is_relevant(regime, claim)]
     turns = [regime for regime in regimes if 2.0**-6 <= regime.output <= 1.0 and regime.bias <= 1.0]
     in_turn = zip(variants, itertools.cycle(turns), strict=False)
-    pairs = [(variant, _revealing(variant, regime, turns)) for variant, regime in in_turn]
+    pairs = [(variant, _choose_regime(variant, regime, turns)) for variant, regime in in_turn]
     met = [regime for _, regime in pairs]
     more = [(variants[0], regime) for regime in regimes if regime not in met]
     if claim.scheme == NO_WEIGHT and not moves_only(claim):
@@ -162,25 +147,25 @@ def _with_regimes(claim: Claim, variants: Sequence[Case]) -> list[Case]:
     ]
 
 
-def _revealing(variant: Case, regime: Regime, turns: Sequence[Regime]) -> Regime:
+def _choose_regime(variant: Case, regime: Regime, turns: Sequence[Regime]) -> Regime:
     """Return a variant's regime, or another one whose zero point is not 0 where the variant pads."""
     is_padded = any(name in _PADDED for name in variant.varied)
     return turns[-1] if is_padded and regime.ranges[0][0] == 0.0 else regime
 
 
-def _matters(regime: Regime, claim: Claim) -> bool:
+def _is_relevant(regime: Regime, claim: Claim) -> bool:
     kind = kind_of(claim.dtypes)
     if kind in (Kind.DYNAMIC, Kind.FLOAT16, Kind.WEIGHT_ONLY):
         return regime.name == "signed" or 1.0 < regime.bias < math.inf
     shares = claim.entry.observation_type is not ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
     if regime.output != 1.0 and (shares or kind is Kind.FIXED):
         return False
-    if regime.bias == math.inf and _has_norm(claim):  # a norm would take the bias away, and a folded one is not this
+    if regime.bias == math.inf and _has_norm(claim):  # a norm takes the bias away, and a folded bias is another one
         return False
     return regime.bias <= 1.0 or claim.scheme != NO_WEIGHT
 
 
 def _has_norm(claim: Claim) -> bool:
-    """Tell whether a batch norm is in the claim's pattern, by itself or inside of a fused module."""
+    """Tell whether a batch norm is in the claim's pattern, or inside of a fused module of it."""
     modules = [leaf for leaf in leaves(claim.entry.normal_pattern) if isinstance(leaf, type)]
     return any(is_norm(member) for leaf in modules for member in MEMBERS.get(QAT_OF.get(leaf, leaf), (leaf,)))

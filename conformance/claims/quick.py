@@ -1,7 +1,7 @@
 """The quick profile's choice of cases: a few for each op, which the claims on that op share.
 
-A config has many claims on one op (its dtypes, flows, weight schemes; module and function; fused and not), and each
-tries what the others do not: together about as many cases as an op has arguments.
+A config has many claims on one op (its dtypes, flows, weight schemes; module and function; fused and not). Each tries
+other cases, together about as many as the op has arguments.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALIKE: dict[Any, Any] = {F.relu: nn.ReLU, torch.relu: nn.ReLU}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """A claim's place among those on the same op, and how many these are."""
+    """A claim's place among those on the same op, and their number."""
 
     place: int = 0
     of: int = 1
@@ -42,36 +42,29 @@ def shares_of(claims: Iterable[Claim]) -> dict[str, Share]:
 
 
 def _float_ops(claim: Claim) -> tuple[Any, ...]:
-    """The float ops of a pattern, in order; of the root itself, whether it is a module or a function counts."""
-    ops = [op for leaf in leaves(claim.entry.normal_pattern) for op in _members(leaf)]
+    """Return the float ops of a pattern, in order. Only for the root, module and function of one op differ."""
+    modules = (QAT_OF.get(leaf, leaf) for leaf in leaves(claim.entry.normal_pattern))
+    ops = [op for module in modules for op in MEMBERS.get(module, (module,))]
     return (ops[0], *(_ALIKE.get(op, op) for op in ops[1:]))
-
-
-def _members(leaf: Any) -> tuple[Any, ...]:
-    leaf = QAT_OF.get(leaf, leaf)
-    return MEMBERS.get(leaf, (leaf,))
 
 
 def choose_cases(cases: Sequence[Case], limit: int | None, share: Share) -> tuple[Case, ...]:
     """Choose a claim's share, of at least one, of an op's first ``limit`` cases; None: all of its cases.
 
-    Alternate between near-default cases and heavily varied ones, since a kernel may be chosen by either; within each,
-    prefer the case with the most new arguments.
+    Alternate between near-default cases and heavily varied ones, since either may select a kernel; within each, prefer
+    the case with the most new arguments.
     """
     if limit is None:
         return tuple(cases)
-    plain, other = (
-        _by_news([case for case in cases if (len(case.varied) > 1) is is_other]) for is_other in (False, True)
-    )
-    pairs = itertools.zip_longest(plain, other)
+    plain, varied = (_sort_by_news(case for case in cases if (len(case.varied) > 1) is many) for many in (False, True))
+    pairs = itertools.zip_longest(plain, varied)
     ordered = [case for pair in pairs for case in pair if case is not None][: max(limit, share.of)]
     return tuple(ordered[share.place % len(ordered) :: share.of])
 
 
-def _by_news(cases: Sequence[Case]) -> list[Case]:
-    """The first case, then always that with most arguments and regimes which none before it has; over and over."""
-    ordered, left = list[Case](), list(cases)
-    met = set[str]()
+def _sort_by_news(cases: Iterable[Case]) -> list[Case]:
+    """Order cases: the first, then always the one with most arguments and regimes that are new; repeat when none is."""
+    ordered, left, met = list[Case](), list(cases), set[str]()
     while left:
         news = [len({*case.varied, case.regime.name} - met) for case in left]
         if ordered and not max(news):

@@ -1,15 +1,16 @@
-"""What vendors register: models of patterns with their own modules and functions, and rules of their own ops."""
+"""What vendors register: models of patterns with their own modules and functions, and op rules for these."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from conformance.ops.op_model import Input
-from conformance.oracle.error_bounds import FUNCTION, OpRule, evaluates
+from conformance.oracle.error_bounds import FUNCTION, OpRule, bound_evaluation
 from conformance.oracle.table import OP_RULES, add_vendor_rule
 from refimpl import ConfigError
 from refimpl.patterns import leaves, normal_form
@@ -37,23 +38,21 @@ def register(
 
     `pattern`: as in ``BackendPatternConfig``, in forward order. `build`: returns a float model in eval mode whose
     forward holds the pattern once. `inputs`: a shape for each of its inputs (or an Input, for indices). `roundings`:
-    how many float32 roundings an evaluation of the vendor's own op makes at most, each relative to its result: the
-    oracle then takes the op itself in float64 for exact, and allows γ of that many; None: an op without a rule in the
-    oracle leaves its claims UNEXERCISED.
+    how many float32 roundings an evaluation of the vendor's own op makes at most, each relative to its result. The
+    oracle then takes the op itself in float64 as exact, and allows γ of that many; None: an op without an op rule
+    leaves its claims UNEXERCISED.
 
-    Raises ConfigError for what is no pattern, a `build` that cannot be called, or no inputs.
+    Raises ConfigError if `pattern` is no pattern, `build` cannot be called, or `inputs` is empty.
     """
     shapes = tuple(each if isinstance(each, Input) else Input(shape=tuple(each)) for each in inputs)
     if not callable(build) or not shapes:
-        found = f"found build={build!r}, inputs={inputs!r}"
-        raise ConfigError(
-            f"register({pattern!r}): {found}; give a callable that builds a model, and a shape for each input"
-        )
+        expected = "give a callable that builds a model, and a shape for each input"
+        raise ConfigError(f"register({pattern!r}): found build={build!r}, inputs={inputs!r}; {expected}")
     normal = normal_form(pattern)
     _registered[normal] = Registered(build=build, inputs=shapes)
     if roundings is None:
         return
-    rule = OpRule(verifier=FUNCTION, bound=evaluates(roundings=roundings), source="conformance.vendor.register")
+    rule = OpRule(arithmetic=FUNCTION, bound=partial(bound_evaluation, roundings), source="conformance.vendor.register")
     for leaf in leaves(normal):
         if leaf not in OP_RULES:
             add_vendor_rule(leaf, rule)

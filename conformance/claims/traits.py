@@ -22,16 +22,16 @@ def moves_only(claim: Claim) -> bool:
 def op_moves(op: Any) -> bool:
     """Tell whether an op only moves or selects values. (NUM-05)"""
     rule = rule_of(op)
-    return rule is not None and rule.verifier == MOVES
+    return rule is not None and rule.arithmetic == MOVES
 
 
 def is_weighted_module(claim: Claim) -> bool:
-    """Tell whether the pattern's root is a module that holds a weight, alone or inside of a fused one."""
+    """Tell whether the pattern's root is a module that holds a weight, or a fused one with such a module inside."""
     root = root_of(next(leaves(claim.entry.normal_pattern)))
     return isinstance(root, type) and root in WEIGHTED
 
 
-def own_modules(claim: Claim) -> tuple[type, ...]:
+def own_modules_of(claim: Claim) -> tuple[type, ...]:
     """Return the classes of a pattern's modules that are not torch's own: tracing would go into them."""
     kinds = [leaf for leaf in leaves(claim.entry.normal_pattern) if isinstance(leaf, type)]
     return tuple(kind for kind in kinds if not kind.__module__.startswith("torch."))

@@ -1,15 +1,15 @@
-"""Models of the arithmetic that a kernel may use, and naming the one whose predictions are what was found.
+"""Models of the arithmetic that a kernel may use, and naming the one that predicts the kernel's results.
 
 A fingerprint's probe makes operands on which the models differ. All values are float64, in output steps from the zero
-point unless said otherwise; ``Rule`` rounds them to whole steps.
+point unless noted otherwise; ``Rule`` rounds them to whole steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,12 +17,21 @@ from torch import Tensor
 from conformance.oracle.grids import Grid
 
 Rule: TypeAlias = Callable[[Tensor], Tensor]
+Key = TypeVar("Key", bound=Hashable)
+
+
+def join_runs(runs: Iterable[tuple[Mapping[Key, Tensor], Tensor]]) -> tuple[dict[Key, Tensor], Tensor]:
+    """Join the predictions for several runs, model by model, and the results of these runs."""
+    predictions, results = zip(*runs, strict=True)
+    joined = {model: torch.cat([values[model].flatten() for values in predictions]) for model in predictions[0]}
+    return joined, torch.cat([result.flatten() for result in results])
+
 
 # -- rounding ---------------------------------------------------------------------------------------------------------
 
 
-def rounding_rules(zero_point: int) -> dict[str, Rule]:
-    """Every rule that is told apart, by name. Half to even differs where the zero point is added before it."""
+def _list_rules(zero_point: int) -> dict[str, Rule]:
+    """Every rule that can be named. Half to even differs where the zero point is added before it."""
     return {
         "half_even": torch.round,
         "half_even, after the zero point is added": lambda r: (r + zero_point).round() - zero_point,
@@ -38,86 +47,94 @@ def rounding_rules(zero_point: int) -> dict[str, Rule]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """What was seen at exact ties: the name of the rule, or a description, and the rule where one fits."""
+    """How exact ties are rounded: the name of the rule, or a description, and the rule where one fits."""
 
     text: str
     rule: Rule | None = None
 
 
-def name_rounding(exact: Tensor, found: Tensor, zero_point: int) -> Rounding:
+def name_rounding(exact: Tensor, results: Tensor, zero_point: int) -> Rounding:
     """Name the rounding of results that hold exact ties of both signs and parities, and other results.
 
-    Where rules cannot be told apart by these results, all that fit are named; where none fits, the ties are counted.
+    Where several rules give these results, all that fit are named; where none fits, the ties are counted.
     """
     below = exact.floor()
     is_tie = (exact - below) == 0.5
     if not bool(is_tie.any()):
         return Rounding(text="none seen: no result was an exact tie")
-    fitting = {name: rule for name, rule in rounding_rules(zero_point).items() if torch.equal(rule(exact), found)}
+    fitting = {name: rule for name, rule in _list_rules(zero_point).items() if torch.equal(rule(exact), results)}
     if fitting:
         return Rounding(text=" or ".join(fitting), rule=next(iter(fitting.values())))
-    ties, up = int(is_tie.sum()), int((is_tie & (found == below + 1)).sum())
-    down = int((is_tie & (found == below)).sum())
-    others = ~is_tie & ((found - exact).abs() > 0.5)
-    beside = "" if up + down == ties else f", {ties - up - down} elsewhere"
-    text = f"mixed: of {ties} ties {up} up and {down} down{beside}"
-    return Rounding(text=text + (f"; {int(others.sum())} other results not to the nearest" if others.any() else ""))
+    ties, up = int(is_tie.sum()), int((is_tie & (results == below + 1)).sum())
+    down = int((is_tie & (results == below)).sum())
+    wrong = int((~is_tie & ((results - exact).abs() > 0.5)).sum())
+    elsewhere = "" if up + down == ties else f", {ties - up - down} elsewhere"
+    text = f"mixed: of {ties} ties {up} up and {down} down{elsewhere}"
+    return Rounding(text=text + (f"; {wrong} other results not to the nearest" if wrong else ""))
 
 
 # -- rescale ----------------------------------------------------------------------------------------------------------
 
-MOST_BITS, LEAST_BITS = 32, 6  # of a fixed-point factor
+
+class RescaleModel(NamedTuple):
+    """A model of a rescale: its name; the bits of its factor, in fixed point; whether it computes in float32."""
+
+    text: str
+    bits: int | None = None
+    is_float32: bool = False
 
 
-def to_bits(factor: float, bits: int, exponent: int | None = None) -> float:
-    """Round a factor to a mantissa of so many bits, of its own exponent or of another's (a shift that is shared)."""
+Predictions: TypeAlias = dict[RescaleModel, Tensor]
+EXACT = RescaleModel("exact")
+FACTOR_BITS = range(6, 33)
+
+
+def _round_to_bits(factor: float, bits: int, exponent: int | None = None) -> float:
+    """Round a factor to a mantissa of this many bits, of its own exponent or of another's (a shift that is shared)."""
     exponent = math.frexp(factor)[1] if exponent is None else exponent
     return math.ldexp(round(math.ldexp(factor, bits - exponent)), exponent - bits)
 
 
-def _single(value: float) -> float:
+def _round_number(value: float) -> float:
     return float(torch.tensor(value, dtype=torch.float32))
 
 
-def _float(value: Tensor) -> Tensor:
+def _round(value: Tensor) -> Tensor:
     return value.float().double()
 
 
-def _in_float32(products: Mapping[str, Tensor], zero_point: int) -> dict[str, Tensor]:
-    """Models that end in a float32 product, given exactly: rounded alone, before the zero point is added, or after."""
+def _end_in_float32(products: Mapping[str, Tensor], zero_point: int) -> Predictions:
+    """Models that end in a float32 product, given exactly: rounded only, before the zero point is added, or after."""
     models = {}
     for name, product in products.items():
-        models[f"float32: {name}"] = _float(product)
-        models[f"float32: {name}, then + zero point"] = _float(_float(product) + zero_point) - zero_point
-        models[f"float32: {name} + zero point, fused"] = _float(product + zero_point) - zero_point
-    return models
+        models[f"float32: {name}"] = _round(product)
+        models[f"float32: {name}, then + zero point"] = _round(_round(product) + zero_point) - zero_point
+        models[f"float32: {name} + zero point, fused"] = _round(product + zero_point) - zero_point
+    return {RescaleModel(text, is_float32=True): values for text, values in models.items()}
 
 
-def factor_models(total: Tensor, scales: tuple[float, ...], out: float, zero_point: int) -> dict[str, Tensor]:
+def predict_factor(total: Tensor, scales: tuple[float, ...], out: float, zero_point: int) -> Predictions:
     """Predict total · ∏ scales / out, not rounded to whole steps, under every model of a rescale by one factor.
 
     ``total``: the accumulator's integers. ``scales``: float32 numbers as float64 (s_x and s_w).
     """
     product = math.prod(scales)
-    single, inverse = _single(product), _single(1 / out)
-    inverted = _single(math.prod(_single(1 / _single(1 / scale)) for scale in scales))
+    single, inverse = _round_number(product), _round_number(1 / out)
+    inverted = _round_number(math.prod(_round_number(1 / _round_number(1 / scale)) for scale in scales))
     in_float = {
-        "· (s_x·s_w/s_y)": total * _single(single / out),
-        "· (s_x·s_w·(1/s_y))": total * _single(single * inverse),
-        "· s_x·s_w, / s_y": _float(total * single) / out,
-        "· s_x·s_w, · (1/s_y)": _float(total * single) * inverse,
-        "· s_x·s_w (handed over as 1/s_x, 1/s_w), · (1/s_y)": _float(total * inverted) * inverse,
+        "· (s_x·s_w/s_y)": total * _round_number(single / out),
+        "· (s_x·s_w·(1/s_y))": total * _round_number(single * inverse),
+        "· s_x·s_w, / s_y": _round(total * single) / out,
+        "· s_x·s_w, · (1/s_y)": _round(total * single) * inverse,
+        "· s_x·s_w (handed over as 1/s_x, 1/s_w), · (1/s_y)": _round(total * inverted) * inverse,
     }
-    fixed = {f"{bits} bits": total * to_bits(product / out, bits) for bits in range(LEAST_BITS, MOST_BITS + 1)}
-    twice = {"31 bits, rounded twice": _rounded_twice(total, product / out)}
-    return {"exact": total * product / out, **_in_float32(in_float, zero_point), **fixed, **twice}
-
-
-def _rounded_twice(total: Tensor, factor: float) -> Tensor:
-    """A 31-bit factor in [1/2, 1), rounded to an integer, then a shift right: as in gemmlowp and TFLite."""
-    mantissa, exponent = math.frexp(factor)
-    high = (total * to_bits(mantissa, 31) + 0.5).floor()
-    return high * 2.0**exponent
+    predictions = {EXACT: total * product / out, **_end_in_float32(in_float, zero_point)}
+    for bits in FACTOR_BITS:
+        predictions[RescaleModel(f"{bits} bits", bits)] = total * _round_to_bits(product / out, bits)
+    # a 31-bit factor in [1/2, 1), rounded to an integer, then a shift right: as in gemmlowp and TFLite
+    mantissa, exponent = math.frexp(product / out)
+    high = (total * _round_to_bits(mantissa, 31) + 0.5).floor()
+    return predictions | {RescaleModel("31 bits, rounded twice"): high * 2.0**exponent}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,97 +144,95 @@ class Term:
     centred: Tensor
     grid: Grid
 
-    def dequantized(self) -> dict[str, Tensor]:
-        """Its real values as float32, by either way to compute them: (q - z)·s, or q·s + (-z·s) fused."""
+    def dequantize(self) -> dict[str, Tensor]:
+        """Return its real values as float32, by either way to compute them: (q - z)·s, or q·s + (-z·s) fused."""
         scale, zero_point = self.grid.scale, self.grid.zero_point
-        fused = (self.centred + zero_point) * scale - _single(zero_point * scale)
-        return {"dequantized": _float(self.centred * scale), "dequantized by a fused q·s - z·s": _float(fused)}
+        fused = (self.centred + zero_point) * scale - _round_number(zero_point * scale)
+        return {"dequantized": _round(self.centred * scale), "dequantized by a fused q·s - z·s": _round(fused)}
 
 
-def sum_models(a: Term, b: Term, output: Grid) -> dict[str, Tensor]:
+def predict_sum(a: Term, b: Term, output: Grid) -> Predictions:
     """Predict (a·s_a + b·s_b) / s_y under every model of an addition."""
     out, scales = output.scale, (a.grid.scale, b.grid.scale)
-    sums = {name: _float(value + b.dequantized()[name]) for name, value in a.dequantized().items()}
-    first, second = a.centred * _single(scales[0] / out), b.centred * _single(scales[1] / out)
+    sums = {name: _round(value + b.dequantize()[name]) for name, value in a.dequantize().items()}
+    first, second = a.centred * _round_number(scales[0] / out), b.centred * _round_number(scales[1] / out)
     in_float = {
-        **_over(sums, out),
-        "factors s_a/s_y and s_b/s_y": _float(first) + _float(second),
-        "factors s_a/s_y and s_b/s_y, fused": first + _float(second),
+        **_divide(sums, out),
+        "factors s_a/s_y and s_b/s_y": _round(first) + _round(second),
+        "factors s_a/s_y and s_b/s_y, fused": first + _round(second),
     }
-    exponent = math.frexp(max(scales) / out)[1]
-    fixed = {}
-    for bits in range(LEAST_BITS, MOST_BITS + 1):
-        factors = [to_bits(scale / out, bits, exponent) for scale in scales]
-        fixed[f"{bits} bits"] = a.centred * factors[0] + b.centred * factors[1]
     exact = (a.centred * scales[0] + b.centred * scales[1]) / out
-    return {"exact": exact, **_in_float32(in_float, output.zero_point), **fixed}
+    predictions = {EXACT: exact, **_end_in_float32(in_float, output.zero_point)}
+    exponent = math.frexp(max(scales) / out)[1]
+    for bits in FACTOR_BITS:
+        factors = [_round_to_bits(scale / out, bits, exponent) for scale in scales]
+        predictions[RescaleModel(f"{bits} bits", bits)] = a.centred * factors[0] + b.centred * factors[1]
+    return predictions
 
 
-def _over(values: Mapping[str, Tensor], out: float) -> dict[str, Tensor]:
+def _divide(values: Mapping[str, Tensor], out: float) -> dict[str, Tensor]:
     """Float32 values quantized: divided by the scale, or multiplied by its inverse."""
-    inverse = {f"{name}, · (1/s_y)": value * _single(1 / out) for name, value in values.items()}
+    inverse = {f"{name}, · (1/s_y)": value * _round_number(1 / out) for name, value in values.items()}
     return inverse | {f"{name}, / s_y": value / out for name, value in values.items()}
 
 
-def product_models(a: Term, b: Term, output: Grid) -> dict[str, Tensor]:
+def predict_product(a: Term, b: Term, output: Grid) -> Predictions:
     """Predict a·s_a·b·s_b / s_y: one factor for the product of integers, or float32 products of real values."""
-    products = {name: _float(value * b.dequantized()[name]) for name, value in a.dequantized().items()}
-    by_factor = factor_models(a.centred * b.centred, (a.grid.scale, b.grid.scale), output.scale, output.zero_point)
-    return by_factor | _in_float32(_over(products, output.scale), output.zero_point)
+    products = {name: _round(value * b.dequantize()[name]) for name, value in a.dequantize().items()}
+    by_factor = predict_factor(a.centred * b.centred, (a.grid.scale, b.grid.scale), output.scale, output.zero_point)
+    return by_factor | _end_in_float32(_divide(products, output.scale), output.zero_point)
 
 
-def copy_models(term: Term, output: Grid) -> dict[str, Tensor]:
-    """Predict a·s_a / s_y: what becomes of integers that are copied to another grid."""
-    in_float = _in_float32(_over(term.dequantized(), output.scale), output.zero_point)
-    return in_float | factor_models(term.centred, (term.grid.scale,), output.scale, output.zero_point)
+def predict_copy(term: Term, output: Grid) -> Predictions:
+    """Predict a·s_a / s_y: integers that are copied to another grid."""
+    in_float = _end_in_float32(_divide(term.dequantize(), output.scale), output.zero_point)
+    return in_float | predict_factor(term.centred, (term.grid.scale,), output.scale, output.zero_point)
 
 
-def quantize_models(values: Tensor, output: Grid) -> dict[str, Tensor]:
+def predict_quantize(values: Tensor, output: Grid) -> Predictions:
     """Predict float32 values / scale under every model of quantize. (NUM-01)"""
-    return {"exact": values / output.scale} | _in_float32(_over({"x": values}, output.scale), output.zero_point)
+    return {EXACT: values / output.scale, **_end_in_float32(_divide({"x": values}, output.scale), output.zero_point)}
 
 
-def joined(models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Join, model by model, what is predicted for several runs."""
-    return {name: torch.cat([each[name].flatten() for each in models]) for name in models[0]}
+def keep_inside(predictions: Predictions, results: Tensor) -> tuple[Predictions, Tensor]:
+    """Keep the results that are far enough inside of the output's grid, and the predictions for them."""
+    inside = predictions[EXACT].abs() < 120
+    return {model: values[inside] for model, values in predictions.items()}, results[inside]
 
 
-def name_rescale(models: Mapping[str, Tensor], found: Tensor, rule: Rule) -> str:
-    """Name the model of a rescale whose rounded predictions are exactly what was found, the first where several are."""
-    fitting = [name for name, value in models.items() if torch.equal(rule(value), found)]
-    in_float = [name for name in fitting if name.startswith("float32")]
-    bits = [int(name.split()[0]) for name in fitting if name.endswith(" bits")]
-    if "exact" in fitting:
+def name_rescale(runs: Iterable[tuple[Predictions, Tensor]], rule: Rule) -> str:
+    """Name the first model of a rescale whose rounded predictions are exactly the results of all runs."""
+    predictions, results = join_runs(runs)
+    fitting = [model for model, values in predictions.items() if torch.equal(rule(values), results)]
+    in_float = [model.text for model in fitting if model.is_float32]
+    bits = [model.bits for model in fitting if model.bits is not None]
+    if EXACT in fitting:
         least = f", as by a factor of {min(bits)} bits or more" if bits else ""
         return "exact or float32: these operands do not tell" if in_float else f"exact{least}"
     if in_float:
         return in_float[0]
     if bits:
-        return f"fixed point: factor of {_range(bits)} bits"
+        return f"fixed point: factor of {min(bits)}{f' to {max(bits)}' if len(bits) > 1 else ''} bits"
     if fitting:
-        return f"fixed point: {fitting[0]}"
-    return _described(models["exact"], found)
+        return f"fixed point: {fitting[0].text}"
+    return _describe_difference(predictions[EXACT], results)
 
 
-def _described(exact: Tensor, found: Tensor) -> str:
+def _describe_difference(exact: Tensor, results: Tensor) -> str:
     """Say how far a rescale that no model fits is from correct rounding, also relative to the result."""
-    excess = (found - exact).abs() - 0.5
+    excess = (results - exact).abs() - 0.5
     off = excess > 0
     if not bool(off.any()):
         return "no model fits, but all results are correctly rounded"
     relative = math.log2(float((excess / exact.abs().clamp(min=0.5))[off].max()))
     return (
-        f"no model of one step fits: {int(off.sum())} of {found.numel()} results beyond a tie on the wrong side, "
+        f"no model of one step fits: {int(off.sum())} of {results.numel()} results beyond a tie on the wrong side, "
         f"by {float(excess.max()):.2g} steps or 2^{relative:.0f} of the result at most"
     )
 
 
-def _range(bits: list[int]) -> str:
-    return str(min(bits)) if len(bits) == 1 else f"{min(bits)} to {max(bits)}"
-
-
-def near_ties(steps: float, beside: float = 1.0) -> list[tuple[float, float]]:
-    """Draw pairs of scales s_x, s_y, float32 numbers with s_x·beside/s_y next to 1/steps but not equal to it.
+def draw_scales(steps: float, factor: float = 1.0) -> list[tuple[float, float]]:
+    """Draw pairs of scales s_x, s_y, float32 numbers with s_x·factor/s_y next to 1/steps but not equal to it.
 
     Odd multiples of steps/2, rescaled so, are next to a tie, and on which side of it they fall depends on the last
     bits of the arithmetic: of a factor of n bits, if the ratio is off by less than 2^-n. The pairs are off by 2^-25,
@@ -225,8 +240,8 @@ def near_ties(steps: float, beside: float = 1.0) -> list[tuple[float, float]]:
     """
     mantissas = torch.randint(2**23, 2**24, (4096,), generator=torch.Generator().manual_seed(0)).double()
     s_x = mantissas * 2.0**-27
-    s_y = (s_x * beside * steps).float().double()
-    error = s_x * beside * steps / s_y - 1
+    s_y = (s_x * factor * steps).float().double()
+    error = s_x * factor * steps / s_y - 1
     chosen = dict.fromkeys(
         int((side * error / 2.0**-bits).where(side * error > 0, torch.inf).log2().abs().argmin())
         for bits in range(25, 37)
@@ -243,28 +258,32 @@ _BLUR = 2.0**-12
 float32 or fixed point errs."""
 
 
-def name_value(models: Mapping[str, Tensor], found: Tensor, rule: Rule) -> str | None:
-    """Name the first model whose predictions are what was found; None: no model fits."""
+def name_value(models: Mapping[str, Tensor], results: Tensor, rule: Rule, otherwise: str = "none of the models") -> str:
+    """Name the first model that predicts the results; `otherwise` where none does."""
     for name, value in models.items():
-        if bool(((found == rule(value - _BLUR)) | (found == rule(value + _BLUR))).all()):
+        if bool(((results == rule(value - _BLUR)) | (results == rule(value + _BLUR))).all()):
             return name
-    return None
+    return otherwise
 
 
-def name_ends(exact: Tensor, found: Tensor, grid: Grid, rule: Rule) -> str:
+def padding_integers(grid: Grid) -> dict[str, int]:
+    """Return the integers that padding may hold, less the zero point, by name."""
+    return {"the zero point": 0, "integer 0": -grid.zero_point, "the lowest integer": grid.centred_ends[0]}
+
+
+def name_ends(exact: Tensor, results: Tensor, grid: Grid, rule: Rule) -> str:
     """Say where results that go beyond a grid end. All values are in steps from its zero point."""
-    low, high = (int(end) + grid.zero_point for end in (found.min(), found.max()))
-    if not torch.equal(found, rule(exact).clamp(low - grid.zero_point, high - grid.zero_point)):
-        far = (exact - found).abs() > 1
-        wraps = far & (found + grid.zero_point > grid.low) & (found + grid.zero_point < grid.high)
+    low, high = (int(end) + grid.zero_point for end in (results.min(), results.max()))
+    if not torch.equal(results, rule(exact).clamp(low - grid.zero_point, high - grid.zero_point)):
+        is_inside = (results > grid.centred_ends[0]) & (results < grid.centred_ends[1])
+        wraps = ((exact - results).abs() > 1) & is_inside
         return f"no clamp at {low} and {high}: {int(wraps.sum())} results beyond the range come back inside it"
     is_whole = (low, high) == (grid.low, grid.high)
     return f"{low}..{high}, the whole grid" if is_whole else f"{low}..{high}; the grid is {grid.low}..{grid.high}"
 
 
-def name_relu(exact: Tensor, found: Tensor, grid: Grid, rule: Rule) -> str:
+def name_relu(exact: Tensor, results: Tensor, grid: Grid, rule: Rule) -> str:
     """Say where a relu cuts results (in steps from the zero point) off."""
-    low, high = grid.low - grid.zero_point, grid.high - grid.zero_point
+    low, high = grid.centred_ends
     cuts = {"at the zero point": 0, "not at all": low, "at integer 0": -grid.zero_point}
-    models = {name: exact.clamp(max(low, cut), high) for name, cut in cuts.items()}
-    return name_value(models, found, rule) or "none of the models"
+    return name_value({name: exact.clamp(max(low, cut), high) for name, cut in cuts.items()}, results, rule)

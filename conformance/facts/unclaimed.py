@@ -1,7 +1,7 @@
 """Unclaimed support: dtype configs that a backend runs correctly for a pattern, though its config does not say so.
 
-A config grows by what others of its entries claim: where the same dtypes work for a pattern that has no such claim, the
-vendor may add it. Facts, not judged: ``jobs`` gives one job for each pattern, for the full and the stress profile.
+Where dtypes that other entries of the config claim also work for a pattern without such a claim, the vendor may add it.
+Measured, not judged: ``jobs`` gives one job for each pattern, for the full and the stress profile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from conformance.ops.fused_modules import root_of
 from conformance.pipeline.claim_run import run_claim
 from conformance.pipeline.job import Job, measuring_job
 from conformance.stages.bench import Bench
-from conformance.stages.refusal import functions_with, modules_with, with_only
+from conformance.stages.refusal import restrict, restrict_functions, restrict_modules
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 from refimpl.patterns import leaves, pattern_name
 from reports.schema import Check, Measurement
@@ -35,7 +35,7 @@ _HOW = {
     Verdict.UNEXERCISED: "not tried",
 }
 _MOST = 200
-"""Characters of a message that are shown."""
+"""The number of characters of a message that are shown."""
 
 
 def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tuple[Job, ...]:
@@ -47,43 +47,43 @@ def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tup
     for entry in config.configs:
         for dtypes in entry.dtype_configs:
             if kind_of(dtypes) not in (Kind.FIXED, Kind.OTHER):  # fixed qparams belong to their op
-                claimed[_family(entry)].setdefault(_choice(entry, dtypes), dtypes)
-    found = [(entry, candidates(entry, claimed[_family(entry)])) for entry in config.configs]
+                claimed[_family_of(entry)].setdefault(_choice_of(entry, dtypes), dtypes)
+    candidates = [(entry, _find_candidates(entry, claimed[_family_of(entry)])) for entry in config.configs]
     return tuple(
         measuring_job("unclaimed", pattern_name(entry.normal_pattern), partial(_measure, entry, dtypes))
-        for entry, dtypes in found
+        for entry, dtypes in candidates
         if dtypes
     )
 
 
-def candidates(entry: BackendPatternConfig, claimed: Mapping[object, DTypeConfig]) -> tuple[DTypeConfig, ...]:
-    """Return the dtype configs, one of each choice of dtypes, that an entry does not have: bounds alone are no news."""
-    known = {_choice(entry, each) for each in entry.dtype_configs}
+def _find_candidates(entry: BackendPatternConfig, claimed: Mapping[object, DTypeConfig]) -> tuple[DTypeConfig, ...]:
+    """The dtype configs, one of each choice of dtypes, that an entry does not have, whatever their bounds."""
+    known = {_choice_of(entry, dtypes) for dtypes in entry.dtype_configs}
     return tuple(dtypes for choice, dtypes in claimed.items() if choice not in known)
 
 
-def _family(entry: BackendPatternConfig) -> tuple[bool, ...]:
-    """What an entry's inputs and results are like: ops of one family can share dtype configs."""
+def _family_of(entry: BackendPatternConfig) -> tuple[bool, ...]:
+    """The kind of an entry's inputs and results: ops of one family can share dtype configs."""
     root = root_of(next(leaves(entry.normal_pattern)))
     kinds: tuple[tuple[type, ...], ...] = ((nn.Embedding, nn.EmbeddingBag), (nn.RNNBase, nn.RNNCellBase))
     return (has_weight(entry), *(isinstance(root, type) and issubclass(root, each) for each in kinds))
 
 
-def _choice(entry: BackendPatternConfig, each: DTypeConfig) -> object:
+def _choice_of(entry: BackendPatternConfig, dtypes: DTypeConfig) -> object:
     """The dtypes that matter for an entry: a weight's for those that have one."""
-    return each.input_dtype, has_weight(entry) and each.weight_dtype, each.output_dtype, bool(each.is_dynamic)
+    return dtypes.input_dtype, has_weight(entry) and dtypes.weight_dtype, dtypes.output_dtype, bool(dtypes.is_dynamic)
 
 
 def _measure(entry: BackendPatternConfig, dtypes: tuple[DTypeConfig, ...], bench: Bench) -> Iterator[Measurement]:
     """Try each dtype config on the pattern, with one case; yield one measurement."""
-    values = {dtype_config_text(each): _try(entry, each, bench) for each in dtypes}
-    yield Measurement(topic="unclaimed", subject=pattern_name(entry.normal_pattern), values=dict(values))
+    values: dict[str, Any] = {dtype_config_text(each): _try(entry, each, bench) for each in dtypes}
+    yield Measurement(topic="unclaimed", subject=pattern_name(entry.normal_pattern), values=values)
 
 
 def _try(entry: BackendPatternConfig, dtypes: DTypeConfig, bench: Bench) -> str:
-    """Take the claim that is not made through the stages, up to its numbers; say how it went."""
+    """Take the claim that is not made through the stages, up to its numbers; describe the outcome."""
     config = bench.config
-    entries = [*functions_with(config, dtypes), *modules_with(config, dtypes), with_only(entry, dtypes)]
+    entries = [*restrict_functions(config, dtypes), *restrict_modules(config, dtypes), restrict(entry, dtypes)]
     config = BackendConfig("unclaimed").set_backend_pattern_configs(entries)
     own = Bench(_Claiming(bench.backend, config), seed=bench.seed, profile="quick")
     own.effort = Effort(cases=1, directed=3, further=3, random=0)
@@ -94,16 +94,17 @@ def _try(entry: BackendPatternConfig, dtypes: DTypeConfig, bench: Bench) -> str:
 
 
 def _describe(check: Check) -> str:
-    """Say how it went by the check that ended it: the first that did not pass, or that of its numbers."""
+    """Describe the outcome by the check that ended it: the first that did not pass, or that of its numbers."""
     text = " ".join(check.message.split())[:_MOST]
     if check.verdict is Verdict.REFUTED:
         return f"wrong: {text}" if check.stage == "numerics" and check.rule != "LOW-01" else f"refused: {text}"
-    how = _HOW[check.verdict]
-    return text if text.startswith(how) else f"{how}: {text}" if text else how
+    if check.evidence.get("float_ops"):  # the message says itself that these run in float
+        return text
+    return f"{_HOW[check.verdict]}: {text}" if text else _HOW[check.verdict]
 
 
 class _Claiming(Backend):
-    """A backend under a config that is not its own."""
+    """A backend under another config than its own."""
 
     def __init__(self, backend: Backend, config: BackendConfig) -> None:
         self._backend, self._config = backend, config

@@ -1,4 +1,4 @@
-"""The facts of a run that its results depend on, for the header of the results file (docs/architecture.md)."""
+"""What a run's results depend on, for the header of the results file (docs/architecture.md)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from reports.schema import Scalar
 DISTRIBUTION = "fx-quant-conformance"
 DETECTION = Path(__file__).resolve().parents[1] / "mutation" / "detection-power.json"
 CPUINFO = Path("/proc/cpuinfo")
-# The instruction sets that a quantized kernel is chosen by, on x86 and on Arm.
+# The instruction sets by which quantized kernels are chosen, on x86 and on Arm.
 _RELEVANT = re.compile(
     r"ssse3|sse4_[12]|f16c|fma|avx\w*|amx\w*|\w*vnni\w*|asimd\w*|neon|sve\w*|sme2?|i8mm|bf16|\w*dotprod"
 )
 
 
-def environment_facts(root: Path) -> dict[str, Any]:
+def describe_environment(root: Path) -> dict[str, Any]:
     """Return the header's fields about the suite's checkout at ``root``, torch, Python and the machine."""
-    model, flags = cpu(CPUINFO)
+    model, flags = read_cpu(CPUINFO)
     return {
-        "suite_version": suite_version(root),
-        "suite_commit": suite_commit(root),
+        "suite_version": read_suite_version(root),
+        "suite_commit": read_suite_commit(root),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -38,16 +38,16 @@ def environment_facts(root: Path) -> dict[str, Any]:
     }
 
 
-def detection_power() -> dict[str, dict[str, Scalar]]:
-    """Return what the mutation gate found last: class of seeded faults → how many there are, found by each profile."""
+def read_detection_power() -> dict[str, dict[str, Scalar]]:
+    """Return the mutation gate's last result: class of faults → their number, and how many each profile finds."""
     try:
-        found: dict[str, dict[str, Scalar]] = json.loads(DETECTION.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # it is made by python -m conformance.mutation --write-doc
+        power: dict[str, dict[str, Scalar]] = json.loads(DETECTION.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # python -m conformance.mutation --write-doc writes it
         return {}
-    return found
+    return power
 
 
-def suite_version(root: Path) -> str:
+def read_suite_version(root: Path) -> str:
     """Return the version in the checkout's pyproject.toml, or the installed one, or "unknown"."""
     try:
         return str(tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
@@ -59,18 +59,18 @@ def suite_version(root: Path) -> str:
         return "unknown"
 
 
-def suite_commit(root: Path) -> str:
+def read_suite_commit(root: Path) -> str:
     """Return the checkout's git commit, with "-dirty" when files differ from it; "unknown" outside a checkout."""
     if not (root / ".git").exists():
         return "unknown"
-    commit = _git(root, "rev-parse", "--verify", "HEAD")
-    changes = _git(root, "status", "--porcelain")
+    commit = _run_git(root, "rev-parse", "--verify", "HEAD")
+    changes = _run_git(root, "status", "--porcelain")
     if commit is None or changes is None:
         return "unknown"
     return f"{commit}-dirty" if changes else commit
 
 
-def cpu(cpuinfo: Path) -> tuple[str, list[str]]:
+def read_cpu(cpuinfo: Path) -> tuple[str, list[str]]:
     """Return the processor's model and its instruction sets that matter to quantized kernels."""
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
@@ -82,10 +82,9 @@ def cpu(cpuinfo: Path) -> tuple[str, list[str]]:
     return model, sorted({word for word in words if _RELEVANT.fullmatch(word)})
 
 
-def _git(root: Path, *arguments: str) -> str | None:
+def _run_git(root: Path, *arguments: str) -> str | None:
     command = ["git", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""Guards: marks on the functions that find faults, so that the mutation gate can watch each of them or take it away."""
+"""Guards: marks on the functions that find faults, so that the mutation gate can watch or remove each of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 Hook = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""Given a guard's name and function, returns what is called in its place."""
+"""Takes a guard's name and function; returns the function to call instead."""
 
 
 class Finds(StrEnum):
-    """How a marked function says that it has found a fault."""
+    """How a marked function reports a fault."""
 
     PROBLEM = "returns a Problem, else None"
     PROBLEMS = "yields Problems"
@@ -31,13 +31,13 @@ class Finds(StrEnum):
 
 
 GUARDS: dict[str, Finds] = {}
-"""The guards that have been marked, by name."""
+"""How each marked guard reports a fault, by name."""
 
 _hooks: list[Hook] = []
 
 
 def guard(name: str, finds: Finds = Finds.PROBLEM) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Mark a function as a guard. Raises ValueError for a name that another function has."""
+    """Mark a function as a guard. Raises ValueError for the name of another guard."""
 
     def mark(function: Callable[P, R]) -> Callable[P, R]:
         if name in GUARDS:
@@ -57,8 +57,8 @@ def guard(name: str, finds: Finds = Finds.PROBLEM) -> Callable[[Callable[P, R]],
 
 
 @contextmanager
-def guards_replaced(hook: Hook) -> Iterator[None]:
-    """Call what ``hook`` makes of each guard in its place, in this process and in those forked from it."""
+def replace_guards(hook: Hook) -> Iterator[None]:
+    """Replace each guard by what ``hook`` returns for it, in this process and in those forked from it."""
     _hooks.append(hook)
     try:
         yield

@@ -1,15 +1,15 @@
-"""Levels of x86 instruction sets: which kernels the native engines run, and how a run is held to a lower level.
+"""Levels of x86 instruction sets: which kernels the native engines run, and how a run is limited to a lower level.
 
 Quantized kernels are chosen by CPU: without VNNI, fbgemm and oneDNN multiply bytes with ``vpmaddubsw``, which adds
 two products in 16 bits with saturation. ``pytest conformance --isa=avx2`` certifies on a newer machine what users of
-older ones get. The engines' own environment variables do it, and they are read when the libraries load: ``apply``
-sets them and starts the same command again, in place; xdist's workers inherit them.
+older ones get. It sets the engines' environment variables, which are read when the libraries load: ``apply`` sets them
+and starts the same command again, in place; xdist's workers inherit them.
 
-What the variables cannot change, because the code asks the CPU itself: QNNPACK's kernels (SSE2 on x86 at any level),
-and whether the x86 engine gives a convolution to oneDNN (it does where the CPU has AVX-512 VNNI) or to fbgemm. Below
-that level, x86 on such a CPU runs a mix that no user has: ``current_level`` names it so, and ``--backend=fbgemm``
-shows the convolutions that x86 would run. The levels sse41, avx2, avx512 and avx512_vnni were seen to take effect (in
-torch, fbgemm and oneDNN alike); avx2_vnni and amx follow the engines' documents.
+Code that asks the CPU itself ignores the variables: QNNPACK's kernels (SSE2 on x86 at any level), and the x86 engine's
+choice between oneDNN (where the CPU has AVX-512 VNNI) and fbgemm for a convolution. Below that level, x86 on such a CPU
+runs a mix that no user has, which ``find_current_level`` names so; ``--backend=fbgemm`` shows the convolutions that x86
+would run. The levels sse41, avx2, avx512 and avx512_vnni were seen to take effect (in torch, fbgemm and oneDNN alike);
+avx2_vnni and amx follow the engines' documents.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import platform
 import sys
 from dataclasses import dataclass
 
-from conformance.machine.environment import CPUINFO, cpu
+from conformance.machine.environment import CPUINFO, read_cpu
 
+VARIABLES = ("ATEN_CPU_CAPABILITY", "FBGEMM_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 MARK = "FX_CONFORMANCE_ISA_PROCESS"
 """The variable that holds the ID of a process which has started itself again."""
 
 
 class IsaError(Exception):
-    """A level that cannot be had; the message is one line for the user."""
+    """A level that is not available; the message is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +41,10 @@ class Level:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment that holds torch's own kernels, fbgemm and oneDNN to this level."""
-        values = (self.aten, self.fbgemm, self.onednn)
-        return dict(zip(VARIABLES, values, strict=True))
+        """The environment that limits torch's own kernels, fbgemm and oneDNN to this level."""
+        return dict(zip(VARIABLES, (self.aten, self.fbgemm, self.onednn), strict=True))
 
 
-VARIABLES = ("ATEN_CPU_CAPABILITY", "FBGEMM_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 _SSE41 = frozenset({"sse4_1"})
 _AVX2 = _SSE41 | {"avx2", "fma", "f16c"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
@@ -63,69 +62,69 @@ LEVELS = {
 _WITHOUT = {("fbgemm", "sse41"), ("x86", "sse41")}
 """Engines that torch does not offer at a level: both need AVX2."""
 _ASKS_THE_CPU = {"x86": "avx512_vnni"}
-"""Engines that choose by a flag of the CPU itself, whatever the variables say."""
+"""The CPU flag by which an engine chooses, whatever the variables say."""
 
 
 def apply(level: str, engine: str) -> None:
-    """Hold this process, and those it starts, to ``level``: a name of ``LEVELS``.
+    """Limit this process, and those it starts, to ``level``: a name of ``LEVELS``.
 
     Where the variables say otherwise, they are set and the process runs its own command again from the start, under
     the same process ID; this function then does not return. Call it in the controlling process only, with output
     uncaptured. Raises IsaError when the CPU or the backend's torch ``engine`` ("" for none) does not have the level.
     """
-    usable = _usable(engine)
+    usable = _usable_levels(engine)
     if level not in usable:
-        raise IsaError(_refusal(level, engine, usable))
-    wanted = LEVELS[level].variables
-    if _in_force() == wanted:
+        raise IsaError(_explain_refusal(level, engine, usable))
+    variables = LEVELS[level].variables
+    if _read_variables() == variables:
         return
     if os.environ.get(MARK) == str(os.getpid()):
         changed = ", ".join(f"{name}={os.environ.get(name, '')}" for name in VARIABLES)
         raise IsaError(f"--isa={level}: something in this process changes the variables at its start; found {changed}")
-    os.environ.update(wanted, **{MARK: str(os.getpid())})
+    os.environ.update(variables, **{MARK: str(os.getpid())})
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def current_level(engine: str = "") -> str:
+def find_current_level(engine: str = "") -> str:
     """Name the level that this process's kernels run at.
 
     The CPU's own where nothing is forced (``platform.machine()`` for a CPU outside of ``LEVELS``); "custom" where
     the variables are set, but not as a level that the CPU has; ``avx2_on_avx512_vnni`` where the engine still
     chooses by the CPU itself.
     """
-    flags, own, forced = _flags(), own_level(), _in_force()
+    forced = _read_variables()
     if not forced:
-        return own
-    name = next((name for name in _usable("") if LEVELS[name].variables == forced), "custom")
-    asked = _ASKS_THE_CPU.get(engine)
-    if name == "custom" or asked not in flags or asked in LEVELS[name].flags:
+        return find_own_level()
+    name = next((name for name in _usable_levels("") if LEVELS[name].variables == forced), "custom")
+    flag = _ASKS_THE_CPU.get(engine)
+    if name == "custom" or flag not in _read_flags() or flag in LEVELS[name].flags:
         return name
-    return f"{name}_on_{asked}"
+    return f"{name}_on_{flag}"
 
 
-def own_level() -> str:
-    """Name the highest level that the CPU has; ``platform.machine()`` where it has none."""
-    return next(reversed(_usable("")), platform.machine())
+def find_own_level() -> str:
+    """Name the highest level that the CPU has; ``platform.machine()`` if it has no level."""
+    return next(reversed(_usable_levels("")), platform.machine())
 
 
-def _flags() -> frozenset[str]:
-    return frozenset(cpu(CPUINFO)[1])
+def _read_flags() -> frozenset[str]:
+    return frozenset(read_cpu(CPUINFO)[1])
 
 
-def _usable(engine: str) -> list[str]:
-    """The levels that the CPU and the engine have, from low to high."""
-    flags = _flags()
+def _usable_levels(engine: str) -> list[str]:
+    """List the levels that the CPU and the engine have, from low to high."""
+    flags = _read_flags()
     return [name for name, level in LEVELS.items() if level.flags <= flags and (engine, name) not in _WITHOUT]
 
 
-def _in_force() -> dict[str, str]:
+def _read_variables() -> dict[str, str]:
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
-def _refusal(level: str, engine: str, usable: list[str]) -> str:
-    lacking = sorted(LEVELS[level].flags - _flags())
+def _explain_refusal(level: str, engine: str, usable: list[str]) -> str:
+    lacking = sorted(LEVELS[level].flags - _read_flags())
     why = f"this CPU lacks {', '.join(lacking)}" if lacking else f"torch has no engine {engine} at this level"
     choice = f"choose one of {', '.join(usable)}" if usable else "run without --isa"
-    return f"--isa={level}: {why}; the CPU's own level is {own_level()}; {choice}"
+    return f"--isa={level}: {why}; the CPU's own level is {find_own_level()}; {choice}"

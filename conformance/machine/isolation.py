@@ -1,10 +1,10 @@
 """Isolation: a backend's code runs in forked children, so that a crash or a hang costs its own claim and nothing else.
 
-A child gets names of work over one pipe and streams the messages of that work over another, a line for each; the parent
-waits for it with a limit. A child may serve several names, one after another, while all goes well: a fork costs more
-than many a claim, mainly for the pages that parent and child no longer share. Work that is not done by a child that has
-served before is tried again in a new one, and only that counts: no claim is blamed for a death that another brought
-about. (docs/architecture.md, "Isolation")
+A child receives pieces of work over one pipe and streams their messages over another, one line each; the parent waits
+with a limit. A child may do several pieces of work, one after another, while all goes well: a fork costs more than many
+a claim, mainly for the pages that parent and child no longer share. Work that a used child does not complete is done
+again in a new one, and only that counts: no claim is blamed for a death that another caused.
+(docs/architecture.md, "Isolation")
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection, wait
-from typing import IO, ClassVar, Literal, NoReturn, Protocol
+from typing import IO, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
 
 from backends.discovery import describe_error
 from conformance.machine.guard import Finds, guard
@@ -31,20 +31,23 @@ from reports.codec import Message, decode, line_of, loads
 from reports.schema import Evidence, evidence
 from reports.verdicts import Verdict
 
-Serve = Callable[[str], Iterable[Message]]
-"""Does the work of a name: yields its messages."""
+Work = TypeVar("Work", contravariant=True)
+"""A kind of work: any type that pickle can send."""
+
+Serve: TypeAlias = Callable[[Work], Iterable[Message]]
+"""Does a piece of work: yields its messages."""
 
 CAN_FORK = hasattr(os, "fork")
 PATIENCE = 1.0
-"""Seconds in which a child that was asked to end, or has closed its pipe, is expected to be gone."""
+"""Seconds in which a child that was asked to end, or has closed its pipe, is expected to exit."""
 SPARE = 10
-"""Seconds after the limit at which a child whose parent is gone ends by itself."""
+"""Seconds after the limit at which a child whose parent is gone ends itself."""
 MOST_MIB = 768
-"""A child that has grown beyond this many MiB serves no further name."""
+"""A child that has grown beyond this many MiB gets no further work."""
 MOST_OUTPUT = 1 << 20
-"""Bytes of a child's output that are kept at most."""
+"""Maximal number of bytes that are kept of a child's output."""
 TAIL = 4000
-"""Characters of that output that are shown."""
+"""Number of characters of that output that are shown."""
 _POLL = 0.05
 _OWN_FRAME = f'  File "{__file__}"'
 
@@ -56,6 +59,14 @@ class Ending(StrEnum):
     ERROR = "error"
     DIED = "died"
     TIMEOUT = "timeout"
+
+
+_LOST = {
+    Ending.DIED: (Verdict.CRASHED, "printed"),
+    Ending.TIMEOUT: (Verdict.TIMEOUT, "printed"),
+    Ending.ERROR: (Verdict.UNEXERCISED, "traceback"),
+}
+"""Verdict of lost work, and the name of its text in the evidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,63 +85,46 @@ class WorkResult:
     text: str = ""
 
 
-_VERDICTS = {Ending.DIED: Verdict.CRASHED, Ending.TIMEOUT: Verdict.TIMEOUT, Ending.ERROR: Verdict.UNEXERCISED}
-_TEXTS = {Ending.DIED: "printed", Ending.TIMEOUT: "printed", Ending.ERROR: "traceback"}
-
-
 @guard("isolation", Finds.LOST)
 def verdict_of_lost_work(result: WorkResult) -> tuple[Verdict, str, Evidence]:
     """Return the verdict, message and evidence of work that did not end well."""
-    own = "internal error of the suite: " if result.ending is Ending.ERROR else ""
-    values = {_TEXTS[result.ending]: result.text} if result.text else {}
-    return _VERDICTS[result.ending], own + result.message, evidence(values)
+    origin = "internal error of the suite: " if result.ending is Ending.ERROR else ""
+    verdict, name = _LOST[result.ending]
+    return verdict, origin + result.message, evidence({name: result.text} if result.text else {})
 
 
-class Isolation(Protocol):
-    """Does pieces of work by name, one at a time."""
+class InProcess(Generic[Work]):
+    """No isolation, where ``os.fork`` is missing: a crash ends the run, and no limit applies."""
 
-    def run(self, name: str) -> WorkResult:
-        """Do the work of ``name``; raises nothing that the work raises."""
-
-    def close(self) -> None:
-        """End the process that is left."""
-
-
-class InProcess:
-    """No isolation, where ``os.fork`` is missing: a crash ends the run, and there is no limit."""
-
-    def __init__(self, serve: Serve) -> None:
+    def __init__(self, serve: Serve[Work]) -> None:
         self._serve = serve
 
-    def run(self, name: str) -> WorkResult:
-        """Do the work here."""
+    def run(self, work: Work) -> WorkResult:
+        """Do a piece of work here; raises nothing that the work raises."""
         started = time.monotonic()
         messages: list[Message] = []
-        last = _do(self._serve, name, lambda line: messages.append(from_line(line)))
-        return _result(messages, last, started)
+        end = _do(self._serve, work, lambda line: messages.append(from_line(line)))
+        return _make_result(messages, end, started)
 
     def close(self) -> None:
         """Nothing is left."""
 
 
-class Forked:
-    """Does work in forked children.
+class Forked(Generic[Work]):
+    """Does work in forked children. ``limit``: seconds for one piece of work. ``share``: maximal number per child."""
 
-    ``limit``: seconds for one name. ``share``: how many names one child may serve.
-    """
-
-    def __init__(self, serve: Serve, *, limit: float, share: int) -> None:
+    def __init__(self, serve: Serve[Work], *, limit: float, share: int) -> None:
         self._serve = serve
         self._limit = limit
         self._share = share
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as this object
-        self._child: _Child | None = None
+        self._child: _Child[Work] | None = None
 
-    def run(self, name: str) -> WorkResult:
-        """Do the work in a child; once more in a new one if it is not done by a child that had served before."""
+    def run(self, work: Work) -> WorkResult:
+        """Do a piece of work in a child; once more in a new one if a used child does not complete it."""
         is_used = self._child is not None
-        result = self._run_once(name)
-        return self._run_once(name) if is_used and result.ending is not Ending.DONE else result
+        result = self._run_once(work)
+        return self._run_once(work) if is_used and result.ending is not Ending.DONE else result
 
     def close(self) -> None:
         """Kill the child that is left, if any."""
@@ -138,18 +132,21 @@ class Forked:
         if child is not None:
             child.end()
 
-    def _run_once(self, name: str) -> WorkResult:
+    def _run_once(self, work: Work) -> WorkResult:
         """Do the work in the present child, or in a new one; work that is not done leaves no child."""
         child = self._child = self._child or _Child(self._serve, self._limit, self._output)
         is_reusable = False
         try:
-            result = child.run(name)
-            is_done = result.ending is Ending.DONE
-            is_reusable = is_done and child.served < self._share and result.peak_mib < MOST_MIB
+            result = child.run(work)
+            is_reusable = result.ending is Ending.DONE and child.served < self._share and result.peak_mib < MOST_MIB
         finally:
             if not is_reusable:
                 self.close()
         return result
+
+
+Isolation: TypeAlias = Forked[Work] | InProcess[Work]
+"""Does one piece of work at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +154,7 @@ class _End:
     """A child's last message of a piece of work: how it ended."""
 
     kind: ClassVar[str] = "end"
-    ending: Literal["done", "error", "died", "timeout"]
+    ending: Ending
     peak_mib: float
     message: str = ""
     text: str = ""
@@ -166,59 +163,58 @@ class _End:
 _KINDS = {**MESSAGES, _End.kind: _End}
 
 
-class _Child:
+class _Child(Generic[Work]):
     """A forked child, seen from its parent.
 
     It is a `multiprocessing` process. Its messages come as lines over a plain pipe, as a `Connection` would wait for
-    the rest of a message that a death or a hang has cut. A process that it has started may hold its pipes open, so
-    that neither these nor the sentinel tell of its death; so its exit status is asked for again and again.
+    the rest of a message that a death or a hang has cut. A process that it has started may hold its pipes open, so that
+    neither these nor the sentinel show its death; so its exit status is polled.
     """
 
-    def __init__(self, serve: Serve, limit: float, output: IO[bytes]) -> None:
+    def __init__(self, serve: Serve[Work], limit: float, output: IO[bytes]) -> None:
         context = get_context("fork")
-        names_in, self._names = context.Pipe(duplex=False)
+        work_in, self._work_out = context.Pipe(duplex=False)
         self._lines_in, lines_out = os.pipe()
         self.served = 0
         self._limit = limit
         self._output = output
-        ours = (self._names, self._lines_in)
-        arguments = (serve, limit, names_in, lines_out, ours, output.fileno())
+        parents = (self._work_out, self._lines_in)
+        arguments = (serve, limit, work_in, lines_out, parents, output.fileno())
         self._process = context.Process(target=_live, args=arguments, daemon=True)
         self._process.start()
-        names_in.close()
+        work_in.close()
         os.close(lines_out)
 
-    def run(self, name: str) -> WorkResult:
-        """Have the work of ``name`` done; after any ending but DONE the child is of no more use."""
+    def run(self, work: Work) -> WorkResult:
+        """Have a piece of work done; after any ending but DONE the child is of no more use."""
         self.served += 1
         self._output.truncate(0)
         started = time.monotonic()
         messages: list[Message] = []
-        last = None
         try:
             with contextlib.suppress(BrokenPipeError):  # it died since its last answer: it will not answer now
-                self._names.send(name)
-            for line in self._lines(started + self._limit):
+                self._work_out.send(work)
+            for line in self._read_lines(started + self._limit):
                 message = decode(loads(line), _KINDS)
                 if isinstance(message, _End):
-                    return _result(messages, message, started)
+                    return _make_result(messages, message, started)
                 messages.append(message)
-            last = self._lost(Ending.DIED, self._death())
+            end = self._make_end(Ending.DIED, self._describe_death())
         except TimeoutError:
             self._dump_stack()
-            last = self._lost(Ending.TIMEOUT, f"did not end within {self._limit:g} s (--claim-timeout)")
+            end = self._make_end(Ending.TIMEOUT, f"did not end within {self._limit:g} s (--claim-timeout)")
         except (ValueError, RecursionError) as error:
-            last = self._lost(Ending.ERROR, f"the process sent a line that is no message: {error}")
-        return _result(messages, last, started)
+            end = self._make_end(Ending.ERROR, f"the process sent a line that is no message: {error}")
+        return _make_result(messages, end, started)
 
     def end(self) -> None:
         """Kill the child and all that it started, and leave no zombie."""
         self._process.kill()
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left of the group
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty
             os.killpg(self._pid, signal.SIGKILL)
         self._process.join()
         self._process.close()
-        self._names.close()
+        self._work_out.close()
         os.close(self._lines_in)
 
     @property
@@ -226,9 +222,9 @@ class _Child:
         assert self._process.pid is not None
         return self._process.pid
 
-    def _lines(self, deadline: float) -> Iterator[str]:
+    def _read_lines(self, deadline: float) -> Iterator[str]:
         """Yield the lines that the child sends, until it is dead. Raises TimeoutError at the deadline."""
-        rest = b""
+        incomplete = b""
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -237,7 +233,7 @@ class _Child:
                 if self._has_exited() and not wait([self._lines_in], 0):
                     return
             elif data := os.read(self._lines_in, 1 << 16):
-                *lines, rest = (rest + data).split(b"\n")
+                *lines, incomplete = (incomplete + data).split(b"\n")
                 yield from (line.decode(errors="replace") for line in lines)
             else:
                 return
@@ -256,8 +252,8 @@ class _Child:
             time.sleep(_POLL / 10)
         return True
 
-    def _death(self) -> str:
-        """Say how the child left."""
+    def _describe_death(self) -> str:
+        """Say how the child ended."""
         self._has_exited(PATIENCE)
         status = self._process.exitcode
         if status is None:
@@ -274,31 +270,33 @@ class _Child:
             os.kill(self._pid, signal.SIGABRT)
             self._has_exited(PATIENCE)
 
-    def _lost(self, ending: Ending, message: str) -> _End:
-        return _End(ending=ending.value, message=message, text=self._printed(), peak_mib=own_peak_mib())
-
-    def _printed(self) -> str:
-        """Return the last output of the child; of a dumped stack, only the child's own frames."""
+    def _make_end(self, ending: Ending, message: str) -> _End:
+        """Return an end that the child did not send, with its last output; of a dumped stack only its own frames."""
         self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - MOST_OUTPUT))
         text = self._output.read().decode(errors="replace")
         before, mark, stack = text.rpartition("(most recent call first)")
-        return f"{before}{mark}{stack.split(_OWN_FRAME)[0] if mark else stack}"[-TAIL:]
+        shown = f"{before}{mark}{stack.split(_OWN_FRAME)[0] if mark else stack}"[-TAIL:]
+        return _End(ending=ending, message=message, text=shown, peak_mib=own_peak_mib())
 
 
 def _live(
-    serve: Serve, limit: float, names: Connection, lines: int, parents: tuple[Connection, int], output: int
+    serve: Serve[Work], limit: float, work_in: Connection, lines: int, parents: tuple[Connection, int], output: int
 ) -> NoReturn:
-    """Be the child: answer names until there are no more, and never return into the parent's code."""
+    """Be the child: do all work that comes, and never return into the parent's code."""
     status = 1
     try:
-        current_process().daemon = False  # the backend may have children of its own
+        current_process().daemon = False  # the backend may have children
         parents[0].close()
         os.close(parents[1])
         _settle(output)
-        with open(lines, "w", encoding="utf-8") as answers:
-            while (name := _next_name(names)) is not None:
+        with open(lines, "w", buffering=1, encoding="utf-8") as answers:
+
+            def send(line: str) -> None:
+                answers.write(f"{line}\n")
+
+            for work in _receive(work_in):
                 signal.alarm(int(limit) + SPARE)
-                _answer(serve, name, answers)
+                send(line_of(_do(serve, work, send)))
                 signal.alarm(0)
         status = 0
     except BaseException as leaving:
@@ -309,12 +307,11 @@ def _live(
         os._exit(status & 0xFF)
 
 
-def _next_name(names: Connection) -> str | None:
-    """Return the next name; None when the parent has closed its end."""
-    try:
-        return str(names.recv())
-    except EOFError:
-        return None
+def _receive(work_in: Connection) -> Iterator[Any]:
+    """Yield pieces of work until the parent closes its end."""
+    with contextlib.suppress(EOFError):
+        while True:
+            yield work_in.recv()
 
 
 def _settle(output: int) -> None:
@@ -335,47 +332,33 @@ def _settle(output: int) -> None:
     faulthandler.enable(2, all_threads=False)
 
 
-def _answer(serve: Serve, name: str, answers: IO[str]) -> None:
-    """Send the messages of one name, and how its work ended."""
-
-    def send(line: str) -> None:
-        answers.write(line + "\n")
-        answers.flush()
-
-    send(line_of(_do(serve, name, send)))
-
-
-def _do(serve: Serve, name: str, take: Callable[[str], object]) -> _End:
-    """Do the work of a name; return how it ended. Any exception beside Exception goes through."""
+def _do(serve: Serve[Work], work: Work, send: Callable[[str], object]) -> _End:
+    """Do a piece of work and send its messages; return how it ended. What is no Exception goes through."""
     try:
-        for message in serve(name):
-            take(to_line(message))
+        for message in serve(work):
+            send(to_line(message))
     except Exception as error:
         text = "".join(traceback.format_exception(error))
-        message_text = describe_error(error)
-        return _End(ending="error", message=message_text, text=text, peak_mib=own_peak_mib())
-    return _End(ending="done", peak_mib=own_peak_mib())
+        return _End(ending=Ending.ERROR, message=describe_error(error), text=text, peak_mib=own_peak_mib())
+    return _End(ending=Ending.DONE, peak_mib=own_peak_mib())
 
 
-def _result(messages: Sequence[Message], last: _End, started: float) -> WorkResult:
+def _make_result(messages: Sequence[Message], end: _End, started: float) -> WorkResult:
     return WorkResult(
         messages=tuple(messages),
-        ending=Ending(last.ending),
+        ending=end.ending,
         seconds=time.monotonic() - started,
-        peak_mib=last.peak_mib,
-        message=last.message,
-        text=last.text,
+        peak_mib=end.peak_mib,
+        message=end.message,
+        text=end.text,
     )
 
 
 def own_peak_mib() -> float:
-    """Return the largest resident size of this process or of one that it waited for, in MiB; 0 where nobody counts."""
+    """Return the largest resident size of this process or of one that it waited for, in MiB; 0 if unknown."""
     try:
         import resource
     except ImportError:
         return 0.0
-    return max(_mib(resource.getrusage(who).ru_maxrss) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-
-
-def _mib(maxrss: int) -> float:
-    return maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+    peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return max(peaks) / (1 << 20 if sys.platform == "darwin" else 1 << 10)

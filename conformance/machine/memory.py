@@ -1,6 +1,6 @@
-"""Memory that nobody has written to: filled with a byte of choice, so that an output which depends on it shows it.
+"""Fill unwritten memory with a chosen byte, so that an output that depends on it changes.
 
-The C library does it (``M_PERTURB`` of glibc's mallopt); where there is none that can, memory is as it happens to be.
+The C library does it (``M_PERTURB`` of glibc's mallopt); with other C libraries memory stays as it is.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix
 
 
 @contextmanager
-def memory_filled_with(byte: int) -> Iterator[None]:
-    """Fill what is allocated meanwhile with the complement of ``byte``, and what is freed with the byte (1 to 255)."""
+def fill_memory(byte: int) -> Iterator[None]:
+    """Fill newly allocated memory with the complement of ``byte`` (1 to 255), and freed memory with the byte."""
     if _mallopt is None:
         yield
         return

@@ -1,6 +1,6 @@
-"""Messages that a child process sends: rows of the results file, and what the parent must know beside them.
+"""Messages that a child process sends: rows of the results file, and what else the parent must know.
 
-Each is a line of JSON (`reports.codec`), free of whatever differs from process to process or from machine to machine.
+Each is a line of JSON (`reports.codec`), without anything that differs from process to process or between machines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What is shown of a claim beside its checks."""
+    """What the report shows of a claim in addition to its checks."""
 
     kind: ClassVar[str] = "trace"
     decisions: list[dict[str, Scalar]] = field(default_factory=list)
@@ -61,9 +61,8 @@ _VOLATILE = re.compile(r"(<eval_with_key>)\.\d+|(0x)[0-9a-f]{6,}")
 def to_line(message: Message) -> str:
     """Return a message as a line of JSON without the newline, its text without lone surrogates.
 
-    Counters and addresses, which differ from process to process, are left out of its texts, and of paths the folders of
-    Python, of installed packages and of the suite, which differ from machine to machine. Raises SchemaError for what
-    JSON cannot hold.
+    Its texts lose the counters and addresses that differ between processes. Their paths lose the folders of Python, of
+    installed packages and of the suite, which differ between machines. Raises SchemaError for what JSON cannot hold.
     """
     text = _VOLATILE.sub(r"\1\2", line_of(message, ensure_ascii=False))
     for place in _PLACES:
@@ -76,6 +75,6 @@ def from_line(line: str) -> Message:
     return decode(loads(line), MESSAGES)
 
 
-def portable(message: Sent) -> Sent:
-    """Return a message as it arrives at a reader."""
+def make_portable(message: Sent) -> Sent:
+    """Return a message as its receiver gets it."""
     return cast("Sent", from_line(to_line(message)))

@@ -1,4 +1,4 @@
-"""Ablation: each check of the suite taken away, and the mutants that then survive."""
+"""Ablation: remove each check of the suite in turn, and find the mutants that then survive."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from conformance.machine.guard import GUARDS
 from conformance.mutation.gate import MutantRun, Task, run_all
 from conformance.mutation.mutant import Mutant
 
-TRIED = 3
-"""How many candidates are tried of each check, and so many more if none of them survives."""
+CANDIDATES = 3
+"""Number of mutants that are run without each check; as many again if none of them survives."""
 
 WHY: Mapping[str, str] = {
     "config.modules": "prepare and convert refuse the same, at the first model; it names the part of the entry, "
@@ -20,12 +20,12 @@ WHY: Mapping[str, str] = {
     "prepare.check_unobserved": "for a size to be observed OBS-03 and OBS-10 would both have to fail in the flow; "
     "and it leaves open what can never match, which no other check does",
 }
-"""Checks that find nothing alone, and why they are kept."""
+"""Checks without which every mutant is still found, and why they are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """A check taken away: how many mutants it sees, which survive without it, and why it is kept if none does."""
+    """A removed check: how many mutants it sees, which of them survive without it, and why it is kept if none does."""
 
     guard: str
     sees: int
@@ -33,32 +33,31 @@ class Removal:
     why: str = ""
 
 
-def ablate(mutants: Sequence[Mutant], trials: Iterable[MutantRun], processes: int) -> Iterator[Removal]:
-    """Take each check away in turn, and try again what it may be the only one to find.
+def ablate(mutants: Sequence[Mutant], runs: Iterable[MutantRun], processes: int) -> Iterator[Removal]:
+    """Remove each check in turn, and run again the mutants that it may be the only one to find.
 
-    One run does not tell: a case in which a stage finds a fault goes no further.
+    The first run does not show which: a case in which a stage finds a fault goes no further.
     """
-    killed = [trial for trial in trials if trial.is_killed]
+    killed = [run for run in runs if run.is_killed]
     candidates = {name: _candidates(name, killed) for name in GUARDS}
-    alone = dict.fromkeys(candidates, tuple[str, ...]())
-    for start in (0, TRIED):
-        tasks = [Task(mutant=trial.mutant, profile=trial.profile, seed=trial.seed, blind=name,
-                      units=tuple(red.unit for red in trial.reds))
-                 for name, found in candidates.items() if not alone[name]
-                 for trial in found[start : start + TRIED]]  # fmt: skip
-        for trial in run_all(mutants, tasks, processes):
-            if not trial.is_killed:
-                alone[trial.blind] += (trial.mutant,)
-    for name, mutants_alone in alone.items():
-        sees = sum(any(name in red.guards for red in trial.reds) for trial in killed)
-        yield Removal(guard=name, sees=sees, alone=mutants_alone, why=WHY.get(name, ""))
+    survivors = dict.fromkeys(candidates, tuple[str, ...]())
+    for start in (0, CANDIDATES):
+        tasks = [Task(mutant=run.mutant, profile=run.profile, seed=run.seed, blind=name,
+                      units=tuple(failure.unit for failure in run.failures))
+                 for name, ranked in candidates.items() if not survivors[name]
+                 for run in ranked[start : start + CANDIDATES]]  # fmt: skip
+        for run in run_all(mutants, tasks, processes):
+            if not run.is_killed:
+                survivors[run.blind] += (run.mutant,)
+    for name, names in survivors.items():
+        sees = sum(any(name in failure.guards for failure in run.failures) for run in killed)
+        yield Removal(guard=name, sees=sees, alone=names, why=WHY.get(name, ""))
 
 
 def _candidates(guard: str, killed: Iterable[MutantRun]) -> list[MutantRun]:
-    """Those of which the check saw whatever is red; first those that fewest other checks saw."""
+    """Return the runs in which the check saw every failure; first those that the fewest checks saw."""
 
-    def seen(trial: MutantRun) -> tuple[int, int, str]:
-        return len({name for red in trial.reds for name in red.guards}), len(trial.reds), trial.mutant
+    def rank(run: MutantRun) -> tuple[int, int, str]:
+        return len({name for failure in run.failures for name in failure.guards}), len(run.failures), run.mutant
 
-    found = [trial for trial in killed if all(guard in red.guards for red in trial.reds)]
-    return sorted(found, key=seen)
+    return sorted((run for run in killed if all(guard in failure.guards for failure in run.failures)), key=rank)

@@ -1,7 +1,7 @@
-"""Watching the checks of the suite, and taking one of them away.
+"""Watch the checks of the suite, or remove one of them.
 
-The checks are marked where they stand (`conformance.machine.guard`). ``watched`` notes which of them find a fault;
-``without`` runs with one of them blind, so that the faults that only this one finds survive.
+The checks are marked in place (`conformance.machine.guard`). ``watch_guards`` notes which of them find a fault;
+``remove_guard`` makes one of them blind, so that the faults that only this one finds survive.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
-from conformance.machine.guard import GUARDS, Finds, guards_replaced
+from conformance.machine.guard import GUARDS, Finds, replace_guards
 from conformance.stages.comparison import Comparison, compare
 from conformance.stages.execution import ExecutedCase
 from conformance.stages.stage import StageError
@@ -25,8 +25,8 @@ Function = Callable[..., Any]
 class GuardKind:
     """A kind of guards.
 
-    ``has_found``: tells from the arguments and the result whether it has found a fault; a StageError that it raises
-    counts as its result. ``blind``: makes a function of it that never finds one. ``is_stream``: it yields its results.
+    ``has_found``: tells from a guard's arguments and result whether it has found a fault; a StageError that it raises
+    counts as its result. ``blind``: makes it a function that never finds one. ``is_stream``: it yields its results.
     """
 
     has_found: Callable[[tuple[Any, ...], Any], bool]
@@ -34,8 +34,8 @@ class GuardKind:
     is_stream: bool = False
 
 
-def watched(seen: set[str]) -> contextlib.AbstractContextManager[None]:
-    """Note the names of the guards that find a fault within the context."""
+def watch_guards(seen: set[str]) -> contextlib.AbstractContextManager[None]:
+    """Add the names of the guards that find a fault in the context to ``seen``."""
 
     def watch(name: str, function: Function) -> Function:
         kind = KINDS[GUARDS[name]]
@@ -56,13 +56,13 @@ def watched(seen: set[str]) -> contextlib.AbstractContextManager[None]:
 
         return call
 
-    return guards_replaced(watch)
+    return replace_guards(watch)
 
 
-def without(name: str) -> contextlib.AbstractContextManager[None]:
-    """Run with the guard of this name blind. Raises KeyError for a name that no guard has."""
+def remove_guard(name: str) -> contextlib.AbstractContextManager[None]:
+    """Make the guard of this name blind. Raises KeyError for any other name."""
     blind = KINDS[GUARDS[name]].blind
-    return guards_replaced(lambda each, function: blind(function) if each == name else function)
+    return replace_guards(lambda each, function: blind(function) if each == name else function)
 
 
 # -- kinds of guards --------------------------------------------------------------------------------------------------
@@ -73,8 +73,8 @@ def _is_fault(_: tuple[Any, ...], result: Any) -> bool:
     return isinstance(result, StageError) and result.verdict is not Verdict.UNEXERCISED
 
 
-def _leaves_open(function: Function) -> Function:
-    """Whatever the function raises leaves the claim open."""
+def _leave_open(function: Function) -> Function:
+    """Make the function's errors leave the claim open."""
 
     def call(*arguments: Any, **keywords: Any) -> Any:
         try:
@@ -85,7 +85,7 @@ def _leaves_open(function: Function) -> Function:
     return call
 
 
-def _ignores_fallback(function: Function) -> Function:
+def _ignore_fallback(function: Function) -> Function:
     def call(bench: Any, lowered: Any) -> Any:
         with contextlib.suppress(StageError):
             return replace(function(bench, lowered), fault=None)
@@ -94,11 +94,7 @@ def _ignores_fallback(function: Function) -> Function:
     return call
 
 
-def _has_problem(comparisons: Sequence[Comparison]) -> bool:
-    return any(each.problem for each in comparisons)
-
-
-def _ignores_changes(function: Function) -> Function:
+def _ignore_changes(function: Function) -> Function:
     def call(*arguments: Any) -> Any:
         for each in function(*arguments):
             yield Comparison(where=each.where, rule=each.rule) if each.problem else each
@@ -106,8 +102,8 @@ def _ignores_changes(function: Function) -> Function:
     return call
 
 
-def _takes_nearest(function: Function) -> Function:
-    """An output between two integers counts as the nearest one."""
+def _take_nearest(function: Function) -> Function:
+    """Let an output between two integers count as the nearest one."""
     del function
 
     def call(where: Any, exact: Any, position: Any, grids: Any) -> Comparison:
@@ -122,15 +118,15 @@ def _is_distance(comparison: Comparison) -> bool:
     return not comparison.problem and comparison.excess > 0
 
 
-def _takes_any_distance(function: Function) -> Function:
+def _take_any_distance(function: Function) -> Function:
     def call(claim: str, comparisons: Sequence[Comparison], **keywords: Any) -> Any:
-        taken = [Comparison(where=each.where) if _is_distance(each) else each for each in comparisons]
-        return function(claim, taken, **keywords)
+        passing = [Comparison(where=each.where) if _is_distance(each) else each for each in comparisons]
+        return function(claim, passing, **keywords)
 
     return call
 
 
-def _passes_all(function: Function) -> Function:
+def _pass_all(function: Function) -> Function:
     def call(*arguments: Any) -> Any:
         check = function(*arguments)
         return check if check.verdict in PASSING else replace(check, verdict=Verdict.VERIFIED, outcome="pass")
@@ -146,23 +142,23 @@ KINDS: Mapping[Finds, GuardKind] = {
         has_found=lambda _, result: bool(result), blind=lambda _: lambda *arguments: iter(()), is_stream=True
     ),
     Finds.TEXT: GuardKind(has_found=lambda _, result: bool(result), blind=lambda _: lambda *arguments: ""),
-    Finds.ERROR: GuardKind(has_found=_is_fault, blind=_leaves_open),
+    Finds.ERROR: GuardKind(has_found=_is_fault, blind=_leave_open),
     Finds.FALLBACK: GuardKind(
         has_found=lambda _, result: _is_fault((), result if isinstance(result, StageError) else result.fault),
-        blind=_ignores_fallback,
+        blind=_ignore_fallback,
     ),
     Finds.FAILED_RUN: GuardKind(
         has_found=lambda *_: True, blind=lambda _: lambda where, *arguments: Comparison(where=where)
     ),
-    Finds.OFF_GRID: GuardKind(has_found=lambda *_: True, blind=_takes_nearest),
+    Finds.OFF_GRID: GuardKind(has_found=lambda *_: True, blind=_take_nearest),
     Finds.DISTANCES: GuardKind(
-        has_found=lambda arguments, _: any(map(_is_distance, arguments[1])), blind=_takes_any_distance
+        has_found=lambda arguments, _: any(map(_is_distance, arguments[1])), blind=_take_any_distance
     ),
     Finds.CHANGES: GuardKind(
-        has_found=lambda _, result: _has_problem(result), blind=_ignores_changes, is_stream=True
+        has_found=lambda _, result: any(each.problem for each in result), blind=_ignore_changes, is_stream=True
     ),
     Finds.CHECK: GuardKind(
-        has_found=lambda _, result: result.verdict not in (Verdict.VERIFIED, Verdict.UNEXERCISED), blind=_passes_all
+        has_found=lambda _, result: result.verdict not in (Verdict.VERIFIED, Verdict.UNEXERCISED), blind=_pass_all
     ),
     Finds.LOST: GuardKind(
         has_found=lambda *_: True, blind=lambda function: lambda work: (Verdict.UNEXERCISED, *function(work)[1:])

@@ -1,34 +1,27 @@
 """Samples of activation functions and normalisations (variants.py).
 
 What quantized kernels commonly lack (a normalisation without statistics or parameters, an input without a batch) is
-varied with few other arguments, so that a fall back to float does not hide the pairs of the rest.
+varied with few other arguments, so that a fallback to float does not hide the pairs of the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.ops.calls import ANY_SHAPE, LARGE, are_axes, call, module, one_input
+from conformance.ops.calls import INPLACE, PLACES, TENSOR, are_axes, call, construct, sample_elementwise
 from conformance.ops.op_model import Input, Step
 from conformance.ops.variants import Arguments, Fixed, OpSamples
 
-_INPLACE = (False, True)
-_PLACE = Fixed(reason="the suite runs on the CPU, in float32")
-_IN_MODULES = {"device": _PLACE, "dtype": _PLACE}
-_TENSOR = Fixed(reason="a tensor: its sizes are varied under shape")
 _CHANNELS = Fixed(reason="varied under shape, whose channels they are")
-_MOMENTUM = Fixed(reason="of effect in training alone, when statistics are kept")
+_MOMENTUM = Fixed(reason="of effect only in training, when statistics are kept")
 
 # -- elementwise ------------------------------------------------------------------------------------------------------
-
-
-def _elementwise(step: Callable[[Any, Arguments], Step], **arguments: Any) -> OpSamples:
-    return OpSamples(arguments={**arguments, "shape": ANY_SHAPE}, inputs=one_input, step=step, known=(LARGE,))
 
 
 _ALPHA = (1.0, 0.3, 2.5)
@@ -36,27 +29,26 @@ _SLOPE = (0.01, 0.3, -0.5, 1.5)
 _IGNORED = Fixed(reason="of nn.Module's constructor, which takes none")
 
 
-def _leaky_relu_(op: Any, arguments: Arguments) -> Step:
+def _call_leaky_relu_(op: Any, arguments: Arguments) -> Step:
     """A builtin sees whether its slope has a name; functions in Python hand it on by name."""
-    spelled = call(negative_slope=0.01) if arguments["_by_name"] else call("negative_slope")
-    return spelled(op, arguments)
+    spell = call(negative_slope=0.01) if arguments["_by_name"] else call("negative_slope")
+    return spell(op, arguments)
 
 
-def _prelu(op: Any, arguments: Arguments) -> Step:
+def _build_prelu(op: Any, arguments: Arguments) -> Step:
     """The first channel's slope is `init`; those of the others are less steep, so that a wrong channel's shows."""
-    made = op(num_parameters=arguments["num_parameters"], init=arguments["init"])
+    module = op(num_parameters=arguments["num_parameters"], init=arguments["init"])
     with torch.no_grad():
-        made.weight.mul_(torch.linspace(1.0, 0.25, arguments["num_parameters"]))
-    return Step(op=made)
+        module.weight.mul_(torch.linspace(1.0, 0.25, arguments["num_parameters"]))
+    return Step(op=module)
 
 
 _PRELU = OpSamples(
     arguments={
         "num_parameters": (1, 7, 65), "init": (0.25, 1.5, -0.5),
-        "shape": ((2, 7, 3, 3), (65,), (4, 65), (1, 7, 63), (1, 7, 3, 4, 5)), **_IN_MODULES,
+        "shape": ((2, 7, 3, 3), (65,), (4, 65), (1, 7, 63), (1, 7, 3, 4, 5)), **PLACES,
     },
-    inputs=one_input,
-    step=_prelu,
+    step=_build_prelu,
     is_valid=lambda a: a["num_parameters"] == 1 or a["num_parameters"] in a["shape"][1:2],
 )  # fmt: skip
 _SOFTMAX = OpSamples(
@@ -65,26 +57,25 @@ _SOFTMAX = OpSamples(
         # A sum of n equal terms near 2³² / n overflows 32 bits if rounded up: by a little for 513, to zero for 1024.
         "shape": ((2, 7, 3, 3), (65,), (4, 64), (1, 8, 63), (1, 2, 3, 4, 5), (2, 513), (1, 1024)),
     },
-    inputs=one_input,
-    step=module,
+    step=construct,
     is_valid=lambda a: are_axes(len(a["shape"]), a["dim"]),
 )
 _ACTIVATIONS: dict[Any, OpSamples] = {
-    nn.ELU: _elementwise(module, alpha=_ALPHA, inplace=_INPLACE),
-    F.elu: _elementwise(call(alpha=1.0, inplace=False), input=_TENSOR, alpha=_ALPHA, inplace=_INPLACE),
-    nn.LeakyReLU: _elementwise(module, negative_slope=_SLOPE, inplace=_INPLACE),
-    F.leaky_relu: _elementwise(
-        call(negative_slope=0.01, inplace=False), input=_TENSOR, negative_slope=_SLOPE, inplace=_INPLACE
+    nn.ELU: sample_elementwise(construct, alpha=_ALPHA, inplace=INPLACE),
+    F.elu: sample_elementwise(call(alpha=1.0, inplace=False), input=TENSOR, alpha=_ALPHA, inplace=INPLACE),
+    nn.LeakyReLU: sample_elementwise(construct, negative_slope=_SLOPE, inplace=INPLACE),
+    F.leaky_relu: sample_elementwise(
+        call(negative_slope=0.01, inplace=False), input=TENSOR, negative_slope=_SLOPE, inplace=INPLACE
     ),
-    F.leaky_relu_: _elementwise(_leaky_relu_, negative_slope=_SLOPE, _by_name=(False, True)),
+    F.leaky_relu_: sample_elementwise(_call_leaky_relu_, negative_slope=_SLOPE, _by_name=(False, True)),
     nn.PReLU: _PRELU,
-    **dict.fromkeys((nn.Hardswish, nn.Hardsigmoid), _elementwise(module, inplace=_INPLACE)),
+    **dict.fromkeys((nn.Hardswish, nn.Hardsigmoid), sample_elementwise(construct, inplace=INPLACE)),
     **dict.fromkeys(
-        (F.hardswish, F.hardsigmoid), _elementwise(call(inplace=False), input=_TENSOR, inplace=_INPLACE)
+        (F.hardswish, F.hardsigmoid), sample_elementwise(call(inplace=False), input=TENSOR, inplace=INPLACE)
     ),
-    **dict.fromkeys((nn.Sigmoid, nn.Tanh), _elementwise(module, args=_IGNORED, kwargs=_IGNORED)),
+    **dict.fromkeys((nn.Sigmoid, nn.Tanh), sample_elementwise(construct, args=_IGNORED, kwargs=_IGNORED)),
     **dict.fromkeys(
-        (torch.sigmoid, "sigmoid", "sigmoid_", torch.tanh, "tanh", "tanh_"), _elementwise(call())
+        (torch.sigmoid, "sigmoid", "sigmoid_", torch.tanh, "tanh", "tanh_"), sample_elementwise(call())
     ),
     nn.Softmax: _SOFTMAX,
 }  # fmt: skip
@@ -92,73 +83,59 @@ _ACTIVATIONS: dict[Any, OpSamples] = {
 # -- normalisations ---------------------------------------------------------------------------------------------------
 
 
-def _drawn(*shape: int) -> tuple[Tensor, Tensor]:
+def _draw_parameters(*shape: int) -> tuple[Tensor, Tensor]:
     """A weight of both signs and a bias, all different, in float32 from torch's generator."""
     signs = (1 - 2 * (torch.arange(int(torch.Size(shape).numel())) % 3 == 1).float()).reshape(shape)
     return torch.empty(shape).uniform_(0.5, 1.5) * signs, torch.empty(shape).uniform_(-1, 1)
 
 
-def _statistics(channels: int) -> tuple[Tensor, Tensor]:
+def _draw_statistics(channels: int) -> tuple[Tensor, Tensor]:
     """A mean and a variance for each channel, as training would have left them."""
     return torch.empty(channels).normal_(), torch.empty(channels).uniform_(0.5, 2.0)
 
 
-def _with_parameters(made: Any) -> Step:
+def _set_parameters(norm: Any) -> Step:
     """The normalisation with drawn parameters and statistics, as far as it has them."""
     with torch.no_grad():
-        if made.weight is not None:
-            weight, bias = _drawn(*made.weight.shape)
-            made.weight.copy_(weight)
-            if made.bias is not None:
-                made.bias.copy_(bias)
-        if getattr(made, "running_mean", None) is not None:
-            for kept, drawn in zip((made.running_mean, made.running_var), _statistics(made.num_features), strict=True):
-                kept.copy_(drawn)
-    return Step(op=made)
+        if norm.weight is not None:
+            weight, bias = _draw_parameters(*norm.weight.shape)
+            norm.weight.copy_(weight)
+            if norm.bias is not None:
+                norm.bias.copy_(bias)
+        if getattr(norm, "running_mean", None) is not None:
+            mean, variance = _draw_statistics(norm.num_features)
+            norm.running_mean.copy_(mean)
+            norm.running_var.copy_(variance)
+    return Step(op=norm)
 
 
-def _apart(common: Arguments, *rare: str) -> Callable[[Arguments], bool]:
-    """Return what tells whether at most one of the `rare` arguments is away from `common`, and if one is, no shape is.
+def _has_few_rare(common: Arguments, rare: tuple[str, ...], a: Arguments) -> bool:
+    """Whether at most one of the `rare` arguments is away from `common`, and if one is, the shape is not.
 
     A missing bias is that of an affine normalisation.
     """
-
-    def is_valid(a: Arguments) -> bool:
-        away = [name for name in rare if a[name] != common[name]]
-        if not a["bias"] and not a.get("affine", True):
-            return False
-        return not away or (len(away) == 1 and a["shape"] == common["shape"])
-
-    return is_valid
+    away = [name for name in rare if a[name] != common[name]]
+    if not a["bias"] and not a.get("affine", True):
+        return False
+    return not away or (len(away) == 1 and a["shape"] == common["shape"])
 
 
-def _channels(rank: int, *, is_batch: bool) -> OpSamples:
-    """The recipe of a batch or an instance norm, in eval mode; an instance may come without a batch."""
+def _sample_channel_norm(rank: int, *, is_batch: bool) -> OpSamples:
+    """Sample a batch or an instance norm, in eval mode; an instance may come without a batch."""
     extents = ((9,), (3, 5), (2, 3, 2))[rank - 1]
     large = ((1025,), (33, 17), (9, 8, 7))[rank - 1]
-    images = (
-        (2, 7, *extents),
-        (1, 65, *extents),
-        (4, 8, *extents),
-        (1, 1, *large),
-        (1, 64, *extents),
-    )
     varied: dict[str, tuple[Any, ...]] = {
         "eps": (1e-5, 0.0625), "affine": (is_batch, not is_batch), "track_running_stats": (is_batch, not is_batch),
-        "bias": (True, False), "shape": images,
-    }  # fmt: skip
-    if not is_batch:
-        varied["_unbatched"] = (False, True)
-
-    def step(op: Any, a: Arguments) -> Step:
-        return _with_parameters(op(a["shape"][1], **{name: a[name] for name in tuple(varied)[:4]}))
-
+        "bias": (True, False),
+        "shape": ((2, 7, *extents), (1, 65, *extents), (4, 8, *extents), (1, 1, *large), (1, 64, *extents)),
+    } | ({} if is_batch else {"_unbatched": (False, True)})  # fmt: skip
+    common = {name: values[0] for name, values in varied.items()}
     rare = ("track_running_stats", "bias", "affine" if is_batch else "_unbatched")
     return OpSamples(
-        arguments={"num_features": _CHANNELS, "momentum": _MOMENTUM, **varied, **_IN_MODULES},
+        arguments={"num_features": _CHANNELS, "momentum": _MOMENTUM, **varied, **PLACES},
         inputs=lambda a: (Input(shape=a["shape"][1:] if a.get("_unbatched") else a["shape"]),),
-        step=step,
-        is_valid=_apart({name: values[0] for name, values in varied.items()}, *rare),
+        step=lambda op, a: _set_parameters(op(a["shape"][1], **{name: a[name] for name in tuple(varied)[:4]})),
+        is_valid=partial(_has_few_rare, common, rare),
     )
 
 
@@ -176,60 +153,52 @@ def _has_axes(a: Arguments) -> bool:
     return bool(has_bias) and a["_axes"] <= len(a["shape"])
 
 
-def _layer_norm_module(op: Any, a: Arguments) -> Step:
+def _build_layer_norm(op: Any, a: Arguments) -> Step:
     """One axis is given as a number, more as a tuple."""
     shape = a["shape"][-a["_axes"] :]
     options = {name: a[name] for name in ("eps", "elementwise_affine", "bias")}
-    return _with_parameters(op(shape if len(shape) > 1 else shape[0], **options))
+    return _set_parameters(op(shape if len(shape) > 1 else shape[0], **options))
 
 
-def _parametrized(function: Callable[..., Any], a: Arguments, *shape: int) -> Step:
+def _call_with_parameters(function: Callable[..., Any], a: Arguments, *shape: int) -> Step:
     """A function of x, weight and bias, with those of the two that are asked for."""
-    drawn = zip(_drawn(*shape), (a["weight"], a["bias"]), strict=True)
-    return Step(op=function, parameters=tuple(each if is_given else None for each, is_given in drawn))
+    weight, bias = _draw_parameters(*shape)
+    return Step(op=function, parameters=(weight if a["weight"] else None, bias if a["bias"] else None))
 
 
-def _layer_norm(op: Any, a: Arguments) -> Step:
+def _call_layer_norm(op: Any, a: Arguments) -> Step:
     shape, eps = a["shape"][-a["_axes"] :], a["eps"]
-    return _parametrized(lambda x, weight, bias: op(x, shape, weight, bias, eps), a, *shape)
+    return _call_with_parameters(lambda x, weight, bias: op(x, shape, weight, bias, eps), a, *shape)
 
 
-def _group_norm(op: Any, a: Arguments) -> Step:
+def _call_group_norm(op: Any, a: Arguments) -> Step:
     groups, eps = a["num_groups"], a["eps"]
-    return _parametrized(lambda x, weight, bias: op(x, groups, weight, bias, eps), a, a["shape"][1])
+    return _call_with_parameters(lambda x, weight, bias: op(x, groups, weight, bias, eps), a, a["shape"][1])
 
 
-def _instance_norm(op: Any, a: Arguments) -> Step:
+def _call_instance_norm(op: Any, a: Arguments) -> Step:
     channels, uses_input, eps = a["shape"][1], a["use_input_stats"], a["eps"]
-    mean, variance = (None, None) if uses_input else _statistics(channels)
-
-    def function(x: Any, weight: Any, bias: Any) -> Any:
-        return op(x, mean, variance, weight, bias, uses_input, eps=eps)
-
-    return _parametrized(function, a, channels)
+    mean, variance = (None, None) if uses_input else _draw_statistics(channels)
+    return _call_with_parameters(
+        lambda x, weight, bias: op(x, mean, variance, weight, bias, uses_input, eps=eps), a, channels
+    )
 
 
 _STATISTICS = Fixed(reason="tensors, given where use_input_stats is False, and then they are needed")
 _PARAMETERS: dict[str, Any] = {
-    "input": _TENSOR, "weight": (True, False), "bias": (True, False), "eps": (1e-5, 0.0625)
+    "input": TENSOR, "weight": (True, False), "bias": (True, False), "eps": (1e-5, 0.0625)
 }  # fmt: skip
 _NORMALISATIONS: dict[Any, OpSamples] = {
     nn.LayerNorm: OpSamples(
-        arguments=_LAYERS | {"elementwise_affine": (True, False)} | _IN_MODULES,
-        inputs=one_input,
-        step=_layer_norm_module,
-        is_valid=_has_axes,
+        arguments={**_LAYERS, "elementwise_affine": (True, False), **PLACES}, step=_build_layer_norm, is_valid=_has_axes
     ),
-    F.layer_norm: OpSamples(
-        arguments=_LAYERS | _PARAMETERS, inputs=one_input, step=_layer_norm, is_valid=_has_axes
-    ),
+    F.layer_norm: OpSamples(arguments=_LAYERS | _PARAMETERS, step=_call_layer_norm, is_valid=_has_axes),
     F.group_norm: OpSamples(
         arguments={
             **_PARAMETERS, "num_groups": (2, 1, 8),
             "shape": ((2, 8, 3, 5), (1, 64, 9), (4, 16), (1, 8, 33, 17), (1, 8, 2, 3, 2)),
         },
-        inputs=one_input,
-        step=_group_norm,
+        step=_call_group_norm,
     ),
     F.instance_norm: OpSamples(
         arguments={
@@ -237,14 +206,13 @@ _NORMALISATIONS: dict[Any, OpSamples] = {
             "use_input_stats": (True, False),
             "shape": ((2, 7, 3, 5), (1, 65, 9), (4, 8, 3, 3), (1, 1, 33, 17), (1, 7, 2, 3, 2)),
         },
-        inputs=one_input,
-        step=_instance_norm,
+        step=_call_instance_norm,
     ),
-    nn.InstanceNorm1d: _channels(1, is_batch=False),
-    nn.InstanceNorm2d: _channels(2, is_batch=False),
-    nn.InstanceNorm3d: _channels(3, is_batch=False),
-    nn.BatchNorm2d: _channels(2, is_batch=True),
-    nn.BatchNorm3d: _channels(3, is_batch=True),
+    nn.InstanceNorm1d: _sample_channel_norm(1, is_batch=False),
+    nn.InstanceNorm2d: _sample_channel_norm(2, is_batch=False),
+    nn.InstanceNorm3d: _sample_channel_norm(3, is_batch=False),
+    nn.BatchNorm2d: _sample_channel_norm(2, is_batch=True),
+    nn.BatchNorm3d: _sample_channel_norm(3, is_batch=True),
 }  # fmt: skip
 
 OP_SAMPLES: dict[Any, OpSamples] = {**_ACTIVATIONS, **_NORMALISATIONS}

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from conformance.ops.calls import ANY_SHAPE, LARGE, Shape, are_axes, call, module, one_input
+from conformance.ops.calls import (
+    ANY_SHAPE,
+    INPLACE,
+    LARGE,
+    Shape,
+    are_axes,
+    call,
+    construct,
+    sample_elementwise,
+)
 from conformance.ops.op_model import Input, Step
 from conformance.ops.variants import Arguments, Fixed, OpSamples
 
-_INPLACE = (False, True)
 _FLOAT_DTYPE = Fixed(reason="asks for a float dtype, and the claim is about a quantized result")
 
 # -- two operands -----------------------------------------------------------------------------------------------------
@@ -28,12 +37,13 @@ _PAIRS: tuple[tuple[Shape, Shape], ...] = (
 )
 
 
-def _binary_inputs(arguments: Arguments) -> tuple[Input, ...]:
-    shapes = arguments["shape"] if arguments["other"] == "tensor" else arguments["shape"][:1]
-    return tuple(Input(shape=shape) for shape in shapes)
+def _make_inputs(arguments: Arguments) -> tuple[Input, ...]:
+    """All tensors; of two operands only the first, where the other one is no tensor."""
+    count = 1 if arguments.get("other", "tensor") != "tensor" else None
+    return tuple(Input(shape=shape) for shape in arguments["shape"][:count])
 
 
-def _binary(op: Any, arguments: Arguments) -> Step:
+def _call_binary(op: Any, arguments: Arguments) -> Step:
     """The op on two tensors, on one tensor twice, or on a tensor and a number, which may come first."""
     other = arguments["other"]
     keywords = () if arguments.get("alpha", 1) == 1 else (("alpha", arguments["alpha"]),)
@@ -44,7 +54,7 @@ def _binary(op: Any, arguments: Arguments) -> Step:
     return Step(op=op, arguments=() if other == "tensor" else (other,), keywords=keywords)
 
 
-def _binary_is_valid(arguments: Arguments) -> bool:
+def _is_valid_binary(arguments: Arguments) -> bool:
     """Without a second tensor there is nothing to broadcast, and only a number can come first."""
     if arguments["other"] == "tensor":
         return not arguments["_number_first"]
@@ -52,46 +62,34 @@ def _binary_is_valid(arguments: Arguments) -> bool:
     return arguments["shape"] in _PAIRS[:2] and (is_number or not arguments["_number_first"])
 
 
-def _binary_samples(*, has_alpha: bool) -> OpSamples:
-    alpha: dict[str, Any] = {"alpha": (1, -2.5)} if has_alpha else {}
+def _sample_binary(**alpha: tuple[float, ...]) -> OpSamples:
     return OpSamples(
         arguments={
             "other": ("tensor", "itself", 2, 0.3, -1.5), **alpha, "shape": _PAIRS, "_number_first": (False, True)
         },
-        inputs=_binary_inputs,
-        step=_binary,
-        is_valid=_binary_is_valid,
+        inputs=_make_inputs,
+        step=_call_binary,
+        is_valid=_is_valid_binary,
         known=({"shape": (LARGE["shape"], LARGE["shape"])}, {"shape": (LARGE["shape"], LARGE["shape"][-1:])}),
     )  # fmt: skip
 
 
-_FLOOR = OpSamples(
-    arguments={"other": (2, 0.5, -1.5), "shape": ANY_SHAPE},
-    inputs=one_input,
-    step=call("other"),
-)
+_FLOOR = sample_elementwise(call("other"), known=(), other=(2, 0.5, -1.5))
 """⌊x / d⌋ of a tensor. Models use the op on sizes; on those there are no dtypes to claim, and nothing is quantized."""
-
-
-def _several(arguments: Arguments) -> tuple[Input, ...]:
-    return tuple(Input(shape=shape) for shape in arguments["shape"])
-
 
 _MATRICES: tuple[tuple[Shape, Shape], ...] = (
     ((3, 9), (9, 5)), ((2, 8, 7), (2, 7, 8)), ((2, 1, 3, 65), (4, 65, 1)), ((63,), (63,)), ((7,), (7, 9)),
     ((2, 9, 7), (7,)), ((1, 2, 1, 3, 4), (4, 3)), ((2, 1025), (1025, 3)), ((64, 1), (1, 64)),
 )  # fmt: skip
-_MATMUL = OpSamples(arguments={"shape": _MATRICES}, inputs=_several, step=call())
+_MATMUL = OpSamples(arguments={"shape": _MATRICES}, inputs=_make_inputs, step=call())
 
 
 def _add_product(op: Any, arguments: Arguments) -> Step:
     """β·bias + α·x·weight: configs that name the op say which operand is the weight and which the bias."""
-    (bias, _, weight), options = arguments["shape"], call(beta=1, alpha=1)(op, arguments).keywords
-    return Step(
-        op=lambda x, weight, bias, **scales: op(bias, x, weight, **scales),
-        parameters=(torch.empty(weight).uniform_(-1, 1), torch.empty(bias).uniform_(-1, 1)),
-        keywords=options,
-    )
+    bias, _, weight = arguments["shape"]
+    parameters = (torch.empty(weight).uniform_(-1, 1), torch.empty(bias).uniform_(-1, 1))
+    step = call(beta=1, alpha=1)(lambda x, weight, bias, **scales: op(bias, x, weight, **scales), arguments)
+    return replace(step, parameters=parameters)
 
 
 _ADDMM = OpSamples(
@@ -108,17 +106,14 @@ _ADDMM = OpSamples(
 
 
 def _join(op: Any, arguments: Arguments) -> Step:
-    keywords = () if arguments["dim"] == 0 else (("dim", arguments["dim"]),)
-    return Step(op=op, keywords=keywords, takes_list=True)
+    return replace(call(dim=0)(op, arguments), takes_list=True)
 
 
 def _can_cat(arguments: Arguments) -> bool:
     """All tensors agree on all axes but the one that they are joined along."""
-    first, dim = arguments["shape"][0], arguments["dim"]
-    if not are_axes(len(first), dim):
-        return False
-    dim %= len(first)
-    return len({(*shape[:dim], *shape[dim + 1 :]) for shape in arguments["shape"]}) == 1
+    rank, dim = len(arguments["shape"][0]), arguments["dim"]
+    axis = dim % rank
+    return are_axes(rank, dim) and len({(*shape[:axis], *shape[axis + 1 :]) for shape in arguments["shape"]}) == 1
 
 
 _CAT = OpSamples(
@@ -127,7 +122,7 @@ _CAT = OpSamples(
         "shape": (((2, 7), (3, 7)), ((2, 7, 3, 3), (2, 7, 3, 3)), ((65,), (1,)), ((2, 8, 3), (2, 9, 3), (2, 1, 3)),
                   ((4, 3, 63), (4, 3, 64)), ((1, 2, 2, 3, 9), (1, 2, 2, 1, 9)), ((4, 8),)),
     },
-    inputs=_several,
+    inputs=_make_inputs,
     step=_join,
     is_valid=_can_cat,
 )  # fmt: skip
@@ -136,7 +131,7 @@ _STACK = OpSamples(
         "dim": (0, 1, -1),
         "shape": (((2, 7), (2, 7)), ((65,), (65,), (65,)), ((2, 8, 3, 3),) * 2, ((1, 9, 1),) * 3, ((4, 8),)),
     },
-    inputs=_several,
+    inputs=_make_inputs,
     step=_join,
 )
 
@@ -144,53 +139,25 @@ _STACK = OpSamples(
 
 
 def _clamp(op: Any, arguments: Arguments) -> Step:
-    spelled = call(min=None, max=None) if arguments["_by_name"] else call("min", "max")
-    return spelled(op, arguments)
+    spell = call(min=None, max=None) if arguments["_by_name"] else call("min", "max")
+    return spell(op, arguments)
 
 
 _CLAMP = OpSamples(
     arguments={
         "min": (-0.5, None, 0.0, 0.3), "max": (0.6, None, 1, 6.0), "shape": ANY_SHAPE, "_by_name": (False, True)
     },
-    inputs=one_input,
     step=_clamp,
     is_valid=lambda arguments: arguments["min"] is not None or arguments["max"] is not None,
     known=(LARGE,),
 )  # fmt: skip
 _OLD_NAME = Fixed(reason="an old name of the bound, which warns")
 _BOUNDS: dict[str, tuple[Any, ...]] = {"min_val": (-1.0, -0.3, 0.0), "max_val": (1.0, 0.7, 6)}
-
-
-def _hardtanh(*, is_module: bool, is_in_place: bool) -> OpSamples:
-    options: dict[str, Any] = {"min_val": -1.0, "max_val": 1.0} | ({} if is_in_place else {"inplace": False})
-    flags = {} if is_in_place else {"inplace": _INPLACE}
-    old = {"min_value": _OLD_NAME, "max_value": _OLD_NAME} if is_module else {}
-    return OpSamples(
-        arguments={**_BOUNDS, **flags, **old, "shape": ANY_SHAPE},
-        inputs=one_input,
-        step=module if is_module else call(**options),
-        known=(LARGE,),
-    )
-
-
-_PLAIN = OpSamples(arguments={"shape": ANY_SHAPE}, inputs=one_input, step=call(), known=(LARGE,))
-_IN_PLACE = OpSamples(
-    arguments={"inplace": _INPLACE, "shape": ANY_SHAPE}, inputs=one_input, step=call(inplace=False), known=(LARGE,)
-)
-_IN_PLACE_MODULE = OpSamples(
-    arguments={"inplace": _INPLACE, "shape": ANY_SHAPE}, inputs=one_input, step=module, known=(LARGE,)
-)
 _IGNORED = Fixed(reason="taken by the constructor and ignored")
-_IDENTITY = OpSamples(
-    arguments={"args": _IGNORED, "kwargs": _IGNORED, "shape": ANY_SHAPE}, inputs=one_input, step=module
-)
-_DROPOUT_MODULE = OpSamples(
-    arguments={"p": (0.5, 0.1, 0.0), "inplace": _INPLACE, "shape": ANY_SHAPE}, inputs=one_input, step=module
-)
+_PROBABILITIES = (0.5, 0.1, 0.0)
 # Not training, or with nothing dropped: what is dropped at random has no exact result.
 _DROPOUT = OpSamples(
-    arguments={"p": (0.5, 0.1, 0.0), "training": (False, True), "inplace": _INPLACE, "shape": ANY_SHAPE},
-    inputs=one_input,
+    arguments={"p": _PROBABILITIES, "training": (False, True), "inplace": INPLACE, "shape": ANY_SHAPE},
     step=call(p=0.5, training=True, inplace=False),
     is_valid=lambda arguments: not arguments["training"] or arguments["p"] == 0.0,
 )
@@ -198,17 +165,15 @@ _DROPOUT = OpSamples(
 # -- means ------------------------------------------------------------------------------------------------------------
 
 
-def _mean(op: Any, arguments: Arguments) -> Step:
-    keywords = (("keepdim", True),) if arguments["keepdim"] else ()
-    return Step(op=op, arguments=() if arguments["dim"] is None else (arguments["dim"],), keywords=keywords)
+def _call_mean(op: Any, arguments: Arguments) -> Step:
+    spell = call(keepdim=False) if arguments["dim"] is None else call("dim", keepdim=False)
+    return spell(op, arguments)
 
 
-def _mean_is_valid(arguments: Arguments) -> bool:
+def _is_valid_mean(arguments: Arguments) -> bool:
     dim = arguments["dim"]
     dims = dim if isinstance(dim, tuple) else (dim,)
-    if arguments["keepdim"] and dim is None:
-        return False
-    return are_axes(len(arguments["shape"]), *dims)
+    return not (arguments["keepdim"] and dim is None) and are_axes(len(arguments["shape"]), *dims)
 
 
 _MEAN = OpSamples(
@@ -218,9 +183,8 @@ _MEAN = OpSamples(
         "dtype": _FLOAT_DTYPE,
         "shape": ((2, 7, 3, 4), (65,), (4, 8, 9), (3, 1025), (1, 2, 3, 4, 5)),
     },
-    inputs=one_input,
-    step=_mean,
-    is_valid=_mean_is_valid,
+    step=_call_mean,
+    is_valid=_is_valid_mean,
 )
 
 # -- padding ----------------------------------------------------------------------------------------------------------
@@ -245,7 +209,6 @@ _PAD = OpSamples(
         "value": (None, 0.5, -0.3),
         "shape": _PAD_SHAPES,
     },
-    inputs=one_input,
     step=call("pad", mode="constant", value=None),
     is_valid=_can_pad,
 )
@@ -254,27 +217,26 @@ _PAD_MODULE = OpSamples(
         "padding": (1, (0, 1, 2, 0), (-1, 1, 0, -2)), "value": (0.0, 0.5, -0.3),
         "shape": ((2, 7, 4, 5), (8, 4, 5), (1, 65, 3, 3), (4, 9)),
     },
-    inputs=one_input,
-    step=module,
+    step=construct,
 )  # fmt: skip
 
 OP_SAMPLES: dict[Any, OpSamples] = {
-    **dict.fromkeys((operator.add, operator.sub, operator.mul, torch.mul), _binary_samples(has_alpha=False)),
-    **dict.fromkeys((torch.add, torch.sub), _binary_samples(has_alpha=True)),
+    **dict.fromkeys((operator.add, operator.sub, operator.mul, torch.mul), _sample_binary()),
+    **dict.fromkeys((torch.add, torch.sub), _sample_binary(alpha=(1, -2.5))),
     operator.floordiv: _FLOOR,
     torch.matmul: _MATMUL,
     torch.addmm: _ADDMM,
     **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _CAT),
     torch.stack: _STACK,
     **dict.fromkeys((torch.clamp, "clamp"), _CLAMP),
-    nn.Hardtanh: _hardtanh(is_module=True, is_in_place=False),
-    F.hardtanh: _hardtanh(is_module=False, is_in_place=False),
-    F.hardtanh_: _hardtanh(is_module=False, is_in_place=True),
-    **dict.fromkeys((nn.ReLU, nn.ReLU6), _IN_PLACE_MODULE),
-    **dict.fromkeys((F.relu, F.relu6), _IN_PLACE),
-    **dict.fromkeys((torch.relu, "relu", "relu_", "detach", "detach_"), _PLAIN),
-    nn.Identity: _IDENTITY,
-    nn.Dropout: _DROPOUT_MODULE,
+    nn.Hardtanh: sample_elementwise(construct, **_BOUNDS, inplace=INPLACE, min_value=_OLD_NAME, max_value=_OLD_NAME),
+    F.hardtanh: sample_elementwise(call(min_val=-1.0, max_val=1.0, inplace=False), **_BOUNDS, inplace=INPLACE),
+    F.hardtanh_: sample_elementwise(call(min_val=-1.0, max_val=1.0), **_BOUNDS),
+    **dict.fromkeys((nn.ReLU, nn.ReLU6), sample_elementwise(construct, inplace=INPLACE)),
+    **dict.fromkeys((F.relu, F.relu6), sample_elementwise(call(inplace=False), inplace=INPLACE)),
+    **dict.fromkeys((torch.relu, "relu", "relu_", "detach", "detach_"), sample_elementwise(call())),
+    nn.Identity: sample_elementwise(construct, known=(), args=_IGNORED, kwargs=_IGNORED),
+    nn.Dropout: sample_elementwise(construct, known=(), p=_PROBABILITIES, inplace=INPLACE),
     F.dropout: _DROPOUT,
     **dict.fromkeys((torch.mean, "mean"), _MEAN),
     F.pad: _PAD,

@@ -1,4 +1,4 @@
-"""How samples call an op: what the samples of ops without weights share (variants.py)."""
+"""How samples call an op, and what the samples of several modules share (variants.py)."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from conformance.ops.op_model import Input, Step
-from conformance.ops.variants import Arguments
+from conformance.ops.op_model import Step
+from conformance.ops.variants import Arguments, Fixed, OpSamples
 
 Shape: TypeAlias = tuple[int, ...]
 ANY_SHAPE: tuple[Shape, ...] = ((2, 7, 3, 3), (65,), (4, 64), (1, 1, 63), (1, 2, 3, 4, 5))
 """Shapes of an elementwise op: all ranks, and sizes at the edges of kernels' tiles."""
 
 LARGE: Arguments = {"shape": (33, 2049)}
-"""More elements than torch gives to one thread (32,768), for ops that compute each by itself; no whole vectors."""
+"""More elements than torch gives to one thread (32,768), for ops that compute each separately; no whole vectors."""
+
+INPLACE = (False, True)
+PLACE = Fixed(reason="the suite runs on the CPU, in float32")
+PLACES = {"device": PLACE, "dtype": PLACE}
+TENSOR = Fixed(reason="a tensor: its sizes are varied under shape")
 
 
-def one_input(arguments: Arguments) -> tuple[Input, ...]:
-    """One activation of the shape that is varied."""
-    return (Input(shape=arguments["shape"]),)
-
-
-def module(op: type[nn.Module], arguments: Arguments) -> Step:
-    """A module, constructed with all arguments that are varied."""
-    options = {name: value for name, value in arguments.items() if name != "shape" and not name.startswith("_")}
-    return Step(op=op(**options))
+def construct(op: type[nn.Module], arguments: Arguments) -> Step:
+    """Construct a module with all arguments that are varied, except the shape of its input."""
+    return Step(op=op(**{name: value for name, value in arguments.items() if name != "shape"}))
 
 
 def call(*positional: str, **defaults: Any) -> Callable[[Any, Arguments], Step]:
@@ -37,6 +36,13 @@ def call(*positional: str, **defaults: Any) -> Callable[[Any, Arguments], Step]:
         return Step(op=op, arguments=tuple(arguments[name] for name in positional), keywords=tuple(keywords.items()))
 
     return step
+
+
+def sample_elementwise(
+    step: Callable[[Any, Arguments], Step], known: tuple[Arguments, ...] = (LARGE,), **arguments: Any
+) -> OpSamples:
+    """Return the samples of an op that computes each element separately."""
+    return OpSamples(arguments={**arguments, "shape": ANY_SHAPE}, step=step, known=known)
 
 
 def are_axes(rank: int, *numbers: int | None) -> bool:

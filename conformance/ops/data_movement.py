@@ -2,87 +2,80 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 
-from conformance.ops.calls import ANY_SHAPE, Shape, are_axes, call, module, one_input
+from conformance.ops.calls import ANY_SHAPE, Shape, are_axes, call, construct
 from conformance.ops.op_model import Input, Step
 from conformance.ops.variants import Arguments, Fixed, OpSamples
 
 # -- axes -------------------------------------------------------------------------------------------------------------
 
 
-def _flatten(first: int, *others: int, is_module: bool) -> OpSamples:
-    start, end = (first, *others), (-1, 1, -2)
+def _sample_flatten(*starts: int, is_module: bool) -> OpSamples:
+    shapes = ((2, 7, 3, 3), (65,), (4, 9), (1, 2, 3, 4, 5))
     return OpSamples(
-        arguments={"start_dim": start, "end_dim": end, "shape": ((2, 7, 3, 3), (65,), (4, 9), (1, 2, 3, 4, 5))},
-        inputs=one_input,
-        step=module if is_module else call(start_dim=0, end_dim=-1),
-        is_valid=_flattens,
+        arguments={"start_dim": starts, "end_dim": (-1, 1, -2), "shape": shapes},
+        step=construct if is_module else call(start_dim=0, end_dim=-1),
+        is_valid=_can_flatten,
     )
 
 
-def _flattens(arguments: Arguments) -> bool:
+def _can_flatten(arguments: Arguments) -> bool:
     rank, start, end = len(arguments["shape"]), arguments["start_dim"], arguments["end_dim"]
     return are_axes(rank, start, end) and start % rank <= end % rank
 
 
 _TRANSPOSE = OpSamples(
     arguments={"dim0": (1, 0, -2), "dim1": (0, 2, -1), "shape": ((2, 7, 3, 4), (9, 65), (1, 8, 7), (1, 2, 3, 4, 5))},
-    inputs=one_input,
     step=call("dim0", "dim1"),
     is_valid=lambda arguments: are_axes(len(arguments["shape"]), arguments["dim0"], arguments["dim1"]),
 )
 
 
-def _spread_out(name: str) -> Any:
+def _spread(name: str, op: Any, arguments: Arguments) -> Step:
     """A method that takes numbers one by one, or as one tuple."""
-
-    def step(op: Any, arguments: Arguments) -> Step:
-        numbers: tuple[Any, ...] = arguments[name]
-        return Step(op=op, arguments=(numbers,) if arguments["_as_tuple"] else numbers)
-
-    return step
+    numbers: tuple[Any, ...] = arguments[name]
+    return Step(op=op, arguments=(numbers,) if arguments["_as_tuple"] else numbers)
 
 
-def _permute(*, is_method: bool) -> OpSamples:
+def _sample_permute(*, is_method: bool) -> OpSamples:
     """Axes in another order, which name each of them once."""
     dims = ((0, 2, 3, 1), (1, 0), (-1, 0, 1), (0, -1, -2, -3), (4, 0, 3, 1, 2), (0,))
     spelling = {"_as_tuple": (False, True)} if is_method else {}
     return OpSamples(
         arguments={"dims": dims, "shape": ((2, 7, 3, 4), (9, 65), (1, 8, 7), (1, 2, 3, 4, 5), (63,)), **spelling},
-        inputs=one_input,
-        step=_spread_out("dims") if is_method else call("dims"),
+        step=partial(_spread, "dims") if is_method else call("dims"),
         is_valid=lambda arguments: len(arguments["dims"]) == len(arguments["shape"]),
     )
 
 
-def _squeezes(arguments: Arguments) -> bool:
-    """All axes are there, each once."""
+def _can_squeeze(arguments: Arguments) -> bool:
+    """All axes exist, and each is named once."""
     dim, rank = arguments["dim"], len(arguments["shape"])
     dims = dim if isinstance(dim, tuple) else (dim,)
-    return are_axes(rank, *dims) and (None in dims or len({each % rank for each in dims}) == len(dims))
+    return are_axes(rank, *dims) and (None in dims or len({axis % rank for axis in dims}) == len(dims))
 
 
 _SQUEEZE = OpSamples(
     arguments={"dim": (None, 1, -2, (1, -1), 0), "shape": ((2, 1, 9), (1,), (4, 1), (1, 1, 63, 1), (2, 1, 3, 1, 4))},
-    inputs=one_input,
     step=lambda op, arguments: call(*([] if arguments["dim"] is None else ["dim"]))(op, arguments),
-    is_valid=_squeezes,
+    is_valid=_can_squeeze,
 )
 _UNSQUEEZE = OpSamples(
     arguments={"dim": (1, 0, -1, -2), "shape": ((2, 9), (65,), (1, 8, 7), (2, 7, 3, 3))},
-    inputs=one_input,
     step=call("dim"),
 )
 
 # -- selecting, repeating, reshaping ----------------------------------------------------------------------------------
 
 
-def _narrows(arguments: Arguments) -> bool:
+def _can_narrow(arguments: Arguments) -> bool:
     if not are_axes(len(arguments["shape"]), arguments["dim"]):
         return False
     extent, start = arguments["shape"][arguments["dim"]], arguments["start"]
@@ -95,9 +88,8 @@ _NARROW = OpSamples(
         "dim": (1, 0, -1, -2), "start": (2, 0, -3), "length": (3, 1, 7),
         "shape": ((2, 9), (65,), (8, 7, 9), (3, 7, 8, 9), (1, 8, 3, 7, 10)),
     },
-    inputs=one_input,
     step=call("dim", "start", "length"),
-    is_valid=_narrows,
+    is_valid=_can_narrow,
 )  # fmt: skip
 
 
@@ -116,7 +108,6 @@ _REPEAT_INTERLEAVE = OpSamples(
         "repeats": (2, "tensor", 1), "dim": (None, 1, 0, -1), "output_size": (None, True),
         "shape": ((2, 9), (65,), (4, 1, 7), (2, 7, 3, 3), (1, 2, 3, 4, 5)),
     },
-    inputs=one_input,
     step=_repeat_each,
     is_valid=lambda arguments: are_axes(len(arguments["shape"]), arguments["dim"]),
 )  # fmt: skip
@@ -126,17 +117,15 @@ _REPEAT = OpSamples(
         "shape": ((2, 9), (65,), (1, 8, 7), (2, 1, 3, 3), (1, 2, 3, 1, 4)),
         "_as_tuple": (False, True),
     },
-    inputs=one_input,
-    step=_spread_out("repeats"),
+    step=partial(_spread, "repeats"),
     is_valid=lambda arguments: len(arguments["repeats"]) >= len(arguments["shape"]),
 )
 _SIZES: tuple[Shape, ...] = ((2, 63), (5, 13), (-1, 3, 7), (2, 3, 2, -1), (1, 1, 3, 2, -1), (-1,))
 _SIZED: tuple[Shape, ...] = ((2, 7, 3, 3), (65,), (4, 63), (1, 7, 6), (1, 2, 3, 4, 5))
 
 
-def _reshapes(size: Shape, shape: Shape) -> bool:
-    given = -prod(size) if -1 in size else prod(size)
-    return prod(shape) % given == 0 if -1 in size else prod(shape) == given
+def _can_reshape(size: Shape, shape: Shape) -> bool:
+    return prod(shape) % -prod(size) == 0 if -1 in size else prod(shape) == prod(size)
 
 
 _VIEW = OpSamples(
@@ -146,32 +135,22 @@ _VIEW = OpSamples(
         "shape": _SIZED,
         "_as_tuple": (False, True),
     },
-    inputs=one_input,
-    step=_spread_out("size"),
-    is_valid=lambda arguments: _reshapes(arguments["size"], arguments["shape"]),
+    step=partial(_spread, "size"),
+    is_valid=lambda arguments: _can_reshape(arguments["size"], arguments["shape"]),
 )
 _RESHAPE = OpSamples(
     arguments={"shape": _SIZES, "_input": _SIZED, "_as_tuple": (False, True)},
     inputs=lambda arguments: (Input(shape=arguments["_input"]),),
-    step=_spread_out("shape"),
-    is_valid=lambda arguments: _reshapes(arguments["shape"], arguments["_input"]),
+    step=partial(_spread, "shape"),
+    is_valid=lambda arguments: _can_reshape(arguments["shape"], arguments["_input"]),
 )
-
-
-def _resize(op: Any, arguments: Arguments) -> Step:
-    layout = arguments["memory_format"]
-    keywords = () if layout is None else (("memory_format", layout),)
-    return Step(op=op, arguments=arguments["size"], keywords=keywords)
-
-
 _RESIZE = OpSamples(
     arguments={
         "size": ((2, 63), (5, 13), (1,), (7, 3, 3), (1, 4, 3, 5), (1, 2, 3, 2, 5)),
         "memory_format": (None, torch.channels_last),
         "shape": ((2, 7, 3, 3), (65,), (4, 63), (1, 7, 9), (1, 2, 3, 4, 5)),
     },
-    inputs=one_input,
-    step=_resize,
+    step=lambda op, a: replace(call(memory_format=None)(op, a), arguments=a["size"]),
     is_valid=lambda arguments: (
         prod(arguments["size"]) <= prod(arguments["shape"])
         and (arguments["memory_format"] is None or len(arguments["size"]) == 4)
@@ -182,60 +161,53 @@ _RESIZE = OpSamples(
 _LAYOUT_RANK = {torch.channels_last: 4, torch.channels_last_3d: 5}
 _CONTIGUOUS = OpSamples(
     arguments={"memory_format": (torch.contiguous_format, *_LAYOUT_RANK), "shape": ANY_SHAPE},
-    inputs=one_input,
     step=call(memory_format=torch.contiguous_format),
     is_valid=lambda a: _LAYOUT_RANK.get(a["memory_format"], len(a["shape"])) == len(a["shape"]),
 )
 
 
-def _shuffle(name: str, *, is_module: bool) -> OpSamples:
+def _sample_shuffle(name: str, *shapes: Shape, is_module: bool) -> OpSamples:
     """Channels into pixels, or pixels into channels; 36 of either are divisible by the squares of 1, 2 and 3."""
-    shapes: dict[str, tuple[Shape, ...]] = {
-        "upscale_factor": ((2, 36, 3, 3), (1, 36, 1, 7), (36, 2, 5), (1, 2, 72, 2, 3)),
-        "downscale_factor": ((2, 3, 6, 6), (1, 1, 12, 6), (7, 6, 12), (1, 2, 3, 6, 6)),
-    }
-    return OpSamples(
-        arguments={name: (2, 3, 1), "shape": shapes[name]}, inputs=one_input, step=module if is_module else call(name)
-    )
+    step = construct if is_module else call(name)
+    return OpSamples(arguments={name: (2, 3, 1), "shape": shapes}, step=step)
 
+
+_UP = partial(_sample_shuffle, "upscale_factor", (2, 36, 3, 3), (1, 36, 1, 7), (36, 2, 5), (1, 2, 72, 2, 3))
+_DOWN = partial(_sample_shuffle, "downscale_factor", (2, 3, 6, 6), (1, 1, 12, 6), (7, 6, 12), (1, 2, 3, 6, 6))
 
 # -- reading a shape --------------------------------------------------------------------------------------------------
 
 
-_READ_SHAPES: tuple[Shape, ...] = ((2, 7, 3, 3), (65,), (4, 9), (1, 8, 7), (1, 2, 3, 4, 5))
-
-
-def _by_size(op: Any, arguments: Arguments) -> Step:
-    """A quantized tensor that is reshaped by what is read: all sizes, or that of one axis, with the rest joined."""
+def _reshape_by_size(op: Any, arguments: Arguments) -> Step:
+    """A quantized tensor that is reshaped by what is read: all sizes, or that of one axis, with the others joined."""
     dim = arguments["dim"]
     return Step(op=lambda x: x.reshape(x.size()) if dim is None else x.reshape(x.size(dim), -1))
 
 
-def _by_shape(op: Any, arguments: Arguments) -> Step:
+def _reshape_by_shape(op: Any, arguments: Arguments) -> Step:
     """The same by the attribute, which is no call in a graph but ``getattr``."""
     axis = arguments["_axis"]
     return Step(op=lambda x: x.reshape(x.shape[axis], -1))
 
 
+_READ_SHAPES: tuple[Shape, ...] = ((2, 7, 3, 3), (65,), (4, 9), (1, 8, 7), (1, 2, 3, 4, 5))
 _SIZE = OpSamples(
     arguments={"dim": (0, None, 1, -1), "shape": _READ_SHAPES},
-    inputs=one_input,
-    step=_by_size,
+    step=_reshape_by_size,
     is_valid=lambda arguments: are_axes(len(arguments["shape"]), arguments["dim"]),
 )
 _SHAPE = OpSamples(
     arguments={"_axis": (0, 1, -1), "shape": _READ_SHAPES},
-    inputs=one_input,
-    step=_by_shape,
+    step=_reshape_by_shape,
     is_valid=lambda arguments: are_axes(len(arguments["shape"]), arguments["_axis"]),
 )
 
 OP_SAMPLES: dict[Any, OpSamples] = {
-    torch.flatten: _flatten(0, 1, -2, is_module=False),
-    nn.Flatten: _flatten(1, 0, -2, is_module=True),
+    torch.flatten: _sample_flatten(0, 1, -2, is_module=False),
+    nn.Flatten: _sample_flatten(1, 0, -2, is_module=True),
     **dict.fromkeys((torch.transpose, "transpose"), _TRANSPOSE),
-    **dict.fromkeys((torch.permute, torch.permute_copy), _permute(is_method=False)),
-    "permute": _permute(is_method=True),
+    **dict.fromkeys((torch.permute, torch.permute_copy), _sample_permute(is_method=False)),
+    "permute": _sample_permute(is_method=True),
     **dict.fromkeys((torch.squeeze, "squeeze", "squeeze_"), _SQUEEZE),
     **dict.fromkeys((torch.unsqueeze, "unsqueeze", "unsqueeze_"), _UNSQUEEZE),
     torch.narrow: _NARROW,
@@ -245,10 +217,10 @@ OP_SAMPLES: dict[Any, OpSamples] = {
     "reshape": _RESHAPE,
     "resize_": _RESIZE,
     "contiguous": _CONTIGUOUS,
-    nn.PixelShuffle: _shuffle("upscale_factor", is_module=True),
-    torch.pixel_shuffle: _shuffle("upscale_factor", is_module=False),
-    nn.PixelUnshuffle: _shuffle("downscale_factor", is_module=True),
-    torch.pixel_unshuffle: _shuffle("downscale_factor", is_module=False),
+    nn.PixelShuffle: _UP(is_module=True),
+    torch.pixel_shuffle: _UP(is_module=False),
+    nn.PixelUnshuffle: _DOWN(is_module=True),
+    torch.pixel_unshuffle: _DOWN(is_module=False),
     "size": _SIZE,
     "shape": _SHAPE,
 }

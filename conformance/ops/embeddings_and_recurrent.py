@@ -1,26 +1,24 @@
-"""Samples of embeddings and of recurrent modules and cells, which are quantized in their weight alone or while running.
+"""Samples of embeddings and of recurrent modules and cells, which are quantized only in their weight or while running.
 
-Some arguments are ones that quantized kernels commonly lack: they are varied with few others, so that a fall back to
-float does not hide the pairs of the rest.
+Arguments that quantized kernels commonly lack are varied with few others, so that a fallback to float does not hide
+the pairs of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conformance.ops.calls import PLACES
 from conformance.ops.op_model import Input, Role, Step
 from conformance.ops.variants import Arguments, Fixed, OpSamples
-from conformance.ops.weighted import drawn_weight
+from conformance.ops.weighted import draw_weight
 
-Inputs = Callable[[Arguments], tuple[Input, ...]]
-
-_PLACE = Fixed(reason="the suite runs on the CPU, in float32")
-_PLACES = {"device": _PLACE, "dtype": _PLACE}
 _DRAWN = Fixed(reason="the table is drawn row by row")
 _RENORMALIZES = Fixed(
     reason="it rewrites rows of the float table while the model runs: what is quantized would depend on which rows the "
@@ -31,11 +29,11 @@ _RENORMALIZED = {"max_norm": _RENORMALIZES, "norm_type": Fixed(reason="read only
 # -- embeddings -------------------------------------------------------------------------------------------------------
 
 
-def drawn_table(rows: int, columns: int) -> Tensor:
+def draw_table(rows: int, columns: int) -> Tensor:
     """Draw a table of float32, from torch's generator, whose rows differ in place and width of their range.
 
-    In turn: around 0; positive alone, so that 0 is no value of the row's grid; one value repeated, so that the range is
-    empty; around 0 and tiny; negative alone.
+    In turn: around 0; only positive, so that 0 is no value of the row's grid; one value repeated, so that the range is
+    empty; around 0 and tiny; only negative.
     """
     table = torch.empty(rows, columns).uniform_(-1, 1)
     table[1::5] = table[1::5] / 4 + 1.0
@@ -47,29 +45,27 @@ def drawn_table(rows: int, columns: int) -> Tensor:
 
 _GRADIENTS = {"scale_grad_by_freq": (False, True), "sparse": (False, True)}
 _TABLE = {"num_embeddings": (10, 1, 300), "embedding_dim": (8, 7, 64, 66)}
-_INDICES = ((5,), (2, 3), (0,), (2, 1, 3))
+_EMBEDDING: Mapping[str, tuple[Any, ...]] = {
+    **_TABLE, "shape": ((5,), (2, 3), (0,), (2, 1, 3)), "_int32": (False, True), "padding_idx": (None, 0), **_GRADIENTS
+}  # fmt: skip
 
 
-def _indices(arguments: Arguments) -> tuple[Input, ...]:
-    rows, is_int32 = arguments["num_embeddings"], arguments["_int32"]
-    return (Input(shape=arguments["shape"], role=Role.INDEX, high=rows, is_int32=is_int32),)
+def _make_indices(shape: tuple[int, ...], arguments: Arguments) -> Input:
+    return Input(shape=shape, role=Role.INDEX, high=arguments["num_embeddings"], is_int32=arguments["_int32"])
 
 
-def _keywords(arguments: Arguments, *names: str) -> dict[str, Any]:
-    return {name: arguments[name] for name in names}
-
-
-def _embedding(op: Any, arguments: Arguments) -> Step:
-    module = op(**{name: value for name, value in arguments.items() if name not in ("shape", "_int32")})
+def _construct(op: Any, arguments: Arguments, *skipped: str) -> Any:
+    """Construct an embedding, its table drawn, with all arguments but the skipped ones."""
+    module = op(**{name: value for name, value in arguments.items() if name not in ("_int32", *skipped)})
     with torch.no_grad():
-        module.weight.copy_(drawn_table(*module.weight.shape))
-    return Step(op=module)
+        module.weight.copy_(draw_table(*module.weight.shape))
+    return module
 
 
-def _embedding_function(op: Any, arguments: Arguments) -> Step:
-    keywords = _keywords(arguments, "padding_idx", "scale_grad_by_freq", "sparse")
-    table = drawn_table(arguments["num_embeddings"], arguments["embedding_dim"])
-    return Step(op=op, parameters=(table,), keywords=tuple(keywords.items()))
+def _call_embedding(op: Any, arguments: Arguments) -> Step:
+    keywords = tuple((name, arguments[name]) for name in ("padding_idx", "scale_grad_by_freq", "sparse"))
+    table = draw_table(arguments["num_embeddings"], arguments["embedding_dim"])
+    return Step(op=op, parameters=(table,), keywords=keywords)
 
 
 class Bags(nn.Module):
@@ -87,57 +83,54 @@ class Bags(nn.Module):
         return self.bag(indices, self.offsets, weights)
 
 
+_BAG: Mapping[str, tuple[Any, ...]] = {
+    **_TABLE, "mode": ("mean", "sum", "max"), "include_last_offset": (False, True), "padding_idx": (None, 0),
+    **_GRADIENTS, "offsets": (True, False), "per_sample_weights": (False, True), "_bags": (1, 3),
+    "_int32": (False, True),
+}  # fmt: skip
 _COUNT = 7  # of indices in all bags, or in each
 
 
-def _bag_inputs(arguments: Arguments) -> tuple[Input, ...]:
+def _make_bag_inputs(arguments: Arguments) -> tuple[Input, ...]:
     """Indices in one row, cut into bags by offsets; or a row of indices for each bag."""
     shape = (_COUNT,) if arguments["offsets"] else (arguments["_bags"], _COUNT)
-    rows, is_int32 = arguments["num_embeddings"], arguments["_int32"]
-    inputs = [Input(shape=shape, role=Role.INDEX, high=rows, is_int32=is_int32)]
+    inputs = [_make_indices(shape, arguments)]
     if arguments["offsets"] and not arguments["include_last_offset"]:
-        inputs.append(Input(shape=(arguments["_bags"],), role=Role.OFFSETS, high=_COUNT, is_int32=is_int32))
+        offsets = (arguments["_bags"],)
+        inputs.append(Input(shape=offsets, role=Role.OFFSETS, high=_COUNT, is_int32=arguments["_int32"]))
     if arguments["per_sample_weights"]:
         inputs.append(Input(shape=shape, role=Role.STATE))
     return tuple(inputs)
 
 
-def _bag(op: Any, arguments: Arguments) -> Step:
-    names = [name for name in arguments if name not in ("offsets", "per_sample_weights", "_bags", "_int32")]
-    module = op(**_keywords(arguments, *names))
-    with torch.no_grad():
-        module.weight.copy_(drawn_table(*module.weight.shape))
+def _build_bag(op: Any, arguments: Arguments) -> Step:
+    module = _construct(op, arguments, "offsets", "per_sample_weights", "_bags")
     if arguments["include_last_offset"]:  # the second of three bags is empty
         return Step(op=Bags(module, torch.tensor([0, 4, 4, _COUNT] if arguments["_bags"] == 3 else [0, _COUNT])))
     return Step(op=module if arguments["offsets"] else Bags(module, None))
 
 
 def _is_bag(arguments: Arguments) -> bool:
-    """Torch takes weights per sample in sums alone, a last offset beside others, no option on gradients of maxima."""
+    """Torch takes weights per sample only in sums, a last offset after others, no option on gradients of maxima."""
     if arguments["include_last_offset"] and (not arguments["offsets"] or arguments["_int32"]):  # they are int64
         return False
     if arguments["per_sample_weights"] and arguments["mode"] != "sum":
         return False
     if arguments["mode"] == "max" and (arguments["scale_grad_by_freq"] or arguments["sparse"]):
         return False
-    beside = ("mode", "embedding_dim", "include_last_offset", "offsets")
-    return _has_few_lacks(_BAG, {"padding_idx": 0, "mode": "max"}, beside, arguments)
+    companions = ("mode", "embedding_dim", "include_last_offset", "offsets")
+    return _has_few_lacks(_BAG, {"padding_idx": 0, "mode": "max"}, companions, arguments)
 
 
 def _has_few_lacks(
-    varied: Mapping[str, tuple[Any, ...]], lacking: Mapping[str, Any], beside: tuple[str, ...], arguments: Arguments
+    varied: Mapping[str, tuple[Any, ...]], lacking: Mapping[str, Any], companions: tuple[str, ...], arguments: Arguments
 ) -> bool:
-    """Whether at most one argument has a value that kernels lack, and then only those `beside` it are varied."""
+    """Whether at most one argument has a value that kernels lack, and then only its companions are varied with it."""
     lacks = [name for name, value in lacking.items() if arguments[name] == value]
     away = {name for name, values in varied.items() if arguments[name] != values[0]}
-    return not lacks or (len(lacks) == 1 and away <= {*lacks, *beside})
+    return not lacks or (len(lacks) == 1 and away <= {*lacks, *companions})
 
 
-_BAG: Mapping[str, tuple[Any, ...]] = {
-    **_TABLE, "mode": ("mean", "sum", "max"), "include_last_offset": (False, True), "padding_idx": (None, 0),
-    **_GRADIENTS, "offsets": (True, False), "per_sample_weights": (False, True), "_bags": (1, 3),
-    "_int32": (False, True),
-}  # fmt: skip
 # Sums of several bags, of which some are empty, in widths for which there are kernels and in others.
 _SUMS: tuple[Arguments, ...] = tuple(
     {"mode": "sum", "_bags": bags, "embedding_dim": width, "_int32": is_int32}
@@ -163,45 +156,34 @@ _TWO_STATES = (nn.LSTM, nn.LSTMCell)
 _OURS = ("hx", "_batch", "_steps", "_unbatched")
 _WIDTHS = {"input_size": (8, 1, 65), "hidden_size": (8, 1, 9)}
 _CALLS = {"hx": (False, True), "_batch": (1, 3), "_unbatched": (False, True)}
+_LACKING = {"_unbatched": True}
 
 
-def _recurrent(op: Any, arguments: Arguments) -> Step:
+def _build_recurrent(op: Any, arguments: Arguments) -> Step:
     """Build a module with drawn weights; a state given as an input is one of the model's."""
     module = op(**{name: value for name, value in arguments.items() if name not in _OURS})
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if name.startswith("weight"):
-                parameter.copy_(drawn_weight(*parameter.shape))
+                parameter.copy_(draw_weight(*parameter.shape))
             else:
                 parameter.uniform_(-0.5, 0.5)
     return Step(op=WithStates(module) if op in _TWO_STATES and arguments["hx"] else module)
 
 
-def _sequence_inputs(states: int) -> Inputs:
-    def inputs(arguments: Arguments) -> tuple[Input, ...]:
-        batch = () if arguments["_unbatched"] else (arguments["_batch"],)
+def _make_states(states: int, arguments: Arguments) -> tuple[Input, ...]:
+    """The input of a cell or a sequence, and its states if it is given some."""
+    batch = () if arguments["_unbatched"] else (arguments["_batch"],)
+    leading, state = batch, (*batch, arguments["hidden_size"])
+    if "_steps" in arguments:
         leading = (*batch, arguments["_steps"]) if arguments["batch_first"] else (arguments["_steps"], *batch)
-        layers = arguments["num_layers"] * (2 if arguments["bidirectional"] else 1)
-        state = Input(shape=(layers, *batch, arguments["hidden_size"]), role=Role.STATE)
-        return (Input(shape=(*leading, arguments["input_size"])), *[state] * (states * arguments["hx"]))
-
-    return inputs
+        state = (arguments["num_layers"] * (2 if arguments["bidirectional"] else 1), *state)
+    given_states = [Input(shape=state, role=Role.STATE)] * (states * arguments["hx"])
+    return (Input(shape=(*leading, arguments["input_size"])), *given_states)
 
 
-def _cell_inputs(states: int) -> Inputs:
-    def inputs(arguments: Arguments) -> tuple[Input, ...]:
-        batch = () if arguments["_unbatched"] else (arguments["_batch"],)
-        state = Input(shape=(*batch, arguments["hidden_size"]), role=Role.STATE)
-        return (Input(shape=(*batch, arguments["input_size"])), *[state] * (states * arguments["hx"]))
-
-    return inputs
-
-
-_LACKING = {"_unbatched": True}
-
-
-def _sequence(states: int) -> OpSamples:
-    """An LSTM or a GRU. One step from given states shows every state by itself; several, how they follow each other."""
+def _sample_sequence(states: int) -> OpSamples:
+    """An LSTM or a GRU. One step from given states shows each state separately; several, how they follow each other."""
     varied: dict[str, tuple[Any, ...]] = {
         **_WIDTHS, "num_layers": (1, 2), "bias": (True, False), "batch_first": (False, True), "dropout": (0.0, 0.5),
         "bidirectional": (False, True), **_CALLS, "_steps": (2, 1, 3),
@@ -210,57 +192,58 @@ def _sequence(states: int) -> OpSamples:
     def is_valid(arguments: Arguments) -> bool:
         if arguments["dropout"] and arguments["num_layers"] == 1:
             return False  # torch warns: there is no layer to drop the outputs of
-        beside = ("num_layers", "bidirectional", "batch_first", "hx", "_steps")
-        return _has_few_lacks(varied, _LACKING | {"bias": False}, beside, arguments)
+        companions = ("num_layers", "bidirectional", "batch_first", "hx", "_steps")
+        return _has_few_lacks(varied, _LACKING | {"bias": False}, companions, arguments)
 
-    fixed = dict(_PLACES)
+    fixed = dict(PLACES)
     if states == 2:
         fixed["proj_size"] = Fixed(
             reason="torch.ao.nn.quantized.reference.LSTM has none: its from_float drops the projection, its forward "
             "then refuses the projected states"
         )
-    return OpSamples(arguments={**varied, **fixed}, inputs=_sequence_inputs(states), step=_recurrent, is_valid=is_valid)
+    return OpSamples(
+        arguments={**varied, **fixed},
+        inputs=partial(_make_states, states),
+        step=_build_recurrent,
+        is_valid=is_valid,
+    )
 
 
-def _cell(states: int, **more: tuple[Any, ...]) -> OpSamples:
+def _sample_cell(states: int, **options: tuple[Any, ...]) -> OpSamples:
     """A cell: one step of a recurrent module."""
-    varied: dict[str, tuple[Any, ...]] = {**_WIDTHS, "bias": (True, False), **more, **_CALLS}
-
-    def is_valid(arguments: Arguments) -> bool:
-        return _has_few_lacks(varied, _LACKING, ("hx", "bias"), arguments)
-
-    return OpSamples(arguments={**varied, **_PLACES}, inputs=_cell_inputs(states), step=_recurrent, is_valid=is_valid)
+    varied: dict[str, tuple[Any, ...]] = {**_WIDTHS, "bias": (True, False), **options, **_CALLS}
+    return OpSamples(
+        arguments={**varied, **PLACES},
+        inputs=partial(_make_states, states),
+        step=_build_recurrent,
+        is_valid=partial(_has_few_lacks, varied, _LACKING, ("hx", "bias")),
+    )
 
 
 OP_SAMPLES: dict[Any, OpSamples] = {
     nn.Embedding: OpSamples(
-        arguments={
-            **_TABLE, "shape": _INDICES, "_int32": (False, True), "padding_idx": (None, 0), **_GRADIENTS,
-            "_freeze": (False, True),
-            "_weight": _DRAWN, **_RENORMALIZED, **_PLACES,
-        },
-        inputs=_indices,
-        step=_embedding,
+        arguments={**_EMBEDDING, "_freeze": (False, True), "_weight": _DRAWN, **_RENORMALIZED, **PLACES},
+        inputs=lambda arguments: (_make_indices(arguments["shape"], arguments),),
+        step=lambda op, arguments: Step(op=_construct(op, arguments, "shape")),
     ),
     F.embedding: OpSamples(
         arguments={
-            **_TABLE, "shape": _INDICES, "_int32": (False, True), "padding_idx": (None, 0), **_GRADIENTS,
-            "weight": _DRAWN,
-            "input": Fixed(reason="indices: their shape is varied under shape"), **_RENORMALIZED,
+            **_EMBEDDING, "weight": _DRAWN, "input": Fixed(reason="indices: their shape is varied under shape"),
+            **_RENORMALIZED,
         },
-        inputs=_indices,
-        step=_embedding_function,
+        inputs=lambda arguments: (_make_indices(arguments["shape"], arguments),),
+        step=_call_embedding,
     ),
     nn.EmbeddingBag: OpSamples(
-        arguments={**_BAG, "_weight": _DRAWN, **_RENORMALIZED, **_PLACES},
-        inputs=_bag_inputs,
-        step=_bag,
+        arguments={**_BAG, "_weight": _DRAWN, **_RENORMALIZED, **PLACES},
+        inputs=_make_bag_inputs,
+        step=_build_bag,
         is_valid=_is_bag,
         known=_SUMS,
     ),
-    nn.LSTM: _sequence(2),
-    nn.GRU: _sequence(1),
-    nn.LSTMCell: _cell(2),
-    nn.GRUCell: _cell(1),
-    nn.RNNCell: _cell(1, nonlinearity=("tanh", "relu")),
+    nn.LSTM: _sample_sequence(2),
+    nn.GRU: _sample_sequence(1),
+    nn.LSTMCell: _sample_cell(2),
+    nn.GRUCell: _sample_cell(1),
+    nn.RNNCell: _sample_cell(1, nonlinearity=("tanh", "relu")),
 }  # fmt: skip

@@ -1,8 +1,9 @@
-"""What a pattern puts around an op with a weight: fused modules' parts, QAT modules' float classes, ops that follow."""
+"""What a pattern puts around an op with a weight: fused modules' members, QAT modules' float classes, followers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ MEMBERS: dict[Any, tuple[Any, ...]] = {
     nni.BNReLU2d: (nn.BatchNorm2d, nn.ReLU),
     nni.BNReLU3d: (nn.BatchNorm3d, nn.ReLU),
 }
-"""The parts of each fused module, in the order in which its constructor takes them."""
+"""The members of each fused module, in the order in which its constructor takes them."""
 
 _SAME_NAME = {
     nnqat: (nn, "Linear Conv1d Conv2d Conv3d Embedding EmbeddingBag"),
@@ -41,8 +42,8 @@ _SAME_NAME = {
                   "LinearReLU LinearBn1d"),
 }  # fmt: skip
 QAT_OF: dict[Any, Any] = {
-    getattr(trained, name): getattr(floating, name)
-    for trained, (floating, names) in _SAME_NAME.items() for name in names.split()
+    getattr(qat_module, name): getattr(float_module, name)
+    for qat_module, (float_module, names) in _SAME_NAME.items() for name in names.split()
 }  # fmt: skip
 """The class that each QAT class is made of by ``from_float``: a float one, or a fused one."""
 
@@ -53,25 +54,21 @@ def root_of(leaf: Any) -> Any:
     return MEMBERS.get(leaf, (leaf,))[0]
 
 
-def _batch_norm(kind: Any) -> Callable[[int], Step]:
+def _build_batch_norm(kind: Any, channels: int) -> Step:
     """A batch norm with drawn statistics, weights of both signs, and an eps that is not too small to be seen."""
-
-    def follow(channels: int) -> Step:
-        norm = kind(channels, eps=0.0625)
-        signs = torch.tensor([1.0 if channel % 2 == 0 else -1.0 for channel in range(channels)])
-        with torch.no_grad():
-            norm.weight.copy_(torch.empty(channels).uniform_(0.5, 1.5) * signs)
-            norm.bias.uniform_(-1, 1)
-        norm.running_mean.normal_()
-        norm.running_var.uniform_(0.5, 2.0)
-        return Step(op=norm)
-
-    return follow
+    norm = kind(channels, eps=0.0625)
+    signs = torch.tensor([1.0 if channel % 2 == 0 else -1.0 for channel in range(channels)])
+    with torch.no_grad():
+        norm.weight.copy_(torch.empty(channels).uniform_(0.5, 1.5) * signs)
+        norm.bias.uniform_(-1, 1)
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2.0)
+    return Step(op=norm)
 
 
 _SLOPE = 0.3125  # not the default, 0.01
 FOLLOWERS: dict[Any, Callable[[int], Step]] = {
-    **{kind: _batch_norm(kind) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)},
+    **{kind: partial(_build_batch_norm, kind) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)},
     nn.ReLU: lambda channels: Step(op=nn.ReLU()),
     nn.Tanh: lambda channels: Step(op=nn.Tanh()),
     nn.LeakyReLU: lambda channels: Step(op=nn.LeakyReLU(_SLOPE)),

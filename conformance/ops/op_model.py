@@ -1,4 +1,4 @@
-"""Models of one pattern: its ops one after the other, and what the inputs of such a model are."""
+"""Models of one pattern, which run its ops one after the other, and the inputs of such a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Role(Enum):
-    """What an input of a model is."""
+    """The kind of an input of a model."""
 
     ACTIVATION = "activation"
     """A float tensor that the claim's QConfig quantizes (at run time, where the claim is dynamic)."""
@@ -34,10 +34,10 @@ class Input:
     """All dimensions, the batch included."""
 
     role: Role = Role.ACTIVATION
-    """What is in it."""
+    """The kind of its values."""
 
     high: int = 0
-    """One more than the largest index, or the largest offset; of float inputs nothing."""
+    """One more than the largest index, or the largest offset; unused in float inputs."""
 
     is_int32: bool = False
     """Integers are int32, not int64."""

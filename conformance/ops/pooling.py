@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
 from torch import nn
 
-from conformance.ops.calls import Shape, call, module, one_input
+from conformance.ops.calls import Shape, call, construct
 from conformance.ops.op_model import Step
 from conformance.ops.variants import Arguments, Fixed, OpSamples
 
-_INDICES = Fixed(reason="the indices are a second, integer output, beside the same values")
+_INDICES = Fixed(reason="the indices are a second, integer output, in addition to the same values")
 
 
-def _along(value: Any, rank: int) -> tuple[int, ...]:
-    return (value,) * rank if isinstance(value, int) else tuple(value)
-
-
-def _extents(arguments: Arguments, rank: int) -> tuple[int, ...]:
-    shape: Shape = arguments["shape"]
-    return shape[-rank:]
-
-
-def _shapes(rank: int) -> tuple[Shape, ...]:
+def _list_shapes(rank: int) -> tuple[Shape, ...]:
     """A batch of images whose axes differ in length; one image without a batch; many channels; one channel."""
     return ((2, 9, 8, 7, 6)[: rank + 2], (7, 9, 8, 7)[: rank + 1], (1, 65, 5, 6, 5)[: rank + 2],
             (4, 1, 9, 5, 5)[: rank + 2])  # fmt: skip
 
 
-def _windows(rank: int) -> dict[str, tuple[Any, ...]]:
+def _vary_windows(rank: int) -> dict[str, tuple[Any, ...]]:
     """The arguments of all pools; tuples have another number for each axis. Five along each axis is a large window."""
     return {
         "kernel_size": (3, (2, 3, 1)[:rank], 5),
@@ -48,72 +39,59 @@ _KNOWN: tuple[Arguments, ...] = (
 """The windows of VGG, ResNet, GoogLeNet and SqueezeNet, and of spatial pyramid pooling."""
 
 
-def _wide(rank: int) -> Arguments:
-    """Rows longer than a register block."""
-    return {"kernel_size": 3, "stride": 2, "padding": 1, "shape": (*(1, 3, 5, 5)[: rank + 1], 67)}
+def _list_known(rank: int) -> list[Arguments]:
+    """Known windows; rows longer than a register block; an image of one pixel is contiguous and channels_last."""
+    usual = {"kernel_size": 3, "stride": 2, "padding": 1}
+    one_pixel = {"kernel_size": 2, "stride": 1, "padding": 1, "shape": (2, 5, 1, 1, 1)[: rank + 2]}
+    return [*_KNOWN, usual | {"shape": (*(1, 3, 5, 5)[: rank + 1], 67)}, one_pixel]
 
 
-def _one_pixel(rank: int) -> Arguments:
-    """An image of one pixel is contiguous and channels_last at once."""
-    return {"kernel_size": 2, "stride": 1, "padding": 1, "shape": (2, 5, 1, 1, 1)[: rank + 2]}
-
-
-def _has_windows(rank: int) -> Callable[[Arguments], bool]:
+def _fits_windows(rank: int, arguments: Arguments) -> bool:
     """Along every axis the padding is at most half of the window, which fits into the padded input."""
-
-    def is_valid(arguments: Arguments) -> bool:
-        kernel, padding, dilation = (
-            _along(arguments.get(name, 1), rank) for name in ("kernel_size", "padding", "dilation")
-        )
-        axes = zip(_extents(arguments, rank), kernel, padding, dilation, strict=True)
-        return all(2 * pad <= size and extent + 2 * pad > step * (size - 1) for extent, size, pad, step in axes)
-
-    return is_valid
+    options = [arguments.get(name, 1) for name in ("kernel_size", "padding", "dilation")]
+    by_axis = [(option,) * rank if isinstance(option, int) else option for option in options]
+    axes = zip(arguments["shape"][-rank:], *by_axis, strict=True)
+    return all(2 * pad <= size and extent + 2 * pad > step * (size - 1) for extent, size, pad, step in axes)
 
 
-def _max_pool(rank: int, *, is_module: bool) -> OpSamples:
-    options = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
+def _sample_max_pool(rank: int, *, is_module: bool) -> OpSamples:
+    dilations = (1, 2, (1, 2, 2)[:rank])
     return OpSamples(
         arguments={
-            **_windows(rank), "dilation": (1, 2, (1, 2, 2)[:rank]), "return_indices": _INDICES, "shape": _shapes(rank)
+            **_vary_windows(rank), "dilation": dilations, "return_indices": _INDICES, "shape": _list_shapes(rank)
         },
-        inputs=one_input,
-        step=module if is_module else call("kernel_size", **options),
-        is_valid=_has_windows(rank),
-        known=(*_KNOWN, _wide(rank), _one_pixel(rank)),
+        step=construct if is_module else call("kernel_size", stride=None, padding=0, dilation=1, ceil_mode=False),
+        is_valid=partial(_fits_windows, rank),
+        known=tuple(_list_known(rank)),
     )  # fmt: skip
 
 
-def _avg_pool(rank: int, *, is_module: bool) -> OpSamples:
-    options = {"stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True}
-    more: dict[str, Any] = {"count_include_pad": (True, False)}
-    if rank > 1:
-        more |= {"divisor_override": (None, 7)}
-        options |= {"divisor_override": None}
-    fits = _has_windows(rank)
+def _sample_avg_pool(rank: int, *, is_module: bool) -> OpSamples:
+    divisors: dict[str, tuple[Any, ...]] = {"divisor_override": (None, 7)} if rank > 1 else {}
+    options = {"stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True, **dict.fromkeys(divisors)}
     return OpSamples(
-        arguments={**_windows(rank), **more, "shape": _shapes(rank)},
-        inputs=one_input,
-        step=module if is_module else call("kernel_size", **options),
-        is_valid=lambda arguments: fits(arguments) and _counts(arguments),
-        known=(*_KNOWN, _wide(rank), *[_one_pixel(rank)] * (rank < 3)),  # in three axes padding does not help to fit
-    )
+        arguments={
+            **_vary_windows(rank), "count_include_pad": (True, False), **divisors, "shape": _list_shapes(rank)
+        },
+        step=construct if is_module else call("kernel_size", **options),
+        is_valid=lambda arguments: _fits_windows(rank, arguments) and _is_counted(arguments),
+        known=tuple(_list_known(rank)[: -1 if rank == 3 else None]),  # in three axes padding does not help to fit
+    )  # fmt: skip
 
 
-def _counts(arguments: Arguments) -> bool:
+def _is_counted(arguments: Arguments) -> bool:
     """What is counted matters only where there is padding and no other divisor."""
     has_divisor = arguments.get("divisor_override") is not None
     return arguments["count_include_pad"] or (arguments["padding"] != 0 and not has_divisor)
 
 
-def _adaptive(rank: int, *, is_module: bool) -> OpSamples:
+def _sample_adaptive_pool(rank: int, *, is_module: bool) -> OpSamples:
     """Output sizes that divide the extents or not, that exceed them, and that are kept (None); a large reduction."""
-    kept = () if rank == 1 else ((3, None, 2)[:rank],)
+    with_none = () if rank == 1 else ((3, None, 2)[:rank],)
     large = (1, 3, *((1025,), (33, 31), (11, 10, 9))[rank - 1])
     return OpSamples(
-        arguments={"output_size": (1, 3, (4, 2, 3)[:rank], 11, *kept), "shape": (*_shapes(rank), large)},
-        inputs=one_input,
-        step=module if is_module else call("output_size"),
+        arguments={"output_size": (1, 3, (4, 2, 3)[:rank], 11, *with_none), "shape": (*_list_shapes(rank), large)},
+        step=construct if is_module else call("output_size"),
         known=({"output_size": 3, "shape": (2, 5, 1, 1, 1)[: rank + 2]},),
     )
 
@@ -122,7 +100,7 @@ _RANK_OF_MODE = {"linear": 3, "bilinear": 4, "bicubic": 4, "trilinear": 5}
 _FILTERED = ("bilinear", "bicubic")
 
 
-def _interpolation_is_valid(arguments: Arguments) -> bool:
+def _is_valid_interpolation(arguments: Arguments) -> bool:
     mode, size, factor = arguments["mode"], arguments["size"], arguments["scale_factor"]
     rank = len(arguments["shape"])
     per_axis = [len(value) for value in (size, factor) if isinstance(value, tuple)]
@@ -143,8 +121,8 @@ def _interpolate(op: Any, arguments: Arguments) -> Step:
         keywords["align_corners"] = False
     if arguments["mode"] != "nearest":
         keywords["mode"] = arguments["mode"]
-    given = "scale_factor" if arguments["size"] is None else "size"
-    return Step(op=op, keywords=tuple({given: arguments[given], **keywords}.items()))
+    extent = "scale_factor" if arguments["size"] is None else "size"
+    return Step(op=op, keywords=tuple({extent: arguments[extent], **keywords}.items()))
 
 
 _INTERPOLATE = OpSamples(
@@ -157,9 +135,8 @@ _INTERPOLATE = OpSamples(
         "antialias": (False, True),
         "shape": ((2, 7, 5, 6), (2, 9, 7), (1, 3, 4, 5, 3), (1, 65, 4, 3)),
     },
-    inputs=one_input,
     step=_interpolate,
-    is_valid=_interpolation_is_valid,
+    is_valid=_is_valid_interpolation,
     known=({"size": 5, "shape": (2, 5, 1, 1)},),
 )
 
@@ -169,8 +146,8 @@ _ADAPTIVE = ((nn.AdaptiveAvgPool1d, F.adaptive_avg_pool1d), (nn.AdaptiveAvgPool2
              (nn.AdaptiveAvgPool3d, F.adaptive_avg_pool3d))  # fmt: skip
 
 OP_SAMPLES: dict[Any, OpSamples] = {
-    op: make(rank, is_module=isinstance(op, type))
-    for make, table in ((_max_pool, _MAX), (_avg_pool, _AVG), (_adaptive, _ADAPTIVE))
+    op: sample(rank, is_module=isinstance(op, type))
+    for sample, table in ((_sample_max_pool, _MAX), (_sample_avg_pool, _AVG), (_sample_adaptive_pool, _ADAPTIVE))
     for rank, ops in enumerate(table, start=1)
     for op in ops
 } | {F.interpolate: _INTERPOLATE}

@@ -1,18 +1,21 @@
 """Samples of the ops with a weight: linear layers, convolutions and transposed convolutions, modules and functions.
 
 What quantized kernels commonly lack (a padding mode, padding as a word, an input without batch) is varied with few
-other arguments, so that a fall back to float does not hide the pairs of the rest.
+other arguments, so that a fallback to float does not hide the pairs of the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conformance.ops.calls import PLACES, TENSOR, call
 from conformance.ops.op_model import Input, Step
 from conformance.ops.variants import Arguments, Fixed, OpSamples
 
@@ -29,9 +32,9 @@ class LayerShape(NamedTuple):
 class Network(NamedTuple):
     """A convolution as known networks have it, for which engines have kernels of their own.
 
-    As many channels come out as go in; the padding is half of what the kernel reaches beyond one element, so that a
-    stride of two halves the image, or doubles it where the convolution is transposed. ``width``: of the image, if it is
-    another than that of the others.
+    Output and input have equally many channels; the padding is half of what the kernel reaches beyond one element, so
+    that a stride of two halves the image, or doubles it where the convolution is transposed. ``width``: the image's, if
+    it differs from the other images'.
     """
 
     channels: int
@@ -45,13 +48,13 @@ class Network(NamedTuple):
 # -- parameters -------------------------------------------------------------------------------------------------------
 
 
-def drawn_weight(c_out: int, c_in: int, *kernel: int) -> Tensor:
+def draw_weight(c_out: int, c_in: int, *kernel: int) -> Tensor:
     """Draw a weight of shape (c_out, c_in, *kernel), in float32, from torch's generator.
 
     Channels differ in magnitude by powers of two, so that a wrong channel's scale shows. The first few weights of a
     channel are at the end of the range, counted along its inputs and counted along its kernel: products of neighbours,
     added in 16 bits, overflow. Each fourth channel has no positive weight; each seventh has zeros but for one weight:
-    with none, the bias would be beyond int32 in steps of the smallest scale there is.
+    with none, the bias would be beyond int32 in steps of the smallest possible scale.
     """
     weight = torch.empty(c_out, c_in, *kernel).uniform_(-1, 1)
     by_input = weight.reshape(c_out, c_in, -1)
@@ -66,7 +69,7 @@ def drawn_weight(c_out: int, c_in: int, *kernel: int) -> Tensor:
     return scaled
 
 
-def transposed(weight: Tensor, groups: int) -> Tensor:
+def transpose_weight(weight: Tensor, groups: int) -> Tensor:
     """Lay a weight (c_out, c_in / groups, *kernel) out as transposed convolutions do: (c_in, c_out / groups, *kernel).
 
     The operands of each output channel stay what they were.
@@ -76,11 +79,11 @@ def transposed(weight: Tensor, groups: int) -> Tensor:
     return by_group.reshape(groups * within, c_out // groups, *kernel).contiguous()
 
 
-def _drawn_bias(layer: LayerShape, has_bias: bool) -> Tensor | None:
+def _draw_bias(layer: LayerShape, has_bias: bool) -> Tensor | None:
     return torch.empty(layer.c_out).uniform_(-1, 1) if has_bias else None
 
 
-def _with_parameters(module: Any, weight: Tensor, bias: Tensor | None, **keywords: Any) -> Step:
+def _set_parameters(module: Any, weight: Tensor, bias: Tensor | None, **keywords: Any) -> Step:
     with torch.no_grad():
         module.weight.copy_(weight)
         if bias is not None:
@@ -103,7 +106,7 @@ NETWORKS = (
     Network(channels=32, groups=8, kernel=3, stride=1),
     Network(channels=64, groups=8, kernel=3, stride=2),
 )
-# Dilation as in DeepLab, alone and depthwise; ConvNeXt's window; two and sixteen channels in a group; images wider than
+# Dilation as in DeepLab, plain and depthwise; ConvNeXt's window; two and sixteen channels in a group; images wider than
 # a register block, of a large window and of none, which is a matrix product of many rows.
 MORE_NETWORKS = (
     Network(channels=8, groups=1, kernel=3, dilation=2),
@@ -133,15 +136,11 @@ LAYERS = (
 DEPTHWISE = LAYERS[-1]
 """Depthwise convolutions have kernels of their own in every engine, many for channels in multiples of 8 or 16."""
 EXTENTS = (7, 6, 5)
-"""How far an input reaches along each axis: not the same twice, so that swapped axes show."""
+"""An input's length along each axis: not the same twice, so that swapped axes show."""
 
-_TENSOR = Fixed(reason="a tensor: its sizes are varied under shape")
 _CHANNELS = Fixed(reason="varied under shape, as groups divide the numbers of channels")
-_PLACE = Fixed(reason="the suite runs on the CPU, in float32")
-_IN_MODULES = {
-    "in_channels": _CHANNELS, "out_channels": _CHANNELS, "groups": _CHANNELS, "device": _PLACE, "dtype": _PLACE
-}  # fmt: skip
-_IN_FUNCTIONS = {"input": _TENSOR, "weight": _TENSOR, "groups": _CHANNELS, "_positional": (False, True)}
+_IN_MODULES = {"in_channels": _CHANNELS, "out_channels": _CHANNELS, "groups": _CHANNELS, **PLACES}
+_IN_FUNCTIONS = {"input": TENSOR, "weight": TENSOR, "groups": _CHANNELS, "_positional": (False, True)}
 _MODES = {"padding_mode": ("zeros", "reflect", "replicate", "circular")}
 _IN_TRANSPOSED = {
     **_IN_MODULES, "output_size": (None, "largest"),
@@ -154,25 +153,23 @@ _PADDING = {1: (1,), 2: (2, 0), 3: (1, 2, 0)}
 """Not the same along all axes, and along one none."""
 
 
-def _convolution_arguments(rank: int) -> dict[str, Any]:
+def _vary_arguments(rank: int, *, is_transposed: bool) -> dict[str, Any]:
     """What modules and functions have in common; per axis where it is uneven."""
+    geometry = {"shape": LAYERS, "kernel_size": (3, 1, (2, 3, 1)[:rank]), "stride": (1, (2, 1, 3)[:rank])}
+    dilation = {"dilation": (1, (2, 1, 2)[:rank]), "bias": (True, False)}
+    if is_transposed:
+        return {
+            **geometry, "padding": (0, (1, 2, 0)[:rank]), "output_padding": (0, (1, 0, 1)[:rank]), **dilation,
+            "_network": (None, UP, NETWORKS[1], NETWORKS[3]), "_unbatched": (False, True),
+        }  # fmt: skip
     return {
-        "shape": LAYERS, "kernel_size": (3, 1, (2, 3, 1)[:rank]), "stride": (1, (2, 1, 3)[:rank]),
-        "padding": (0, _PADDING[rank], "same", "valid"), "dilation": (1, (2, 1, 2)[:rank]), "bias": (True, False),
+        **geometry, "padding": (0, _PADDING[rank], "same", "valid"), **dilation,
         "_network": (None, *NETWORKS), "_unbatched": (False, True), "_uneven": (False, True),
     }  # fmt: skip
 
 
-def _transposed_arguments(rank: int) -> dict[str, Any]:
-    return {
-        "shape": LAYERS, "kernel_size": (3, 1, (2, 3, 1)[:rank]), "stride": (1, (2, 1, 3)[:rank]),
-        "padding": (0, (1, 2, 0)[:rank]), "output_padding": (0, (1, 0, 1)[:rank]), "dilation": (1, (2, 1, 2)[:rank]),
-        "bias": (True, False), "_network": (None, UP, NETWORKS[1], NETWORKS[3]), "_unbatched": (False, True),
-    }  # fmt: skip
-
-
 # What is rarely quantized, and the arguments that are varied with it.
-_APART: tuple[tuple[Callable[[Arguments], bool], frozenset[str]], ...] = (
+_RARE: tuple[tuple[Callable[[Arguments], bool], frozenset[str]], ...] = (
     (lambda a: a["_unbatched"], frozenset({"_unbatched"})),
     (lambda a: a.get("_uneven", False), frozenset({"_uneven"})),
     (lambda a: a["_network"] is not None, frozenset({"_network"})),
@@ -183,25 +180,20 @@ _APART: tuple[tuple[Callable[[Arguments], bool], frozenset[str]], ...] = (
 )
 
 
-def _go_together(base: Arguments) -> Callable[[Arguments], bool]:
-    """Return what tells whether arguments of a convolution go together."""
-
-    def is_valid(a: Arguments) -> bool:
-        away = {name for name, value in a.items() if value != base[name]}
-        if any(is_rare(a) and not away <= companions for is_rare, companions in _APART):
-            return False
-        if a.get("output_padding"):
-            return bool(away & {"stride", "dilation"})  # torch asks for less than one of them
-        if a.get("output_size") is not None:
-            return "stride" in away  # of 1, there is one size alone
-        if "padding_mode" in away:
-            return isinstance(a["padding"], tuple)  # without numbers to pad by, the mode is of no effect
-        return True
-
-    return is_valid
+def _go_together(base: Arguments, a: Arguments) -> bool:
+    """Whether arguments of a convolution go together."""
+    away = {name for name, value in a.items() if value != base[name]}
+    if any(is_rare(a) and not away <= companions for is_rare, companions in _RARE):
+        return False
+    if a.get("output_padding"):
+        return bool(away & {"stride", "dilation"})  # torch asks for less than one of them
+    if a.get("output_size") is not None:
+        return "stride" in away  # a stride of 1 allows only one size
+    # without numbers to pad by, the mode is of no effect
+    return "padding_mode" not in away or isinstance(a["padding"], tuple)
 
 
-def _resolved(arguments: Arguments) -> Arguments:
+def _resolve(arguments: Arguments) -> Arguments:
     """The arguments with those of a known network's layer in their place; 'same' padding with more on one side."""
     if arguments.get("_uneven"):
         return {**arguments, "padding": "same", "kernel_size": 2}
@@ -210,31 +202,26 @@ def _resolved(arguments: Arguments) -> Arguments:
         return arguments
     layer = LayerShape(c_in=network.channels, c_out=network.channels, groups=network.groups)
     reach = network.dilation * (network.kernel - 1)
-    padding = reach // 2
-    geometry = {"kernel_size": network.kernel, "stride": network.stride, "padding": padding}
+    geometry = {"kernel_size": network.kernel, "stride": network.stride, "padding": reach // 2}
     if network.dilation > 1:
         geometry["dilation"] = network.dilation
-    rest = network.stride - reach - 1 + 2 * padding
-    doubling = {"output_padding": rest} if "output_padding" in arguments else {}
-    return {**arguments, "shape": layer, **geometry, **doubling}
+    if "output_padding" in arguments:  # for an output of stride times the input's extent
+        geometry["output_padding"] = network.stride - reach - 1 + 2 * (reach // 2)
+    return {**arguments, "shape": layer, **geometry}
 
 
-def _images(rank: int) -> Callable[[Arguments], tuple[Input, ...]]:
-    def inputs(arguments: Arguments) -> tuple[Input, ...]:
-        layer = _resolved(arguments)["shape"]
-        batch = () if arguments["_unbatched"] else (layer.batch,)
-        network = arguments["_network"]
-        *rest, width = EXTENTS[:rank]
-        return (Input(shape=(*batch, layer.c_in, *rest, (network and network.width) or width)),)
-
-    return inputs
+def _make_image(rank: int, arguments: Arguments) -> tuple[Input, ...]:
+    layer, network = _resolve(arguments)["shape"], arguments["_network"]
+    batch = () if arguments["_unbatched"] else (layer.batch,)
+    *leading, width = EXTENTS[:rank]
+    return (Input(shape=(*batch, layer.c_in, *leading, (network and network.width) or width)),)
 
 
-def _kernels(a: Arguments, rank: int) -> Tensor:
+def _draw_kernels(a: Arguments, rank: int) -> Tensor:
     layer, size = a["shape"], a["kernel_size"]
     kernel = (size,) * rank if isinstance(size, int) else size
-    weight = drawn_weight(layer.c_out, layer.c_in // layer.groups, *kernel)
-    return transposed(weight, layer.groups) if "output_padding" in a else weight
+    weight = draw_weight(layer.c_out, layer.c_in // layer.groups, *kernel)
+    return transpose_weight(weight, layer.groups) if "output_padding" in a else weight
 
 
 _MODULE_OPTIONS = ("stride", "padding", "output_padding", "dilation", "padding_mode")
@@ -242,69 +229,58 @@ _DEFAULTS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 _TRANSPOSED_DEFAULTS = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}  # in torch's order
 
 
-def _convolution_module(rank: int) -> Callable[[Any, Arguments], Step]:
-    def step(kind: Any, arguments: Arguments) -> Step:
-        a = _resolved(arguments)
-        layer = a["shape"]
-        options = {name: a[name] for name in _MODULE_OPTIONS if name in a}
-        module = kind(layer.c_in, layer.c_out, a["kernel_size"], groups=layer.groups, bias=a["bias"], **options)
-        size = {} if a.get("output_size") is None else {"output_size": _largest(module, rank)}
-        return _with_parameters(module, _kernels(a, rank), _drawn_bias(layer, a["bias"]), **size)
-
-    return step
+def _construct_convolution(rank: int, kind: Any, arguments: Arguments) -> Step:
+    a = _resolve(arguments)
+    layer = a["shape"]
+    options = {name: a[name] for name in _MODULE_OPTIONS if name in a}
+    module = kind(layer.c_in, layer.c_out, a["kernel_size"], groups=layer.groups, bias=a["bias"], **options)
+    size = {} if a.get("output_size") is None else {"output_size": _find_largest_output(module, rank)}
+    return _set_parameters(module, _draw_kernels(a, rank), _draw_bias(layer, a["bias"]), **size)
 
 
-def _largest(module: Any, rank: int) -> list[int]:
-    """The largest output that a transposed convolution can give for the images of these recipes."""
+def _find_largest_output(module: Any, rank: int) -> list[int]:
+    """The largest output that a transposed convolution can give for the images of these samples."""
     axes = zip(EXTENTS[:rank], module.stride, module.padding, module.dilation, module.kernel_size, strict=True)
     return [
         extent * stride - 2 * padding + dilation * (kernel - 1) for extent, stride, padding, dilation, kernel in axes
     ]
 
 
-def _convolution_function(rank: int) -> Callable[[Any, Arguments], Step]:
-    """Options are given by name, those only that are not the default; or all of them, in order."""
-
-    def step(function: Any, arguments: Arguments) -> Step:
-        a = _resolved(arguments)
-        layer = a["shape"]
-        defaults = _TRANSPOSED_DEFAULTS if "output_padding" in a else _DEFAULTS
-        options = {name: a.get(name, layer.groups) for name in defaults}
-        parameters = (_kernels(a, rank), _drawn_bias(layer, a["bias"]))
-        if a["_positional"]:
-            return Step(op=function, parameters=parameters, arguments=tuple(options.values()))
-        named = tuple((name, value) for name, value in options.items() if value != defaults[name])
-        return Step(op=function, parameters=parameters, keywords=named)
-
-    return step
+def _call_convolution(rank: int, function: Any, arguments: Arguments) -> Step:
+    """Options are given by name, only those that are not the default; or all of them, in order."""
+    a = _resolve(arguments)
+    layer = a["shape"]
+    defaults = _TRANSPOSED_DEFAULTS if "output_padding" in a else _DEFAULTS
+    spell = call(*defaults) if a["_positional"] else call(**defaults)
+    parameters = (_draw_kernels(a, rank), _draw_bias(layer, a["bias"]))
+    return replace(spell(function, {**a, "groups": layer.groups}), parameters=parameters)
 
 
-def _known(rank: int, *, is_transposed: bool) -> tuple[Arguments, ...]:
+def _list_known(rank: int, *, is_transposed: bool) -> tuple[Arguments, ...]:
     """Known networks' layers, and common numbers; 4, 2, 1 is how a transposed convolution doubles an image."""
     doubling = (Network(channels=8, groups=1, kernel=4, stride=2), Network(channels=16, groups=16, kernel=4, stride=2))
     networks = (*doubling, *MORE_NETWORKS) if is_transposed else MORE_NETWORKS
-    return (*_USUAL, {"shape": _LARGE_REDUCTION[rank]}, *({"_network": each} for each in networks))
+    return (*_USUAL, {"shape": _LARGE_REDUCTION[rank]}, *({"_network": network} for network in networks))
 
 
-def _convolutions() -> dict[Any, OpSamples]:
-    """Return the recipe of every convolution: module and function, plain and transposed, in one to three dimensions."""
-    found: dict[Any, OpSamples] = {}
+def _sample_convolutions() -> dict[Any, OpSamples]:
+    """Sample all convolutions: modules and functions, plain and transposed, in one to three dimensions."""
+    samples: dict[Any, OpSamples] = {}
     for rank in (1, 2, 3):
-        common, common_transposed = _convolution_arguments(rank), _transposed_arguments(rank)
-        rows: tuple[tuple[Any, dict[str, Any], Any], ...] = (
-            (getattr(nn, f"Conv{rank}d"), common | _MODES | _IN_MODULES, _convolution_module),
-            (getattr(F, f"conv{rank}d"), common | _IN_FUNCTIONS, _convolution_function),
-            (getattr(nn, f"ConvTranspose{rank}d"), common_transposed | _IN_TRANSPOSED, _convolution_module),
-            (getattr(F, f"conv_transpose{rank}d"), common_transposed | _IN_FUNCTIONS, _convolution_function),
-        )
-        for op, arguments, step in rows:
+        plain, transposed = _vary_arguments(rank, is_transposed=False), _vary_arguments(rank, is_transposed=True)
+        for op, arguments, step in (
+            (getattr(nn, f"Conv{rank}d"), plain | _MODES | _IN_MODULES, _construct_convolution),
+            (getattr(F, f"conv{rank}d"), plain | _IN_FUNCTIONS, _call_convolution),
+            (getattr(nn, f"ConvTranspose{rank}d"), transposed | _IN_TRANSPOSED, _construct_convolution),
+            (getattr(F, f"conv_transpose{rank}d"), transposed | _IN_FUNCTIONS, _call_convolution),
+        ):
             base = {name: values[0] for name, values in arguments.items() if not isinstance(values, Fixed)}
-            found[op] = OpSamples(
-                arguments=arguments, inputs=_images(rank), step=step(rank), is_valid=_go_together(base),
-                kernels=(({"shape": DEPTHWISE}, _GEOMETRY),),
-                known=_known(rank, is_transposed="output_padding" in arguments),
+            samples[op] = OpSamples(
+                arguments=arguments, inputs=partial(_make_image, rank), step=partial(step, rank),
+                is_valid=partial(_go_together, base), kernels=(({"shape": DEPTHWISE}, _GEOMETRY),),
+                known=_list_known(rank, is_transposed="output_padding" in arguments),
             )  # fmt: skip
-    return found
+    return samples
 
 
 # -- linear layers ----------------------------------------------------------------------------------------------------
@@ -318,8 +294,6 @@ _LINEAR: dict[str, Any] = {
     "_leading": ((2,), (1, 3), (2, 1, 3), (1, 2, 1, 2)),
     "bias": (True, False), "_unbatched": (False, True),
 }  # fmt: skip
-_LINEAR_MODULE = {"in_features": _FEATURES, "out_features": _FEATURES, "device": _PLACE, "dtype": _PLACE}
-_LINEAR_FUNCTION = {"input": _TENSOR, "weight": _TENSOR}
 # More rows and more features than a tile of any kernel; reductions whose sum is beyond what float32 holds exactly.
 _LARGE: tuple[Arguments, ...] = (
     {"_leading": (65,)}, {"_leading": (129,)}, {"_leading": (9,), "shape": LayerShape(c_in=64, c_out=65)},
@@ -328,41 +302,34 @@ _LARGE: tuple[Arguments, ...] = (
 )  # fmt: skip
 
 
-def _rows(arguments: Arguments) -> tuple[Input, ...]:
+def _make_rows(arguments: Arguments) -> tuple[Input, ...]:
     leading = () if arguments["_unbatched"] else arguments["_leading"]
     return (Input(shape=(*leading, arguments["shape"].c_in)),)
 
 
 def _is_valid_linear(arguments: Arguments) -> bool:
-    is_rest_base = arguments["shape"] == _LINEAR["shape"][0] and arguments["_leading"] == (2,) and arguments["bias"]
-    return bool(is_rest_base) or not arguments["_unbatched"]
+    """Without a batch all other arguments are at their base."""
+    are_at_base = arguments["shape"] == _LINEAR["shape"][0] and arguments["_leading"] == (2,) and arguments["bias"]
+    return bool(are_at_base) or not arguments["_unbatched"]
 
 
-def _linear_module(kind: Any, a: Arguments) -> Step:
+def _build_linear(op: Any, a: Arguments) -> Step:
+    """A module or a function, with its weight and bias."""
     layer = a["shape"]
-    module = kind(layer.c_in, layer.c_out, bias=a["bias"])
-    return _with_parameters(module, drawn_weight(layer.c_out, layer.c_in), _drawn_bias(layer, a["bias"]))
+    module = op(layer.c_in, layer.c_out, bias=a["bias"]) if isinstance(op, type) else None
+    weight, bias = draw_weight(layer.c_out, layer.c_in), _draw_bias(layer, a["bias"])
+    return Step(op=op, parameters=(weight, bias)) if module is None else _set_parameters(module, weight, bias)
 
 
-def _linear_function(function: Any, a: Arguments) -> Step:
-    layer = a["shape"]
-    return Step(op=function, parameters=(drawn_weight(layer.c_out, layer.c_in), _drawn_bias(layer, a["bias"])))
-
-
+_sample_linear = partial(OpSamples, inputs=_make_rows, step=_build_linear, is_valid=_is_valid_linear, known=_LARGE)
 OP_SAMPLES: dict[Any, OpSamples] = {
-    nn.Linear: OpSamples(
-        arguments=_LINEAR | _LINEAR_MODULE, inputs=_rows, step=_linear_module, is_valid=_is_valid_linear,
-        known=_LARGE,
-    ),
-    F.linear: OpSamples(
-        arguments=_LINEAR | _LINEAR_FUNCTION, inputs=_rows, step=_linear_function, is_valid=_is_valid_linear,
-        known=_LARGE,
-    ),
-    **_convolutions(),
-}  # fmt: skip
+    nn.Linear: _sample_linear(arguments={**_LINEAR, "in_features": _FEATURES, "out_features": _FEATURES, **PLACES}),
+    F.linear: _sample_linear(arguments={**_LINEAR, "input": TENSOR, "weight": TENSOR}),
+    **_sample_convolutions(),
+}
 
 
-def out_channels(arguments: Arguments) -> int:
-    """Return how many channels or features come out of an op with these arguments, those of a recipe of this table."""
-    layer: LayerShape = _resolved(arguments)["shape"]
+def count_out_channels(arguments: Arguments) -> int:
+    """Return how many channels or features come out of an op with these arguments, which are samples of this table."""
+    layer: LayerShape = _resolve(arguments)["shape"]
     return layer.c_out

@@ -1,7 +1,7 @@
 """Values that are quantized while the model runs: dynamically to integers, or to half precision (CVT-03, CVT-04).
 
-The oracle derives scale and zero point from the input itself, exactly, and counts what a float32 evaluation of them may
-change. All bounds are in terms of u and γₙ of error_bounds.py.
+The oracle derives scale and zero point exactly from the input, and counts what a float32 evaluation of them may change.
+All bounds are in terms of u and γₙ of error_bounds.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule
 
-from conformance.oracle.error_bounds import U64, Errors, OpCall, U, Value, dot_products, gamma
+from conformance.oracle.error_bounds import U64, Errors, OpCall, U, Value, bound_dot_products, gamma, read_operands
 from refimpl import explain
 
 EPS = torch.finfo(torch.float32).eps  # the smallest scale of an observer that was given none (NUM-02)
@@ -22,11 +22,11 @@ EPS = torch.finfo(torch.float32).eps  # the smallest scale of an observer that w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dynamic(Value):
-    """A value quantized with qparams of its own, dequantized; ``step`` is its scale.
+    """A value quantized with its own qparams, dequantized; ``step`` is its scale.
 
     ``bounds``: the ends of its integers; ``eps``: the smallest scale that it could have had. ``scale_error``: bound on
     the relative error of the scale, one for all elements: a right backend's values are (1 + δ) times these,
-    |δ| ≤ ``scale_error``, beside what ``errors`` says.
+    |δ| ≤ ``scale_error``, in addition to ``errors``.
     """
 
     bounds: tuple[int, int]
@@ -36,7 +36,7 @@ class Dynamic(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floating(Value):
-    """A value in half precision, or left in float32 beside a quantized weight: its products are summed in float32."""
+    """A value in half precision, or left in float32 before a quantized weight: its products are summed in float32."""
 
 
 def dynamic_quantize(x: Value, low: int, high: int, eps: float = EPS) -> Dynamic:
@@ -48,23 +48,23 @@ def dynamic_quantize(x: Value, low: int, high: int, eps: float = EPS) -> Dynamic
     reciprocal: γ₂ of |x / s| more. It may add z before it rounds: u·(|x / s| + |z|) more. B / s takes the roundings of
     s and one more: γ₃ of at most high − low. Where these, or the error of x, let x / s or B / s fall on either side of
     a tie, k may be one of several: the result is the middle of them, half of their distance its error. Other k are
-    certain. Zeros alone have no step: whatever the scale is, they stay zeros.
+    certain. Where all values are zeros there is no step: whatever the scale is, they stay zeros.
     """
     error = x.error()
-    tops, bottoms = ([_largest(way * x.real + sign * error) for sign in (-1, 1)] for way in (1, -1))
+    tops, bottoms = ([_find_largest(way * x.real + sign * error) for sign in (-1, 1)] for way in (1, -1))
     scales = [max((top + bottom) / (high - low), eps) for top, bottom in zip(tops, bottoms, strict=True)]
     least, most = scales[0] * (1 - gamma(2)), scales[1] * (1 + gamma(2))
     slack = (high - low) * gamma(3)
     zeros = (
-        _clamped(low + _ceil(bottoms[0] / most - slack - 0.5), low, high),
-        _clamped(low - _ceil(-bottoms[1] / least - slack - 0.5), low, high),
+        _clamp(low + _ceil(bottoms[0] / most - slack - 0.5), low, high),
+        _clamp(low - _ceil(-bottoms[1] / least - slack - 0.5), low, high),
     )
-    first, last = _steps(x.real - error, x.real + error, (least, most), zeros, (low, high))
-    scale, doubt = (scales[0] + scales[1]) / 2, (last - first) / 2
+    first, last = _find_ends(x.real - error, x.real + error, (least, most), zeros, (low, high))
+    scale, ambiguity = (scales[0] + scales[1]) / 2, (last - first) / 2
     scale_error = max(most / scale, scale / least) - 1
     return Dynamic(
         real=(first + last) / 2 * scale,
-        errors={"upstream": doubt * scale * (1 + scale_error)} if bool(doubt.any()) else {},
+        errors={"upstream": ambiguity * scale * (1 + scale_error)} if bool(ambiguity.any()) else {},
         step=torch.tensor(scale, dtype=torch.float64) if tops[1] + bottoms[1] > 0 else None,
         bounds=(low, high),
         eps=eps,
@@ -72,7 +72,7 @@ def dynamic_quantize(x: Value, low: int, high: int, eps: float = EPS) -> Dynamic
     )
 
 
-def _steps(
+def _find_ends(
     below: Tensor, above: Tensor, scales: tuple[float, float], zeros: tuple[int, int], bounds: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
     """The smallest and the largest k of values between two, for every scale and zero point between two."""
@@ -87,7 +87,7 @@ def _steps(
     )
 
 
-def _largest(values: Tensor) -> float:
+def _find_largest(values: Tensor) -> float:
     """The largest value, or 0: a quantized range holds 0. (NUM-02)"""
     return max(0.0, float(values.max())) if values.numel() else 0.0
 
@@ -96,7 +96,7 @@ def _ceil(value: float) -> int:
     return -int(-value // 1)
 
 
-def _clamped(value: int, low: int, high: int) -> int:
+def _clamp(value: int, low: int, high: int) -> int:
     return min(high, max(low, value))
 
 
@@ -107,31 +107,40 @@ def halve(value: Value | Tensor) -> Floating:
     middle of the two, half of their difference its error. A value that half precision holds is exact.
     """
     if isinstance(value, Tensor):
-        return Floating(real=_half(value.double()))
-    error = value.error()
-    ends = torch.stack([each for sign in (-1, 1) for end in [value.real + sign * error] for each in (end, _half(end))])
+        return Floating(real=value.double().half().double())
+    ends = torch.stack([value.real - value.error(), value.real + value.error()])
+    ends = torch.cat([ends, ends.half().double()])
     low, high = ends.amin(0), ends.amax(0)
-    doubt = (high - low) / 2
-    return Floating(real=(low + high) / 2, errors={"half": doubt} if bool(doubt.any()) else {})
+    error = (high - low) / 2
+    return Floating(real=(low + high) / 2, errors={"half": error} if bool(error.any()) else {})
 
 
-def left_in_float(value: Value) -> Floating:
-    """Say of a value that its products are summed in float32."""
+def leave_in_float(value: Value) -> Floating:
+    """Return a value whose products are summed in float32."""
     return Floating(real=value.real, errors=value.errors)
 
 
-def _half(values: Tensor) -> Tensor:
-    return values.half().double()
-
-
-def half_steps(real: Tensor) -> Tensor:
+def half_steps_of(real: Tensor) -> Tensor:
     """Return the distance of neighbours in half precision at each value: 2⁻¹⁰ of its power of two, at least 2⁻²⁴."""
     exponent = torch.where(real == 0, -14, torch.frexp(real).exponent - 1)
     return torch.ldexp(torch.ones_like(real), exponent.clamp(min=-14) - 10)
 
 
-def linear_products(call: OpCall) -> Errors:
-    """Σ x·w + b with x of any kind: beside the errors of a dot product those of what x was quantized by.
+def dequantize(integers: Tensor, scale: Tensor, zero_point: Tensor, *, counts_weights: bool) -> Value:
+    """Return (q − z)·s, as a weight folded to integers has it; where its rounding counts, s / 2 is its error."""
+    real = (integers - zero_point) * scale
+    errors = {"weights": (scale / 2).expand_as(real)} if counts_weights else {}
+    return Value(real=real, errors=errors, step=scale)
+
+
+def read_half_weight(weight: Tensor, *, counts_weights: bool) -> Value:
+    """Return a weight in half precision, which has no step; where its rounding counts, half a step is its error."""
+    real = weight.double()
+    return Value(real=real, errors={"weights": half_steps_of(real) / 2} if counts_weights else {})
+
+
+def bound_linear_products(call: OpCall) -> Errors:
+    """Σ x·w + b with x of any kind: in addition to the errors of a dot product those of what x was quantized by.
 
     Dynamic x: the result is s_x·s_w·(an integer) + b. The error of s_x is one factor of the whole product, and the
     product s_x·s_w, the integer in float32 and the two multiplied make one rounding each: (scale_error + γ₃)·|y − b|;
@@ -141,30 +150,23 @@ def linear_products(call: OpCall) -> Errors:
     known only at run time leaves nothing to round it to beforehand. Floating x: products are summed in float32,
     whatever the backend does with integers.
     """
-    x, *rest = call.args
+    x, weight, bias, _ = read_operands(call)
     if not isinstance(x, (Dynamic, Floating)):
-        return dot_products(call)
+        return bound_dot_products(call)
     is_float = call.capabilities.float_accumulation or isinstance(x, Floating)
     capabilities = replace(call.capabilities, int32_bias=False, float_accumulation=is_float)
-    errors = dot_products(replace(call, capabilities=capabilities))
+    errors = bound_dot_products(replace(call, capabilities=capabilities))
     if isinstance(x, Dynamic):
-        bias = rest[1] if len(rest) > 1 else call.kwargs.get("bias")
-        products = call.result if bias is None else call.result - real_of(bias)
+        bias = None if bias is None else bias.double()
+        products = call.result if bias is None else call.result - bias
         errors["rescale"] = (x.scale_error + gamma(3)) * products.abs()
-        weight = real_of(rest[0] if rest else call.kwargs["weight"])
-        terms = F.linear(x.real.abs(), weight.abs(), None if bias is None else real_of(bias).abs())
-        errors["oracle"] = gamma(weight.shape[-1] + 3, U64) * terms
+        terms = F.linear(x.real.abs(), weight.real.abs(), None if bias is None else bias.abs())
+        errors["oracle"] = gamma(weight.real.shape[-1] + 3, U64) * terms
     return errors
 
 
-def real_of(value: Any) -> Tensor:
-    """Return the float64 tensor behind a Value or a tensor."""
-    found: Tensor = value.real if isinstance(value, Value) else value.double()
-    return found
-
-
-def asked_dynamic_range(model: GraphModule) -> tuple[int, int] | None:
-    """The integers that the QConfigs in force ask for dynamic inputs: not what an engine makes of them. (CVT-03)"""
+def find_dynamic_range(model: GraphModule) -> tuple[int, int] | None:
+    """Find the integers that the QConfigs ask for dynamic inputs: not what an engine makes of them. (CVT-03)"""
     for decision in explain(model).plan.decisions:
         if decision.qconfig is not None and decision.dtype_config is not None and decision.dtype_config.is_dynamic:
             observer: Any = decision.qconfig.activation()

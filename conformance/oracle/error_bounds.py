@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -24,7 +23,7 @@ from backends.base import Capabilities
 U = 2.0**-24  # unit roundoff of float32
 U64 = 2.0**-53  # of float64, in which the oracle computes
 _LEVELS = 255  # the most steps between an integer of 8 bits and its zero point
-_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 Errors: TypeAlias = dict[str, Tensor]
 
 
@@ -60,21 +59,14 @@ class OpCall:
     capabilities: Capabilities
     result: Any = None
 
-    def on(self, pick: Callable[[Value], Tensor], of_tensor: Callable[[Tensor], Tensor] | None = None) -> Any:
+    def evaluate(self, pick: Callable[[Value], Tensor], of_tensor: Callable[[Tensor], Tensor] | None = None) -> Any:
         """Evaluate the op with every Value replaced by what `pick` makes of it (and float tensors by `of_tensor`)."""
         args, kwargs = map_values((self.args, dict(self.kwargs)), pick, of_tensor or Tensor.clone)
         return self.function(*args, **kwargs)
 
     def values(self) -> list[Value]:
         """List the operands that are Values, also those in lists."""
-        found: list[Value] = []
-
-        def note(value: Value) -> Tensor:
-            found.append(value)
-            return value.real
-
-        map_values((self.args, dict(self.kwargs)), note, Tensor.clone)
-        return found
+        return [item for item in flatten((self.args, tuple(self.kwargs.values()))) if isinstance(item, Value)]
 
     def causes(self) -> list[str]:
         """List the causes of error that some operand brings."""
@@ -98,6 +90,20 @@ def map_values(structure: Any, of_value: Callable[[Value], Any], of_tensor: Call
     return structure
 
 
+def flatten(structure: Any) -> list[Any]:
+    """List the items of a structure of tuples and lists, in order; of anything else, itself."""
+    if isinstance(structure, (tuple, list)):
+        return [item for inner in structure for item in flatten(inner)]
+    return [structure]
+
+
+def as_value(operand: Any, dtype: torch.dtype = torch.float64) -> Value:
+    """Return an operand as a Value; a number (rounded to `dtype`) or a constant tensor has no error."""
+    if isinstance(operand, Value):
+        return operand
+    return Value(real=(operand if isinstance(operand, Tensor) else torch.tensor(operand, dtype=dtype)).double())
+
+
 def error_of(cause: str) -> Callable[[Value], Tensor]:
     """Return what picks the error of one cause; zero where an operand has none."""
     return lambda value: value.errors[cause].expand_as(value.real) if cause in value.errors else value.real * 0
@@ -109,15 +115,15 @@ MOVES, RESCALE, DOT_PRODUCT, FUNCTION = "moves", "rescale", "dot product", "func
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpRule:
-    """A row of the oracle's table: how it treats an op.
+    """How the oracle treats an op.
 
-    ``verifier``: the kind of arithmetic: MOVES (values move or are selected: nothing may differ), RESCALE (integers,
-    then a factor), DOT_PRODUCT, FUNCTION (evaluated in float32 by every backend). ``bound``: the errors that
-    a right backend may make. ``source``: where the op's definition is stated. ``exact``: computes the op on float64
-    operands, called with the op's own arguments; None: the op itself does.
+    ``arithmetic``: its kind: MOVES (values move or are selected: nothing may differ), RESCALE (integers, then a
+    factor), DOT_PRODUCT, FUNCTION (evaluated in float32 by every backend). ``bound``: the errors that a right backend
+    may make. ``source``: where the op's definition is stated. ``exact``: computes the op on float64 operands, called
+    with the op's own arguments; None: the op itself does.
     """
 
-    verifier: str
+    arithmetic: str
     bound: ErrorBound
     source: str
     exact: Callable[..., Any] | None = None
@@ -126,7 +132,13 @@ class OpRule:
 # -- the error bounds -------------------------------------------------------------------------------------------------
 
 
-def dequantizing(x: Value) -> Tensor:
+def add_error(errors: Errors, cause: str, bound: Tensor) -> Errors:
+    """Add a bound to what the errors have of a cause; return the errors."""
+    errors[cause] = errors[cause] + bound if cause in errors else bound
+    return errors
+
+
+def bound_dequantizing(x: Value) -> Tensor:
     """How far dequantizing in float32 is off, elementwise: 2u·|x| + 2·255·u·s.
 
     (k − z)·s rounds once, and where the scale is itself a product, as that of an accumulator, it rounded once before.
@@ -137,83 +149,90 @@ def dequantizing(x: Value) -> Tensor:
     return error if x.step is None else error + 2 * _LEVELS * U * x.step
 
 
-def moves(call: OpCall) -> Errors:
+def bound_moves(call: OpCall) -> Errors:
     """Values are moved or selected: errors move with them. max(x + e) differs from max(x) by at most max e."""
-    return {cause: call.on(error_of(cause), lambda tensor: tensor * 0) for cause in call.causes()}  # rule: NUM-05
+    return {cause: call.evaluate(error_of(cause), lambda tensor: tensor * 0) for cause in call.causes()}  # rule: NUM-05
 
 
-def clamps(call: OpCall) -> Errors:
+def bound_clamps(call: OpCall) -> Errors:
     """An elementwise function of the first operand with slopes between −1 and 1: errors do not grow."""
     return dict(call.values()[0].errors)
 
 
-def sums(call: OpCall) -> Errors:
+def bound_sums(call: OpCall) -> Errors:
     """The sum x ± alpha·y: errors add up.
 
-    Each summand is rescaled by itself in float32: a rounding of the ratio s_x / s_y and one of the product, 2u of each
+    Each summand is rescaled separately in float32: a rounding of the ratio s_x / s_y and one of the product, 2u of each
     summand; or it is dequantized. The results may cancel, these errors do not.
     """
     alpha = abs(call.kwargs.get("alpha", 1))
-    as_value = partial(map_values, of_value=lambda value: value, of_tensor=lambda tensor: Value(real=tensor.double()))
-    args = list(map(as_value, call.args))
-    x, y = (arg if isinstance(arg, Value) else Value(real=torch.tensor(arg).double()) for arg in args[:2])
+    x, y = (as_value(operand, torch.float32) for operand in call.args[:2])
     errors = {cause: error_of(cause)(x) + alpha * error_of(cause)(y) for cause in dict.fromkeys((*x.errors, *y.errors))}
-    _add(errors, "rescale", dequantizing(x) + alpha * dequantizing(y))
-    return errors
+    return add_error(errors, "rescale", bound_dequantizing(x) + alpha * bound_dequantizing(y))
 
 
-def dot_products(call: OpCall) -> Errors:
+def propagate_product(run: Callable[[Tensor, Tensor], Tensor], x: Value, y: Value, cause: str) -> Tensor:
+    """Return |x|·e_y + e_x·|y| + e_x·e_y; terms that are zero are not computed."""
+    e_x, e_y = error_of(cause)(x), error_of(cause)(y)
+    if cause in x.errors and cause in y.errors:
+        return run(x.real.abs() + e_x, e_y) + run(e_x, y.real.abs())
+    return run(e_x, y.real.abs()) if cause in x.errors else run(x.real.abs(), e_y)
+
+
+def bound_dot_products(call: OpCall) -> Errors:
     """Σ x·w + b over n products: Σ|x|·e_w + e_x·|w| + e_x·e_w for each cause.
 
     A bias held as int32 of scale s_x·s_w is off by half such a step, and by what is beyond 2³¹ of them. Summing in
     floating point adds γₙ₊₃·(Σ|x|·|w| + |b|): n products, the bias, one rounding each where x and w are dequantized.
     """
-    x, w, bias, rest = _weighted_operands(call)
-    function = call.function
+    x, w, bias, options = read_operands(call)
+    keywords = {name: value for name, value in call.kwargs.items() if name != "bias"}
 
     def run(a: Tensor, b: Tensor) -> Tensor:
-        found: Tensor = function(a, b, None, *rest, **_without_bias(call.kwargs))
-        return found
+        return call.function(a, b, None, *options, **keywords)  # type: ignore[no-any-return]
 
-    errors = {cause: _product(run, x, w, cause) for cause in dict.fromkeys((*x.errors, *w.errors))}
-    step = accumulator_step(function, x, w, call.result)
+    errors = {cause: propagate_product(run, x, w, cause) for cause in dict.fromkeys((*x.errors, *w.errors))}
+    step = find_accumulator_step(call.function, x, w, call.result)
     added = None if bias is None else bias.double().abs().reshape(-1, *[1] * (w.real.dim() - 2))
     if call.capabilities.int32_bias and added is not None and step is not None:
         beyond = (added - 2.0**31 * step).clamp(min=0.0)
-        _add(errors, "bias", (0.5 * step + beyond).expand_as(call.result))
+        add_error(errors, "bias", (0.5 * step + beyond).expand_as(call.result))
     if call.capabilities.float_accumulation:
         absolute = run(x.real.abs(), w.real.abs())
         if added is not None:
             absolute = absolute + added
-        _add(errors, "accumulation", gamma(_products_behind(w.real, function) + 3) * absolute)
+        # a transposed convolution's weight has its input channels first, in all groups
+        count = (w.real[:, 0] if call.function in TRANSPOSED else w.real[0]).numel()
+        add_error(errors, "accumulation", gamma(count + 3) * absolute)
     return errors
 
 
-def matrix_products(call: OpCall) -> Errors:
+def read_operands(call: OpCall) -> tuple[Value, Value, Tensor | None, tuple[Any, ...]]:
+    """Return input, weight, bias and what follows, of a function of the form f(x, weight, bias, …)."""
+    x, w, *options = call.args
+    bias = options[0] if options else call.kwargs.get("bias")
+    return x, as_value(w), bias.real if isinstance(bias, Value) else bias, tuple(options[1:])
+
+
+def bound_matrix_products(call: OpCall) -> Errors:
     """A·B: |A|·e_B + e_A·|B| + e_A·e_B for each cause; summing n products in float adds γₙ₊₂·|A|·|B|."""
     a, b = call.values()[-2:]
-    errors = {cause: _product(torch.matmul, a, b, cause) for cause in dict.fromkeys((*a.errors, *b.errors))}
+    errors = {cause: propagate_product(torch.matmul, a, b, cause) for cause in dict.fromkeys((*a.errors, *b.errors))}
     if call.capabilities.float_accumulation:
         bound = gamma(a.real.shape[-1] + 2) * torch.matmul(a.real.abs(), b.real.abs())
-        _add(errors, "accumulation", bound)
+        add_error(errors, "accumulation", bound)
     return errors
 
 
-def evaluates(*, roundings: int) -> ErrorBound:
-    """Return the error bound of an elementwise function that every backend evaluates in float32.
+def bound_evaluation(roundings: int, call: OpCall) -> Errors:
+    """An elementwise function that every backend evaluates in float32: errors of the operand do not grow.
 
-    Errors of the operand do not grow. The evaluation itself makes `roundings` roundings, each of at most u of |f(x)|.
+    The evaluation itself makes `roundings` roundings, each of at most u of |f(x)|.
     """
-
-    def bound(call: OpCall) -> Errors:
-        errors = dict(call.values()[0].errors)
-        _add(errors, "function", gamma(roundings) * call.result.abs())
-        return errors
-
-    return bound
+    return add_error(dict(call.values()[0].errors), "function", gamma(roundings) * call.result.abs())
 
 
-def accumulator_step(function: Any, x: Any, w: Any, result: Tensor) -> Tensor | None:
+def find_accumulator_step(function: Any, x: Any, w: Any, result: Tensor) -> Tensor | None:
     """Return s_x·s_w, per channel and broadcast to the result of a dot product.
 
     None: an operand is on no grid, or the weight's scales are not those of output channels. The output channels of a
@@ -224,41 +243,8 @@ def accumulator_step(function: Any, x: Any, w: Any, result: Tensor) -> Tensor | 
     step = x.step * w.step
     if step.numel() == 1:
         return step.flatten()[0]
-    if step.shape[1 if function in _TRANSPOSED else 0] == 1:
+    if step.shape[1 if function in TRANSPOSED else 0] == 1:
         return None
     per_channel = step.flatten()
     channels = result.shape[1 - w.real.dim()]
     return per_channel.repeat(channels // per_channel.numel()).reshape(-1, *[1] * (w.real.dim() - 2))
-
-
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
-def _add(errors: Errors, cause: str, bound: Tensor) -> None:
-    errors[cause] = errors[cause] + bound if cause in errors else bound
-
-
-def _product(run: Callable[[Tensor, Tensor], Tensor], x: Value, y: Value, cause: str) -> Tensor:
-    """|x|·e_y + e_x·|y| + e_x·e_y; terms that are zero are not computed."""
-    has_x, has_y = cause in x.errors, cause in y.errors
-    if has_x and has_y:
-        e_x, e_y = error_of(cause)(x), error_of(cause)(y)
-        return run(x.real.abs() + e_x, e_y) + run(e_x, y.real.abs())
-    return run(error_of(cause)(x), y.real.abs()) if has_x else run(x.real.abs(), error_of(cause)(y))
-
-
-def _weighted_operands(call: OpCall) -> tuple[Value, Value, Tensor | None, tuple[Any, ...]]:
-    """Input, weight, bias and what follows, of a function of the form f(x, weight, bias, …)."""
-    x, w, *rest = call.args
-    w = w if isinstance(w, Value) else Value(real=w.double())
-    bias = rest[0] if rest else call.kwargs.get("bias")
-    return x, w, bias.real if isinstance(bias, Value) else bias, tuple(rest[1:])
-
-
-def _without_bias(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in kwargs.items() if key != "bias"}
-
-
-def _products_behind(weight: Tensor, function: Any) -> int:
-    """Products behind one result; a transposed convolution's weight has its input channels first, in all groups."""
-    return weight[:, 0].numel() if function in _TRANSPOSED else weight[0].numel()

@@ -1,90 +1,80 @@
-"""Error bounds of ops that pad, average, multiply or interpolate values (rules NUM-04, NUM-05); see error_bounds.py.
-
-u = 2⁻²⁴; γₙ bounds what n roundings in a row make.
-"""
+"""Error bounds of ops that pad, average, multiply or interpolate values (rules NUM-04, NUM-05); see error_bounds.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from conformance.oracle.error_bounds import (
-    ErrorBound,
     Errors,
     OpCall,
     U,
-    Value,
-    dequantizing,
+    add_error,
+    as_value,
+    bound_dequantizing,
+    bound_moves,
     error_of,
     gamma,
-    map_values,
-    moves,
+    propagate_product,
 )
 
 
-def pads(call: OpCall) -> Errors:
-    """Values move and a constant is put beside them, which has no error: f(e) − f(0), in which it cancels."""
-    beside = call.on(lambda value: value.real * 0)
-    return {cause: call.on(error_of(cause)) - beside for cause in call.causes()}
+def bound_padding(call: OpCall) -> Errors:
+    """Values move and a constant is put next to them, which has no error: f(e) − f(0), in which it cancels."""
+    constant = call.evaluate(lambda value: value.real * 0)
+    return {cause: call.evaluate(error_of(cause)) - constant for cause in call.causes()}
 
 
-def products(call: OpCall) -> Errors:
+def bound_products(call: OpCall) -> Errors:
     """x·y: |x|·e_y + |y|·e_x + e_x·e_y for each cause.
 
     A rescale has one product and a factor of two scales (NUM-04). Here the factor is of three, one rounding more:
     2u·|x·y|; or x and y are dequantized.
     """
-    x, y = _values(call.args[:2])
-    causes = dict.fromkeys((*x.errors, *y.errors))
-    errors = {cause: _product(x, y, cause) for cause in causes}
-    return _added(errors, "rescale", x.real.abs() * dequantizing(y) + y.real.abs() * dequantizing(x))
+    x, y = map(as_value, call.args[:2])
+    errors = {cause: propagate_product(torch.mul, x, y, cause) for cause in dict.fromkeys((*x.errors, *y.errors))}
+    rescaled = x.real.abs() * bound_dequantizing(y) + y.real.abs() * bound_dequantizing(x)
+    return add_error(errors, "rescale", rescaled)
 
 
-def affine_products(call: OpCall) -> Errors:
+def bound_affine_products(call: OpCall) -> Errors:
     """β·C + α·A·B: errors of C grow by |β|; those of A and B as in A·B, by |α|.
 
     Summing in floating point makes n products, n additions, one rounding for α, one for β, and one for each dequantized
     operand: γₙ₊₄ of the absolute terms. A C held as int32 in steps of α·s_A·s_B is off by half of one. Otherwise C and
-    the product are rescaled by themselves in float32: 2u of each, as in a sum.
+    the product are rescaled separately in float32: 2u of each, as in a sum.
     """
     beta, alpha = abs(call.kwargs.get("beta", 1)), abs(call.kwargs.get("alpha", 1))
-    added, a, b = _values(call.args)
-    causes = dict.fromkeys((*added.errors, *a.errors, *b.errors))
-    errors = {cause: beta * error_of(cause)(added) + alpha * _matrix_product(a, b, cause) for cause in causes}
+    added, a, b = map(as_value, call.args)
+    errors = {
+        cause: beta * error_of(cause)(added) + alpha * propagate_product(torch.matmul, a, b, cause)
+        for cause in dict.fromkeys((*added.errors, *a.errors, *b.errors))
+    }
     terms = beta * added.real.abs() + alpha * torch.matmul(a.real.abs(), b.real.abs())
     if call.capabilities.float_accumulation:
-        return _added(errors, "accumulation", gamma(a.real.shape[-1] + 4) * terms)
+        return add_error(errors, "accumulation", gamma(a.real.shape[-1] + 4) * terms)
     if call.capabilities.int32_bias and a.step is not None and b.step is not None:
-        _added(errors, "bias", (0.5 * alpha * a.step * b.step).expand_as(call.result))
-    return _added(errors, "rescale", 2 * U * terms)
+        add_error(errors, "bias", (0.5 * alpha * a.step * b.step).expand_as(call.result))
+    return add_error(errors, "rescale", 2 * U * terms)
 
 
-def averages_over(rank: int) -> ErrorBound:
-    """Return the error bound of a mean over windows of the last `rank` axes, with weights that are not negative.
+def bound_windows(rank: int, call: OpCall) -> Errors:
+    """A mean over windows of the last `rank` axes, with weights that are not negative: errors are averaged.
 
-    Errors are averaged. Summing n terms in floating point makes n additions, one division and one rounding for each
-    dequantized term: γₙ₊₂ of the mean of |x|. n is at most the number of elements of those axes.
+    Summing n terms in floating point makes n additions, one division and one rounding for each dequantized term: γₙ₊₂
+    of the mean of |x|. n is at most the number of elements of those axes.
     """
-
-    def bound(call: OpCall) -> Errors:
-        x = call.values()[0].real
-        return _averaged(call, int(torch.Size(x.shape[-rank:]).numel()))
-
-    return bound
+    return _bound_mean_of(call.values()[0].real.shape[-rank:].numel(), call)
 
 
-def means(call: OpCall) -> Errors:
-    """A mean over axes: as ``averages_over``, with as many terms as elements go into one result."""
-    return _averaged(call, call.values()[0].real.numel() // max(1, call.result.numel()))
+def bound_means(call: OpCall) -> Errors:
+    """A mean over axes: as ``bound_windows``, with as many terms as elements go into one result."""
+    return _bound_mean_of(call.values()[0].real.numel() // max(1, call.result.numel()), call)
 
 
-def _averaged(call: OpCall, terms: int) -> Errors:
-    errors = moves(call)
+def _bound_mean_of(terms: int, call: OpCall) -> Errors:
+    errors = bound_moves(call)
     if call.capabilities.float_accumulation:
-        _added(errors, "accumulation", gamma(terms + 2) * call.on(lambda value: value.real.abs()))
+        add_error(errors, "accumulation", gamma(terms + 2) * call.evaluate(lambda value: value.real.abs()))
     return errors
 
 
@@ -93,7 +83,7 @@ _LINEAR, _CUBIC = (1.0, 2.0), (1.375, 4.0)
 _KERNELS = {"linear": _LINEAR, "bilinear": _LINEAR, "trilinear": _LINEAR, "bicubic": _CUBIC}
 
 
-def interpolates(call: OpCall) -> Errors:
+def bound_interpolation(call: OpCall) -> Errors:
     """Interpolation, by its mode. The nearest modes select; area averages over all axes but two.
 
     The linear and cubic modes form Σ w·x with weights that every backend computes in float32 from a source coordinate
@@ -109,7 +99,7 @@ def interpolates(call: OpCall) -> Errors:
     x = call.values()[0].real
     axes, extent = x.dim() - 2, max((*x.shape[2:], *call.result.shape[2:]))
     if mode not in _KERNELS:
-        return _averaged(call, int(torch.Size(x.shape[2:]).numel())) if mode == "area" else moves(call)
+        return bound_windows(axes, call) if mode == "area" else bound_moves(call)
     total, slope = _KERNELS[mode]
     is_filtered = bool(call.kwargs.get("antialias"))
     coordinate = (10 + extent if is_filtered else 5) * U * (extent + 1)
@@ -117,36 +107,12 @@ def interpolates(call: OpCall) -> Errors:
     weights = axes * slope * total ** (axes - 1) * coordinate
     largest = {cause: error_of(cause)(call.values()[0]).max() for cause in call.causes()}
     errors = {cause: (total**axes * error).expand_as(call.result) for cause, error in largest.items()}
-    return _added(errors, "function", ((weights + sums) * x.abs().max()).expand_as(call.result))
+    return add_error(errors, "function", ((weights + sums) * x.abs().max()).expand_as(call.result))
 
 
-def floors(call: OpCall) -> Errors:
+def bound_floors(call: OpCall) -> Errors:
     """⌊x / d⌋ with x off by e: any integer from ⌊(x − e) / d⌋ to ⌊(x + e) / d⌋; x itself is dequantized in float32."""
     x, divisor = call.args[0], call.args[1]
     error = x.error() + 2 * U * x.real.abs()
     low, high = (torch.floor((x.real + end) / divisor) for end in (-error, error))
     return {"function": (high - low).abs()}
-
-
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
-def _values(args: Iterable[Any]) -> list[Value]:
-    """Operands as Values; a number or a constant tensor has no error."""
-    found = (map_values(arg, lambda value: value, lambda tensor: Value(real=tensor.double())) for arg in args)
-    return [arg if isinstance(arg, Value) else Value(real=torch.tensor(arg, dtype=torch.float64)) for arg in found]
-
-
-def _product(x: Value, y: Value, cause: str) -> Tensor:
-    e_x, e_y = error_of(cause)(x), error_of(cause)(y)
-    return (x.real.abs() + e_x) * e_y + e_x * y.real.abs()
-
-
-def _matrix_product(a: Value, b: Value, cause: str) -> Tensor:
-    e_a, e_b = error_of(cause)(a), error_of(cause)(b)
-    return torch.matmul(a.real.abs() + e_a, e_b) + torch.matmul(e_a, b.real.abs())
-
-
-def _added(errors: Errors, cause: str, bound: Tensor) -> Errors:
-    errors[cause] = errors[cause] + bound if cause in errors else bound
-    return errors

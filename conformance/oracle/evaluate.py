@@ -2,15 +2,15 @@
 
 It walks the reference graph, in either form. Weights enter as the integers that the reference model itself folds them
 to; between dequantize and quantize everything is float64, in which products and sums of 8-bit integers of these sizes
-are exact but for about 2⁻⁵⁰. Beside each value goes a bound on its error (error_bounds.py). Where a value is
-quantized and the bound lets it fall on either side of a tie, one step of error goes on; elsewhere none.
+are exact but for about 2⁻⁵⁰. Each value carries a bound on its error (error_bounds.py). Where a value is quantized and
+the bound lets it fall on either side of a tie, one step of error goes on; elsewhere none.
 """
 
 from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,19 +20,40 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from backends.base import Capabilities
-from conformance.oracle.dynamic import half_steps
-from conformance.oracle.error_bounds import DOT_PRODUCT, MOVES, OpCall, OpRule, U, Value, accumulator_step, map_values
-from conformance.oracle.grids import Grid, NoOracleError, grid_of, is_constant, is_range_clamp, qparams
+from conformance.oracle.dynamic import dequantize, half_steps_of, read_half_weight
+from conformance.oracle.error_bounds import (
+    DOT_PRODUCT,
+    MOVES,
+    OpCall,
+    OpRule,
+    U,
+    Value,
+    find_accumulator_step,
+    flatten,
+    map_values,
+)
+from conformance.oracle.grids import (
+    Grid,
+    NoOracleError,
+    grid_of,
+    integers_of,
+    is_constant,
+    is_range_clamp,
+    qparams_of,
+)
 from conformance.oracle.rules_dynamic import MODULES, NODES
 from conformance.oracle.rules_weighted import FLOAT_MODULES, REFERENCE_MODULES
 from conformance.oracle.table import rule_of
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.tracing import attribute_of
 
+READS_SHAPE = frozenset({"size", "dim", "numel", getattr})
+"""What is called to read a shape: it is the same of a value and of its integers."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Exact:
-    """The exact result behind one output of a model.
+    """The exact result of one output of a model.
 
     ``grid``: the output's; None: the output is a float tensor. ``errors``: by cause, in real units (error_bounds.py).
     ``step``: what distances are measured in: the grid's scale; of a float output the step of its accumulator, or of
@@ -60,21 +81,21 @@ class Exact:
         by_cause = {cause: (error / self.step).expand_as(self.real) for cause, error in self.errors.items()}
         if self.grid is None:
             return by_cause | {"final": 2 * U * self.real.abs() / self.step}
-        return by_cause | {"final": _final(self.integers, self.grid)}
+        return by_cause | {"final": _bound_final_rounding(self.integers, self.grid)}
 
     @cached_property
     def slack(self) -> Tensor:
-        """The sum of all parts, in steps."""
+        """The sum over all causes, in steps."""
         return sum(self.slack_by_cause.values(), torch.zeros_like(self.real))
 
 
-def _final(integers: Tensor, grid: Grid) -> Tensor:
+def _bound_final_rounding(integers: Tensor, grid: Grid) -> Tensor:
     return (3 * (integers - grid.zero_point).abs() + integers.abs()) * U
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantized:
-    """Integers on the walk, the node that made them, and, of a computed value, what it was before.
+    """Integers on the walk, the node that made them, and, of a computed value, that value.
 
     ``tie_ambiguity``: by how many steps a right backend's integer may differ; None: by none.
     """
@@ -88,8 +109,8 @@ class Quantized:
 class Walk:
     """Evaluations of one reference graph in float64.
 
-    ``counts_weights``: the error of quantizing the weights is carried along (cause ``weights``): for comparing a model
-    before and after. ``dynamic_range``: the integers that a dynamic input is quantized to; None: those of its dtype.
+    ``counts_weights``: the error of quantizing the weights counts too (cause ``weights``): for comparing a model before
+    and after. ``dynamic_range``: the integers that a dynamic input is quantized to; None: those of its dtype.
     """
 
     def __init__(
@@ -109,39 +130,38 @@ class Walk:
         """What each node gave in the last evaluation: Value, Quantized, Tensor or plain data."""
         self._doubles: dict[int, nn.Module] = {}
         self._constants: dict[Node, Any] = {}
-        self._left_in_float = frozenset(_left_in_float(model))
+        self._left_in_float = frozenset(_find_nodes_left_in_float(model))
 
     def exact(self, inputs: tuple[Any, ...]) -> tuple[Exact, ...]:
-        """Evaluate on inputs; return the exact result behind each output tensor, in order.
+        """Evaluate on inputs; return the exact result of each output tensor, in order.
 
-        Raises NoOracleError for an op without a row, or an output that is no tensor.
+        Raises NoOracleError for an op without a rule, or an output that is no tensor.
         """
         feed = iter(inputs)
         self.values = {}
         with torch.no_grad():
             for node in self.model.graph.nodes:
                 if node.op == "output":
-                    return tuple(exact for output in flat(node.args[0]) for exact in self._results(output))
-                self.values[node] = _entered(next(feed)) if node.op == "placeholder" else self._node(node)
+                    return tuple(exact for output in flatten(node.args[0]) for exact in self._read_results(output))
+                self.values[node] = _enter(next(feed)) if node.op == "placeholder" else self._evaluate(node)
         raise NoOracleError("the graph has no output node")
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
-    def _results(self, output: Any) -> Iterator[Exact]:
-        """The results behind one output; a module that returns several has as many."""
-        if is_dequantize(output) and isinstance(quantized := self.values[output.args[0]], Quantized):
-            yield self._on_grid(quantized)
-            return
-        for value in flat(self.values.get(output) if isinstance(output, Node) else None):
+    def _read_results(self, output: Any) -> Iterator[Exact]:
+        """The results of one output; a module that returns several has as many."""
+        is_quantized = is_dequantize(output) and isinstance(self.values[output.args[0]], Quantized)
+        node = output.args[0] if is_quantized else output
+        for value in flatten(self.values.get(node) if isinstance(node, Node) else None):
             if isinstance(value, Quantized):
-                yield self._on_grid(value)
+                yield self._place_on_grid(value)
             elif isinstance(value, Value):
-                step = half_steps(value.real) if value.step is None else value.step
+                step = half_steps_of(value.real) if value.step is None else value.step
                 yield Exact(real=value.real, errors=value.errors, step=step)
             else:
                 raise NoOracleError(f"the model's output {output} is not a computed tensor")
 
-    def _on_grid(self, quantized: Quantized) -> Exact:
+    def _place_on_grid(self, quantized: Quantized) -> Exact:
         grid = grid_of(self.model, quantized.node)
         computed = quantized.computed
         if computed is None:
@@ -151,150 +171,140 @@ class Walk:
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
-    def _node(self, node: Node) -> Any:
+    def _evaluate(self, node: Node) -> Any:
         if node.op == "get_attr":
             return attribute_of(self.model, str(node.target))
-        if node.target in NODES and not (node.target is operator.getitem and self._is_value(node.args[0])):
+        source = self.values[node.args[0]] if node.args and isinstance(node.args[0], Node) else None
+        if node.target in NODES and not (node.target is operator.getitem and isinstance(source, Value)):
             return NODES[node.target](self, node)
         if is_quantize(node) or is_dequantize(node):
             if node in self._constants:
                 return self._constants[node]
-            found = self._quantize(node) if is_quantize(node) else self._dequantize(node)
+            value = self._quantize(node, source) if is_quantize(node) else self._dequantize(source)
             if is_constant(node):
-                self._constants[node] = found
-            return found
-        if is_range_clamp(node) and isinstance(self.values[node.args[0]], Value):  # type: ignore[index]
-            return self.values[node.args[0]]  # type: ignore[index]  # rule: CVT-09; the grid's bounds clamp it
+                self._constants[node] = value
+            return value
+        if is_range_clamp(node) and isinstance(source, Value):
+            return source  # rule: CVT-09; the grid's bounds clamp it
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda value: self.values[value])
         if node.op == "call_module":
-            return self._module(self.modules[str(node.target)], args, kwargs, node in self._left_in_float)
+            return self._evaluate_module(self.modules[str(node.target)], args, kwargs, node in self._left_in_float)
         target: Any = node.target
-        function = target if callable(target) else _method(target)
-        if not _has_value((args, kwargs)):
+        function = (
+            target if callable(target) else lambda value, *args, **kwargs: getattr(value, target)(*args, **kwargs)
+        )
+        if not any(isinstance(item, Value) for item in flatten((args, tuple(kwargs.values())))):
             return function(*args, **kwargs)  # of attributes and plain data: float32, as the model computes it
         if target in READS_SHAPE:
             return function(*map_values(args, lambda value: value.real, Tensor.clone))
         if (rule := rule_of(target)) is not None:
-            return self._call(rule, function, args, kwargs, self._sums(rule, node in self._left_in_float))
+            return self._call_op(rule, function, args, kwargs, is_left=node in self._left_in_float)
         raise NoOracleError(f"no rule in the oracle's table for {node.op} {target}")
 
-    def _is_value(self, argument: Any) -> bool:
-        return isinstance(argument, Node) and isinstance(self.values[argument], Value)
-
-    def _quantize(self, node: Node) -> Any:
+    def _quantize(self, node: Node, value: Any) -> Any:
         """A weight is quantized by the model's own op; every other value keeps its exact real result."""
-        value = self.values[node.args[0]]  # type: ignore[index]
         if not isinstance(value, Value):
-            return Quantized(integers=_integers(node, value, self._argument), node=node)
+            quantize: Any = node.target
+            arguments = (attribute_of(self.model, str(a.target)) if isinstance(a, Node) else a for a in node.args[1:])
+            return Quantized(integers=integers_of(quantize(value, *arguments)), node=node)
         grid = grid_of(self.model, node)
         real = grid.integers(value.real)
         integers = real.clamp(grid.low, grid.high)
-        if not value.errors and bool((real == integers.round()).all()):  # on the grid: nothing to doubt
+        if not value.errors and bool((real == integers.round()).all()):  # on the grid: no ambiguity
             return Quantized(integers=integers, node=node, computed=value)
-        slack = value.error() / grid.scale + _final(integers, grid)  # rule: NUM-04
+        slack = value.error() / grid.scale + _bound_final_rounding(integers, grid)  # rule: NUM-04
         low, high = ((real + end).round().clamp(grid.low, grid.high) for end in (-slack, slack))
         return Quantized(integers=integers.round(), node=node, computed=value, tie_ambiguity=high - low)
 
-    def _argument(self, argument: Any) -> Any:
-        return attribute_of(self.model, str(argument.target)) if isinstance(argument, Node) else argument
-
-    def _dequantize(self, node: Node) -> Any:
-        quantized = self.values[node.args[0]]  # type: ignore[index]
+    def _dequantize(self, quantized: Any) -> Any:
         if isinstance(quantized, Value):  # float16: the value is what it was rounded to
             return quantized
-        scale, zero_point, axis = qparams(self.model, quantized.node)
+        scale, zero_point, axis = qparams_of(self.model, quantized.node)
         if axis is not None:
-            shape = [1] * quantized.integers.dim()
-            shape[axis] = -1
-            scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
-        real = (quantized.integers - zero_point) * scale
+            scale, zero_point = _along(axis, quantized.integers, scale, zero_point)
+        counts_weights = self.counts_weights and quantized.computed is None
+        value = dequantize(quantized.integers, scale, zero_point, counts_weights=counts_weights)
         ambiguity = quantized.tie_ambiguity
-        errors = {"upstream": ambiguity * scale} if ambiguity is not None and bool(ambiguity.any()) else {}
-        if self.counts_weights and quantized.computed is None:
-            errors["weights"] = (scale / 2).expand_as(real)
-        return Value(real=real, errors=errors, step=scale)
+        if ambiguity is None or not bool(ambiguity.any()):
+            return value
+        return replace(value, errors={"upstream": ambiguity * scale, **value.errors})
 
-    def _sums(self, rule: OpRule, is_left: bool) -> Capabilities:
-        """What is not quantized again is summed in float32 by any backend; integer products may come as floats."""
-        sums_floats = is_left and rule.verifier != DOT_PRODUCT
-        return replace(self.capabilities, float_accumulation=True) if sums_floats else self.capabilities
-
-    def _module(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_left: bool = False
+    def _evaluate_module(
+        self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_left: bool = False
     ) -> Any:
         if isinstance(module, nn.Sequential):
-            return self._chain(module, args)
+            return self._evaluate_chain(module, args)
         if type(module) in MODULES:
             return MODULES[type(module)](self, module, args, kwargs)
         kind = next((each for each in type(module).__mro__ if each in REFERENCE_MODULES), None)
         if kind is not None:
-            function, args = REFERENCE_MODULES[kind](module, self.reference_weight(module), *args, **kwargs)
-            return self._call(_known_rule(function), function, args, {})
-        if type(module) in FLOAT_MODULES:
-            return self._float(module, args, kwargs)
+            function, args = REFERENCE_MODULES[kind](module, self._read_weight(module), *args, **kwargs)
+            return self._call_op(_find_rule(function), function, args, {})
+        if type(module) in FLOAT_MODULES:  # its products are summed in float32, whatever is done with integers
+            weight = Value(real=module.weight.detach().double())
+            function, args = FLOAT_MODULES[type(module)](module, weight, *args, **kwargs)
+            return self._call_op(_find_rule(function), function, args, {}, sums_floats=True)
         rule = rule_of(type(module))
         if rule is None:
             raise NoOracleError(f"no rule in the oracle's table for module {type(module).__name__}")
-        return self._call(rule, rule.exact or self._double(module), args, kwargs, self._sums(rule, is_left))
+        return self._call_op(rule, rule.exact or self._copy_to_double(module), args, kwargs, is_left=is_left)
 
-    def _float(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A float module with a weight: its products are summed in float32, whatever is done with integers."""
-        weight = Value(real=module.weight.detach().double())
-        function, args = FLOAT_MODULES[type(module)](module, weight, *args, **kwargs)
-        capabilities = replace(self.capabilities, float_accumulation=True)
-        return self._call(_known_rule(function), function, args, {}, capabilities)
-
-    def _chain(self, module: Any, args: tuple[Any, ...]) -> Any:
+    def _evaluate_chain(self, module: Any, args: tuple[Any, ...]) -> Any:
         """The modules of a fused one, in turn; one that adds a second input does so after the first module."""
         value, *second = args
         for number, inner in enumerate(module):
-            value = self._module(inner, (value,), {})
+            value = self._evaluate_module(inner, (value,), {})
             if number == 0 and second:
-                value = self._call(_known_rule(module.add), module.add, (value, *second), {})
+                value = self._call_op(_find_rule(module.add), module.add, (value, *second), {})
         return value
 
-    def _double(self, module: nn.Module) -> nn.Module:
+    def _copy_to_double(self, module: nn.Module) -> nn.Module:
         """The module in float64, made once."""
         if id(module) not in self._doubles:
             self._doubles[id(module)] = copy.deepcopy(module).double().eval()
         return self._doubles[id(module)]
 
-    def reference_weight(self, module: Any) -> Value:
-        """Return a reference module's weight as it was folded to integers, once, with torch's own semantics."""
+    def _read_weight(self, module: Any) -> Value:
+        """A reference module's weight as it was folded to integers, once, with torch's own semantics."""
         if module.weight_dtype is torch.float16:
-            real = module.weight.detach().half().double()
-            return Value(real=real, errors={"weights": half_steps(real) / 2} if self.counts_weights else {})
-        quantized = module.get_quantized_weight()
-        integers = (quantized.int_repr() if quantized.is_quantized else quantized).double()
-        shape = [1] * integers.dim()
-        if module.weight_scale.numel() > 1:
-            shape[int(module.weight_axis)] = -1
-        scale, zero_point = (each.double().reshape(shape) for each in (module.weight_scale, module.weight_zero_point))
-        real = (integers - zero_point) * scale
-        errors = {"weights": (scale / 2).expand_as(real)} if self.counts_weights else {}
-        return Value(real=real, errors=errors, step=scale)
+            return read_half_weight(module.weight.detach().half(), counts_weights=self.counts_weights)
+        integers = integers_of(module.get_quantized_weight())
+        scale, zero_point = module.weight_scale.double(), module.weight_zero_point.double()
+        axis = int(module.weight_axis) if scale.numel() > 1 else 0
+        scale, zero_point = _along(axis, integers, scale, zero_point)
+        return dequantize(integers, scale, zero_point, counts_weights=self.counts_weights)
 
-    def _call(
-        self, rule: OpRule, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any],
-        capabilities: Capabilities | None = None,
+    def _call_op(
+        self, rule: OpRule, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *,
+        is_left: bool = False, sums_floats: bool = False,
     ) -> Any:  # fmt: skip
-        call = OpCall(
-            function=rule.exact or function, args=args, kwargs=kwargs, capabilities=capabilities or self.capabilities,
-        )  # fmt: skip
-        result = call.on(lambda value: value.real.clone(), lambda tensor: tensor.double())
+        """Call an op; one left in float is summed in float32 by any backend; integer products may come as floats."""
+        sums_floats = sums_floats or (is_left and rule.arithmetic != DOT_PRODUCT)
+        capabilities = replace(self.capabilities, float_accumulation=True) if sums_floats else self.capabilities
+        call = OpCall(function=rule.exact or function, args=args, kwargs=kwargs, capabilities=capabilities)
+        result = call.evaluate(lambda value: value.real.clone(), lambda tensor: tensor.double())
         errors = rule.bound(replace(call, result=result))
         if isinstance(result, (tuple, list)):
-            return tuple(Value(real=real, errors=_item(errors, number)) for number, real in enumerate(result))
+            if not isinstance(errors, tuple):  # each cause has a tuple, of a bound for each result
+                errors = [{cause: each[number] for cause, each in errors.items()} for number in range(len(result))]
+            return tuple(Value(real=real, errors=each) for real, each in zip(result, errors, strict=True))
         factors = [value for value in call.values() if value.real.dim() > 1 or value is call.values()[0]]
         step = None
-        if rule.verifier == DOT_PRODUCT and len(factors) > 1:
-            step = accumulator_step(function, factors[0], factors[1], result)
-        if rule.verifier == MOVES and len(factors) == 1 and result.shape == factors[0].real.shape:
+        if rule.arithmetic == DOT_PRODUCT and len(factors) > 1:
+            step = find_accumulator_step(function, factors[0], factors[1], result)
+        if rule.arithmetic == MOVES and len(factors) == 1 and result.shape == factors[0].real.shape:
             step = factors[0].step  # a relu on an accumulator
         return Value(real=result, errors=errors, step=step)
 
 
-def _known_rule(function: Any) -> OpRule:
+def _along(axis: int, integers: Tensor, *qparams: Tensor) -> list[Tensor]:
+    """Qparams per channel, or one for all, in a shape that broadcasts to the integers along an axis."""
+    shape = [1] * integers.dim()
+    shape[axis] = -1
+    return [numbers.reshape(shape) for numbers in qparams]
+
+
+def _find_rule(function: Any) -> OpRule:
     """The rule of a function that a module computes."""
     rule = rule_of(function)
     if rule is None:
@@ -302,47 +312,15 @@ def _known_rule(function: Any) -> OpRule:
     return rule
 
 
-def _left_in_float(model: GraphModule) -> Iterator[Node]:
+def _find_nodes_left_in_float(model: GraphModule) -> Iterator[Node]:
     """Nodes from which no way leads to a quantize."""
-    becoming = set[Node]()
+    quantized_later = set[Node]()
     for node in reversed(model.graph.nodes):
-        if is_quantize(node) or becoming.intersection(node.users):
-            becoming.add(node)
+        if is_quantize(node) or quantized_later.intersection(node.users):
+            quantized_later.add(node)
         else:
             yield node
 
 
-def _item(errors: Any, number: int) -> Any:
-    """The errors of one of several results: a bound gives a tuple of them, or each cause has a tuple."""
-    return errors[number] if isinstance(errors, tuple) else {cause: each[number] for cause, each in errors.items()}
-
-
-def _entered(value: Any) -> Any:
+def _enter(value: Any) -> Any:
     return Value(real=value.double()) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def flat(output: Any) -> list[Any]:
-    """List what is in a structure of tuples and lists, in order; of anything else, itself."""
-    if isinstance(output, (tuple, list)):
-        return [item for each_item in output for item in flat(each_item)]
-    return [output]
-
-
-def _integers(node: Node, value: Tensor, argument: Callable[[Any], Any]) -> Tensor:
-    quantize: Any = node.target
-    found: Tensor = quantize(value, *map(argument, node.args[1:]))
-    return (found.int_repr() if found.is_quantized else found).double()
-
-
-def _method(name: str) -> Callable[..., Any]:
-    return lambda value, *args, **kwargs: getattr(value, name)(*args, **kwargs)
-
-
-READS_SHAPE = frozenset({"size", "dim", "numel", getattr})
-"""What is called to read a shape: it is the same of a value and of its integers."""
-
-
-def _has_value(structure: Any) -> bool:
-    if isinstance(structure, (tuple, list)):
-        return any(map(_has_value, structure))
-    return isinstance(structure, Value) or (isinstance(structure, dict) and any(map(_has_value, structure.values())))

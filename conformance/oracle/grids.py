@@ -24,6 +24,11 @@ class Grid:
     high: int
     dtype: str
 
+    @property
+    def centred_ends(self) -> tuple[int, int]:
+        """The lowest and the highest integer, less the zero point."""
+        return self.low - self.zero_point, self.high - self.zero_point
+
     def integers(self, real: Tensor) -> Tensor:
         """Return q (float64, not rounded, not clamped) of real values."""
         return real.double() / self.scale + self.zero_point
@@ -50,27 +55,30 @@ class NoOracleError(Exception):
     """The reference graph holds something that the oracle cannot evaluate."""
 
 
-def qparams(model: GraphModule, node: Node) -> tuple[Tensor, Tensor, int | None]:
-    """Scale and zero point (float64) of a quantize node, and the axis if they are per channel."""
-    is_per_channel = "per_channel" in str(node.target)
+def integers_of(tensor: Tensor) -> Tensor:
+    """Return the integers (float64) of a quantized tensor, or of one that holds them as they are."""
+    return (tensor.int_repr() if tensor.is_quantized else tensor).double()
+
+
+def qparams_of(model: GraphModule, node: Node) -> tuple[Tensor, Tensor, int | None]:
+    """Return scale and zero point (float64) of a quantize node, and the axis if they are per channel."""
     scale, zero_point = (
         torch.as_tensor(attribute_of(model, str(a.target)) if isinstance(a, Node) else a).double()
         for a in node.args[1:3]
     )
-    axis = node.args[3] if is_per_channel else None
+    axis = node.args[3] if "per_channel" in str(node.target) else None
     return scale, zero_point, axis if isinstance(axis, int) else None
 
 
 def quantized_from(node: Node) -> Node:
     """Look through the clamp that stands, on quantized tensors, for a range narrower than the dtype's. (CVT-09)"""
-    users = list(node.users)
-    return users[0] if is_range_clamp(node) else node
+    return next(iter(node.users)) if is_range_clamp(node) else node
 
 
 def is_range_clamp(node: Any) -> bool:
     """Tell whether a node is the clamp of a narrower quantized range: ``torch.clamp``, then quantize. (CVT-09)
 
-    Not a clamp of the user's: that of the range has whole steps of the grid for bounds.
+    It is told from a clamp of the user's by its bounds, which are whole steps of the grid.
     """
     if not isinstance(node, Node) or node.target is not torch.clamp or len(node.args) != 3 or len(node.users) != 1:
         return False
@@ -80,7 +88,7 @@ def is_range_clamp(node: Any) -> bool:
         return quantize.target is torch.quantize_per_channel
     if not all(isinstance(bound, float) for bound in bounds) or quantize.graph.owning_module is None:
         return False
-    scale, zero_point, _ = qparams(quantize.graph.owning_module, quantize)
+    scale, zero_point, _ = qparams_of(quantize.graph.owning_module, quantize)
     steps = [torch.tensor(bound).double() / scale + zero_point for bound in bounds]
     return all(torch.tensor(float((step.round() - zero_point).float() * scale.float())) == torch.tensor(bound)
                for step, bound in zip(steps, bounds, strict=True))  # fmt: skip
@@ -93,7 +101,7 @@ def is_constant(node: Node) -> bool:
 
 def grid_of(model: GraphModule, node: Node) -> Grid:
     """Return the grid of a per-tensor quantize node, in either form of the reference model."""
-    scale, zero_point, _ = qparams(model, node)
+    scale, zero_point, _ = qparams_of(model, node)
     dtype = node.args[-1]
     assert isinstance(dtype, torch.dtype)
     low, high = dtype_range(dtype)
@@ -108,30 +116,18 @@ def grid_of(model: GraphModule, node: Node) -> Grid:
 
 def placeholder_grids(model: GraphModule) -> list[Grid | None]:
     """Return the grid of each input of a reference model, in order; None: it is not quantized before the run."""
-    return [_grid_at(model, node) for node in model.graph.nodes if node.op == "placeholder"]
-
-
-def _grid_at(model: GraphModule, node: Node) -> Grid | None:
-    for user in map(quantized_from, node.users):
-        if is_quantize(user) and user.target not in _AT_RUN_TIME and isinstance(user.args[-1], torch.dtype):
-            numbers = user.args[1:3]
-            if all(not isinstance(each, Node) or each.op == "get_attr" for each in numbers):
-                return grid_of(model, user)
-    return None
+    return [_find_grid(model, node) for node in model.graph.nodes if node.op == "placeholder"]
 
 
 _AT_RUN_TIME = ("to", torch.quantize_per_tensor_dynamic)
 
 
-def input_grids(model: GraphModule) -> list[Grid]:
-    """Return the grid of each input of a reference model all of whose inputs are quantized.
-
-    Raises NoOracleError for an input that is not.
-    """
-    grids = [grid for grid in placeholder_grids(model) if grid is not None]
-    if len(grids) != sum(node.op == "placeholder" for node in model.graph.nodes):
-        raise NoOracleError("an input is not quantized")
-    return grids
+def _find_grid(model: GraphModule, node: Node) -> Grid | None:
+    for user in map(quantized_from, node.users):
+        is_static = is_quantize(user) and user.target not in _AT_RUN_TIME and isinstance(user.args[-1], torch.dtype)
+        if is_static and all(not isinstance(number, Node) or number.op == "get_attr" for number in user.args[1:3]):
+            return grid_of(model, user)
+    return None
 
 
 def output_step(model: GraphModule) -> float:

@@ -3,14 +3,15 @@
 A step of a cell is two linear maps, of the input and of the hidden state, sigmoids and tanhs of their sums, and
 products with the states. Each state is computed exactly (float64) and carries a bound on what a right backend may
 differ by. Along a sequence it grows as the cell's own slopes make it grow, and jumps only where a hidden state is so
-near to a rounding tie that either neighbour is right. A sequence of one step from given states shows every state by
-itself.
+near to a rounding tie that either neighbour is right. A sequence of one step from given states shows each state
+separately.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -20,8 +21,8 @@ from torch import Tensor, nn
 from torch.ao.nn.quantized.reference.modules.rnn import get_quantized_weight
 
 from backends.base import Capabilities
-from conformance.oracle.dynamic import Dynamic, dynamic_quantize, half_steps, halve, left_in_float, linear_products
-from conformance.oracle.error_bounds import OpCall, U, Value, accumulator_step, gamma
+from conformance.oracle import dynamic
+from conformance.oracle.error_bounds import OpCall, U, Value, find_accumulator_step, gamma
 
 States: TypeAlias = tuple[Value, ...]
 
@@ -40,7 +41,7 @@ class Maps:
 class Arithmetic:
     """How a backend computes.
 
-    ``quantize``: what it does to a hidden state before a map, and to what one layer hands to the next.
+    ``quantize``: what it does to a hidden state before a map, and to the values that one layer hands to the next.
     ``counts_weights``: the rounding of the weights is an error.
     """
 
@@ -66,38 +67,38 @@ def linear(x: Value, weight: Value, bias: Tensor | None, capabilities: Capabilit
     """x·wᵀ + b, with the last rounding to float32 in the bound; ``step`` is its accumulator's."""
     exact = F.linear(x.real, weight.real, None if bias is None else bias.double())
     call = OpCall(function=F.linear, args=(x, weight, bias), kwargs={}, capabilities=capabilities, result=exact)
-    error = sum((each.expand_as(exact) for each in linear_products(call).values()), U * exact.abs())
-    return replace(ball(exact, error), step=accumulator_step(F.linear, x, weight, exact))
+    error = sum((part.expand_as(exact) for part in dynamic.bound_linear_products(call).values()), U * exact.abs())
+    return replace(ball(exact, error), step=find_accumulator_step(F.linear, x, weight, exact))
 
 
 def add(a: Value, b: Value) -> Value:
     """The sum a + b: errors add up, and one rounding."""
-    return _rounded(a.real + b.real, a.error() + b.error())
+    return _round(a.real + b.real, a.error() + b.error())
 
 
 def multiply(a: Value, b: Value) -> Value:
     """The product a·b: |a|·e_b + |b|·e_a + e_a·e_b, and one rounding."""
-    return _rounded(a.real * b.real, a.real.abs() * b.error() + a.error() * (b.real.abs() + b.error()))
+    return _round(a.real * b.real, a.real.abs() * b.error() + a.error() * (b.real.abs() + b.error()))
 
 
-def _rounded(real: Tensor, error: Tensor) -> Value:
+def _round(real: Tensor, error: Tensor) -> Value:
     return ball(real, error + U * (real.abs() + error))
 
 
 def sigmoid(a: Value) -> Value:
     """σ, whose slope σ·(1 − σ) is at most 1/4, and whose second derivative is at most 1/(6·√3) < 0.0963."""
     real = a.real.sigmoid()
-    return ball(real, _propagated(a.error(), real * (1 - real), 1 / 4, 0.0963) + FUNCTION * real)
+    return ball(real, _propagate(a.error(), real * (1 - real), 1 / 4, 0.0963) + FUNCTION * real)
 
 
 def tanh(a: Value) -> Value:
     """tanh, whose slope 1 − tanh² is at most 1, and whose second derivative is at most 4/(3·√3) < 0.7699."""
     real = a.real.tanh()
-    return ball(real, _propagated(a.error(), 1 - real.square(), 1.0, 0.7699) + FUNCTION * real.abs())
+    return ball(real, _propagate(a.error(), 1 - real.square(), 1.0, 0.7699) + FUNCTION * real.abs())
 
 
-def _propagated(error: Tensor, slope: Tensor, steepest: float, curvature: float) -> Tensor:
-    """An error behind a function: by its slope here and Taylor's remainder, or by its steepest slope."""
+def _propagate(error: Tensor, slope: Tensor, steepest: float, curvature: float) -> Tensor:
+    """An error after a function: by its slope here and Taylor's remainder, or by its steepest slope."""
     return torch.minimum(slope * error + curvature / 2 * error.square(), steepest * error)
 
 
@@ -111,14 +112,14 @@ def relu(a: Value) -> Value:
 Cell: TypeAlias = Callable[[Value, Value, States], States]
 
 
-def lstm_cell(of_input: Value, of_hidden: Value, states: States) -> States:
+def step_lstm(of_input: Value, of_hidden: Value, states: States) -> States:
     """i, f, g, o = the four parts of the sum; c' = σ(f)·c + σ(i)·tanh(g); h' = σ(o)·tanh(c'). (torch.nn.LSTM)"""
     i, f, g, o = split_gates(add(of_input, of_hidden), 4)
     c = add(multiply(sigmoid(f), states[1]), multiply(sigmoid(i), tanh(g)))
     return multiply(sigmoid(o), tanh(c)), c
 
 
-def gru_cell(of_input: Value, of_hidden: Value, states: States) -> States:
+def step_gru(of_input: Value, of_hidden: Value, states: States) -> States:
     """r, z = σ of the sums; n = tanh(nᵢ + r·nₕ); h' = (1 − z)·n + z·h. (torch.nn.GRU)
 
     h' is written so, or as (h − n)·z + n: errors are those of a mean of n and h with weights 1 − z and z, and of z
@@ -133,13 +134,9 @@ def gru_cell(of_input: Value, of_hidden: Value, states: States) -> States:
     return (ball((1 - z.real) * n.real + z.real * h.real, error + rounding),)
 
 
-def rnn_cell(function: Callable[[Value], Value]) -> Cell:
+def step_rnn(function: Callable[[Value], Value], of_input: Value, of_hidden: Value, states: States) -> States:
     """Return h' = f of the sum, f a tanh or a relu. (torch.nn.RNNCell)"""
-
-    def cell(of_input: Value, of_hidden: Value, states: States) -> States:
-        return (function(add(of_input, of_hidden)),)
-
-    return cell
+    return (function(add(of_input, of_hidden)),)
 
 
 def split_gates(value: Value, count: int) -> list[Value]:
@@ -160,17 +157,15 @@ class RecurrentClass:
 
 
 _FUNCTIONS: Mapping[str, Callable[[Value], Value]] = {"tanh": tanh, "relu": relu}
-_LSTM, _GRU = (
-    RecurrentClass(cell=lambda module: lstm_cell, states=2),
-    RecurrentClass(cell=lambda module: gru_cell, states=1),
-)
-_RNN = RecurrentClass(cell=lambda module: rnn_cell(_FUNCTIONS[module.nonlinearity]), states=1)
+_LSTM = RecurrentClass(cell=lambda module: step_lstm, states=2)
+_GRU = RecurrentClass(cell=lambda module: step_gru, states=1)
+_RNN = RecurrentClass(cell=lambda module: partial(step_rnn, _FUNCTIONS[module.nonlinearity]), states=1)
 KINDS: Mapping[type[nn.Module], RecurrentClass] = {
     nnqr.LSTM: _LSTM, nnqr.LSTMCell: _LSTM, nnqr.GRU: _GRU, nnqr.GRUCell: _GRU, nnqr.RNNCell: _RNN,
 }  # fmt: skip
 
 
-def recurrent(
+def run_recurrent(
     module: Any,
     x: Value,
     hx: Any,
@@ -181,55 +176,55 @@ def recurrent(
 ) -> Any:
     """Return what a recurrent reference module or cell gives for an input and its states (None: zeros).
 
-    With `has_dynamic_states` a backend quantizes hidden states, and what one layer hands to the next, as it does the
-    input: with the qparams of each step's batch, and between layers of the whole sequence. Else it keeps them in float.
-    With `counts_weights` the rounding of the weights is an error too.
+    With `has_dynamic_states` a backend quantizes hidden states, and the values that one layer hands to the next, as it
+    does the input: with the qparams of each step's batch, and between layers of the whole sequence. Else it keeps them
+    in float. With `counts_weights` the rounding of the weights is an error too.
     """
     kind = KINDS[type(module)]
-    quantize = _quantizer(x) if has_dynamic_states else left_in_float
+    quantize = _choose_quantizer(x) if has_dynamic_states else dynamic.leave_in_float
     arithmetic = Arithmetic(capabilities=capabilities, quantize=quantize, counts_weights=counts_weights)
-    given = (hx if isinstance(hx, (tuple, list)) else (hx,)) if hx is not None else None
-    run = _sequence if isinstance(module, nn.RNNBase) else _cell
-    return run(module, kind, x, given, arithmetic)
+    states = (hx if isinstance(hx, (tuple, list)) else (hx,)) if hx is not None else None
+    run = _run_sequence if isinstance(module, nn.RNNBase) else _run_cell
+    return run(module, kind, x, states, arithmetic)
 
 
-def _quantizer(x: Value) -> Callable[[Value], Value]:
-    if not isinstance(x, Dynamic):
-        return halve
+def _choose_quantizer(x: Value) -> Callable[[Value], Value]:
+    if not isinstance(x, dynamic.Dynamic):
+        return dynamic.halve
     low, high = x.bounds
-    return lambda value: dynamic_quantize(value, low, high, x.eps)
+    return lambda value: dynamic.dynamic_quantize(value, low, high, x.eps)
 
 
-def _cell(module: Any, kind: RecurrentClass, x: Value, given: Any, arithmetic: Arithmetic) -> Any:
+def _run_cell(module: Any, kind: RecurrentClass, x: Value, initial: Any, arithmetic: Arithmetic) -> Any:
     """A cell is a sequence of one step."""
     is_batched = x.real.dim() == 2
     x = x if is_batched else _change(x, lambda tensor: tensor.unsqueeze(0))
-    states = _states(given, (x.real.shape[0], module.hidden_size), kind, None if is_batched else 0)
+    states = _read_states(initial, (x.real.shape[0], module.hidden_size), kind, None if is_batched else 0)
     x = _change(x, lambda tensor: tensor.unsqueeze(0))
-    _, states = _direction(kind.cell(module), _maps(module, "", arithmetic), x, states, arithmetic, False)
-    found = tuple(state if is_batched else _change(state, lambda tensor: tensor.squeeze(0)) for state in states)
-    return found if kind.states > 1 else found[0]
+    _, states = _run_direction(kind.cell(module), _read_maps(module, "", arithmetic), x, states, arithmetic, False)
+    states = states if is_batched else tuple(_change(state, lambda tensor: tensor.squeeze(0)) for state in states)
+    return states if kind.states > 1 else states[0]
 
 
-def _sequence(module: Any, kind: RecurrentClass, x: Value, given: Any, arithmetic: Arithmetic) -> Any:
+def _run_sequence(module: Any, kind: RecurrentClass, x: Value, initial: Any, arithmetic: Arithmetic) -> Any:
     """Run all layers in all directions; inside, sequences are (step, batch, feature)."""
     is_batched, directions = x.real.dim() == 3, 2 if module.bidirectional else 1
     x = x if is_batched else _change(x, lambda tensor: tensor.unsqueeze(0 if module.batch_first else 1))
     x = _change(x, lambda tensor: tensor.transpose(0, 1)) if module.batch_first else x
     shape = (module.num_layers * directions, x.real.shape[1], module.hidden_size)
-    initial, finals = _states(given, shape, kind, None if is_batched else 1), []
+    initial, finals = _read_states(initial, shape, kind, None if is_batched else 1), []
     for layer in range(module.num_layers):
-        found = [
-            _direction(
-                kind.cell(module), _maps(module, f"_l{layer}{'_reverse' if direction else ''}", arithmetic), x,
-                tuple(_row(state, layer * directions + direction) for state in initial), arithmetic, direction == 1,
+        runs = [
+            _run_direction(
+                kind.cell(module), _read_maps(module, f"_l{layer}{'_reverse' if direction else ''}", arithmetic), x,
+                tuple(_pick(state, layer * directions + direction) for state in initial), arithmetic, direction == 1,
             )
             for direction in range(directions)
         ]  # fmt: skip
-        outputs = _joined([output for output, _ in found], lambda tensors: torch.cat(tensors, -1))
+        outputs = _join([output for output, _ in runs], partial(torch.cat, dim=-1))
         x = arithmetic.quantize(outputs)
-        finals += [states for _, states in found]
-    results = (outputs, *(_joined(list(states), torch.stack) for states in zip(*finals, strict=True)))
+        finals += [states for _, states in runs]
+    results = (outputs, *(_join(states, torch.stack) for states in zip(*finals, strict=True)))
     if not is_batched:
         results = tuple(_change(value, lambda tensor: tensor.squeeze(1)) for value in results)
     elif module.batch_first:
@@ -237,7 +232,7 @@ def _sequence(module: Any, kind: RecurrentClass, x: Value, given: Any, arithmeti
     return results[0], results[1:] if kind.states > 1 else results[1]
 
 
-def _direction(
+def _run_direction(
     cell: Cell, maps: Maps, x: Value, states: States, arithmetic: Arithmetic, is_reversed: bool
 ) -> tuple[Value, States]:
     """Run a cell along a sequence; return its outputs, in the order of the steps, and the last states."""
@@ -247,48 +242,45 @@ def _direction(
     for number in reversed(steps) if is_reversed else steps:
         hidden = arithmetic.quantize(states[0])
         of_hidden = linear(hidden, maps.weight_hh, maps.bias_hh, arithmetic.capabilities)
-        unit = _unit(of_inputs.step, of_hidden.step)
-        states = tuple(replace(s, step=unit(s.real)) for s in cell(_row(of_inputs, number), of_hidden, states))
+        unit = _choose_unit(of_inputs.step, of_hidden.step)
+        states = tuple(replace(s, step=unit(s.real)) for s in cell(_pick(of_inputs, number), of_hidden, states))
         outputs.append(states[0])
-    return _joined(outputs[::-1] if is_reversed else outputs, torch.stack), states
+    return _join(outputs[::-1] if is_reversed else outputs, torch.stack), states
 
 
-def _unit(*steps: Tensor | None) -> Callable[[Tensor], Tensor]:
+def _choose_unit(*steps: Tensor | None) -> Callable[[Tensor], Tensor]:
     """What distances of a state are measured in: the larger step of the two accumulators; else of half precision."""
-    largest = max((float(each.max()) for each in steps if each is not None), default=None)
-    return half_steps if largest is None else lambda real: torch.full_like(real, largest)
+    largest = max((float(step.max()) for step in steps if step is not None), default=None)
+    return dynamic.half_steps_of if largest is None else lambda real: torch.full_like(real, largest)
 
 
-def _maps(module: Any, suffix: str, arithmetic: Arithmetic) -> Maps:
+def _read_maps(module: Any, suffix: str, arithmetic: Arithmetic) -> Maps:
     """The linear maps of a layer and direction, or of a cell (whose names have no suffix)."""
     quantized = (get_quantized_weight(module, f"weight_{which}{suffix}") for which in ("ih", "hh"))  # type: ignore[no-untyped-call]
-    biases = (getattr(module, f"bias_{which}{suffix}", None) for which in ("ih", "hh"))
-    weight_ih, weight_hh = (_weight(each, arithmetic.counts_weights) for each in quantized)
-    bias_ih, bias_hh = biases
+    weight_ih, weight_hh = (_read_weight(weight, arithmetic.counts_weights) for weight in quantized)
+    bias_ih, bias_hh = (getattr(module, f"bias_{which}{suffix}", None) for which in ("ih", "hh"))
     return Maps(weight_ih=weight_ih, weight_hh=weight_hh, bias_ih=bias_ih, bias_hh=bias_hh)
 
 
-def _weight(quantized: Tensor, counts_weights: bool) -> Value:
-    """A weight as it was folded to integers; one in half precision has no step."""
+def _read_weight(quantized: Tensor, counts_weights: bool) -> Value:
+    """A weight as it was folded to integers, or in half precision."""
     if not quantized.is_quantized:
-        real = quantized.double()
-        return Value(real=real, errors={"weights": half_steps(real) / 2} if counts_weights else {})
+        return dynamic.read_half_weight(quantized, counts_weights=counts_weights)
     if quantized.qscheme() is torch.per_tensor_affine:
         scale, zero = torch.tensor(quantized.q_scale()).double(), torch.tensor(quantized.q_zero_point()).double()
     else:
         qparams = (quantized.q_per_channel_scales(), quantized.q_per_channel_zero_points())
         scale, zero = (each.double().unsqueeze(1) for each in qparams)
-    real = (quantized.int_repr().double() - zero) * scale
-    return Value(real=real, errors={"weights": (scale / 2).expand_as(real)} if counts_weights else {}, step=scale)
+    return dynamic.dequantize(quantized.int_repr().double(), scale, zero, counts_weights=counts_weights)
 
 
-def _states(given: Any, shape: tuple[int, ...], kind: RecurrentClass, new_axis: int | None) -> States:
+def _read_states(initial: Any, shape: tuple[int, ...], kind: RecurrentClass, new_axis: int | None) -> States:
     """The initial states, with an axis of batches where they have none."""
-    if given is None:
+    if initial is None:
         return (Value(real=torch.zeros(shape, dtype=torch.float64)),) * kind.states
     if new_axis is None:
-        return tuple(given)
-    return tuple(_change(state, lambda tensor: tensor.unsqueeze(new_axis)) for state in given)
+        return tuple(initial)
+    return tuple(_change(state, lambda tensor: tensor.unsqueeze(new_axis)) for state in initial)
 
 
 def _change(value: Value, change: Callable[[Tensor], Tensor]) -> Any:
@@ -300,10 +292,10 @@ def _change(value: Value, change: Callable[[Tensor], Tensor]) -> Any:
     return replace(value, real=change(value.real), errors=errors, step=step)
 
 
-def _row(value: Value, number: int) -> Value:
+def _pick(value: Value, number: int) -> Value:
     return ball(value.real[number], value.error()[number])
 
 
-def _joined(values: Sequence[Value], join: Callable[[Any], Tensor]) -> Value:
+def _join(values: Sequence[Value], join: Callable[[Any], Tensor]) -> Value:
     real, error = join([value.real for value in values]), join([value.error() for value in values])
     return replace(ball(real, error), step=join([value.step for value in values]))

@@ -1,13 +1,14 @@
 """Rules of the oracle's table: activation functions and normalisations (rules NUM-03, NUM-04).
 
-Every backend may evaluate them in float32. u = 2⁻²⁴; γₙ bounds the error of n roundings in a row (error_bounds.py). An
-error before the function is called grows by its steepest slope at most; the rest is the evaluation.
+Every backend may evaluate them in float32 (u, γₙ: error_bounds.py). An error before the function is called grows by its
+steepest slope at most; the evaluation adds its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -22,22 +23,18 @@ from conformance.oracle.error_bounds import (
     OpRule,
     U,
     Value,
-    dequantizing,
+    add_error,
+    bound_dequantizing,
     error_of,
     gamma,
 )
 
 
-def _option(call: OpCall, name: str, position: int, default: Any = None) -> Any:
+def _read_option(call: OpCall, name: str, position: int, default: Any = None) -> Any:
     """An argument of the op: an attribute of a module; of a function by name or position."""
     if isinstance(call.function, nn.Module):
         return getattr(call.function, name)
     return call.kwargs.get(name, call.args[position] if len(call.args) > position else default)
-
-
-def _added(errors: Errors, bound: Tensor) -> Errors:
-    errors["function"] = errors["function"] + bound if "function" in errors else bound
-    return errors
 
 
 # -- elementwise functions --------------------------------------------------------------------------------------------
@@ -47,47 +44,11 @@ Slope: TypeAlias = Callable[[OpCall, Tensor], Tensor | float]
 """The steepest slope of a function within the whole error of its operand, for a call and that error."""
 
 
-def elementwise(slope: Slope, evaluation: Callable[[OpCall], Tensor | float]) -> ErrorBound:
-    """Return the error bound of an elementwise function: errors grow by the steepest slope within them.
+class Elementwise(NamedTuple):
+    """A function: its name in torch.nn.functional, the ops that compute it, and how far it may be off.
 
     ``evaluation``: how far the function of the dequantized value is off, in real units.
     """
-
-    def bound(call: OpCall) -> Errors:
-        x = call.values()[0]
-        dequantized = dequantizing(x)
-        steepest = slope(call, x.error() + dequantized)
-        errors = {cause: steepest * error for cause, error in x.errors.items()}
-        return _added(errors, steepest * dequantized + evaluation(call))
-
-    return bound
-
-
-def _of_sigmoid(call: OpCall, error: Tensor) -> Tensor:
-    """σ' = σ(1 − σ) falls with |x|."""
-    nearest = (call.values()[0].real.abs() - error).clamp(min=0).sigmoid()
-    return nearest * (1 - nearest)
-
-
-def _of_tanh(call: OpCall, error: Tensor) -> Tensor:
-    """The slope tanh' = 1 − tanh² falls with |x|."""
-    return 1 - (call.values()[0].real.abs() - error).clamp(min=0).tanh().square()
-
-
-def _negative_slope(call: OpCall) -> float:
-    return abs(float(_option(call, "negative_slope", 1, 0.01)))
-
-
-def _alpha(call: OpCall) -> float:
-    return abs(float(_option(call, "alpha", 1, 1.0)))
-
-
-def _of_prelu(call: OpCall, error: Tensor) -> float:
-    return max(1.0, float(_option(call, "weight", 1).detach().abs().max()))
-
-
-class Elementwise(NamedTuple):
-    """A function: its name in torch.nn.functional, the ops that compute it, and what `elementwise` takes."""
 
     name: str
     ops: tuple[Any, ...]
@@ -95,15 +56,47 @@ class Elementwise(NamedTuple):
     evaluation: Callable[[OpCall], Tensor | float]
 
 
+def bound_elementwise(function: Elementwise, call: OpCall) -> Errors:
+    """An elementwise function: errors grow by the steepest slope within them."""
+    x = call.values()[0]
+    dequantized = bound_dequantizing(x)
+    steepest = function.slope(call, x.error() + dequantized)
+    errors = {cause: steepest * error for cause, error in x.errors.items()}
+    return add_error(errors, "function", steepest * dequantized + function.evaluation(call))
+
+
+def _find_sigmoid_slope(call: OpCall, error: Tensor) -> Tensor:
+    """σ' = σ(1 − σ) falls with |x|."""
+    nearest = (call.values()[0].real.abs() - error).clamp(min=0).sigmoid()
+    return nearest * (1 - nearest)
+
+
+def _find_tanh_slope(call: OpCall, error: Tensor) -> Tensor:
+    """The slope tanh' = 1 − tanh² falls with |x|."""
+    return 1 - (call.values()[0].real.abs() - error).clamp(min=0).tanh().square()
+
+
+def _find_leaky_slope(call: OpCall, error: Tensor) -> float:
+    return max(1.0, abs(float(_read_option(call, "negative_slope", 1, 0.01))))
+
+
+def _find_prelu_slope(call: OpCall, error: Tensor) -> float:
+    return max(1.0, float(_read_option(call, "weight", 1).detach().abs().max()))
+
+
+def _read_alpha(call: OpCall) -> float:
+    return abs(float(_read_option(call, "alpha", 1, 1.0)))
+
+
 _ELEMENTWISE = (
     # x, or a·x: a is rounded to float32, and the product.
     Elementwise("leaky_relu", (nn.LeakyReLU, F.leaky_relu, F.leaky_relu_),
-                lambda call, error: max(1.0, _negative_slope(call)), lambda call: gamma(2) * call.result.abs()),
-    Elementwise("prelu", (nn.PReLU,), _of_prelu, lambda call: gamma(1) * call.result.abs()),
+                _find_leaky_slope, lambda call: gamma(2) * call.result.abs()),
+    Elementwise("prelu", (nn.PReLU,), _find_prelu_slope, lambda call: gamma(1) * call.result.abs()),
     # x, or a·(eˣ − 1), eˣ ≤ 1: the exponential within one ulp (2u), the difference, a, and the product; |eˣ − 1| ≤ 1.
     # The slope is 1 or a·eˣ.
     Elementwise("elu", (nn.ELU, F.elu),
-                lambda call, error: max(1.0, _alpha(call)), lambda call: gamma(5) * _alpha(call)),
+                lambda call, error: max(1.0, _read_alpha(call)), lambda call: gamma(5) * _read_alpha(call)),
     # x·min(max(x + 3, 0), 6) / 6: where the sum is not clamped, |x| ≤ 3, it rounds by 6u and moves the result by u·|x|;
     # then a product, and a quotient or a product with a rounded 1/6. Slopes lie between −1/2 and 3/2.
     Elementwise("hardswish", (nn.Hardswish, F.hardswish),
@@ -112,9 +105,9 @@ _ELEMENTWISE = (
     Elementwise("hardsigmoid", (nn.Hardsigmoid, F.hardsigmoid), lambda call, error: 1 / 6, lambda call: gamma(3)),
     # 1 / (1 + e⁻ˣ): an exponential off by 2u moves σ by σ(1 − σ)·2u ≤ u/2; the sum and the quotient round, σ ≤ 1.
     Elementwise("sigmoid", (nn.Sigmoid, torch.sigmoid, "sigmoid", "sigmoid_"),
-                _of_sigmoid, lambda call: gamma(3)),
-    # Within one ulp by itself; or as 2σ(2x) − 1, twice as far off as σ, and one rounding more.
-    Elementwise("tanh", (nn.Tanh, torch.tanh, "tanh", "tanh_"), _of_tanh, lambda call: gamma(7)),
+                _find_sigmoid_slope, lambda call: gamma(3)),
+    # Within one ulp directly; or as 2σ(2x) − 1, twice as far off as σ, and one rounding more.
+    Elementwise("tanh", (nn.Tanh, torch.tanh, "tanh", "tanh_"), _find_tanh_slope, lambda call: gamma(7)),
     # x·Φ(x), or with the tangent's approximation of Φ: that within four ulp (8u), and two products. Slopes reach 1.13.
     # No config names it; architectures have it, in float.
     Elementwise("gelu", (nn.GELU,), lambda call, error: 1.13, lambda call: gamma(10) * call.values()[0].real.abs()),
@@ -123,37 +116,28 @@ _ELEMENTWISE = (
 # -- softmax ----------------------------------------------------------------------------------------------------------
 
 _EXP = 40 * U  # twenty ulp: fast exponentials of vector libraries are as far off
-
-
 _BEYOND = 500.0  # an exponent whose error is this large has no digit right; float64 still holds its exponential
 
 
-def _softmax_axis(call: OpCall) -> int:
-    dim = _option(call, "dim", 1)
-    return int(dim) if dim is not None else 0 if call.result.dim() in (0, 1, 3) else 1  # torch's choice
-
-
-def softmaxes(call: OpCall) -> Errors:
+def bound_softmax(call: OpCall) -> Errors:
     """eˣⁱ / Σ eˣʲ over n elements: with eˣ off by factors of 1 + ρ, yᵢ is off by yᵢ(ρᵢ + S) / (1 − S), S = Σ yⱼρⱼ.
 
     ρ: x and the largest x are dequantized, their difference rounds, the exponential is within twenty ulp. The sum and
     the quotient add γₙ₊₁·yᵢ; exponentials below 2⁻¹²⁶ may be flushed to zero, n of them be missing. Errors of the
-    operands grow by at most 1/2: Σⱼ |∂yᵢ/∂xⱼ| = 2yᵢ(1 − yᵢ) ≤ 1/2. All of it is at most 1, as y is: so much where x is
+    operands grow by at most 1/2: Σⱼ |∂yᵢ/∂xⱼ| = 2yᵢ(1 − yᵢ) ≤ 1/2. The bound is at most 1, as y is: it is 1 where x is
     so large that S reaches 1, and nothing is known of y.
     """
-    x, y, axis = call.values()[0], call.result, _softmax_axis(call)
-    errors = {cause: 0.5 * _largest(x, error, axis) for cause, error in x.errors.items()}
-    dequantized = dequantizing(x)
+    x, y, dim = call.values()[0], call.result, _read_option(call, "dim", 1)
+    axis = int(dim) if dim is not None else 0 if y.dim() in (0, 1, 3) else 1  # torch's choice
+    largest = {cause: error.expand_as(x.real).amax(axis, keepdim=True) for cause, error in x.errors.items()}
+    errors = {cause: 0.5 * error.expand_as(x.real) for cause, error in largest.items()}
+    dequantized = bound_dequantizing(x)
     below = (x.real.amax(axis, keepdim=True) - x.real).abs()
     exponent = dequantized + dequantized.amax(axis, keepdim=True) + U * below
     factor = torch.expm1(exponent.clamp(max=_BEYOND)) + _EXP
     total = (y * factor).sum(axis, keepdim=True)
     off = y * ((factor + total) / (1 - total) + gamma(y.shape[axis] + 1))
-    return _added(errors, torch.where(total < 1, off, 1.0).clamp(max=1.0) + y.shape[axis] * 2.0**-126)
-
-
-def _largest(x: Value, error: Tensor, axis: int) -> Tensor:
-    return error.expand_as(x.real).amax(axis, keepdim=True).expand_as(x.real)
+    return add_error(errors, "function", torch.where(total < 1, off, 1.0).clamp(max=1.0) + y.shape[axis] * 2.0**-126)
 
 
 # -- normalisations ---------------------------------------------------------------------------------------------------
@@ -163,8 +147,8 @@ def _largest(x: Value, error: Tensor, axis: int) -> Tensor:
 class Norm:
     """A normalisation: x in the shape of ``view``, along ``axes``; then times ``weight``, plus ``bias``.
 
-    ``weight`` and ``bias`` are broadcast to x's own shape. ``statistics``: a mean and a variance that are given,
-    broadcast likewise; None: those of x.
+    ``weight`` and ``bias`` are broadcast to x's own shape. ``statistics``: a mean and a variance that are given, also
+    broadcast; None: those of x.
     """
 
     view: tuple[int, ...]
@@ -179,27 +163,23 @@ Deviation: TypeAlias = tuple[Tensor, Tensor]
 """How far (x − μ)·r is off, and that result itself."""
 
 
-def normalizes(read: Callable[[OpCall], Norm]) -> ErrorBound:
-    """Return the error bound of z·w + b, z = (x − μ)·r, r = 1 / √(v + eps); `read` says what is normalized in a call.
+def bound_norm(read: Callable[[OpCall], Norm], call: OpCall) -> Errors:
+    """z·w + b, z = (x − μ)·r, r = 1 / √(v + eps); `read` says what is normalized in a call.
 
     For each cause, errors of x, μ, v, w and b: with z off by δ, δ·(|w| + e_w) + |z|·e_w + e_b.
     """
-
-    def bound(call: OpCall) -> Errors:
-        norm, x = read(call), call.values()[0]
-        deviate = _from_own if norm.statistics is None else _from_given
-        errors = {}
-        for cause in call.causes():
-            moved, result = deviate(norm, x, error_of(cause)(x), cause)
-            e_w, e_b = error_of(cause)(norm.weight), error_of(cause)(norm.bias)
-            errors[cause] = moved * (norm.weight.real.abs() + e_w) + result.abs() * e_w + e_b
-        evaluated, _ = deviate(norm, x, dequantizing(x).expand_as(x.real), None)
-        return _added(errors, norm.weight.real.abs() * evaluated + gamma(2) * norm.bias.real.abs())
-
-    return bound
+    norm, x = read(call), call.values()[0]
+    deviate = _deviate_from_own if norm.statistics is None else _deviate_from_given
+    errors = {}
+    for cause in call.causes():
+        moved, result = deviate(norm, x, error_of(cause)(x), cause)
+        e_w, e_b = error_of(cause)(norm.weight), error_of(cause)(norm.bias)
+        errors[cause] = moved * (norm.weight.real.abs() + e_w) + result.abs() * e_w + e_b
+    evaluated, _ = deviate(norm, x, bound_dequantizing(x).expand_as(x.real), None)
+    return add_error(errors, "function", norm.weight.real.abs() * evaluated + gamma(2) * norm.bias.real.abs())
 
 
-def _from_given(norm: Norm, x: Value, error: Tensor, cause: str | None) -> Deviation:
+def _deviate_from_given(norm: Norm, x: Value, error: Tensor, cause: str | None) -> Deviation:
     """With given μ ± e_μ and v ± e_v: (|x − μ|)·δr + (e + e_μ)·r⁺, r⁺ the largest r and δr the largest distance from r.
 
     An evaluation (no ``cause``) of a·x + (b − μ·a), a = r·w, makes seven roundings of (|x| + |μ|)·r: eps, v + eps, √,
@@ -207,19 +187,19 @@ def _from_given(norm: Norm, x: Value, error: Tensor, cause: str | None) -> Devia
     """
     assert norm.statistics is not None
     mean, variance = norm.statistics
-    e_mean, e_variance = (error_of(cause or "")(each) for each in norm.statistics)
-    exact, least, most = _factors(norm.eps, variance.real, e_variance, e_variance)
+    e_mean, e_variance = (error_of(cause or "")(statistic) for statistic in norm.statistics)
+    exact, least, most = _bound_factors(norm.eps, variance.real, e_variance, e_variance)
     away = x.real - mean.real
     moved = away.abs() * torch.maximum(most - exact, exact - least) + (error + e_mean) * most
     rounding = 0.0 if cause else gamma(7)
     return moved + rounding * (x.real.abs() + mean.real.abs()) * exact, away * exact
 
 
-def _from_own(norm: Norm, x: Value, error: Tensor, cause: str | None) -> Deviation:
+def _deviate_from_own(norm: Norm, x: Value, error: Tensor, cause: str | None) -> Deviation:
     """With the μ and v of x itself, n elements each of which is off by its own e ≤ E.
 
     Let σ = √v, and A = √(mean x²) + E, which bounds mean |x| and √(mean x²) of what is summed. σ moves by that of the
-    errors, at most E. In an evaluation (no ``cause``) the mean is off by δμ = γₙ·A beside E: n − 1 additions, one
+    errors, at most E. In an evaluation (no ``cause``) the mean is off by E and by δμ = γₙ·A: n − 1 additions, one
     division; and a variance as mean x² − μ² (two passes are better) has γₙ₊₁·A² from the squares, 2γₙ·A² from μ², two
     roundings more: δv = γ₃ₙ₊₃·A². So r lies between 1 / √((σ + E)² + δv + eps) and 1 / √((σ − E)² − δv + eps), nothing
     below zero in it; eps, the sum, the root and the quotient round: γ₄. With r⁺ the largest r and δr the largest
@@ -227,116 +207,101 @@ def _from_own(norm: Norm, x: Value, error: Tensor, cause: str | None) -> Deviati
     """
     values, error = x.real.reshape(norm.view), error.reshape(norm.view)
     n = int(torch.Size(values.shape[axis] for axis in norm.axes).numel())
-    of_mean, of_variance, of_root, of_sums = _EXACT if cause else (gamma(n), gamma(3 * n + 3), gamma(4), gamma(3))
+    roundings = (n, 3 * n + 3, 4, 3)
+    of_mean, of_variance, of_root, of_sums = (0.0 if cause else gamma(count) for count in roundings)
     mean = values.mean(norm.axes, keepdim=True)
     variance = (values - mean).square().mean(norm.axes, keepdim=True)
     largest = error.amax(norm.axes, keepdim=True)
     size = values.square().mean(norm.axes, keepdim=True).sqrt() + largest
     down = variance - (variance.sqrt() - largest).clamp(min=0).square() + of_variance * size.square()
     up = (variance.sqrt() + largest).square() - variance + of_variance * size.square()
-    exact, least, most = _factors(norm.eps, variance, down, up)
+    exact, least, most = _bound_factors(norm.eps, variance, down, up)
     least, most = least * (1 - of_root), most * (1 + of_root)
     moved = (values - mean).abs() * torch.maximum(most - exact, exact - least)
     moved = moved + (error + largest + of_mean * size + of_sums * (values.abs() + mean.abs())) * most
     return moved.reshape(x.real.shape), ((values - mean) * exact).reshape(x.real.shape)
 
 
-_EXACT = (0.0, 0.0, 0.0, 0.0)
-
-
-def _factors(eps: float, variance: Tensor, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _bound_factors(eps: float, variance: Tensor, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return 1 / √(v + eps), the least and the largest it is for variances from v − down (not below 0) to v + up."""
     low = (variance - down).clamp(min=0)
     return (variance + eps).rsqrt(), (variance + up + eps).rsqrt(), (low + eps).rsqrt()
 
 
-def _parameter(call: OpCall, name: str, position: int, default: float, shape: tuple[int, ...]) -> Value:
+def _read_parameter(call: OpCall, name: str, position: int, default: float, shape: tuple[int, ...]) -> Value:
     """A tensor argument or a module's parameter, in a shape that broadcasts to x; the default, where it is None."""
-    found = _option(call, name, position)
-    if found is None:
+    parameter = _read_option(call, name, position)
+    if parameter is None:
         return Value(real=torch.tensor(default, dtype=torch.float64))
-    if not isinstance(found, Value):
-        return Value(real=found.detach().double().reshape(shape))
-    errors = {cause: error.expand_as(found.real).reshape(shape) for cause, error in found.errors.items()}
-    return Value(real=found.real.reshape(shape), errors=errors)
+    if not isinstance(parameter, Value):
+        return Value(real=parameter.detach().double().reshape(shape))
+    errors = {cause: error.expand_as(parameter.real).reshape(shape) for cause, error in parameter.errors.items()}
+    return Value(real=parameter.real.reshape(shape), errors=errors)
 
 
-def _channel(x: Tensor, axis: int) -> tuple[int, ...]:
-    return (-1, *[1] * (x.dim() - 1 - axis))
+def _read_layer_norm(call: OpCall) -> Norm:
+    x, shape = call.values()[0].real, tuple(_read_option(call, "normalized_shape", 1))
+    return _read_affine_norm(call, tuple(x.shape), tuple(range(x.dim() - len(shape), x.dim())), shape)
 
 
-def _layer_norm(call: OpCall) -> Norm:
-    x, shape = call.values()[0].real, tuple(_option(call, "normalized_shape", 1))
-    return Norm(
-        view=tuple(x.shape),
-        axes=tuple(range(x.dim() - len(shape), x.dim())),
-        eps=_option(call, "eps", 4, 1e-5),
-        weight=_parameter(call, "weight", 2, 1.0, shape),
-        bias=_parameter(call, "bias", 3, 0.0, shape),
-    )
+def _read_group_norm(call: OpCall) -> Norm:
+    x, groups = call.values()[0].real, _read_option(call, "num_groups", 1)
+    return _read_affine_norm(call, (x.shape[0], groups, x[0].numel() // groups), (2,), (-1, *[1] * (x.dim() - 2)))
 
 
-def _group_norm(call: OpCall) -> Norm:
-    x, groups = call.values()[0].real, _option(call, "num_groups", 1)
-    return Norm(
-        view=(x.shape[0], groups, x[0].numel() // groups),
-        axes=(2,),
-        eps=_option(call, "eps", 4, 1e-5),
-        weight=_parameter(call, "weight", 2, 1.0, _channel(x, 1)),
-        bias=_parameter(call, "bias", 3, 0.0, _channel(x, 1)),
-    )
+def _read_affine_norm(
+    call: OpCall, view: tuple[int, ...], axes: tuple[int, ...], parameter_shape: tuple[int, ...]
+) -> Norm:
+    weight = _read_parameter(call, "weight", 2, 1.0, parameter_shape)
+    bias = _read_parameter(call, "bias", 3, 0.0, parameter_shape)
+    return Norm(view=view, axes=axes, eps=_read_option(call, "eps", 4, 1e-5), weight=weight, bias=bias)
 
 
-def _instance_norm(call: OpCall) -> Norm:
+def _read_instance_norm(call: OpCall) -> Norm:
     """Each channel of each instance; a module also takes one instance without a batch, and may use what it tracked."""
     x = call.values()[0].real
     function: Any = call.function
     is_module = isinstance(function, nn.Module)
     axis = x.dim() - 1 - int(type(function).__name__[-2]) if is_module else 1
-    uses_input = not function.track_running_stats if is_module else _option(call, "use_input_stats", 5, True)
-    return _channels_norm(call, axis, tuple(range(axis + 1, x.dim())), uses_input)
+    uses_input = not function.track_running_stats if is_module else _read_option(call, "use_input_stats", 5, True)
+    return _read_channel_norm(call, axis, tuple(range(axis + 1, x.dim())), uses_input)
 
 
-def _batch_norm(call: OpCall) -> Norm:
+def _read_batch_norm(call: OpCall) -> Norm:
     """Each channel, with the statistics that training kept; a module that keeps none takes those of the batch."""
     x = call.values()[0].real
-    return _channels_norm(call, 1, (0, *range(2, x.dim())), _option(call, "running_mean", 1) is None)
+    return _read_channel_norm(call, 1, (0, *range(2, x.dim())), _read_option(call, "running_mean", 1) is None)
 
 
-def _channels_norm(call: OpCall, axis: int, axes: tuple[int, ...], uses_input: bool) -> Norm:
+def _read_channel_norm(call: OpCall, axis: int, axes: tuple[int, ...], uses_input: bool) -> Norm:
     """The arguments of a function stand as in ``torch.nn.functional.instance_norm``."""
     x = call.values()[0].real
     names = (("running_mean", 0.0), ("running_var", 1.0), ("weight", 1.0), ("bias", 0.0))
     mean, variance, weight, bias = (
-        _parameter(call, name, position, default, _channel(x, axis))
+        _read_parameter(call, name, position, default, (-1, *[1] * (x.dim() - 1 - axis)))
         for position, (name, default) in enumerate(names, start=1)
     )
-    return Norm(
-        view=tuple(x.shape),
-        axes=axes,
-        eps=_option(call, "eps", 7, 1e-5),
-        weight=weight,
-        bias=bias,
-        statistics=None if uses_input else (mean, variance),
-    )
+    statistics, eps = None if uses_input else (mean, variance), _read_option(call, "eps", 7, 1e-5)
+    return Norm(view=tuple(x.shape), axes=axes, eps=eps, weight=weight, bias=bias, statistics=statistics)
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-def _rules(bound: ErrorBound, source: str, ops: Iterable[Any]) -> dict[Any, OpRule]:
-    return dict.fromkeys(ops, OpRule(verifier=FUNCTION, bound=bound, source=f"torch.nn.{source}; NUM-04"))
+def _make_rules(bound: ErrorBound, source: str, *ops: Any) -> dict[Any, OpRule]:
+    return dict.fromkeys(ops, OpRule(arithmetic=FUNCTION, bound=bound, source=f"torch.nn.{source}; NUM-04"))
 
 
 OP_RULES: dict[Any, OpRule] = {
-    op: row
+    op: rule
     for each in _ELEMENTWISE
-    for op, row in _rules(elementwise(each.slope, each.evaluation), f"functional.{each.name}", each.ops).items()
+    for op, rule in _make_rules(partial(bound_elementwise, each), f"functional.{each.name}", *each.ops).items()
 } | {
-    **_rules(softmaxes, "Softmax", (nn.Softmax,)),
-    **_rules(normalizes(_layer_norm), "LayerNorm", (nn.LayerNorm, F.layer_norm)),
-    **_rules(normalizes(_group_norm), "GroupNorm", (F.group_norm,)),
-    **_rules(normalizes(_instance_norm), "InstanceNorm2d", (
-        nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, F.instance_norm)),
-    **_rules(normalizes(_batch_norm), "BatchNorm2d", (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)),
+    **_make_rules(bound_softmax, "Softmax", nn.Softmax),
+    **_make_rules(partial(bound_norm, _read_layer_norm), "LayerNorm", nn.LayerNorm, F.layer_norm),
+    **_make_rules(partial(bound_norm, _read_group_norm), "GroupNorm", F.group_norm),
+    **_make_rules(partial(bound_norm, _read_instance_norm), "InstanceNorm2d",
+                  nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, F.instance_norm),
+    **_make_rules(partial(bound_norm, _read_batch_norm), "BatchNorm2d",
+                  nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
 }  # fmt: skip

@@ -28,13 +28,21 @@ from conformance.stages.nonfinite import measure_nonfinite
 from conformance.stages.numerics import ComparedCase, NumericsStage
 from conformance.stages.prepare import PrepareStage
 from conformance.stages.refusal import check_refusal
-from conformance.stages.stage import AnyStage, CaseResult, StageError, failed, internal_error, passed, skipped
+from conformance.stages.stage import (
+    AnyStage,
+    CaseResult,
+    StageError,
+    make_failure,
+    make_internal_error,
+    make_pass,
+    make_skip,
+)
 from refimpl import explain
 from reports.schema import Check, Measurement, Scalar, Where
 from reports.verdicts import Verdict
 
 ENOUGH = 4
-"""When the backend's code raised in so many cases, and in all so far, the others are not tried: it does not run."""
+"""After this many cases, if the backend's code raised in all of them, the others are not tried: it does not run."""
 
 ClaimMessage = Begin | Check | Trace | Measurement
 
@@ -42,9 +50,9 @@ ClaimMessage = Begin | Check | Trace | Measurement
 def run_claim(bench: Bench, claim: Claim) -> Iterator[ClaimMessage]:
     """Take a claim through all stages; never raises for a backend's fault.
 
-    Yields a check for each stage, in order, and before each piece of work that runs the backend's code which it is;
-    then the decisions and graphs, and what was measured. What fails in the suite itself is a check too (outcome
-    "error", UNEXERCISED), and ends the claim.
+    Yields a check for each stage, in order; a Begin before each piece of work that runs the backend's code; then the
+    decisions and graphs, and the measurements. A failure of the suite itself is a check too (outcome "error",
+    UNEXERCISED), and ends the claim.
     """
     run = ClaimRun(bench, claim)
     verdicts = set[Verdict]()
@@ -58,17 +66,17 @@ def run_claim(bench: Bench, claim: Claim) -> Iterator[ClaimMessage]:
 
 
 class ClaimRun:
-    """The work on one claim, and what it has found so far.
+    """The work on one claim, and its results so far.
 
-    ``kept``: of the cases that came through, each n-th, one of each rank, and the largest. ``faulty``: what was made of
-    the first case with a fault. ``measurements``: what was measured on the way.
+    ``rerun_cases``: of the cases that passed all stages, each n-th, one of each rank, and the largest. ``faulty``: the
+    stages' results for the first case with a fault. ``measurements``: measurements so far.
     """
 
     def __init__(self, bench: Bench, claim: Claim) -> None:
         self.bench = bench
         self.claim = claim
         self.cases: tuple[Case, ...] = ()
-        self.kept: list[ComparedCase] = []
+        self.rerun_cases: list[ComparedCase] = []
         self.faulty: tuple[CaseResult, ...] = ()
         self.measurements: list[Measurement] = []
         self._prepare = PrepareStage(bench, claim)
@@ -83,16 +91,16 @@ class ClaimRun:
 
     def steps(self) -> Iterator[Begin | Check]:
         """Take the claim through all stages."""
-        yield self._whole("config", self._plan)
+        yield self._judge_whole("config", self._plan)
         for case in self.cases:
             yield from self._take(case)
             if self._is_over:
                 break
         yield from self._conclude()
         yield Begin(stage="refusal")
-        yield self._whole("refusal", lambda: check_refusal(self.bench, self.claim, self.kept[0]))
+        yield self._judge_whole("refusal", lambda: check_refusal(self.bench, self.claim, self.rerun_cases[0]))
         yield Begin(stage="invariance")
-        yield self._whole("invariance", self._invariance)
+        yield self._judge_whole("invariance", self._check_invariance)
 
     def decisions(self) -> list[dict[str, Scalar]]:
         """Return the decision log of the claim's first prepared case."""
@@ -103,33 +111,33 @@ class ClaimRun:
         """Return the graphs of the first case with a fault (or of the first of all), as far as it came."""
         if self.faulty:
             return graphs_of(self.claim, self.faulty)
-        return graphs_of(self.claim, _trail_of(self.kept[0])) if self.kept else {}
+        return graphs_of(self.claim, _trail_of(self.rerun_cases[0])) if self.rerun_cases else {}
 
     # -- stages that look at the claim as a whole ----------------------------------------------------------------------
 
-    def _whole(self, stage: str, work: Callable[[], Check]) -> Check:
+    def _judge_whole(self, stage: str, work: Callable[[], Check]) -> Check:
         if self._ended is not None:
-            return skipped(stage, self._ended)
+            return make_skip(stage, self._ended)
         started = time.perf_counter()
         torch.default_generator.manual_seed(self.bench.seed_for(self.claim.id, stage))
         try:
             check = work()
         except StageError as error:
-            check = failed(self.claim.id, stage, error)
+            check = make_failure(self.claim.id, stage, error)
         except Exception as error:
-            check = internal_error(self.claim.id, stage, error)
+            check = make_internal_error(self.claim.id, stage, error)
         if check.outcome == "error" or not self.cases:
             self._ended = check
         return replace(check, seconds=round(time.perf_counter() - started, 6))
 
     def _plan(self) -> Check:
         self.cases = plan_claim(self.bench, self.claim)
-        return passed(self.claim.id, "config", len(self.cases))
+        return make_pass(self.claim.id, "config", len(self.cases))
 
-    def _invariance(self) -> Check:
-        check = check_invariance(self.bench, self.claim, self.kept)
+    def _check_invariance(self) -> Check:
+        check = check_invariance(self.bench, self.claim, self.rerun_cases)
         if self.bench.profile != "quick":
-            self.measurements = list(measure_nonfinite(self.claim, self.kept[0]))
+            self.measurements = list(measure_nonfinite(self.claim, self.rerun_cases[0]))
         return check
 
     # -- stages of a case ----------------------------------------------------------------------------------------------
@@ -141,7 +149,7 @@ class ClaimRun:
         for stage in self._stages:
             yield Begin(stage=stage.name, case=case.name)
             attempt = stage.attempt(case, result)
-            trail += [] if attempt.made is None else [attempt.made]
+            trail += [] if attempt.partial_result is None else [attempt.partial_result]
             if attempt.is_faulty and not self.faulty:
                 self.faulty = tuple(trail)
             if attempt.result is None:
@@ -152,18 +160,18 @@ class ClaimRun:
         self._done += 1
 
     def _keep(self, compared: ComparedCase) -> None:
-        """Note a case that came through all stages; what is kept has all ranks of inputs, and the largest ones."""
+        """Note a case that came through all stages; keep each n-th, those of new ranks, and the largest so far."""
         case = compared.case
         ranks = tuple(len(each.shape) for each in case.inputs)
-        is_largest = case.size > max((each.case.size for each in self.kept), default=0)
+        is_largest = case.size > max((each.case.size for each in self.rerun_cases), default=0)
         if self._through % self.bench.effort.every == 0 or ranks not in self._ranks or is_largest:
-            self.kept.append(compared)
+            self.rerun_cases.append(compared)
             self._ranks.add(ranks)
         self._through += 1
 
     @property
     def _is_over(self) -> bool:
-        """Whether the cases that are left need not be tried."""
+        """Whether the remaining cases need not be tried."""
         has_broken = any(stage.internal is not None for stage in self._stages)
         return has_broken or ENOUGH <= sum(stage.raised for stage in self._stages) == self._done
 
@@ -171,7 +179,7 @@ class ClaimRun:
         """Yield a check for each stage over all cases; one that leaves no case ends the claim."""
         for stage in self._stages:
             if self._ended is not None:
-                yield skipped(stage.name, self._ended)
+                yield make_skip(stage.name, self._ended)
                 continue
             check = stage.conclude(untried=len(self.cases) - self._done)
             if check.outcome == "error" or not stage.passed:

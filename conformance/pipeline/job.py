@@ -1,4 +1,4 @@
-"""Jobs: what is run beside the claims of a config, under IDs of the same kind.
+"""Jobs: work of a run in addition to the claims of a config, under IDs of the same kind.
 
 A job judges a model of several patterns, or measures something. It runs isolated, as a claim does.
 """

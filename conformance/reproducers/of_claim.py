@@ -44,7 +44,7 @@ def with_reproducer(bench: Bench, claim: Claim, result: ClaimResult, checks: Seq
         reference = rebuild(bench, claim, lead.evidence.get("where", Where()))
         if not result.graphs:
             result = replace(result, graphs=graphs_of(claim, (reference.prepared.built, reference)))
-        return replace(result, script=_script(bench, lead, reference)) if needs_script else result
+        return replace(result, script=_write_script(bench, lead, reference)) if needs_script else result
     except (NoScriptError, NoOracleError, StageError) as error:
         reason = " ".join(str(error).split())
     except Exception as error:
@@ -52,7 +52,7 @@ def with_reproducer(bench: Bench, claim: Claim, result: ClaimResult, checks: Seq
     return replace(result, script=f"# no script: {reason}\n") if needs_script else result
 
 
-def _script(bench: Bench, check: Check, reference: ReferenceCase) -> str:
+def _write_script(bench: Bench, check: Check, reference: ReferenceCase) -> str:
     """Write the script of a case that fails as the check says."""
     where = check.evidence.get("where", Where())
     batches = dict(reference.inputs)

@@ -1,4 +1,4 @@
-"""Scripts on their own: a script that a fuzz job has written is run before anybody is told of it (scripts.py)."""
+"""Standalone runs: a script that a fuzz job has written is run before it is reported (script.py)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 
 PATIENCE = 120.0
 _ENDLESS = 124
-"""The status that coreutils' timeout gives."""
+"""Exit status that coreutils' timeout gives."""
 
 
-def fails_alone(script: str, spec: str) -> bool:
-    """Run a script in a process of its own and an empty folder: does it fail, and only for the backend's sake?
+def fails_standalone(script: str, spec: str) -> bool:
+    """Tell whether a script fails because of the backend; it runs in its own process and an empty folder.
 
-    With the reference backend in the place of this one it must not. To run without an end is to fail.
+    With the reference backend instead it must pass. A script that does not end fails.
     """
     control = script.replace(f"find_backend({spec!r})", "find_backend('reference')")
-    return _status(script) != 0 and (control == script or _status(control) == 0)
+    return _run(script) != 0 and (control == script or _run(control) == 0)
 
 
-def _status(script: str) -> int:
+def _run(script: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "script.py"
         path.write_text(script, encoding="utf-8")

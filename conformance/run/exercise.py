@@ -16,10 +16,10 @@ from conformance.stages.bench import Bench
 from reports.codec import Message
 
 SHARES = {"quick": 32, "full": 1, "stress": 1}
-"""How many claims one child may take, by profile. A fork, and the pages that the child then writes to, cost about
-25 ms: little beside a claim in full, but half of one in quick; shared by 32 it is about 2 ms."""
+"""How many claims one child may run, by profile. A fork, and the pages that the child then writes to, cost about 25 ms:
+little compared with a claim in full, but half of one in quick; shared by 32 claims it is about 2 ms."""
 WORTH_WARMING = 16
-"""With fewer children than this, what they would save is less than the warming costs."""
+"""Number of children from which on warming saves more than it costs."""
 WARMING = (
     "nn.Linear", "nn.Conv2d+nn.BatchNorm2d+nn.ReLU", "torch.conv2d", "nn.ConvTranspose2d", "torch.add", "torch.cat",
     "nn.AvgPool2d", "nn.Hardswish", "nn.LSTM", "nn.EmbeddingBag",
@@ -27,9 +27,9 @@ WARMING = (
 """The patterns whose claims warm the suite's own code."""
 
 
-def isolation_for(run: Run) -> Isolation:
-    """Return what does a run's units in isolation, by their IDs."""
-    serve = server(run.bench(), run.units)
+def make_isolation(run: Run) -> Isolation[str]:
+    """Return the isolation in which a run's units run, by their IDs."""
+    serve = make_server(run.make_bench(), run.units)
     if not CAN_FORK:
         return InProcess(serve)
     if len(run.units) >= WORTH_WARMING:
@@ -38,8 +38,8 @@ def isolation_for(run: Run) -> Isolation:
     return Forked(serve, limit=options.claim_timeout, share=SHARES[options.profile])
 
 
-def server(bench: Bench, units: Mapping[str, Unit]) -> Serve:
-    """Return the work of each ID."""
+def make_server(bench: Bench, units: Mapping[str, Unit]) -> Serve[str]:
+    """Return a function that runs a unit by its ID."""
 
     def serve(name: str) -> Iterator[Message]:
         unit = units[name]
@@ -49,23 +49,23 @@ def server(bench: Bench, units: Mapping[str, Unit]) -> Serve:
 
 
 def warm(backend: Backend) -> None:
-    """Run a few claims of the reference backend right here, so that children find the suite's own code warm.
+    """Run a few claims of the reference backend in this process, so that children find the suite's own code warm.
 
-    The backend under test lends the form of its models, and its ``warm_up``: no other code of its own runs.
+    The backend under test determines the representation; only its ``warm_up`` runs.
     """
     try:
         backend.warm_up()
-    except Exception as error:  # what is wrong shows in its claims
+    except Exception as error:  # its claims show what is wrong
         text = f"backend {backend.name}: warm_up() raised {type(error).__name__}: {error}; the claims start cold"
         warnings.warn(text, stacklevel=2)
     trusted = ReferenceBackend()
     trusted.representation = backend.representation
     bench = Bench(trusted, seed=0, profile="quick")
-    every = enumerate_claims(bench.config, bench.capabilities)
-    claims = {claim.pattern: claim for claim in reversed(every)}  # the first of each pattern
+    claims = reversed(enumerate_claims(bench.config, bench.capabilities))
+    first = {claim.pattern: claim for claim in claims}
     for pattern in WARMING:
-        for _ in run_claim(bench, claims[pattern]):
+        for _ in run_claim(bench, first[pattern]):
             pass
     gc.collect()
-    gc.freeze()  # what is there stays: no child's garbage collector touches its pages
+    gc.freeze()  # no child's garbage collector touches the pages of existing objects
     gc.set_threshold(50_000, 20, 20)  # or it looks for garbage all the time: an export makes millions of objects

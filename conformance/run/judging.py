@@ -1,4 +1,4 @@
-"""Judging: from what a piece of work sent, and how it ended, to its rows in the results file.
+"""Judging: from the messages of a piece of work, and how it ended, to its rows in the results file.
 
 A claim has one check for every stage, in order, whatever happened to its process, and then its own row; the worst check
 decides. A model has one row; measurements are not judged.
@@ -14,9 +14,9 @@ from typing import TypeVar
 from backends.discovery import SHIPPED
 from conformance.claims.claim import Claim
 from conformance.machine.isolation import Ending, WorkResult, verdict_of_lost_work
-from conformance.machine.messages import Begin, Trace, portable
+from conformance.machine.messages import Begin, Trace, make_portable
 from conformance.pipeline.job import Job
-from conformance.run.expected import Drift, VerdictSeen, compare_expected, expected_path
+from conformance.run.expected import Drift, VerdictSeen, compare_expected, expected_path_of
 from conformance.run.session import Run, Unit
 from conformance.stages.stage import STAGES
 from reports.results import leading_check
@@ -28,12 +28,7 @@ AnyJudged = TypeVar("AnyJudged", ClaimResult, ModelResult)
 
 def rows_of(run: Run, unit: Unit, work: WorkResult) -> list[Row]:
     """Return all rows of a claim or job, in the file's order."""
-    return claim_rows(run, unit, work) if isinstance(unit, Claim) else job_rows(run, unit, work)
-
-
-def judged_among(rows: Iterable[Row]) -> list[Judged]:
-    """Return the rows among these that have the verdict of a claim or model."""
-    return [row for row in rows if isinstance(row, Judged)]
+    return rows_of_claim(run, unit, work) if isinstance(unit, Claim) else rows_of_job(run, unit, work)
 
 
 def passes(run: Run, row: Judged) -> bool:
@@ -41,11 +36,11 @@ def passes(run: Run, row: Judged) -> bool:
     return row.waived or row.verdict in run.passing
 
 
-def claim_rows(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
-    """Return a check for every stage, what was measured, and the claim's row."""
+def rows_of_claim(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
+    """Return a check for every stage, the measurements, and the claim's row."""
     checks = [message for message in work.messages if isinstance(message, Check)]
     if work.ending is not Ending.DONE:
-        checks += _lost_stages(claim, work, checks)
+        checks += _check_lost_stages(claim, work, checks)
     trace = next((message for message in work.messages if isinstance(message, Trace)), Trace())
     lead = leading_check(checks)
     varies = any(check.is_nondeterministic for check in checks)
@@ -53,11 +48,12 @@ def claim_rows(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
         claim=claim.id,
         pattern=claim.pattern,
         dtype_config=claim.dtype_config,
+        dtypes=claim.plain_dtypes,
         flow=claim.flow,
         scheme=claim.scheme,
         verdict=Verdict.worst(check.verdict for check in checks),
         reason=lead.message if lead else "",
-        max_lsb=_largest(check.max_lsb for check in checks),
+        max_lsb=_find_largest(check.max_lsb for check in checks),
         repro=run.options.repro(claim.id),
         decisions=trace.decisions,
         seconds=round(sum(check.seconds for check in checks), 6),
@@ -68,75 +64,69 @@ def claim_rows(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
     return [*checks, *measurements, _apply_waivers(run, result)]
 
 
-def job_rows(run: Run, job: Job, work: WorkResult) -> list[Row]:
-    """Return the job's rows; where it did not end well, one says so in place of a model's verdict."""
+def rows_of_job(run: Run, job: Job, work: WorkResult) -> list[Row]:
+    """Return the job's rows; if it did not end well, one that says so replaces its models."""
     measurements = [message for message in work.messages if isinstance(message, Measurement)]
     if work.ending is not Ending.DONE:
-        lost = _lost_job(job, work)
+        lost = _row_of_lost_job(job, work)
         return [*measurements, _apply_waivers(run, lost) if isinstance(lost, ModelResult) else lost]
     models = [message for message in work.messages if isinstance(message, ModelResult)]
     return [*measurements, *(_apply_waivers(run, model) for model in models)]
 
 
-def run_problems(run: Run, header: Header, seen: Mapping[str, VerdictSeen]) -> tuple[list[str], list[str]]:
-    """Return what fails the run beside the verdicts in ``seen`` (by ID), and notes that do not.
+def find_problems(run: Run, header: Header, seen: Mapping[str, VerdictSeen]) -> tuple[list[str], list[str]]:
+    """Return what fails the run in addition to the verdicts in ``seen`` (by ID), and notes that do not.
 
-    That is waivers that do not fit, and verdicts that differ from those expected of a backend of the suite's own.
+    Waivers that do not fit fail it, and verdicts that differ from those expected of a shipped backend.
     """
     problems = run.waivers.problems(run.known, {name: each.verdict for name, each in seen.items()})
     drift = Drift()
     if run.options.backend in SHIPPED:
         claims = {claim.id: seen[claim.id] for claim in run.claims if claim.id in seen}
-        drift = compare_expected(expected_path(header), claims, header)
+        drift = compare_expected(expected_path_of(header), claims, header)
     return [*problems, *drift.differences], [drift.note] if drift.note else []
 
 
-def _lost_stages(claim: Claim, work: WorkResult, done: Sequence[Check]) -> Iterator[Check]:
-    """Yield a check for each stage that was not concluded; that in which the work ended says how.
+def _check_lost_stages(claim: Claim, work: WorkResult, done: Sequence[Check]) -> Iterator[Check]:
+    """Yield a check for each stage that was not concluded; the one in which the work ended says how.
 
     If the work ended after all stages, that is the last one.
     """
-    left = STAGES[min(len(done), len(STAGES) - 1) :]
-    last = next((message for message in reversed(work.messages) if isinstance(message, Begin)), Begin(stage=left[0]))
-    ended, case = last.stage if last.stage in left else left[0], last.case
+    stages = STAGES[min(len(done), len(STAGES) - 1) :]
+    last = next((message for message in reversed(work.messages) if isinstance(message, Begin)), Begin(stage=stages[0]))
+    ended, case = last.stage if last.stage in stages else stages[0], last.case
     verdict, message, shown = verdict_of_lost_work(work)
     seconds = max(0.0, work.seconds - sum(check.seconds for check in done))
-    for stage in left:
-        check = Check(
-            claim=claim.id, stage=stage, rule="", outcome="skip", verdict=verdict,
-            message=f"not completed: {ended} ended the claim",
-        )  # fmt: skip
-        if stage == ended:
-            check = replace(
-                check,
-                outcome="error",
-                message=f"{case}: {message}" if case else message,
-                evidence=evidence({"where": Where(case=case), **shown}) if case else shown,
-                seconds=round(seconds, 6),
-            )
-        yield portable(check)
+    text = f"not completed: {ended} ended the claim"
+    skipped = Check(claim=claim.id, stage=ended, rule="", outcome="skip", verdict=verdict, message=text)
+    error = replace(skipped, outcome="error", message=message, evidence=shown, seconds=round(seconds, 6))
+    if case:
+        where = evidence({"where": Where(case=case), **shown})
+        error = replace(error, message=f"{case}: {message}", evidence=where)
+    for stage in stages:
+        yield make_portable(error if stage == ended else replace(skipped, stage=stage))
 
 
-def _lost_job(job: Job, work: WorkResult) -> ModelResult | Measurement:
+def _row_of_lost_job(job: Job, work: WorkResult) -> ModelResult | Measurement:
     verdict, message, shown = verdict_of_lost_work(work)
     if not job.is_model:
-        return portable(Measurement(topic=job.topic, subject=job.subject, values={"error": message}))
+        return make_portable(Measurement(topic=job.topic, subject=job.subject, values={"error": message}))
     seconds = round(work.seconds, 6)
-    return portable(ModelResult(model=job.id, verdict=verdict, reason=message, seconds=seconds, evidence=shown))
+    return make_portable(ModelResult(model=job.id, verdict=verdict, reason=message, seconds=seconds, evidence=shown))
 
 
 def _apply_waivers(run: Run, result: AnyJudged) -> AnyJudged:
-    """Return the row with what the waivers say of it."""
+    """Return the row with the waivers' ruling."""
     max_lsb = None if result.max_lsb is None else float(result.max_lsb)
     ruling = run.waivers.judge(result.id, result.verdict, max_lsb)
     if ruling.problem:
         result = replace(result, reason=f"{result.reason} (not waived: {ruling.problem})".strip())
     if ruling.waived and ruling.entry is not None:
-        result = replace(result, waived=True, waiver=ruling.entry.shown())
+        result = replace(result, waived=True, waiver=ruling.entry.to_row())
     return result
 
 
-def _largest(distances: Iterable[Number | None]) -> Number | None:
-    """Return the largest distance in LSB; infinities and NaN, which are spelled out, are larger than all numbers."""
+def _find_largest(distances: Iterable[Number | None]) -> Number | None:
+    """Return the largest distance in LSB; infinities and NaN, which are texts, are larger than all numbers."""
     known = [distance for distance in distances if distance is not None]
     return max(known, key=lambda value: math.inf if isinstance(value, str) else value, default=None)

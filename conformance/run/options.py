@@ -1,6 +1,6 @@
 """The command line of ``pytest conformance``: its options, their checks, and the choice of claims.
 
-``--strict`` is pytest's own option (it owns the name): the suite reads it too, and then refuses QUALITY.
+``--strict`` is pytest's own option: the suite reads it too, and then refuses QUALITY.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from reports.schema import Shard
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIM_TIMEOUTS = {"quick": 60.0, "full": 60.0, "stress": 600.0}
-"""Seconds that one claim may take, by profile."""
+"""Maximal time of one claim in seconds, by profile."""
 
 
-def _positive(text: str) -> int:
+def _parse_positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, found {text!r}")
     return int(text)
 
 
-def _shard(text: str) -> Shard:
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    place, of = map(int, found.groups()) if found else (0, 0)
+def _parse_shard(text: str) -> Shard:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    place, of = map(int, match.groups()) if match else (0, 0)
     if not 1 <= place <= of:
         raise argparse.ArgumentTypeError(f"expected K/N with 1 <= K <= N, such as 2/8, found {text!r}")
     return Shard(place=place, of=of)
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -65,7 +65,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "stress: many random inputs per case, and graphs drawn from the claimed patterns (default: full)",
     },
     "--max-examples": {
-        "type": _positive,
+        "type": _parse_positive,
         "metavar": "N",
         "help": "N random inputs per case in addition to all directed ones, and N graphs per fuzz job",
     },
@@ -82,7 +82,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "of the models or measurements",
     },
     "--claim-timeout": {
-        "type": _seconds,
+        "type": _parse_seconds,
         "metavar": "SECONDS",
         "help": "time after which a claim, model or measurement is killed (default: 60; 600 with --profile=stress)",
     },
@@ -107,7 +107,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         f"{', '.join(LEVELS)} (default: the CPU's own)",
     },
     "--shard": {
-        "type": _shard,
+        "type": _parse_shard,
         "metavar": "K/N",
         "help": "run the K-th of N parts of the selection; python -m reports merge joins the results",
     },
@@ -121,34 +121,33 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "(default: build/conformance/<backend>/ below the current folder)",
     },
 }
-"""The suite's options, and what pytest's addoption is given for each; docs/options.md is generated from them."""
+"""The suite's options, with the arguments of pytest's addoption; docs/options.md is generated from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line asks for.
+    """The options of the command line.
 
-    ``claims`` are IDs or globs of claims and jobs, and none of them means all. ``claim_timeout`` is in seconds, for one
-    claim or job. ``waivers`` replaces the backend's own file; ``no_waivers`` leaves both aside. ``isa`` is a name of
-    ``conformance.machine.isa.LEVELS``, or None for what the CPU has. ``shard``: which part of how many is run, or None
-    for all.
-    ``baseline``: the results of an earlier run, whose differences the report shows.
+    ``claims`` are IDs or globs of claims and jobs; none: all. ``claim_timeout`` is in seconds, for one claim or job.
+    ``waivers`` replaces the backend's own file; ``no_waivers`` ignores both. ``isa`` is a name of
+    ``conformance.machine.isa.LEVELS``; None: what the CPU has. ``shard``: which part of how many is run; None: all.
+    ``baseline``: the results of an earlier run, with which the report compares.
     """
 
     backend: str
     report_dir: Path
     seed: int
     profile: str
-    max_examples: int | None
-    claims: tuple[str, ...]
-    list_claims: bool
-    strict: bool
     claim_timeout: float
-    waivers: Path | None
-    no_waivers: bool
-    isa: str | None
-    shard: Shard | None
-    baseline: Path | None
+    claims: tuple[str, ...] = ()
+    max_examples: int | None = None
+    list_claims: bool = False
+    strict: bool = False
+    waivers: Path | None = None
+    no_waivers: bool = False
+    isa: str | None = None
+    shard: Shard | None = None
+    baseline: Path | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -158,20 +157,16 @@ class Options:
     def repro(self, claim_id: str) -> str:
         """Return the command that runs one claim again, as it was run here."""
         words = ["pytest", "conformance", f"--backend={shlex.quote(self.backend)}", f"--seed={self.seed}"]
-        if self.profile != "full":
-            words.append(f"--profile={self.profile}")
-        if self.max_examples is not None:
-            words.append(f"--max-examples={self.max_examples}")
-        if self.claim_timeout != CLAIM_TIMEOUTS[self.profile]:
-            words.append(f"--claim-timeout={self.claim_timeout:g}")
-        if self.strict:
-            words.append("--strict")
-        if self.isa is not None:
-            words.append(f"--isa={self.isa}")
-        if self.waivers is not None:
-            words.append(f"--waivers={shlex.quote(str(self.waivers))}")
-        if self.no_waivers:
-            words.append("--no-waivers")
+        options = (
+            (self.profile != "full", f"--profile={self.profile}"),
+            (self.max_examples is not None, f"--max-examples={self.max_examples}"),
+            (self.claim_timeout != CLAIM_TIMEOUTS[self.profile], f"--claim-timeout={self.claim_timeout:g}"),
+            (self.strict, "--strict"),
+            (self.isa is not None, f"--isa={self.isa}"),
+            (self.waivers is not None, f"--waivers={shlex.quote(str(self.waivers))}"),
+            (self.no_waivers, "--no-waivers"),
+        )
+        words += [text for is_set, text in options if is_set]
         return " ".join([*words, "--claim", shlex.quote(claim_id)])
 
 
@@ -192,43 +187,37 @@ def read_options(config: pytest.Config) -> Options:
         )
     if option.waivers and option.no_waivers:
         raise pytest.UsageError("--waivers and --no-waivers: give one of the two")
+    unchanged = ("backend", "seed", "profile", "max_examples", "list_claims", "no_waivers", "isa", "shard")
     return Options(
-        backend=option.backend,
         report_dir=Path(option.report_dir).absolute() if option.report_dir else default_report_dir(option.backend),
-        seed=option.seed,
-        profile=option.profile,
-        max_examples=option.max_examples,
         claims=tuple(option.claim),
-        list_claims=option.list_claims,
         strict=bool(option.strict),
         claim_timeout=option.claim_timeout or CLAIM_TIMEOUTS[option.profile],
         waivers=Path(option.waivers).absolute() if option.waivers else None,
-        no_waivers=option.no_waivers,
-        isa=option.isa,
-        shard=option.shard,
         baseline=Path(option.baseline).absolute() if option.baseline else None,
+        **{name: getattr(option, name) for name in unchanged},
     )
 
 
 def default_report_dir(backend: str) -> Path:
-    """Return the backend's folder under ``build/`` where the run was started; what a path cannot hold becomes ``_``."""
+    """Return the backend's folder below ``build/`` in the current folder; what a path cannot hold becomes ``_``."""
     return Path.cwd() / "build" / "conformance" / (re.sub(r"[^\w.-]+", "_", backend).strip(".") or "_")
 
 
-def select_ids(ids: Sequence[str], wanted: Sequence[str]) -> frozenset[str]:
-    """Choose IDs: each wanted one is an exact ID, or else a glob. Raises UsageError when it matches nothing."""
-    chosen = set(ids) if not wanted else set()
-    for text in wanted:  # IDs have brackets, which a glob reads as a set: the exact ID goes first
-        found = [text] if text in ids else [claim_id for claim_id in ids if fnmatchcase(claim_id, text)]
-        if not found:
-            near = ", ".join(nlargest(3, ids, key=lambda claim_id: _overlap(text, claim_id)))
+def select_ids(ids: Sequence[str], globs: Sequence[str]) -> frozenset[str]:
+    """Choose IDs: each glob may also be an exact ID. Raises UsageError for one that matches nothing."""
+    chosen = set(ids) if not globs else set()
+    for text in globs:  # IDs have brackets, which a glob reads as a set: the exact ID has priority
+        matches = [text] if text in ids else [claim_id for claim_id in ids if fnmatchcase(claim_id, text)]
+        if not matches:
+            near = ", ".join(nlargest(3, ids, key=lambda claim_id: _count_shared(text, claim_id)))
             raise pytest.UsageError(
                 f"--claim {text!r} matches no claim, model or measurement; nearest: {near}; --list-claims lists them"
             )
-        chosen.update(found)
+        chosen.update(matches)
     return frozenset(chosen)
 
 
-def _overlap(text: str, claim_id: str) -> int:
-    """Count the characters of ``text`` that the ID has too, in order."""
+def _count_shared(text: str, claim_id: str) -> int:
+    """Count the characters of ``text`` that the ID also has, in order."""
     return sum(block.size for block in SequenceMatcher(None, text, claim_id, autojunk=False).get_matching_blocks())

@@ -1,6 +1,6 @@
-"""The live line of a run: how much is judged, with which verdicts, and how long the rest may take.
+"""The progress line of a run: how much is judged, with which verdicts, and the estimated time left.
 
-On a terminal it is written over and over in place of pytest's dots; elsewhere (a log of CI) a line comes now and then.
+On a terminal it is rewritten in place of pytest's dots; elsewhere (such as a CI log) a new line appears now and then.
 """
 
 from __future__ import annotations
@@ -10,32 +10,31 @@ from collections import Counter
 
 import pytest
 
-from reports.text import duration
+from reports.text import spell_duration
 from reports.verdicts import VERDICTS, Verdict
 
 EVERY_ON_TERMINAL, EVERY_IN_LOG = 0.2, 30.0
 """Seconds between two lines."""
 
 
-def progress_line(verdicts: Counter[Verdict], done: int, total: int, seconds: float) -> str:
+def format_progress(verdicts: Counter[Verdict], done: int, total: int, seconds: float) -> str:
     """Return `120 of 404: 2 REFUTED, 118 VERIFIED; 40.0 s, about 1 min 35 s left`."""
-    said = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in VERDICTS if verdicts[verdict]) or "no verdict yet"
-    left = f", about {duration(seconds / done * (total - done))} left" if done else ""
-    return f"{done} of {total}: {said}; {duration(seconds)}{left}"
+    counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in VERDICTS if verdicts[verdict])
+    left = f", about {spell_duration(seconds / done * (total - done))} left" if done else ""
+    return f"{done} of {total}: {counts or 'no verdict yet'}; {spell_duration(seconds)}{left}"
 
 
 class Progress:
-    """Writes the line through pytest's terminal reporter, when it is time."""
+    """Writes the line through pytest's terminal reporter, at intervals."""
 
     def __init__(self, terminal: pytest.TerminalReporter | None) -> None:
-        is_quiet = terminal is not None and terminal.verbosity < -1
-        self._terminal = None if is_quiet or (terminal is not None and terminal.verbosity > 0) else terminal
+        self._terminal = terminal if terminal is not None and terminal.verbosity in (-1, 0) else None
         self._every = EVERY_ON_TERMINAL if terminal is not None and terminal.isatty else EVERY_IN_LOG
         self._started = self._last = time.monotonic()
 
     @property
     def replaces_dots(self) -> bool:
-        """Whether the line stands for pytest's own marks of each test."""
+        """Whether the line replaces pytest's mark of each test."""
         return self._terminal is not None
 
     def show(self, verdicts: Counter[Verdict], done: int, total: int) -> None:
@@ -44,7 +43,7 @@ class Progress:
         if self._terminal is None or now - self._last < self._every:
             return
         self._last = now
-        line = progress_line(verdicts, done, total, now - self._started)
+        line = format_progress(verdicts, done, total, now - self._started)
         if self._terminal.isatty:
             self._terminal.rewrite(line, erase=True)
         else:
@@ -52,6 +51,6 @@ class Progress:
             self._terminal.write_line(line)
 
     def end(self) -> None:
-        """Leave the line that is written over."""
+        """Erase the line on a terminal."""
         if self._terminal is not None and self._terminal.isatty:
             self._terminal.rewrite("", erase=True)

@@ -1,6 +1,6 @@
-"""The recorder: writes the results file as reports of tests arrive, and everything that is made of it at the end.
+"""The recorder: writes the results file as reports of tests arrive, and at the end all reports made from it.
 
-It works in the controlling process alone (docs/architecture.md, "Results and reports").
+It works only in the controlling process (docs/architecture.md, "Results and reports").
 """
 
 from __future__ import annotations
@@ -9,53 +9,53 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
 from conformance.machine.isolation import Ending, WorkResult
 from conformance.pipeline.job import Job
 from conformance.run.expected import VerdictSeen
-from conformance.run.judging import passes, rows_of, run_problems
-from conformance.run.session import Run, Unit, param_id
+from conformance.run.judging import find_problems, passes, rows_of
+from conformance.run.session import Run, Unit, param_id, raise_usage_error_for
 from reports.codec import line_of
 from reports.html import render_html
 from reports.markdown import write_job_summary
-from reports.results import Results, ResultsError, read_results
+from reports.results import ResultsError, read_results
 from reports.schema import ClaimResult, Header, Judged
 from reports.terminal import summary
 from reports.verdicts import Outcome, Verdict
 from reports.writer import ResultsWriter
 
 PAYLOAD = pytest.StashKey[str]()
-"""On a test item: the lines of its rows in the results file, and the memory that they took, on their way to the report.
+"""Of a test item: the lines of its rows in the results file, and the memory that they took, for the test's report.
 
-As JSON, for what carries reports between processes (execnet) fails for an integer below -2^31."""
+They are JSON, because execnet, which carries reports between processes, fails for an integer below -2^31."""
 WAIVERS = "waivers.toml"
-"""The copy of the waivers in the report's folder, for a certificate."""
+"""Name of the copy of the waivers in the report's folder, for a certificate."""
 _PHASES = ("setup", "call", "teardown")
 
 
 class Recorder:
-    """Writes ``results.jsonl`` while the run goes on, and everything that is made of it at the end."""
+    """Writes ``results.jsonl`` during the run, and at the end all reports made from it."""
 
     def __init__(self, run: Run) -> None:
         """Open the results file. Raises UsageError for a report folder or a baseline that cannot be used."""
         folder = run.options.report_dir
-        self._baseline = _read_baseline(run.options.baseline)
+        with raise_usage_error_for(ResultsError, "--baseline: "):
+            self._baseline = read_results(run.options.baseline) if run.options.baseline else None
         self._html = folder / "report.html"
         self.summary = "no claim was tested\n"
-        waivers = _read_bytes(run.waiver_file)
+        waivers = run.waiver_file.read_bytes() if run.waiver_file else None  # they may be those removed below
         try:
             self._writer = ResultsWriter(folder / "results.jsonl")
-            self._html.unlink(missing_ok=True)
-            for made in (*folder.glob("scripts/*.py"), folder / WAIVERS):
-                made.unlink(missing_ok=True)
+            for old in (self._html, *folder.glob("scripts/*.py"), folder / WAIVERS):
+                old.unlink(missing_ok=True)
             if waivers is not None:
                 (folder / WAIVERS).write_bytes(waivers)
         except OSError as error:
             raise pytest.UsageError(f"--report-dir: cannot write to {folder}: {error.strerror}") from error
         self._run = run
+        self._is_empty_shard = run.options.shard is not None and not run.selected  # other shards have all work
         self._started = time.perf_counter()
         self._units = {param_id(unit.id): unit for unit in run.units.values()}
         self._header: Header | None = None
@@ -68,27 +68,22 @@ class Recorder:
 
     def start(self, node_ids: Iterable[str]) -> None:
         """Write the header, once the selected tests are known; later calls (of further workers) change nothing."""
-        units = [unit for node_id in node_ids if (unit := self._unit(node_id))]
+        units = [unit for node_id in node_ids if (unit := self._find_unit(node_id))]
         if self._header is not None or (not units and not self._is_empty_shard):
             return
-        header = self._run.header(claims=sum(not isinstance(unit, Job) for unit in units))
+        header = self._run.make_header(claims=sum(not isinstance(unit, Job) for unit in units))
         self._writer.write(header)
         self._header = header
         self._waiting = {unit.id for unit in units}
         self._total = len(units)
 
-    @property
-    def _is_empty_shard(self) -> bool:
-        """Whether there is nothing to do since other shards have it all."""
-        return self._run.options.shard is not None and not self._run.selected
-
-    def progress(self) -> tuple[Counter[Verdict], int, int]:
-        """Return the verdicts so far, how much is done, and of how much."""
+    def count_progress(self) -> tuple[Counter[Verdict], int, int]:
+        """Return the verdicts so far, the number of finished units, and the number of all."""
         return self._verdicts, self._total - len(self._waiting), self._total
 
     def take(self, report: pytest.TestReport) -> None:
         """Take one report of a test's set-up, call or tear-down, or of the death of the worker that ran it."""
-        unit = self._unit(report.nodeid)
+        unit = self._find_unit(report.nodeid)
         if unit is None or unit.id not in self._waiting:
             return
         payload: str | None = getattr(report, "conformance", None)
@@ -97,7 +92,7 @@ class Recorder:
             self._peak_mib = max(self._peak_mib, content["peak_mib"])
             self._record(unit, content["lines"])
         elif report.failed:
-            self._record(unit, map(line_of, rows_of(self._run, unit, _lost(report))))
+            self._record(unit, map(line_of, rows_of(self._run, unit, _make_lost_work(report))))
 
     def finish(self, pytest_status: int) -> int:
         """Write the footer and the HTML; return the exit status: 0 only if all selected claims are judged and pass."""
@@ -106,7 +101,7 @@ class Recorder:
         if self._is_empty_shard and pytest_status == pytest.ExitCode.NO_TESTS_COLLECTED:
             pytest_status = pytest.ExitCode.OK
         complete = not self._waiting
-        problems, notes = run_problems(self._run, self._header, self._seen)
+        problems, notes = find_problems(self._run, self._header, self._seen)
         status = int(pytest_status) or (0 if complete and self._all_pass and not problems else 1)
         outcome = Outcome.PASS if status == 0 else Outcome.FAIL if complete else Outcome.INCOMPLETE
         self._writer.close(
@@ -123,41 +118,27 @@ class Recorder:
         return status
 
     def _record(self, unit: Unit, lines: Iterable[str]) -> None:
+        """Write a unit's rows; count its verdicts, and write its scripts into the report folder."""
         for line in lines:
             row = self._writer.write_line(line)
-            if isinstance(row, Judged):
-                self._note(row)
+            if not isinstance(row, Judged):
+                continue
+            failing = row.failing if isinstance(row, ClaimResult) else None
+            self._seen[row.id] = VerdictSeen(row.verdict, failing)
+            self._verdicts[row.verdict] += 1
+            self._all_pass &= passes(self._run, row)
+            if row.script_path:
+                path = self._html.parent / row.script_path
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(row.script, encoding="utf-8")
         self._waiting.remove(unit.id)
 
-    def _note(self, row: Judged) -> None:
-        """Count the verdict of a claim or model; write its script for whoever looks into the report folder."""
-        failing = row.failing if isinstance(row, ClaimResult) else None
-        self._seen[row.id] = VerdictSeen(row.verdict, failing)
-        self._verdicts[row.verdict] += 1
-        self._all_pass &= passes(self._run, row)
-        if row.script_path:
-            path = self._html.parent / row.script_path
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(row.script, encoding="utf-8")
-
-    def _unit(self, node_id: str) -> Unit | None:
+    def _find_unit(self, node_id: str) -> Unit | None:
         return self._units.get(node_id.partition("[")[2].removesuffix("]"))
 
 
-def _read_baseline(baseline: Path | None) -> Results | None:
-    try:
-        return None if baseline is None else read_results(baseline)
-    except ResultsError as error:
-        raise pytest.UsageError(f"--baseline: {error}") from error
-
-
-def _read_bytes(waivers: Path | None) -> bytes | None:
-    """Read the waivers before anything is removed: they may be those of an earlier run in the same folder."""
-    return None if waivers is None else waivers.read_bytes()
-
-
-def _lost(report: pytest.TestReport) -> WorkResult:
-    """What is known of a test that failed without leaving rows."""
+def _make_lost_work(report: pytest.TestReport) -> WorkResult:
+    """Return the result for a test that failed without leaving rows."""
     ending, message = Ending.ERROR, f"the test's {report.when} failed"
     if report.when not in _PHASES:
         ending, message = Ending.DIED, "the worker process died; its stderr may say why"

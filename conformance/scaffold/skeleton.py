@@ -19,21 +19,20 @@ FILES = {
     "{name}/backend.py": "backend.py.j2",
     "{name}/waivers.toml": "waivers.toml.j2",
 }
-"""What is written, and of which template."""
-
-
+"""The files of the package, and their templates."""
 _IMPORTED = frozenset({"Any", "Backend", "Capabilities", "Execution", "Path", "Representation"})
+"""Names that the module of the backend imports."""
 
 
 class SkeletonError(Exception):
-    """No skeleton can be written; the message says why and what to do."""
+    """A skeleton that cannot be written; the message says why and what to do."""
 
 
 def write_skeleton(name: str, parent: Path) -> Path:
-    """Write the package ``name`` as a new folder of ``parent``, and return the folder.
+    """Write the package ``name`` as a new folder in ``parent``, and return the folder.
 
-    The name is that of the backend, of its package and, in camel case, of its class. Raises SkeletonError for a name
-    that cannot be imported or is taken, and for a folder that is there already or cannot be written.
+    The name is used for the backend, its package and, in camel case, its class. Raises SkeletonError for a name that
+    cannot be imported or is taken, and for a folder that exists or cannot be written.
     """
     if not name.isidentifier() or keyword.iskeyword(name) or not name.islower():
         raise SkeletonError(f"{name!r} cannot name a package: use lower case letters, digits and _, such as my_npu")
@@ -44,12 +43,12 @@ def write_skeleton(name: str, parent: Path) -> Path:
     folder = parent / name
     if folder.exists():
         raise SkeletonError(f"{folder} is there already: choose another name, or remove it")
-    found = find_spec(name)
-    if name in SHIPPED or found is not None:
-        owner = "a backend of the suite" if found is None else f"the module {found.origin or name}"
+    spec = find_spec(name)
+    if name in SHIPPED or spec is not None:
+        owner = "a backend of the suite" if spec is None else f"the module {spec.origin or name}"
         raise SkeletonError(f"the name {name!r} is taken by {owner}: choose another, such as {name}_backend")
     try:
-        for path, text in rendered(name).items():
+        for path, text in render_files(name).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -58,12 +57,12 @@ def write_skeleton(name: str, parent: Path) -> Path:
 
 
 def class_of(name: str) -> str:
-    """Return the name of the backend's class: MyNpu of my_npu."""
+    """Return the name of the backend's class, such as MyNpu for my_npu."""
     return "".join(word.capitalize() for word in name.split("_"))
 
 
-def rendered(name: str) -> dict[str, str]:
-    """Return the text of each file of the package ``name``, by its path."""
+def render_files(name: str) -> dict[str, str]:
+    """Return the text of each file of the package ``name``, by path."""
     environment = Environment(
         loader=PackageLoader("conformance.scaffold"), undefined=StrictUndefined, keep_trailing_newline=True,
         autoescape=False,  # Python, TOML and YAML; the name is an identifier

@@ -1,4 +1,4 @@
-"""The bench: the backend under test with its config and limits, how much of it is tried, and from which seed."""
+"""The bench: the backend under test with its config and limits, the profile's effort, and the seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from backends.base import Backend, Representation
 from conformance.claims.claim import enumerate_claims
-from conformance.claims.effort import PROFILES, Effort
+from conformance.claims.effort import PROFILES
 from conformance.claims.quick import Share, shares_of
 from refimpl import BackendConfig, convert_to_reference_decomposed_fx
 from refimpl.backend_config import as_backend_config
@@ -19,9 +19,9 @@ from refimpl.convert import convert_to_bounded_reference_fx
 
 
 class Bench:
-    """The backend under test. Equal benches give equal results, in whichever process and order.
+    """The backend under test. Equal benches give equal results, in every process and order.
 
-    ``spec``: what the command line calls the backend. ``repro``: returns the command that runs a claim or job again, by
+    ``spec``: the backend's name on the command line. ``repro``: returns the command that runs a claim or job again, by
     its ID. ``waived``: the IDs of claims that waivers cover. ``max_examples``: random inputs of each case, with all
     directed ones, in place of the profile's.
     """
@@ -37,14 +37,13 @@ class Bench:
         self.waived = frozenset(waived)
         self.seed = seed
         self.profile = profile
-        effort = PROFILES[profile]
-        self.effort: Effort = effort if max_examples is None else effort.with_examples(max_examples)
+        self.effort = PROFILES[profile] if max_examples is None else PROFILES[profile].with_examples(max_examples)
         self.capabilities = backend.capabilities()
         self.config: BackendConfig = as_backend_config(backend.backend_config())
 
     @cached_property
     def shares(self) -> dict[str, Share]:
-        """The share of each claim in the cases of its op, by the claim's ID."""
+        """Share of each claim in the cases of its op, by the claim's ID."""
         return shares_of(enumerate_claims(self.config, self.capabilities))
 
     def seed_for(self, *names: str) -> int:

@@ -15,22 +15,22 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from conformance.claims.build import PRELUDE, Preluded
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
-from conformance.claims.inputs import Batch, calibration_inputs
-from conformance.claims.qconfigs import qconfig_for, weight_axis, wide_qconfig
-from conformance.claims.traits import own_modules
-from conformance.stages.attribution import unravelled
+from conformance.claims.inputs import Batch, draw_calibration_inputs
+from conformance.claims.qconfigs import qconfig_for, weight_axis_of, wide_qconfig_for
+from conformance.claims.traits import own_modules_of
+from conformance.stages.attribution import unravel_index
 from refimpl import BackendConfig, PrepareCustomConfig, QConfigMapping, explain, prepare_fx, prepare_qat_fx
 
 
 def mapping_for(claim: Claim, case: Case, model: nn.Module) -> QConfigMapping:
-    """Return the mapping that the claim is about; what stands before its pattern has a QConfig of its own."""
+    """Return the mapping that the claim is about; an identity before its pattern has its own QConfig."""
     mapping = QConfigMapping().set_global(qconfig_for(claim, is_symmetric=case.regime.is_symmetric))
-    return mapping.set_module_name(PRELUDE, wide_qconfig(claim)) if isinstance(model, Preluded) else mapping
+    return mapping.set_module_name(PRELUDE, wide_qconfig_for(claim)) if isinstance(model, Preluded) else mapping
 
 
 def leaves_of(claim: Claim) -> PrepareCustomConfig:
-    """Return the custom config that keeps tracing out of them."""
-    return PrepareCustomConfig().set_non_traceable_module_classes(list(own_modules(claim)))
+    """Return the custom config that keeps tracing out of the pattern's own modules."""
+    return PrepareCustomConfig().set_non_traceable_module_classes(list(own_modules_of(claim)))
 
 
 def prepare_case(
@@ -38,29 +38,31 @@ def prepare_case(
     case: Case,
     model: nn.Module,
     config: BackendConfig,
-    untrained: Callable[[GraphModule], object] = lambda _: None,
-    calibrated: Callable[[GraphModule, tuple[Batch, ...]], object] = lambda *_: None,
+    on_untrained: Callable[[GraphModule], object] = lambda _: None,
+    on_calibrated: Callable[[GraphModule, tuple[Batch, ...]], object] = lambda *_: None,
 ) -> GraphModule:
     """Return the prepared model, calibrated (in QAT: trained for a step, then calibrated), in eval mode.
 
-    In QAT ``untrained`` gets the model as it is before it is trained, in training mode. ``calibrated`` gets it with the
-    batches that it was calibrated on, before the ranges are moved to the grids of the regime.
+    In QAT ``on_untrained`` gets the model before it is trained, in training mode. ``on_calibrated`` gets it with its
+    calibration batches, before the ranges are moved to the grids of the regime.
 
-    What training has seen is forgotten: a batch norm's statistics move in it, and with them the weight that it is
+    Ranges seen in training are forgotten: a batch norm's statistics move in it, and with them the weight that it is
     folded into, which would then fill a few of the steps of its earlier range. In a regime of ties, the parameters of
     ``model`` are changed first. Raises what prepare raises.
     """
-    batches = calibration_inputs(case)
-    given = tuple(tuple(each.clone() for each in inputs) for inputs in batches)  # ops in place change them
+    batches = draw_calibration_inputs(case)
+    copies = tuple(tuple(each.clone() for each in inputs) for inputs in batches)  # ops in place change them
     if case.regime.has_ties:
         _round_parameters(claim, model)
     mapping = mapping_for(claim, case, model)
     if claim.flow == "qat":
         prepared = prepare_qat_fx(copy.deepcopy(model).train(), mapping, None, leaves_of(claim), backend_config=config)
-        untrained(prepared)
-        has_norm = any(isinstance(module, _BatchNorm) for module in prepared.modules())
+        on_untrained(prepared)
+        training = batches
+        if any(isinstance(module, _BatchNorm) for module in prepared.modules()):  # more than one value per channel
+            training = (tuple(torch.cat(parts) for parts in zip(*batches, strict=True)),)
         with torch.no_grad():
-            for inputs in [_joined(batches)] if has_norm else batches:
+            for inputs in training:
                 prepared(*inputs)
         prepared.eval()
         for module in prepared.modules():
@@ -72,7 +74,7 @@ def prepare_case(
     with torch.no_grad():
         for inputs in batches:
             prepared(*inputs)
-    calibrated(prepared, given)
+    on_calibrated(prepared, copies)
     if case.regime.output != 1.0:
         _scale_output(prepared, case.regime.output)
     if case.regime.has_ties:
@@ -81,30 +83,24 @@ def prepare_case(
 
 
 def keeps_statistics(model: nn.Module) -> bool:
-    """Tell whether training changes what a model computes though no weight is trained: by a norm's statistics."""
-    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
-    return any(norm.running_mean is not None for norm in norms)
-
-
-def _joined(batches: tuple[Batch, ...]) -> Batch:
-    """Both batches as one, so that a batch norm in training sees more than one value per channel."""
-    return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+    """Tell whether a norm's statistics let training change what a model computes though no weight is trained."""
+    return any(isinstance(module, _NormBase) and module.running_mean is not None for module in model.modules())
 
 
 def _scale_output(prepared: GraphModule, factor: float) -> None:
-    """Scale the range that the output was observed in, where no input shares its observer."""
+    """Scale the observed range of the output, where no input shares its observer."""
     slots = explain(prepared).plan.slots
     inputs = {slot.group for slot in slots if slot.role == "input"}
     for slot in slots:
         if slot.role == "output" and slot.group not in inputs:
-            for bound in _range(_observer(prepared, slot.name)):
+            for bound in _range_of(_observer_of(prepared, slot.name)):
                 bound.mul_(factor)
 
 
 def _round_parameters(claim: Claim, model: nn.Module) -> None:
-    """Let each channel of weights reach to both ends of a range whose scale is a power of two; round biases to one.
+    """Let each channel of weights reach both ends of a range whose scale is a power of two; round biases to one.
 
-    Weights that stay in float are left alone.
+    Weights that stay in float are not changed.
     """
     observer: Any = qconfig_for(claim).weight()
     with torch.no_grad():
@@ -114,25 +110,25 @@ def _round_parameters(claim: Claim, model: nn.Module) -> None:
                 parameter.mul_(2.0**8).round_().mul_(2.0**-8)
             elif kind.startswith("weight") and parameter.dim() > 1 and observer.quant_min is not None:
                 half = (observer.quant_max - observer.quant_min) / 2
-                for channel in parameter.unbind(weight_axis(claim)):
+                for channel in parameter.unbind(weight_axis_of(claim)):
                     _reach_both_ends(channel, half)
 
 
 def _reach_both_ends(channel: Tensor, half: float) -> None:
-    """Set the smallest and the largest of some weights to that many steps from zero, of the next power of two."""
+    """Set the smallest and the largest weight to ``half`` steps from zero, each step the next power of two."""
     reach = max(float(channel.abs().max()), 2.0**-12)
     end = half * 2.0 ** math.ceil(math.log2(reach / half))
     for place, value in ((channel.argmin(), -end), (channel.argmax(), end)):
-        channel[tuple(unravelled(int(place), channel.shape))] = value
+        channel[tuple(unravel_index(int(place), channel.shape))] = value
 
 
 def _round_scales(prepared: GraphModule) -> None:
-    """Widen each range that was observed for activations until its scale is a power of two."""
+    """Widen each observed range of activations until its scale is a power of two."""
     for slot in explain(prepared).plan.slots:
         if slot.role == "weight":
             continue
-        observer = _observer(prepared, slot.name)
-        ends = _range(observer)
+        observer = _observer_of(prepared, slot.name)
+        ends = _range_of(observer)
         if ends and all(bound.numel() == 1 for bound in ends):
             scale, zero_point = map(float, observer.calculate_qparams())
             step = 2.0 ** math.ceil(math.log2(scale))
@@ -145,13 +141,13 @@ def _round_scales(prepared: GraphModule) -> None:
                 bound.fill_(value * step)
 
 
-def _observer(prepared: GraphModule, name: str) -> Any:
-    """An observer of the model, or that of a fake quantize."""
-    found = getattr(prepared, name)
-    return getattr(found, "activation_post_process", found)
+def _observer_of(prepared: GraphModule, name: str) -> Any:
+    """Return an observer of the model, or that of a fake quantize."""
+    module = getattr(prepared, name)
+    return getattr(module, "activation_post_process", module)
 
 
-def _range(observer: Any) -> list[Tensor]:
-    """Both ends of what an observer has seen; nothing where it keeps none."""
+def _range_of(observer: Any) -> list[Tensor]:
+    """Return the smallest and the largest value that an observer has seen; nothing where it keeps none."""
     bounds = [getattr(observer, end, None) for end in ("min_val", "max_val")]
     return [bound for bound in bounds if isinstance(bound, Tensor)]

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from conformance.machine.guard import Finds, guard
-from conformance.oracle.evaluate import Exact, flat
+from conformance.oracle.error_bounds import flatten
+from conformance.oracle.evaluate import Exact
 from conformance.oracle.grids import Grid
-from conformance.stages.attribution import attribute, unravelled, worst
+from conformance.stages.attribution import attribute, describe_worst, unravel_index
 from conformance.stages.statistics import Sample
 from reports.schema import Where
 
@@ -27,11 +28,10 @@ class Comparison:
     """The outcome of comparing one output with what it should be.
 
     ``max_lsb``: the largest |q - v|; ``slack_lsb``: the largest slack; ``excess``: the most by which a bound is passed.
-    ``is_within_one``: every element is within one step and the slack. ``problem``: what is wrong with the output as a
-    whole (its type, its shape, not finite, off the grid), or "". ``rule``: the rule that a problem breaks, where it is
-    not the one that the claim is judged by. ``ran_in_float``: a quantized output was computed in float.
-    ``is_float_output``: the output is a float tensor. ``sample``: the distances, for statistics; None: nothing was
-    compared.
+    ``is_within_one``: every element is within one step and the slack. ``problem``: what is wrong with the whole output
+    (its type, its shape, not finite, off the grid), or "". ``rule``: the rule that a problem breaks, if not the one
+    that the claim is judged by. ``ran_in_float``: a quantized output was computed in float. ``is_float_output``: the
+    output is a float tensor. ``sample``: the distances, for statistics; None: nothing was compared.
     """
 
     where: Where
@@ -49,18 +49,18 @@ class Comparison:
 
 def compare_all(where: Where, exacts: Sequence[Exact], output: Any, grids: InputGrids = ()) -> Iterator[Comparison]:
     """Compare all outputs of a model, in order; of a model with one output, that is a tensor, not a list of one."""
-    outputs = flat(output) if len(exacts) > 1 else [output]
+    outputs = flatten(output) if len(exacts) > 1 else [output]
     if len(outputs) != len(exacts):
-        yield unusable(where, f"the model returned {len(outputs)} outputs; expected {len(exacts)}")
+        yield compare_unusable(where, f"the model returned {len(outputs)} outputs; expected {len(exacts)}")
         return
-    for number, (exact, found) in enumerate(zip(exacts, outputs, strict=True)):
-        yield compare(where if len(exacts) == 1 else replace(where, output=number), exact, found, grids)
+    for number, (exact, value) in enumerate(zip(exacts, outputs, strict=True)):
+        yield compare(where if len(exacts) == 1 else replace(where, output=number), exact, value, grids)
 
 
 def compare(where: Where, exact: Exact, output: Any, grids: InputGrids = ()) -> Comparison:
     """Measure the LSB distance of an output from its exact result. (NUM-03)"""
-    if problem := malformed(exact, output):
-        return unusable(where, problem)
+    if problem := describe_form_fault(exact, output):
+        return compare_unusable(where, problem)
     grid = exact.grid
     if grid is None:
         return _compare_floats(where, exact, output, grids)
@@ -74,35 +74,35 @@ def compare(where: Where, exact: Exact, output: Any, grids: InputGrids = ()) -> 
     excess = distance - 0.5 - allowed  # rule: NUM-03
     return Comparison(
         where=where,
-        max_lsb=_largest(distance),
-        slack_lsb=_largest(allowed),
-        excess=_largest(excess, default=-0.5),
+        max_lsb=_largest_of(distance),
+        slack_lsb=_largest_of(allowed),
+        excess=_largest_of(excess, default=-0.5),
         is_within_one=bool(((distance <= 1 + allowed) & ~is_outside).all()),  # NaN is within nothing
         sample=Sample(distance=distance, exact=exact.integers - grid.zero_point),
-        evidence=_evidence(where, exact, grids, exact.integers, integers, excess),
+        evidence=_show_worst(where, exact, grids, exact.integers, integers, excess),
     )
 
 
 def _compare_floats(where: Where, exact: Exact, output: Tensor, grids: InputGrids) -> Comparison:
-    """A float output has no grid to be rounded to: it lies within the bound, or is wrong. (NUM-04)"""
+    """Compare a float output, which has no grid to be rounded to: it lies within the bound, or is wrong. (NUM-04)"""
     distance = (output.double() - exact.real).abs() / exact.step
     allowed = exact.slack.expand_as(distance)
     excess = distance - allowed
     return Comparison(
         where=where,
-        max_lsb=_largest(distance),
-        slack_lsb=_largest(allowed),
-        excess=_largest(excess, default=-0.5),
+        max_lsb=_largest_of(distance),
+        slack_lsb=_largest_of(allowed),
+        excess=_largest_of(excess, default=-0.5),
         is_within_one=False,
         is_float_output=True,
         sample=Sample(distance=distance, exact=exact.real / exact.step, is_float_output=True),
-        evidence=_evidence(where, exact, grids, exact.real, output.double(), excess),
+        evidence=_show_worst(where, exact, grids, exact.real, output.double(), excess),
     )
 
 
 @guard("numerics.grid", Finds.OFF_GRID)
 def compare_off_grid(where: Where, exact: Exact, position: Tensor, grids: InputGrids) -> Comparison:
-    """An output between two integers was computed in float; it may still be the right number."""
+    """Compare an output between two integers: it was computed in float, and may still be the right number."""
     assert exact.grid is not None
     grid = exact.grid
     distance = (position.clamp(grid.low, grid.high) - exact.integers).abs()
@@ -110,19 +110,19 @@ def compare_off_grid(where: Where, exact: Exact, position: Tensor, grids: InputG
     text = "the output is not on its quantization grid: it was computed in float, or on a grid of the kernel's own"
     return Comparison(
         where=where,
-        max_lsb=_largest(distance),
-        excess=_largest(distance),
+        max_lsb=_largest_of(distance),
+        excess=_largest_of(distance),
         is_within_one=is_right,
         problem=text if is_right else f"{text}, and it is wrong",
         ran_in_float=is_right,
         sample=Sample(distance=distance, exact=exact.integers - grid.zero_point),
-        evidence=_evidence(where, exact, grids, exact.integers, position, distance),
+        evidence=_show_worst(where, exact, grids, exact.integers, position, distance),
     )
 
 
 @guard("numerics.form", Finds.TEXT)
-def malformed(exact: Exact, output: Any) -> str:
-    """Say what is wrong with the form of an output: it is a finite float32 tensor of the right shape."""
+def describe_form_fault(exact: Exact, output: Any) -> str:
+    """Say what is wrong with an output's form; "" for a finite float32 tensor of the right shape."""
     if not isinstance(output, Tensor):
         return f"the output is a {type(output).__name__}; expected a tensor"
     if output.shape != exact.real.shape:
@@ -134,7 +134,7 @@ def malformed(exact: Exact, output: Any) -> str:
     return ""
 
 
-def unusable(where: Where, problem: str, *, rule: str = "", **evidence: object) -> Comparison:
+def compare_unusable(where: Where, problem: str, *, rule: str = "", **evidence: object) -> Comparison:
     """Return the comparison of an output that cannot be measured."""
     return Comparison(
         where=where, max_lsb=float("inf"), excess=float("inf"), is_within_one=False, problem=problem, rule=rule,
@@ -143,44 +143,41 @@ def unusable(where: Where, problem: str, *, rule: str = "", **evidence: object) 
 
 
 @guard("numerics.runs", Finds.FAILED_RUN)
-def without_output(where: Where, rule: str, problem: str, evidence: Mapping[str, object]) -> Comparison:
-    """Return the comparison that stands for a run without an output."""
+def compare_failed_run(where: Where, rule: str, problem: str, evidence: Mapping[str, object]) -> Comparison:
+    """Return the comparison of a run without an output."""
     return Comparison(
         where=where, excess=float("inf"), is_within_one=False, rule=rule, problem=problem,
         evidence={"where": where, **evidence},
     )  # fmt: skip
 
 
-def _evidence(
-    where: Where, exact: Exact, grids: InputGrids, expected: Tensor, found: Tensor, excess: Tensor
+def _show_worst(
+    where: Where, exact: Exact, grids: InputGrids, expected: Tensor, actual: Tensor, excess: Tensor
 ) -> dict[str, object]:
-    """Show the worst elements: where, what was expected and found, and on which grids."""
+    """Return as evidence the worst elements: where, what was expected and found, and on which grids."""
     if not excess.numel() or not bool((excess > 0).any()):
         return {}
     order = excess.flatten().argsort(descending=True, stable=True)[:MOST_SHOWN]
     evidence: dict[str, object] = {
         "where": where,
-        "index": [unravelled(int(flat), excess.shape) for flat in order],
+        "index": [unravel_index(int(flat), excess.shape) for flat in order],
         "expected": [round(float(expected.flatten()[flat]), 6) for flat in order],
-        "found": [_number(float(found.flatten()[flat])) for flat in order],
+        "found": [_shorten(float(actual.flatten()[flat])) for flat in order],
     }
     if exact.grid is None:
         return evidence
     inputs = {f"input {number}": grid.row() for number, grid in enumerate(grids) if grid is not None}
+    kinds = attribute(expected, actual, exact.grid, exact.slack_by_cause)
     return evidence | {
         "qparams": {**inputs, "output": exact.grid.row()},
-        "attribution": _counted(attribute(expected, found, exact.grid, exact.slack_by_cause)),
-        "worst": worst(expected, found, exact.grid, exact.slack_by_cause),
+        "attribution": ", ".join(f"{count} {kind}" for kind, count in kinds.items()),
+        "worst": describe_worst(expected, actual, exact.grid, exact.slack_by_cause),
     }
 
 
-def _counted(kinds: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
-
-
-def _number(value: float) -> int | float:
+def _shorten(value: float) -> int | float:
     return int(value) if value.is_integer() else round(value, 6)
 
 
-def _largest(values: Tensor, default: float = 0.0) -> float:
+def _largest_of(values: Tensor, default: float = 0.0) -> float:
     return float(values.max()) if values.numel() else default

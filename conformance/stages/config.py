@@ -1,12 +1,12 @@
-"""The config stage: is the entry sound, alone and among the others, and can a model be built? (CFG)
+"""The config stage: checks that a claim's entry is sound, in itself and among the others, and can be built. (CFG)
 
-Its faults need no model to be seen.
+Nothing is run: its faults show without a model.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -34,31 +34,30 @@ def plan_claim(bench: Bench, claim: Claim) -> tuple[Case, ...]:
     problem = lint(claim, bench.config)
     if problem is not None:
         raise StageError(problem.rule, problem.verdict, problem.message)
-    effort = bench.effort
-    share = bench.shares.get(claim.id, Share()) if effort.cases is not None else Share()
-    cases = plan_cases(
-        claim, bench.capabilities, limit=effort.cases, share=share, has_prelude=_has_prelude(claim, bench.config)
-    )
+    limit = bench.effort.cases
+    share = bench.shares.get(claim.id, Share()) if limit is not None else Share()
+    has_prelude = _has_prelude(claim, bench.config)
+    cases = plan_cases(claim, bench.capabilities, limit=limit, share=share, has_prelude=has_prelude)
     if isinstance(cases, str):
         raise StageError("CFG-09", Verdict.UNEXERCISED, cases)
     return cases
 
 
 def _has_prelude(claim: Claim, config: BackendConfig) -> bool:
-    """Tell whether an identity before the pattern is quantized too, and so can widen what the pattern is given."""
+    """Tell whether an identity before the pattern is quantized too, and so can widen the pattern's input."""
     entries = [entry for entry in config.configs if entry.normal_pattern is nn.Identity]
     return claim.dtypes.input_dtype in [dtypes.input_dtype for entry in entries for dtypes in entry.dtype_configs]
 
 
 def lint(claim: Claim, config: BackendConfig) -> Problem | None:
-    """Return the first fault of a claim's entry that shows without a model; None: there is none.
+    """Return the first fault of a claim's entry that shows without a model; None if it has none.
 
     Constraints that nothing can keep (CFG-02), modules without ``from_float`` (CVT-02, QAT-01), a fuser method that
-    cannot be called (FUS-02), parts that act together only (FUS-08, CFG-11), an entry that can never match (PAT-05,
+    cannot be called (FUS-02), parts that act only together (FUS-08, CFG-11), an entry that can never match (PAT-05,
     PAT-07), and one that makes a class which no entry quantizes (FUS-08, QAT-01).
     """
-    facts = _facts(config)
-    return next((fault for check in _CHECKS for fault in check(claim, facts)), None)
+    checks = (check_constraints, check_modules, check_fuser, check_matching)
+    return next((problem for check in checks for problem in check(claim, _gather_facts(config))), None)
 
 
 # -- the whole config --------------------------------------------------------------------------------------------------
@@ -66,10 +65,10 @@ def lint(claim: Claim, config: BackendConfig) -> Problem | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """What lint must know of a whole config.
+    """The facts about a whole config that lint needs.
 
-    ``patterns``: normal forms of all entries. ``swapped``: root classes that have a reference module. ``shadows``: the
-    pattern that takes all matches of another one, by the latter.
+    ``patterns``: normal forms of all entries. ``swapped``: root classes that have a reference module. ``shadows``: by
+    pattern, another one that takes all its matches.
     """
 
     patterns: frozenset[Pattern]
@@ -78,32 +77,32 @@ class _Facts:
 
 
 @lru_cache(maxsize=4)
-def _facts(config: BackendConfig) -> _Facts:
+def _gather_facts(config: BackendConfig) -> _Facts:
     entries = config.configs
     return _Facts(
         patterns=frozenset(entry.normal_pattern for entry in entries),
         swapped=frozenset(each.root_module for each in entries if each.root_module and each.reference_quantized_module),
-        shadows=dict(_shadows(entries)),
+        shadows=dict(_find_shadows(entries)),
     )
 
 
-def _shadows(entries: Sequence[BackendPatternConfig]) -> Iterator[tuple[Pattern, Pattern]]:
+def _find_shadows(entries: Sequence[BackendPatternConfig]) -> Iterator[tuple[Pattern, Pattern]]:
     """Yield each pattern that can never match, and the one that is in its way. (PAT-07)
 
-    At a node the pattern with most leaves is tried first, then the earlier registered one. So what always takes the
-    matches of a pattern is one with as many leaves, registered before, that has wildcards in the place of some: what it
-    claims is among what the other would claim. Entries with a fuser method are matched among themselves.
+    At a node the pattern with most leaves is tried first, then the earlier registered one. So a pattern's matches are
+    always taken by one with as many leaves, registered before, that has wildcards in the place of some: it matches
+    wherever the other would. Entries with a fuser method are matched among themselves.
     """
     wide: list[tuple[int, BackendPatternConfig]] = []
     for entry in entries:
-        found = list(leaves(entry.normal_pattern))
+        ops = list(leaves(entry.normal_pattern))
         for count, earlier in wide:
             is_tried = earlier.fuser_method is not None or entry.fuser_method is None
-            if count == len(found) and is_tried and _covers(earlier.normal_pattern, entry.normal_pattern):
+            if count == len(ops) and is_tried and _covers(earlier.normal_pattern, entry.normal_pattern):
                 yield entry.normal_pattern, earlier.normal_pattern
                 break
-        if any(map(is_match_all, found)):  # two patterns without wildcards that cover each other are one
-            wide.append((len(found), entry))
+        if any(map(is_match_all, ops)):  # two patterns without wildcards that cover each other are one
+            wide.append((len(ops), entry))
 
 
 def _covers(wide: Pattern, narrow: Pattern) -> bool:
@@ -111,10 +110,10 @@ def _covers(wide: Pattern, narrow: Pattern) -> bool:
     if is_match_all(wide) or is_match_all(narrow):
         return is_match_all(wide)
     head, *inner = wide if isinstance(wide, tuple) else (wide,)
-    other, *rest = narrow if isinstance(narrow, tuple) else (narrow,)
-    if head != other or not inner:
-        return bool(head == other)
-    return len(inner) == len(rest) and all(map(_covers, inner, rest))
+    narrow_head, *narrow_inner = narrow if isinstance(narrow, tuple) else (narrow,)
+    if head != narrow_head or not inner:
+        return bool(head == narrow_head)
+    return len(inner) == len(narrow_inner) and all(map(_covers, inner, narrow_inner))
 
 
 # -- constraints -------------------------------------------------------------------------------------------------------
@@ -122,72 +121,71 @@ def _covers(wide: Pattern, narrow: Pattern) -> bool:
 
 @guard("config.constraints", Finds.PROBLEMS)
 def check_constraints(claim: Claim, _: _Facts) -> Iterator[Problem]:
-    """Constraints that no QConfig keeps. A static pattern's input and output are asked of one observer. (DTY-01)"""
+    """Find constraints that no QConfig keeps. One observer serves a static pattern's input and output. (DTY-01)"""
     dtypes = claim.dtypes
-    ends = (dtypes.input_dtype_with_constraints, dtypes.output_dtype_with_constraints)
-    roles: list[tuple[str, Sequence[DTypeWithConstraints]]] = [
-        ("input", ends[:1]),
-        ("weight", (dtypes.weight_dtype_with_constraints,)),
-        ("output", ends[1:]),
-    ]
+    first, last = dtypes.input_dtype_with_constraints, dtypes.output_dtype_with_constraints
+    roles = {"input": [first], "weight": [dtypes.weight_dtype_with_constraints], "output": [last]}
     if not dtypes.is_dynamic:
-        roles.append(("input and output", ends))
-    for role, given in roles:
-        for fault in _empty([each for each in given if each.dtype is not None]):  # rule: DTY-01
+        roles["input and output"] = [first, last]
+    for role, ends in roles.items():
+        for fault in _find_contradictions([each for each in ends if each.dtype is not None]):  # rule: DTY-01
             yield Problem(rule="CFG-02", message=f"{role} dtype: {fault}")
 
 
-def _empty(given: Sequence[DTypeWithConstraints]) -> Iterator[str]:
+def _find_contradictions(ends: Sequence[DTypeWithConstraints]) -> Iterator[str]:
     """Say why nothing keeps all of these constraints."""
-    dtypes = {each.dtype for each in given}
+    dtypes = {each.dtype for each in ends}
     if len(dtypes) > 1:
-        yield f"{' and '.join(sorted(map(str, dtypes)))} exclude each other, and one observer is asked for both"
-    for each in given:
-        yield from _outside(each)
-    bounds = [(each.quant_min_lower_bound, each.quant_max_upper_bound) for each in given]
+        yield f"{_join(dtypes)} exclude each other, and one observer is asked for both"
+    for end in ends:
+        yield from _find_lacking_integers(end)
+    bounds = [(each.quant_min_lower_bound, each.quant_max_upper_bound) for each in ends]
     both = [(low, high) for low, high in bounds if low is not None and high is not None]  # rule: DTY-03
     low, high = max((low for low, _ in both), default=None), min((high for _, high in both), default=None)
     if low is not None and high is not None and low >= high:
         yield f"no range fits between {low} and {high}"
-    yield from _no_scale(given)
-    zeros = {each.zero_point_exact_match for each in given} - {None}
+    yield from _find_scale_faults(ends)
+    zeros = {each.zero_point_exact_match for each in ends if each.zero_point_exact_match is not None}
     if len(zeros) > 1:
-        yield f"zero points {' and '.join(map(str, sorted(zeros, key=str)))} exclude each other"
+        yield f"zero points {_join(zeros)} exclude each other"
     for zero in zeros:
-        if zero is not None and low is not None and high is not None and not low <= zero <= high:
+        if low is not None and high is not None and not low <= zero <= high:
             yield f"zero point {zero} is outside of {low}..{high}"
 
 
-def _outside(each: DTypeWithConstraints) -> Iterator[str]:
+def _find_lacking_integers(end: DTypeWithConstraints) -> Iterator[str]:
     """Say which integers of a constraint its dtype does not have."""
-    values = (each.quant_min_lower_bound, each.quant_max_upper_bound, each.zero_point_exact_match)
+    values = (end.quant_min_lower_bound, end.quant_max_upper_bound, end.zero_point_exact_match)
     integers = [value for value in values if value is not None]
-    if not is_quantized_dtype(each.dtype):
-        if integers or each.scale_exact_match is not None:
-            yield f"{each.dtype} has no integers to bound and no scale to fix"
+    if end.dtype is None or not is_quantized_dtype(end.dtype):
+        if integers or end.scale_exact_match is not None:
+            yield f"{end.dtype} has no integers to bound and no scale to fix"
         return
-    assert each.dtype is not None
-    low, high = dtype_range(each.dtype)
+    low, high = dtype_range(end.dtype)
     for value in integers:
         if not low <= value <= high:
-            yield f"{value} is outside of {low}..{high} of {each.dtype}"
+            yield f"{value} is outside of {low}..{high} of {end.dtype}"
 
 
-def _no_scale(given: Sequence[DTypeWithConstraints]) -> Iterator[str]:
+def _find_scale_faults(ends: Sequence[DTypeWithConstraints]) -> Iterator[str]:
     """Say why no scale fits; scales are positive."""
-    floors = [each.scale_min_lower_bound for each in given if each.scale_min_lower_bound is not None]
-    ceilings = [each.scale_max_upper_bound for each in given if each.scale_max_upper_bound is not None]
-    fixed = {each.scale_exact_match for each in given} - {None}
+    floors = [each.scale_min_lower_bound for each in ends if each.scale_min_lower_bound is not None]
+    ceilings = [each.scale_max_upper_bound for each in ends if each.scale_max_upper_bound is not None]
+    fixed = {each.scale_exact_match for each in ends if each.scale_exact_match is not None}
     floor, ceiling = max(floors, default=0.0), min(ceilings, default=float("inf"))
     if floor > ceiling or ceiling <= 0:
         yield f"no scale fits between {floor} and {ceiling}"
     if len(fixed) > 1:
-        yield f"scales {' and '.join(map(str, sorted(fixed, key=str)))} exclude each other"
-    if floors and any(None not in (each.scale_exact_match, each.zero_point_exact_match) for each in given):
+        yield f"scales {_join(fixed)} exclude each other"
+    if floors and any(None not in (each.scale_exact_match, each.zero_point_exact_match) for each in ends):
         yield "a smallest scale is asked of an observer of fixed qparams, which has none"  # rule: DTY-04
     for scale in fixed:
-        if scale is not None and not (scale > 0 and floor <= scale <= ceiling):
+        if not (scale > 0 and floor <= scale <= ceiling):
             yield f"fixed scale {scale} is outside of {floor}..{ceiling}, or not positive"
+
+
+def _join(values: Iterable[object]) -> str:
+    return " and ".join(sorted(map(str, values)))
 
 
 # -- the entry ---------------------------------------------------------------------------------------------------------
@@ -195,7 +193,7 @@ def _no_scale(given: Sequence[DTypeWithConstraints]) -> Iterator[str]:
 
 @guard("config.modules", Finds.PROBLEMS)
 def check_modules(claim: Claim, facts: _Facts) -> Iterator[Problem]:
-    """Modules that cannot be made of the float ones, or are not swapped in."""
+    """Find modules that cannot be made of the float ones, or are not swapped in."""
     entry, name = claim.entry, claim.pattern
     reference, trained, root = entry.reference_quantized_module, entry.qat_module, entry.root_module
     if reference is not None and not hasattr(reference, "from_float"):
@@ -213,25 +211,25 @@ def check_modules(claim: Claim, facts: _Facts) -> Iterator[Problem]:
 
 @guard("config.fuser", Finds.PROBLEMS)
 def check_fuser(claim: Claim, facts: _Facts) -> Iterator[Problem]:
-    """A fuser method that cannot be called, or makes what no entry quantizes."""
+    """Find a fuser method that cannot be called, or makes a module that no entry quantizes."""
     entry = claim.entry
     for rule, message in lint_entry(entry):  # rule: FUS-08
         yield Problem(rule=rule, message=message)
-    if entry.fuser_method is not None and (misfit := _uncallable(entry, entry.fuser_method)):
+    if entry.fuser_method is not None and (misfit := _describe_misfit(entry, entry.fuser_method)):
         yield Problem(rule="FUS-02", message=f"fuser_method of {claim.pattern} {misfit}")
-    made = entry.fused_module
-    if made is None or _is_folded(claim):
+    fused = entry.fused_module
+    if fused is None or _is_folded(claim):
         return
-    if not any(isinstance(pattern, type) and issubclass(pattern, made) for pattern in facts.patterns):
-        text = f"{claim.pattern} is fused to {made.__name__}, and no entry quantizes that"
+    if not any(isinstance(pattern, type) and issubclass(pattern, fused) for pattern in facts.patterns):
+        text = f"{claim.pattern} is fused to {fused.__name__}, and no entry quantizes that"
         yield Problem(rule="FUS-08", message=text)
 
 
-def _uncallable(entry: BackendPatternConfig, method: Callable[..., Any]) -> str:
-    """Say why a fuser method cannot be called with is_qat and what its pattern's format gives it. (FUS-02)
+def _describe_misfit(entry: BackendPatternConfig, method: Callable[..., Any]) -> str:
+    """Say why a fuser method cannot be called with is_qat and the arguments of its pattern's format. (FUS-02)
 
-    In forward order that is one module for each leaf; in the complex format what the outermost op and its arguments
-    are. A callable that does not tell its parameters is left to be tried.
+    In forward order these are one module for each leaf; in the complex format, the outermost op and its arguments. A
+    callable without a signature is left to be tried.
     """
     normal = entry.normal_pattern
     count = len(list(leaves(normal))) if entry.pattern is not None else len(normal) if isinstance(normal, tuple) else 1
@@ -254,7 +252,7 @@ def _is_folded(claim: Claim) -> bool:
 
 @guard("config.matching", Finds.PROBLEMS)
 def check_matching(claim: Claim, facts: _Facts) -> Iterator[Problem]:
-    """An entry that can never match."""
+    """Find an entry that can never match."""
     pattern = claim.entry.normal_pattern
     if _has_open_head(pattern):
         yield Problem(rule="PAT-05", message=f"{claim.pattern} can never match: its op is a wildcard")
@@ -269,8 +267,3 @@ def _has_open_head(pattern: Pattern, *, is_inner: bool = False) -> bool:
     if not isinstance(pattern, tuple):
         return is_match_all(pattern) and not is_inner
     return is_match_all(pattern[0]) or any(_has_open_head(part, is_inner=True) for part in pattern[1:])
-
-
-_CHECKS: tuple[Callable[[Claim, _Facts], Iterator[Problem]], ...] = (
-    check_constraints, check_modules, check_fuser, check_matching,
-)  # fmt: skip

@@ -1,6 +1,6 @@
-"""What must hold of prepared and reference models of claims that are not static: dynamic, float16, weight-only.
+"""Checks of prepared and reference models of claims that are not static: dynamic, float16, weight-only.
 
-Beside what holds of every claim (one decision, the claim's dtype config), which conformance/stages/structure.py checks.
+`conformance.stages.prepare` checks what holds of every claim: one decision, the claim's dtype config.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from conformance.claims.claim import Claim
-from conformance.claims.qconfigs import Kind, dynamic_range, kind_of
+from conformance.claims.qconfigs import Kind, dynamic_range_of, kind_of
 from conformance.machine.guard import guard
 from conformance.stages.stage import Problem
 from refimpl import explain
@@ -24,76 +24,79 @@ from refimpl.observers import dtype_range
 
 @guard("prepare.check_prepared_dynamic")
 def check_prepared_dynamic(claim: Claim, prepared: GraphModule) -> Problem | None:
-    """Observers stand where rules OBS-05, OBS-06 and CVT-11 put them.
+    """Check that observers stand where rules OBS-05, OBS-06 and CVT-11 put them.
 
     Dynamic and float16: one on the first input, which asks for the claim's dtype, at run time. Weight-only: none on
-    inputs. Never one on the output; on a weight where it is a function's argument, not where it is a module's.
+    inputs. Never one on the output; one on a weight that is a function's argument, none on a module's.
     """
     plan, kind = explain(prepared).plan, kind_of(claim.dtypes)
     placeholders = [node.name for node in prepared.graph.nodes if node.op == "placeholder"]
     observed = [slot.value for slot in plan.slots if slot.role == "input"]
-    wanted = [] if kind is Kind.WEIGHT_ONLY else placeholders[:1]
-    if observed != wanted:
+    expected = [] if kind is Kind.WEIGHT_ONLY else placeholders[:1]
+    if observed != expected:
         rule = "CVT-11" if kind is Kind.WEIGHT_ONLY else "OBS-05"
-        return _problem(rule, f"observers on inputs {observed or 'none'}; expected on {wanted or 'none'}")
+        return _make_problem(rule, f"observers on inputs {observed or 'none'}; expected on {expected or 'none'}")
     outputs = [slot.value for slot in plan.slots if slot.role == "output"]
     if outputs:
-        return _problem("OBS-05", f"the output is observed ({', '.join(outputs)}), though it stays float")
+        return _make_problem("OBS-05", f"the output is observed ({', '.join(outputs)}), though it stays float")
     is_function = all(decision.target is None for decision in plan.decisions)
     weights = [slot.value for slot in plan.slots if slot.role == "weight"]
     if len(weights) != is_function:
-        return _problem("OBS-06", f"observers on weights {weights or 'none'}; expected {int(is_function)}")
+        return _make_problem("OBS-06", f"observers on weights {weights or 'none'}; expected {int(is_function)}")
     for slot in plan.slots:
         observer: Any = getattr(prepared, slot.name)
         is_input = slot.role == "input"
         dtype = claim.dtypes.input_dtype if is_input else claim.dtypes.weight_dtype
-        asked = (dtype, is_input and claim.dtypes.is_dynamic)
-        found = (observer.dtype, bool(getattr(observer, "is_dynamic", False)))
-        if found != asked:
-            text = f"the observer of {slot.value} asks for (dtype, dynamic) {found}; the claim says {asked}"
-            return _problem("OBS-05", text)
+        claimed = (dtype, is_input and claim.dtypes.is_dynamic)
+        requested = (observer.dtype, bool(getattr(observer, "is_dynamic", False)))
+        if requested != claimed:
+            text = f"the observer of {slot.value} asks for (dtype, dynamic) {requested}; the claim says {claimed}"
+            return _make_problem("OBS-05", text)
     return None
 
 
 @guard("convert.check_reference_dynamic")
 def check_reference_dynamic(claim: Claim, reference: GraphModule) -> Problem | None:
-    """The first input and the weight alone are quantized, as the claim says; the output is float. (CVT-02, -03, -11)"""
-    names = [str(node.target) for node in reference.graph.nodes if node.op == "call_module"]
-    if any(name.startswith(OBSERVER_PREFIX) for name in names):
-        return _problem("CVT-01", "an observer is left in the reference model")
-    first, *others = (node for node in reference.graph.nodes if node.op == "placeholder")
+    """Check that only the first input and the weight are quantized, as claimed; the output is float. (CVT-02, -03, -11)
+
+    No observer is left. (CVT-01)
+    """
+    nodes = list(reference.graph.nodes)
+    if any(node.op == "call_module" and str(node.target).startswith(OBSERVER_PREFIX) for node in nodes):
+        return _make_problem("CVT-01", "an observer is left in the reference model")
+    first, *others = (node for node in nodes if node.op == "placeholder")
     kind, outputs = kind_of(claim.dtypes), reference.graph.output_node().all_input_nodes
     floating = others if kind is not Kind.WEIGHT_ONLY else [first, *others]
     for node in floating:
         if any(map(_quantizes, node.users)):
-            return _problem("OBS-05", f"input {node.name} is quantized; only the first one should be")
+            return _make_problem("OBS-05", f"input {node.name} is quantized; only the first one should be")
     if any(map(is_dequantize, outputs)):
-        return _problem("DTY-07", "the output is quantized; the claim says float")
+        return _make_problem("DTY-07", "the output is quantized; the claim says float")
     if kind is not Kind.WEIGHT_ONLY and (problem := _check_input(claim, kind, first)) is not None:
         return problem
-    dtypes = {*_module_weights(reference), *_function_weights(reference)}
-    wanted = claim.dtypes.weight_dtype
-    if wanted is None or dtypes in ({wanted}, {PLAIN_DTYPE.get(wanted)}):
+    dtypes = {*_find_module_dtypes(reference), *_find_function_dtypes(reference)}
+    claimed = claim.dtypes.weight_dtype
+    if claimed is None or dtypes in ({claimed}, {PLAIN_DTYPE.get(claimed)}):
         return None
-    return _problem("CVT-02", f"the weight's dtype is {_listed(dtypes) or 'float32'}; the claim says {wanted}")
+    text = ", ".join(sorted(map(str, dtypes))) or "float32"
+    return _make_problem("CVT-02", f"the weight's dtype is {text}; the claim says {claimed}")
 
 
 def _check_input(claim: Claim, kind: Kind, first: Node) -> Problem | None:
-    """Every use of the input goes through one quantization, to the claim's dtype and range. (CVT-03, CVT-04)"""
+    """Check that every use of the input goes through one quantization, to the claim's dtype and range. (CVT-03, -04)"""
     quantizes = [user for user in first.users if _quantizes(user)]
     rule = "CVT-04" if kind is Kind.FLOAT16 else "CVT-03"
-    rest = [user for user in first.users if user not in quantizes and user.target != OPS.choose_qparams.tensor]
-    if len(quantizes) != 1 or rest:
-        return _problem(
-            rule, f"input {first.name}: {len(quantizes)} quantizations, {len(rest)} other uses; expected 1, 0"
-        )
-    dtype, wanted = _dtype_of(quantizes[0]), claim.dtypes.input_dtype
-    assert wanted is not None
-    if dtype not in (wanted, PLAIN_DTYPE.get(wanted)):
-        return _problem(rule, f"the input is quantized to {dtype}; the claim says {wanted}")
-    bounds = dynamic_range(claim)
-    if bounds is not None and (found := _range_of(quantizes[0])) != bounds:
-        return _problem("CVT-03", f"the input is quantized to {found}; the claim's QConfig says {bounds}")
+    uses = [user for user in first.users if user not in quantizes and user.target != OPS.choose_qparams.tensor]
+    if len(quantizes) != 1 or uses:
+        text = f"input {first.name}: {len(quantizes)} quantizations, {len(uses)} other uses; expected 1, 0"
+        return _make_problem(rule, text)
+    dtype, claimed = _dtype_of(quantizes[0]), claim.dtypes.input_dtype
+    assert claimed is not None
+    if dtype not in (claimed, PLAIN_DTYPE.get(claimed)):
+        return _make_problem(rule, f"the input is quantized to {dtype}; the claim says {claimed}")
+    bounds = dynamic_range_of(claim)
+    if bounds is not None and (actual := _range_of(quantizes[0])) != bounds:
+        return _make_problem("CVT-03", f"the input is quantized to {actual}; the claim's QConfig says {bounds}")
     return None
 
 
@@ -103,12 +106,12 @@ def _quantizes(node: Node) -> bool:
 
 
 def _dtype_of(quantize: Node) -> Any:
-    """Its dtype: the last argument that is one."""
+    """Return the dtype of a quantize node: the last argument that is one."""
     return [argument for argument in quantize.args if isinstance(argument, torch.dtype)][-1]
 
 
 def _range_of(quantize: Node) -> tuple[int, int]:
-    """The ends of its integers: arguments, or those of its dtype, with ``reduce_range`` one bit less."""
+    """Return the ends of its integers: arguments, or those of its dtype, with ``reduce_range`` one bit less."""
     if quantize.target is not torch.quantize_per_tensor_dynamic:
         low, high = (int(end) for end in quantize.args[3:5])  # type: ignore[arg-type]
         return low, high
@@ -116,8 +119,8 @@ def _range_of(quantize: Node) -> tuple[int, int]:
     return (int(low / 2), high // 2) if quantize.args[2] else (low, high)
 
 
-def _module_weights(reference: GraphModule) -> Iterator[torch.dtype]:
-    """The dtypes of the weights of reference modules: one, or those of a recurrent module or cell by their names."""
+def _find_module_dtypes(reference: GraphModule) -> Iterator[torch.dtype]:
+    """Yield the dtypes of reference modules' weights; a recurrent module or cell has several, by their names."""
     for module in reference.modules():
         if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
             names = [name for name, _ in module.named_parameters() if name.startswith("weight")]
@@ -126,15 +129,11 @@ def _module_weights(reference: GraphModule) -> Iterator[torch.dtype]:
             yield module.weight_dtype  # type: ignore[misc]
 
 
-def _function_weights(reference: GraphModule) -> Iterator[torch.dtype]:
+def _find_function_dtypes(reference: GraphModule) -> Iterator[torch.dtype]:
     for node in reference.graph.nodes:
         if _quantizes(node) and node.all_input_nodes[0].op == "get_attr":
             yield _dtype_of(node)
 
 
-def _listed(dtypes: set[torch.dtype]) -> str:
-    return ", ".join(sorted(map(str, dtypes)))
-
-
-def _problem(rule: str, message: str) -> Problem:
+def _make_problem(rule: str, message: str) -> Problem:
     return Problem(rule=rule, message=message)

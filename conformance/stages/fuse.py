@@ -1,4 +1,4 @@
-"""The fuse stage: is the pattern one module where it should be, and does that module mean the same? (FUS)"""
+"""The fuse stage: checks that fuse makes one module where it should, and keeps the model's function. (FUS)"""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from torch.fx import GraphModule, Node
 from conformance.claims.build import build_model
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
-from conformance.claims.inputs import calibration_inputs
-from conformance.claims.traits import own_modules
+from conformance.claims.inputs import draw_calibration_inputs
+from conformance.claims.traits import own_modules_of
 from conformance.machine.guard import guard
-from conformance.stages.bench import Bench
-from conformance.stages.meaning import difference_of
+from conformance.stages.meaning import describe_difference
 from conformance.stages.stage import CaseResult, CaseStage, Problem, raise_problem, run_flow
 from refimpl import BackendConfig
-from refimpl.fuse import fused_model
+from refimpl.fuse import trace_and_fuse
 from refimpl.patterns import leaves
 
 FUSES_NOTHING = BackendConfig("fuses nothing")
@@ -34,33 +33,31 @@ class BuiltCase(CaseResult):
 
 
 class FuseStage(CaseStage[Case, BuiltCase]):
-    """Builds the model, and fuses it: each variant of a pattern that is fused, else one."""
+    """Builds a case's float model and fuses it: once per variant of a pattern with a fuser method, else once.
+
+    Judged are the number of calls that are left (FUS-01, FUS-03) and the function that the fused model computes
+    (FUS-06). A fault refutes the claim; its evidence is the fused graph.
+    """
 
     name = "fuse"
 
-    def __init__(self, bench: Bench, claim: Claim) -> None:
-        super().__init__(bench, claim)
-        self._proven: set[str] = set()
-
     def run(self, before: Case) -> BuiltCase:
-        """Build the model. Raises StageError for what fuse leaves or changes."""
-        built = self.made = BuiltCase(case=before, model=build_model(before))
+        """Build and fuse the model. Raises StageError for a fault."""
+        built = self.partial_result = BuiltCase(case=before, model=build_model(before))
         variant = before.variant if self.claim.entry.fuser_method is not None else ""
-        if variant in self._proven:
+        if variant in self.proven:
             return built
-        fuse = partial(fused_model, built.model, leaves=own_modules(self.claim))
+        fuse = partial(trace_and_fuse, built.model, leaves=own_modules_of(self.claim))
         fused = run_flow("FUS-02", lambda: fuse(self.bench.config))
-        problem = check_fused(self.claim, fused, lambda: fuse(FUSES_NOTHING))
-        if problem is None:
-            problem = check_fused_meaning(built.model, fused, calibration_inputs(before)[0])
-        raise_problem(problem, fused)
-        self._proven.add(variant)
+        raise_problem(check_fused(self.claim, fused, lambda: fuse(FUSES_NOTHING)), fused)
+        raise_problem(check_fused_meaning(built.model, fused, draw_calibration_inputs(before)[0]), fused)
+        self.proven.add(variant)
         return built
 
 
 @guard("fuse.check_fused")
 def check_fused(claim: Claim, fused: GraphModule, unfused: Callable[[], GraphModule]) -> Problem | None:
-    """A pattern with a fuser method is one module call after fuse; one without keeps its ops. (FUS-01, FUS-03)"""
+    """Check that fuse leaves one module call of a pattern with a fuser method, else all its calls. (FUS-01, FUS-03)"""
     calls = calls_of(fused)
     if claim.entry.fuser_method is not None:
         if len(calls) != 1 or calls[0].op != "call_module":
@@ -82,6 +79,6 @@ def calls_of(model: GraphModule) -> list[Node]:
 
 @guard("fuse.check_fused_meaning")
 def check_fused_meaning(model: nn.Module, fused: GraphModule, inputs: tuple[Tensor, ...]) -> Problem | None:
-    """The fused model computes the float model's function. (FUS-06)"""
-    difference = difference_of(model, fused, inputs)
+    """Check that the fused model computes the float model's function. (FUS-06)"""
+    difference = describe_difference(model, fused, inputs)
     return Problem(rule="FUS-06", message=f"fuse changed what the model computes, {difference}") if difference else None

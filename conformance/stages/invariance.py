@@ -21,25 +21,12 @@ from conformance.claims.inputs import Batch
 from conformance.claims.qconfigs import Kind, kind_of
 from conformance.machine.guard import Finds, guard
 from conformance.ops.op_model import Role
+from conformance.stages import reruns
 from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison
-from conformance.stages.layouts import Layout, in_channels_last, strided
+from conformance.stages.layouts import Layout, lay_in_channels_last, lay_strided
 from conformance.stages.numerics import ComparedCase
-from conformance.stages.reruns import (
-    BATCH,
-    CHANGES,
-    CHANNELS_LAST,
-    EMPTY,
-    MOST_SHOWN,
-    OPERANDS,
-    REPETITION,
-    STRIDED,
-    THREADS,
-    RepeatRun,
-    Run,
-    compare_outputs,
-)
-from conformance.stages.stage import StageError, passed
+from conformance.stages.stage import StageError, make_pass
 from reports.schema import Check, evidence
 from reports.verdicts import Verdict
 
@@ -47,28 +34,30 @@ SPLIT = (1, 3, 5)
 """The sizes into which a batch is split: more rows than known kernels' tiles have, and no size is whole tiles."""
 
 
-def check_invariance(bench: Bench, claim: Claim, kept: Sequence[ComparedCase]) -> Check:
-    """Run the kept cases of a claim again. Raises StageError if none of them gave an output."""
-    ran = [each for each in kept if each.first is not None]  # numerics reports the others
+def check_invariance(bench: Bench, claim: Claim, cases: Sequence[ComparedCase]) -> Check:
+    """Run cases of a claim again. Raises StageError if none of them gave an output."""
+    ran = [each for each in cases if each.first is not None]  # numerics reports the others
     if not ran:
         raise StageError("NUM-07", Verdict.UNEXERCISED, "no case gave an output that could be compared")
     # A small case is not shared out, and threads cost more than all else where workers share the cores.
-    threaded = (*ran[:1], *sorted(ran[1:], key=lambda each: each.case.size)[-1:])
+    threaded = (*ran[:1], *sorted(ran[1:], key=lambda compared: compared.case.size)[-1:])
     comparisons: list[Comparison] = []
     for compared in ran:
         sums_floats = compared.executed.runs_in_float or kind_of(claim.dtypes) is Kind.FLOAT16
         capabilities = replace(bench.capabilities, float_accumulation=True) if sums_floats else bench.capabilities
         has_threads = compared in threaded and bench.profile != "quick"
-        (name, inputs), others = compared.reference.inputs[0], compared.reference.inputs[-1].tensors
-        repeat = RepeatRun(
+        (name, inputs), other_inputs = compared.reference.inputs[0], compared.reference.inputs[-1].tensors
+        repeat = reruns.RepeatRun(
             case=compared.case, name=name, inputs=inputs, lowered=compared.lowered, first=compared.first,
-            steps=steps_allowed(capabilities),
+            steps=allowed_steps_of(capabilities),
         )  # fmt: skip
-        comparisons += compare_changes(repeat, others, capabilities, left_out=() if has_threads else {THREADS})
+        comparisons += compare_changes(
+            repeat, other_inputs, capabilities, left_out=() if has_threads else {reruns.THREADS}
+        )
     return judge_invariance(claim.id, comparisons)
 
 
-def steps_allowed(capabilities: Capabilities) -> float:
+def allowed_steps_of(capabilities: Capabilities) -> float:
     """Return by how many steps outputs may differ that are both right.
 
     That is ``tie_steps`` where the backend declares them, and any number where it accumulates in float, as the order of
@@ -78,17 +67,17 @@ def steps_allowed(capabilities: Capabilities) -> float:
 
 
 def compare_changes(
-    repeat: RepeatRun, others: Batch, capabilities: Capabilities, *, left_out: Collection[str] = ()
+    repeat: reruns.RepeatRun, other_inputs: Batch, capabilities: Capabilities, *, left_out: Collection[str] = ()
 ) -> Iterator[Comparison]:
     """Compare a case's outputs under every change with those without; yield a comparison for each.
 
-    ``others``: other inputs of the case, which are run in between.
+    ``other_inputs``: other inputs of the case, which are run in between.
     """
     left_out = set(left_out)
     if not capabilities.channels_last:
-        left_out.add(CHANNELS_LAST)
+        left_out.add(reruns.CHANNELS_LAST)
     if not capabilities.dynamic_batch:
-        left_out |= {BATCH, EMPTY}
+        left_out |= {reruns.BATCH, reruns.EMPTY}
     repetitions = list(_repeat_at_once(repeat))
     yield from report_repetitions(repetitions)
     if any(each.problem for each in repetitions):
@@ -96,7 +85,7 @@ def compare_changes(
     for change, compare in _COMPARED.items():  # rule: NUM-07
         if change not in left_out:
             yield from compare(repeat)
-    yield from report_repetitions(_repeat_after(repeat, others))
+    yield from report_repetitions(_repeat_after(repeat, other_inputs))
 
 
 def judge_invariance(claim: str, comparisons: Iterable[Comparison]) -> Check:
@@ -104,8 +93,8 @@ def judge_invariance(claim: str, comparisons: Iterable[Comparison]) -> Check:
     comparisons = list(comparisons)
     differing = [each for each in comparisons if each.problem]
     if not differing:
-        return passed(claim, "invariance", len(comparisons))
-    unsteady = [each for each in differing if each.where.change == REPETITION]
+        return make_pass(claim, "invariance", len(comparisons))
+    unsteady = [each for each in differing if each.where.change == reruns.REPETITION]
     worst = (unsteady or differing)[0]
     lines = [f"{each.where}: {each.problem}" for each in differing]
     varies = bool(unsteady) or any(each.evidence.get("nondeterministic") for each in differing)
@@ -118,7 +107,7 @@ def judge_invariance(claim: str, comparisons: Iterable[Comparison]) -> Check:
         message=lines[differing.index(worst)],
         cases=len(comparisons),
         failing=len(differing),
-        evidence=evidence({**worst.evidence, "differing": lines[:MOST_SHOWN], "nondeterministic": varies}),
+        evidence=evidence({**worst.evidence, "differing": lines[: reruns.MOST_SHOWN], "nondeterministic": varies}),
     )
 
 
@@ -131,31 +120,33 @@ def report_repetitions(comparisons: Iterable[Comparison]) -> Iterator[Comparison
     yield from comparisons
 
 
-def _repeat_at_once(repeat: RepeatRun) -> Iterator[Comparison]:
+def _repeat_at_once(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
     """Run twice, and compare the second run with the first one, and with that of the numerics stage."""
 
-    def again() -> list[Tensor]:
+    def run_again() -> list[Tensor]:
         return repeat.run(repeat.inputs)
 
     if repeat.first is not None:
-        yield repeat.compare(repeat.where(REPETITION, "since the first run"), again)
-    yield repeat.compare(repeat.where(REPETITION, "at once"), again)
+        yield repeat.compare(repeat.where(reruns.REPETITION, "since the first run"), run_again)
+    yield repeat.compare(repeat.where(reruns.REPETITION, "at once"), run_again)
 
 
-def _repeat_after(repeat: RepeatRun, others: Batch) -> Iterator[Comparison]:
+def _repeat_after(repeat: reruns.RepeatRun, other_inputs: Batch) -> Iterator[Comparison]:
     """Run on other inputs, and then again on the first ones."""
 
     def run_both() -> list[Tensor]:
-        repeat.run(others)
+        repeat.run(other_inputs)
         return repeat.run(repeat.inputs)
 
-    yield repeat.compare(repeat.where(REPETITION, "after other inputs"), run_both)
+    yield repeat.compare(repeat.where(reruns.REPETITION, "after other inputs"), run_both)
 
 
 @guard("invariance.threads", Finds.CHANGES)
-def run_in_threads(repeat: RepeatRun) -> Iterator[Comparison]:
+def run_in_threads(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
     """Run with two threads."""
-    yield repeat.compare(repeat.where(THREADS), partial(_with_threads, 2, partial(repeat.run, repeat.inputs)))
+    yield repeat.compare(
+        repeat.where(reruns.THREADS), partial(_run_with_threads, 2, partial(repeat.run, repeat.inputs))
+    )
 
 
 def _are_close(left: list[Tensor] | None, right: list[Tensor] | None) -> bool:
@@ -169,8 +160,8 @@ def _are_close(left: list[Tensor] | None, right: list[Tensor] | None) -> bool:
     return all(bool((one - other).abs().le(2.0**-10 * (1 + one.abs().max())).all()) for one, other in pairs)
 
 
-def _with_threads(count: int, run: Run) -> list[Tensor]:
-    """Run something with that many threads, in a thread of its own.
+def _run_with_threads(count: int, run: reruns.Run) -> list[Tensor]:
+    """Run something with ``count`` threads, in a new thread.
 
     OpenMP keeps a pool for each thread that starts one, and a process forked later would wait for its workers for ever:
     this pool ends with the thread.
@@ -198,19 +189,21 @@ def _with_threads(count: int, run: Run) -> list[Tensor]:
 
 
 @guard("invariance.channels_last", Finds.CHANGES)
-def lay_out_in_channels_last(repeat: RepeatRun) -> Iterator[Comparison]:
+def lay_out_in_channels_last(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
     """Run on equal values in channels_last."""
-    return _in_layouts(CHANNELS_LAST, in_channels_last, repeat)
+    return _lay_out(reruns.CHANNELS_LAST, lay_in_channels_last, repeat)
 
 
 @guard("invariance.strided", Finds.CHANGES)
-def lay_out_strided(repeat: RepeatRun) -> Iterator[Comparison]:
+def lay_out_strided(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
     """Run on equal values that are not contiguous."""
-    return _in_layouts(STRIDED, strided, repeat)
+    return _lay_out(reruns.STRIDED, lay_strided, repeat)
 
 
-def _in_layouts(change: str, layouts: Callable[[Batch], Iterator[Layout]], repeat: RepeatRun) -> Iterator[Comparison]:
-    """Equal values in other layouts, where they are the same to the float model: a view of the memory is not."""
+def _lay_out(
+    change: str, layouts: Callable[[Batch], Iterator[Layout]], repeat: reruns.RepeatRun
+) -> Iterator[Comparison]:
+    """Run on equal values in other layouts, where they are the same to the float model: a view of the memory is not."""
     for label, plain, changed in layouts(repeat.inputs):
         if _are_close(repeat.run_float(plain), repeat.run_float(changed)):
             yield repeat.compare(repeat.where(change, label), partial(repeat.run, changed), plain=plain)
@@ -220,37 +213,37 @@ def _in_layouts(change: str, layouts: Callable[[Batch], Iterator[Layout]], repea
 
 
 @guard("invariance.batch", Finds.CHANGES)
-def split_batch(repeat: RepeatRun) -> Iterator[Comparison]:
+def split_batch(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
     """Run a batch in parts, where each row of the output depends on one row of inputs.
 
     Left out where the backend says that it is made for batches of the size that it was compiled with.
     """
-    whole = _batch(repeat)
+    whole = _make_batch(repeat)
     if whole is None:
         return
     parts = list(zip(*(torch.split(each, list(SPLIT)) for each in whole), strict=True))
     if not _are_close(repeat.run_float(whole), _join([repeat.run_float(part) for part in parts])):
         return
-    where = repeat.where(BATCH, f"{sum(SPLIT)} rows in parts of {SPLIT}")
+    where = repeat.where(reruns.BATCH, f"{sum(SPLIT)} rows in parts of {SPLIT}")
     yield repeat.compare(where, lambda: _join([repeat.run(part) for part in parts]) or [], plain=whole)
 
 
 def _join(parts: Sequence[list[Tensor] | None]) -> list[Tensor] | None:
     """Join the outputs for the parts of a batch; None: they do not go together."""
-    known = [each for each in parts if each is not None]
-    outputs = list(zip(*known, strict=True)) if len({len(each) for each in known}) == 1 else []
-    if len(known) < len(parts) or any(not each.dim() for pieces in outputs for each in pieces):
+    joinable = [outputs for outputs in parts if outputs is not None]
+    outputs = list(zip(*joinable, strict=True)) if len(set(map(len, joinable))) == 1 else []
+    if len(joinable) < len(parts) or any(not each.dim() for pieces in outputs for each in pieces):
         return None
     if any(len({(each.dtype, each.shape[1:]) for each in pieces}) > 1 for pieces in outputs):
         return None
     return [torch.cat(pieces) for pieces in outputs]
 
 
-def _batch(repeat: RepeatRun) -> Batch | None:
+def _make_batch(repeat: reruns.RepeatRun) -> Batch | None:
     """Return a batch whose rows are the first one, its elements rolled on; None: the inputs share no batch axis.
 
     Rows with the same elements have the same range: dynamic quantization gives the whole batch and each part the same
-    qparams. A recurrent op quantizes states of its own making, whose ranges are not the same.
+    qparams. A recurrent op also quantizes its states, whose ranges are not the same.
     """
     is_recurrent = any(isinstance(module, nn.RNNBase) for module in repeat.model.modules())
     is_plain = all(each.role in (Role.ACTIVATION, Role.INDEX) for each in repeat.case.inputs)
@@ -264,7 +257,7 @@ def _batch(repeat: RepeatRun) -> Batch | None:
 
 
 @guard("invariance.no rows", Finds.CHANGES)
-def run_without_rows(repeat: RepeatRun) -> Iterator[Comparison]:
+def run_without_rows(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
     """Compare the shape for a batch of no rows, where the float model and the lowered one take it.
 
     Elsewhere `conformance.stages.nonfinite` records it.
@@ -277,14 +270,14 @@ def run_without_rows(repeat: RepeatRun) -> Iterator[Comparison]:
         outputs = repeat.run(rowless)
     except Exception:  # whatever the backend's code raises: it is recorded, not judged
         return
-    right, found = ([torch.zeros(each.shape) for each in tensors] for tensors in (floats, outputs))
-    yield compare_outputs(repeat.where(EMPTY), EMPTY, right, found)
+    expected, actual = ([torch.zeros(each.shape) for each in tensors] for tensors in (floats, outputs))
+    yield reruns.compare_outputs(repeat.where(reruns.EMPTY), reruns.EMPTY, expected, actual)
 
 
 @guard("invariance.operands", Finds.CHANGES)
-def watch_operands(repeat: RepeatRun) -> Iterator[Comparison]:
-    """Run on inputs that are not copied: they are not the backend's to write to, unless the op itself is in place."""
-    floating, given = ([each.clone() for each in repeat.inputs] for _ in range(2))
+def watch_operands(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
+    """Run on inputs that are not copied: the backend may not write to them, unless the op itself is in place."""
+    floating, operands = ([each.clone() for each in repeat.inputs] for _ in range(2))
     try:
         with torch.no_grad():
             repeat.model(*floating)
@@ -294,20 +287,20 @@ def watch_operands(repeat: RepeatRun) -> Iterator[Comparison]:
     untouched = [number for number, (before, after) in pairs if torch.equal(before, after)]
 
     def run() -> list[Tensor]:
-        repeat.lowered(*given)
-        return [given[number] for number in untouched]
+        repeat.lowered(*operands)
+        return [operands[number] for number in untouched]
 
     if untouched:
         expected = [repeat.inputs[number] for number in untouched]
-        yield repeat.compare(repeat.where(OPERANDS), run, given=expected)
+        yield repeat.compare(repeat.where(reruns.OPERANDS), run, expected=expected)
 
 
-_COMPARED: dict[str, Callable[[RepeatRun], Iterator[Comparison]]] = {
-    CHANNELS_LAST: lay_out_in_channels_last,
-    STRIDED: lay_out_strided,
-    BATCH: split_batch,
-    THREADS: run_in_threads,
-    EMPTY: run_without_rows,
-    OPERANDS: watch_operands,
+_COMPARED: dict[str, Callable[[reruns.RepeatRun], Iterator[Comparison]]] = {
+    reruns.CHANNELS_LAST: lay_out_in_channels_last,
+    reruns.STRIDED: lay_out_strided,
+    reruns.BATCH: split_batch,
+    reruns.THREADS: run_in_threads,
+    reruns.EMPTY: run_without_rows,
+    reruns.OPERANDS: watch_operands,
 }
-assert {REPETITION, *_COMPARED} == set(CHANGES)
+assert {reruns.REPETITION, *_COMPARED} == set(reruns.CHANGES)

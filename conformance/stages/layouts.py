@@ -1,8 +1,8 @@
-"""Layouts: equal values that lie otherwise in memory: channels_last, slices, expanded and exchanged axes."""
+"""Layouts: equal values with another layout in memory: channels_last, slices, expanded and exchanged axes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -10,60 +10,43 @@ from torch import Tensor
 from conformance.claims.inputs import Batch
 
 Layout = tuple[str, Batch, Batch]
-"""What is changed, and equal inputs: plain, and not."""
-
-
+"""A label, and equal inputs: plain, and in another layout."""
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def in_channels_last(inputs: Batch) -> Iterator[Layout]:
-    """All inputs in channels_last, and one beside contiguous others."""
-    changed = tuple(_last(each) for each in inputs)
+def lay_in_channels_last(inputs: Batch) -> Iterator[Layout]:
+    """Lay all inputs in channels_last, then each one with the others contiguous."""
     places = [number for number, each in enumerate(inputs) if each.dim() in _FORMATS]
+    changed = {place: inputs[place].contiguous(memory_format=_FORMATS[inputs[place].dim()]) for place in places}
     if places:
-        yield "all inputs", inputs, changed
+        yield "all inputs", inputs, tuple(changed.get(number, each) for number, each in enumerate(inputs))
     for place in places if len(places) > 1 else ():
-        one = (*inputs[:place], changed[place], *inputs[place + 1 :])
-        yield f"input {place} alone", inputs, one
+        yield f"input {place} alone", inputs, (*inputs[:place], changed[place], *inputs[place + 1 :])
 
 
-def _last(value: Tensor) -> Tensor:
-    return value.contiguous(memory_format=_FORMATS[value.dim()]) if value.dim() in _FORMATS else value
+def lay_strided(inputs: Batch) -> Iterator[Layout]:
+    """Lay inputs as every second element of a row, as one row for all of a batch, and with axes exchanged.
 
-
-def strided(inputs: Batch) -> Iterator[Layout]:
-    """Every second element of a row, axes exchanged, and one row for all of a batch.
-
-    Indices are left as they are: they are not quantized (nonfinite.py records what strided ones give).
+    Indices are left as they are: they are not quantized (nonfinite.py records the results for strided ones).
     """
     most = max((each.dim() for each in inputs if each.is_floating_point()), default=0)
     if most:
-        yield "slices", inputs, tuple(map(_sliced, inputs))
-        expanded = tuple(map(_expanded, inputs))
+        yield "slices", inputs, _change_floats(inputs, copy_with_gaps)
+        expanded = _change_floats(inputs, lambda value: value[:1].expand(value.shape))
         yield "expanded", tuple(each.contiguous() for each in expanded), expanded
     if most > 1:
-        yield "transposed", inputs, tuple(map(_transposed, inputs))
+        yield "transposed", inputs, _change_floats(inputs, lambda x: x.mT.contiguous().mT, axes=2)
 
 
-def _sliced(value: Tensor) -> Tensor:
-    return sliced(value) if value.dim() and value.is_floating_point() else value
+def _change_floats(inputs: Batch, change: Callable[[Tensor], Tensor], *, axes: int = 1) -> Batch:
+    """Change the float inputs with at least that many axes."""
+    return tuple(change(each) if each.is_floating_point() and each.dim() >= axes else each for each in inputs)
 
 
-def sliced(value: Tensor) -> Tensor:
+def copy_with_gaps(value: Tensor) -> Tensor:
     """Return a tensor of at least one axis as every second element, from the second on, of a larger one."""
     memory = value.new_zeros((*value.shape[:-1], 2 * value.shape[-1] + 1))
     return memory[..., 1::2].copy_(value)
-
-
-def _expanded(value: Tensor) -> Tensor:
-    if not value.dim() or not value.shape[0] or not value.is_floating_point():
-        return value
-    return value[:1].expand(value.shape)
-
-
-def _transposed(value: Tensor) -> Tensor:
-    is_changed = value.dim() > 1 and value.is_floating_point()
-    return value.transpose(-1, -2).contiguous().transpose(-1, -2) if is_changed else value
 
 
 def clone_with_strides(value: Tensor) -> Tensor:

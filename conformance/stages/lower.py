@@ -1,4 +1,4 @@
-"""The lower stage: does the backend take what its config claims? (LOW-01)"""
+"""The lower stage: checks that the backend takes what its config claims. (LOW-01)"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from backends.base import UnsupportedPattern
 from conformance.claims.inputs import Batch
 from conformance.machine.guard import Finds, guard
-from conformance.machine.memory import memory_filled_with
+from conformance.machine.memory import fill_memory
 from conformance.stages.bench import Bench
 from conformance.stages.convert import ReferenceCase
 from conformance.stages.stage import CaseResult, CaseStage, StageError
@@ -34,13 +34,17 @@ class LoweredCase(CaseResult):
 
 
 class LowerStage(CaseStage[ReferenceCase, LoweredCase]):
-    """Has the backend lower the reference model."""
+    """Lowers a copy of the reference model by the backend.
+
+    Judged is whether that gives something that can be called (LOW-01). Declining or raising refutes the claim; the
+    message says how, and the evidence has the traceback.
+    """
 
     name = "lower"
     runs_backend = True
 
     def run(self, before: ReferenceCase) -> LoweredCase:
-        """Lower a copy of the reference model. Raises StageError for what the backend does wrong."""
+        """Lower a copy of the reference model. Raises StageError for a fault."""
         example = tuple(value.clone() for value in before.inputs[0].tensors)
         return LoweredCase(reference=before, model=lower(self.bench, before.model, example))
 
@@ -51,14 +55,14 @@ class LowerStage(CaseStage[ReferenceCase, LoweredCase]):
 
 @guard("lower", Finds.ERROR)
 def lower(bench: Bench, reference: GraphModule, example_inputs: Batch) -> LoweredModel:
-    """Return what the backend makes of a copy of the reference model. Raises StageError for what it does wrong."""
+    """Lower a copy of the reference model. Raises StageError if the backend declines, raises or returns no callable."""
     try:
         lowered = bench.backend.lower(copy.deepcopy(reference), example_inputs)
     except UnsupportedPattern as error:
         text = f"the backend declines what its config claims: {error}"
         raise StageError("LOW-01", Verdict.REFUTED, text) from error
     except Exception as error:
-        raise backend_error("lower", error) from error
+        raise make_backend_error("lower", error) from error
     if not callable(lowered):
         text = f"lower returned {type(lowered).__name__}, which cannot be called"
         raise StageError("LOW-01", Verdict.REFUTED, text)
@@ -66,24 +70,24 @@ def lower(bench: Bench, reference: GraphModule, example_inputs: Batch) -> Lowere
 
 
 def run_lowered(lowered: LoweredModel, where: Where | str, inputs: Batch) -> Any:
-    """Run a lowered model on copies of the inputs; its output is copied, for it may be the model's own buffer.
+    """Run a lowered model on copies of the inputs; its output is copied, as it may be the model's own buffer.
 
     Raises StageError when the backend's code raises.
     """
     try:
         output = lowered(*(value.clone() for value in inputs))
     except Exception as error:
-        raise backend_error(f"running {where},", error) from error
+        raise make_backend_error(f"running {where},", error) from error
     return _copy(output)
 
 
 def error_on_retry(lower_again: Callable[[], LoweredModel], where: Where, inputs: Batch) -> str:
     """Lower and run a failing case again with other memory contents; return the new error text ("" if it passes).
 
-    An error that a kernel raises because of what it reads out of bounds differs from run to run.
+    Errors from out-of-bounds reads vary between runs.
     """
     try:
-        with memory_filled_with(0x5A):
+        with fill_memory(0x5A):
             run_lowered(lower_again(), where, inputs)
     except StageError as error:
         return str(error)
@@ -96,7 +100,7 @@ def _copy(output: Any) -> Any:
     return type(output)(map(_copy, output)) if type(output) in (tuple, list) else output
 
 
-def backend_error(where: str, error: Exception) -> StageError:
+def make_backend_error(where: str, error: Exception) -> StageError:
     """Return the fault of a backend's code that raises: what the config claims, the backend must do. (LOW-01)"""
     text = "".join(traceback.format_exception(error, limit=-6))
     return StageError("LOW-01", Verdict.REFUTED, f"{where} raised {type(error).__name__}: {error}", traceback=text)

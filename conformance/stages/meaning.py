@@ -1,4 +1,4 @@
-"""Meaning: do two models compute the same function? Both are run in float64, so that only rounding may differ."""
+"""Meaning: whether two models compute the same function. Both run in float64, so that only rounding may differ."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conformance.oracle.error_bounds import flatten
+
 SWITCHES = ("fake_quant_enabled", "observer_enabled")
 """Attributes that turn a fake quantize, and its observer, on and off."""
 
 
-def difference_of(model: nn.Module, other: nn.Module, inputs: tuple[Tensor, ...]) -> str:
-    """Say how far a model is from computing the float model's function; "" where it does.
+def describe_difference(model: nn.Module, derived: nn.Module, inputs: tuple[Tensor, ...]) -> str:
+    """Say how far a derived model is from computing the float model's function; "" where it does.
 
-    Both run in float64, so that they may differ only by the float32 rounding of folded weights: 2⁻¹⁹ of the largest
-    value on the way, for at most some hundred terms.
+    They may differ by the float32 rounding of folded weights: 2⁻¹⁹ of the largest value on the way, for at most some
+    hundred terms.
     """
     largest = [0.0]
 
     def note(_module: Any, _inputs: Any, output: Any) -> None:
-        largest.extend(float(each.abs().max()) for each in tensors(output) if each.numel())
+        largest.extend(float(each.abs().max()) for each in tensors_of(output) if each.numel())
 
-    expected = evaluated(model, inputs)
-    hooks = [module.register_forward_hook(note) for module in other.modules()]
-    outputs = evaluated(other, inputs)
+    expected = run_in_float64(model, inputs)
+    hooks = [module.register_forward_hook(note) for module in derived.modules()]
+    outputs = run_in_float64(derived, inputs)
     for hook in hooks:
         hook.remove()
     for right, left in zip(expected, outputs, strict=True):
@@ -36,10 +38,10 @@ def difference_of(model: nn.Module, other: nn.Module, inputs: tuple[Tensor, ...]
     return ""
 
 
-def evaluated(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+def run_in_float64(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     """Return the outputs of a model in eval mode in float64, with its fake quantizes passing values through.
 
-    The model is float32 again after that, as it was: that makes a copy, which costs more than all else here, needless.
+    The model is float32 again afterwards, which saves a copy: that would cost more than all else here.
     """
     switches = [getattr(module, name) for module in model.modules() for name in SWITCHES if hasattr(module, name)]
     states = [switch.clone() for switch in switches]
@@ -47,9 +49,10 @@ def evaluated(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     try:
         for switch in switches:
             switch.zero_()
-        torch.set_default_dtype(torch.float64)  # of tensors that a module makes by itself
+        torch.set_default_dtype(torch.float64)  # of tensors that a module makes
+        doubles = [each.double() if each.is_floating_point() else each for each in inputs]
         with torch.no_grad():
-            return tensors(model.double()(*(each.double() if each.is_floating_point() else each for each in inputs)))
+            return tensors_of(model.double()(*doubles))
     finally:
         torch.set_default_dtype(default)
         model.float()
@@ -57,8 +60,6 @@ def evaluated(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
             switch.copy_(state)
 
 
-def tensors(output: Any) -> list[Tensor]:
-    """List the tensors of a model's output, in order."""
-    if isinstance(output, Tensor):
-        return [output]
-    return [each for item in output for each in tensors(item)] if isinstance(output, (tuple, list)) else []
+def tensors_of(output: Any) -> list[Tensor]:
+    """Return the tensors of a model's output, in order."""
+    return [each for each in flatten(output) if isinstance(each, Tensor)]

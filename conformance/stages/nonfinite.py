@@ -1,4 +1,4 @@
-"""Measuring what a backend makes of NaN, infinities, empty batches and strided indices: recorded, not judged."""
+"""Measuring a backend's results for NaN, infinities, empty batches and strided indices: recorded, not judged."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from torch import Tensor
 
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
-from conformance.stages.layouts import sliced
+from conformance.stages.layouts import copy_with_gaps
 from conformance.stages.numerics import ComparedCase
 from conformance.stages.reruns import REPETITION, RepeatRun, compare_outputs
 from reports.schema import Measurement, Where
 
+_NONFINITE = {"nan": float("nan"), "+inf": float("inf"), "-inf": float("-inf")}
+_MOST = 160
+"""Characters of an error that are recorded at most."""
+
 
 def measure_nonfinite(claim: Claim, compared: ComparedCase) -> Iterator[Measurement]:
-    """Yield what a case makes of NaN and infinities among its inputs, of no rows, of strided indices.
+    """Yield a case's results for NaN and infinities among its inputs, for no rows, and for strided indices.
 
     Quantizing such a value has no right result, a backend may be compiled for its batch, and indices are not quantized.
     The result is recorded all the same: an output, or an exception; a crash is reported by the isolation.
@@ -23,58 +27,50 @@ def measure_nonfinite(claim: Claim, compared: ComparedCase) -> Iterator[Measurem
     name, inputs = compared.reference.inputs[0]
     repeat = RepeatRun(case=compared.case, name=name, inputs=inputs, lowered=compared.lowered)
     if repeat.runs:
-        values = {name: _describe(repeat, edge) for name, edge in _edges(inputs) if repeat.run_float(edge)}
+        values = {name: _describe(repeat, edge) for name, edge in _make_edges(inputs) if repeat.run_float(edge)}
         yield Measurement(topic="nonfinite", subject=claim.id, values=dict(values))
 
 
-def _edges(inputs: Batch) -> Iterator[tuple[str, Batch]]:
-    """Yield the inputs with something that no claim speaks of, by name."""
+def _make_edges(inputs: Batch) -> Iterator[tuple[str, Batch]]:
+    """Yield the inputs changed in ways that no claim covers, by name."""
     place = next((n for n, each in enumerate(inputs) if each.is_floating_point() and each.numel()), None)
     if place is not None:
         for name, value in _NONFINITE.items():
-            yield name, _poked(inputs, place, value)
-    if any(each.dim() and not each.is_floating_point() for each in inputs):
-        yield "strided indices", tuple(map(_strided, inputs))
+            yield name, _poke(inputs, place, value)
+    are_indices = [bool(each.dim()) and not each.is_floating_point() for each in inputs]
+    if any(are_indices):
+        pairs = zip(inputs, are_indices, strict=True)
+        yield "strided indices", tuple(copy_with_gaps(each) if is_index else each for each, is_index in pairs)
     yield "no rows", tuple(each[:0] if each.dim() else each for each in inputs)
 
 
-def _strided(value: Tensor) -> Tensor:
-    return sliced(value) if value.dim() and not value.is_floating_point() else value
-
-
-_NONFINITE = {"nan": float("nan"), "+inf": float("inf"), "-inf": float("-inf")}
-
-
-def _poked(inputs: Batch, place: int, value: float) -> Batch:
-    """The inputs, with another value in the middle of one."""
+def _poke(inputs: Batch, place: int, value: float) -> Batch:
+    """Put another value in the middle of one input."""
     changed = inputs[place].clone()
     changed.view(-1)[changed.numel() // 2] = value
     return (*inputs[:place], changed, *inputs[place + 1 :])
 
 
 def _describe(repeat: RepeatRun, inputs: Batch) -> str:
-    """Say what the inputs give, by what differs from the plain ones' output."""
+    """Say what the inputs give, by the differences to the plain ones' output."""
     try:
-        found, again = repeat.run(inputs), repeat.run(inputs)
+        outputs, repeated = repeat.run(inputs), repeat.run(inputs)
     except Exception as error:
         return f"raises {type(error).__name__}: {' '.join(str(error).split())[:_MOST]}"
-    if compare_outputs(Where(), REPETITION, found, again).problem:
+    if compare_outputs(Where(), REPETITION, outputs, repeated).problem:
         return "varies from run to run"
     texts = []
-    for left, right in zip(repeat.expected, found, strict=False):
+    for left, right in zip(repeat.expected, outputs, strict=False):
         if left.shape != right.shape:
             texts.append(f"gives shape {tuple(right.shape)}")
             continue
         differs = (left != right) & ~(left.isnan() & right.isnan())
-        values = ", ".join(_distinct(right[differs]))
+        values = ", ".join(_list_distinct(right[differs]))
         texts.append(f"changes {int(differs.sum())} of {right.numel()} values{f', to {values}' if values else ''}")
     return "; ".join(texts)
 
 
-def _distinct(values: Tensor) -> list[str]:
-    """The smallest few of different values as text, NaN (which is unlike itself and has no place in an order) first."""
+def _list_distinct(values: Tensor) -> list[str]:
+    """Return the four smallest distinct values as text; first NaN, which is unlike itself and has no order."""
     numbers = sorted({float(value) for value in values if not value.isnan()})
     return ["nan"] * bool(values.isnan().any()) + [f"{value:.6g}" for value in numbers[:4]]
-
-
-_MOST = 160

@@ -1,4 +1,4 @@
-"""The numerics stage: is every output integer the exact result, correctly rounded? (NUM-03 to NUM-06)"""
+"""The numerics stage: checks that every output integer is the exact result, correctly rounded. (NUM-03 to NUM-06)"""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from backends.base import Capabilities
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
-from conformance.claims.qconfigs import dynamic_range
+from conformance.claims.qconfigs import dynamic_range_of
 from conformance.claims.traits import moves_only
 from conformance.machine.guard import Finds, guard
 from conformance.oracle.evaluate import Exact, Walk
 from conformance.oracle.grids import NoOracleError
 from conformance.stages.bench import Bench
-from conformance.stages.comparison import Comparison, compare_all, without_output
+from conformance.stages.comparison import Comparison, compare_all, compare_failed_run
 from conformance.stages.convert import ReferenceCase
 from conformance.stages.execution import ExecutedCase
 from conformance.stages.lower import LoweredModel, error_on_retry, lower, run_lowered
-from conformance.stages.stage import MOST_OTHERS, CaseResult, CaseStage, StageError, failed, worst_of
+from conformance.stages.stage import MOST_OTHERS, CaseResult, CaseStage, StageError, make_failure, worst_of
 from conformance.stages.statistics import summarize
 from reports.schema import Check, Where, evidence
 from reports.verdicts import PASSING, Verdict
 
 ExactOf = Callable[[Batch], Sequence[Exact]]
-"""Gives the exact results of inputs, one for each output."""
+"""Computes the exact results for inputs, one for each output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstRun:
-    """The first output that could be compared. ``exact_of``: gives the exact results of inputs."""
+    """The first output that could be compared, and the function for exact results."""
 
     output: Any
     exact_of: ExactOf
@@ -41,7 +41,7 @@ class FirstRun:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedCase(CaseResult):
-    """A case whose outputs have been compared. ``first``: None: there was no output to compare."""
+    """A case whose outputs have been compared. ``first``: None: no output could be compared."""
 
     executed: ExecutedCase
     comparisons: tuple[Comparison, ...]
@@ -54,22 +54,27 @@ class ComparedCase(CaseResult):
 
     @property
     def reference(self) -> ReferenceCase:
-        """The reference model."""
+        """Reference model of the case."""
         return self.executed.lowered.reference
 
     @property
     def case(self) -> Case:
-        """The case."""
+        """Case that was run."""
         return self.reference.case
 
     @property
     def lowered(self) -> LoweredModel:
-        """The lowered model."""
+        """Lowered model of the case."""
         return self.executed.lowered.model
 
 
 class NumericsStage(CaseStage[ExecutedCase, ComparedCase]):
-    """Compares the outputs of all inputs with the oracle."""
+    """Runs the lowered model on all inputs, and compares its outputs with the oracle's exact results.
+
+    Judged is the worst comparison of all cases (NUM-03, NUM-05): within its bound, within one step, in float, or wrong.
+    Its message has the distance and the bound in LSB; the evidence has the worst elements, the qparams, the attribution
+    and a line for each other comparison that is as bad.
+    """
 
     name = "numerics"
     runs_backend = True
@@ -79,9 +84,9 @@ class NumericsStage(CaseStage[ExecutedCase, ComparedCase]):
         self._comparisons: list[Comparison] = []
 
     def run(self, before: ExecutedCase) -> ComparedCase:
-        """Run the lowered model on every input. Faults are compared, or a fault of the result: no case ends here."""
+        """Run the lowered model on every input. A fault is in a comparison or in the result: no case ends here."""
         reference = before.lowered.reference
-        walk = Walk(reference.model, self._capabilities(before), dynamic_range=dynamic_range(self.claim))
+        walk = Walk(reference.model, self._capabilities_for(before), dynamic_range=dynamic_range_of(self.claim))
         comparisons: list[Comparison] = []
         first: FirstRun | None = None
         fault: StageError | None = None
@@ -94,25 +99,25 @@ class NumericsStage(CaseStage[ExecutedCase, ComparedCase]):
                 fault = StageError("NUM-03", Verdict.UNEXERCISED, f"no oracle: {error}")
                 break
             except StageError as error:
-                comparisons.append(self._failed_run(before, where, inputs, error))
-                break  # what raises for one input is not run on the others
+                comparisons.append(self._compare_failed_run(before, where, inputs, error))
+                break  # a model that raises for one input is not run on the others
             first = first or FirstRun(output=output, exact_of=walk.exact)
             comparisons += compare_all(where, exacts, output, tuple(reference.grids))
         self._comparisons += comparisons
         return ComparedCase(executed=before, comparisons=tuple(comparisons), first=first, fault=fault)
 
-    def _capabilities(self, executed: ExecutedCase) -> Capabilities:
-        """The backend's capabilities; what runs in float is held to what float arithmetic can do."""
+    def _capabilities_for(self, executed: ExecutedCase) -> Capabilities:
+        """Return the backend's capabilities; in a float fallback, those of float arithmetic."""
         capabilities = self.bench.capabilities
         if not executed.runs_in_float:
             return capabilities
         return replace(capabilities, float_accumulation=True, dynamic_states=False, half_row_qparams=False)
 
-    def _failed_run(self, executed: ExecutedCase, where: Where, inputs: Batch, error: StageError) -> Comparison:
+    def _compare_failed_run(self, executed: ExecutedCase, where: Where, inputs: Batch, error: StageError) -> Comparison:
         lower_again = partial(lower, self.bench, executed.lowered.reference.model, inputs)
         varies = error_on_retry(lower_again, where, inputs) != str(error)
         shown = {**error.evidence, "nondeterministic": True} if varies else error.evidence
-        return without_output(where, error.rule, str(error), shown)
+        return compare_failed_run(where, error.rule, str(error), shown)
 
     def has_raised(self, result: ComparedCase | None, fault: StageError | None) -> bool:
         """Tell whether the backend's code raised when it ran the lowered model."""
@@ -125,16 +130,16 @@ class NumericsStage(CaseStage[ExecutedCase, ComparedCase]):
             return super().judge()
         check = judge_comparisons(claim.id, comparisons, moves_only=moves_only(claim))
         if errors and check.verdict in PASSING:
-            check = failed(claim.id, self.name, worst_of(errors))
+            check = make_failure(claim.id, self.name, worst_of(errors))
         return replace(check, cases=len(comparisons) + len(errors), failing=check.failing + len(errors))
 
 
 @guard("numerics.distance", Finds.DISTANCES)
 def judge_comparisons(claim: str, comparisons: Sequence[Comparison], *, moves_only: bool) -> Check:
     """Judge a claim's numbers by all comparisons: the worst decides. (NUM-03, NUM-05)"""
-    lead = max(comparisons, key=lambda each: (-verdict_of(each, moves_only).rank, each.excess))
+    lead = max(comparisons, key=lambda comparison: (-verdict_of(comparison, moves_only).rank, comparison.excess))
     verdict = verdict_of(lead, moves_only)
-    others = _others(comparisons, lead, moves_only)
+    others = _list_others(comparisons, lead, moves_only)
     return Check(
         claim=claim,
         stage="numerics",
@@ -151,19 +156,18 @@ def judge_comparisons(claim: str, comparisons: Sequence[Comparison], *, moves_on
     )
 
 
-def _others(comparisons: Sequence[Comparison], lead: Comparison, moves_only: bool) -> dict[str, object]:
-    """Return a line for each further comparison that is as bad, up to a number that can be read."""
+def _list_others(comparisons: Sequence[Comparison], lead: Comparison, moves_only: bool) -> dict[str, object]:
+    """Return as evidence a line for each further comparison that is as bad, up to a readable number."""
     verdict = verdict_of(lead, moves_only)
     alike = [each for each in comparisons if each is not lead and verdict_of(each, moves_only) is verdict]
-    if not alike:
-        return {}
-    lines = {"others": [message_of(each, verdict) for each in alike[:MOST_OTHERS]]}
-    varies = any(each.evidence.get("nondeterministic") for each in alike)
-    return {**lines, "nondeterministic": True} if varies else {**lines}
+    shown: dict[str, object] = {"others": [message_of(each, verdict) for each in alike[:MOST_OTHERS]]} if alike else {}
+    if any(each.evidence.get("nondeterministic") for each in alike):
+        shown["nondeterministic"] = True
+    return shown
 
 
 def verdict_of(comparison: Comparison, moves_only: bool) -> Verdict:
-    """Return what one comparison makes of the claim. Computed in float is never verified, however right."""
+    """Return a claim's verdict by one comparison. An output computed in float is never verified, however right."""
     if comparison.ran_in_float:
         return Verdict.FALLBACK
     if comparison.excess <= 0:
@@ -183,5 +187,5 @@ def message_of(comparison: Comparison, verdict: Verdict) -> str:
 
 
 def _largest_finite(values: Iterable[float]) -> float | None:
-    """The largest finite value: an output that cannot be measured hides no other's distance."""
+    """Return the largest finite value: an output that cannot be measured hides no other's distance."""
     return max((round(value, 6) for value in values if math.isfinite(value)), default=None)

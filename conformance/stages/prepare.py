@@ -1,4 +1,4 @@
-"""The prepare stage: the pattern has the claim's dtype config, and is observed as its type says (PAT, DTY, OBS).
+"""The prepare stage: checks that the pattern has the claim's dtype config and the right observers. (PAT, DTY, OBS)
 
 A claim that is not static has observers in other places: `conformance.stages.dynamic_checks`.
 """
@@ -13,14 +13,14 @@ from torch.fx import GraphModule, Node
 
 from conformance.claims.build import PRELUDE
 from conformance.claims.claim import Claim
-from conformance.claims.inputs import Batch, calibration_inputs
+from conformance.claims.inputs import Batch, draw_calibration_inputs
 from conformance.claims.qconfigs import INTEGERS, kind_of
 from conformance.machine.guard import guard
 from conformance.stages.bench import Bench
 from conformance.stages.calibration import keeps_statistics, prepare_case
 from conformance.stages.dynamic_checks import check_prepared_dynamic
 from conformance.stages.fuse import BuiltCase
-from conformance.stages.meaning import difference_of
+from conformance.stages.meaning import describe_difference
 from conformance.stages.ranges import check_ranges
 from conformance.stages.stage import CaseResult, CaseStage, Problem, raise_problem, run_flow
 from refimpl import ObservationType, RefimplError, explain
@@ -32,7 +32,7 @@ from reports.verdicts import Verdict
 class PreparedCase(CaseResult):
     """The prepared and calibrated model of a case.
 
-    ``misfit``: a grid that does not hold what calibration has seen, which the convert stage reports.
+    ``misfit``: a grid that does not hold the calibration values; the convert stage reports it.
     """
 
     built: BuiltCase
@@ -41,7 +41,12 @@ class PreparedCase(CaseResult):
 
 
 class PrepareStage(CaseStage[BuiltCase, PreparedCase]):
-    """Prepares and calibrates the model, in the flow of the claim."""
+    """Prepares and calibrates the float model, in the flow of the claim.
+
+    Judged are the decision on the pattern (PAT-07, DTY-02), its observation type and observers (OBS), and in QAT the
+    function before training (QAT-01). A fault refutes the claim, an entry that cannot be reached is UNEXERCISED; the
+    evidence is the prepared graph.
+    """
 
     name = "prepare"
 
@@ -49,35 +54,34 @@ class PrepareStage(CaseStage[BuiltCase, PreparedCase]):
         super().__init__(bench, claim)
         self.first: GraphModule | None = None
         """The first prepared model, whose decisions are shown."""
-        self._trains_alike: set[str] = set()
-        self._ranges_fit: set[str] = set()
 
     def run(self, before: BuiltCase) -> PreparedCase:
-        """Prepare and calibrate. Raises StageError for what prepare refuses, or decides otherwise than claimed."""
+        """Prepare and calibrate. Raises StageError for a fault, or if prepare refuses."""
+        variant = before.case.variant
         problems: list[Problem] = []
         misfits: list[Problem] = []
 
-        def untrained(prepared: GraphModule) -> None:
-            """Training changes some models only by statistics: only now can anybody tell what these compute."""
-            if before.case.variant not in self._trains_alike and keeps_statistics(prepared):
-                inputs = calibration_inputs(before.case)[0]
+        def check_untrained(prepared: GraphModule) -> None:
+            """Check the function of a model that training changes only by statistics: later it is another one."""
+            if variant not in self.proven and keeps_statistics(prepared):
+                inputs = draw_calibration_inputs(before.case)[0]
                 if (problem := check_trained_meaning(before.model, prepared, inputs)) is None:
-                    self._trains_alike.add(before.case.variant)
+                    self.proven.add(variant)
                 else:
                     problems.append(problem)
 
-        def calibrated(prepared: GraphModule, batches: tuple[Batch, ...]) -> None:
-            """Later the ranges are those of the regime."""
-            if self.claim.flow != "ptq" or before.case.variant in self._ranges_fit:
+        def check_calibrated(prepared: GraphModule, batches: tuple[Batch, ...]) -> None:
+            """Check the ranges: later they are those of the regime."""
+            if self.claim.flow != "ptq" or variant in self.proven:
                 return
             with contextlib.suppress(RefimplError):  # which the convert stage finds as well
                 if (problem := check_ranges(self.bench.convert(prepared), batches)) is not None:
                     misfits.append(problem)
             if not misfits:
-                self._ranges_fit.add(before.case.variant)
+                self.proven.add(variant)
 
-        asked = (self.claim, before.case, before.model, self.bench.config, untrained, calibrated)
-        prepared = run_flow("OBS-15", lambda: prepare_case(*asked))
+        arguments = (self.claim, before.case, before.model, self.bench.config, check_untrained, check_calibrated)
+        prepared = run_flow("OBS-15", lambda: prepare_case(*arguments))
         raise_problem(next(iter(problems), None), prepared)
         self.first = self.first or prepared
         raise_problem(check_prepared(self.claim, prepared), prepared)
@@ -86,7 +90,7 @@ class PrepareStage(CaseStage[BuiltCase, PreparedCase]):
 
 @guard("prepare.check_prepared")
 def check_prepared(claim: Claim, prepared: GraphModule) -> Problem | None:
-    """The pattern is quantized by the claim's dtype config, and observed as its observation type says."""
+    """Check that the pattern is quantized by the claim's dtype config, and observed as its observation type says."""
     if claim.entry.observation_type is ObservationType.INPUT_OUTPUT_NOT_OBSERVED:
         return check_unobserved(claim, prepared)
     decision = decision_of(claim, prepared)
@@ -108,22 +112,21 @@ def check_prepared(claim: Claim, prepared: GraphModule) -> Problem | None:
 
 @guard("prepare.check_unobserved")
 def check_unobserved(claim: Claim, prepared: GraphModule) -> Problem | None:
-    """What reads a shape is in the graph, and nothing observes it. (OBS-03, OBS-10)"""
+    """Check that an op that reads a shape is in the graph, and nothing observes it. (OBS-03, OBS-10)"""
     readers = {node.name for node in prepared.graph.nodes if node.target == claim.entry.normal_pattern}
     if not readers:
         text = f"an entry that can never match: no node calls {claim.pattern}, not even where a model uses it"
         return Problem(rule="PAT-03", verdict=Verdict.UNEXERCISED, message=text)
     observed = sorted(readers & {slot.value for slot in explain(prepared).plan.slots})
-    return (
-        Problem(rule="OBS-03", message=f"observed, though it is no tensor: {', '.join(observed)}") if observed else None
-    )
+    text = f"observed, though it is no tensor: {', '.join(observed)}"
+    return Problem(rule="OBS-03", message=text) if observed else None
 
 
 def decision_of(claim: Claim, prepared: GraphModule) -> Decision | None:
-    """Return the decision on the claim's pattern; None if there are none or several.
+    """Return the decision on the claim's pattern; None for none or several.
 
     It is the one by the claim's entry; a pattern that was fused is decided by the fused module's entry, and is the only
-    one but for what stands before the pattern.
+    one but for the identity before the pattern.
     """
     decisions = explain(prepared).plan.decisions
     own = [each for each in decisions if each.entry == claim.index]
@@ -134,7 +137,7 @@ def decision_of(claim: Claim, prepared: GraphModule) -> Decision | None:
 
 @guard("prepare.check_observation_type")
 def check_observation_type(claim: Claim, decision: Decision, prepared: GraphModule) -> Problem | None:
-    """The type in force is the claim's; a pattern that was fused is observed as the fused module's entry says."""
+    """Check that the observation type is the claim's, but for fused patterns: the fused module's entry decides."""
     if claim.entry.fuser_method is not None:
         return None
     root = next(node for node in prepared.graph.nodes if node.name == decision.root)
@@ -148,7 +151,7 @@ def check_observation_type(claim: Claim, decision: Decision, prepared: GraphModu
 
 @guard("prepare.check_observers")
 def check_observers(decision: Decision, prepared: GraphModule) -> Problem | None:
-    """Every input is observed; the output has an observer of its own, or shares that of the inputs. (OBS-01, OBS-02)"""
+    """Check that every input is observed, the output by its own observer or by the inputs'. (OBS-01, OBS-02)"""
     slots = explain(prepared).plan.slots
     inputs = {slot.group for slot in slots if slot.role != "weight" and slot.value not in decision.nodes}
     outputs = {slot.group for slot in slots if slot.role == "output" and slot.value in decision.nodes}
@@ -166,9 +169,9 @@ def check_observers(decision: Decision, prepared: GraphModule) -> Problem | None
 
 @guard("prepare.check_trained_meaning")
 def check_trained_meaning(model: nn.Module, prepared: GraphModule, inputs: tuple[Tensor, ...]) -> Problem | None:
-    """A model that is prepared for training, and not trained yet, computes the float model's function. (QAT-01)"""
+    """Check that a model prepared for training, and not trained yet, computes the float model's function. (QAT-01)"""
     prepared.eval()
-    difference = difference_of(model, prepared, inputs)
+    difference = describe_difference(model, prepared, inputs)
     prepared.train()
     text = f"the modules for training compute something else, {difference}"
     return Problem(rule="QAT-01", message=text) if difference else None

@@ -1,7 +1,7 @@
-"""Ranges: does the reference model hold what calibration has seen, on the grids that it has? (CVT-01)
+"""Ranges: whether the reference model's grids hold the values seen in calibration. (CVT-01)
 
-The oracle takes the reference model for what is meant. A grid in the wrong place, or with qparams that nobody measured,
-is in the reference model and in the backend's alike, so that no comparison of the two can tell. The float model can.
+The oracle takes the reference model as right. A grid in the wrong place, or with qparams that nobody measured, is in
+the reference model and in the backend's: comparing these two shows nothing, but comparing with the float model does.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from conformance.stages.stage import Problem
 from refimpl import RefimplError, explain
 from refimpl.dtype_config import DTypeConfig
 from refimpl.plan import Plan
-from refimpl.quality_walk import LayerEdge, OutputGrid, QualityWalk, Reading, copied, leaves
+from refimpl.quality_walk import LayerEdge, OutputGrid, QualityWalk, Reading, copy_tensors, flatten
 
 Seen: TypeAlias = dict[LayerEdge, tuple[float, float, OutputGrid]]
 """The smallest and the largest value of each observed layer, and its output's grid."""
 
 ROUNDING = 2.0**-18
-"""What float32 makes of a range, as a part of it: a few roundings of 2⁻²⁴, and sums of some tens of terms."""
+"""Relative float32 error of a range: a few roundings of 2⁻²⁴, and sums of some tens of terms."""
 
 
 @guard("convert.check_ranges")
 def check_ranges(reference: GraphModule, batches: Sequence[Batch]) -> Problem | None:
-    """Each grid of a reference model holds what the float model gives in calibration, and is no wider. (CVT-01)
+    """Check that each grid of a reference model holds the float model's calibration values, and is no wider. (CVT-01)
 
     For observers of the smallest and the largest value, after calibration on just these batches. Of n + 1 integers in
     steps of s, for values of -a to b:
@@ -42,13 +42,13 @@ def check_ranges(reference: GraphModule, batches: Sequence[Batch]) -> Problem | 
       smallest scale that the observer may give. Values that share an observer count together.
 
     Qparams that the claim fixes are for results that reach the end of a whole step, as 1 where the largest integer is
-    255/256; of an input, and of whatever shares an observer with such a result, they are the claim's own affair: a pool
-    may sum what it takes. What float32 rounds comes on top (`ROUNDING`).
+    255/256. They are not checked on inputs, and on values that share an observer with such a result: a pool may sum
+    them. Float32 rounding comes on top (`ROUNDING`).
     """
     seen: Seen = {}
 
     def measure(layer: LayerEdge, reading: Reading) -> None:
-        values = [each for each in leaves(reading.floating) if isinstance(each, Tensor) and each.numel()]
+        values = [each for each in flatten(reading.floating) if isinstance(each, Tensor) and each.numel()]
         if reading.grid is None or not values:
             return
         low, high, _ = seen.get(layer, (0.0, 0.0, reading.grid))
@@ -59,48 +59,41 @@ def check_ranges(reference: GraphModule, batches: Sequence[Batch]) -> Problem | 
         walk = QualityWalk(reference, None, "", measure)
         with torch.no_grad():
             for batch in batches:
-                walk.run(copied(batch), copied(batch))
+                walk.run(copy_tensors(batch), copy_tensors(batch))
     except RefimplError:
         return None  # numerics will say so
-    plan = explain(reference).plan
-    return next(iter(_misfits(walk, plan, seen)), None)
+    return next(_find_misfits(walk, explain(reference).plan, seen), None)
 
 
-def _misfits(walk: QualityWalk, plan: Plan, seen: Seen) -> Iterator[Problem]:
-    groups = _groups(plan)
-    together = _largest_together(groups, seen)
-    exact = _exact_groups(plan)
-    smallest = max((_eps(decision.qconfig) for decision in plan.decisions if decision.qconfig), default=0.0)
+def _find_misfits(walk: QualityWalk, plan: Plan, seen: Seen) -> Iterator[Problem]:
+    groups = defaultdict[str, set[int]](set)  # of the observers that see a value, by the value's name (OBS-02)
+    for slot in plan.slots:
+        groups[slot.value].add(slot.group)
+    together = _find_largest_values(groups, seen)
+    exact = _exact_groups_of(plan)
+    smallest = max((_smallest_scale_of(each.qconfig) for each in plan.decisions if each.qconfig), default=0.0)
     for layer, (low, high, grid) in seen.items():
         at_output = layer.decision is not None and _is_exact(layer.decision.dtype_config, "output")
         if not at_output and (_is_fixed_input(walk, layer) or not exact.isdisjoint(groups[layer.name])):
             continue
         steps = (grid.high - grid.low) / grid.scale
         slack = grid.scale * ((1.0 if at_output else 0.5) + steps * ROUNDING)
-        said = f"{layer.name} is quantized to {grid.low:.6g}..{grid.high:.6g} in steps of {grid.scale:.6g}"
+        text = f"{layer.name} is quantized to {grid.low:.6g}..{grid.high:.6g} in steps of {grid.scale:.6g}"
         if low < grid.low - slack or high > grid.high + slack:
-            yield Problem(rule="CVT-01", message=f"{said}; it is {low:.6g}..{high:.6g} in calibration")
+            yield Problem(rule="CVT-01", message=f"{text}; it is {low:.6g}..{high:.6g} in calibration")
         elif not at_output and grid.scale > max(2 * together[layer] / steps, smallest) * (1 + ROUNDING):
-            text = f"{said}; calibration has at most {together[layer]:.6g} there, which explains no such step"
-            yield Problem(rule="CVT-01", message=text)
+            reason = f"calibration has at most {together[layer]:.6g} there, which explains no such step"
+            yield Problem(rule="CVT-01", message=f"{text}; {reason}")
 
 
-def _groups(plan: Plan) -> dict[str, set[int]]:
-    """The groups of the observers that see a value, by the value's name. (OBS-02)"""
-    groups: dict[str, set[int]] = defaultdict(set)
-    for slot in plan.slots:
-        groups[slot.value].add(slot.group)
-    return groups
-
-
-def _exact_groups(plan: Plan) -> set[int]:
-    """The groups of observers that see a result whose qparams a claim fixes. (OBS-02)"""
+def _exact_groups_of(plan: Plan) -> set[int]:
+    """Return the groups of observers that see a result whose qparams a claim fixes. (OBS-02)"""
     exact = {decision.node for decision in plan.decisions if _is_exact(decision.dtype_config, "output")}
     return {slot.group for slot in plan.slots if slot.role == "output" and slot.value in exact}
 
 
-def _largest_together(groups: dict[str, set[int]], seen: Seen) -> dict[LayerEdge, float]:
-    """The largest absolute value of each layer and of those whose value an observer of it sees too. (OBS-02)"""
+def _find_largest_values(groups: dict[str, set[int]], seen: Seen) -> dict[LayerEdge, float]:
+    """Return the largest absolute value of each layer and of those that share an observer with it. (OBS-02)"""
     largest: dict[int, float] = defaultdict(float)
     own = {layer: max(-low, high) for layer, (low, high, _) in seen.items()}
     for layer, value in own.items():
@@ -109,15 +102,15 @@ def _largest_together(groups: dict[str, set[int]], seen: Seen) -> dict[LayerEdge
     return {layer: max([value, *(largest[group] for group in groups[layer.name])]) for layer, value in own.items()}
 
 
-def _eps(qconfig: Any) -> float:
-    """The smallest scale that a QConfig's observer of activations gives."""
+def _smallest_scale_of(qconfig: Any) -> float:
+    """Return the smallest scale that a QConfig's observer of activations gives."""
     observer = qconfig.activation()
     return float(getattr(getattr(observer, "activation_post_process", observer), "eps", 0.0))
 
 
 def _is_fixed_input(walk: QualityWalk, layer: LayerEdge) -> bool:
-    """Tell whether a value is rounded for a pattern that fixes the qparams of what it takes."""
-    if layer.decision is not None or layer.source in walk.back:  # a second range (OBS-14) is nobody's input by itself
+    """Tell whether a value is rounded for a pattern that fixes the qparams of its input."""
+    if layer.decision is not None or layer.source in walk.back:  # a second range (OBS-14) is no pattern's own input
         return False
     takers = [walk.decisions.get(user.name) for user in layer.at.users]
     return any(taker is not None and _is_exact(taker.dtype_config, "input") for taker in takers)

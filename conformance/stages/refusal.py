@@ -16,31 +16,16 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
 
+import refimpl
 from conformance.claims.build import Preluded
 from conformance.claims.case import Case
 from conformance.claims.claim import NO_WEIGHT, Claim
-from conformance.claims.qconfigs import observer_arguments, qconfig_for
+from conformance.claims.qconfigs import make_min_max, observer_arguments_of, qconfig_for
 from conformance.machine.guard import guard
 from conformance.stages.bench import Bench
 from conformance.stages.calibration import leaves_of
 from conformance.stages.numerics import ComparedCase
-from conformance.stages.stage import Problem, passed, raise_problem
-from refimpl import (
-    BackendConfig,
-    BackendPatternConfig,
-    DTypeConfig,
-    DTypeWithConstraints,
-    FakeQuantize,
-    MinMaxObserver,
-    ObservationType,
-    PlaceholderObserver,
-    QConfig,
-    QConfigMapping,
-    convert_to_reference_decomposed_fx,
-    explain,
-    prepare_fx,
-    prepare_qat_fx,
-)
+from conformance.stages.stage import Problem, make_pass, raise_problem
 from refimpl.dtype_choice import ObserverFacts
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.observers import Constructor, dtype_range, is_quantized_dtype
@@ -50,43 +35,47 @@ from reports.schema import Check
 Side = Literal["activation", "weight"]
 """A side of a QConfig."""
 SIDES: tuple[Side, ...] = ("activation", "weight")
+Constraints = list[refimpl.DTypeWithConstraints]
+"""The constraints on one side, of each end that they bound."""
+Change = Callable[[Claim, Constraints, Constructor], tuple[Any, object] | None]
+"""Returns a constructor that breaks a rule, and the value that breaks it; None: the claim has no such bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeQConfig:
-    """A QConfig at the edge of a claim. ``rule``: what refuses it; "": nothing does.
+    """A QConfig at the edge of a claim. ``rule``: the rule that refuses it, or "".
 
-    ``found``: what the log must give as the value that was found. ``is_weight``: it is the weight's value.
+    ``found``: the value that the log must give as found. ``is_weight``: it is the weight's value.
     """
 
     name: str
-    qconfig: QConfig
+    qconfig: refimpl.QConfig
     rule: str = ""
     found: object = None
     is_weight: bool = False
 
 
 def check_refusal(bench: Bench, claim: Claim, compared: ComparedCase) -> Check:
-    """Try the QConfigs just outside of a claim and those exactly on its bounds, on one of its cases.
+    """Prepare one case of a claim with the QConfigs just outside of it and those exactly on its bounds.
 
     Raises StageError for one that is taken or refused wrongly, or without the right reason.
     """
     prepared = compared.reference.prepared
-    problem, tried = try_edges(claim, compared.case, prepared.built.model, bench.config)
+    problem, count = try_edges(claim, compared.case, prepared.built.model, bench.config)
     raise_problem(problem, prepared.model)
-    return passed(claim.id, "refusal", tried)
+    return make_pass(claim.id, "refusal", count)
 
 
-def try_edges(claim: Claim, case: Case, model: nn.Module, config: BackendConfig) -> tuple[Problem | None, int]:
-    """Try the QConfigs at the edge of a claim; also return how many were tried.
+def try_edges(claim: Claim, case: Case, model: nn.Module, config: refimpl.BackendConfig) -> tuple[Problem | None, int]:
+    """Try the QConfigs at the edge of a claim; also return their number.
 
     `model`: a float model of the case, in eval mode; copies that share its parameters are prepared, one for each
-    QConfig. The claim's own QConfig is on its bounds and has been taken already: the prepare stage has seen to that.
+    QConfig. The claim's own QConfig is on its bounds; the prepare stage has checked that it is taken.
     """
-    if claim.entry.observation_type is ObservationType.INPUT_OUTPUT_NOT_OBSERVED:
-        return None, 0  # no QConfig is asked about what reads a shape (OBS-10)
+    if claim.entry.observation_type is refimpl.ObservationType.INPUT_OUTPUT_NOT_OBSERVED:
+        return None, 0  # no QConfig decides about an op that reads a shape (OBS-10)
     model = model.inner if isinstance(model, Preluded) else model
-    deciding = _deciding_entries(claim, config)
+    deciding = _restrict_entries(claim, config)
     inside, outside = list(edges_inside(claim)), list(edges_outside(claim))
     problem = check_taken(claim, inside, _prepare_copies(claim, case, model, inside, deciding)) if inside else None
     if problem is None and outside:
@@ -98,13 +87,13 @@ def try_edges(claim: Claim, case: Case, model: nn.Module, config: BackendConfig)
 
 
 def edges_outside(claim: Claim) -> Iterator[EdgeQConfig]:
-    """Yield QConfigs that break one rule each, by as little as can be."""
+    """Yield QConfigs that break one rule each, by as little as possible."""
     base = qconfig_for(claim)
     for name, rule, side, change in _OUTSIDE:
-        given = _constraints(claim, side)
-        found = change(claim, given, getattr(base, side)) if given else None
-        if found is not None:
-            make, value = found
+        constraints = _constraints_of(claim, side)
+        changed = change(claim, constraints, getattr(base, side)) if constraints else None
+        if changed is not None:
+            make, value = changed
             qconfig = base._replace(**{side: make})
             yield EdgeQConfig(name=name, qconfig=qconfig, rule=rule, found=value, is_weight=side == "weight")
 
@@ -112,28 +101,24 @@ def edges_outside(claim: Claim) -> Iterator[EdgeQConfig]:
 def edges_inside(claim: Claim) -> Iterator[EdgeQConfig]:
     """Yield the QConfig that keeps each of a claim's bounds exactly, where the claim's own does not ask the same."""
     base = qconfig_for(claim)
-    qconfig = base._replace(**{side: _on_bounds(_constraints(claim, side), getattr(base, side)) for side in SIDES})
+    qconfig = base._replace(**{side: _bind_bounds(_constraints_of(claim, side), getattr(base, side)) for side in SIDES})
     if any(ObserverFacts.of(getattr(qconfig, side)()) != ObserverFacts.of(getattr(base, side)()) for side in SIDES):
         yield EdgeQConfig(name="exactly the bounds", qconfig=qconfig)
 
 
-Change = Callable[[Claim, Sequence[DTypeWithConstraints], Constructor], tuple[Any, object] | None]
-"""A constructor that breaks a rule, and the value that breaks it; None: the claim has no such bound."""
-
-
-def _constraints(claim: Claim, side: Side) -> list[DTypeWithConstraints]:
-    """What holds for a side of the QConfig: a static output's observer is the input's. Wildcards bound nothing."""
+def _constraints_of(claim: Claim, side: Side) -> Constraints:
+    """Return the constraints on a side of the QConfig (a static output has the input's); none for wildcards."""
     dtypes = claim.dtypes
     if side == "weight":
-        given = [dtypes.weight_dtype_with_constraints] if claim.scheme != NO_WEIGHT else []
-        return [each for each in given if each.dtype not in (None, torch.float32)]
-    given = [dtypes.input_dtype_with_constraints]
+        weight = dtypes.weight_dtype_with_constraints
+        return [] if claim.scheme == NO_WEIGHT or weight.dtype in (None, torch.float32) else [weight]
+    ends = [dtypes.input_dtype_with_constraints]
     if not dtypes.is_dynamic:
-        given.append(dtypes.output_dtype_with_constraints)
-    return [each for each in given if each.dtype is not None]  # rule: DTY-01
+        ends.append(dtypes.output_dtype_with_constraints)
+    return [each for each in ends if each.dtype is not None]  # rule: DTY-01
 
 
-def _with(make: Constructor, **changes: Any) -> Constructor:
+def _bind(make: Constructor, **changes: Any) -> Constructor:
     """Bind other arguments; those of an observer that is bound itself, with its arguments, are bound there."""
     observer = make.keywords.get("observer")
     if isinstance(observer, Constructor):
@@ -141,193 +126,184 @@ def _with(make: Constructor, **changes: Any) -> Constructor:
     return make.with_args(**changes)
 
 
-def _other_dtype(_: Claim, given: Sequence[DTypeWithConstraints], make: Constructor) -> tuple[Any, object]:
-    other = torch.qint8 if given[0].dtype is torch.quint8 else torch.quint8
-    low, high = dtype_range(other)
-    return _with(make, dtype=other, quant_min=low, quant_max=high), other
+def _change_dtype(_: Claim, ends: Constraints, make: Constructor) -> tuple[Any, object]:
+    dtype = torch.qint8 if ends[0].dtype is torch.quint8 else torch.quint8
+    low, high = dtype_range(dtype)
+    return _bind(make, dtype=dtype, quant_min=low, quant_max=high), dtype
 
 
-def _other_mode(claim: Claim, given: Sequence[DTypeWithConstraints], _: Constructor) -> tuple[Any, object]:
-    """Dynamic for static, and the reverse."""
-    other = not claim.dtypes.is_dynamic
-    return PlaceholderObserver.with_args(dtype=given[0].dtype, is_dynamic=other), other
+def _change_mode(claim: Claim, ends: Constraints, _: Constructor) -> tuple[Any, object]:
+    """Make a static observer dynamic, and the reverse."""
+    is_dynamic = not claim.dtypes.is_dynamic
+    return refimpl.PlaceholderObserver.with_args(dtype=ends[0].dtype, is_dynamic=is_dynamic), is_dynamic
 
 
-def _wider(
-    end: Literal["quant_min", "quant_max"], _: Claim, given: Sequence[DTypeWithConstraints], make: Constructor
-) -> tuple[Any, object] | None:
-    """A range one wider than the bounds, where they leave an integer of the dtype outside."""
-    ends = _range([each for each in given if _is_bounded(each)])
-    if ends is None or given[0].dtype is None:
+def _widen(end: str, _: Claim, ends: Constraints, make: Constructor) -> tuple[Any, object] | None:
+    """Make a range one wider than the bounds at an end, where they leave an integer of the dtype outside."""
+    bounds = _bounded_range(ends)
+    if bounds is None or ends[0].dtype is None:
         return None
-    low, high = ends
-    widest_low, widest_high = dtype_range(given[0].dtype)
+    low, high = bounds
+    widest_low, widest_high = dtype_range(ends[0].dtype)
     if end == "quant_min":
-        return (_with(make, quant_min=low - 1, quant_max=high), low - 1) if low > widest_low else None
-    return (_with(make, quant_min=low, quant_max=high + 1), high + 1) if high < widest_high else None
+        return (_bind(make, quant_min=low - 1, quant_max=high), low - 1) if low > widest_low else None
+    return (_bind(make, quant_min=low, quant_max=high + 1), high + 1) if high < widest_high else None
 
 
-def _is_bounded(each: DTypeWithConstraints) -> bool:
-    return each.quant_min_lower_bound is not None and each.quant_max_upper_bound is not None  # rule: DTY-03
+def _bounded_range(ends: Constraints) -> tuple[int, int] | None:
+    """Return the widest range within the bounds of all ends that have both; None: no integers."""
+    both = [(each.quant_min_lower_bound, each.quant_max_upper_bound) for each in ends]
+    return _range_of([each for each, bounds in zip(ends, both, strict=True) if None not in bounds])  # rule: DTY-03
 
 
-def _range(given: Sequence[DTypeWithConstraints]) -> tuple[int, int] | None:
-    """The widest range that is within all bounds; None: no integers."""
-    if not given or not is_quantized_dtype(given[0].dtype):
+def _range_of(ends: Constraints) -> tuple[int, int] | None:
+    """Return the widest range that is within all bounds; None: no integers."""
+    if not ends or not is_quantized_dtype(ends[0].dtype):
         return None
-    arguments = observer_arguments(*given)
+    arguments = observer_arguments_of(*ends)
     low, high = dtype_range(arguments["dtype"])
     return arguments.get("quant_min", low), arguments.get("quant_max", high)
 
 
-def _smallest_scale(given: Sequence[DTypeWithConstraints]) -> float | None:
-    """The bound of the smallest scale, where a QConfig can keep it: fixed qparams are not measured."""
-    floors = [each.scale_min_lower_bound for each in given if each.scale_min_lower_bound is not None]
-    is_fixed = any(each.scale_exact_match is not None for each in given)
-    return max(floors) if floors and not is_fixed and max(floors) > 0 else None
+def _smallest_scale_of(ends: Constraints) -> float | None:
+    """Return the bound of the smallest scale, where a QConfig can keep it: fixed qparams are not measured."""
+    largest = max((each.scale_min_lower_bound for each in ends if each.scale_min_lower_bound is not None), default=0.0)
+    is_fixed = any(each.scale_exact_match is not None for each in ends)
+    return largest if largest > 0 and not is_fixed else None
 
 
-def _beside(value: float, towards: float) -> float:
-    """The float32 number next to a value: observers hold scales in float32."""
-    return float(torch.nextafter(torch.tensor(value), torch.tensor(towards)))
+def _step_towards(value: float, end: float) -> float:
+    """Return the next float32 number: observers hold scales in float32."""
+    return float(torch.nextafter(torch.tensor(value), torch.tensor(end)))
 
 
-def _finer(_: Claim, given: Sequence[DTypeWithConstraints], make: Constructor) -> tuple[Any, object] | None:
-    """A smallest scale just below the bound."""
-    bound = _smallest_scale(given)
-    if bound is None:
+def _lower_smallest_scale(_: Claim, ends: Constraints, make: Constructor) -> tuple[Any, object] | None:
+    if (bound := _smallest_scale_of(ends)) is None:
         return None
-    eps = _beside(bound, 0.0)
-    return _with(make, eps=eps), eps
+    eps = _step_towards(bound, 0.0)
+    return _bind(make, eps=eps), eps
 
 
-def _on_bounds(given: Sequence[DTypeWithConstraints], make: Constructor) -> Constructor:
-    """A constructor with the range and the smallest scale that the bounds name."""
-    bound, ends = _smallest_scale(given), _range([each for each in given if _is_bounded(each)])
-    if bound is not None:
-        make = _with(make, eps=bound)
-    return make if ends is None else _with(make, quant_min=ends[0], quant_max=ends[1])
+def _bind_bounds(ends: Constraints, make: Constructor) -> Constructor:
+    """Bind the range and the smallest scale that the bounds name."""
+    eps, bounds = _smallest_scale_of(ends), _bounded_range(ends)
+    if eps is not None:
+        make = _bind(make, eps=eps)
+    return make if bounds is None else _bind(make, quant_min=bounds[0], quant_max=bounds[1])
 
 
-def _fixed(given: Sequence[DTypeWithConstraints]) -> tuple[float, int] | None:
-    """Scale and zero point that are prescribed; DTY-05 takes the two together only."""
-    pairs = [(each.scale_exact_match, each.zero_point_exact_match) for each in given]
+def _fixed_qparams_of(ends: Constraints) -> tuple[float, int] | None:
+    """Return the prescribed scale and zero point; DTY-05 takes only both together."""
+    pairs = [(each.scale_exact_match, each.zero_point_exact_match) for each in ends]
     return next(((float(s), int(z)) for s, z in pairs if s is not None and z is not None), None)
 
 
-def _other_scale(_: Claim, given: Sequence[DTypeWithConstraints], make: Constructor) -> tuple[Any, object] | None:
-    if (exact := _fixed(given)) is None:
+def _change_scale(_: Claim, ends: Constraints, make: Constructor) -> tuple[Any, object] | None:
+    if (exact := _fixed_qparams_of(ends)) is None:
         return None
-    scale = _beside(exact[0], float("inf"))
-    return _with(make, scale=scale), (scale, exact[1])
+    scale = _step_towards(exact[0], float("inf"))
+    return _bind(make, scale=scale), (scale, exact[1])
 
 
-def _other_zero_point(_: Claim, given: Sequence[DTypeWithConstraints], make: Constructor) -> tuple[Any, object] | None:
-    exact, ends = _fixed(given), _range(given)
-    if exact is None or ends is None:
+def _change_zero_point(_: Claim, ends: Constraints, make: Constructor) -> tuple[Any, object] | None:
+    exact, bounds = _fixed_qparams_of(ends), _range_of(ends)
+    if exact is None or bounds is None:
         return None
-    zero_point = exact[1] + (1 if exact[1] < ends[1] else -1)
-    return _with(make, zero_point=zero_point), (exact[0], zero_point)
+    zero_point = exact[1] + (1 if exact[1] < bounds[1] else -1)
+    return _bind(make, zero_point=zero_point), (exact[0], zero_point)
 
 
-def _measured(claim: Claim, given: Sequence[DTypeWithConstraints], _: Constructor) -> tuple[Any, object] | None:
-    """Qparams of what is observed, where fixed ones are prescribed."""
-    if _fixed(given) is None:
+def _measure_qparams(claim: Claim, ends: Constraints, _: Constructor) -> tuple[Any, object] | None:
+    """Measure qparams where fixed ones are prescribed."""
+    if _fixed_qparams_of(ends) is None:
         return None
-    arguments = observer_arguments(*given)
-    if claim.flow == "qat":
-        return FakeQuantize.with_args(observer=MinMaxObserver, **arguments), None
-    return MinMaxObserver.with_args(**arguments), None
+    return make_min_max(claim.flow == "qat", observer_arguments_of(*ends)), None
 
 
 _OUTSIDE: tuple[tuple[str, str, Side, Change], ...] = (
-    ("another activation dtype", "DTY-01", "activation", _other_dtype),
-    ("another weight dtype", "DTY-01", "weight", _other_dtype),
-    ("the activation's quant_min one lower", "DTY-03", "activation", partial(_wider, "quant_min")),
-    ("the activation's quant_max one higher", "DTY-03", "activation", partial(_wider, "quant_max")),
-    ("the weight's quant_min one lower", "DTY-03", "weight", partial(_wider, "quant_min")),
-    ("the weight's quant_max one higher", "DTY-03", "weight", partial(_wider, "quant_max")),
-    ("the activation's smallest scale just below", "DTY-04", "activation", _finer),
-    ("the weight's smallest scale just below", "DTY-04", "weight", _finer),
-    ("another fixed scale", "DTY-05", "activation", _other_scale),
-    ("another fixed zero point", "DTY-05", "activation", _other_zero_point),
-    ("measured qparams for fixed ones", "DTY-05", "activation", _measured),
-    ("dynamic against static", "DTY-07", "activation", _other_mode),
+    ("another activation dtype", "DTY-01", "activation", _change_dtype),
+    ("another weight dtype", "DTY-01", "weight", _change_dtype),
+    ("the activation's quant_min one lower", "DTY-03", "activation", partial(_widen, "quant_min")),
+    ("the activation's quant_max one higher", "DTY-03", "activation", partial(_widen, "quant_max")),
+    ("the weight's quant_min one lower", "DTY-03", "weight", partial(_widen, "quant_min")),
+    ("the weight's quant_max one higher", "DTY-03", "weight", partial(_widen, "quant_max")),
+    ("the activation's smallest scale just below", "DTY-04", "activation", _lower_smallest_scale),
+    ("the weight's smallest scale just below", "DTY-04", "weight", _lower_smallest_scale),
+    ("another fixed scale", "DTY-05", "activation", _change_scale),
+    ("another fixed zero point", "DTY-05", "activation", _change_zero_point),
+    ("measured qparams for fixed ones", "DTY-05", "activation", _measure_qparams),
+    ("dynamic against static", "DTY-07", "activation", _change_mode),
 )
 
-# -- trying them -------------------------------------------------------------------------------------------------------
+# -- trying edges ------------------------------------------------------------------------------------------------------
 
 
-def _deciding_entries(claim: Claim, config: BackendConfig) -> BackendConfig:
+def _restrict_entries(claim: Claim, config: refimpl.BackendConfig) -> refimpl.BackendConfig:
     """Return the entries that decide about the claim's pattern, with the claim's dtype config only.
 
-    What is trained is decided as its QAT class; what is fused as the module that fuse makes, of whichever class; and a
+    A trained pattern is decided as its QAT class, a fused one as the module that fuse makes, of any class; and a
     pattern may leave it to the entry of its function to say where the weight is.
     """
     trained = claim.entry.qat_module
-    deciding = functions_with(config, claim.dtypes)
+    deciding = restrict_functions(config, claim.dtypes)
     if claim.entry.fuser_method is not None:
-        deciding += modules_with(config, claim.dtypes)
+        deciding += restrict_modules(config, claim.dtypes)
     elif trained is not None:
-        deciding += tuple(with_only(entry, claim.dtypes) for entry in config.configs if entry.pattern is trained)
-    return BackendConfig().set_backend_pattern_configs([*deciding, with_only(claim.entry, claim.dtypes)])
+        deciding += tuple(restrict(entry, claim.dtypes) for entry in config.configs if entry.pattern is trained)
+    return refimpl.BackendConfig().set_backend_pattern_configs([*deciding, restrict(claim.entry, claim.dtypes)])
 
 
 @lru_cache(maxsize=32)
-def modules_with(config: BackendConfig, dtypes: DTypeConfig) -> tuple[BackendPatternConfig, ...]:
-    """Return the entries of single modules, each with this dtype config only: what may decide for a fused pattern."""
-    return tuple(with_only(entry, dtypes) for entry in config.configs if isinstance(entry.normal_pattern, type))
+def restrict_modules(
+    config: refimpl.BackendConfig, dtypes: refimpl.DTypeConfig
+) -> tuple[refimpl.BackendPatternConfig, ...]:
+    """Return the entries of single modules, which may decide for a fused pattern, each with this dtype config only."""
+    return tuple(restrict(entry, dtypes) for entry in config.configs if isinstance(entry.normal_pattern, type))
 
 
 @lru_cache(maxsize=32)
-def functions_with(config: BackendConfig, dtypes: DTypeConfig) -> tuple[BackendPatternConfig, ...]:
-    """Return the entries of functions that say where their weight is, likewise: other patterns rely on it. (OBS-06)"""
-    return tuple(with_only(entry, dtypes) for entry in config.configs if entry._input_type_to_index)
+def restrict_functions(
+    config: refimpl.BackendConfig, dtypes: refimpl.DTypeConfig
+) -> tuple[refimpl.BackendPatternConfig, ...]:
+    """Return the entries of functions with a weight's place, also restricted: other patterns need it. (OBS-06)"""
+    return tuple(restrict(entry, dtypes) for entry in config.configs if entry._input_type_to_index)
 
 
-def with_only(entry: BackendPatternConfig, dtypes: DTypeConfig) -> BackendPatternConfig:
-    """Return an entry with this dtype config in the place of its own."""
+def restrict(entry: refimpl.BackendPatternConfig, dtypes: refimpl.DTypeConfig) -> refimpl.BackendPatternConfig:
+    """Return an entry with this dtype config instead of its own ones."""
     return copy.copy(entry).set_dtype_configs([dtypes])
 
 
-def _prepare(claim: Claim, model: nn.Module, mapping: QConfigMapping, config: BackendConfig) -> GraphModule:
-    if claim.flow == "qat":
-        return prepare_qat_fx(model.train(), mapping, None, leaves_of(claim), backend_config=config)
-    return prepare_fx(model, mapping, None, leaves_of(claim), backend_config=config)
-
-
 def _prepare_copies(
-    claim: Claim, case: Case, model: nn.Module, edges: Sequence[EdgeQConfig], config: BackendConfig
+    claim: Claim, case: Case, model: nn.Module, edges: Sequence[EdgeQConfig], config: refimpl.BackendConfig
 ) -> GraphModule:
-    """Prepare a copy of the model for each QConfig, all side by side on the same inputs: one pass costs the least."""
-    mapping, graph = QConfigMapping(), Graph()
+    """Prepare a copy of the model for each QConfig, all next to each other on the same inputs: one pass costs least."""
+    mapping, graph = refimpl.QConfigMapping(), Graph()
     inputs = tuple(graph.placeholder(f"x{number}") for number in range(len(case.inputs)))
     shared = {id(each): each for each in (*model.parameters(), *model.buffers())}
-    names = [_name(number) for number in range(len(edges))]
+    names = [f"edge{number}" for number in range(len(edges))]
     graph.output(tuple(graph.call_module(name, inputs) for name in names))
     copies = GraphModule({name: copy.deepcopy(model, dict(shared)) for name in names}, graph)
     for name, edge in zip(names, edges, strict=True):
         mapping.set_module_name(name, edge.qconfig)
-    return _prepare(claim, copies.eval(), mapping, config)
+    prepare, is_qat = (refimpl.prepare_qat_fx, True) if claim.flow == "qat" else (refimpl.prepare_fx, False)
+    return prepare(copies.train(is_qat), mapping, None, leaves_of(claim), backend_config=config)
 
 
-def _name(number: int) -> str:
-    return f"edge{number}"
-
-
-def _decisions(prepared: GraphModule, edges: Sequence[EdgeQConfig]) -> Iterator[tuple[EdgeQConfig, list[Decision]]]:
-    """Yield what was decided in each copy of the model."""
-    decisions = explain(prepared).plan.decisions
+def _pair_with_decisions(
+    prepared: GraphModule, edges: Sequence[EdgeQConfig]
+) -> Iterator[tuple[EdgeQConfig, list[Decision]]]:
+    """Yield each QConfig with the decisions in its copy of the model."""
+    decisions = refimpl.explain(prepared).plan.decisions
     for number, edge in enumerate(edges):
-        yield edge, [each for each in decisions if each.places[-1].name.partition(".")[0] == _name(number)]
+        yield edge, [each for each in decisions if each.places[-1].name.partition(".")[0] == f"edge{number}"]
 
 
 @guard("refusal.check_taken")
 def check_taken(claim: Claim, edges: Sequence[EdgeQConfig], prepared: GraphModule) -> Problem | None:
-    """A QConfig within all bounds is taken, by the claim's dtype config. (DTY-02)"""
-    for edge, decisions in _decisions(prepared, edges):
-        taken = [each for each in decisions if each.dtype_config == claim.dtypes]
-        if not taken:
+    """Check that a QConfig within all bounds is taken, by the claim's dtype config. (DTY-02)"""
+    for edge, decisions in _pair_with_decisions(prepared, edges):
+        if all(each.dtype_config != claim.dtypes for each in decisions):
             reasons = "; ".join(each.reason for each in decisions) or "no match"
             return Problem(rule="DTY-02", message=f"a QConfig with {edge.name} is not taken: {reasons}")
     return None
@@ -335,8 +311,8 @@ def check_taken(claim: Claim, edges: Sequence[EdgeQConfig], prepared: GraphModul
 
 @guard("refusal.check_refused")
 def check_refused(edges: Sequence[EdgeQConfig], prepared: GraphModule) -> Problem | None:
-    """QConfigs outside leave everything as it was, and the log has rule, value and bound. (DTY-06, DTY-09)"""
-    for edge, decisions in _decisions(prepared, edges):
+    """Check that QConfigs outside leave all as it was, and the log has rule, value and bound. (DTY-06, DTY-09)"""
+    for edge, decisions in _pair_with_decisions(prepared, edges):
         if any(each.dtype_config is not None for each in decisions):
             text = f"a QConfig with {edge.name} is taken; the pattern must stay float"
             return Problem(rule=edge.rule, message=text)
@@ -344,19 +320,16 @@ def check_refused(edges: Sequence[EdgeQConfig], prepared: GraphModule) -> Proble
             reasons = "; ".join(each.reason for each in decisions) or "no match"
             text = f"refusing {edge.name}, the log does not name {edge.rule} and {edge.found}: {reasons}"
             return Problem(rule="DTY-09", message=text)
-    observed = [slot.value for slot in explain(prepared).plan.slots]
+    observed = [slot.value for slot in refimpl.explain(prepared).plan.slots]
     if observed:
         return Problem(rule="DTY-06", message=f"all QConfigs are refused, yet observed is {', '.join(observed)}")
-    converted = convert_to_reference_decomposed_fx(prepared)
-    left = [node.name for node in converted.graph.nodes if is_quantize(node) or is_dequantize(node)]
-    if left:
-        return Problem(rule="DTY-06", message=f"all QConfigs are refused, yet convert makes {', '.join(left)}")
+    converted = refimpl.convert_to_reference_decomposed_fx(prepared)
+    leftovers = [node.name for node in converted.graph.nodes if is_quantize(node) or is_dequantize(node)]
+    if leftovers:
+        return Problem(rule="DTY-06", message=f"all QConfigs are refused, yet convert makes {', '.join(leftovers)}")
     return None
 
 
 def _is_named(edge: EdgeQConfig, decision: Decision) -> bool:
-    return any(
-        (each.rule, each.found, each.where.startswith("weight")) == (edge.rule, str(edge.found), edge.is_weight)
-        and each.bound
-        for each in decision.refusals
-    )
+    refusals = [(each.rule, each.found, each.role == "weight") for each in decision.refusals if each.bound]
+    return (edge.rule, str(edge.found), edge.is_weight) in refusals

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from conformance.claims.case import Case
 from conformance.claims.inputs import Batch
-from conformance.machine.memory import memory_filled_with
+from conformance.machine.memory import fill_memory
 from conformance.oracle.evaluate import Exact
 from conformance.oracle.grids import NoOracleError
-from conformance.stages.comparison import Comparison, unusable
+from conformance.stages.comparison import Comparison, compare_unusable
 from conformance.stages.layouts import clone_with_strides
 from conformance.stages.lower import LoweredModel
-from conformance.stages.meaning import tensors
+from conformance.stages.meaning import tensors_of
 from conformance.stages.numerics import FirstRun
 from reports.schema import Where
 
@@ -38,7 +38,7 @@ CHANGES: dict[str, str] = {
     EMPTY: "a batch without rows gave another shape than the float model's",
     OPERANDS: "the inputs were written to, which the float model leaves as they are",
 }
-"""The changes that may make no difference, and what is said of one that does."""
+"""The changes that may make no difference, with the message for one that does."""
 REORDERING = frozenset(CHANGES) - {REPETITION, EMPTY, OPERANDS}
 """The changes under which sums may have another order, or a value another place in a vector."""
 
@@ -48,36 +48,36 @@ MOST_SHOWN = 8
 
 def compare_outputs(where: Where, change: str, first: Any, second: Any) -> Comparison:
     """Compare two outputs that must be equal, bit for bit but for the sign of zero; NaN equals NaN. (NUM-07)"""
-    expected, found = tensors(first), tensors(second)
-    if len(expected) != len(found):
-        return _differing(where, change, f"{len(found)} tensors for {len(expected)}")
-    for number, (left, right) in enumerate(zip(expected, found, strict=True)):
+    expected, actual = tensors_of(first), tensors_of(second)
+    if len(expected) != len(actual):
+        return _report_difference(where, change, f"{len(actual)} tensors for {len(expected)}")
+    for number, (left, right) in enumerate(zip(expected, actual, strict=True)):
         if (left.dtype, left.shape) != (right.dtype, right.shape):
             kinds = [f"{each.dtype} of shape {tuple(each.shape)}" for each in (right, left)]
-            return _differing(where, change, f"{kinds[0]} for {kinds[1]}")
+            return _report_difference(where, change, f"{kinds[0]} for {kinds[1]}")
         differs = (left != right) & ~(left.isnan() & right.isnan())
         if bool(differs.any()):
             indexes = differs.nonzero()[:MOST_SHOWN].tolist()
             problem = f"{CHANGES[change]}, first at index {indexes[0]}"
-            return unusable(
+            return compare_unusable(
                 where, problem, rule="NUM-07", change=change, output=number, index=indexes, count=int(differs.sum()),
-                expected=[_number(left[tuple(index)].item()) for index in indexes],
-                found=[_number(right[tuple(index)].item()) for index in indexes],
+                expected=[_to_number(left[tuple(index)].item()) for index in indexes],
+                found=[_to_number(right[tuple(index)].item()) for index in indexes],
             )  # fmt: skip
     return Comparison(where=where, rule="NUM-07")
 
 
-def _differing(where: Where, change: str, how: str) -> Comparison:
-    return unusable(where, f"{CHANGES[change]}: {how}", rule="NUM-07", change=change)
+def _report_difference(where: Where, change: str, how: str) -> Comparison:
+    return compare_unusable(where, f"{CHANGES[change]}: {how}", rule="NUM-07", change=change)
 
 
-def _number(value: float) -> float | str:
+def _to_number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
 @dataclass(kw_only=True)
 class RepeatRun:
-    """A lowered model that is run again and again on the values of one input.
+    """A lowered model that is run repeatedly on the values of one input.
 
     ``name``: the input's name. ``first``: its first run, if there was one; it also gives exact results. ``steps``: by
     how many steps quantized outputs may differ that are both right by these, float ones by any (0: not at all).
@@ -94,7 +94,7 @@ class RepeatRun:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The float model, with parameters of its own."""
+        """The float model, with its own parameters."""
         return self.case.build().eval()
 
     @cached_property
@@ -102,7 +102,7 @@ class RepeatRun:
         """The outputs of the first run."""
         if self.first is None:
             return self.run(self.inputs)
-        return [each.detach().clone() for each in tensors(self.first.output)]
+        return [each.detach().clone() for each in tensors_of(self.first.output)]
 
     @property
     def runs(self) -> bool:
@@ -123,59 +123,58 @@ class RepeatRun:
         """
         copies = [clone_with_strides(each) for each in inputs]
         self.filling ^= 0xFF
-        with memory_filled_with(self.filling):
-            return [each.detach().clone() for each in tensors(self.lowered(*copies))]
+        with fill_memory(self.filling):
+            return [each.detach().clone() for each in tensors_of(self.lowered(*copies))]
 
     def run_float(self, inputs: Batch) -> list[Tensor] | None:
         """Run the float model, on copies in the inputs' own layout. None: it does not take such inputs."""
         try:
             with torch.no_grad():
-                return tensors(self.model(*map(clone_with_strides, inputs)))
+                return tensors_of(self.model(*map(clone_with_strides, inputs)))
         except Exception:  # whatever it is that the op raises: it is no input for it
             return None
 
     def compare(
-        self, where: Where, run: Run, *, plain: Batch | None = None, given: list[Tensor] | None = None
+        self, where: Where, run: Run, *, plain: Batch | None = None, expected: list[Tensor] | None = None
     ) -> Comparison:
         """Compare the outputs of a changed run with those for ``plain`` inputs, else for the run's own.
 
-        ``given`` is compared with in place of these outputs. To raise where the float model does not is to give
-        something else. (LOW-01)
+        ``expected`` replaces these outputs. Raising where the float model does not is a difference. (LOW-01)
         """
         change = where.change
         try:
-            expected = given or (self.expected if plain is None else self.run(plain))
-            found = run()
+            expected = expected or (self.expected if plain is None else self.run(plain))
+            actual = run()
         except Exception as error:
             text = f"raised {type(error).__name__}: {error}; the float model takes such inputs"
             trace = "".join(traceback.format_exception(error, limit=-6))
-            return unusable(where, text, rule="LOW-01", change=change, traceback=trace)
-        comparison = compare_outputs(where, change, expected, found)
+            return compare_unusable(where, text, rule="LOW-01", change=change, traceback=trace)
+        comparison = compare_outputs(where, change, expected, actual)
         if comparison.problem and change in REORDERING:
-            wrong = self._wrong(self.inputs if plain is None else plain, expected, found)
-            if wrong == "":
+            faults = self._describe_faults(self.inputs if plain is None else plain, expected, actual)
+            if faults == "":
                 return Comparison(where=where, rule="NUM-07")
-            comparison = replace(comparison, problem=f"{comparison.problem}{f': {wrong}' if wrong else ''}")
-        if comparison.problem and change != REPETITION and self._varies(found, run):
+            comparison = replace(comparison, problem=f"{comparison.problem}{f': {faults}' if faults else ''}")
+        if comparison.problem and change != REPETITION and self._varies(actual, run):
             return replace(comparison, evidence={**comparison.evidence, "nondeterministic": True})
         return comparison
 
-    def _varies(self, found: list[Tensor], run: Run) -> bool:
-        """Tell whether a changed run gives something else when it is done again; later runs go on as if it were not."""
+    def _varies(self, actual: list[Tensor], run: Run) -> bool:
+        """Tell whether a changed run gives something else when repeated; later runs are not affected by it."""
         filling = self.filling
         try:
-            again = run()
+            repeated = run()
         except Exception:  # whatever the backend's code raises now
             return True
         self.filling = filling
-        return bool(compare_outputs(Where(), REPETITION, found, again).problem)
+        return bool(compare_outputs(Where(), REPETITION, actual, repeated).problem)
 
-    def _wrong(self, inputs: Batch, expected: list[Tensor], found: list[Tensor]) -> str | None:
+    def _describe_faults(self, inputs: Batch, expected: list[Tensor], actual: list[Tensor]) -> str | None:
         """Say where outputs that differ are not both right: "" where they are, None where they must be equal. (NUM-06)
 
         Where there is no oracle, sums in another order (``steps`` without an end) may be right.
         """
-        shapes = [[each.shape for each in outputs] for outputs in (expected, found)]
+        shapes = [[each.shape for each in outputs] for outputs in (expected, actual)]
         if self.first is None or not self.steps or shapes[0] != shapes[1]:
             return None
         try:
@@ -184,10 +183,11 @@ class RepeatRun:
             return "" if math.isinf(self.steps) else None
         if [exact.real.shape for exact in exacts] != shapes[0]:
             return None
-        return next(filter(None, (_apart(*each, self.steps) for each in zip(exacts, expected, found, strict=True))), "")
+        faults = (_describe_fault(*outputs, self.steps) for outputs in zip(exacts, expected, actual, strict=True))
+        return next(filter(None, faults), "")
 
 
-def _apart(exact: Exact, left: Tensor, right: Tensor, steps: float) -> str:
+def _describe_fault(exact: Exact, left: Tensor, right: Tensor, steps: float) -> str:
     """Say where two outputs differ that are not both right results, or by too many steps."""
     if exact.grid is None:
         places, target, half = [each.double() / exact.step for each in (left, right)], exact.real / exact.step, 0.0

@@ -1,7 +1,7 @@
-"""Stages: what every stage of a claim has in common, and how it says what it found.
+"""Stages: what the stages of a claim have in common, and how they report faults.
 
-A stage of a case takes what the stage before it made, and returns a result of its own type, or raises StageError for a
-fault that ends the case. When all cases are done, it leaves one check over all of them.
+A stage takes the previous stage's result for a case, and returns its own kind of result, or raises StageError for a
+fault that ends the case. When all cases are done, it returns one check over all of them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch.fx import GraphModule
@@ -39,12 +39,12 @@ RULES: dict[str, str] = {
 """The stages in order, and the rule that each names when it finds no fault."""
 STAGES: tuple[str, ...] = tuple(RULES)
 MOST_OTHERS = 20
-"""Lines about further failing cases that the evidence has at most."""
+"""Most lines about further failing cases in the evidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A rule that does not hold, and how it shows."""
+    """A broken rule, and how it shows."""
 
     rule: str
     message: str
@@ -71,7 +71,7 @@ def raise_problem(problem: Problem | None, model: GraphModule) -> None:
 def run_flow(rule: str, step: Callable[[], GraphModule]) -> GraphModule:
     """Run a step of refimpl. Raises StageError: a ConfigError refutes the claim, any other RefimplError leaves it open.
 
-    What blames the QConfig or the model says nothing against the config.
+    An error that blames the QConfig or the model says nothing against the config.
     """
     try:
         return step()
@@ -84,45 +84,37 @@ def run_flow(rule: str, step: Callable[[], GraphModule]) -> GraphModule:
 # -- checks -----------------------------------------------------------------------------------------------------------
 
 
-def passed(claim: str, stage: str, cases: int) -> Check:
+def make_pass(claim: str, stage: str, cases: int) -> Check:
     """Return the check of a stage that found no fault."""
     return Check(
         claim=claim, stage=stage, rule=RULES[stage], outcome="pass", verdict=Verdict.VERIFIED, cases=cases
     )  # fmt: skip
 
 
-def failed(claim: str, stage: str, error: StageError) -> Check:
+def make_failure(claim: str, stage: str, error: StageError) -> Check:
     """Return the check of a stage that found a fault, or could not go on."""
+    outcome: Literal["skip", "fail"] = "skip" if error.verdict is Verdict.UNEXERCISED else "fail"
     return Check(
-        claim=claim,
-        stage=stage,
-        rule=error.rule,
-        outcome="skip" if error.verdict is Verdict.UNEXERCISED else "fail",
-        verdict=error.verdict,
-        message=str(error),
+        claim=claim, stage=stage, rule=error.rule, outcome=outcome, verdict=error.verdict, message=str(error),
         evidence=evidence(error.evidence),
-    )
+    )  # fmt: skip
 
 
-def skipped(stage: str, ended: Check) -> Check:
-    """Return the check of a stage that is not reached; it carries the verdict of the check that ended the claim."""
+def make_skip(stage: str, ended: Check) -> Check:
+    """Return the check of a stage that is not reached; it has the verdict of the check that ended the claim."""
     message = ended.message if ended.outcome == "skip" else f"not reached: {ended.stage} ended the claim"
     return Check(
         claim=ended.claim, stage=stage, rule=RULES[stage], outcome="skip", verdict=ended.verdict, message=message
     )  # fmt: skip
 
 
-def internal_error(claim: str, stage: str, error: Exception) -> Check:
-    """Return the check that stands for a stage in which the suite itself failed."""
+def make_internal_error(claim: str, stage: str, error: Exception) -> Check:
+    """Return the check of a stage in which the suite itself failed."""
+    message = f"internal error of the suite: {describe_error(error)}"
+    shown = evidence({"traceback": "".join(traceback.format_exception(error))})
     return Check(
-        claim=claim,
-        stage=stage,
-        rule="",
-        outcome="error",
-        verdict=Verdict.UNEXERCISED,
-        message=f"internal error of the suite: {describe_error(error)}",
-        evidence=evidence({"traceback": "".join(traceback.format_exception(error))}),
-    )
+        claim=claim, stage=stage, rule="", outcome="error", verdict=Verdict.UNEXERCISED, message=message, evidence=shown
+    )  # fmt: skip
 
 
 # -- stages of a case -------------------------------------------------------------------------------------------------
@@ -130,7 +122,7 @@ def internal_error(claim: str, stage: str, error: Exception) -> Check:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    """What a stage made of a case. ``fault``: a fault after which the case goes on all the same."""
+    """A stage's result for a case. ``fault``: a fault after which the case goes on all the same."""
 
     fault: StageError | None = None
 
@@ -146,19 +138,23 @@ After = TypeVar("After", bound=CaseResult)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt(Generic[After]):
-    """What came of a stage's work on one case.
+    """The outcome of a stage's work on one case.
 
-    ``result``: None: the case goes no further. ``made``: the result, or as much of it as there was when the fault was
-    found.
+    ``result``: None: the case goes no further. ``partial_result``: the result, or its part made before the fault.
     """
 
     result: After | None
     is_faulty: bool
-    made: CaseResult | None
+    partial_result: CaseResult | None
 
 
 class CaseStage(ABC, Generic[Before, After]):
-    """One stage of a claim's cases, and what it has found so far."""
+    """One stage of a claim's cases.
+
+    So far ``entered`` cases have come to it, ``passed`` ones have a result, and the backend's code raised in ``raised``
+    ones. ``proven``: variants that need no further check of their function. ``errors``: all faults. ``internal``: the
+    check of a failure of the suite itself.
+    """
 
     name: ClassVar[str]
     """Name of the stage, one of STAGES."""
@@ -171,9 +167,10 @@ class CaseStage(ABC, Generic[Before, After]):
         self.entered = 0
         self.passed = 0
         self.raised = 0
+        self.proven: set[str] = set()
         self.errors: list[StageError] = []
         self.internal: Check | None = None
-        self.made: CaseResult | None = None
+        self.partial_result: CaseResult | None = None
         self._seconds = 0.0
 
     @abstractmethod
@@ -185,34 +182,34 @@ class CaseStage(ABC, Generic[Before, After]):
         torch.default_generator.manual_seed(self.bench.seed_for(self.claim.id, self.name, case.name))
 
     def attempt(self, case: Case, before: Before) -> Attempt[After]:
-        """Do the work on one case, from a seed of its own, and count what comes of it."""
+        """Do the work on one case, from its own seed, and count the outcome."""
         started = time.perf_counter()
         self.seed(case)
         self.entered += 1
-        self.made, result, fault = None, None, None
+        self.partial_result, result, fault = None, None, None
         try:
             result = self.run(before)
             fault = result.fault
         except StageError as error:
             fault = error
         except Exception as error:
-            self.internal = internal_error(self.claim.id, self.name, error)
+            self.internal = make_internal_error(self.claim.id, self.name, error)
         if fault is not None:
             fault.evidence = {"where": Where(case=case.name), **fault.evidence}
             self.errors.append(fault)
         self.passed += result is not None
         self.raised += self.has_raised(result, fault)
         self._seconds += time.perf_counter() - started
-        return Attempt(
-            result=result, is_faulty=result is None or result.is_faulty, made=self.made if result is None else result
-        )  # fmt: skip
+        if result is None:
+            return Attempt(result=None, is_faulty=True, partial_result=self.partial_result)
+        return Attempt(result=result, is_faulty=result.is_faulty, partial_result=result)
 
     def has_raised(self, result: After | None, fault: StageError | None) -> bool:
         """Tell whether the backend's code raised where the case was to be lowered or run."""
         return False
 
     def conclude(self, untried: int) -> Check:
-        """Return the check over all cases; ``untried``: how many were left when the claim ended."""
+        """Return the check over all cases; ``untried``: number of cases left when the claim ended."""
         check = self.internal or self.judge()
         if untried and self.runs_backend and check.outcome == "fail":
             check = replace(check, evidence=evidence({**check.evidence, "cases not tried": untried}))
@@ -221,13 +218,13 @@ class CaseStage(ABC, Generic[Before, After]):
     def judge(self) -> Check:
         """Judge the stage by all its cases."""
         if not self.errors:
-            return passed(self.claim.id, self.name, self.entered)
-        check = failed(self.claim.id, self.name, worst_of(self.errors))
+            return make_pass(self.claim.id, self.name, self.entered)
+        check = make_failure(self.claim.id, self.name, worst_of(self.errors))
         return replace(check, cases=self.entered, failing=len(self.errors))
 
 
 def worst_of(errors: Sequence[StageError]) -> StageError:
-    """Return the first of the worst, with what the others say in its evidence."""
+    """Return the first of the worst, with the other messages in its evidence."""
     verdict = Verdict.worst(error.verdict for error in errors)
     worst = next(error for error in errors if error.verdict is verdict)
     others = [f"{error.evidence.get('where', '')}: {error}" for error in errors if error is not worst]

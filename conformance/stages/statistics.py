@@ -31,13 +31,13 @@ class Sample:
 
 def summarize(samples: Iterable[Sample]) -> Statistics | None:
     """Return the statistics of all samples of a claim; None if they have no element."""
-    known = [sample for sample in samples if sample.distance.numel()]
-    if not known:
+    nonempty = [sample for sample in samples if sample.distance.numel()]
+    if not nonempty:
         return None
-    distance = torch.cat([sample.distance.flatten() for sample in known])
-    exact = torch.cat([sample.exact.flatten() for sample in known])
-    ratio = _decibels(float(exact @ exact), float(distance @ distance))
-    on_grid = [sample for sample in known if not sample.is_float_output]
+    distance = torch.cat([sample.distance.flatten() for sample in nonempty])
+    exact = torch.cat([sample.exact.flatten() for sample in nonempty])
+    ratio = _compute_decibels(float(exact @ exact), float(distance @ distance))
+    on_grid = [sample for sample in nonempty if not sample.is_float_output]
     if not on_grid:
         return Statistics(sqnr_db=ratio)
     distances = torch.cat([sample.distance.flatten() for sample in on_grid])
@@ -49,8 +49,8 @@ def summarize(samples: Iterable[Sample]) -> Statistics | None:
     )
 
 
-def _decibels(signal: float, noise: float) -> Number:
-    """10·log10(signal / noise); "inf" where there is no noise, "-inf" where there is nothing else."""
+def _compute_decibels(signal: float, noise: float) -> Number:
+    """Return 10·log10(signal / noise); "inf" where there is no noise, "-inf" where there is nothing else."""
     if not noise or not signal:
         return "inf" if not noise else "-inf"
     return round(10 * math.log10(signal / noise), 3)

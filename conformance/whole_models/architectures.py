@@ -21,10 +21,10 @@ from conformance.whole_models.zoo import Encoder, MobileNet, Recommender, ResNet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """A model to build and what it takes: ``ranges`` are those of its activations, in turn.
+    """A model to build and its inputs. ``ranges``: ranges of its activations, in turn.
 
-    ``needs``: the ops that a config must claim for the model to say something of it. ``is_small``: a few ops, cheap
-    enough for any run.
+    ``needs``: the ops that a config must claim for the model to test it. ``is_small``: a few ops, cheap enough
+    for any run.
     """
 
     name: str
@@ -37,14 +37,14 @@ class Architecture:
     def case(self) -> Case:
         """Return the model as a case of the suite."""
         regime = Regime(name="zoo", ranges=self.ranges)
-        return Case(name=self.name, build=lambda: settled(self.build()), inputs=self.inputs, regime=regime)
+        return Case(name=self.name, build=lambda: settle(self.build()), inputs=self.inputs, regime=regime)
 
 
 # -- graphs of several patterns ---------------------------------------------------------------------------------------
 
 
 class Residual(nn.Module):
-    """conv + bn + relu, and the sum with what it started from; the sum has a relu."""
+    """conv + bn + relu + conv, added to their input, and a relu of the sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Residual(nn.Module):
 
 
 class Reused(nn.Module):
-    """What is added to a convolution's result is read once more afterwards: a kernel may not write over it."""
+    """A value that is added to a convolution's result is read again: a kernel may not write over it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Reused(nn.Module):
 
 
 class Branches(nn.Module):
-    """One value with one observer that three consumers read; their results are added."""
+    """A value with one observer that three consumers read; their results are added."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class Chunked(nn.Module):
 
 
 class TwoOutputs(nn.Module):
-    """Two heads, one of them a value that the other reads as well."""
+    """Two outputs that are computed from one value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,9 +213,9 @@ def _tokens(*shape: int, of: int) -> Input:
 
 
 def _row(
-    build: Callable[[], nn.Module], name: str, inputs: tuple[Input, ...], *needs: Any, **more: Any
+    build: Callable[[], nn.Module], name: str, inputs: tuple[Input, ...], *needs: Any, **options: Any
 ) -> Architecture:
-    return Architecture(name=name, build=build, inputs=inputs, needs=needs, **more)
+    return Architecture(name=name, build=build, inputs=inputs, needs=needs, **options)
 
 
 ARCHITECTURES: tuple[Architecture, ...] = (
@@ -241,7 +241,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 )  # fmt: skip
 
 
-def settled(model: nn.Module) -> nn.Module:
+def settle(model: nn.Module) -> nn.Module:
     """Return the model in eval mode, its batch norms with statistics and parameters as after some training."""
     with torch.no_grad():
         for module in model.modules():

@@ -24,12 +24,12 @@ from conformance.stages.bench import Bench
 from conformance.stages.lower import lower, run_lowered
 from conformance.stages.stage import StageError
 from conformance.whole_models.flow import ModelSetup, descend, reference_of
-from conformance.whole_models.verify import failed_check, model_result, verify_model
+from conformance.whole_models.verify import make_failed_check, make_model_result, verify_model
 from reports.schema import Check, Measurement, ModelResult, Where
 
 NEEDS = (nn.Conv2d, nn.Linear)
 MISSING = "scikit-learn is not installed: pip install 'fx-quant-conformance[digits]'"
-EVERY = 5  # every fifth image is kept for the test
+EVERY = 5  # every fifth image is for the test
 EPOCHS, RATE = 6, 0.4
 QAT_EPOCHS, QAT_RATE = 1, 0.1
 BATCH, CALIBRATING_BATCHES = 64, 4
@@ -55,31 +55,32 @@ def run(claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench) -> Iterator[
     started, name = time.perf_counter(), f"model/digits/{setup}"
     data = load()
     if data is None:
-        yield accuracy(name, {"missing": MISSING})
+        yield Measurement(topic="accuracy", subject=name, values={"missing": MISSING})
         return
     torch.default_generator.manual_seed(bench.seed_for("model/digits"))
     images, labels = data
     is_unseen = torch.arange(len(images)) % EVERY == 0
-    seen, known, unseen, wanted = images[~is_unseen], labels[~is_unseen], images[is_unseen], labels[is_unseen]
+    seen, seen_labels = images[~is_unseen], labels[~is_unseen]
+    unseen, unseen_labels = images[is_unseen], labels[is_unseen]
     network = DigitsNetwork().train()
-    fit(network, seen, known, epochs=EPOCHS, rate=RATE)
+    fit(network, seen, seen_labels, epochs=EPOCHS, rate=RATE)
     network.eval()
-    found: dict[str, Any] = {"images": len(wanted), "float": top1(network, unseen, wanted)}
+    values: dict[str, Any] = {"images": len(unseen), "float": measure_top1(network, unseen, unseen_labels)}
     calibration = [(batch,) for batch in torch.split(seen, BATCH)[:CALIBRATING_BATCHES]]
-    more = partial(fit, images=seen, labels=known, epochs=QAT_EPOCHS, rate=QAT_RATE)
+    train = partial(fit, images=seen, labels=seen_labels, epochs=QAT_EPOCHS, rate=QAT_RATE)
     try:
-        reference = reference_of(bench, copy.deepcopy(network), claims, setup, calibration, more)
-        on_grid = placed(reference, unseen)
-        found["reference"] = top1(reference, on_grid, wanted)
+        reference = reference_of(bench, copy.deepcopy(network), claims, setup, calibration, train)
+        on_grid = place_on_grid(reference, unseen)
+        values["reference"] = measure_top1(reference, on_grid, unseen_labels)
         check = verify_model(bench, name, reference, [(batch,) for batch in torch.split(on_grid, BATCH)])
         lowered = lower(bench, reference, (on_grid,))
         where = Where(input="all unseen images")
-        found["backend"] = top1(lambda batch: run_lowered(lowered, where, (batch,)), on_grid, wanted)
-        found |= undecided(reference, on_grid, check)
+        values["backend"] = measure_top1(lambda batch: run_lowered(lowered, where, (batch,)), on_grid, unseen_labels)
+        values |= measure_undecided(reference, on_grid, check)
     except StageError as error:
-        check = failed_check(name, error)
-    yield accuracy(name, found)
-    yield model_result(check, time.perf_counter() - started)
+        check = make_failed_check(name, error)
+    yield Measurement(topic="accuracy", subject=name, values=values)
+    yield make_model_result(check, time.perf_counter() - started)
 
 
 def load() -> tuple[Tensor, Tensor] | None:
@@ -100,19 +101,19 @@ def fit(network: nn.Module, images: Tensor, labels: Tensor, epochs: int, rate: f
             descend(network, F.cross_entropy(network(images[chosen]), labels[chosen]), falling)
 
 
-def placed(reference: GraphModule, images: Tensor) -> Tensor:
-    """Round images to the grid of the reference model's input, so that no one else has to."""
+def place_on_grid(reference: GraphModule, images: Tensor) -> Tensor:
+    """Round images to the grid of the reference model's input, so that nothing else rounds them."""
     grid = placeholder_grids(reference)[0]
     return images if grid is None else grid.values(grid.integers(images).round().clamp(grid.low, grid.high))
 
 
-def top1(network: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> float:
+def measure_top1(network: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> float:
     """Return the share of images whose largest output is their label's."""
     with torch.no_grad():
         return round(float((network(images).argmax(1) == labels).double().mean()), 6)
 
 
-def undecided(reference: GraphModule, images: Tensor, check: Check) -> dict[str, float]:
+def measure_undecided(reference: GraphModule, images: Tensor, check: Check) -> dict[str, float]:
     """Return the share of images on which the two largest outputs are too near to tell a right kernel's label.
 
     Nothing where no distance was measured, or the output is on no grid. A backend's outputs lie within
@@ -126,8 +127,3 @@ def undecided(reference: GraphModule, images: Tensor, check: Check) -> dict[str,
     with torch.no_grad():
         first, second = reference(images).topk(2, dim=1).values.unbind(1)
     return {"undecided": round(float((first - second <= apart).double().mean()), 6)}
-
-
-def accuracy(subject: str, values: dict[str, Any]) -> Measurement:
-    """Return a measured accuracy."""
-    return Measurement(topic="accuracy", subject=subject, values=values)

@@ -1,4 +1,4 @@
-"""Whole models through the flow: a mapping that asks, op by op, for what is claimed; then prepare, calibrate, convert.
+"""Whole models through the flow: a mapping that asks for each op's claim; then prepare, calibrate, convert.
 
 Rules QCM-02, DTY-02, QAT-01, QAT-02.
 """
@@ -16,9 +16,9 @@ from torch.fx import GraphModule
 
 from conformance.claims.claim import NO_WEIGHT, Claim, Flow
 from conformance.claims.inputs import Batch
-from conformance.claims.qconfigs import Kind, kind_of, qconfig_for, weight_axis
+from conformance.claims.qconfigs import Kind, kind_of, qconfig_for, weight_axis_of
 from conformance.stages.bench import Bench
-from conformance.stages.meaning import tensors
+from conformance.stages.meaning import tensors_of
 from conformance.stages.ranges import check_ranges
 from conformance.stages.stage import raise_problem, run_flow
 from refimpl import QConfig, QConfigMapping, prepare_fx, prepare_qat_fx
@@ -43,21 +43,21 @@ class ModelSetup:
         return f"{self.flow}/{str(self.activation).removeprefix('torch.')}/{self.scheme}"
 
 
-def activation_dtypes(claims: Iterable[Claim]) -> tuple[torch.dtype, ...]:
-    """List the dtypes of activations beside which weights are claimed to be quantized statically, in their order."""
-    found = (claim.dtypes for claim in claims if kind_of(claim.dtypes) is Kind.STATIC)
-    weighted = (dtypes.input_dtype for dtypes in found if is_quantized_dtype(dtypes.weight_dtype))
+def activation_dtypes_of(claims: Iterable[Claim]) -> tuple[torch.dtype, ...]:
+    """List the dtypes of activations with which weights are claimed to be quantized statically, in their order."""
+    static = (claim.dtypes for claim in claims if kind_of(claim.dtypes) is Kind.STATIC)
+    weighted = (dtypes.input_dtype for dtypes in static if is_quantized_dtype(dtypes.weight_dtype))
     return tuple(dict.fromkeys(dtype for dtype in weighted if dtype is not None))
 
 
-def model_mapping(claims: Iterable[Claim], setup: ModelSetup, model: nn.Module) -> QConfigMapping:
+def make_mapping(claims: Iterable[Claim], setup: ModelSetup, model: nn.Module) -> QConfigMapping:
     """Return a mapping with a key for the first op of each claimed pattern: the QConfig of the claim that fits best.
 
     Module classes that the model does not have are left out.
 
     Static with the setup's dtype of activations, else dynamic, else weight-only; with its weight scheme where that is
     claimed (transposed convolutions per tensor, as is usual). Everything else is left in float. An op without a weight
-    is given the constructor of one all the same: it decides for a pattern that it ends (QCM-06).
+    also gets a weight constructor: it decides for a pattern that it ends (QCM-06).
     """
     present = {type(module) for module in model.modules()}
     chosen: dict[Leaf, tuple[_Rank, Claim]] = {}
@@ -67,29 +67,29 @@ def model_mapping(claims: Iterable[Claim], setup: ModelSetup, model: nn.Module) 
         is_absent = isinstance(root, type) and root not in present
         if rank is not None and not is_absent and (root not in chosen or rank < chosen[root][0]):
             chosen[root] = rank, claim
-    best = sorted(chosen.values(), key=lambda found: found[0])
-    weight = next((_qconfig(claim, setup).weight for _, claim in best if claim.scheme == setup.scheme), None)
+    best = sorted(chosen.values(), key=lambda ranked: ranked[0])
+    weight = next((_qconfig_of(claim, setup).weight for _, claim in best if claim.scheme == setup.scheme), None)
     mapping = QConfigMapping()
     for root, (_, claim) in chosen.items():
-        qconfig = _qconfig(claim, setup)
+        qconfig = _qconfig_of(claim, setup)
         if weight is not None and claim.scheme == NO_WEIGHT:
             qconfig = qconfig._replace(weight=weight)
         mapping.set_object_type(root, qconfig)
     return mapping
 
 
-def _qconfig(claim: Claim, setup: ModelSetup) -> QConfig:
-    """The QConfig of a claim; a static one is trained in QAT even where no class for training is named."""
+def _qconfig_of(claim: Claim, setup: ModelSetup) -> QConfig:
+    """Return the QConfig of a claim; a static one is trained in QAT even where no class for training is named."""
     is_static = _KINDS[kind_of(claim.dtypes)] == 0
     return qconfig_for(replace(claim, flow=setup.flow) if is_static else claim)
 
 
 def _rank(claim: Claim, setup: ModelSetup) -> _Rank | None:
-    """How well a claim fits a setup, least first; None: not at all."""
+    """Rank how well a claim fits a setup, best first; None: not at all."""
     kind = _KINDS.get(kind_of(claim.dtypes))
     if kind is None or (kind == 0 and claim.dtypes.input_dtype != setup.activation):
         return None
-    scheme = setup.scheme.replace("channel", "tensor") if weight_axis(claim) else setup.scheme
+    scheme = setup.scheme.replace("channel", "tensor") if weight_axis_of(claim) else setup.scheme
     is_longer = isinstance(claim.entry.normal_pattern, tuple)
     return kind, is_longer, claim.scheme != scheme, claim.flow != setup.flow
 
@@ -104,13 +104,13 @@ def reference_of(
 ) -> GraphModule:
     """Take a float model to the backend's reference model, calibrated on `batches`; in QAT it is trained before.
 
-    `train`: how; None: a few steps towards smaller outputs. Raises StageError for what prepare or convert refuses, and,
+    ``train``: None: a few steps towards smaller outputs. Raises StageError for what prepare or convert refuses, and,
     in PTQ, for a grid that does not fit what calibration has seen (`check_ranges`).
     """
     is_qat = setup.flow == "qat"
     prepare = prepare_qat_fx if is_qat else prepare_fx
-    mapping = model_mapping(claims, setup, model)
-    given = [tuple(each.clone() for each in batch) for batch in batches]  # ops in place change them
+    mapping = make_mapping(claims, setup, model)
+    copies = [tuple(each.clone() for each in batch) for batch in batches]  # ops in place change them
     prepared = run_flow(
         "OBS-15", lambda: prepare(model.train(is_qat), mapping, batches[0], backend_config=bench.config)
     )  # fmt: skip
@@ -121,13 +121,13 @@ def reference_of(
         for batch in batches:
             prepared(*batch)
     reference = run_flow("CVT-01", lambda: bench.convert(prepared))
-    raise_problem(None if is_qat else check_ranges(reference, given), reference)
+    raise_problem(None if is_qat else check_ranges(reference, copies), reference)
     return reference
 
 
 def _train(prepared: nn.Module, batches: Sequence[Batch]) -> None:
     for step in range(TRAINING_STEPS):
-        outputs = tensors(prepared(*batches[step % len(batches)]))
+        outputs = tensors_of(prepared(*batches[step % len(batches)]))
         descend(prepared, torch.stack([output.square().mean() for output in outputs]).sum(), RATE)
 
 

@@ -16,15 +16,15 @@ import torch
 
 from backends.base import Capabilities
 from conformance.claims.claim import Claim, Flow, enumerate_claims
-from conformance.claims.inputs import calibration_inputs, static_inputs
+from conformance.claims.inputs import draw_calibration_inputs, draw_static_inputs
 from conformance.oracle.grids import placeholder_grids
 from conformance.pipeline.job import Job
 from conformance.stages.bench import Bench
 from conformance.stages.stage import StageError
 from conformance.whole_models import digits
 from conformance.whole_models.architectures import ARCHITECTURES, Architecture
-from conformance.whole_models.flow import ModelSetup, activation_dtypes, reference_of
-from conformance.whole_models.verify import failed_check, model_result, verify_model
+from conformance.whole_models.flow import ModelSetup, activation_dtypes_of, reference_of
+from conformance.whole_models.verify import make_failed_check, make_model_result, verify_model
 from refimpl import BackendConfig
 from refimpl.patterns import Leaf, leaves
 from reports.schema import Measurement, ModelResult
@@ -52,14 +52,14 @@ EXTENTS = {
 
 
 def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tuple[Job, ...]:
-    """List the models that a run of a profile takes through the flow: those whose needs the config claims.
+    """List the jobs of a profile: one for each setup and each model whose needs the config claims.
 
-    In each dtype of activations in which it claims one of them, where any is claimed to be static.
+    A model with needs that are claimed statically runs only in the dtypes of activations of such claims.
     """
     claims, extent = enumerate_claims(config, capabilities), EXTENTS[profile]
     claimed = {leaf for claim in claims for leaf in leaves(claim.entry.normal_pattern)}
     setups = setups_of(claims, capabilities, extent)
-    static = {dtype: _static(claims, dtype) for dtype in activation_dtypes(claims)}
+    static = {dtype: _static_leaves_of(claims, dtype) for dtype in activation_dtypes_of(claims)}
     anywhere = frozenset[Leaf]().union(*static.values())
     runs: list[tuple[str, frozenset[Leaf], RunModel]] = [
         (f"model/{each.name}", frozenset(each.needs), partial(_run, each))
@@ -76,15 +76,15 @@ def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tup
     )
 
 
-def _static(claims: Iterable[Claim], dtype: torch.dtype) -> frozenset[Leaf]:
-    """The ops of patterns that are claimed with activations of a dtype."""
-    found = [claim for claim in claims if claim.dtypes.input_dtype == dtype and not claim.dtypes.is_dynamic]
-    return frozenset(leaf for claim in found for leaf in leaves(claim.entry.normal_pattern))
+def _static_leaves_of(claims: Iterable[Claim], dtype: torch.dtype) -> frozenset[Leaf]:
+    """Return the ops of patterns that are claimed statically with activations of a dtype."""
+    static = [claim for claim in claims if claim.dtypes.input_dtype == dtype and not claim.dtypes.is_dynamic]
+    return frozenset(leaf for claim in static for leaf in leaves(claim.entry.normal_pattern))
 
 
 def setups_of(claims: Iterable[Claim], capabilities: Capabilities, extent: Extent) -> list[ModelSetup]:
-    """List the ways to quantize a whole model to that extent."""
-    ways = itertools.product(extent.flows, activation_dtypes(claims), capabilities.weight_schemes[-extent.schemes :])
+    """List the ways to quantize a whole model, up to an extent."""
+    ways = itertools.product(extent.flows, activation_dtypes_of(claims), capabilities.weight_schemes[-extent.schemes :])
     return [ModelSetup(flow=flow, activation=activation, scheme=scheme) for flow, activation, scheme in ways]
 
 
@@ -97,10 +97,10 @@ def _run(
     torch.default_generator.manual_seed(bench.seed_for(name))
     case = architecture.case()
     try:
-        reference = reference_of(bench, case.build(), claims, setup, calibration_inputs(case))
+        reference = reference_of(bench, case.build(), claims, setup, draw_calibration_inputs(case))
         torch.default_generator.manual_seed(bench.seed_for(name, "inputs"))
-        drawn = static_inputs(case, placeholder_grids(reference), directed=DIRECTED_INPUTS, random=1)
+        drawn = draw_static_inputs(case, placeholder_grids(reference), directed=DIRECTED_INPUTS, random=1)
         check = verify_model(bench, name, reference, [batch for _, batch in drawn])
     except StageError as error:
-        check = failed_check(name, error)
-    yield model_result(check, time.perf_counter() - started)
+        check = make_failed_check(name, error)
+    yield make_model_result(check, time.perf_counter() - started)

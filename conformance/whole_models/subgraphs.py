@@ -1,7 +1,7 @@
 """Sub-graphs: the quantized patterns of a reference model, each cut out as a model with its reference inputs.
 
 A sub-graph is what the reference writes for one match: quantize and dequantize of its inputs, the ops, quantize and
-dequantize of its results (CVT-01). It is a reference model like any other, so that a backend can lower and run it alone
+dequantize of its results (CVT-01). It is a reference model like any other, so that a backend can lower and run it
 and the oracle can evaluate it.
 """
 
@@ -22,12 +22,12 @@ from conformance.oracle.grids import is_constant, is_range_clamp
 from refimpl import explain
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.plan import SHARE, Decision
-from refimpl.tracing import finished
+from refimpl.tracing import finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subgraph:
-    """One pattern cut out. ``batches``: what ``model`` takes, as the whole reference model had it there.
+    """One pattern cut out. ``batches``: inputs of ``model``, with the values of the whole reference model.
 
     ``node`` is the pattern's last one. ``moves_only``: it moves or selects values, so nothing may differ (NUM-05).
     """
@@ -40,19 +40,19 @@ class Subgraph:
 
 
 class _Recorder(Interpreter):
-    """Runs a model and keeps what every node gave."""
+    """Runs a model and records the value of every node."""
 
     def __init__(self, model: GraphModule) -> None:
         super().__init__(model, garbage_collect_values=False)
         self.recorded: dict[Node, Any] = {}
 
     def run_node(self, n: Node) -> Any:
-        found = super().run_node(n)
-        self.recorded[n] = found.clone() if isinstance(found, Tensor) else found  # an op in place may follow
-        return found
+        value = super().run_node(n)
+        self.recorded[n] = value.clone() if isinstance(value, Tensor) else value  # an op in place may follow
+        return value
 
 
-def subgraphs(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[Subgraph]:
+def cut_subgraphs(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[Subgraph]:
     """Yield the quantized patterns of a reference model, in the order of the graph.
 
     Their inputs are those of the reference model on `batches`: real values on the grids, where it quantizes them.
@@ -61,7 +61,7 @@ def subgraphs(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[Subg
     order = {node.name: number for number, node in enumerate(reference.graph.nodes)}
     quantized = [decision for decision in explain(reference).plan.decisions if decision.is_quantized]
     for decision in sorted(quantized, key=lambda decision: order[decision.node]):
-        yield _Cut(reference, decision, recorded).subgraph()
+        yield _Cut(reference, decision, recorded).cut()
 
 
 def _record(reference: GraphModule, batch: Batch) -> dict[Node, Any]:
@@ -73,43 +73,43 @@ def _record(reference: GraphModule, batch: Batch) -> dict[Node, Any]:
 
 @dataclass(eq=False)
 class _Cut:
-    """One sub-graph on its way: the new graph, what stands in it for nodes of the whole one, and its inputs."""
+    """A sub-graph being cut out: the new graph, ``copies`` in it by node of the whole graph, and its inputs."""
 
     reference: GraphModule
     decision: Decision
     recorded: list[dict[Node, Any]]
     graph: Graph = field(default_factory=Graph)
-    made: dict[Node, Any] = field(default_factory=dict)
+    copies: dict[Node, Any] = field(default_factory=dict)
     placeholders: list[Node] = field(default_factory=list)
     inputs: list[list[Tensor]] = field(default_factory=list)
 
-    def subgraph(self) -> Subgraph:
-        """Write what comes in, the ops, and what goes out."""
+    def cut(self) -> Subgraph:
+        """Write the inputs, the ops and the results."""
         inside = [node for node in self.reference.graph.nodes if node.name in self.decision.nodes]
         for value in (value for node in inside for value in node.all_input_nodes if value not in inside):
             self._take(value)
         for node in inside:
             self._copy(node)
-        results = [self._result(leaf) for leaf in self._leaves(inside[-1])]
+        results = [self._write_result(leaf) for leaf in self._find_leaves(inside[-1])]
         self.graph.output(results[0] if len(results) == 1 else tuple(results))
-        model = finished(self.reference, self.graph, self.reference)
+        model = finish(self.reference, self.graph, self.reference)
         batches = tuple(tuple(values[number] for values in self.inputs) for number in range(len(self.recorded)))
         return Subgraph(
             node=self.decision.node,
             pattern=self.decision.pattern,
             model=model,
             batches=batches,
-            moves_only=self.decision.observation is SHARE and all(map(self._moves, inside)),
+            moves_only=self.decision.observation is SHARE and all(map(self._is_move, inside)),
         )
 
-    def _moves(self, node: Node) -> bool:
+    def _is_move(self, node: Node) -> bool:
         """Tell whether an op only moves or selects values. (NUM-05)"""
         kind = type(self.reference.get_submodule(str(node.target))) if node.op == "call_module" else node.target
         return op_moves(kind)
 
     def _take(self, node: Node) -> None:
         """Bring a value in: constants and quantization as they are, data as an input, sizes as numbers."""
-        if node in self.made:
+        if node in self.copies:
             return
         if is_quantize(node) and not is_constant(node):
             self._quantize(node)
@@ -120,10 +120,10 @@ class _Cut:
         elif isinstance(self.recorded[0][node], Tensor):
             self._enter(node, node)
         else:
-            self.made[node] = self.recorded[0][node]
+            self.copies[node] = self.recorded[0][node]
 
     def _quantize(self, node: Node) -> None:
-        """Quantize an input: the real values of its integers, or, where qparams are chosen only then, all of it.
+        """Quantize an input: the real values of its integers, or all of it where qparams are chosen at run time.
 
         The clamp of a narrower range stays. (CVT-09)
         """
@@ -132,7 +132,7 @@ class _Cut:
             self._take(number)
         clamp = value if is_range_clamp(value) else None
         source = value if clamp is None else value.all_input_nodes[0]
-        if source not in self.made and not is_constant(source):
+        if source not in self.copies and not is_constant(source):
             on_grid = filter(is_dequantize, () if _is_dynamic(node) else node.users)
             self._enter(source, next(on_grid, source))
         for copied in (node,) if clamp is None else (clamp, node):
@@ -142,27 +142,27 @@ class _Cut:
         """Make an input that stands for a node, with the values of one that is `like` it."""
         at = self.graph.inserting_after(self.placeholders[-1]) if self.placeholders else self.graph.inserting_before()
         with at:
-            self.made[node] = self.graph.placeholder(f"{node.name}_value")
-        self.placeholders.append(self.made[node])
+            self.copies[node] = self.graph.placeholder(f"{node.name}_value")
+        self.placeholders.append(self.copies[node])
         self.inputs.append([values[like] for values in self.recorded])
 
     def _copy(self, node: Node) -> Node:
-        if node not in self.made:
-            self.made[node] = self.graph.node_copy(node, self.made.__getitem__)
-        copied: Node = self.made[node]
+        if node not in self.copies:
+            self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
+        copied: Node = self.copies[node]
         return copied
 
-    def _leaves(self, node: Node) -> Iterator[Node]:
-        """The tensors that an op gives: itself, or the items of its tuple that are read."""
+    def _find_leaves(self, node: Node) -> Iterator[Node]:
+        """Yield the tensors that an op gives: itself, or the items of its tuple that are read."""
         if isinstance(self.recorded[0][node], Tensor):
             yield node
             return
         for user in node.users:
             if user.target is operator.getitem:
                 self._copy(user)
-                yield from self._leaves(user)
+                yield from self._find_leaves(user)
 
-    def _result(self, leaf: Node) -> Node:
+    def _write_result(self, leaf: Node) -> Node:
         """Quantize and dequantize a result as the reference does; one that it leaves in float goes out as it is."""
         for user in leaf.users:
             quantize = next(iter(user.users)) if is_range_clamp(user) else user

@@ -15,16 +15,16 @@ from torch.fx import GraphModule
 
 from conformance.claims.inputs import Batch
 from conformance.machine.guard import Finds, guard
-from conformance.oracle.dynamic import asked_dynamic_range
+from conformance.oracle.dynamic import find_dynamic_range
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import NoOracleError, placeholder_grids
 from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison, compare_all
-from conformance.stages.lower import LoweredModel, backend_error, lower, run_lowered
+from conformance.stages.lower import LoweredModel, lower, make_backend_error, run_lowered
 from conformance.stages.numerics import judge_comparisons
 from conformance.stages.reruns import REPETITION, compare_outputs
 from conformance.stages.stage import StageError
-from conformance.whole_models.subgraphs import Subgraph, subgraphs
+from conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
 from refimpl import explain
 from reports.schema import Check, ModelResult, Where, evidence
 from reports.verdicts import PASSING, Verdict
@@ -35,19 +35,19 @@ BLIND_LSB = 1.0
 
 @guard("models", Finds.CHECK)
 def verify_model(bench: Bench, name: str, reference: GraphModule, batches: Sequence[Batch]) -> Check:
-    """Compare a model with the oracle, end to end and, where that does not tell, pattern by pattern.
+    """Compare a model with the oracle, end to end and, where that decides nothing, pattern by pattern.
 
     The message names the first pattern, in the order of the graph, of the worst ones; the evidence has all.
     """
     if not any(decision.is_quantized for decision in explain(reference).plan.decisions):
-        return _check(name, Verdict.UNEXERCISED, "NUM-03", "the config quantizes nothing of this model")
+        return _make_check(name, Verdict.UNEXERCISED, "NUM-03", "the config quantizes nothing of this model")
     whole = run_and_judge(bench, name, reference, batches)
     is_blind = whole.slack_lsb is None or float(whole.slack_lsb) >= BLIND_LSB
     if whole.verdict is Verdict.VERIFIED and not is_blind:
         return whole
     separate = [
-        (each, run_and_judge(bench, name, each.model, each.batches, moves_only=each.moves_only))
-        for each in subgraphs(reference, batches)
+        (part, run_and_judge(bench, name, part.model, part.batches, moves_only=part.moves_only))
+        for part in cut_subgraphs(reference, batches)
     ]
     return _combine(whole, separate)
 
@@ -58,12 +58,12 @@ def run_and_judge(
     """Lower a reference model, run it on batches, and judge the outputs by the oracle and by what was executed."""
     try:
         lowered = lower(bench, model, batches[0])
-        floating = _in_float(bench, lowered, model)
-        comparisons = list(_comparisons(bench, model, lowered, batches))
+        floating = _find_float_ops(bench, lowered, model)
+        comparisons = list(_compare_batches(bench, model, lowered, batches))
     except StageError as error:
-        return failed_check(name, error)
+        return make_failed_check(name, error)
     except NoOracleError as error:
-        return _check(name, Verdict.UNEXERCISED, "NUM-03", f"no oracle: {error}")
+        return _make_check(name, Verdict.UNEXERCISED, "NUM-03", f"no oracle: {error}")
     check = judge_comparisons(name, comparisons, moves_only=moves_only)
     if not floating or check.verdict is Verdict.REFUTED:
         return check
@@ -71,96 +71,96 @@ def run_and_judge(
     return replace(check, rule="LOW-04", outcome="fail", verdict=Verdict.FALLBACK, message=text, evidence=shown)
 
 
-def _comparisons(
+def _compare_batches(
     bench: Bench, model: GraphModule, lowered: LoweredModel, batches: Sequence[Batch]
 ) -> Iterator[Comparison]:
     """Compare every output for every batch, and the first batch's with those of a second run. (NUM-07)"""
-    walk = Walk(model, bench.capabilities, dynamic_range=asked_dynamic_range(model))
+    walk = Walk(model, bench.capabilities, dynamic_range=find_dynamic_range(model))
     grids = tuple(placeholder_grids(model))
     places = [Where(input=f"batch {number}") for number in range(len(batches))]
     outputs = [run_lowered(lowered, where, batch) for where, batch in zip(places, batches, strict=True)]
     for where, batch, output in zip(places, batches, outputs, strict=True):
         yield from compare_all(where, walk.exact(batch), output, grids)
-    again = run_lowered(lowered, places[0], batches[0])
-    yield compare_outputs(places[0], REPETITION, outputs[0], again)
+    repeated = run_lowered(lowered, places[0], batches[0])
+    yield compare_outputs(places[0], REPETITION, outputs[0], repeated)
 
 
-def _in_float(bench: Bench, lowered: LoweredModel, model: GraphModule) -> list[str]:
-    """Return what the backend says to run in float though the decision log has it quantized. (LOW-04)
+def _find_float_ops(bench: Bench, lowered: LoweredModel, model: GraphModule) -> list[str]:
+    """Return what runs in float by the backend's report though the decision log has it quantized. (LOW-04)
 
     A float fallback counts if its text begins with the name of a quantized node, or if nothing in the model is float.
     """
     try:
         execution = bench.backend.execution(lowered)
     except Exception as error:
-        raise backend_error("execution", error) from error
+        raise make_backend_error("execution", error) from error
     if execution is None:
         return []
     present, plan = {node.name for node in model.graph.nodes}, explain(model).plan
     quantized = {name for decision in plan.decisions if decision.is_quantized for name in decision.nodes}
     floating = {name for name, *_ in plan.unmatched} | {each.node for each in plan.decisions if not each.is_quantized}
     is_whole = not floating & present
-    found = [text for text in execution.float_fallbacks if is_whole or text.partition(" ")[0] in quantized]
-    return found if found or execution.quantized_ops else ["all of it: the backend shows no quantized op that ran"]
+    floats = [text for text in execution.float_fallbacks if is_whole or text.partition(" ")[0] in quantized]
+    return floats if floats or execution.quantized_ops else ["all of it: the backend shows no quantized op that ran"]
 
 
 def _combine(whole: Check, separate: Sequence[tuple[Subgraph, Check]]) -> Check:
-    """Judge a model that is off, or whose bound does not tell, by its patterns when these run separately."""
+    """Judge a model that is wrong, or whose bound is too wide, by its patterns when these run separately."""
     wrong = [(subgraph, check) for subgraph, check in separate if check.verdict is not Verdict.VERIFIED]
     shown: dict[str, object] = {**whole.evidence, "patterns": len(separate), "bound_lsb": whole.slack_lsb}
     if not wrong:
-        held = f"alone, on their reference inputs, all {len(separate)} patterns hold"
-        messages = {Verdict.VERIFIED: "", Verdict.UNEXERCISED: f"{whole.message}; {held}"}
-        message = messages.get(whole.verdict, f"{whole.message}; {held}: it goes wrong in context")
+        summary = f"alone, on their reference inputs, all {len(separate)} patterns hold"
+        messages = {Verdict.VERIFIED: "", Verdict.UNEXERCISED: f"{whole.message}; {summary}"}
+        message = messages.get(whole.verdict, f"{whole.message}; {summary}: it goes wrong in context")
         return replace(whole, message=message, evidence=evidence(shown))
     rank = min(check.verdict.rank for _, check in wrong)
     subgraph, first = next((subgraph, check) for subgraph, check in wrong if check.verdict.rank == rank)
-    verdict = _explained(whole, first)
-    seen = _line(whole.message) or f"end to end nothing shows within a bound of {whole.slack_lsb:.3g} LSB"
+    verdict = _choose_verdict(whole, first)
+    text = _trim(whole.message) or f"end to end nothing shows within a bound of {whole.slack_lsb:.3g} LSB"
     is_open = first.verdict is Verdict.UNEXERCISED
     which = "that cannot be judged" if is_open else "to differ"
-    named = f"the first {which} is {subgraph.node} ({subgraph.pattern})"
+    culprit = f"the first {which} is {subgraph.node} ({subgraph.pattern})"
     shown |= {
         **first.evidence,
         "node": subgraph.node,
         "pattern": subgraph.pattern,
         "node_lsb": first.max_lsb,
-        "alone": {each.node: f"{check.verdict.value} by {check.rule}: {_line(check.message)}" for each, check in wrong},
+        "alone": {part.node: f"{check.verdict.value} by {check.rule}: {_trim(check.message)}" for part, check in wrong},
     }
     return replace(
         whole,
         rule=first.rule if verdict is first.verdict else whole.rule,
-        outcome=_outcome(verdict),
+        outcome=_outcome_of(verdict),
         verdict=verdict,
-        message=f"{seen}; alone, on its reference inputs, {named}: {_line(first.message)}",
+        message=f"{text}; alone, on its reference inputs, {culprit}: {_trim(first.message)}",
         evidence=evidence(shown),
     )
 
 
-def _line(message: str) -> str:
+def _trim(message: str) -> str:
     return message.partition("\n")[0]
 
 
-def _explained(whole: Check, first: Check) -> Verdict:
-    """The worst of both; but numbers that are off end to end are no worse than the pattern that explains them."""
+def _choose_verdict(whole: Check, first: Check) -> Verdict:
+    """Return the worst of both; but wrong numbers end to end are no worse than the pattern that explains them."""
     is_numeric = whole.rule == "NUM-03" and whole.max_lsb is not None
     if is_numeric and first.verdict is not Verdict.UNEXERCISED:
         return first.verdict
     return Verdict.worst((whole.verdict, first.verdict))
 
 
-def _outcome(verdict: Verdict) -> Literal["pass", "fail", "skip"]:
+def _outcome_of(verdict: Verdict) -> Literal["pass", "fail", "skip"]:
     if verdict is Verdict.UNEXERCISED:
         return "skip"
     return "pass" if verdict in PASSING else "fail"
 
 
-def failed_check(name: str, error: StageError) -> Check:
-    """Return the check of a model that did not come as far as numbers."""
-    return replace(_check(name, error.verdict, error.rule, str(error)), evidence=evidence(error.evidence))
+def make_failed_check(name: str, error: StageError) -> Check:
+    """Return the check of a model that ended before its numbers were compared."""
+    return replace(_make_check(name, error.verdict, error.rule, str(error)), evidence=evidence(error.evidence))
 
 
-def model_result(check: Check, seconds: float, *, script: str = "") -> ModelResult:
+def make_model_result(check: Check, seconds: float, *, script: str = "") -> ModelResult:
     """Return the results-file row of a model, by its check."""
     return ModelResult(
         model=check.claim,
@@ -175,7 +175,7 @@ def model_result(check: Check, seconds: float, *, script: str = "") -> ModelResu
     )
 
 
-def _check(name: str, verdict: Verdict, rule: str, message: str) -> Check:
+def _make_check(name: str, verdict: Verdict, rule: str, message: str) -> Check:
     return Check(
-        claim=name, stage="numerics", rule=rule, outcome=_outcome(verdict), verdict=verdict, message=message
+        claim=name, stage="numerics", rule=rule, outcome=_outcome_of(verdict), verdict=verdict, message=message
     )  # fmt: skip

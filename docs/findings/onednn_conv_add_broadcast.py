@@ -1,12 +1,16 @@
 """onednn: conv2d_add with a summand that broadcasts is taken as if it did not: a crash, or its shape."""
 
 import multiprocessing
+import resource
 
 import torch
+
+MEMORY = 4 << 30  # bytes of a child's address space: what is read past the summand asks for any number of them
 
 
 def child(*shape: int) -> None:
     """Add a summand of this shape to a convolution's result of shape (2, 4, 6, 6)."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     torch.backends.quantized.engine = "onednn"
     torch.manual_seed(0)
     x = torch.quantize_per_tensor(torch.rand(2, 4, 6, 6), 1 / 255, 0, torch.quint8)

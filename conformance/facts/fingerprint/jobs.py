@@ -1,7 +1,7 @@
 """Fingerprints: how a backend's kernels compute, measured op by op, shown and not judged (NUM-06).
 
-Per op, dtype and weight scheme that the config claims, probes with chosen operands tell the rounding at exact ties, the
-arithmetic of the rescale, the accumulator, the integer that padding holds, what becomes of the bias, where the range
+Per op, dtype and weight scheme that the config claims, probes with chosen operands measure the rounding at exact ties,
+the arithmetic of the rescale, the accumulator, the integer that padding holds, how the bias is held, where the range
 ends and where a relu cuts. Where a probe cannot tell, the value says so and why.
 """
 
@@ -25,62 +25,63 @@ from reports.schema import Measurement
 
 OPS: Mapping[str, Op] = {**weighted.OPS, **sums_and_products.OPS, **unweighted.OPS}
 DTYPES = frozenset({torch.quint8, torch.qint8, torch.uint8, torch.int8})
-"""Activations that the probes have integers for."""
+"""Dtypes of activations that the probes have integers for."""
 
 
 def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tuple[Job, ...]:
     """List one job for each op that the config claims, ``fact/fingerprint/<op>``; none under the profile quick."""
     if profile == "quick":
         return ()
-    claimed = [name for name, op in OPS.items() if next(_claims(op, config), None) is not None]
+    claimed = [name for name, op in OPS.items() if _find_claimed(op, config)]
     return tuple(measuring_job("fingerprint", name, partial(measure, name)) for name in claimed)
 
 
 def measure(name: str, bench: Bench) -> Iterator[Measurement]:
     """Measure an op; yield a measurement for each dtype config, and each weight scheme where there is a weight."""
     op = OPS[name]
-    for site in sites(op, bench):
+    for site in list_sites(op, bench):
         dtype = str(site.dtypes.input_dtype).removeprefix("torch.")
         subject = ", ".join([name, dtype, *([site.scheme] if op.has_weight else [])])
         yield Measurement(topic="fingerprint", subject=subject, values=dict(fingerprint(op, site)))
 
 
-def sites(op: Op, bench: Bench) -> Iterator[Site]:
-    """Yield the places to measure an op at: the dtype configs of the first of its patterns that is claimed."""
+def list_sites(op: Op, bench: Bench) -> list[Site]:
+    """List the places to measure an op at: the dtype configs of the first of its patterns that is claimed."""
     schemes = bench.capabilities.weight_schemes if op.has_weight else (NO_WEIGHT,)
     patterns = {entry.normal_pattern for entry in bench.config.configs}
-    for pattern, dtypes in _claims(op, bench.config):
-        for scheme in schemes:
-            has_relu = (nn.ReLU, pattern) in patterns
-            yield Site(bench=bench, pattern=pattern, dtypes=dtypes, scheme=scheme, has_relu=has_relu)
+    return [
+        Site(bench=bench, pattern=pattern, dtypes=dtypes, scheme=scheme, has_relu=(nn.ReLU, pattern) in patterns)
+        for pattern, dtypes in _find_claimed(op, bench.config)
+        for scheme in schemes
+    ]
 
 
-def _claims(op: Op, config: BackendConfig) -> Iterator[tuple[Any, DTypeConfig]]:
-    """Yield the static dtype configs of integers for the first of an op's patterns that has any; one per dtype."""
+def _find_claimed(op: Op, config: BackendConfig) -> list[tuple[Any, DTypeConfig]]:
+    """Find the static dtype configs of integers for the first of an op's patterns that has any; one per dtype."""
     for pattern in op.patterns:
         entries = [entry for entry in config.configs if entry.normal_pattern == pattern]
-        found = {each.input_dtype: each for entry in entries for each in reversed(entry.dtype_configs) if _fits(each)}
-        if found:
-            yield from ((pattern, dtypes) for dtypes in found.values())
-            return
-
-
-def _fits(dtypes: DTypeConfig) -> bool:
-    is_static = not dtypes.is_dynamic and dtypes.input_dtype == dtypes.output_dtype
-    return is_static and dtypes.input_dtype in DTYPES
+        by_dtype = {
+            dtypes.input_dtype: dtypes
+            for entry in entries
+            for dtypes in reversed(entry.dtype_configs)
+            if not dtypes.is_dynamic and dtypes.input_dtype == dtypes.output_dtype and dtypes.input_dtype in DTYPES
+        }
+        if by_dtype:
+            return [(pattern, dtypes) for dtypes in by_dtype.values()]
+    return []
 
 
 def fingerprint(op: Op, site: Site) -> dict[str, str]:
     """Measure the properties of an op, each a short text; ``not determined: reason`` where a probe cannot tell."""
     try:
-        values = {"runs": site.execution(op.example(site))}
+        values = {"runs": site.describe_execution(op.example(site))}
         rounding = op.rounding(site)
     except Unmeasured as error:
         return {"not determined": str(error)}
     values["rounding"] = rounding.text
-    for name, measure in op.properties:
+    for name, measure_property in op.properties:
         try:
-            values[name] = measure(site, rounding.rule or torch.round)
+            values[name] = measure_property(site, rounding.rule or torch.round)
         except Unmeasured as error:
             values[name] = f"not determined: {error}"
     return values
