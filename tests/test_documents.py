@@ -6,7 +6,6 @@ import ast
 import os
 import re
 import subprocess
-import sys
 import tomllib
 from collections import Counter
 from fnmatch import fnmatchcase
@@ -17,13 +16,14 @@ import pytest
 
 from backends.discovery import SHIPPED, find_backend
 from conformance.claims.claim import Claim, enumerate_claims
-from conformance.machine.environment import detection_power
-from conformance.run.expected import expected_path, read_expected
+from conformance.machine.environment import read_detection_power
+from conformance.run.expected import expected_path_of, read_expected
 from conformance.run.options import OPTIONS
 from conformance.stages.stage import STAGES
 from reports.compare import render_board
 from reports.results import read_results
 from reports.verdicts import VERDICTS, Outcome
+from tests.support.warm_python import run_python
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "docs" / "findings").glob("*.py"))
@@ -42,16 +42,17 @@ def claims_of(name: str) -> tuple[Claim, ...]:
     return enumerate_claims(backend.backend_config(), backend.capabilities())
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return run_python(*words, cwd=ROOT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_a_finding_holds(script: Path) -> None:
     owner = script.stem.partition("_")[0]  # a backend, or torch for what all engines share
     if owner != "torch" and (reason := find_backend(owner).unavailable_reason()):
         pytest.skip(reason)
-    done = run(sys.executable, "-W", "ignore", str(script))
+    done = run("-W", "ignore", str(script))
     if done.returncode == NEEDS_ANOTHER_CPU:
         pytest.skip(done.stdout.strip())
     assert done.returncode == 0, f"{script.name} ended with {done.returncode}; does torch behave otherwise now?\n" + (
@@ -127,16 +128,28 @@ def test_links_lead_to_what_there_is(document: Path) -> None:
             assert 1 <= line <= len(path.read_text(encoding="utf-8").splitlines()), f"{target}: no such line"
 
 
+@pytest.mark.slow
 def test_the_documents_name_what_exists() -> None:
     for name in SHIPPED:
         assert f"`{name}`" in DOCS["backends"], f"docs/backends.md does not name {name}"
     for verdict in VERDICTS:
         assert verdict.value in README, f"README does not explain {verdict.value}"
-    help_text = run(sys.executable, "-m", "pytest", "conformance", "--help").stdout
-    help_text += "".join(run(sys.executable, "-m", "reports", command, "--help").stdout for command in COMMANDS)
+    help_text = run("-m", "pytest", "conformance", "--help").stdout
+    help_text += "".join(run("-m", "reports", command, "--help").stdout for command in COMMANDS)
     options = set(re.findall(r"`(--[a-z-]+)", README + DOCS["options"] + DOCS["reports"]))
     assert len(options) > 15
     assert [option for option in options if option not in help_text] == []
+
+
+@pytest.mark.parametrize("title", ["From `--backend=qnnpack` to an HTML row", "From a directed input to its verdict"])
+def test_a_walk_through_the_code_is_short_and_names_what_exists(title: str) -> None:
+    walk = DOCS["architecture"].partition(f"## {title}")[2].partition("\n## ")[0]
+    steps = re.findall(r"^\d+\. \[`([\w.]+)`\]\(\.\./([\w/]+)\.py\)", walk, re.MULTILINE)
+    assert 10 < len(steps) == len(re.findall(r"^\d+\. ", walk, re.MULTILINE)) <= 25
+    for name, module in steps:
+        last, text = name.rpartition(".")[2], (ROOT / f"{module}.py").read_text(encoding="utf-8")
+        defined = re.search(rf"^ *(def|class) {last}\b|^{last}\b", text, re.MULTILINE)
+        assert defined or module.endswith(f"/{last}"), f"{module}.py defines no {name}"
 
 
 def test_the_page_of_options_is_what_help_says() -> None:
@@ -156,10 +169,10 @@ def test_the_page_of_options_is_what_help_says() -> None:
 
 
 PLAIN = {
-    "all claims", "claim or model", "column", "covers", "cpu", "cpu flags", "days left", "differences to the baseline",
-    "dtypes", "error", "expires", "fail", "failures", "first to diverge", "is", "matrix", "options", "pass", "platform",
-    "plots", "reason", "seconds", "skip", "slowest claims", "software", "started", "suite", "ticket", "up to lsb",
-    "waivers in force", "was", "what differs", "what it asks for", "what was found",
+    "all claims", "claim or model", "column", "covers", "cpu", "cpu flags", "days left",
+    "differences from the baseline", "dtypes", "error", "expires", "fail", "failures", "finding", "first to diverge",
+    "is", "matrix", "options", "pass", "platform", "plots", "reason", "requirement", "seconds", "skip",
+    "slowest claims", "software", "started", "suite", "ticket", "up to lsb", "waivers in force", "was", "what differs",
 }  # fmt: skip
 """Labels of the report that say what they mean."""
 
@@ -177,6 +190,7 @@ def test_the_glossary_has_every_term_of_the_report() -> None:
     assert missing == []
 
 
+@pytest.mark.slow
 def test_the_table_of_verdicts_is_that_of_the_committed_results() -> None:
     columns = ("VERIFIED", "QUALITY", "FALLBACK", "REFUTED", "CRASHED", "UNEXERCISED")
     for path in (ROOT / "docs" / "results").glob("*.jsonl.xz"):
@@ -192,7 +206,7 @@ def test_the_page_of_reports_explains_every_command() -> None:
 
 
 def test_the_numbers_of_the_readme_are_those_of_the_documents() -> None:
-    power = detection_power()["every class"]
+    power = read_detection_power()["every class"]
     assert f"finds {power['full']} of {power['faults']} seeded faults" in README
     findings = re.findall(r"^## \d+\. ", FINDINGS, re.MULTILINE)
     assert f"found {len(findings)} faults" in README
@@ -204,12 +218,13 @@ def test_headers_say_of_the_detection_power_what_the_document_says() -> None:
     text = (ROOT / "docs" / "detection-power.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([a-z ]+?) +\| +(\d+) +\| +(\d+) +\| +(\d+) \|$", text, re.MULTILINE)
     table = {name: dict(zip(("faults", "quick", "full"), map(int, counts), strict=True)) for name, *counts in rows}
-    said = detection_power()
+    said = read_detection_power()
     assert len(table) > 10 and {name: said[name] for name in table} == table
     assert said["every class"] == {key: sum(row[key] for row in table.values()) for key in ("faults", "quick", "full")}
     assert f"killed by full: {said['every class']['full']} of {said['every class']['faults']}" in text
 
 
+@pytest.mark.slow
 def test_the_scoreboard_is_made_of_the_committed_results() -> None:
     """If it is not: python -m reports compare docs/results/*.xz -o docs/scoreboard.html"""
     runs = [read_results(path) for path in sorted((ROOT / "docs" / "results").glob("*.jsonl.xz"))]
@@ -223,7 +238,7 @@ def test_committed_results_are_whole_clean_and_as_expected(name: str) -> None:
     header = results.header
     assert (results.outcome, header.profile, header.shard) == (Outcome.PASS, "full", None)
     assert re.fullmatch("[0-9a-f]{40}", header.suite_commit), "made of a clean checkout"
-    expected = read_expected(expected_path(header))
+    expected = read_expected(expected_path_of(header))
     found = {claim.claim: claim.verdict for claim in results.claims}
     assert header.config_sha256 == expected.config_sha256 and found.keys() == expected.verdicts.keys()
     assert [name for name, verdict in found.items() if not expected.verdicts[name].may_be(verdict)] == []
@@ -243,16 +258,18 @@ def test_a_constraint_is_given_for_every_dependency() -> None:
     assert len(wanted) > 20 and wanted <= pinned, f"not pinned in constraints.txt: {sorted(wanted - pinned)}"
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs() -> None:
-    done = run(sys.executable, "benchmarks/linear_growth.py", "--nodes", "40", "80")
+    done = run("benchmarks/linear_growth.py", "--nodes", "40", "80")
     assert "time(80 nodes) / time(40 nodes)" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_the_minimal_backend_is_minimal_and_is_certified(tmp_path: Path) -> None:
     source = (ROOT / "examples" / "minimal_backend.py").read_text(encoding="utf-8")
     assert source.count("\n") <= 35, "the contract asks a vendor for at most 30 lines, docstring aside"
     backend = "--backend=examples.minimal_backend:MinimalBackend"
-    done = run(sys.executable, "-m", "pytest", "conformance", backend, f"--report-dir={tmp_path}", "-q")
+    done = run("-m", "pytest", "conformance", backend, f"--report-dir={tmp_path}", "-q")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "report.html").is_file()
 

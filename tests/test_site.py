@@ -14,6 +14,8 @@ import pytest
 
 import refimpl
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 WHOLE = ("backends.base", "conformance.mutation.mutant", "reports.schema", "reports.verdicts")
@@ -59,8 +61,7 @@ def test_what_is_documented_of_refimpl_is_what_it_exports(built: Path) -> None:
 
 @pytest.mark.parametrize("module", WHOLE)
 def test_everything_public_of_a_contract_is_documented(built: Path, module: str) -> None:
-    assert len(public(module)) >= 3
-    assert public(module) <= documented(built).keys()
+    assert set() < public(module) <= documented(built).keys()
 
 
 def test_the_doors_of_the_other_packages_are_documented(built: Path) -> None:
@@ -88,6 +89,6 @@ def test_every_page_is_in_the_index() -> None:
 def test_links_between_documents_lead_to_pages_of_the_site(built: Path) -> None:
     """GitHub's links to Markdown files must not be left: the site has none of these files."""
     for page in built.glob("*.html"):
-        targets = re.findall(r'href="([^"#]+)[^"]*"', page.read_text(encoding="utf-8"))
+        targets = re.findall(r'href="([^"#?]+)[^"]*"', page.read_text(encoding="utf-8"))
         own = [target for target in targets if "://" not in target]
         assert [target for target in own if not (built / target).exists()] == [], page.name

@@ -88,6 +88,7 @@ def test_a_section_has_wording_rationale_and_an_example_that_shows_something(nam
     assert any(example.want or example.exc_msg for example in examples), f"{name}: its example shows nothing"
 
 
+@pytest.mark.slow
 @each_rule
 def test_examples_print_what_the_text_says(name: str) -> None:
     rule = rules()[name]

@@ -45,7 +45,7 @@ def test_what_is_expected_to_fail_is_waived_and_nothing_else(path: Path) -> None
         ruling = waivers.judge(name, verdict, None)
         assert ruling.waived == (verdict not in PASSING), f"{name}: {verdict}; {ruling.problem or 'no waiver'}"
     models = {waiver for waiver in waivers.entries if (waiver.claim or waiver.glob).startswith("model/")}
-    for waiver, names in waivers.covered(verdicts).items():
+    for waiver, names in waivers.find_covered(verdicts).items():
         assert names or waiver in models, f"{waiver} is about no claim"
 
 
@@ -54,7 +54,7 @@ def test_how_often_it_fails_is_known_of_most_of_what_is_refuted(path: Path) -> N
     """Not of what crashes, or fails by chance."""
     expected = read_expected(path)
     waivers = shipped(expected.backend, expected.isa)
-    named = {name for waiver, names in waivers.covered(expected.verdicts).items() for name in names
+    named = {name for waiver, names in waivers.find_covered(expected.verdicts).items() for name in names
              if UNWRITTEN in waiver.reason}  # fmt: skip
     refuted = {name for name, verdict in expected.verdicts.items() if verdict is Verdict.REFUTED} - named
     assert len(refuted & expected.failing.keys()) > 0.8 * len(refuted)

@@ -9,6 +9,14 @@ from torch.fx import symbolic_trace
 
 from benchmarks import flow
 
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def no_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark collects garbage before it takes a time: here no time matters."""
+    monkeypatch.setattr("benchmarks.flow.gc.collect", lambda: 0)
+
 
 def test_every_stage_is_measured_on_both_sides() -> None:
     rows = flow.rows_of([3, 16], flow.KINDS, torch_cap=math.inf, small_repeats=1)

@@ -10,6 +10,8 @@ import pytest
 
 from reports.html import render_html
 
+pytestmark = pytest.mark.slow
+
 PARTS = (
     "#baseline", "#failures", "#waived", "#quality", "#waivers", "#models", "#unexercised", "#matrix", "#claims",
     "#plots", "#rules", "#measurements", "#power", "#slowest", ".evidence", ".graphs", ".code", "svg", ".facts ul",

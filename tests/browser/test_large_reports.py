@@ -10,6 +10,8 @@ import pytest
 from reports.html import render_html
 from reports.page import anchor
 
+pytestmark = pytest.mark.slow
+
 MOST_BYTES = 5_000_000
 Row = dict[str, Any]
 

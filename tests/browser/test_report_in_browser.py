@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def test_all_is_there_without_javascript(opened: Any) -> None:
     page = opened(java_script_enabled=False)

@@ -10,6 +10,8 @@ import pytest
 from reports.compare import render_board
 from reports.html import render_html
 
+pytestmark = pytest.mark.slow
+
 EVIL = (
     "</script><script>window.hit = 1</script></style><style>* { background: url(http://x.invalid/a) }</style>"
     "<img src=http://x.invalid/b onerror='window.hit = 1'><svg onload='window.hit = 1'></svg>"

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from conformance.mutation.mutant import Mutant, owner_of
 from refimpl import BackendConfig, DTypeConfig, DTypeWithConstraints, ObservationType
-from refimpl.reference import float_module
+from refimpl.reference import float_module_of
 from tests.mutants.reference_kernels import SmallReference, config_with
 
 MUTANTS: list[Mutant] = []
@@ -62,14 +62,16 @@ def _on_the_bound(honest: Any, found: Any, wanted: Any) -> Iterator[Any]:
         yield "DTY-04", "eps (smallest scale)", found.eps, "above its bound"
 
 
-patched("claims", "integers beyond the bounds are taken", "refimpl.dtype_choice._violations", _lenient("DTY-03"),
+patched("claims", "integers beyond the bounds are taken", "refimpl.dtype_choice._find_violations", _lenient("DTY-03"),
         "DTY-03")  # fmt: skip
-patched("claims", "scales below the bound are taken", "refimpl.dtype_choice._violations", _lenient("DTY-04"), "DTY-04")
-patched("claims", "other than the fixed qparams are taken", "refimpl.dtype_choice._violations", _lenient("DTY-05"),
+patched("claims", "scales below the bound are taken", "refimpl.dtype_choice._find_violations", _lenient("DTY-04"),
+        "DTY-04")  # fmt: skip
+patched("claims", "other than the fixed qparams are taken", "refimpl.dtype_choice._find_violations", _lenient("DTY-05"),
         "DTY-05")  # fmt: skip
-patched("claims", "another dtype is taken", "refimpl.dtype_choice._violations", _lenient("DTY-01"), "DTY-01")
-patched("claims", "dynamic is taken for static", "refimpl.dtype_choice._misfits", _lenient("DTY-07"), "DTY-07")
-patched("claims", "what is exactly on a bound is refused", "refimpl.dtype_choice._violations", _on_the_bound, "DTY-02")
+patched("claims", "another dtype is taken", "refimpl.dtype_choice._find_violations", _lenient("DTY-01"), "DTY-01")
+patched("claims", "dynamic is taken for static", "refimpl.dtype_choice._find_misfits", _lenient("DTY-07"), "DTY-07")
+patched("claims", "what is exactly on a bound is refused", "refimpl.dtype_choice._find_violations", _on_the_bound,
+        "DTY-02")  # fmt: skip
 
 
 def _fine_scales() -> SmallReference:
@@ -84,14 +86,15 @@ def _no_fine_scales(honest: Any, found: Any, wanted: Any) -> Iterator[Any]:
         yield "DTY-04", "eps (smallest scale)", found.eps, "at least 2^-24"
 
 
-patched("claims", "small scales within the bound are refused", "refimpl.dtype_choice._violations", _no_fine_scales,
+patched("claims", "small scales within the bound are refused", "refimpl.dtype_choice._find_violations", _no_fine_scales,
         "DTY-02", make=_fine_scales, claims=("nn.Identity/*", "torch.flatten/*"))  # fmt: skip
 
 # -- where observers go -----------------------------------------------------------------------------------------------
 
 
-def _never_shared(honest: Any, self: Any, group: int) -> int:
+def _never_shared(honest: Any, self: Any, slot: Any) -> int:
     del honest, self
+    group: int = slot.group
     return group
 
 
@@ -103,27 +106,27 @@ def _all_share(honest: Any, match: Any, floats: Any) -> ObservationType:
 
 def _first_input(honest: Any, self: Any, node: Node, match: Any, decision: Any) -> list[Any]:
     """Only the first tensor input is observed."""
-    before = {draft.group for draft in self._drafts}
+    before = {slot.group for slot in self._slots}
     given = list(honest(self, node, match, decision))
-    extra = [draft for draft in given[1:] if draft is not None and draft.group not in before]
-    for draft in extra:
-        self._drafts.remove(draft)
-        self._on[draft.value].remove(draft)
+    extra = [slot for slot in given[1:] if slot is not None and slot.group not in before]
+    for slot in extra:
+        self._slots.remove(slot)
+        self._on[slot.value].remove(slot)
     return given[:1]
 
 
 def _dynamic_output(honest: Any, self: Any, match: Any, decision: Any, inputs: Any) -> None:
     make = decision.qconfig.activation
-    if self._facts_of(make).is_dynamic:
-        self._new(match.last, make, "output", "OBS-05", None)
+    if self._reader.read(make).is_dynamic:
+        self._add(match.last, make, "output", "OBS-05", None)
     else:
         honest(self, match, decision, inputs)
 
 
-patched("sharing", "observers not shared", "refimpl.placing.Placer._find", _never_shared, "OBS-02")
-patched("sharing", "every output shares its input's observer", "refimpl.decide._observation_type", _all_share, "OBS-01",
-        "OBS-07")  # fmt: skip
-patched("structure", "only the first input is observed", "refimpl.placing.Placer._inputs", _first_input, "OBS-01",
+patched("sharing", "observers not shared", "refimpl.placing.Placer._root_of", _never_shared, "OBS-02")
+patched("sharing", "every output shares its input's observer", "refimpl.decide._choose_observation_type", _all_share,
+        "OBS-01", "OBS-07")  # fmt: skip
+patched("structure", "only the first input is observed", "refimpl.placing.Placer._place_inputs", _first_input, "OBS-01",
         "OBS-02")  # fmt: skip
 patched("dynamic", "a dynamic output is observed", "refimpl.placing.Placer._finish", _dynamic_output, "OBS-05")
 
@@ -150,7 +153,7 @@ def _eps_forgotten(honest: Any, model: nn.Module, config: BackendConfig, **keywo
 def _float_root(*, is_dynamic: bool) -> Callable[..., nn.Module]:
     def body(honest: Any, self: Any, name: str, decision: Any) -> nn.Module:
         if bool(decision.dtype_config.is_dynamic) is is_dynamic:
-            return float_module(self.modules[name], where=name)
+            return float_module_of(self.modules[name], where=name)
         made: nn.Module = honest(self, name, decision)
         return made
 
@@ -188,15 +191,18 @@ def _other_step(factor: float) -> Callable[..., Any]:
     return body
 
 
-patched("structure", "fuse_fx fuses nothing", "conformance.stages.fuse.fused_model", _unfused, "FUS-03")
-patched("structure", "fuse_fx forgets a batch norm's eps", "conformance.stages.fuse.fused_model", _eps_forgotten,
+patched("structure", "fuse_fx fuses nothing", "conformance.stages.fuse.trace_and_fuse", _unfused, "FUS-03")
+patched("structure", "fuse_fx forgets a batch norm's eps", "conformance.stages.fuse.trace_and_fuse", _eps_forgotten,
         "FUS-06")  # fmt: skip
-patched("structure", "convert leaves roots in float", "refimpl.convert._Walk._root", _float_root(is_dynamic=False),
+patched("structure", "convert leaves roots in float", "refimpl.convert._Walk._make_root", _float_root(is_dynamic=False),
         "CVT-02", claims=("nn.Conv1d/*", "nn.Linear/static:*", "torch.flatten/*"))  # fmt: skip
-patched("dynamic", "convert leaves dynamic roots in float", "refimpl.convert._Walk._root", _float_root(is_dynamic=True),
-        "CVT-02")  # fmt: skip
-patched("structure", "convert quantizes no output", "refimpl.convert._Walk._observer", _not_quantized, "CVT-06")
-patched("structure", "convert writes another dtype", "refimpl.emit.Decomposed.static", _other_zero, "CVT-01")
-patched("structure", "convert writes half of each range", "refimpl.emit.Decomposed.static", _other_step(0.5), "CVT-01")
-patched("structure", "convert writes twice each step", "refimpl.emit.Decomposed.static", _other_step(2.0), "CVT-01")
-patched("dynamic", "convert writes dynamic inputs in 7 bits", "refimpl.emit.Decomposed.dynamic", _half_range, "CVT-03")
+patched("dynamic", "convert leaves dynamic roots in float", "refimpl.convert._Walk._make_root",
+        _float_root(is_dynamic=True), "CVT-02")  # fmt: skip
+patched("structure", "convert quantizes no output", "refimpl.convert._Walk._write_observer", _not_quantized, "CVT-06")
+patched("structure", "convert writes another dtype", "refimpl.emit.Decomposed.write_static", _other_zero, "CVT-01")
+patched("structure", "convert writes half of each range", "refimpl.emit.Decomposed.write_static", _other_step(0.5),
+        "CVT-01")  # fmt: skip
+patched("structure", "convert writes twice each step", "refimpl.emit.Decomposed.write_static", _other_step(2.0),
+        "CVT-01")  # fmt: skip
+patched("dynamic", "convert writes dynamic inputs in 7 bits", "refimpl.emit.Decomposed.write_dynamic", _half_range,
+        "CVT-03")  # fmt: skip

@@ -61,6 +61,7 @@ def sqnr(exact: Tensor, found: Tensor) -> float:
     return float(20 * torch.log10(exact.norm() / (exact - found).norm()))
 
 
+@pytest.mark.slow
 @pytest.mark.rule("OBS-14")
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("is_qat", [False, True], ids=["ptq", "qat"])

@@ -71,6 +71,7 @@ def run(parts: dict[str, Any], *, is_qat: bool) -> None:
         only_ours(lambda: refimpl.convert_fx(made))
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CFG-14")
 @pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
 @fuzz
@@ -91,6 +92,7 @@ def test_constructors_attributes_and_dict_forms(kind: Any, data: st.DataObject) 
     repr(made)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CFG-14")
 @pytest.mark.parametrize("kind", [kind for kind in CONFIGS if setters_of(kind)], ids=lambda kind: kind.__name__)
 @fuzz
@@ -130,6 +132,7 @@ def right(name: str) -> dict[str, Any]:
     return dict([models[name]()]) if name in models else {}
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CFG-14")
 @pytest.mark.parametrize("name", DOORS)
 @fuzz

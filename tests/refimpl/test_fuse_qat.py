@@ -21,7 +21,7 @@ from backends.torch_engine import engine
 from refimpl import BackendPatternConfig, ConfigError, ModelError
 from refimpl.example_run import Examples
 from refimpl.fuse import fuse
-from refimpl.tracing import finished, trace
+from refimpl.tracing import finish, trace
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.fusing import Net, X, called, config_of
 
@@ -33,7 +33,7 @@ def both_fused_for_qat(model: nn.Module, engine: str, inputs: Any = None) -> tup
     draft = trace(copy.deepcopy(model))
     fuse(draft, native_config(engine), is_qat=True, examples=Examples(draft, inputs))  # type: ignore[arg-type]
     torch_model = symbolic_trace(copy.deepcopy(model))
-    return finished(draft, draft.graph, draft), torch_fx._fuse_fx(
+    return finish(draft, draft.graph, draft), torch_fx._fuse_fx(
         torch_model, True, backend_config=flows.torch_config(engine)
     )
 

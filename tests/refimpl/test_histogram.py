@@ -63,6 +63,7 @@ def assert_same(ours: Any, theirs: Any, what: str) -> None:
         assert found.dtype == expected.dtype and torch.equal(found, expected), f"{what}: {found}, torch's {expected}"
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-02")
 @settings(max_examples=16, derandomize=True, deadline=None)
 @given(batches=st.lists(BATCH, min_size=1, max_size=3), made=st.sampled_from(ARGUMENTS), seed=st.integers(0, 99))
@@ -124,17 +125,19 @@ ASKEW: dict[str, Tensor] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-02")
 @pytest.mark.parametrize("name", ASKEW)
 def test_the_search_tries_the_bins_that_single_steps_reach(name: str) -> None:
     observer = counting(ASKEW[name])
     expected = walked(name)
-    assert expected and list(observer._candidates()) == expected
+    assert expected and list(observer._find_candidates()) == expected
     theirs = torchs.HistogramObserver(bins=observer.bins)
     theirs.load_state_dict(observer.state_dict())
     assert_same(observer, theirs, "the same counts")
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-02")
 def test_the_examples_move_both_sides() -> None:
     moves = {(low > start, high < end) for found in map(walked, ASKEW)
@@ -144,7 +147,7 @@ def test_the_examples_move_both_sides() -> None:
 
 @pytest.mark.rule("NUM-02")
 def test_the_shares_are_sums_as_a_loop_rounds_them() -> None:
-    dropped, kept = histogram._shares()
+    dropped, kept = histogram._sum_shares()
     left, right = 0.0, 1.0
     for step in range(20_000):
         assert (left, -right) == (float(dropped[step]), float(kept[step])), f"after {step} steps"

@@ -33,6 +33,7 @@ LEFT = ("FloatIsland", "Scalars", "Slices", "SharedConv", "ReluOnly", "PoolFunct
 WHOLE = [name for name in ZOO if name not in LEFT]
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOW-01")
 @pytest.mark.rule("LOW-02")
 @pytest.mark.parametrize("name", WHOLE)

@@ -174,6 +174,7 @@ def cases() -> Iterator[tuple[str, tuple[nn.Module, Tensor]]]:
 STATIC = dict(cases())
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOW-01")
 @pytest.mark.rule("LOW-02")
 @pytest.mark.parametrize("name", STATIC)

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from refimpl import BackendPatternConfig, MatchAllNode
 from refimpl.matching import Match, find_matches
-from refimpl.tracing import CALLS, Places, positional_arguments, trace
+from refimpl.tracing import CALLS, Places, positional_arguments_of, trace
 from tests.refimpl.support import both_flows as flows
 
 
@@ -208,7 +208,7 @@ def test_keywords_count_as_the_arguments_that_they_are(run: Any, patterns: Any, 
 )
 def test_arguments_are_put_in_their_place_up_to_the_first_gap(call: Any, shown: list[str]) -> None:
     node = next(node for node in reversed(trace(Net(call)).graph.nodes) if node.op in CALLS)
-    assert [str(argument) for argument in positional_arguments(node, at_least=3)][: len(shown)] == shown
+    assert [str(argument) for argument in positional_arguments_of(node, at_least=3)][: len(shown)] == shown
 
 
 class Leaf(nn.Module):

@@ -96,6 +96,7 @@ def no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CVT-12")
 @pytest.mark.parametrize("flow", [static, trained, equalized, standalone, copied, fused])
 def test_a_dropped_model_is_freed_without_the_collector(flow: Callable[[nn.Module], Iterator[nn.Module]]) -> None:

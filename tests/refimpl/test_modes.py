@@ -84,6 +84,7 @@ def mapped(qconfig: Any) -> Callable[[], Any]:
     return lambda: flows.global_mapping(qconfig)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CVT-01")
 @pytest.mark.rule("CVT-03")
 @pytest.mark.rule("CVT-04")

@@ -61,6 +61,7 @@ def marks_of(case: Case) -> list[Any]:
     return [pytest.mark.rule(KNOWN[case.name].rule)] if case.name in KNOWN else []
 
 
+@pytest.mark.slow
 @held_to(*RULES)
 @pytest.mark.parametrize("case", [pytest.param(case, marks=marks_of(case), id=case.name) for case in CASES])
 def test_refimpl_does_what_torch_does(case: Case) -> None:
@@ -113,6 +114,7 @@ def generated(program: Program, recipe: str) -> Case:
     return Case(name=f"{program}, {recipe}", build=partial(build, program), recipe=RECIPES[recipe])
 
 
+@pytest.mark.slow
 @held_to(*RULES, *sorted({excuse.rule for excuse in EXCUSES} - set(RULES)))
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize("kind", RECIPES_OF)
@@ -137,6 +139,7 @@ def test_drawn_models_are_torchs(kind: str, chunk: int) -> None:
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("excuse", [pytest.param(e, marks=pytest.mark.rule(e.rule), id=e.why) for e in EXCUSES])
 def test_an_excuse_is_needed(excuse: Excuse) -> None:
     """One that torch or refimpl has outgrown fails, until it goes too."""

@@ -20,6 +20,7 @@ BY_NAME = {case.name: case for case in CASES}
 BASE = BY_NAME["CatThenConv, minmax"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["CatThenConv, minmax", "Mlp, dynamic", "Mlp, float16 static", "Residual, qat fbgemm", "Lstm, dynamic",
@@ -141,6 +142,7 @@ def spoiled(where: str, spoil: Spoil) -> Side:
     return replace(TORCH, converts={**TORCH.converts, where: after(TORCH.converts[where])})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "where", "stage"), [pytest.param(*seed, id=f"{seed[0].__name__} in {seed[1]}") for seed in SEEDS]
 )

@@ -281,7 +281,7 @@ def test_work_is_bounded_per_node(monkeypatch: pytest.MonkeyPatch) -> None:
     from refimpl.tracing import Places
 
     asked = {}
-    original = Places.object_type
+    original = Places.object_type_of
     for length in (10, 40):
         asked[length] = 0
 
@@ -289,7 +289,7 @@ def test_work_is_bounded_per_node(monkeypatch: pytest.MonkeyPatch) -> None:
             asked[length] += 1
             return original(self, node)
 
-        monkeypatch.setattr(Places, "object_type", counted)
+        monkeypatch.setattr(Places, "object_type_of", counted)
         model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(length))).eval()
         refimpl.prepare_fx(model, QConfigMapping().set_global(OURS), backend_config=flows.our_config("qnnpack"))
     assert asked[40] <= 4.5 * asked[10], f"questions for 10 and 40 layers: {asked}"

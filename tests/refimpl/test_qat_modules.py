@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from refimpl.errors import ConfigError
-from refimpl.reference import float_module, qat_module, reference_module, swapped
+from refimpl.reference import float_module_of, make_qat_module, make_reference, swap_module
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.one_layer import (
     ENGINES,
@@ -120,7 +120,7 @@ def test_torchs_decomposed_form_of_a_qat_module_has_other_numbers_and_ours_the_s
     torchs: dict[bool, Any] = {form: FORMS[form](copy.deepcopy(prepared)).get_submodule("0") for form in FORMS}
     module: Any = prepared.get_submodule("0")
     ours: dict[bool, Any] = {
-        form: reference_module(module, QAT, references("x86"), is_decomposed=form, where="0") for form in FORMS
+        form: make_reference(module, QAT, references("x86"), is_decomposed=form, where="0") for form in FORMS
     }
     assert not torch.equal(torchs[True].weight_scale, torchs[False].weight_scale)
     assert torch.equal(ours[True].weight_scale, ours[False].weight_scale)
@@ -135,10 +135,10 @@ def test_learned_qparams_that_are_frozen_are_taken_as_they_are() -> None:
     module: Any = prepared.get_submodule("0")
     module.weight_fake_quant.disable_observer()
     learned, _ = module.weight_fake_quant.calculate_qparams()
-    made: Any = reference_module(module, QAT, references("x86"), is_decomposed=False, where="0")
+    made: Any = make_reference(module, QAT, references("x86"), is_decomposed=False, where="0")
     assert torch.equal(made.weight_scale, learned)
     fixed = QConfig(activation=QAT.activation, weight=lambda: copy.deepcopy(module.weight_fake_quant))
-    after: Any = reference_module(module.to_float(), fixed, references("x86"), is_decomposed=False, where="0")
+    after: Any = make_reference(module.to_float(), fixed, references("x86"), is_decomposed=False, where="0")
     assert flows.same(facts(made), facts(after)), "as calibration alone would have it, with the learned qparams"
 
 
@@ -148,7 +148,7 @@ def test_a_qat_module_gives_its_float_module_with_batch_norm_folded() -> None:
     value = torch.randn(4, 2, 5, 5)
     prepared = trained_by_torch(nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.ReLU()), QAT, value)
     module: Any = prepared.get_submodule("0")
-    floating = float_module(module, where="0")
+    floating = float_module_of(module, where="0")
     assert type(floating) is nni.ConvReLU2d
     assert not floating.training
     bn = module.bn
@@ -158,7 +158,7 @@ def test_a_qat_module_gives_its_float_module_with_batch_norm_folded() -> None:
     ).reshape(1, -1, 1, 1)
     torch.testing.assert_close(floating(value), expected.relu())
     plain = nn.Linear(2, 2)
-    assert float_module(plain, where="1") is plain, "what is not a QAT module is itself"
+    assert float_module_of(plain, where="1") is plain, "what is not a QAT module is itself"
 
 
 @pytest.mark.rule("QAT-01")
@@ -170,7 +170,7 @@ def test_a_module_becomes_its_qat_class_and_shares_its_tensors(qat_class: Any) -
     fused = nni.LinearBn1d if qat_class is nniqat.LinearBn1d else qat_class._FLOAT_MODULE
     module = parts[0] if len(parts) == 1 else fused(*parts)
     before = copy.deepcopy(module.state_dict())
-    made: Any = qat_module(module, QAT, qat_class, where="layer")
+    made: Any = make_qat_module(module, QAT, qat_class, where="layer")
     assert type(made) is qat_class
     assert made.qconfig is QAT
     assert not hasattr(module, "qconfig")
@@ -194,7 +194,7 @@ def test_a_qat_module_is_in_the_mode_of_its_float_module_where_torchs_trains(mod
     )
     assert theirs.get_submodule("0").training, "torch's is in train mode either way"
     fused = nni.ConvBn2d(*copy.deepcopy(float_model)).train(mode)
-    made: Any = qat_module(fused, QAT, nniqat.ConvBn2d, where="0")
+    made: Any = make_qat_module(fused, QAT, nniqat.ConvBn2d, where="0")
     assert made.training is mode
     assert made.bn.training is mode
     made(value)
@@ -212,7 +212,7 @@ def test_hooks_move_over_and_parametrizations_stay() -> None:
     calls: list[str] = []
     layer.register_forward_pre_hook(lambda _module, args, kwargs: calls.append(f"before {kwargs}"), with_kwargs=True)
     layer.register_forward_hook(lambda *_: calls.append("after"))
-    made: Any = qat_module(layer, QAT, nnqat.Linear, where="layer")
+    made: Any = make_qat_module(layer, QAT, nnqat.Linear, where="layer")
     assert torch.equal(made.weight, layer.weight), "still parametrized"
     assert parametrize.is_parametrized(made, "weight")
     made(torch.randn(3, 2))
@@ -222,7 +222,7 @@ def test_hooks_move_over_and_parametrizations_stay() -> None:
 @pytest.mark.rule("QAT-01")
 def test_a_qat_class_that_does_not_fit_is_the_configs_fault() -> None:
     with pytest.raises(ConfigError, match=r"'body.0'.*Conv2d.from_float\(Linear\).*AssertionError"):
-        qat_module(nn.Linear(2, 2), QAT, nnqat.Conv2d, where="body.0")
+        make_qat_module(nn.Linear(2, 2), QAT, nnqat.Conv2d, where="body.0")
 
 
 @pytest.mark.rule("QAT-02")
@@ -233,7 +233,7 @@ def test_a_to_float_that_fails_is_the_configs_fault() -> None:
 
     stuck = Stuck(2, 2, qconfig=QAT)
     with pytest.raises(ConfigError, match=r"'layer'.*Stuck.to_float.*no way back"):
-        reference_module(stuck, QAT, references("x86"), is_decomposed=False, where="layer")
+        make_reference(stuck, QAT, references("x86"), is_decomposed=False, where="layer")
 
 
 class Observed(nn.Module):
@@ -255,12 +255,12 @@ class Observed(nn.Module):
 @pytest.mark.rule("CUS-01")
 def test_custom_modules_are_made_by_the_protocol_and_see_their_qconfig() -> None:
     layer = nn.Linear(2, 2)
-    observed: Any = swapped(layer, flows.QCONFIG, Observed, where="custom")
+    observed: Any = swap_module(layer, flows.QCONFIG, Observed, where="custom")
     assert observed.qconfig is flows.QCONFIG
     assert observed.inner.weight is layer.weight
     assert not hasattr(layer, "qconfig")
-    made: Any = swapped(observed, flows.QCONFIG, Observed, how="from_observed", where="custom")
+    made: Any = swap_module(observed, flows.QCONFIG, Observed, how="from_observed", where="custom")
     assert made.qconfig is None
     assert made.inner.weight is layer.weight
     with pytest.raises(ConfigError, match=r"'custom'.*Linear.*from_observed"):
-        swapped(observed, flows.QCONFIG, nn.Linear, how="from_observed", where="custom")
+        swap_module(observed, flows.QCONFIG, nn.Linear, how="from_observed", where="custom")

@@ -219,6 +219,7 @@ def weights(model: nn.Module) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.rule("QCM-02")
 @pytest.mark.rule("QCM-03")
 @pytest.mark.rule("QCM-06")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import refimpl
 from refimpl import QConfigMapping
 from refimpl.errors import ConfigError
-from refimpl.reference import reference_module
+from refimpl.reference import make_reference
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.one_layer import (
     ENGINES,
@@ -75,6 +75,7 @@ def cases() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CFG-11")
 @pytest.mark.rule("CVT-02")
 @pytest.mark.rule("CVT-11")
@@ -129,7 +130,7 @@ def test_a_fused_sum_keeps_its_sum(container: Any) -> None:
     conv = nn.Conv2d(2, 2, 1)
     parts = (conv, torch.add, nn.ReLU()) if container is nni.ConvAddReLU2d else (conv, torch.add)
     fused: Any = container(*parts).eval()
-    made: Any = reference_module(fused, flows.QCONFIG, references("onednn"), is_decomposed=False, where="conv")
+    made: Any = make_reference(fused, flows.QCONFIG, references("onednn"), is_decomposed=False, where="conv")
     assert type(made) is container
     assert type(made[0]) is nnqr.Conv2d
     assert fused[0] is conv, "the module that was given keeps its float conv"
@@ -171,7 +172,7 @@ def test_a_narrow_range_of_a_weight_is_the_decomposed_forms(root: type[nn.Module
     torch.manual_seed(0)
     module = ROOTS[root][0]().eval()
     for is_decomposed in FORMS:
-        made: Any = reference_module(
+        made: Any = make_reference(
             module, narrow(per_channel), references("native"), is_decomposed=is_decomposed, where="layer"
         )
         name = next(name for name, _ in module.named_parameters() if name.startswith("weight"))
@@ -212,7 +213,7 @@ def test_a_vendors_reference_class_gets_the_measured_qparams() -> None:
     with torch.no_grad():
         module.weight.copy_(torch.tensor([[-1.275, 0.5], [0.25, 0.0]]))
     references_of: Mapping[type[nn.Module], type[nn.Module]] = {nn.Linear: VendorReference}
-    made: Any = reference_module(module, flows.QCONFIG, references_of, is_decomposed=True, where="layer")
+    made: Any = make_reference(module, flows.QCONFIG, references_of, is_decomposed=True, where="layer")
     assert type(made) is VendorReference
     expected = {"dtype": torch.qint8, "qscheme": torch.per_tensor_affine, "quant_min": -128, "quant_max": 127}
     assert {name: made.qparams[name] for name in expected} == expected
@@ -229,7 +230,7 @@ def test_torchs_lstm_drops_values_out_after_convert_and_ours_does_not() -> None:
     prepared = prepared_by_torch(nn.Sequential(module), NAMED.default_dynamic_qconfig, value, "native")
     theirs: Any = FORMS[False](prepared).get_submodule("0")
     assert theirs.training, "torch leaves it in train mode in an eval model"
-    made = reference_module(
+    made = make_reference(
         module, NAMED.default_dynamic_qconfig, references("native"), is_decomposed=False, where="lstm"
     )
     assert not made.training
@@ -242,7 +243,7 @@ def test_torchs_lstm_drops_values_out_after_convert_and_ours_does_not() -> None:
 def test_a_float16_weight_is_rounded_to_float16_and_torchs_is_not(root: Any, is_decomposed: bool) -> None:
     torch.manual_seed(0)
     module, qconfig = root(4, 3).eval(), NAMED.float16_dynamic_qconfig
-    made = reference_module(module, qconfig, references("native"), is_decomposed=is_decomposed, where="layer")
+    made = make_reference(module, qconfig, references("native"), is_decomposed=is_decomposed, where="layer")
     theirs = FORMS[False](prepared_by_torch(nn.Sequential(module), qconfig, torch.randn(2, 4), "native"))
     weights = [name for name, _ in module.named_parameters() if name.startswith("weight")]
     for name in weights:
@@ -259,7 +260,7 @@ def test_zero_points_that_are_reals_are_kept_in_the_decomposed_form_where_torch_
     table = nn.Embedding(6, 4).eval()
     suffix = "" if bits == 8 else "_4bit"
     qconfig = getattr(NAMED, f"float_qparams_weight_only_qconfig{suffix}")
-    made: Any = reference_module(table, qconfig, references("native"), is_decomposed=True, where="table")
+    made: Any = make_reference(table, qconfig, references("native"), is_decomposed=True, where="table")
     theirs: Any = FORMS[True](prepared_by_torch(nn.Sequential(table), qconfig, ids(2, 3), "native")).get_submodule("0")
     half_a_step = made.weight_scale.reshape(-1, 1) / 2 * 1.001  # float32 arithmetic beside it
     assert ((made.get_weight() - table.weight).abs() <= half_a_step).all(), "rounded to the nearest"
@@ -274,7 +275,7 @@ def test_zero_points_that_are_reals_are_kept_in_the_decomposed_form_where_torch_
 def test_a_projected_lstm_is_refused_where_torchs_reference_module_drops_the_projection() -> None:
     module, qconfig = nn.LSTM(4, 3, proj_size=2).eval(), NAMED.default_dynamic_qconfig
     with pytest.raises(ConfigError, match=r"'body.lstm': proj_size=2: the reference module has no projection"):
-        reference_module(module, qconfig, references("native"), is_decomposed=False, where="body.lstm")
+        make_reference(module, qconfig, references("native"), is_decomposed=False, where="body.lstm")
     theirs = FORMS[False](prepared_by_torch(nn.Sequential(module), qconfig, torch.randn(3, 1, 4), "native"))
     assert theirs.get_submodule("0").proj_size == 0, "torch keeps it now: drop this deviation"
 
@@ -296,7 +297,7 @@ def test_a_reference_convolution_pads_as_the_float_one_where_torchs_pads_with_ze
     torch.manual_seed(0)
     conv = getattr(nn, f"Conv{dims}d")(2, 3, 3, **PADDINGS[name]).eval()
     x = torch.randn(1, 2, *[6] * dims)
-    made: Any = reference_module(conv, flows.QCONFIG, references("native"), is_decomposed=is_decomposed, where="conv")
+    made: Any = make_reference(conv, flows.QCONFIG, references("native"), is_decomposed=is_decomposed, where="conv")
     plain = copy.deepcopy(conv)
     plain.weight = nn.Parameter(made.get_weight())
     theirs = references("native")[type(conv)].from_float(copy.deepcopy(conv), made_like(made))  # type: ignore[attr-defined]

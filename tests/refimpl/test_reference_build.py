@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from refimpl import QConfig, observers
 from refimpl.qparams import read_qparams
-from refimpl.reference import plain_weights
-from refimpl.reference_build import built, packed
+from refimpl.reference import measure_weights
+from refimpl.reference_build import build_reference, pack_native
 from tests.refimpl.support.both_flows import torchs
 
 _LAYERS: dict[str, nn.Module] = {
@@ -64,7 +64,7 @@ def _facts(module: nn.Module) -> dict[str, Any]:
 def test_a_reference_module_is_the_one_of_from_float(name: str) -> None:
     layer = _LAYERS[name]
     reference: Any = getattr(nnqr, type(layer).__name__)
-    made = built(reference, layer, _qparams())
+    made = build_reference(reference, layer, _qparams())
     theirs = reference.from_float(layer, _qparams())
     assert _facts(made) == _facts(theirs)
     assert made.weight.data_ptr() == layer.weight.data_ptr()  # type: ignore[operator]
@@ -77,7 +77,7 @@ def test_a_class_of_a_vendor_is_made_by_its_own_from_float() -> None:
         def from_float(cls, float_linear: nn.Linear, weight_qparams: dict[str, Any]) -> Any:
             return "made by the vendor"
 
-    assert built(Vendors, nn.Linear(3, 4), _qparams()) == "made by the vendor"  # type: ignore[comparison-overlap]
+    assert build_reference(Vendors, nn.Linear(3, 4), _qparams()) == "made by the vendor"  # type: ignore[comparison-overlap]
 
 
 @pytest.mark.rule("CVT-02")
@@ -85,7 +85,7 @@ def test_building_draws_no_random_numbers() -> None:
     before = torch.get_rng_state()
     layer = nn.Linear(3, 4)
     torch.set_rng_state(before)
-    built(nnqr.Linear, layer, _qparams())
+    build_reference(nnqr.Linear, layer, _qparams())
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -93,21 +93,21 @@ def test_building_draws_no_random_numbers() -> None:
 @pytest.mark.parametrize("name", [name for name in _LAYERS if "same" not in name and "transpose" not in name])
 def test_a_quantized_module_is_the_one_of_from_reference(name: str) -> None:
     layer = _LAYERS[name]
-    reference = built(getattr(nnqr, type(layer).__name__), layer, _qparams())
+    reference = build_reference(getattr(nnqr, type(layer).__name__), layer, _qparams())
     native: Any = getattr(nnq, type(layer).__name__)
-    assert _facts(packed(native, reference, 0.5, 3)) == _facts(native.from_reference(reference, 0.5, 3))
+    assert _facts(pack_native(native, reference, 0.5, 3)) == _facts(native.from_reference(reference, 0.5, 3))
 
 
 @pytest.mark.rule("LOW-01")
 def test_fused_and_dynamic_linears_are_those_of_from_reference() -> None:
-    reference = built(nnqr.Linear, nn.Linear(3, 4), _qparams())
+    reference = build_reference(nnqr.Linear, nn.Linear(3, 4), _qparams())
     cases: list[tuple[Any, Any]] = [
         (nnqd.Linear, (reference,)),
         (nniq.LinearReLU, (nn.Sequential(reference, nn.ReLU()), 0.5, 3)),
         (nniq.LinearLeakyReLU, (nn.Sequential(reference, nn.LeakyReLU(0.2)), 0.5, 3)),
     ]
     for native, arguments in cases:
-        assert _facts(packed(native, *arguments)) == _facts(native.from_reference(*arguments))
+        assert _facts(pack_native(native, *arguments)) == _facts(native.from_reference(*arguments))
 
 
 @pytest.mark.rule("OBS-13")
@@ -129,7 +129,7 @@ def test_weights_measured_at_once_have_the_qparams_of_each_alone(module: Any) ->
     asked: list[tuple[Any, Any]] = [
         (copy.deepcopy(layer), QConfig(anything, maker)) for maker in makers for layer in layers
     ]
-    found = plain_weights(asked)
+    found = measure_weights(asked)
     assert len(found) == len(asked)
     for layer, qconfig in asked:
         observer = qconfig.weight()

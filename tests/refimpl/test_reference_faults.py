@@ -10,7 +10,7 @@ import torch.ao.nn.intrinsic
 from torch import nn
 
 from refimpl.errors import ConfigError, QConfigError
-from refimpl.reference import reference_module, with_qconfig, without_qconfig
+from refimpl.reference import add_qconfig, make_reference, remove_qconfig
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.one_layer import QConfig, references
 
@@ -20,7 +20,7 @@ nni: Any = torch.ao.nn.intrinsic  # its classes are not annotated
 @pytest.mark.rule("CVT-10")
 def test_a_weight_without_a_reference_class_is_an_error_and_an_op_without_weight_is_not() -> None:
     def swap(module: nn.Module, weight_dtype: torch.dtype | None) -> nn.Module:
-        return reference_module(
+        return make_reference(
             module, flows.QCONFIG, {}, is_decomposed=False, where="body.layer", weight_dtype=weight_dtype
         )
 
@@ -38,7 +38,7 @@ def test_a_weight_without_a_reference_class_is_an_error_and_an_op_without_weight
 def test_a_weight_that_the_qconfig_leaves_in_float_stays_float() -> None:
     module = nn.Linear(2, 2)
     floating = QConfig(activation=flows.QCONFIG.activation, weight=flows.torchs.PlaceholderObserver)
-    made = reference_module(module, floating, references("native"), is_decomposed=False, where="layer")
+    made = make_reference(module, floating, references("native"), is_decomposed=False, where="layer")
     assert made is module
 
 
@@ -54,7 +54,7 @@ class Broken(nn.Module):
 )
 def test_a_reference_class_that_fails_is_the_configs_fault(reference: type[nn.Module], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        reference_module(nn.Linear(2, 2), flows.QCONFIG, {nn.Linear: reference}, is_decomposed=False, where="layer")
+        make_reference(nn.Linear(2, 2), flows.QCONFIG, {nn.Linear: reference}, is_decomposed=False, where="layer")
 
 
 def test_a_weight_observer_that_fails_is_the_qconfigs_fault() -> None:
@@ -63,14 +63,14 @@ def test_a_weight_observer_that_fails_is_the_qconfigs_fault() -> None:
 
     bad = QConfig(activation=flows.QCONFIG.activation, weight=observer)
     with pytest.raises(QConfigError, match=r"'layer'.*weight's observer.*KeyError"):
-        reference_module(nn.Linear(2, 2), bad, references("native"), is_decomposed=False, where="layer")
+        make_reference(nn.Linear(2, 2), bad, references("native"), is_decomposed=False, where="layer")
 
 
 @pytest.mark.rule("CVT-08")
 def test_qconfigs_come_and_go_without_a_change_of_the_users_modules() -> None:
     layer = nn.Linear(2, 2)
     shared = nn.Sequential(layer, nn.ReLU())
-    carrier = with_qconfig(shared, flows.QCONFIG)
+    carrier = add_qconfig(shared, flows.QCONFIG)
     assert [part.qconfig for part in carrier.modules()] == [flows.QCONFIG] * 3, "also on what is inside"
     assert not any(hasattr(part, "qconfig") for part in shared.modules())
     assert carrier.get_parameter("0.weight") is layer.weight
@@ -78,7 +78,7 @@ def test_qconfigs_come_and_go_without_a_change_of_the_users_modules() -> None:
     assert not shared._forward_hooks, "the copy has hooks of its own"
     model = nn.ModuleDict({"a": carrier, "b": carrier, "plain": nn.Linear(2, 2)})
     plain = model["plain"]
-    assert without_qconfig(model) is model
+    assert remove_qconfig(model) is model
     assert not any(hasattr(part, "qconfig") for part in model.modules())
     assert model["a"] is model["b"], "one module under two names stays one"
     assert model["plain"] is plain, "what has no qconfig is not copied"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import refimpl
 from refimpl.example_run import Examples
 from refimpl.tracing import trace
-from refimpl.values import float_tensors
+from refimpl.values import find_float_tensors
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import Net, assert_parity
 from tests.refimpl.support.parity import CONVERTS
@@ -88,6 +88,7 @@ ALIKE: Mapping[str, tuple[Run, Tensor]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.rule("OBS-10")
 @pytest.mark.parametrize("name", ALIKE)
 def test_where_torch_works_the_same_is_observed(name: str) -> None:
@@ -147,6 +148,7 @@ def torch_fails(run: Run, second: Tensor) -> None:
         torch_fx.convert_to_reference_fx(theirs, **options)(X, second)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("OBS-10")
 @pytest.mark.parametrize("has_examples", [True, False], ids=["examples", "none"])
 @pytest.mark.parametrize("name", [*SAVED, *TOLD])
@@ -235,10 +237,10 @@ def test_the_example_inputs_are_run_only_where_tables_and_inputs_leave_a_value_o
 ) -> None:
     draft = trace(Net2(run))
     examples = Examples(draft, (X, second))
-    found = float_tensors(draft, examples)
+    found = find_float_tensors(draft, examples)
     assert examples.were_run == is_needed
     examples.run()
-    assert float_tensors(draft, examples) == found, "the tables say what the run says"
+    assert find_float_tensors(draft, examples) == found, "the tables say what the run says"
 
 
 @pytest.mark.rule("OBS-10")
@@ -252,7 +254,7 @@ def test_where_the_run_fails_half_way_the_tables_go_on() -> None:
         warnings.simplefilter("ignore")
         examples = Examples(draft, (X, INTEGERS))
         assert "view" in examples.failure
-    assert {node.name for node in float_tensors(draft, examples)} == {
+    assert {node.name for node in find_float_tensors(draft, examples)} == {
         "x",
         "a",
         "masked_fill",
@@ -272,6 +274,6 @@ def test_an_index_says_nothing_of_what_it_was_found_in() -> None:
         return y.gather(-1, best[1]), best[0], operator.getitem(y, largest), y[: x.size(0)]
 
     draft = trace(Net2(run))
-    names = {node.name for node in float_tensors(draft, Examples(draft, None))}
+    names = {node.name for node in find_float_tensors(draft, Examples(draft, None))}
     assert {"x", "a", "gather", "getitem_1", "getitem_2", "getitem_3"} <= names
     assert not {"getitem", "topk", "argmax", "size"} & names

@@ -156,7 +156,7 @@ class Made:
         }  # fmt: skip
         of, first = more.pop("of", {}), {"stage": "fuse", "rule": "FUS-03", "outcome": "pass", "verdict": "VERIFIED"}
         claim: Row = {
-            "kind": "claim", "claim": name, "pattern": pattern, "dtype_config": dtypes, "flow": "ptq",
+            "kind": "claim", "claim": name, "pattern": pattern, "dtype_config": dtypes, "dtypes": dtypes, "flow": "ptq",
             "scheme": "per_tensor", "verdict": verdict, "waived": False, "reason": message,
             "max_lsb": more.get("max_lsb"), "repro": f"pytest conformance --backend=npu --claim '{name}'",
             "seconds": more.get("seconds", 1.5),

@@ -15,7 +15,7 @@ from reports.__main__ import main
 from reports.certificate import CERTIFICATE, DECISIONS, HTML, RESULTS, WAIVERS, verify
 from reports.codec import encode
 from reports.rerun import draw
-from reports.results import ids_digest, read_results
+from reports.results import digest_ids, read_results
 from reports.schema import Row
 from reports.verdicts import Outcome
 from reports.writer import ResultsWriter
@@ -34,7 +34,7 @@ def source(runs: Any, rows: Any = None, **changes: Any) -> Path:
     names = [row["claim"] for row in rows if row["kind"] == "claim"]
     (runs.directory / WAIVERS).write_text(TEXT)
     waivers = {"file": "npu.toml", "sha256": hashlib.sha256(TEXT.encode()).hexdigest()}
-    header = {"claims_in_config": len(names), "claims_sha256": ids_digest(names), "waivers": waivers}
+    header = {"claims_in_config": len(names), "claims_sha256": digest_ids(names), "waivers": waivers}
     path: Path = runs.lines(rows, **header | changes)
     return path
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from reports.__main__ import main
-from reports.coverage import rule_texts
+from reports.coverage import read_rule_texts
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.results import read_results
@@ -125,7 +125,7 @@ def test_a_wrong_command_line_is_explained(arguments: list[str], capsys: Any) ->
 def test_every_rule_is_explained_as_the_document_does() -> None:
     text = (ROOT / "docs" / "spec.md").read_text(encoding="utf-8")
     rows = re.findall(r"^### ([A-Z]+-\d+)\n\n> (.*)$", text, re.MULTILINE)
-    assert len(rows) > 80 and dict(rows) == rule_texts()
+    assert len(rows) > 80 and dict(rows) == read_rule_texts()
 
 
 ALONE = """

@@ -14,12 +14,10 @@ from tests.reports.pages import Page
 
 
 def test_columns_are_backends_and_lines_are_ops_without_constraints(runs: Any) -> None:
-    a = runs.results(
-        [runs.claim("x", pattern="nn.ReLU", dtype_config="in=qint8[-127..127,s>=2^-12],out=qint8")], backend="a"
-    )
-    b = runs.results(
-        [runs.claim("x", pattern="nn.ReLU", dtype_config="in=qint8,out=qint8"), runs.claim("y")], backend="b"
-    )
+    bounded = {"dtype_config": "in=qint8[-127..127,s>=2^-12],out=qint8", "dtypes": "in=qint8,out=qint8"}
+    bare = {"dtype_config": "in=qint8,out=qint8", "dtypes": "in=qint8,out=qint8"}
+    a = runs.results([runs.claim("x", pattern="nn.ReLU", **bounded)], backend="a")
+    b = runs.results([runs.claim("x", pattern="nn.ReLU", **bare), runs.claim("y")], backend="b")
     board = build_board([b, a])
     assert [column.name for column in board.columns] == ["a", "b"]
     assert [(line.pattern, line.dtypes) for line in board.lines] == [
@@ -44,7 +42,7 @@ def test_a_cell_is_the_worst_of_its_claims(runs: Any) -> None:
 def test_coverage_is_counted_per_backend(runs: Any) -> None:
     rows = [runs.claim("a"), runs.claim("b", pattern="nn.ReLU", verdict="REFUTED"), runs.claim("c", verdict="QUALITY")]
     page = Page(render_board([runs.results(rows)]))
-    [header, row] = page.tables["What each backend claims, and what became of it"]
+    [header, row] = page.tables["Claims and verdicts of each backend"]
     found = dict(zip(header, row, strict=True))
     assert (found["backend"], found["run"], found["claims"], found["ops"], found["waived"]) == (
         "qnnpack",
@@ -82,7 +80,7 @@ def test_what_is_not_whole_is_refused(runs: Any) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     assert read_results(path).outcome is Outcome.INCOMPLETE
     for results in (read_results(path), runs.results([runs.claim()], shard={"place": 1, "of": 2})):
-        with pytest.raises(ResultsError, match="is not whole"):
+        with pytest.raises(ResultsError, match="is incomplete or a shard"):
             build_board([results])
 
 

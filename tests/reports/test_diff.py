@@ -56,15 +56,15 @@ def test_other_numbers_are_neither(runs: Any, old: Any, new: Any, why: str) -> N
 
 
 def test_equal_runs_are_unchanged_whatever_they_took(runs: Any) -> None:
-    found = compare_runs(*(runs.results(runs.large(), started=f"2026-01-0{day}") for day in (1, 2)))
-    assert found.counts[Change.UNCHANGED] == 404 and found.told == () and not found.regressed and found.basis == ()
+    diff = compare_runs(*(runs.results(runs.large(), started=f"2026-01-0{day}") for day in (1, 2)))
+    assert diff.counts[Change.UNCHANGED] == 404 and diff.changed_rows == () and not diff.regressed and diff.basis == ()
 
 
 def test_a_model_regresses_as_a_claim_does(runs: Any, made: Any) -> None:
     old, new = (
         made.results([runs.header(pairs=1), runs.claim(), made.model(verdict=v)]) for v in ("QUALITY", "REFUTED")
     )
-    [row] = compare_runs(old, new).told
+    [row] = compare_runs(old, new).changed_rows
     assert (row.name, row.change, row.why) == ("model/resnet/ptq", Change.REGRESSED, "passed before")
 
 

@@ -110,6 +110,7 @@ def test_a_waivers_address_is_a_link_only_if_it_leads_to_a_page(runs: Any, made:
         assert (url in Page(render_html(runs.results([row]))).links()) is linked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["message", "reason", "claim", "script", "evidence", "everything"])
 def test_a_megabyte_of_text_is_cut(runs: Any, made: Any, plain: list[Row], field: str) -> None:
     text = "<&" * 500_000

@@ -222,7 +222,7 @@ def test_notes_level_and_memory_are_shown(runs: Any, made: Any) -> None:
     rows = [runs.header(isa="avx2", isolation="fork", waivers=waivers, pairs=1, limits=limits), runs.claim()]
     results = made.results(rows, notes=["nothing compared"], peak_mib=311.6)
     text = Page(render_html(results)).text
-    assert "that were not tried nn.Linear : bias only True; unbatched only False" in text
+    assert "others were not tested nn.Linear : bias only True; unbatched only False" in text
     for words in ("nothing compared", "Level avx2", "file npu.toml sha256 cdcd", "took 4.0 s, at most 312 MiB"):
         assert words in text
 

@@ -44,6 +44,7 @@ def test_no_text_is_markup(runs: Any, made: Any) -> None:
     assert "onerror=1" in text, "it is said, and does nothing"
 
 
+@pytest.mark.slow
 def test_a_long_text_is_cut(runs: Any) -> None:
     long = "<" * 1_000_000
     rows = [row for n in range(30) for row in runs.refuted(f"{n}{long}", reason=long)]

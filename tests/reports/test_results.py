@@ -227,7 +227,7 @@ def test_an_incomplete_footer_is_incomplete(runs: Any) -> None:
         (2, lambda row: row | {"kind": "verdict"}, "unknown kind of row 'verdict'; expected one of header"),
         (2, lambda row: row | {"kind": ["claim"]}, "unknown kind of row ['claim']"),
         (2, lambda row: {k: v for k, v in row.items() if k not in ("pattern", "verdict")},
-         "claim row has no 'pattern', 'verdict'"),
+         "claim row has no 'verdict', 'pattern'"),
         (2, lambda row: row | {"verdict": "FINE"}, "'verdict' is 'FINE'; expected one of CRASHED, TIMEOUT"),
         (2, lambda row: row | {"verdict": ["FINE"]}, "'verdict' is ['FINE']"),
         (2, lambda row: row | {"waived": 1}, "'waived' is 1; expected true or false"),

@@ -8,7 +8,7 @@ import pytest
 
 from reports.__main__ import main
 from reports.terminal import summary, verdict_line
-from reports.text import lsb
+from reports.text import spell_lsb
 
 
 def test_the_verdict_line_says_it_all(runs: Any) -> None:
@@ -101,7 +101,7 @@ def test_an_empty_run_has_a_summary(runs: Any) -> None:
 
 @pytest.mark.parametrize(("value", "text"), [(None, "-"), (0.5006, "0.5006"), (255.0, "255"), (3, "3"), ("inf", "inf")])
 def test_distances_are_short(value: Any, text: str) -> None:
-    assert lsb(value) == text
+    assert spell_lsb(value) == text
 
 
 # python -m reports render

@@ -60,7 +60,7 @@ def test_the_page_counts_claims_as_the_lines_do(rows: list[Row], page: Page) -> 
     assert numbers(page, "All claims") == len(claims) == len(page.tables[LISTED]) - 1
 
 
-LISTED = "Every claim of the run; a stage's outcome is that of the worst rule checked there"
+LISTED = "Every claim of the run; a stage has the worst outcome of its checks"
 
 
 def test_failures_waived_and_unexercised_are_counted_so(rows: list[Row], page: Page) -> None:
@@ -90,8 +90,8 @@ def test_every_claim_stands_in_the_list_and_in_the_matrix_with_its_verdict(rows:
 
 
 def test_checks_are_counted_by_rule_and_outcome(rows: list[Row], page: Page) -> None:
-    [header, *table] = page.tables["Checks by the rule that they name; docs/spec.md of the suite has all rules"]
-    assert header == ["rule", "what it asks for", "claims", "pass", "fail", "error", "skip"]
+    [header, *table] = page.tables["Checks by rule; docs/spec.md of the suite has all rules"]
+    assert header == ["rule", "requirement", "claims", "pass", "fail", "error", "skip"]
     counts = Counter((check["rule"], check["outcome"]) for check in of(rows, "check"))
     claims = {rule: {c["claim"] for c in of(rows, "check") if c["rule"] == rule} for rule, _ in counts}
     expected = [
@@ -110,7 +110,7 @@ def test_models_are_counted_so(made: Any) -> None:
     assert "Models 1 REFUTED, 1 VERIFIED" in page.text and counts == {"REFUTED": 1, "VERIFIED": 1}
     [accuracy] = [row for row in of(lines, "measurement") if row["topic"] == "accuracy"]
     told = ", ".join(f"{name} {value}" for name, value in accuracy["values"].items())
-    [row] = [row for row in page.tables["Where a model is off, the first node that diverges is named"] if told in row]
+    [row] = [row for row in page.tables["For a model with wrong results, the first node that diverges"] if told in row]
     assert row[0] == accuracy["subject"] and row[4] == "up1"
 
 
@@ -131,7 +131,7 @@ def test_the_plots_tables_have_the_sums_of_the_lines(made: Any) -> None:
 
 def test_waivers_in_force_are_told_with_the_days_that_are_left(made: Any) -> None:
     page = Page(render_html(made.results(made.everything())))
-    [header, *table] = page.tables["What the vendor answers for; those that expire first come first"]
+    [header, *table] = page.tables["Accepted deviations, the first to expire first"]
     assert header[3] == "days left"
     # from 2026-11-01 to 2027-01-31: the rest of November 29, December 31, January 31
     assert {(row[0], row[3], row[4], row[5]) for row in table} == {
@@ -141,7 +141,7 @@ def test_waivers_in_force_are_told_with_the_days_that_are_left(made: Any) -> Non
 
 def test_the_slowest_come_first(made: Any) -> None:
     page = Page(render_html(made.results(made.everything())))
-    [_, first, *others] = page.tables["The 8 that took most time, of 8"]
+    [_, first, *others] = page.tables["The 8 slowest of 8"]
     assert first == ["nn.Conv1d/static:in=quint8,w=qint8,out=quint8/ptq/per_tensor", "9.5"] and len(others) == 7
 
 

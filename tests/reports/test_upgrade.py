@@ -12,9 +12,10 @@ from reports.results import ResultsError, read_results
 from reports.schema import SCHEMA, Statistics, Where
 
 CLAIM = {
-    "kind": "claim", "claim": "linear", "pattern": "nn.Linear", "dtype_config": "in=quint8", "flow": "ptq",
-    "scheme": "no_weight", "verdict": "REFUTED", "waived": True, "reason": "off", "max_lsb": 2.0, "repro": "",
-    "seconds": 1.0, "waiver": {"reason": "known", "url": None, "expires": "2027-01-31", "max_lsb": "inf"},
+    "kind": "claim", "claim": "linear", "pattern": "nn.Linear", "flow": "ptq",
+    "dtype_config": "static:in=qint8[-127..127,s>=2^-12],w=*", "scheme": "no_weight",
+    "verdict": "REFUTED", "waived": True, "reason": "off", "max_lsb": 2.0, "repro": "", "seconds": 1.0,
+    "waiver": {"reason": "known", "url": None, "expires": "2027-01-31", "max_lsb": "inf"},
 }  # fmt: skip
 CHECK = {
     "kind": "check", "claim": "linear", "stage": "numerics", "rule": "NUM-03", "outcome": "fail", "verdict": "REFUTED",
@@ -42,6 +43,7 @@ def test_each_kind_of_row_is_upgraded(runs: Any) -> None:
         "where": Where(case="default signed, random, output 1"), "found": [3], "others": ["another"],
     }  # fmt: skip
     assert check.statistics == Statistics(distances=[1, 2], sqnr_db="inf")
+    assert claim.dtypes == "static:in=qint8,w=*"
     assert claim.waiver is not None and (claim.waiver.expires, claim.waiver.max_lsb) == ("2027-01-31", "inf")
     assert (model.rule, model.script, model.evidence) == ("NUM-03", "import torch\n", {"where": Where(case="batch 0")})
     assert (row.topic, row.values) == ("nonfinite", {"nan": "0"})

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver, PlaceholderObserver
 from torch.fx import GraphModule
 
-from backends import executorch
-from backends._export import exported
+from backends import _export, executorch
+from backends._export import export_model
 from backends.base import Execution, UnsupportedPattern
 from backends.discovery import find_backend
 from refimpl import QConfig, QConfigMapping, convert_to_reference_decomposed_fx, prepare_fx
@@ -107,10 +107,11 @@ def test_what_is_spared_in_lowering_leaves_the_program_as_it_is(
 ) -> None:
     x = image(1, 3, 6, 6) if isinstance(model, nn.Sequential) else image(2, 3, 8)
     reference = reference_of(model, x, weight=WEIGHTS["per channel"])
-    _, spared = executorch._lower(exported(reference, (x,)))
-    for each in ("sparing", "_tracing_once", "_compiling_late"):
+    _, spared = executorch._lower(export_model(reference, (x,)))
+    monkeypatch.setattr(_export, "decompose_sparingly", nullcontext)
+    for each in ("_trace_once", "_compile_late"):
         monkeypatch.setattr(executorch, each, nullcontext)
-    assert executorch._lower(exported(reference, (x,)))[1] == spared
+    assert executorch._lower(export_model(reference, (x,)))[1] == spared
 
 
 class Joined(nn.Module):

@@ -18,6 +18,8 @@ from refimpl import QConfig, QConfigMapping
 from refimpl.default_qconfigs import get_default_qconfig_mapping
 from tests.runtimes.references import Flat, image, reference_of
 
+pytestmark = pytest.mark.slow
+
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
 
 

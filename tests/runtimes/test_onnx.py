@@ -15,7 +15,7 @@ from torch.ao.quantization import (
     default_weight_observer,
 )
 
-from backends._export import exported, folded
+from backends._export import export_model, fold_weights
 from backends.discovery import find_backend
 from refimpl import QConfig, QConfigMapping
 from refimpl.decomposed import OPS
@@ -65,12 +65,12 @@ def test_weights_are_folded_to_the_integers_of_the_reference_model(make: Callabl
     x = image(4, 6)
     reference = reference_of(make(), x, mapping=static(weight))
     before = [node.name for node in reference.graph.nodes]
-    model = folded(reference)
+    model = fold_weights(reference)
     integers = [value for name, value in model.named_buffers() if name.endswith("integers")]
     assert [each.dtype for each in integers] == [torch.int8] and int(integers[0].long().abs().max()) >= 127
     assert torch.equal(model(x), reference(x)), "they mean what the float weight meant"
     assert [node.name for node in reference.graph.nodes] == before, "the model that is given is not changed"
-    written = [node.target for node in exported(reference, (x,)).graph.nodes]
+    written = [node.target for node in export_model(reference, (x,)).graph.nodes]
     assert OPS.quantize_per_channel.default not in written
     assert written.count(OPS.quantize_per_tensor.default) == 2, "of input and output alone"
 
@@ -105,7 +105,7 @@ def test_what_is_spared_in_decomposing_leaves_the_program_as_it_is(
 
     spared = nodes()
     assert "BatchNormalization" in {kind for kind, *_ in spared}
-    monkeypatch.setattr(_onnx, "_decomposed", _fx_passes.decompose_with_registry)
+    monkeypatch.setattr(_onnx, "_decompose", _fx_passes.decompose_with_registry)
     assert nodes() == spared
 
 

@@ -70,6 +70,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_ids_and_digest_are_the_same_in_another_process() -> None:
     told = subprocess.run(
         [sys.executable, "-c", _PRINT_CLAIMS, *TABLES], capture_output=True, text=True, check=True

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from conformance.claims.case import Case, Regime
-from conformance.claims.inputs import DIRECTED, calibration_inputs, float_inputs, static_inputs
+from conformance.claims.inputs import DIRECTED, draw_calibration_inputs, draw_float_inputs, draw_static_inputs
 from conformance.claims.plan import REGIMES
 from conformance.ops.op_model import Input, Role
 from conformance.oracle.grids import Grid
@@ -32,7 +32,7 @@ def case(*inputs: Input, ranges: tuple[tuple[float, float], ...] = ((-1.0, 3.0),
 def test_calibration_reaches_both_ends_of_every_range_even_with_one_element(shape: tuple[int, ...]) -> None:
     for regime in REGIMES:
         for low, high in regime.ranges:
-            drawn = calibration_inputs(case(Input(shape=shape), ranges=((low, high),)))
+            drawn = draw_calibration_inputs(case(Input(shape=shape), ranges=((low, high),)))
             seen = torch.cat([inputs[0].flatten() for inputs in drawn])
             assert (float(seen.min()), float(seen.max())) == (low, high)
 
@@ -40,19 +40,19 @@ def test_calibration_reaches_both_ends_of_every_range_even_with_one_element(shap
 def test_inputs_take_the_ranges_in_turn_and_states_one_of_their_own() -> None:
     """States in −1 … 3/4: a dynamic zero point of 255·4/7, which is no tie."""
     given = case(*[Input(shape=(9,))] * 3, Input(shape=(9,), role=Role.STATE))
-    for inputs in calibration_inputs(given):
+    for inputs in draw_calibration_inputs(given):
         ends = [(float(x.min()), float(x.max())) for x in inputs]
         assert ends == [(-1.0, 3.0), (0.0, 0.5), (-1.0, 3.0), (-1.0, 0.75)]
 
 
 def test_an_empty_input_stays_empty() -> None:
-    ((x,), _) = calibration_inputs(case(Input(shape=(0, 4))))
+    ((x,), _) = draw_calibration_inputs(case(Input(shape=(0, 4))))
     assert x.shape == (0, 4)
 
 
 def test_indices_name_the_first_and_the_last_row_and_offsets_begin_at_zero() -> None:
     given = case(Input(shape=(7,), role=Role.INDEX, high=5), Input(shape=(3,), role=Role.OFFSETS, high=7))
-    for indices, offsets in calibration_inputs(given):
+    for indices, offsets in draw_calibration_inputs(given):
         assert indices.dtype == offsets.dtype == torch.int64
         assert (int(indices[0]), int(indices[-1]), int(indices.max())) == (0, 4, 4)
         assert int(offsets[0]) == 0 and offsets.tolist() == sorted(offsets.tolist()) and int(offsets[-1]) <= 7
@@ -65,7 +65,7 @@ def test_indices_name_the_first_and_the_last_row_and_offsets_begin_at_zero() -> 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_inputs_are_on_the_grid_and_reach_its_ends(grid: Grid) -> None:
     torch.manual_seed(0)
-    drawn = static_inputs(case(Input(shape=(3, 300)), Input(shape=(5,))), [grid] * 2, directed=len(DIRECTED), random=3)
+    drawn = draw_static_inputs(case(Input(shape=(3, 300)), Input(shape=(5,))), [grid] * 2, directed=None, random=3)
     assert [name for name, _ in drawn] == [*(name for name, _ in DIRECTED), "random 2", "random 3", "random 4"]
     dtype = torch.int8 if grid.low < 0 else torch.uint8
     for name, inputs in drawn:
@@ -84,7 +84,7 @@ def test_directed_inputs_are_what_their_names_say() -> None:
     grid = Grid(scale=0.25, zero_point=100, low=0, high=255, dtype="quint8")
     drawn = {
         name: grid.integers(x)
-        for name, (x,) in static_inputs(case(Input(shape=(4, 5))), [grid], directed=len(DIRECTED), random=0)
+        for name, (x,) in draw_static_inputs(case(Input(shape=(4, 5))), [grid], directed=None, random=0)
     }
     assert set(drawn["all at the high end"].flatten().tolist()) == {255}
     assert set(drawn["all at the low end"].flatten().tolist()) == {0}
@@ -98,7 +98,7 @@ def test_directed_inputs_are_what_their_names_say() -> None:
 @pytest.mark.rule("NUM-01")
 def test_what_is_off_the_grid_is_at_no_tie_and_reaches_beyond_the_ends() -> None:
     grid = Grid(scale=0.25, zero_point=100, low=0, high=255, dtype="quint8")
-    (drawn,) = [x for name, (x,) in static_inputs(case(Input(shape=(40, 50))), [grid], directed=len(DIRECTED), random=0)
+    (drawn,) = [x for name, (x,) in draw_static_inputs(case(Input(shape=(40, 50))), [grid], directed=None, random=0)
                 if name.startswith("between")]  # fmt: skip
     position = grid.integers(drawn)
     away = (position - position.round()).abs()
@@ -110,14 +110,14 @@ def test_what_is_off_the_grid_is_at_no_tie_and_reaches_beyond_the_ends() -> None
 def test_the_ends_of_one_operand_meet_the_other_ends_of_the_other() -> None:
     grid = Grid(scale=0.25, zero_point=100, low=0, high=255, dtype="quint8")
     given = case(Input(shape=(4, 5)), Input(shape=(4, 5)))
-    by_name = dict(static_inputs(given, [grid] * 2, directed=2, random=0))
+    by_name = dict(draw_static_inputs(given, [grid] * 2, directed=2, random=0))
     x, y = (grid.integers(each) for each in by_name["alternating ends"])
     assert torch.equal(x + y, torch.full((4, 5), 255.0).double())
 
 
 def test_fewer_directed_inputs_are_the_first_ones_and_what_has_no_grid_is_drawn_as_for_calibration() -> None:
     given = case(Input(shape=(9,)), Input(shape=(4,), role=Role.INDEX, high=3))
-    drawn = static_inputs(given, [GRIDS[0], None], directed=3, random=0)
+    drawn = draw_static_inputs(given, [GRIDS[0], None], directed=3, random=0)
     assert [name for name, _ in drawn] == [name for name, _ in DIRECTED[:3]]
     assert all(indices.dtype == torch.int64 and int(indices[-1]) == 2 for _, (_, indices) in drawn)
 
@@ -145,7 +145,7 @@ def test_every_integer_survives_dequantize_and_quantize_in_the_suites_regimes(
 def test_the_first_float_input_has_exact_qparams_and_no_tie() -> None:
     """255 steps of 2⁻⁶ from −96 steps on: the range of 8 bits is the scale 2⁻⁶ and the zero point 96 exactly."""
     given = case(Input(shape=(3, 8)), Input(shape=(3,), role=Role.STATE), Input(shape=(4,), role=Role.INDEX, high=3))
-    drawn = float_inputs(given, random=2)
+    drawn = draw_float_inputs(given, random=2)
     directed = ["zeros", "only positive", "only negative", "all the same", "tiny", "huge", "one far out"]
     names = ["on a grid", *directed, "random 1", "random 2"]
     assert [name for name, _ in drawn] == names

@@ -15,7 +15,7 @@ from backends.native_tables import TABLES, native_config
 from conformance.claims.build import Preluded, build_model
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.inputs import calibration_inputs
+from conformance.claims.inputs import draw_calibration_inputs
 from conformance.claims.pattern_plan import AddedModel
 from conformance.claims.plan import REGIMES, plan_cases
 from conformance.claims.qconfigs import INTEGERS, Kind, kind_of
@@ -63,11 +63,12 @@ def test_nearly_every_pair_has_cases_with_names_of_their_own(name: str) -> None:
     assert all("can never match" in reason for reason in left)
 
 
+@pytest.mark.slow
 def test_a_few_cases_of_every_pattern_build_run_trace_and_follow_the_seed() -> None:
     for claim in one_claim_per_pattern():
         for case in () if isinstance(plan_cases(claim, Capabilities()), str) else planned(claim, 2):
             torch.manual_seed(7)
-            model, inputs = build_model(case), calibration_inputs(case)[0]
+            model, inputs = build_model(case), draw_calibration_inputs(case)[0]
             torch.manual_seed(7)
             assert same(model, build_model(case)), (claim.id, case.name)
             traced = torch.fx.symbolic_trace(model) if not nn_leaf(model) else model
@@ -109,7 +110,7 @@ def test_patterns_that_add_a_second_input_add_it_where_they_say() -> None:
         case = planned(claim)[0]
         model = build_model(case)
         assert isinstance(model, AddedModel) and len(case.inputs) == 2
-        x, y = calibration_inputs(case)[0]
+        x, y = draw_calibration_inputs(case)[0]
         total, orders = model.chain(x), orders | {model.added.is_first}
         assert total.shape == y.shape
         wanted = model.added.op(total, y)
@@ -214,7 +215,7 @@ def test_a_training_class_that_is_claimed_alone_is_built_in_each_of_its_cases(pa
     [claim, *_] = enumerate_claims(alone, Capabilities())
     assert claim.flow == "ptq"
     for case in planned(claim):
-        build_model(case)(*calibration_inputs(case)[0])
+        build_model(case)(*draw_calibration_inputs(case)[0])
 
 
 @pytest.mark.rule("DTY-05")

@@ -12,7 +12,7 @@ from torch.ao.nn import qat as nnqat
 
 from backends.base import WEIGHT_SCHEMES, Capabilities
 from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.qconfigs import Kind, dynamic_range, kind_of, qconfig_for, weight_axis, wide_qconfig
+from conformance.claims.qconfigs import Kind, dynamic_range_of, kind_of, qconfig_for, weight_axis_of, wide_qconfig_for
 from refimpl import (
     BackendConfig,
     BackendPatternConfig,
@@ -119,7 +119,7 @@ def test_every_weight_scheme_has_its_observer(scheme: str, flow: str) -> None:
 )
 def test_the_axis_of_channels_is_that_of_the_weights_layout(pattern: Any, axis: int) -> None:
     claim = claim_of(STATIC, pattern=pattern, scheme="per_channel_symmetric" if pattern is nn.Linear else "")
-    assert weight_axis(claim) == axis
+    assert weight_axis_of(claim) == axis
 
 
 @pytest.mark.rule("DTY-07")
@@ -128,10 +128,10 @@ def test_a_dynamic_qconfig_says_its_range() -> None:
     activation, weight = qconfig(claim)
     assert type(activation) is PlaceholderObserver and activation.is_dynamic
     assert (activation.dtype, activation.quant_min, activation.quant_max) == (torch.quint8, 0, 255)
-    assert dynamic_range(claim) == (0, 255) and weight.dtype is torch.qint8
+    assert dynamic_range_of(claim) == (0, 255) and weight.dtype is torch.qint8
     seven = DTypeWithConstraints(dtype=torch.quint8, quant_min_lower_bound=0, quant_max_upper_bound=127)
-    assert dynamic_range(claim_of(DTypeConfig(seven, torch.float, torch.qint8, is_dynamic=True))) == (0, 127)
-    assert dynamic_range(claim_of(STATIC)) is None
+    assert dynamic_range_of(claim_of(DTypeConfig(seven, torch.float, torch.qint8, is_dynamic=True))) == (0, 127)
+    assert dynamic_range_of(claim_of(STATIC)) is None
 
 
 @pytest.mark.rule("QAT-01")
@@ -178,7 +178,7 @@ def test_fixed_qparams_are_the_ones_that_are_prescribed(flow: str) -> None:
 
 @pytest.mark.parametrize("flow", ("ptq", "qat"))
 def test_what_stands_before_fixed_qparams_is_measured(flow: str) -> None:
-    activation = wide_qconfig(claim_of(FIXED, flow=flow, pattern=nn.Sigmoid)).activation()
+    activation = wide_qconfig_for(claim_of(FIXED, flow=flow, pattern=nn.Sigmoid)).activation()
     observer: Any = activation.activation_post_process if flow == "qat" else activation
     assert isinstance(activation, FakeQuantize) == (flow == "qat")
     observer(torch.tensor([-5.1, 20.4]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import random
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -24,13 +24,12 @@ from backends.reference import ReferenceBackend
 from conformance.claims.build import build_model
 from conformance.claims.case import Case, Regime
 from conformance.claims.claim import enumerate_claims
-from conformance.claims.inputs import calibration_inputs, static_inputs
+from conformance.claims.inputs import draw_calibration_inputs, draw_static_inputs
 from conformance.fuzz import search as fuzz
 from conformance.fuzz.graph import (
     Drawing,
     DrawnCall,
     DrawnGraph,
-    graph_of,
     patterns_of,
     subgraph_of,
     waived_patterns,
@@ -39,13 +38,14 @@ from conformance.ops.op_model import Input, OneInput, Step
 from conformance.oracle.grids import placeholder_grids
 from conformance.pipeline.job import Job
 from conformance.reproducers.script import Failure, script_of
-from conformance.reproducers.standalone import fails_alone
+from conformance.reproducers.standalone import fails_standalone
 from conformance.stages.bench import Bench
 from conformance.whole_models.flow import ModelSetup, reference_of
 from conformance.whole_models.verify import run_and_judge
 from reports.codec import decode
 from reports.schema import ModelResult
 from tests.conformance.support.suite_runs import FAKES, REPO, run
+from tests.support.warm_python import run_python
 
 PTQ = ModelSetup(flow="ptq", activation=torch.quint8, scheme="per_tensor_symmetric")
 QAT = ModelSetup(flow="qat", activation=torch.quint8, scheme="per_channel_symmetric")
@@ -71,7 +71,7 @@ def drawn(setup: ModelSetup, numbers: range) -> Iterator[DrawnGraph]:
         drawing = Drawing(
             choose=choose, patterns=patterns, capabilities=bench.capabilities, is_trained=setup.flow == "qat"
         )
-        yield drawing.graph()
+        yield drawing.draw()
 
 
 @cache
@@ -96,15 +96,15 @@ def evidence_of(result: ModelResult) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("setup", [PTQ, QAT], ids=str)
-def test_what_is_drawn_runs_as_a_float_model_and_survives_json(setup: ModelSetup) -> None:
+def test_what_is_drawn_runs_as_a_float_model_and_survives_pickling(setup: ModelSetup) -> None:
     patterns, lengths = set(), []
     for graph in drawn(setup, range(250)):
-        assert graph_of(graph.text()) == graph
+        assert pickle.loads(pickle.dumps(graph)) == graph
         patterns |= {call.pattern for call in graph.calls}
         lengths.append(len(graph.calls))
         if graph.calls:
             torch.manual_seed(graph.seed)
-            outputs = build_model(graph.case())(*calibration_inputs(graph.case())[0])
+            outputs = build_model(graph.to_case())(*draw_calibration_inputs(graph.to_case())[0])
             found = outputs if isinstance(outputs, tuple) else (outputs,)
             assert all(bool(torch.isfinite(each).all()) for each in found), str(graph)
             shapes = {call.name: call.shape for call in graph.calls}
@@ -125,12 +125,13 @@ def test_a_subgraph_of_a_graph_is_a_graph() -> None:
     for call in graph.calls:
         subgraph = subgraph_of(graph, [call])
         assert subgraph is not None and subgraph.calls[0].pattern == call.pattern
-        build_model(subgraph.case())(*calibration_inputs(subgraph.case())[0])
+        build_model(subgraph.to_case())(*draw_calibration_inputs(subgraph.to_case())[0])
 
 
 # -- nothing wrong, nothing found -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize(("setup", "seed"), [(PTQ, 0), (PTQ, 1), (QAT, 0)], ids=str)
 def test_the_reference_backend_is_verified(setup: ModelSetup, seed: int) -> None:
@@ -140,21 +141,26 @@ def test_the_reference_backend_is_verified(setup: ModelSetup, seed: int) -> None
     assert evidence_of(result)["unexercised"] < result.cases / 10
 
 
+def drawn_call(name: str, op: str, *inputs: str, **values: Any) -> DrawnCall:
+    """A call of a pattern of one op."""
+    return DrawnCall(name=name, pattern=op, ops=(op,), inputs=inputs, **values)
+
+
 @pytest.mark.rule("NUM-04")
 def test_a_softmax_of_billions_has_a_bound_that_is_not_negative() -> None:
     """What the first graphs showed: a bound of the first order, of exponents that are off by more than 1."""
     shape = (1, 2, 3, 4, 5)
     product = {"other": "tensor", "_number_first": False, "shape": (shape, shape)}
     calls = (
-        DrawnCall(name="v0", pattern="operator.mul", inputs=("x", "y"), shape=shape, arguments=product),
-        DrawnCall(name="v1", pattern="operator.mul", inputs=("v0", "x"), shape=shape, arguments=product),
-        DrawnCall(name="v2", pattern="nn.Softmax", inputs=("v1",), shape=shape, arguments={"dim": 1, "shape": shape}),
+        drawn_call("v0", "operator.mul", "x", "y", shape=shape, arguments=product),
+        drawn_call("v1", "operator.mul", "v0", "x", shape=shape, arguments=product),
+        drawn_call("v2", "nn.Softmax", "v1", shape=shape, arguments={"dim": 1, "shape": shape}),
     )
     graph = DrawnGraph(shapes=(shape, shape), regime="wide", seed=0, calls=calls, outputs=("v2",))
     bench = bench_of(ReferenceBackend())
     claims = enumerate_claims(bench.config, bench.capabilities)
     with contextlib.closing(fuzz.Search(bench, "model/fuzz", claims, PTQ)) as search:
-        check = search._judge(graph.text()).check
+        check = search._judge(graph).check
     assert check.verdict == "VERIFIED" and float(check.slack_lsb or 0.0) >= 0.0, check
 
 
@@ -162,12 +168,12 @@ def test_a_seed_draws_the_same_graphs_in_every_process(monkeypatch: pytest.Monke
     found: list[list[str]] = []
     for seed in (5, 5, 6):
         texts: list[str] = []
-        monkeypatch.setattr(fuzz.Search, "_fails", lambda self, graph, texts=texts: texts.append(graph.text()))
+        monkeypatch.setattr(fuzz.Search, "_fails", lambda self, graph, texts=texts: texts.append(graph.to_json()))
         bench = bench_of(ReferenceBackend(), graphs=20, seed=seed)
         search = fuzz.Search(bench, "model/fuzz", (), PTQ)
         patterns = patterns_of(enumerate_claims(bench.config, bench.capabilities), PTQ)
         drawing: Any = lambda choose: Drawing(choose=choose, patterns=patterns, capabilities=bench.capabilities)  # noqa: B023, E731
-        assert search.smallest(drawing, random.Random(seed)) is None
+        assert search.find_smallest(drawing, random.Random(seed)) is None
         found.append(texts)
     assert found[0] == found[1] != found[2] and len(found[0]) >= 20
 
@@ -189,6 +195,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize(("name", "verdict", "said", "most"), FAULTS, ids=[fault[0] for fault in FAULTS])
 def test_a_fault_is_found_and_shrunk_and_its_script_fails_alone(
@@ -212,15 +219,14 @@ def alone(folder: Path, script: str, **variables: str) -> subprocess.CompletedPr
     path = folder / "script.py"
     path.write_text(script)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPO), str(FAKES)])} | variables
-    return subprocess.run(
-        [sys.executable, str(path)], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
-    )
+    return run_python(str(path), cwd=folder, environment=environment, timeout=120)
 
 
+@pytest.mark.slow
 def test_a_script_that_is_broken_itself_does_not_fail_alone() -> None:
     door = "from backends.discovery import find_backend\nbackend = find_backend('faulty_graphs:Honest')\n"
-    assert not fails_alone(door + "undefined\n", "faulty_graphs:Honest"), "not the backend's fault"
-    assert fails_alone(door + "assert backend.name == 'reference'\n", "faulty_graphs:Honest")
+    assert not fails_standalone(door + "undefined\n", "faulty_graphs:Honest"), "not the backend's fault"
+    assert fails_standalone(door + "assert backend.name == 'reference'\n", "faulty_graphs:Honest")
 
 
 def _convolution() -> Step:
@@ -238,6 +244,7 @@ OF_QNNPACK: dict[str, tuple[Callable[[], Step], tuple[int, ...], torch.dtype, st
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("finding", OF_QNNPACK)
 def test_a_kernel_of_qnnpack_that_is_wrong_shows_in_a_script(finding: str, tmp_path: Path) -> None:
@@ -250,15 +257,15 @@ def test_a_kernel_of_qnnpack_that_is_wrong_shows_in_a_script(finding: str, tmp_p
     torch.manual_seed(0)
     claims = enumerate_claims(bench.config, bench.capabilities)
     setup = replace(PTQ, activation=dtype)
-    reference = reference_of(bench, build_model(case), claims, setup, calibration_inputs(case))
-    batches = [batch for _, batch in static_inputs(case, placeholder_grids(reference), directed=3, random=0)]
+    reference = reference_of(bench, build_model(case), claims, setup, draw_calibration_inputs(case))
+    batches = [batch for _, batch in draw_static_inputs(case, placeholder_grids(reference), directed=3, random=0)]
     failures = [
         Failure(model=reference, batch=batch, check=check)
         for batch in batches
         if (check := run_and_judge(bench, "wrong", reference, [batch])).verdict == "REFUTED"
     ]
     script = script_of(failures[0], bench, name=f"finding {finding}", message=failures[0].check.message)
-    assert fails_alone(script, "qnnpack") and said in alone(tmp_path, script).stderr
+    assert fails_standalone(script, "qnnpack") and said in alone(tmp_path, script).stderr
 
 
 def test_patterns_that_waivers_cover_are_not_drawn() -> None:
@@ -277,6 +284,7 @@ def test_patterns_that_waivers_cover_are_not_drawn() -> None:
     assert "nn.ReLU" in not_drawn and result.verdict == "VERIFIED"
 
 
+@pytest.mark.slow
 def test_a_run_leaves_the_script_in_the_report_folder(tmp_path: Path) -> None:
     stale = tmp_path / "report" / "scripts" / "old.py"
     stale.parent.mkdir(parents=True)

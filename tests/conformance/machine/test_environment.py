@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.machine.environment import cpu, environment_facts, suite_commit, suite_version
+from conformance.machine.environment import describe_environment, read_cpu, read_suite_commit, read_suite_version
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -18,33 +18,33 @@ def git(root: Path, *arguments: str) -> str:
 
 def test_a_commit_is_marked_when_files_differ_from_it(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
-    assert suite_commit(tmp_path) == "unknown"
+    assert read_suite_commit(tmp_path) == "unknown"
     (tmp_path / "file").write_text("1")
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "-q", "-m", "first")
     commit = git(tmp_path, "rev-parse", "HEAD")
-    assert suite_commit(tmp_path) == commit
+    assert read_suite_commit(tmp_path) == commit
     (tmp_path / "file").write_text("2")
-    assert suite_commit(tmp_path) == f"{commit}-dirty"
+    assert read_suite_commit(tmp_path) == f"{commit}-dirty"
 
 
 def test_a_folder_inside_someone_elses_checkout_has_no_commit(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "theirs")
     (tmp_path / "inner").mkdir()
-    assert suite_commit(tmp_path / "inner") == "unknown"
+    assert read_suite_commit(tmp_path / "inner") == "unknown"
 
 
 def test_no_git_means_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".git").mkdir()
     monkeypatch.setenv("PATH", "")
-    assert suite_commit(tmp_path) == "unknown"
+    assert read_suite_commit(tmp_path) == "unknown"
 
 
 def test_the_version_is_that_of_the_checkout(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "7.8.9"\n')
-    assert suite_version(tmp_path) == "7.8.9"
-    assert suite_version(tmp_path / "nowhere")
+    assert read_suite_version(tmp_path) == "7.8.9"
+    assert read_suite_version(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -65,16 +65,16 @@ def test_the_version_is_that_of_the_checkout(tmp_path: Path) -> None:
 def test_cpuinfo_of_x86_and_arm(tmp_path: Path, text: str, model: str | None, flags: list[str]) -> None:
     file = tmp_path / "cpuinfo"
     file.write_text(text)
-    found_model, found_flags = cpu(file)
+    found_model, found_flags = read_cpu(file)
     assert found_flags == flags and found_model
     assert model in (None, found_model)
 
 
 def test_no_cpuinfo_is_no_error(tmp_path: Path) -> None:
-    model, flags = cpu(tmp_path / "cpuinfo")
+    model, flags = read_cpu(tmp_path / "cpuinfo")
     assert model and flags == []
 
 
 def test_facts_are_plain_text_and_lists(tmp_path: Path) -> None:
-    facts = environment_facts(tmp_path)
+    facts = describe_environment(tmp_path)
     assert all(type(value) in (str, list) for value in facts.values())

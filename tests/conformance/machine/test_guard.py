@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conformance.machine import guard as module
-from conformance.machine.guard import GUARDS, Finds, Hook, guard, guards_replaced
+from conformance.machine.guard import GUARDS, Finds, Hook, guard, replace_guards
 from conformance.machine.isolation import Ending, Forked
 from reports.schema import Measurement
 
@@ -71,7 +71,7 @@ def test_a_method_may_be_marked() -> None:
             return self.factor * value
 
     calls: list[str] = []
-    with guards_replaced(noting(calls, "it")):
+    with replace_guards(noting(calls, "it")):
         assert Scale().scaled(2) == 6
     assert calls == ["it before scale", "it after scale"]
 
@@ -90,8 +90,8 @@ def test_hooks_apply_in_order_and_end_with_their_context() -> None:
     def body() -> None:
         calls.append("body")
 
-    with guards_replaced(noting(calls, "outer")):
-        with guards_replaced(noting(calls, "inner")):
+    with replace_guards(noting(calls, "outer")):
+        with replace_guards(noting(calls, "inner")):
             body()
         inside = ["outer before body", "body", "outer after body"]
         assert calls == ["inner before body", *inside, "inner after body"], "a later hook gets what an earlier one made"
@@ -105,7 +105,7 @@ def test_hooks_apply_in_order_and_end_with_their_context() -> None:
 
 def test_a_hook_ends_with_its_context_whatever_ends_that() -> None:
     calls: list[str] = []
-    with pytest.raises(KeyboardInterrupt), guards_replaced(noting(calls, "it")):
+    with pytest.raises(KeyboardInterrupt), replace_guards(noting(calls, "it")):
         raise KeyboardInterrupt
     guard("body")(calls.clear)()
     assert calls == []
@@ -115,8 +115,8 @@ def test_of_equal_hooks_one_ends_with_each_context() -> None:
     calls: list[str] = []
     hook = noting(calls, "it")
     marked = guard("body")(calls.copy)
-    with guards_replaced(hook):
-        with guards_replaced(hook):
+    with replace_guards(hook):
+        with replace_guards(hook):
             marked()
         assert len(calls) == 4
         marked()
@@ -126,14 +126,14 @@ def test_of_equal_hooks_one_ends_with_each_context() -> None:
 
 def test_a_hook_may_put_anything_in_the_place_of_a_guard() -> None:
     one, other = guard("one")(lambda: 1), guard("other")(lambda: 2)
-    with guards_replaced(lambda name, function: (lambda: 0) if name == "one" else function):
+    with replace_guards(lambda name, function: (lambda: 0) if name == "one" else function):
         assert (one(), other()) == (0, 2)
     assert (one(), other()) == (1, 2)
 
 
 def test_a_function_that_is_marked_or_called_within_a_context_is_hooked_too() -> None:
     calls: list[str] = []
-    with guards_replaced(noting(calls, "it")):
+    with replace_guards(noting(calls, "it")):
         inner = guard("inner")(lambda: 3)
         outer = guard("outer")(lambda: inner() + 1)
         assert outer() == 4
@@ -153,7 +153,7 @@ def test_hooks_hold_in_processes_that_are_forked_from_this_one() -> None:
     def serve(name: str) -> Iterator[Measurement]:
         yield Measurement(topic="guard", subject=name, values={"value": marked()})
 
-    with guards_replaced(lambda name, function: lambda: f"{function()} by {name}"):
+    with replace_guards(lambda name, function: lambda: f"{function()} by {name}"):
         isolation = Forked(serve, limit=60, share=1)
         result = isolation.run("x")
         isolation.close()

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from conformance.machine import isa
-from conformance.machine.isa import LEVELS, MARK, VARIABLES, IsaError, apply, current_level, own_level
+from conformance.machine.isa import LEVELS, MARK, VARIABLES, IsaError, apply, find_current_level, find_own_level
+
+pytestmark = pytest.mark.slow
 
 REPO = Path(__file__).resolve().parents[3]
 Cpu = Callable[[str], None]
@@ -31,7 +33,7 @@ CPUS = {
 SATURATES = """
 import os, sys, warnings
 import torch
-from conformance.machine.isa import apply, current_level
+from conformance.machine.isa import apply, find_current_level
 print("began", os.getpid())
 apply({level!r}, "fbgemm")
 warnings.simplefilter("ignore")
@@ -42,7 +44,7 @@ for engine in ("fbgemm", "onednn"):
     torch.backends.quantized.engine = engine
     packed = torch.ops.quantized.linear_prepack(w, None)
     print(engine, int(torch.ops.quantized.linear(x, packed, scale, 0).int_repr().max()))
-print("ended", os.getpid(), current_level(), torch.backends.cpu.get_cpu_capability(), sys.argv[1:])
+print("ended", os.getpid(), find_current_level(), torch.backends.cpu.get_cpu_capability(), sys.argv[1:])
 """
 
 
@@ -81,13 +83,13 @@ def run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(("flags", "level"), CPUS.values(), ids=CPUS)
 def test_a_cpus_own_level_is_the_highest_it_has(on_cpu: Cpu, flags: str, level: str) -> None:
     on_cpu(flags)
-    assert own_level() == current_level() == current_level("x86") == level
+    assert find_own_level() == find_current_level() == find_current_level("x86") == level
 
 
 def test_a_cpu_outside_of_the_table_has_the_machines_name(on_cpu: Cpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     on_cpu("fp asimd asimddp")
-    assert current_level() == "aarch64"
+    assert find_current_level() == "aarch64"
     with pytest.raises(IsaError, match=r"the CPU's own level is aarch64; run without --isa$"):
         apply("avx2", "")
 
@@ -118,7 +120,7 @@ def test_a_process_starts_again_once(on_cpu: Cpu, no_restart: list[list[str]], m
     on_cpu(CPUS["icelake"][0])
     apply("avx2", "fbgemm")
     assert no_restart == [[sys.executable, sys.executable, *sys.orig_argv[1:]]]
-    assert current_level() == "avx2" and os.environ["ATEN_CPU_CAPABILITY"] == "avx2"
+    assert find_current_level() == "avx2" and os.environ["ATEN_CPU_CAPABILITY"] == "avx2"
     apply("avx2", "fbgemm")
     assert len(no_restart) == 1, "the level is in force"
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx512")
@@ -145,16 +147,16 @@ def test_the_level_in_force(
     on_cpu(CPUS[cpu][0])
     for name, value in LEVELS[forced].variables.items():
         monkeypatch.setenv(name, value)
-    assert current_level(engine) == level
+    assert find_current_level(engine) == level
 
 
 def test_variables_that_are_no_level_are_custom(on_cpu: Cpu, monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu(CPUS["icelake"][0])
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert current_level() == current_level("x86") == "custom"
+    assert find_current_level() == find_current_level("x86") == "custom"
 
 
-@pytest.mark.skipif(own_level() not in ("avx512_vnni", "amx"), reason="the CPU's own level is to saturate nowhere")
+@pytest.mark.skipif(find_own_level() not in ("avx512_vnni", "amx"), reason="the CPU's own level is to saturate nowhere")
 @pytest.mark.parametrize(
     ("level", "starts", "torch_says", "onednn_says", "most"),
     [

@@ -16,6 +16,8 @@ from conformance.machine.isolation import Ending, Forked, InProcess, WorkResult,
 from reports.schema import Measurement
 from tests.conformance.support.endings import WAYS, message, said
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 1.0
 
 
@@ -27,11 +29,11 @@ def serve(name: str) -> Iterator[Measurement]:
 
 
 @pytest.fixture
-def forked() -> Iterator[Callable[..., Forked]]:
+def forked() -> Iterator[Callable[..., Forked[str]]]:
     """Makes isolations; afterwards no child of theirs is left, dead or alive."""
-    made: list[Forked] = []
+    made: list[Forked[str]] = []
 
-    def make(share: int = 1, limit: float = LIMIT) -> Forked:
+    def make(share: int = 1, limit: float = LIMIT) -> Forked[str]:
         made.append(Forked(serve, limit=limit, share=share))
         return made[-1]
 
@@ -66,7 +68,7 @@ def _running(group: int) -> list[str]:
     return [row[2] for row in rows if row[0] == str(group) and not row[1].startswith("Z")]
 
 
-def test_work_that_ends_well_gives_its_messages(forked: Callable[..., Forked]) -> None:
+def test_work_that_ends_well_gives_its_messages(forked: Callable[..., Forked[str]]) -> None:
     result = forked().run("nothing")
     assert (result.ending, result.message, result.text) == (Ending.DONE, "", "")
     assert result.messages[1] == message(told="after") and len(result.messages) == 2
@@ -90,7 +92,7 @@ def test_work_that_ends_well_gives_its_messages(forked: Callable[..., Forked]) -
     ],
 )
 def test_a_death_is_known_by_its_cause_and_keeps_earlier_messages(
-    forked: Callable[..., Forked], way: str, message: str
+    forked: Callable[..., Forked[str]], way: str, message: str
 ) -> None:
     isolation = forked()
     result = isolation.run(way)
@@ -100,7 +102,7 @@ def test_a_death_is_known_by_its_cause_and_keeps_earlier_messages(
 
 
 @pytest.mark.parametrize("way", ["sleep", "stop", "hang in C", "hang with a process", "print"])
-def test_a_hang_ends_at_the_limit_with_all_that_it_started(forked: Callable[..., Forked], way: str) -> None:
+def test_a_hang_ends_at_the_limit_with_all_that_it_started(forked: Callable[..., Forked[str]], way: str) -> None:
     isolation = forked(limit=0.4)
     result = isolation.run(way)
     assert (result.ending, result.message) == (Ending.TIMEOUT, "did not end within 0.4 s (--claim-timeout)")
@@ -110,14 +112,14 @@ def test_a_hang_ends_at_the_limit_with_all_that_it_started(forked: Callable[...,
 
 
 def test_a_child_that_closes_its_pipe_is_not_waited_for(
-    forked: Callable[..., Forked], monkeypatch: pytest.MonkeyPatch
+    forked: Callable[..., Forked[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.1)
     result = forked().run("close")
     assert (result.ending, result.message) == (Ending.DIED, "the process closed its pipe to the suite")
 
 
-def test_a_hang_tells_where(forked: Callable[..., Forked]) -> None:
+def test_a_hang_tells_where(forked: Callable[..., Forked[str]]) -> None:
     text = forked(limit=0.4).run("hang with a process").text
     stack = text.partition("(most recent call first)")[2].splitlines()
     assert "in hang_with_a_process" in stack[1] and "in serve" in stack[-1]
@@ -125,7 +127,7 @@ def test_a_hang_tells_where(forked: Callable[..., Forked]) -> None:
 
 @pytest.mark.parametrize("way", ["ignore", "close and ignore"])
 def test_a_hang_that_ignores_the_question_where_is_killed(
-    forked: Callable[..., Forked], monkeypatch: pytest.MonkeyPatch, way: str
+    forked: Callable[..., Forked[str]], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.1)
     result = forked(limit=0.4).run(way)
@@ -133,14 +135,14 @@ def test_a_hang_that_ignores_the_question_where_is_killed(
     assert result.seconds < 5
 
 
-def test_an_exception_comes_back_with_its_traceback(forked: Callable[..., Forked]) -> None:
+def test_an_exception_comes_back_with_its_traceback(forked: Callable[..., Forked[str]]) -> None:
     result = forked().run("error")
     assert (result.ending, result.message) == (Ending.ERROR, "ValueError: one two")
     assert "in raise_error" in result.text and len(result.messages) == 1
 
 
 def test_what_was_printed_before_a_death_is_kept(
-    forked: Callable[..., Forked], capfd: pytest.CaptureFixture[str]
+    forked: Callable[..., Forked[str]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     isolation = forked()
     text = isolation.run("shout").text
@@ -150,14 +152,14 @@ def test_what_was_printed_before_a_death_is_kept(
     assert capfd.readouterr() == ("", "")
 
 
-def test_much_output_is_cut(forked: Callable[..., Forked]) -> None:
+def test_much_output_is_cut(forked: Callable[..., Forked[str]]) -> None:
     isolation = forked(limit=0.4)
     result = isolation.run("print")
     assert len(result.text) <= module.TAIL
     assert os.fstat(isolation._output.fileno()).st_size < 1 << 30
 
 
-def test_what_a_child_leaves_behind_ends_with_it(forked: Callable[..., Forked]) -> None:
+def test_what_a_child_leaves_behind_ends_with_it(forked: Callable[..., Forked[str]]) -> None:
     result = forked().run("leave a process")
     assert result.ending is Ending.DONE
     assert sleepers_of(pid_of(result)) == []
@@ -175,7 +177,7 @@ def test_what_a_child_leaves_behind_ends_with_it(forked: Callable[..., Forked]) 
     ],
 )
 def test_garbage_among_a_childs_messages_is_an_error_that_says_so(
-    forked: Callable[..., Forked], way: str, why: str
+    forked: Callable[..., Forked[str]], way: str, why: str
 ) -> None:
     isolation = forked(share=9)
     result = isolation.run(way)
@@ -187,20 +189,20 @@ def test_garbage_among_a_childs_messages_is_an_error_that_says_so(
     assert _running(pid_of(result)) == []
 
 
-def test_a_backend_in_a_child_may_have_children_of_its_own(forked: Callable[..., Forked]) -> None:
+def test_a_backend_in_a_child_may_have_children_of_its_own(forked: Callable[..., Forked[str]]) -> None:
     result = forked(limit=60).run("start processes")
     assert (result.ending, result.message) == (Ending.DONE, "")
     assert sleepers_of(pid_of(result)) == []
 
 
-def test_a_child_serves_its_share(forked: Callable[..., Forked]) -> None:
+def test_a_child_serves_its_share(forked: Callable[..., Forked[str]]) -> None:
     isolation = forked(share=3)
     first, *others = pids([isolation.run("nothing") for _ in range(7)])
     assert others[:2] == [first, first] and len({first, *others}) == 3
 
 
 def test_a_child_that_has_grown_too_large_is_replaced(
-    forked: Callable[..., Forked], monkeypatch: pytest.MonkeyPatch
+    forked: Callable[..., Forked[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_MIB", 1)
     isolation = forked(share=9)
@@ -209,7 +211,7 @@ def test_a_child_that_has_grown_too_large_is_replaced(
 
 @pytest.mark.parametrize(("bad", "ending"), [("abort", Ending.DIED), ("error", Ending.ERROR), ("stop", Ending.TIMEOUT)])
 def test_what_is_not_done_after_others_is_tried_again_alone(
-    forked: Callable[..., Forked], bad: str, ending: Ending
+    forked: Callable[..., Forked[str]], bad: str, ending: Ending
 ) -> None:
     isolation = forked(share=9, limit=0.4)
     before, found, after = [isolation.run(name) for name in ("nothing", bad, "nothing")]
@@ -248,7 +250,7 @@ def test_the_memory_of_a_process_is_known_however_it_ends(way: str) -> None:
     assert isinstance(peak, float) and 64 < peak <= result.peak_mib
 
 
-def test_a_child_that_died_between_two_names_is_replaced(forked: Callable[..., Forked]) -> None:
+def test_a_child_that_died_between_two_names_is_replaced(forked: Callable[..., Forked[str]]) -> None:
     isolation = forked(share=9)
     (pid,) = pids([isolation.run("nothing")])
     os.kill(pid, signal.SIGKILL)
@@ -257,7 +259,7 @@ def test_a_child_that_died_between_two_names_is_replaced(forked: Callable[..., F
     assert result.ending is Ending.DONE and pids([result]) != [pid]
 
 
-def test_an_interrupt_of_the_parent_kills_the_child(forked: Callable[..., Forked]) -> None:
+def test_an_interrupt_of_the_parent_kills_the_child(forked: Callable[..., Forked[str]]) -> None:
     isolation = forked(limit=60)
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.2)
@@ -287,7 +289,7 @@ def test_without_fork_work_is_done_in_this_process() -> None:
 
 
 def test_names_may_be_any_text() -> None:
-    isolation = Forked(lambda name: iter([message(name=name)]), limit=LIMIT, share=9)
+    isolation: Forked[str] = Forked(lambda name: iter([message(name=name)]), limit=LIMIT, share=9)
     names = ["a[0..1]/x", "größe", "two\nlines", "", "x" * 5000]
     assert [said(isolation.run(name)) for name in names] == [[{"name": name}] for name in names]
     isolation.close()
@@ -295,6 +297,6 @@ def test_names_may_be_any_text() -> None:
 
 def test_messages_of_any_size_come_whole() -> None:
     messages = [message(text="é" * size) for size in (1, 70_000, 1_000_000)]
-    isolation = Forked(lambda name: iter(messages), limit=10, share=1)
+    isolation: Forked[str] = Forked(lambda name: iter(messages), limit=10, share=1)
     assert list(isolation.run("").messages) == messages
     isolation.close()

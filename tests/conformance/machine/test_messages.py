@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from conformance.machine.messages import MESSAGES, Begin, GuardsSeen, Trace, from_line, portable, to_line
+from conformance.machine.messages import MESSAGES, Begin, GuardsSeen, Trace, from_line, make_portable, to_line
 from reports.codec import KINDS, Message, SchemaError
 from reports.schema import (
     SCHEMA,
@@ -84,14 +84,14 @@ def test_every_kind_of_message_is_tried_here() -> None:
 def test_a_message_arrives_as_it_was_sent(message: Message) -> None:
     line = to_line(message)
     assert "\n" not in line and json.loads(line)["kind"] == message.kind
-    assert from_line(line) == portable(message) == message
-    assert to_line(portable(message)) == line
+    assert from_line(line) == make_portable(message) == message
+    assert to_line(make_portable(message)) == line
 
 
 def test_what_differs_between_processes_is_left_out() -> None:
     text = 'File "<eval_with_key>.138", line 8: <Net object at 0x7f12ab>; Thread 0x00007f00; 0x1F is kept'
     kept = 'File "<eval_with_key>", line 8: <Net object at 0x>; Thread 0x; 0x1F is kept'
-    assert portable(replace(CHECK, evidence=evidence({"traceback": text}))).evidence == {"traceback": kept}
+    assert make_portable(replace(CHECK, evidence=evidence({"traceback": text}))).evidence == {"traceback": kept}
 
 
 def test_no_path_of_the_machine_is_in_a_message() -> None:
@@ -100,20 +100,20 @@ def test_no_path_of_the_machine_is_in_a_message() -> None:
              fakes.__file__: "tests/conformance/support/fake_backends/fakes.py"}  # fmt: skip
     for path, kept in files.items():
         sent = replace(CHECK, evidence=evidence({"traceback": f'File "{path}", line 3'}))
-        assert portable(sent).evidence == {"traceback": f'File "{kept}", line 3'}
+        assert make_portable(sent).evidence == {"traceback": f'File "{kept}", line 3'}
 
 
 @pytest.mark.parametrize("folder", [sysconfig.get_path("purelib"), str(Path(__file__).parents[3])])
 def test_a_path_is_left_out_wherever_in_a_message_it_stands(folder: str) -> None:
     path = f"{folder}{os.sep}x.py"
     sent = Trace(decisions=[{path: path}], graphs={path: f"{path}: {path}"})
-    assert portable(sent) == Trace(decisions=[{"x.py": "x.py"}], graphs={"x.py": "x.py: x.py"})
-    assert portable(Begin(stage=folder)) == Begin(stage=folder), "the folder itself is no place of a file"
+    assert make_portable(sent) == Trace(decisions=[{"x.py": "x.py"}], graphs={"x.py": "x.py: x.py"})
+    assert make_portable(Begin(stage=folder)) == Begin(stage=folder), "the folder itself is no place of a file"
 
 
 def test_text_that_cannot_be_encoded_is_replaced() -> None:
     sent = replace(CHECK, message="a\udc80b", evidence=evidence({"\ud800": "\udfff\ud800 ok"}))
-    assert portable(sent).message == "a?b" and portable(sent).evidence == {"?": "?? ok"}
+    assert make_portable(sent).message == "a?b" and make_portable(sent).evidence == {"?": "?? ok"}
     assert to_line(sent).encode()
 
 
@@ -134,7 +134,7 @@ def test_a_message_that_json_cannot_hold_is_refused(values: dict[str, object], w
         with pytest.raises(SchemaError, match=why):
             to_line(sent)
         with pytest.raises(SchemaError, match=why):
-            portable(sent)
+            make_portable(sent)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from conformance.claims.build import build_model
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.effort import PROFILES
-from conformance.claims.inputs import NamedInputs, static_inputs
+from conformance.claims.inputs import NamedInputs, draw_static_inputs
 from conformance.claims.plan import plan_cases
 from conformance.claims.traits import moves_only
 from conformance.oracle.evaluate import Exact, Walk
@@ -29,7 +29,7 @@ from conformance.oracle.grids import Grid, placeholder_grids
 from conformance.pipeline.claim_run import run_claim
 from conformance.stages.bench import Bench
 from conformance.stages.calibration import prepare_case
-from conformance.stages.comparison import Comparison, compare_all, without_output
+from conformance.stages.comparison import Comparison, compare_all, compare_failed_run
 from conformance.stages.lower import run_lowered
 from conformance.stages.numerics import judge_comparisons
 from conformance.stages.stage import StageError
@@ -107,7 +107,7 @@ def tried(claim: Claim, limit: int | None, number: int) -> Tried:
     case = planned(claim, limit)[number]
     reference = convert_to_reference_decomposed_fx(prepare_case(claim, case, build_model(case), small_config()))
     grids, effort = placeholder_grids(reference), PROFILES["full"]
-    drawn = static_inputs(case, grids, directed=effort.directed, random=effort.random)
+    drawn = draw_static_inputs(case, grids, directed=effort.directed, random=effort.random)
     return Tried(name=case.name, reference=reference, grids=tuple(grids), drawn=drawn)
 
 
@@ -119,7 +119,7 @@ def comparisons(kernels: Make, one: Tried, capabilities: dict[str, Any]) -> Iter
         try:
             output = run_lowered(lowered, where, inputs)
         except StageError as error:
-            yield without_output(where, error.rule, str(error), error.evidence)
+            yield compare_failed_run(where, error.rule, str(error), error.evidence)
             continue
         yield from compare_all(where, one.exact(capabilities, number), output, one.grids)
 
@@ -144,6 +144,7 @@ def told(check: Check) -> str:
 NUMERIC = [fault for fault in FAULTS if fault.rule != "NUM-07"]
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 @pytest.mark.rule("NUM-05")
 @pytest.mark.parametrize("fault", NUMERIC, ids=lambda fault: fault.name)
@@ -193,6 +194,7 @@ HONEST: list[tuple[str, Make, tuple[str, ...], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 @pytest.mark.rule("NUM-04")
 @pytest.mark.rule("NUM-06")

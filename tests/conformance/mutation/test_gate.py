@@ -16,10 +16,10 @@ import pytest
 from conformance.machine.guard import GUARDS, Finds
 from conformance.mutation import __main__ as command
 from conformance.mutation.ablation import WHY, Removal, ablate
-from conformance.mutation.gate import MutantRun, Red, Task, run_all, trial
+from conformance.mutation.gate import FailedUnit, MutantRun, Task, run_all, run_mutant
 from conformance.mutation.guards import KINDS
 from conformance.mutation.mutant import Mutant, MutantError, load_mutants
-from conformance.mutation.power import Power, as_data, document, is_right, terminal
+from conformance.mutation.power import Power, as_data, is_right, render_document, render_terminal
 from conformance.run.options import ROOT
 from reports.verdicts import Verdict
 from tests.mutants import mutants as shipped
@@ -53,7 +53,7 @@ ALONE = {
 
 @cache
 def quick(name: str) -> MutantRun:
-    return trial(MUTANTS[name], Task(mutant=name, profile="quick"))
+    return run_mutant(MUTANTS[name], Task(mutant=name, profile="quick"))
 
 
 def test_there_are_faults_of_every_class_and_each_names_rules_that_exist() -> None:
@@ -65,31 +65,34 @@ def test_there_are_faults_of_every_class_and_each_names_rules_that_exist() -> No
     assert not [name for name, count in Counter(mutant.name for mutant in shipped.MUTANTS).items() if count > 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 def test_a_mutant_is_killed_by_quick_and_blamed_on_a_rule_that_it_names(name: str) -> None:
     found = quick(name)
     assert found.is_killed
-    assert is_right(MUTANTS[name], found), [(red.unit, red.rule, red.message) for red in found.reds]
-    assert all(red.guards for red in found.reds), "each red claim is due to a check"
+    assert is_right(MUTANTS[name], found), [(each.unit, each.rule, each.message) for each in found.failures]
+    assert all(each.guards for each in found.failures), "each failure is due to a check"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_variant_is_verified(name: str) -> None:
     found = quick(name)
     assert found.units > 60
-    assert not found.reds and not found.open
+    assert not found.failures and not found.open
 
 
 def test_mutants_are_of_every_class_that_is_tried_here() -> None:
     assert {MUTANTS[name].group for name in EACH} >= CLASSES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("guard", "name"), ALONE.items())
 def test_what_one_check_finds_survives_without_it(guard: str, name: str) -> None:
-    seen = quick(name).reds
-    assert all(guard in red.guards for red in seen)
-    units = tuple(red.unit for red in seen)
-    assert not trial(MUTANTS[name], Task(mutant=name, profile="quick", blind=guard, units=units)).is_killed
+    failures = quick(name).failures
+    assert all(guard in each.guards for each in failures)
+    units = tuple(each.unit for each in failures)
+    assert not run_mutant(MUTANTS[name], Task(mutant=name, profile="quick", blind=guard, units=units)).is_killed
 
 
 def marked() -> Counter[str]:
@@ -105,6 +108,7 @@ def test_every_guard_has_its_own_name() -> None:
     assert GUARDS.keys() >= WHY.keys()
 
 
+@pytest.mark.slow
 def test_several_processes_find_what_one_does() -> None:
     names = ("rounds twice", "mean of a bag as sum", "declines what it claims", "observers not shared")
     tasks = [Task(mutant=name, profile="quick") for name in names]
@@ -123,12 +127,12 @@ def test_a_check_is_taken_away_for_those_mutants_that_it_alone_may_find() -> Non
     )
 
 
-# -- what the trials say together -------------------------------------------------------------------------------------
+# -- what the runs say together ---------------------------------------------------------------------------------------
 
 
-def red(rule: str = "NUM-03", **changed: Any) -> Red:
-    first = Red(unit="a/b", pattern="a", verdict=Verdict.REFUTED, stage="numerics", rule=rule, failing=2, cases=8,
-                guards=("numerics.distance",), max_lsb=3.0, message="far")  # fmt: skip
+def failure(rule: str = "NUM-03", **changed: Any) -> FailedUnit:
+    first = FailedUnit(unit="a/b", pattern="a", verdict=Verdict.REFUTED, stage="numerics", rule=rule, failing=2,
+                       cases=8, guards=("numerics.distance",), max_lsb=3.0, message="far")  # fmt: skip
     return replace(first, **changed)
 
 
@@ -136,29 +140,30 @@ def mutant(name: str, *rules: str, **more: Any) -> Mutant:
     return Mutant(name=name, group="scale", make=MUTANTS["rounds twice"].make, rules=rules, **more)
 
 
-def made(name: str, *reds: Red, profile: str = "full", **more: Any) -> MutantRun:
-    return MutantRun(mutant=name, profile=profile, seed=0, reds=reds, units=4, seconds=1.0, **more)
+def made(name: str, *failures: FailedUnit, profile: str = "full", **more: Any) -> MutantRun:
+    return MutantRun(mutant=name, profile=profile, seed=0, failures=failures, units=4, seconds=1.0, **more)
 
 
 def test_rates_are_of_faulty_mutants_and_honest_ones_may_not_be_red() -> None:
     faults = tuple(mutant(f"fault {n}", "NUM-03", size=2.0**-n) for n in range(4))
     honest = mutant("honest")
-    trials = (made("fault 0", red()), made("fault 1", red("LOW-01")), made("fault 2"),
-              made("fault 3", red(), red("LOW-01", max_lsb=0.6), red(pattern="b")), made("honest"))  # fmt: skip
-    power = Power(mutants=(*faults, honest), trials=trials)
-    assert str(power.killed("full")) == "3 of 4 (75.0 %)"
-    assert str(power.blamed("full")) == "2 of 3 (66.7 %)"
+    several = (failure(), failure("LOW-01", max_lsb=0.6), failure(pattern="b"))
+    runs = (made("fault 0", failure()), made("fault 1", failure("LOW-01")), made("fault 2"),
+            made("fault 3", *several), made("honest"))  # fmt: skip
+    power = Power(mutants=(*faults, honest), runs=runs)
+    assert str(power.count_killed("full")) == "3 of 4 (75.0 %)"
+    assert str(power.count_blamed("full")) == "2 of 3 (66.7 %)"
     assert str(power.honest) == "1 of 1 (100.0 %)"
-    assert power.smallest() == {"a": (2.0**-3, 0.6), "b": (2.0**-3, 3.0)}
+    assert power.find_smallest() == {"a": (2.0**-3, 0.6), "b": (2.0**-3, 3.0)}
     assert not power.passes
-    alarmed = replace(power, mutants=(honest,), trials=(made("honest", red()),))
-    assert not alarmed.passes and alarmed.refuted
-    left_open = replace(power, mutants=(honest,), trials=(made("honest", open=("a claim: no samples",)),))
+    alarmed = replace(power, mutants=(honest,), runs=(made("honest", failure()),))
+    assert not alarmed.passes and alarmed.honest.count == 0
+    left_open = replace(power, mutants=(honest,), runs=(made("honest", open=("a claim: no samples",)),))
     assert not left_open.passes, "what cannot be exercised is no pass"
-    found = replace(power, mutants=faults[:1], trials=trials[:1])
+    found = replace(power, mutants=faults[:1], runs=runs[:1])
     assert found.passes
-    text = terminal(power)
-    assert "survived" in text and "THE GATE FAILS" in text and "the gate passes" in terminal(found)
+    text = render_terminal(power)
+    assert "survived" in text and "THE GATE FAILS" in text and "the gate passes" in render_terminal(found)
     data = json.loads(json.dumps(as_data(power, {"torch": "1"})))
     assert [each["killed"] for each in data["trials"]] == [True, True, False, True, False]
     assert data["trials"][1]["blamed_rightly"] is False and data["passes"] is False
@@ -197,7 +202,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / f"{name}.py").write_text(TINY, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(command, "DOCUMENT", tmp_path / "doc.md")
-    monkeypatch.setattr(command, "DETECTION", tmp_path / "in_short.json")
+    monkeypatch.setattr(command, "DETECTION", tmp_path / "summarize_data.json")
     return name
 
 
@@ -214,8 +219,8 @@ def test_the_command_runs_anyones_mutants(
     assert printed.err.count("quick seed 0") == len(data["trials"])
     written = (tmp_path / "doc.md").read_text(encoding="utf-8")
     assert written.startswith("# Detection power") and "seconds" not in written
-    in_short = json.loads((tmp_path / "in_short.json").read_text(encoding="utf-8"))
-    assert in_short["every class"]["quick"] == sum(trial["killed"] for trial in data["trials"])
+    summarize_data = json.loads((tmp_path / "summarize_data.json").read_text(encoding="utf-8"))
+    assert summarize_data["every class"]["quick"] == sum(trial["killed"] for trial in data["trials"])
 
 
 def test_a_few_mutants_are_measured_again_beside_what_an_earlier_run_found(
@@ -239,11 +244,11 @@ def test_a_few_mutants_are_measured_again_beside_what_an_earlier_run_found(
     assert "cannot be read: KeyError" in capsys.readouterr().err
 
 
-def test_the_document_is_the_same_text_for_the_same_trials() -> None:
-    power = Power(mutants=(MUTANTS["rounds twice"],), trials=(made("rounds twice", red()),))
-    slower = replace(power, trials=(replace(power.trials[0], seconds=9.0),))
+def test_the_document_is_the_same_text_for_the_same_runs() -> None:
+    power = Power(mutants=(MUTANTS["rounds twice"],), runs=(made("rounds twice", failure()),))
+    slower = replace(power, runs=(replace(power.runs[0], seconds=9.0),))
     facts = {"torch": "1", "cpu": "any"}
-    assert document(power, facts) == document(slower, facts)
+    assert render_document(power, facts) == render_document(slower, facts)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +268,7 @@ def test_mutants_that_cannot_be_had_are_a_usage_error(
 
 def test_a_mutant_whose_claims_are_not_in_its_config_is_not_killed() -> None:
     lost = replace(MUTANTS["rounds twice"], claims=("nn.Nothing/*",))
-    found = trial(lost, Task(mutant=lost.name, profile="quick"))
+    found = run_mutant(lost, Task(mutant=lost.name, profile="quick"))
     assert not found.is_killed and "matches no claim" in found.open[0]
 
 

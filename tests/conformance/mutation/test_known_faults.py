@@ -12,6 +12,8 @@ from conformance.stages.bench import Bench
 from reports.schema import Check
 from reports.verdicts import Verdict
 
+pytestmark = pytest.mark.slow
+
 # engine, a claim that holds its wrong kernel (docs/findings.md), the stage that shows it
 WRONG = (
     ("qnnpack", "nn.MaxPool2d/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight", "numerics"),  # 2

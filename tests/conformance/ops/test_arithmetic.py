@@ -97,6 +97,7 @@ def run(op: Any, samples: OpSamples, arguments: Arguments) -> Tensor:
     return result
 
 
+@pytest.mark.slow
 @each_op
 def test_every_variant_builds_traces_and_runs(op: Any) -> None:
     samples = OP_SAMPLES[op]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import Tracer
 
-from conformance.ops.embeddings_and_recurrent import OP_SAMPLES, Bags, drawn_table
+from conformance.ops.embeddings_and_recurrent import OP_SAMPLES, Bags, draw_table
 from conformance.ops.variants import Fixed
 from tests.conformance.support.dynamic_flows import flat, inputs_of, model_of
 from tests.conformance.support.samples_budget import MOST_VARIANTS
@@ -87,7 +87,7 @@ def test_pairs_of_layers_directions_and_steps_meet_given_states() -> None:
 
 def test_rows_of_a_table_differ_in_the_place_and_width_of_their_range() -> None:
     torch.manual_seed(0)
-    table = drawn_table(10, 8)
+    table = draw_table(10, 8)
     low, high = table.amin(1), table.amax(1)
     assert bool((low[1::5] > 0).all())
     assert bool((low[2::5] == high[2::5]).all())

@@ -16,7 +16,7 @@ from backends.native_tables import native_config
 from conformance.ops.fused_modules import FOLLOWERS, MEMBERS, QAT_OF
 from conformance.ops.op_model import MODEL_OF
 from conformance.ops.variants import Fixed
-from conformance.ops.weighted import OP_SAMPLES, drawn_weight, out_channels, transposed
+from conformance.ops.weighted import OP_SAMPLES, count_out_channels, draw_weight, transpose_weight
 from refimpl import (
     FakeQuantize,
     MinMaxObserver,
@@ -66,7 +66,7 @@ def test_every_value_is_in_a_variant_and_every_variant_runs(op: Any) -> None:
     for varied, arguments in variants:
         result = ran(op, arguments)
         axis = -1 if op in (nn.Linear, F.linear) else 0 if arguments["_unbatched"] else 1
-        assert result.shape[axis] == out_channels(arguments), varied
+        assert result.shape[axis] == count_out_channels(arguments), varied
         assert result.numel() > 0
         assert bool(result.isfinite().all())
         assert bool((result != 0).any())
@@ -108,7 +108,7 @@ def test_positional_and_named_options_mean_the_same() -> None:
 
 def test_a_drawn_weight_has_channels_that_differ_and_ends_side_by_side() -> None:
     torch.manual_seed(0)
-    weight = drawn_weight(9, 8, 3, 3)
+    weight = draw_weight(9, 8, 3, 3)
     largest = weight.abs().amax(dim=(1, 2, 3))
     assert (largest / largest[0]).tolist() == pytest.approx([1, 1 / 2, 1 / 4, 1 / 8, 1, 1 / 2, 1 / 4, 1 / 8, 1])
     assert [int(channel.count_nonzero()) for channel in weight][6] == 1
@@ -125,8 +125,8 @@ def test_a_drawn_weight_has_channels_that_differ_and_ends_side_by_side() -> None
 def test_a_transposed_layout_holds_the_same_operands(groups: int) -> None:
     """With a kernel of 1 and a stride of 1 the two kinds of convolution are the same function."""
     torch.manual_seed(groups)
-    weight, x = drawn_weight(12, 8 // groups, 1), torch.randn(2, 8, 5)
-    turned = transposed(weight, groups)
+    weight, x = draw_weight(12, 8 // groups, 1), torch.randn(2, 8, 5)
+    turned = transpose_weight(weight, groups)
     assert turned.shape == (8, 12 // groups, 1)
     expected = F.conv1d(x, weight, groups=groups)
     torch.testing.assert_close(F.conv_transpose1d(x, turned, groups=groups), expected)
@@ -156,7 +156,7 @@ def root(kind: Any) -> nn.Module:
 def fused(kind: Any) -> nn.Module:
     torch.manual_seed(1)
     first, *rest = MEMBERS[kind]
-    channels = out_channels(OP_SAMPLES[first].base()) if first in OP_SAMPLES else 5
+    channels = count_out_channels(OP_SAMPLES[first].base()) if first in OP_SAMPLES else 5
     made = root(first) if first in OP_SAMPLES else FOLLOWERS[first](channels).op
     module: nn.Module = kind(made, *(op if op is torch.add else FOLLOWERS[op](channels).op for op in rest))
     return module.eval()

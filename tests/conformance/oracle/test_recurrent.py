@@ -14,7 +14,7 @@ from backends.base import Capabilities
 from backends.torch_engine import engine
 from conformance.ops.embeddings_and_recurrent import OP_SAMPLES
 from conformance.oracle import recurrent
-from conformance.oracle.dynamic import left_in_float
+from conformance.oracle.dynamic import leave_in_float
 from conformance.oracle.error_bounds import Value
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.recurrent import KINDS, ball
@@ -52,8 +52,8 @@ def in_doubles(op: Any, arguments: dict[str, Any], reference: nn.Module) -> nn.M
         for name, parameter in found.named_parameters():
             if name.startswith("weight"):
                 suffix = name.removeprefix("weight_ih").removeprefix("weight_hh")
-                maps = recurrent._maps(folded, suffix, recurrent.Arithmetic(
-                    capabilities=IN_FLOAT, quantize=left_in_float, counts_weights=False,
+                maps = recurrent._read_maps(folded, suffix, recurrent.Arithmetic(
+                    capabilities=IN_FLOAT, quantize=leave_in_float, counts_weights=False,
                 ))  # fmt: skip
                 parameter.copy_(getattr(maps, name[:9]).real)
             else:
@@ -61,6 +61,7 @@ def in_doubles(op: Any, arguments: dict[str, Any], reference: nn.Module) -> nn.M
     return model
 
 
+@pytest.mark.slow
 @ops
 @pytest.mark.rule("CVT-02")
 def test_without_quantized_inputs_it_computes_what_torch_computes_in_float64(op: Any) -> None:
@@ -70,13 +71,14 @@ def test_without_quantized_inputs_it_computes_what_torch_computes_in_float64(op:
         inputs = inputs_of(op, arguments)
         x, *states = (Value(real=each.double()) for each in inputs)
         hx = (tuple(states) if len(states) > 1 else states[0]) if states else None
-        found = recurrent.recurrent(module_of(reference), left_in_float(x), hx, IN_FLOAT, has_dynamic_states=False)
+        found = recurrent.run_recurrent(module_of(reference), leave_in_float(x), hx, IN_FLOAT, has_dynamic_states=False)
         wanted = in_doubles(op, arguments, reference)(*(each.double() for each in inputs))
         for value, right in zip(flat(found), flat(wanted), strict=True):
             assert value.real.shape == right.shape
             assert torch.allclose(value.real, right, rtol=1e-9, atol=1e-12), arguments
 
 
+@pytest.mark.slow
 @ops
 @pytest.mark.rule("NUM-04")
 @pytest.mark.parametrize("qconfig", [dynamic(), PER_CHANNEL], ids=["per tensor", "per channel"])
@@ -102,6 +104,7 @@ def test_qnnpacks_kernels_are_within_the_slack(op: Any, qconfig: Any) -> None:
     assert sorted(slacks)[len(slacks) * 3 // 4] < 0.5
 
 
+@pytest.mark.slow
 @ops
 @pytest.mark.rule("NUM-04")
 def test_the_reference_model_is_within_the_slack_of_states_left_in_float(op: Any) -> None:

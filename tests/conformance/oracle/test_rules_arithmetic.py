@@ -207,7 +207,7 @@ def judged(
     call = run(values, lambda *args, **kwargs: OpCall(
         function=rule.exact or function, args=args, kwargs=kwargs, capabilities=capabilities
     ))  # fmt: skip
-    result = call.on(lambda value: value.real.clone())
+    result = call.evaluate(lambda value: value.real.clone())
     errors = rule.bound(replace(call, result=result))
     return result, sum((error.expand_as(result) for error in errors.values()), torch.zeros_like(result))
 
@@ -250,7 +250,7 @@ def test_a_float32_evaluation_is_inside_the_bound_which_excuses_no_step(op: Any)
 @pytest.mark.rule("NUM-05")
 def test_what_moves_selects_or_clamps_has_no_error_of_its_own() -> None:
     for op in WITH_RULES:
-        if OP_RULES[op].verifier == MOVES:
+        if OP_RULES[op].arithmetic == MOVES:
             for _, function, values, run in variants(op):
                 exact = tuple(Value(real=value.real) for value in values)
                 _, bound = judged(op, function, exact, run, Capabilities(float_accumulation=True))
@@ -279,7 +279,7 @@ def test_the_reference_model_in_float32_is_correctly_rounded(op: Any) -> None:
         integers = [drawn_integers(*shape, seed=number) for shape in shapes]
         inputs = tuple(on_grid(q, scale=scale, zero_point=40) for q in integers)
         ranges = [activation_range(scale=scale, zero_point=40)] * len(shapes)
-        config = config_for(op, shares=OP_RULES[op].verifier == MOVES)
+        config = config_for(op, shares=OP_RULES[op].arithmetic == MOVES)
         reference = converted(model, ranges, output=[inputs], is_decomposed=bool(number % 2), config=config)
         (exact,) = Walk(reference, Capabilities(float_accumulation=True)).exact(inputs)
         with torch.no_grad():

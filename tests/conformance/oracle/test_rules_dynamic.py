@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from backends.base import Capabilities
 from backends.torch_engine import engine
-from conformance.oracle.dynamic import dynamic_quantize, half_steps, halve, linear_products
-from conformance.oracle.error_bounds import OpCall, U, Value, accumulator_step
+from conformance.oracle.dynamic import bound_linear_products, dynamic_quantize, half_steps_of, halve
+from conformance.oracle.error_bounds import OpCall, U, Value, find_accumulator_step
 from conformance.oracle.evaluate import Walk
 from refimpl import lower
 from tests.conformance.support.dynamic_flows import (
@@ -136,10 +136,10 @@ def linear_exact(x: Tensor, weight: Tensor, bias: Tensor | None, bounds: tuple[i
     w = Value(real=weight.int_repr().double() * step, step=step)
     result = F.linear(given.real, w.real, None if bias is None else bias.double())
     arguments = (given, w, bias)
-    errors = linear_products(
+    errors = bound_linear_products(
         OpCall(function=F.linear, args=arguments, kwargs={}, capabilities=Capabilities(**declared), result=result)
     )
-    unit = accumulator_step(F.linear, given, w, result)
+    unit = find_accumulator_step(F.linear, given, w, result)
     assert unit is not None
     slack = sum(each.expand_as(result) for each in errors.values()) + 2 * U * result.abs()
     return result, slack / unit, unit
@@ -250,9 +250,9 @@ def test_half_steps_are_the_distances_of_neighbours() -> None:
     torch.manual_seed(0)
     values = torch.cat([torch.rand(100).half() * 8, torch.tensor([1.0, 0.75, 2.0**-24, 2.0**-14, 32768.0]).half()])
     above = (values.view(torch.int16) + 1).view(torch.float16).double()
-    assert torch.equal(half_steps(values.double()), above - values.double())
-    assert torch.equal(half_steps(-values.double()), above - values.double())
-    assert float(half_steps(torch.zeros(()).double())) == 2.0**-24
+    assert torch.equal(half_steps_of(values.double()), above - values.double())
+    assert torch.equal(half_steps_of(-values.double()), above - values.double())
+    assert float(half_steps_of(torch.zeros(()).double())) == 2.0**-24
 
 
 @pytest.mark.rule("CVT-04")

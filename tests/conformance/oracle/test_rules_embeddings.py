@@ -13,7 +13,7 @@ from torch import nn
 
 from backends.base import Capabilities
 from backends.torch_engine import engine
-from conformance.ops.embeddings_and_recurrent import OP_SAMPLES, drawn_table
+from conformance.ops.embeddings_and_recurrent import OP_SAMPLES, draw_table
 from conformance.oracle.error_bounds import OpCall, U, Value
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import NoOracleError
@@ -35,6 +35,7 @@ from tests.conformance.support.dynamic_flows import (
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CVT-11")
 @pytest.mark.parametrize("op", EMBEDDINGS)
 @pytest.mark.parametrize(("qconfig", "config"), [(BYTES, "qnnpack"), (NIBBLES, "qnnpack"), (SIGNED, "onednn")])
@@ -51,7 +52,7 @@ def test_the_reference_model_is_within_the_slack(op: Any, qconfig: Any, config: 
 @pytest.mark.rule("CVT-11")
 def test_rows_are_the_integers_times_their_scales_exactly() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(5, 4, _weight=drawn_table(5, 4))).eval()
+    model = nn.Sequential(nn.Embedding(5, 4, _weight=draw_table(5, 4))).eval()
     reference = reference_of(model, BYTES, is_decomposed=False)
     (exact,) = Walk(reference, IN_FLOAT).exact((torch.arange(5),))
     embedding: Any = reference.get_submodule("0")
@@ -63,6 +64,7 @@ def test_rows_are_the_integers_times_their_scales_exactly() -> None:
         assert float(exact.step[row, 0]) == float(scale)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CVT-11")
 @pytest.mark.parametrize("qconfig", [BYTES, NIBBLES], ids=["8 bits", "4 bits"])
 def test_native_kernels_are_within_the_slack(qconfig: Any) -> None:
@@ -99,7 +101,7 @@ def test_a_bag_that_counts_its_padding_is_refuted() -> None:
     torch.manual_seed(0)
     bag = nn.EmbeddingBag(10, 8, mode="sum", padding_idx=0)
     with torch.no_grad():
-        bag.weight.copy_(drawn_table(10, 8))
+        bag.weight.copy_(draw_table(10, 8))
     indices = torch.tensor([[0, 1, 2], [3, 4, 5]])
     reference = reference_of(nn.Sequential(bag).eval(), BYTES, is_decomposed=False)
     exacts = Walk(reference, IN_FLOAT).exact((indices,))
@@ -118,7 +120,7 @@ def test_the_largest_of_a_bag_and_weights_per_sample_keep_their_bounds() -> None
         walk.values[node] = inputs[0]
         module = reference.get_submodule("0")
         given = None if weights is None else Value(real=weights.double())
-        value = walk._module(module, (*inputs[:2], given), {})
+        value = walk._evaluate_module(module, (*inputs[:2], given), {})
         wanted = module(*inputs)
         assert bool(((value.real - wanted.double()).abs() <= value.error() + 2 * U * value.real.abs()).all())
 

@@ -18,10 +18,9 @@ from conformance.ops.op_model import MODEL_OF
 from conformance.ops.weighted import OP_SAMPLES
 from conformance.oracle.error_bounds import Value, map_values
 from conformance.oracle.evaluate import Walk
-from conformance.oracle.grids import input_grids
 from conformance.oracle.rules_weighted import REFERENCE_MODULES
 from conformance.oracle.table import OP_RULES
-from tests.conformance.support.flows import activation_range, converted, drawn_integers, on_grid
+from tests.conformance.support.flows import activation_range, converted, drawn_integers, input_grids, on_grid
 
 X = {"scale": 2.0**-5, "zero_point": 40}
 SX, ZX = Fraction(2) ** -5, 40
@@ -93,6 +92,7 @@ def test_a_transposed_convolution_adds_what_lands_on_a_pixel(is_decomposed: bool
 # -- functions: the reference model in float32 stays within the bound --------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-04")
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda op: op.__name__)
 def test_float32_is_within_the_slack_for_every_variant(function: Any) -> None:
@@ -146,6 +146,7 @@ def variants(kind: Any) -> Iterator[tuple[Any, Tensor]]:
         yield module, torch.randn(OP_SAMPLES[kind].inputs(arguments)[0].shape).double()
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("axis", (None, 0, 1))

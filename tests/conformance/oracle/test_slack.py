@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from conformance.oracle.evaluate import Exact, Walk
-from conformance.oracle.grids import Grid, input_grids
+from conformance.oracle.grids import Grid
 from tests.conformance.support.by_hand import (
     SX,
     ZX,
@@ -27,7 +27,15 @@ from tests.conformance.support.by_hand import (
     quantized,
     weighted,
 )
-from tests.conformance.support.flows import PROPERTY, One, activation_range, converted, drawn_integers, on_grid
+from tests.conformance.support.flows import (
+    PROPERTY,
+    One,
+    activation_range,
+    converted,
+    drawn_integers,
+    input_grids,
+    on_grid,
+)
 
 
 @pytest.mark.rule("NUM-04")

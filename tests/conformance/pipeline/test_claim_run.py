@@ -204,7 +204,7 @@ def test_some_case_of_each_rank_is_kept_for_other_layouts() -> None:
     claim_run = taken(ClaimRun(Bench(Altered(), seed=0, profile="full"), claim))
     cases = plan_cases(claim, IntegerBackend().capabilities())
     assert not isinstance(cases, str)
-    kept = [compared.case for compared in claim_run.kept]
+    kept = [compared.case for compared in claim_run.rerun_cases]
     assert len(kept) < len(cases)
     assert {len(case.inputs[0].shape) for case in kept} == {len(case.inputs[0].shape) for case in cases}
 
@@ -240,7 +240,7 @@ def test_what_cannot_be_built_is_unexercised_with_the_reason_at_every_stage(clai
 
 
 def test_a_fault_of_the_suite_ends_the_claim_once_and_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuse, "fused_model", raises(RuntimeError("a bug")))
+    monkeypatch.setattr(fuse, "trace_and_fuse", raises(RuntimeError("a bug")))
     bench, claim = small_bench(), claim_on(ADD)
     checks = all_stages(bench, claim)
     assert (checks["config"].outcome, checks["fuse"].outcome) == ("pass", "error")
@@ -260,7 +260,7 @@ def test_a_fault_of_the_suite_ends_the_claim_once_and_blames_nobody(monkeypatch:
 def test_what_blames_the_config_refutes_and_what_blames_the_qconfig_leaves_open(
     error: Exception, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fuse, "fused_model", raises(error))
+    monkeypatch.setattr(fuse, "trace_and_fuse", raises(error))
     check = all_stages(small_bench(), claim_on(ADD))["fuse"]
     assert (check.rule, check.verdict, check.message) == ("FUS-02", verdict, str(error))
 
@@ -357,6 +357,7 @@ def test_decisions_are_those_of_the_claim_that_was_prepared() -> None:
     assert trace_of(bench, custom(BackendPatternConfig(VendorOp))).decisions == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("profile", "directed", "drawn"), (("quick", 3, 0), ("full", 9, 1), ("stress", 9, 24)))
 def test_profiles_set_how_many_cases_and_inputs_are_tried(profile: str, directed: int, drawn: int) -> None:
     claim = claim_on(ADD)

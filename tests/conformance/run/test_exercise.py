@@ -12,7 +12,7 @@ import pytest
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.machine.isolation import Ending, Forked, InProcess, Isolation, Serve
-from conformance.machine.messages import Begin, Trace, portable
+from conformance.machine.messages import Begin, Trace, make_portable
 from conformance.pipeline.job import Job
 from conformance.run import exercise
 from conformance.stages.bench import Bench
@@ -29,7 +29,7 @@ CLAIM = Claim(
 CHECK = Check(claim="a", stage="fuse", rule="R-1", outcome="pass", verdict=Verdict.VERIFIED)
 MEASUREMENT = Measurement(topic="t", subject="s", values={"x": 1})
 GRAPHS = {"float model": "x = input"}
-Serving = Callable[..., Serve]
+Serving = Callable[..., Serve[str]]
 isolated = pytest.mark.parametrize("isolate", [InProcess, lambda serve: Forked(serve, limit=60, share=1)])
 
 
@@ -55,10 +55,10 @@ class Given:
 def serving(monkeypatch: pytest.MonkeyPatch) -> Serving:
     """Serves a claim "a", whose run is of these steps."""
 
-    def serve(*given: Check | Begin, **found: Any) -> Serve:
+    def serve(*given: Check | Begin, **found: Any) -> Serve[str]:
         run = Given(given=given, **found)
         monkeypatch.setattr("conformance.pipeline.claim_run.ClaimRun", lambda bench, claim: run)
-        return exercise.server(cast(Bench, None), {CLAIM.id: CLAIM})
+        return exercise.make_server(cast(Bench, None), {CLAIM.id: CLAIM})
 
     return serve
 
@@ -82,7 +82,7 @@ def test_the_graphs_are_shown_of_a_claim_that_is_not_verified(serving: Serving) 
 @isolated
 @pytest.mark.parametrize("values", [{"x": object()}, {"x": float("nan")}, {"graph": 3}])
 def test_a_message_that_the_file_cannot_hold_is_refused_where_it_is_made(
-    serving: Serving, values: Mapping[str, object], isolate: Callable[[Serve], Isolation]
+    serving: Serving, values: Mapping[str, object], isolate: Callable[[Serve[str]], Isolation[str]]
 ) -> None:
     """It is an error of the suite, and costs nothing that came before."""
     isolation = isolate(serving(CHECK, replace(CHECK, evidence=evidence(values))))
@@ -93,13 +93,13 @@ def test_a_message_that_the_file_cannot_hold_is_refused_where_it_is_made(
 
 
 @isolated
-def test_messages_of_a_job_are_checked_too(isolate: Callable[[Serve], Isolation]) -> None:
+def test_messages_of_a_job_are_checked_too(isolate: Callable[[Serve[str]], Isolation[str]]) -> None:
     def run(bench: Bench) -> Iterator[Measurement]:
         yield MEASUREMENT
         yield replace(MEASUREMENT, values=cast(Any, {"x": [1]}))
 
     job = Job(id="fact/t/s", run=run)
-    isolation = isolate(exercise.server(cast(Bench, None), {job.id: job}))
+    isolation = isolate(exercise.make_server(cast(Bench, None), {job.id: job}))
     result = isolation.run(job.id)
     isolation.close()
     assert (result.messages, result.ending) == ((MEASUREMENT,), Ending.ERROR)
@@ -111,12 +111,12 @@ def test_a_unit_is_served_by_its_id() -> None:
     bench = Bench(backend, seed=0, profile="quick")
     claims = enumerate_claims(bench.config, bench.capabilities)
     job = Job(id="fact/t/s", run=lambda bench: iter([replace(MEASUREMENT, subject=bench.backend.name)]))
-    serve = exercise.server(bench, {job.id: job, claims[0].id: claims[0]})
+    serve = exercise.make_server(bench, {job.id: job, claims[0].id: claims[0]})
     assert list(serve(job.id)) == [replace(MEASUREMENT, subject="good")]
     *checks, trace = without_begin(serve(claims[0].id))
     assert [check.stage for check in checks if isinstance(check, Check)] == list(STAGES) and len(checks) == len(STAGES)
     assert isinstance(trace, Trace) and trace.decisions
-    assert [portable(message) for message in checks] == checks
+    assert [make_portable(message) for message in checks] == checks
 
 
 def test_a_process_is_warmed_by_claims_that_the_reference_backend_passes() -> None:

@@ -18,8 +18,8 @@ from conformance.run.expected import (
     VerdictSeen,
     compare_expected,
     expected_of,
-    expected_path,
-    expected_text,
+    expected_path_of,
+    expected_text_of,
     read_expected,
 )
 from reports.codec import decode
@@ -54,7 +54,7 @@ def whole(runs: Runs, found: dict[str, str] = FOUND, **changes: Any) -> Results:
 def written(runs: Runs, found: dict[str, str] = FOUND, **changes: Any) -> Path:
     """The file of expected verdicts of such a run."""
     path = runs.directory / NAME
-    path.write_text(expected_text(expected_of(whole(runs, found, **changes))), encoding="utf-8")
+    path.write_text(expected_text_of(expected_of(whole(runs, found, **changes))), encoding="utf-8")
     return path
 
 
@@ -80,7 +80,7 @@ def test_a_file_is_read_as_it_was_written_a_claim_a_line(runs: Runs) -> None:
     assert expected.verdicts == FOUND
     assert (expected.schema, expected.backend, expected.isa, expected.seed) == (2, "qnnpack", "avx2", 0)
     assert expected.failing == {"conv": FAILING}
-    assert expected_text(expected) == path.read_text(encoding="utf-8")
+    assert expected_text_of(expected) == path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("failing", [FAILING - 1, FAILING + 1])
@@ -97,7 +97,7 @@ def test_counts_that_are_chance_are_not_compared(runs: Runs) -> None:
     chance = [runs.claim(name, verdict=verdict, failing=None) for name, verdict in FOUND.items()]
     found = runs.results(chance, **(FULL | {"claims_in_config": len(FOUND)}))
     assert expected_of(found).failing == {}
-    path.write_text(expected_text(expected_of(found)), encoding="utf-8")
+    path.write_text(expected_text_of(expected_of(found)), encoding="utf-8")
     assert compared(runs, path, failing=FAILING + 1) == Drift()
 
 
@@ -261,7 +261,7 @@ def test_the_command_writes_the_file_of_the_runs_backend_and_level(
     assert main(["expect", str(results), "--folder", str(folder)]) == 0
     assert capsys.readouterr().out == f"{folder / NAME}: 4 verdicts\n"
     header = read_results(results).header
-    assert expected_path(header, folder) == folder / NAME
+    assert expected_path_of(header, folder) == folder / NAME
     assert read_expected(folder / NAME).verdicts == FOUND
 
 

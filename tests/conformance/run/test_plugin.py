@@ -15,11 +15,12 @@ from xml.etree import ElementTree
 import pytest
 
 from conformance.machine import isa
-from conformance.machine.environment import CPUINFO, cpu
+from conformance.machine.environment import CPUINFO, read_cpu
 from conformance.stages.stage import STAGES
 from reports.results import comparable, read_results
 from reports.verdicts import Outcome, Verdict
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, clean_environment, command, run
+from tests.support.warm_python import run_python
 
 BOTH = pytest.mark.parametrize("workers", ["-n0", "-n2"])
 
@@ -75,8 +76,9 @@ def test_list_claims_prints_ids_and_nothing_else(tmp_path: Path, claim_ids: Sequ
     assert len(set(claim_ids)) == len(claim_ids) >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [["-n2"], ["-n2", "--import-mode=importlib"], ["-p", "no:xdist", "-p", "no:terminal"]], ids=" ".join
+    "options", [["-n2", "--import-mode=importlib"], ["-p", "no:xdist", "-p", "no:terminal"]], ids=" ".join
 )
 def test_other_processes_import_modes_and_folders_leave_the_same_rows(
     tmp_path: Path, good: Ran, options: list[str]
@@ -86,6 +88,7 @@ def test_other_processes_import_modes_and_folders_leave_the_same_rows(
     assert comparable(ran.results) == comparable(good.results)
 
 
+@pytest.mark.slow
 def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
     (tmp_path / "my_npu.py").write_text("from fakes import Good as Npu\n")
     (tmp_path / "backends").mkdir()
@@ -151,13 +154,14 @@ def test_an_unavailable_backend_is_skipped_with_its_reason(tmp_path: Path, worke
 
 
 def test_a_lowering_that_raises_is_refuted(tmp_path: Path) -> None:
-    ran = run(tmp_path, "fakes:LowerRaises", "-n2")
+    ran = run(tmp_path, "fakes:LowerRaises")
     assert ran.status == 1
     assert {claim.verdict for claim in ran.results.claims} == {Verdict.REFUTED}
     assert all("no such kernel" in claim.reason for claim in ran.results.claims)
     assert ran.results.outcome is Outcome.FAIL and not ran.results.problems
 
 
+@pytest.mark.slow
 @BOTH
 def test_integers_of_any_size_are_reported(tmp_path: Path, workers: str) -> None:
     ran = run(tmp_path, "fakes:FarOff", workers)
@@ -166,6 +170,7 @@ def test_integers_of_any_size_are_reported(tmp_path: Path, workers: str) -> None
     assert min(float(number) for numbers in found for number in numbers) < -(2**31)
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_run_that_stops_at_the_first_failure_is_incomplete(tmp_path: Path, workers: str) -> None:
     ran = run(tmp_path, "fakes:Misbehaves", "-x", workers, "--claim=nn.*1d/*", "--claim=nn.Conv3d/*")
@@ -186,6 +191,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_crash_or_hang_costs_its_own_claim_alone(tmp_path: Path, workers: str) -> None:
     marker = tmp_path / "process"
@@ -205,13 +211,15 @@ def test_a_crash_or_hang_costs_its_own_claim_alone(tmp_path: Path, workers: str)
     assert "largest process" in ran.out
 
 
-@pytest.mark.parametrize("profile", ["quick", "stress"])
-def test_no_claim_pays_for_what_another_left_behind(tmp_path: Path, profile: str) -> None:
-    ran = run(tmp_path, "fakes:OneOpPerProcess", "--claim=nn.*", f"--profile={profile}", "--max-examples=1")
+@pytest.mark.slow
+@pytest.mark.parametrize(("profile", "glob", "count"), [("quick", "nn.*", len(ENDS)), ("stress", "nn.Conv[13]d/*", 2)])
+def test_no_claim_pays_for_what_another_left_behind(tmp_path: Path, profile: str, glob: str, count: int) -> None:
+    ran = run(tmp_path, "fakes:OneOpPerProcess", f"--claim={glob}", f"--profile={profile}", "--max-examples=1")
     assert {claim.verdict for claim in ran.results.claims} == {Verdict.VERIFIED}
-    assert ran.status == 0 and len(ran.results.claims) == len(ENDS)
+    assert ran.status == 0 and len(ran.results.claims) == count
 
 
+@pytest.mark.slow
 @BOTH
 def test_an_interrupt_ends_the_run_and_keeps_what_was_judged(tmp_path: Path, workers: str) -> None:
     marker = tmp_path / "process"
@@ -268,8 +276,9 @@ def test_option_values_are_checked(tmp_path: Path, options: list[str], message: 
     assert not ran.folder.exists()
 
 
+@pytest.mark.slow
 def test_a_run_is_held_to_a_level_of_instruction_sets(tmp_path: Path) -> None:
-    if isa.own_level() not in isa.LEVELS:
+    if isa.find_own_level() not in isa.LEVELS:
         pytest.skip("this CPU has none of the levels")
     lowest, lacking = next(iter(isa.LEVELS)), [n for n, level in isa.LEVELS.items() if not _has(level)]
     ran = run(tmp_path, "fakes:Good", f"--isa={lowest}", "--claim=nn.*")
@@ -280,6 +289,7 @@ def test_a_run_is_held_to_a_level_of_instruction_sets(tmp_path: Path) -> None:
         assert refused.status == 4 and f"--isa={level}: this CPU lacks" in refused.err
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_start_end_the_run(tmp_path: Path) -> None:
     ran = run(tmp_path, "fakes:DiesInWorkers", "-n2")
     assert ran.status == 1
@@ -308,14 +318,8 @@ def test_help_needs_no_backend(tmp_path: Path) -> None:
 
 
 def test_without_its_own_path_the_suite_says_how_it_is_run(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(REPO), f"--ignore={REPO / 'tests'}"],
-        cwd=tmp_path,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    words = ("-m", "pytest", "-p", "no:cacheprovider", str(REPO), f"--ignore={REPO / 'tests'}")
+    done = run_python(*words, cwd=tmp_path, environment=clean_environment())
     assert done.returncode != 0
     assert "pytest conformance --backend=NAME" in done.stdout + done.stderr
 
@@ -329,7 +333,7 @@ def _until(holds: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def _has(level: isa.Level) -> bool:
-    return level.flags <= set(cpu(CPUINFO)[1])
+    return level.flags <= set(read_cpu(CPUINFO)[1])
 
 
 def _runs(pid: int) -> bool:

@@ -45,7 +45,13 @@ def job(name: str) -> Job:
 
 
 def waiver(of: str, verdict: Verdict = Verdict.REFUTED, **changes: Any) -> WaiverEntry:
-    values = {"source": "npu.toml: waiver 1", "claim": of, "reason": "issue 12", "url": "https://a.b"}
+    values: dict[str, Any] = {
+        "file": Path("npu.toml"),
+        "number": 1,
+        "claim": of,
+        "reason": "issue 12",
+        "url": "https://a.b",
+    }
     return WaiverEntry(**values | {"verdict": verdict} | changes)
 
 

@@ -11,6 +11,8 @@ from backends import _export
 from backends.discovery import find_backend
 from tests.conformance.support.suite_runs import run
 
+pytestmark = pytest.mark.slow
+
 RUNTIMES = ("onnxruntime", "openvino")
 
 

@@ -43,7 +43,7 @@ def test_a_config_may_come_as_torchs_own_or_as_a_dict(tmp_path: Path) -> None:
 
     ours, theirs = (open_run(options(tmp_path), backend) for backend in (fakes.Good(), AsDict()))
     assert [c.id for c in ours.claims] == [c.id for c in theirs.claims]
-    assert ours.header(2).config_sha256 == theirs.header(2).config_sha256
+    assert ours.make_header(2).config_sha256 == theirs.make_header(2).config_sha256
 
 
 def test_waivers_come_from_the_backend_the_option_or_nowhere(tmp_path: Path) -> None:
@@ -55,8 +55,8 @@ def test_waivers_come_from_the_backend_the_option_or_nowhere(tmp_path: Path) -> 
     backend.waivers = own
     runs = [open_run(options(tmp_path, **o), backend) for o in ({}, {"waivers": given}, {"no_waivers": True})]
     assert [[entry.claim for entry in run.waivers.entries] for run in runs] == [["own"], ["given"], []]
-    assert [run.header(1).waivers.get("file") for run in runs] == ["own.toml", "given.toml", None]
-    assert len(runs[0].header(1).waivers["sha256"]) == 64
+    assert [run.make_header(1).waivers.get("file") for run in runs] == ["own.toml", "given.toml", None]
+    assert len(runs[0].make_header(1).waivers["sha256"]) == 64
 
 
 def test_a_waiver_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_the_header_says_which_arguments_a_backend_declares_not_to_take(tmp_path
             return Capabilities(limits={"nn.Linear": {"shape": small, "bias": (True,), "_unbatched": (False,)}})
 
     said = {"nn.Linear": {"shape": "At most 1,024 columns", "bias": "True", "unbatched": "False"}}
-    assert open_run(options(tmp_path), Limited()).header(1).limits == said
-    assert open_run(options(tmp_path), fakes.Good()).header(1).limits == {}
+    assert open_run(options(tmp_path), Limited()).make_header(1).limits == said
+    assert open_run(options(tmp_path), fakes.Good()).make_header(1).limits == {}
 
 
 def test_outside_of_a_run_there_is_no_run(pytestconfig: pytest.Config) -> None:

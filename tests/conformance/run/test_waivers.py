@@ -57,8 +57,8 @@ def refusal(folder: Path, text: str) -> str:
 
 
 def waiver(number: int = 1, **changes: object) -> WaiverEntry:
-    values = {"source": f"f.toml: waiver {number}", "verdict": Verdict.REFUTED, "reason": "why", "url": "https://a.b"}
-    return WaiverEntry(**(values | changes))  # type: ignore[arg-type]
+    values = {"verdict": Verdict.REFUTED, "reason": "why", "url": "https://a.b"}
+    return WaiverEntry(file=Path("f.toml"), number=number, **(values | changes))  # type: ignore[arg-type]
 
 
 def ruling(
@@ -78,13 +78,13 @@ def test_a_file_says_all_that_a_waiver_can(tmp_path: Path) -> None:
     path = written(tmp_path, WHOLE)
     linear, pools = load_waivers(path, LEVEL)
     assert linear == WaiverEntry(
-        source=f"{path}: waiver 1", claim=LINEAR, verdict=Verdict.REFUTED, reason="saturates",
+        file=path, number=1, claim=LINEAR, verdict=Verdict.REFUTED, reason="saturates",
         url="https://example.org/1", max_lsb=18.0,
     )  # fmt: skip
     assert (pools.glob, pools.verdict, pools.expires) == ("nn.MaxPool?d/*", Verdict.CRASHED, TODAY)
-    assert linear.shown() == Waiver(reason="saturates", url="https://example.org/1", expires=None, max_lsb=18.0)
-    assert waiver(max_lsb=math.inf).shown().max_lsb == "inf", "JSON has no infinity"
-    assert pools.shown() == Waiver(reason="no kernel", url=None, expires="2026-06-30", max_lsb=None)
+    assert linear.to_row() == Waiver(reason="saturates", url="https://example.org/1", expires=None, max_lsb=18.0)
+    assert waiver(max_lsb=math.inf).to_row().max_lsb == "inf", "JSON has no infinity"
+    assert pools.to_row() == Waiver(reason="no kernel", url=None, expires="2026-06-30", max_lsb=None)
 
 
 def test_a_file_without_waivers_waives_nothing(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_malformed_file_is_refused_in_one_line(tmp_path: Path, text: str, said
 
 def test_a_waiver_is_there_at_the_levels_that_it_names(tmp_path: Path) -> None:
     path = written(tmp_path, table(isa="['avx2*', 'amx']") + table(claim="'nn.ReLU'") + table(isa="['avx512']"))
-    found = {level: [waiver.source[-1] for waiver in load_waivers(path, level)]
+    found = {level: [str(waiver.number) for waiver in load_waivers(path, level)]
              for level in ("avx2", "avx2_on_avx512_vnni", "avx512", "avx512_vnni", "amx", "aarch64")}  # fmt: skip
     assert found == {
         "avx2": ["1", "2"], "avx2_on_avx512_vnni": ["1", "2"], "avx512": ["2", "3"], "avx512_vnni": ["2"],
@@ -230,7 +230,7 @@ def test_an_exact_waiver_goes_before_a_glob() -> None:
     exact, wide = waiver(1, claim=POOLS[0], max_lsb=3), waiver(2, glob="nn.MaxPool*")
     assert ruling(wide, exact, claim=POOLS[0]).entry is exact
     assert ruling(wide, exact, claim=POOLS[1]).entry is wide
-    assert Waivers((wide, exact), TODAY).covered(IDS) == {wide: POOLS[1:], exact: POOLS[:1]}
+    assert Waivers((wide, exact), TODAY).find_covered(IDS) == {wide: POOLS[1:], exact: POOLS[:1]}
     assert problems(wide, exact, p1="REFUTED", p2="REFUTED", p3="REFUTED") == []
 
 

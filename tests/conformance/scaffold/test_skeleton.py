@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conformance.__main__ import USAGE, main
-from conformance.scaffold.skeleton import FILES, rendered
+from conformance.scaffold.skeleton import FILES, render_files
 
 
 def test_it_writes_what_it_says(
@@ -24,7 +24,7 @@ def test_it_writes_what_it_says(
 
 
 def test_its_files_are_whole() -> None:
-    texts = rendered("my_npu")
+    texts = render_files("my_npu")
     project = tomllib.loads(texts["pyproject.toml"])["project"]
     assert project["entry-points"] == {"fx_quant_conformance.backends": {"my_npu": "my_npu.backend:MyNpu"}}
     assert any(

@@ -17,14 +17,15 @@ from backends.native_tables import native_config
 from conformance.claims.build import PRELUDE, build_model
 from conformance.claims.case import Case, Regime
 from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.inputs import static_inputs
+from conformance.claims.inputs import draw_static_inputs
 from conformance.claims.plan import REGIMES, plan_cases
 from conformance.claims.qconfigs import Kind, kind_of
 from conformance.oracle.evaluate import Walk
-from conformance.oracle.grids import Grid, grid_of, input_grids, placeholder_grids
+from conformance.oracle.grids import Grid, grid_of, placeholder_grids
 from conformance.stages.calibration import mapping_for, prepare_case
 from refimpl import FixedQParamsObserver, convert_to_reference_decomposed_fx, explain
 from refimpl.invariants import OBSERVER_PREFIX
+from tests.conformance.support.flows import input_grids
 
 CONFIG = native_config("qnnpack")
 
@@ -101,7 +102,7 @@ def test_where_all_scales_are_powers_of_two_exact_results_are_at_ties(pattern: s
     assert [math.frexp(scale)[0] for scale in scales] == [0.5] * len(scales)
     case = replace(base_case(claim), regime=next(each for each in REGIMES if each.name == "ties"))
     reference = convert_to_reference_decomposed_fx(prepared(claim, case))
-    drawn = static_inputs(case, placeholder_grids(reference), directed=4, random=2)
+    drawn = draw_static_inputs(case, placeholder_grids(reference), directed=4, random=2)
     values = torch.cat([Walk(reference, Capabilities()).exact(batch)[0].integers.flatten() for _, batch in drawn])
     assert bool(((values - values.floor()) == 0.5).any())
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from conformance.oracle.evaluate import Exact
 from conformance.oracle.grids import Grid
-from conformance.stages.comparison import Comparison, compare, compare_all, without_output
+from conformance.stages.comparison import Comparison, compare, compare_all, compare_failed_run
 from conformance.stages.numerics import judge_comparisons
 from reports.schema import Check, Where
 from reports.verdicts import Verdict
@@ -302,7 +302,7 @@ def test_another_number_of_outputs_is_refuted(output: Any) -> None:
 
 
 def test_a_run_without_an_output_is_refuted_by_its_own_rule() -> None:
-    failed = without_output(WHERE, "LOW-01", "running a case, raised ValueError: x", {"traceback": "t"})
+    failed = compare_failed_run(WHERE, "LOW-01", "running a case, raised ValueError: x", {"traceback": "t"})
     check = judged(of(exact(3.0), 3), failed, moves_only=True)
     assert (check.verdict, check.rule, check.outcome) == (Verdict.REFUTED, "LOW-01", "fail")
     assert check.evidence["traceback"] == "t" and "raised ValueError: x" in check.message

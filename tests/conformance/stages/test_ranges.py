@@ -12,7 +12,7 @@ from torch import nn
 import refimpl
 from backends.discovery import find_backend
 from conformance.claims.claim import enumerate_claims
-from conformance.claims.inputs import calibration_inputs
+from conformance.claims.inputs import draw_calibration_inputs
 from conformance.stages.bench import Bench
 from conformance.stages.ranges import check_ranges
 from conformance.stages.stage import StageError
@@ -139,7 +139,7 @@ def test_whole_models_are_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     claims = enumerate_claims(bench.config, bench.capabilities)
     case = next(each for each in ARCHITECTURES if each.is_small).case()
     setup = ModelSetup(flow="ptq", activation=torch.quint8, scheme="per_tensor_symmetric")
-    batches = calibration_inputs(case)
+    batches = draw_calibration_inputs(case)
     reference = reference_of(bench, case.build(), claims, setup, batches)
     assert check_ranges(reference, batches) is None
     honest = bench.convert

@@ -23,7 +23,7 @@ from conformance.claims.qconfigs import qconfig_for
 from conformance.stages.refusal import EdgeQConfig, edges_inside, edges_outside, try_edges
 from conformance.stages.stage import Problem
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, dtype_choice
-from refimpl.dtype_choice import Misfit, ObserverFacts, QConfigFacts, choose_dtype_config
+from refimpl.dtype_choice import Misfit, ObserverFacts, QConfigFacts, Violation, choose_dtype_config
 from refimpl.fusers import fuse_bn
 from refimpl.placing import Placer
 from refimpl.plan import Slot
@@ -195,12 +195,12 @@ def test_a_rule_that_is_not_kept_is_named(
     rule: str, pattern: str, dtypes: DTypeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim, config = claim_of(pattern, dtypes)
-    right = dtype_choice._misfits
+    right = dtype_choice._find_misfits
 
     def lenient(*arguments: Any) -> Iterator[Misfit]:
         return (misfit for misfit in right(*arguments) if misfit[0] != rule)
 
-    monkeypatch.setattr(dtype_choice, "_misfits", lenient)
+    monkeypatch.setattr(dtype_choice, "_find_misfits", lenient)
     problem, tried = checked(claim, config)
     assert problem is not None
     assert tried > 1
@@ -212,14 +212,14 @@ def test_a_rule_that_is_not_kept_is_named(
 def test_a_bound_must_be_taken_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = DTypeWithConstraints(dtype=torch.quint8, scale_min_lower_bound=2.0**-30)
     claim, config = claim_of("nn.ReLU", DTypeConfig(tiny, tiny))
-    right = dtype_choice._violations
+    right = dtype_choice._find_violations
 
-    def strict(found: ObserverFacts, wanted: DTypeWithConstraints) -> Iterator[Misfit]:
+    def strict(found: ObserverFacts, wanted: DTypeWithConstraints) -> Iterator[Violation]:
         yield from right(found, wanted)
         if found.eps == wanted.scale_min_lower_bound:
             yield "DTY-04", "eps", found.eps, "more"
 
-    monkeypatch.setattr(dtype_choice, "_violations", strict)
+    monkeypatch.setattr(dtype_choice, "_find_violations", strict)
     problem, _ = checked(claim, config)
     assert problem is not None
     assert problem.rule == "DTY-02"
@@ -244,7 +244,7 @@ def test_a_refused_pattern_has_no_observers(monkeypatch: pytest.MonkeyPatch) -> 
         name="activation_post_process_0", value="x0", consumers=None, role="input", group=0, rule="OBS-01", scope="",
         make=qconfig_for(claim).activation,
     )  # fmt: skip
-    monkeypatch.setattr(Placer, "slots", lambda *_: (slot,))
+    monkeypatch.setattr(Placer, "freeze_slots", lambda *_: (slot,))
     problem, _ = checked(claim, config)
     assert problem is not None
     assert problem.rule == "DTY-06"

@@ -82,7 +82,7 @@ def at(stage: str, *entries: BackendPatternConfig) -> tuple[Claim, ReferenceCase
     run = run_of(Vendor(*entries))
     check = next(check for check in checks_of(run) if check.stage == stage)
     assert check.outcome == "pass", check.message
-    (compared,) = run.kept
+    (compared,) = run.rerun_cases
     return run.claim, compared.reference
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from backends.native_tables import native_config
-from conformance.oracle.grids import Grid
+from conformance.oracle.grids import Grid, placeholder_grids
 from refimpl import (
     BackendConfig,
     MinMaxObserver,
@@ -54,6 +54,11 @@ class Two(nn.Module):
 def activation_range(*, scale: float, zero_point: int, low: int = 0, high: int = 255) -> tuple[float, float]:
     """The range of reals for which a min/max observer finds this scale (a power of two) and this zero point."""
     return (low - zero_point) * scale, (high - zero_point) * scale
+
+
+def input_grids(model: GraphModule) -> list[Grid]:
+    """The grid of each input of a reference model all of whose inputs are quantized."""
+    return [grid for grid in placeholder_grids(model) if grid is not None]
 
 
 def drawn_integers(*shape: int, seed: int, low: int = 0, high: int = 255) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from conformance.run.options import Options
 from reports.results import Results, read_results
+from tests.support.warm_python import run_python
 
 REPO = Path(__file__).resolve().parents[3]
 FAKES = Path(__file__).resolve().parent / "fake_backends"
@@ -58,10 +58,8 @@ def run(
     **variables: str,
 ) -> Ran:
     """Run the suite as a command, with its report folder (and its working files) under ``folder``."""
-    done = subprocess.run(
-        command(folder, backend, *options, path=path), cwd=cwd, env=clean_environment() | variables,
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    words = command(folder, backend, *options, path=path)[1:]
+    done = run_python(*words, cwd=cwd, environment=clean_environment() | variables)
     return Ran(status=done.returncode, out=done.stdout, err=done.stderr, folder=folder / "report")
 
 

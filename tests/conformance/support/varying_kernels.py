@@ -21,7 +21,7 @@ from conformance.stages.comparison import Comparison
 from conformance.stages.convert import ReferenceCase
 from conformance.stages.execution import ExecutedCase
 from conformance.stages.fuse import BuiltCase
-from conformance.stages.invariance import compare_changes, steps_allowed
+from conformance.stages.invariance import allowed_steps_of, compare_changes
 from conformance.stages.lower import LoweredCase
 from conformance.stages.numerics import ComparedCase, ExactOf, FirstRun
 from conformance.stages.prepare import PreparedCase
@@ -90,7 +90,7 @@ def comparisons_of(
     capabilities = Capabilities() if capabilities is None else capabilities
     (name, inputs), (_, others) = inputs_for(case) if named is None else named
     repeat = RepeatRun(
-        case=case, name=name, inputs=inputs, lowered=lowered, first=first, steps=steps_allowed(capabilities)
+        case=case, name=name, inputs=inputs, lowered=lowered, first=first, steps=allowed_steps_of(capabilities)
     )  # fmt: skip
     return list(compare_changes(repeat, others, capabilities, left_out=without))
 

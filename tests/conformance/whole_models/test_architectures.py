@@ -14,12 +14,12 @@ from torch.fx import GraphModule, Interpreter, Node
 from backends.native_tables import NativeName, native_config
 from backends.qnnpack import QnnpackBackend
 from conformance.claims.claim import Flow, enumerate_claims
-from conformance.claims.inputs import calibration_inputs
+from conformance.claims.inputs import draw_calibration_inputs
 from conformance.stages.bench import Bench
-from conformance.stages.meaning import tensors
+from conformance.stages.meaning import tensors_of
 from conformance.whole_models.architectures import ARCHITECTURES, Architecture
-from conformance.whole_models.flow import ModelSetup, activation_dtypes, model_mapping, reference_of
-from conformance.whole_models.subgraphs import subgraphs
+from conformance.whole_models.flow import ModelSetup, activation_dtypes_of, make_mapping, reference_of
+from conformance.whole_models.subgraphs import cut_subgraphs
 from refimpl import explain
 from refimpl.invariants import is_dequantize, is_quantize
 
@@ -45,7 +45,7 @@ def converted(name: str, flow: Flow) -> tuple[Any, GraphModule, tuple[Tensor, ..
     """The float model, its reference model, and an input."""
     case = BY_NAME[name].case()
     torch.manual_seed(0)
-    model, batches = case.build(), calibration_inputs(case)
+    model, batches = case.build(), draw_calibration_inputs(case)
     claims = enumerate_claims(bench().config, bench().capabilities)
     setup = ModelSetup(flow=flow, activation=torch.quint8, scheme="per_channel_symmetric")
     reference = reference_of(bench(), model, claims, setup, batches)  # QAT trains the float model's own parameters
@@ -58,9 +58,9 @@ def test_one_seed_makes_one_model(architecture: Architecture) -> None:
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
         case = architecture.case()
-        model, batches = case.build(), calibration_inputs(case)
+        model, batches = case.build(), draw_calibration_inputs(case)
         with torch.no_grad():
-            outputs.append(torch.cat([output.flatten() for output in tensors(model(*batches[0]))]))
+            outputs.append(torch.cat([output.flatten() for output in tensors_of(model(*batches[0]))]))
     assert torch.equal(outputs[0], outputs[1])
     assert not torch.equal(outputs[0], outputs[2])
 
@@ -74,6 +74,7 @@ def test_a_model_is_small(architecture: Architecture) -> None:
     assert sum(tensor.numel() for tensor in architecture.build().parameters()) < 50_000
 
 
+@pytest.mark.slow
 @every_architecture
 @every_flow
 def test_all_of_a_model_is_quantized_but_for_what_no_pattern_names(architecture: Architecture, flow: Flow) -> None:
@@ -89,7 +90,7 @@ def test_the_reference_model_computes_what_the_float_model_does(architecture: Ar
     """Eight bits leave 15 dB and more between signal and noise; a wrong conversion leaves none."""
     model, reference, inputs = converted(architecture.name, flow)
     with torch.no_grad():
-        pairs = zip(tensors(model(*inputs)), tensors(reference(*inputs)), strict=True)
+        pairs = zip(tensors_of(model(*inputs)), tensors_of(reference(*inputs)), strict=True)
     for wanted, found in pairs:
         assert float(20 * torch.log10(wanted.norm() / (wanted - found).norm())) > 15
 
@@ -108,10 +109,10 @@ def test_training_changes_the_weights() -> None:
 ])  # fmt: skip
 def test_the_dtypes_of_activations_are_the_configs(name: NativeName, dtypes: tuple[torch.dtype, ...]) -> None:
     claims = enumerate_claims(native_config(name), bench().capabilities)
-    assert activation_dtypes(claims) == dtypes
+    assert activation_dtypes_of(claims) == dtypes
     for dtype in dtypes:
         model = torch.nn.ModuleList([torch.nn.Linear(1, 1), torch.nn.LSTM(1, 1)])
-        mapping = model_mapping(claims, ModelSetup(flow="ptq", activation=dtype, scheme="per_tensor_symmetric"), model)
+        mapping = make_mapping(claims, ModelSetup(flow="ptq", activation=dtype, scheme="per_tensor_symmetric"), model)
         linear, lstm = (mapping.object_type_qconfigs[kind].activation() for kind in (torch.nn.Linear, torch.nn.LSTM))
         assert (linear.dtype, linear.is_dynamic) == (dtype, False)
         assert (lstm.dtype, lstm.is_dynamic) == (torch.quint8, True)
@@ -148,14 +149,14 @@ def test_every_quantized_pattern_is_cut_out_and_computes_what_it_does_in_the_who
     with torch.no_grad():
         recorder.run(*(value.clone() for value in inputs))
     nodes = {node.name: node for node in reference.graph.nodes}
-    found = list(subgraphs(reference, [inputs]))
+    found = list(cut_subgraphs(reference, [inputs]))
     order = [list(nodes).index(subgraph.node) for subgraph in found]
     assert order == sorted(order)
     assert {subgraph.node for subgraph in found} == {decision.node for decision in explain(reference).plan.decisions}
     for subgraph in found:
         subgraph.model.graph.lint()
         with torch.no_grad():
-            alone = tensors(subgraph.model(*subgraph.batches[0]))
+            alone = tensors_of(subgraph.model(*subgraph.batches[0]))
         node, output = nodes[subgraph.node], next(iter(reversed(subgraph.model.graph.nodes))).args[0]
         whole = quantized_value(node, recorder.recorded) if is_dequantize(output) else recorder.recorded[subgraph.node]
-        assert torch.equal(alone[0], tensors(whole)[0]), subgraph.node
+        assert torch.equal(alone[0], tensors_of(whole)[0]), subgraph.node

@@ -68,6 +68,7 @@ def run(name: str, backend: base.Backend, flow: str = "ptq", dtype: str = "quint
     return result_of(all_jobs()[f"model/{name}/{flow}/{dtype}/per_channel_symmetric"], bench)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("dtype", ("qint8", "quint8"))
 @pytest.mark.parametrize("flow", ("ptq", "qat"))
@@ -104,6 +105,7 @@ ONE_WRONG: list[tuple[str, str, Make, str, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize(("name", "what", "kernels", "node", "pattern"), ONE_WRONG, ids=lambda each: str(each)[:20])
 def test_the_first_pattern_that_differs_is_named(name: str, what: str, kernels: Make, node: str, pattern: str) -> None:
@@ -115,6 +117,7 @@ def test_the_first_pattern_that_differs_is_named(name: str, what: str, kernels: 
     assert evidence["expected"] != evidence["found"]
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("flow", ("ptq", "qat"))
 @pytest.mark.parametrize("name", [architecture.name for architecture in ARCHITECTURES])
@@ -325,6 +328,7 @@ def test_digits_without_scikit_learn_is_a_fact_that_says_so(monkeypatch: pytest.
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", ("ptq", "qat"))
 def test_digits_are_learnt_and_kept_by_quantization(flow: str) -> None:
     pytest.importorskip("sklearn")

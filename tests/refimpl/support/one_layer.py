@@ -11,7 +11,7 @@ import torch
 import torch.ao.quantization.quantize_fx as torch_fx
 from torch import Tensor, nn
 
-from refimpl.reference import reference_module
+from refimpl.reference import make_reference
 from tests.refimpl.support import both_flows as flows
 
 NAMED: Any = flows.torch_qconfigs
@@ -105,7 +105,7 @@ def assert_same_modules(prepared: Any, theirs: Any, inputs: Tensor, engine: str,
             continue
         module = prepared.get_submodule(node.target)
         before = copy.deepcopy(facts(module))
-        found = reference_module(
+        found = make_reference(
             module, module.qconfig, references(engine), is_decomposed=is_decomposed, where=node.target
         )
         assert flows.same(facts(module), before), f"{node.target}: the prepared model was changed"

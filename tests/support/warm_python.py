@@ -1,0 +1,75 @@
+"""Python commands in processes of their own that need not import torch first.
+
+`multiprocessing`'s fork server imports torch, pytest and the suite once in a new interpreter; each command runs in a
+fork of it. A command finds what it would find in a new interpreter (arguments, folder, environment, streams, exit
+status), but for modules that are imported already.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["pytest", "conformance.run.session", "conformance.run.recorder", "refimpl"])
+
+
+def run_python(
+    *words: str, cwd: Path, environment: Mapping[str, str] | None = None, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python WORDS``: ``[-W ignore] (-m MODULE | -c CODE | SCRIPT) ARGUMENTS``.
+
+    ``environment``: the process's whole environment; None: this process's. Raises TimeoutExpired after ``timeout``
+    seconds, when the process is killed.
+    """
+    environment = dict(os.environ if environment is None else environment)
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder) / "out", Path(folder) / "err"
+        process = _CONTEXT.Process(target=_be_python, args=(words, cwd, environment, out, err))
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise subprocess.TimeoutExpired(words, timeout, *(_text(path) for path in (out, err)))
+        return subprocess.CompletedProcess(words, process.exitcode, *(_text(path) for path in (out, err)))
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _be_python(words: Sequence[str], cwd: Path, environment: Mapping[str, str], out: Path, err: Path) -> None:
+    """Become the command: in its folder, with its environment, streams, arguments and path of modules."""
+    for descriptor, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
+    sys.stdout, sys.stderr = (open(fd, "w", 1, "utf-8", "backslashreplace", closefd=False) for fd in (1, 2))  # noqa: SIM115
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    installed = [path for path in sys.path if Path(path).is_relative_to(sys.base_prefix) or "site-packages" in path]
+    sys.path[:] = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *installed]
+    sys.orig_argv[:] = [sys.executable, *words]
+    if words[:2] == ("-W", "ignore"):
+        warnings.simplefilter("ignore")
+        words = words[2:]
+    kind, *arguments = words
+    if kind == "-m":
+        sys.path.insert(0, str(cwd))
+        sys.argv[:] = arguments
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.path.insert(0, "")
+        sys.argv[:] = ["-c", *arguments[1:]]
+        exec(compile(arguments[0], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.path.insert(0, str(Path(kind).parent))
+        sys.argv[:] = words
+        runpy.run_path(kind, run_name="__main__")

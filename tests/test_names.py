@@ -1,0 +1,50 @@
+"""What names may be: no class is defined twice, and nothing that the project composed is parsed back."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("refimpl", "conformance", "backends", "reports")
+
+PARSES = {
+    "backends/executorch.py": "the runtime's profile, whose JSON has no infinity",
+    "backends/inductor.py": "the code that the compiler writes",
+    "conformance/machine/environment.py": "the flags of /proc/cpuinfo",
+    "conformance/machine/messages.py": "addresses in what torch prints, which differ from run to run",
+    "conformance/reproducers/script.py": "Python code that is written for a reader",
+    "conformance/run/options.py": "a user's option, and a user's name as the name of a folder",
+    "refimpl/qconfig.py": "a user's regular expressions",
+    "reports/schema.py": "any name as the name of a file",
+    "reports/upgrade.py": "the dtype configs of results files of schema 1",
+}
+"""Modules that use regular expressions, and on what."""
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_no_class_name_is_defined_twice() -> None:
+    places = defaultdict(list)
+    for path, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(path)
+    assert len(places) > 250
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_regular_expressions_read_what_others_wrote() -> None:
+    users = [
+        path
+        for path, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import) and any(name.name == "re" for name in node.names)
+    ]
+    assert sorted(users) == sorted(PARSES)
