@@ -25,7 +25,7 @@ class Net(nn.Module):
 
     def __init__(self, run: Callable[..., Any], **parts: nn.Module) -> None:
         super().__init__()
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         self.a, self.b, self.c, self.relu = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU()
         self.weight, self.bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
         self.register_buffer("constant", torch.randn(4))

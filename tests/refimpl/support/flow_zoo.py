@@ -336,7 +336,7 @@ Batches = list[tuple[Tensor, ...]]
 
 def build(name: str, seed: int = 0) -> tuple[nn.Module, Batches]:
     """Make a model of the zoo in eval mode, its batch norms not at their initial values, and three batches."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     by_name: dict[str, Any] = {kind.__name__: kind for kind in _SHAPES}
     if name in _DIMENSIONS:
         d, shape = _DIMENSIONS[name]

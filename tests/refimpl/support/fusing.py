@@ -19,7 +19,7 @@ class Net(nn.Module):
 
     def __init__(self, run: Callable[[Any, Tensor], Any]) -> None:
         super().__init__()
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         self.conv, self.conv2, self.bn, self.bn2 = (
             *(nn.Conv2d(4, 4, 1) for _ in "12"),
             nn.BatchNorm2d(4),

@@ -211,7 +211,7 @@ class TwoInputs(Generated):
 
 def build(program: Program) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
     """Make the model of a program in eval mode, and two batches. The same every time."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     model = (OneInput if len(program.inputs) == 1 else TwoInputs)(program).eval()
     for module in model.modules():
         if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):

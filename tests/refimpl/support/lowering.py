@@ -59,7 +59,7 @@ class Net(nn.Module):
 
     def __init__(self, run: Callable[..., Any]) -> None:
         super().__init__()
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         self.conv, self.other, self.run = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1), run
         self.same = nn.Conv2d(2, 2, 2, padding="same")
         self.circular = nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular")

@@ -112,15 +112,19 @@ def run(side: Side, case: Case) -> Run:
         with attempt(found, "calibrated"):
             feed(prepared, batches, is_qat=case.recipe.is_qat)
             found.results["calibrated"] = canonical(prepared)
-            for stage in case.recipe.converts:
+            *others, last = case.recipe.converts
+            copies = {stage: copy.deepcopy(prepared) for stage in others} | {
+                last: prepared
+            }  # torch's convert uses it up
+            for stage, model in copies.items():
                 with attempt(found, stage):
-                    found.converted[stage] = _convert(side, case, stage, prepared, batches, found)
+                    found.converted[stage] = _convert(side, case, stage, model, batches, found)
     return found
 
 
 def _prepare(side: Side, case: Case, model: nn.Module, batches: Batches) -> GraphModule:
     recipe = case.recipe
-    torch.manual_seed(1)  # QAT modules draw initial weights before they take the float ones
+    torch.default_generator.manual_seed(1)  # QAT modules draw initial weights before they take the float ones
     prepare = side.prepare_qat if recipe.is_qat else side.prepare
     return prepare(
         copy.deepcopy(model).train(recipe.is_qat),
@@ -155,7 +159,6 @@ def _sharing(config: str) -> frozenset[Any]:
 
 
 def _convert(side: Side, case: Case, stage: str, prepared: GraphModule, batches: Batches, found: Run) -> GraphModule:
-    prepared = copy.deepcopy(prepared)  # torch's convert uses its model up
     if side.name == TORCH.name and stage == "decomposed":
         observe_trained_weights(prepared)
     converted = side.converts[stage](
@@ -197,7 +200,7 @@ def attempt(found: Run, stage: str) -> Iterator[None]:
 
 def feed(prepared: GraphModule, batches: Batches, *, is_qat: bool) -> None:
     """Calibrate, or train for a few steps of plain gradient descent and go to eval mode."""
-    torch.manual_seed(2)
+    torch.default_generator.manual_seed(2)
     if not is_qat:
         flows.calibrate(prepared, copy.deepcopy(batches))
         return
@@ -282,7 +285,7 @@ def less_accurate(case: Case, torchs: Run, ours: Run) -> list[str]:
 
 def _drawn(batch: tuple[Any, ...], factor: float) -> list[tuple[Any, ...]]:
     """Draw batches like one: normal floats of its deviation, and all else as it is."""
-    torch.manual_seed(3)
+    torch.default_generator.manual_seed(3)
 
     def like(part: Any) -> Any:
         is_float = isinstance(part, Tensor) and part.is_floating_point()

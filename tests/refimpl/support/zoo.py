@@ -58,7 +58,7 @@ def mask(*shape: int) -> Callable[[], Tensor]:
 
 def build(entry: Entry) -> tuple[nn.Module, Batches]:
     """Make a model in eval mode, its batch norms settled, and three batches. The same every time."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     model = entry.make().eval()
     for module in model.modules():
         if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
