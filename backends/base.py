@@ -137,7 +137,7 @@ class Backend(ABC):
     """The ``torch.backends.quantized.engine`` to run under; empty if the backend does not use torch's engines."""
 
     waivers: Path | None = None
-    """TOML file of known deviations that the vendor answers for, with the tables of ``conformance/run/waivers.py``;
+    """TOML file of known deviations that the vendor accepts, with the tables of ``conformance/run/waivers.py``;
     used unless the command line says otherwise."""
 
     @abstractmethod

@@ -78,7 +78,7 @@ def quantized_from(node: Node) -> Node:
 def is_range_clamp(node: Any) -> bool:
     """Tell whether a node is the clamp of a narrower quantized range: ``torch.clamp``, then quantize. (CVT-09)
 
-    It is told from a clamp of the user's by its bounds, which are whole steps of the grid.
+    It differs from a clamp of the user's by its bounds, which are whole steps of the grid.
     """
     if not isinstance(node, Node) or node.target is not torch.clamp or len(node.args) != 3 or len(node.users) != 1:
         return False

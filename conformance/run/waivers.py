@@ -1,4 +1,4 @@
-"""Waivers: the deviations that a vendor answers for, in the vendor's TOML file (docs/architecture.md).
+"""Waivers: the deviations that a vendor accepts, in the vendor's TOML file (docs/architecture.md).
 
 ::
 
