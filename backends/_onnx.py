@@ -18,6 +18,7 @@ import torch
 from onnxscript import opset18 as op
 from onnxscript.function_libs.torch_lib.ops.common import constant
 from torch import nn
+from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node, symbolic_trace
 from torch.onnx._internal.exporter import _decomp, _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
@@ -44,16 +45,16 @@ def onnx_bytes(reference_model: GraphModule, example_inputs: tuple[Any, ...]) ->
     with (
         warnings.catch_warnings(action="ignore"),
         patch.object(ONNXRegistry, "from_torchlib", staticmethod(_make_registry)),
-        patch.object(
-            _fx_passes,
-            "decompose_with_registry",
-            lambda program, registry: decompose(program, _decompositions(registry)),
-        ),
+        patch.object(_fx_passes, "decompose_with_registry", _decompose),
     ):
         exported = torch.onnx.export(program, dynamo=True, verbose=False)
     assert exported is not None
     model: bytes = exported.model_proto.SerializeToString()
     return model
+
+
+def _decompose(program: ExportedProgram, registry: ONNXRegistry) -> ExportedProgram:
+    return decompose(program, _decompositions(registry))
 
 
 def warm_up() -> None:

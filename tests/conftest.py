@@ -32,6 +32,7 @@ def pytest_collection_finish() -> None:
     """What is imported by now never dies: the garbage collector need not look at it again, which takes 0.2 s a time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")

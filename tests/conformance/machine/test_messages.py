@@ -103,12 +103,16 @@ def test_no_path_of_the_machine_is_in_a_message() -> None:
         assert make_portable(sent).evidence == {"traceback": f'File "{kept}", line 3'}
 
 
-@pytest.mark.parametrize("folder", [sysconfig.get_path("purelib"), str(Path(__file__).parents[3])])
+ROOT = str(Path(__file__).parents[3])
+
+
+@pytest.mark.parametrize("folder", [sysconfig.get_path("purelib"), ROOT])
 def test_a_path_is_left_out_wherever_in_a_message_it_stands(folder: str) -> None:
     path = f"{folder}{os.sep}x.py"
     sent = Trace(decisions=[{path: path}], graphs={path: f"{path}: {path}"})
     assert make_portable(sent) == Trace(decisions=[{"x.py": "x.py"}], graphs={"x.py": "x.py: x.py"})
-    assert make_portable(Begin(stage=folder)) == Begin(stage=folder), "the folder itself is no place of a file"
+    without_root = folder.removeprefix(f"{ROOT}{os.sep}")  # an environment may stand in the checkout
+    assert make_portable(Begin(stage=folder)) == Begin(stage=without_root), "the folder itself is no place of a file"
 
 
 def test_text_that_cannot_be_encoded_is_replaced() -> None:

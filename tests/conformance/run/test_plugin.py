@@ -22,7 +22,7 @@ from reports.verdicts import Outcome, Verdict
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, clean_environment, command, run
 from tests.support.warm_python import run_python
 
-BOTH = pytest.mark.parametrize("workers", ["-n0", "-n2"])
+BOTH = pytest.mark.parametrize("workers", ["-n0", "-n1"])
 
 
 @pytest.fixture(scope="module")

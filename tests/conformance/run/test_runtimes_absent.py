@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from backends import _export
 from backends.discovery import find_backend
-from tests.conformance.support.suite_runs import run
+from tests.conformance.support.suite_runs import FAKES, clean_environment, command
+from tests.support.warm_python import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -18,11 +18,11 @@ RUNTIMES = ("onnxruntime", "openvino")
 
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_a_runtime_that_is_not_installed_is_a_skip_that_says_what_to_install(name: str, tmp_path: Path) -> None:
-    if find_spec(name) is not None:
-        pytest.skip(f"{name} is installed here")
-    ran = run(tmp_path, name)
-    assert ran.status == 5
-    [line] = [line for line in (ran.out + ran.err).splitlines() if "pip install" in line]
+    words = command(tmp_path, name)[3:]
+    hidden = f"import sys; sys.modules[{name!r}] = None; import pytest; sys.exit(pytest.main({words!r}))"
+    done = run_python("-c", hidden, cwd=FAKES, environment=clean_environment())
+    assert done.returncode == 5
+    [line] = [line for line in (done.stdout + done.stderr).splitlines() if "pip install" in line]
     assert f"backend {name} skipped: {name}" in line
     assert line.endswith(f" not installed: pip install -c constraints.txt -e '.[{name}]'")
 
