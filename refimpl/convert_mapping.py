@@ -52,7 +52,8 @@ def _check_keys(prepared: QConfigMapping, mapping: QConfigMapping) -> None:
 
 def _are_alike(qconfig: QConfig, expected: QConfig | None) -> bool:
     """Tell whether two QConfigs make equal observers: their constructors are made from the same parts."""
-    return expected is not None and [*map(_unwrap, qconfig)] == [*map(_unwrap, expected)]
+    makers = [(made.activation, made.weight) for made in (qconfig, expected) if made is not None]
+    return len(makers) == 2 and [*map(_unwrap, makers[0])] == [*map(_unwrap, makers[1])]
 
 
 def _unwrap(make: Any) -> Any:

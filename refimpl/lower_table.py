@@ -67,8 +67,8 @@ class PackedFunction(NamedTuple):
 
     def pack_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the arguments after the weight in the form that the pack op takes: all of them, lists per axis."""
-        values = dict(zip(self.parameters, args, strict=False)) | dict(kwargs)
-        values = {name: values.get(name, default) for name, default in _DEFAULTS.items() if name in self.parameters}
+        arguments = dict(zip(self.parameters, args, strict=False)) | dict(kwargs)
+        values = {name: arguments.get(name, default) for name, default in _DEFAULTS.items() if name in self.parameters}
         is_one = {name for name, value in values.items() if isinstance(value, int) and name != "groups"}
         return [[value] * self.rank if name in is_one else value for name, value in values.items()]
 

@@ -86,8 +86,12 @@ def config_of(name: str, table: Table, families: Mapping[str, Iterable[Row]]) ->
     return config
 
 
-def _pick(namespace: Any, names: str) -> tuple[Leaf, ...]:  # None: the methods of these names
-    return tuple(name if namespace is None else getattr(namespace, name) for name in names.split())
+def _pick(namespace: Any, names: str) -> tuple[Leaf, ...]:
+    return tuple(getattr(namespace, name) for name in names.split())
+
+
+def _methods(names: str) -> tuple[Leaf, ...]:
+    return tuple(names.split())
 
 
 # ---- layers with weights ----------------------------------------------------------------------------------
@@ -191,8 +195,8 @@ _SHARE_QPARAMS = Row(
         *_pick(F, "avg_pool1d avg_pool2d avg_pool3d"),
         *_pick(torch, "clamp flatten mean narrow repeat_interleave transpose squeeze stack unsqueeze"),
         operator.floordiv,
-        *_pick(None, "contiguous clamp detach detach_ mean permute repeat repeat_interleave reshape resize_"),
-        *_pick(None, "relu relu_ squeeze squeeze_ transpose unsqueeze unsqueeze_ view"),
+        *_methods("contiguous clamp detach detach_ mean permute repeat repeat_interleave reshape resize_"),
+        *_methods("relu relu_ squeeze squeeze_ transpose unsqueeze unsqueeze_ view"),
     ),
 )
 

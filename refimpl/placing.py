@@ -91,7 +91,7 @@ class Placer:
             return  # rule: OBS-10 (a module that returns a tuple: it is no value to be observed)
         sources = [self._find_upstream(match.root)] if facts.reuses_input else inputs  # rule: OBS-12
         placed = [slot for slot in sources if slot is not None]
-        if decision.observation is SHARE and inputs and not placed and (owner := self._find_grid(match)) is not None:
+        if decision.observation is SHARE and inputs and not placed and (owner := self._find_owner(match)) is not None:
             self.carried[match.last] = owner  # rule: OBS-11, OBS-02
             self._quantized[match.last] = self._quantized[owner]
         elif not facts.reuses_input and (decision.observation is DIFFERENT or len(placed) < len(inputs)):
@@ -110,7 +110,7 @@ class Placer:
         users = [node for node in match.nodes if slot.value in node.all_input_nodes]
         return self._add(slot.value, first.make, "input", "OBS-02", users)
 
-    def _find_grid(self, match: Match) -> Node | None:
+    def _find_owner(self, match: Match) -> Node | None:
         """Return the one value whose grid all given inputs of a match are on, if its result is on it too. (OBS-11)
 
         Arithmetic that shares an observer only because its other operand is a number (OBS-07) leaves the grid.

@@ -365,7 +365,7 @@ def call_node(model: nn.Module, node: Node, value_of: Callable[[Node], Any], mod
     args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
     called: Any = node.target
     if node.op == "call_method":
-        called = getattr(type(args[0]), str(node.target))
+        called, args = getattr(args[0], str(node.target)), args[1:]
     elif node.op == "call_module":
         called = model.get_submodule(str(node.target)) if module is None else module
     return called(*args, **kwargs)

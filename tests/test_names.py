@@ -45,6 +45,7 @@ def test_regular_expressions_read_what_others_wrote() -> None:
         path
         for path, tree in modules()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Import) and any(name.name == "re" for name in node.names)
+        if (isinstance(node, ast.Import) and any(name.name == "re" for name in node.names))
+        or (isinstance(node, ast.ImportFrom) and node.module == "re")
     ]
     assert sorted(users) == sorted(PARSES)

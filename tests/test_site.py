@@ -61,7 +61,8 @@ def test_what_is_documented_of_refimpl_is_what_it_exports(built: Path) -> None:
 
 @pytest.mark.parametrize("module", WHOLE)
 def test_everything_public_of_a_contract_is_documented(built: Path, module: str) -> None:
-    assert set() < public(module) <= documented(built).keys()
+    assert len(public(module)) >= 2  # Outcome and Verdict are all of reports.verdicts
+    assert public(module) <= documented(built).keys()
 
 
 def test_the_doors_of_the_other_packages_are_documented(built: Path) -> None:

@@ -187,15 +187,21 @@ def read_options(config: pytest.Config) -> Options:
         )
     if option.waivers and option.no_waivers:
         raise pytest.UsageError("--waivers and --no-waivers: give one of the two")
-    unchanged = ("backend", "seed", "profile", "max_examples", "list_claims", "no_waivers", "isa", "shard")
     return Options(
+        backend=option.backend,
         report_dir=Path(option.report_dir).absolute() if option.report_dir else default_report_dir(option.backend),
+        seed=option.seed,
+        profile=option.profile,
+        max_examples=option.max_examples,
         claims=tuple(option.claim),
+        list_claims=option.list_claims,
         strict=bool(option.strict),
         claim_timeout=option.claim_timeout or CLAIM_TIMEOUTS[option.profile],
         waivers=Path(option.waivers).absolute() if option.waivers else None,
+        no_waivers=option.no_waivers,
+        isa=option.isa,
+        shard=option.shard,
         baseline=Path(option.baseline).absolute() if option.baseline else None,
-        **{name: getattr(option, name) for name in unchanged},
     )
 
 

@@ -59,7 +59,7 @@ class PrepareStage(CaseStage[BuiltCase, PreparedCase]):
         """Prepare and calibrate. Raises StageError for a fault, or if prepare refuses."""
         variant = before.case.variant
         problems: list[Problem] = []
-        misfits: list[Problem] = []
+        misfits: list[Problem] = []  # of the two checks only one is made in a flow: the first in QAT, the other in PTQ
 
         def check_untrained(prepared: GraphModule) -> None:
             """Check the function of a model that training changes only by statistics: later it is another one."""

@@ -152,8 +152,8 @@ def _widen(end: str, _: Claim, ends: Constraints, make: Constructor) -> tuple[An
 
 def _bounded_range(ends: Constraints) -> tuple[int, int] | None:
     """Return the widest range within the bounds of all ends that have both; None: no integers."""
-    both = [(each.quant_min_lower_bound, each.quant_max_upper_bound) for each in ends]
-    return _range_of([each for each, bounds in zip(ends, both, strict=True) if None not in bounds])  # rule: DTY-03
+    bounded = [end for end in ends if end.quant_min_lower_bound is not None]
+    return _range_of([end for end in bounded if end.quant_max_upper_bound is not None])  # rule: DTY-03
 
 
 def _range_of(ends: Constraints) -> tuple[int, int] | None:

@@ -152,8 +152,8 @@ class CaseStage(ABC, Generic[Before, After]):
     """One stage of a claim's cases.
 
     So far ``entered`` cases have come to it, ``passed`` ones have a result, and the backend's code raised in ``raised``
-    ones. ``proven``: variants that need no further check of their function. ``errors``: all faults. ``internal``: the
-    check of a failure of the suite itself.
+    ones. ``proven``: variants that need no further run of the check that is made once for each. ``errors``: all faults.
+    ``internal``: the check of a failure of the suite itself.
     """
 
     name: ClassVar[str]
