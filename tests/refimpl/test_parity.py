@@ -96,7 +96,7 @@ def test_the_list_is_large_enough_and_its_names_are_unique() -> None:
 
 # ---- drawn models -----------------------------------------------------------------------------------------
 
-CHUNKS, EXAMPLES = 5, 50
+CHUNKS, EXAMPLES = 4, 50
 RECIPES_OF = {
     "chosen": (
         "minmax", "native", "per channel", "x86 minmax", "onednn minmax", "fixed", "dynamic", "mixed",
@@ -119,7 +119,7 @@ def generated(program: Program, recipe: str) -> Case:
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize("kind", RECIPES_OF)
 def test_drawn_models_are_torchs(kind: str, chunk: int) -> None:
-    """250 models of each kind, in chunks that pytest-xdist can spread; the seed makes every run draw the same ones."""
+    """200 models of each kind, in chunks that pytest-xdist can spread; the seed makes every run draw the same ones."""
 
     @seed(chunk)
     @settings(

@@ -50,10 +50,10 @@ def test_where_a_claim_belongs_never_changes() -> None:
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Ran]:
     folder = tmp_path_factory.mktemp("shards")
-    return [run(folder / str(place), "qnnpack", f"--shard={place}/8", *SELECTED) for place in range(1, 9)]
+    return [run(folder / str(place), "qnnpack", f"--shard={place}/4", *SELECTED) for place in range(1, 5)]
 
 
-def test_eight_shards_merged_equal_the_unsharded_run(tmp_path: Path, shards: list[Ran]) -> None:
+def test_four_shards_merged_equal_the_unsharded_run(tmp_path: Path, shards: list[Ran]) -> None:
     whole = run(tmp_path, "qnnpack", *SELECTED, "-n2")
     assert len(whole.results.claims) > 60 and len(whole.results.models) > 2
     assert {ran.status for ran in shards} | {whole.status} == {0}
@@ -68,8 +68,8 @@ def test_eight_shards_merged_equal_the_unsharded_run(tmp_path: Path, shards: lis
 
 
 def test_a_shard_says_what_it_is(shards: list[Ran]) -> None:
-    assert shards[1].results.header.shard == Shard(place=2, of=8)
-    assert "This is shard 2/8 of a run" in (shards[1].folder / "report.html").read_text()
+    assert shards[1].results.header.shard == Shard(place=2, of=4)
+    assert "This is shard 2/4 of a run" in (shards[1].folder / "report.html").read_text()
 
 
 def test_a_shard_without_a_claim_passes_and_merges(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_line_says_what_is_done_and_how_long_the_rest_takes() -> None:
 @BOTH
 def test_on_a_terminal_the_line_is_written_over_in_place_of_dots(tmp_path: Path, workers: str) -> None:
     ours, theirs = pty.openpty()
-    words = command(tmp_path, "fakes:Good", "--max-examples=40", workers)
+    words = command(tmp_path, "fakes:Good", "--max-examples=20", workers)
     with subprocess.Popen(words, cwd=FAKES, env=clean_environment(), stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         text = b"".join(iter(lambda: _chunk(ours), b"")).decode(errors="replace")
