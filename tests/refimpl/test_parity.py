@@ -6,6 +6,7 @@ What differs is listed by rule: `zoo_deviations` for the list and for drawn mode
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -96,7 +97,7 @@ def test_the_list_is_large_enough_and_its_names_are_unique() -> None:
 
 # ---- drawn models -----------------------------------------------------------------------------------------
 
-CHUNKS, EXAMPLES = 4, 50
+CHUNKS, EXAMPLES = int(os.environ.get("PARITY_CHUNKS", "4")), 50
 RECIPES_OF = {
     "chosen": (
         "minmax", "native", "per channel", "x86 minmax", "onednn minmax", "fixed", "dynamic", "mixed",
@@ -119,7 +120,7 @@ def generated(program: Program, recipe: str) -> Case:
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize("kind", RECIPES_OF)
 def test_drawn_models_are_torchs(kind: str, chunk: int) -> None:
-    """200 models of each kind, in chunks that pytest-xdist can spread; the seed makes every run draw the same ones."""
+    """200 models of each kind, 500 in `tox -e parity`; a chunk is a seed, so every run draws the same ones."""
 
     @seed(chunk)
     @settings(
