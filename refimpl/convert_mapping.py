@@ -52,8 +52,10 @@ def _check_keys(prepared: QConfigMapping, mapping: QConfigMapping) -> None:
 
 def _are_alike(qconfig: QConfig, expected: QConfig | None) -> bool:
     """Tell whether two QConfigs make equal observers: their constructors are made from the same parts."""
-    makers = [(made.activation, made.weight) for made in (qconfig, expected) if made is not None]
-    return len(makers) == 2 and [*map(_unwrap, makers[0])] == [*map(_unwrap, makers[1])]
+    if expected is None:
+        return False
+    found, wanted = ((_unwrap(each.activation), _unwrap(each.weight)) for each in (qconfig, expected))
+    return found == wanted
 
 
 def _unwrap(make: Any) -> Any:

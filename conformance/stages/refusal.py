@@ -152,8 +152,8 @@ def _widen(end: str, _: Claim, ends: Constraints, make: Constructor) -> tuple[An
 
 def _bounded_range(ends: Constraints) -> tuple[int, int] | None:
     """Return the widest range within the bounds of all ends that have both; None: no integers."""
-    bounded = [end for end in ends if end.quant_min_lower_bound is not None]
-    return _range_of([end for end in bounded if end.quant_max_upper_bound is not None])  # rule: DTY-03
+    bounded = [end for end in ends if end.quant_min_lower_bound is not None and end.quant_max_upper_bound is not None]
+    return _range_of(bounded)  # rule: DTY-03
 
 
 def _range_of(ends: Constraints) -> tuple[int, int] | None:

@@ -38,7 +38,8 @@ EACH = (
     "convert leaves roots in float", "declines what it claims", "scales below the bound are taken", "dies on one op",
     "channels_last read as contiguous", "wrong beyond the first of a batch", "second call differs",
 )  # fmt: skip
-HONEST = ("ties away from zero", "rescale by a 31-bit multiplier", "results in a buffer of its own")
+HONEST = ("ties away from zero", "rescale by a 31-bit multiplier", "bias as int32, declared", "rescale in float32",
+          "results in a buffer of its own")  # fmt: skip
 ALONE = {
     "execution": "adds in float, and says so",
     "numerics.distance": "mean of a bag as sum",
