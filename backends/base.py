@@ -123,8 +123,8 @@ class UnsupportedPattern(Exception):
 class Backend(ABC):
     """One backend under test. Subclass it, set ``name`` and ``representation``, implement the abstract methods.
 
-    The class is instantiated without arguments, once in every process of the run, even where the backend cannot run:
-    the constructor must not open the hardware.
+    The class is instantiated without arguments, in processes of its own, even where the backend cannot run: the
+    constructor must not open the hardware. The process that judges imports none of the vendor's code.
     """
 
     name: str
@@ -166,7 +166,7 @@ class Backend(ABC):
     def warm_up(self) -> None:
         """Import and build once what takes long, so that the processes in which claims run have it from the start.
 
-        Called in the process that controls the run: do nothing here that may crash or that opens the hardware.
+        These are forked from the process in which this is called: do nothing here that opens the hardware.
         """
         return
 

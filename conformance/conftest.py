@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from typing import Any
 
 import pytest
 
 from conformance.claims.claim import Claim
 from conformance.machine.isolation import CAN_FORK
 from conformance.pipeline.job import Job
+from conformance.remote.client import RemoteBackend
 from conformance.run.options import register
 from conformance.run.progress import Progress
 from conformance.run.recorder import PAYLOAD, Recorder
-from conformance.run.session import Run, preflight, run_of
+from conformance.run.session import DESCRIPTION, Run, preflight, run_of
 
 _RECORDER = pytest.StashKey[Recorder]()
 _SILENCED = (("reportchars", "fE", "N"), ("tbstyle", "auto", "no"))
@@ -44,7 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if _RECORDER not in config.stash:
         return
     config.pluginmanager.unregister(name="hypothesispytest")  # it would load Hypothesis at the end to say nothing
-    config.pluginmanager.register(Controller(config.stash[_RECORDER]), "conformance-controller")
+    backend = run_of(config).backend
+    text = backend.text if isinstance(backend, RemoteBackend) else ""
+    config.pluginmanager.register(Controller(config.stash[_RECORDER], text), "conformance-controller")
     for name, default, silent in _SILENCED:
         if getattr(config.option, name, None) == default:
             setattr(config.option, name, silent)
@@ -80,10 +84,14 @@ def pytest_runtest_makereport(
 
 
 class Controller:
-    """The hooks of the controlling process, which pass reports to the recorder."""
+    """The hooks of the controlling process, which pass reports to the recorder.
 
-    def __init__(self, recorder: Recorder) -> None:
+    ``description``: what the backend says of itself, for the workers.
+    """
+
+    def __init__(self, recorder: Recorder, description: str) -> None:
         self._recorder = recorder
+        self._description = description
         self._ready: set[object] = set()
         self._progress = Progress(None)
 
@@ -100,6 +108,11 @@ class Controller:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Pass the collected tests to the recorder, in a run without workers."""
         self._recorder.start(item.nodeid for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Give a worker what the backend says of itself: it asks no process of its own."""
+        node.workerinput[DESCRIPTION] = self._description
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: object, ids: Sequence[str]) -> None:

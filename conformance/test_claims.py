@@ -12,10 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from conformance.claims.claim import Claim
-from conformance.machine.isolation import Isolation, own_peak_mib
+from conformance.machine.process import own_peak_mib
 from conformance.pipeline.job import Job
-from conformance.reproducers.of_claim import with_reproducer
-from conformance.run.exercise import make_isolation
+from conformance.run.exercise import Bailiff, make_isolation
 from conformance.run.judging import passes, rows_of
 from conformance.run.recorder import PAYLOAD
 from conformance.run.session import Unit, run_of
@@ -26,24 +25,24 @@ from reports.verdicts import Verdict
 
 
 @pytest.fixture(scope="session")
-def isolation(pytestconfig: pytest.Config) -> Iterator[Isolation[str]]:
+def isolation(pytestconfig: pytest.Config) -> Iterator[Bailiff]:
     """Return the isolation in which this process runs a backend's code."""
     isolation = make_isolation(run_of(pytestconfig))
     yield isolation
     isolation.close()
 
 
-def test_job(job: Job, isolation: Isolation[str], request: pytest.FixtureRequest) -> None:
+def test_job(job: Job, isolation: Bailiff, request: pytest.FixtureRequest) -> None:
     """A model is as good as its patterns; a measurement succeeds."""
     exercise(job, isolation, request.node)
 
 
-def test_claim(claim: Claim, isolation: Isolation[str], request: pytest.FixtureRequest) -> None:
+def test_claim(claim: Claim, isolation: Bailiff, request: pytest.FixtureRequest) -> None:
     """One claim holds in every stage."""
     exercise(claim, isolation, request.node)
 
 
-def exercise(unit: Unit, isolation: Isolation[str], item: pytest.Item) -> None:
+def exercise(unit: Unit, isolation: Bailiff, item: pytest.Item) -> None:
     """Run a claim or job and attach its rows to the test; fail or skip for the first verdict that does not pass."""
     run = run_of(item.config)
     work = isolation.run(unit.id)
@@ -51,7 +50,7 @@ def exercise(unit: Unit, isolation: Isolation[str], item: pytest.Item) -> None:
     checks = [row for row in rows if isinstance(row, Check)]
     last = rows[-1] if rows else None
     if isinstance(unit, Claim) and isinstance(last, ClaimResult) and not passes(run, last):
-        rows[-1] = with_reproducer(run.make_bench(), unit, last, checks)
+        rows[-1] = isolation.reproduce(unit, last, checks)
     peak_mib = max(work.peak_mib, own_peak_mib())
     item.stash[PAYLOAD] = json.dumps({"lines": [line_of(row) for row in rows], "peak_mib": peak_mib})
     for judged in (row for row in rows if isinstance(row, Judged)):

@@ -299,6 +299,8 @@ class ClaimResult(Judged):
     """Decision log of prepare, row by row."""
     graphs: dict[str, str] = field(default_factory=dict)
     """Graphs of the pattern before and after, by name; only of a claim that is not VERIFIED."""
+    beside_own_code: bool = False
+    """The claim is about the vendor's own classes or functions: what judged it had imported the vendor's package."""
 
     @property
     def pair(self) -> tuple[str, str]:

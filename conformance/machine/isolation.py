@@ -10,10 +10,8 @@ again in a new one, and only that counts: no claim is blamed for a death that an
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -22,11 +20,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection, wait
-from typing import IO, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
+from typing import IO, Any, ClassVar, Generic, NoReturn, Protocol, TypeAlias, TypeVar
 
 from backends.discovery import describe_error
 from conformance.machine.guard import Finds, guard
 from conformance.machine.messages import MESSAGES, from_line, to_line
+from conformance.machine.process import (
+    MOST_OUTPUT,
+    PATIENCE,
+    describe_exit,
+    own_peak_mib,
+    read_output,
+    settle,
+    stand_guard,
+)
 from reports.codec import Message, decode, line_of, loads
 from reports.schema import Evidence, evidence
 from reports.verdicts import Verdict
@@ -38,18 +45,11 @@ Serve: TypeAlias = Callable[[Work], Iterable[Message]]
 """Does a piece of work: yields its messages."""
 
 CAN_FORK = hasattr(os, "fork")
-PATIENCE = 1.0
-"""Seconds in which a child that was asked to end, or has closed its pipe, is expected to exit."""
 SPARE = 10
 """Seconds after the limit at which a child whose parent is gone ends itself."""
 MOST_MIB = 768
 """A child that has grown beyond this many MiB gets no further work."""
-MOST_OUTPUT = 1 << 20
-"""Maximal number of bytes that are kept of a child's output."""
-TAIL = 4000
-"""Number of characters of that output that are shown."""
 _POLL = 0.05
-_OWN_FRAME = f'  File "{__file__}"'
 
 
 class Ending(StrEnum):
@@ -59,6 +59,19 @@ class Ending(StrEnum):
     ERROR = "error"
     DIED = "died"
     TIMEOUT = "timeout"
+
+
+class LostProcess(BaseException):
+    """Ends a piece of work whose backend's process died or hung: no fault of the code that waits for it.
+
+    ``text``: its last output. ``is_alone``: the process had done no other work, so that another try shows no more.
+    """
+
+    def __init__(self, ending: Ending, message: str, *, text: str = "", is_alone: bool = False) -> None:
+        super().__init__(message)
+        self.ending = ending
+        self.text = text
+        self.is_alone = is_alone
 
 
 _LOST = {
@@ -75,6 +88,7 @@ class WorkResult:
 
     ``message`` says why it is not DONE. ``text`` is the traceback of an ERROR, or the last output of a process that
     DIED or was killed at the limit. ``peak_mib`` is the largest resident size of a process that did the work.
+    ``is_final``: another try would show no more.
     """
 
     messages: tuple[Message, ...]
@@ -83,6 +97,7 @@ class WorkResult:
     peak_mib: float
     message: str = ""
     text: str = ""
+    is_final: bool = False
 
 
 @guard("isolation", Finds.LOST)
@@ -110,13 +125,33 @@ class InProcess(Generic[Work]):
         """Nothing is left."""
 
 
-class Forked(Generic[Work]):
-    """Does work in forked children. ``limit``: seconds for one piece of work. ``share``: maximal number per child."""
+class Helper(Protocol):
+    """Makes further processes for children, and is there before these are."""
 
-    def __init__(self, serve: Serve[Work], *, limit: float, share: int) -> None:
+    def ensure(self) -> object:
+        """Be ready. Raises LostProcess if it cannot be."""
+
+    def forget(self, group: int) -> object:
+        """End what was made for the children of a process group."""
+
+
+class Forked(Generic[Work]):
+    """Does work in forked children. ``limit``: seconds for one piece of work. ``share``: maximal number per child.
+
+    ``grace``: further seconds, in which a child itself says that what it waits for did not end within the limit.
+    ``helper`` makes processes for the children. ``is_guarded``: the vendor's code runs in the children, behind a guard.
+    """
+
+    def __init__(
+        self, serve: Serve[Work], *, limit: float, share: int, grace: float = 0.0, helper: Helper | None = None,
+        is_guarded: bool = False,
+    ) -> None:  # fmt: skip
         self._serve = serve
         self._limit = limit
         self._share = share
+        self._grace = grace
+        self._helper = helper
+        self._is_guarded = is_guarded
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as this object
         self._child: _Child[Work] | None = None
 
@@ -124,17 +159,27 @@ class Forked(Generic[Work]):
         """Do a piece of work in a child; once more in a new one if a used child does not complete it."""
         is_used = self._child is not None
         result = self._run_once(work)
-        return self._run_once(work) if is_used and result.ending is not Ending.DONE else result
+        is_complete = result.ending is Ending.DONE or result.is_final
+        return self._run_once(work) if is_used and not is_complete else result
 
     def close(self) -> None:
         """Kill the child that is left, if any."""
         child, self._child = self._child, None
         if child is not None:
             child.end()
+            if self._helper is not None:
+                self._helper.forget(child.group)
 
     def _run_once(self, work: Work) -> WorkResult:
         """Do the work in the present child, or in a new one; work that is not done leaves no child."""
-        child = self._child = self._child or _Child(self._serve, self._limit, self._output)
+        if self._child is None and self._helper is not None:
+            try:
+                self._helper.ensure()
+            except LostProcess as lost:
+                return _make_result([], _end_of(lost), time.monotonic())
+        child = self._child = self._child or _Child(
+            self._serve, self._limit, self._grace, self._output, self._is_guarded
+        )  # fmt: skip
         is_reusable = False
         try:
             result = child.run(work)
@@ -158,6 +203,7 @@ class _End:
     peak_mib: float
     message: str = ""
     text: str = ""
+    is_final: bool = False
 
 
 _KINDS = {**MESSAGES, _End.kind: _End}
@@ -171,17 +217,20 @@ class _Child(Generic[Work]):
     neither these nor the sentinel show its death; so its exit status is polled.
     """
 
-    def __init__(self, serve: Serve[Work], limit: float, output: IO[bytes]) -> None:
+    def __init__(self, serve: Serve[Work], limit: float, grace: float, output: IO[bytes], is_guarded: bool) -> None:
         context = get_context("fork")
         work_in, self._work_out = context.Pipe(duplex=False)
         self._lines_in, lines_out = os.pipe()
         self.served = 0
+        self.group = 0
         self._limit = limit
+        self._grace = grace
         self._output = output
         parents = (self._work_out, self._lines_in)
-        arguments = (serve, limit, work_in, lines_out, parents, output.fileno())
+        arguments = (serve, limit + grace, work_in, lines_out, parents, output.fileno(), is_guarded)
         self._process = context.Process(target=_live, args=arguments, daemon=True)
         self._process.start()
+        self.group = self._pid
         work_in.close()
         os.close(lines_out)
 
@@ -194,7 +243,7 @@ class _Child(Generic[Work]):
         try:
             with contextlib.suppress(BrokenPipeError):  # it died since its last answer: it will not answer now
                 self._work_out.send(work)
-            for line in self._read_lines(started + self._limit):
+            for line in self._read_lines(started + self._limit + self._grace):
                 message = decode(loads(line), _KINDS)
                 if isinstance(message, _End):
                     return _make_result(messages, message, started)
@@ -255,40 +304,33 @@ class _Child(Generic[Work]):
     def _describe_death(self) -> str:
         """Say how the child ended."""
         self._has_exited(PATIENCE)
-        status = self._process.exitcode
-        if status is None:
-            return "the process closed its pipe to the suite"
-        if status >= 0:
-            return f"the process exited with status {status}"
-        name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-        hint = ", as when memory runs out" if -status == signal.SIGKILL else ""
-        return f"the process was killed by {name} ({signal.strsignal(-status)}{hint})"
+        return describe_exit(self._process.exitcode)
 
     def _dump_stack(self) -> None:
         """Have the child print where it hangs, as far as it still can; this ends it."""
         if not self._has_exited():
-            os.kill(self._pid, signal.SIGABRT)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGABRT)  # a guard in front of it ends as it does
             self._has_exited(PATIENCE)
 
     def _make_end(self, ending: Ending, message: str) -> _End:
-        """Return an end that the child did not send, with its last output; of a dumped stack only its own frames."""
-        self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - MOST_OUTPUT))
-        text = self._output.read().decode(errors="replace")
-        before, mark, stack = text.rpartition("(most recent call first)")
-        shown = f"{before}{mark}{stack.split(_OWN_FRAME)[0] if mark else stack}"[-TAIL:]
-        return _End(ending=ending, message=message, text=shown, peak_mib=own_peak_mib())
+        """Return an end that the child did not send, with its last output."""
+        return _End(ending=ending, message=message, text=read_output(self._output), peak_mib=own_peak_mib())
 
 
 def _live(
-    serve: Serve[Work], limit: float, work_in: Connection, lines: int, parents: tuple[Connection, int], output: int
-) -> NoReturn:
+    serve: Serve[Work], limit: float, work_in: Connection, lines: int, parents: tuple[Connection, int], output: int,
+    is_guarded: bool,
+) -> NoReturn:  # fmt: skip
     """Be the child: do all work that comes, and never return into the parent's code."""
     status = 1
     try:
         current_process().daemon = False  # the backend may have children
         parents[0].close()
         os.close(parents[1])
-        _settle(output)
+        settle(output)
+        if is_guarded:
+            stand_guard()
         with open(lines, "w", buffering=1, encoding="utf-8") as answers:
 
             def send(line: str) -> None:
@@ -314,33 +356,23 @@ def _receive(work_in: Connection) -> Iterator[Any]:
             yield work_in.recv()
 
 
-def _settle(output: int) -> None:
-    """Leave the parent's terminal, signal handlers and streams; what is printed goes to the file ``output``."""
-    import fcntl
-    import resource
-
-    os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
-        signal.signal(number, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    fcntl.fcntl(output, fcntl.F_SETFL, fcntl.fcntl(output, fcntl.F_GETFL) | os.O_APPEND)  # the parent may cut the file
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stdout, sys.stderr = (open(fd, "w", 1, "utf-8", "backslashreplace", closefd=False) for fd in (1, 2))  # noqa: SIM115
-    faulthandler.enable(2, all_threads=False)
-
-
 def _do(serve: Serve[Work], work: Work, send: Callable[[str], object]) -> _End:
     """Do a piece of work and send its messages; return how it ended. What is no Exception goes through."""
     try:
         for message in serve(work):
             send(to_line(message))
+    except LostProcess as lost:
+        return _end_of(lost)
     except Exception as error:
         text = "".join(traceback.format_exception(error))
         return _End(ending=Ending.ERROR, message=describe_error(error), text=text, peak_mib=own_peak_mib())
     return _End(ending=Ending.DONE, peak_mib=own_peak_mib())
+
+
+def _end_of(lost: LostProcess) -> _End:
+    return _End(
+        ending=lost.ending, message=str(lost), text=lost.text, peak_mib=own_peak_mib(), is_final=lost.is_alone
+    )  # fmt: skip
 
 
 def _make_result(messages: Sequence[Message], end: _End, started: float) -> WorkResult:
@@ -351,14 +383,5 @@ def _make_result(messages: Sequence[Message], end: _End, started: float) -> Work
         peak_mib=end.peak_mib,
         message=end.message,
         text=end.text,
+        is_final=end.is_final,
     )
-
-
-def own_peak_mib() -> float:
-    """Return the largest resident size of this process or of one that it waited for, in MiB; 0 if unknown."""
-    try:
-        import resource
-    except ImportError:
-        return 0.0
-    peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return max(peaks) / (1 << 20 if sys.platform == "darwin" else 1 << 10)

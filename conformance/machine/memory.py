@@ -15,14 +15,24 @@ _M_PERTURB = -6
 _mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
 
 
+_filling = 0
+
+
+def current_filling() -> int:
+    """Return the byte that memory is filled with now; 0 outside of `fill_memory`."""
+    return _filling
+
+
 @contextmanager
 def fill_memory(byte: int) -> Iterator[None]:
     """Fill newly allocated memory with the complement of ``byte`` (1 to 255), and freed memory with the byte."""
-    if _mallopt is None:
-        yield
-        return
-    _mallopt(_M_PERTURB, byte)
+    global _filling
+    _filling = byte
     try:
+        if _mallopt is not None:
+            _mallopt(_M_PERTURB, byte)
         yield
     finally:
-        _mallopt(_M_PERTURB, 0)
+        _filling = 0
+        if _mallopt is not None:
+            _mallopt(_M_PERTURB, 0)

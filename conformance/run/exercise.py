@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from backends.base import Backend
+from backends.base import Backend, Representation
+from backends.discovery import find_backend
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
-from conformance.machine.isolation import CAN_FORK, Forked, InProcess, Isolation, Serve
+from conformance.machine.isolation import CAN_FORK, Ending, Forked, InProcess, Isolation, Serve, WorkResult
 from conformance.pipeline.claim_run import run_claim
-from conformance.run.session import Run, Unit
+from conformance.remote.client import RemoteBackend
+from conformance.remote.host import Host, HostError
+from conformance.reproducers.of_claim import with_reproducer
+from conformance.run.session import Run, Unit, open_run
 from conformance.stages.bench import Bench
+from refimpl.backend_config import as_backend_config
 from reports.codec import Message
+from reports.schema import Check, ClaimResult
 
 SHARES = {"quick": 32, "full": 1, "stress": 1}
-"""How many claims one child may run, by profile. A fork, and the pages that the child then writes to, cost about 25 ms:
-little compared with a claim in full, but half of one in quick; shared by 32 claims it is about 2 ms."""
+"""How many claims one process of the backend may run, by profile. To make one costs about 25 ms: little compared with a
+claim in full, but half of one in quick; shared by 32 claims it is about 2 ms."""
+JUDGED_BY_ONE = 32
+"""How many claims one process of the judge may take: no vendor's code runs in it that would leave something behind."""
+GRACE = 5.0
+"""Seconds after the limit in which the judge's process itself says that the backend's process hangs."""
 WORTH_WARMING = 16
 """Number of children from which on warming saves more than it costs."""
 WARMING = (
@@ -27,39 +39,126 @@ WARMING = (
 """The patterns whose claims warm the suite's own code."""
 
 
-def make_isolation(run: Run) -> Isolation[str]:
-    """Return the isolation in which a run's units run, by their IDs."""
-    serve = make_server(run.make_bench(), run.units)
-    if not CAN_FORK:
-        return InProcess(serve)
-    if len(run.units) >= WORTH_WARMING:
-        warm(run.backend)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reproduce:
+    """Work: give a failing claim's result its script and graphs."""
+
+    claim: str
+    result: ClaimResult
+    checks: tuple[Check, ...]
+
+
+Work: TypeAlias = str | Reproduce
+"""The ID of a claim or job to run, or a claim to reproduce."""
+
+
+class Bailiff:
+    """Has each piece of work done where it belongs.
+
+    ``plain``: in processes that import no code of the vendor's. ``own``: in processes that do, for claims about the
+    vendor's own classes and functions; their IDs are ``owned``.
+    """
+
+    def __init__(self, plain: Isolation[Work], own: Isolation[Work], owned: frozenset[str], host: Host | None) -> None:
+        self._plain = plain
+        self._own = own
+        self._owned = owned
+        self._host = host
+
+    def run(self, name: str) -> WorkResult:
+        """Run a claim or job by its ID."""
+        return self._place_of(name).run(name)
+
+    def reproduce(self, claim: Claim, result: ClaimResult, checks: Sequence[Check]) -> ClaimResult:
+        """Return a failing claim's result with a script and graphs, as far as they can be had."""
+        done = self._place_of(claim.id).run(Reproduce(claim=claim.id, result=result, checks=tuple(checks)))
+        made = next((message for message in done.messages if isinstance(message, ClaimResult)), None)
+        if made is not None:
+            return made
+        return result if done.ending is Ending.DONE else replace(result, script=f"# no script: {done.message}\n")
+
+    def close(self) -> None:
+        """End all processes."""
+        self._plain.close()
+        self._own.close()
+        if self._host is not None:
+            self._host.close()
+
+    def _place_of(self, name: str) -> Isolation[Work]:
+        return self._own if name in self._owned else self._plain
+
+
+def make_isolation(run: Run) -> Bailiff:
+    """Return where a run's units run, by their IDs."""
+    backend = run.backend
+    if not CAN_FORK or not isinstance(backend, RemoteBackend):
+        here = InProcess(make_server(run.make_bench(), run.units))
+        return Bailiff(here, here, frozenset(), None)
     options = run.options
-    return Forked(serve, limit=options.claim_timeout, share=SHARES[options.profile])
+    if len(run.units) >= WORTH_WARMING:
+        warm(backend.representation)
+    host = Host(options.backend, limit=options.claim_timeout)
+    try:
+        text = host.warm()
+    except HostError as error:
+        text = f"{error}; the claims start cold"
+    if text:
+        warnings.warn(text, stacklevel=2)
+    remote = RemoteBackend(backend.description, host, share=SHARES[options.profile], limit=options.claim_timeout)
+    near = replace(run, backend=remote)
+    limit = options.claim_timeout
+    plain = Forked(_serve_remote(lambda: near), limit=limit, grace=GRACE, share=JUDGED_BY_ONE, helper=host)
+    own = Forked(
+        _serve_remote(lambda: _import_own(near)), limit=limit, grace=GRACE, share=SHARES[options.profile], helper=host,
+        is_guarded=True,
+    )  # fmt: skip
+    owned = frozenset(name for name, unit in run.units.items() if run.needs_own_code(unit))
+    return Bailiff(plain, own, owned, host)
 
 
-def make_server(bench: Bench, units: Mapping[str, Unit]) -> Serve[str]:
-    """Return a function that runs a unit by its ID."""
+def _import_own(run: Run) -> Run:
+    """Return the run with the vendor's classes and functions in its config: the vendor's code is imported here."""
+    assert isinstance(run.backend, RemoteBackend)
+    real = find_backend(run.options.backend)
+    config, capabilities = as_backend_config(real.backend_config()), real.capabilities()
+    description = replace(run.backend.description, config=config, capabilities=capabilities)
+    return open_run(run.options, run.backend.described_as(description))
 
-    def serve(name: str) -> Iterator[Message]:
-        unit = units[name]
-        yield from run_claim(bench, unit) if isinstance(unit, Claim) else unit.run(bench)
+
+def _serve_remote(make_run: Callable[[], Run]) -> Serve[Work]:
+    """Return a function that does work, with the backend's models elsewhere; the run is made in the child."""
+    made: list[tuple[RemoteBackend, Serve[Work]]] = []
+
+    def serve(work: Work) -> Iterator[Message]:
+        if not made:
+            run = make_run()
+            assert isinstance(run.backend, RemoteBackend)
+            made.append((run.backend, make_server(run.make_bench(), run.units)))
+        ((backend, serve_here),) = made
+        backend.begin()
+        yield from serve_here(work)
 
     return serve
 
 
-def warm(backend: Backend) -> None:
-    """Run a few claims of the reference backend in this process, so that children find the suite's own code warm.
+def make_server(bench: Bench, units: Mapping[str, Unit]) -> Serve[Work]:
+    """Return a function that does a piece of work."""
 
-    The backend under test determines the representation; only its ``warm_up`` runs.
-    """
-    try:
-        backend.warm_up()
-    except Exception as error:  # its claims show what is wrong
-        text = f"backend {backend.name}: warm_up() raised {type(error).__name__}: {error}; the claims start cold"
-        warnings.warn(text, stacklevel=2)
-    trusted = ReferenceBackend()
-    trusted.representation = backend.representation
+    def serve(work: Work) -> Iterator[Message]:
+        unit = units[work if isinstance(work, str) else work.claim]
+        if isinstance(work, Reproduce):
+            assert isinstance(unit, Claim)
+            yield with_reproducer(bench, unit, work.result, work.checks)
+        else:
+            yield from run_claim(bench, unit) if isinstance(unit, Claim) else unit.run(bench)
+
+    return serve
+
+
+def warm(representation: Representation) -> None:
+    """Run a few claims of the reference backend in this process, so that children find the suite's own code warm."""
+    trusted: Backend = ReferenceBackend()
+    trusted.representation = representation
     bench = Bench(trusted, seed=0, profile="quick")
     claims = reversed(enumerate_claims(bench.config, bench.capabilities))
     first = {claim.pattern: claim for claim in claims}

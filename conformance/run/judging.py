@@ -59,6 +59,7 @@ def rows_of_claim(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
         seconds=round(sum(check.seconds for check in checks), 6),
         failing=None if varies else sum(check.failing for check in checks),
         graphs=trace.graphs,
+        beside_own_code=run.needs_own_code(claim),
     )
     measurements = [message for message in work.messages if isinstance(message, Measurement)]
     return [*checks, *measurements, _apply_waivers(run, result)]

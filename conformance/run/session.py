@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -25,6 +26,9 @@ from conformance.machine import isa
 from conformance.machine.environment import describe_environment, read_detection_power
 from conformance.machine.isolation import CAN_FORK
 from conformance.pipeline.job import Job
+from conformance.remote.client import RemoteBackend
+from conformance.remote.description import DescriptionError, Limit, read_description
+from conformance.remote.host import Host, HostError
 from conformance.run.options import ROOT, Options, read_options, select_ids
 from conformance.run.waivers import WaiverError, Waivers, load_waivers
 from conformance.stages.bench import Bench
@@ -38,6 +42,8 @@ from reports.verdicts import PASSING, Verdict
 JOB_SOURCES = (fuzz.jobs, whole_models.jobs, fingerprint.jobs, unclaimed.jobs)
 """Functions that list the jobs of a profile, those with the longest jobs first."""
 _RUN = pytest.StashKey["Run"]()
+DESCRIPTION = "conformance_backend"
+"""Key of what the backend says of itself, in what a worker gets from the controlling process."""
 _FAULTS = (Exception, SystemExit)
 _FORMS: dict[Representation, Literal["QUANTIZED", "DECOMPOSED"]] = {
     Representation.QUANTIZED: "QUANTIZED",
@@ -76,6 +82,11 @@ class Run:
     def passing(self) -> frozenset[Verdict]:
         """The verdicts that need no waiver."""
         return PASSING - {Verdict.QUALITY} if self.options.strict else PASSING
+
+    def needs_own_code(self, unit: Unit) -> bool:
+        """Tell whether a unit cannot be judged without the vendor's code: a job may meet any entry of the config."""
+        own = self.backend.description.own if isinstance(self.backend, RemoteBackend) else frozenset()
+        return unit.id in own if isinstance(unit, Claim) else bool(own)
 
     def make_params(self, kind: type[Unit]) -> list[Any]:
         """Return pytest's parameters: the selected claims (or jobs), in order."""
@@ -130,6 +141,8 @@ def _describe_limits(limits: Mapping[str, Mapping[str, Taken]]) -> dict[str, dic
     """Return the limits as text: the values that are taken, or the first line of a callable's docstring."""
 
     def text(taken: Taken) -> str:
+        if isinstance(taken, Limit):
+            return taken.text
         limit = (taken.__doc__ or taken.__name__).strip() if callable(taken) else ", ".join(map(str, taken))
         return limit.partition("\n")[0].rstrip(".")
 
@@ -144,13 +157,13 @@ def preflight(config: pytest.Config) -> Run | int | None:
     if any(getattr(config.option, name, False) for name in _NO_RUN_OPTIONS):
         return None
     options = read_options(config)
-    with raise_usage_error_for(BackendNotFound):
-        backend = find_backend(options.backend)
-    is_worker = hasattr(config, "workerinput")
+    given: dict[str, str] | None = getattr(config, "workerinput", None)
+    is_worker = given is not None
+    backend = _find_described(options, None if given is None else given[DESCRIPTION])
     if options.isa is not None and not is_worker:
         with raise_usage_error_for(isa.IsaError):
             isa.apply(options.isa, backend.engine)
-    reason = None if is_worker else _call(backend, "unavailable_reason")
+    reason = None if is_worker else backend.unavailable_reason()
     if reason is not None:
         print(f"backend {backend.name} skipped: {reason}")
         return pytest.ExitCode.NO_TESTS_COLLECTED
@@ -162,6 +175,21 @@ def preflight(config: pytest.Config) -> Run | int | None:
     if getattr(config.option, "timeout", None) is None:
         config.option.timeout = 0  # pytest-timeout's: the suite has its own limits
     return run
+
+
+def _find_described(options: Options, text: str | None) -> Backend:
+    """Return the backend as it is described: by itself, in a process of its own, or in a text from there.
+
+    Raises UsageError if it cannot be had. Where processes cannot be forked, the backend itself is returned.
+    """
+    if not CAN_FORK:
+        with raise_usage_error_for(BackendNotFound):
+            return find_backend(options.backend)
+    with raise_usage_error_for(HostError), raise_usage_error_for(DescriptionError):
+        if text is None:
+            with closing(Host(options.backend, limit=options.claim_timeout)) as host:
+                text = json.dumps(host.describe())
+        return RemoteBackend(read_description(json.loads(text)), text=text)
 
 
 def open_run(options: Options, backend: Backend) -> Run:

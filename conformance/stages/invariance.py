@@ -7,7 +7,6 @@ mixes the rows of a batch has no batch to split, one that views its input takes 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,6 +19,7 @@ from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
 from conformance.claims.qconfigs import Kind, kind_of
 from conformance.machine.guard import Finds, guard
+from conformance.machine.threads import run_with_threads
 from conformance.ops.op_model import Role
 from conformance.stages import reruns
 from conformance.stages.bench import Bench
@@ -144,9 +144,7 @@ def _repeat_after(repeat: reruns.RepeatRun, other_inputs: Batch) -> Iterator[Com
 @guard("invariance.threads", Finds.CHANGES)
 def run_in_threads(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
     """Run with two threads."""
-    yield repeat.compare(
-        repeat.where(reruns.THREADS), partial(_run_with_threads, 2, partial(repeat.run, repeat.inputs))
-    )
+    yield repeat.compare(repeat.where(reruns.THREADS), partial(run_with_threads, 2, partial(repeat.run, repeat.inputs)))
 
 
 def _are_close(left: list[Tensor] | None, right: list[Tensor] | None) -> bool:
@@ -158,31 +156,6 @@ def _are_close(left: list[Tensor] | None, right: list[Tensor] | None) -> bool:
         return False
     pairs = [(one.double(), other.double()) for one, other in zip(left, right, strict=True) if one.numel()]
     return all(bool((one - other).abs().le(2.0**-10 * (1 + one.abs().max())).all()) for one, other in pairs)
-
-
-def _run_with_threads(count: int, run: reruns.Run) -> list[Tensor]:
-    """Run something with ``count`` threads, in a new thread.
-
-    OpenMP keeps a pool for each thread that starts one, and a process forked later would wait for its workers for ever:
-    this pool ends with the thread.
-    """
-    before, outcomes = torch.get_num_threads(), list[list[Tensor] | Exception]()
-
-    def work() -> None:
-        torch.set_num_threads(count)
-        try:
-            outcomes.append(run())
-        except Exception as error:
-            outcomes.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    torch.set_num_threads(before)
-    (outcome,) = outcomes
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
 
 
 # -- layouts -----------------------------------------------------------------------------------------------------------

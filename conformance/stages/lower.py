@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from backends.base import UnsupportedPattern
 from conformance.claims.inputs import Batch
 from conformance.machine.guard import Finds, guard
 from conformance.machine.memory import fill_memory
+from conformance.remote.client import RemoteBackend, spell_trace
 from conformance.stages.bench import Bench
 from conformance.stages.convert import ReferenceCase
 from conformance.stages.stage import CaseResult, CaseStage, StageError
@@ -56,8 +56,9 @@ class LowerStage(CaseStage[ReferenceCase, LoweredCase]):
 @guard("lower", Finds.ERROR)
 def lower(bench: Bench, reference: GraphModule, example_inputs: Batch) -> LoweredModel:
     """Lower a copy of the reference model. Raises StageError if the backend declines, raises or returns no callable."""
+    is_remote = isinstance(bench.backend, RemoteBackend)  # it lowers a copy
     try:
-        lowered = bench.backend.lower(copy.deepcopy(reference), example_inputs)
+        lowered = bench.backend.lower(reference if is_remote else copy.deepcopy(reference), example_inputs)
     except UnsupportedPattern as error:
         text = f"the backend declines what its config claims: {error}"
         raise StageError("LOW-01", Verdict.REFUTED, text) from error
@@ -102,5 +103,5 @@ def _copy(output: Any) -> Any:
 
 def make_backend_error(where: str, error: Exception) -> StageError:
     """Return the fault of a backend's code that raises: what the config claims, the backend must do. (LOW-01)"""
-    text = "".join(traceback.format_exception(error, limit=-6))
+    text = spell_trace(error)
     return StageError("LOW-01", Verdict.REFUTED, f"{where} raised {type(error).__name__}: {error}", traceback=text)

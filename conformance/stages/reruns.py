@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +16,7 @@ from conformance.claims.inputs import Batch
 from conformance.machine.memory import fill_memory
 from conformance.oracle.evaluate import Exact
 from conformance.oracle.grids import NoOracleError
+from conformance.remote.client import spell_trace
 from conformance.stages.comparison import Comparison, compare_unusable
 from conformance.stages.layouts import clone_with_strides
 from conformance.stages.lower import LoweredModel
@@ -147,8 +147,7 @@ class RepeatRun:
             actual = run()
         except Exception as error:
             text = f"raised {type(error).__name__}: {error}; the float model takes such inputs"
-            trace = "".join(traceback.format_exception(error, limit=-6))
-            return compare_unusable(where, text, rule="LOW-01", change=change, traceback=trace)
+            return compare_unusable(where, text, rule="LOW-01", change=change, traceback=spell_trace(error))
         comparison = compare_outputs(where, change, expected, actual)
         if comparison.problem and change in REORDERING:
             faults = self._describe_faults(self.inputs if plain is None else plain, expected, actual)

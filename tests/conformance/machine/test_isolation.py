@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from conformance.machine import isolation as module
-from conformance.machine.isolation import Ending, Forked, InProcess, WorkResult, own_peak_mib
+from conformance.machine import process
+from conformance.machine.isolation import Ending, Forked, InProcess, WorkResult
+from conformance.machine.process import own_peak_mib
 from reports.schema import Measurement
 from tests.conformance.support.endings import WAYS, message, said
 
@@ -155,7 +157,7 @@ def test_what_was_printed_before_a_death_is_kept(
 def test_much_output_is_cut(forked: Callable[..., Forked[str]]) -> None:
     isolation = forked(limit=0.4)
     result = isolation.run("print")
-    assert len(result.text) <= module.TAIL
+    assert len(result.text) <= process.TAIL
     assert os.fstat(isolation._output.fileno()).st_size < 1 << 30
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from backends.base import Representation
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.machine.isolation import Ending, Forked, InProcess, Isolation, Serve
@@ -125,25 +126,8 @@ def test_a_process_is_warmed_by_claims_that_the_reference_backend_passes() -> No
     assert set(exercise.WARMING) <= {claim.pattern for claim in claims}
 
 
-def test_warming_does_not_lower_with_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warming_leaves_what_it_made_to_all_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exercise, "WARMING", exercise.WARMING[:1])
-    exercise.warm(fakes.LowerRaises())
+    exercise.warm(Representation.DECOMPOSED)
     assert gc.get_freeze_count() > 0
-    gc.unfreeze()
-
-
-def test_a_backend_warms_what_it_wants_and_a_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exercise, "WARMING", ())
-    warmed = list[str]()
-    backend = fakes.LowerRaises()
-    monkeypatch.setattr(backend, "warm_up", lambda: warmed.append("once"))
-    exercise.warm(backend)
-    assert warmed == ["once"]
-
-    def no_driver() -> None:
-        raise ImportError("no driver")
-
-    monkeypatch.setattr(backend, "warm_up", no_driver)
-    with pytest.warns(UserWarning, match=r"warm_up\(\) raised ImportError: no driver; the claims start cold"):
-        exercise.warm(backend)
     gc.unfreeze()

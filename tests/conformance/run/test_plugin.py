@@ -290,10 +290,11 @@ def test_a_run_is_held_to_a_level_of_instruction_sets(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_that_cannot_start_end_the_run(tmp_path: Path) -> None:
+def test_a_backend_that_cannot_start_in_a_worker_costs_its_claims(tmp_path: Path) -> None:
     ran = run(tmp_path, "fakes:DiesInWorkers", "-n2")
-    assert ran.status == 1
-    assert "a worker process could not start" in ran.out and "the device is in use" in ran.out + ran.err
+    assert ran.status == 1 and ran.results.outcome is Outcome.FAIL
+    assert {claim.verdict for claim in ran.results.claims} == {Verdict.CRASHED}
+    assert all("the device is in use" in claim.reason for claim in ran.results.claims)
 
 
 def test_an_old_report_does_not_outlive_a_new_run(tmp_path: Path, good: Ran) -> None:

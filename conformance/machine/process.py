@@ -1,0 +1,103 @@
+"""Processes that run a vendor's code: how they settle, who stands guard over them, and how they ended."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+from typing import IO
+
+PATIENCE = 1.0
+"""Seconds in which a process that was asked to end, or has closed its pipe, is expected to exit."""
+MOST_OUTPUT = 1 << 20
+"""Maximal number of bytes that are kept of a process's output."""
+TAIL = 4000
+"""Number of characters of that output that are shown."""
+OWN_FRAMES = (f'  File "{os.path.dirname(os.path.dirname(__file__))}{os.sep}machine',
+              f'  File "{os.path.dirname(os.path.dirname(__file__))}{os.sep}remote')  # fmt: skip
+"""How the frames of the suite's own loops begin in a dumped stack: they, and what called them, are not shown."""
+_DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux's prctl."""
+
+
+def settle(output: int) -> None:
+    """Leave the parent's terminal, signal handlers and streams; what is printed goes to the file ``output``."""
+    import fcntl
+    import resource
+
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    fcntl.fcntl(output, fcntl.F_SETFL, fcntl.fcntl(output, fcntl.F_GETFL) | os.O_APPEND)  # the parent may cut the file
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = (open(fd, "w", 1, "utf-8", "backslashreplace", closefd=False) for fd in (1, 2))  # noqa: SIM115
+    faulthandler.enable(2, all_threads=False)
+
+
+def stand_guard() -> None:
+    """Go on in a child of this process, while this process waits for it and ends as it ends.
+
+    Code that harms its parent then harms the guard, and not the process that judges.
+    """
+    guard = os.getpid()
+    child = os.fork()
+    if child == 0:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != guard:
+            os._exit(1)
+        return
+    signal.signal(signal.SIGABRT, signal.SIG_IGN)  # it asks the whole group for its stacks
+    os.closerange(3, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 16 else 1 << 16)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status < 0:
+        if -status not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status & 0xFF)
+
+
+def describe_exit(status: int | None) -> str:
+    """Say how a process ended. ``status``: its exit status; negative: the signal; None: it is not known to have."""
+    if status is None:
+        return "the process closed its pipe to the suite"
+    if status >= 0:
+        return f"the process exited with status {status}"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    hint = ", as when memory runs out" if -status == signal.SIGKILL else ""
+    return f"the process was killed by {name} ({signal.strsignal(-status)}{hint})"
+
+
+def read_output(output: IO[bytes]) -> str:
+    """Return the end of a process's output; of a dumped stack only the frames of the code that it was running."""
+    output.seek(max(0, output.seek(0, os.SEEK_END) - MOST_OUTPUT))
+    text = output.read().decode(errors="replace")
+    before, mark, stack = text.rpartition("(most recent call first)")
+    for frame in OWN_FRAMES if mark else ():
+        stack = stack.split(frame)[0]
+    return f"{before}{mark}{stack}"[-TAIL:]
+
+
+_noted_peak = 0.0
+
+
+def note_peak_mib(peak_mib: float) -> None:
+    """Note the resident size of another process that works for this one: `own_peak_mib` counts it."""
+    global _noted_peak
+    _noted_peak = max(_noted_peak, peak_mib)
+
+
+def own_peak_mib() -> float:
+    """Return the largest resident size of this process or of one that worked for it, in MiB; 0 if unknown."""
+    try:
+        import resource
+    except ImportError:
+        return _noted_peak
+    peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return max(_noted_peak, max(peaks) / (1 << 20 if sys.platform == "darwin" else 1 << 10))

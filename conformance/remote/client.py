@@ -1,0 +1,261 @@
+"""The judge's end: a backend whose models are lowered and run in processes of their own.
+
+`RemoteBackend` is the backend to the rest of the suite: what it says of itself is data, and its ``lower`` returns a
+model that is run elsewhere. If that process dies or hangs, `LostProcess` ends the piece of work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from backends.base import Backend, Capabilities, Execution, UnsupportedPattern
+from conformance.machine.isolation import Ending, LostProcess
+from conformance.machine.memory import current_filling
+from conformance.machine.process import MOST_OUTPUT, PATIENCE, describe_exit, note_peak_mib, read_output
+from conformance.remote.description import Description
+from conformance.remote.host import Host, HostError
+from conformance.remote.model_bytes import dump_model
+from conformance.remote.wire import Frame, WireError, pack, receive_frame, send_frame, unpack
+from refimpl import BackendConfig
+
+_POLL = 0.5
+"""Seconds between two looks at how much a process has printed."""
+
+
+class RemoteError(Exception):
+    """What the backend's code raised, in its own process; ``trace`` is the traceback there."""
+
+    trace = ""
+
+
+def spell_trace(error: Exception) -> str:
+    """Return the last frames of an error's traceback, where the backend's code raised it."""
+    if isinstance(error, RemoteError):
+        return error.trace
+    return "".join(traceback.format_exception(error, limit=-6))
+
+
+class RemoteBackend(Backend):
+    """A backend that is known by its description; its models are lowered and run in other processes, one at a time.
+
+    ``share``: how many pieces of work one process does at most. ``limit``: seconds for one. ``text``: the description,
+    as it came.
+    """
+
+    def __init__(
+        self, description: Description, host: Host | None = None, *, share: int = 1, limit: float = 60.0, text: str = ""
+    ) -> None:
+        self.name = description.name
+        self.representation = description.representation
+        self.engine = description.engine
+        self.waivers = description.waivers
+        self.description = description
+        self.text = text
+        self.host = host
+        self._share = share
+        self._limit = limit
+        self._deadline = 0.0
+        self._worker: _RemoteWorker | None = None
+
+    def unavailable_reason(self) -> str | None:
+        """Return why the backend cannot run on this machine; None: it can."""
+        return self.description.unavailable
+
+    def backend_config(self) -> BackendConfig:
+        """Return the config, with stand-ins for the vendor's own classes and functions."""
+        return self.description.config
+
+    def capabilities(self) -> Capabilities:
+        """Return what the backend declares."""
+        return self.description.capabilities
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions that the backend names."""
+        return dict(self.description.versions)
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        """Have the model lowered. Raises what the backend's code raises, or LostProcess."""
+        return self._find_worker().lower(reference_model, example_inputs)
+
+    def execution(self, lowered: Callable[..., Any]) -> Execution | None:
+        """Return what the backend reports of a lowered model. Raises as `lower` does."""
+        assert isinstance(lowered, RemoteModel), "a model that another backend lowered"
+        return lowered.execution()
+
+    def described_as(self, description: Description) -> RemoteBackend:
+        """Return the same backend under another description."""
+        return RemoteBackend(description, self.host, share=self._share, limit=self._limit)
+
+    def begin(self) -> None:
+        """Begin a piece of work: its time runs from now, in a new process if the last one has done its share."""
+        self._deadline = time.monotonic() + self._limit
+        if self._worker is not None and self._worker.served >= self._share:
+            self.end()
+        if self._worker is not None:
+            self._worker.begin(self._deadline)
+
+    def end(self) -> None:
+        """End the process that is left, if any."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
+
+    def _find_worker(self) -> _RemoteWorker:
+        if self._worker is None:
+            assert self.host is not None, "a backend that is only described runs nothing"
+            self._worker = _RemoteWorker(self.host, self._limit)
+            self._worker.begin(self._deadline or time.monotonic() + self._limit)
+        return self._worker
+
+
+class RemoteModel:
+    """A lowered model in the backend's process. It is called as the model there would be."""
+
+    def __init__(self, worker: _RemoteWorker, number: int) -> None:
+        self._worker = worker
+        self._number = number
+        weakref.finalize(self, worker.dropped.append, number)
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Run it on inputs, in their layout, with this thread's number of threads; it may write to the inputs."""
+        pieces: list[bytes] = []
+        packed = pack(inputs, pieces)
+        head = {"inputs": packed, "fill": current_filling(), "threads": torch.get_num_threads()}
+        answer = self._ask("run", pieces, **head)
+        try:
+            for number, value in answer.head["written"].items():
+                inputs[int(number)].copy_(unpack(value, answer.pieces))
+            return unpack(answer.head["output"], answer.pieces)
+        except (KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError, WireError) as error:
+            self._worker.lose(f"the process sent no output that can be read: {error}")
+
+    def execution(self) -> Execution | None:
+        """Return what the backend reports of it."""
+        names = self._ask("execution").head.get("execution")
+        if names is None:
+            return None
+        return Execution(**{name: tuple(map(str, names[name])) for name in Execution.__dataclass_fields__})
+
+    def spell_graph(self) -> str:
+        """Return its graph as text; "" if it has none."""
+        return str(self._ask("graph").head["graph"])
+
+    def _ask(self, action: str, pieces: list[bytes] | None = None, **head: Any) -> Frame:
+        return self._worker.ask(Frame(head={"do": action, "model": self._number, **head}, pieces=pieces or []))
+
+
+class _RemoteWorker:
+    """A process that runs the backend, seen from the judge."""
+
+    def __init__(self, host: Host, limit: float) -> None:
+        self.served = 0
+        self.dropped: list[int] = []
+        self._host = host
+        self._limit = limit
+        self._deadline = 0.0
+        self._lowered = 0
+        self._channel, theirs = socket.socketpair()
+        host.output.truncate(0)
+        try:
+            self._pid = host.fork(theirs, limit)
+        except HostError as error:
+            raise LostProcess(Ending.DIED, str(error), is_alone=True) from error
+        finally:
+            theirs.close()
+
+    def begin(self, deadline: float) -> None:
+        """Begin a piece of work."""
+        self.served += 1
+        self._deadline = deadline
+        self._host.output.truncate(0)
+
+    def lower(self, model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        """Have a model lowered."""
+        self._lowered += 1
+        number = self._lowered
+        head = {"do": "lower", "model": number, "seed": torch.default_generator.initial_seed()}
+        answer = self.ask(Frame(head=head, pieces=[dump_model(model, example_inputs)]))
+        if "not_callable" in answer.head:
+            kind = type(str(answer.head["not_callable"]), (), {})
+            return kind()  # type: ignore[no-any-return]  # the stage says what it is
+        return RemoteModel(self, number)
+
+    def ask(self, request: Frame) -> Frame:
+        """Send a request and return the answer. Raises what the backend's code raised, or LostProcess."""
+        request.head["drop"], self.dropped[:] = list(self.dropped), []
+        try:
+            self._channel.settimeout(self._left())
+            send_frame(self._channel, request)
+            answer = self._receive()
+        except TimeoutError:
+            self._dump_stack()
+            self._lose(Ending.TIMEOUT, f"did not end within {self._limit:g} s (--claim-timeout)")
+        except (WireError, OSError) as error:
+            if isinstance(error, WireError):
+                self.lose(f"the process sent an answer that cannot be read: {error}")
+            self._lose(Ending.DIED, describe_exit(self._host.wait_for(self._pid, PATIENCE)))
+        if answer is None:
+            self._lose(Ending.DIED, describe_exit(self._host.wait_for(self._pid, PATIENCE)))
+        note_peak_mib(float(answer.head.get("peak_mib", 0.0)))
+        if "raised" in answer.head:
+            raise _make_error(answer.head["raised"])
+        return answer
+
+    def lose(self, message: str) -> NoReturn:
+        """Give up a process that does not answer as it should. Raises LostProcess."""
+        self._lose(Ending.DIED, message)
+
+    def close(self) -> None:
+        """Kill the process, and what it has started."""
+        self._channel.close()
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(self._pid, signal.SIGKILL)
+
+    def _receive(self) -> Frame | None:
+        """Return the answer; meanwhile a flood of output is cut. Raises TimeoutError at the deadline."""
+        while not select.select([self._channel], [], [], min(_POLL, self._left()))[0]:
+            if os.fstat(self._host.output.fileno()).st_size > MOST_OUTPUT:
+                self._host.output.truncate(0)
+        self._channel.settimeout(self._left())
+        return receive_frame(self._channel)
+
+    def _left(self) -> float:
+        """Return how many seconds are left. Raises TimeoutError if none are."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+    def _dump_stack(self) -> None:
+        """Have the process print where it hangs, as far as it still can; this ends it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self._pid, signal.SIGABRT)
+        self._host.wait_for(self._pid, PATIENCE)
+
+    def _lose(self, ending: Ending, message: str) -> NoReturn:
+        text = read_output(self._host.output)
+        raise LostProcess(ending, message, text=text, is_alone=self.served == 1)
+
+
+def _make_error(raised: dict[str, Any]) -> Exception:
+    """Return an error of the type's name and with the text of what was raised there."""
+    text = str(raised.get("text", ""))
+    if raised.get("declined"):
+        return UnsupportedPattern(text)
+    error: RemoteError = type(str(raised.get("type", "Exception")), (RemoteError,), {})(text)
+    error.trace = str(raised.get("trace", ""))
+    return error

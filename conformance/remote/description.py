@@ -1,0 +1,175 @@
+"""What a backend says of itself, as data: the judge knows no more of it, and imports nothing of the vendor's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from backends.base import Backend, Capabilities, Representation, Taken
+from backends.discovery import describe_error
+from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.registry import registered_for
+from conformance.ops.table import OP_SAMPLES
+from conformance.remote.config_data import ConfigDataError, config_from_data, config_to_data, has_own_code
+from refimpl import BackendConfig
+from refimpl.backend_config import as_backend_config
+from refimpl.patterns import leaf_name, leaves
+
+_FAULTS = (Exception, SystemExit)
+
+
+class DescriptionError(Exception):
+    """The backend cannot be had, or what it says of itself is not what it should be; one line."""
+
+
+class Limit(tuple[Any, ...]):
+    """The values of an argument that a backend takes, of those that the suite tries, and how it says so in ``text``."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """A backend as the judge knows it. ``unavailable``: why it cannot run here; the rest is then empty.
+
+    ``own``: the IDs of claims that need the vendor's own classes or functions: of the pattern, of its fusion or root.
+    """
+
+    name: str
+    representation: Representation
+    engine: str = ""
+    waivers: Path | None = None
+    unavailable: str | None = None
+    versions: Mapping[str, str]
+    capabilities: Capabilities
+    config: BackendConfig
+    own: frozenset[str] = frozenset()
+
+
+def describe(backend: Backend) -> dict[str, Any]:
+    """Ask a backend what it is; return that as data that JSON holds. Raises DescriptionError.
+
+    This runs the vendor's code, in the backend's process.
+    """
+    reason = _ask(backend, "unavailable_reason")
+    data: dict[str, Any] = {
+        "name": backend.name,
+        "representation": backend.representation.name,
+        "engine": str(backend.engine),
+        "waivers": None if backend.waivers is None else str(Path(backend.waivers).absolute()),
+        "unavailable": None if reason is None else str(reason),
+    }
+    if reason is not None:
+        return data
+    raw, capabilities = _ask(backend, "backend_config"), _ask(backend, "capabilities")
+    if not isinstance(capabilities, Capabilities):
+        raise DescriptionError(f"capabilities() returned {capabilities!r}; return a backends.base.Capabilities")
+    try:
+        config = as_backend_config(raw)
+        claims = enumerate_claims(config, capabilities)
+    except Exception as error:
+        raise DescriptionError(f"what backend_config() returned cannot be read: {describe_error(error)}") from error
+    versions = _ask(backend, "versions")
+    try:
+        data["versions"] = {str(key): str(value) for key, value in dict(versions).items()}
+    except (TypeError, ValueError) as error:
+        raise DescriptionError(f"versions() returned {versions!r}; return a dict of strings") from error
+    data["capabilities"] = _spell_capabilities(capabilities)
+    data["config"] = config_to_data(config)
+    data["registered"] = [claim.id for claim in claims if registered_for(claim.entry.normal_pattern) is not None]
+    return data
+
+
+def _ask(backend: Backend, method: str) -> Any:
+    try:
+        return getattr(backend, method)()
+    except _FAULTS as error:
+        raise DescriptionError(f"{method}() raised {describe_error(error)}") from error
+
+
+# -- capabilities -----------------------------------------------------------------------------------------------------
+
+
+def _spell_capabilities(capabilities: Capabilities) -> dict[str, Any]:
+    plain = {each.name: getattr(capabilities, each.name) for each in fields(capabilities)}
+    limits = {
+        str(op): {str(name): _spell_limit(str(op), str(name), taken) for name, taken in arguments.items()}
+        for op, arguments in capabilities.limits.items()
+    }
+    return {**plain, "weight_schemes": list(capabilities.weight_schemes), "limits": limits}
+
+
+def _spell_limit(op: str, argument: str, taken: Taken) -> dict[str, Any]:
+    """Say which of the values that the suite tries are taken, and how the backend describes them."""
+    tried = list(_values_of(op, argument))
+    try:
+        places = [number for number, value in enumerate(tried) if (taken(value) if callable(taken) else value in taken)]
+    except Exception as error:
+        raise DescriptionError(f"capabilities().limits[{op!r}][{argument!r}] raised {describe_error(error)}") from error
+    text = str(taken.__doc__ or getattr(taken, "__name__", "")) if callable(taken) else ", ".join(map(str, taken))
+    return {"taken": places, "text": text.strip().partition("\n")[0].rstrip(".")}
+
+
+def _values_of(op: str, argument: str) -> Iterator[Any]:
+    """Yield the values that the suite tries for an argument of an op, each once, always in the same order."""
+    seen: list[Any] = []
+    for root, samples in OP_SAMPLES.items():
+        if leaf_name(root) != op:
+            continue
+        for _, arguments in samples.variants(whole=True, known=True):
+            value = arguments.get(argument, seen)
+            if value is not seen and not any(type(value) is type(other) and value == other for other in seen):
+                seen.append(value)
+    yield from seen
+
+
+def _read_limit(op: str, argument: str, data: Mapping[str, Any]) -> Limit:
+    tried = list(_values_of(op, argument))
+    limit = Limit(tried[int(number)] for number in data["taken"])
+    limit.text = str(data["text"])
+    return limit
+
+
+# -- the judge's side -------------------------------------------------------------------------------------------------
+
+
+def read_description(data: Mapping[str, Any]) -> Description:
+    """Return the description that data spell. Raises DescriptionError for data that spell none."""
+    try:
+        return _read_description(data)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ConfigDataError) as error:
+        raise DescriptionError(f"what the backend says of itself cannot be read: {describe_error(error)}") from error
+
+
+def _read_description(data: Mapping[str, Any]) -> Description:
+    waivers = data["waivers"]
+    known = Description(
+        name=str(data["name"]), representation=Representation[data["representation"]], engine=str(data["engine"]),
+        waivers=None if waivers is None else Path(waivers), unavailable=data["unavailable"], versions={},
+        capabilities=Capabilities(), config=BackendConfig(str(data["name"])),
+    )  # fmt: skip
+    if known.unavailable is not None:
+        return known
+    spelled = dict(data["capabilities"])
+    limits = {
+        str(op): {str(name): _read_limit(str(op), str(name), taken) for name, taken in arguments.items()}
+        for op, arguments in spelled.pop("limits").items()
+    }
+    capabilities = Capabilities(**{**spelled, "weight_schemes": tuple(spelled["weight_schemes"]), "limits": limits})
+    config = config_from_data(data["config"])
+    registered = frozenset(map(str, data["registered"]))
+    own = {
+        claim.id for claim in enumerate_claims(config, capabilities) if claim.id in registered or needs_own_code(claim)
+    }
+    versions = {str(key): str(value) for key, value in data["versions"].items()}
+    return replace(known, versions=versions, capabilities=capabilities, config=config, own=frozenset(own))
+
+
+def needs_own_code(claim: Claim) -> bool:
+    """Tell whether a claim is about the vendor's own classes or functions: in its pattern, its fusion or its root."""
+    entry = claim.entry
+    named = (entry.root_module, entry.qat_module, entry.reference_quantized_module, entry.fused_module)
+    called = (entry.fuser_method, entry._root_node_getter, entry._extra_inputs_getter)
+    return has_own_code((*leaves(entry.normal_pattern), *named, *called))

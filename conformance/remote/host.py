@@ -1,0 +1,164 @@
+"""The process that has imported the vendor's code, as the judge sees it: it says what the backend is, makes workers.
+
+A command is a line, the answer a frame; each answer repeats its command's mark. (server.py is the other end.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import tempfile
+import time
+from typing import Any
+
+from conformance.machine.isolation import Ending, LostProcess
+from conformance.machine.process import PATIENCE, describe_exit, read_output
+from conformance.remote.server import run_host
+from conformance.remote.wire import WireError, receive_frame
+
+ANSWERS_WITHIN = 30.0
+"""Seconds in which a host makes a process: one that was stopped does not."""
+
+
+class HostError(Exception):
+    """The backend's process could not start, or is gone; the message says how, and is shown to the user."""
+
+
+class Host:
+    """The process that has imported the backend. ``limit``: seconds for the import, and for what it says of itself.
+
+    It is started when it is first needed, and again if it is gone.
+    """
+
+    def __init__(self, spec: str, *, limit: float) -> None:
+        self.spec = spec
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as this object
+        self._limit = limit
+        self._control: socket.socket | None = None
+        self._pid = 0
+        self._asked = 0
+
+    def ensure(self) -> None:
+        """Start the process if it is not there. Raises LostProcess if it does not start."""
+        try:
+            self.start()
+        except HostError as error:
+            raise LostProcess(Ending.DIED, str(error), is_alone=True) from error
+
+    def start(self) -> None:
+        """Start the process if it is not there. Raises HostError if it does not start."""
+        if self._control is not None and self._is_alive():
+            return
+        self.close()
+        ours, theirs = socket.socketpair()
+        self.output.truncate(0)
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            run_host(self.spec, theirs, self.output.fileno())
+        theirs.close()
+        self._control, self._pid = ours, pid
+        answer = self._receive("the backend could not be imported")
+        if "error" in answer:
+            raise HostError(str(answer["text"]))
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the backend says of itself, as data (`read_description`). Raises HostError."""
+        self.start()
+        answer = self._ask("describe", during="the backend could not say what it is")
+        if "error" in answer:
+            raise HostError(str(answer["text"]))
+        return answer
+
+    def warm(self) -> str:
+        """Have the backend warm up; return what there is to warn of, or "". Raises HostError."""
+        self.start()
+        return str(self._ask("warm", during="warm_up() did not return")["warning"])
+
+    def fork(self, channel: socket.socket, limit: float) -> int:
+        """Have a worker process made, which talks over the channel; return its process ID. Raises HostError."""
+        command = f"fork {int(limit)} {os.getpgrp()}"
+        answer = self._ask(command, channel.fileno(), during="no process could be made", limit=ANSWERS_WITHIN)
+        return int(answer["pid"])
+
+    def forget(self, group: int) -> None:
+        """Have the workers ended that were made for a process group."""
+        with contextlib.suppress(HostError):
+            self._ask(f"forget {group}", during="", limit=ANSWERS_WITHIN)
+
+    def wait_for(self, pid: int, patience: float) -> int | None:
+        """Return how a worker exited; None: it has not, or nobody knows."""
+        try:
+            status = self._ask(f"wait {pid} {patience}", during="", limit=patience + PATIENCE).get("status")
+        except HostError:
+            return None
+        return status if isinstance(status, int) else None
+
+    def close(self) -> None:
+        """Kill the process, and what it has started in its group."""
+        control, self._control = self._control, None
+        if control is None:
+            return
+        control.close()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+    def _is_alive(self) -> bool:
+        try:
+            self._ask("wait 0 0", during="", limit=ANSWERS_WITHIN)
+        except HostError:
+            return False
+        return True
+
+    def _ask(self, command: str, *descriptors: int, during: str, limit: float | None = None) -> dict[str, Any]:
+        if self._control is None:
+            raise HostError(f"backend {self.spec}: {during}: the process is gone")
+        self._asked += 1
+        mark = f"{os.getpid()}.{self._asked}"
+        try:
+            socket.send_fds(self._control, [f"{mark} {command}".encode()], list(descriptors))
+        except OSError as error:
+            raise HostError(f"backend {self.spec}: {during}: {self._describe_end()}") from error
+        while (answer := self._receive(during, limit)).get("mark") != mark:
+            pass  # the answer to a process that was killed while it waited for it
+        return answer
+
+    def _receive(self, during: str, limit: float | None = None) -> dict[str, Any]:
+        assert self._control is not None
+        limit = self._limit if limit is None else limit
+        self._control.settimeout(limit)
+        try:
+            frame = receive_frame(self._control)
+        except TimeoutError as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGABRT)  # it prints its stack
+            time.sleep(PATIENCE)
+            raise HostError(
+                f"backend {self.spec}: {during}: the process did not answer within {limit:g} s{self._show_output()}"
+            ) from error
+        except (WireError, OSError) as error:
+            raise HostError(f"backend {self.spec}: {during}: {error}") from error
+        if frame is None:
+            raise HostError(f"backend {self.spec}: {during}: {self._describe_end()}{self._show_output()}")
+        return frame.head
+
+    def _describe_end(self) -> str:
+        """Say how the process ended; only the process that started it knows."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            with contextlib.suppress(ChildProcessError):
+                ended, status = os.waitpid(self._pid, os.WNOHANG)
+                if ended:
+                    return describe_exit(os.waitstatus_to_exitcode(status))
+            time.sleep(0.01)
+        return "the process is gone, or does not answer"
+
+    def _show_output(self) -> str:
+        text = read_output(self.output).strip()
+        return f"; it printed:\n{text}" if text else ""

@@ -1,0 +1,234 @@
+"""The backend's process: it imports the vendor's code, says what the backend is, and makes processes that run it.
+
+``run_host`` is that process. It forks a worker process for a claim or several; a worker lowers models and runs them for
+the judge, until the judge closes its end. Nothing here decides anything about a verdict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from backends.base import Backend, Execution, UnsupportedPattern
+from backends.discovery import BackendNotFound, find_backend
+from conformance.machine.memory import fill_memory
+from conformance.machine.process import PATIENCE, own_peak_mib, settle, stand_guard
+from conformance.machine.threads import run_with_threads
+from conformance.remote.description import DescriptionError, describe
+from conformance.remote.graph_spelling import spell_graph
+from conformance.remote.model_bytes import load_model
+from conformance.remote.wire import Frame, pack, receive_frame, send_frame, unpack
+
+SPARE = 10
+"""Seconds after the limit at which a worker whose judge is gone ends itself."""
+_POLL = 0.005
+
+
+def run_host(spec: str, control: socket.socket, output: int) -> NoReturn:
+    """Be the host: import the backend, then do what the judge asks for, and never return into the caller's code."""
+    status = 1
+    try:
+        settle(output)
+        stand_guard()
+        _serve(control, _load(spec, control), output)
+        status = 0
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status & 0xFF)
+
+
+def _load(spec: str, control: socket.socket) -> Backend:
+    torch.set_num_threads(1)  # cases are tiny: threads cost more than they give, and processes share the cores
+    try:
+        backend = find_backend(spec)
+    except BackendNotFound as error:
+        send_frame(control, Frame(head={"error": "not found", "text": str(error)}))
+        raise SystemExit(0) from None
+    send_frame(control, Frame(head={"name": backend.name}))
+    return backend
+
+
+def _serve(control: socket.socket, backend: Backend, output: int) -> None:
+    """Answer the judge's requests, one after the other: a mark that the answer repeats, a command, its arguments."""
+    workers: dict[str, list[int]] = {}
+    while True:
+        data, received, _, _ = socket.recv_fds(control, 256, 1)
+        if not data:
+            return
+        mark, command, *arguments = data.decode().split()
+        answer: dict[str, Any] = {}
+        if command == "describe":
+            answer = _describe(backend)
+        elif command == "warm":
+            answer = {"warning": _warm_up(backend)}
+        elif command == "fork":
+            limit, group = arguments
+            answer = {"pid": _fork(control, received[0], backend, output, int(limit))}
+            workers.setdefault(group, []).append(answer["pid"])
+        elif command == "wait":
+            answer = {"status": _wait_for(int(arguments[0]), float(arguments[1]))}
+        elif command == "forget":
+            _end_all(workers.pop(arguments[0], []))
+        send_frame(control, Frame(head={**answer, "mark": mark}))
+
+
+def _fork(control: socket.socket, channel: int, backend: Backend, output: int, limit: int) -> int:
+    pid = os.fork()
+    if pid == 0:
+        control.close()
+        _live(socket.socket(fileno=channel), backend, output, limit)
+    os.close(channel)
+    return pid
+
+
+def _end_all(workers: list[int]) -> None:
+    """Kill workers, and what they have started, and leave no zombie."""
+    for pid in workers:
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):  # it was waited for
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            os.kill(pid, signal.SIGKILL)
+            _wait_for(pid, PATIENCE)
+
+
+def _describe(backend: Backend) -> dict[str, Any]:
+    try:
+        return describe(backend)
+    except DescriptionError as error:
+        return {"error": "description", "text": f"backend {backend.name}: {error}"}
+
+
+def _warm_up(backend: Backend) -> str:
+    """Let the backend warm up; return what it raised, for the judge to warn of, or ""."""
+    try:
+        backend.warm_up()
+    except Exception as error:  # its claims show what is wrong
+        return f"backend {backend.name}: warm_up() raised {type(error).__name__}: {error}; the claims start cold"
+    gc.collect()
+    gc.freeze()  # no worker's garbage collector touches the pages of existing objects
+    gc.set_threshold(50_000, 20, 20)  # or it looks for garbage all the time: an export makes millions of objects
+    return ""
+
+
+def _wait_for(pid: int, patience: float) -> int | None:
+    """Return how a worker exited, as `os.waitstatus_to_exitcode` gives it; None: it has not, or is not known.
+
+    What it has started is killed when it has exited, and before its number is free again.
+    """
+    deadline = time.monotonic() + patience
+    try:
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(_POLL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return None
+
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+
+def _live(channel: socket.socket, backend: Backend, output: int, limit: int) -> NoReturn:
+    """Be a worker: do all that the judge asks for, and never return into the host's code."""
+    status = 1
+    try:
+        settle(output)
+        worker = _Worker(backend)
+        while (request := receive_frame(channel)) is not None:
+            signal.alarm(limit + SPARE)
+            send_frame(channel, worker.answer(request))
+            signal.alarm(0)
+        status = 0
+    except SystemExit as leaving:
+        traceback.print_exc()
+        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except (BrokenPipeError, ConnectionResetError):
+        status = 0  # the judge has gone
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status & 0xFF)
+
+
+class _Worker:
+    """The backend, and the models that it has lowered, by number."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._models: dict[int, Callable[..., Any]] = {}
+        self._actions: dict[str, Callable[[Frame], Frame]] = {
+            "lower": self._lower, "run": self._run, "execution": self._execution, "graph": self._graph
+        }  # fmt: skip
+
+    def answer(self, request: Frame) -> Frame:
+        """Do what is asked for; what the backend's code raises is the answer."""
+        for number in request.head.get("drop", ()):
+            self._models.pop(number, None)
+        try:
+            answer = self._actions[request.head["do"]](request)
+        except Exception as error:
+            answer = Frame(head={"raised": _describe_raised(error)})
+        answer.head["peak_mib"] = own_peak_mib()
+        return answer
+
+    def _lower(self, request: Frame) -> Frame:
+        model, example_inputs = load_model(bytes(request.pieces[0]))
+        torch.default_generator.manual_seed(request.head["seed"])
+        lowered = self._backend.lower(model, example_inputs)
+        if not callable(lowered):
+            return Frame(head={"not_callable": type(lowered).__name__})
+        self._models[request.head["model"]] = lowered
+        return Frame(head={})
+
+    def _run(self, request: Frame) -> Frame:
+        head, model = request.head, self._models[request.head["model"]]
+        inputs: tuple[Any, ...] = unpack(head["inputs"], request.pieces)
+        before = [each.clone() for each in inputs]
+
+        def run() -> Any:
+            with fill_memory(head["fill"]) if head["fill"] else contextlib.nullcontext():
+                return model(*inputs)
+
+        output = run() if head["threads"] == 1 else run_with_threads(head["threads"], run)
+        pieces: list[bytes] = []
+        packed = pack(output, pieces)
+        pairs = enumerate(zip(before, inputs, strict=True))
+        written = {str(number): pack(now, pieces) for number, (was, now) in pairs if _differs(was, now)}
+        return Frame(head={"output": packed, "written": written}, pieces=pieces)
+
+    def _execution(self, request: Frame) -> Frame:
+        execution = self._backend.execution(self._models[request.head["model"]])
+        if execution is None:
+            return Frame(head={"execution": None})
+        if not isinstance(execution, Execution):
+            raise TypeError(f"execution() returned {execution!r}; return a backends.base.Execution or None")
+        names = {name: list(map(str, getattr(execution, name))) for name in Execution.__dataclass_fields__}
+        return Frame(head={"execution": names})
+
+    def _graph(self, request: Frame) -> Frame:
+        model = self._models[request.head["model"]]
+        return Frame(head={"graph": spell_graph(getattr(model, "graph_module", model))})
+
+
+def _differs(before: torch.Tensor, after: torch.Tensor) -> bool:
+    return bool(((before != after) & ~(before.isnan() & after.isnan())).any())
+
+
+def _describe_raised(error: Exception) -> dict[str, Any]:
+    trace = "".join(traceback.format_exception(error, limit=-6))
+    declined = isinstance(error, UnsupportedPattern)
+    return {"type": type(error).__name__, "text": str(error), "trace": trace, "declined": declined}

@@ -1,0 +1,144 @@
+"""Frames: how the process of the judge and that of the backend talk, and how tensors travel between them.
+
+A frame is a JSON object and pieces of bytes. The judge reads frames without running anything that they name: an answer
+is numbers and text, whatever process sent it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_HEAD = struct.Struct(">IQ")
+MOST_BYTES = 1 << 30
+"""Maximal number of bytes of a frame: no output of a case comes near it."""
+
+
+class WireError(Exception):
+    """What came over the wire is no frame, or not what was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A message: ``head`` is plain data, ``pieces`` are bytes that it refers to by number."""
+
+    head: dict[str, Any]
+    pieces: Sequence[bytes | memoryview] = field(default=())
+
+
+def send_frame(channel: socket.socket, frame: Frame) -> None:
+    """Send a frame. Raises OSError if the other end is gone."""
+    head = {**frame.head, "sizes": [len(piece) for piece in frame.pieces]}
+    text = json.dumps(head).encode()
+    channel.sendall(b"".join([_HEAD.pack(len(text), sum(head["sizes"])), text, *frame.pieces]))
+
+
+def receive_frame(channel: socket.socket) -> Frame | None:
+    """Return the next frame; None at the end. Raises WireError for what is none, TimeoutError as the socket does."""
+    start = _receive(channel, _HEAD.size)
+    if start is None:
+        return None
+    length, rest = _HEAD.unpack(start)
+    if length + rest > MOST_BYTES:
+        raise WireError(f"a message of {length + rest} bytes; at most {MOST_BYTES} are read")
+    text, data = _receive(channel, length), _receive(channel, rest)
+    if text is None or data is None:
+        return None
+    try:
+        head = json.loads(text)
+        sizes = head.pop("sizes")
+        ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
+        if any(size < 0 for size in sizes) or (ends or [0])[-1] != len(data):
+            raise ValueError("its pieces are not as long as it says")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise WireError(f"a message that cannot be read: {type(error).__name__}: {error}") from error
+    view = memoryview(data)
+    return Frame(head=head, pieces=[view[end - size : end] for end, size in zip(ends, sizes, strict=True)])
+
+
+def _receive(channel: socket.socket, size: int) -> bytearray | None:
+    """Return that many bytes; None if the other end closes before."""
+    data = bytearray(size)
+    view, got = memoryview(data), 0
+    while got < size:
+        count = channel.recv_into(view[got:])
+        if not count:
+            return None
+        got += count
+    return data
+
+
+# -- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def pack(value: Any, pieces: list[bytes]) -> Any:
+    """Return a nested value of tensors as plain data; its tensors' bytes are appended to ``pieces``."""
+    if isinstance(value, Tensor):
+        return _pack_tensor(value.detach(), pieces)
+    if type(value) in (tuple, list):
+        return {type(value).__name__: [pack(item, pieces) for item in value]}
+    return {"other": type(value).__name__}
+
+
+def _pack_tensor(tensor: Tensor, pieces: list[bytes]) -> dict[str, Any]:
+    head = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+    if tensor.is_quantized or tensor.layout is not torch.strided:
+        return head
+    tensor = tensor.cpu().resolve_conj().resolve_neg()
+    strides = tensor.stride()
+    size = _extent_of(tensor.shape, strides)
+    memory = tensor.as_strided((size,), (1,), tensor.storage_offset()) if size else tensor
+    pieces.append(ctypes.string_at(memory.data_ptr(), size * tensor.element_size()) if size else b"")
+    return head | {"strides": list(strides), "piece": len(pieces) - 1}
+
+
+def unpack(data: Any, pieces: Sequence[bytes | memoryview]) -> Any:
+    """Return the nested value of plain data. Raises WireError for data that describes none."""
+    try:
+        return _unpack(data, pieces)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
+        raise WireError(f"an output that cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _unpack(data: dict[str, Any], pieces: Sequence[bytes | memoryview]) -> Any:
+    if "tuple" in data or "list" in data:
+        ((name, items),) = data.items()
+        values = [_unpack(item, pieces) for item in items]
+        return tuple(values) if name == "tuple" else values
+    return _stand_in(str(data["other"])) if "other" in data else _unpack_tensor(data, pieces)
+
+
+def _stand_in(kind: str) -> object:
+    """Return an object of an empty class of this name: of what is no tensor, the judge says only what it is."""
+    return type(kind, (), {})()
+
+
+def _unpack_tensor(data: dict[str, Any], pieces: Sequence[bytes | memoryview]) -> Any:
+    dtype, shape = getattr(torch, str(data["dtype"])), [int(length) for length in data["shape"]]
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"no dtype: {data['dtype']}")
+    if "piece" not in data:
+        return _stand_in(f"tensor of dtype {dtype} that is not a plain one")
+    strides = [int(stride) for stride in data["strides"]]
+    size, piece = _extent_of(shape, strides), pieces[data["piece"]]
+    if len(piece) != size * dtype.itemsize or any(number < 0 for number in (*shape, *strides)):
+        raise ValueError(f"{len(piece)} bytes for shape {shape} and strides {strides} of {dtype}")
+    if not size:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(piece), dtype=dtype).as_strided(shape, strides)
+
+
+def _extent_of(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return from how many elements of memory a tensor is made."""
+    if not math.prod(shape):
+        return 0
+    return 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))

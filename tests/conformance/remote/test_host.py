@@ -1,0 +1,134 @@
+"""The backend's process and its workers: what they answer, and how their end is told."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from backends.base import Execution, UnsupportedPattern
+from conformance.machine.isolation import Ending, LostProcess
+from conformance.machine.memory import fill_memory
+from conformance.machine.threads import run_with_threads
+from conformance.remote.client import RemoteBackend, spell_trace
+from conformance.remote.description import read_description
+from conformance.remote.host import Host, HostError
+
+pytestmark = pytest.mark.slow
+MODEL = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3)))
+INPUT = torch.ones(2, 3)
+Make = Callable[..., RemoteBackend]
+
+
+@pytest.fixture
+def remote() -> Iterator[Make]:
+    hosts: list[Host] = []
+
+    def make(name: str, limit: float = 20.0, share: int = 1) -> RemoteBackend:
+        host = Host(f"tests.conformance.remote.vendor:{name}", limit=20)
+        hosts.append(host)
+        backend = RemoteBackend(read_description(host.describe()), host, share=share, limit=limit)
+        backend.begin()
+        return backend
+
+    yield make
+    for host in hosts:
+        host.close()
+
+
+def test_a_lowered_model_runs_elsewhere(remote: Make) -> None:
+    backend = remote("Plain")
+    lowered = backend.lower(MODEL, (INPUT,))
+    output, pid = lowered(INPUT)
+    assert torch.equal(output, MODEL(INPUT)) and int(pid) not in (0, os.getpid())
+    assert backend.execution(lowered) == Execution(quantized_ops=("linear",), float_fallbacks=(), kernels=("k",))
+    assert lowered.spell_graph().startswith("input_1 = input")  # type: ignore[attr-defined]
+
+
+def test_what_the_backend_raises_is_raised_here(remote: Make) -> None:
+    backend = remote("Raises")
+    with pytest.raises(Exception, match=r"^no such kernel$") as caught:
+        backend.lower(MODEL, (INPUT,))
+    assert type(caught.value).__name__ == "DeviceError" and "vendor.py" in spell_trace(caught.value)
+    with pytest.raises(UnsupportedPattern, match="two inputs"):
+        backend.lower(MODEL, (INPUT, INPUT))
+
+
+def test_inputs_that_are_written_to_are_written_to_here_too(remote: Make) -> None:
+    lowered = remote("Writes").lower(MODEL, (INPUT,))
+    written = INPUT.clone()
+    lowered(written)
+    assert torch.equal(written, INPUT * 2)
+
+
+def test_threads_layout_and_memory_are_those_of_the_caller(remote: Make) -> None:
+    lowered = remote("Tells").lower(MODEL, (INPUT,))
+    with fill_memory(0x5A):
+        told = run_with_threads(2, lambda: lowered(INPUT.T))
+    assert [int(each) for each in told] == [2, *INPUT.T.stride(), 0x5A]
+    assert next(int(each) for each in lowered(INPUT)) == torch.get_num_threads()
+
+
+@pytest.mark.parametrize(
+    ("name", "ending", "message"),
+    [("Dies", Ending.DIED, "the process was killed by SIGSEGV (Segmentation fault)"),
+     ("Leaves", Ending.DIED, "the process exited with status 3"),
+     ("Hangs", Ending.TIMEOUT, "did not end within 0.5 s (--claim-timeout)"),
+     ("Babbles", Ending.DIED, "the process sent an answer that cannot be read: a message")],
+)  # fmt: skip
+def test_a_lost_worker_is_told_with_its_last_words(remote: Make, name: str, ending: Ending, message: str) -> None:
+    backend = remote(name, limit=0.5)
+    with pytest.raises(LostProcess) as caught:
+        backend.lower(MODEL, (INPUT,))
+    assert caught.value.ending is ending and str(caught.value).startswith(message) and caught.value.is_alone
+    if name == "Hangs":
+        assert "in lower" in caught.value.text.partition("(most recent call first)")[2].splitlines()[1]
+
+
+def test_a_worker_does_its_share_and_no_more(remote: Make) -> None:
+    backend = remote("Plain", share=2)
+    pids: list[Any] = []
+    for _ in range(3):
+        backend.begin()
+        pids.append(int(backend.lower(MODEL, (INPUT,))(INPUT)[1]))
+    assert pids[0] != pids[1] == pids[2] or pids[0] == pids[1] != pids[2]
+
+
+def test_a_host_that_is_gone_is_started_again(remote: Make) -> None:
+    backend = remote("Plain")
+    assert backend.host is not None
+    backend.host.close()
+    backend.host.ensure()
+    assert torch.equal(backend.lower(MODEL, (INPUT,))(INPUT)[0], MODEL(INPUT))
+
+
+def test_warming_up_is_done_in_the_host_and_a_failure_is_told() -> None:
+    with closing(Host("tests.conformance.remote.vendor:Cold", limit=20)) as host:
+        assert host.warm().endswith("warm_up() raised ImportError: no driver; the claims start cold")
+    with closing(Host("tests.conformance.remote.vendor:Plain", limit=20)) as host:
+        assert host.warm() == ""
+
+
+def test_a_backend_that_is_not_there_is_told() -> None:
+    host = Host("tests.conformance.remote.vendor:Nobody", limit=20)
+    with closing(host), pytest.raises(HostError, match="has no attribute 'Nobody'"):
+        host.describe()
+
+
+def test_nothing_is_left_when_a_host_is_closed(remote: Make, tmp_path: Path) -> None:
+    backend = remote("Plain")
+    pid = int(backend.lower(MODEL, (INPUT,))(INPUT)[1])
+    assert backend.host is not None
+    backend.end()
+    backend.host.close()
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists()

@@ -1,0 +1,52 @@
+"""Reference models as bytes: the same nodes, the same numbers, the same notes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from backends.discovery import find_backend
+from conformance.claims.claim import Claim, enumerate_claims
+from conformance.pipeline.claim_run import rebuild
+from conformance.remote.model_bytes import dump_model, load_model
+from conformance.stages.bench import Bench
+from conformance.stages.meaning import tensors_of
+from refimpl.lower import lower
+from reports.schema import Where
+
+_BENCHES = {name: Bench(find_backend(name), seed=0, profile="quick") for name in ("qnnpack", "reference")}
+_PATTERNS = ("nn.Linear", "nni.ConvReLU2d", "torch.cat", "nn.LSTM", "nn.EmbeddingBag", "nn.AvgPool2d", "F.max_pool2d",
+             "nn.Conv2d+nn.BatchNorm2d+nn.ReLU", "torch.conv2d")  # fmt: skip
+
+
+def _claims(backend: str) -> list[Claim]:
+    bench = _BENCHES[backend]
+    first: dict[tuple[str, str], Claim] = {}
+    for claim in enumerate_claims(bench.config, bench.capabilities):
+        if claim.pattern in _PATTERNS:
+            first.setdefault((claim.pattern, claim.flow), claim)
+    return list(first.values())
+
+
+@pytest.mark.parametrize("backend", _BENCHES)
+def test_a_model_comes_back_as_it_was(backend: str) -> None:
+    claims = _claims(backend)
+    assert len({claim.pattern for claim in claims}) >= 7
+    for claim in claims:
+        reference = rebuild(_BENCHES[backend], claim, Where())
+        inputs = reference.inputs[0].tensors
+        model, examples = load_model(dump_model(reference.model, inputs))
+        assert str(model.graph) == str(reference.model.graph)
+        assert list(model.state_dict()) == list(reference.model.state_dict())
+        assert all(map(torch.equal, examples, inputs))
+        with torch.no_grad():
+            outputs = [tensors_of(each(*inputs)) for each in (model, reference.model)]
+        assert all(torch.equal(left, right) for left, right in zip(*outputs, strict=True))
+
+
+def test_lowering_finds_the_decisions_of_prepare_in_it() -> None:
+    """What refimpl's lowering leaves out depends on them, and what it says of it names the user's modules."""
+    (claim,) = [claim for claim in _claims("qnnpack") if (claim.pattern, claim.flow) == ("nn.Linear", "ptq")]
+    reference = rebuild(_BENCHES["qnnpack"], claim, Where())
+    model, _ = load_model(dump_model(reference.model, reference.inputs[0].tensors))
+    assert str(lower(model).graph) == str(lower(reference.model).graph)

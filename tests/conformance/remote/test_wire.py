@@ -1,0 +1,91 @@
+"""Frames and tensors between the judge and the backend's process; what comes back is numbers and text, or refused."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from conformance.remote.wire import MOST_BYTES, Frame, WireError, pack, receive_frame, send_frame, unpack
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(5)
+        yield ours, theirs
+
+
+def test_a_frame_arrives_as_it_was_sent(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    send_frame(theirs, Frame(head={"a": [1, "ä"]}, pieces=[b"", b"xyz"]))
+    frame = receive_frame(ours)
+    assert (
+        frame is not None and frame.head == {"a": [1, "ä"]} and [bytes(each) for each in frame.pieces] == [b"", b"xyz"]
+    )
+
+
+def test_the_end_is_no_frame(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    theirs.sendall(b"\0\0")
+    theirs.close()
+    assert receive_frame(ours) is None
+
+
+@pytest.mark.parametrize(
+    ("head", "data"),
+    [(b"not json", b""), (b"[]", b""), (b'{"sizes": [3]}', b"x"), (b'{"sizes": [-1, 2]}', b"x"),
+     (b'{"sizes": "x"}', b"x"), (b"{}", b""), (b"[" * 100_000, b"")],
+)  # fmt: skip
+def test_what_is_no_frame_is_said(ends: tuple[socket.socket, socket.socket], head: bytes, data: bytes) -> None:
+    ours, theirs = ends
+    theirs.sendall(struct.pack(">IQ", len(head), len(data)) + head + data)
+    with pytest.raises(WireError, match="a message that cannot be read"):
+        receive_frame(ours)
+
+
+def test_a_frame_that_says_it_is_huge_is_not_read(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    theirs.sendall(struct.pack(">IQ", 2, MOST_BYTES))
+    with pytest.raises(WireError, match="at most"):
+        receive_frame(ours)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.randn(2, 3), torch.zeros(0, 4), torch.tensor(3), torch.arange(12).reshape(3, 4).T, torch.ones(1).expand(5),
+     torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last), torch.arange(9)[1::2],
+     torch.tensor([True, False]), torch.randn(3).half(), torch.randn(3).bfloat16(), torch.tensor([float("nan")])],
+)  # fmt: skip
+def test_a_tensor_keeps_its_values_and_its_layout(tensor: Tensor) -> None:
+    pieces: list[bytes] = []
+    data = json.loads(json.dumps(pack(((tensor,), [tensor]), pieces)))
+    ((first,), (second,)) = unpack(data, pieces)
+    for each in (first, second):
+        assert each.dtype is tensor.dtype and each.stride() == tensor.stride()
+        assert torch.equal(each.nan_to_num(7), tensor.nan_to_num(7))
+
+
+def test_what_is_no_plain_tensor_is_named() -> None:
+    pieces: list[bytes] = []
+    data = pack([{"a": 1}, None, torch.randn(2).to_sparse()], pieces)
+    kinds = [type(each).__name__ for each in unpack(data, pieces)]
+    assert kinds[:2] == ["dict", "NoneType"] and "float32" in kinds[2]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [{}, {"dtype": "load", "shape": [1]}, {"dtype": "float32", "shape": [2], "strides": [1], "piece": 0},
+     {"dtype": "float32", "shape": [-1], "strides": [1], "piece": 0},
+     {"dtype": "float32", "shape": [1], "strides": [1], "piece": 9},
+     {"tuple": 3}, {"tuple": [], "list": []}, 7, {"dtype": "float32", "shape": [1, 1], "strides": [1], "piece": 0}],
+)  # fmt: skip
+def test_an_output_that_is_none_is_said(data: object) -> None:
+    with pytest.raises(WireError, match="an output that cannot be read"):
+        unpack(data, [b"\0" * 4])

@@ -1,0 +1,91 @@
+"""Backends whose lowering ends in as many ways."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from backends.base import Execution, UnsupportedPattern
+from conformance.machine.memory import current_filling
+from tests.conformance.support.fake_backends.fakes import Good
+
+
+class Plain(Good):
+    """Runs the model, and says in which process."""
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        class Lowered:
+            graph_module = reference_model
+
+            def __call__(self, *inputs: Tensor) -> Any:
+                return reference_model(*inputs), torch.tensor(os.getpid())
+
+        return Lowered()
+
+    def execution(self, lowered: Callable[..., Any]) -> Execution:
+        return Execution(quantized_ops=("linear",), float_fallbacks=(), kernels=("k",))
+
+
+class DeviceError(Exception):
+    """A vendor's own error."""
+
+
+class Raises(Good):
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        if len(example_inputs) > 1:
+            raise UnsupportedPattern("two inputs")
+        raise DeviceError("no such kernel")
+
+
+class Writes(Good):
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        return lambda x: x.mul_(2)
+
+
+class Tells(Good):
+    """Gives the number of threads, the strides of its input, and what memory is filled with."""
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        return lambda x: tuple(map(torch.tensor, (torch.get_num_threads(), *x.stride(), current_filling())))
+
+
+class Dies(Good):
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        ctypes.string_at(0)
+        raise AssertionError("read from address 0")
+
+
+class Leaves(Good):
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        sys.exit(3)
+
+
+class Hangs(Good):
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        time.sleep(1000)
+        return reference_model
+
+
+class Babbles(Good):
+    """Writes to every open descriptor that takes it."""
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        for descriptor in range(3, 64):
+            try:
+                os.write(descriptor, b"\xff" * 64)
+            except OSError:
+                continue
+        return reference_model
+
+
+class Cold(Good):
+    def warm_up(self) -> None:
+        raise ImportError("no driver")

@@ -1,0 +1,75 @@
+"""A vendor's code that ends processes, harms them or meddles with what judges it: told, never green, never a hang."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from reports.verdicts import Outcome, Verdict
+from tests.conformance.support.suite_runs import FAKES, REPO, Ran, run
+
+VENDORS = Path(__file__).resolve().parent / "vendors"
+USAGE_ERROR = 4
+ONE = "--claim=nn.Linear/*/per_tensor_symmetric"
+
+
+def run_hostile(folder: Path, backend: str, *options: str, **variables: str) -> Ran:
+    path = os.pathsep.join([str(REPO), str(FAKES), str(VENDORS)])
+    return run(folder, backend, ONE, *options, cwd=VENDORS, PYTHONPATH=path, **variables)
+
+
+@pytest.mark.parametrize("place", ["constructor", "unavailable_reason", "backend_config", "capabilities", "versions"])
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [("exit 0", "the process exited with status 0"), ("segfault", "SIGSEGV"), ("odd", "KeyboardInterrupt: odd")],
+)  # fmt: skip
+def test_a_backend_that_ends_before_the_run_is_a_usage_error(tmp_path: Path, place: str, way: str, told: str) -> None:
+    ran = run_hostile(tmp_path, "ends:Ends", HOSTILE_PLACE=place, HOSTILE_WAY=way)
+    assert ran.status == USAGE_ERROR, ran.said
+    assert told in ran.err and "ends:Ends" in ran.err
+    assert not (ran.folder / "results.jsonl").exists()
+
+
+@pytest.mark.parametrize(("place", "way"), [("constructor", "hang"), ("backend_config", "stop the parent")])
+def test_a_backend_that_hangs_before_the_run_is_a_usage_error(tmp_path: Path, place: str, way: str) -> None:
+    ran = run_hostile(tmp_path, "ends:Ends", "--claim-timeout=2", HOSTILE_PLACE=place, HOSTILE_WAY=way)
+    assert ran.status == USAGE_ERROR, ran.said
+    assert "did not answer within 2 s" in ran.err
+    assert "in misbehave" in ran.err or way == "stop the parent"  # it tells where
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+@pytest.mark.parametrize(("way", "verdict"), [("exit 0", Verdict.CRASHED), ("stop the parent", Verdict.TIMEOUT)])
+def test_a_backend_that_leaves_or_stops_its_parent_costs_its_claim(
+    tmp_path: Path, way: str, verdict: Verdict, workers: str
+) -> None:
+    ran = run_hostile(tmp_path, "ends:Ends", workers, "--claim-timeout=3", HOSTILE_PLACE="lower", HOSTILE_WAY=way)
+    assert ran.status == 1, ran.said
+    (claim,) = ran.results.claims
+    assert claim.verdict is verdict and ran.results.outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize("place", ["constructor", "lower"])
+def test_a_backend_that_kills_its_parent_harms_no_process_of_the_suite(tmp_path: Path, place: str) -> None:
+    """What it kills has imported it: the run goes on with a new one, or says that there is none."""
+    way = {"HOSTILE_PLACE": place, "HOSTILE_WAY": "kill the parent"}
+    ran = run_hostile(tmp_path, "ends:Ends", "--claim-timeout=5", **way)
+    assert ran.status in (0, 1, USAGE_ERROR), ran.said
+    if ran.status == 0:  # it is a fault of manners only: the numbers are right
+        assert place == "lower" and [claim.verdict for claim in ran.results.claims] == [Verdict.VERIFIED]
+    elif ran.status == 1:
+        assert ran.results.outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+@pytest.mark.parametrize(
+    "backend",
+    ["ends:LeavesWithZero", "meddlers:Wrong", "meddlers:PatchesJudge", "meddlers:PatchesWriter", "meddlers:WalksStack"],
+)
+def test_what_runs_in_the_vendors_process_changes_no_verdict(tmp_path: Path, backend: str, workers: str) -> None:
+    ran = run_hostile(tmp_path, backend, workers)
+    assert ran.status == 1, ran.said
+    (claim,) = ran.results.claims
+    assert claim.verdict is Verdict.REFUTED and ran.results.outcome is Outcome.FAIL
