@@ -33,7 +33,7 @@ class PatchesJudge(Wrong):
     def __init__(self) -> None:
         for module in (comparison, numerics):
             setattr(module, "compare_all", lambda where, *_: iter([comparison.Comparison(where=where)]))  # noqa: B010
-        comparison.compare = lambda where, *_: comparison.Comparison(where=where)  # type: ignore[assignment]
+        comparison.compare = lambda where, *_: comparison.Comparison(where=where)
         Verdict.worst = classmethod(lambda cls, verdicts: Verdict.VERIFIED)  # type: ignore[method-assign,assignment]
 
 
