@@ -89,7 +89,8 @@ class Capabilities:
 
     limits: Mapping[str, Mapping[str, Taken]] = field(default_factory=dict)
     """Op (as patterns name it: ``"nn.Conv2d"``) → argument → the supported values. Other values, for example left in
-    float, cannot be said in a BackendConfig and are not tested."""
+    float, cannot be said in a BackendConfig and are not tested. docs/limits.md lists all ops and arguments; another one
+    is an error."""
 
     def __post_init__(self) -> None:
         if not self.weight_schemes or not {*self.weight_schemes} <= {*WEIGHT_SCHEMES}:
