@@ -33,7 +33,9 @@ OWN_ARGUMENTS: Mapping[str, str] = {
     "_unbatched": "the input has no axis for a batch",
     "_uneven": "one end is padded more than the other",
     "bias": "for a function: there is one",
+    "embedding_dim": "columns of the table",
     "hx": "states are given",
+    "num_embeddings": "rows of the table",
     "offsets": "bags are cut by offsets, not one for each row",
     "other": '`"tensor"`, `"itself"` (the same tensor again), or a number',
     "output_size": 'for a transposed convolution `"largest"` or None; for `repeat_interleave` True: given',
@@ -64,7 +66,7 @@ def check_limits(limits: Mapping[str, Mapping[str, Taken]]) -> None:
                 reason = f" ({fixed.reason})" if isinstance(fixed, Fixed) else ""
                 raise LimitsError(
                     f"{where}: {name!r} is not varied{reason}, so that a limit of it is without effect; "
-                    f"did you mean {_find_nearest(name, known)!r}? docs/limits.md lists all"
+                    f"did you mean {_find_nearest(name, known)!r}? of this op are varied: {', '.join(known)}"
                 )
             if not callable(taken) and not isinstance(taken, (tuple, list, set, frozenset, range)):
                 raise LimitsError(

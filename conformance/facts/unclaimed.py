@@ -21,6 +21,7 @@ from backends.base import Backend, Capabilities, Execution
 from conformance.claims.claim import dtype_config_text, enumerate_claims, has_weight
 from conformance.claims.effort import Effort
 from conformance.claims.qconfigs import Kind, kind_of
+from conformance.claims.quick import Share
 from conformance.ops.fused_modules import root_of
 from conformance.pipeline.claim_run import run_claim
 from conformance.pipeline.job import Job, measuring_job
@@ -103,6 +104,7 @@ def _try(entry: BackendPatternConfig, dtypes: DTypeConfig, bench: Bench) -> str:
         own.effort = effort
         claims = enumerate_claims(config, own.capabilities)
         claim = next(each for each in claims if each.entry.normal_pattern == entry.normal_pattern)
+        own.shares = {claim.id: Share()}  # the others of this op are not tried: all cases are this claim's
         checks = [message for message in run_claim(own, claim) if isinstance(message, Check)]
         if any(check.verdict is not Verdict.VERIFIED for check in checks) or not claiming.is_shown:
             return ""

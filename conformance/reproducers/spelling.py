@@ -138,10 +138,12 @@ def _are_alike_tensors(made: Tensor, tensor: Tensor) -> bool:
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 
-def spell_call(node: Node, names: dict[Node, str]) -> str:
-    """Spell a node's call, its operands by ``names``."""
+def spell_call(node: Node, names: dict[Node, str], *, only_away: bool = False) -> str:
+    """Spell a node's call, its operands by ``names``; ``only_away``: without options that have their default."""
+    defaults = _defaults_of(node.target) if only_away else {}
+    options = {key: value for key, value in node.kwargs.items() if key not in defaults or defaults[key] != value}
     words = [spell(value, names) for value in node.args]
-    words += [f"{key}={spell(value, names)}" for key, value in node.kwargs.items()]
+    words += [f"{key}={spell(value, names)}" for key, value in options.items()]
     if node.op == "call_method":
         return f"{words[0]}.{node.target}({', '.join(words[1:])})"
     if node.op == "call_module":
@@ -149,6 +151,15 @@ def spell_call(node: Node, names: dict[Node, str]) -> str:
     target: Any = node.target
     name = f"torch.ops.{target}" if isinstance(target, OpOverload) else leaf_name(target)
     return f"{name.removeprefix('builtins.')}({', '.join(words)})"
+
+
+def _defaults_of(function: Any) -> dict[str, Any]:
+    """Return a function's default arguments; none where Python does not know them."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # builtins, methods' names
+        return {}
+    return {name: parameter.default for name, parameter in parameters.items()}
 
 
 def spell(value: Any, names: dict[Node, str]) -> str:
@@ -180,7 +191,7 @@ def spell_pattern(model: GraphModule) -> str:
             call = spell_call(node, names)
             names[node] = _spell_module(model.get_submodule(str(node.target))) + call[call.index("(") :]
         else:
-            names[node] = spell_call(node, names)
+            names[node] = spell_call(node, names, only_away=True)
     return ""
 
 

@@ -59,7 +59,7 @@ def spelled(pattern: str, variant: str) -> str:
         ("torch.conv2d", "default", "torch.conv2d(x, weight, bias)"),
         ("torch.add", "default", "torch.add(x, y)"),
         ("operator.add", "other=2", "operator.add(x, 2)"),
-        ("torch.cat", "dim=1", "torch.cat([x, y], dim=1)"),
+        ("torch.cat", "dim=1,shape=(2, 7, 3, 3)x(2, 7, 3, 3)", "torch.cat([x, y], dim=1)"),
         (".view", "default", "x.view(2, 63)"),
         ("nn.Hardtanh", "min_val=-0.3", "nn.Hardtanh(min_val=-0.3)(x)"),
     ],
