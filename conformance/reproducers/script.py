@@ -268,7 +268,7 @@ def _spell_tensor(value: Tensor, dtype: torch.dtype | None = None) -> str:
 
 def _spell_bytes(value: bytes) -> str:
     text = base64.b85encode(value).decode()
-    return " ".join(f'"{text[start : start + 90]}"' for start in range(0, len(text), 90))
+    return " ".join(f'"{text[start : start + 80]}"' for start in range(0, len(text), 80))
 
 
 def _spell_nested(value: Tensor) -> str:

@@ -23,8 +23,8 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 _PLAIN = (int, float, str, bool, type(None), torch.dtype)
 _PER_AXIS = ("kernel_size", "stride", "padding", "output_padding", "dilation")
 """Arguments of torch's modules that are one number, or one for each axis."""
-_OF_MODULES = frozenset(vars(nn.Module()))
-"""Attributes that every module has."""
+_OF_MODULES = frozenset({*vars(nn.Module()), "qconfig"})
+"""Attributes that every module has, and the one that the flow gives it."""
 _KNOWN = ("torch.", "F.", "nn.", "nni.", "operator.", "builtins.")
 
 
@@ -33,8 +33,9 @@ class NoScriptError(Exception):
 
 
 def flatten(target: str) -> str:
-    """Return a module's path as one name."""
-    return target.replace(".", "_")
+    """Return a module's path as one name; a number, as Sequential has them, gets a letter before it."""
+    name = target.replace(".", "_")
+    return name if name.isidentifier() else f"m{name}"
 
 
 def is_reference(module: nn.Module) -> bool:

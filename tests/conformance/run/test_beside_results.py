@@ -277,8 +277,8 @@ def test_own_modules_have_scripts_too(tmp_path: Path) -> None:
     """Before: "no script: Shift is no module of torch.nn". One is made by its constructor, the other unpickled."""
     ran = run(tmp_path, "own_modules:Zeros", "--profile=quick")
     scripts = {claim.pattern: claim.script for claim in ran.results.claims}
-    assert "self._0 = own_modules.Shift(0.5)" in scripts["own_modules.Shift"]
-    assert "self._0 = unpickled(" in scripts["own_modules.Gain"]
+    assert "self.m0 = own_modules.Shift(0.5)" in scripts["own_modules.Shift"]
+    assert "self.m0 = unpickled(" in scripts["own_modules.Gain"]
     for script in scripts.values():
         assert script.index("find_backend('own_modules:Zeros')") < script.index("import own_modules")
         assert _status(script) == 1
