@@ -93,7 +93,7 @@ class Differences:
 def compare_runs(old: Results, new: Results) -> Differences:
     """Compare claims and models by ID. Runs may differ in versions, seed or machine; ``basis`` lists where.
 
-    What the later run was not to run, by its ``--claim`` or as a shard, is not compared; ``basis`` says how much that is.
+    What the later run was not to run, by its ``--claim`` or as a shard, is not compared; ``basis`` counts it.
     """
     before, after = _index_by_id(old), _index_by_id(new)
     asked = select_of_run(new.header, {*before, *after})

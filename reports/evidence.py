@@ -38,7 +38,9 @@ def spell_value(value: object) -> str:
 
 def tabulate_values(values: Mapping[str, object]) -> Table:
     """Make a table of measured values, a row for each."""
-    return Table(columns=("property", "value"), rows=tuple((name, spell_value(value)) for name, value in values.items()))
+    return Table(
+        columns=("property", "value"), rows=tuple((name, spell_value(value)) for name, value in values.items())
+    )
 
 
 GRAPHS = ("float model", "reference model", "lowered model")

@@ -128,7 +128,10 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
     fingerprints = _group_by_claim(results.measurements)
     views = {
         claim.claim: ClaimView(
-            claim=claim, checks=checks[claim.claim], anchor=anchor(claim.claim), column=columns[claim.dtype_config],
+            claim=claim,
+            checks=checks[claim.claim],
+            anchor=anchor(claim.claim),
+            column=columns[claim.dtype_config],
             fingerprints=fingerprints.get(claim.claim, {}),
         )
         for claim in results.claims

@@ -298,7 +298,7 @@ class ClaimResult(Judged):
     failing: int | None = 0
     """Number of cases and comparisons that do not pass; None: it varies from run to run."""
     op: str = ""
-    """The op of the case that the deciding check shows, as Python; "" for a claim that passes, or if it is not known."""
+    """The op of the case that the deciding check shows, as Python; "" for a claim that passes, or if unknown."""
     decisions: list[dict[str, Scalar]] = field(default_factory=list)
     """Decision log of prepare, row by row."""
     graphs: dict[str, str] = field(default_factory=dict)

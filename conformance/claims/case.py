@@ -38,8 +38,9 @@ class Case:
     """One float model for a claim: how to build it (its weights come from torch's generator), and its inputs.
 
     ``varied``: names of the arguments that are away from their defaults. ``variant``: the same with their values; cases
-    of one variant differ in their regime only. ``arguments``: those of the root op, as it gets them. ``build`` takes nothing and returns a model whose forward takes the
-    inputs in order and holds the claim's pattern once. ``is_first``: it is the first case of its claim.
+    of one variant differ in their regime only. ``arguments``: those of the root op, as it gets them. ``build`` takes
+    nothing and returns a model whose forward takes the inputs in order and holds the claim's pattern once.
+    ``is_first``: it is the first case of its claim.
     """
 
     name: str

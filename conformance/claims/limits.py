@@ -42,7 +42,7 @@ OWN_ARGUMENTS: Mapping[str, str] = {
     "per_sample_weights": "weights are given",
     "weight": "for a function: there is one",
 }
-"""Arguments of the tables that are not, or not with these values, those of torch; True or False where nothing is said."""
+"""Arguments of the tables that are not torch's, or not with these values; True or False where nothing is said."""
 
 
 class LimitsError(Exception):

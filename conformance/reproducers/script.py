@@ -24,20 +24,20 @@ from conformance.claims.inputs import Batch
 from conformance.oracle.dynamic import find_dynamic_range
 from conformance.oracle.evaluate import Exact, Walk
 from conformance.oracle.grids import Grid, placeholder_grids
-from conformance.stages.bench import Bench
 from conformance.reproducers.spelling import (
     NoScriptError,
     check_importable,
     flatten,
     is_own,
     is_reference,
+    name_class,
     spell,
     spell_call,
     spell_constructor,
     spell_own_constructor,
 )
+from conformance.stages.bench import Bench
 from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.patterns import leaf_name
 from refimpl.tracing import attribute_of
 from reports.schema import Check, Where
 from reports.verdicts import Verdict
@@ -170,7 +170,7 @@ def _write_module(target: str, module: nn.Module) -> Iterator[str]:
         yield from _write_own(target, module)
     elif isinstance(module, nn.Sequential) and not any(is_own(type(part)) for part in module.children()):
         parts = list(module.children())
-        yield f"{target} = {leaf_name(type(module))}({', '.join(spell_constructor(part) for part in parts)})"
+        yield f"{target} = {name_class(module)}({', '.join(spell_constructor(part) for part in parts)})"
         for number, part in enumerate(parts):
             if is_reference(part):
                 yield from _write_quantized(f"{target}[{number}]", part, f"{target}[{number}]")
@@ -212,7 +212,7 @@ def _write_pickled(target: str, module: nn.Module) -> Iterator[str]:
     try:
         content = pickle.dumps(module)
     except Exception as error:  # whatever a vendor's own class raises
-        raise NoScriptError(f"{leaf_name(type(module))} cannot be pickled: {describe_error(error)}") from error
+        raise NoScriptError(f"{name_class(module)} cannot be pickled: {describe_error(error)}") from error
     yield f"{target} = unpickled({_spell_bytes(content)})"
 
 

@@ -43,6 +43,12 @@ def is_reference(module: nn.Module) -> bool:
     return type(module).__module__.startswith(nnqr.__name__)
 
 
+def name_class(module: nn.Module) -> str:
+    """Name a module's class as a config does."""
+    kind: Any = type(module)
+    return leaf_name(kind)
+
+
 def is_own(value: Any) -> bool:
     """Tell whether a class or function is a vendor's own, which is imported from its module."""
     return not leaf_name(value).startswith(_KNOWN)
@@ -64,7 +70,7 @@ def check_importable(value: Any) -> None:
 
 def spell_constructor(module: nn.Module) -> str:
     """Spell the call of a module's constructor; for a reference module, that of its float class."""
-    kind = getattr(nn, type(module).__name__) if is_reference(module) else type(module)
+    kind: Any = getattr(nn, type(module).__name__) if is_reference(module) else type(module)
     required, optional = _read_arguments(kind, module)
     words = [*map(repr, required.values()), *(f"{name}={value!r}" for name, value in optional.items())]
     return f"{leaf_name(kind)}({', '.join(words)})"
@@ -75,13 +81,12 @@ def spell_own_constructor(module: nn.Module) -> str | None:
 
     The constructor is tried: what it makes must have the same modules, state and plain attributes.
     """
-    kind = type(module)
-    required, optional = _read_arguments(kind, module)
-    if not all(map(_is_plain, (*required.values(), *optional.values()))):
-        return None
     try:
-        made = kind(*required.values(), **optional)
-    except Exception:  # a constructor with other arguments than its module's attributes
+        required, optional = _read_arguments(type(module), module)
+        if not all(map(_is_plain, (*required.values(), *optional.values()))):
+            return None
+        made = type(module)(*required.values(), **optional)
+    except Exception:  # a vendor's constructor, with other arguments than its module's attributes
         return None
     made.train(module.training)
     pairs = list(zip(made.modules(), module.modules(), strict=False))
@@ -92,7 +97,7 @@ def spell_own_constructor(module: nn.Module) -> str | None:
 def _read_arguments(kind: type, module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the constructor's arguments that a module holds: those without a default, and those away from theirs."""
     required, optional = dict[str, Any](), dict[str, Any]()
-    for name, parameter in list(inspect.signature(kind.__init__).parameters.items())[1:]:
+    for name, parameter in inspect.signature(kind).parameters.items():
         default, value = parameter.default, _argument_of(module, name)
         if value is inspect.Parameter.empty or parameter.kind not in _NAMED or _is_default(value, default):
             continue
@@ -111,7 +116,7 @@ def _argument_of(module: nn.Module, name: str) -> Any:
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    return bool(value == default or (isinstance(value, tuple) and value == (default,) * len(value)))
+    return _is_plain(value) and bool(value == default or (isinstance(value, tuple) and value == (default,) * len(value)))
 
 
 def _is_plain(value: Any) -> bool:
@@ -122,7 +127,9 @@ def _are_alike(made: nn.Module, module: nn.Module) -> bool:
     """Tell whether two modules differ at most in the values of their floating-point parameters and buffers."""
     if type(made) is not type(module):
         return False
-    states = [dict((*each.named_parameters(recurse=False), *each.named_buffers(recurse=False))) for each in (made, module)]
+    states = [
+        dict((*each.named_parameters(recurse=False), *each.named_buffers(recurse=False))) for each in (made, module)
+    ]
     if states[0].keys() != states[1].keys():
         return False
     if not all(_are_alike_tensors(states[0][name], states[1][name]) for name in states[0]):
@@ -198,9 +205,8 @@ def spell_pattern(model: GraphModule) -> str:
 
 def _spell_module(module: nn.Module) -> str:
     """Spell a module as a reader would make it; ``(…)`` if its constructor does not show how."""
-    kind = type(module)
     if isinstance(module, nn.Sequential):
-        return f"{leaf_name(kind)}({', '.join(map(_spell_module, module.children()))})"
-    if is_own(kind):
-        return spell_own_constructor(module) or f"{leaf_name(kind)}(…)"
+        return f"{name_class(module)}({', '.join(map(_spell_module, module.children()))})"
+    if is_own(type(module)):
+        return spell_own_constructor(module) or f"{name_class(module)}(…)"
     return spell_constructor(module)

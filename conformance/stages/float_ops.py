@@ -1,6 +1,6 @@
 """What runs in float, in the words of the flow: the op of the reference model that a backend's report names, and why.
 
-A backend names nodes, perhaps with kernels and reasons: ``op0``, ``op0 (Conv)``, ``op0: no kernel``. A reader knows ops.
+A backend names nodes, perhaps with kernels and reasons: ``op0``, ``op0 (Conv)``, ``op0: no kernel``.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """What failing cases share and passing ones do not: a search over the arguments and regimes of a claim's cases.
 
 Exact and deterministic: a condition is said only if it holds in every failing case and in no passing one. Single
-conditions come first, at most one for each argument; pairs of conditions only if no single one separates.
+conditions come first, at most one for each argument; two conditions, joined by ``and`` or ``or``, only if no single one
+separates.
 """
 
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +17,7 @@ from conformance.claims.case import Case
 MOST_SHOWN = 3
 """Most conditions that are said, each of which separates alone."""
 LEAST_FOR_PAIRS = 3
-"""Least failing cases for which pairs are searched: two conditions that single out one or two cases are chance."""
+"""Least failing cases for which pairs are searched: some two conditions single out nearly any two cases by chance."""
 
 _PER_AXIS = frozenset({"kernel_size", "stride", "padding", "output_padding", "dilation", "output_size", "repeats"})
 """Arguments that are one number, or one for each axis: the largest is compared."""
@@ -44,16 +46,27 @@ def find_shared(cases: Sequence[Case], failing: Collection[str]) -> list[str]:
     bad = _to_bits(case.name in failing for case in cases)
     if bad in (0, _to_bits(True for _ in cases)):
         return []
-    facts = [describe_case(case) for case in cases]
-    shared = [condition for condition in _list_conditions(facts) if condition.holds & bad == bad]
+    conditions = list(_list_conditions([describe_case(case) for case in cases]))
     singles: dict[str, str] = {}
-    for condition in shared:
+    for condition in conditions:
         if condition.holds == bad:
             singles.setdefault(condition.about, condition.text)
     if singles or bad.bit_count() < LEAST_FOR_PAIRS:
         return list(singles.values())[:MOST_SHOWN]
-    pairs = ((a, b) for a, b in itertools.combinations(shared, 2) if a.about != b.about and a.holds & b.holds == bad)
-    return [f"{a.text} and {b.text}" for a, b in itertools.islice(pairs, 1)]
+    return list(itertools.islice(_join_pairs(conditions, bad), 1))
+
+
+def _join_pairs(conditions: Sequence[Condition], bad: int) -> Iterator[str]:
+    """Yield two conditions that hold together in the failing cases only, then two of which one holds in each of them.
+
+    Each of the latter holds in two cases or more: one that singles out a case would be chance.
+    """
+    wide = [each for each in conditions if each.holds & bad == bad]
+    narrow = [each for each in conditions if each.holds & ~bad == 0 and each.holds.bit_count() > 1]
+    for word, candidates, joined in (("and", wide, operator.and_), ("or", narrow, operator.or_)):
+        for a, b in itertools.combinations(candidates, 2):
+            if a.about != b.about and joined(a.holds, b.holds) == bad:
+                yield f"{a.text} {word} {b.text}"
 
 
 def describe_case(case: Case) -> Facts:

@@ -153,8 +153,8 @@ class CaseStage(ABC, Generic[Before, After]):
     """One stage of a claim's cases.
 
     So far the cases ``tried`` have come to it, ``passed`` of them have a result, and the backend's code raised in
-    ``raised`` of them. ``proven``: variants that need no further run of the check that is made once for each. ``errors``: all faults.
-    ``internal``: the check of a failure of the suite itself.
+    ``raised`` of them. ``proven``: variants that need no further run of the check that is made once for each.
+    ``errors``: all faults. ``internal``: the check of a failure of the suite itself.
     """
 
     name: ClassVar[str]

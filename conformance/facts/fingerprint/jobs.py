@@ -23,7 +23,7 @@ from conformance.pipeline.job import Job, measuring_job
 from conformance.stages.bench import Bench
 from refimpl import BackendConfig, DTypeConfig
 from refimpl.patterns import leaves
-from reports.schema import Measurement
+from reports.schema import Measurement, Scalar
 
 OPS: Mapping[str, Op] = {**weighted.OPS, **sums_and_products.OPS, **unweighted.OPS}
 DTYPES = frozenset({torch.quint8, torch.qint8, torch.uint8, torch.int8})
@@ -44,7 +44,7 @@ def measure(name: str, bench: Bench) -> Iterator[Measurement]:
     for site in list_sites(op, bench):
         dtype = str(site.dtypes.input_dtype).removeprefix("torch.")
         subject = ", ".join([name, dtype, *([site.scheme] if op.has_weight else [])])
-        values = dict(fingerprint(op, site))
+        values = dict[str, Scalar](fingerprint(op, site))
         yield Measurement(topic="fingerprint", subject=subject, values=values, claims=list_claims(op, site))
 
 

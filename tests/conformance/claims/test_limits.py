@@ -55,7 +55,9 @@ def test_groups_are_held_to_their_limit_though_varied_under_shape() -> None:
     assert geometry_of({}, "groups") > {1, 2, 8}
     limits = {CONVOLUTION: {"groups": (1,)}}
     cases = planned(claim_on(CONVOLUTION), limits=limits)
-    assert {module.groups for case in cases for module in case.build().modules() if isinstance(module, nn.Conv2d)} == {1}
+    assert {module.groups for case in cases for module in case.build().modules() if isinstance(module, nn.Conv2d)} == {
+        1
+    }
     assert len(cases) > 20
 
 

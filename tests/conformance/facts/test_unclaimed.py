@@ -74,10 +74,6 @@ def run(backend: Vendor) -> list[Measurement | ModelResult]:
     return [each for job in jobs(bench.config, bench.capabilities, "full") for each in job.run(bench)]
 
 
-def declining(model: GraphModule) -> Any:
-    raise UnsupportedPattern("no signed kernels")
-
-
 def right(model: GraphModule) -> Any:
     return torch.no_grad()(model)
 

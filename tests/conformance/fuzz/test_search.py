@@ -63,9 +63,10 @@ def bench_of(backend: Backend, spec: str = "reference", graphs: int = GRAPHS, se
     return Bench(backend, seed=seed, profile="stress", max_examples=graphs, spec=spec)
 
 
-def drawn(
-    setup: ModelSetup, numbers: range, capabilities: Capabilities = ReferenceBackend().capabilities()
-) -> Iterator[DrawnGraph]:
+CAPABILITIES = ReferenceBackend().capabilities()
+
+
+def drawn(setup: ModelSetup, numbers: range, capabilities: Capabilities = CAPABILITIES) -> Iterator[DrawnGraph]:
     patterns = patterns_of(enumerate_claims(bench_of(ReferenceBackend()).config, capabilities), setup)
     for number in numbers:
         choose: Any = random.Random(number).choice

@@ -39,6 +39,17 @@ class Renamed(nn.Module):
         return x * self._factor
 
 
+class Holding(nn.Module):
+    """Takes a tensor, and keeps it under the argument's name."""
+
+    def __init__(self, weight: Tensor | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2) if weight is None else weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
 class Changed(Scaled):
     """An attribute that the constructor does not set."""
 
@@ -83,6 +94,7 @@ def test_what_is_written_builds_the_same_op() -> None:
         (Scaled(3), "Scaled(3)"),
         (Scaled(3, factor=2.0), "Scaled(3, factor=2.0)"),
         (Renamed(2.0), None),
+        (Holding(torch.zeros(2)), None),
         (nn.Sequential(Scaled(3)), None),
     ],
 )
@@ -113,7 +125,8 @@ def test_a_norm_and_functions_are_nested_in_their_order() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = nni.BNReLU2d(nn.BatchNorm2d(4, eps=0.5), nn.ReLU())
+            fused: Any = nni.BNReLU2d
+            self.layer = fused(nn.BatchNorm2d(4, eps=0.5), nn.ReLU())
 
         def forward(self, x: Any) -> Any:
             return F.relu(self.layer(x).mul(2.0))

@@ -39,6 +39,7 @@ def reference_of(*steps: Any) -> GraphModule:
 
 
 CONV, NORM = nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5)
+FUSED: Any = nni.ConvBn2d
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ CONV, NORM = nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5)
         ((CONV, NORM), "op1", "nn.BatchNorm2d at op1: is not folded into nn.Conv2d at op0 before it"),
         ((CONV, NORM), "op0", "nn.Conv2d at op0: stands between dequantize and quantize with nn.BatchNorm2d at op1: "
          "one kernel must do all of it"),
-        ((nni.ConvBn2d(CONV, NORM),), "op0 (ConvBn2d): LOW-01: torch has no quantized op for it",
+        ((FUSED(CONV, NORM),), "op0 (ConvBn2d): LOW-01: torch has no quantized op for it",
          "nni.ConvBn2d at op0: its norm is not folded into the weight (LOW-01: torch has no quantized op for it)"),
         ((NORM,), "op0 (BatchNorm2d): LOW-03: no statistics", "nn.BatchNorm2d at op0: LOW-03: no statistics"),
         ((CONV, F.relu), "relu", "F.relu at relu: stands between dequantize and quantize with nn.Conv2d at op0: one "
@@ -72,6 +73,6 @@ def test_a_method_and_a_builtin_are_named_as_patterns_name_them() -> None:
     def forward(x: Any) -> Any:
         return torch.add(x.view(2, 3), 1.0)
 
-    model = symbolic_trace(forward)  # type: ignore[arg-type]
+    model = symbolic_trace(forward)
     assert explain_float(model, "view: x") == ".view at view: x"
     assert explain_float(model, "add: x") == "torch.add at add: x"
