@@ -116,7 +116,8 @@ def _argument_of(module: nn.Module, name: str) -> Any:
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    return _is_plain(value) and bool(value == default or (isinstance(value, tuple) and value == (default,) * len(value)))
+    is_repeated = isinstance(value, tuple) and value == (default,) * len(value)
+    return _is_plain(value) and bool(is_repeated or value == default)
 
 
 def _is_plain(value: Any) -> bool:
