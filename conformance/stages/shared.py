@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from conformance.claims.case import Case
 
+LEAST_CASES = 6
+"""Least cases that are searched: fewer are told apart by nearly anything."""
 MOST_SHOWN = 3
-"""Most conditions that are said, each of which separates alone."""
+"""Most conditions that are said, each of which separates alone: if more do, none of them tells the cause."""
 LEAST_FOR_PAIRS = 3
 """Least failing cases for which pairs are searched: some two conditions single out nearly any two cases by chance."""
 
@@ -44,7 +46,7 @@ def find_shared(cases: Sequence[Case], failing: Collection[str]) -> list[str]:
     ``cases``: all that were tried. ``failing``: names of those that fail. With several conditions each separates alone.
     """
     bad = _to_bits(case.name in failing for case in cases)
-    if bad in (0, _to_bits(True for _ in cases)):
+    if len(cases) < LEAST_CASES or bad in (0, _to_bits(True for _ in cases)):
         return []
     conditions = list(_list_conditions([describe_case(case) for case in cases]))
     singles: dict[str, str] = {}
@@ -52,7 +54,7 @@ def find_shared(cases: Sequence[Case], failing: Collection[str]) -> list[str]:
         if condition.holds == bad:
             singles.setdefault(condition.about, condition.text)
     if singles or bad.bit_count() < LEAST_FOR_PAIRS:
-        return list(singles.values())[:MOST_SHOWN]
+        return list(singles.values()) if len(singles) <= MOST_SHOWN else []
     return list(itertools.islice(_join_pairs(conditions, bad), 1))
 
 

@@ -94,7 +94,12 @@ class Made:
             evidence=wrong,
             cases=24,
             failing=3,
-            of={"decisions": decisions, "graphs": graphs, "script": "import torch\n", "op": "nn.Linear(64, 8, bias=False)(x)"},
+            of={
+                "decisions": decisions,
+                "graphs": graphs,
+                "script": "import torch\n",
+                "op": "nn.Linear(64, 8, bias=False)(x)",
+            },
         )
         rows += self._claim(
             "nn.ReLU",

@@ -59,16 +59,21 @@ def test_the_condition_that_separates_is_found(fails: Callable[[Case], bool], sa
 
 
 def test_every_condition_that_is_said_separates() -> None:
-    """Against each subset of four cases that differ in everything: what is said holds there and nowhere else."""
-    cases = [make_case(str(number), groups=number, padding=number % 2) for number in range(4)]
-    for size in range(5):
+    """Against each subset of six cases that differ in everything: what is said holds there and nowhere else."""
+    cases = [make_case(str(number), groups=number, padding=number % 2) for number in range(6)]
+    for size in range(7):
         for failing in map(set, itertools.combinations([case.name for case in cases], size)):
             for text in find_shared(cases, failing):
-                name, sign, limit = text.split()
-                holds: dict[str, Callable[[int, int], bool]] = {
-                    "=": int.__eq__, ">": int.__gt__, "<": int.__lt__, "≠": int.__ne__
-                }  # fmt: skip
-                assert {c.name for c in cases if holds[sign](c.arguments[name], int(limit))} == failing, text
+                python = text.replace(" = ", " == ").replace("≠", "!=")
+                assert {case.name for case in cases if eval(python, dict(case.arguments))} == failing, text
+
+
+def test_few_cases_are_not_explained_nor_what_anything_explains() -> None:
+    few = [make_case(str(number), groups=number) for number in range(5)]
+    assert find_shared(few, {"4"}) == [], "of five cases"
+    for count, said in ((3, ["a0 = 5", "a1 = 5", "a2 = 5"]), (4, [])):
+        cases = [make_case(str(n), **{f"a{name}": n for name in range(count)}) for n in range(6)]
+        assert find_shared(cases, {"5"}) == said, "what four arguments explain, none of them does"
 
 
 def test_one_or_two_failing_cases_are_not_explained_by_two_conditions() -> None:
