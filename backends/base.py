@@ -108,9 +108,9 @@ class Execution:
     """Names of the ops that execute on integers."""
 
     float_fallbacks: tuple[str, ...]
-    """Names of the ops that execute in float although the claims say that they are quantized. If one begins with the name
-    of a node of the reference model, as ``"op0"`` or ``"op0 (my_kernel): too many groups"`` do, reports show its op, and a
-    reason where none is given."""
+    """Names of the ops that execute in float although the claims say that they are quantized. If one begins with the
+    name of a node of the reference model, as ``"op0"`` or ``"op0 (my_kernel): too many groups"`` do, reports show its
+    op, and a reason where none is given."""
 
     kernels: tuple[str, ...] = ()
     """Names of the kernels that run, if they are known; a report shows them where a claim is FALLBACK."""

@@ -25,6 +25,7 @@ _PER_AXIS = ("kernel_size", "stride", "padding", "output_padding", "dilation")
 """Arguments of torch's modules that are one number, or one for each axis."""
 _OF_MODULES = frozenset({*vars(nn.Module()), "qconfig"})
 """Attributes that every module has, and the one that the flow gives it."""
+_INPUTS = ("x", "y", "z")
 _KNOWN = ("torch.", "F.", "nn.", "nni.", "operator.", "builtins.")
 
 
@@ -193,7 +194,7 @@ def spell_pattern(model: GraphModule) -> str:
         if node.op == "output":
             return spell(node.args[0], names)
         if node.op == "placeholder":
-            names[node] = node.name
+            names[node] = _INPUTS[len(names)] if len(names) < len(_INPUTS) else node.name
         elif node.op == "get_attr":
             names[node] = str(node.target).rpartition(".")[2].rstrip("0123456789")
         elif node.op == "call_module":

@@ -78,7 +78,8 @@ class Made:
             "where": {"case": "default unsigned, saturating"}, "expected": [12.4996, 255], "found": [30, 254],
             "index": [[0, 3], [1, 0]],
             "qparams": qparams, "attribution": "2 wrong", "worst": "wrong: at [0, 3] found 30, exact 12.4996",
-            "traceback": "Traceback (most recent call last):\n  npu.run()", "others": ["a second case"], "shared": ["groups > 1", "in_channels = 16"],
+            "traceback": "Traceback (most recent call last):\n  npu.run()", "others": ["a second case"],
+            "shared": ["groups > 1", "in_channels = 16"],
         }  # fmt: skip
         decisions = [{"node": "op0", "pattern": "nn.Linear", "dtype config": "in=quint8", "reason": ""}]
         graphs = {"float model": "x = input\nreturn x", "reference model": "x = input\ny = q(x)\nreturn y"}

@@ -284,7 +284,7 @@ def test_own_modules_have_scripts_too(tmp_path: Path) -> None:
         assert _status(script) == 1
         assert _status(script.replace("own_modules:Zeros", "reference")) == 0
     ops = {claim.op for claim in ran.results.claims}
-    assert ops == {"own_modules.Shift(0.5)(input_1)", "own_modules.Gain(…)(input_1)"}
+    assert ops == {"own_modules.Shift(0.5)(x)", "own_modules.Gain(…)(x)"}
 
 
 def _status(script: str) -> int:
