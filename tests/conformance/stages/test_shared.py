@@ -72,7 +72,7 @@ def test_few_cases_are_not_explained_nor_what_anything_explains() -> None:
     few = [make_case(str(number), groups=number) for number in range(5)]
     assert find_shared(few, {"4"}) == [], "of five cases"
     for count, said in ((3, ["a0 = 5", "a1 = 5", "a2 = 5"]), (4, [])):
-        cases = [make_case(str(n), **{f"a{name}": n for name in range(count)}) for n in range(6)]
+        cases = [make_case(str(n), SIGNED, **{f"a{name}": n for name in range(count)}) for n in range(6)]
         assert find_shared(cases, {"5"}) == said, "what four arguments explain, none of them does"
 
 
