@@ -7,7 +7,7 @@ Measured, not judged: ``jobs`` gives one job for each pattern, for the full and 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -121,3 +121,12 @@ class _Claiming(Backend):
 
     def capabilities(self) -> Capabilities:
         return self._backend.capabilities()
+
+    def qconfigs(self) -> Sequence[Any] | None:
+        return self._backend.qconfigs()
+
+    def prepare_custom_config(self) -> Any:
+        return self._backend.prepare_custom_config()
+
+    def convert_custom_config(self) -> Any:
+        return self._backend.convert_custom_config()

@@ -60,6 +60,13 @@ def integers_of(tensor: Tensor) -> Tensor:
     return (tensor.int_repr() if tensor.is_quantized else tensor).double()
 
 
+def lay_along(axis: int, integers: Tensor, *qparams: Tensor) -> list[Tensor]:
+    """Return qparams per channel, or one for all, in a shape that broadcasts to the integers along an axis."""
+    shape = [1] * integers.dim()
+    shape[axis] = -1
+    return [numbers.reshape(shape) for numbers in qparams]
+
+
 def qparams_of(model: GraphModule, node: Node) -> tuple[Tensor, Tensor, int | None]:
     """Return scale and zero point (float64) of a quantize node, and the axis if they are per channel."""
     scale, zero_point = (

@@ -73,6 +73,7 @@ class ClaimRun:
     """
 
     def __init__(self, bench: Bench, claim: Claim) -> None:
+        claim = replace(claim, preparation=bench.preparation)
         self.bench = bench
         self.claim = claim
         self.cases: tuple[Case, ...] = ()
@@ -192,6 +193,7 @@ def rebuild(bench: Bench, claim: Claim, where: Where) -> ReferenceCase:
 
     Raises StageError for what the flow refuses.
     """
+    claim = replace(claim, preparation=bench.preparation)
     cases = plan_claim(bench, claim)
     case = next((case for case in cases if case.name == where.case), cases[0])
     result: Any = case
