@@ -265,7 +265,7 @@ class Walk:
         """A vendor's quantized class of a custom module: its float function, on the grid of its own. (CUS-01)"""
         module = self.modules[str(node.target)]
         values = tuple(self._dequantize(each) if isinstance(each, Quantized) else each for each in args)
-        function = self._copy_to_double(module).float_function
+        function: Any = self._copy_to_double(module).float_function
         call = OpCall(function=function, args=values, kwargs={}, capabilities=self.capabilities)
         call = replace(call, result=run_in_double(call))
         errors = bound_evaluation(int(getattr(module, "roundings", 0)), call)

@@ -67,7 +67,7 @@ def has_own_forward(module: nn.Sequential) -> bool:
 def references_in(model: GraphModule) -> Mapping[type[nn.Module], type[nn.Module]]:
     """Return the reference classes by root class that a reference model was made with; none for any other model."""
     prepared = notes_of(model).get(PREPARED)
-    return {} if prepared is None else prepared.references  # type: ignore[no-any-return]
+    return {} if prepared is None else prepared.references
 
 
 def is_custom(module: nn.Module) -> bool:

@@ -22,14 +22,15 @@ class PositiveZeroReference(nnqr.Linear):
     """Torch's, but for a zero that is never negative."""
 
     @classmethod
-    def from_float(cls, float_linear: Any, weight_qparams: dict[str, Any]) -> Any:  # type: ignore[override]
+    def from_float(cls, float_linear: Any, weight_qparams: dict[str, Any]) -> Any:
         make: Any = nnqr.Linear.from_float
         made = make(float_linear, weight_qparams)
         made.__class__ = cls
         return made
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.get_weight(), self.bias) + 0.0
+        own: Any = self
+        return F.linear(x, own.get_weight(), self.bias) + 0.0
 
 
 def bend(y: Tensor) -> Tensor:
@@ -47,7 +48,8 @@ class BentReference(PositiveZeroReference):
     """The same with a quantized weight."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return bend(F.linear(x, self.get_weight(), self.bias))
+        own: Any = self
+        return bend(F.linear(x, own.get_weight(), self.bias))
 
 
 class OwnWeight(nn.Module):
@@ -61,12 +63,15 @@ class OwnWeight(nn.Module):
         self.register_buffer("weight_zero_point", zero_point)
         self.weight = layer.weight
         self.bias = getattr(layer, "bias", None)
-        steps = layer.weight.detach() / self._along(scale) + self._along(zero_point)
-        self.register_buffer("integers", steps.round().clamp(qparams["quant_min"], qparams["quant_max"]).to(torch.int8))
+        steps = self.rounded(layer.weight.detach() / self._along(scale) + self._along(zero_point))
+        self.register_buffer("integers", steps.clamp(qparams["quant_min"], qparams["quant_max"]).to(torch.int8))
 
     @classmethod
     def from_float(cls, layer: Any, weight_qparams: dict[str, Any]) -> Any:
         return cls(layer, weight_qparams)
+
+    def rounded(self, steps: Tensor) -> Tensor:
+        return steps.round()
 
     def _along(self, numbers: Tensor) -> Tensor:
         return numbers.reshape(-1, *[1] * (numbers.numel() > 1))
@@ -85,6 +90,13 @@ class OwnLinearReference(OwnWeight):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.get_weight(), self.bias)
+
+
+class RoundedDown(OwnLinearReference):
+    """One whose weight is off by up to a step, and whose kernels agree."""
+
+    def rounded(self, steps: Tensor) -> Tensor:
+        return steps.floor()
 
 
 class Gains(nn.Module):
@@ -121,9 +133,11 @@ register(Gains, build=lambda: nn.Sequential(Gains(17)).eval(), inputs=[(4, 17)],
 class OwnModules(ReferenceBackend):
     """Claims one layer, and runs the reference model, in which ``change`` may replace a module."""
 
-    def __init__(self, layer: str, change: Callable[[Any], Any] | None = None) -> None:
-        self.name = layer
-        self._layer, self._change = LAYERS[layer], change
+    def __init__(
+        self, layer: str, change: Callable[[Any], Any] | None = None, reference: type[nn.Module] | None = None
+    ) -> None:
+        root, own = LAYERS[layer]
+        self.name, self._layer, self._change = layer, (root, reference or own), change
 
     def backend_config(self) -> BackendConfig:
         root, reference = self._layer

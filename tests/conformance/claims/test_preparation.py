@@ -171,7 +171,7 @@ def test_in_training_the_observers_are_those_of_fake_quantizes() -> None:
 
 @pytest.mark.rule("CFG-14")
 def test_torchs_qconfigs_and_partials_are_taken() -> None:
-    theirs = torch_quantization.QConfig(
+    theirs = torch_quantization.QConfig(  # type: ignore[no-untyped-call]
         activation=torch_quantization.MinMaxObserver.with_args(dtype=torch.quint8),
         weight=partial(torch_quantization.MinMaxObserver, dtype=torch.qint8, qscheme=torch.per_tensor_symmetric),
     )
@@ -235,7 +235,7 @@ def test_own_ranges_are_held_to_what_their_observers_give(kind: Any, monkeypatch
     def other(prepared: Any) -> Any:
         for module in prepared.modules():
             if isinstance(module, kind):
-                module.max_val.mul_(1.1)  # type: ignore[operator]
+                module.max_val.mul_(1.1)
         return honest(prepared)
 
     monkeypatch.setattr(bench, "convert", other)

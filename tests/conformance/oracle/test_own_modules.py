@@ -15,7 +15,13 @@ from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import NoOracleError, placeholder_grids
 from conformance.pipeline.claim_run import run_claim
 from conformance.stages.bench import Bench
-from refimpl import PrepareCustomConfig, QConfigMapping, convert_to_reference_decomposed_fx, convert_to_reference_fx, prepare_fx
+from refimpl import (
+    PrepareCustomConfig,
+    QConfigMapping,
+    convert_to_reference_decomposed_fx,
+    convert_to_reference_fx,
+    prepare_fx,
+)
 from reports.schema import Check
 from reports.verdicts import Verdict
 from tests.mutants import own_modules
@@ -65,15 +71,15 @@ class Other(nn.Module):
         return self.change(self.module, x)
 
 
-def without_bend(module: Any, x: Tensor) -> Tensor:
+def without_bend(module: Any, x: Tensor) -> Any:
     return F.linear(x, module.get_weight(), module.bias)
 
 
-def without_bias(module: Any, x: Tensor) -> Tensor:
+def without_bias(module: Any, x: Tensor) -> Any:
     return F.linear(x, module.get_weight())
 
 
-def next_factor(module: Any, x: Tensor) -> Tensor:
+def next_factor(module: Any, x: Tensor) -> Any:
     return x * module.get_weight().roll(1)
 
 
@@ -134,12 +140,14 @@ class InFloat32(OwnWeight):
     """Computes in float32 whatever it is given."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x.float(), self.get_weight().float(), self.bias.float())
+        own: Any = self
+        return F.linear(x.float(), own.get_weight().float(), own.bias.float())
 
 
 class Mixed(OwnWeight):
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, (self.integers * 0.5).float(), self.bias)
+        own: Any = self
+        return F.linear(x, (own.integers * 0.5).float(), self.bias)
 
 
 class WithoutQParams(OwnWeight):
@@ -164,3 +172,12 @@ def test_a_module_that_cannot_be_judged_says_why(
     monkeypatch.setitem(LAYERS, "independent reference", (nn.Linear, kind))
     with pytest.raises(NoOracleError, match=message):
         Walk(reference_of("independent reference")).exact((X,))
+
+
+@pytest.mark.rule("CVT-02")
+def test_integers_that_are_not_the_nearest_are_found() -> None:
+    """Forward, kernel and exact result agree on them; the float weight does not."""
+    checks = checks_of(OwnModules("independent reference", reference=own_modules.RoundedDown))
+    failed = [each for each in checks if each.outcome == "fail"]
+    assert {(each.stage, each.rule, each.verdict) for each in failed} == {("convert", "CVT-02", Verdict.REFUTED)}
+    assert all("RoundedDown's integers are up to 0.9" in each.message for each in failed)
