@@ -35,6 +35,8 @@ from conformance.oracle.error_bounds import (
 from conformance.oracle.grids import (
     Grid,
     NoOracleError,
+    ends_of,
+    find_nodes_left_in_float,
     grid_of,
     integers_of,
     is_constant,
@@ -47,6 +49,8 @@ from conformance.oracle.own_modules import (
     allow_for_clipping,
     copy_to_double,
     custom_grid_of,
+    custom_qparams_of,
+    ends_of_weight,
     find_reference_kind,
     has_own_forward,
     is_custom,
@@ -147,7 +151,7 @@ class Walk:
         self._references = references_in(model)
         self._doubles: dict[int, nn.Module] = {}
         self._constants: dict[Node, Any] = {}
-        self._left_in_float = frozenset(_find_nodes_left_in_float(model))
+        self._left_in_float = frozenset(find_nodes_left_in_float(model))
 
     def exact(self, inputs: tuple[Any, ...]) -> tuple[Exact, ...]:
         """Evaluate on inputs; return the exact result of each output tensor, in order.
@@ -242,16 +246,16 @@ class Walk:
     def _dequantize(self, quantized: Any) -> Any:
         if isinstance(quantized, Value):  # float16: the value is what it was rounded to
             return quantized
-        if quantized.node.op == "call_module":
-            grid = self._grid_of(quantized.node)
-            scale, zero_point = (torch.tensor(number, dtype=torch.float64) for number in (grid.scale, grid.zero_point))
-            axis = None
-        else:
-            scale, zero_point, axis = qparams_of(self.model, quantized.node)
+        node = quantized.node
+        is_module = node.op == "call_module"
+        found = custom_qparams_of(self.modules[str(node.target)]) if is_module else qparams_of(self.model, node)
+        scale, zero_point, axis = found
         if axis is not None:
             scale, zero_point = lay_along(axis, quantized.integers, scale, zero_point)
         counts_weights = self.counts_weights and quantized.computed is None
         value = dequantize(quantized.integers, scale, zero_point, counts_weights=counts_weights)
+        if self.can_clip and quantized.computed is None:
+            return allow_for_clipping(value, self.values[node.args[0]], quantized.integers, ends_of(node))
         ambiguity = quantized.tie_ambiguity
         if ambiguity is None or not bool(ambiguity.any()):
             return value
@@ -353,7 +357,7 @@ class Walk:
         axis = int(module.weight_axis) if scale.numel() > 1 else 0
         scale, zero_point = lay_along(axis, integers, scale, zero_point)
         value = dequantize(integers, scale, zero_point, counts_weights=self.counts_weights)
-        return allow_for_clipping(value, module, integers) if self.can_clip else value
+        return allow_for_clipping(value, module.weight, integers, ends_of_weight(module)) if self.can_clip else value
 
     def _call_op(
         self, rule: OpRule, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *,
@@ -384,16 +388,6 @@ def _find_rule(function: Any) -> OpRule:
     if rule is None:
         raise NoOracleError(f"no rule in the oracle's table for {function}")
     return rule
-
-
-def _find_nodes_left_in_float(model: GraphModule) -> Iterator[Node]:
-    """Nodes from which no way leads to a quantize."""
-    quantized_later = set[Node]()
-    for node in reversed(model.graph.nodes):
-        if is_quantize(node) or quantized_later.intersection(node.users):
-            quantized_later.add(node)
-        else:
-            yield node
 
 
 def _enter(value: Any) -> Any:

@@ -38,12 +38,16 @@ def require_weight(module: nn.Module) -> None:
         raise NoOracleError(f"{names}: a reference module holds its float weight and its qparams as torch's do")
 
 
-def allow_for_clipping(value: Value, module: Any, integers: Tensor) -> Value:
-    """Return a weight with the error of what an observer leaves to saturation: the elements at an end of its range."""
+def ends_of_weight(module: Any) -> tuple[int, int]:
+    """Return the lowest and the highest integer that a reference module's weight may have."""
     low, high = dtype_range(module.weight_dtype)
-    low, high = getattr(module, "weight_quant_min", low), getattr(module, "weight_quant_max", high)
-    is_clipped = (integers <= low) | (integers >= high)
-    beyond = (value.real - module.weight.detach().double()).abs().where(is_clipped, 0.0)
+    return getattr(module, "weight_quant_min", low), getattr(module, "weight_quant_max", high)
+
+
+def allow_for_clipping(value: Value, weight: Tensor, integers: Tensor, ends: tuple[int, int]) -> Value:
+    """Return a weight with the error of what an observer leaves to saturation: the elements at an end of its range."""
+    is_clipped = (integers <= ends[0]) | (integers >= ends[1])
+    beyond = (value.real - weight.detach().double()).abs().where(is_clipped, 0.0)
     return replace(value, errors={"weights": torch.maximum(value.errors["weights"], beyond)})
 
 
@@ -82,6 +86,12 @@ def custom_grid_of(module: Any) -> Grid:
     return Grid(scale=float(module.scale), zero_point=int(module.zero_point), low=low, high=high, dtype=name)
 
 
+def custom_qparams_of(module: Any) -> tuple[Tensor, Tensor, None]:
+    """Return scale and zero point (float64) of what a quantized custom module returns; it has no axis."""
+    scale, zero_point = (torch.tensor(number, dtype=torch.float64) for number in (module.scale, module.zero_point))
+    return scale, zero_point, None
+
+
 def open_dot_product(
     module: Any,
     roots: Sequence[type],
@@ -111,17 +121,24 @@ def copy_to_double(module: nn.Module, read_weight: Callable[[Any], Tensor]) -> n
     doubled: Any = copy.deepcopy(module).double().eval()
     for part, copied in zip(module.modules(), doubled.modules(), strict=True):
         if hasattr(part, "get_quantized_weight"):
-            copied.get_weight = _return(read_weight(part))
+            copied.get_weight = _WeightReader(read_weight(part))
     return doubled  # type: ignore[no-any-return]
 
 
-def _return(weight: Tensor) -> Callable[[], Tensor]:
-    return lambda: weight
+class _WeightReader:
+    """Stands for ``get_weight``. ``is_used``: whether it was called."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight, self.is_used = weight, False
+
+    def __call__(self) -> Tensor:
+        self.is_used = True
+        return self.weight
 
 
 def run_in_double(call: OpCall) -> Tensor:
-    """Run an own module in float64. Raises NoOracleError where its forward computes in another dtype."""
-    owner = getattr(call.function, "__self__", call.function)  # of a method
+    """Run an own module in float64. Raises NoOracleError where it computes in another dtype, or with other weights."""
+    owner: Any = getattr(call.function, "__self__", call.function)  # of a method
     name = type(owner).__name__
     default = torch.get_default_dtype()
     try:
@@ -135,6 +152,10 @@ def run_in_double(call: OpCall) -> Tensor:
     if not isinstance(result, Tensor) or result.dtype is not torch.float64:
         found = result.dtype if isinstance(result, Tensor) else type(result).__name__
         raise NoOracleError(f"forward of {name} gives {found} for float64; let it compute in the dtype of its input")
+    readers = [part.__dict__["get_weight"] for part in owner.modules() if "get_weight" in part.__dict__]
+    if not all(reader.is_used for reader in readers):
+        text = "so nothing shows that it computes with the quantized weight"
+        raise NoOracleError(f"forward of {name} does not call get_weight(), {text}")
     return result
 
 

@@ -133,7 +133,8 @@ reference("sums in float64", lambda: Edited(_in_double))
 
 
 def machine(name: str, make: Callable[[], Backend], *claims: str) -> None:
-    MUTANTS.append(Mutant(group="honest", name=name, make=make, claims=claims))
+    in_full = INTEGER_SAMPLE if claims else ()
+    MUTANTS.append(Mutant(group="honest", name=name, make=make, claims=claims, in_full=in_full))
 
 
 machine("tables for functions of fixed qparams", TableBackend)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.quantization as torch_quantization
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backends.base import Representation
@@ -31,6 +32,7 @@ from refimpl import (
     QConfig,
     QConfigError,
 )
+from refimpl.patterns import pattern_name
 from reports.schema import Check
 from reports.verdicts import Verdict
 from tests.mutants.custom_modules import CustomModules, QuantizedBend
@@ -120,15 +122,15 @@ def test_with_the_suites_observers_it_would_be_blamed() -> None:
 
 
 class Observed(ReferenceBackend):
-    """The reference backend with QConfigs of its own, for a linear layer and a sigmoid."""
+    """The reference backend with QConfigs of its own, for a linear layer and a relu."""
 
-    def __init__(self, *given: Any, dtypes: DTypeConfig | None = None) -> None:
-        self.name, self._given, self._dtypes = "observed", given, dtypes
+    def __init__(self, *given: Any, pattern: Any = nn.Linear) -> None:
+        self.name, self._given, self._pattern = "observed", given, pattern
 
     def backend_config(self) -> BackendConfig:
-        weighted = self._dtypes or DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
+        weighted = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
         known = ReferenceBackend().backend_config().configs
-        linear = next(each for each in known if each.normal_pattern is nn.Linear)
+        linear = next(each for each in known if each.normal_pattern is self._pattern)
         relu = BackendPatternConfig(nn.ReLU).set_dtype_configs([U8])
         return BackendConfig("observed").set_backend_pattern_configs([linear.set_dtype_configs([weighted]), relu])
 
@@ -240,6 +242,24 @@ def test_own_ranges_are_held_to_what_their_observers_give(kind: Any, monkeypatch
 
     monkeypatch.setattr(bench, "convert", other)
     assert verdicts() == {("CVT-01", Verdict.REFUTED)}
+
+
+@pytest.mark.rule("CVT-02")
+@pytest.mark.parametrize("pattern", [nn.Linear, F.linear], ids=["module", "function"])
+def test_weights_that_an_own_observer_leaves_to_saturation_are_no_fault(pattern: Any) -> None:
+    weight = MiddleObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
+    backend = Observed(QConfig(MinMaxObserver, weight), pattern=pattern)
+    bench = Bench(backend, seed=0, profile="quick")
+    checks = run_claim(bench, claim_on(backend, pattern_name(pattern), "per_tensor_symmetric"))
+    failed = [(each.rule, each.message) for each in checks if isinstance(each, Check) and each.outcome != "pass"]
+    assert failed == []
+
+
+@pytest.mark.rule("QCM-01")
+def test_what_is_no_qconfig_ends_the_run_with_one_line() -> None:
+    found = run(lambda: Observed(MinMaxObserver))
+    (reason,) = found.open
+    assert "UsageError: backend observed: qconfigs() or a custom config: QConfig of Backend.qconfigs()" in reason
 
 
 # -- custom modules ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.ao.nn.intrinsic as nni
+import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,6 +18,8 @@ from conformance.oracle.grids import NoOracleError, placeholder_grids
 from conformance.pipeline.claim_run import run_claim
 from conformance.stages.bench import Bench
 from refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
     PrepareCustomConfig,
     QConfigMapping,
     convert_to_reference_decomposed_fx,
@@ -160,11 +164,20 @@ class WithoutQParams(OwnWeight):
         return F.linear(x, self.held, self.bias)
 
 
+class FloatWeight(OwnWeight):
+    """Shows integers, and computes with the float weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        own: Any = self
+        return F.linear(x, own.weight, own.bias)
+
+
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize(
     ("kind", "message"),
     [(InFloat32, "gives torch.float32 for float64; let it compute in the dtype of its input"),
-     (Mixed, "raised RuntimeError in float64"), (WithoutQParams, "has no weight_zero_point")],
+     (Mixed, "raised RuntimeError in float64"), (WithoutQParams, "has no weight_zero_point"),
+     (FloatWeight, "does not call get_weight")],
 )  # fmt: skip
 def test_a_module_that_cannot_be_judged_says_why(
     kind: type[nn.Module], message: str, monkeypatch: pytest.MonkeyPatch
@@ -181,3 +194,47 @@ def test_integers_that_are_not_the_nearest_are_found() -> None:
     failed = [each for each in checks if each.outcome == "fail"]
     assert {(each.stage, each.rule, each.verdict) for each in failed} == {("convert", "CVT-02", Verdict.REFUTED)}
     assert all("RoundedDown's integers are up to 0.9" in each.message for each in failed)
+
+
+class AssertingGains(own_modules.GainsReference):
+    """Quantizes its weight whenever it is asked for it, as torch's do: with an op that takes float32 alone."""
+
+    def get_weight(self) -> Any:
+        own: Any = self
+        numbers = (own.weight_scale, own.weight_zero_point, -128, 127, torch.int8)
+        quantized = torch.ops.quantized_decomposed.quantize_per_tensor.tensor(own.weight.detach(), *numbers)
+        return torch.ops.quantized_decomposed.dequantize_per_tensor.tensor(quantized, *numbers)
+
+
+@pytest.mark.rule("NUM-03")
+def test_a_registered_module_that_quantizes_its_weight_itself_is_judged_in_float64() -> None:
+    """An op that takes float32 alone ended the claim as an internal error of the suite."""
+    checks = checks_of(OwnModules("own root", reference=AssertingGains))
+    assert [(each.stage, each.message) for each in checks if each.verdict is not Verdict.VERIFIED] == []
+
+
+class FusedBend(nni._FusedModule):  # type: ignore[name-defined,misc]
+    """A fused module with a forward of its own: what it calls in the place of its second part, the parts do not say."""
+
+    def __init__(self, linear: nn.Module, relu: nn.Module) -> None:
+        super().__init__(linear, relu)
+
+    def forward(self, x: Tensor) -> Any:
+        return own_modules.bend(self[0](x))
+
+
+@pytest.mark.rule("NUM-03")
+def test_a_fused_modules_own_forward_is_exact_and_not_its_parts_in_turn() -> None:
+    entry = BackendPatternConfig(FusedBend).set_root_module(nn.Linear).set_reference_quantized_module(nnqr.Linear)
+    config = BackendConfig("fused").set_backend_pattern_config(entry.set_dtype_configs([own_modules.DTYPES]))
+    mapping = QConfigMapping().set_global(minmax_qconfig(torch.quint8, torch.qint8, per_channel=False))
+    torch.manual_seed(2)
+    model = nn.Sequential(FusedBend(nn.Linear(17, 9), nn.ReLU())).eval()
+    prepared = prepare_fx(model, mapping, None, None, backend_config=config)
+    prepared(X)
+    reference = convert_to_reference_decomposed_fx(prepared)
+    (exact,) = Walk(reference).exact((X,))
+    with torch.no_grad():
+        on_grid = reference.get_submodule("0")(model_input(reference).float()).double()
+    assert bool((exact.real < -0.01).any())
+    torch.testing.assert_close(exact.real, on_grid, rtol=1e-5, atol=1e-6)
