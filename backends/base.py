@@ -201,7 +201,8 @@ class Backend(ABC):
         """Return the ConvertCustomConfig that belongs to ``prepare_custom_config``; None: there are none.
 
         A static quantized class has ``scale``, ``zero_point`` and ``dtype`` of its output, and ``float_function``: what
-        it computes before it rounds its output, from and to tensors of float32 or float64. (CUS-01, NUM-03)
+        it computes before it rounds its output, from and to tensors of float32 or float64; a weight is held as by a
+        reference module. (CUS-01, CVT-02, NUM-03)
         """
         return None
 

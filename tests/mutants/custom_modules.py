@@ -61,6 +61,42 @@ class QuantizedBend(nn.Module):
         return torch.quantize_per_tensor(self.float_function(real), self.scale, self.zero_point, self.dtype)
 
 
+class Weighed(nn.Module):
+    """A factor for each channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1.5, 2.0, channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class QuantizedWeighed(QuantizedBend):
+    """What convert puts in its place: its weight has eight bits, and is held as a reference module holds it."""
+
+    roundings = 3
+    """The value and the weight are dequantized, and the product rounds."""
+
+    def __init__(self, inner: Any, *grid: Any) -> None:
+        super().__init__(nn.Identity(), *grid)
+        self.weight, self.weight_dtype = inner.weight, torch.qint8
+        self.register_buffer("weight_scale", self.weight.detach().abs().max() / 127)
+        self.register_buffer("weight_zero_point", torch.zeros((), dtype=torch.int64))
+
+    def get_quantized_weight(self) -> Tensor:
+        own: Any = self
+        return (own.weight.detach() / own.weight_scale).round().to(torch.int8)
+
+    def get_weight(self) -> Any:
+        own: Any = self
+        return self.get_quantized_weight() * own.weight_scale
+
+    def float_function(self, x: Tensor) -> Any:
+        return x * self.get_weight()
+
+
+register(Weighed, build=lambda: nn.Sequential(Weighed(17)).eval(), inputs=[(4, 17)])
 register(Bend, build=lambda: nn.Sequential(Bend()).eval(), inputs=[(4, 17)])
 
 
@@ -68,19 +104,25 @@ class CustomModules(Backend):
     """Claims the custom module, and runs its quantized class, in which ``change`` may replace the function."""
 
     def __init__(
-        self, representation: Representation = Representation.QUANTIZED, change: Callable[[Tensor], Any] | None = None
+        self,
+        representation: Representation = Representation.QUANTIZED,
+        change: Callable[[Tensor], Any] | None = None,
+        *,
+        is_weighted: bool = False,
     ) -> None:
         self.name, self.representation, self._change = "custom", representation, change
+        kinds: tuple[type, type] = (Weighed, QuantizedWeighed) if is_weighted else (Bend, QuantizedBend)
+        self._float, self._quantized = kinds
 
     def backend_config(self) -> BackendConfig:
-        entry = BackendPatternConfig(Bend).set_dtype_configs([DTypeConfig(torch.quint8, torch.quint8)])
+        entry = BackendPatternConfig(self._float).set_dtype_configs([DTypeConfig(torch.quint8, torch.quint8)])
         return BackendConfig("custom").set_backend_pattern_config(entry)
 
     def prepare_custom_config(self) -> PrepareCustomConfig:
-        return PrepareCustomConfig().set_float_to_observed_mapping(Bend, ObservedBend)
+        return PrepareCustomConfig().set_float_to_observed_mapping(self._float, ObservedBend)
 
     def convert_custom_config(self) -> ConvertCustomConfig:
-        return ConvertCustomConfig().set_observed_to_quantized_mapping(ObservedBend, QuantizedBend)
+        return ConvertCustomConfig().set_observed_to_quantized_mapping(ObservedBend, self._quantized)
 
     def lower(self, reference_model: Any, example_inputs: tuple[Any, ...]) -> Any:
         for module in reference_model.modules():

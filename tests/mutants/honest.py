@@ -132,14 +132,13 @@ reference("sums in float64", lambda: Edited(_in_double))
 # -- machines of other kinds ------------------------------------------------------------------------------------------
 
 
-def machine(name: str, make: Callable[[], Backend], *claims: str) -> None:
-    in_full = INTEGER_SAMPLE if claims else ()
+def machine(name: str, make: Callable[[], Backend], *claims: str, in_full: tuple[str, ...] = ()) -> None:
     MUTANTS.append(Mutant(group="honest", name=name, make=make, claims=claims, in_full=in_full))
 
 
 machine("tables for functions of fixed qparams", TableBackend)
 machine("smallest scale, claimed", FlooredBackend, *CLAIMS)
-machine("scales of powers of two, with observers for them", PowerOfTwoBackend, *CLAIMS)
+machine("scales of powers of two, with observers for them", PowerOfTwoBackend, *CLAIMS, in_full=INTEGER_SAMPLE)
 machine("custom module", CustomModules)
 for layer in LAYERS:
     machine(f"reference module of its own, {layer}", partial(OwnModules, layer))

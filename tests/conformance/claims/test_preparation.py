@@ -12,7 +12,7 @@ import torch.ao.quantization as torch_quantization
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backends.base import Representation
+from backends.base import Capabilities, Representation
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.preparation import Preparation
@@ -20,6 +20,7 @@ from conformance.claims.qconfigs import qconfig_for, wide_qconfig_for
 from conformance.mutation.gate import MutantRun, Task, run_mutant
 from conformance.mutation.mutant import Mutant
 from conformance.pipeline.claim_run import ClaimRun, run_claim
+from conformance.run.options import ROOT
 from conformance.stages.bench import Bench
 from refimpl import (
     BackendConfig,
@@ -116,6 +117,33 @@ def test_with_the_suites_observers_it_would_be_blamed() -> None:
     found = run(Silent, claims=("nn.ReLU/*", "nn.Linear/*"))
     assert {(each.verdict, each.rule) for each in found.failures} == {(Verdict.REFUTED, "LOW-01")}
     assert all("no power of two" in each.message for each in found.failures)
+
+
+@pytest.mark.rule("QCM-01")
+def test_the_observer_of_the_vendor_guide_does_as_it_says() -> None:
+    guide = (ROOT / "docs" / "vendor-guide.md").read_text(encoding="utf-8")
+    code = next(block for block in guide.split("```python")[1:] if "class PowerOfTwoObserver" in block)
+
+    class Signed(ReferenceBackend):
+        name = "signed"
+
+        def backend_config(self) -> BackendConfig:
+            known = super().backend_config().configs
+            linear = next(each for each in known if each.normal_pattern is nn.Linear)
+            linear.set_dtype_configs([DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float)])
+            return BackendConfig("signed").set_backend_pattern_config(linear.set_qat_module(None))  # type: ignore[arg-type]
+
+        def capabilities(self) -> Capabilities:
+            return Capabilities(float_accumulation=True)
+
+        def lower(self, reference_model: Any, example_inputs: tuple[Any, ...]) -> Any:
+            require_powers_of_two(reference_model)
+            return super().lower(reference_model, example_inputs)
+
+    names: dict[str, Any] = {"torch": torch, "MinMaxObserver": MinMaxObserver, "QConfig": QConfig, "Backend": Signed}
+    exec(code.partition("```")[0], names)
+    found = run(names["MyNpu"], claims=("nn.Linear/*",))
+    assert (found.failures, found.open, found.units) == ((), (), 1)
 
 
 # -- which QConfig a claim takes ---------------------------------------------------------------------------------------
@@ -278,6 +306,16 @@ def test_a_custom_module_is_certified(representation: Representation) -> None:
 def test_a_custom_module_whose_kernel_computes_something_else_is_refuted(representation: Representation) -> None:
     found = run(lambda: CustomModules(representation, lambda x: torch.where(x > 0, x, x * 0.25)))
     assert [(each.verdict, each.rule) for each in found.failures] == [(Verdict.REFUTED, "NUM-03")] * 2
+
+
+@pytest.mark.rule("CUS-01")
+@pytest.mark.parametrize("representation", Representation)
+def test_a_custom_module_with_a_weight_is_certified(representation: Representation) -> None:
+    """Its weight is held as that of a reference module: what is exact is known, and what its rounding explains."""
+    found = run(lambda: CustomModules(representation, is_weighted=True))
+    assert (found.failures, found.open, found.units) == ((), (), 2)
+    wrong = run(lambda: CustomModules(representation, lambda x: x * 1.25, is_weighted=True))
+    assert [(each.verdict, each.rule) for each in wrong.failures] == [(Verdict.REFUTED, "NUM-03")] * 2
 
 
 @pytest.mark.rule("CUS-01")
