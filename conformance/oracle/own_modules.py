@@ -33,7 +33,7 @@ HELD = ("weight", "weight_dtype", "weight_scale", "weight_zero_point")
 def require_weight(module: nn.Module) -> None:
     """Raise NoOracleError if a reference module does not hold its float weight and its qparams as torch's do."""
     missing = [name for name in HELD if not hasattr(module, name)]
-    if missing:
+    if missing and getattr(module, "weight_dtype", None) is not torch.float16:  # which has no qparams
         names = f"{type(module).__name__} has no {' and no '.join(missing)}"
         raise NoOracleError(f"{names}: a reference module holds its float weight and its qparams as torch's do")
 
@@ -109,7 +109,7 @@ def open_dot_product(
         return None
     try:
         return opens[0](module, read_weight(), *args, **kwargs)
-    except AttributeError:  # it holds its bias or its geometry under other names
+    except (AttributeError, TypeError):  # it holds its bias or geometry under other names, or takes other arguments
         return None
 
 
@@ -121,6 +121,7 @@ def copy_to_double(module: nn.Module, read_weight: Callable[[Any], Tensor]) -> n
     doubled: Any = copy.deepcopy(module).double().eval()
     for part, copied in zip(module.modules(), doubled.modules(), strict=True):
         if hasattr(part, "get_quantized_weight"):
+            require_weight(part)
             copied.get_weight = _WeightReader(read_weight(part))
     return doubled  # type: ignore[no-any-return]
 
