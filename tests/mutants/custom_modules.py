@@ -84,7 +84,7 @@ class QuantizedWeighed(QuantizedBend):
         self.register_buffer("weight_scale", self.weight.detach().abs().max() / 127)
         self.register_buffer("weight_zero_point", torch.zeros((), dtype=torch.int64))
 
-    def get_quantized_weight(self) -> Tensor:
+    def get_quantized_weight(self) -> Any:
         own: Any = self
         return (own.weight.detach() / own.weight_scale).round().to(torch.int8)
 
