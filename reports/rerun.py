@@ -55,8 +55,8 @@ def _build_command(results: Results, waivers: Path | None) -> Iterator[str]:
     yield from (f"--backend={options.get('backend', header.backend)}", f"--seed={header.seed}")
     yield f"--profile={header.profile}"
     yield "--no-waivers" if waivers is None else f"--waivers={waivers.resolve()}"
-    if options.get("strict"):
-        yield "--strict"
+    if options.get("allow_quality"):
+        yield "--allow-quality"
     for name in ("claim_timeout", "max_examples", "isa"):
         if options.get(name) is not None:
             yield f"--{name.replace('_', '-')}={options[name]}"

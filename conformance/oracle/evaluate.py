@@ -3,7 +3,8 @@
 It walks the reference graph, in either form. Weights enter as the integers that the reference model itself folds them
 to; between dequantize and quantize everything is float64, in which products and sums of 8-bit integers of these sizes
 are exact but for about 2⁻⁵⁰. Each value carries a bound on its error (error_bounds.py). Where a value is quantized and
-the bound lets it fall on either side of a tie, one step of error goes on; elsewhere none.
+the bound lets it fall on either side of a tie, one step of error goes on; elsewhere none. How a value is quantized
+follows from what the backend declares (requantizing.py).
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from backends.base import Capabilities
+from backends.base import Capabilities, Requantize, RoundingMode
 from conformance.oracle.dynamic import dequantize, half_steps_of, read_half_weight
 from conformance.oracle.error_bounds import (
     DOT_PRODUCT,
+    FUNCTION,
     MOVES,
+    Accumulator,
     OpCall,
     OpRule,
     U,
@@ -41,12 +44,20 @@ from conformance.oracle.grids import (
     is_range_clamp,
     qparams_of,
 )
+from conformance.oracle.requantizing import (
+    Target,
+    bound_factor,
+    bound_first_rounding,
+    find_accumulator,
+    find_target,
+)
 from conformance.oracle.rules_dynamic import MODULES, NODES
 from conformance.oracle.rules_weighted import FLOAT_MODULES, REFERENCE_MODULES
 from conformance.oracle.table import rule_of
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.tracing import attribute_of
 
+_FLOAT32 = Requantize()
 READS_SHAPE = frozenset({"size", "dim", "numel", getattr})
 """What is called to read a shape: it is the same of a value and of its integers."""
 
@@ -57,13 +68,17 @@ class Exact:
 
     ``grid``: the output's; None: the output is a float tensor. ``errors``: by cause, in real units (error_bounds.py).
     ``step``: what distances are measured in: the grid's scale; of a float output the step of its accumulator, or of
-    half precision at its value.
+    half precision at its value. ``accumulator``, ``is_function``: those of the value (error_bounds.py).
+    ``requantize``: how a right backend makes its integers.
     """
 
     real: Tensor
     errors: Mapping[str, Tensor]
     step: Tensor
     grid: Grid | None = None
+    accumulator: Accumulator | None = None
+    is_function: bool = False
+    requantize: Requantize = _FLOAT32
 
     @cached_property
     def integers(self) -> Tensor:
@@ -75,22 +90,35 @@ class Exact:
     def slack_by_cause(self) -> dict[str, Tensor]:
         """The slack by cause, in steps: of quantized outputs beyond 1/2, of float outputs in all. (NUM-04)
 
-        ``final`` is the last rounding to float32: 3|r| + |r + zp| for a quantized output of r steps (the factor, the
-        product, the sum with the zero point), 2|y| for a float one, in units of u.
+        ``final`` is the factor of the rescale and what follows (requantizing.py); of a float output 2u·|y|.
         """
         by_cause = {cause: (error / self.step).expand_as(self.real) for cause, error in self.errors.items()}
         if self.grid is None:
             return by_cause | {"final": 2 * U * self.real.abs() / self.step}
-        return by_cause | {"final": _bound_final_rounding(self.integers, self.grid)}
+        by_cause["final"] = bound_factor(self.requantize, self.integers, self.grid.zero_point)
+        if self.requantize.rounds_twice and self.accumulator is not None:
+            first = bound_first_rounding(self.requantize, self.accumulator, self.grid.scale)
+            by_cause["first rounding"] = first.expand_as(self.real)
+        return by_cause
 
     @cached_property
     def slack(self) -> Tensor:
         """The sum over all causes, in steps."""
         return sum(self.slack_by_cause.values(), torch.zeros_like(self.real))
 
+    @cached_property
+    def target(self) -> Target:
+        """The integers that are right but for the slack. (NUM-03)"""
+        assert self.grid is not None, "a float output has no integers"
+        if not self.has_named_rounding:
+            return Target(centre=self.integers, half=0.5)
+        error = sum(self.errors.values(), torch.zeros_like(self.real))
+        return find_target(self.requantize, self.real, self.grid, self.accumulator, error).clamp(self.grid)
 
-def _bound_final_rounding(integers: Tensor, grid: Grid) -> Tensor:
-    return (3 * (integers - grid.zero_point).abs() + integers.abs()) * U
+    @property
+    def has_named_rounding(self) -> bool:
+        """Whether the backend declares to which integer it rounds, and does not leave it at the nearest."""
+        return self.accumulator is not None and self.requantize.rounding is not RoundingMode.NEAREST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +194,15 @@ class Walk:
         computed = quantized.computed
         if computed is None:
             raise NoOracleError(f"the model's output {quantized.node} is a constant")
-        step = torch.tensor(grid.scale, dtype=torch.float64)
-        return Exact(real=computed.real, errors=computed.errors, step=step, grid=grid)
+        return Exact(
+            real=computed.real, errors=computed.errors, step=torch.tensor(grid.scale, dtype=torch.float64), grid=grid,
+            accumulator=computed.accumulator, is_function=computed.is_function,
+            requantize=self._choose_requantize(computed),
+        )  # fmt: skip
+
+    def _choose_requantize(self, value: Value) -> Requantize:
+        """Return how a value is quantized: as declared if it is made of integers alone, else in float32."""
+        return _FLOAT32 if value.accumulator is None else self.capabilities.requantize
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
@@ -207,14 +242,22 @@ class Walk:
             quantize: Any = node.target
             arguments = (attribute_of(self.model, str(a.target)) if isinstance(a, Node) else a for a in node.args[1:])
             return Quantized(integers=integers_of(quantize(value, *arguments)), node=node)
-        grid = grid_of(self.model, node)
+        grid, requantize = grid_of(self.model, node), self._choose_requantize(value)
         real = grid.integers(value.real)
         integers = real.clamp(grid.low, grid.high)
-        if not value.errors and bool((real == integers.round()).all()):  # on the grid: no ambiguity
+        is_on_grid = not value.errors and bool((real == integers.round()).all())
+        if is_on_grid and not requantize.rounding.is_directed:  # no ambiguity
             return Quantized(integers=integers, node=node, computed=value)
-        slack = value.error() / grid.scale + _bound_final_rounding(integers, grid)  # rule: NUM-04
-        low, high = ((real + end).round().clamp(grid.low, grid.high) for end in (-slack, slack))
-        return Quantized(integers=integers.round(), node=node, computed=value, tie_ambiguity=high - low)
+        error = value.error()
+        slack = error / grid.scale + bound_factor(requantize, integers, grid.zero_point)  # rule: NUM-04
+        if value.accumulator is not None and requantize.rounds_twice:
+            slack = slack + bound_first_rounding(requantize, value.accumulator, grid.scale)
+        target = find_target(requantize, value.real, grid, value.accumulator, error)
+        reach = target.half + slack
+        low = (target.centre - reach).ceil().clamp(grid.low, grid.high)
+        high = (target.centre + reach).floor().clamp(grid.low, grid.high)
+        integers = target.centre.round().clamp(low, high)
+        return Quantized(integers=integers, node=node, computed=value, tie_ambiguity=high - low)
 
     def _dequantize(self, quantized: Any) -> Any:
         if isinstance(quantized, Value):  # float16: the value is what it was rounded to
@@ -224,6 +267,7 @@ class Walk:
             scale, zero_point = _along(axis, quantized.integers, scale, zero_point)
         counts_weights = self.counts_weights and quantized.computed is None
         value = dequantize(quantized.integers, scale, zero_point, counts_weights=counts_weights)
+        value = replace(value, accumulator=Accumulator(step=scale))
         ambiguity = quantized.tie_ambiguity
         if ambiguity is None or not bool(ambiguity.any()):
             return value
@@ -283,18 +327,29 @@ class Walk:
         capabilities = replace(self.capabilities, float_accumulation=True) if sums_floats else self.capabilities
         call = OpCall(function=rule.exact or function, args=args, kwargs=kwargs, capabilities=capabilities)
         result = call.evaluate(lambda value: value.real.clone(), lambda tensor: tensor.double())
-        errors = rule.bound(replace(call, result=result))
+        call = replace(call, result=result)
+        errors, is_function = rule.bound(call), _approximates(rule, call)
         if isinstance(result, (tuple, list)):
             if not isinstance(errors, tuple):  # each cause has a tuple, of a bound for each result
                 errors = [{cause: each[number] for cause, each in errors.items()} for number in range(len(result))]
-            return tuple(Value(real=real, errors=each) for real, each in zip(result, errors, strict=True))
+            accumulator = find_accumulator(rule, call, None)
+            return tuple(
+                Value(real=real, errors=each, accumulator=accumulator, is_function=is_function)
+                for real, each in zip(result, errors, strict=True)
+            )
         factors = [value for value in call.values() if value.real.dim() > 1 or value is call.values()[0]]
         step = None
         if rule.arithmetic == DOT_PRODUCT and len(factors) > 1:
             step = find_accumulator_step(function, factors[0], factors[1], result)
         if rule.arithmetic == MOVES and len(factors) == 1 and result.shape == factors[0].real.shape:
             step = factors[0].step  # a relu on an accumulator
-        return Value(real=result, errors=errors, step=step)
+        accumulator = find_accumulator(rule, call, step)
+        return Value(real=result, errors=errors, step=step, accumulator=accumulator, is_function=is_function)
+
+
+def _approximates(rule: OpRule, call: OpCall) -> bool:
+    """Tell whether a function was evaluated for an op's result, by the op or before it, on the same float value."""
+    return rule.arithmetic == FUNCTION or any(value.is_function for value in call.values())
 
 
 def _along(axis: int, integers: Tensor, *qparams: Tensor) -> list[Tensor]:

@@ -373,4 +373,5 @@ def _spell_bound(exact: Exact, index: tuple[int, ...]) -> str:
     if exact.grid is None:
         step = float(exact.step.expand_as(exact.real)[index])
         return f"({index}, {float(exact.real[index])!r}, {slack * step!r})"
-    return f"({index}, {float(exact.integers[index]):.9g}, {0.5 + slack + 2.0**-14:.9g})"
+    centre, half = exact.target.centre[index], torch.as_tensor(exact.target.half).expand_as(exact.real)[index]
+    return f"({index}, {float(centre):.9g}, {float(half) + slack + 2.0**-14:.9g})"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from backends.base import Capabilities
+from backends.base import Capabilities, Requantize
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
@@ -71,7 +71,8 @@ class ComparedCase(CaseResult):
 class NumericsStage(CaseStage[ExecutedCase, ComparedCase]):
     """Runs the lowered model on all inputs, and compares its outputs with the oracle's exact results.
 
-    Judged is the worst comparison of all cases (NUM-03, NUM-05): within its bound, within one step, in float, or wrong.
+    Judged is the worst comparison of all cases (NUM-03, NUM-05): within its bound; within one step, of a function; in
+    float; or wrong.
     Its message has the distance and the bound in LSB; the evidence has the worst elements, the qparams, the attribution
     and a line for each other comparison that is as bad.
     """
@@ -111,7 +112,10 @@ class NumericsStage(CaseStage[ExecutedCase, ComparedCase]):
         capabilities = self.bench.capabilities
         if not executed.runs_in_float:
             return capabilities
-        return replace(capabilities, float_accumulation=True, dynamic_states=False, half_row_qparams=False)
+        return replace(
+            capabilities, float_accumulation=True, dynamic_states=False, half_row_qparams=False,
+            requantize=Requantize(),
+        )  # fmt: skip
 
     def _compare_failed_run(self, executed: ExecutedCase, where: Where, inputs: Batch, error: StageError) -> Comparison:
         lower_again = partial(lower, self.bench, executed.lowered.reference.model, inputs)
@@ -172,7 +176,8 @@ def verdict_of(comparison: Comparison, moves_only: bool) -> Verdict:
         return Verdict.FALLBACK
     if comparison.excess <= 0:
         return Verdict.VERIFIED
-    return Verdict.QUALITY if comparison.is_within_one and not moves_only else Verdict.REFUTED
+    is_approximation = comparison.is_within_one and comparison.is_function and not moves_only
+    return Verdict.QUALITY if is_approximation else Verdict.REFUTED  # rule: NUM-03
 
 
 def message_of(comparison: Comparison, verdict: Verdict) -> str:
@@ -181,9 +186,11 @@ def message_of(comparison: Comparison, verdict: Verdict) -> str:
         return ""
     if comparison.problem:
         return f"{comparison.where}: {comparison.problem}"
-    half = "" if comparison.is_float_output else "0.5 + "
-    text = f"{comparison.where}: distance {comparison.max_lsb:.6g} LSB, allowed {half}{comparison.slack_lsb:.3g}"
-    return f"within one step, not correctly rounded: {text}" if verdict is Verdict.QUALITY else text
+    bound = f"{comparison.allowed}{comparison.slack_lsb:.3g}"
+    text = f"{comparison.where}: distance {comparison.max_lsb:.6g} LSB, allowed {bound}"
+    if verdict is Verdict.QUALITY:
+        return f"within one step, not correctly rounded: {text}"
+    return f"{text}; {comparison.looks_like}" if comparison.looks_like else text
 
 
 def _largest_finite(values: Iterable[float]) -> float | None:

@@ -122,6 +122,30 @@ def test_a_run_in_which_everything_passes_is_a_pass(runs: Any) -> None:
     assert results.waived == 1
 
 
+@pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize(
+    ("options", "row", "passes", "problem"),
+    [
+        ({"allow_quality": False}, {}, False, ""),
+        ({"allow_quality": True}, {"allowed": True}, True, ""),
+        ({"allow_quality": True}, {}, False, ""),
+        ({"allow_quality": False}, {"allowed": True}, True, "1 rows are allowed QUALITY; the run was made without"),
+        ({"strict": True}, {}, False, ""),
+        ({"strict": False}, {}, True, ""),
+    ],
+)
+def test_quality_passes_where_the_run_allowed_it_and_in_runs_from_before_that(
+    runs: Any, options: dict[str, Any], row: dict[str, Any], passes: bool, problem: str
+) -> None:
+    rows = [runs.check(), runs.claim(), runs.claim("b", verdict="QUALITY", **row)]
+    path = runs.lines(rows, options=options)
+    results = read_results(path)
+    assert results.claims[1].passes is passes
+    assert results.outcome is (Outcome.PASS if passes and not problem else Outcome.FAIL)
+    assert problem in "".join(results.problems)
+    assert results.allowed == passes
+
+
 @pytest.mark.parametrize("verdict", [v for v in VERDICTS if v not in PASSING])
 def test_one_claim_that_does_not_pass_fails_the_run(runs: Any, verdict: Verdict) -> None:
     results = runs.results([runs.claim(), runs.claim("b", verdict=verdict.value)])
