@@ -14,7 +14,7 @@ from conformance.oracle.error_bounds import flatten
 from conformance.oracle.evaluate import Exact
 from conformance.oracle.grids import Grid
 from conformance.stages.attribution import attribute, describe_worst, unravel_index
-from conformance.stages.resemblance import describe_rounding, spell_allowed
+from conformance.stages.resemblance import Resemblance, find_resemblance, spell_allowed
 from conformance.stages.statistics import Sample
 from reports.schema import Where
 
@@ -33,8 +33,8 @@ class Comparison:
     that kernels approximate. ``problem``: what is wrong with the whole output (its type, its shape, not finite, off the
     grid), or "". ``rule``: the rule that a problem breaks, if not the one that the claim is judged by.
     ``ran_in_float``: a quantized output was computed in float. ``allowed``: what a right result may be off by beside
-    the slack, in words. ``looks_like``: what rounding the differences look like, or "". ``sample``: the distances, for
-    statistics; None: nothing was compared.
+    the slack, in words. ``resemblance``: what rounding the differences look like; None: nothing is wrong, or something
+    else. ``sample``: the distances, for statistics; None: nothing was compared.
     """
 
     where: Where
@@ -47,7 +47,7 @@ class Comparison:
     rule: str = ""
     ran_in_float: bool = False
     allowed: str = "0.5 + "
-    looks_like: str = ""
+    resemblance: Resemblance | None = None
     sample: Sample | None = None
     evidence: Mapping[str, object] = field(default_factory=dict)
 
@@ -87,7 +87,7 @@ def compare(where: Where, exact: Exact, output: Any, grids: InputGrids = ()) -> 
         is_within_one=is_within_one,
         is_function=exact.is_function,
         allowed=spell_allowed(exact),
-        looks_like=describe_rounding(exact, integers) if most > 0 and is_within_one else "",
+        resemblance=find_resemblance(exact, integers) if most > 0 and is_within_one else None,
         sample=Sample(distance=distance, exact=exact.integers - grid.zero_point),
         evidence=_show_worst(where, exact, grids, exact.integers, integers, excess),
     )

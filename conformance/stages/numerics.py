@@ -22,6 +22,7 @@ from conformance.stages.comparison import Comparison, compare_all, compare_faile
 from conformance.stages.convert import ReferenceCase
 from conformance.stages.execution import ExecutedCase
 from conformance.stages.lower import LoweredModel, error_on_retry, lower, run_lowered
+from conformance.stages.resemblance import describe_resemblance
 from conformance.stages.stage import MOST_OTHERS, CaseResult, CaseStage, StageError, make_failure, worst_of
 from conformance.stages.statistics import summarize
 from reports.schema import Check, Where, evidence
@@ -150,7 +151,7 @@ def judge_comparisons(claim: str, comparisons: Sequence[Comparison], *, moves_on
         rule=lead.rule or ("NUM-05" if moves_only else "NUM-03"),
         outcome="pass" if verdict in PASSING else "fail",
         verdict=verdict,
-        message=message_of(lead, verdict),
+        message="; ".join(filter(None, (message_of(lead, verdict), _describe_rounding(comparisons, verdict)))),
         max_lsb=_largest_finite(each.max_lsb for each in comparisons),
         slack_lsb=_largest_finite(each.slack_lsb for each in comparisons),
         cases=len(comparisons),
@@ -158,6 +159,13 @@ def judge_comparisons(claim: str, comparisons: Sequence[Comparison], *, moves_on
         statistics=summarize(each.sample for each in comparisons if each.sample is not None),
         evidence=evidence({} if verdict is Verdict.VERIFIED else {**lead.evidence, **others}),
     )
+
+
+def _describe_rounding(comparisons: Sequence[Comparison], verdict: Verdict) -> str:
+    """Say what rounding a refuted claim's results look like; "" if some are wrong in another way."""
+    wrong = [each.resemblance for each in comparisons if each.excess > 0]
+    known = [each for each in wrong if each is not None]
+    return describe_resemblance(known) if verdict is Verdict.REFUTED and len(known) == len(wrong) else ""
 
 
 def _list_others(comparisons: Sequence[Comparison], lead: Comparison, moves_only: bool) -> dict[str, object]:
@@ -188,9 +196,7 @@ def message_of(comparison: Comparison, verdict: Verdict) -> str:
         return f"{comparison.where}: {comparison.problem}"
     bound = f"{comparison.allowed}{comparison.slack_lsb:.3g}"
     text = f"{comparison.where}: distance {comparison.max_lsb:.6g} LSB, allowed {bound}"
-    if verdict is Verdict.QUALITY:
-        return f"within one step, not correctly rounded: {text}"
-    return f"{text}; {comparison.looks_like}" if comparison.looks_like else text
+    return f"within one step, not correctly rounded: {text}" if verdict is Verdict.QUALITY else text
 
 
 def _largest_finite(values: Iterable[float]) -> float | None:

@@ -9,23 +9,16 @@ from torch import Tensor, nn
 
 from backends.base import RoundingMode
 from tests.mutants.integer_kernels import IntegerBackend
-from tests.mutants.reference_kernels import SmallReference, Stepped
+from tests.mutants.reference_kernels import Stepped
 from tests.mutants.requantize_kinds import declares, rounded
 
 
-def floors() -> IntegerBackend:
-    """Rounds down, and says nothing."""
-    return IntegerBackend(rounded(torch.floor), "floors")
-
-
-def floors_as_declared() -> IntegerBackend:
-    """Rounds down, and says so."""
-    return IntegerBackend(rounded(torch.floor), "floors_as_declared", **declares(mode=RoundingMode.DOWN))
-
-
-def floors_unlike_declared() -> IntegerBackend:
-    """Rounds down, and says that it rounds half to even."""
-    return IntegerBackend(rounded(torch.floor), "floors_unlike_declared", **declares(mode=RoundingMode.HALF_EVEN))
+FLOORS = IntegerBackend(rounded(torch.floor), "floors")
+"""Rounds down, and says nothing."""
+FLOORS_AS_DECLARED = IntegerBackend(rounded(torch.floor), "floors_as_declared", **declares(mode=RoundingMode.DOWN))
+"""Rounds down, and says so."""
+FLOORS_UNLIKE_DECLARED = IntegerBackend(rounded(torch.floor), "floors", **declares(mode=RoundingMode.HALF_EVEN))
+"""Rounds down, and says that it rounds half to even."""
 
 
 def _approximate(honest: Any, module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
@@ -33,6 +26,5 @@ def _approximate(honest: Any, module: nn.Module, *arguments: Any, **keywords: An
     return result + 0.4 / 256 if isinstance(module, nn.Sigmoid) else result
 
 
-def rough_sigmoid() -> SmallReference:
-    """Its sigmoid is 0.4 steps too high before it is rounded."""
-    return Stepped("called", _approximate)
+ROUGH_SIGMOID = Stepped("called", _approximate)
+"""Its sigmoid is 0.4 steps too high before it is rounded."""

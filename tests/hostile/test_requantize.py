@@ -19,7 +19,7 @@ def ran(folder: Path, backend: str, *options: str) -> Ran:
 
 @pytest.mark.slow
 @pytest.mark.rule("NUM-03")
-@pytest.mark.parametrize("backend", ("floors", "floors_unlike_declared"))
+@pytest.mark.parametrize("backend", ("FLOORS", "FLOORS_UNLIKE_DECLARED"))
 def test_a_floor_that_is_not_declared_is_refuted(backend: str, tmp_path: Path) -> None:
     found = ran(tmp_path, backend, LINEAR)
     assert found.status == 1
@@ -30,7 +30,7 @@ def test_a_floor_that_is_not_declared_is_refuted(backend: str, tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 def test_a_floor_that_is_declared_is_verified_and_the_report_says_so(tmp_path: Path) -> None:
-    found = ran(tmp_path, "floors_as_declared", LINEAR)
+    found = ran(tmp_path, "FLOORS_AS_DECLARED", LINEAR)
     assert found.status == 0, found.out
     assert found.results.header.requantize == "float32, down"
     assert "float32, down, as the backend declares it" in (found.folder / "report.html").read_text(encoding="utf-8")
@@ -42,7 +42,7 @@ def test_a_floor_that_is_declared_is_verified_and_the_report_says_so(tmp_path: P
 def test_a_function_within_a_step_passes_only_where_that_is_allowed(
     options: tuple[str, ...], status: int, tmp_path: Path
 ) -> None:
-    found = ran(tmp_path, "rough_sigmoid", SIGMOID, *options)
+    found = ran(tmp_path, "ROUGH_SIGMOID", SIGMOID, *options)
     results = found.results
     assert found.status == status, found.out
     assert {claim.verdict for claim in results.claims} == {Verdict.QUALITY}
@@ -56,6 +56,6 @@ def test_a_waiver_is_as_good_and_both_options_are_too_many(tmp_path: Path) -> No
     waivers = tmp_path / "waivers.toml"
     entry = 'glob = "nn.Sigmoid/*"\nverdict = "QUALITY"\nreason = "a table"\nexpires = 2100-01-01\n'
     waivers.write_text(f"[[waiver]]\n{entry}", encoding="utf-8")
-    assert ran(tmp_path, "rough_sigmoid", SIGMOID, f"--waivers={waivers}").status == 0
-    both = ran(tmp_path, "rough_sigmoid", SIGMOID, "--strict", "--allow-quality")
+    assert ran(tmp_path, "ROUGH_SIGMOID", SIGMOID, f"--waivers={waivers}").status == 0
+    both = ran(tmp_path, "ROUGH_SIGMOID", SIGMOID, "--strict", "--allow-quality")
     assert both.status == 4 and any("give one of the two" in line for line in both.said)
