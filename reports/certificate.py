@@ -142,7 +142,8 @@ def _build_certificate(results: Results, files: object) -> dict[str, Any]:
         "outcome": results.outcome.value,
         "counts": {
             "claims": len(results.claims), "pairs": len(results.pairs), "checks": len(results.checks),
-            "waived": results.waived, "allowed": results.allowed, "verdicts": {verdict.value: n for verdict, n in results.counts.items()},
+            "waived": results.waived, "allowed": results.allowed,
+            "verdicts": {verdict.value: n for verdict, n in results.counts.items()},
             "models": {verdict.value: n for verdict, n in results.model_counts.items()},
         },
         "sampling": _describe_sampling(results),

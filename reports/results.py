@@ -214,7 +214,7 @@ def _parse(line: bytes, where: str) -> PlainRow:
 
 
 def _audit(header: Header, rows: Sequence[Row], digest: str, cut_at: int | None) -> Results:
-    rows = [allow_as_before(row, header) for row in rows]
+    rows = [_allow_as_before(row, header) for row in rows]
     footer = rows[-1] if rows and isinstance(rows[-1], Footer) else None
     results = Results(
         header=header,
@@ -234,11 +234,15 @@ def _audit(header: Header, rows: Sequence[Row], digest: str, cut_at: int | None)
     return dataclasses.replace(results, problems=tuple(problems))
 
 
-def allow_as_before(row: Data, header: Header) -> Data:
-    """Return a row of a run from before ``--allow-quality``, when QUALITY passed but for ``--strict``, as allowed."""
+def passed_before(row: Judged, header: Header) -> bool:
+    """Tell whether a row has QUALITY that passed before there was ``--allow-quality``, but for ``--strict``."""
     is_before = "allow_quality" not in header.options and not header.options.get("strict")
-    is_quality = isinstance(row, Judged) and row.verdict is Verdict.QUALITY and not row.waived
-    return dataclasses.replace(row, allowed=True) if is_before and is_quality else row
+    return is_before and row.verdict is Verdict.QUALITY and not row.waived
+
+
+def _allow_as_before(row: Row, header: Header) -> Row:
+    is_allowed = isinstance(row, ClaimResult | ModelResult) and passed_before(row, header)
+    return dataclasses.replace(row, allowed=True) if is_allowed else row
 
 
 def _select(kind: type[Data], rows: Sequence[Row]) -> tuple[Data, ...]:

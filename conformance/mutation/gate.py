@@ -56,8 +56,8 @@ class FailedUnit:
 class MutantRun:
     """One mutant in one profile with one seed: the failures, and the number of claims and models.
 
-    ``blind``: the guard that was removed, or "". ``open``: claims that are neither VERIFIED nor faulty, with the verdict
-    and the reason.
+    ``blind``: the guard that was removed, or "". ``open``: claims that are neither VERIFIED nor faulty: verdict
+    and reason.
     """
 
     mutant: str

@@ -61,8 +61,8 @@ def bound_affine_products(call: OpCall) -> Errors:
 
 def find_step_of_product(call: OpCall) -> Tensor | None:
     """Return the step of the accumulator of x·y, s_x·s_y; None: a factor is on no grid."""
-    x, y = map(as_value, call.args[:2])
-    return None if x.step is None or y.step is None else x.step * y.step
+    steps = [as_value(operand).step for operand in call.args[:2]]
+    return None if steps[0] is None or steps[1] is None else steps[0] * steps[1]
 
 
 def find_step_of_mean(call: OpCall) -> Tensor | None:

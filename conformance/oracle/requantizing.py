@@ -166,9 +166,7 @@ def _decide_certain(
     if accumulator.ends is not None:
         is_certain &= ~accumulator.ends
     exact = round_by(requantize.rounding, whole * 2.0 ** (exponent.double() - 1)) + grid.zero_point
-    return Target(
-        centre=torch.where(is_certain, exact, target.centre), half=torch.where(is_certain, 0.0, target.half)
-    )
+    return Target(centre=torch.where(is_certain, exact, target.centre), half=torch.where(is_certain, 0.0, target.half))
 
 
 def round_by(mode: RoundingMode, r: Tensor) -> Tensor:

@@ -193,7 +193,9 @@ def read_options(config: pytest.Config) -> Options:
     if option.waivers and option.no_waivers:
         raise pytest.UsageError("--waivers and --no-waivers: give one of the two")
     if option.strict and option.allow_quality:
-        raise pytest.UsageError("--strict and --allow-quality: give one of the two; without both, QUALITY does not pass")
+        raise pytest.UsageError(
+            "--strict and --allow-quality: give one of the two; without both, QUALITY does not pass"
+        )
     return Options(
         backend=option.backend,
         report_dir=Path(option.report_dir).absolute() if option.report_dir else default_report_dir(option.backend),

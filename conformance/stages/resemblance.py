@@ -1,4 +1,4 @@
-"""Resemblance: which rounding a claim's differences look like, by their signs and sizes. Told, never judged. (NUM-03)"""
+"""Resemblance: which rounding a claim's differences look like, by their signs. Told, never judged. (NUM-03)"""
 
 from __future__ import annotations
 

@@ -39,5 +39,5 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:
 
 def test_capabilities_take_a_requantize_and_no_word() -> None:
     given: Any = "floor"
-    with pytest.raises(ValueError, match="Capabilities.requantize: found 'floor'; give a backends.base.Requantize"):
+    with pytest.raises(ValueError, match=r"requantize: found 'floor'; give a backends\.base\.Requantize"):
         Capabilities(requantize=given)

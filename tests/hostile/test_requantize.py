@@ -1,4 +1,4 @@
-"""What rounds otherwise than it is declared does not pass, and a function within a step passes where that is allowed."""
+"""What rounds otherwise than declared does not pass; a function within a step passes where that is allowed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def test_a_floor_that_is_not_declared_is_refuted(backend: str, tmp_path: Path) -
     found = ran(tmp_path, backend, LINEAR)
     assert found.status == 1
     assert {claim.verdict for claim in found.results.claims} == {Verdict.REFUTED}
-    assert all("looks like truncation (floor); declare Capabilities.requantize" in c.reason for c in found.results.claims)
+    assert all(
+        "looks like truncation (floor); declare Capabilities.requantize" in c.reason for c in found.results.claims
+    )
 
 
 @pytest.mark.slow

@@ -100,7 +100,9 @@ def machine(rescale: Rescale, round_: Round) -> type[Kernels]:
 
         def add(self, x: Integers, y: Integers) -> Sum:
             unit = 2 * torch.maximum(x.scale, y.scale) * 2.0**-HEADROOM
-            parts = [rescale(self.zeroed(value) * 2.0**HEADROOM, value.scale / unit * 2.0**-HEADROOM) for value in (x, y)]
+            parts = [
+                rescale(self.zeroed(value) * 2.0**HEADROOM, value.scale / unit * 2.0**-HEADROOM) for value in (x, y)
+            ]
             return Sum(total=parts[0] + parts[1], scale=unit)
 
     return Machine

@@ -185,7 +185,9 @@ TIES = {
 """What 2.5, 3.5, −2.5 and −3.5 are rounded to."""
 
 
-def rightness(requantize: Requantize, totals: list[float], step: float, found: Tensor, error: float = 0.0) -> list[bool]:
+def rightness(
+    requantize: Requantize, totals: list[float], step: float, found: Tensor, error: float = 0.0
+) -> list[bool]:
     real = torch.tensor(totals, dtype=torch.float64) * step
     accumulator = Accumulator(step=torch.tensor(step, dtype=torch.float64))
     target = find_target(requantize, real, GRID, accumulator, torch.full_like(real, error))

@@ -270,7 +270,8 @@ def test_a_pass_counts_only_where_every_case_was_tried(complete: bool, judged: d
     assert problems(waiver(claim=LINEAR), complete=complete, **judged) == []
 
 
-@pytest.mark.parametrize(("verdict", "is_waived"), (("QUALITY", True), ("FALLBACK", True), ("REFUTED", True), ("CRASHED", False))
+@pytest.mark.parametrize(
+    ("verdict", "is_waived"), (("QUALITY", True), ("FALLBACK", True), ("REFUTED", True), ("CRASHED", False))
 )
 def test_a_run_that_does_not_try_all_cases_may_find_something_milder(verdict: str, is_waived: bool) -> None:
     partly = Waivers((waiver(claim=LINEAR, verdict=Verdict.REFUTED),), TODAY, complete=False)

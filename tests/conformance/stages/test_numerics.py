@@ -39,7 +39,7 @@ def exact(*integers: float, shape: tuple[int, ...] | None = None, grid: Grid = G
     )
 
 
-def function(*integers: float, **errors: float) -> Exact:
+def function(*integers: float, **errors: Any) -> Exact:
     """The exact result of a function that kernels approximate."""
     return replace(exact(*integers, **errors), is_function=True)
 
