@@ -241,8 +241,9 @@ def passed_before(row: Judged, header: Header) -> bool:
 
 
 def _allow_as_before(row: Row, header: Header) -> Row:
-    is_allowed = isinstance(row, ClaimResult | ModelResult) and passed_before(row, header)
-    return dataclasses.replace(row, allowed=True) if is_allowed else row
+    if isinstance(row, ClaimResult | ModelResult) and passed_before(row, header):
+        return dataclasses.replace(row, allowed=True)
+    return row
 
 
 def _select(kind: type[Data], rows: Sequence[Row]) -> tuple[Data, ...]:

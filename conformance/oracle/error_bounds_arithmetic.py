@@ -61,8 +61,8 @@ def bound_affine_products(call: OpCall) -> Errors:
 
 def find_step_of_product(call: OpCall) -> Tensor | None:
     """Return the step of the accumulator of x·y, s_x·s_y; None: a factor is on no grid."""
-    steps = [as_value(operand).step for operand in call.args[:2]]
-    return None if steps[0] is None or steps[1] is None else steps[0] * steps[1]
+    first, second = (as_value(operand).step for operand in call.args[:2])
+    return None if first is None or second is None else first * second
 
 
 def find_step_of_mean(call: OpCall) -> Tensor | None:
