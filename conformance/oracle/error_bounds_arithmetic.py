@@ -68,9 +68,8 @@ def find_step_of_product(call: OpCall) -> Tensor | None:
 def find_step_of_mean(call: OpCall) -> Tensor | None:
     """Return the step of the accumulator of a mean of n, s_x / n; None: x is on no grid, or in steps of its own."""
     x = call.values()[0]
-    if x.step is None or x.step.numel() > 1:
-        return None
-    return x.step / (x.real.numel() // max(1, call.result.numel()))
+    count = x.real.numel() // max(1, int(call.result.numel()))
+    return None if x.step is None or x.step.numel() > 1 else x.step / count
 
 
 def bound_windows(rank: int, call: OpCall) -> Errors:

@@ -163,7 +163,7 @@ KINDS: list[Fault] = [
          **TFLITE),
     kind("shift down after the product, declared as TFLite", machine(twice(shift_down), torch.floor), **TFLITE),
     kind("rounded at 3 bits after the point first, declared as TFLite",
-         rounded(lambda v: (v * 8).round().div(8).round()), **TFLITE),
+         rounded(lambda v: (v * 8).round().div(8).round()), RATIO, **TFLITE),
     kind("9-bit multiplier, declared 31", machine(once(9), up), RATIO, **declares(31, RoundingMode.HALF_UP)),
     kind("9-bit multiplier, declared 12", machine(once(9), up), RATIO, **declares(12, RoundingMode.HALF_UP)),
 ]  # fmt: skip
