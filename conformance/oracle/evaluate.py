@@ -9,8 +9,9 @@ the bound lets it fall on either side of a tie, one step of error goes on; elsew
 from __future__ import annotations
 
 import copy
+import inspect
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -129,6 +130,7 @@ class Walk:
         self.values: dict[Node, Any] = {}
         """What each node gave in the last evaluation: Value, Quantized, Tensor or plain data."""
         self._doubles: dict[int, nn.Module] = {}
+        self._forwards: dict[tuple[Any, ...], Walk] = {}
         self._constants: dict[Node, Any] = {}
         self._left_in_float = frozenset(_find_nodes_left_in_float(model))
 
@@ -137,13 +139,22 @@ class Walk:
 
         Raises NoOracleError for an op without a rule, or an output that is no tensor.
         """
-        feed = iter(inputs)
+        outputs = self._evaluate_graph(tuple(map(_enter, inputs)), {})
+        return tuple(exact for output in flatten(outputs) for exact in self._read_results(output))
+
+    def _evaluate_graph(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Evaluate every node on the values of the placeholders, in order or by name; return the output's argument."""
+        feed = iter(args)
         self.values = {}
         with torch.no_grad():
             for node in self.model.graph.nodes:
                 if node.op == "output":
-                    return tuple(exact for output in flatten(node.args[0]) for exact in self._read_results(output))
-                self.values[node] = _enter(next(feed)) if node.op == "placeholder" else self._evaluate(node)
+                    return node.args[0]
+                if node.op == "placeholder":
+                    name = str(node.target)
+                    self.values[node] = kwargs[name] if name in kwargs else next(feed, *node.args)
+                else:
+                    self.values[node] = self._evaluate(node)
         raise NoOracleError("the graph has no output node")
 
     # -- ends ---------------------------------------------------------------------------------------------------------
@@ -233,7 +244,7 @@ class Walk:
         self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_left: bool = False
     ) -> Any:
         if isinstance(module, nn.Sequential):
-            return self._evaluate_chain(module, args)
+            return self._evaluate_fused(module, args, kwargs)
         if type(module) in MODULES:
             return MODULES[type(module)](self, module, args, kwargs)
         kind = next((each for each in type(module).__mro__ if each in REFERENCE_MODULES), None)
@@ -249,14 +260,36 @@ class Walk:
             raise NoOracleError(f"no rule in the oracle's table for module {type(module).__name__}")
         return self._call_op(rule, rule.exact or self._copy_to_double(module), args, kwargs, is_left=is_left)
 
-    def _evaluate_chain(self, module: Any, args: tuple[Any, ...]) -> Any:
-        """The modules of a fused one, in turn; one that adds a second input does so after the first module."""
-        value, *second = args
-        for number, inner in enumerate(module):
-            value = self._evaluate_module(inner, (value,), {})
-            if number == 0 and second:
-                value = self._call_op(_find_rule(module.add), module.add, (value, *second), {})
-        return value
+    def _evaluate_fused(self, module: nn.Sequential, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The modules of a fused one, in turn; of one with a forward of its own, such as an addition, what that calls."""
+        if type(module).forward is nn.Sequential.forward:
+            (value,) = args
+            for inner in module:
+                value = self._evaluate_module(inner, (value,), {})
+            return value
+        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        key = (id(module), *given)
+        if key not in self._forwards:
+            self._forwards[key] = self._open_forward(module, given)
+        walk = self._forwards[key]
+        outputs = walk._evaluate_graph(args, kwargs)
+        return torch.fx.node.map_arg(outputs, lambda node: walk.values[node])
+
+    def _open_forward(self, module: nn.Module, given: Collection[str]) -> Walk:
+        """A walk of what a module's forward calls with these arguments; none of the modules in it is gone into."""
+        parameters = inspect.signature(module.forward).parameters.items()
+        defaults = {name: parameter.default for name, parameter in parameters if name not in given}
+        try:
+            graph = _ForwardTracer().trace(module, concrete_args=defaults)
+        except Exception as error:  # the forward is the vendor's, and may raise anything on a proxy
+            text = f"the forward of {type(module).__name__} cannot be traced: {type(error).__name__}: {error}"
+            raise NoOracleError(text) from error
+        walk = Walk(
+            GraphModule(module, graph), self.capabilities, counts_weights=self.counts_weights,
+            dynamic_range=self.dynamic_range,
+        )  # fmt: skip
+        walk._left_in_float = frozenset()  # what follows the module decides
+        return walk
 
     def _copy_to_double(self, module: nn.Module) -> nn.Module:
         """The module in float64, made once."""
@@ -295,6 +328,14 @@ class Walk:
         if rule.arithmetic == MOVES and len(factors) == 1 and result.shape == factors[0].real.shape:
             step = factors[0].step  # a relu on an accumulator
         return Value(real=result, errors=errors, step=step)
+
+
+class _ForwardTracer(torch.fx.Tracer):
+    """Traces the forward of one module, and goes into none of the modules inside."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Take every module as it is."""
+        return True
 
 
 def _along(axis: int, integers: Tensor, *qparams: Tensor) -> list[Tensor]:
