@@ -55,9 +55,13 @@ _PRELU = OpSamples(
 
 
 def _call_prelu(op: Any, arguments: Arguments) -> Step:
-    """The function with the slopes of the module."""
+    """The function with the slopes of the module, given by position or by name."""
     module: Any = _build_prelu(nn.PReLU, arguments).op
-    return Step(op=op, parameters=(module.weight.detach(),))
+
+    def call_by_name(x: Any, weight: Any) -> Any:
+        return op(x, weight=weight)
+
+    return Step(op=call_by_name if arguments["_by_name"] else op, parameters=(module.weight.detach(),))
 
 
 _PRELU_FUNCTION = replace(
@@ -65,6 +69,7 @@ _PRELU_FUNCTION = replace(
     arguments={
         **{name: values for name, values in _PRELU.arguments.items() if name not in PLACES},
         "input": TENSOR, "weight": Fixed(reason="a tensor: its size and values are num_parameters and init"),
+        "_by_name": (False, True),
     },
     step=_call_prelu,
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,6 +143,9 @@ class Everything(ReferenceBackend):
 
     def backend_config(self) -> BackendConfig:
         return self.entries
+
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities(), weight_schemes=("per_channel_symmetric",))
 
 
 @pytest.mark.slow
