@@ -174,7 +174,9 @@ def plan_pattern(claim: Claim) -> PatternPlan | str:
         return _cannot_build(leaf_name(root), claim)
     unknown = [op for op in followers if op not in FOLLOWERS and op is not torch.add]
     if addition:
-        unknown += [op for op in (addition.op,) if op not in _JOINS] + [op for op in addition.rest if op not in FOLLOWERS]
+        unknown += [op for op in (addition.op,) if op not in _JOINS] + [
+            op for op in addition.rest if op not in FOLLOWERS
+        ]
     if unknown:
         return _cannot_build(f"{leaf_name(unknown[0])} after {leaf_name(root)}", claim)
     return PatternPlan(

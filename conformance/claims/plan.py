@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -17,7 +17,7 @@ from conformance.claims.pattern_plan import PatternPlan, is_norm, is_taken, plan
 from conformance.claims.qconfigs import Kind, kind_of
 from conformance.claims.quick import Share, choose_cases
 from conformance.claims.registered_plan import keep_finite, list_registered
-from conformance.claims.registry import registered_for
+from conformance.claims.registry import Registered, registered_for
 from conformance.claims.traits import moves_only
 from conformance.ops.fused_modules import MEMBERS, QAT_OF
 from conformance.ops.op_model import Input
@@ -85,16 +85,36 @@ def plan_cases(
         return plan
     if registered is not None:
         vary = partial(_variants_of, claim=claim, capabilities=capabilities)
-        models = list_registered(claim, registered, vary, REGIMES[0])
-        if isinstance(models, str):
-            return models
-        always = _in_regimes(claim, models[0], (*BENDS, *registered.regimes))
-        usual = keep_finite(_assign_regimes(claim, models))
-        chosen += [*choose_cases(usual, limit, share), *keep_finite(always)]
-        if not chosen:
-            return f"the results of the model registered for {claim.pattern} are finite in no range of inputs"
+        more = _plan_registered(claim, registered, vary, partial(choose_cases, limit=limit, share=share))
+        if isinstance(more, str):
+            return more
+        chosen += more
     first, *others = chosen
     return (replace(first, is_first=True), *others)
+
+
+def _plan_registered(
+    claim: Claim,
+    registered: Registered,
+    vary: Callable[[PatternPlan], Iterator[Case]],
+    choose: Callable[[Sequence[Case]], tuple[Case, ...]],
+) -> list[Case] | str:
+    """Return the cases of a vendor's models, or the reason why there are none: those of a claim's share, then others.
+
+    In every profile each model that is given is tried, and the first one beyond its bends and in the vendor's ranges.
+    """
+    models = list_registered(claim, registered, vary, REGIMES[0])
+    if isinstance(models, str):
+        return models
+    usual = keep_finite(_assign_regimes(claim, models))
+    always = keep_finite(_in_regimes(claim, models[0], (*BENDS, *registered.regimes)))
+    shared = choose(usual) if usual else ()
+    met, missed = {case.variant for case in shared}, dict[str, Case]()
+    for case in usual if registered.builds else ():
+        if case.variant not in met:
+            missed.setdefault(case.variant, case)
+    cases = [*shared, *missed.values(), *always]
+    return cases or f"the results of the model registered for {claim.pattern} are finite in no range of inputs"
 
 
 # -- variants ---------------------------------------------------------------------------------------------------------

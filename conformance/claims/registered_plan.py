@@ -29,18 +29,20 @@ def list_registered(
             Case(name=each.name, build=each.build, inputs=each.inputs, regime=regime, varied=each.varied)
             for each in registered.builds
         ]
-        faults = [fault for case in every if (fault := describe_fault(case))]
-        return f"the model registered for {claim.pattern} cannot be run: {faults[0]}" if faults else every
+        fault = next(filter(None, map(describe_fault, every)), "")
+        return f"the model registered for {claim.pattern} cannot be run: {fault}" if fault else every
     plan = plan_registered(claim, registered)
     if isinstance(plan, str):
         return plan
     try:
-        first, *others = _rename(vary(plan))
+        variants = list(_rename(vary(plan)))
     except MisfitError as error:
         return f"the inputs registered for {claim.pattern} are no inputs: {error}"
-    if fault := describe_fault(first):
-        return f"the model registered for {claim.pattern} cannot be run: {fault}"
-    return [first, *(case for case in others if not describe_fault(case))]
+    faults = {case.name: describe_fault(case) for case in variants}
+    if not variants or all(faults.values()):
+        why = next(iter(faults.values()), "the limits of the backend leave no variant of the root")
+        return f"the model registered for {claim.pattern} cannot be run: {why}"
+    return [case for case in variants if not faults[case.name]]
 
 
 def _rename(variants: Iterable[Case]) -> Iterator[Case]:

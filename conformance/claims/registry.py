@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -15,7 +15,7 @@ from conformance.ops.op_model import Input
 from conformance.oracle.error_bounds import FUNCTION, OpRule, bound_evaluation
 from conformance.oracle.table import OP_RULES, add_vendor_rule
 from refimpl import ConfigError
-from refimpl.patterns import complex_normal_form, is_match_all, leaves, normal_form
+from refimpl.patterns import Pattern, complex_normal_form, is_match_all, leaves, normal_form
 
 Inputs: TypeAlias = Sequence[Sequence[int] | Input]
 """A shape for each input of a model, or an Input."""
@@ -107,7 +107,7 @@ class MisfitError(Exception):
     """Arguments of ``register`` that do not go together; the message says what to give."""
 
 
-def _read_pattern(pattern: Any) -> tuple[Hashable, ...]:
+def _read_pattern(pattern: Any) -> tuple[Pattern, ...]:
     """Return the normal forms that a pattern may stand for; ConfigError for none.
 
     A tuple in a tuple, and a wildcard, are only in complex patterns. Three ops are a chain, or an op of two others.

@@ -79,7 +79,7 @@ def _sample_softmax(step: Callable[[Any, Arguments], Step], *dims: int | None, *
     return OpSamples(
         arguments={
             "dim": dims,
-            # A sum of n equal terms near 2³² / n overflows 32 bits if rounded up: by a little for 513, to zero for 1024.
+            # A sum of n equal terms near 2³² / n overflows 32 bits if rounded up: a little for 513, to zero for 1024.
             "shape": ((2, 7, 3, 3), (65,), (4, 64), (1, 8, 63), (1, 2, 3, 4, 5), (2, 513), (1, 1024)),
             **more,
         },
@@ -89,7 +89,7 @@ def _sample_softmax(step: Callable[[Any, Arguments], Step], *dims: int | None, *
 
 
 _FLOAT_DTYPE = Fixed(reason="asks for a float dtype, and the claim is about a quantized result")
-_BETA = {"beta": (1.0, 0.5, 3.0), "threshold": (20.0, 3.0)}
+_BETA: dict[str, Any] = {"beta": (1.0, 0.5, 3.0), "threshold": (20.0, 3.0)}
 _ACTIVATIONS: dict[Any, OpSamples] = {
     nn.ELU: sample_elementwise(construct, alpha=_ALPHA, inplace=INPLACE),
     F.elu: sample_elementwise(call(alpha=1.0, inplace=False), input=TENSOR, alpha=_ALPHA, inplace=INPLACE),

@@ -91,7 +91,7 @@ _BATCHES: tuple[tuple[Shape, Shape], ...] = (
 )  # fmt: skip
 _BMM = OpSamples(arguments={"shape": _BATCHES, "out_dtype": _FLOAT_DTYPE}, inputs=_make_inputs, step=call())
 _QUOTIENT = sample_elementwise(call("other"), other=(2, 0.3, -8.0))
-"""x / d by a number. The grid of a quantized divisor holds zero, so there is no exact result for all of its integers."""
+"""x / d by a number. The grid of a quantized divisor holds zero, for which there is no exact result."""
 
 
 def _add_product(op: Any, arguments: Arguments) -> Step:
@@ -231,7 +231,6 @@ _PAD_MODULE = OpSamples(
 )  # fmt: skip
 
 
-
 def _fits_padding(rank: int, arguments: Arguments) -> bool:
     """What is padded with values of the image has more of them along each axis; a crop leaves some."""
     padding, extents = arguments["padding"], arguments["shape"][-rank:]
@@ -267,7 +266,9 @@ OP_SAMPLES: dict[Any, OpSamples] = {
     **dict.fromkeys((torch.add, torch.sub), _sample_binary(alpha=(1, -2.5))),
     operator.floordiv: _FLOOR,
     operator.truediv: _QUOTIENT,
-    **dict.fromkeys((torch.div, "div"), replace(_QUOTIENT, arguments={**_QUOTIENT.arguments, "rounding_mode": _ROUNDS})),
+    **dict.fromkeys(
+        (torch.div, "div"), replace(_QUOTIENT, arguments={**_QUOTIENT.arguments, "rounding_mode": _ROUNDS})
+    ),
     **dict.fromkeys((torch.matmul, operator.matmul, "matmul"), _MATMUL),
     **dict.fromkeys((torch.bmm, "bmm"), _BMM),
     torch.addmm: _ADDMM,

@@ -70,14 +70,15 @@ def _build_batch_norm(kind: Any, channels: int) -> Step:
 
 _SLOPE = 0.3125  # not the default, 0.01
 # What is given by position counts as an argument pattern, and a chain has one for each op (PAT-04): the rest has names.
+_BY_DEFAULT = (
+    nn.ReLU6, F.relu6, nn.Hardswish, F.hardswish, nn.Hardsigmoid, F.hardsigmoid, nn.Sigmoid, torch.sigmoid, "sigmoid",
+    nn.SiLU, F.silu, nn.Mish, F.mish, nn.GELU, F.gelu, nn.Softplus, F.softplus,
+)  # fmt: skip
 _BENDING: dict[Any, Arguments] = {
-    **dict.fromkeys((nn.ReLU6, F.relu6), {}),
-    **dict.fromkeys((nn.Hardtanh, F.hardtanh), {"min_val": -0.3, "max_val": 0.7}),
-    **dict.fromkeys((torch.clamp, "clamp"), {"min": -0.5, "max": 0.6, "_by_name": True}),
-    **dict.fromkeys((nn.Hardswish, F.hardswish, nn.Hardsigmoid, F.hardsigmoid), {}),
-    **dict.fromkeys((nn.Sigmoid, torch.sigmoid, "sigmoid", nn.SiLU, F.silu, nn.Mish, F.mish), {}),
-    **dict.fromkeys((nn.GELU, F.gelu, nn.Softplus, F.softplus), {}),
-    **dict.fromkeys((nn.ELU, F.elu), {"alpha": 0.3}),
+    **{op: {} for op in _BY_DEFAULT},
+    **{op: {"min_val": -0.3, "max_val": 0.7} for op in (nn.Hardtanh, F.hardtanh)},
+    **{op: {"min": -0.5, "max": 0.6, "_by_name": True} for op in (torch.clamp, "clamp")},
+    **{op: {"alpha": 0.3} for op in (nn.ELU, F.elu)},
     nn.PReLU: {"init": _SLOPE},
     F.prelu: {"init": _SLOPE, "_by_name": True},
 }

@@ -142,7 +142,6 @@ _INTERPOLATE = OpSamples(
 )
 
 
-
 def _construct_upsample(op: Any, arguments: Arguments) -> Step:
     """The module with the factor, or with the size where one is given."""
     left_out = ("shape", "size" if arguments["size"] is None else "scale_factor")

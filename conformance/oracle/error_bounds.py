@@ -243,12 +243,13 @@ def bound_evaluation(roundings: int, call: OpCall) -> Errors:
 
 def _find_reach(call: OpCall, operand: Value, error: Tensor) -> Tensor:
     """How far the result moves when one operand does by ± error; where it is no number, that end does not count."""
-    ends = (
-        call.evaluate(lambda value: value.real + sign * error if value is operand else value.real.clone())
-        for sign in (-1.0, 1.0)
-    )
-    low, high = ((end - call.result).abs().nan_to_num(nan=0.0) for end in ends)
-    return torch.maximum(low, high)
+
+    def move(by: Tensor) -> Tensor:
+        end = call.evaluate(lambda value: value.real + by if value is operand else value.real.clone())
+        moved: Tensor = (end - call.result).abs().nan_to_num(nan=0.0)
+        return moved
+
+    return torch.maximum(move(-error), move(error))
 
 
 def find_accumulator_step(function: Any, x: Any, w: Any, result: Tensor) -> Tensor | None:

@@ -41,7 +41,7 @@ def bound_products(call: OpCall) -> Errors:
 
 
 def bound_quotients(call: OpCall) -> Errors:
-    """x / d by a number d: errors of x are divided by |d|.
+    """A quotient x / d by a number d: errors of x are divided by |d|.
 
     d rounds to float32, and the quotient once; or 1 / d, one rounding more, and a product: γ₃ of |x / d|. x is
     dequantized before, or its scale is divided. Raises NoOracleError for a tensor d, whose grid holds zero.

@@ -261,7 +261,7 @@ class Walk:
         return self._call_op(rule, rule.exact or self._copy_to_double(module), args, kwargs, is_left=is_left)
 
     def _evaluate_fused(self, module: nn.Sequential, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The modules of a fused one, in turn; of one with a forward of its own, such as an addition, what that calls."""
+        """The modules of a fused one, in turn; of one with a forward of its own, such as a sum, what that calls."""
         if type(module).forward is nn.Sequential.forward:
             (value,) = args
             for inner in module:

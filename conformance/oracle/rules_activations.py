@@ -91,7 +91,8 @@ def _find_softplus_slope(call: OpCall, error: Tensor) -> Tensor:
     beta, threshold = _read_softplus(call)
     step = math.log1p(math.exp(-threshold)) / beta
     is_near = (beta * x - threshold).abs() <= beta * error + gamma(2) * (beta * x).abs()
-    return torch.where(is_near, step / error.clamp(min=torch.finfo(torch.float64).tiny), 0.0).clamp(min=1.0)
+    slope: Tensor = torch.where(is_near, step / error.clamp(min=torch.finfo(torch.float64).tiny), 0.0).clamp(min=1.0)
+    return slope
 
 
 def _read_softplus(call: OpCall) -> tuple[float, float]:
@@ -131,16 +132,18 @@ _ELEMENTWISE = (
     # Within one ulp directly; or as 2σ(2x) − 1, twice as far off as σ, and one rounding more.
     Elementwise("tanh", (nn.Tanh, torch.tanh, "tanh", "tanh_"), _find_tanh_slope, lambda call: gamma(7)),
     # x·σ(x): σ within γ₃, and a product. Slopes lie between −0.1 and 1.1.
-    Elementwise("silu", (nn.SiLU, F.silu), lambda call, error: 1.1, lambda call: gamma(4) * call.values()[0].real.abs()),
+    Elementwise("silu", (nn.SiLU, F.silu),
+                lambda call, error: 1.1, lambda call: gamma(4) * call.values()[0].real.abs()),
     # x·tanh(s), s = log(1 + eˣ): an exponential off by 2u moves s by at most 2u, the sum by u, the logarithm by 2u·s;
     # tanh moves by sech²(s) ≤ 1 of it, and s·sech²(s) < 1/2; it is within γ₇, and the product rounds. Slopes lie
     # between −0.12 and 1.09.
-    Elementwise("mish", (nn.Mish, F.mish), lambda call, error: 1.09, lambda call: gamma(12) * call.values()[0].real.abs()),
+    Elementwise("mish", (nn.Mish, F.mish),
+                lambda call, error: 1.09, lambda call: gamma(12) * call.values()[0].real.abs()),
     Elementwise("softplus", (nn.Softplus, F.softplus), _find_softplus_slope, _bound_softplus),
     # x·Φ(x), or with the tangent's approximation of Φ: that within four ulp (8u), and two products. Slopes reach 1.13.
-    Elementwise("gelu", (nn.GELU, F.gelu), lambda call, error: 1.13, lambda call: gamma(10) * call.values()[0].real.abs()),
+    Elementwise("gelu", (nn.GELU, F.gelu),
+                lambda call, error: 1.13, lambda call: gamma(10) * call.values()[0].real.abs()),
 )  # fmt: skip
-
 
 
 def bound_prelu(call: OpCall) -> Errors:

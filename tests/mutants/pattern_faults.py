@@ -56,7 +56,8 @@ def _clip_by_input(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
 
 @fault("registered", "registered clip left out", *CLIPPED)
 def _no_clip(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
-    return x if isinstance(op, Clip) else honest(op, x, around)
+    result: Tensor = honest(op, x, around)
+    return x if isinstance(op, Clip) else result
 
 
 @fault("registered", "registered clip, bounds without the zero point", *CLIPPED)
@@ -130,7 +131,8 @@ def _steeper_hardsigmoid(honest: Any, op: Op, x: Tensor, around: Around) -> Tens
 @fault("followers", "sigmoid by a table on the input's grid", *SIGMOID)
 def _sigmoid_by_table(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
     scale, zero = around.x
-    return honest(op, ((x / scale).round() + zero).clamp(0, 255).sub(zero) * scale, around)
+    result: Tensor = honest(op, ((x / scale).round() + zero).clamp(0, 255).sub(zero) * scale, around)
+    return result
 
 
 @fault("followers", "silu as a hardswish", *SILU)
@@ -200,8 +202,9 @@ def _gain_of_lane(honest: Any, module: Gain, x: Tensor) -> Tensor:
 
 def _clamp_on_integers(honest: Any, op: Any, x: Tensor, around: Around) -> Tensor:
     """Rounds to the output's grid first, and clamps at the rounded bounds: the same, as rounding is monotone."""
+    result: Tensor = honest(op, x, around)
     if not isinstance(op, (nn.ReLU6, nn.Hardtanh, Clip)):
-        return honest(op, x, around)
+        return result
     scale, zero = around.y
     ends = honest(op, torch.tensor([-1e9, 1e9]), around)
     low, high = ((ends.double() / scale).round() + zero).tolist()

@@ -1,4 +1,4 @@
-"""What follows a convolution, a linear layer, a sum or a product is built without `register`, and met where it bends."""
+"""What follows a convolution, a linear layer or a sum is built without `register`, and tried where it bends."""
 
 from __future__ import annotations
 

@@ -131,7 +131,8 @@ def test_a_builder_with_variants_is_called_with_each_and_so_are_its_inputs() -> 
 
 def test_of_several_builders_each_is_tried_with_its_inputs_or_all_with_the_same() -> None:
     builds = [lambda: squared(2), lambda: squared(3)]
-    register(Squared, builds, [[(2, 2)], [Input(shape=(3, 3))]])
+    each: Any = [[(2, 2)], [Input(shape=(3, 3))]]
+    register(Squared, builds, each)
     cases = planned(claim_of(BackendPatternConfig(Squared)))
     assert {(case.variant, case.inputs[0].shape) for case in cases} == {
         ("registered 1", (2, 2)),
@@ -139,6 +140,14 @@ def test_of_several_builders_each_is_tried_with_its_inputs_or_all_with_the_same(
     }
     register(Squared, builds, [(5,)])
     assert {case.inputs for case in planned(claim_of(BackendPatternConfig(Squared)))} == {(Input(shape=(5,)),)}
+
+
+def test_every_model_that_is_given_is_tried_in_every_profile() -> None:
+    """A claim's share of an op's first cases may have only some of them."""
+    register(Squared, squared, [(9, 9)], variants=[{"size": size} for size in range(12)])
+    claim = claim_of(BackendPatternConfig(Squared))
+    for limit in (1, 8, None):
+        assert len(variants_of(planned(claim, limit))) == 12
 
 
 def test_ranges_are_tried_in_addition_in_every_profile() -> None:
@@ -206,7 +215,7 @@ def test_of_a_function_the_builder_gets_a_module_that_calls_it() -> None:
 class NeedsBatch(nn.Module):
     def forward(self, x: Tensor) -> Any:
         batch, channels, height, width = x.shape
-        return x * 2
+        return x.reshape(batch, channels, height * width).reshape(batch, channels, height, width) * 2
 
 
 def test_a_variant_in_which_the_vendors_model_cannot_run_is_left_out() -> None:
@@ -284,7 +293,8 @@ def test_a_builder_that_fails_is_named_with_its_error() -> None:
     reason = plan_cases(claim_of(BackendPatternConfig(Squared)), Capabilities())
     assert isinstance(reason, str) and reason.startswith(f"the model registered for {__name__}.Squared cannot be run: ")
     assert "registered: RuntimeError: mat1 and mat2 shapes cannot be multiplied" in reason
-    register((nn.Conv2d, Squared), squared_after, lambda shape: "none")
+    no_inputs: Any = lambda shape: "none"  # noqa: E731
+    register((nn.Conv2d, Squared), squared_after, no_inputs)
     reason = plan_cases(claim_of(BackendPatternConfig((nn.Conv2d, Squared)), WEIGHTED), Capabilities())
     assert isinstance(reason, str) and "are no inputs: give a callable that builds a model, and a shape" in reason
 

@@ -210,7 +210,9 @@ def test_errors_of_a_prelus_slopes_are_carried_on_where_it_may_be_negative() -> 
 @pytest.mark.rule("NUM-04")
 def test_the_bound_on_a_vendors_op_follows_its_slope() -> None:
     x = torch.tensor([-3.0, 0.0, 2.0]).double()
-    errors = bound_evaluation(2, call_of(lambda v: v.square(), Value(real=x, errors={"upstream": torch.full((3,), 0.25)})))
+    errors = bound_evaluation(
+        2, call_of(lambda v: v.square(), Value(real=x, errors={"upstream": torch.full((3,), 0.25)}))
+    )
     assert errors["upstream"].tolist() == [9.0 - 2.75**2 + 2 * 0.25**2, 0.25, 1.0625]
     dequantized = [2 * 3.0 * 2 * U * 3.0, 0.0, 2 * 2.0 * 2 * U * 2.0]
     assert errors["function"].tolist() == pytest.approx(
@@ -278,7 +280,7 @@ def test_a_forward_that_cannot_be_traced_has_no_oracle() -> None:
 
 
 def test_torchs_own_fused_sums_are_what_they_were() -> None:
-    module = nni.ConvAddReLU2d(nn.Conv2d(1, 1, 1), torch.add, nn.ReLU())
+    module: Any = nni.ConvAddReLU2d(nn.Conv2d(1, 1, 1), torch.add, nn.ReLU())  # type: ignore[no-untyped-call]
     module[0].weight.data.fill_(2.0)
     module[0].bias.data.fill_(0.5)
     (exact,) = walk_of(HoldsSum(module)).exact((torch.tensor([[[[1.0, -3.0]]]]), torch.tensor([[[[0.25, 0.5]]]])))
