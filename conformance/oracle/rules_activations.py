@@ -105,7 +105,8 @@ def _bound_softplus(call: OpCall) -> Tensor:
     An exponential off by 2u moves L by 2u·σ ≤ 2u, the sum by u; the logarithm is within one ulp, 2u·L, and a quotient
     by β or a product with a rounded 1/β rounds twice. In all γ₅·|y| + γ₄ / β.
     """
-    return gamma(5) * call.result.abs() + gamma(4) / _read_softplus(call)[0]
+    bound: Tensor = gamma(5) * call.result.abs() + gamma(4) / _read_softplus(call)[0]
+    return bound
 
 
 def _read_alpha(call: OpCall) -> float:
