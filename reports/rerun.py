@@ -57,6 +57,8 @@ def _build_command(results: Results, waivers: Path | None) -> Iterator[str]:
     yield "--no-waivers" if waivers is None else f"--waivers={waivers.resolve()}"
     if options.get("strict"):
         yield "--strict"
+    if options.get("without_execution_evidence"):
+        yield "--without-execution-evidence"
     for name in ("claim_timeout", "max_examples", "isa"):
         if options.get(name) is not None:
             yield f"--{name.replace('_', '-')}={options[name]}"

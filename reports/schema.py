@@ -186,6 +186,8 @@ class Header:
     """Name of the waiver file and its sha256, if one is used."""
     limits: dict[str, dict[str, str]] = field(default_factory=dict)
     """Supported argument values that the backend declares, by op and argument; other values were not tried."""
+    capabilities: dict[str, str] = field(default_factory=dict)
+    """What else the backend declares, where that is not the default: it decides what a right result is."""
     shard: Shard | None = None
     """Part of the run that this file holds; None for a whole run."""
     claims_sha256: str = ""
@@ -256,6 +258,12 @@ class Judged:
     """The waiver that covers the claim or model."""
     script: str = ""
     """A program that shows the fault without the suite, or ""."""
+    execution: Literal["", "reported", "numbers", "none"] = ""
+    """What shows that integers computed it: the backend's report, its numbers, or nothing; "" if it came not so far."""
+    sureness: str = ""
+    """How sure that is, in words."""
+    accepted: bool = False
+    """Whether the run lets it pass although it is UNSHOWN (``--without-execution-evidence``)."""
 
     @property
     def id(self) -> str:
@@ -271,7 +279,7 @@ class Judged:
     @property
     def passes(self) -> bool:
         """Whether this claim or model lets a run pass."""
-        return self.waived or self.verdict in PASSING
+        return self.waived or self.accepted or self.verdict in PASSING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

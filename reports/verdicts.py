@@ -19,6 +19,8 @@ class Verdict(StrEnum):
     """The numbers are right, but the pattern did not run quantized."""
     UNEXERCISED = "UNEXERCISED"
     """The suite could not build or run a case."""
+    UNSHOWN = "UNSHOWN"
+    """Every stage holds and the numbers are right, but nothing shows that integers computed them."""
     QUALITY = "QUALITY"
     """The outputs are within one step, but not correctly rounded within the derived slack."""
     VERIFIED = "VERIFIED"
@@ -43,7 +45,7 @@ VERDICTS: tuple[Verdict, ...] = tuple(Verdict)
 """All verdicts, worst first."""
 
 PASSING = frozenset({Verdict.QUALITY, Verdict.VERIFIED})
-"""The verdicts that let a run pass."""
+"""The verdicts that let a run pass. UNSHOWN does so where the run accepts it: `reports.schema.Judged.accepted`."""
 
 
 class Outcome(StrEnum):

@@ -90,7 +90,8 @@ def _try(entry: BackendPatternConfig, dtypes: DTypeConfig, bench: Bench) -> str:
     claims = enumerate_claims(config, own.capabilities)
     claim = next(each for each in claims if each.entry.normal_pattern == entry.normal_pattern)
     checks = (message for message in run_claim(own, claim) if isinstance(message, Check))
-    return _describe(next(check for check in checks if check.outcome != "pass" or check.stage == "numerics"))
+    shown = (check for check in checks if check.verdict is not Verdict.UNSHOWN)
+    return _describe(next(check for check in shown if check.outcome != "pass" or check.stage == "numerics"))
 
 
 def _describe(check: Check) -> str:

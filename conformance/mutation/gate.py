@@ -29,7 +29,7 @@ from reports.schema import Check, Judged, ModelResult, Row
 from reports.verdicts import Verdict
 
 FAILING = frozenset({Verdict.QUALITY, Verdict.FALLBACK, Verdict.REFUTED, Verdict.TIMEOUT, Verdict.CRASHED})
-"""Verdicts that find a fault; UNEXERCISED does not. ``--strict`` refuses them all."""
+"""Verdicts that find a fault; UNEXERCISED and UNSHOWN do not. ``--strict`` refuses them all."""
 LIMIT = 20.0
 """Seconds for one claim."""
 
@@ -168,7 +168,7 @@ def _run_units(run: Run, units: Mapping[str, Unit], profile: str) -> tuple[list[
             judged = [row for row in rows if isinstance(row, Judged)][-1]
             if judged.verdict in FAILING:
                 failures.append(_describe_failure(unit, judged, rows, guards))
-            elif judged.verdict is not Verdict.VERIFIED:
+            elif judged.verdict not in (Verdict.VERIFIED, Verdict.UNSHOWN):
                 unexercised.append(f"{name}: {judged.reason}")
     return failures, unexercised
 

@@ -19,6 +19,7 @@ from conformance.stages.stage import StageError
 from reports.verdicts import PASSING, Verdict
 
 Function = Callable[..., Any]
+_FIND_NOTHING = (Verdict.VERIFIED, Verdict.UNSHOWN, Verdict.UNEXERCISED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +130,11 @@ def _take_any_distance(function: Function) -> Function:
 def _pass_all(function: Function) -> Function:
     def call(*arguments: Any) -> Any:
         check = function(*arguments)
-        return check if check.verdict in PASSING else replace(check, verdict=Verdict.VERIFIED, outcome="pass")
+        return (
+            check
+            if check.verdict in (*PASSING, Verdict.UNSHOWN)
+            else replace(check, verdict=Verdict.VERIFIED, outcome="pass")
+        )
 
     return call
 
@@ -158,7 +163,7 @@ KINDS: Mapping[Finds, GuardKind] = {
         has_found=lambda _, result: any(each.problem for each in result), blind=_ignore_changes, is_stream=True
     ),
     Finds.CHECK: GuardKind(
-        has_found=lambda _, result: result.verdict not in (Verdict.VERIFIED, Verdict.UNEXERCISED), blind=_pass_all
+        has_found=lambda _, result: result.verdict not in _FIND_NOTHING, blind=_pass_all
     ),
     Finds.LOST: GuardKind(
         has_found=lambda *_: True, blind=lambda function: lambda work: (Verdict.UNEXERCISED, *function(work)[1:])

@@ -33,7 +33,7 @@ def rows_of(run: Run, unit: Unit, work: WorkResult) -> list[Row]:
 
 def passes(run: Run, row: Judged) -> bool:
     """Tell whether a claim's or model's row lets the run pass."""
-    return row.waived or row.verdict in run.passing
+    return row.waived or row.accepted or row.verdict in run.passing
 
 
 def rows_of_claim(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
@@ -59,9 +59,12 @@ def rows_of_claim(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
         seconds=round(sum(check.seconds for check in checks), 6),
         failing=None if varies else sum(check.failing for check in checks),
         graphs=trace.graphs,
+        execution=trace.execution,
+        sureness=trace.sureness,
     )
     measurements = [message for message in work.messages if isinstance(message, Measurement)]
-    return [*checks, *measurements, _apply_waivers(run, result)]
+    otherwise = Verdict.worst(check.verdict for check in checks if check.verdict is not Verdict.UNSHOWN)
+    return [*checks, *measurements, _apply_waivers(run, _accept(run, result, otherwise))]
 
 
 def rows_of_job(run: Run, job: Job, work: WorkResult) -> list[Row]:
@@ -71,7 +74,8 @@ def rows_of_job(run: Run, job: Job, work: WorkResult) -> list[Row]:
         lost = _row_of_lost_job(job, work)
         return [*measurements, _apply_waivers(run, lost) if isinstance(lost, ModelResult) else lost]
     models = [message for message in work.messages if isinstance(message, ModelResult)]
-    return [*measurements, *(_apply_waivers(run, model) for model in models)]
+    judged = (_accept(run, model, Verdict(model.evidence.get("otherwise", Verdict.VERIFIED))) for model in models)
+    return [*measurements, *(_apply_waivers(run, model) for model in judged)]
 
 
 def find_problems(run: Run, header: Header, seen: Mapping[str, VerdictSeen]) -> tuple[list[str], list[str]]:
@@ -113,6 +117,12 @@ def _row_of_lost_job(job: Job, work: WorkResult) -> ModelResult | Measurement:
         return make_portable(Measurement(topic=job.topic, subject=job.subject, values={"error": message}))
     seconds = round(work.seconds, 6)
     return make_portable(ModelResult(model=job.id, verdict=verdict, reason=message, seconds=seconds, evidence=shown))
+
+
+def _accept(run: Run, result: AnyJudged, otherwise: Verdict) -> AnyJudged:
+    """Accept that nothing shows the execution, if the run is to; ``otherwise``: the verdict apart from that."""
+    is_accepted = result.verdict is Verdict.UNSHOWN and run.options.without_execution_evidence
+    return replace(result, accepted=True) if is_accepted and otherwise in run.passing else result
 
 
 def _apply_waivers(run: Run, result: AnyJudged) -> AnyJudged:

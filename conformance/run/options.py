@@ -100,6 +100,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "use no waivers: every deviation counts",
     },
+    "--without-execution-evidence": {
+        "action": "store_true",
+        "help": "let UNSHOWN pass: right numbers of which nothing shows that integers computed them, as the backend's "
+        "execution() returns None; the report and a certificate say so",
+    },
     "--isa": {
         "choices": tuple(LEVELS),
         "metavar": "LEVEL",
@@ -129,7 +134,7 @@ class Options:
     """The options of the command line.
 
     ``claims`` are IDs or globs of claims and jobs; none: all. ``claim_timeout`` is in seconds, for one claim or job.
-    ``waivers`` replaces the backend's own file; ``no_waivers`` ignores both. ``isa`` is a name of
+    ``without_execution_evidence`` lets UNSHOWN pass. ``waivers`` replaces the backend's own file; ``no_waivers`` ignores both. ``isa`` is a name of
     ``conformance.machine.isa.LEVELS``; None: what the CPU has. ``shard``: which part of how many is run; None: all.
     ``baseline``: the results of an earlier run, with which the report compares.
     """
@@ -143,6 +148,7 @@ class Options:
     max_examples: int | None = None
     list_claims: bool = False
     strict: bool = False
+    without_execution_evidence: bool = False
     waivers: Path | None = None
     no_waivers: bool = False
     isa: str | None = None
@@ -162,6 +168,7 @@ class Options:
             (self.max_examples is not None, f"--max-examples={self.max_examples}"),
             (self.claim_timeout != CLAIM_TIMEOUTS[self.profile], f"--claim-timeout={self.claim_timeout:g}"),
             (self.strict, "--strict"),
+            (self.without_execution_evidence, "--without-execution-evidence"),
             (self.isa is not None, f"--isa={self.isa}"),
             (self.waivers is not None, f"--waivers={shlex.quote(str(self.waivers))}"),
             (self.no_waivers, "--no-waivers"),
@@ -196,6 +203,7 @@ def read_options(config: pytest.Config) -> Options:
         claims=tuple(option.claim),
         list_claims=option.list_claims,
         strict=bool(option.strict),
+        without_execution_evidence=option.without_execution_evidence,
         claim_timeout=option.claim_timeout or CLAIM_TIMEOUTS[option.profile],
         waivers=Path(option.waivers).absolute() if option.waivers else None,
         no_waivers=option.no_waivers,

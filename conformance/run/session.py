@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -108,6 +108,7 @@ class Run:
                 "claim_timeout": options.claim_timeout,
                 "max_examples": options.max_examples,
                 "strict": options.strict,
+                "without_execution_evidence": options.without_execution_evidence,
                 "isa": options.isa,
             },
             config_name=self.config_name,
@@ -120,6 +121,7 @@ class Run:
             isolation="fork" if CAN_FORK else "none",
             waivers=_digest(self.waiver_file),
             limits=_describe_limits(backend.capabilities().limits),
+            capabilities=_describe_capabilities(backend.capabilities()),
             claims_sha256=digest_ids(claim.id for claim in self.claims),
             shard=options.shard,
             detection=read_detection_power(),
@@ -134,6 +136,13 @@ def _describe_limits(limits: Mapping[str, Mapping[str, Taken]]) -> dict[str, dic
         return limit.partition("\n")[0].rstrip(".")
 
     return {op: {name.lstrip("_"): text(taken) for name, taken in each.items()} for op, each in limits.items()}
+
+
+def _describe_capabilities(capabilities: Capabilities) -> dict[str, str]:
+    """Return what is declared, apart from the limits, as text; defaults are left out."""
+    pairs = {item.name: getattr(capabilities, item.name) for item in fields(capabilities) if item.name != "limits"}
+    default = Capabilities()
+    return {name: str(value) for name, value in pairs.items() if value != getattr(default, name)}
 
 
 def preflight(config: pytest.Config) -> Run | int | None:
