@@ -167,14 +167,17 @@ def _build_certificate(results: Results, files: object) -> dict[str, Any]:
 def _describe_execution(results: Results) -> dict[str, Any]:
     """Say what shows that integers computed the claims, and how sure that is."""
     counts = Counter(claim.execution for claim in results.claims)
+    reported, shown = (pluralize(counts[kind], "claim") for kind in ("reported", "numbers"))
     lacking = results.describe_execution()
-    parts = [
-        f"WITHOUT EXECUTION EVIDENCE: {lacking}" if lacking else "",
-        f"what ran of {pluralize(counts['reported'], 'claim')} is the backend's own report" if counts["reported"] else "",
-        f"of {pluralize(counts['numbers'], 'claim')} long sums show that nothing was summed in float32 (they do not tell "
-        "int32 from float64)" if counts["numbers"] else "",
-    ]  # fmt: skip
-    statement = "; ".join(filter(None, parts)) or "the results do not say what shows the execution"
+    parts = (
+        (bool(lacking), f"WITHOUT EXECUTION EVIDENCE: {lacking}"),
+        (counts["reported"] > 0, f"what ran of {reported} is the backend's own report"),
+        (
+            counts["numbers"] > 0,
+            f"of {shown} long sums show that nothing was summed in float32 (int32, or float64, was)",
+        ),
+    )
+    statement = "; ".join(text for is_so, text in parts if is_so) or "the results do not say what shows the execution"
     return {"claims": results.execution_counts, "statement": statement}
 
 

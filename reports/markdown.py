@@ -82,7 +82,7 @@ def _render_models(results: Results) -> str:
 
 
 def _render_reasons(results: Results) -> str:
-    groups = (("Unexercised", results.unexercised()), ("Execution not shown", results.unshown()))
+    groups = (("Unexercised", results.unexercised()), ("Unshown", results.unshown()))
     tables = []
     for title, claims_by_reason in groups:
         rows = [(str(len(claims)), reason) for reason, claims in claims_by_reason.items()][:WORST]

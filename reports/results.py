@@ -124,7 +124,7 @@ class Results:
         return self._group_by_reason(Verdict.UNEXERCISED)
 
     def unshown(self) -> dict[str, tuple[ClaimResult, ...]]:
-        """Return the claims of which nothing shows the execution, accepted or not, by reason, the most frequent first."""
+        """Return the claims of which nothing shows the execution, accepted or not, by reason, most frequent first."""
         return self._group_by_reason(Verdict.UNSHOWN)
 
     def _group_by_reason(self, verdict: Verdict) -> dict[str, tuple[ClaimResult, ...]]:

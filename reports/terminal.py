@@ -16,7 +16,8 @@ from reports.verdicts import VERDICTS, Verdict
 
 WORST = 20
 NEXT_STEP = (
-    "  next: implement the backend's execution(), which says what a lowered model runs (docs/vendor-guide.md, section 3),\n"
+    "  next: implement the backend's execution(), which says what a lowered model runs "
+    "(docs/vendor-guide.md, section 3),\n"
     "  or run with --without-execution-evidence: UNSHOWN then passes, and report and certificate say so"
 )
 """What to do about claims whose execution is not shown."""

@@ -22,7 +22,7 @@ from conformance.stages.bench import Bench
 from conformance.stages.config import plan_claim
 from conformance.stages.convert import ConvertStage, ReferenceCase
 from conformance.stages.evidence import PROBE, gather_evidence, needs_probe
-from conformance.stages.execution import Evidence, ExecutionStage
+from conformance.stages.execution import ExecutionEvidence, ExecutionStage
 from conformance.stages.fuse import FuseStage
 from conformance.stages.invariance import check_invariance
 from conformance.stages.lower import LowerStage
@@ -113,7 +113,7 @@ class ClaimRun:
         prepared = self._prepare.first
         return [] if prepared is None else [dict[str, Scalar](row) for row in explain(prepared).rows()]
 
-    def evidence(self) -> Evidence | None:
+    def evidence(self) -> ExecutionEvidence | None:
         """Return what shows the execution; None if no case came so far."""
         return self._execution.evidence if self._execution.passed else None
 

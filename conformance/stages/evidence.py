@@ -31,7 +31,7 @@ from conformance.oracle.grids import NoOracleError, placeholder_grids
 from conformance.stages.bench import Bench
 from conformance.stages.calibration import prepare_case, set_scales
 from conformance.stages.comparison import compare
-from conformance.stages.execution import Evidence, Reports, ask_execution
+from conformance.stages.execution import ExecutionEvidence, Reports, ask_execution
 from conformance.stages.long_sums import BITS, ROWS, WIDTH, LongSums, draw_long_sums
 from conformance.stages.lower import lower, run_lowered
 from conformance.stages.stage import Problem, StageError
@@ -60,7 +60,7 @@ class Sums:
     text: str
 
 
-def gather_evidence(bench: Bench, claim: Claim, reports: Reports) -> Evidence:
+def gather_evidence(bench: Bench, claim: Claim, reports: Reports) -> ExecutionEvidence:
     """Return the evidence for a claim whose cases all hold; the probe runs where it can decide something."""
     if needs_probe(bench, claim, reports):
         return weigh_evidence(reports, probe_sums(bench, claim))
@@ -71,13 +71,15 @@ def gather_evidence(bench: Bench, claim: Claim, reports: Reports) -> Evidence:
 def needs_probe(bench: Bench, claim: Claim, reports: Reports) -> bool:
     """Tell whether numbers could show a claim's execution, or could contradict what the backend reports.
 
-    A complete report is contradicted claim by claim; in the profile ``quick``, by one claim of each op.
+    A complete report is contradicted claim by claim; in the profile ``quick`` by the last of the claims that share
+    cases.
     """
     if explain_blindness(bench, claim):
         return False
     if not reports.are_complete or bench.profile != "quick":
         return True
-    return bench.shares.get(claim.id, Share()).place == 0 and not isinstance(claim.entry.normal_pattern, tuple)
+    share = bench.shares.get(claim.id, Share())
+    return share.place == share.of - 1
 
 
 def explain_blindness(bench: Bench, claim: Claim) -> str:
@@ -100,13 +102,13 @@ def explain_blindness(bench: Bench, claim: Claim) -> str:
     return ""
 
 
-def weigh_evidence(reports: Reports, sums: Sums) -> Evidence:
+def weigh_evidence(reports: Reports, sums: Sums) -> ExecutionEvidence:
     """Decide what shows the execution, by what the backend reports and by what its sums show."""
     problem = contradict(reports, sums)
     text = "; ".join(filter(None, (str(reports), sums.text)))
     if reports.are_complete:
-        return Evidence(kind="none" if problem else "reported", text=text, problem=problem)
-    return Evidence(kind="numbers" if sums.are_exact else "none", text=text, problem=problem)
+        return ExecutionEvidence(kind="none" if problem else "reported", text=text, problem=problem)
+    return ExecutionEvidence(kind="numbers" if sums.are_exact else "none", text=text, problem=problem)
 
 
 @guard("execution.evidence")

@@ -49,7 +49,7 @@ class Reports:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class ExecutionEvidence:
     """What shows that integers computed a claim, and in words how sure that is.
 
     ``problem``: what the backend reports is not true.
@@ -73,7 +73,7 @@ class ExecutionStage(CaseStage[LoweredCase, ExecutedCase]):
     def __init__(self, bench: Bench, claim: Claim) -> None:
         super().__init__(bench, claim)
         self._told = 0
-        self._evidence: Evidence | None = None
+        self._evidence: ExecutionEvidence | None = None
 
     def run(self, before: LoweredCase) -> ExecutedCase:
         """Ask the backend. Raises StageError when its code raises."""
@@ -87,12 +87,12 @@ class ExecutionStage(CaseStage[LoweredCase, ExecutedCase]):
         return Reports(told=self._told, of=self.passed)
 
     @property
-    def evidence(self) -> Evidence:
+    def evidence(self) -> ExecutionEvidence:
         """What shows the execution; before numbers are looked at, only what the backend says."""
         kind: Literal["reported", "none"] = "reported" if self.reports.are_complete else "none"
-        return self._evidence or Evidence(kind=kind, text=str(self.reports))
+        return self._evidence or ExecutionEvidence(kind=kind, text=str(self.reports))
 
-    def look_at_numbers(self, gather: Callable[[Reports], Evidence]) -> None:
+    def look_at_numbers(self, gather: Callable[[Reports], ExecutionEvidence]) -> None:
         """Gather the evidence that numbers add to what the backend says."""
         started = time.perf_counter()
         try:

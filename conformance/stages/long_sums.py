@@ -8,14 +8,14 @@ other, whatever the rounding that follows.
 blocks, in the lanes of a vector, or in several of these ways inside of each other. Each of them puts products into
 partial sums by the digits of their number, and the last addition joins two partial sums that differ in one bit of it.
 A sum has 2¹⁶ products. It has an output channel for each of the 16 bits, which adds where the bit is 0 and subtracts
-where it is 1. In the channel of the bit that is joined last, both partial sums are of one sign: 2¹⁵ products of at least
-3/4·127 · 3/4·63, about 2¹², so that they are above 2²⁷, where float32 holds every 16th integer. On the way there each
-crosses three more such ranges, and additions in them round. The order with the fewest of these additions is that of
-pairs: 15 for each half, which are off by 1, 2, 4 or 8 units or, as often, not at all; together their standard deviation
-is 11 units. The operands are drawn, with low bits that are as good as independent: so a result is within a unit of the
-exact one about once in nine times, and all four rows of that channel once in 6000 times. The channels of the bits that
-are joined just before have sums half as long, and a quarter, and are nearly as often wrong. In all other orders more
-additions round. The operands are the same in every run, and a test tries common orders on them.
+where it is 1. In the channel of the bit that is joined last, both partial sums are of one sign: 2¹⁵ products of at
+least 3/4·127 · 3/4·63, about 2¹², so that they are above 2²⁷, where float32 holds every 16th integer. On the way there
+each crosses three more such ranges, and additions in them round. The order with the fewest of these additions is that
+of pairs: 15 for each half, which are off by 1, 2, 4 or 8 units or, as often, not at all; together their standard
+deviation is 11 units. The operands are drawn, with low bits that are as good as independent: so a result is within a
+unit of the exact one about once in nine times, and all four rows of that channel once in 6000 times. The channels of
+the bits that are joined just before have sums half as long, and a quarter, and are nearly as often wrong. In all other
+orders more additions round. The operands are the same in every run, and a test tries common orders on them.
 
 No test of numbers can do more: a kernel may add what cancels first, or in float64.
 """

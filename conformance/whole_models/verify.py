@@ -110,7 +110,8 @@ def _compare_batches(
 def _find_float_ops(bench: Bench, lowered: LoweredModel, model: GraphModule) -> list[str] | None:
     """Return what runs in float by the backend's report though the decision log has it quantized. (LOW-04)
 
-    None: it reports nothing. A float fallback counts if its text begins with the name of a quantized node, or if nothing in the model is float.
+    None: it reports nothing. A float fallback counts if its text begins with the name of a quantized node, or if
+    nothing in the model is float.
     """
     try:
         execution = bench.backend.execution(lowered)

@@ -21,7 +21,7 @@ from conformance.mutation.mutant import Mutant
 from tests.mutants.reference_kernels import SmallReference, weighted
 
 MUTANTS: list[Mutant] = []
-LINEAR, CONV = ("nn.Linear/static:*",), ("nn.Conv2d/*", "torch.conv2d/*")
+LINEAR, CONV = ("nn.Linear/static:*", "nnqat.Linear/static:*"), ("nn.Conv2d/*", "torch.conv2d/*")
 TOLD = Execution(quantized_ops=("gemm_u8s8",), float_fallbacks=(), kernels=("gemm_u8s8_avx2",))
 
 Forward = Callable[[Any, Tensor], Tensor]
