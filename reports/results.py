@@ -82,7 +82,7 @@ class Results:
     def execution_counts(self) -> dict[str, int]:
         """Number of claims by what shows their execution; kinds that do not occur are left out."""
         kinds = {"reported": "reported by the backend", "numbers": "shown by numbers", "none": "not shown"}
-        counts = Counter(claim.execution for claim in self.claims)
+        counts = Counter[str](claim.execution for claim in self.claims)
         return {text: counts[kind] for kind, text in kinds.items() if counts[kind]}
 
     @property

@@ -253,7 +253,7 @@ class Search:
         judged = [check for check in checks if check.verdict in (*PASSING, Verdict.UNSHOWN)]
         verdict = Verdict.worst(check.verdict for check in judged)
         message = next((check.message for check in judged if check.verdict is verdict), "")
-        otherwise = Verdict.worst(check.evidence.get("otherwise", check.verdict) for check in judged)
+        otherwise = Verdict.worst(str(check.evidence.get("otherwise", check.verdict)) for check in judged)
         shown = {} if otherwise is verdict else {"otherwise": otherwise.value}
         distances = [check.max_lsb for check in judged if isinstance(check.max_lsb, float)]
         return Check(

@@ -74,7 +74,7 @@ def rows_of_job(run: Run, job: Job, work: WorkResult) -> list[Row]:
         lost = _row_of_lost_job(job, work)
         return [*measurements, _apply_waivers(run, lost) if isinstance(lost, ModelResult) else lost]
     models = [message for message in work.messages if isinstance(message, ModelResult)]
-    judged = (_accept(run, model, Verdict(model.evidence.get("otherwise", Verdict.VERIFIED))) for model in models)
+    judged = (_accept(run, model, _verdict_otherwise(model)) for model in models)
     return [*measurements, *(_apply_waivers(run, model) for model in judged)]
 
 
@@ -117,6 +117,11 @@ def _row_of_lost_job(job: Job, work: WorkResult) -> ModelResult | Measurement:
         return make_portable(Measurement(topic=job.topic, subject=job.subject, values={"error": message}))
     seconds = round(work.seconds, 6)
     return make_portable(ModelResult(model=job.id, verdict=verdict, reason=message, seconds=seconds, evidence=shown))
+
+
+def _verdict_otherwise(model: ModelResult) -> Verdict:
+    """Return the verdict of a model apart from the evidence of its execution."""
+    return Verdict(str(model.evidence.get("otherwise", Verdict.VERIFIED)))
 
 
 def _accept(run: Run, result: AnyJudged, otherwise: Verdict) -> AnyJudged:

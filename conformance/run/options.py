@@ -135,8 +135,8 @@ class Options:
 
     ``claims`` are IDs or globs of claims and jobs; none: all. ``claim_timeout`` is in seconds, for one claim or job.
     ``without_execution_evidence`` lets UNSHOWN pass. ``waivers`` replaces the backend's own file; ``no_waivers``
-    ignores both. ``isa`` is a name of ``conformance.machine.isa.LEVELS``; None: what the CPU has. ``shard``: which part of how
-    many is run; None: all. ``baseline``: the results of an earlier run, with which the report compares.
+    ignores both. ``isa`` is a name of ``conformance.machine.isa.LEVELS``; None: what the CPU has. ``shard``: which part
+    of how many is run; None: all. ``baseline``: the results of an earlier run, with which the report compares.
     """
 
     backend: str

@@ -207,7 +207,7 @@ def _find_amplitude(claim: Claim) -> int:
     arguments = observer_arguments_of(*ends)
     low, high = dtype_range(arguments["dtype"])
     low, high = arguments.get("quant_min", low), arguments.get("quant_max", high)
-    amplitude = (high - low) // 2
+    amplitude = int(high - low) // 2
     if amplitude < _LEAST_AMPLITUDE:
         raise _Blind(f"operands of {low}..{high} are too small for sums that pass 2^24")
     return amplitude
