@@ -98,7 +98,7 @@ def _fit_rows(rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, ...]
 
 
 def _render_reasons(title: str, groups: Mapping[str, Sequence[ClaimResult]], width: int) -> str:
-    lines = [cut_end(f"{len(claims):6d}  {join_lines(reason)}", width) for reason, claims in groups.items()]
+    lines = [cut_middle(f"{len(claims):6d}  {join_lines(reason)}", width) for reason, claims in groups.items()]
     return "\n".join([title, *lines]) if lines else ""
 
 
