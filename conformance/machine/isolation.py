@@ -29,6 +29,7 @@ from conformance.machine.process import (
     MOST_OUTPUT,
     PATIENCE,
     describe_exit,
+    leave_files,
     own_peak_mib,
     read_output,
     settle,
@@ -131,6 +132,10 @@ class Helper(Protocol):
     def ensure(self) -> object:
         """Be ready. Raises LostProcess if it cannot be."""
 
+    @property
+    def files(self) -> Sequence[int]:
+        """Descriptors that children need to reach it."""
+
     def forget(self, group: int) -> object:
         """End what was made for the children of a process group."""
 
@@ -178,7 +183,8 @@ class Forked(Generic[Work]):
             except LostProcess as lost:
                 return _make_result([], _end_of(lost), time.monotonic())
         child = self._child = self._child or _Child(
-            self._serve, self._limit, self._grace, self._output, self._is_guarded
+            self._serve, self._limit, self._grace, self._output, self._is_guarded,
+            () if self._helper is None else self._helper.files,
         )  # fmt: skip
         is_reusable = False
         try:
@@ -217,7 +223,10 @@ class _Child(Generic[Work]):
     neither these nor the sentinel show its death; so its exit status is polled.
     """
 
-    def __init__(self, serve: Serve[Work], limit: float, grace: float, output: IO[bytes], is_guarded: bool) -> None:
+    def __init__(
+        self, serve: Serve[Work], limit: float, grace: float, output: IO[bytes], is_guarded: bool,
+        helper_files: Sequence[int],
+    ) -> None:  # fmt: skip
         context = get_context("fork")
         work_in, self._work_out = context.Pipe(duplex=False)
         self._lines_in, lines_out = os.pipe()
@@ -227,7 +236,7 @@ class _Child(Generic[Work]):
         self._grace = grace
         self._output = output
         parents = (self._work_out, self._lines_in)
-        arguments = (serve, limit + grace, work_in, lines_out, parents, output.fileno(), is_guarded)
+        arguments = (serve, limit + grace, work_in, lines_out, parents, output.fileno(), is_guarded, helper_files)
         self._process = context.Process(target=_live, args=arguments, daemon=True)
         self._process.start()
         self.group = self._pid
@@ -320,7 +329,7 @@ class _Child(Generic[Work]):
 
 def _live(
     serve: Serve[Work], limit: float, work_in: Connection, lines: int, parents: tuple[Connection, int], output: int,
-    is_guarded: bool,
+    is_guarded: bool, helper_files: Sequence[int],
 ) -> NoReturn:  # fmt: skip
     """Be the child: do all work that comes, and never return into the parent's code."""
     status = 1
@@ -330,6 +339,7 @@ def _live(
         os.close(parents[1])
         settle(output)
         if is_guarded:
+            leave_files(work_in.fileno(), lines, output, *helper_files)
             stand_guard()
         with open(lines, "w", buffering=1, encoding="utf-8") as answers:
 

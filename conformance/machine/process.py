@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -18,6 +19,8 @@ TAIL = 4000
 OWN_FRAMES = (f'  File "{os.path.dirname(os.path.dirname(__file__))}{os.sep}machine',
               f'  File "{os.path.dirname(os.path.dirname(__file__))}{os.sep}remote')  # fmt: skip
 """How the frames of the suite's own loops begin in a dumped stack: they, and what called them, are not shown."""
+MOST_FILES = 4096
+"""Descriptors from this number on are not looked at."""
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
 
@@ -40,6 +43,20 @@ def settle(output: int) -> None:
     faulthandler.enable(2, all_threads=False)
 
 
+def leave_files(*kept: int) -> None:
+    """Put the null device in the place of all files but the standard ones and ``kept``.
+
+    What the parent has open is nothing that a vendor's code may write to: results, other processes' pipes. The numbers
+    stay taken, for objects of the parent's may still close them.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3, MOST_FILES):
+        with contextlib.suppress(OSError):  # it is not open
+            os.fstat(descriptor)
+            if descriptor not in kept and descriptor != null:
+                os.dup2(null, descriptor, inheritable=False)
+
+
 def stand_guard() -> None:
     """Go on in a child of this process, while this process waits for it and ends as it ends.
 
@@ -54,7 +71,7 @@ def stand_guard() -> None:
             os._exit(1)
         return
     signal.signal(signal.SIGABRT, signal.SIG_IGN)  # it asks the whole group for its stacks
-    os.closerange(3, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 16 else 1 << 16)
+    os.closerange(3, MOST_FILES)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status < 0:
         if -status not in (signal.SIGKILL, signal.SIGSTOP):

@@ -40,6 +40,11 @@ class Host:
         self._pid = 0
         self._asked = 0
 
+    @property
+    def files(self) -> tuple[int, ...]:
+        """Descriptors by which a child of this process reaches it."""
+        return () if self._control is None else (self._control.fileno(), self.output.fileno())
+
     def ensure(self) -> None:
         """Start the process if it is not there. Raises LostProcess if it does not start."""
         try:

@@ -21,7 +21,7 @@ import torch
 from backends.base import Backend, Execution, UnsupportedPattern
 from backends.discovery import BackendNotFound, find_backend
 from conformance.machine.memory import fill_memory
-from conformance.machine.process import PATIENCE, own_peak_mib, settle, stand_guard
+from conformance.machine.process import PATIENCE, leave_files, own_peak_mib, settle, stand_guard
 from conformance.machine.threads import run_with_threads
 from conformance.remote.description import DescriptionError, describe
 from conformance.remote.graph_spelling import spell_graph
@@ -38,6 +38,7 @@ def run_host(spec: str, control: socket.socket, output: int) -> NoReturn:
     status = 1
     try:
         settle(output)
+        leave_files(control.fileno(), output)
         stand_guard()
         _serve(control, _load(spec, control), output)
         status = 0
