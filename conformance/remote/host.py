@@ -18,7 +18,7 @@ from conformance.machine.process import PATIENCE, describe_exit, read_output
 from conformance.remote.server import run_host
 from conformance.remote.wire import WireError, receive_frame
 
-ANSWERS_WITHIN = 30.0
+ANSWERS_WITHIN = 5.0
 """Seconds in which a host makes a process: one that was stopped does not."""
 
 
@@ -90,8 +90,10 @@ class Host:
 
     def forget(self, group: int) -> None:
         """Have the workers ended that were made for a process group."""
-        with contextlib.suppress(HostError):
+        try:
             self._ask(f"forget {group}", during="", limit=ANSWERS_WITHIN)
+        except HostError:
+            self.close()  # it was stopped or killed; the next child gets a new one
 
     def wait_for(self, pid: int, patience: float) -> int | None:
         """Return how a worker exited; None: it has not, or nobody knows."""
