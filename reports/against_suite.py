@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reports.codec import encode
-from reports.description import DescribedClaim, DescribedJob, Description, Opened
+from reports.description import DescribedClaim, DescribedJob, Opened, RunDescription
 from reports.results import Results
 from reports.schema import Measurement
 from reports.text import cut_end, pluralize
@@ -41,7 +41,7 @@ class Findings:
         return Findings(problems=self.problems + other.problems, unchecked=list(unchecked))
 
 
-def compare_with_suite(results: Results, said: Description) -> Findings:
+def compare_with_suite(results: Results, said: RunDescription) -> Findings:
     """Hold a results file to what the suite and the backend here say of it."""
     suite = list(_compare_suite(results, said))
     found = _sort_by(_find_other_suite(results, said), suite)
@@ -70,7 +70,7 @@ def _sort_by(other: list[str], differences: list[str]) -> Findings:
 # -- versions ---------------------------------------------------------------------------------------------------------
 
 
-def _find_other_suite(results: Results, said: Description) -> list[str]:
+def _find_other_suite(results: Results, said: RunDescription) -> list[str]:
     stated = results.header.suite_commit
     if stated == said.suite_commit:
         return []
@@ -86,7 +86,7 @@ def _find_other_software(results: Results, opened: Opened) -> list[str]:
 # -- suite ------------------------------------------------------------------------------------------------------------
 
 
-def _compare_suite(results: Results, said: Description) -> Iterator[str]:
+def _compare_suite(results: Results, said: RunDescription) -> Iterator[str]:
     header = results.header
     if header.suite_version != said.suite_version:
         yield f"suite_version is {header.suite_version}; this commit has {said.suite_version}"

@@ -52,7 +52,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
+class RunDescription:
     """What the installed suite says of a run."""
 
     kind: ClassVar[str] = "description"

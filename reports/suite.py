@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reports.codec import SchemaError, decode, loads
-from reports.description import Description
+from reports.description import RunDescription
 from reports.results import ResultsError
 from reports.text import join_lines
 
@@ -27,7 +27,7 @@ class SuiteError(ResultsError):
     """The installed suite gave no answer; the message says why."""
 
 
-def describe(results: Path, waivers: Path | None, seconds: float = LONGEST_DESCRIPTION) -> Description:
+def describe(results: Path, waivers: Path | None, seconds: float = LONGEST_DESCRIPTION) -> RunDescription:
     """Return what the suite and backend here say of a run. Raises SuiteError if they do not within ``seconds``.
 
     ``results``: the run's results file. ``waivers``: the file of waivers that it used, or None.
@@ -40,10 +40,10 @@ def describe(results: Path, waivers: Path | None, seconds: float = LONGEST_DESCR
         if not target.is_file():
             raise SuiteError(f"the suite did not describe the run (status {status}): {join_lines(output[-400:])}")
         try:
-            said = decode(loads(target.read_text(encoding="utf-8")), {Description.kind: Description})
+            said = decode(loads(target.read_text(encoding="utf-8")), {RunDescription.kind: RunDescription})
         except (ValueError, SchemaError) as error:
             raise SuiteError(f"the suite's description of the run cannot be read: {error}") from error
-    assert isinstance(said, Description)
+    assert isinstance(said, RunDescription)
     return said
 
 

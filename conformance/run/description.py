@@ -21,12 +21,12 @@ from conformance.run.options import CLAIM_TIMEOUTS, ROOT, Options
 from conformance.run.session import Run, open_run
 from conformance.run.waivers import WaiverError, Waivers, load_waivers
 from conformance.stages.stage import STAGES
-from reports.description import DescribedClaim, DescribedJob, Description, Opened
+from reports.description import DescribedClaim, DescribedJob, Opened, RunDescription
 from reports.results import Results
 from reports.schema import ClaimResult, Header
 
 
-def describe(results: Results, waivers: Path | None) -> Description:
+def describe(results: Results, waivers: Path | None) -> RunDescription:
     """Describe the run of a results file. ``waivers``: the file that it used, or None.
 
     If the profile is none, the backend cannot be opened or the waivers cannot be read, ``opened`` is None, and
@@ -34,7 +34,7 @@ def describe(results: Results, waivers: Path | None) -> Description:
     """
     header = results.header
     effort = PROFILES.get(header.profile)
-    said = Description(
+    said = RunDescription(
         suite_version=read_suite_version(ROOT),
         suite_commit=read_suite_commit(ROOT),
         detection=read_detection_power(),

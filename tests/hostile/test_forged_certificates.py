@@ -14,7 +14,7 @@ from conformance.run import description
 from reports import __main__ as reports
 from reports import rerun
 from reports.certificate import find_shortcomings
-from reports.description import Description
+from reports.description import RunDescription
 from reports.results import Results, read_results
 from reports.writer import ResultsWriter
 from tests.conformance.support.suite_runs import run
@@ -67,7 +67,7 @@ def genuine(two_runs: tuple[Results, Results], monkeypatch: pytest.MonkeyPatch) 
     return first
 
 
-def describe(results: Path, waivers: Path | None, seconds: float) -> Description:
+def describe(results: Path, waivers: Path | None, seconds: float) -> RunDescription:
     said = description.describe(read_results(results), waivers)
     if said.opened is None:
         return said

@@ -16,13 +16,13 @@ import pytest
 from reports import __main__ as reports
 from reports.against_suite import Findings, compare_with_suite
 from reports.certificate import CERTIFICATE, PREDICATE
-from reports.description import Description
+from reports.description import RunDescription
 from reports.rerun import build_command, compare_rerun
 from reports.results import ResultsError
 from reports.signature import SIGNATURE, describe_signature
 from reports.suite import ROOT, SuiteError, run_python
 
-SAID = Description(suite_version="0.1.0", suite_commit="4fd1c0ffee" * 4, detection={}, stages=["numerics"], random=0)
+SAID = RunDescription(suite_version="0.1.0", suite_commit="4fd1c0ffee" * 4, detection={}, stages=["numerics"], random=0)
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from conformance.run.description import describe
 from conformance.run.session import open_run
 from conformance.stages.stage import STAGES
 from reports.codec import decode, loads
-from reports.description import Description
+from reports.description import RunDescription
 from reports.results import Results
 from tests.conformance.support.fake_backends import fakes
 from tests.conformance.support.suite_runs import options
@@ -90,8 +90,8 @@ def test_the_command_writes_what_reports_read(runs: Any, capsys: Any) -> None:
     header = {"backend": "good", "options": {"backend": SPEC}, "claims_in_config": 2}
     path, target = runs.lines([runs.check(LINEAR), runs.claim(LINEAR)], **header), runs.directory / "said.json"
     assert main(["describe", str(path), "-o", str(target)]) == 0
-    said = decode(loads(target.read_text()), {Description.kind: Description})
-    assert isinstance(said, Description) and said.opened is not None and said.opened.header.backend == "good"
+    said = decode(loads(target.read_text()), {RunDescription.kind: RunDescription})
+    assert isinstance(said, RunDescription) and said.opened is not None and said.opened.header.backend == "good"
     assert json.loads(target.read_text())["kind"] == "description"
     assert main(["describe", str(path) + "x", "-o", str(target)]) == 2
     assert "cannot be read" in capsys.readouterr().err
