@@ -95,7 +95,8 @@ def _in_lanes(lanes: int) -> Forward:
 lying("linear in float32, reported as quantized", LINEAR)
 lying("convolution in float32, reported as quantized", CONV)
 lying("transposed convolution in float32, reported as quantized", ("nn.ConvTranspose2d/*",))
-lying("convolution with batch norm in float32, reported as quantized", ("nn.Conv2d+nn.BatchNorm2d/*",))
+lying("convolutions with and without batch norm in float32, reported as quantized",
+      ("nn.Conv2d+nn.BatchNorm2d/*", "nn.Conv2d/*"))  # fmt: skip
 lying("linear summed in float32 lanes, reported as quantized", LINEAR, _in_lanes(16))
 lying("linear in bfloat16, reported as quantized", LINEAR, _narrow(torch.bfloat16))
 lying("linear in float16, reported as quantized", LINEAR, _narrow(torch.float16))

@@ -189,17 +189,25 @@ def test_a_claim_that_fails_otherwise_is_not_probed() -> None:
     assert worst is Verdict.REFUTED
 
 
-@pytest.mark.parametrize(("told", "is_last", "is_probed"), [
-    (8, True, True), (8, False, False), (7, False, True), (0, False, True),
-])  # fmt: skip
-def test_quick_contradicts_reports_of_one_of_the_claims_that_share_cases(
-    told: int, is_last: bool, is_probed: bool
+def last_of(*patterns: str) -> Claim:
+    """The last claim of those that share the cases of these patterns."""
+    return [claim for claim in WEIGHTED if claim.pattern in patterns][-1]
+
+
+@pytest.mark.parametrize(
+    ("claim", "told", "is_probed"),
+    [
+        (last_of("nn.Linear", "nnqat.Linear"), 8, True), (claim_on("nn.Linear"), 8, False),
+        (claim_on("nn.Linear"), 7, True), (claim_on("nn.Linear"), 0, True),
+        (last_of("nn.Linear+nn.ReLU", "nni.LinearReLU", "nniqat.LinearReLU"), 8, False),
+    ],
+    ids=["last of an op", "another", "told of some", "told of none", "with a follower"],
+)  # fmt: skip
+def test_quick_contradicts_complete_reports_once_for_an_op_and_full_always(
+    claim: Claim, told: int, is_probed: bool
 ) -> None:
-    bench = bench_of(IntegerBackend())
-    shares = {claim.id: bench.shares[claim.id] for claim in WEIGHTED}
-    claim = next(c for c in WEIGHTED if (shares[c.id].place == shares[c.id].of - 1) is is_last and shares[c.id].of > 1)
-    assert needs_probe(bench, claim, Reports(told=told, of=8)) is is_probed
-    assert needs_probe(Bench(IntegerBackend(), seed=0, profile="full"), claim, TOLD)
+    assert needs_probe(bench_of(IntegerBackend()), claim, Reports(told=told, of=8)) is is_probed
+    assert needs_probe(Bench(IntegerBackend(), seed=0, profile="full"), claim, Reports(told=told, of=8))
 
 
 # -- reports that are not true ----------------------------------------------------------------------------------------
