@@ -28,7 +28,9 @@ from conformance.machine.messages import MESSAGES, from_line, to_line
 from conformance.machine.process import (
     MOST_OUTPUT,
     PATIENCE,
+    SPARE,
     describe_exit,
+    exit_status_of,
     leave_files,
     own_peak_mib,
     read_output,
@@ -46,8 +48,6 @@ Serve: TypeAlias = Callable[[Work], Iterable[Message]]
 """Does a piece of work: yields its messages."""
 
 CAN_FORK = hasattr(os, "fork")
-SPARE = 10
-"""Seconds after the limit at which a child whose parent is gone ends itself."""
 MOST_MIB = 768
 """A child that has grown beyond this many MiB gets no further work."""
 _POLL = 0.05
@@ -171,9 +171,10 @@ class Forked(Generic[Work]):
         """Kill the child that is left, if any."""
         child, self._child = self._child, None
         if child is not None:
+            group = child.group
             child.end()
             if self._helper is not None:
-                self._helper.forget(child.group)
+                self._helper.forget(group)
 
     def _run_once(self, work: Work) -> WorkResult:
         """Do the work in the present child, or in a new one; work that is not done leaves no child."""
@@ -231,7 +232,6 @@ class _Child(Generic[Work]):
         work_in, self._work_out = context.Pipe(duplex=False)
         self._lines_in, lines_out = os.pipe()
         self.served = 0
-        self.group = 0
         self._limit = limit
         self._grace = grace
         self._output = output
@@ -239,7 +239,6 @@ class _Child(Generic[Work]):
         arguments = (serve, limit + grace, work_in, lines_out, parents, output.fileno(), is_guarded, helper_files)
         self._process = context.Process(target=_live, args=arguments, daemon=True)
         self._process.start()
-        self.group = self._pid
         work_in.close()
         os.close(lines_out)
 
@@ -274,6 +273,11 @@ class _Child(Generic[Work]):
         self._process.close()
         self._work_out.close()
         os.close(self._lines_in)
+
+    @property
+    def group(self) -> int:
+        """The process group of the child: it is its leader."""
+        return self._pid
 
     @property
     def _pid(self) -> int:
@@ -353,8 +357,7 @@ def _live(
         status = 0
     except BaseException as leaving:
         traceback.print_exc()
-        code = leaving.code if isinstance(leaving, SystemExit) else 1
-        status = code if isinstance(code, int) else int(code is not None)
+        status = exit_status_of(leaving) if isinstance(leaving, SystemExit) else 1
     finally:
         os._exit(status & 0xFF)
 

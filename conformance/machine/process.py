@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -12,6 +13,8 @@ from typing import IO
 
 PATIENCE = 1.0
 """Seconds in which a process that was asked to end, or has closed its pipe, is expected to exit."""
+SPARE = 10
+"""Seconds after the limit at which a process that nobody waits for ends itself."""
 MOST_OUTPUT = 1 << 20
 """Maximal number of bytes that are kept of a process's output."""
 TAIL = 4000
@@ -78,6 +81,18 @@ def stand_guard() -> None:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status & 0xFF)
+
+
+def exit_status_of(leaving: SystemExit) -> int:
+    """Return the status with which Python would exit."""
+    return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+
+
+def freeze_memory() -> None:
+    """Have processes forked from now on share what is in memory: their garbage collectors leave it alone."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)  # or they look for garbage all the time: an export makes millions of objects
 
 
 def describe_exit(status: int | None) -> str:

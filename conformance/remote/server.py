@@ -7,7 +7,6 @@ the judge, until the judge closes its end. Nothing here decides anything about a
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import socket
@@ -21,15 +20,22 @@ import torch
 from backends.base import Backend, Execution, UnsupportedPattern
 from backends.discovery import BackendNotFound, find_backend
 from conformance.machine.memory import fill_memory
-from conformance.machine.process import PATIENCE, leave_files, own_peak_mib, settle, stand_guard
+from conformance.machine.process import (
+    PATIENCE,
+    SPARE,
+    exit_status_of,
+    freeze_memory,
+    leave_files,
+    own_peak_mib,
+    settle,
+    stand_guard,
+)
 from conformance.machine.threads import run_with_threads
 from conformance.remote.description import DescriptionError, describe
 from conformance.remote.graph_spelling import spell_graph
 from conformance.remote.model_bytes import load_model
 from conformance.remote.wire import Frame, pack, receive_frame, send_frame, unpack
 
-SPARE = 10
-"""Seconds after the limit at which a worker whose judge is gone ends itself."""
 _POLL = 0.005
 
 
@@ -43,7 +49,7 @@ def run_host(spec: str, control: socket.socket, output: int) -> NoReturn:
         _serve(control, _load(spec, control), output)
         status = 0
     except SystemExit as leaving:
-        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        status = exit_status_of(leaving)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -116,9 +122,7 @@ def _warm_up(backend: Backend) -> str:
         backend.warm_up()
     except Exception as error:  # its claims show what is wrong
         return f"backend {backend.name}: warm_up() raised {type(error).__name__}: {error}; the claims start cold"
-    gc.collect()
-    gc.freeze()  # no worker's garbage collector touches the pages of existing objects
-    gc.set_threshold(50_000, 20, 20)  # or it looks for garbage all the time: an export makes millions of objects
+    freeze_memory()
     return ""
 
 
@@ -156,7 +160,7 @@ def _live(channel: socket.socket, backend: Backend, output: int, limit: int) -> 
         status = 0
     except SystemExit as leaving:
         traceback.print_exc()
-        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        status = exit_status_of(leaving)
     except (BrokenPipeError, ConnectionResetError):
         status = 0  # the judge has gone
     except BaseException:

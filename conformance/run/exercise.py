@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from backends.discovery import find_backend
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.machine.isolation import CAN_FORK, Ending, Forked, InProcess, Isolation, Serve, WorkResult
+from conformance.machine.process import freeze_memory
 from conformance.pipeline.claim_run import run_claim
 from conformance.remote.client import RemoteBackend
 from conformance.remote.host import Host, HostError
@@ -165,6 +165,4 @@ def warm(representation: Representation) -> None:
     for pattern in WARMING:
         for _ in run_claim(bench, first[pattern]):
             pass
-    gc.collect()
-    gc.freeze()  # no child's garbage collector touches the pages of existing objects
-    gc.set_threshold(50_000, 20, 20)  # or it looks for garbage all the time: an export makes millions of objects
+    freeze_memory()
