@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection, wait
-from typing import IO, Any, ClassVar, Generic, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import IO, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
 
 from backends.discovery import describe_error
 from conformance.machine.guard import Finds, guard
@@ -29,6 +29,7 @@ from conformance.machine.process import (
     MOST_OUTPUT,
     PATIENCE,
     SPARE,
+    Helper,
     describe_exit,
     exit_status_of,
     leave_files,
@@ -126,20 +127,6 @@ class InProcess(Generic[Work]):
         """Nothing is left."""
 
 
-class Helper(Protocol):
-    """Makes further processes for children, and is there before these are."""
-
-    def ensure(self) -> object:
-        """Be ready. Raises LostProcess if it cannot be."""
-
-    @property
-    def files(self) -> Sequence[int]:
-        """Descriptors that children need to reach it."""
-
-    def forget(self, group: int) -> object:
-        """End what was made for the children of a process group."""
-
-
 class Forked(Generic[Work]):
     """Does work in forked children. ``limit``: seconds for one piece of work. ``share``: maximal number per child.
 
@@ -159,6 +146,7 @@ class Forked(Generic[Work]):
         self._is_guarded = is_guarded
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as this object
         self._child: _Child[Work] | None = None
+        self._helpers_start = 0
 
     def run(self, work: Work) -> WorkResult:
         """Do a piece of work in a child; once more in a new one if a used child does not complete it."""
@@ -178,11 +166,14 @@ class Forked(Generic[Work]):
 
     def _run_once(self, work: Work) -> WorkResult:
         """Do the work in the present child, or in a new one; work that is not done leaves no child."""
-        if self._child is None and self._helper is not None:
+        if self._helper is not None:
             try:
-                self._helper.ensure()
+                start = self._helper.ensure()
             except LostProcess as lost:
                 return _make_result([], _end_of(lost), time.monotonic())
+            if start != self._helpers_start:
+                self.close()  # a child knows only the helper that was there when it was made
+                self._helpers_start = start
         child = self._child = self._child or _Child(
             self._serve, self._limit, self._grace, self._output, self._is_guarded,
             () if self._helper is None else self._helper.files,

@@ -9,7 +9,8 @@ import gc
 import os
 import signal
 import sys
-from typing import IO
+from collections.abc import Sequence
+from typing import IO, Protocol
 
 PATIENCE = 1.0
 """Seconds in which a process that was asked to end, or has closed its pipe, is expected to exit."""
@@ -26,6 +27,20 @@ MOST_FILES = 4096
 """Descriptors from this number on are not looked at."""
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
+
+
+class Helper(Protocol):
+    """Makes further processes for children, and is there before these are."""
+
+    def ensure(self) -> int:
+        """Be ready; return a number that changes when it starts anew. Raises LostProcess if it cannot be ready."""
+
+    @property
+    def files(self) -> Sequence[int]:
+        """Descriptors that children need to reach it."""
+
+    def forget(self, group: int) -> object:
+        """End what was made for the children of a process group."""
 
 
 def settle(output: int) -> None:

@@ -39,18 +39,20 @@ class Host:
         self._control: socket.socket | None = None
         self._pid = 0
         self._asked = 0
+        self._started = 0
 
     @property
     def files(self) -> tuple[int, ...]:
         """Descriptors by which a child of this process reaches it."""
         return () if self._control is None else (self._control.fileno(), self.output.fileno())
 
-    def ensure(self) -> None:
-        """Start the process if it is not there. Raises LostProcess if it does not start."""
+    def ensure(self) -> int:
+        """Start the process if it is not there; return how often it was. Raises LostProcess if it does not start."""
         try:
             self.start()
         except HostError as error:
             raise LostProcess(Ending.DIED, str(error), is_alone=True) from error
+        return self._started
 
     def start(self) -> None:
         """Start the process if it is not there. Raises HostError if it does not start."""
@@ -65,6 +67,7 @@ class Host:
             run_host(self.spec, theirs, self.output.fileno())
         theirs.close()
         self._control, self._pid = ours, pid
+        self._started += 1
         answer = self._receive("the backend could not be imported")
         if "error" in answer:
             raise HostError(str(answer["text"]))
@@ -118,7 +121,7 @@ class Host:
 
     def _is_alive(self) -> bool:
         try:
-            self._ask("wait 0 0", during="", limit=ANSWERS_WITHIN)
+            self._ask("ping", during="", limit=ANSWERS_WITHIN)
         except HostError:
             return False
         return True
@@ -129,7 +132,7 @@ class Host:
         self._asked += 1
         mark = f"{os.getpid()}.{self._asked}"
         try:
-            socket.send_fds(self._control, [f"{mark} {command}".encode()], list(descriptors))
+            socket.send_fds(self._control, [f"{mark} {command}\n".encode()], list(descriptors))
         except OSError as error:
             raise HostError(f"backend {self.spec}: {during}: {self._describe_end()}") from error
         while (answer := self._receive(during, limit)).get("mark") != mark:

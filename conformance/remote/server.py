@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -70,11 +70,7 @@ def _load(spec: str, control: socket.socket) -> Backend:
 def _serve(control: socket.socket, backend: Backend, output: int) -> None:
     """Answer the judge's requests, one after the other: a mark that the answer repeats, a command, its arguments."""
     workers: dict[str, list[int]] = {}
-    while True:
-        data, received, _, _ = socket.recv_fds(control, 256, 1)
-        if not data:
-            return
-        mark, command, *arguments = data.decode().split()
+    for mark, command, arguments, received in _receive_commands(control):
         answer: dict[str, Any] = {}
         if command == "describe":
             answer = _describe(backend)
@@ -82,13 +78,30 @@ def _serve(control: socket.socket, backend: Backend, output: int) -> None:
             answer = {"warning": _warm_up(backend)}
         elif command == "fork":
             limit, group = arguments
-            answer = {"pid": _fork(control, received[0], backend, output, int(limit))}
+            answer = {"pid": _fork(control, received.pop(0), backend, output, int(limit))}
             workers.setdefault(group, []).append(answer["pid"])
         elif command == "wait":
             answer = {"status": _wait_for(int(arguments[0]), float(arguments[1]))}
         elif command == "forget":
             _end_all(workers.pop(arguments[0], []))
         send_frame(control, Frame(head={**answer, "mark": mark}))
+
+
+def _receive_commands(control: socket.socket) -> Iterator[tuple[str, str, list[str], list[int]]]:
+    """Yield marks, commands, their arguments and the descriptors that have come, until the judge is gone.
+
+    A judge that was killed may have left a command that nobody waits for, and the next one's comes right after it.
+    """
+    incomplete, descriptors = b"", list[int]()
+    while True:
+        data, received, _, _ = socket.recv_fds(control, 4096, 16)
+        if not data:
+            return
+        descriptors += received
+        *lines, incomplete = (incomplete + data).split(b"\n")
+        for line in lines:
+            mark, command, *arguments = line.decode().split()
+            yield mark, command, arguments, descriptors
 
 
 def _fork(control: socket.socket, channel: int, backend: Backend, output: int, limit: int) -> int:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 
 import pytest
 
@@ -302,3 +303,26 @@ def test_messages_of_any_size_come_whole() -> None:
     isolation: Forked[str] = Forked(lambda name: iter(messages), limit=10, share=1)
     assert list(isolation.run("").messages) == messages
     isolation.close()
+
+
+class Restarted:
+    """A helper that is started anew before the third piece of work."""
+
+    files = ()
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def ensure(self) -> int:
+        self.asked += 1
+        return 1 if self.asked < 3 else 2
+
+    def forget(self, group: int) -> None:
+        assert group
+
+
+def test_no_child_outlives_the_helper_that_it_knows() -> None:
+    isolation = Forked(serve, limit=LIMIT, share=9, helper=Restarted())
+    with closing(isolation):
+        first, second, third, fourth = pids([isolation.run("nothing") for _ in range(4)])
+    assert first == second != third == fourth

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -20,6 +21,7 @@ from conformance.machine.threads import run_with_threads
 from conformance.remote.client import RemoteBackend, spell_trace
 from conformance.remote.description import read_description
 from conformance.remote.host import Host, HostError
+from conformance.remote.server import _receive_commands
 
 pytestmark = pytest.mark.slow
 MODEL = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3)))
@@ -104,9 +106,23 @@ def test_a_worker_does_its_share_and_no_more(remote: Make) -> None:
 def test_a_host_that_is_gone_is_started_again(remote: Make) -> None:
     backend = remote("Plain")
     assert backend.host is not None
+    first = backend.host.ensure()
+    assert backend.host.ensure() == first
     backend.host.close()
-    backend.host.ensure()
+    assert backend.host.ensure() != first
     assert torch.equal(backend.lower(MODEL, (INPUT,))(INPUT)[0], MODEL(INPUT))
+
+
+def test_commands_of_a_judge_that_was_killed_disturb_no_other() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        socket.send_fds(ours, [b"7.1 fork 60 7\n7.2 "], [ours.fileno()])
+        ours.send(b"ping\n")
+        commands = _receive_commands(theirs)
+        mark, command, arguments, descriptors = next(commands)
+        assert (mark, command, arguments, len(descriptors)) == ("7.1", "fork", ["60", "7"], 1)
+        os.close(descriptors.pop())
+        assert next(commands) == ("7.2", "ping", [], [])
 
 
 def test_warming_up_is_done_in_the_host_and_a_failure_is_told() -> None:
