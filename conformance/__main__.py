@@ -1,8 +1,9 @@
 """The suite's own commands; certifying is ``pytest conformance --backend=NAME``.
 
 ``python -m conformance init NAME`` writes the skeleton of a vendor's package; ``python -m conformance expect
-RESULTS.jsonl`` writes a run's verdicts as the expected ones. Exit status: 0 success, 2 the run does not allow it,
-4 usage error.
+RESULTS.jsonl`` writes a run's verdicts as the expected ones; ``python -m conformance describe RESULTS.jsonl`` says what
+the suite here knows of a run, for ``python -m reports verify``. Exit status: 0 success, 2 the run does not allow it, 4
+usage error.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conformance.run.expected import FOLDER, ExpectedError, write_expected
-from reports.results import ResultsError
+from reports.codec import line_of
+from reports.results import ResultsError, read_results
 
 REFUSED = 2
 USAGE = 4
@@ -25,13 +27,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _make_parser().parse_args(arguments)
     except SystemExit as end:
         return USAGE if end.code else 0
-    return _expect(options) if options.command == "expect" else _init(options)
+    commands = {"init": _init, "expect": _expect, "describe": _describe}
+    return commands[options.command](options)
 
 
 def _expect(options: argparse.Namespace) -> int:
     try:
         print(write_expected(options.files, options.folder))
     except (ResultsError, ExpectedError, OSError) as error:
+        print(f"ERROR: {error}", file=sys.stderr)
+        return REFUSED
+    return 0
+
+
+def _describe(options: argparse.Namespace) -> int:
+    from conformance.run.description import describe  # needs torch
+
+    try:
+        text = line_of(describe(read_results(options.file), options.waivers))
+        options.output.write_text(f"{text}\n", encoding="utf-8")
+    except (ResultsError, OSError) as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return REFUSED
     return 0
@@ -56,7 +71,7 @@ def _init(options: argparse.Namespace) -> int:
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m conformance", description="The conformance suite's own command.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="init|expect")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="init|expect|describe")
     init = commands.add_parser(
         "init", help="write a backend's package", description="Write a package with a backend that certifies at once."
     )
@@ -66,6 +81,13 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     expect.add_argument("files", nargs="+", type=Path, metavar="RESULTS.jsonl", help="of full runs of all claims")
     expect.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR", help=f"default: {FOLDER}")
+    describe = commands.add_parser(
+        "describe", help="write what the suite knows of a run", description="Write, as JSON, what the suite and the "
+        "backend here say of the run of a results file: its claims, jobs, limits and waivers. Nothing is run.",
+    )  # fmt: skip
+    describe.add_argument("file", type=Path, metavar="RESULTS.jsonl")
+    describe.add_argument("--waivers", type=Path, metavar="FILE", help="the waivers that the run used; default: none")
+    describe.add_argument("-o", dest="output", type=Path, metavar="OUT.json", default=Path("description.json"))
     return parser
 
 

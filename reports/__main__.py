@@ -1,7 +1,7 @@
 """`python -m reports`: generates every report from results files, without torch.
 
 Exit status: 0 success; 1 the run did not pass, something got worse, or a certificate does not hold; 2 a file cannot
-be read or written.
+be read or written, or --rerun not run; 3 a certificate holds as far as it could be checked here.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from reports.certificate import WAIVERS, NotCertified, certify, verify
+from reports.against_suite import Findings, compare_with_suite
+from reports.certificate import CERTIFICATE, RESULTS, WAIVERS, NotCertified, certify, verify
 from reports.compare import render_board
 from reports.diff import compare_runs, diff_text
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.merge import merge
-from reports.rerun import draw, rerun
+from reports.rerun import describe_chance, draw, list_units, rerun
 from reports.results import Results, ResultsError, read_results
+from reports.signature import describe_signature
+from reports.suite import LONGEST_DESCRIPTION, SuiteError, describe
 from reports.terminal import summary, verdict_line
 from reports.text import join_lines
 from reports.verdicts import Outcome
 
-OK, FAILED, UNUSABLE = 0, 1, 2
+OK, FAILED, UNUSABLE, PARTLY = 0, 1, 2, 3
+_HOLDS = {OK: "holds", FAILED: "does not hold", PARTLY: "holds as far as it could be checked"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,20 +96,47 @@ def _certify(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    results, problems = verify(options.folder)
-    lines = [str(problem) for problem in problems]
-    if options.rerun and results is not None and not lines:
-        seed = random.SystemRandom().randrange(2**32) if options.draw is None else options.draw
-        claims = draw(results, options.rerun, seed)
-        print(f"{len(claims)} claims run again (--draw={seed})")
-        waivers = options.folder / WAIVERS
-        lines += rerun(results, claims, waivers if waivers.is_file() else None)
-    for line in lines:
-        print(f"! {join_lines(line)}")
-    print(f"{options.folder}: {'does not hold' if lines else 'holds'}")
+    results, faults = verify(options.folder)
+    found = Findings(problems=[str(fault) for fault in faults])
+    signature = ""
+    try:
+        signature = describe_signature(options.folder, options.folder / CERTIFICATE)
+    except ResultsError as error:
+        found.problems.append(str(error))
+    if results is not None and not found.problems:
+        found += _ask_suite(options, results)
+    lines = [*(f"! {line}" for line in found.problems), *(f"? {line}" for line in found.unchecked), signature]
+    for line in filter(None, lines):
+        print(join_lines(line))
+    status = FAILED if found.problems else PARTLY if found.unchecked else OK
+    print(f"{options.folder}: {_HOLDS[status]}")
     if results is not None:
         print(verdict_line(results))
-    return FAILED if lines else OK
+    return status
+
+
+def _ask_suite(options: argparse.Namespace, results: Results) -> Findings:
+    """Hold a certificate to the suite and backend here, and run parts of it again if that is asked."""
+    if options.files_only:
+        return Findings(unchecked=["--files-only: neither the suite nor the backend was asked"])
+    waivers = options.folder / WAIVERS if results.header.waivers else None
+    try:
+        said = describe(options.folder / RESULTS, waivers, options.timeout or LONGEST_DESCRIPTION)
+    except SuiteError as error:
+        if options.rerun:
+            raise
+        return Findings(unchecked=[f"{error}; not compared: what suite and backend say of this run"])
+    found = compare_with_suite(results, said)
+    if not options.rerun or found.problems:
+        return found
+    if said.opened is None:
+        raise ResultsError(f"--rerun: the backend cannot be run here: {said.error}")
+    seed = random.SystemRandom().randrange(2**32) if options.draw is None else options.draw
+    units = draw(list_units(results, said.opened), options.rerun, seed)
+    print(f"{len(units)} claims, models and measurements run again (--draw={seed})")
+    if chance := describe_chance(results, units):
+        print(chance)
+    return found + rerun(results, units, said.opened, waivers, options.timeout)
 
 
 def _read_baseline(options: argparse.Namespace) -> Results | None:
@@ -160,8 +191,10 @@ def _make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--waivers", type=Path, metavar="FILE", help=f"the run's waivers; default: {WAIVERS} next to FILE")
     sub = add_command(_verify, "verify", "recompute all of a certificate; status 1 if something does not hold")
     sub.add_argument("folder", type=Path, metavar="DIR")
-    sub.add_argument("--rerun", type=_parse_count, metavar="N", help="run N random claims again (needs torch)")
+    sub.add_argument("--rerun", type=_parse_count, metavar="N", help="run N units, drawn at random, again")
     sub.add_argument("--draw", type=int, metavar="SEED", help="the seed of that draw; default: a new one")
+    sub.add_argument("--files-only", action="store_true", help="ask neither the suite nor the backend (no torch)")
+    sub.add_argument("--timeout", type=_parse_count, metavar="SECONDS", help="of each command of the suite that is run")
     return parser
 
 

@@ -1,7 +1,8 @@
 """Certificates: a folder that says what a run showed of a backend, and holds everything that is needed to check it.
 
-A certificate is not signed: anyone who can write to the folder can regenerate it. Only `verify --rerun`, which runs
-claims drawn at random again and compares them bit for bit, checks it against the backend.
+``certificate.json`` is an in-toto statement about the other files. Anyone who can write to the folder can make it anew,
+unless it is signed: `reports.signature` says where a signature lies. `reports.against_suite` holds the results to what
+the installed suite and backend say of them, and `reports.rerun` runs parts of them again.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from reports.audit import LONGEST_CLAIM, find_contradictions, is_timeout
 from reports.html import render_html
 from reports.results import Results, ResultsError, digest_ids, read_results
+from reports.signature import SIGNATURE
 from reports.text import cut_end
 from reports.verdicts import Outcome
 
-FORMAT = 1
+FORMAT = 2
+STATEMENT = "https://in-toto.io/Statement/v1"
+PREDICATE = "urn:fx-quant-conformance:certificate:2"
+"""Type of the statement's predicate, a certificate of this format."""
 CERTIFICATE, RESULTS, HTML = "certificate.json", "results.jsonl", "report.html"
 WAIVERS, DECISIONS = "waivers.toml", "decisions.json"
 _UNSURE = 0.05
@@ -45,14 +51,14 @@ class Mismatch:
 
 
 def certify(source: Path, folder: Path, waivers: Path | None) -> dict[str, Any]:
-    """Make a certificate of a run in a new or empty folder; return the content of certificate.json.
+    """Make a certificate of a run in a new or empty folder; return the predicate of its statement.
 
     `source`: results file of the run. `waivers`: the file that the run used; None: the copy next to the results. Raises
     NotCertified if a claim of the config is missing or does not pass, or the suite is not a clean checkout;
     ResultsError for files that cannot be read or written, or a folder that is not empty.
     """
     results = read_results(source)
-    if reasons := list(_find_shortcomings(results)):
+    if reasons := list(find_shortcomings(results)):
         raise NotCertified(f"{source}: no certificate: {'; '.join(reasons)}")
     waiver_file = _find_waivers(results, waivers or source.parent / WAIVERS)
     try:
@@ -64,27 +70,27 @@ def certify(source: Path, folder: Path, waivers: Path | None) -> dict[str, Any]:
             shutil.copyfile(waiver_file, folder / WAIVERS)
         for name, text in _render_files(results).items():
             (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-        certificate = _build_certificate(results, _digest_files(folder))
-        text = json.dumps(certificate, indent=1, ensure_ascii=False)
+        predicate = _build_predicate(results)
+        text = json.dumps(_build_statement(_digest_files(folder), predicate), indent=1, ensure_ascii=False)
         (folder / CERTIFICATE).write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
         raise ResultsError(f"{folder}: cannot be written: {error.strerror}") from error
-    return certificate
+    return predicate
 
 
 def verify(folder: Path) -> tuple[Results | None, list[Mismatch]]:
-    """Recompute everything in a certificate's folder; return its results and faults.
+    """Recompute everything in a certificate's folder from its results; return these and the faults.
 
-    Results that cannot be read are None; without faults the certificate holds. Only `rerun` runs the backend.
-    Raises ResultsError for a folder without a certificate.
+    Results that cannot be read are None. Neither suite nor backend is asked. Raises ResultsError for a folder without a
+    certificate.
     """
-    stated = _read_certificate(folder)
+    files, stated = _read_certificate(folder)
     try:
         results = read_results(folder / RESULTS)
     except ResultsError as error:
         return None, [Mismatch(RESULTS, str(error))]
-    problems = [Mismatch(RESULTS, reason) for reason in _find_shortcomings(results)]
-    problems += _find_edits(folder, stated.get("files"))
+    problems = [Mismatch(RESULTS, reason) for reason in find_shortcomings(results)]
+    problems += _find_edits(folder, files)
     rendered = _render_files(results)
     for name, text in rendered.items():
         if _read(folder / name) != text.encode("utf-8", "backslashreplace"):
@@ -93,7 +99,7 @@ def verify(folder: Path) -> tuple[Results | None, list[Mismatch]]:
         problems.append(Mismatch(WAIVERS, "is unexpected or missing, compared with the header of the run"))
     elif results.header.waivers and _digest(folder / WAIVERS) != results.header.waivers.get("sha256"):
         problems.append(Mismatch(WAIVERS, "is not the file that the run used"))
-    recomputed = _build_certificate(results, stated.get("files"))
+    recomputed = _build_predicate(results)
     problems += [
         Mismatch(CERTIFICATE, f"{key} is {_shorten(stated.get(key))}; the results give {_shorten(recomputed.get(key))}")
         for key in sorted({*recomputed, *stated})
@@ -102,7 +108,7 @@ def verify(folder: Path) -> tuple[Results | None, list[Mismatch]]:
     return results, problems
 
 
-def _find_shortcomings(results: Results) -> Iterator[str]:
+def find_shortcomings(results: Results) -> Iterator[str]:
     """Yield the reasons why a run shows too little for a certificate."""
     header = results.header
     if header.shard:
@@ -115,10 +121,22 @@ def _find_shortcomings(results: Results) -> Iterator[str]:
         yield "its claims are not those of the config: the sha256 of their IDs is not the header's"
     if header.suite_commit == "unknown" or header.suite_commit.endswith("-dirty"):
         yield f"the suite is no clean checkout: its commit is {header.suite_commit}"
+    if selected := header.options.get("claim"):
+        yield f"it is a selection: --claim is {_shorten(selected)}"
+    timeout = header.options.get("claim_timeout", LONGEST_CLAIM)
+    if not is_timeout(timeout):
+        yield f"--claim-timeout is {_shorten(timeout)}; at most {LONGEST_CLAIM:g} s are allowed"
+    yield from find_contradictions(results)
 
 
-def _build_certificate(results: Results, files: object) -> dict[str, Any]:
-    """Return the content of certificate.json; `files`: digests of the folder's other files."""
+def _build_statement(files: Mapping[str, str], predicate: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the in-toto statement of a certificate; `files`: digests of the folder's other files."""
+    subjects = [{"name": name, "digest": {"sha256": digest}} for name, digest in files.items()]
+    return {"_type": STATEMENT, "subject": subjects, "predicateType": PREDICATE, "predicate": predicate}
+
+
+def _build_predicate(results: Results) -> dict[str, Any]:
+    """Return what a certificate states of its files."""
     header, footer = results.header, results.footer
     return {
         "certificate": FORMAT,
@@ -147,7 +165,6 @@ def _build_certificate(results: Results, files: object) -> dict[str, Any]:
         "sampling": _describe_sampling(results),
         "detection": header.detection,
         "waivers": header.waivers,
-        "files": files,
     }  # fmt: skip
 
 
@@ -189,11 +206,10 @@ def _find_waivers(results: Results, path: Path) -> Path | None:
     return path
 
 
-def _find_edits(folder: Path, stated: object) -> Iterator[Mismatch]:
+def _find_edits(folder: Path, digests: Mapping[str, str]) -> Iterator[Mismatch]:
     """Yield the files whose digests are not the stated ones, and missing and additional files."""
-    digests = stated if isinstance(stated, Mapping) else {}
     actual = _digest_files(folder)
-    for name in sorted({*actual, *map(str, digests)}):
+    for name in sorted({*actual, *digests}):
         if name not in actual:
             yield Mismatch(name, "is missing")
         elif name not in digests:
@@ -202,7 +218,8 @@ def _find_edits(folder: Path, stated: object) -> Iterator[Mismatch]:
             yield Mismatch(name, "was changed: its sha256 is not the certificate's")
 
 
-def _read_certificate(folder: Path) -> dict[str, Any]:
+def _read_certificate(folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the digests that a certificate states, by file, and its predicate."""
     path = folder / CERTIFICATE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -210,16 +227,32 @@ def _read_certificate(folder: Path) -> dict[str, Any]:
         raise ResultsError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ResultsError(f"{path}: is not JSON: {error}") from error
-    if not isinstance(content, dict) or content.get("certificate") != FORMAT:
-        actual = content.get("certificate") if isinstance(content, dict) else type(content).__name__
-        raise ResultsError(f"{path}: is no certificate of format {FORMAT}, but {_shorten(actual)}")
+    if isinstance(content, dict) and content.get("certificate") == 1:
+        raise ResultsError(
+            f"{path}: is a certificate of format 1, which made no statement; verify it with the suite that made it, "
+            f"commit {_shorten(_get_in(content, 'suite', 'commit'))}, or certify {RESULTS} of its folder anew"
+        )
+    kind = tuple(_get_in(content, *keys) for keys in (("_type",), ("predicateType",), ("predicate", "certificate")))
+    if kind != (STATEMENT, PREDICATE, FORMAT):
+        raise ResultsError(f"{path}: is no certificate of format {FORMAT}, but {_shorten(content)}")
+    try:
+        digests = {str(each["name"]): str(each["digest"]["sha256"]) for each in content["subject"]}
+    except (KeyError, TypeError) as error:
+        raise ResultsError(f"{path}: its subject is no list of files with their sha256") from error
+    return digests, content["predicate"]
+
+
+def _get_in(content: object, *keys: str) -> object:
+    """Return what nested objects of JSON hold under keys; None if nothing."""
+    for key in keys:
+        content = content.get(key) if isinstance(content, dict) else None
     return content
 
 
 def _digest_files(folder: Path) -> dict[str, str]:
-    """Return the sha256 of every file of the folder except the certificate."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): _digest(path) for path in files if path != folder / CERTIFICATE}
+    """Return the sha256 of every file of the folder except the certificate and its signature."""
+    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: _digest(path) for name, path in files.items() if name not in (CERTIFICATE, SIGNATURE)}
 
 
 def _digest(path: Path) -> str:

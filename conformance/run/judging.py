@@ -62,7 +62,7 @@ def rows_of_claim(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
         beside_own_code=run.needs_own_code(claim),
     )
     measurements = [message for message in work.messages if isinstance(message, Measurement)]
-    return [*checks, *measurements, _apply_waivers(run, result)]
+    return [*checks, *measurements, apply_waivers(run, result)]
 
 
 def rows_of_job(run: Run, job: Job, work: WorkResult) -> list[Row]:
@@ -70,9 +70,9 @@ def rows_of_job(run: Run, job: Job, work: WorkResult) -> list[Row]:
     measurements = [message for message in work.messages if isinstance(message, Measurement)]
     if work.ending is not Ending.DONE:
         lost = _row_of_lost_job(job, work)
-        return [*measurements, _apply_waivers(run, lost) if isinstance(lost, ModelResult) else lost]
+        return [*measurements, apply_waivers(run, lost) if isinstance(lost, ModelResult) else lost]
     models = [message for message in work.messages if isinstance(message, ModelResult)]
-    return [*measurements, *(_apply_waivers(run, model) for model in models)]
+    return [*measurements, *(apply_waivers(run, model) for model in models)]
 
 
 def find_problems(run: Run, header: Header, seen: Mapping[str, VerdictSeen]) -> tuple[list[str], list[str]]:
@@ -116,7 +116,7 @@ def _row_of_lost_job(job: Job, work: WorkResult) -> ModelResult | Measurement:
     return make_portable(ModelResult(model=job.id, verdict=verdict, reason=message, seconds=seconds, evidence=shown))
 
 
-def _apply_waivers(run: Run, result: AnyJudged) -> AnyJudged:
+def apply_waivers(run: Run, result: AnyJudged) -> AnyJudged:
     """Return the row with the waivers' ruling."""
     max_lsb = None if result.max_lsb is None else float(result.max_lsb)
     ruling = run.waivers.judge(result.id, result.verdict, max_lsb)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
@@ -60,6 +60,7 @@ class Recorder:
         self._units = {param_id(unit.id): unit for unit in run.units.values()}
         self._header: Header | None = None
         self._waiting: set[str] = set()
+        self._left_out: list[str] = []
         self._seen: dict[str, VerdictSeen] = {}
         self._verdicts = Counter[Verdict]()
         self._total = 0
@@ -67,14 +68,19 @@ class Recorder:
         self._peak_mib = 0.0
 
     def start(self, node_ids: Iterable[str]) -> None:
-        """Write the header, once the selected tests are known; later calls (of further workers) change nothing."""
-        units = [unit for node_id in node_ids if (unit := self._find_unit(node_id))]
-        if self._header is not None or (not units and not self._is_empty_shard):
+        """Write the header, once pytest's tests are known; later calls (of further workers) change nothing.
+
+        What is selected, but not among the tests, stays waiting: such a run is incomplete.
+        """
+        found = {unit.id for node_id in node_ids if (unit := self._find_unit(node_id))}
+        if self._header is not None or (not found and not self._is_empty_shard):
             return
-        header = self._run.make_header(claims=sum(not isinstance(unit, Job) for unit in units))
+        units = self._run.units
+        header = self._run.make_header(claims=sum(not isinstance(unit, Job) for unit in units.values()))
         self._writer.write(header)
         self._header = header
-        self._waiting = {unit.id for unit in units}
+        self._waiting = set(units)
+        self._left_out = sorted(self._waiting - found)
         self._total = len(units)
 
     def count_progress(self) -> tuple[Counter[Verdict], int, int]:
@@ -102,6 +108,7 @@ class Recorder:
             pytest_status = pytest.ExitCode.OK
         complete = not self._waiting
         problems, notes = find_problems(self._run, self._header, self._seen)
+        problems += _describe_left_out(self._left_out)
         status = int(pytest_status) or (0 if complete and self._all_pass and not problems else 1)
         outcome = Outcome.PASS if status == 0 else Outcome.FAIL if complete else Outcome.INCOMPLETE
         self._writer.close(
@@ -135,6 +142,13 @@ class Recorder:
 
     def _find_unit(self, node_id: str) -> Unit | None:
         return self._units.get(node_id.partition("[")[2].removesuffix("]"))
+
+
+def _describe_left_out(names: Sequence[str]) -> Iterator[str]:
+    """Yield a line if pytest was told to leave out some of what is selected."""
+    if names:
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        yield f"{names[0]}{more} left out by -k, --deselect, -m or the like; --claim selects what is run"
 
 
 def _make_lost_work(report: pytest.TestReport) -> WorkResult:

@@ -159,7 +159,7 @@ def preflight(config: pytest.Config) -> Run | int | None:
     options = read_options(config)
     given: dict[str, str] | None = getattr(config, "workerinput", None)
     is_worker = given is not None
-    backend = _find_described(options, None if given is None else given[DESCRIPTION])
+    backend = find_described(options, None if given is None else given[DESCRIPTION])
     if options.isa is not None and not is_worker:
         with raise_usage_error_for(isa.IsaError):
             isa.apply(options.isa, backend.engine)
@@ -177,7 +177,7 @@ def preflight(config: pytest.Config) -> Run | int | None:
     return run
 
 
-def _find_described(options: Options, text: str | None) -> Backend:
+def find_described(options: Options, text: str | None = None) -> Backend:
     """Return the backend as it is described: by itself, in a process of its own, or in a text from there.
 
     Raises UsageError if it cannot be had. Where processes cannot be forked, the backend itself is returned.

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from reports.__main__ import main
-from reports.certificate import CERTIFICATE, DECISIONS, HTML, RESULTS, WAIVERS, verify
+from reports.certificate import CERTIFICATE, DECISIONS, HTML, PREDICATE, RESULTS, WAIVERS, verify
 from reports.codec import encode
-from reports.rerun import draw
 from reports.results import digest_ids, read_results
 from reports.schema import Row
 from reports.verdicts import Outcome
 from reports.writer import ResultsWriter
 
 TEXT = '[[waiver]]\nclaim = "c1"\nverdict = "REFUTED"\nreason = "known"\nexpires = 2027-01-31\n'
+FAILED = {"verdict": "REFUTED", "outcome": "fail"}
 WAIVED = {"waived": True, "verdict": "REFUTED",
           "waiver": {"reason": "known", "url": None, "expires": "2027-01-31", "max_lsb": None}}  # fmt: skip
 
@@ -29,7 +29,10 @@ def source(runs: Any, rows: Any = None, **changes: Any) -> Path:
     """The results of a clean run of three claims, one of them waived, with the waivers beside them."""
     rows = rows or [
         row for name in ("c0", "c1", "c2")
-        for row in (runs.check(name, cases=10), runs.claim(name, **(WAIVED if name == "c1" else {})))
+        for row in (
+            runs.check(name, cases=10, **(FAILED if name == "c1" else {})),
+            runs.claim(name, **(WAIVED if name == "c1" else {})),
+        )
     ]  # fmt: skip
     names = [row["claim"] for row in rows if row["kind"] == "claim"]
     (runs.directory / WAIVERS).write_text(TEXT)
@@ -46,26 +49,42 @@ def folder(runs: Any) -> Path:
     return path
 
 
+def predicate(folder: Path) -> dict[str, Any]:
+    """What the certificate states, behind what makes it a statement."""
+    said: dict[str, Any] = json.loads((folder / CERTIFICATE).read_text())
+    assert (said["_type"], said["predicateType"]) == ("https://in-toto.io/Statement/v1", PREDICATE)
+    assert set(said) == {"_type", "subject", "predicateType", "predicate"}
+    return said["predicate"]  # type: ignore[no-any-return]
+
+
 def problems(folder: Path) -> list[str]:
     return [str(problem) for problem in verify(folder)[1]]
 
 
 def test_a_certificate_says_what_was_shown_and_holds(folder: Path, capsys: Any) -> None:
-    said = json.loads((folder / CERTIFICATE).read_text())
-    assert (said["backend"], said["seed"], said["profile"], said["outcome"]) == ("qnnpack", 7, "quick", "PASS")
+    said = predicate(folder)
+    assert (said["certificate"], said["backend"], said["seed"], said["profile"], said["outcome"]) == (
+        2,
+        "qnnpack",
+        7,
+        "quick",
+        "PASS",
+    )
     assert said["suite"] == {"version": "0.1.0", "commit": "4fd1c0ffee" * 4}
     assert said["counts"]["verdicts"] == {"REFUTED": 1, "VERIFIED": 2} and said["counts"]["waived"] == 1
-    files = {
-        name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (RESULTS, HTML, WAIVERS, DECISIONS)
-    }
-    assert said["files"] == files
-    assert main(["verify", str(folder)]) == 0
-    assert f"{folder}: holds\nqnnpack: PASS — 3 claims" in capsys.readouterr().out
+    subject = json.loads((folder / CERTIFICATE).read_text())["subject"]
+    assert subject == [
+        {"name": name, "digest": {"sha256": hashlib.sha256((folder / name).read_bytes()).hexdigest()}}
+        for name in sorted((RESULTS, HTML, WAIVERS, DECISIONS))
+    ]
+    assert main(["verify", str(folder), "--files-only"]) == 3
+    told = f"{folder}: holds as far as it could be checked\nqnnpack: PASS — 3 claims"
+    assert told in capsys.readouterr().out
 
 
 def test_the_statement_of_sampling_strength_is_the_binomial_bound(folder: Path) -> None:
-    said = json.loads((folder / CERTIFICATE).read_text())["sampling"]
-    assert (said["claims"], said["comparisons"], said["median"], said["least"]) == (3, 30, 10, 10)
+    said = predicate(folder)["sampling"]
+    assert (said["claims"], said["comparisons"], said["median"], said["least"]) == (2, 20, 10, 10)
     share = 0.26  # what the statement rounds to two digits
     assert f"more than {100 * share:.0f} % of comparisons of the median claim" in said["statement"]
     assert (1 - share) ** 10 < 0.05 < (1 - (share - 0.005)) ** 10, "missed 10 times in a row in fewer than 5 % of cases"
@@ -79,7 +98,7 @@ EDITS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a count": (lambda d: _replace(d / CERTIFICATE, b'"claims": 3', b'"claims": 4'), f"{CERTIFICATE}: counts is"),
     "the seed": (lambda d: _replace(d / CERTIFICATE, b'"seed": 7', b'"seed": 8'), f"{CERTIFICATE}: seed is 8"),
     "a further statement": (
-        lambda d: _replace(d / CERTIFICATE, b'"seed"', b'"best": 1,\n "seed"'),
+        lambda d: _replace(d / CERTIFICATE, b'"seed"', b'"best": 1,\n  "seed"'),
         f"{CERTIFICATE}: best is 1",
     ),
     "no page": (lambda d: (d / HTML).unlink(), f"{HTML}: is missing"),
@@ -147,6 +166,8 @@ def test_results_that_were_written_anew_are_found(folder: Path, runs: Any, drop:
         ({"claims_in_config": 5}, "it has 3 of 5 claims"),
         ({"claims_sha256": "00"}, "its claims are not those of the config"),
         ({"claims_sha256": ""}, "its claims are not those of the config"),
+        ({"options": {"claim": ["c*"]}}, 'it is a selection: --claim is ["c*"]'),
+        ({"options": {"claim_timeout": 1e9}}, "--claim-timeout is 1000000000.0; at most 3600 s are allowed"),
     ],
 )
 def test_a_run_that_shows_too_little_gets_none(runs: Any, changes: Any, told: str, capsys: Any) -> None:
@@ -184,7 +205,17 @@ def test_a_folder_that_cannot_be_used_is_told(runs: Any, folder: Path, capsys: A
     assert "cannot be written" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", [None, "hello", "[]", '{"certificate": 2}', "[" * 100_000])
+STATED = '{"_type": "https://in-toto.io/Statement/v1", "predicateType": "%s", "predicate": {"certificate": %s}}'
+FORMAT_1 = '{"certificate": 1, "suite": {"commit": "4fd1c0ffee"}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None, "hello", "[]", '{"certificate": 2}', "[" * 100_000, FORMAT_1, STATED % (PREDICATE, 3), STATED % ("x", 2),
+        STATED % (PREDICATE, 2),
+    ],
+)  # fmt: skip
 def test_a_folder_without_a_certificate_is_told(folder: Path, text: str | None, capsys: Any) -> None:
     (folder / CERTIFICATE).unlink()
     if text is not None:
@@ -192,11 +223,6 @@ def test_a_folder_without_a_certificate_is_told(folder: Path, text: str | None, 
     assert main(["verify", str(folder)]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1) and err.startswith(f"reports: {folder / CERTIFICATE}: ")
-
-
-def test_claims_are_drawn_at_random_and_the_same_for_the_same_seed(runs: Any) -> None:
-    chance = runs.check("x", outcome="fail", verdict="REFUTED", evidence={"nondeterministic": True})
-    results = runs.results([*(runs.claim(f"c{n}") for n in range(50)), chance, runs.claim("x", **WAIVED)])
-    draws = [tuple(claim.claim for claim in draw(results, 5, seed)) for seed in (1, 1, 2)]
-    assert draws[0] == draws[1] != draws[2] and len(set(draws[0])) == 5
-    assert {claim.claim for claim in draw(results, 99, 3)} == {f"c{n}" for n in range(50)}, "chance is left out"
+    assert ('of format 1, which made no statement; verify it with the suite that made it, commit "4fd1' in err) is (
+        text == FORMAT_1
+    )

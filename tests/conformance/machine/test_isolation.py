@@ -31,6 +31,12 @@ def serve(name: str) -> Iterator[Measurement]:
     yield message(told="after")
 
 
+@pytest.fixture(autouse=True)
+def _large_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child is as large as this process, which has run other tests: it is not replaced for that."""
+    monkeypatch.setattr(module, "MOST_MIB", 1 << 20)
+
+
 @pytest.fixture
 def forked() -> Iterator[Callable[..., Forked[str]]]:
     """Makes isolations; afterwards no child of theirs is left, dead or alive."""

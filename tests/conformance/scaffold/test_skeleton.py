@@ -10,6 +10,8 @@ import pytest
 
 from conformance.__main__ import USAGE, main
 from conformance.scaffold.skeleton import FILES, render_files
+from reports.certificate import PREDICATE
+from reports.signature import SIGNATURE
 
 
 def test_it_writes_what_it_says(
@@ -34,6 +36,21 @@ def test_its_files_are_whole() -> None:
     example = "\n".join(line.removeprefix("# ") for line in texts["my_npu/waivers.toml"].splitlines()[2:])
     assert tomllib.loads(example)["waiver"][0]["verdict"] == "REFUTED"
     assert not [path for path, text in texts.items() if "{{" in text.replace("${{", "") or "{%" in text]
+
+
+def test_its_workflow_signs_the_certificate_where_it_can() -> None:
+    """What it signs is what `verify` expects; a fork, a pull request and a private repository go without."""
+    text = render_files("my_npu")[".github/workflows/conformance.yml"]
+    job, sign = text.partition("steps:")[0], text.partition("actions/attest@")[2].partition("- run: python")[0]
+    assert "permissions: {contents: read, id-token: write, attestations: write}" in job
+    assert "if: github.event_name == 'push'" in sign and "continue-on-error: true" in sign
+    assert f"predicate-type: {PREDICATE}\n" in sign and "subject-path: build/certificate/*\n" in sign
+    assert (
+        f"""if: steps.sign.outcome == 'success'
+        run: cp "${{{{ steps.sign.outputs.bundle-path }}}}" build/certificate/{SIGNATURE}
+"""
+        in sign
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,101 @@
+"""What the suite says of the run that a results file is of: ``python -m conformance describe RESULTS.jsonl``.
+
+The run is opened as its header says, and its rows are judged again: nothing is run. `reports.against_suite` holds a
+certificate to the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date, datetime
+from pathlib import Path
+
+import pytest
+
+from conformance.claims.effort import PROFILES
+from conformance.machine.environment import read_detection_power, read_suite_commit, read_suite_version
+from conformance.run.expected import VerdictSeen
+from conformance.run.judging import apply_waivers, find_problems
+from conformance.run.options import CLAIM_TIMEOUTS, ROOT, Options
+from conformance.run.session import Run, find_described, open_run
+from conformance.run.waivers import WaiverError, Waivers, load_waivers
+from conformance.stages.stage import STAGES
+from reports.description import DescribedClaim, DescribedJob, Opened, RunDescription
+from reports.results import Results
+from reports.schema import ClaimResult, Header
+
+
+def describe(results: Results, waivers: Path | None) -> RunDescription:
+    """Describe the run of a results file. ``waivers``: the file that it used, or None.
+
+    If the profile is none, the backend cannot be opened or the waivers cannot be read, ``opened`` is None, and
+    ``error`` says why.
+    """
+    header = results.header
+    effort = PROFILES.get(header.profile)
+    said = RunDescription(
+        suite_version=read_suite_version(ROOT),
+        suite_commit=read_suite_commit(ROOT),
+        detection=read_detection_power(),
+        stages=list(STAGES),
+        random=effort.random if effort else 0,
+    )
+    if effort is None:
+        return replace(said, error=f"no profile of the suite is {header.profile!r}; it has {', '.join(PROFILES)}")
+    options = _options_of(header)
+    try:
+        run = open_run(options, find_described(options))
+        entries = () if waivers is None else load_waivers(waivers, header.isa)
+        return replace(said, opened=_describe_run(run, Waivers(entries, _day_of(header), options.is_complete), results))
+    except (pytest.UsageError, WaiverError) as error:
+        return replace(said, error=str(error))
+
+
+def _options_of(header: Header) -> Options:
+    """Return the options of the run, with the backend's own waivers."""
+    given, timeout = header.options, header.options.get("claim_timeout")
+    most = given.get("max_examples")
+    return Options(
+        backend=str(given.get("backend", header.backend)),
+        report_dir=Path(),
+        seed=header.seed,
+        profile=header.profile,
+        claim_timeout=float(timeout) if isinstance(timeout, int | float) else CLAIM_TIMEOUTS[header.profile],
+        max_examples=most if isinstance(most, int) else None,
+        strict=bool(given.get("strict")),
+        isa=None if given.get("isa") is None else str(given["isa"]),
+    )
+
+
+def _day_of(header: Header) -> date:
+    """Return the day of the run, by which waivers expire; today if the header has none."""
+    try:
+        return datetime.fromisoformat(header.started).date()
+    except ValueError:
+        return date.today()
+
+
+def _describe_run(own: Run, waivers: Waivers, results: Results) -> Opened:
+    """Describe a run that is opened with the backend's own waivers, and judge the results' rows by ``waivers``."""
+    header = own.make_header(claims=len(own.claims))
+    run = replace(own, waivers=waivers)
+    judged = [
+        *(apply_waivers(run, replace(row, waived=False, waiver=None)) for row in results.claims),
+        *(apply_waivers(run, replace(row, waived=False, waiver=None)) for row in results.models),
+    ]
+    seen = {row.id: VerdictSeen(row.verdict, row.failing if isinstance(row, ClaimResult) else None) for row in judged}
+    problems, _ = find_problems(run, results.header, seen)
+    return Opened(
+        header=header,
+        claims=[
+            DescribedClaim(
+                claim=claim.id, pattern=claim.pattern, dtype_config=claim.dtype_config, dtypes=claim.plain_dtypes,
+                flow=claim.flow, scheme=claim.scheme, repro=run.options.repro(claim.id),
+            )
+            for claim in run.claims
+        ],
+        jobs=[DescribedJob(id=job.id, topic=job.topic, subject=job.subject) for job in run.jobs],
+        waivers={row.id: row.waiver for row in judged if row.waiver is not None},
+        passing=sorted(run.passing),
+        problems=problems,
+    )  # fmt: skip
