@@ -110,11 +110,12 @@ class ExportingBackend(Backend):
 
 
 _NO_BATCH: dict[str, Taken] = {"_unbatched": (False,)}
-_TENSORS: dict[str, Taken] = {"other": ("tensor", "itself"), "alpha": (1,)}
+_TENSORS: dict[str, Taken] = {"other": ("tensor", "itself")}
 LIMITS: dict[str, dict[str, Taken]] = {
     **dict.fromkeys(("nn.Conv1d", "nn.Conv2d", "nn.Conv3d"), _NO_BATCH | {"padding_mode": ("zeros",)}),
     **dict.fromkeys(("torch.conv1d", "torch.conv2d", "torch.conv3d"), _NO_BATCH),
-    **dict.fromkeys(("operator.add", "operator.mul", "torch.add", "torch.mul"), _TENSORS),
+    **dict.fromkeys(("operator.add", "operator.mul", "torch.mul"), _TENSORS),
+    "torch.add": _TENSORS | {"alpha": (1,)},
 }
 """Limits that keep out what runs in float in any program: padding other than by zeros is a separate op; numbers are
 floats."""

@@ -89,7 +89,8 @@ class Capabilities:
 
     limits: Mapping[str, Mapping[str, Taken]] = field(default_factory=dict)
     """Op (as patterns name it: ``"nn.Conv2d"``) → argument → the supported values. Other values, for example left in
-    float, cannot be said in a BackendConfig and are not tested."""
+    float, cannot be said in a BackendConfig and are not tested. docs/limits.md lists all ops and arguments; another one
+    is an error."""
 
     def __post_init__(self) -> None:
         if not self.weight_schemes or not {*self.weight_schemes} <= {*WEIGHT_SCHEMES}:
@@ -107,7 +108,9 @@ class Execution:
     """Names of the ops that execute on integers."""
 
     float_fallbacks: tuple[str, ...]
-    """Names of the ops that execute in float although the claims say that they are quantized."""
+    """Names of the ops that execute in float although the claims say that they are quantized. If one begins with the
+    name of a node of the reference model, as ``"op0"`` or ``"op0 (my_kernel): too many groups"`` do, reports show its
+    op, and a reason where none is given."""
 
     kernels: tuple[str, ...] = ()
     """Names of the kernels that run, if they are known; a report shows them where a claim is FALLBACK."""

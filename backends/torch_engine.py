@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 
 from backends.base import Backend, Capabilities, Execution, Representation, Taken
@@ -15,6 +16,7 @@ from backends.native_tables import native_config
 from refimpl import BackendConfig, lower
 from refimpl.lower import NOT_LOWERED
 from refimpl.lower_calls import REQUANTIZE
+from refimpl.patterns import leaf_name
 
 
 @contextmanager
@@ -64,7 +66,7 @@ LIMITS: dict[str, dict[str, Taken]] = {
 def batched_pools(rank: int, *kinds: str) -> dict[str, dict[str, Taken]]:
     """Return limits by which pools of a rank take only batches of images; ``kinds``: such as ``"max_pool"``."""
     names = [f"nn.{kind.title().replace('_', '')}{rank}d" for kind in kinds]
-    names += [f"{space}.{kind}{rank}d" for space in ("F", "torch") for kind in kinds]
+    names += [leaf_name(getattr(F, f"{kind}{rank}d")) for kind in kinds]
 
     def in_batches(shape: tuple[int, ...]) -> bool:
         """Images in batches."""

@@ -71,7 +71,7 @@ class Sites:
         is_dynamic = kind in table.DYNAMIC_MODULES and self._split_operand(node)[0].target is QUANTIZE_DYNAMIC
         handler = Sites._lower_dynamic_module if is_dynamic else _HANDLERS.get(kind)
         if handler is None:  # rule: LOW-01
-            raise Blocked("LOW-01: no row of the table")
+            raise Blocked("LOW-01: torch has no quantized op for it")
         subject = layer_of(self._module_of(node)) if node.op == "call_module" else node
         for test, reason in table.LIMITS.get(kind if subject is node else _plain_class_of(subject), ()):
             if test(subject):
@@ -227,7 +227,7 @@ class Sites:
         dtype, is_reduced = _read_dynamic_dtype(source)
         row = table.DYNAMIC_FUNCTIONS.get((node.target, dtype, weight.args[-1]))
         if row is None:
-            raise Blocked(f"LOW-01: no row of the table for {dtype} inputs and {weight.args[-1]} weights")
+            raise Blocked(f"LOW-01: torch has no quantized op for it of {dtype} inputs and {weight.args[-1]} weights")
         packed = self._pack(node, row, weight, arguments)
         relus = [user for user in node.users if self._kind_of(user) in table.DYNAMIC_RELUS]
         last, function = (relus[0], row.with_relu) if relus and len(node.users) == 1 else (node, row.plain)

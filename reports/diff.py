@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,6 +16,7 @@ from tabulate import tabulate
 
 from reports.results import Results
 from reports.schema import ClaimResult, Judged, Number
+from reports.selection import select_of_run
 from reports.text import cut_end, cut_middle, join_lines, spell_lsb
 from reports.verdicts import PASSING, Outcome
 
@@ -29,7 +30,7 @@ class Change(StrEnum):
     REGRESSED = "regressed"
     """Worse: the verdict, the error, the number of failing cases, or a waiver that was removed."""
     REMOVED = "removed"
-    """Only in the earlier run."""
+    """Only in the earlier run, though the later one was to run it."""
     ADDED = "added"
     """Only in the later run."""
     CHANGED = "changed"
@@ -90,13 +91,18 @@ class Differences:
 
 
 def compare_runs(old: Results, new: Results) -> Differences:
-    """Compare claims and models by ID. Runs may differ in versions, seed or machine; ``basis`` lists where."""
+    """Compare claims and models by ID. Runs may differ in versions, seed or machine; ``basis`` lists where.
+
+    What the later run was not to run, by its ``--claim`` or as a shard, is not compared; ``basis`` counts it.
+    """
     before, after = _index_by_id(old), _index_by_id(new)
+    asked = select_of_run(new.header, {*before, *after})
+    left_out = [before.pop(name) for name in list(before) if name not in asked and name not in after]
     rows = [_compare_rows(name, before.get(name), after.get(name)) for name in sorted({*before, *after})]
     order = list(Change)
     return Differences(
         rows=tuple(sorted(rows, key=lambda row: order.index(row.change))),
-        basis=tuple(_compare_headers(old, new)),
+        basis=(*_compare_headers(old, new), *_describe_left_out(left_out)),
         is_complete=new.outcome is not Outcome.INCOMPLETE,
     )
 
@@ -124,6 +130,11 @@ def _compare_headers(old: Results, new: Results) -> Iterator[str]:
         was, now = getattr(old.header, name), getattr(new.header, name)
         if was != now:
             yield join_lines(f"{name}: {str(was)[:60]} in the old run, {str(now)[:60]} in the new one")
+
+
+def _describe_left_out(rows: Sequence[Judged]) -> Iterator[str]:
+    if rows:
+        yield f"selection: {len(rows)} of the old run's claims and models are not compared: the new run left them out"
 
 
 def _compare_rows(name: str, old: Judged | None, new: Judged | None) -> Difference:

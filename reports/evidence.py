@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 OUTPUTS_SHOWN = 48
 VALUE_WIDTH = 160
-_SHOWN_ELSEWHERE = {"where", "expected", "found", "index", "qparams", "attribution", "float_ops", "worst"}
+_SHOWN_ELSEWHERE = {"where", "expected", "found", "index", "qparams", "attribution", "float_ops", "worst", "shared"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,13 @@ def spell_value(value: object) -> str:
         return text
     size = f"{len(value)} values" if isinstance(value, list) else f"{len(text)} characters"
     return f"{text[:VALUE_WIDTH]}… ({size})"
+
+
+def tabulate_values(values: Mapping[str, object]) -> Table:
+    """Make a table of measured values, a row for each."""
+    return Table(
+        columns=("property", "value"), rows=tuple((name, spell_value(value)) for name, value in values.items())
+    )
 
 
 GRAPHS = ("float model", "reference model", "lowered model")

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from reports.coverage import RuleRow, WaiverRow, collect_rules, collect_waivers, find_slowest
 from reports.diff import Differences, compare_runs
-from reports.evidence import Table, make_table
+from reports.evidence import Table, make_table, tabulate_values
 from reports.page import anchor, render_page
 from reports.plots import Plot, make_plots
 from reports.results import Results, leading_check
@@ -31,12 +31,16 @@ _OUTCOMES = ("error", "fail", "pass", "skip")  # the first that occurs at a stag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimView:
-    """A claim with everything that is shown about it; `column` is the D number of its dtype config."""
+    """A claim with everything that is shown about it; `column` is the D number of its dtype config.
+
+    ``fingerprints``: how its kernels compute, as tables by the subject of the measurement.
+    """
 
     claim: ClaimResult
     checks: tuple[Check, ...]
     anchor: str
     column: str
+    fingerprints: Mapping[str, Table] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -121,9 +125,14 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
     """Sort the results into the parts of the page."""
     columns = _number_configs(results)
     checks = results.checks_by_claim()
+    fingerprints = _group_by_claim(results.measurements)
     views = {
         claim.claim: ClaimView(
-            claim=claim, checks=checks[claim.claim], anchor=anchor(claim.claim), column=columns[claim.dtype_config]
+            claim=claim,
+            checks=checks[claim.claim],
+            anchor=anchor(claim.claim),
+            column=columns[claim.dtype_config],
+            fingerprints=fingerprints.get(claim.claim, {}),
         )
         for claim in results.claims
     }
@@ -193,6 +202,15 @@ def _make_matrix(views: Iterable[ClaimView]) -> dict[str, dict[str, tuple[ClaimV
         row = matrix.setdefault(view.claim.pattern, {})
         row[view.column] = (*row.get(view.column, ()), view)
     return matrix
+
+
+def _group_by_claim(measurements: Iterable[Measurement]) -> dict[str, dict[str, Table]]:
+    """Return the measurements that are about claims, as tables by their subjects, by the claims' IDs."""
+    groups: dict[str, dict[str, Table]] = {}
+    for row in measurements:
+        for name in row.claims:
+            groups.setdefault(name, {})[row.subject] = tabulate_values(row.values)
+    return groups
 
 
 def _group_by_topic(measurements: Iterable[Measurement]) -> dict[str, tuple[Mapping[str, object], ...]]:

@@ -55,6 +55,8 @@ class Evidence(TypedDict, total=False):
 
     where: Where
     """Case or comparison that shows the fault."""
+    shared: list[str]
+    """What all failing cases share and no passing one, such as ``groups > 1``; each alone tells them apart."""
     expected: list[Number]
     """Exact results at ``index``, in output steps, before rounding."""
     found: list[Number]
@@ -295,6 +297,8 @@ class ClaimResult(Judged):
     """Command that runs only this claim."""
     failing: int | None = 0
     """Number of cases and comparisons that do not pass; None: it varies from run to run."""
+    op: str = ""
+    """The op of the case that the deciding check shows, as Python; "" for a claim that passes, or if unknown."""
     decisions: list[dict[str, Scalar]] = field(default_factory=list)
     """Decision log of prepare, row by row."""
     graphs: dict[str, str] = field(default_factory=dict)
@@ -334,6 +338,8 @@ class Measurement:
     """The claim, op or model that was measured."""
     values: dict[str, Scalar]
     """Measured values, by name."""
+    claims: list[str] = field(default_factory=list)
+    """IDs of the claims whose kernels were measured, beside which the report shows the values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,8 @@ from reports.text import cut_end, cut_middle, join_lines, pluralize, spell_lsb
 from reports.verdicts import VERDICTS, Verdict
 
 WORST = 20
+SHORT = 48
+"""Most characters of what failing cases share that stand before the message."""
 _PROBLEM_COLUMNS = ("verdict", "stage", "rule", "LSB", "claim, and what is wrong")
 
 
@@ -77,6 +79,9 @@ def _render_failures(results: Results, width: int) -> str:
 def _make_failure_row(claim: ClaimResult, check: Check | None) -> tuple[str, ...]:
     stage, rule = (check.stage, check.rule) if check else ("-", "-")
     message = (check.message if check else "") or claim.reason
+    shared = check.evidence.get("shared") if check else None
+    if shared and len(shared[0]) <= SHORT:
+        message = f"only where {shared[0]}: {message}"
     cells = (claim.verdict, stage, rule, spell_lsb(claim.max_lsb), claim.claim, message)
     return tuple(join_lines(cell) for cell in cells)
 

@@ -16,10 +16,13 @@ import pytest
 
 from backends.discovery import SHIPPED, find_backend
 from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.limits import OWN_ARGUMENTS, list_arguments
 from conformance.machine.environment import read_detection_power
+from conformance.ops.table import OP_SAMPLES
 from conformance.run.expected import expected_path_of, read_expected
 from conformance.run.options import OPTIONS
 from conformance.stages.stage import STAGES
+from refimpl.patterns import leaf_name
 from reports.compare import render_board
 from reports.results import read_results
 from reports.verdicts import VERDICTS, Outcome
@@ -165,6 +168,23 @@ def test_the_page_of_options_is_what_help_says() -> None:
     if UPDATE:
         (ROOT / "docs" / "options.md").write_text(right, encoding="utf-8")
     assert page == right or UPDATE
+    assert start and end
+
+
+def test_the_page_of_limits_lists_the_ops_and_arguments_that_are_varied() -> None:
+    """``UPDATE_GOLDEN=1 pytest tests/test_documents.py -k limits`` writes the tables again."""
+    groups = dict[str, list[str]]()
+    for op, samples in OP_SAMPLES.items():
+        groups.setdefault(", ".join(f"`{name}`" for name in list_arguments(samples)), []).append(f"`{leaf_name(op)}`")
+    rows = ["| ops | arguments |", "|---|---|", *(f"| {', '.join(ops)} | {names} |" for names, ops in groups.items())]
+    rows += ["", "| argument | meaning |", "|---|---|"]
+    rows += [f"| `{name}` | {meaning} |" for name, meaning in OWN_ARGUMENTS.items()]
+    before, start, rest = DOCS["limits"].partition("<!-- limits -->\n")
+    _, end, after = rest.partition("<!-- end of limits -->")
+    right = f"{before}{start}" + "\n".join(rows) + f"\n{end}{after}"
+    if UPDATE:
+        (ROOT / "docs" / "limits.md").write_text(right, encoding="utf-8")
+    assert DOCS["limits"] == right or UPDATE
     assert start and end
 
 

@@ -17,6 +17,7 @@ PARSES = {
     "conformance/machine/messages.py": "addresses in what torch prints, which differ from run to run",
     "conformance/reproducers/script.py": "Python code that is written for a reader",
     "conformance/run/options.py": "a user's option, and a user's name as the name of a folder",
+    "conformance/stages/float_ops.py": "what a backend reports of an op in float",
     "refimpl/qconfig.py": "a user's regular expressions",
     "reports/schema.py": "any name as the name of a file",
     "reports/upgrade.py": "the dtype configs of results files of schema 1",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -37,8 +38,9 @@ class Case:
     """One float model for a claim: how to build it (its weights come from torch's generator), and its inputs.
 
     ``varied``: names of the arguments that are away from their defaults. ``variant``: the same with their values; cases
-    of one variant differ in their regime only. ``build`` takes nothing and returns a model whose forward takes the
-    inputs in order and holds the claim's pattern once. ``is_first``: it is the first case of its claim.
+    of one variant differ in their regime only. ``arguments``: those of the root op, as it gets them. ``build`` takes
+    nothing and returns a model whose forward takes the inputs in order and holds the claim's pattern once.
+    ``is_first``: it is the first case of its claim.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Case:
     regime: Regime
     varied: tuple[str, ...] = ()
     variant: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
     is_first: bool = False
 
     @property

@@ -122,7 +122,7 @@ def plan_pattern(claim: Claim) -> PatternPlan | str:
 
 
 def is_taken(limits: Mapping[str, Taken], is_trained_norm: bool, arguments: Arguments) -> bool:
-    """Tell whether arguments are within the backend's limits, and run in the float model.
+    """Tell whether arguments, as the op gets them, are within the backend's limits, and run in the float model.
 
     torch's QAT modules of a convolution and a batch norm take no word for the padding: they split it in letters.
     """

@@ -73,7 +73,10 @@ def plan_cases(
         plan = plan_pattern(claim)
         if isinstance(plan, str):
             return plan
-        cases = _assign_regimes(claim, list(_variants_of(plan, claim, capabilities)))
+        variants = list(_variants_of(plan, claim, capabilities))
+        if not variants:
+            return f"no case is within the limits that the backend declares of {leaf_name(plan.root)}"
+        cases = _assign_regimes(claim, variants)
         if has_prelude and kind is Kind.FIXED:
             cases = [_add_prelude(case) if number % 2 == 0 else case for number, case in enumerate(cases)]
     first, *others = choose_cases(cases, limit, share)
@@ -88,12 +91,12 @@ def _variants_of(plan: PatternPlan, claim: Claim, capabilities: Capabilities) ->
     limits = capabilities.limits.get(leaf_name(plan.root), {})
     is_trained_norm = plan.has_norm and (claim.flow == "qat" or plan.holds_qat)
     is_whole = plan.is_single_op or plan.root not in WEIGHTED
-    for varied, arguments in _list_op_variants(plan.root, whole=is_whole, known=plan.is_single_op):
-        if not is_taken(limits, is_trained_norm, arguments) or not plan.fits(arguments):
+    for varied, arguments, resolved in _list_op_variants(plan.root, whole=is_whole, known=plan.is_single_op):
+        if not is_taken(limits, is_trained_norm, resolved) or not plan.fits(arguments):
             continue
         name = ",".join(f"{key}={_spell(arguments[key])}" for key in varied) or "default"
         build, inputs = partial(plan.build, arguments), plan.samples.inputs(arguments)
-        case = partial(Case, build=build, regime=REGIMES[0])
+        case = partial(Case, build=build, regime=REGIMES[0], arguments=resolved)
         if not plan.has_second_input:
             yield case(name=name, inputs=inputs, varied=varied)
             continue
@@ -101,13 +104,19 @@ def _variants_of(plan: PatternPlan, claim: Claim, capabilities: Capabilities) ->
         yield case(name=name, inputs=(*inputs, Input(shape=shape)), varied=varied)
         if not varied:
             broadcast = Input(shape=(1, shape[1], *[1] * (len(shape) - 2)))
-            yield case(name="broadcast", inputs=(*inputs, broadcast), varied=("second",))
+            more = {**resolved, "second": "broadcast"}
+            yield case(name="broadcast", inputs=(*inputs, broadcast), varied=("second",), arguments=more)
+
+
+_Variant = tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]
+"""The names of the arguments away from their base; all arguments; these as the op gets them."""
 
 
 @cache
-def _list_op_variants(root: Any, *, whole: bool, known: bool) -> tuple[tuple[tuple[str, ...], dict[str, Any]], ...]:
+def _list_op_variants(root: Any, *, whole: bool, known: bool) -> tuple[_Variant, ...]:
     """List the variants of an op, once for all patterns that have it."""
-    return tuple(OP_SAMPLES[root].variants(whole=whole, known=known))
+    samples = OP_SAMPLES[root]
+    return tuple((*variant, samples.resolve(variant[1])) for variant in samples.variants(whole=whole, known=known))
 
 
 def _spell(value: Any) -> str:
@@ -117,7 +126,8 @@ def _spell(value: Any) -> str:
 
 def _add_prelude(case: Case) -> Case:
     name, variant = (f"{text} behind an identity" for text in (case.name, case.variant))
-    return replace(case, name=name, variant=variant, build=lambda: Preluded(case.build()))
+    arguments = {**case.arguments, "behind an identity": True}
+    return replace(case, name=name, variant=variant, arguments=arguments, build=lambda: Preluded(case.build()))
 
 
 # -- regimes ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,10 @@
 """Unclaimed support: dtype configs that a backend runs correctly for a pattern, though its config does not say so.
 
 Where dtypes that other entries of the config claim also work for a pattern without such a claim, the vendor may add it.
-Measured, not judged: ``jobs`` gives one job for each pattern, for the full and the stress profile.
+Measured, not judged: ``jobs`` gives one job for each pattern, for the full and the stress profile. Only what is worth
+claiming is reported (docs/reports.md, "Unclaimed support"): a choice of dtypes that is not claimed for the pattern,
+under whatever bounds; that the op at the root has, if the pattern is more than this op; and with which every case that
+is tried is VERIFIED and executes quantized, by the backend's own report.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from backends.base import Backend, Capabilities, Execution
 from conformance.claims.claim import dtype_config_text, enumerate_claims, has_weight
 from conformance.claims.effort import Effort
 from conformance.claims.qconfigs import Kind, kind_of
+from conformance.claims.quick import Share
 from conformance.ops.fused_modules import root_of
 from conformance.pipeline.claim_run import run_claim
 from conformance.pipeline.job import Job, measuring_job
@@ -28,14 +32,9 @@ from refimpl.patterns import leaves, pattern_name
 from reports.schema import Check, Measurement
 from reports.verdicts import Verdict
 
-_HOW = {
-    Verdict.VERIFIED: "runs correctly",
-    Verdict.QUALITY: "runs, not correctly rounded",
-    Verdict.FALLBACK: "runs in float",
-    Verdict.UNEXERCISED: "not tried",
-}
-_MOST = 200
-"""The number of characters of a message that are shown."""
+_FIRST = Effort(cases=1, directed=3, further=3, random=0)
+_FURTHER = Effort(cases=8, directed=3, further=3, random=0)
+"""The case that decides whether more are tried, and these."""
 
 
 def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tuple[Job, ...]:
@@ -48,7 +47,8 @@ def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tup
         for dtypes in entry.dtype_configs:
             if kind_of(dtypes) not in (Kind.FIXED, Kind.OTHER):  # fixed qparams belong to their op
                 claimed[_family_of(entry)].setdefault(_choice_of(entry, dtypes), dtypes)
-    candidates = [(entry, _find_candidates(entry, claimed[_family_of(entry)])) for entry in config.configs]
+    of_ops = {entry.normal_pattern: _choices_of(entry) for entry in config.configs}
+    candidates = [(entry, _find_candidates(entry, claimed[_family_of(entry)], of_ops)) for entry in config.configs]
     return tuple(
         measuring_job("unclaimed", pattern_name(entry.normal_pattern), partial(_measure, entry, dtypes))
         for entry, dtypes in candidates
@@ -56,10 +56,22 @@ def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tup
     )
 
 
-def _find_candidates(entry: BackendPatternConfig, claimed: Mapping[object, DTypeConfig]) -> tuple[DTypeConfig, ...]:
-    """The dtype configs, one of each choice of dtypes, that an entry does not have, whatever their bounds."""
-    known = {_choice_of(entry, dtypes) for dtypes in entry.dtype_configs}
-    return tuple(dtypes for choice, dtypes in claimed.items() if choice not in known)
+def _find_candidates(
+    entry: BackendPatternConfig, claimed: Mapping[object, DTypeConfig], of_ops: Mapping[Any, frozenset[object]]
+) -> tuple[DTypeConfig, ...]:
+    """The dtype configs, one of each choice of dtypes, that an entry does not have and the op at its root has.
+
+    An op alone may get any; so may a pattern whose root has no entry of its own.
+    """
+    root = root_of(next(leaves(entry.normal_pattern)))
+    known = _choices_of(entry)
+    is_op = entry.normal_pattern == root
+    allowed = claimed.keys() if is_op else of_ops.get(root, claimed.keys())
+    return tuple(dtypes for choice, dtypes in claimed.items() if choice in allowed and choice not in known)
+
+
+def _choices_of(entry: BackendPatternConfig) -> frozenset[object]:
+    return frozenset(_choice_of(entry, dtypes) for dtypes in entry.dtype_configs)
 
 
 def _family_of(entry: BackendPatternConfig) -> tuple[bool, ...]:
@@ -75,39 +87,37 @@ def _choice_of(entry: BackendPatternConfig, dtypes: DTypeConfig) -> object:
 
 
 def _measure(entry: BackendPatternConfig, dtypes: tuple[DTypeConfig, ...], bench: Bench) -> Iterator[Measurement]:
-    """Try each dtype config on the pattern, with one case; yield one measurement."""
-    values: dict[str, Any] = {dtype_config_text(each): _try(entry, each, bench) for each in dtypes}
-    yield Measurement(topic="unclaimed", subject=pattern_name(entry.normal_pattern), values=values)
+    """Try each dtype config on the pattern; yield a measurement of those that are worth claiming, if any are."""
+    tried = {dtype_config_text(each): _try(entry, each, bench) for each in dtypes}
+    if worth := {name: text for name, text in tried.items() if text}:
+        yield Measurement(topic="unclaimed", subject=pattern_name(entry.normal_pattern), values=dict(worth))
 
 
 def _try(entry: BackendPatternConfig, dtypes: DTypeConfig, bench: Bench) -> str:
-    """Take the claim that is not made through the stages, up to its numbers; describe the outcome."""
-    config = bench.config
-    entries = [*restrict_functions(config, dtypes), *restrict_modules(config, dtypes), restrict(entry, dtypes)]
-    config = BackendConfig("unclaimed").set_backend_pattern_configs(entries)
-    own = Bench(_Claiming(bench.backend, config), seed=bench.seed, profile="quick")
-    own.effort = Effort(cases=1, directed=3, further=3, random=0)
-    claims = enumerate_claims(config, own.capabilities)
-    claim = next(each for each in claims if each.entry.normal_pattern == entry.normal_pattern)
-    checks = (message for message in run_claim(own, claim) if isinstance(message, Check))
-    return _describe(next(check for check in checks if check.outcome != "pass" or check.stage == "numerics"))
-
-
-def _describe(check: Check) -> str:
-    """Describe the outcome by the check that ended it: the first that did not pass, or that of its numbers."""
-    text = " ".join(check.message.split())[:_MOST]
-    if check.verdict is Verdict.REFUTED:
-        return f"wrong: {text}" if check.stage == "numerics" and check.rule != "LOW-01" else f"refused: {text}"
-    if check.evidence.get("float_ops"):  # the message says itself that these run in float
-        return text
-    return f"{_HOW[check.verdict]}: {text}" if text else _HOW[check.verdict]
+    """Take the claim that is not made through the stages, with one case and then with more; "" if one does not pass."""
+    restricted = [*restrict_functions(bench.config, dtypes), *restrict_modules(bench.config, dtypes)]
+    config = BackendConfig("unclaimed").set_backend_pattern_configs([*restricted, restrict(entry, dtypes)])
+    cases: int | None = None
+    for effort in (_FIRST, _FURTHER):
+        claiming = _Claiming(bench.backend, config)
+        own = Bench(claiming, seed=bench.seed, profile="quick")
+        own.effort = effort
+        claims = enumerate_claims(config, own.capabilities)
+        claim = next(each for each in claims if each.entry.normal_pattern == entry.normal_pattern)
+        own.shares = {claim.id: Share()}  # the others of this op are not tried: all cases are this claim's
+        checks = [message for message in run_claim(own, claim) if isinstance(message, Check)]
+        if any(check.verdict is not Verdict.VERIFIED for check in checks) or not claiming.is_shown:
+            return ""
+        cases = next(check.cases for check in checks if check.stage == "execution")
+    return f"executes quantized and correctly in {cases} cases"
 
 
 class _Claiming(Backend):
-    """A backend under another config than its own."""
+    """A backend under another config than its own. ``is_shown``: its reports so far say what every model executes."""
 
     def __init__(self, backend: Backend, config: BackendConfig) -> None:
         self._backend, self._config = backend, config
+        self.is_shown = True
         self.name, self.representation, self.engine = backend.name, backend.representation, backend.engine
 
     def backend_config(self) -> BackendConfig:
@@ -117,7 +127,9 @@ class _Claiming(Backend):
         return self._backend.lower(reference_model, example_inputs)
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
-        return self._backend.execution(lowered)
+        execution = self._backend.execution(lowered)
+        self.is_shown &= execution is not None
+        return execution
 
     def capabilities(self) -> Capabilities:
         return self._backend.capabilities()

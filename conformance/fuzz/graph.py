@@ -262,6 +262,8 @@ class Drawing:
             return
         taken, ops = self.choose(list(places)), self.patterns[pattern]
         inputs, arguments = self._complete(ops[0], taken, self.choose(places[taken]))
+        if not self._is_taken(ops, OP_SAMPLES[ops[0]].resolve(arguments)):
+            return
         call = DrawnCall(
             name=f"v{len(self.calls)}", pattern=pattern, ops=tuple(map(leaf_name, ops)), inputs=inputs,
             arguments=arguments,
@@ -279,15 +281,18 @@ class Drawing:
     def _list_options(self, pattern: str, shape: Shape) -> list[dict[str, Any]]:
         """Return the samples that fit and that the backend takes; a norm after a linear layer takes two axes."""
         ops = self.patterns[pattern]
-        root, is_normed = ops[0], any(map(is_norm, ops))
-        limits = self.capabilities.limits.get(leaf_name(root), {})
-        if is_normed and root is nn.Linear and len(shape) != 2:
+        root = ops[0]
+        if any(map(is_norm, ops)) and root is nn.Linear and len(shape) != 2:
             return []
         return [
             each for each in options_for(root, shape)
-            if is_taken(limits, self.is_trained and is_normed, each)
+            if self._is_taken(ops, each)
             and (self.has_numbers or isinstance(each.get("other", ""), str))
         ]  # fmt: skip
+
+    def _is_taken(self, ops: Sequence[Any], arguments: Arguments) -> bool:
+        limits = self.capabilities.limits.get(leaf_name(ops[0]), {})
+        return is_taken(limits, self.is_trained and any(map(is_norm, ops)), arguments)
 
     def _complete(self, root: Any, name: str, option: Arguments) -> tuple[tuple[str, ...], dict[str, Any]]:
         """Choose what an option leaves open: other operands, channels."""

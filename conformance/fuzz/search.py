@@ -39,7 +39,8 @@ from conformance.machine import isolation
 from conformance.machine.messages import Begin
 from conformance.oracle.grids import placeholder_grids
 from conformance.pipeline.job import Job
-from conformance.reproducers.script import Failure, NoScriptError, script_of
+from conformance.reproducers.script import Failure, script_of
+from conformance.reproducers.spelling import NoScriptError
 from conformance.reproducers.standalone import fails_standalone
 from conformance.stages.bench import Bench
 from conformance.stages.meaning import tensors_of

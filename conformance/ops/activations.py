@@ -136,6 +136,7 @@ def _sample_channel_norm(rank: int, *, is_batch: bool) -> OpSamples:
         inputs=lambda a: (Input(shape=a["shape"][1:] if a.get("_unbatched") else a["shape"]),),
         step=lambda op, a: _set_parameters(op(a["shape"][1], **{name: a[name] for name in tuple(varied)[:4]})),
         is_valid=partial(_has_few_rare, common, rare),
+        derived=lambda a: {"num_features": a["shape"][1]},
     )
 
 
@@ -151,6 +152,10 @@ _LAYERS: dict[str, Any] = {
 def _has_axes(a: Arguments) -> bool:
     has_bias = a["bias"] or a.get("elementwise_affine", True)
     return bool(has_bias) and a["_axes"] <= len(a["shape"])
+
+
+def _derive_axes(a: Arguments) -> Arguments:
+    return {"normalized_shape": a["shape"][-a["_axes"] :]}
 
 
 def _build_layer_norm(op: Any, a: Arguments) -> Step:
@@ -190,9 +195,12 @@ _PARAMETERS: dict[str, Any] = {
 }  # fmt: skip
 _NORMALISATIONS: dict[Any, OpSamples] = {
     nn.LayerNorm: OpSamples(
-        arguments={**_LAYERS, "elementwise_affine": (True, False), **PLACES}, step=_build_layer_norm, is_valid=_has_axes
+        arguments={**_LAYERS, "elementwise_affine": (True, False), **PLACES}, step=_build_layer_norm,
+        is_valid=_has_axes, derived=_derive_axes,
     ),
-    F.layer_norm: OpSamples(arguments=_LAYERS | _PARAMETERS, step=_call_layer_norm, is_valid=_has_axes),
+    F.layer_norm: OpSamples(
+        arguments=_LAYERS | _PARAMETERS, step=_call_layer_norm, is_valid=_has_axes, derived=_derive_axes
+    ),
     F.group_norm: OpSamples(
         arguments={
             **_PARAMETERS, "num_groups": (2, 1, 8),

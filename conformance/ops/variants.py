@@ -34,7 +34,8 @@ class OpSamples:
     ``step``: the op with them, as one step of a pattern. ``is_valid``: whether arguments go together. ``kernels``:
     arguments for which engines have kernels of their own, and the names of those that are tried two at a time with
     these too. ``known``: changes of the base for ops as known networks have them, or for another size; tried only where
-    the op is the whole pattern.
+    the op is the whole pattern. ``derived``: arguments of the op that follow from the others, such as groups from
+    ``shape``.
     """
 
     arguments: Mapping[str, tuple[Any, ...] | Fixed]
@@ -45,6 +46,11 @@ class OpSamples:
     is_valid: Callable[[Arguments], bool] = field(default=lambda arguments: True)
     kernels: tuple[tuple[Arguments, tuple[str, ...]], ...] = ()
     known: tuple[Arguments, ...] = ()
+    derived: Callable[[Arguments], Arguments] = field(default=lambda arguments: {})
+
+    def resolve(self, arguments: Arguments) -> dict[str, Any]:
+        """Return the arguments as the op gets them, with those that follow from others."""
+        return {**arguments, **self.derived(arguments)}
 
     def base(self) -> dict[str, Any]:
         """Return the first value of every argument."""

@@ -210,6 +210,14 @@ def _resolve(arguments: Arguments) -> Arguments:
     return {**arguments, "shape": layer, **geometry}
 
 
+def _derive_channels(arguments: Arguments) -> Arguments:
+    """What shape and a known network's layer say of a convolution."""
+    a = _resolve(arguments)
+    layer = a["shape"]
+    channels = {"in_channels": layer.c_in, "out_channels": layer.c_out, "groups": layer.groups}
+    return {**a, **channels}
+
+
 def _make_image(rank: int, arguments: Arguments) -> tuple[Input, ...]:
     layer, network = _resolve(arguments)["shape"], arguments["_network"]
     batch = () if arguments["_unbatched"] else (layer.batch,)
@@ -278,7 +286,7 @@ def _sample_convolutions() -> dict[Any, OpSamples]:
             samples[op] = OpSamples(
                 arguments=arguments, inputs=partial(_make_image, rank), step=partial(step, rank),
                 is_valid=partial(_go_together, base), kernels=(({"shape": DEPTHWISE}, _GEOMETRY),),
-                known=_list_known(rank, is_transposed="output_padding" in arguments),
+                known=_list_known(rank, is_transposed="output_padding" in arguments), derived=_derive_channels,
             )  # fmt: skip
     return samples
 
@@ -313,6 +321,10 @@ def _is_valid_linear(arguments: Arguments) -> bool:
     return bool(are_at_base) or not arguments["_unbatched"]
 
 
+def _derive_features(arguments: Arguments) -> Arguments:
+    return {"in_features": arguments["shape"].c_in, "out_features": arguments["shape"].c_out}
+
+
 def _build_linear(op: Any, a: Arguments) -> Step:
     """A module or a function, with its weight and bias."""
     layer = a["shape"]
@@ -321,7 +333,9 @@ def _build_linear(op: Any, a: Arguments) -> Step:
     return Step(op=op, parameters=(weight, bias)) if module is None else _set_parameters(module, weight, bias)
 
 
-_sample_linear = partial(OpSamples, inputs=_make_rows, step=_build_linear, is_valid=_is_valid_linear, known=_LARGE)
+_sample_linear = partial(
+    OpSamples, inputs=_make_rows, step=_build_linear, is_valid=_is_valid_linear, known=_LARGE, derived=_derive_features
+)
 OP_SAMPLES: dict[Any, OpSamples] = {
     nn.Linear: _sample_linear(arguments={**_LINEAR, "in_features": _FEATURES, "out_features": _FEATURES, **PLACES}),
     F.linear: _sample_linear(arguments={**_LINEAR, "input": TENSOR, "weight": TENSOR}),

@@ -187,13 +187,18 @@ class ClaimRun:
             yield check
 
 
+def find_case(bench: Bench, claim: Claim, where: Where) -> Case:
+    """Find a case of a claim (else its first one). Raises StageError if the suite cannot build the claim's cases."""
+    cases = plan_claim(bench, claim)
+    return next((case for case in cases if case.name == where.case), cases[0])
+
+
 def rebuild(bench: Bench, claim: Claim, where: Where) -> ReferenceCase:
     """Take a case of a claim (else its first one) to its reference model and inputs again, as they were in the run.
 
     Raises StageError for what the flow refuses.
     """
-    cases = plan_claim(bench, claim)
-    case = next((case for case in cases if case.name == where.case), cases[0])
+    case = find_case(bench, claim, where)
     result: Any = case
     for stage in (FuseStage(bench, claim), PrepareStage(bench, claim), ConvertStage(bench, claim)):
         stage.seed(case)

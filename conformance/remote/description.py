@@ -10,6 +10,7 @@ from typing import Any
 from backends.base import Backend, Capabilities, Representation, Taken
 from backends.discovery import describe_error
 from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.limits import LimitsError, check_limits
 from conformance.claims.registry import registered_for
 from conformance.ops.table import OP_SAMPLES
 from conformance.remote.config_data import ConfigDataError, config_from_data, config_to_data, has_own_code
@@ -67,6 +68,10 @@ def describe(backend: Backend) -> dict[str, Any]:
     if not isinstance(capabilities, Capabilities):
         raise DescriptionError(f"capabilities() returned {capabilities!r}; return a backends.base.Capabilities")
     try:
+        check_limits(capabilities.limits)
+    except LimitsError as error:
+        raise DescriptionError(str(error)) from error
+    try:
         config = as_backend_config(raw)
         claims = enumerate_claims(config, capabilities)
     except Exception as error:
@@ -119,7 +124,7 @@ def _values_of(op: str, argument: str) -> Iterator[Any]:
         if leaf_name(root) != op:
             continue
         for _, arguments in samples.variants(whole=True, known=True):
-            value = arguments.get(argument, seen)
+            value = samples.resolve(arguments).get(argument, seen)
             if value is not seen and not any(type(value) is type(other) and value == other for other in seen):
                 seen.append(value)
     yield from seen

@@ -11,13 +11,17 @@ from dataclasses import replace
 
 from backends.discovery import describe_error
 from conformance.claims.claim import Claim
+from conformance.claims.traits import own_modules_of
 from conformance.oracle.grids import NoOracleError
-from conformance.pipeline.claim_run import rebuild
+from conformance.pipeline.claim_run import find_case, rebuild
 from conformance.pipeline.graph_text import graphs_of
-from conformance.reproducers.script import Failure, NoScriptError, script_of
+from conformance.reproducers.script import Failure, script_of
+from conformance.reproducers.spelling import NoScriptError, spell_pattern
 from conformance.stages.bench import Bench
 from conformance.stages.convert import ReferenceCase
+from conformance.stages.fuse import FUSES_NOTHING
 from conformance.stages.stage import StageError
+from refimpl.fuse import trace_and_fuse
 from reports.results import leading_check
 from reports.schema import Check, ClaimResult, Where
 from reports.verdicts import Verdict
@@ -29,7 +33,7 @@ UNSAFE = frozenset({"config", "fuse", "prepare", "convert"})
 
 
 def with_reproducer(bench: Bench, claim: Claim, result: ClaimResult, checks: Sequence[Check]) -> ClaimResult:
-    """Return a failing claim's result with a script and graphs.
+    """Return a failing claim's result with the op of the case that is shown, a script and graphs.
 
     There is a script if the fault shows in one run of the lowered model; if none can be written, a comment says why.
     Nothing that fails here costs the claim its verdict.
@@ -37,11 +41,13 @@ def with_reproducer(bench: Bench, claim: Claim, result: ClaimResult, checks: Seq
     lead = leading_check(checks)
     if lead is None or (lead.verdict in (Verdict.CRASHED, Verdict.TIMEOUT) and lead.stage in UNSAFE):
         return result
+    where = lead.evidence.get("where", Where())
+    result = replace(result, op=spell_op(bench, claim, where)) if where.case else result
     needs_script = lead.stage in SCRIPTED and lead.failed
     if result.graphs and not needs_script:
         return result
     try:
-        reference = rebuild(bench, claim, lead.evidence.get("where", Where()))
+        reference = rebuild(bench, claim, where)
         if not result.graphs:
             result = replace(result, graphs=graphs_of(claim, (reference.prepared.built, reference)))
         return replace(result, script=_write_script(bench, lead, reference)) if needs_script else result
@@ -50,6 +56,15 @@ def with_reproducer(bench: Bench, claim: Claim, result: ClaimResult, checks: Seq
     except Exception as error:
         reason = f"a bug of the suite: {describe_error(error)}"
     return replace(result, script=f"# no script: {reason}\n") if needs_script else result
+
+
+def spell_op(bench: Bench, claim: Claim, where: Where) -> str:
+    """Spell the pattern of a case as Python; "" for a model that cannot be built or traced."""
+    try:
+        model = trace_and_fuse(find_case(bench, claim, where).build(), FUSES_NOTHING, leaves=own_modules_of(claim))
+        return spell_pattern(model)
+    except Exception:  # the stages report faults; an op that is not shown costs no verdict
+        return ""
 
 
 def _write_script(bench: Bench, check: Check, reference: ReferenceCase) -> str:

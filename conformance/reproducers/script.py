@@ -1,13 +1,14 @@
 """Scripts: a failing reference model, its input and its fault, as a file that needs only torch and the backend.
 
 A vendor can run and change such a file without the suite. Modules are written as constructors with their weights,
-quantized ones as their integers, inputs as the integers of their grid, and exact results as numbers. (NUM-03)
+quantized ones as their integers, inputs as the integers of their grid, and exact results as numbers (NUM-03). A
+vendor's own modules are imported from the vendor's package; those that a constructor does not make again are pickled.
 """
 
 from __future__ import annotations
 
 import base64
-import inspect
+import pickle
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -15,18 +16,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.ao.nn.quantized.reference as nnqr
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from backends.discovery import describe_error
 from conformance.claims.inputs import Batch
 from conformance.oracle.dynamic import find_dynamic_range
 from conformance.oracle.evaluate import Exact, Walk
 from conformance.oracle.grids import Grid, placeholder_grids
+from conformance.reproducers.spelling import (
+    NoScriptError,
+    check_importable,
+    flatten,
+    is_own,
+    is_reference,
+    name_class,
+    spell,
+    spell_call,
+    spell_constructor,
+    spell_own_constructor,
+)
 from conformance.stages.bench import Bench
 from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.patterns import leaf_name
 from refimpl.tracing import attribute_of
 from reports.schema import Check, Where
 from reports.verdicts import Verdict
@@ -36,21 +47,28 @@ PACKED = 32
 """Tensors of more elements than this are written as encoded text."""
 HANG = 20
 """Seconds after which the script of a timeout gives up."""
-_PACK = (
-    "def packed(text: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:",
-    "    return torch.frombuffer(bytearray(base64.b85decode(text)), dtype=dtype).reshape(shape)",
-    "",
-)
+_UNPACKERS = {
+    "packed(": (
+        "def packed(text: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:",
+        "    return torch.frombuffer(bytearray(base64.b85decode(text)), dtype=dtype).reshape(shape)",
+        "",
+    ),
+    "unpickled(": (
+        "def unpickled(text: str) -> nn.Module:",
+        "    return pickle.loads(base64.b85decode(text))",
+        "",
+    ),
+}
 _IMPORTS = {
     "base64.": "import base64",
     "faulthandler.": "import faulthandler",
     "operator.": "import operator",
+    "pickle.": "import pickle",
     "nni.": "import torch.ao.nn.intrinsic as nni",
     "nnqr.": "import torch.ao.nn.quantized.reference as nnqr",
     "torch.ops.quantized_decomposed": "import torch.ao.quantization.fx._decomposed  # registers the ops",
     "F.": "import torch.nn.functional as F",
 }
-_MODULES = {nn: "nn", torch.ao.nn.intrinsic: "nni"}
 _DOOR = "from backends.discovery import find_backend"
 _LEAVES = (
     "class Leaves(torch.fx.Tracer):",
@@ -61,17 +79,12 @@ _LEAVES = (
 )
 _ENDS = "Needs torch and the backend alone; ends with status 0 once the fault is gone."
 _STATEFUL = ("get_attr", "call_module")
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _REPEATED = (
     "for _ in range(100):",
     "    again = lowered(*(value.clone() for value in inputs))",
     "    repeated = [again] if isinstance(again, torch.Tensor) else list(again)",
     '    assert all(map(torch.equal, outputs, repeated)), f"{outputs}, and then {repeated}"',
 )
-
-
-class NoScriptError(Exception):
-    """No script can be written; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +97,7 @@ class Failure:
 
 
 def script_of(failure: Failure, bench: Bench, *, name: str, message: str) -> str:
-    """Write the script of a failure. Raises NoScriptError for a module that has no plain constructor."""
+    """Write the script of a failure. Raises NoScriptError for a module that can be neither constructed nor pickled."""
     model = failure.model
     body = [
         "class Reference(nn.Module):",
@@ -98,12 +111,13 @@ def script_of(failure: Failure, bench: Bench, *, name: str, message: str) -> str
         *_LEAVES,
         f"inputs = ({', '.join(_spell_inputs(failure))},)",
         f"backend = find_backend({bench.spec!r})",
+        *(f"import {home}  # find_backend has made it importable" for home in _find_homes(model)),
         "model = Reference().eval()",
         "lowered = backend.lower(torch.fx.GraphModule(model, Leaves().trace(model)), inputs)",
         *_write_assertions(failure, bench),
     ]
     text = "\n".join(line for long in body for line in _wrap(long))
-    packing = "\n".join(_PACK) + "\n\n" if "packed(" in text else ""
+    packing = "".join("\n".join(lines) + "\n\n" for mark, lines in _UNPACKERS.items() if mark in text)
     imports = [line for mark, line in _IMPORTS.items() if re.search(rf"(?<![\w.]){re.escape(mark)}", packing + text)]
     plain = "\n".join([*sorted(imports, key=lambda line: "torch" in line), "import torch", "from torch import nn"])
     return f"{_write_heading(bench, name, message)}\n{plain}\n\n{_DOOR}\n\n\n{packing}{text}\n"
@@ -134,7 +148,7 @@ def _wrap(line: str) -> Iterator[str]:
 def _write_state(model: GraphModule) -> Iterator[str]:
     """Yield lines that make the modules and tensors that the graph names; qparams two by two."""
     targets = {op: list(dict.fromkeys(node.target for node in model.graph.nodes if node.op == op)) for op in _STATEFUL}
-    tensors = {f"self.{_flatten(target)}": attribute_of(model, target) for target in targets["get_attr"]}
+    tensors = {f"self.{flatten(target)}": attribute_of(model, target) for target in targets["get_attr"]}
     if strange := [name for name, value in tensors.items() if not isinstance(value, Tensor)]:
         raise NoScriptError(f"the attribute {strange[0]} is a {type(tensors[strange[0]]).__name__}")
     qparams = [name for name, value in tensors.items() if not value.dim()]
@@ -147,63 +161,68 @@ def _write_state(model: GraphModule) -> Iterator[str]:
         elif value.dim():
             yield f"{name} = {_spell_tensor(value)}"
     for target in targets["call_module"]:
-        yield from _write_module(f"self.{_flatten(target)}", model.get_submodule(target))
-
-
-def _flatten(target: str) -> str:
-    return target.replace(".", "_")
+        yield from _write_module(f"self.{flatten(target)}", model.get_submodule(target))
 
 
 def _write_module(target: str, module: nn.Module) -> Iterator[str]:
     """Yield lines that make one module, with its state."""
-    if isinstance(module, nn.Sequential):
+    if is_own(type(module)):
+        yield from _write_own(target, module)
+    elif isinstance(module, nn.Sequential) and not any(is_own(type(part)) for part in module.children()):
         parts = list(module.children())
-        yield f"{target} = {_spell_class(type(module))}({', '.join(_spell_constructor(part) for part in parts)})"
+        yield f"{target} = {name_class(module)}({', '.join(spell_constructor(part) for part in parts)})"
         for number, part in enumerate(parts):
-            if _is_reference(part):
+            if is_reference(part):
                 yield from _write_quantized(f"{target}[{number}]", part, f"{target}[{number}]")
-    elif _is_reference(module):
-        yield from _write_quantized(target, module, _spell_constructor(module))
+            else:
+                yield from _write_values(f"{target}[{number}]", part)
+    elif is_reference(module):
+        yield from _write_quantized(target, module, spell_constructor(module))
+    elif isinstance(module, nn.Sequential):
+        yield from _write_pickled(target, module)
     else:
-        yield f"{target} = {_spell_constructor(module)}"
-        for name, value in module.state_dict().items():
-            if value.is_floating_point():
-                yield f"{target}.{name}.data = {_spell_tensor(value)}"
+        yield f"{target} = {spell_constructor(module)}"
+        yield from _write_values(target, module)
 
 
-def _is_reference(module: nn.Module) -> bool:
-    return type(module).__module__.startswith(nnqr.__name__)
+def _write_values(target: str, module: nn.Module) -> Iterator[str]:
+    """Yield lines that set a module's floating-point parameters and buffers."""
+    for name, value in module.state_dict().items():
+        if value.is_floating_point():
+            yield f"{target}.{name}.data = {_spell_tensor(value)}"
 
 
-def _spell_class(kind: type) -> str:
-    space = next((name for space, name in _MODULES.items() if hasattr(space, kind.__name__)), None)
-    if space is None:
-        raise NoScriptError(f"{kind.__name__} is no module of torch.nn")
-    return f"{space}.{kind.__name__}"
+def _write_own(target: str, module: nn.Module) -> Iterator[str]:
+    """Yield lines that make a vendor's own module: by its constructor where that shows how, else unpickled."""
+    check_importable(type(module))
+    constructor = spell_own_constructor(module)
+    if constructor is None or not all(name.replace(".", "").isidentifier() for name in _state_names(module)):
+        yield from _write_pickled(target, module)
+    else:
+        yield f"{target} = {constructor}"
+        yield from _write_values(target, module)
 
 
-def _spell_constructor(module: nn.Module) -> str:
-    """Spell the call of a module's constructor; for a reference module, that of its float class."""
-    kind = getattr(nn, type(module).__name__, type(module))
-    words = []
-    for name, parameter in list(inspect.signature(kind.__init__).parameters.items())[1:]:
-        default, value = parameter.default, _argument_of(module, name)
-        if value is inspect.Parameter.empty or parameter.kind not in _NAMED or _is_default(value, default):
-            continue
-        words.append(repr(value) if default is inspect.Parameter.empty else f"{name}={value!r}")
-    return f"{_spell_class(kind)}({', '.join(words)})"
+def _state_names(module: nn.Module) -> Iterator[str]:
+    for name in module.state_dict():
+        yield from name.split(".")
 
 
-def _argument_of(module: nn.Module, name: str) -> Any:
-    """Return the constructor argument that a module holds; for a bias, whether it has one."""
-    value = getattr(module, name, inspect.Parameter.empty)
-    if name == "bias":
-        return value is not None or getattr(module, "weight", None) is None
-    return tuple(value) if isinstance(value, (tuple, list)) else value
+def _write_pickled(target: str, module: nn.Module) -> Iterator[str]:
+    try:
+        content = pickle.dumps(module)
+    except Exception as error:  # whatever a vendor's own class raises
+        raise NoScriptError(f"{name_class(module)} cannot be pickled: {describe_error(error)}") from error
+    yield f"{target} = unpickled({_spell_bytes(content)})"
 
 
-def _is_default(value: Any, default: Any) -> bool:
-    return bool(value == default or (isinstance(value, tuple) and value == (default,) * len(value)))
+def _find_homes(model: GraphModule) -> list[str]:
+    """Return the modules that a script imports for a vendor's own classes and functions. Raises NoScriptError."""
+    called = {node.target for node in model.graph.nodes if node.op == "call_function"}
+    own = [value for value in (*called, *map(type, model.modules())) if is_own(value) and value is not type(model)]
+    for value in own:
+        check_importable(value)
+    return sorted({value.__module__ for value in own})
 
 
 def _write_quantized(target: str, module: Any, constructor: str) -> Iterator[str]:
@@ -242,10 +261,14 @@ def _spell_tensor(value: Tensor, dtype: torch.dtype | None = None) -> str:
     suffix = {torch.float32: "", torch.int64: ""}.get(dtype or value.dtype, f", dtype={dtype or value.dtype}")
     if value.numel() <= PACKED:
         return f"torch.tensor({_spell_nested(value)}{suffix})"
-    text = base64.b85encode(bytes(value.contiguous().flatten().view(torch.uint8).tolist())).decode()
-    chunks = " ".join(f'"{text[start : start + 90]}"' for start in range(0, len(text), 90))
+    chunks = _spell_bytes(bytes(value.contiguous().flatten().view(torch.uint8).tolist()))
     sizes = "".join(f", {size}" for size in value.shape)
     return f"packed({chunks}, {value.dtype}{sizes}){'.long()' if dtype is torch.int64 else ''}"
+
+
+def _spell_bytes(value: bytes) -> str:
+    text = base64.b85encode(value).decode()
+    return " ".join(f'"{text[start : start + 80]}"' for start in range(0, len(text), 80))
 
 
 def _spell_nested(value: Tensor) -> str:
@@ -264,11 +287,11 @@ def _write_forward(model: GraphModule) -> Iterator[str]:
     yield f"def forward(self, {', '.join(inputs)}):"
     for node in model.graph.nodes:
         if node.op == "output":
-            yield f"    return {_spell(node.args[0], names)}"
+            yield f"    return {spell(node.args[0], names)}"
         elif is_quantize(node) and [user.target for user in node.users] == ["dequantize"]:
-            names[node] = _spell_call(node, names)  # where the method is called
+            names[node] = spell_call(node, names)  # where the method is called
         elif node.op not in ("placeholder", "get_attr"):
-            yield f"    {names[node]} = {_spell_call(node, names)}"
+            yield f"    {names[node]} = {spell_call(node, names)}"
 
 
 def _name_nodes(model: GraphModule) -> dict[Node, str]:
@@ -277,32 +300,9 @@ def _name_nodes(model: GraphModule) -> dict[Node, str]:
     for node in model.graph.nodes:
         short = "q" if is_quantize(node) else "d" if is_dequantize(node) else ""
         count = sum(name.startswith(f"_{short}") for name in names.values())
-        own = f"self.{_flatten(node.target)}" if node.op == "get_attr" else node.name
+        own = f"self.{flatten(node.target)}" if node.op == "get_attr" else node.name
         names[node] = f"_{short}{count}" if short else own
     return names
-
-
-def _spell_call(node: Node, names: dict[Node, str]) -> str:
-    words = [_spell(value, names) for value in node.args]
-    words += [f"{key}={_spell(value, names)}" for key, value in node.kwargs.items()]
-    if node.op == "call_method":
-        return f"{words[0]}.{node.target}({', '.join(words[1:])})"
-    if node.op == "call_module":
-        return f"self.{_flatten(str(node.target))}({', '.join(words)})"
-    target: Any = node.target
-    name = f"torch.ops.{target}" if isinstance(target, OpOverload) else leaf_name(target)
-    return f"{name.removeprefix('builtins.')}({', '.join(words)})"
-
-
-def _spell(value: Any, names: dict[Node, str]) -> str:
-    if isinstance(value, Node):
-        return names[value]
-    if isinstance(value, (tuple, list)):
-        inner = ", ".join(_spell(item, names) for item in value)
-        return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
-    if isinstance(value, slice):
-        return f"slice({', '.join(_spell(end, names) for end in (value.start, value.stop, value.step))})"
-    return f'float("{value}")' if isinstance(value, float) and value in (float("inf"), float("-inf")) else repr(value)
 
 
 def _spell_inputs(failure: Failure) -> Iterator[str]:

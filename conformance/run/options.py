@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from fnmatch import fnmatchcase
 from heapq import nlargest
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import pytest
 from conformance.claims.effort import PROFILES
 from conformance.machine.isa import LEVELS
 from reports.schema import Shard
+from reports.selection import find_matches
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIM_TIMEOUTS = {"quick": 60.0, "full": 60.0, "stress": 600.0}
@@ -73,8 +73,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "action": "append",
         "default": [],
         "metavar": "ID",
-        "help": "run only this claim, model (model/...) or measurement (fact/...): an exact ID, or else a glob; "
-        "repeatable",
+        "help": "run only this claim, model (model/...) or measurement (fact/...): an exact ID, or else a glob, "
+        "in which brackets may stand for themselves; repeatable",
     },
     "--list-claims": {
         "action": "store_true",
@@ -211,10 +211,10 @@ def default_report_dir(backend: str) -> Path:
 
 
 def select_ids(ids: Sequence[str], globs: Sequence[str]) -> frozenset[str]:
-    """Choose IDs: each glob may also be an exact ID. Raises UsageError for one that matches nothing."""
+    """Choose IDs: each text is an exact ID, or else a glob. Raises UsageError for one that matches nothing."""
     chosen = set(ids) if not globs else set()
-    for text in globs:  # IDs have brackets, which a glob reads as a set: the exact ID has priority
-        matches = [text] if text in ids else [claim_id for claim_id in ids if fnmatchcase(claim_id, text)]
+    for text in globs:
+        matches = find_matches(text, ids)
         if not matches:
             near = ", ".join(nlargest(3, ids, key=lambda claim_id: _count_shared(text, claim_id)))
             raise pytest.UsageError(

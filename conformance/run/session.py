@@ -19,6 +19,7 @@ import pytest
 from backends.base import Backend, Capabilities, Representation, Taken
 from backends.discovery import BackendNotFound, describe_error, find_backend
 from conformance.claims.claim import Claim, config_digest, enumerate_claims
+from conformance.claims.limits import LimitsError, check_limits
 from conformance.facts import unclaimed
 from conformance.facts.fingerprint import jobs as fingerprint
 from conformance.fuzz import search as fuzz
@@ -199,6 +200,8 @@ def open_run(options: Options, backend: Backend) -> Run:
         raise pytest.UsageError(
             f"backend {backend.name}: capabilities() returned {capabilities!r}; return a backends.base.Capabilities"
         )
+    with raise_usage_error_for(LimitsError, f"backend {backend.name}: "):
+        check_limits(capabilities.limits)
     try:
         config = as_backend_config(raw)
         claims = enumerate_claims(config, capabilities)

@@ -11,8 +11,9 @@
     expires = 2027-01-31                                 # the last day on which it holds
     isa = ["avx2*"]                                      # the levels of --isa at which it counts; without it: all
 
-IDs have brackets and stars, so ``claim`` is never read as a glob; in a ``glob``, ``[[]`` is a bracket. An exact
-waiver has priority over a glob; two globs on one claim are an error, because neither has priority.
+IDs have brackets and stars, so ``claim`` is never read as a glob; in a ``glob``, brackets are a set of characters or
+stand for themselves (``reports.selection``). An exact waiver has priority over a glob; two globs on one claim are an
+error, because neither has priority.
 
 A waiver covers a claim whose verdict is the waived one and whose error is at most ``max_lsb``. Without ``max_lsb``
 that is 1 LSB, as for QUALITY: the waiver covers a refusal, a crash or a fallback, but no wrong number. A waiver that
@@ -33,6 +34,7 @@ from typing import Any
 from conformance.machine.isa import LEVELS
 from refimpl.errors import suggest_name
 from reports.schema import Waiver
+from reports.selection import matches_glob
 from reports.verdicts import PASSING, VERDICTS, Verdict
 
 QUALITY_LSB = 1.0
@@ -67,7 +69,7 @@ class WaiverEntry:
 
     def matches(self, claim_id: str) -> bool:
         """Tell whether the waiver is about a claim."""
-        return fnmatchcase(claim_id, self.glob) if self.glob else claim_id == self.claim
+        return matches_glob(claim_id, self.glob) if self.glob else claim_id == self.claim
 
     def counts_at(self, level: str) -> bool:
         """Tell whether the waiver counts at a level of instruction sets."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from conformance.machine.guard import Finds, guard
 from conformance.stages.bench import Bench
+from conformance.stages.float_ops import explain_float
 from conformance.stages.lower import LoweredCase, make_backend_error
 from conformance.stages.stage import CaseResult, CaseStage, StageError
 from reports.verdicts import Verdict
@@ -46,7 +47,7 @@ def check_execution(bench: Bench, lowered: LoweredCase) -> ExecutedCase:
         raise make_backend_error("execution", error) from error
     if execution is None:
         return ExecutedCase(lowered=lowered)
-    floats = list(execution.float_fallbacks)
+    floats = [explain_float(lowered.reference.model, str(each)) for each in execution.float_fallbacks]
     if execution.quantized_ops and not floats:
         return ExecutedCase(lowered=lowered)
     text = f"runs in float: {'; '.join(floats)}" if floats else "the backend shows no quantized op that ran"

@@ -123,6 +123,12 @@ class NumericsStage(CaseStage[ExecutedCase, ComparedCase]):
         """Tell whether the backend's code raised when it ran the lowered model."""
         return result is not None and any(each.rule == "LOW-01" for each in result.comparisons)
 
+    def find_failing(self, verdict: Verdict) -> set[str]:
+        """Return the names of the cases with an output of a verdict, or with a fault that has it."""
+        only_moves = moves_only(self.claim)
+        alike = {each.where.case for each in self._comparisons if verdict_of(each, only_moves) is verdict}
+        return alike | super().find_failing(verdict)
+
     def judge(self) -> Check:
         """Judge all comparisons; a claim without any is judged by its errors."""
         errors, comparisons, claim = self.errors, self._comparisons, self.claim

@@ -21,6 +21,7 @@ from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.machine.guard import Finds, guard
 from conformance.stages.bench import Bench
+from conformance.stages.shared import find_shared
 from refimpl import ConfigError, RefimplError
 from reports.schema import Check, Where, evidence
 from reports.verdicts import Verdict
@@ -151,9 +152,9 @@ class Attempt(Generic[After]):
 class CaseStage(ABC, Generic[Before, After]):
     """One stage of a claim's cases.
 
-    So far ``entered`` cases have come to it, ``passed`` ones have a result, and the backend's code raised in ``raised``
-    ones. ``proven``: variants that need no further run of the check that is made once for each. ``errors``: all faults.
-    ``internal``: the check of a failure of the suite itself.
+    So far the cases ``tried`` have come to it, ``passed`` of them have a result, and the backend's code raised in
+    ``raised`` of them. ``proven``: variants that need no further run of the check that is made once for each.
+    ``errors``: all faults. ``internal``: the check of a failure of the suite itself.
     """
 
     name: ClassVar[str]
@@ -164,7 +165,7 @@ class CaseStage(ABC, Generic[Before, After]):
     def __init__(self, bench: Bench, claim: Claim) -> None:
         self.bench = bench
         self.claim = claim
-        self.entered = 0
+        self.tried: list[Case] = []
         self.passed = 0
         self.raised = 0
         self.proven: set[str] = set()
@@ -172,6 +173,11 @@ class CaseStage(ABC, Generic[Before, After]):
         self.internal: Check | None = None
         self.partial_result: CaseResult | None = None
         self._seconds = 0.0
+
+    @property
+    def entered(self) -> int:
+        """Number of cases that have come to the stage."""
+        return len(self.tried)
 
     @abstractmethod
     def run(self, before: Before) -> After:
@@ -185,7 +191,7 @@ class CaseStage(ABC, Generic[Before, After]):
         """Do the work on one case, from its own seed, and count the outcome."""
         started = time.perf_counter()
         self.seed(case)
-        self.entered += 1
+        self.tried.append(case)
         self.partial_result, result, fault = None, None, None
         try:
             result = self.run(before)
@@ -211,9 +217,17 @@ class CaseStage(ABC, Generic[Before, After]):
     def conclude(self, untried: int) -> Check:
         """Return the check over all cases; ``untried``: number of cases left when the claim ended."""
         check = self.internal or self.judge()
+        if check.verdict is not Verdict.VERIFIED and check.outcome in ("pass", "fail"):
+            shared = find_shared(self.tried, self.find_failing(check.verdict))
+            check = replace(check, evidence=evidence({**check.evidence, "shared": shared})) if shared else check
         if untried and self.runs_backend and check.outcome == "fail":
             check = replace(check, evidence=evidence({**check.evidence, "cases not tried": untried}))
         return replace(check, seconds=round(self._seconds, 6))
+
+    def find_failing(self, verdict: Verdict) -> set[str]:
+        """Return the names of the cases that have a verdict, that of the stage's check."""
+        places = (error.evidence["where"] for error in self.errors if error.verdict is verdict)
+        return {place.case for place in places if isinstance(place, Where)}
 
     def judge(self) -> Check:
         """Judge the stage by all its cases."""

@@ -20,6 +20,7 @@ from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import NoOracleError, placeholder_grids
 from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison, compare_all
+from conformance.stages.float_ops import explain_float
 from conformance.stages.lower import LoweredModel, lower, make_backend_error, run_lowered
 from conformance.stages.numerics import judge_comparisons
 from conformance.stages.reruns import REPETITION, compare_outputs
@@ -67,6 +68,7 @@ def run_and_judge(
     check = judge_comparisons(name, comparisons, moves_only=moves_only)
     if not floating or check.verdict is Verdict.REFUTED:
         return check
+    floating = [explain_float(model, each) for each in floating]
     text, shown = f"runs in float: {'; '.join(floating)}", evidence({**check.evidence, "float_ops": floating})
     return replace(check, rule="LOW-04", outcome="fail", verdict=Verdict.FALLBACK, message=text, evidence=shown)
 

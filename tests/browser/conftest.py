@@ -26,10 +26,13 @@ MODEL = {
     "script": "import torch\n",
 }  # fmt: skip
 MEASUREMENTS = [
-    {"kind": "measurement", "topic": "fingerprint", "subject": "linear", "values": {"ties": "half_even", "bits": 31}},
+    {
+        "kind": "measurement", "topic": "fingerprint", "subject": "linear", "values": {"ties": "half_even", "bits": 31},
+        "claims": ["shown"],
+    },
     {"kind": "measurement", "topic": "nonfinite", "subject": "linear", "values": {"nan": "becomes 0"}},
     {"kind": "measurement", "topic": "accuracy", "subject": "model/unet/ptq", "values": {"top1": 0.97}},
-]
+]  # fmt: skip
 STATISTICS = {"distances": [90, 40, 20, 9, 3, 1, 0, 0, 1, 0, 2, 0, 1], "sqnr_db": 47.5, "span_lsb": 200.0}
 HEADER = {
     "isa": "avx2", "isolation": "fork", "limits": {"nn.Linear": {"bias": "True"}},
@@ -66,7 +69,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Writing:
 
 def _shown(runs: Any) -> list[Row]:
     """Six claims: one with all evidence, errors that are no numbers, one waived by a file, one exact, one of ties."""
-    check, claim = runs.refuted("shown")
+    check, claim = runs.refuted("shown", op="nn.Conv2d(16, 16, 7, padding=3, groups=16)(x)")
+    check["evidence"] |= {"shared": ["groups > 1"]}
     graphs = {"float model": "%x : placeholder", "reference model": "%q : quantize", "lowered model": "%l : linear"}
     known, waived = runs.refuted("known", waived=True, waiver=WAIVER)
     red = {"outcome": "fail", "verdict": "REFUTED"}

@@ -40,7 +40,16 @@ def test_plots_have_words_and_a_table_without_javascript(opened: Any) -> None:
 def test_models_and_measurements_are_shown(opened: Any) -> None:
     page = opened()
     assert page.locator("#models ~ .scroll tr", has_text="model/unet/ptq").first.is_visible()
-    assert page.locator("td", has_text="half_even").is_visible()
+    assert page.locator("#measurements ~ details td", has_text="half_even").is_visible()
+
+
+def test_a_claims_fingerprint_is_beside_it(opened: Any) -> None:
+    page = opened()
+    row = page.locator("article.claim td", has_text="half_even")
+    assert row.count() == 1 and not row.is_visible()
+    page.locator("article.claim summary", has_text="Fingerprint: linear").click()
+    assert row.is_visible()
+    assert page.locator("article.claim code", has_text="nn.Conv2d(16, 16, 7, padding=3, groups=16)(x)").is_visible()
 
 
 def test_the_filter_keeps_rows_with_every_word(opened: Any) -> None:

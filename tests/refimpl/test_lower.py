@@ -93,7 +93,7 @@ BLOCKED: list[tuple[Callable[..., Any], str, str]] = [
     (lambda net, x: net.conv(x) + net.offset, "add", "is not dequantized: the op would mix float and quantized"),
     (lambda net, x: net.same(x), "same", "padding 'same': the quantized op takes numbers"),
     (lambda net, x: net.norm(x), "norm", "track_running_stats: the quantized op takes its input's statistics"),
-    (lambda net, x: F.group_norm(net.conv(x), 2), "group_norm", "LOW-01: no row of the table"),
+    (lambda net, x: F.group_norm(net.conv(x), 2), "group_norm", "LOW-01: torch has no quantized op for it"),
     (lambda net, x: F.interpolate(net.conv(x), scale_factor=2.0, mode="bicubic"), "interpolate", "no quantized kernel"),
     (lambda net, x: F.dropout(net.conv(x), 1.0, training=True), "dropout", "the quantized op never drops"),
     (lambda net, x: net.conv(x).mean(1, dtype=torch.float32), "mean", "the mean of a quantized tensor has its dtype"),

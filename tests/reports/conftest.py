@@ -79,6 +79,7 @@ class Made:
             "index": [[0, 3], [1, 0]],
             "qparams": qparams, "attribution": "2 wrong", "worst": "wrong: at [0, 3] found 30, exact 12.4996",
             "traceback": "Traceback (most recent call last):\n  npu.run()", "others": ["a second case"],
+            "shared": ["groups > 1", "in_channels = 16"],
         }  # fmt: skip
         decisions = [{"node": "op0", "pattern": "nn.Linear", "dtype config": "in=quint8", "reason": ""}]
         graphs = {"float model": "x = input\nreturn x", "reference model": "x = input\ny = q(x)\nreturn y"}
@@ -94,7 +95,12 @@ class Made:
             evidence=wrong,
             cases=24,
             failing=3,
-            of={"decisions": decisions, "graphs": graphs, "script": "import torch\n"},
+            of={
+                "decisions": decisions,
+                "graphs": graphs,
+                "script": "import torch\n",
+                "op": "nn.Linear(64, 8, bias=False)(x)",
+            },
         )
         rows += self._claim(
             "nn.ReLU",
@@ -169,7 +175,8 @@ class Made:
             self.model(),
             self.model("model/unet/ptq", verdict="REFUTED", reason="3 LSB, not 0.6", max_lsb=3.0, evidence=off),
             self.measurement("model/unet/ptq", "accuracy", float=0.97, backend=0.96),
-            self.measurement("linear, quint8", ties="half_even", bias="int32"),
+            self.measurement("linear, quint8", ties="half_even", bias="int32")
+            | {"claims": ["nn.Linear/static:in=quint8,w=qint8,out=quint8/ptq/per_tensor"]},
             self.measurement("nn.GELU", "unclaimed", runs="quantized"),
         ]
 

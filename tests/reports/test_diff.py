@@ -9,6 +9,7 @@ import pytest
 from reports.__main__ import main
 from reports.diff import Change, compare_runs, diff_text
 from reports.results import read_results
+from reports.schema import Shard
 
 WAIVER = {"reason": "issue 12", "url": None, "expires": "2027-01-31", "max_lsb": None}
 WAIVED = {"verdict": "REFUTED", "waived": True, "waiver": WAIVER}
@@ -80,6 +81,42 @@ def test_added_and_removed_are_no_regressions_and_the_worst_come_first(runs: Any
         ("bad", "regressed"), ("gone", "removed"), ("new", "added"), ("good", "improved"), ("same", "unchanged"),
     ]  # fmt: skip
     assert not compare_runs(new, runs.results([runs.claim("same")])).regressed
+
+
+RANGED = "nn.Conv2d/static:in=quint8[0..127],w=*/ptq/x"
+
+
+@pytest.mark.parametrize(
+    ("claim", "shard", "removed"),
+    [
+        (["a*"], None, ["ab"]),
+        ([RANGED], None, []),
+        (["nn.Conv2d/static:in=quint8[0..127]*"], None, [RANGED]),
+        ([], None, ["ab", "c", RANGED]),
+        ([], {"place": 1, "of": 1}, ["ab", "c", RANGED]),
+    ],
+)
+def test_what_the_new_run_was_not_to_run_is_not_removed(
+    runs: Any, claim: list[str], shard: Any, removed: list[str]
+) -> None:
+    """Before, each claim that ``--claim`` left out was listed as removed."""
+    old = runs.results([runs.claim(name) for name in ("a", "ab", "c", RANGED)])
+    rows = [runs.claim("a"), *([runs.claim(RANGED)] if claim == [RANGED] else [])]
+    found = compare_runs(old, runs.results(rows, options={"claim": claim}, shard=shard))
+    assert [row.name for row in found.rows if row.change is Change.REMOVED] == removed
+    left_out = 4 - len(rows) - len(removed)
+    said = f"selection: {left_out} of the old run's claims and models are not compared: the new run left them out"
+    assert found.basis == ((said,) if left_out else ())
+
+
+def test_what_belongs_to_another_shard_is_not_removed(runs: Any) -> None:
+    """The digests of the IDs put 40 names into both halves."""
+    names = [f"claim {number}" for number in range(40)]
+    old, half = runs.results(map(runs.claim, names)), Shard(place=1, of=2)
+    mine = [name for name in names if half.has(name)]
+    new = runs.results(map(runs.claim, mine[1:]), shard={"place": 1, "of": 2})
+    assert 1 < len(mine) < 40
+    assert [row.name for row in compare_runs(old, new).changed_rows] == mine[:1]
 
 
 def test_an_incomplete_run_does_not_pass_the_gate(runs: Any) -> None:

@@ -216,6 +216,19 @@ def test_measurements_are_tables_by_topic(runs: Any, made: Any) -> None:
     assert "#measurements" not in page(runs, [runs.claim()]).links()
 
 
+def test_a_failing_claim_has_its_op_its_fingerprint_and_what_its_failing_cases_share(runs: Any, made: Any) -> None:
+    check, claim = runs.refuted("broken", op="nn.Conv2d(16, 16, 7, padding=3, groups=16)(x)")
+    check["evidence"] |= {"shared": ["groups > 1", "in_channels = 16"]}
+    measured = made.measurement("conv2d, quint8", ties="half_up") | {"claims": ["broken", "another"]}
+    text = page(runs, [check, claim, measured]).text
+    assert "Op of the case shown nn.Conv2d(16, 16, 7, padding=3, groups=16)(x)" in text
+    assert "All failing cases, and no other groups > 1 ; in_channels = 16" in text
+    assert "Fingerprint: conv2d, quint8 How the kernels compute, measured property value ties half_up" in text
+    assert "Shared" not in text, "it is not listed once more among other evidence"
+    plain = page(runs, [*runs.refuted("broken"), made.measurement("conv2d, quint8", ties="half_up")]).text
+    assert "Fingerprint:" not in plain and "Op of the case" not in plain and "All failing cases" not in plain
+
+
 def test_notes_level_and_memory_are_shown(runs: Any, made: Any) -> None:
     waivers = {"file": "npu.toml", "sha256": "cd" * 32}
     limits = {"nn.Linear": {"bias": "True", "unbatched": "False"}}

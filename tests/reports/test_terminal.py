@@ -63,6 +63,16 @@ def test_failures_are_worst_first_with_the_deciding_check(runs: Any) -> None:
     assert "reproduce the first: pytest conformance --backend=qnnpack --claim='dead'" in text
 
 
+def test_what_failing_cases_share_stands_first_if_it_is_short(runs: Any) -> None:
+    def told(shared: list[str]) -> str:
+        check, claim = runs.refuted("broken")
+        check["evidence"] |= {"shared": shared}
+        return summary(runs.results([check, claim]), "r.html", width=120)
+
+    assert "only where groups > 1: NUM-03: 3 of 24" in told(["groups > 1", "in_channels = 16"])
+    assert "only where" not in told(["a" * 49]) and "only where" not in summary(runs.results(runs.refuted()), "r.html")
+
+
 def test_only_the_twenty_worst_are_listed(runs: Any) -> None:
     rows = [runs.claim(f"claim{n}", verdict="REFUTED") for n in range(25)]
     text = summary(runs.results(rows), "out.html")

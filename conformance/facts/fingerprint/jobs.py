@@ -15,13 +15,15 @@ import torch
 from torch import nn
 
 from backends.base import Capabilities
-from conformance.claims.claim import NO_WEIGHT
+from conformance.claims.claim import NO_WEIGHT, enumerate_claims
 from conformance.facts.fingerprint import sums_and_products, unweighted, weighted
 from conformance.facts.probe_models import Op, Site, Unmeasured
+from conformance.ops.fused_modules import root_of
 from conformance.pipeline.job import Job, measuring_job
 from conformance.stages.bench import Bench
 from refimpl import BackendConfig, DTypeConfig
-from reports.schema import Measurement
+from refimpl.patterns import leaves
+from reports.schema import Measurement, Scalar
 
 OPS: Mapping[str, Op] = {**weighted.OPS, **sums_and_products.OPS, **unweighted.OPS}
 DTYPES = frozenset({torch.quint8, torch.qint8, torch.uint8, torch.int8})
@@ -42,7 +44,8 @@ def measure(name: str, bench: Bench) -> Iterator[Measurement]:
     for site in list_sites(op, bench):
         dtype = str(site.dtypes.input_dtype).removeprefix("torch.")
         subject = ", ".join([name, dtype, *([site.scheme] if op.has_weight else [])])
-        yield Measurement(topic="fingerprint", subject=subject, values=dict(fingerprint(op, site)))
+        values = dict[str, Scalar](fingerprint(op, site))
+        yield Measurement(topic="fingerprint", subject=subject, values=values, claims=list_claims(op, site))
 
 
 def list_sites(op: Op, bench: Bench) -> list[Site]:
@@ -53,6 +56,19 @@ def list_sites(op: Op, bench: Bench) -> list[Site]:
         Site(bench=bench, pattern=pattern, dtypes=dtypes, scheme=scheme, has_relu=(nn.ReLU, pattern) in patterns)
         for pattern, dtypes in _find_claimed(op, bench.config)
         for scheme in schemes
+    ]
+
+
+def list_claims(op: Op, site: Site) -> list[str]:
+    """List the IDs of the static claims on the op, alone or with others after it, of a place's dtype and scheme."""
+    roots = {root_of(next(leaves(pattern))) for pattern in op.patterns}
+    return [
+        claim.id
+        for claim in enumerate_claims(site.bench.config, site.bench.capabilities)
+        if claim.scheme == site.scheme
+        and not claim.dtypes.is_dynamic
+        and claim.dtypes.input_dtype == site.dtypes.input_dtype
+        and root_of(next(leaves(claim.entry.normal_pattern))) in roots
     ]
 
 

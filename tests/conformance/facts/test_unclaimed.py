@@ -38,11 +38,17 @@ def weighted(kind: type[nn.Module], *dtypes: DTypeConfig) -> BackendPatternConfi
     return entry(kind, *dtypes).set_root_module(kind).set_reference_quantized_module(reference)
 
 
+QUANTIZED = Execution(quantized_ops=("conv2d",), float_fallbacks=())
+IN_FLOAT = Execution(quantized_ops=(), float_fallbacks=("all of it",))
+
+
 class Vendor(ReferenceBackend):
     """The reference model, changed where it quantizes an activation to qint8."""
 
-    def __init__(self, config: BackendConfig, lower: Callable[[GraphModule], Any], in_float: bool = False) -> None:
-        self.claims, self.signed, self.in_float = config, lower, in_float
+    def __init__(
+        self, config: BackendConfig, lower: Callable[[GraphModule], Any], executed: Execution | None = QUANTIZED
+    ) -> None:
+        self.claims, self.signed, self.executed = config, lower, executed
 
     def backend_config(self) -> BackendConfig:
         return self.claims
@@ -53,10 +59,14 @@ class Vendor(ReferenceBackend):
         return self.signed(reference_model) if torch.int8 in output.args else lowered
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
-        return Execution(quantized_ops=(), float_fallbacks=("all of it",)) if self.in_float else None
+        return self.executed
 
 
 LINEARS = BackendConfig("v").set_backend_pattern_configs([weighted(nn.Linear, U8, S8), weighted(nn.Conv2d, U8)])
+
+
+def declining(model: GraphModule) -> Any:
+    raise UnsupportedPattern("no signed kernels")
 
 
 def run(backend: Vendor) -> list[Measurement | ModelResult]:
@@ -64,29 +74,41 @@ def run(backend: Vendor) -> list[Measurement | ModelResult]:
     return [each for job in jobs(bench.config, bench.capabilities, "full") for each in job.run(bench)]
 
 
-def declining(model: GraphModule) -> Any:
-    raise UnsupportedPattern("no signed kernels")
+def right(model: GraphModule) -> Any:
+    return torch.no_grad()(model)
+
+
+def test_what_would_work_is_reported_with_the_number_of_cases() -> None:
+    (found,) = run(Vendor(LINEARS, right))
+    assert isinstance(found, Measurement)
+    assert (found.kind, found.topic, found.subject) == ("measurement", "unclaimed", "nn.Conv2d")
+    assert found.values == {S8_CLAIM: "executes quantized and correctly in 8 cases"}
+
+
+class FailsLater:
+    """Takes the first case of every claim, and none with groups."""
+
+    def __call__(self, model: GraphModule) -> Any:
+        if any(getattr(module, "groups", 1) > 1 for module in model.modules()):
+            raise UnsupportedPattern("groups")
+        return torch.no_grad()(model)
 
 
 @pytest.mark.parametrize(
-    ("lower", "in_float", "said"),
+    ("lower", "executed"),
     (
-        (lambda model: torch.no_grad()(model), False, "runs correctly"),
-        (lambda model: lambda *inputs: model(*inputs).detach() * 0, False, "wrong: "),
-        (declining, False, "refused: the backend declines what its config claims: no signed kernels"),
-        (lambda model: lambda *inputs: model.nothing(*inputs), False, "refused: "),
-        (lambda model: torch.no_grad()(model), True, "runs in float: all of it"),
+        (lambda model: lambda *inputs: model(*inputs).detach() * 0, QUANTIZED),
+        (declining, QUANTIZED),
+        (lambda model: lambda *inputs: model.nothing(*inputs), QUANTIZED),
+        (FailsLater(), QUANTIZED),
+        (right, IN_FLOAT),
+        (right, None),
     ),
+    ids=("wrong", "declined", "raises", "fails in a further case", "in float", "not shown"),
 )
-def test_what_the_backend_makes_of_a_claim_that_is_not_made(
-    lower: Callable[[GraphModule], Any], in_float: bool, said: str
-) -> None:
-    (found,) = run(Vendor(LINEARS, lower, in_float))
-    assert isinstance(found, Measurement)
-    assert (found.kind, found.topic, found.subject) == ("measurement", "unclaimed", "nn.Conv2d")
-    ((name, text),) = found.values.items()
-    assert name == S8_CLAIM
-    assert isinstance(text, str) and text.startswith(said)
+def test_what_is_not_worth_claiming_is_not_reported(lower: Callable[[GraphModule], Any], executed: Any) -> None:
+    """Before, each was a row of the report: 40 of qnnpack's, all of them refused or in float."""
+    assert run(Vendor(LINEARS, lower, executed)) == []
 
 
 def tried(*entries: BackendPatternConfig) -> dict[str, list[str]]:
@@ -104,6 +126,17 @@ def test_a_pattern_is_tried_with_the_dtypes_of_others_of_its_family() -> None:
     assert tried(entry(nn.ReLU, PLAIN_U8), entry(nn.Tanh, PLAIN_S8, PLAIN_U8)) == {
         "fact/unclaimed/nn.ReLU": ["torch.qint8"]
     }
+
+
+def test_a_pattern_is_tried_with_what_the_op_at_its_root_has() -> None:
+    relu = entry((nn.Conv2d, nn.ReLU), U8).set_root_module(nn.Conv2d)
+    assert tried(weighted(nn.Linear, S8), weighted(nn.Conv2d, U8), relu) == {
+        "fact/unclaimed/nn.Linear": ["torch.quint8"], "fact/unclaimed/nn.Conv2d": ["torch.qint8"],
+    }, "what the op does not have, the pattern is not tried with"  # fmt: skip
+    assert tried(weighted(nn.Conv2d, U8, S8), relu) == {"fact/unclaimed/nn.Conv2d+nn.ReLU": ["torch.qint8"]}
+    assert tried(weighted(nn.Linear, S8), relu) == {
+        "fact/unclaimed/nn.Linear": ["torch.quint8"], "fact/unclaimed/nn.Conv2d+nn.ReLU": ["torch.qint8"],
+    }, "without an entry for its root"  # fmt: skip
 
 
 def test_bounds_alone_and_fixed_qparams_are_not_tried() -> None:

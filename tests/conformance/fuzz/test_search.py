@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from backends.base import Backend
+from backends.base import Backend, Capabilities
 from backends.discovery import find_backend
 from backends.qnnpack import QnnpackBackend
 from backends.reference import ReferenceBackend
@@ -63,14 +63,14 @@ def bench_of(backend: Backend, spec: str = "reference", graphs: int = GRAPHS, se
     return Bench(backend, seed=seed, profile="stress", max_examples=graphs, spec=spec)
 
 
-def drawn(setup: ModelSetup, numbers: range) -> Iterator[DrawnGraph]:
-    bench = bench_of(ReferenceBackend())
-    patterns = patterns_of(enumerate_claims(bench.config, bench.capabilities), setup)
+CAPABILITIES = ReferenceBackend().capabilities()
+
+
+def drawn(setup: ModelSetup, numbers: range, capabilities: Capabilities = CAPABILITIES) -> Iterator[DrawnGraph]:
+    patterns = patterns_of(enumerate_claims(bench_of(ReferenceBackend()).config, capabilities), setup)
     for number in numbers:
         choose: Any = random.Random(number).choice
-        drawing = Drawing(
-            choose=choose, patterns=patterns, capabilities=bench.capabilities, is_trained=setup.flow == "qat"
-        )
+        drawing = Drawing(choose=choose, patterns=patterns, capabilities=capabilities, is_trained=setup.flow == "qat")
         yield drawing.draw()
 
 
@@ -118,6 +118,20 @@ def test_values_are_read_twice_and_there_are_several_inputs_and_outputs() -> Non
     assert sum(len(names) > len(set(names)) for names in reads) > 20
     assert sum(len(graph.shapes) > 1 for graph in graphs) > 5
     assert sum(len(graph.outputs) > 1 for graph in graphs) > 20
+
+
+def test_what_is_drawn_is_within_the_limits_of_groups_and_channels() -> None:
+    """Before, only arguments that the tables vary by name were held to their limits."""
+    name = "nn.Conv2d"
+
+    def layers_of(capabilities: Capabilities) -> list[Any]:
+        graphs = drawn(PTQ, range(400), capabilities)
+        return [call.arguments["shape"] for graph in graphs for call in graph.calls if call.ops[0] == name]
+
+    free = layers_of(Capabilities())
+    bound = layers_of(Capabilities(limits={name: {"groups": (1,), "out_channels": lambda count: count > 1}}))
+    assert any(layer.groups > 1 for layer in free) and any(layer.c_out == 1 for layer in free)
+    assert bound and all(layer.groups == 1 and layer.c_out > 1 for layer in bound)
 
 
 def test_a_subgraph_of_a_graph_is_a_graph() -> None:

@@ -273,6 +273,20 @@ def test_scripts_of_a_real_engine_fail_for_its_sake_alone(tmp_path: Path, glob: 
     assert _status(claim.script.replace("find_backend('qnnpack')", "find_backend('reference')")) == 0
 
 
+def test_own_modules_have_scripts_too(tmp_path: Path) -> None:
+    """Before: "no script: Shift is no module of torch.nn". One is made by its constructor, the other unpickled."""
+    ran = run(tmp_path, "own_modules:Zeros", "--profile=quick")
+    scripts = {claim.pattern: claim.script for claim in ran.results.claims}
+    assert "self.m0 = own_modules.Shift(0.5)" in scripts["own_modules.Shift"]
+    assert "self.m0 = unpickled(" in scripts["own_modules.Gain"]
+    for script in scripts.values():
+        assert script.index("find_backend('own_modules:Zeros')") < script.index("import own_modules")
+        assert _status(script) == 1
+        assert _status(script.replace("own_modules:Zeros", "reference")) == 0
+    ops = {claim.op for claim in ran.results.claims}
+    assert ops == {"own_modules.Shift(0.5)(x)", "own_modules.Gain(…)(x)"}
+
+
 def _status(script: str) -> int:
     return run_python("-c", script, cwd=FAKES, environment=clean_environment(), timeout=120).returncode
 

@@ -32,6 +32,8 @@ def repro(claim: str, **changes: object) -> str:
         (["nn.Conv2d/*"], IDS[1:]),
         (["*/ptq/x"], IDS),
         (["*[[]0..127]*", IDS[1]], IDS[:2]),
+        (["nn.Linear/static:in=quint8[0..127]/*"], IDS[:1]),
+        (["nn.[LC]*/static*"], IDS[:2]),
     ],
 )
 def test_a_claim_is_chosen_by_exact_id_or_glob(wanted: list[str], chosen: list[str]) -> None:

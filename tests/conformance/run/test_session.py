@@ -81,6 +81,17 @@ def test_the_header_says_which_arguments_a_backend_declares_not_to_take(tmp_path
     assert open_run(options(tmp_path), fakes.Good()).make_header(1).limits == {}
 
 
+def test_a_limit_without_effect_is_a_usage_error(tmp_path: Path) -> None:
+    """Before, the run went on, and its header said that other values were not tried."""
+
+    class Mistaken(fakes.Good):
+        def capabilities(self) -> Capabilities:
+            return Capabilities(limits={"nn.Linear": {"in_feature": (8,)}})
+
+    with pytest.raises(pytest.UsageError, match=r"backend .*: Capabilities\.limits.*'in_feature'.*'in_features'"):
+        open_run(options(tmp_path), Mistaken())
+
+
 def test_outside_of_a_run_there_is_no_run(pytestconfig: pytest.Config) -> None:
     with pytest.raises(pytest.UsageError, match="pytest conformance --backend=NAME"):
         run_of(pytestconfig)

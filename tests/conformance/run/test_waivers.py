@@ -153,8 +153,15 @@ def test_an_exact_id_is_no_glob() -> None:
     known = waiver(claim=LINEAR)
     assert ruling(known).waived
     assert ruling(known, claim=LINEAR.replace("b=*", "b=float32")) == Ruling()
-    assert not waiver(glob=LINEAR).matches(LINEAR), "as a glob, its brackets are a set"
     assert waiver(glob=LINEAR.replace("[", "[[]")).matches(LINEAR)
+
+
+def test_brackets_in_a_glob_may_stand_for_themselves() -> None:
+    """Before, a glob that was the beginning of an ID matched nothing: its brackets were a set."""
+    assert waiver(glob=LINEAR).matches(LINEAR)
+    assert waiver(glob=f"{LINEAR.partition(']')[0]}]*").matches(LINEAR)
+    assert waiver(glob="nn.[LM]*").matches(LINEAR), "a set all the same"
+    assert not waiver(glob=LINEAR.replace("]", "]x")).matches(LINEAR)
 
 
 @pytest.mark.parametrize(

@@ -213,8 +213,8 @@ class Telling(ReferenceBackend):
 def test_a_quantized_node_that_runs_in_float_is_a_fallback() -> None:
     result = run("residual", Telling("after", "Conv2d"))
     assert result.verdict is Verdict.FALLBACK
-    assert result.evidence["float_ops"] == ["after (Conv2d): no kernel"]
-    assert result.reason.startswith("runs in float: after (Conv2d)")
+    assert result.evidence["float_ops"] == ["nn.Conv2d at after: no kernel"]
+    assert result.reason.startswith("runs in float: nn.Conv2d at after: no kernel")
 
 
 @pytest.mark.rule("LOW-04")

@@ -1,0 +1,94 @@
+"""Limits: the argument values that a backend declares to take, checked against the ops and arguments that are varied.
+
+A limit that names no op or argument of the tables would be without effect, and a report would say all the same that
+other values were not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from difflib import SequenceMatcher
+
+from backends.base import Taken
+from conformance.ops.table import OP_SAMPLES
+from conformance.ops.variants import Fixed, OpSamples
+from refimpl.patterns import leaf_name
+
+OWN_ARGUMENTS: Mapping[str, str] = {
+    "shape": "sizes of the input, all axes; of several inputs, a tuple of these; of linear layers and convolutions "
+    "`LayerShape(c_in, c_out, groups, batch)`; of `.reshape` its own argument",
+    "_as_tuple": "numbers are given as one tuple, not one by one",
+    "_axes": "over how many axes is normalized",
+    "_axis": "the axis whose size is read",
+    "_bags": "number of bags",
+    "_batch": "size of the batch",
+    "_by_name": "the bounds, or the slope, are given by name",
+    "_input": "sizes of the input, all axes",
+    "_int32": "indices are int32, not int64",
+    "_leading": "sizes of all axes of the input but the last",
+    "_network": "a layer of a known network; its arguments are held to the limits of these",
+    "_number_first": "the number is the first operand",
+    "_positional": "options are given by position, not by name",
+    "_steps": "number of steps of the sequence",
+    "_unbatched": "the input has no axis for a batch",
+    "_uneven": "one end is padded more than the other",
+    "bias": "for a function: there is one",
+    "embedding_dim": "columns of the table",
+    "hx": "states are given",
+    "num_embeddings": "rows of the table",
+    "offsets": "bags are cut by offsets, not one for each row",
+    "other": '`"tensor"`, `"itself"` (the same tensor again), or a number',
+    "output_size": 'for a transposed convolution `"largest"` or None; for `repeat_interleave` True: given',
+    "per_sample_weights": "weights are given",
+    "weight": "for a function: there is one",
+}
+"""Arguments of the tables that are not torch's, or not with these values; True or False where nothing is said."""
+
+
+class LimitsError(Exception):
+    """A limit that is without effect; the message says which, and what to do."""
+
+
+def check_limits(limits: Mapping[str, Mapping[str, Taken]]) -> None:
+    """Raise LimitsError for an op or argument that the suite does not vary, or for values that are no collection."""
+    samples = {leaf_name(op): each for op, each in OP_SAMPLES.items()}
+    for op, arguments in limits.items():
+        if op not in samples:
+            raise LimitsError(
+                f"Capabilities.limits: {op!r} is no op whose arguments the suite varies; "
+                f"did you mean {_find_nearest(op, samples)!r}? docs/limits.md lists all"
+            )
+        known = list(list_arguments(samples[op]))
+        for name, taken in arguments.items():
+            where = f"Capabilities.limits[{op!r}]"
+            if name not in known:
+                fixed = samples[op].arguments.get(name)
+                reason = f" ({fixed.reason})" if isinstance(fixed, Fixed) else ""
+                raise LimitsError(
+                    f"{where}: {name!r} is not varied{reason}, so that a limit of it is without effect; "
+                    f"did you mean {_find_nearest(name, known)!r}? of this op are varied: {', '.join(known)}"
+                )
+            if not callable(taken) and not isinstance(taken, (tuple, list, set, frozenset, range)):
+                raise LimitsError(
+                    f"{where}[{name!r}]: found {taken!r}; give a tuple of the values that are taken, "
+                    "or a function that tells whether one is"
+                )
+
+
+def list_arguments(samples: OpSamples) -> Iterator[str]:
+    """Yield the names of an op's arguments that limits may have: those that are varied, or follow from these."""
+    derived = samples.derived(samples.base())
+    for name, values in samples.arguments.items():
+        if not isinstance(values, Fixed) or name in derived:
+            yield name
+
+
+def _find_nearest(text: str, names: Collection[str]) -> str:
+    """Return the name that is most like a text, above all in its last part."""
+
+    def likeness(name: str) -> tuple[float, float]:
+        pairs = ((text.rpartition(".")[2], name.rpartition(".")[2]), (text, name))
+        last, whole = (SequenceMatcher(None, *pair, autojunk=False).ratio() for pair in pairs)
+        return last, whole
+
+    return max(names, key=likeness)
