@@ -21,7 +21,7 @@ Then ``pytest conformance --backend=my_package.my_module:MyBackend``. Everything
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -180,6 +180,34 @@ class Backend(ABC):
     def capabilities(self) -> Capabilities:
         """Return what the BackendConfig cannot say."""
         return Capabilities()
+
+    def qconfigs(self) -> Sequence[Any] | None:
+        """Return the QConfigs, with observers of your own, that models are to be prepared with; None: the suite's.
+
+        Give them where the hardware asks for scales that min/max observers do not give, such as powers of two. Each
+        claim and each op of a model takes the first one that its dtype config takes (DTY-02) and whose weight has the
+        claim's scheme; a claim that none fits is UNEXERCISED. Constructors as in refimpl's or torch's QConfig: classes,
+        or what their ``with_args`` returns, at the top level of a module. In training they become the observers of
+        fake quantizes, unless they make these themselves. Fixed qparams (DTY-05) are made from the dtype config.
+        """
+        return None
+
+    def prepare_custom_config(self) -> Any:
+        """Return a PrepareCustomConfig, refimpl's or torch's, with the classes of custom modules; None: there are none.
+
+        A custom module is claimed as any module is, by an entry of the config for its float class, and built by
+        ``conformance.vendor.register``. Its dtype config says what is observed around it. (CUS-01)
+        """
+        return None
+
+    def convert_custom_config(self) -> Any:
+        """Return the ConvertCustomConfig that belongs to ``prepare_custom_config``; None: there are none.
+
+        A static quantized class has ``scale``, ``zero_point`` and ``dtype`` of its output, and ``float_function``: what
+        it computes before it rounds its output, from and to tensors of float32 or float64; a weight is held as by a
+        reference module. (CUS-01, CVT-02, NUM-03)
+        """
+        return None
 
     def versions(self) -> dict[str, str]:
         """Return the versions that a result depends on: ``{"my_compiler": "1.2", "driver": "535"}``."""

@@ -73,12 +73,14 @@ def convert_to_reference_decomposed_fx(
     return _convert(graph_module, convert_custom_config, qconfig_mapping, backend_config, False, Decomposed)
 
 
-def convert_to_bounded_reference_fx(graph_module: GraphModule) -> GraphModule:
+def convert_to_bounded_reference_fx(
+    graph_module: GraphModule, convert_custom_config: object | None = None
+) -> GraphModule:
     """Convert a prepared model to a reference model on quantized tensors that keeps narrow ranges. (CVT-09)
 
     To judge a claim of such a range, a clamp stands before each quantize. Errors are those of convert_to_reference_fx.
     """
-    return _convert(graph_module, None, None, None, True, BoundedTensors)
+    return _convert(graph_module, convert_custom_config, None, None, True, BoundedTensors)
 
 
 _convert_to_reference_decomposed_fx = convert_to_reference_decomposed_fx

@@ -163,7 +163,7 @@ class Placer:
         assert decision.qconfig is not None
         make = decision.qconfig.activation
         facts = self._reader.read(make)
-        if _bounds_of(decision).scale_exact_match is None or facts.fixed is None:
+        if facts.fixed is None or not _fixes_qparams(decision):
             return make
         if self._default is not None:
             common = self._reader.read(self._default.activation)
@@ -258,6 +258,13 @@ class Placer:
 def _bounds_of(decision: Decision) -> DTypeWithConstraints:
     """Return the chosen dtype config's bounds of inputs; none for a custom or standalone module."""
     return decision.dtype_config.input_dtype_with_constraints if decision.dtype_config else _UNBOUNDED
+
+
+def _fixes_qparams(decision: Decision) -> bool:
+    """Tell whether the chosen dtype config fixes the qparams of an end; an observer of these is its output's."""
+    dtypes = decision.dtype_config
+    ends = () if dtypes is None else (dtypes.input_dtype_with_constraints, dtypes.output_dtype_with_constraints)
+    return any(end.scale_exact_match is not None for end in ends)
 
 
 def _range_of(facts: ObserverFacts) -> tuple[float, float]:

@@ -11,13 +11,14 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
 import torch
 
 from backends.base import Capabilities
+from conformance.claims.preparation import OWN_OF_THE_SUITE, Preparation
 from conformance.ops.fused_modules import root_of
 from conformance.ops.table import WEIGHTED
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
@@ -37,6 +38,7 @@ class Claim:
     ``pattern`` and ``dtype_config`` name the config's pair; ``entry`` and ``dtypes`` are the config's own objects, and
     ``index`` is the entry's place in the config. ``scheme`` is the weight's qscheme, ``float16`` or ``no_weight``.
     ``plain_dtypes`` is ``dtype_config`` without constraints; ``settings`` spells out what else the entry sets.
+    ``preparation`` is the vendor's, from the bench.
     """
 
     id: str
@@ -49,6 +51,7 @@ class Claim:
     dtypes: DTypeConfig
     plain_dtypes: str = ""
     settings: str = ""
+    preparation: Preparation = field(default=OWN_OF_THE_SUITE, compare=False, repr=False)
 
     def __str__(self) -> str:
         return self.id

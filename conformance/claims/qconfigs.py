@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.nn.modules.conv import _ConvTransposeNd
 
 import refimpl
-from conformance.claims.claim import Claim
+from conformance.claims.claim import NO_WEIGHT, Claim
 from conformance.ops.fused_modules import root_of
 from refimpl.dtype_config import DTypeConfig
 from refimpl.observers import dtype_range, is_quantized_dtype
@@ -65,7 +65,36 @@ def kind_of(dtypes: DTypeConfig) -> Kind:
 
 
 def qconfig_for(claim: Claim, *, is_symmetric: bool = False) -> refimpl.QConfig:
-    """Return the QConfig that a claim is about; with `is_symmetric` activations are observed symmetrically."""
+    """Return the QConfig that a claim is about: the vendor's own where it gives any, else the suite's.
+
+    With `is_symmetric` the suite's observes activations symmetrically. Raises QConfigError if no QConfig of the vendor
+    fits.
+    """
+    if claim.preparation.qconfigs is None or kind_of(claim.dtypes) is Kind.FIXED:  # the dtype config leaves no choice
+        return suite_qconfig_for(claim, is_symmetric=is_symmetric)
+    qscheme = WEIGHT_OBSERVERS[claim.scheme][1] if claim.scheme in WEIGHT_OBSERVERS else None
+    has_weight = claim.scheme != NO_WEIGHT
+    return claim.preparation.choose_qconfig(
+        claim.dtypes, qscheme, has_weight=has_weight, is_qat=claim.flow == "qat"
+    )  # fmt: skip
+
+
+def describe_misfit(claim: Claim) -> str | None:
+    """Say why none of the QConfigs that a vendor gives fits a claim; None: one does, or the suite's are taken."""
+    given = claim.preparation
+    if given.qconfigs is None or kind_of(claim.dtypes) is Kind.OTHER:
+        return None
+    try:
+        if kind_of(claim.dtypes) is Kind.FIXED:
+            given.choose_input_qconfig(claim.dtypes)
+        qconfig_for(claim)
+    except refimpl.QConfigError as error:
+        return str(error)
+    return None
+
+
+def suite_qconfig_for(claim: Claim, *, is_symmetric: bool = False) -> refimpl.QConfig:
+    """Return the suite's own QConfig for a claim, exactly on the bounds of its dtype config."""
     axis = weight_axis_of(claim)
     return make_qconfig(claim.dtypes, claim.scheme, flow=claim.flow, axis=axis, is_symmetric=is_symmetric)
 
@@ -87,11 +116,29 @@ def dynamic_range_of(claim: Claim) -> tuple[int, int] | None:
     return arguments["quant_min"], arguments["quant_max"]
 
 
-def wide_qconfig_for(claim: Claim) -> refimpl.QConfig:
-    """Return the QConfig for the identity before a claim of fixed qparams: the dtype, with measured qparams."""
-    activation = make_min_max(claim.flow == "qat", {"dtype": claim.dtypes.input_dtype})
+def wide_qconfig_for(claim: Claim, config: refimpl.BackendConfig) -> refimpl.QConfig:
+    """Return the QConfig of what stands before a claim of fixed qparams: its input's dtype and range, measured.
+
+    No scale is smaller than the config lets another op's output have: a dtype config of fixed qparams cannot say so.
+    Raises QConfigError if the vendor gives QConfigs and none observes that dtype.
+    """
+    if claim.preparation.qconfigs is not None:
+        return claim.preparation.choose_input_qconfig(claim.dtypes, is_qat=claim.flow == "qat")
+    arguments = observer_arguments_of(claim.dtypes.input_dtype_with_constraints)
+    floor = max(arguments.pop("eps", 0.0), find_scale_floor(config, claim.dtypes.input_dtype))
+    activation = make_min_max(claim.flow == "qat", arguments | ({"eps": floor} if floor else {}))
     weight = _make_weight(claim.dtypes, Kind.STATIC, claim.scheme, weight_axis_of(claim), claim.flow == "qat")
     return refimpl.QConfig(activation=activation, weight=weight)
+
+
+def find_scale_floor(config: refimpl.BackendConfig, dtype: torch.dtype | None) -> float:
+    """Return the largest of the smallest scales that a config claims for static outputs of a dtype; 0: there is none.
+
+    A machine that asks it of some op may hold its scales in a form that knows no smaller one.
+    """
+    static = (dtypes for entry in config.configs for dtypes in entry.dtype_configs if not dtypes.is_dynamic)
+    ends = (dtypes.output_dtype_with_constraints for dtypes in static)
+    return max((float(end.scale_min_lower_bound or 0.0) for end in ends if end.dtype is dtype), default=0.0)
 
 
 def make_min_max(is_qat: bool, arguments: dict[str, Any]) -> Any:

@@ -26,9 +26,13 @@ def op_moves(op: Any) -> bool:
 
 
 def is_weighted_module(claim: Claim) -> bool:
-    """Tell whether the pattern's root is a module that holds a weight, or a fused one with such a module inside."""
+    """Tell whether the pattern's root is a module that holds a weight, or a fused one with such a module inside.
+
+    A vendor's own module is one if the entry names it as ``root_module``.
+    """
     root = root_of(next(leaves(claim.entry.normal_pattern)))
-    return isinstance(root, type) and root in WEIGHTED
+    is_own_root = root is claim.entry.root_module and root in own_modules_of(claim)
+    return isinstance(root, type) and (root in WEIGHTED or is_own_root)
 
 
 def own_modules_of(claim: Claim) -> tuple[type, ...]:

@@ -10,7 +10,7 @@ is tried is VERIFIED and executes quantized, by the backend's own report.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -133,3 +133,12 @@ class _Claiming(Backend):
 
     def capabilities(self) -> Capabilities:
         return self._backend.capabilities()
+
+    def qconfigs(self) -> Sequence[Any] | None:
+        return self._backend.qconfigs()
+
+    def prepare_custom_config(self) -> Any:
+        return self._backend.prepare_custom_config()
+
+    def convert_custom_config(self) -> Any:
+        return self._backend.convert_custom_config()

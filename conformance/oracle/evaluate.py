@@ -8,7 +8,6 @@ the bound lets it fall on either side of a tie, one step of error goes on; elsew
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from conformance.oracle.error_bounds import (
     OpRule,
     U,
     Value,
+    bound_evaluation,
     find_accumulator_step,
     flatten,
     map_values,
@@ -35,11 +35,29 @@ from conformance.oracle.error_bounds import (
 from conformance.oracle.grids import (
     Grid,
     NoOracleError,
+    ends_of,
+    find_nodes_left_in_float,
     grid_of,
     integers_of,
     is_constant,
     is_range_clamp,
+    lay_along,
     qparams_of,
+)
+from conformance.oracle.own_modules import (
+    add_errors,
+    allow_for_clipping,
+    copy_to_double,
+    custom_grid_of,
+    custom_qparams_of,
+    ends_of_weight,
+    find_reference_kind,
+    has_own_forward,
+    is_custom,
+    open_dot_product,
+    references_in,
+    require_weight,
+    run_in_double,
 )
 from conformance.oracle.rules_dynamic import MODULES, NODES
 from conformance.oracle.rules_weighted import FLOAT_MODULES, REFERENCE_MODULES
@@ -110,7 +128,8 @@ class Walk:
     """Evaluations of one reference graph in float64.
 
     ``counts_weights``: the error of quantizing the weights counts too (cause ``weights``): for comparing a model before
-    and after. ``dynamic_range``: the integers that a dynamic input is quantized to; None: those of its dtype.
+    and after. ``can_clip``: then also that of weights beyond their range, which a vendor's observer may leave there.
+    ``dynamic_range``: the integers that a dynamic input is quantized to; None: those of its dtype.
     """
 
     def __init__(
@@ -119,18 +138,20 @@ class Walk:
         capabilities: Capabilities | None = None,
         *,
         counts_weights: bool = False,
+        can_clip: bool = False,
         dynamic_range: tuple[int, int] | None = None,
     ) -> None:
         self.model = model
         self.capabilities = capabilities or Capabilities()
-        self.counts_weights = counts_weights
+        self.counts_weights, self.can_clip = counts_weights, can_clip
         self.dynamic_range = dynamic_range
         self.modules: dict[str, nn.Module] = dict(model.named_modules())
         self.values: dict[Node, Any] = {}
         """What each node gave in the last evaluation: Value, Quantized, Tensor or plain data."""
+        self._references = references_in(model)
         self._doubles: dict[int, nn.Module] = {}
         self._constants: dict[Node, Any] = {}
-        self._left_in_float = frozenset(_find_nodes_left_in_float(model))
+        self._left_in_float = frozenset(find_nodes_left_in_float(model))
 
     def exact(self, inputs: tuple[Any, ...]) -> tuple[Exact, ...]:
         """Evaluate on inputs; return the exact result of each output tensor, in order.
@@ -162,7 +183,7 @@ class Walk:
                 raise NoOracleError(f"the model's output {output} is not a computed tensor")
 
     def _place_on_grid(self, quantized: Quantized) -> Exact:
-        grid = grid_of(self.model, quantized.node)
+        grid = self._grid_of(quantized.node)
         computed = quantized.computed
         if computed is None:
             raise NoOracleError(f"the model's output {quantized.node} is a constant")
@@ -187,6 +208,8 @@ class Walk:
         if is_range_clamp(node) and isinstance(source, Value):
             return source  # rule: CVT-09; the grid's bounds clamp it
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda value: self.values[value])
+        if node.op == "call_module" and is_custom(self.modules[str(node.target)]):
+            return self._evaluate_custom(node, args)
         if node.op == "call_module":
             return self._evaluate_module(self.modules[str(node.target)], args, kwargs, node in self._left_in_float)
         target: Any = node.target
@@ -207,7 +230,11 @@ class Walk:
             quantize: Any = node.target
             arguments = (attribute_of(self.model, str(a.target)) if isinstance(a, Node) else a for a in node.args[1:])
             return Quantized(integers=integers_of(quantize(value, *arguments)), node=node)
-        grid = grid_of(self.model, node)
+        return self._round(node, value)
+
+    def _round(self, node: Node, value: Value) -> Quantized:
+        """A value on the grid of the node that rounds it, with the steps by which a right backend may differ."""
+        grid = self._grid_of(node)
         real = grid.integers(value.real)
         integers = real.clamp(grid.low, grid.high)
         if not value.errors and bool((real == integers.round()).all()):  # on the grid: no ambiguity
@@ -219,31 +246,52 @@ class Walk:
     def _dequantize(self, quantized: Any) -> Any:
         if isinstance(quantized, Value):  # float16: the value is what it was rounded to
             return quantized
-        scale, zero_point, axis = qparams_of(self.model, quantized.node)
+        node = quantized.node
+        is_module = node.op == "call_module"
+        found = custom_qparams_of(self.modules[str(node.target)]) if is_module else qparams_of(self.model, node)
+        scale, zero_point, axis = found
         if axis is not None:
-            scale, zero_point = _along(axis, quantized.integers, scale, zero_point)
+            scale, zero_point = lay_along(axis, quantized.integers, scale, zero_point)
         counts_weights = self.counts_weights and quantized.computed is None
         value = dequantize(quantized.integers, scale, zero_point, counts_weights=counts_weights)
+        if self.can_clip and quantized.computed is None:
+            return allow_for_clipping(value, self.values[node.args[0]], quantized.integers, ends_of(node))
         ambiguity = quantized.tie_ambiguity
         if ambiguity is None or not bool(ambiguity.any()):
             return value
         return replace(value, errors={"upstream": ambiguity * scale, **value.errors})
 
+    def _grid_of(self, node: Node) -> Grid:
+        is_module = node.op == "call_module"
+        return custom_grid_of(self.modules[str(node.target)]) if is_module else grid_of(self.model, node)
+
+    def _evaluate_custom(self, node: Node, args: tuple[Any, ...]) -> Quantized:
+        """A vendor's quantized class of a custom module: its float function, on the grid of its own. (CUS-01)"""
+        module = self.modules[str(node.target)]
+        values = tuple(self._dequantize(each) if isinstance(each, Quantized) else each for each in args)
+        function: Any = self._copy_to_double(module).float_function
+        call = OpCall(function=function, args=values, kwargs={}, capabilities=self.capabilities)
+        call = replace(call, result=run_in_double(call))
+        errors = bound_evaluation(int(getattr(module, "roundings", 0)), call)
+        return self._round(node, Value(real=call.result, errors=errors))
+
     def _evaluate_module(
         self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_left: bool = False
     ) -> Any:
         if isinstance(module, nn.Sequential):
-            return self._evaluate_chain(module, args)
+            value = self._evaluate_chain(module, args)
+            return self._evaluate_forward(module, value, args, kwargs) if has_own_forward(module) else value
         if type(module) in MODULES:
             return MODULES[type(module)](self, module, args, kwargs)
-        kind = next((each for each in type(module).__mro__ if each in REFERENCE_MODULES), None)
-        if kind is not None:
+        if (kind := find_reference_kind(module)) is not None:
             function, args = REFERENCE_MODULES[kind](module, self._read_weight(module), *args, **kwargs)
             return self._call_op(_find_rule(function), function, args, {})
         if type(module) in FLOAT_MODULES:  # its products are summed in float32, whatever is done with integers
             weight = Value(real=module.weight.detach().double())
             function, args = FLOAT_MODULES[type(module)](module, weight, *args, **kwargs)
             return self._call_op(_find_rule(function), function, args, {}, sums_floats=True)
+        if hasattr(module, "get_quantized_weight"):
+            return self._evaluate_own_reference(module, args, kwargs)
         rule = rule_of(type(module))
         if rule is None:
             raise NoOracleError(f"no rule in the oracle's table for module {type(module).__name__}")
@@ -258,10 +306,46 @@ class Walk:
                 value = self._call_op(_find_rule(module.add), module.add, (value, *second), {})
         return value
 
+    def _evaluate_own_reference(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
+        """A vendor's own reference module: its forward in float64, within the bounds of what is known of it.
+
+        Of a dot product those of the rule for dot products, whose errors its forward must not enlarge; of one that is
+        registered with roundings, those of their own. (NUM-04) Where weights count, it has its float weight.
+        """
+        require_weight(module)
+        if self.counts_weights:
+            return self._evaluate_forward(module, Value(real=torch.empty(0)), args, kwargs)
+        roots = [root for root, reference in self._references.items() if reference is type(module)]
+        rule = next((rule for op in (type(module), *roots) if (rule := rule_of(op)) is not None), None)
+        operands = open_dot_product(module, roots, lambda: self._read_weight(module), args, kwargs)
+        if operands is not None:
+            function, opened = operands
+            known = self._call_op(_find_rule(function), function, opened, {})
+            args = map_values(args, lambda value: Value(real=value.real), Tensor.clone)  # their errors are in `known`
+        elif rule is None:
+            text = f"no rule in the oracle's table for module {type(module).__name__}"
+            raise NoOracleError(f"{text}: register its pattern with roundings")
+        else:
+            known = Value(real=torch.empty(0))
+        value = self._evaluate_forward(module, known, args, kwargs)
+        if rule is None:
+            return value
+        call = OpCall(function=module, args=args, kwargs=kwargs, capabilities=self.capabilities, result=value.real)
+        return replace(value, errors=add_errors(value.errors, rule.bound(call)))
+
+    def _evaluate_forward(self, module: Any, known: Value, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
+        """A module's own forward in float64, with the errors of a value that it is computed from."""
+        call = OpCall(function=self._copy_to_double(module), args=args, kwargs=kwargs, capabilities=self.capabilities)
+        return replace(known, real=run_in_double(call))
+
     def _copy_to_double(self, module: nn.Module) -> nn.Module:
-        """The module in float64, made once."""
+        """The module in float64, made once; its weights are as folded to integers, or float where weights count."""
+
+        def read(part: Any) -> Tensor:
+            return part.weight.detach().double() if self.counts_weights else self._read_weight(part).real
+
         if id(module) not in self._doubles:
-            self._doubles[id(module)] = copy.deepcopy(module).double().eval()
+            self._doubles[id(module)] = copy_to_double(module, read)
         return self._doubles[id(module)]
 
     def _read_weight(self, module: Any) -> Value:
@@ -271,8 +355,9 @@ class Walk:
         integers = integers_of(module.get_quantized_weight())
         scale, zero_point = module.weight_scale.double(), module.weight_zero_point.double()
         axis = int(module.weight_axis) if scale.numel() > 1 else 0
-        scale, zero_point = _along(axis, integers, scale, zero_point)
-        return dequantize(integers, scale, zero_point, counts_weights=self.counts_weights)
+        scale, zero_point = lay_along(axis, integers, scale, zero_point)
+        value = dequantize(integers, scale, zero_point, counts_weights=self.counts_weights)
+        return allow_for_clipping(value, module.weight, integers, ends_of_weight(module)) if self.can_clip else value
 
     def _call_op(
         self, rule: OpRule, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *,
@@ -297,29 +382,12 @@ class Walk:
         return Value(real=result, errors=errors, step=step)
 
 
-def _along(axis: int, integers: Tensor, *qparams: Tensor) -> list[Tensor]:
-    """Qparams per channel, or one for all, in a shape that broadcasts to the integers along an axis."""
-    shape = [1] * integers.dim()
-    shape[axis] = -1
-    return [numbers.reshape(shape) for numbers in qparams]
-
-
 def _find_rule(function: Any) -> OpRule:
     """The rule of a function that a module computes."""
     rule = rule_of(function)
     if rule is None:
         raise NoOracleError(f"no rule in the oracle's table for {function}")
     return rule
-
-
-def _find_nodes_left_in_float(model: GraphModule) -> Iterator[Node]:
-    """Nodes from which no way leads to a quantize."""
-    quantized_later = set[Node]()
-    for node in reversed(model.graph.nodes):
-        if is_quantize(node) or quantized_later.intersection(node.users):
-            quantized_later.add(node)
-        else:
-            yield node
 
 
 def _enter(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,13 @@ def integers_of(tensor: Tensor) -> Tensor:
     return (tensor.int_repr() if tensor.is_quantized else tensor).double()
 
 
+def lay_along(axis: int, integers: Tensor, *qparams: Tensor) -> list[Tensor]:
+    """Return qparams per channel, or one for all, in a shape that broadcasts to the integers along an axis."""
+    shape = [1] * integers.dim()
+    shape[axis] = -1
+    return [numbers.reshape(shape) for numbers in qparams]
+
+
 def qparams_of(model: GraphModule, node: Node) -> tuple[Tensor, Tensor, int | None]:
     """Return scale and zero point (float64) of a quantize node, and the axis if they are per channel."""
     scale, zero_point = (
@@ -99,16 +107,32 @@ def is_constant(node: Node) -> bool:
     return node.op == "get_attr" or (node.op != "placeholder" and all(map(is_constant, node.all_input_nodes)))
 
 
+def find_nodes_left_in_float(model: GraphModule) -> Iterator[Node]:
+    """Yield the nodes from which no way leads to a quantize."""
+    quantized_later = set[Node]()
+    for node in reversed(model.graph.nodes):
+        if is_quantize(node) or quantized_later.intersection(node.users):
+            quantized_later.add(node)
+        else:
+            yield node
+
+
+def ends_of(node: Node) -> tuple[int, int]:
+    """Return the lowest and the highest integer that a quantize node gives, but for a clamp before it."""
+    bounds = node.args[-3:-1] if len(node.args) in (6, 7) else ()
+    dtype = node.args[-1]
+    assert isinstance(dtype, torch.dtype)
+    return (int(bounds[0]), int(bounds[1])) if bounds else dtype_range(dtype)  # type: ignore[arg-type]
+
+
 def grid_of(model: GraphModule, node: Node) -> Grid:
     """Return the grid of a per-tensor quantize node, in either form of the reference model."""
     scale, zero_point, _ = qparams_of(model, node)
     dtype = node.args[-1]
     assert isinstance(dtype, torch.dtype)
-    low, high = dtype_range(dtype)
+    low, high = ends_of(node)
     source: Any = node.args[0]
-    if len(node.args) == 6:  # decomposed: (x, scale, zero point, quant_min, quant_max, dtype)
-        low, high = int(node.args[3]), int(node.args[4])  # type: ignore[arg-type]
-    elif is_range_clamp(source):
+    if len(node.args) != 6 and is_range_clamp(source):
         low, high = (round(bound / float(scale)) + int(zero_point) for bound in source.args[1:])
     name = str(dtype).removeprefix("torch.")
     return Grid(scale=float(scale), zero_point=int(zero_point), low=low, high=high, dtype=name)

@@ -73,6 +73,7 @@ class ClaimRun:
     """
 
     def __init__(self, bench: Bench, claim: Claim) -> None:
+        claim = replace(claim, preparation=bench.preparation)
         self.bench = bench
         self.claim = claim
         self.cases: tuple[Case, ...] = ()
@@ -198,6 +199,7 @@ def rebuild(bench: Bench, claim: Claim, where: Where) -> ReferenceCase:
 
     Raises StageError for what the flow refuses.
     """
+    claim = replace(claim, preparation=bench.preparation)
     case = find_case(bench, claim, where)
     result: Any = case
     for stage in (FuseStage(bench, claim), PrepareStage(bench, claim), ConvertStage(bench, claim)):

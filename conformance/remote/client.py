@@ -14,7 +14,7 @@ import socket
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -81,6 +81,18 @@ class RemoteBackend(Backend):
     def capabilities(self) -> Capabilities:
         """Return what the backend declares."""
         return self.description.capabilities
+
+    def qconfigs(self) -> Sequence[Any] | None:
+        """Return the vendor's QConfigs, where its code is imported; None: the suite's."""
+        return self.description.preparation.qconfigs
+
+    def prepare_custom_config(self) -> Any:
+        """Return the custom config for prepare, where the vendor's code is imported."""
+        return self.description.preparation.prepare
+
+    def convert_custom_config(self) -> Any:
+        """Return the custom config for convert, where the vendor's code is imported."""
+        return self.description.preparation.convert
 
     def versions(self) -> dict[str, str]:
         """Return the versions that the backend names."""

@@ -11,6 +11,7 @@ from backends.base import Backend, Capabilities, Representation, Taken
 from backends.discovery import describe_error
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.limits import LimitsError, check_limits
+from conformance.claims.preparation import OWN_OF_THE_SUITE, Preparation
 from conformance.claims.registry import registered_for
 from conformance.ops.table import OP_SAMPLES
 from conformance.remote.config_data import ConfigDataError, config_from_data, config_to_data, has_own_code
@@ -35,7 +36,8 @@ class Limit(tuple[Any, ...]):
 class Description:
     """A backend as the judge knows it. ``unavailable``: why it cannot run here; the rest is then empty.
 
-    ``own``: the IDs of claims that need the vendor's own classes or functions: of the pattern, of its fusion or root.
+    ``own``: the IDs of claims that need the vendor's own classes or functions: of the pattern, of its fusion or root;
+    all claims if the vendor ``prepares`` models its own way. ``preparation`` is known where its code is imported.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Description:
     capabilities: Capabilities
     config: BackendConfig
     own: frozenset[str] = frozenset()
+    prepares: bool = False
+    preparation: Preparation = OWN_OF_THE_SUITE
 
 
 def describe(backend: Backend) -> dict[str, Any]:
@@ -76,6 +80,10 @@ def describe(backend: Backend) -> dict[str, Any]:
         claims = enumerate_claims(config, capabilities)
     except Exception as error:
         raise DescriptionError(f"what backend_config() returned cannot be read: {describe_error(error)}") from error
+    try:
+        given = Preparation.of(backend)
+    except _FAULTS as error:
+        raise DescriptionError(f"qconfigs() or a custom config: {describe_error(error)}") from error
     versions = _ask(backend, "versions")
     try:
         data["versions"] = {str(key): str(value) for key, value in dict(versions).items()}
@@ -83,6 +91,7 @@ def describe(backend: Backend) -> dict[str, Any]:
         raise DescriptionError(f"versions() returned {versions!r}; return a dict of strings") from error
     data["capabilities"] = _spell_capabilities(capabilities)
     data["config"] = config_to_data(config)
+    data["prepares"] = given != OWN_OF_THE_SUITE
     data["registered"] = [claim.id for claim in claims if registered_for(claim.entry.normal_pattern) is not None]
     return data
 
@@ -165,11 +174,16 @@ def _read_description(data: Mapping[str, Any]) -> Description:
     capabilities = Capabilities(**{**spelled, "weight_schemes": tuple(spelled["weight_schemes"]), "limits": limits})
     config = config_from_data(data["config"])
     registered = frozenset(map(str, data["registered"]))
+    prepares = bool(data["prepares"])
     own = {
-        claim.id for claim in enumerate_claims(config, capabilities) if claim.id in registered or needs_own_code(claim)
+        claim.id
+        for claim in enumerate_claims(config, capabilities)
+        if prepares or claim.id in registered or needs_own_code(claim)
     }
     versions = {str(key): str(value) for key, value in data["versions"].items()}
-    return replace(known, versions=versions, capabilities=capabilities, config=config, own=frozenset(own))
+    return replace(
+        known, versions=versions, capabilities=capabilities, config=config, own=frozenset(own), prepares=prepares
+    )
 
 
 def needs_own_code(claim: Claim) -> bool:

@@ -11,6 +11,7 @@ from backends.base import Backend, Representation
 from backends.discovery import find_backend
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.preparation import Preparation
 from conformance.machine.isolation import CAN_FORK, Ending, Forked, InProcess, Isolation, Serve, WorkResult
 from conformance.machine.process import freeze_memory
 from conformance.pipeline.claim_run import run_claim
@@ -121,7 +122,9 @@ def _import_own(run: Run) -> Run:
     assert isinstance(run.backend, RemoteBackend)
     real = find_backend(run.options.backend)
     config, capabilities = as_backend_config(real.backend_config()), real.capabilities()
-    description = replace(run.backend.description, config=config, capabilities=capabilities)
+    description = replace(
+        run.backend.description, config=config, capabilities=capabilities, preparation=Preparation.of(real)
+    )
     return open_run(run.options, run.backend.described_as(description))
 
 

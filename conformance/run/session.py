@@ -20,6 +20,7 @@ from backends.base import Backend, Capabilities, Representation, Taken
 from backends.discovery import BackendNotFound, describe_error, find_backend
 from conformance.claims.claim import Claim, config_digest, enumerate_claims
 from conformance.claims.limits import LimitsError, check_limits
+from conformance.claims.preparation import Preparation
 from conformance.facts import unclaimed
 from conformance.facts.fingerprint import jobs as fingerprint
 from conformance.fuzz import search as fuzz
@@ -209,6 +210,8 @@ def open_run(options: Options, backend: Backend) -> Run:
         raise pytest.UsageError(
             f"backend {backend.name}: what backend_config() returned cannot be read: {describe_error(error)}"
         ) from error
+    with raise_usage_error_for(Exception, f"backend {backend.name}: qconfigs() or a custom config: "):
+        Preparation.of(backend)
     if not claims:
         raise pytest.UsageError(f"backend {backend.name}: backend_config() claims nothing: no entry has a dtype config")
     jobs = _jobs_of(options.profile, config, capabilities)

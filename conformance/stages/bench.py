@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 from backends.base import Backend, Representation
 from conformance.claims.claim import enumerate_claims
 from conformance.claims.effort import PROFILES
+from conformance.claims.preparation import Preparation
 from conformance.claims.quick import Share, shares_of
 from refimpl import BackendConfig, convert_to_reference_decomposed_fx
 from refimpl.backend_config import as_backend_config
@@ -40,6 +41,7 @@ class Bench:
         self.effort = PROFILES[profile] if max_examples is None else PROFILES[profile].with_examples(max_examples)
         self.capabilities = backend.capabilities()
         self.config: BackendConfig = as_backend_config(backend.backend_config())
+        self.preparation = Preparation.of(backend)
 
     @cached_property
     def shares(self) -> dict[str, Share]:
@@ -54,4 +56,5 @@ class Bench:
     def convert(self, prepared: GraphModule) -> GraphModule:
         """Return the reference model in the backend's representation."""
         is_quantized = self.backend.representation is Representation.QUANTIZED
-        return (convert_to_bounded_reference_fx if is_quantized else convert_to_reference_decomposed_fx)(prepared)
+        convert = convert_to_bounded_reference_fx if is_quantized else convert_to_reference_decomposed_fx
+        return convert(prepared, self.preparation.convert)

@@ -12,25 +12,32 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from conformance.claims.build import PRELUDE, Preluded
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch, draw_calibration_inputs
-from conformance.claims.qconfigs import qconfig_for, weight_axis_of, wide_qconfig_for
+from conformance.claims.qconfigs import Kind, kind_of, qconfig_for, weight_axis_of, wide_qconfig_for
 from conformance.claims.traits import own_modules_of
 from conformance.stages.attribution import unravel_index
 from refimpl import BackendConfig, PrepareCustomConfig, QConfigMapping, explain, prepare_fx, prepare_qat_fx
+from refimpl.patterns import is_match_all, leaves
 
 
-def mapping_for(claim: Claim, case: Case, model: nn.Module) -> QConfigMapping:
-    """Return the mapping that the claim is about; an identity before its pattern has its own QConfig."""
-    mapping = QConfigMapping().set_global(qconfig_for(claim, is_symmetric=case.regime.is_symmetric))
-    return mapping.set_module_name(PRELUDE, wide_qconfig_for(claim)) if isinstance(model, Preluded) else mapping
+def mapping_for(claim: Claim, case: Case, config: BackendConfig) -> QConfigMapping:
+    """Return the mapping that the claim is about. Fixed qparams are the pattern's alone: its input is measured."""
+    qconfig = qconfig_for(claim, is_symmetric=case.regime.is_symmetric)
+    if kind_of(claim.dtypes) is not Kind.FIXED:
+        return QConfigMapping().set_global(qconfig)
+    mapping = QConfigMapping().set_global(wide_qconfig_for(claim, config))  # rule: OBS-14
+    for op in leaves(claim.entry.normal_pattern):
+        if not is_match_all(op):
+            mapping.set_object_type(op, qconfig)
+    return mapping
 
 
 def leaves_of(claim: Claim) -> PrepareCustomConfig:
-    """Return the custom config that keeps tracing out of the pattern's own modules."""
-    return PrepareCustomConfig().set_non_traceable_module_classes(list(own_modules_of(claim)))
+    """Return the vendor's custom config, which also keeps tracing out of the pattern's own modules."""
+    custom = copy.copy(claim.preparation.prepare)
+    return custom.set_non_traceable_module_classes([*custom.non_traceable_module_classes, *own_modules_of(claim)])
 
 
 def prepare_case(
@@ -54,7 +61,7 @@ def prepare_case(
     copies = tuple(tuple(each.clone() for each in inputs) for inputs in batches)  # ops in place change them
     if case.regime.has_ties:
         _round_parameters(claim, model)
-    mapping = mapping_for(claim, case, model)
+    mapping = mapping_for(claim, case, config)
     if claim.flow == "qat":
         prepared = prepare_qat_fx(copy.deepcopy(model).train(), mapping, None, leaves_of(claim), backend_config=config)
         on_untrained(prepared)

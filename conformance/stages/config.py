@@ -18,12 +18,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.plan import plan_cases
+from conformance.claims.qconfigs import Kind, describe_misfit, kind_of, wide_qconfig_for
 from conformance.claims.quick import Share
 from conformance.machine.guard import Finds, guard
 from conformance.stages.bench import Bench
 from conformance.stages.stage import Problem, StageError
 from refimpl import BackendConfig, BackendPatternConfig, DTypeWithConstraints
 from refimpl.backend_config import lint_entry
+from refimpl.dtype_choice import ObserverReader, choose_dtype_config
 from refimpl.observers import dtype_range, is_quantized_dtype
 from refimpl.patterns import Pattern, is_match_all, leaves, pattern_name
 from reports.verdicts import Verdict
@@ -34,6 +36,8 @@ def plan_claim(bench: Bench, claim: Claim) -> tuple[Case, ...]:
     problem = lint(claim, bench.config)
     if problem is not None:
         raise StageError(problem.rule, problem.verdict, problem.message)
+    if (reason := describe_misfit(claim)) is not None:
+        raise StageError("DTY-02", Verdict.UNEXERCISED, reason)
     limit = bench.effort.cases
     share = bench.shares.get(claim.id, Share()) if limit is not None else Share()
     has_prelude = _has_prelude(claim, bench.config)
@@ -44,9 +48,12 @@ def plan_claim(bench: Bench, claim: Claim) -> tuple[Case, ...]:
 
 
 def _has_prelude(claim: Claim, config: BackendConfig) -> bool:
-    """Tell whether an identity before the pattern is quantized too, and so can widen the pattern's input."""
+    """Tell whether the config takes an identity before a pattern of fixed qparams, so that an op makes its input."""
+    if kind_of(claim.dtypes) is not Kind.FIXED:
+        return False
+    facts = ObserverReader().read_qconfig(wide_qconfig_for(claim, config))
     entries = [entry for entry in config.configs if entry.normal_pattern is nn.Identity]
-    return claim.dtypes.input_dtype in [dtypes.input_dtype for entry in entries for dtypes in entry.dtype_configs]
+    return any(choose_dtype_config(facts, entry.dtype_configs, has_weight=False)[0] for entry in entries)
 
 
 def lint(claim: Claim, config: BackendConfig) -> Problem | None:

@@ -22,7 +22,8 @@ from conformance.claims.qconfigs import INTEGERS, kind_of
 from conformance.claims.traits import is_weighted_module
 from conformance.machine.guard import guard
 from conformance.oracle.evaluate import READS_SHAPE, Walk
-from conformance.oracle.grids import Grid, NoOracleError, placeholder_grids, quantized_from
+from conformance.oracle.grids import Grid, NoOracleError, integers_of, lay_along, placeholder_grids, quantized_from
+from conformance.oracle.own_modules import HELD, find_reference_kind, is_custom
 from conformance.stages.calibration import keeps_statistics
 from conformance.stages.dynamic_checks import check_reference_dynamic
 from conformance.stages.meaning import run_in_float64
@@ -78,7 +79,8 @@ class ConvertStage(CaseStage[PreparedCase, ReferenceCase]):
         if case.variant not in self.proven:
             is_trained = self.claim.flow == "qat" and keeps_statistics(before.model)
             original = before.model if is_trained else before.built.model
-            raise_problem(check_meaning(original, model, reference.inputs[0].tensors), model)
+            can_clip = self.claim.preparation.qconfigs is not None
+            raise_problem(check_meaning(original, model, reference.inputs[0].tensors, can_clip=can_clip), model)
             self.proven.add(case.variant)
         raise_problem(before.misfit, model)
         return reference
@@ -100,11 +102,18 @@ def check_reference(claim: Claim, reference: GraphModule) -> Problem | None:
     ends += [("input", quantized_from(user)) for user in users if user.target not in READS_SHAPE]
     for role, node in ends:
         claimed = getattr(claim.dtypes, f"{role}_dtype")
+        custom = reference.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if custom is not None and is_custom(custom):  # it quantizes its result itself (CUS-01)
+            if custom.dtype is not claimed:
+                return Problem(
+                    rule="CVT-01", message=f"{role} is quantized to {custom.dtype}; the claim says {claimed}"
+                )
+            continue
         if not is_quantize(node):
             return Problem(rule="CVT-01", message=f"{role}: {node} is not a quantize node")
         if claimed is not None and node.args[-1] not in (claimed, PLAIN_DTYPE.get(claimed)):
             return Problem(rule="CVT-01", message=f"{role} is quantized to {node.args[-1]}; the claim says {claimed}")
-    return check_root(claim, reference)
+    return check_root(claim, reference) or check_own_weights(claim, reference)
 
 
 @guard("convert.check_root")
@@ -114,19 +123,50 @@ def check_root(claim: Claim, reference: GraphModule) -> Problem | None:
         return None
     if any(hasattr(module, "get_quantized_weight") for module in reference.modules()):
         return None
+    own = claim.entry.reference_quantized_module
+    if own is not None and any(type(module) is own for module in reference.modules()):
+        text = f"reference module {own.__name__} shows no integers: it has no get_quantized_weight()"
+        return Problem(rule="CVT-02", message=text)
     return Problem(rule="CVT-02", message="the root was not swapped for its reference module: the weight is float")
 
 
+@guard("convert.check_own_weights")
+def check_own_weights(claim: Claim, reference: GraphModule) -> Problem | None:
+    """Check that a vendor's own reference module holds the nearest integers of its float weight. (CVT-02)
+
+    Up to the float32 rounding of the quotient. A vendor's own observer may leave weights beyond the ends of the range.
+    """
+    for module in reference.modules():
+        own: Any = module
+        is_own = hasattr(own, "get_quantized_weight") and find_reference_kind(own) is None
+        if not is_own or type(own).__module__.startswith("torch.") or not all(hasattr(own, name) for name in HELD):
+            continue
+        integers = integers_of(own.get_quantized_weight())
+        axis = int(own.weight_axis) if own.weight_scale.numel() > 1 else 0
+        scale, zero_point = lay_along(axis, integers, own.weight_scale.double(), own.weight_zero_point.double())
+        exact = own.weight.detach().double() / scale + zero_point
+        if claim.preparation.qconfigs is not None:
+            exact = exact.clamp(integers.min(), integers.max())
+        distance = float((integers - exact).abs().max())
+        if distance > 0.5 + 2.0**-10:
+            text = f"{type(own).__name__}'s integers are up to {distance:.6g} steps from its float weight"
+            return Problem(rule="CVT-02", message=text)
+    return None
+
+
 @guard("convert.check_meaning")
-def check_meaning(model: nn.Module, reference: GraphModule, inputs: tuple[Tensor, ...]) -> Problem | None:
+def check_meaning(
+    model: nn.Module, reference: GraphModule, inputs: tuple[Tensor, ...], *, can_clip: bool = False
+) -> Problem | None:
     """Check that the reference model computes the float model's function, up to its weights' rounding. (FUS-06, CVT-02)
 
     On inputs that lie on the grids, both in float64, the results may differ by the effect of half a step of each weight
     on the inputs' absolute values, by the float32 rounding of the inputs, and by that of a batch norm that fuse folded:
-    2⁻¹⁶ of the largest result, far above any such rounding and far below any fault of structure.
+    2⁻¹⁶ of the largest result, far above any such rounding and far below any fault of structure. ``can_clip``: weights
+    may also be left beyond their range, by a vendor's own observer.
     """
     try:
-        exacts = Walk(reference, counts_weights=True).exact(inputs)
+        exacts = Walk(reference, counts_weights=True, can_clip=can_clip).exact(inputs)
     except NoOracleError:
         return None  # numerics will say so
     largest = max((float(x.abs().max()) for x in inputs if x.is_floating_point() and x.numel()), default=0.0)

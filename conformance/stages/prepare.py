@@ -97,6 +97,8 @@ def check_prepared(claim: Claim, prepared: GraphModule) -> Problem | None:
     if decision is None:
         matches = ", ".join(f"{each.pattern} at {each.node}" for each in explain(prepared).plan.decisions) or "none"
         return Problem(rule="PAT-07", message=f"expected one match of the pattern; found {matches}")
+    if decision.kind == "custom module" and decision.is_quantized and kind_of(claim.dtypes) in INTEGERS:
+        return check_observers(decision, prepared)  # no dtype config decides about it (CUS-01)
     if decision.dtype_config is None:
         return Problem(rule="DTY-02", message=f"the pattern stays float: {decision.reason}")
     if decision.dtype_config != claim.dtypes:

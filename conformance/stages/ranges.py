@@ -6,8 +6,8 @@ the reference model and in the backend's: comparing these two shows nothing, but
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -17,9 +17,11 @@ from torch.fx import GraphModule
 from conformance.claims.inputs import Batch
 from conformance.machine.guard import guard
 from conformance.stages.stage import Problem
-from refimpl import RefimplError, explain
+from refimpl import MinMaxObserver, RefimplError, explain
+from refimpl.dtype_choice import ObserverFacts
 from refimpl.dtype_config import DTypeConfig
 from refimpl.plan import Plan
+from refimpl.qparams import is_quantized_dtype, read_qparams
 from refimpl.quality_walk import LayerEdge, OutputGrid, QualityWalk, Reading, copy_tensors, flatten
 
 Seen: TypeAlias = dict[LayerEdge, tuple[float, float, OutputGrid]]
@@ -44,13 +46,18 @@ def check_ranges(reference: GraphModule, batches: Sequence[Batch]) -> Problem | 
     Qparams that the claim fixes are for results that reach the end of a whole step, as 1 where the largest integer is
     255/256. They are not checked on inputs, and on values that share an observer with such a result: a pool may sum
     them. Float32 rounding comes on top (`ROUNDING`).
+
+    Of any other observer, such as a vendor's own, a new one of its kind that sees the same values says what is right.
     """
     seen: Seen = {}
+    plan = explain(reference).plan
+    again = _Observers(plan)
 
     def measure(layer: LayerEdge, reading: Reading) -> None:
         values = [each for each in flatten(reading.floating) if isinstance(each, Tensor) and each.numel()]
         if reading.grid is None or not values:
             return
+        again.show(layer, values)
         low, high, _ = seen.get(layer, (0.0, 0.0, reading.grid))
         ends = [(float(each.min()), float(each.max())) for each in values]
         seen[layer] = min(low, *(end[0] for end in ends)), max(high, *(end[1] for end in ends)), reading.grid
@@ -62,28 +69,82 @@ def check_ranges(reference: GraphModule, batches: Sequence[Batch]) -> Problem | 
                 walk.run(copy_tensors(batch), copy_tensors(batch))
     except RefimplError:
         return None  # numerics will say so
-    return next(_find_misfits(walk, explain(reference).plan, seen), None)
+    return next(_find_misfits(walk, plan, seen, again), None)
 
 
-def _find_misfits(walk: QualityWalk, plan: Plan, seen: Seen) -> Iterator[Problem]:
+class _Observers:
+    """New observers of the kinds in a plan that do not measure the smallest and the largest value, by group."""
+
+    def __init__(self, plan: Plan) -> None:
+        slots = [slot for slot in plan.slots if slot.role != "weight"]
+        kinds = {make for make in {slot.make for slot in slots} if not _measures_ends(make())}
+        groups = Counter(value for value, _ in {(slot.value, slot.group) for slot in slots})
+        others = [slot for slot in slots if slot.make in kinds and groups[slot.value] == 1]  # else one value, two grids
+        self._others = {slot.group: slot.make() for slot in others}
+        self._groups = {slot.value: slot.group for slot in others}
+
+    def show(self, layer: LayerEdge, values: Sequence[Tensor]) -> None:
+        """Show the values of a layer to its observer."""
+        if layer.name in self._groups:
+            for each in values:
+                self._others[self._groups[layer.name]](each)
+
+    def grid_of(self, layer: LayerEdge) -> OutputGrid | None:
+        """Return the grid that a layer's observer gives; None: it is one of the smallest and the largest value."""
+        if layer.name not in self._groups:
+            return None
+        qparams = read_qparams(self._others[self._groups[layer.name]])
+        scale, zero_point = float(qparams.scale), int(qparams.zero_point)
+        low, high = ((end - zero_point) * scale for end in (qparams.quant_min, qparams.quant_max))
+        return OutputGrid(scale, low, high)
+
+
+def _measures_ends(observer: Any) -> bool:
+    """Tell whether an observer's qparams are those of the smallest and the largest value, or none that it measures."""
+    inner = getattr(observer, "activation_post_process", observer)
+    is_open = ObserverFacts.of(observer).fixed is None and is_quantized_dtype(getattr(inner, "dtype", None))
+    return type(inner) is MinMaxObserver or not is_open or bool(getattr(inner, "is_dynamic", False))
+
+
+def _find_misfits(walk: QualityWalk, plan: Plan, seen: Seen, again: _Observers) -> Iterator[Problem]:
     groups = defaultdict[str, set[int]](set)  # of the observers that see a value, by the value's name (OBS-02)
     for slot in plan.slots:
         groups[slot.value].add(slot.group)
     together = _find_largest_values(groups, seen)
     exact = _exact_groups_of(plan)
-    smallest = max((_smallest_scale_of(each.qconfig) for each in plan.decisions if each.qconfig), default=0.0)
+    smallest = max(map(_smallest_scale_of, {slot.make for slot in plan.slots if slot.role != "weight"}), default=0.0)
     for layer, (low, high, grid) in seen.items():
         at_output = layer.decision is not None and _is_exact(layer.decision.dtype_config, "output")
         if not at_output and (_is_fixed_input(walk, layer) or not exact.isdisjoint(groups[layer.name])):
             continue
+        right = again.grid_of(layer)
+        if right is not None:
+            if not _is_same(grid, right):
+                yield Problem(rule="CVT-01", message=f"{_describe(layer, grid)}; its observer gives {_spell(right)}")
+            continue
         steps = (grid.high - grid.low) / grid.scale
         slack = grid.scale * ((1.0 if at_output else 0.5) + steps * ROUNDING)
-        text = f"{layer.name} is quantized to {grid.low:.6g}..{grid.high:.6g} in steps of {grid.scale:.6g}"
+        text = _describe(layer, grid)
         if low < grid.low - slack or high > grid.high + slack:
             yield Problem(rule="CVT-01", message=f"{text}; it is {low:.6g}..{high:.6g} in calibration")
         elif not at_output and grid.scale > max(2 * together[layer] / steps, smallest) * (1 + ROUNDING):
             reason = f"calibration has at most {together[layer]:.6g} there, which explains no such step"
             yield Problem(rule="CVT-01", message=f"{text}; {reason}")
+
+
+def _is_same(grid: OutputGrid, right: OutputGrid) -> bool:
+    """Tell whether two grids are the same but for float32 rounding of the values that were observed."""
+    room = right.scale * (0.5 + (right.high - right.low) / right.scale * ROUNDING)
+    is_near = abs(grid.low - right.low) <= room and abs(grid.high - right.high) <= room
+    return is_near and abs(grid.scale - right.scale) <= right.scale * ROUNDING
+
+
+def _describe(layer: LayerEdge, grid: OutputGrid) -> str:
+    return f"{layer.name} is quantized to {_spell(grid)}"
+
+
+def _spell(grid: OutputGrid) -> str:
+    return f"{grid.low:.6g}..{grid.high:.6g} in steps of {grid.scale:.6g}"
 
 
 def _exact_groups_of(plan: Plan) -> set[int]:
@@ -102,9 +163,9 @@ def _find_largest_values(groups: dict[str, set[int]], seen: Seen) -> dict[LayerE
     return {layer: max([value, *(largest[group] for group in groups[layer.name])]) for layer, value in own.items()}
 
 
-def _smallest_scale_of(qconfig: Any) -> float:
-    """Return the smallest scale that a QConfig's observer of activations gives."""
-    observer = qconfig.activation()
+def _smallest_scale_of(make: Callable[..., Any]) -> float:
+    """Return the smallest scale that a slot's observer gives."""
+    observer = make()
     return float(getattr(getattr(observer, "activation_post_process", observer), "eps", 0.0))
 
 

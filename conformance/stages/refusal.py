@@ -20,7 +20,7 @@ import refimpl
 from conformance.claims.build import Preluded
 from conformance.claims.case import Case
 from conformance.claims.claim import NO_WEIGHT, Claim
-from conformance.claims.qconfigs import make_min_max, observer_arguments_of, qconfig_for
+from conformance.claims.qconfigs import make_min_max, observer_arguments_of, suite_qconfig_for
 from conformance.machine.guard import guard
 from conformance.stages.bench import Bench
 from conformance.stages.calibration import leaves_of
@@ -74,6 +74,8 @@ def try_edges(claim: Claim, case: Case, model: nn.Module, config: refimpl.Backen
     """
     if claim.entry.observation_type is refimpl.ObservationType.INPUT_OUTPUT_NOT_OBSERVED:
         return None, 0  # no QConfig decides about an op that reads a shape (OBS-10)
+    if claim.entry.normal_pattern in claim.preparation.custom_modules:
+        return None, 0  # no dtype config decides about a custom module (CUS-01)
     model = model.inner if isinstance(model, Preluded) else model
     deciding = _restrict_entries(claim, config)
     inside, outside = list(edges_inside(claim)), list(edges_outside(claim))
@@ -88,7 +90,7 @@ def try_edges(claim: Claim, case: Case, model: nn.Module, config: refimpl.Backen
 
 def edges_outside(claim: Claim) -> Iterator[EdgeQConfig]:
     """Yield QConfigs that break one rule each, by as little as possible."""
-    base = qconfig_for(claim)
+    base = suite_qconfig_for(claim)
     for name, rule, side, change in _OUTSIDE:
         constraints = _constraints_of(claim, side)
         changed = change(claim, constraints, getattr(base, side)) if constraints else None
@@ -100,7 +102,7 @@ def edges_outside(claim: Claim) -> Iterator[EdgeQConfig]:
 
 def edges_inside(claim: Claim) -> Iterator[EdgeQConfig]:
     """Yield the QConfig that keeps each of a claim's bounds exactly, where the claim's own does not ask the same."""
-    base = qconfig_for(claim)
+    base = suite_qconfig_for(claim)
     qconfig = base._replace(**{side: _bind_bounds(_constraints_of(claim, side), getattr(base, side)) for side in SIDES})
     if any(ObserverFacts.of(getattr(qconfig, side)()) != ObserverFacts.of(getattr(base, side)()) for side in SIDES):
         yield EdgeQConfig(name="exactly the bounds", qconfig=qconfig)

@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 
 from conformance.claims.claim import NO_WEIGHT, Claim, Flow
 from conformance.claims.inputs import Batch
-from conformance.claims.qconfigs import Kind, kind_of, qconfig_for, weight_axis_of
+from conformance.claims.qconfigs import Kind, describe_misfit, kind_of, qconfig_for, weight_axis_of
 from conformance.stages.bench import Bench
 from conformance.stages.meaning import tensors_of
 from conformance.stages.ranges import check_ranges
@@ -65,7 +65,8 @@ def make_mapping(claims: Iterable[Claim], setup: ModelSetup, model: nn.Module) -
         rank = _rank(claim, setup)
         root = next(leaf for leaf in leaves(claim.entry.normal_pattern) if not is_match_all(leaf))
         is_absent = isinstance(root, type) and root not in present
-        if rank is not None and not is_absent and (root not in chosen or rank < chosen[root][0]):
+        is_better = rank is not None and not is_absent and (root not in chosen or rank < chosen[root][0])
+        if rank is not None and is_better and describe_misfit(claim) is None:
             chosen[root] = rank, claim
     best = sorted(chosen.values(), key=lambda ranked: ranked[0])
     weight = next((_qconfig_of(claim, setup).weight for _, claim in best if claim.scheme == setup.scheme), None)
@@ -75,6 +76,9 @@ def make_mapping(claims: Iterable[Claim], setup: ModelSetup, model: nn.Module) -
         if weight is not None and claim.scheme == NO_WEIGHT:
             qconfig = qconfig._replace(weight=weight)
         mapping.set_object_type(root, qconfig)
+        given = claim.preparation
+        if given.qconfigs is not None and kind_of(claim.dtypes) is Kind.FIXED:  # what stands before it: OBS-14
+            mapping.set_global(given.choose_input_qconfig(claim.dtypes, is_qat=setup.flow == "qat"))
     return mapping
 
 
@@ -109,10 +113,11 @@ def reference_of(
     """
     is_qat = setup.flow == "qat"
     prepare = prepare_qat_fx if is_qat else prepare_fx
-    mapping = make_mapping(claims, setup, model)
+    custom = bench.preparation.prepare
+    mapping = make_mapping([replace(each, preparation=bench.preparation) for each in claims], setup, model)
     copies = [tuple(each.clone() for each in batch) for batch in batches]  # ops in place change them
     prepared = run_flow(
-        "OBS-15", lambda: prepare(model.train(is_qat), mapping, batches[0], backend_config=bench.config)
+        "OBS-15", lambda: prepare(model.train(is_qat), mapping, batches[0], custom, backend_config=bench.config)
     )  # fmt: skip
     if is_qat:
         (train or partial(_train, batches=batches))(prepared)

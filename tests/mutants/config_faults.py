@@ -17,6 +17,7 @@ from backends.base import UnsupportedPattern
 from refimpl import BackendPatternConfig, DTypeConfig, DTypeWithConstraints, MatchAllNode
 from refimpl.dtype_config import DTypeWithConstraints as Constraints
 from refimpl.patterns import pattern_name
+from tests.mutants.own_modules import OwnModules, RoundedDown
 from tests.mutants.reference_faults import seed
 from tests.mutants.reference_kernels import Edited, SmallReference, Stepped, config_with, weighted
 
@@ -168,6 +169,13 @@ entry("structure", "reference module forgets to quantize", "nn.Conv1d",
       lambda e: e.set_reference_quantized_module(Unquantized), "CVT-02")  # fmt: skip
 entry("claims", "reference module that cannot be made", "nn.Conv1d",
       lambda e: e.set_reference_quantized_module(Unmade), "CVT-02")  # fmt: skip
+seed(
+    "structure",
+    "own reference module rounds its weight down",
+    partial(OwnModules, "independent reference", reference=RoundedDown),
+    "CVT-02",
+    claims=("nn.Linear/*",),
+)
 entry("claims", "class for training that no entry quantizes", "nn.Linear", lambda e: e.set_qat_module(PlainQat),
       "QAT-01")  # fmt: skip
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from backends.base import Backend
 from conformance.mutation.mutant import Mutant
+from tests.mutants.custom_modules import CustomModules
 from tests.mutants.integer_kernels import CLAIMS, IntegerBackend, Integers, Kernels, Make, Sum, varied
 from tests.mutants.integer_kernels import SAMPLE as INTEGER_SAMPLE
+from tests.mutants.own_modules import LAYERS, OwnModules
+from tests.mutants.power_of_two import PowerOfTwoBackend
 from tests.mutants.reference_faults import to_integers
 from tests.mutants.reference_kernels import SAMPLE, Edited, SmallReference, Stepped, Wrapped, in_rows, weighted
+from tests.mutants.table_kernels import FlooredBackend, TableBackend
 
 MUTANTS: list[Mutant] = []
 
@@ -122,3 +128,17 @@ reference("ties away from zero, any op", lambda: Stepped("quantize", to_integers
 reference("results in a buffer of its own", lambda: Wrapped(_own_buffer))
 reference("results in channels_last", lambda: Wrapped(lambda f, *_: lambda *x: in_rows(f(*x), _in_last)))
 reference("sums in float64", lambda: Edited(_in_double))
+
+# -- machines of other kinds ------------------------------------------------------------------------------------------
+
+
+def machine(name: str, make: Callable[[], Backend], *claims: str, in_full: tuple[str, ...] = ()) -> None:
+    MUTANTS.append(Mutant(group="honest", name=name, make=make, claims=claims, in_full=in_full))
+
+
+machine("tables for functions of fixed qparams", TableBackend)
+machine("smallest scale, claimed", FlooredBackend, *CLAIMS)
+machine("scales of powers of two, with observers for them", PowerOfTwoBackend, *CLAIMS, in_full=INTEGER_SAMPLE)
+machine("custom module", CustomModules)
+for layer in LAYERS:
+    machine(f"reference module of its own, {layer}", partial(OwnModules, layer))

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from backends.base import Capabilities
+from backends.base import Backend, Capabilities
 from conformance.mutation.mutant import Mutant
 from refimpl.decomposed import OPS
-from tests.mutants.reference_kernels import SAMPLE, Edited, SmallReference, Stepped, Wrapped, weighted
+from tests.mutants.reference_kernels import SAMPLE, Edited, Stepped, Wrapped, weighted
 
 MUTANTS: list[Mutant] = []
 NUMBERS = ("NUM-03", "NUM-05")
@@ -31,7 +31,7 @@ SUMS = ("operator.*/ptq/*", "torch.flatten/*/ptq/*")
 Wrap = Callable[[Callable[..., Any], GraphModule, tuple[Any, ...]], Callable[..., Any]]
 
 
-def seed(group: str, name: str, make: Callable[[], SmallReference], *rules: str, **more: Any) -> None:
+def seed(group: str, name: str, make: Callable[[], Backend], *rules: str, **more: Any) -> None:
     """Enter a fault into the table. ``claims``: the only ones that it touches, and others."""
     more = {"in_full": () if "claims" in more else SAMPLE, **more}
     MUTANTS.append(Mutant(group=group, name=name, make=make, rules=rules or NUMBERS, **more))

@@ -145,3 +145,25 @@ def test_bounds_that_a_dtype_config_claims_for_the_input_are_kept(is_bounded: bo
     own = [("layer", "OBS-14", 127)] if is_bounded else []
     expected: list[Any] = [("input_1", "OBS-01", 255), ("layer", "OBS-01", 255), *own, ("act", "OBS-01", 127)]
     assert [(slot.value, slot.rule, slot.make().quant_max) for slot in slots] == expected
+
+
+@pytest.mark.rule("OBS-14")
+@pytest.mark.parametrize("ends", ["output", "both"])
+@pytest.mark.parametrize("has_global", [True, False])
+def test_qparams_that_are_fixed_of_the_output_alone_do_not_stand_on_the_input(ends: str, has_global: bool) -> None:
+    """The dtype config says nothing of the input's scale; torch puts the output's there all the same."""
+    exact = refimpl.DTypeWithConstraints(torch.quint8, 0, 255, scale_exact_match=1 / 256, zero_point_exact_match=0)
+    entry = refimpl.BackendPatternConfig(nn.Sigmoid)
+    entry.add_dtype_config(refimpl.DTypeConfig(exact if ends == "both" else torch.quint8, exact))
+    config = refimpl.BackendConfig("table").set_backend_pattern_config(entry)
+    fixed = refimpl.QConfig(FixedQParamsObserver.with_args(scale=1 / 256, zero_point=0), flows.QCONFIG.weight)
+    mapping = refimpl.QConfigMapping().set_object_type(nn.Sigmoid, fixed)
+    if has_global:
+        mapping.set_global(flows.QCONFIG)
+    x = torch.linspace(-6, 6, 64).reshape(4, 16)
+    prepared = refimpl.prepare_fx(nn.Sequential(nn.Sigmoid()).eval(), mapping, (x,), backend_config=config)
+    prepared(x)
+    first, last = (prepared.get_submodule(slot.name) for slot in refimpl.explain(prepared).plan.slots)
+    assert type(last) is FixedQParamsObserver and type(first) is not FixedQParamsObserver
+    found = refimpl.convert_to_reference_fx(prepared)(x)
+    assert float((found - x.sigmoid()).abs().max()) < 0.01  # half a step of each end, at a slope of 1/4

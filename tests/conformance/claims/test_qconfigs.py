@@ -178,10 +178,24 @@ def test_fixed_qparams_are_the_ones_that_are_prescribed(flow: str) -> None:
 
 @pytest.mark.parametrize("flow", ("ptq", "qat"))
 def test_what_stands_before_fixed_qparams_is_measured(flow: str) -> None:
-    activation = wide_qconfig_for(claim_of(FIXED, flow=flow, pattern=nn.Sigmoid)).activation()
+    activation = wide_qconfig_for(claim_of(FIXED, flow=flow, pattern=nn.Sigmoid), BackendConfig("c")).activation()
     observer: Any = activation.activation_post_process if flow == "qat" else activation
     assert isinstance(activation, FakeQuantize) == (flow == "qat")
     observer(torch.tensor([-5.1, 20.4]))
     scale, zero_point = observer.calculate_qparams()
     assert float(scale) == pytest.approx(0.1) and int(zero_point) == 51
     assert settings(observer) == (torch.quint8, torch.per_tensor_affine, 0, 255)
+
+
+@pytest.mark.rule("DTY-04")
+@pytest.mark.parametrize("flow", ("ptq", "qat"))
+def test_what_stands_before_fixed_qparams_has_the_smallest_scale_of_other_ops(flow: str) -> None:
+    """A dtype config of fixed qparams cannot name one, and the machine has one all the same."""
+    config = BackendConfig("c")
+    for pattern, dtype, floor in ((nn.ReLU, torch.quint8, 2.0**-12), (nn.ReLU6, torch.qint8, 2.0**-6)):
+        end = DTypeWithConstraints(dtype, scale_min_lower_bound=floor)
+        config.set_backend_pattern_config(BackendPatternConfig(pattern).add_dtype_config(DTypeConfig(end, end)))
+    activation = wide_qconfig_for(claim_of(FIXED, flow=flow, pattern=nn.Sigmoid), config).activation()
+    observer: Any = activation.activation_post_process if flow == "qat" else activation
+    observer(torch.tensor([-(2.0**-9), 2.0**-9]))
+    assert float(observer.calculate_qparams()[0]) == 2.0**-12

@@ -27,7 +27,7 @@ from tests.mutants import mutants as shipped
 MUTANTS = {mutant.name: mutant for mutant in shipped.MUTANTS}
 CLASSES = {
     "rounding", "zero point", "scale", "accumulation", "bias", "activation", "geometry", "layout", "sharing", "dynamic",
-    "structure", "claims", "state",
+    "structure", "claims", "state", "fixed qparams",
 }  # fmt: skip
 EACH = (
     "rounds twice", "input zero point off by one", "next channel's scale", "15-bit multiplier",
@@ -37,6 +37,7 @@ EACH = (
     "adds in float, and says so", "batch norm folded with another eps",
     "convert leaves roots in float", "declines what it claims", "scales below the bound are taken", "dies on one op",
     "channels_last read as contiguous", "wrong beyond the first of a batch", "second call differs",
+    "table for inputs on the grid of the result", "one table for all grids",
 )  # fmt: skip
 HONEST = ("ties away from zero", "rescale by a 31-bit multiplier", "bias as int32, declared", "rescale in float32",
           "results in a buffer of its own")  # fmt: skip
@@ -47,6 +48,7 @@ ALONE = {
     "isolation": "dies on one op",
     "convert.check_meaning": "reference module reverses its channels",
     "convert.check_ranges": "convert writes twice each step",
+    "convert.check_own_weights": "own reference module rounds its weight down",
     "refusal.check_refused": "scales below the bound are taken",
 }
 

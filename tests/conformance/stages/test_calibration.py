@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from backends.base import Capabilities
 from backends.native_tables import native_config
-from conformance.claims.build import PRELUDE, build_model
+from conformance.claims.build import build_model
 from conformance.claims.case import Case, Regime
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.inputs import draw_static_inputs
@@ -23,7 +23,7 @@ from conformance.claims.qconfigs import Kind, kind_of
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import Grid, grid_of, placeholder_grids
 from conformance.stages.calibration import mapping_for, prepare_case
-from refimpl import FixedQParamsObserver, convert_to_reference_decomposed_fx, explain
+from refimpl import FixedQParamsObserver, MinMaxObserver, convert_to_reference_decomposed_fx, explain
 from refimpl.invariants import OBSERVER_PREFIX
 from tests.conformance.support.flows import input_grids
 
@@ -162,7 +162,9 @@ def test_an_identity_before_fixed_qparams_is_measured_and_so_reaches_beyond_them
     model = prepared(claim, case)
     observers: list[Any] = [module for name, module in model.named_modules() if name.startswith(OBSERVER_PREFIX)]
     assert {type(each) is FixedQParamsObserver for each in observers} == {True, False}
-    assert list(mapping_for(claim, case, build_model(case)).module_name_qconfigs) == [PRELUDE]
+    mapping = mapping_for(claim, case, CONFIG)
+    assert type(mapping.global_qconfig.activation()) is MinMaxObserver
+    assert [type(each.activation()) for each in mapping.object_type_qconfigs.values()] == [FixedQParamsObserver]
     reference = convert_to_reference_decomposed_fx(model)
     (given,) = input_grids(reference)
     quantized = {decision.pattern for decision in explain(model).plan.decisions if decision.is_quantized}

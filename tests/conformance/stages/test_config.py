@@ -15,8 +15,10 @@ from torch import nn
 
 from backends.base import Capabilities
 from backends.discovery import SHIPPED, find_backend
+from backends.reference import ReferenceBackend
 from conformance.claims.claim import enumerate_claims
-from conformance.stages.config import lint
+from conformance.stages.bench import Bench
+from conformance.stages.config import lint, plan_claim
 from conformance.stages.stage import Problem
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, MatchAllNode
 from refimpl.backend_config import as_backend_config
@@ -45,6 +47,31 @@ def said(*entries: BackendPatternConfig, at: int = 0, flow: str = "ptq") -> tupl
     problem = linted(*entries, at=at, flow=flow)
     assert problem is not None
     return problem.rule, problem.message
+
+
+@pytest.mark.rule("DTY-04")
+@pytest.mark.rule("OBS-14")
+@pytest.mark.parametrize(
+    ("end", "is_taken"),
+    [(DTypeWithConstraints(torch.quint8), True),
+     (DTypeWithConstraints(torch.quint8, scale_min_lower_bound=2.0**-12), True),
+     (DTypeWithConstraints(torch.quint8, 0, 127), False)],
+    ids=["plain", "smallest scale", "7 bits"],
+)  # fmt: skip
+def test_an_identity_stands_before_fixed_qparams_where_the_config_takes_what_is_measured_there(
+    end: DTypeWithConstraints, is_taken: bool
+) -> None:
+    exact = DTypeWithConstraints(torch.quint8, 0, 255, scale_exact_match=1 / 256, zero_point_exact_match=0)
+    sigmoid, identity = entry(nn.Sigmoid, DTypeConfig(exact, exact)), entry(nn.Identity, DTypeConfig(end, end))
+
+    class Claiming(ReferenceBackend):
+        def backend_config(self) -> BackendConfig:
+            return BackendConfig("c").set_backend_pattern_configs([sigmoid, identity])
+
+    bench = Bench(Claiming(), seed=0, profile="full")
+    claim = next(each for each in enumerate_claims(bench.config, Capabilities()) if each.entry is sigmoid)
+    names = [case.name for case in plan_claim(bench, claim)]
+    assert any("behind an identity" in name for name in names) == is_taken
 
 
 def bounded(**bounds: Any) -> DTypeWithConstraints:

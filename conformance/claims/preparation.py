@@ -1,0 +1,110 @@
+"""How a vendor has models prepared: QConfigs of its own observers, and custom modules (rules QCM-01, CUS-01).
+
+They hold for every claim and every model of a run. A claim that none of the QConfigs fits stays UNEXERCISED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from backends.base import Backend
+from refimpl import ConvertCustomConfig, FakeQuantize, PrepareCustomConfig, QConfig, QConfigError
+from refimpl.dtype_choice import ObserverReader, QConfigFacts, choose_dtype_config
+from refimpl.dtype_config import DTypeConfig
+from refimpl.observers import Constructor
+from refimpl.qconfig import as_qconfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """What a vendor gives for prepare and convert.
+
+    ``qconfigs``: with constructors of observers; None: the suite's own QConfigs. ``prepare``, ``convert``: the classes
+    of custom modules.
+    """
+
+    qconfigs: tuple[QConfig, ...] | None = None
+    prepare: PrepareCustomConfig = field(default_factory=PrepareCustomConfig)
+    convert: ConvertCustomConfig = field(default_factory=ConvertCustomConfig)
+
+    @classmethod
+    def of(cls, backend: Backend) -> Preparation:
+        """Ask a backend. Raises QConfigError or ConfigError for anything that is no QConfig or custom config."""
+        given = backend.qconfigs()
+        return cls(
+            qconfigs=None if given is None else tuple(map(_read_qconfig, given)),
+            prepare=PrepareCustomConfig.of(backend.prepare_custom_config()),
+            convert=ConvertCustomConfig.of(backend.convert_custom_config()),
+        )
+
+    @property
+    def custom_modules(self) -> frozenset[type]:
+        """The float classes of custom modules."""
+        return frozenset(kind for kinds in self.prepare.float_to_observed_mapping.values() for kind in kinds)
+
+    def choose_qconfig(
+        self, dtypes: DTypeConfig, qscheme: torch.qscheme | None, *, has_weight: bool, is_qat: bool
+    ) -> QConfig:
+        """Return the first QConfig that a dtype config takes, whose weight has this qscheme (None: any).
+
+        In training each observer is that of a fake quantize. Raises QConfigError, with the reasons, where none fits.
+        """
+        misfits: list[str] = []
+        for number, qconfig in enumerate(self.qconfigs or ()):
+            facts = ObserverReader().read_qconfig(qconfig, f"Backend.qconfigs()[{number}]")
+            chosen, refusals = choose_dtype_config(facts, [dtypes], has_weight=has_weight)
+            found = getattr(qconfig.weight(), "qscheme", None)
+            if chosen is not None and qscheme in (None, found):
+                return _with_fake_quantizes(qconfig, facts) if is_qat else qconfig
+            reasons = map(str, refusals) if chosen is None else (f"the weight's qscheme is {found}, must be {qscheme}",)
+            misfits.append(f"[{number}]: {'; '.join(reasons)}")
+        raise QConfigError(f"no QConfig of Backend.qconfigs() fits: {' | '.join(misfits) or 'it returned none'}")
+
+    def choose_input_qconfig(self, dtypes: DTypeConfig, *, is_qat: bool = False) -> QConfig:
+        """Return the first QConfig that measures values of the dtype of a dtype config's input, within its range.
+
+        Raises QConfigError where there is none.
+        """
+        end = dtypes.input_dtype_with_constraints
+        low, high = end.quant_min_lower_bound, end.quant_max_upper_bound
+        bare = type(end)(end.dtype, low, high)
+        for qconfig in self.qconfigs or ():
+            facts = ObserverReader().read_qconfig(qconfig)
+            is_measured = facts.activation.fixed is None
+            if is_measured and choose_dtype_config(facts, [DTypeConfig(bare, bare)], has_weight=False)[0] is not None:
+                return _with_fake_quantizes(qconfig, facts) if is_qat else qconfig
+        raise QConfigError(f"no QConfig of Backend.qconfigs() measures values of {end.dtype} from {low} to {high}")
+
+
+OWN_OF_THE_SUITE = Preparation()
+"""With the suite's own QConfigs, and without custom modules."""
+
+
+def _read_qconfig(value: object) -> QConfig:
+    """Read a QConfig, refimpl's or torch's, with constructors that keywords can be bound to."""
+    qconfig = as_qconfig(value, "Backend.qconfigs()")
+    if qconfig is None:
+        raise QConfigError("Backend.qconfigs(): found None in it; leave it out")
+    return QConfig(*map(_as_constructor, qconfig))
+
+
+def _as_constructor(make: Any) -> Constructor:
+    bound = make if isinstance(make, partial) else getattr(make, "p", None)  # torch's with_args holds a partial
+    return Constructor(bound.func, *bound.args, **bound.keywords) if isinstance(bound, partial) else Constructor(make)
+
+
+def _with_fake_quantizes(qconfig: QConfig, facts: QConfigFacts) -> QConfig:
+    """Return a QConfig for training: static observers inside of fake quantizes; what is one already stays."""
+    return QConfig(*_wrap(qconfig, facts))
+
+
+def _wrap(qconfig: QConfig, facts: QConfigFacts) -> Iterator[Constructor]:
+    for make, fact in zip(qconfig, (facts.activation, facts.weight), strict=True):
+        is_fake = hasattr(fact.observer_class, "enable_fake_quant")
+        has_range = fact.quant_min is not None and not fact.is_dynamic
+        yield FakeQuantize.with_args(observer=make) if has_range and not is_fake else make  # type: ignore[misc]
