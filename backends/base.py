@@ -50,11 +50,79 @@ class Representation(Enum):
     tensor; scale, zero point and bounds are arguments of each op. What most compilers prefer."""
 
 
+class RoundingMode(Enum):
+    """To which integer a rescaled result is rounded, before the zero point is added. (NUM-03, NUM-06)"""
+
+    NEAREST = "nearest"
+    """The nearest integer; halfway between two, either one."""
+    HALF_EVEN = "half even"
+    """The nearest integer; halfway, the even one."""
+    HALF_AWAY = "half away"
+    """The nearest integer; halfway, the one away from zero."""
+    HALF_UP = "half up"
+    """The nearest integer; halfway, the higher one."""
+    DOWN = "down"
+    """The next lower integer (floor), as an arithmetic shift gives it: up to a whole step off."""
+    TOWARDS_ZERO = "towards zero"
+    """The integer without the fraction (truncation): up to a whole step off."""
+
+    @property
+    def is_directed(self) -> bool:
+        """Whether a result is rounded to one side, however near the other one is."""
+        return self in (RoundingMode.DOWN, RoundingMode.TOWARDS_ZERO)
+
+
+LEAST_BITS, MOST_BITS = 8, 62
+"""Bits that a multiplier may have: with fewer, results of 8 bits would be more than a step off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requantize:
+    """How integer sums become integers of the output's grid; the default suits kernels that rescale in float32.
+
+    What is declared is right within the bound that follows from it (NUM-04), and nothing else is. TFLite and gemmlowp:
+    ``Requantize(multiplier_bits=31, rounds_twice=True, rounding=RoundingMode.HALF_AWAY)``.
+
+    Raises ValueError for a number of bits that is none from 8 to 62, ``rounds_twice`` without a multiplier, or a
+    rounding that is no RoundingMode.
+    """
+
+    multiplier_bits: int | None = None
+    """Bits of a fixed-point multiplier: the factor s_x·s_w / s_y is held as a mantissa of so many bits, rounded to
+    nearest, and a power of two. None: the factor is a float32."""
+
+    rounds_twice: bool = False
+    """Whether the product with the multiplier is rounded to an integer before it is shifted right, which rounds again;
+    ``rounding`` is that of the shift."""
+
+    rounding: RoundingMode = RoundingMode.NEAREST
+    """The last rounding. One that is named is judged at exact ties too; NEAREST leaves them open."""
+
+    def __post_init__(self) -> None:
+        bits = self.multiplier_bits
+        is_number = isinstance(bits, int) and not isinstance(bits, bool) and LEAST_BITS <= bits <= MOST_BITS
+        if bits is not None and not is_number:
+            raise ValueError(
+                f"Requantize.multiplier_bits: found {bits!r}; give a number from {LEAST_BITS} to {MOST_BITS}, or None "
+                "if the factor is a float32"
+            )
+        if self.rounds_twice and bits is None:
+            raise ValueError("Requantize.rounds_twice: found True without multiplier_bits; give these too (TFLite: 31)")
+        if not isinstance(self.rounding, RoundingMode):
+            modes = ", ".join(f"RoundingMode.{mode.name}" for mode in RoundingMode)
+            raise ValueError(f"Requantize.rounding: found {self.rounding!r}; give one of {modes}")
+
+    def __str__(self) -> str:
+        factor = "float32" if self.multiplier_bits is None else f"multiplier of {self.multiplier_bits} bits"
+        return f"{factor}, {'rounded twice, ' * self.rounds_twice}{self.rounding.value}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What a BackendConfig cannot say about a backend; the defaults suit a plain int8 backend.
 
-    Raises ValueError for a weight scheme that is not one of WEIGHT_SCHEMES, or for no weight scheme.
+    Raises ValueError for a weight scheme that is not one of WEIGHT_SCHEMES, for no weight scheme, or for a
+    ``requantize`` that is no Requantize.
     """
 
     weight_schemes: tuple[str, ...] = ("per_tensor_symmetric",)
@@ -66,6 +134,9 @@ class Capabilities:
     float_accumulation: bool = False
     """Whether products are summed in floating point: a sum then carries rounding errors (NUM-04), and a result may
     differ with its place in memory as long as it is within the bound (NUM-07)."""
+
+    requantize: Requantize = Requantize()
+    """How results are rescaled and rounded to the output's grid. (NUM-03, NUM-04)"""
 
     dynamic_states: bool = False
     """Whether hidden states of recurrent ops are quantized as their input is."""
@@ -98,6 +169,8 @@ class Capabilities:
                 f"Capabilities.weight_schemes: found {self.weight_schemes!r}; "
                 f"give one or more of {', '.join(WEIGHT_SCHEMES)}"
             )
+        if not isinstance(self.requantize, Requantize):
+            raise ValueError(f"Capabilities.requantize: found {self.requantize!r}; give a backends.base.Requantize")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

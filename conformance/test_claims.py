@@ -15,7 +15,7 @@ from conformance.claims.claim import Claim
 from conformance.machine.process import own_peak_mib
 from conformance.pipeline.job import Job
 from conformance.run.exercise import Bailiff, make_isolation
-from conformance.run.judging import passes, rows_of
+from conformance.run.judging import rows_of
 from conformance.run.recorder import PAYLOAD
 from conformance.run.session import Unit, run_of
 from reports.codec import line_of
@@ -49,14 +49,14 @@ def exercise(unit: Unit, isolation: Bailiff, item: pytest.Item) -> None:
     rows = rows_of(run, unit, work)
     checks = [row for row in rows if isinstance(row, Check)]
     last = rows[-1] if rows else None
-    if isinstance(unit, Claim) and isinstance(last, ClaimResult) and not passes(run, last):
+    if isinstance(unit, Claim) and isinstance(last, ClaimResult) and not last.passes:
         rows[-1] = isolation.reproduce(unit, last, checks)
     peak_mib = max(work.peak_mib, own_peak_mib())
     item.stash[PAYLOAD] = json.dumps({"lines": [line_of(row) for row in rows], "peak_mib": peak_mib})
     for judged in (row for row in rows if isinstance(row, Judged)):
         rule = _rule(judged, checks)
         item.user_properties += [(judged.kind, unit.id), ("verdict", judged.verdict.value), ("rule", rule)]
-        if passes(run, judged):
+        if judged.passes:
             continue
         if judged.verdict is Verdict.UNEXERCISED:
             pytest.skip(judged.reason)

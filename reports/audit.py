@@ -32,8 +32,9 @@ def find_contradictions(results: Results) -> Iterator[str]:
     checks = results.checks_by_claim()
     for claim in results.claims:
         yield from (f"claim {claim.claim!r} {what}" for what in _audit_claim(claim, checks[claim.claim]))
+    half = 1.0 if results.header.requantize else 0.5  # a declared rounding may go to one side (NUM-03)
     for check in results.checks:
-        yield from (f"check {check.stage} of {check.claim!r} {what}" for what in _audit_check(check))
+        yield from (f"check {check.stage} of {check.claim!r} {what}" for what in _audit_check(check, half))
     for row in results.judged:
         yield from (f"{row.kind} {row.id!r} {what}" for what in _audit_waiver(row))
     varying = sum(any(check.is_nondeterministic for check in each) for each in checks.values())
@@ -56,8 +57,8 @@ def _audit_claim(claim: ClaimResult, checks: Sequence[Check]) -> Iterator[str]:
         yield "gives another reason than the check that decides"
 
 
-def _audit_check(check: Check) -> Iterator[str]:
-    """Compare a check's outcome with its verdict and numbers."""
+def _audit_check(check: Check, half: float) -> Iterator[str]:
+    """Compare a check's outcome with its verdict and numbers. ``half``: the largest distance without any slack."""
     is_verified = check.verdict is Verdict.VERIFIED
     if is_verified and (check.outcome != "pass" or check.failing):
         yield f"is VERIFIED, with outcome {check.outcome} and {check.failing} failing"
@@ -66,7 +67,7 @@ def _audit_check(check: Check) -> Iterator[str]:
     if check.stage != "numerics" or check.outcome != "pass":
         return
     largest, slack = _size(check.max_lsb), max(_size(check.slack_lsb), 0.0)
-    if is_verified and largest > 0.5 + slack + _ROUNDED:  # NUM-03
+    if is_verified and largest > half + slack + _ROUNDED:  # NUM-03
         yield f"is VERIFIED, but off by {largest:g} LSB, with a slack of {slack:g}"
     if check.statistics is not None and any(check.statistics.distances):
         last = max(place for place, count in enumerate(check.statistics.distances) if count)
@@ -78,6 +79,8 @@ def _audit_check(check: Check) -> Iterator[str]:
 def _audit_waiver(row: Judged) -> Iterator[str]:
     if row.waived != (row.waiver is not None):
         yield f"{'is' if row.waived else 'is not'} waived, {'without' if row.waived else 'but with'} a waiver"
+    if row.allowed and (row.waived or row.verdict is not Verdict.QUALITY):
+        yield f"is allowed QUALITY, but is {'waived' if row.waived else row.verdict}"
     elif row.waived and row.verdict is Verdict.VERIFIED:
         yield "is waived, but VERIFIED: it needs no waiver"
 

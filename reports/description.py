@@ -45,8 +45,8 @@ class Opened:
     """All jobs of the profile."""
     waivers: dict[str, Waiver]
     """The waiver that covers each claim or model of the results file, by ID, on the day of the run."""
-    passing: list[str]
-    """The verdicts that need no waiver under the run's options."""
+    allowed: list[str]
+    """The IDs of claims and models of the results file whose QUALITY passes under the run's options."""
     problems: list[str]
     """What fails the run besides its verdicts: waivers that do not fit, verdicts that are not the expected ones."""
 

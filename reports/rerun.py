@@ -81,8 +81,8 @@ def build_command(results: Results, waivers: Path | None) -> Iterator[str]:
     yield from (f"--backend={options.get('backend', header.backend)}", f"--seed={header.seed}")
     yield from (f"--profile={header.profile}", f"--claim-timeout={_clamp_timeout(results):g}")
     yield "--no-waivers" if waivers is None else f"--waivers={waivers.resolve()}"
-    if options.get("strict"):
-        yield "--strict"
+    if options.get("allow_quality"):
+        yield "--allow-quality"
     if isinstance(most := options.get("max_examples"), int):
         yield f"--max-examples={most}"
     if options.get("isa") is not None:

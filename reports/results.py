@@ -54,7 +54,7 @@ class Results:
 
     @property
     def outcome(self) -> Outcome:
-        """PASS only if the run ended, without problems, and every claim and model is VERIFIED, QUALITY or waived."""
+        """PASS only if the run ended, without problems, and every claim and model is VERIFIED, allowed or waived."""
         if self.footer is None or self.footer.outcome is Outcome.INCOMPLETE:
             return Outcome.INCOMPLETE
         passes = self.footer.outcome is Outcome.PASS and all(judged.passes for judged in self.judged)
@@ -79,6 +79,11 @@ class Results:
     def waived(self) -> int:
         """Number of waived claims, whatever their verdicts."""
         return sum(claim.waived for claim in self.claims)
+
+    @property
+    def allowed(self) -> int:
+        """Number of claims and models whose QUALITY passes by ``--allow-quality``."""
+        return sum(judged.allowed for judged in self.judged)
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -209,6 +214,7 @@ def _parse(line: bytes, where: str) -> PlainRow:
 
 
 def _audit(header: Header, rows: Sequence[Row], digest: str, cut_at: int | None) -> Results:
+    rows = [_allow_as_before(row, header) for row in rows]
     footer = rows[-1] if rows and isinstance(rows[-1], Footer) else None
     results = Results(
         header=header,
@@ -228,6 +234,18 @@ def _audit(header: Header, rows: Sequence[Row], digest: str, cut_at: int | None)
     return dataclasses.replace(results, problems=tuple(problems))
 
 
+def passed_before(row: Judged, header: Header) -> bool:
+    """Tell whether a row has QUALITY that passed before there was ``--allow-quality``, but for ``--strict``."""
+    is_before = "allow_quality" not in header.options and not header.options.get("strict")
+    return is_before and row.verdict is Verdict.QUALITY and not row.waived
+
+
+def _allow_as_before(row: Row, header: Header) -> Row:
+    if isinstance(row, ClaimResult | ModelResult) and passed_before(row, header):
+        return dataclasses.replace(row, allowed=True)
+    return row
+
+
 def _select(kind: type[Data], rows: Sequence[Row]) -> tuple[Data, ...]:
     return tuple(row for row in rows if isinstance(row, kind))
 
@@ -237,6 +255,8 @@ def _check_rows(results: Results) -> Iterator[str]:
     for (kind, name), count in Counter(names).items():
         if count > 1:
             yield f"{kind} {name!r} has {count} {kind} rows; one is expected"
+    if results.header.options.get("allow_quality") is False and results.allowed:
+        yield f"{results.allowed} rows are allowed QUALITY; the run was made without --allow-quality"
     verdicts = {claim.claim: claim.verdict for claim in results.claims}
     for check in results.checks:
         verdict, name = verdicts.get(check.claim), f"{check.stage}/{check.rule}"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypedDict, cast
 
-from reports.verdicts import PASSING, Outcome, Verdict
+from reports.verdicts import Outcome, Verdict
 
 SCHEMA = 2
 
@@ -188,6 +188,8 @@ class Header:
     """Name of the waiver file and its sha256, if one is used."""
     limits: dict[str, dict[str, str]] = field(default_factory=dict)
     """Supported argument values that the backend declares, by op and argument; other values were not tried."""
+    requantize: str = ""
+    """Requantizing as the backend declares it, which results are judged by; "" if it declares nothing."""
     shard: Shard | None = None
     """Part of the run that this file holds; None for a whole run."""
     claims_sha256: str = ""
@@ -248,6 +250,8 @@ class Judged:
     """Verdict: of a claim, the worst of its checks'; of a model, that of the whole model."""
     waived: bool = field(default=False, metadata=ALWAYS)
     """Whether a waiver covers the claim or model."""
+    allowed: bool = False
+    """Whether its QUALITY passes by ``--allow-quality``."""
     reason: str = field(default="", metadata=ALWAYS)
     """What is wrong, in words: of a claim, the message of the check that decides."""
     max_lsb: Number | None = field(default=None, metadata=ALWAYS)
@@ -273,7 +277,7 @@ class Judged:
     @property
     def passes(self) -> bool:
         """Whether this claim or model lets a run pass."""
-        return self.waived or self.verdict in PASSING
+        return self.waived or self.verdict is Verdict.VERIFIED or (self.verdict is Verdict.QUALITY and self.allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

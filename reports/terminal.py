@@ -48,8 +48,9 @@ def verdict_line(results: Results) -> str:
 def _spell_verdicts(noun: str, judged: Sequence[Judged]) -> str:
     by_verdict = Counter(row.verdict for row in judged)
     counts = ", ".join(f"{by_verdict[verdict]} {verdict}" for verdict in VERDICTS if by_verdict[verdict]) or "none ran"
-    waived = sum(row.waived for row in judged)
-    return f"{pluralize(len(judged), noun)}: {counts}" + (f" ({waived} WAIVED)" if waived else "")
+    passing = {"WAIVED": sum(row.waived for row in judged), "ALLOWED": sum(row.allowed for row in judged)}
+    listed = ", ".join(f"{count} {how}" for how, count in passing.items() if count)
+    return f"{pluralize(len(judged), noun)}: {counts}" + (f" ({listed})" if listed else "")
 
 
 def _render_verdicts(results: Results) -> str:

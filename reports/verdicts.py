@@ -20,7 +20,7 @@ class Verdict(StrEnum):
     UNEXERCISED = "UNEXERCISED"
     """The suite could not build or run a case."""
     QUALITY = "QUALITY"
-    """The outputs are within one step, but not correctly rounded within the derived slack."""
+    """A function is approximated within one step, but not correctly rounded within the derived slack."""
     VERIFIED = "VERIFIED"
     """Every stage holds, and every output is correctly rounded."""
 
@@ -43,7 +43,10 @@ VERDICTS: tuple[Verdict, ...] = tuple(Verdict)
 """All verdicts, worst first."""
 
 PASSING = frozenset({Verdict.QUALITY, Verdict.VERIFIED})
-"""The verdicts that let a run pass."""
+"""The verdicts that may let a run pass without a waiver: QUALITY only where the run allows it."""
+
+FAULTY = frozenset({Verdict.FALLBACK, Verdict.REFUTED, Verdict.TIMEOUT, Verdict.CRASHED})
+"""The verdicts that show a fault; only these count as found in the detection power."""
 
 
 class Outcome(StrEnum):

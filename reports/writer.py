@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from reports.codec import SchemaError, line_of, row_of
-from reports.results import ResultsError, counts_of, spell_counts
+from reports.results import ResultsError, counts_of, passed_before, spell_counts
 from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
 from reports.verdicts import Outcome
 
@@ -29,6 +29,7 @@ class ResultsWriter:
         self._lines = 0
         self._checks = 0
         self._measurements = 0
+        self._header: Header | None = None
         self._claims: list[ClaimResult] = []
         self._models: list[ModelResult] = []
 
@@ -58,6 +59,8 @@ class ResultsWriter:
         self._append(line)
         self._checks += isinstance(row, Check)
         self._measurements += isinstance(row, Measurement)
+        if isinstance(row, Header):
+            self._header = row
         if isinstance(row, ClaimResult):
             self._claims.append(row)
         if isinstance(row, ModelResult):
@@ -75,10 +78,11 @@ class ResultsWriter:
         peak_mib: float | None = None,
     ) -> None:
         """Write the footer, with the totals of the rows written, and close the file."""
-        if self._file.closed or self._lines == 0:
+        if self._file.closed or self._header is None:
             self._refuse("close() needs an open file whose header is written, and ends it once")
         judged: tuple[Judged, ...] = (*self._claims, *self._models)
-        failing = counts_of(row.verdict for row in judged if not row.passes)
+        header = self._header
+        failing = counts_of(row.verdict for row in judged if not (row.passes or passed_before(row, header)))
         if outcome == Outcome.PASS and (failing or exit_status or problems):
             failures = f"{spell_counts(failing)}, {len(problems)} problems"
             self._refuse(f"outcome PASS with exit status {exit_status} and {failures}; pass FAIL")

@@ -51,7 +51,7 @@ from conformance.whole_models.subgraphs import cut_subgraphs
 from conformance.whole_models.verify import make_failed_check, make_model_result, run_and_judge, verify_model
 from refimpl import BackendConfig
 from reports.schema import Check, ModelResult, evidence
-from reports.verdicts import PASSING, Verdict
+from reports.verdicts import FAULTY, PASSING, Verdict
 
 SHARES = 4
 """Jobs per setup. The first draws from all patterns; the others draw from half of them each, and no number as an
@@ -129,7 +129,7 @@ class Judgement:
     @property
     def fails(self) -> bool:
         """Whether it counts against backend or suite; a graph that cannot be judged or is left in float does not."""
-        return self.check.verdict not in (*PASSING, Verdict.UNEXERCISED) or self.is_internal
+        return self.check.verdict in FAULTY or self.is_internal
 
 
 class Search:

@@ -26,10 +26,8 @@ from conformance.run.session import Run, Unit, open_run
 from reports.codec import Message
 from reports.results import leading_check
 from reports.schema import Check, Judged, ModelResult, Row
-from reports.verdicts import Verdict
+from reports.verdicts import FAULTY, Verdict
 
-FAILING = frozenset({Verdict.QUALITY, Verdict.FALLBACK, Verdict.REFUTED, Verdict.TIMEOUT, Verdict.CRASHED})
-"""Verdicts that find a fault; UNEXERCISED does not. ``--strict`` refuses them all."""
 LIMIT = 20.0
 """Seconds for one claim."""
 
@@ -58,7 +56,8 @@ class FailedUnit:
 class MutantRun:
     """One mutant in one profile with one seed: the failures, and the number of claims and models.
 
-    ``blind``: the guard that was removed, or "". ``open``: claims that could not be exercised, and why.
+    ``blind``: the guard that was removed, or "". ``open``: claims that are neither VERIFIED nor faulty: verdict
+    and reason.
     """
 
     mutant: str
@@ -122,13 +121,13 @@ def run_mutant(mutant: Mutant, task: Task) -> MutantRun:
             stack.enter_context(patch.object(*owner_of(target), value))
         if task.blind:
             stack.enter_context(remove_guard(task.blind))
-        failures, unexercised, units = list[FailedUnit](), list[str](), dict[str, Unit]()
+        failures, undecided, units = list[FailedUnit](), list[str](), dict[str, Unit]()
         try:
             run = open_run(_make_options(mutant, task), mutant.make())
             units = {name: unit for name, unit in run.units.items() if isinstance(unit, Claim) or unit.is_model}
-            failures, unexercised = _run_units(run, units, task.profile)
+            failures, undecided = _run_units(run, units, task.profile)
         except Exception as error:  # the mutant's fault: the other mutants go on
-            unexercised = [f"cannot be run: {type(error).__name__}: {error}"]
+            undecided = [f"cannot be run: {type(error).__name__}: {error}"]
     return MutantRun(
         mutant=mutant.name,
         profile=task.profile,
@@ -137,7 +136,7 @@ def run_mutant(mutant: Mutant, task: Task) -> MutantRun:
         units=len(units),
         seconds=round(time.perf_counter() - started, 3),
         blind=task.blind,
-        open=tuple(unexercised),
+        open=tuple(undecided),
     )
 
 
@@ -148,15 +147,14 @@ def _make_options(mutant: Mutant, task: Task) -> Options:
         seed=task.seed,
         profile=task.profile,
         claims=task.units or (mutant.in_full if task.profile == "full" and mutant.in_full else mutant.claims),
-        strict=True,
         claim_timeout=LIMIT,
         no_waivers=True,
     )
 
 
 def _run_units(run: Run, units: Mapping[str, Unit], profile: str) -> tuple[list[FailedUnit], list[str]]:
-    """Run every unit; return the failures, and the units that could not be exercised."""
-    failures, unexercised, seen = list[FailedUnit](), list[str](), set[str]()
+    """Run every unit; return the failures, and the units whose verdict shows neither a fault nor that there is none."""
+    failures, undecided, seen = list[FailedUnit](), list[str](), set[str]()
     serve = _add_guards(make_server(run.make_bench(), units), seen)
     with watch_guards(seen), contextlib.closing(Forked(serve, limit=LIMIT, share=SHARES[profile])) as isolation:
         for name, unit in units.items():
@@ -166,11 +164,11 @@ def _run_units(run: Run, units: Mapping[str, Unit], profile: str) -> tuple[list[
             rows = rows_of(run, unit, work)
             guards = seen.union(*in_child)  # the controlling process also finds faults: deaths
             judged = [row for row in rows if isinstance(row, Judged)][-1]
-            if judged.verdict in FAILING:
+            if judged.verdict in FAULTY:
                 failures.append(_describe_failure(unit, judged, rows, guards))
             elif judged.verdict is not Verdict.VERIFIED:
-                unexercised.append(f"{name}: {judged.reason}")
-    return failures, unexercised
+                undecided.append(f"{name}: {judged.verdict}: {judged.reason}")
+    return failures, undecided
 
 
 def _add_guards(serve: Serve[str], seen: set[str]) -> Serve[str]:

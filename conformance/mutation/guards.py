@@ -16,7 +16,7 @@ from conformance.machine.guard import GUARDS, Finds, replace_guards
 from conformance.stages.comparison import Comparison, compare
 from conformance.stages.execution import ExecutedCase
 from conformance.stages.stage import StageError
-from reports.verdicts import PASSING, Verdict
+from reports.verdicts import FAULTY, PASSING, Verdict
 
 Function = Callable[..., Any]
 
@@ -158,7 +158,7 @@ KINDS: Mapping[Finds, GuardKind] = {
         has_found=lambda _, result: any(each.problem for each in result), blind=_ignore_changes, is_stream=True
     ),
     Finds.CHECK: GuardKind(
-        has_found=lambda _, result: result.verdict not in (Verdict.VERIFIED, Verdict.UNEXERCISED), blind=_pass_all
+        has_found=lambda _, result: result.verdict in FAULTY, blind=_pass_all
     ),
     Finds.LOST: GuardKind(
         has_found=lambda *_: True, blind=lambda function: lambda work: (Verdict.UNEXERCISED, *function(work)[1:])

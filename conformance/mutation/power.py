@@ -137,7 +137,7 @@ def name_columns(power: Power) -> list[str]:
 def _verdict_of(run: MutantRun | None) -> str:
     if run is None:
         return "not run"
-    return run.lead.verdict.value if run.failures else "UNEXERCISED" if run.open else "VERIFIED"
+    return run.lead.verdict.value if run.failures else "undecided" if run.open else "VERIFIED"
 
 
 def _describe_run(mutant: Mutant, run: MutantRun | None) -> list[str]:

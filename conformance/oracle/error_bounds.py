@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backends.base import Capabilities
+from backends.base import Capabilities, Requantize
 
 U = 2.0**-24  # unit roundoff of float32
 U64 = 2.0**-53  # of float64, in which the oracle computes
@@ -33,16 +33,32 @@ def gamma(n: int, unit: float = U) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulator:
+    """The integer sum from which a machine makes a value (requantizing.py).
+
+    ``step``: what 1 of it stands for, in real units, broadcast to the value. 0: two summands are brought to a step so
+    fine that it does not matter. None: it is not known, as of a mean over windows, whose divisor is in the multiplier.
+    ``ends``: where an end of a clamp stands in its place; None: nowhere.
+    """
+
+    step: Tensor | None
+    ends: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
     """A real value on the walk (float64), the bound on its error by cause, and the step of the grid it is from.
 
     ``step``: the scale of its grid; of a dot product, that of its accumulator, s_x·s_w (broadcast to its shape).
-    None: it is on no grid.
+    None: it is on no grid. ``accumulator``: None: it is not made of integers alone. ``is_function``: a function was
+    evaluated for it that kernels approximate (NUM-03).
     """
 
     real: Tensor
     errors: Mapping[str, Tensor] = field(default_factory=dict)
     step: Tensor | None = None
+    accumulator: Accumulator | None = None
+    is_function: bool = False
 
     def error(self) -> Tensor:
         """Return the whole bound (float64, in real units, of the value's shape)."""
@@ -118,15 +134,17 @@ class OpRule:
     """How the oracle treats an op.
 
     ``arithmetic``: its kind: MOVES (values move or are selected: nothing may differ), RESCALE (integers, then a
-    factor), DOT_PRODUCT, FUNCTION (evaluated in float32 by every backend). ``bound``: the errors that a right backend
+    factor), DOT_PRODUCT, FUNCTION (evaluated in float32, or approximated). ``bound``: the errors that a right backend
     may make. ``source``: where the op's definition is stated. ``exact``: computes the op on float64 operands, called
-    with the op's own arguments; None: the op itself does.
+    with the op's own arguments; None: the op itself does. ``accumulator_step``: of RESCALE, the step of the accumulator
+    (``Accumulator``); None: it is not known.
     """
 
     arithmetic: str
     bound: ErrorBound
     source: str
     exact: Callable[..., Any] | None = None
+    accumulator_step: Callable[[OpCall], Tensor | None] | None = None
 
 
 # -- the error bounds -------------------------------------------------------------------------------------------------
@@ -149,6 +167,15 @@ def bound_dequantizing(x: Value) -> Tensor:
     return error if x.step is None else error + 2 * _LEVELS * U * x.step
 
 
+def bound_rescaling(x: Value, requantize: Requantize) -> Tensor:
+    """How far an operand is off that is rescaled by itself, elementwise: in float32, or by a multiplier of n bits.
+
+    A mantissa of n bits in [1/2, 1) is rounded by at most 2⁻ⁿ⁻¹, which is 2⁻ⁿ of it: 2⁻ⁿ·|x| more than in float32.
+    """
+    error, bits = bound_dequantizing(x), requantize.multiplier_bits
+    return error if bits is None else error + 2.0**-bits * x.real.abs()
+
+
 def bound_moves(call: OpCall) -> Errors:
     """Values are moved or selected: errors move with them. max(x + e) differs from max(x) by at most max e."""
     return {cause: call.evaluate(error_of(cause), lambda tensor: tensor * 0) for cause in call.causes()}  # rule: NUM-05
@@ -163,12 +190,15 @@ def bound_sums(call: OpCall) -> Errors:
     """The sum x ± alpha·y: errors add up.
 
     Each summand is rescaled separately in float32: a rounding of the ratio s_x / s_y and one of the product, 2u of each
-    summand; or it is dequantized. The results may cancel, these errors do not.
+    summand; or it is dequantized. The results may cancel, these errors do not. In fixed point, as TFLite does it, both
+    are brought to steps of 2⁻¹⁹·max(s_x, s_y) = 32u·max(s_x, s_y) and rounded, by at most 3/4 of such a step each where
+    rounded twice, and the sum by one more: 80u·max(s_x, s_y), less than the 2·255·u·s_x and 2·255·u·s_y here.
     """
     alpha = abs(call.kwargs.get("alpha", 1))
     x, y = (as_value(operand, torch.float32) for operand in call.args[:2])
     errors = {cause: error_of(cause)(x) + alpha * error_of(cause)(y) for cause in dict.fromkeys((*x.errors, *y.errors))}
-    return add_error(errors, "rescale", bound_dequantizing(x) + alpha * bound_dequantizing(y))
+    rescaled = [bound_rescaling(operand, call.capabilities.requantize) for operand in (x, y)]
+    return add_error(errors, "rescale", rescaled[0] + alpha * rescaled[1])
 
 
 def propagate_product(run: Callable[[Tensor, Tensor], Tensor], x: Value, y: Value, cause: str) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from conformance.oracle.error_bounds import (
     Errors,
@@ -41,7 +42,7 @@ def bound_affine_products(call: OpCall) -> Errors:
 
     Summing in floating point makes n products, n additions, one rounding for α, one for β, and one for each dequantized
     operand: γₙ₊₄ of the absolute terms. A C held as int32 in steps of α·s_A·s_B is off by half of one. Otherwise C and
-    the product are rescaled separately in float32: 2u of each, as in a sum.
+    the product are rescaled separately in float32, 2u of each, or by multipliers of n bits, 2⁻ⁿ of each more.
     """
     beta, alpha = abs(call.kwargs.get("beta", 1)), abs(call.kwargs.get("alpha", 1))
     added, a, b = map(as_value, call.args)
@@ -54,7 +55,21 @@ def bound_affine_products(call: OpCall) -> Errors:
         return add_error(errors, "accumulation", gamma(a.real.shape[-1] + 4) * terms)
     if call.capabilities.int32_bias and a.step is not None and b.step is not None:
         add_error(errors, "bias", (0.5 * alpha * a.step * b.step).expand_as(call.result))
-    return add_error(errors, "rescale", 2 * U * terms)
+    bits = call.capabilities.requantize.multiplier_bits
+    return add_error(errors, "rescale", (2 * U + (0.0 if bits is None else 2.0**-bits)) * terms)
+
+
+def find_step_of_product(call: OpCall) -> Tensor | None:
+    """Return the step of the accumulator of x·y, s_x·s_y; None: a factor is on no grid."""
+    first, second = (as_value(operand).step for operand in call.args[:2])
+    return None if first is None or second is None else first * second
+
+
+def find_step_of_mean(call: OpCall) -> Tensor | None:
+    """Return the step of the accumulator of a mean of n, s_x / n; None: x is on no grid, or in steps of its own."""
+    x = call.values()[0]
+    count = x.real.numel() // max(1, int(call.result.numel()))
+    return None if x.step is None or x.step.numel() > 1 else x.step / count
 
 
 def bound_windows(rank: int, call: OpCall) -> Errors:

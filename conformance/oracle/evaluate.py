@@ -3,35 +3,36 @@
 It walks the reference graph, in either form. Weights enter as the integers that the reference model itself folds them
 to; between dequantize and quantize everything is float64, in which products and sums of 8-bit integers of these sizes
 are exact but for about 2⁻⁵⁰. Each value carries a bound on its error (error_bounds.py). Where a value is quantized and
-the bound lets it fall on either side of a tie, one step of error goes on; elsewhere none.
+the bound lets it fall on either side of a tie, one step of error goes on; elsewhere none (exact.py).
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from backends.base import Capabilities
+from backends.base import Capabilities, Requantize
 from conformance.oracle.dynamic import dequantize, half_steps_of, read_half_weight
 from conformance.oracle.error_bounds import (
     DOT_PRODUCT,
+    FUNCTION,
     MOVES,
+    Accumulator,
     OpCall,
     OpRule,
-    U,
     Value,
     bound_evaluation,
     find_accumulator_step,
     flatten,
     map_values,
 )
+from conformance.oracle.exact import FLOAT32, Exact, Quantized, round_value
 from conformance.oracle.grids import (
     Grid,
     NoOracleError,
@@ -59,6 +60,7 @@ from conformance.oracle.own_modules import (
     require_weight,
     run_in_double,
 )
+from conformance.oracle.requantizing import find_accumulator
 from conformance.oracle.rules_dynamic import MODULES, NODES
 from conformance.oracle.rules_weighted import FLOAT_MODULES, REFERENCE_MODULES
 from conformance.oracle.table import rule_of
@@ -67,61 +69,6 @@ from refimpl.tracing import attribute_of
 
 READS_SHAPE = frozenset({"size", "dim", "numel", getattr})
 """What is called to read a shape: it is the same of a value and of its integers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exact:
-    """The exact result of one output of a model.
-
-    ``grid``: the output's; None: the output is a float tensor. ``errors``: by cause, in real units (error_bounds.py).
-    ``step``: what distances are measured in: the grid's scale; of a float output the step of its accumulator, or of
-    half precision at its value.
-    """
-
-    real: Tensor
-    errors: Mapping[str, Tensor]
-    step: Tensor
-    grid: Grid | None = None
-
-    @cached_property
-    def integers(self) -> Tensor:
-        """v: the real result in steps of the grid, plus its zero point; clamped, not rounded. (NUM-03)"""
-        assert self.grid is not None, "a float output has no integers"
-        return self.grid.integers(self.real).clamp(self.grid.low, self.grid.high)
-
-    @cached_property
-    def slack_by_cause(self) -> dict[str, Tensor]:
-        """The slack by cause, in steps: of quantized outputs beyond 1/2, of float outputs in all. (NUM-04)
-
-        ``final`` is the last rounding to float32: 3|r| + |r + zp| for a quantized output of r steps (the factor, the
-        product, the sum with the zero point), 2|y| for a float one, in units of u.
-        """
-        by_cause = {cause: (error / self.step).expand_as(self.real) for cause, error in self.errors.items()}
-        if self.grid is None:
-            return by_cause | {"final": 2 * U * self.real.abs() / self.step}
-        return by_cause | {"final": _bound_final_rounding(self.integers, self.grid)}
-
-    @cached_property
-    def slack(self) -> Tensor:
-        """The sum over all causes, in steps."""
-        return sum(self.slack_by_cause.values(), torch.zeros_like(self.real))
-
-
-def _bound_final_rounding(integers: Tensor, grid: Grid) -> Tensor:
-    return (3 * (integers - grid.zero_point).abs() + integers.abs()) * U
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantized:
-    """Integers on the walk, the node that made them, and, of a computed value, that value.
-
-    ``tie_ambiguity``: by how many steps a right backend's integer may differ; None: by none.
-    """
-
-    integers: Tensor
-    node: Node
-    computed: Value | None = None
-    tie_ambiguity: Tensor | None = None
 
 
 class Walk:
@@ -187,8 +134,15 @@ class Walk:
         computed = quantized.computed
         if computed is None:
             raise NoOracleError(f"the model's output {quantized.node} is a constant")
-        step = torch.tensor(grid.scale, dtype=torch.float64)
-        return Exact(real=computed.real, errors=computed.errors, step=step, grid=grid)
+        return Exact(
+            real=computed.real, errors=computed.errors, step=torch.tensor(grid.scale, dtype=torch.float64), grid=grid,
+            accumulator=computed.accumulator, is_function=computed.is_function,
+            requantize=self._choose_requantize(computed),
+        )  # fmt: skip
+
+    def _choose_requantize(self, value: Value) -> Requantize:
+        """Return how a value is quantized: as declared if it is made of integers alone, else in float32."""
+        return FLOAT32 if value.accumulator is None else self.capabilities.requantize
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
@@ -234,14 +188,7 @@ class Walk:
 
     def _round(self, node: Node, value: Value) -> Quantized:
         """A value on the grid of the node that rounds it, with the steps by which a right backend may differ."""
-        grid = self._grid_of(node)
-        real = grid.integers(value.real)
-        integers = real.clamp(grid.low, grid.high)
-        if not value.errors and bool((real == integers.round()).all()):  # on the grid: no ambiguity
-            return Quantized(integers=integers, node=node, computed=value)
-        slack = value.error() / grid.scale + _bound_final_rounding(integers, grid)  # rule: NUM-04
-        low, high = ((real + end).round().clamp(grid.low, grid.high) for end in (-slack, slack))
-        return Quantized(integers=integers.round(), node=node, computed=value, tie_ambiguity=high - low)
+        return round_value(value, node, self._grid_of(node), self._choose_requantize(value))
 
     def _dequantize(self, quantized: Any) -> Any:
         if isinstance(quantized, Value):  # float16: the value is what it was rounded to
@@ -256,6 +203,7 @@ class Walk:
         value = dequantize(quantized.integers, scale, zero_point, counts_weights=counts_weights)
         if self.can_clip and quantized.computed is None:
             return allow_for_clipping(value, self.values[node.args[0]], quantized.integers, ends_of(node))
+        value = replace(value, accumulator=Accumulator(step=scale))
         ambiguity = quantized.tie_ambiguity
         if ambiguity is None or not bool(ambiguity.any()):
             return value
@@ -368,18 +316,29 @@ class Walk:
         capabilities = replace(self.capabilities, float_accumulation=True) if sums_floats else self.capabilities
         call = OpCall(function=rule.exact or function, args=args, kwargs=kwargs, capabilities=capabilities)
         result = call.evaluate(lambda value: value.real.clone(), lambda tensor: tensor.double())
-        errors = rule.bound(replace(call, result=result))
+        call = replace(call, result=result)
+        errors, is_function = rule.bound(call), _approximates(rule, call)
         if isinstance(result, (tuple, list)):
             if not isinstance(errors, tuple):  # each cause has a tuple, of a bound for each result
                 errors = [{cause: each[number] for cause, each in errors.items()} for number in range(len(result))]
-            return tuple(Value(real=real, errors=each) for real, each in zip(result, errors, strict=True))
+            accumulator = find_accumulator(rule, call, None)
+            return tuple(
+                Value(real=real, errors=each, accumulator=accumulator, is_function=is_function)
+                for real, each in zip(result, errors, strict=True)
+            )
         factors = [value for value in call.values() if value.real.dim() > 1 or value is call.values()[0]]
         step = None
         if rule.arithmetic == DOT_PRODUCT and len(factors) > 1:
             step = find_accumulator_step(function, factors[0], factors[1], result)
         if rule.arithmetic == MOVES and len(factors) == 1 and result.shape == factors[0].real.shape:
             step = factors[0].step  # a relu on an accumulator
-        return Value(real=result, errors=errors, step=step)
+        accumulator = find_accumulator(rule, call, step)
+        return Value(real=result, errors=errors, step=step, accumulator=accumulator, is_function=is_function)
+
+
+def _approximates(rule: OpRule, call: OpCall) -> bool:
+    """Tell whether a function was evaluated for an op's result, by the op or before it, on the same float value."""
+    return rule.arithmetic == FUNCTION or any(value.is_function for value in call.values())
 
 
 def _find_rule(function: Any) -> OpRule:

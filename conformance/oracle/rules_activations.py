@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from conformance.oracle.error_bounds import (
     FUNCTION,
+    RESCALE,
     ErrorBound,
     Errors,
     OpCall,
@@ -47,13 +48,15 @@ Slope: TypeAlias = Callable[[OpCall, Tensor], Tensor | float]
 class Elementwise(NamedTuple):
     """A function: its name in torch.nn.functional, the ops that compute it, and how far it may be off.
 
-    ``evaluation``: how far the function of the dequantized value is off, in real units.
+    ``evaluation``: how far the function of the dequantized value is off, in real units. ``arithmetic``: RESCALE for a
+    function that is one factor or another, which integers compute as they compute a product.
     """
 
     name: str
     ops: tuple[Any, ...]
     slope: Slope
     evaluation: Callable[[OpCall], Tensor | float]
+    arithmetic: str = FUNCTION
 
 
 def bound_elementwise(function: Elementwise, call: OpCall) -> Errors:
@@ -91,8 +94,8 @@ def _read_alpha(call: OpCall) -> float:
 _ELEMENTWISE = (
     # x, or a·x: a is rounded to float32, and the product.
     Elementwise("leaky_relu", (nn.LeakyReLU, F.leaky_relu, F.leaky_relu_),
-                _find_leaky_slope, lambda call: gamma(2) * call.result.abs()),
-    Elementwise("prelu", (nn.PReLU,), _find_prelu_slope, lambda call: gamma(1) * call.result.abs()),
+                _find_leaky_slope, lambda call: gamma(2) * call.result.abs(), RESCALE),
+    Elementwise("prelu", (nn.PReLU,), _find_prelu_slope, lambda call: gamma(1) * call.result.abs(), RESCALE),
     # x, or a·(eˣ − 1), eˣ ≤ 1: the exponential within one ulp (2u), the difference, a, and the product; |eˣ − 1| ≤ 1.
     # The slope is 1 or a·eˣ.
     Elementwise("elu", (nn.ELU, F.elu),
@@ -288,14 +291,16 @@ def _read_channel_norm(call: OpCall, axis: int, axes: tuple[int, ...], uses_inpu
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-def _make_rules(bound: ErrorBound, source: str, *ops: Any) -> dict[Any, OpRule]:
-    return dict.fromkeys(ops, OpRule(arithmetic=FUNCTION, bound=bound, source=f"torch.nn.{source}; NUM-04"))
+def _make_rules(bound: ErrorBound, source: str, *ops: Any, arithmetic: str = FUNCTION) -> dict[Any, OpRule]:
+    return dict.fromkeys(ops, OpRule(arithmetic=arithmetic, bound=bound, source=f"torch.nn.{source}; NUM-04"))
 
 
 OP_RULES: dict[Any, OpRule] = {
     op: rule
     for each in _ELEMENTWISE
-    for op, rule in _make_rules(partial(bound_elementwise, each), f"functional.{each.name}", *each.ops).items()
+    for op, rule in _make_rules(
+        partial(bound_elementwise, each), f"functional.{each.name}", *each.ops, arithmetic=each.arithmetic
+    ).items()
 } | {
     **_make_rules(bound_softmax, "Softmax", nn.Softmax),
     **_make_rules(partial(bound_norm, _read_layer_norm), "LayerNorm", nn.LayerNorm, F.layer_norm),

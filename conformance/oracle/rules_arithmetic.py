@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,11 +13,13 @@ from torch import Tensor, nn
 
 from conformance.oracle import error_bounds as bounds
 from conformance.oracle import error_bounds_arithmetic as arithmetic
-from conformance.oracle.error_bounds import DOT_PRODUCT, FUNCTION, MOVES, RESCALE, ErrorBound, OpRule
+from conformance.oracle.error_bounds import DOT_PRODUCT, FUNCTION, MOVES, RESCALE, ErrorBound, OpCall, OpRule
 
 
-def _make_rules(kind: str, bound: ErrorBound, source: str, *ops: Any) -> dict[Any, OpRule]:
-    return dict.fromkeys(ops, OpRule(arithmetic=kind, bound=bound, source=source))
+def _make_rules(
+    kind: str, bound: ErrorBound, source: str, *ops: Any, step: Callable[[OpCall], Tensor | None] | None = None
+) -> dict[Any, OpRule]:
+    return dict.fromkeys(ops, OpRule(arithmetic=kind, bound=bound, source=source, accumulator_step=step))
 
 
 def _move_copy(method: str) -> OpRule:
@@ -34,14 +37,17 @@ def _make_average_rules(rank: int, *ops: Any) -> dict[Any, OpRule]:
 
 
 OP_RULES: dict[Any, OpRule] = {
-    **_make_rules(RESCALE, bounds.bound_sums, "NUM-04", operator.add, torch.add, operator.sub, torch.sub),
-    **_make_rules(RESCALE, arithmetic.bound_products, "NUM-04", operator.mul, torch.mul),
+    **_make_rules(RESCALE, bounds.bound_sums, "NUM-04", operator.add, torch.add, operator.sub, torch.sub,
+                  step=lambda call: torch.zeros((), dtype=torch.float64)),
+    **_make_rules(RESCALE, arithmetic.bound_products, "NUM-04", operator.mul, torch.mul,
+                  step=arithmetic.find_step_of_product),
     **_make_rules(DOT_PRODUCT, bounds.bound_matrix_products, "torch.matmul; NUM-03", torch.matmul),
     **_make_rules(DOT_PRODUCT, arithmetic.bound_affine_products, "torch.addmm; NUM-03", torch.addmm),
     **_make_average_rules(1, F.avg_pool1d, F.adaptive_avg_pool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d),
     **_make_average_rules(2, F.avg_pool2d, F.adaptive_avg_pool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
     **_make_average_rules(3, F.avg_pool3d, F.adaptive_avg_pool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d),
-    **_make_rules(RESCALE, arithmetic.bound_means, "torch.mean; NUM-04", torch.mean, "mean"),
+    **_make_rules(RESCALE, arithmetic.bound_means, "torch.mean; NUM-04", torch.mean, "mean",
+                  step=arithmetic.find_step_of_mean),
     **_make_rules(RESCALE, arithmetic.bound_interpolation, "torch.nn.functional.interpolate", F.interpolate),
     **_make_rules(FUNCTION, arithmetic.bound_floors, "torch.floor_divide", operator.floordiv),
     # A bound that is off the output's grid is rounded to it; what lies between the bounds is not touched.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from backends.base import Backend, Capabilities, Representation, Taken
+from backends.base import Backend, Capabilities, Representation, Requantize, RoundingMode, Taken
 from backends.discovery import describe_error
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.limits import LimitsError, check_limits
@@ -112,7 +112,9 @@ def _spell_capabilities(capabilities: Capabilities) -> dict[str, Any]:
         str(op): {str(name): _spell_limit(str(op), str(name), taken) for name, taken in arguments.items()}
         for op, arguments in capabilities.limits.items()
     }
-    return {**plain, "weight_schemes": list(capabilities.weight_schemes), "limits": limits}
+    requantize = asdict(capabilities.requantize) | {"rounding": capabilities.requantize.rounding.value}
+    schemes = list(capabilities.weight_schemes)
+    return {**plain, "weight_schemes": schemes, "limits": limits, "requantize": requantize}
 
 
 def _spell_limit(op: str, argument: str, taken: Taken) -> dict[str, Any]:
@@ -171,7 +173,9 @@ def _read_description(data: Mapping[str, Any]) -> Description:
         str(op): {str(name): _read_limit(str(op), str(name), taken) for name, taken in arguments.items()}
         for op, arguments in spelled.pop("limits").items()
     }
-    capabilities = Capabilities(**{**spelled, "weight_schemes": tuple(spelled["weight_schemes"]), "limits": limits})
+    requantize = Requantize(**{**spelled["requantize"], "rounding": RoundingMode(spelled["requantize"]["rounding"])})
+    changed = {"weight_schemes": tuple(spelled["weight_schemes"]), "limits": limits, "requantize": requantize}
+    capabilities = Capabilities(**{**spelled, **changed})
     config = config_from_data(data["config"])
     registered = frozenset(map(str, data["registered"]))
     prepares = bool(data["prepares"])

@@ -22,7 +22,8 @@ from torch.fx import GraphModule, Node
 from backends.discovery import describe_error
 from conformance.claims.inputs import Batch
 from conformance.oracle.dynamic import find_dynamic_range
-from conformance.oracle.evaluate import Exact, Walk
+from conformance.oracle.evaluate import Walk
+from conformance.oracle.exact import Exact
 from conformance.oracle.grids import Grid, placeholder_grids
 from conformance.reproducers.spelling import (
     NoScriptError,
@@ -373,4 +374,5 @@ def _spell_bound(exact: Exact, index: tuple[int, ...]) -> str:
     if exact.grid is None:
         step = float(exact.step.expand_as(exact.real)[index])
         return f"({index}, {float(exact.real[index])!r}, {slack * step!r})"
-    return f"({index}, {float(exact.integers[index]):.9g}, {0.5 + slack + 2.0**-14:.9g})"
+    centre, half = exact.target.centre[index], torch.as_tensor(exact.target.half).expand_as(exact.real)[index]
+    return f"({index}, {float(centre):.9g}, {float(half) + slack + 2.0**-14:.9g})"

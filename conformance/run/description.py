@@ -62,7 +62,7 @@ def _options_of(header: Header) -> Options:
         profile=header.profile,
         claim_timeout=float(timeout) if isinstance(timeout, int | float) else CLAIM_TIMEOUTS[header.profile],
         max_examples=most if isinstance(most, int) else None,
-        strict=bool(given.get("strict")),
+        allow_quality=bool(given.get("allow_quality")),
         isa=None if given.get("isa") is None else str(given["isa"]),
     )
 
@@ -80,8 +80,8 @@ def _describe_run(own: Run, waivers: Waivers, results: Results) -> Opened:
     header = own.make_header(claims=len(own.claims))
     run = replace(own, waivers=waivers)
     judged = [
-        *(apply_waivers(run, replace(row, waived=False, waiver=None)) for row in results.claims),
-        *(apply_waivers(run, replace(row, waived=False, waiver=None)) for row in results.models),
+        *(apply_waivers(run, replace(row, waived=False, waiver=None, allowed=False)) for row in results.claims),
+        *(apply_waivers(run, replace(row, waived=False, waiver=None, allowed=False)) for row in results.models),
     ]
     seen = {row.id: VerdictSeen(row.verdict, row.failing if isinstance(row, ClaimResult) else None) for row in judged}
     problems, _ = find_problems(run, results.header, seen)
@@ -96,6 +96,6 @@ def _describe_run(own: Run, waivers: Waivers, results: Results) -> Opened:
         ],
         jobs=[DescribedJob(id=job.id, topic=job.topic, subject=job.subject) for job in run.jobs],
         waivers={row.id: row.waiver for row in judged if row.waiver is not None},
-        passing=sorted(run.passing),
+        allowed=[row.id for row in judged if row.allowed],
         problems=problems,
     )  # fmt: skip

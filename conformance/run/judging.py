@@ -20,7 +20,7 @@ from conformance.run.expected import Drift, VerdictSeen, compare_expected, expec
 from conformance.run.session import Run, Unit
 from conformance.stages.stage import STAGES
 from reports.results import leading_check
-from reports.schema import Check, ClaimResult, Header, Judged, Measurement, ModelResult, Number, Row, Where, evidence
+from reports.schema import Check, ClaimResult, Header, Measurement, ModelResult, Number, Row, Where, evidence
 from reports.verdicts import Verdict
 
 AnyJudged = TypeVar("AnyJudged", ClaimResult, ModelResult)
@@ -29,11 +29,6 @@ AnyJudged = TypeVar("AnyJudged", ClaimResult, ModelResult)
 def rows_of(run: Run, unit: Unit, work: WorkResult) -> list[Row]:
     """Return all rows of a claim or job, in the file's order."""
     return rows_of_claim(run, unit, work) if isinstance(unit, Claim) else rows_of_job(run, unit, work)
-
-
-def passes(run: Run, row: Judged) -> bool:
-    """Tell whether a claim's or model's row lets the run pass."""
-    return row.waived or row.verdict in run.passing
 
 
 def rows_of_claim(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
@@ -117,14 +112,14 @@ def _row_of_lost_job(job: Job, work: WorkResult) -> ModelResult | Measurement:
 
 
 def apply_waivers(run: Run, result: AnyJudged) -> AnyJudged:
-    """Return the row with the waivers' ruling."""
+    """Return the row with the waivers' ruling, and whether QUALITY is allowed."""
     max_lsb = None if result.max_lsb is None else float(result.max_lsb)
     ruling = run.waivers.judge(result.id, result.verdict, max_lsb)
     if ruling.problem:
         result = replace(result, reason=f"{result.reason} (not waived: {ruling.problem})".strip())
     if ruling.waived and ruling.entry is not None:
-        result = replace(result, waived=True, waiver=ruling.entry.to_row())
-    return result
+        return replace(result, waived=True, waiver=ruling.entry.to_row())
+    return replace(result, allowed=True) if result.verdict is Verdict.QUALITY and run.options.allow_quality else result
 
 
 def _find_largest(distances: Iterable[Number | None]) -> Number | None:

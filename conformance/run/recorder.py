@@ -15,7 +15,7 @@ import pytest
 from conformance.machine.isolation import Ending, WorkResult
 from conformance.pipeline.job import Job
 from conformance.run.expected import VerdictSeen
-from conformance.run.judging import find_problems, passes, rows_of
+from conformance.run.judging import find_problems, rows_of
 from conformance.run.session import Run, Unit, param_id, raise_usage_error_for
 from reports.codec import line_of
 from reports.html import render_html
@@ -133,7 +133,7 @@ class Recorder:
             failing = row.failing if isinstance(row, ClaimResult) else None
             self._seen[row.id] = VerdictSeen(row.verdict, failing)
             self._verdicts[row.verdict] += 1
-            self._all_pass &= passes(self._run, row)
+            self._all_pass &= row.passes
             if row.script_path:
                 path = self._html.parent / row.script_path
                 path.parent.mkdir(exist_ok=True)

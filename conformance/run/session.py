@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import pytest
 
-from backends.base import Backend, Capabilities, Representation, Taken
+from backends.base import Backend, Capabilities, Representation, Requantize, Taken
 from backends.discovery import BackendNotFound, describe_error, find_backend
 from conformance.claims.claim import Claim, config_digest, enumerate_claims
 from conformance.claims.limits import LimitsError, check_limits
@@ -39,7 +39,6 @@ from refimpl import BackendConfig
 from refimpl.backend_config import as_backend_config
 from reports.results import digest_ids
 from reports.schema import SCHEMA, Header
-from reports.verdicts import PASSING, Verdict
 
 JOB_SOURCES = (fuzz.jobs, whole_models.jobs, fingerprint.jobs, unclaimed.jobs)
 """Functions that list the jobs of a profile, those with the longest jobs first."""
@@ -80,11 +79,6 @@ class Run:
         units: tuple[Unit, ...] = (*self.jobs, *self.claims)
         return {unit.id: unit for unit in units if unit.id in self.selected}
 
-    @property
-    def passing(self) -> frozenset[Verdict]:
-        """The verdicts that need no waiver."""
-        return PASSING - {Verdict.QUALITY} if self.options.strict else PASSING
-
     def needs_own_code(self, unit: Unit) -> bool:
         """Tell whether a unit cannot be judged without the vendor's code: a job may meet any entry of the config."""
         own = self.backend.description.own if isinstance(self.backend, RemoteBackend) else frozenset()
@@ -120,7 +114,7 @@ class Run:
                 "claim": list(options.claims),
                 "claim_timeout": options.claim_timeout,
                 "max_examples": options.max_examples,
-                "strict": options.strict,
+                "allow_quality": options.allow_quality,
                 "isa": options.isa,
             },
             config_name=self.config_name,
@@ -133,6 +127,7 @@ class Run:
             isolation="fork" if CAN_FORK else "none",
             waivers=_digest(self.waiver_file),
             limits=_describe_limits(backend.capabilities().limits),
+            requantize=_describe_requantize(backend.capabilities().requantize),
             claims_sha256=digest_ids(claim.id for claim in self.claims),
             shard=options.shard,
             detection=read_detection_power(),
@@ -149,6 +144,11 @@ def _describe_limits(limits: Mapping[str, Mapping[str, Taken]]) -> dict[str, dic
         return limit.partition("\n")[0].rstrip(".")
 
     return {op: {name.lstrip("_"): text(taken) for name, taken in each.items()} for op, each in limits.items()}
+
+
+def _describe_requantize(requantize: Requantize) -> str:
+    """Return what is declared about requantizing, in words; "" if nothing is."""
+    return "" if requantize == Requantize() else str(requantize)
 
 
 def preflight(config: pytest.Config) -> Run | int | None:

@@ -38,7 +38,7 @@ from reports.selection import matches_glob
 from reports.verdicts import PASSING, VERDICTS, Verdict
 
 QUALITY_LSB = 1.0
-"""The error that QUALITY stands for, which needs no waiver (NUM-03)."""
+"""The error that QUALITY stands for (NUM-03)."""
 
 MOST_NAMED = 5
 """Maximal number of claims that a problem names."""
@@ -117,7 +117,7 @@ class Waivers:
     def judge(self, claim_id: str, verdict: Verdict, max_lsb: float | None) -> Ruling:
         """Rule on one claim: its verdict and largest error in LSB (None: nothing was measured)."""
         matches = self._find_matches(claim_id)
-        if not matches or (verdict in PASSING and all(waiver.verdict is not verdict for waiver in matches)):
+        if not matches or verdict is Verdict.VERIFIED:
             return Ruling()
         if len(matches) > 1:
             return Ruling(problem=_why_ambiguous(matches, [claim_id]))

@@ -4,6 +4,7 @@ An integer differs where it is not the exact result rounded half to even. It is 
 condition holds:
 
 * ``outside the range``: below the grid's lowest or above its highest integer.
+* ``rounded as declared``: where ``Capabilities.requantize`` names a rounding, what it gives.
 * ``exact tie``: the exact result lies halfway between two integers, and the other one was taken. (NUM-06)
 * one kind per part of the slack (``CAUSES``): beyond 1/2 by no more than this part and the earlier ones. (NUM-04)
 * ``saturated one step early``: the exact result is at an end of the range, the integer found is next to that end.
@@ -20,9 +21,11 @@ import torch
 from torch import Tensor
 
 from conformance.oracle.grids import Grid
+from conformance.oracle.requantizing import TIE, Target
 
 CAUSES: Mapping[str, str] = {
     "final": "rescale in float32",
+    "first rounding": "rounding before the shift",
     "rescale": "rescale of the operands in float32",
     "bias": "bias rounded to int32",
     "accumulation": "accumulation in float32",
@@ -31,53 +34,65 @@ CAUSES: Mapping[str, str] = {
 }
 """Names of the parts of the slack, the ones that every backend has first; others keep their own names."""
 
-TIE = 2.0**-30
-"""Distance from halfway, in steps, that counts as halfway. Scales that make ties are powers of two, or in such a ratio;
-the exact result is then exact in float64 too. Elsewhere its own error, 2^-53 of each term, is far below this."""
 
-
-def attribute(expected: Tensor, actual: Tensor, grid: Grid, slack_by_cause: Mapping[str, Tensor]) -> dict[str, int]:
+def attribute(
+    expected: Tensor, actual: Tensor, grid: Grid, slack_by_cause: Mapping[str, Tensor], target: Target | None = None
+) -> dict[str, int]:
     """Count the integers of each kind among those that differ; kinds that do not occur are left out.
 
     ``expected``: the exact result v, float64, in output steps from integer 0 (zero point included), clamped or not.
     ``actual``: the backend's integers. ``slack_by_cause``: the slack by cause, in steps; shapes broadcast to v's.
+    ``target``: the integers that the declared rounding gives; None: the nearest ones.
     """
     exact = expected.clamp(grid.low, grid.high)
-    remaining, counts = actual != exact.round(), dict[str, int]()
-    for kind, holds in _list_kinds(exact, actual, grid, slack_by_cause):
+    remaining, counts = _find_differing(exact, actual, target), dict[str, int]()
+    for kind, holds in _list_kinds(exact, actual, grid, slack_by_cause, target):
         if number := int((remaining & holds).sum()):
             counts[kind] = number
         remaining = remaining & ~holds
     return counts
 
 
-def describe_worst(expected: Tensor, actual: Tensor, grid: Grid, slack_by_cause: Mapping[str, Tensor]) -> str:
+def describe_worst(
+    expected: Tensor, actual: Tensor, grid: Grid, slack_by_cause: Mapping[str, Tensor], target: Target | None = None
+) -> str:
     """Describe the integer that is furthest beyond its bound, the first of equals; "" if nothing differs."""
     exact = expected.clamp(grid.low, grid.high)
-    differs = actual != exact.round()
+    differs = _find_differing(exact, actual, target)
     if not bool(differs.any()):
         return ""
-    distance, allowed = (actual - exact).abs(), 0.5 + sum(slack_by_cause.values(), torch.zeros_like(exact))
-    excess = torch.where(differs, distance - allowed, -torch.inf)
-    flat = int(excess.argmax())
-    kind = next(kind for kind, holds in _list_kinds(exact, actual, grid, slack_by_cause) if bool(holds.flatten()[flat]))
+    right = target or Target(centre=exact, half=0.5)
+    slack = sum(slack_by_cause.values(), torch.zeros_like(exact))
+    flat = int(torch.where(differs, right.measure_excess(actual, slack), -torch.inf).argmax())
+    kinds = _list_kinds(exact, actual, grid, slack_by_cause, target)
+    kind = next(kind for kind, holds in kinds if bool(holds.flatten()[flat]))
     index = unravel_index(flat, exact.shape)
-    numbers = (float(values.flatten()[flat]) for values in (actual, exact, distance, allowed))
+    distance, allowed = (actual - right.centre).abs(), right.half + slack
+    numbers = (float(values.flatten()[flat]) for values in (actual, right.centre, distance, allowed))
     return "{}: at {} found {:.10g}, exact {:.10g}: distance {:.7g}, allowed {:.7g}".format(kind, index, *numbers)
 
 
+def _find_differing(exact: Tensor, actual: Tensor, target: Target | None) -> Tensor:
+    """Find the integers that are not the nearest, or not what the declared rounding gives."""
+    differs = actual != exact.round()
+    return differs if target is None else differs | (target.measure_excess(actual, torch.zeros_like(exact)) > 0)
+
+
 def _list_kinds(
-    exact: Tensor, actual: Tensor, grid: Grid, slack_by_cause: Mapping[str, Tensor]
+    exact: Tensor, actual: Tensor, grid: Grid, slack_by_cause: Mapping[str, Tensor], target: Target | None
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield every kind with the elements that meet its condition, in the order in which they are tried."""
     distance = (actual - exact).abs()
+    beyond = distance - 0.5 if target is None else target.measure_excess(actual, torch.zeros_like(exact))
     yield "outside the range", (actual < grid.low) | (actual > grid.high)
+    if target is not None:
+        yield "rounded as declared", beyond <= 0
     is_halfway = (exact - exact.floor() - 0.5).abs() <= TIE
     yield "exact tie", is_halfway & (distance <= 0.5 + TIE)  # rule: NUM-06
     explained = torch.zeros_like(exact)
     for cause, slack in _sort_causes(slack_by_cause):
         explained = explained + slack
-        yield CAUSES.get(cause, cause), distance - 0.5 <= explained
+        yield CAUSES.get(cause, cause), beyond <= explained
     is_early_high = (exact >= grid.high) & (actual == grid.high - 1)
     yield "saturated one step early", is_early_high | ((exact <= grid.low) & (actual == grid.low + 1))
     yield "off by one, not explained", distance <= 1 + explained

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from conformance.machine.guard import Finds, guard
 from conformance.oracle.error_bounds import flatten
-from conformance.oracle.evaluate import Exact
+from conformance.oracle.exact import Exact
 from conformance.oracle.grids import Grid
 from conformance.stages.attribution import attribute, describe_worst, unravel_index
+from conformance.stages.resemblance import Resemblance, find_resemblance, spell_allowed
 from conformance.stages.statistics import Sample
 from reports.schema import Where
 
@@ -28,10 +29,12 @@ class Comparison:
     """The outcome of comparing one output with what it should be.
 
     ``max_lsb``: the largest |q - v|; ``slack_lsb``: the largest slack; ``excess``: the most by which a bound is passed.
-    ``is_within_one``: every element is within one step and the slack. ``problem``: what is wrong with the whole output
-    (its type, its shape, not finite, off the grid), or "". ``rule``: the rule that a problem breaks, if not the one
-    that the claim is judged by. ``ran_in_float``: a quantized output was computed in float. ``is_float_output``: the
-    output is a float tensor. ``sample``: the distances, for statistics; None: nothing was compared.
+    ``is_within_one``: every element is within one step and the slack. ``is_function``: the output is that of a function
+    that kernels approximate. ``problem``: what is wrong with the whole output (its type, its shape, not finite, off the
+    grid), or "". ``rule``: the rule that a problem breaks, if not the one that the claim is judged by.
+    ``ran_in_float``: a quantized output was computed in float. ``allowed``: what a right result may be off by beside
+    the slack, in words. ``resemblance``: what rounding the differences look like; None: nothing is wrong, or something
+    else. ``sample``: the distances, for statistics; None: nothing was compared.
     """
 
     where: Where
@@ -39,10 +42,12 @@ class Comparison:
     slack_lsb: float = 0.0
     excess: float = -0.5
     is_within_one: bool = True
+    is_function: bool = False
     problem: str = ""
     rule: str = ""
     ran_in_float: bool = False
-    is_float_output: bool = False
+    allowed: str = "0.5 + "
+    resemblance: Resemblance | None = None
     sample: Sample | None = None
     evidence: Mapping[str, object] = field(default_factory=dict)
 
@@ -71,13 +76,18 @@ def compare(where: Where, exact: Exact, output: Any, grids: InputGrids = ()) -> 
     allowed = exact.slack.expand_as(integers)
     distance = (integers - exact.integers).abs()
     is_outside = (integers < grid.low) | (integers > grid.high)
-    excess = distance - 0.5 - allowed  # rule: NUM-03
+    excess = exact.target.measure_excess(integers, allowed)  # rule: NUM-03
+    most = _largest_of(excess, default=-0.5)
+    is_within_one = bool(((distance <= 1 + allowed) & ~is_outside).all())  # NaN is within nothing
     return Comparison(
         where=where,
         max_lsb=_largest_of(distance),
         slack_lsb=_largest_of(allowed),
-        excess=_largest_of(excess, default=-0.5),
-        is_within_one=bool(((distance <= 1 + allowed) & ~is_outside).all()),  # NaN is within nothing
+        excess=most,
+        is_within_one=is_within_one,
+        is_function=exact.is_function,
+        allowed=spell_allowed(exact),
+        resemblance=find_resemblance(exact, integers) if most > 0 and is_within_one else None,
         sample=Sample(distance=distance, exact=exact.integers - grid.zero_point),
         evidence=_show_worst(where, exact, grids, exact.integers, integers, excess),
     )
@@ -94,7 +104,7 @@ def _compare_floats(where: Where, exact: Exact, output: Tensor, grids: InputGrid
         slack_lsb=_largest_of(allowed),
         excess=_largest_of(excess, default=-0.5),
         is_within_one=False,
-        is_float_output=True,
+        allowed="",
         sample=Sample(distance=distance, exact=exact.real / exact.step, is_float_output=True),
         evidence=_show_worst(where, exact, grids, exact.real, output.double(), excess),
     )
@@ -167,11 +177,12 @@ def _show_worst(
     if exact.grid is None:
         return evidence
     inputs = {f"input {number}": grid.row() for number, grid in enumerate(grids) if grid is not None}
-    kinds = attribute(expected, actual, exact.grid, exact.slack_by_cause)
+    target = exact.target if exact.has_named_rounding else None
+    kinds = attribute(expected, actual, exact.grid, exact.slack_by_cause, target)
     return evidence | {
         "qparams": {**inputs, "output": exact.grid.row()},
         "attribution": ", ".join(f"{count} {kind}" for kind, count in kinds.items()),
-        "worst": describe_worst(expected, actual, exact.grid, exact.slack_by_cause),
+        "worst": describe_worst(expected, actual, exact.grid, exact.slack_by_cause, target),
     }
 
 

@@ -8,20 +8,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from backends.base import Capabilities
+from backends.base import Capabilities, Requantize
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
 from conformance.claims.qconfigs import dynamic_range_of
 from conformance.claims.traits import moves_only
 from conformance.machine.guard import Finds, guard
-from conformance.oracle.evaluate import Exact, Walk
+from conformance.oracle.evaluate import Walk
+from conformance.oracle.exact import Exact
 from conformance.oracle.grids import NoOracleError
 from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison, compare_all, compare_failed_run
 from conformance.stages.convert import ReferenceCase
 from conformance.stages.execution import ExecutedCase
 from conformance.stages.lower import LoweredModel, error_on_retry, lower, run_lowered
+from conformance.stages.resemblance import describe_resemblance
 from conformance.stages.stage import MOST_OTHERS, CaseResult, CaseStage, StageError, make_failure, worst_of
 from conformance.stages.statistics import summarize
 from reports.schema import Check, Where, evidence
@@ -71,7 +73,8 @@ class ComparedCase(CaseResult):
 class NumericsStage(CaseStage[ExecutedCase, ComparedCase]):
     """Runs the lowered model on all inputs, and compares its outputs with the oracle's exact results.
 
-    Judged is the worst comparison of all cases (NUM-03, NUM-05): within its bound, within one step, in float, or wrong.
+    Judged is the worst comparison of all cases (NUM-03, NUM-05): within its bound; within one step, of a function; in
+    float; or wrong.
     Its message has the distance and the bound in LSB; the evidence has the worst elements, the qparams, the attribution
     and a line for each other comparison that is as bad.
     """
@@ -111,7 +114,10 @@ class NumericsStage(CaseStage[ExecutedCase, ComparedCase]):
         capabilities = self.bench.capabilities
         if not executed.runs_in_float:
             return capabilities
-        return replace(capabilities, float_accumulation=True, dynamic_states=False, half_row_qparams=False)
+        return replace(
+            capabilities, float_accumulation=True, dynamic_states=False, half_row_qparams=False,
+            requantize=Requantize(),
+        )  # fmt: skip
 
     def _compare_failed_run(self, executed: ExecutedCase, where: Where, inputs: Batch, error: StageError) -> Comparison:
         lower_again = partial(lower, self.bench, executed.lowered.reference.model, inputs)
@@ -152,7 +158,7 @@ def judge_comparisons(claim: str, comparisons: Sequence[Comparison], *, moves_on
         rule=lead.rule or ("NUM-05" if moves_only else "NUM-03"),
         outcome="pass" if verdict in PASSING else "fail",
         verdict=verdict,
-        message=message_of(lead, verdict),
+        message="; ".join(filter(None, (message_of(lead, verdict), _describe_rounding(comparisons, verdict)))),
         max_lsb=_largest_finite(each.max_lsb for each in comparisons),
         slack_lsb=_largest_finite(each.slack_lsb for each in comparisons),
         cases=len(comparisons),
@@ -160,6 +166,13 @@ def judge_comparisons(claim: str, comparisons: Sequence[Comparison], *, moves_on
         statistics=summarize(each.sample for each in comparisons if each.sample is not None),
         evidence=evidence({} if verdict is Verdict.VERIFIED else {**lead.evidence, **others}),
     )
+
+
+def _describe_rounding(comparisons: Sequence[Comparison], verdict: Verdict) -> str:
+    """Say what rounding a refuted claim's results look like; "" if some are wrong in another way."""
+    wrong = [each.resemblance for each in comparisons if each.excess > 0]
+    known = [each for each in wrong if each is not None]
+    return describe_resemblance(known) if verdict is Verdict.REFUTED and len(known) == len(wrong) else ""
 
 
 def _list_others(comparisons: Sequence[Comparison], lead: Comparison, moves_only: bool) -> dict[str, object]:
@@ -178,7 +191,8 @@ def verdict_of(comparison: Comparison, moves_only: bool) -> Verdict:
         return Verdict.FALLBACK
     if comparison.excess <= 0:
         return Verdict.VERIFIED
-    return Verdict.QUALITY if comparison.is_within_one and not moves_only else Verdict.REFUTED
+    is_approximation = comparison.is_within_one and comparison.is_function and not moves_only
+    return Verdict.QUALITY if is_approximation else Verdict.REFUTED  # rule: NUM-03
 
 
 def message_of(comparison: Comparison, verdict: Verdict) -> str:
@@ -187,8 +201,8 @@ def message_of(comparison: Comparison, verdict: Verdict) -> str:
         return ""
     if comparison.problem:
         return f"{comparison.where}: {comparison.problem}"
-    half = "" if comparison.is_float_output else "0.5 + "
-    text = f"{comparison.where}: distance {comparison.max_lsb:.6g} LSB, allowed {half}{comparison.slack_lsb:.3g}"
+    bound = f"{comparison.allowed}{comparison.slack_lsb:.3g}"
+    text = f"{comparison.where}: distance {comparison.max_lsb:.6g} LSB, allowed {bound}"
     return f"within one step, not correctly rounded: {text}" if verdict is Verdict.QUALITY else text
 
 

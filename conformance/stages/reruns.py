@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from conformance.claims.case import Case
 from conformance.claims.inputs import Batch
 from conformance.machine.memory import fill_memory
-from conformance.oracle.evaluate import Exact
+from conformance.oracle.exact import Exact
 from conformance.oracle.grids import NoOracleError
 from conformance.remote.client import spell_trace
 from conformance.stages.comparison import Comparison, compare_unusable
@@ -189,14 +189,15 @@ class RepeatRun:
 def _describe_fault(exact: Exact, left: Tensor, right: Tensor, steps: float) -> str:
     """Say where two outputs differ that are not both right results, or by too many steps."""
     if exact.grid is None:
-        places, target, half = [each.double() / exact.step for each in (left, right)], exact.real / exact.step, 0.0
+        places, target = [each.double() / exact.step for each in (left, right)], exact.real / exact.step
+        away = torch.maximum(*((place - target).abs() for place in places)) - exact.slack
         far = torch.zeros_like(places[0])
     else:
-        places, target, half = [exact.grid.integers(each).round() for each in (left, right)], exact.integers, 0.5
+        places, target = [exact.grid.integers(each).round() for each in (left, right)], exact.integers
+        away = torch.maximum(*(exact.target.measure_excess(place, exact.slack) for place in places))
         far = (places[0] - places[1]).abs() - steps
-    away = torch.maximum(*((place - target).abs() for place in places)) - half - exact.slack
     wrong = (left != right) & ~((away <= 0) & (far <= 0))  # NaN is wrong
     if not bool(wrong.any()):
         return ""
-    worst = float(away[wrong].max()) + half
+    worst = float(torch.maximum(*((place - target).abs() for place in places))[wrong].max())
     return f"{int(wrong.sum())} of {wrong.numel()} values are not both right, one {worst:.6g} LSB from the exact result"

@@ -18,16 +18,14 @@ from reports.verdicts import Verdict
 from tests.mutants.fault_table import CONV, LINEAR, MOVING, RATIO, RELU_AFTER, RESCALED, WEIGHTED, fault, seed
 from tests.mutants.integer_kernels import Integers, Kernels, Sum
 
-QUALITY: dict[str, Any] = {"verdict": Verdict.QUALITY}
-
 # -- rounding, zero points, scales, range -----------------------------------------------------------------------------
 
-seed("rounding", "rounds towards zero", "rounded", lambda honest, v: v.trunc(), RESCALED, **QUALITY)
-seed("rounding", "rounds down", "rounded", lambda honest, v: v.floor(), RESCALED, **QUALITY)
-seed("rounding", "rounds twice", "rounded", lambda honest, v: honest(honest(v * 16) / 16), RESCALED, **QUALITY)
-seed("rounding", "rounds up", "rounded", lambda honest, v: v.ceil(), RESCALED, **QUALITY)
+seed("rounding", "rounds towards zero", "rounded", lambda honest, v: v.trunc(), RESCALED)
+seed("rounding", "rounds down", "rounded", lambda honest, v: v.floor(), RESCALED)
+seed("rounding", "rounds twice", "rounded", lambda honest, v: honest(honest(v * 16) / 16), RESCALED)
+seed("rounding", "rounds up", "rounded", lambda honest, v: v.ceil(), RESCALED)
 seed("zero point", "input zero point dropped", "zeroed", lambda honest, x: x.q, RESCALED)
-seed("zero point", "input zero point off by one", "zeroed", lambda honest, x: honest(x) + 1, RESCALED, **QUALITY)
+seed("zero point", "input zero point off by one", "zeroed", lambda honest, x: honest(x) + 1, RESCALED)
 seed("zero point", "input zero point added", "zeroed", lambda honest, x: x.q + x.zero_point, RESCALED)
 seed("zero point", "output zero point dropped", "placed", lambda honest, v, zero: v, RESCALED)
 seed("zero point", "output zero point off by one", "placed", lambda honest, v, zero: v + zero + 1, RESCALED)
@@ -35,11 +33,11 @@ seed("zero point", "output zero point subtracted", "placed", lambda honest, v, z
 seed("scale", "output scale inverted", "rescale", lambda honest, total, ratio: total / ratio, RATIO)
 seed(
     "activation", "range ends one early", "clamped",
-    lambda honest, v, grid, **more: honest(v, replace(grid, high=grid.high - 1), **more), RESCALED, **QUALITY,
+    lambda honest, v, grid, **more: honest(v, replace(grid, high=grid.high - 1), **more), RESCALED,
 )  # fmt: skip
 seed(
     "activation", "range starts one late", "clamped",
-    lambda honest, v, grid, **more: honest(v, replace(grid, low=grid.low + 1), **more), RESCALED, **QUALITY,
+    lambda honest, v, grid, **more: honest(v, replace(grid, low=grid.low + 1), **more), RESCALED,
 )  # fmt: skip
 seed(
     "activation", "wraps instead of saturating", "clamped",
@@ -48,7 +46,7 @@ seed(
 for bits in (8, 10):
     seed(
         "scale", f"rescale ratio off by 2^-{bits}", "rescale",
-        lambda honest, total, ratio, e=2.0**-bits: total * ratio * (1 + e), RATIO, size=2.0**-bits, **QUALITY,
+        lambda honest, total, ratio, e=2.0**-bits: total * ratio * (1 + e), RATIO, size=2.0**-bits,
     )  # fmt: skip
 
 
@@ -63,10 +61,9 @@ def multiplier(bits: int) -> Callable[..., Tensor]:
     return body
 
 
-seed("scale", "7-bit multiplier", "rescale", multiplier(7), RATIO, **QUALITY)
+seed("scale", "7-bit multiplier", "rescale", multiplier(7), RATIO)
 seed(
     "scale", "rescale in bfloat16", "rescale", lambda honest, total, ratio: total * ratio.bfloat16().double(), RATIO,
-    **QUALITY,
 )  # fmt: skip
 
 # -- weights and biases -----------------------------------------------------------------------------------------------
@@ -90,7 +87,7 @@ seed("scale", "next channel's scale", "weight_scale", lambda honest, w: w.scale.
 seed("scale", "scale of 4 channels on", "weight_scale", lambda honest, w: w.scale.roll(4), WEIGHTED, per_channel=True)
 seed("bias", "bias dropped", "with_bias", lambda honest, total, bias: total, WEIGHTED)
 seed("bias", "bias subtracted", "with_bias", lambda honest, total, bias: honest(total, -bias), WEIGHTED)
-seed("bias", "bias after the rescale", "with_bias", lambda honest, t, bias: replace(t, late=bias), WEIGHTED, **QUALITY)
+seed("bias", "bias after the rescale", "with_bias", lambda honest, t, bias: replace(t, late=bias), WEIGHTED)
 seed("bias", "bias of the next channel", "with_bias", lambda honest, t, b: honest(t, b.roll(1, 0)), WEIGHTED)
 
 
@@ -101,14 +98,14 @@ def _bias_int8(honest: Any, total: Sum, bias: Tensor) -> Any:
 
 seed("bias", "largest scale for every bias", "with_bias", _bias_on_weights, WEIGHTED, per_channel=True)
 seed("bias", "bias in steps of 1", "with_bias", lambda honest, t, bias: honest(t, bias.round()), WEIGHTED)
-seed("bias", "bias as int8", "with_bias", _bias_int8, WEIGHTED, **QUALITY)
+seed("bias", "bias as int8", "with_bias", _bias_int8, WEIGHTED)
 
 
 def _bias_int16(honest: Any, total: Sum, bias: Tensor) -> Any:
     return honest(total, (bias / total.scale).round().clamp(-(2**15), 2**15 - 1) * total.scale)
 
 
-seed("bias", "bias saturates as int16", "with_bias", _bias_int16, ("nn.Linear",), **QUALITY)
+seed("bias", "bias saturates as int16", "with_bias", _bias_int16, ("nn.Linear",))
 
 # -- sums -------------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from conformance.claims.claim import enumerate_claims
 from conformance.mutation.mutant import Mutant
 from conformance.run.options import select_ids
 from tests.mutants import config_faults as config_faults  # it and the next enter theirs into reference_faults.MUTANTS
-from tests.mutants import flow_faults, honest, qparams_faults, reference_faults
+from tests.mutants import flow_faults, honest, qparams_faults, reference_faults, requantize_kinds
 from tests.mutants import reference_run_faults as reference_run_faults
 from tests.mutants.fault_table import FAULTS, RATIO, Fault
 from tests.mutants.integer_faults import multiplier
@@ -35,6 +35,8 @@ def _integer(fault: Fault) -> Mutant:
 def _integer_faults() -> Iterator[Mutant]:
     """Those that are found wherever they touch (tests/conformance/mutation/test_detection.py), and finer ones."""
     for fault in FAULTS:
+        yield _integer(fault)
+    for fault in requantize_kinds.FINE:
         yield _integer(fault)
     for name, kernels, size in _fine():
         yield _integer(Fault(group="scale", name=name, kernels=kernels, patterns=RATIO, size=size))

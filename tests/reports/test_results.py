@@ -68,7 +68,7 @@ def test_a_row_survives_the_round_trip(row: dict[str, Any]) -> None:
 @given(st.lists(claim_rows | check_rows, max_size=8))
 def test_a_file_gives_back_what_was_written(tmp_path_factory: Any, rows: list[dict[str, Any]]) -> None:
     path = tmp_path_factory.mktemp("round") / "results.jsonl"
-    header = _header()
+    header = _header() | {"options": {"allow_quality": False}}
     with ResultsWriter(path) as writer:
         for row in (header, *rows):
             writer.write_line(json.dumps(row))
@@ -120,6 +120,30 @@ def test_a_run_in_which_everything_passes_is_a_pass(runs: Any) -> None:
     assert (results.outcome, results.problems) == (Outcome.PASS, ())
     assert results.counts == {"REFUTED": 1, "QUALITY": 1, "VERIFIED": 1}
     assert results.waived == 1
+
+
+@pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize(
+    ("options", "row", "passes", "problem"),
+    [
+        ({"allow_quality": False}, {}, False, ""),
+        ({"allow_quality": True}, {"allowed": True}, True, ""),
+        ({"allow_quality": True}, {}, False, ""),
+        ({"allow_quality": False}, {"allowed": True}, True, "1 rows are allowed QUALITY; the run was made without"),
+        ({"strict": True}, {}, False, ""),
+        ({"strict": False}, {}, True, ""),
+    ],
+)
+def test_quality_passes_where_the_run_allowed_it_and_in_runs_from_before_that(
+    runs: Any, options: dict[str, Any], row: dict[str, Any], passes: bool, problem: str
+) -> None:
+    rows = [runs.check(), runs.claim(), runs.claim("b", verdict="QUALITY", **row)]
+    path = runs.lines(rows, options=options)
+    results = read_results(path)
+    assert {claim.claim: claim.passes for claim in results.claims}["b"] is passes
+    assert results.outcome is (Outcome.PASS if passes and not problem else Outcome.FAIL)
+    assert problem in "".join(results.problems)
+    assert results.allowed == passes
 
 
 @pytest.mark.parametrize("verdict", [v for v in VERDICTS if v not in PASSING])

@@ -19,7 +19,8 @@ from backends.base import Capabilities
 from conformance.ops.op_model import MODEL_OF
 from conformance.ops.variants import Arguments
 from conformance.oracle.error_bounds import MOVES, OpCall, Value
-from conformance.oracle.evaluate import Exact, Walk
+from conformance.oracle.evaluate import Walk
+from conformance.oracle.exact import Exact
 from conformance.oracle.rules_arithmetic import OP_RULES
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
 from refimpl.patterns import leaf_name

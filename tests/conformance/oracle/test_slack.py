@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from conformance.oracle.evaluate import Exact, Walk
+from conformance.oracle.evaluate import Walk
+from conformance.oracle.exact import Exact
 from conformance.oracle.grids import Grid
 from tests.conformance.support.by_hand import (
     SX,

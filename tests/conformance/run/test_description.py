@@ -28,7 +28,7 @@ def results(runs: Any) -> Callable[..., Results]:
     """The results of a claim that was refuted, and of one that was not, with other options where a test asks."""
 
     def make(**changes: Any) -> Results:
-        header = {"backend": "good", "options": {"backend": SPEC, "strict": False}} | changes
+        header = {"backend": "good", "options": {"backend": SPEC, "allow_quality": False}} | changes
         rows = [*runs.refuted(LINEAR, max_lsb=1.0), runs.check("other"), runs.claim("other")]
         made: Results = runs.results(rows, **header)
         return made
@@ -37,7 +37,14 @@ def results(runs: Any) -> Callable[..., Results]:
 
 
 def test_the_run_is_opened_as_its_header_says(results: Callable[..., Results], tmp_path: Path) -> None:
-    given = {"backend": SPEC, "strict": True, "claim_timeout": 5.0, "max_examples": 2, "isa": "avx2", "claim": ["x"]}
+    given = {
+        "backend": SPEC,
+        "allow_quality": True,
+        "claim_timeout": 5.0,
+        "max_examples": 2,
+        "isa": "avx2",
+        "claim": ["x"],
+    }
     said = describe(results(profile="stress", seed=9, options=given), None)
     run = open_run(options(tmp_path, profile="stress"), fakes.Good())
     assert said.error == "" and said.stages == list(STAGES) and said.random == 24 and said.opened is not None
@@ -45,8 +52,8 @@ def test_the_run_is_opened_as_its_header_says(results: Callable[..., Results], t
     assert [claim.claim for claim in opened.claims] == [claim.id for claim in run.claims]
     assert [(job.id, job.topic, job.subject) for job in opened.jobs] == [(j.id, j.topic, j.subject) for j in run.jobs]
     assert (opened.header.seed, opened.header.profile, opened.header.claims) == (9, "stress", len(run.claims))
-    assert opened.passing == ["VERIFIED"], "QUALITY fails a strict run"
-    words = f"--backend={SPEC} --seed=9 --profile=stress --max-examples=2 --claim-timeout=5 --strict --isa=avx2"
+    assert opened.allowed == []
+    words = f"--backend={SPEC} --seed=9 --profile=stress --max-examples=2 --claim-timeout=5 --allow-quality --isa=avx2"
     assert opened.claims[0].repro == f"pytest conformance {words} --claim {opened.claims[0].claim}"
 
 

@@ -71,7 +71,7 @@ def test_repro_keeps_what_is_not_the_default() -> None:
     command = repro(IDS[1], profile="quick", max_examples=5, claim_timeout=0.5, isa="avx2")
     assert "--profile=quick --max-examples=5 --claim-timeout=0.5 --isa=avx2 --claim " in command
     assert "timeout" not in repro(IDS[1], profile="stress", claim_timeout=600.0)
-    assert "--strict --claim" in repro(IDS[1], strict=True)
+    assert "--allow-quality --claim" in repro(IDS[1], allow_quality=True)
     assert "--no-waivers --claim" in repro(IDS[1], no_waivers=True)
     assert "--waivers='/a b.toml' --claim" in repro(IDS[1], waivers=Path("/a b.toml"))
 

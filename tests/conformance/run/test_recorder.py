@@ -146,24 +146,25 @@ def test_rows_are_written_as_they_come(session: Callable[..., Session]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "result", "strict", "status"),
+    ("verdict", "result", "is_allowed", "status"),
     [
-        (Verdict.QUALITY, "pass", False, 0),
-        (Verdict.QUALITY, "pass", True, 1),
-        (Verdict.UNEXERCISED, "skip", False, 1),
-        (Verdict.FALLBACK, "pass", False, 1),
-        (Verdict.REFUTED, "fail", False, 1),
+        (Verdict.QUALITY, "pass", False, 1),
+        (Verdict.QUALITY, "pass", True, 0),
+        (Verdict.UNEXERCISED, "skip", True, 1),
+        (Verdict.FALLBACK, "pass", True, 1),
+        (Verdict.REFUTED, "fail", True, 1),
     ],
 )
-def test_the_worst_check_decides(
-    session: Callable[..., Session], verdict: Verdict, result: str, strict: bool, status: int
+def test_the_worst_check_decides_and_quality_passes_only_where_the_run_allows_it(
+    session: Callable[..., Session], verdict: Verdict, result: str, is_allowed: bool, status: int
 ) -> None:
-    run = session("a", strict=strict)
+    run = session("a", allow_quality=is_allowed)
     run.whole(run.claims[0], verdict, result, message="because of this")
     found, results = run.finish()
     assert (found, results.claims[0].verdict) == (status, verdict)
     assert results.claims[0].reason == "because of this"
     assert results.outcome is (Outcome.FAIL if status else Outcome.PASS)
+    assert results.claims[0].allowed is (status == 0) and not results.problems
 
 
 def test_a_skip_does_not_hide_the_failure_before_it(session: Callable[..., Session]) -> None:

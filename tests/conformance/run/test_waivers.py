@@ -170,7 +170,7 @@ def test_brackets_in_a_glob_may_stand_for_themselves() -> None:
         ("REFUTED", True, ""),
         ("CRASHED", False, "covers REFUTED, but the claim is CRASHED: it got worse"),
         ("FALLBACK", False, "covers REFUTED, but the claim is FALLBACK: the waiver is out of date"),
-        ("QUALITY", False, ""),
+        ("QUALITY", False, "covers REFUTED, but the claim is QUALITY: the waiver is out of date"),
         ("VERIFIED", False, ""),
     ],
 )
@@ -217,7 +217,7 @@ def test_a_wrong_number_under_a_waiver_without_one_is_named() -> None:
     assert found.problem.endswith("covers errors up to 18 LSB, but the claim is off by 120 LSB")
 
 
-def test_quality_can_be_waived_for_strict_runs() -> None:
+def test_quality_can_be_waived() -> None:
     known = waiver(claim=LINEAR, verdict=Verdict.QUALITY)
     assert ruling(known, verdict="QUALITY").waived
     assert problems(known, linear="QUALITY") == []
@@ -277,7 +277,9 @@ def test_a_pass_counts_only_where_every_case_was_tried(complete: bool, judged: d
     assert problems(waiver(claim=LINEAR), complete=complete, **judged) == []
 
 
-@pytest.mark.parametrize(("verdict", "is_waived"), (("FALLBACK", True), ("REFUTED", True), ("CRASHED", False)))
+@pytest.mark.parametrize(
+    ("verdict", "is_waived"), (("QUALITY", True), ("FALLBACK", True), ("REFUTED", True), ("CRASHED", False))
+)
 def test_a_run_that_does_not_try_all_cases_may_find_something_milder(verdict: str, is_waived: bool) -> None:
     partly = Waivers((waiver(claim=LINEAR, verdict=Verdict.REFUTED),), TODAY, complete=False)
     assert partly.judge(LINEAR, Verdict(verdict), None).waived is is_waived

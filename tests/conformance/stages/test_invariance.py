@@ -13,7 +13,7 @@ from backends.base import Capabilities
 from conformance.claims.case import Case, Regime
 from conformance.claims.inputs import Batch
 from conformance.ops.op_model import Input, Role
-from conformance.oracle.evaluate import Exact
+from conformance.oracle.exact import Exact
 from conformance.oracle.grids import Grid
 from conformance.stages.comparison import Comparison
 from conformance.stages.invariance import SPLIT, judge_invariance

@@ -74,7 +74,7 @@ def options(folder: Path, **changes: Any) -> Options:
     """The options of a plain run, changed where a test asks."""
     plain = Options(
         backend="fakes:Good", report_dir=folder, seed=3, profile="full", max_examples=None, claims=(),
-        list_claims=False, strict=False, claim_timeout=60.0, waivers=None, no_waivers=False, isa=None,
+        list_claims=False, allow_quality=False, claim_timeout=60.0, waivers=None, no_waivers=False, isa=None,
         shard=None, baseline=None,
     )  # fmt: skip
     return dataclasses.replace(plain, **changes)

@@ -183,11 +183,12 @@ def test_a_model_whose_patterns_all_hold_alone_goes_wrong_in_context() -> None:
 
 
 @pytest.mark.rule("NUM-03")
-def test_a_kernel_that_rounds_down_is_of_lesser_quality_though_its_errors_add_up() -> None:
+def test_a_kernel_that_rounds_down_is_refuted_by_the_first_pattern_that_does() -> None:
     result = run("residual", Backend(varied("rounded", lambda honest, value: value.floor())))
     evidence: Any = result.evidence
-    assert result.verdict is Verdict.QUALITY
+    assert result.verdict is Verdict.REFUTED
     assert isinstance(result.max_lsb, float) and result.max_lsb > 1 > evidence["node_lsb"]
+    assert "looks like truncation (floor)" in result.reason
     assert evidence["node"] == "relu"
 
 

@@ -1,0 +1,113 @@
+"""What is exact of a value on a grid, and how far a right backend may be from it (NUM-03, NUM-04).
+
+How a value is quantized follows from what the backend declares (requantizing.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from backends.base import Requantize, RoundingMode
+from conformance.oracle.error_bounds import Accumulator, U, Value
+from conformance.oracle.grids import Grid
+from conformance.oracle.requantizing import Target, bound_factor, bound_first_rounding, find_target
+
+FLOAT32 = Requantize()
+"""How a kernel requantizes that declares nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exact:
+    """The exact result of one output of a model.
+
+    ``grid``: the output's; None: the output is a float tensor. ``errors``: by cause, in real units (error_bounds.py).
+    ``step``: what distances are measured in: the grid's scale; of a float output the step of its accumulator, or of
+    half precision at its value. ``accumulator``, ``is_function``: those of the value (error_bounds.py).
+    ``requantize``: how a right backend makes its integers.
+    """
+
+    real: Tensor
+    errors: Mapping[str, Tensor]
+    step: Tensor
+    grid: Grid | None = None
+    accumulator: Accumulator | None = None
+    is_function: bool = False
+    requantize: Requantize = FLOAT32
+
+    @cached_property
+    def integers(self) -> Tensor:
+        """v: the real result in steps of the grid, plus its zero point; clamped, not rounded. (NUM-03)"""
+        assert self.grid is not None, "a float output has no integers"
+        return self.grid.integers(self.real).clamp(self.grid.low, self.grid.high)
+
+    @cached_property
+    def slack_by_cause(self) -> dict[str, Tensor]:
+        """The slack by cause, in steps: of quantized outputs beyond 1/2, of float outputs in all. (NUM-04)
+
+        ``final`` is the factor of the rescale and what follows (requantizing.py); of a float output 2u·|y|.
+        """
+        by_cause = {cause: (error / self.step).expand_as(self.real) for cause, error in self.errors.items()}
+        if self.grid is None:
+            return by_cause | {"final": 2 * U * self.real.abs() / self.step}
+        by_cause["final"] = bound_factor(self.requantize, self.integers, self.grid.zero_point)
+        if self.requantize.rounds_twice and self.accumulator is not None:
+            first = bound_first_rounding(self.requantize, self.accumulator, self.grid.scale)
+            by_cause["first rounding"] = first.expand_as(self.real)
+        return by_cause
+
+    @cached_property
+    def slack(self) -> Tensor:
+        """The sum over all causes, in steps."""
+        return sum(self.slack_by_cause.values(), torch.zeros_like(self.real))
+
+    @cached_property
+    def target(self) -> Target:
+        """The integers that are right but for the slack. (NUM-03)"""
+        assert self.grid is not None, "a float output has no integers"
+        if not self.has_named_rounding:
+            return Target(centre=self.integers, half=0.5)
+        error = sum(self.errors.values(), torch.zeros_like(self.real))
+        return find_target(self.requantize, self.real, self.grid, self.accumulator, error).clamp(self.grid)
+
+    @property
+    def has_named_rounding(self) -> bool:
+        """Whether the backend declares to which integer it rounds, and does not leave it at the nearest."""
+        return self.accumulator is not None and self.requantize.rounding is not RoundingMode.NEAREST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantized:
+    """Integers on the walk, the node that made them, and, of a computed value, that value.
+
+    ``tie_ambiguity``: by how many steps a right backend's integer may differ; None: by none.
+    """
+
+    integers: Tensor
+    node: Node
+    computed: Value | None = None
+    tie_ambiguity: Tensor | None = None
+
+
+def round_value(value: Value, node: Node, grid: Grid, requantize: Requantize) -> Quantized:
+    """Return a value on the grid of the node that rounds it, with the steps by which a right backend may differ."""
+    real = grid.integers(value.real)
+    integers = real.clamp(grid.low, grid.high)
+    is_on_grid = not value.errors and bool((real == integers.round()).all())
+    if is_on_grid and not requantize.rounding.is_directed:  # no ambiguity
+        return Quantized(integers=integers, node=node, computed=value)
+    error = value.error()
+    slack = error / grid.scale + bound_factor(requantize, integers, grid.zero_point)  # rule: NUM-04
+    if value.accumulator is not None and requantize.rounds_twice:
+        slack = slack + bound_first_rounding(requantize, value.accumulator, grid.scale)
+    target = find_target(requantize, value.real, grid, value.accumulator, error)
+    reach = target.half + slack
+    low = (target.centre - reach).ceil().clamp(grid.low, grid.high)
+    high = (target.centre + reach).floor().clamp(grid.low, grid.high)
+    integers = target.centre.round().clamp(low, high)
+    return Quantized(integers=integers, node=node, computed=value, tie_ambiguity=high - low)

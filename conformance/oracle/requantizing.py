@@ -1,0 +1,180 @@
+"""Requantizing: how far a declared machine's integer may be from the exact result, in steps (rules NUM-03, NUM-04).
+
+A machine multiplies an integer sum A by a factor M = s_A / s_y, rounds, adds the zero point z and clamps. Here v is the
+exact result in steps of the output's grid, r = v − z = A·M, and u = 2⁻²⁴. ``Capabilities.requantize`` says which of
+these machines it is:
+
+* M is a float32 (the default): the factor rounds twice, A·M once, together 3u·|r|; the sum with z once, u·|v|.
+* M is a mantissa of n bits in [1/2, 1) and a power of two: the mantissa is rounded by at most 2⁻ⁿ⁻¹, which is 2⁻ⁿ of
+  it, so r is off by 2⁻ⁿ·|r|. The factor that it is made of may come from float32: 2u·|r|. Integers add nothing more.
+* Rounded twice: with M = m·2⁻ᵉ, e ≥ 1, the product A·m is rounded to an integer before the shift by e. That is off by
+  at most 1/2, which the shift makes 2⁻ᵉ⁻¹ of a step: at most 1/4, and less than M. With M ≥ 1/2 nothing is shifted.
+
+Then the integer q is: of a rounding to nearest, from v − 1/2 to v + 1/2; of one down (floor), from v − 1 to v; of one
+towards zero, from v − 1 to v for r > 0 and from v to v + 1 for r < 0; and as far beyond these ends as the above says.
+
+Where nothing is in doubt, q is one integer, at a tie the one that the declared rounding gives: no error comes before, A
+is an integer below 2²⁴, M a power of two, so that float32 and any mantissa hold M and A·M exactly; and twice rounded, A
+is even or M ≥ 1, so that the first rounding does nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.base import Requantize, RoundingMode
+from conformance.oracle.error_bounds import (
+    DOT_PRODUCT,
+    FUNCTION,
+    MOVES,
+    Accumulator,
+    OpCall,
+    OpRule,
+    U,
+    Value,
+    bound_clamps,
+)
+from conformance.oracle.grids import Grid
+
+TIE = 2.0**-30
+"""Distance from halfway, in steps, that counts as halfway. Scales that make ties are powers of two, or in such a ratio;
+the exact result is then exact in float64 too. Elsewhere its own error, 2^-53 of each term, is far below this."""
+_LARGEST = 2.0**24
+_UNKNOWN = 0.25
+_NEAR = 2.0**-22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The integers that are right but for the slack: within ``half`` of ``centre``, elementwise (float64, in steps)."""
+
+    centre: Tensor
+    half: Tensor | float
+
+    def clamp(self, grid: Grid) -> Target:
+        """Return the same of results that are clamped to a grid after they are rounded."""
+        low, high = ((self.centre + end * self.half).clamp(grid.low, grid.high) for end in (-1, 1))
+        return Target(centre=(low + high) / 2, half=(high - low) / 2)
+
+    def measure_excess(self, integers: Tensor, slack: Tensor) -> Tensor:
+        """Return by how much integers are beyond what is right; at most 0 where they are right."""
+        return (integers - self.centre).abs() - self.half - slack
+
+
+# -- accumulators -----------------------------------------------------------------------------------------------------
+
+
+def find_accumulator(rule: OpRule, call: OpCall, step: Tensor | None) -> Accumulator | None:
+    """Return the accumulator of an op's result; None: it is not made of integers alone. ``step``: the result's."""
+    values = call.values()
+    if rule.arithmetic == FUNCTION or not values or values[0].accumulator is None:
+        return None
+    if rule.arithmetic == DOT_PRODUCT:
+        return Accumulator(step=step)
+    if any(value.accumulator is None for value in values):
+        return None
+    if rule.arithmetic == MOVES:
+        return _move(rule, call, values)
+    return Accumulator(step=None if rule.accumulator_step is None else rule.accumulator_step(call))
+
+
+def _move(rule: OpRule, call: OpCall, values: list[Value]) -> Accumulator:
+    """Return the accumulator of values that move: its step is known if all have the same one, or none changes place."""
+    accumulators = [value.accumulator for value in values if value.accumulator is not None]
+    first, x = accumulators[0], values[0]
+    is_in_place = len(values) == 1 and isinstance(call.result, Tensor) and call.result.shape == x.real.shape
+    steps: list[Any] = [each.step for each in accumulators]
+    is_one = all(step is not None and step.numel() == 1 for step in steps) and len({float(each) for each in steps}) == 1
+    if not is_in_place or rule.bound is not bound_clamps:
+        return Accumulator(step=first.step if is_one else None)
+    ends = call.result != x.real
+    return Accumulator(step=first.step, ends=ends if first.ends is None else ends | first.ends)
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def bound_factor(requantize: Requantize, v: Tensor, zero_point: int) -> Tensor:
+    """How far the factor and what follows it may be off, in steps (derived above), for results v."""
+    r = (v - zero_point).abs()
+    bits = requantize.multiplier_bits
+    return (3 * r + v.abs()) * U if bits is None else (2 * U + 2.0**-bits) * r
+
+
+def bound_first_rounding(requantize: Requantize, accumulator: Accumulator, output_step: float) -> Tensor:
+    """How far the rounding before the shift may be off, in steps of the output (derived above).
+
+    A factor just below a power of two may be held as that power, with a shift that is shorter by one.
+    """
+    if not requantize.rounds_twice:
+        return torch.zeros((), dtype=torch.float64)
+    if accumulator.step is None:
+        return torch.tensor(_UNKNOWN, dtype=torch.float64)
+    mantissa, exponent = torch.frexp(accumulator.step.double() / output_step)
+    is_near = mantissa >= 1 - max(_NEAR, 2.0 ** -(requantize.multiplier_bits or 0))
+    longer, shorter = (_bound_at(exponent + more) for more in (0, 1))
+    return torch.where(is_near, torch.maximum(longer, shorter), longer)
+
+
+def _bound_at(exponent: Tensor) -> Tensor:
+    shift = -exponent
+    return torch.where(shift >= 1, 0.5 * 2.0 ** -shift.clamp(min=0).double(), 0.0)
+
+
+# -- which integers are right -----------------------------------------------------------------------------------------
+
+
+def find_target(
+    requantize: Requantize, real: Tensor, grid: Grid, accumulator: Accumulator | None, error: Tensor
+) -> Target:
+    """Return the integers that are right for an exact real result, which has an error before it is requantized.
+
+    They are not clamped to the grid. What is not made of integers alone is rounded to nearest, a tie to either side.
+    """
+    v = grid.integers(real)
+    mode = requantize.rounding
+    if mode is RoundingMode.NEAREST or accumulator is None:
+        return Target(centre=v, half=0.5)
+    r = v - grid.zero_point
+    centre = v
+    if mode.is_directed:
+        centre = v - 0.5 * (1.0 if mode is RoundingMode.DOWN else r.sign())
+    half = torch.full_like(v, 0.5)
+    if accumulator.ends is not None and mode.is_directed:  # a compiler rounds an end to nearest, or as all else
+        end = torch.where((r - r.round()).abs() <= TIE, r.round(), r)
+        ends = torch.stack([round_by(mode, end), round_by(RoundingMode.HALF_UP, end)]) + grid.zero_point
+        centre = torch.where(accumulator.ends, ends.mean(0), centre)
+        half = torch.where(accumulator.ends, (ends[0] - ends[1]).abs() / 2, half)
+    return _decide_certain(requantize, real, grid, accumulator, error, Target(centre=centre, half=half))
+
+
+def _decide_certain(
+    requantize: Requantize, real: Tensor, grid: Grid, accumulator: Accumulator, error: Tensor, target: Target
+) -> Target:
+    """Leave one integer where nothing is in doubt (derived above)."""
+    if accumulator.step is None or not bool((accumulator.step > 0).all()):
+        return target
+    total = real / accumulator.step
+    whole, (mantissa, exponent) = total.round(), torch.frexp(accumulator.step.double() / grid.scale)
+    is_certain = (error == 0) & (mantissa == 0.5) & ((total - whole).abs() <= TIE) & (whole.abs() < _LARGEST)
+    if requantize.rounds_twice:
+        is_certain &= (whole.remainder(2) == 0) | (exponent >= 1)
+    if accumulator.ends is not None:
+        is_certain &= ~accumulator.ends
+    exact = round_by(requantize.rounding, whole * 2.0 ** (exponent.double() - 1)) + grid.zero_point
+    return Target(centre=torch.where(is_certain, exact, target.centre), half=torch.where(is_certain, 0.0, target.half))
+
+
+def round_by(mode: RoundingMode, r: Tensor) -> Tensor:
+    """Round scaled results; NEAREST as HALF_EVEN."""
+    if mode is RoundingMode.HALF_AWAY:
+        return r.sign() * (r.abs() + 0.5).floor()
+    if mode is RoundingMode.HALF_UP:
+        return (r + 0.5).floor()
+    if mode is RoundingMode.DOWN:
+        return r.floor()
+    return r.trunc() if mode is RoundingMode.TOWARDS_ZERO else r.round()

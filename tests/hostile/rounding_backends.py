@@ -1,0 +1,29 @@
+"""Backends that round otherwise than they say, or than they should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from backends.base import RoundingMode
+from tests.mutants.integer_kernels import IntegerBackend
+from tests.mutants.reference_kernels import Stepped
+from tests.mutants.requantize_kinds import declares, rounded
+
+FLOORS = IntegerBackend(rounded(torch.floor), "floors")
+"""Rounds down, and says nothing."""
+FLOORS_AS_DECLARED = IntegerBackend(rounded(torch.floor), "floors_as_declared", **declares(mode=RoundingMode.DOWN))
+"""Rounds down, and says so."""
+FLOORS_UNLIKE_DECLARED = IntegerBackend(rounded(torch.floor), "floors", **declares(mode=RoundingMode.HALF_EVEN))
+"""Rounds down, and says that it rounds half to even."""
+
+
+def _approximate(honest: Any, module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+    result: Tensor = honest(module, *arguments, **keywords)
+    return result + 0.4 / 256 if isinstance(module, nn.Sigmoid) else result
+
+
+ROUGH_SIGMOID = Stepped("called", _approximate)
+"""Its sigmoid is 0.4 steps too high before it is rounded."""
