@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from backends.base import Taken
 from conformance.claims.claim import Claim
 from conformance.claims.qconfigs import qconfig_for
-from conformance.ops.fused_modules import FOLLOWERS, MEMBERS, QAT_OF
-from conformance.ops.op_model import MODEL_OF, PatternModel, Step
+from conformance.claims.registry import Registered, read_inputs
+from conformance.ops.fused_modules import BENDING, BY_CHANNEL, FOLLOWERS, MEMBERS, QAT_OF, make_follower, root_of
+from conformance.ops.op_model import MODEL_OF, Input, OneInput, PatternModel, Step
 from conformance.ops.table import OP_SAMPLES, WEIGHTED
 from conformance.ops.variants import Arguments, OpSamples
 from conformance.ops.weighted import count_out_channels
 from refimpl import MatchAllNode
 from refimpl.patterns import is_chain, leaf_name, leaves
+
+_JOINS = frozenset((torch.add, operator.add, torch.sub, operator.sub, torch.mul, operator.mul))
+"""What may join a second input to the result of a chain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +52,8 @@ class PatternPlan:
 
     ``root``: the op whose arguments are varied, by ``samples``. ``followers``: the ops after it. ``fusion``: the module
     that is made of the first of these ops, if any. ``addition``: where a second input is added, if one is.
-    ``holds_qat``: the user's model holds a QAT module.
+    ``holds_qat``: the user's model holds a QAT module. ``registered``: a vendor's builder makes the model of the root
+    op, instead of the suite. ``limits``: those that the backend declares, which hold for followers too.
     """
 
     root: Any
@@ -54,29 +62,50 @@ class PatternPlan:
     fusion: Fusion | None
     addition: Addition | None
     holds_qat: bool
+    registered: Registered | None = None
+    limits: Mapping[str, Mapping[str, Taken]] = field(default_factory=dict)
 
     @property
     def is_single_op(self) -> bool:
         """Whether the pattern is only the root op."""
-        return self.fusion is None and not self.followers and self.addition is None
+        return self.fusion is None and not self.followers and self.addition is None and self.registered is None
 
     @property
     def has_second_input(self) -> bool:
-        """Whether something is added to the result of the root op."""
-        return self.addition is not None or torch.add in self.followers
+        """Whether something is added to the result of the root op, in the suite's own model."""
+        return self.registered is None and (self.addition is not None or torch.add in self.followers)
 
     @property
     def has_norm(self) -> bool:
         """Whether a batch norm follows the root op."""
         return any(map(is_norm, self.followers))
 
+    @property
+    def bends(self) -> bool:
+        """Whether a follower clamps or bends the result away from zero."""
+        rest = () if self.addition is None else self.addition.rest
+        return any(op in BENDING for op in (*self.followers, *rest))
+
     def fits(self, arguments: Arguments) -> bool:
-        """Tell whether a batch norm after the root takes its result: with a batch; after a linear op, of rank 2."""
+        """Tell whether a batch norm after the root, or a slope for each channel, takes its result.
+
+        It does with a batch; after a linear op, of rank 2.
+        """
         norms = [op for op in self.followers if is_norm(op)]
-        if not norms:
+        is_sloped = self.root in WEIGHTED and any(op in BY_CHANNEL for op in self.followers)
+        if not norms and not is_sloped:
             return True
         rank = len(self.samples.inputs(arguments)[0].shape)
-        return rank == 2 if self.root is nn.Linear else rank == 2 + int(norms[0].__name__[-2])
+        if self.root is nn.Linear or (self.root is F.linear and not norms):
+            return rank == 2
+        return rank == 2 + int((norms or [self.root])[0].__name__[-2])
+
+    def inputs_for(self, arguments: Arguments) -> tuple[Input, ...]:
+        """Return the model's inputs: the root's, then those that a vendor's builder adds."""
+        inputs = self.samples.inputs(arguments)
+        if self.registered is None or self.registered.more_inputs is None:
+            return inputs
+        return (*inputs, *read_inputs(self.registered.more_inputs, self.output_shape_for(arguments)))
 
     def output_shape_for(self, arguments: Arguments) -> tuple[int, ...]:
         """Return the shape of the root op's result."""
@@ -88,9 +117,14 @@ class PatternPlan:
 
     def build(self, arguments: Arguments) -> nn.Module:
         """Build the float model; its weights come from torch's generator."""
+        if self.registered is not None and self.registered.around_root is not None:
+            return self.registered.around_root(self._build_root(arguments))
         channels = count_out_channels(arguments) if self.followers and self.root in WEIGHTED else 0
         steps = [self.samples.step(self.root, arguments)]
-        steps += [FOLLOWERS[op](channels) for op in self.followers if op is not torch.add]
+        for op in self.followers:
+            if op is not torch.add:
+                takes = partial(is_taken, self.limits.get(leaf_name(op), {}), False)
+                steps.append(make_follower(op, channels, takes))
         if self.fusion is not None:
             count = self.fusion.count
             if torch.add in self.followers[: count - 1]:
@@ -99,6 +133,31 @@ class PatternPlan:
             steps = [Step(op=self.fusion.make([step.op for step in steps[:count]])), *steps[count:]]
         model = MODEL_OF[len(self.samples.inputs(arguments))](steps)
         return model if self.addition is None else AddedModel(model, self.addition)
+
+    def _build_root(self, arguments: Arguments) -> nn.Module:
+        """The root as a vendor's builder gets it: the module itself, or a model that calls the function."""
+        step = self.samples.step(self.root, arguments)
+        if isinstance(step.op, nn.Module) and not step.keywords:
+            return step.op
+        return MODEL_OF[len(self.samples.inputs(arguments))]([step])
+
+
+def plan_registered(claim: Claim, registered: Registered) -> PatternPlan | str:
+    """Return the plan of a pattern around whose root a vendor builds the model, or the reason why there is none.
+
+    The root is a weighted op of the pattern, else the first op in it that the suite knows, else the entry's
+    ``root_module``.
+    """
+    ops = [root_of(leaf) for leaf in leaves(claim.entry.normal_pattern)]
+    known = [op for op in (*ops, claim.entry.root_module) if op in OP_SAMPLES]
+    if not known:
+        return f"no op of {claim.pattern} is known to the suite, nor a root_module: register a build without root"
+    root = next((op for op in known if op in WEIGHTED), known[0])
+    others = tuple(op for op in ops if op is not root)
+    return PatternPlan(
+        root=root, samples=OP_SAMPLES[root], followers=others, fusion=None, addition=None, holds_qat=False,
+        registered=registered,
+    )  # fmt: skip
 
 
 def plan_pattern(claim: Claim) -> PatternPlan | str:
@@ -114,6 +173,10 @@ def plan_pattern(claim: Claim) -> PatternPlan | str:
     if samples is None:
         return _cannot_build(leaf_name(root), claim)
     unknown = [op for op in followers if op not in FOLLOWERS and op is not torch.add]
+    if addition:
+        unknown += [op for op in (addition.op,) if op not in _JOINS] + [
+            op for op in addition.rest if op not in FOLLOWERS
+        ]
     if unknown:
         return _cannot_build(f"{leaf_name(unknown[0])} after {leaf_name(root)}", claim)
     return PatternPlan(
@@ -196,7 +259,8 @@ class AddedModel(nn.Module):
     def __init__(self, chain: PatternModel, added: Addition) -> None:
         super().__init__()
         self.chain, self.added = chain, added
-        self.rest = nn.Sequential(*(each() for each in added.rest))
+        steps = [FOLLOWERS[op](0) for op in added.rest]
+        self.rest = nn.Sequential(*(step.op if isinstance(step.op, nn.Module) else OneInput([step]) for step in steps))
 
     def forward(self, x: Any, y: Any) -> Any:
         """Add in the pattern's order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -16,7 +16,8 @@ from conformance.claims.claim import NO_WEIGHT, Claim
 from conformance.claims.pattern_plan import PatternPlan, is_norm, is_taken, plan_pattern
 from conformance.claims.qconfigs import Kind, kind_of
 from conformance.claims.quick import Share, choose_cases
-from conformance.claims.registry import registered_for
+from conformance.claims.registered_plan import keep_finite, list_registered
+from conformance.claims.registry import Registered, registered_for
 from conformance.claims.traits import moves_only
 from conformance.ops.fused_modules import MEMBERS, QAT_OF
 from conformance.ops.op_model import Input
@@ -42,8 +43,14 @@ REGIMES: tuple[Regime, ...] = (
     Regime(name="largest_bias", ranges=((-1.0, 1.0), (0.0, 2.0)), bias=math.inf),
     Regime(name="saturating_function", ranges=((-8.0, 8.0), (-5.0, 6.0))),
 )
-REGISTERED_REGIMES = REGIMES[:5]
-"""The regimes in which a registered pattern is tried."""
+BENDS: tuple[Regime, ...] = (
+    Regime(name="beyond_bends", ranges=((-40.0, 40.0), (-10.0, 30.0)), output=2.0),
+    Regime(name="beyond_bends_symmetric", ranges=((-40.0, 24.0), (-16.0, 16.0)), is_symmetric=True, output=2.0),
+    Regime(name="far_input", ranges=((-16.0, 48.0), (-16.0, 16.0))),
+)
+"""Where a function that clamps or bends away from zero shows: values beyond the bends, on a grid that goes on there.
+
+On the grid that calibration gives, the end of the range may hide where a clamp is. Tried in every profile."""
 _PADDED = ("padding", "padding_mode", "_network", "_uneven")
 """Arguments with which an op pads its input."""
 _WHOLE = Share()
@@ -66,21 +73,48 @@ def plan_cases(
     kind, registered = kind_of(claim.dtypes), registered_for(claim.entry.normal_pattern)
     if kind is Kind.OTHER:
         return f"no QConfig for activations of dtype {claim.dtypes.input_dtype}"
-    if registered is not None:
-        case = partial(Case, build=registered.build, inputs=registered.inputs)
-        cases = [case(name=regime.name, regime=regime) for regime in REGISTERED_REGIMES]
-    else:
-        plan = plan_pattern(claim)
-        if isinstance(plan, str):
-            return plan
-        variants = list(_variants_of(plan, claim, capabilities))
-        if not variants:
-            return f"no case is within the limits that the backend declares of {leaf_name(plan.root)}"
+    plan, chosen = plan_pattern(claim), list[Case]()
+    if not isinstance(plan, str) and (variants := list(_variants_of(plan, claim, capabilities))):
         cases = _assign_regimes(claim, variants)
         if has_prelude and kind is Kind.FIXED:
             cases = [_add_prelude(case) if number % 2 == 0 else case for number, case in enumerate(cases)]
-    first, *others = choose_cases(cases, limit, share)
+        chosen += choose_cases(cases, limit, share)
+        chosen += _in_regimes(claim, variants[0], BENDS) if plan.bends else []
+    elif registered is None:
+        outside = "no case is within the limits that the backend declares of"
+        return plan if isinstance(plan, str) else f"{outside} {leaf_name(plan.root)}"
+    if registered is not None:
+        vary = partial(_variants_of, claim=claim, capabilities=capabilities)
+        more = _plan_registered(claim, registered, vary, partial(choose_cases, limit=limit, share=share))
+        if isinstance(more, str):
+            return more
+        chosen += more
+    first, *others = chosen
     return (replace(first, is_first=True), *others)
+
+
+def _plan_registered(
+    claim: Claim,
+    registered: Registered,
+    vary: Callable[[PatternPlan], Iterator[Case]],
+    choose: Callable[[Sequence[Case]], tuple[Case, ...]],
+) -> list[Case] | str:
+    """Return the cases of a vendor's models, or the reason why there are none: those of a claim's share, then others.
+
+    In every profile each model that is given is tried, and the first one beyond its bends and in the vendor's ranges.
+    """
+    models = list_registered(claim, registered, vary, REGIMES[0])
+    if isinstance(models, str):
+        return models
+    usual = keep_finite(_assign_regimes(claim, models))
+    always = keep_finite(_in_regimes(claim, models[0], (*BENDS, *registered.regimes)))
+    shared = choose(usual) if usual else ()
+    met, missed = {case.variant for case in shared}, dict[str, Case]()
+    for case in usual if registered.builds else ():
+        if case.variant not in met:
+            missed.setdefault(case.variant, case)
+    cases = [*shared, *missed.values(), *always]
+    return cases or f"the results of the model registered for {claim.pattern} are finite in no range of inputs"
 
 
 # -- variants ---------------------------------------------------------------------------------------------------------
@@ -88,6 +122,7 @@ def plan_cases(
 
 def _variants_of(plan: PatternPlan, claim: Claim, capabilities: Capabilities) -> Iterator[Case]:
     """Yield a case for each variant of a pattern's root op, the base first, all in the first regime."""
+    plan = replace(plan, limits=capabilities.limits)
     limits = capabilities.limits.get(leaf_name(plan.root), {})
     is_trained_norm = plan.has_norm and (claim.flow == "qat" or plan.holds_qat)
     is_whole = plan.is_single_op or plan.root not in WEIGHTED
@@ -95,7 +130,7 @@ def _variants_of(plan: PatternPlan, claim: Claim, capabilities: Capabilities) ->
         if not is_taken(limits, is_trained_norm, resolved) or not plan.fits(arguments):
             continue
         name = ",".join(f"{key}={_spell(arguments[key])}" for key in varied) or "default"
-        build, inputs = partial(plan.build, arguments), plan.samples.inputs(arguments)
+        build, inputs = partial(plan.build, arguments), plan.inputs_for(arguments)
         case = partial(Case, build=build, regime=REGIMES[0], arguments=resolved)
         if not plan.has_second_input:
             yield case(name=name, inputs=inputs, varied=varied)
@@ -151,10 +186,16 @@ def _assign_regimes(claim: Claim, variants: Sequence[Case]) -> list[Case]:
         ends = [regime for regime in turns if regime.name in ("positive", "negative")]
         more = [*itertools.product(variants[:1], regimes), *itertools.product(shapes, ends)]
     pairs += [pair for pair in more if pair not in pairs]
-    return [
-        replace(variant, name=f"{variant.name} {regime.name}", variant=variant.name, regime=regime)
-        for variant, regime in pairs
-    ]
+    return [_set_regime(variant, regime) for variant, regime in pairs]
+
+
+def _in_regimes(claim: Claim, variant: Case, regimes: Iterable[Regime]) -> list[Case]:
+    """Return a variant in each of these regimes that the claim can be in."""
+    return [_set_regime(variant, regime) for regime in regimes if _is_relevant(regime, claim)]
+
+
+def _set_regime(variant: Case, regime: Regime) -> Case:
+    return replace(variant, name=f"{variant.name} {regime.name}", variant=variant.name, regime=regime)
 
 
 def _choose_regime(variant: Case, regime: Regime, turns: Sequence[Regime]) -> Regime:

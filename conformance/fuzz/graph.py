@@ -26,7 +26,7 @@ from conformance.claims.plan import REGIMES
 from conformance.claims.qconfigs import INTEGERS, kind_of
 from conformance.fuzz.options import JOINS, PAIRS, options_for
 from conformance.ops.calls import Shape
-from conformance.ops.fused_modules import FOLLOWERS
+from conformance.ops.fused_modules import BENDING, BY_CHANNEL, FOLLOWERS
 from conformance.ops.op_model import MODEL_OF, Input, OneInput, PatternModel, Step, ThreeInputs, TwoInputs
 from conformance.ops.table import OP_SAMPLES, WEIGHTED
 from conformance.ops.variants import Arguments
@@ -211,9 +211,12 @@ def waived_patterns(claims: Iterable[Claim], setup: ModelSetup, waived: Collecti
 
 
 def _can_draw(root: Any, *followers: Any) -> bool:
-    """Tell whether a pattern can be drawn: not in place, where an op would change what other ops read."""
+    """Tell whether a pattern can be drawn: not in place, where an op would change what other ops read.
+
+    What follows by channel takes no value of another rank than its channels are in.
+    """
     is_in_place = leaf_name(root).endswith("_")
-    return root in OP_SAMPLES and not is_in_place and all(op in FOLLOWERS for op in followers)
+    return root in OP_SAMPLES and not is_in_place and all(op in FOLLOWERS and op not in BY_CHANNEL for op in followers)
 
 
 @dataclass(kw_only=True)
@@ -279,10 +282,14 @@ class Drawing:
         return {name: options for name, options in named if options}
 
     def _list_options(self, pattern: str, shape: Shape) -> list[dict[str, Any]]:
-        """Return the samples that fit and that the backend takes; a norm after a linear layer takes two axes."""
+        """Return the samples that fit and that the backend takes; a norm after a linear layer takes two axes.
+
+        Followers are drawn with the arguments of their table, and not where the backend limits these.
+        """
         ops = self.patterns[pattern]
         root = ops[0]
-        if any(map(is_norm, ops)) and root is nn.Linear and len(shape) != 2:
+        is_limited = any(op in BENDING and leaf_name(op) in self.capabilities.limits for op in ops[1:])
+        if is_limited or (any(map(is_norm, ops)) and root is nn.Linear and len(shape) != 2):
             return []
         return [
             each for each in options_for(root, shape)

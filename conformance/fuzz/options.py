@@ -28,7 +28,8 @@ PAIRS = (operator.add, operator.sub, operator.mul, torch.add, torch.sub, torch.m
 """Ops of two tensors that are broadcast, or of a tensor and a number."""
 JOINS = (torch.cat, torch.concat, torch.concatenate, torch.stack)
 """Ops of a list of tensors."""
-_NOT_DRAWN = (operator.floordiv, torch.matmul, torch.addmm, "view", "resize_", "size", "shape")
+_NOT_DRAWN = (operator.floordiv, torch.matmul, operator.matmul, "matmul", torch.bmm, "bmm", torch.addmm, "view",
+              "resize_", "size", "shape")  # fmt: skip
 """Ops that do not take every value (but integers, matrices that fit, or contiguous memory), or return none."""
 _RARE: Arguments = {"inplace": True, "training": True, "_unbatched": True, "_uneven": True}
 """Arguments that are not drawn: in place, an op would change what others read; unbatched, no other op would fit."""
@@ -82,7 +83,7 @@ def _list_variants(op: Any, shape: Shape) -> list[dict[str, Any]]:
 
 def _has_valid_groups(shape: Shape, arguments: Arguments) -> bool:
     """Groups have at least two elements; torch cannot train a bias without a weight."""
-    is_trainable = arguments["weight"] or not arguments["bias"]
+    is_trainable = arguments.get("weight", True) or not arguments["bias"]
     return is_trainable and shape[1] % arguments["num_groups"] == 0 and prod(shape[1:]) > arguments["num_groups"]
 
 
@@ -114,8 +115,8 @@ _SPECIAL: dict[Any, Condition] = {
     **dict.fromkeys((nn.MaxPool3d, F.max_pool3d), _fits_along("dilation", 3)),
     # Torch requires that the window of avg_pool3d fits into the image without the padding.
     **dict.fromkeys((nn.AvgPool3d, F.avg_pool3d), _fits_along("kernel_size", 3)),
-    F.group_norm: _has_valid_groups,
-    F.interpolate: _is_not_empty,
+    **dict.fromkeys((F.group_norm, nn.GroupNorm), _has_valid_groups),
+    **dict.fromkeys((F.interpolate, nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), _is_not_empty),
     **dict.fromkeys((nn.PixelShuffle, torch.pixel_shuffle), _divides("upscale_factor", lambda factor: factor**2, -3)),
     **dict.fromkeys((nn.PixelUnshuffle, torch.pixel_unshuffle), _divides("downscale_factor", int, -1, -2)),
 }

@@ -7,6 +7,7 @@ varied with few other arguments, so that a fallback to float does not hide the p
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -51,15 +52,44 @@ _PRELU = OpSamples(
     step=_build_prelu,
     is_valid=lambda a: a["num_parameters"] == 1 or a["num_parameters"] in a["shape"][1:2],
 )  # fmt: skip
-_SOFTMAX = OpSamples(
+
+
+def _call_prelu(op: Any, arguments: Arguments) -> Step:
+    """The function with the slopes of the module, given by position or by name."""
+    module: Any = _build_prelu(nn.PReLU, arguments).op
+
+    def call_by_name(x: Any, weight: Any) -> Any:
+        return op(x, weight=weight)
+
+    return Step(op=call_by_name if arguments["_by_name"] else op, parameters=(module.weight.detach(),))
+
+
+_PRELU_FUNCTION = replace(
+    _PRELU,
     arguments={
-        "dim": (-1, 1, 0, None),
-        # A sum of n equal terms near 2³² / n overflows 32 bits if rounded up: by a little for 513, to zero for 1024.
-        "shape": ((2, 7, 3, 3), (65,), (4, 64), (1, 8, 63), (1, 2, 3, 4, 5), (2, 513), (1, 1024)),
+        **{name: values for name, values in _PRELU.arguments.items() if name not in PLACES},
+        "input": TENSOR, "weight": Fixed(reason="a tensor: its size and values are num_parameters and init"),
+        "_by_name": (False, True),
     },
-    step=construct,
-    is_valid=lambda a: are_axes(len(a["shape"]), a["dim"]),
-)
+    step=_call_prelu,
+)  # fmt: skip
+
+
+def _sample_softmax(step: Callable[[Any, Arguments], Step], *dims: int | None, **more: Any) -> OpSamples:
+    return OpSamples(
+        arguments={
+            "dim": dims,
+            # A sum of n equal terms near 2³² / n overflows 32 bits if rounded up: a little for 513, to zero for 1024.
+            "shape": ((2, 7, 3, 3), (65,), (4, 64), (1, 8, 63), (1, 2, 3, 4, 5), (2, 513), (1, 1024)),
+            **more,
+        },
+        step=step,
+        is_valid=lambda a: are_axes(len(a["shape"]), a["dim"]),
+    )
+
+
+_FLOAT_DTYPE = Fixed(reason="asks for a float dtype, and the claim is about a quantized result")
+_BETA: dict[str, Any] = {"beta": (1.0, 0.5, 3.0), "threshold": (20.0, 3.0)}
 _ACTIVATIONS: dict[Any, OpSamples] = {
     nn.ELU: sample_elementwise(construct, alpha=_ALPHA, inplace=INPLACE),
     F.elu: sample_elementwise(call(alpha=1.0, inplace=False), input=TENSOR, alpha=_ALPHA, inplace=INPLACE),
@@ -77,7 +107,18 @@ _ACTIVATIONS: dict[Any, OpSamples] = {
     **dict.fromkeys(
         (torch.sigmoid, "sigmoid", "sigmoid_", torch.tanh, "tanh", "tanh_"), sample_elementwise(call())
     ),
-    nn.Softmax: _SOFTMAX,
+    nn.Softmax: _sample_softmax(construct, -1, 1, 0, None),
+    F.softmax: _sample_softmax(
+        call(dim=None), -1, 1, 0, None, input=TENSOR, dtype=_FLOAT_DTYPE, _stacklevel=Fixed(reason="of a warning")
+    ),
+    **dict.fromkeys((torch.softmax, "softmax"), _sample_softmax(call("dim"), -1, 1, 0, dtype=_FLOAT_DTYPE)),
+    F.prelu: _PRELU_FUNCTION,
+    **dict.fromkeys((nn.SiLU, nn.Mish), sample_elementwise(construct, inplace=INPLACE)),
+    **dict.fromkeys((F.silu, F.mish), sample_elementwise(call(inplace=False), input=TENSOR, inplace=INPLACE)),
+    nn.GELU: sample_elementwise(construct, approximate=("none", "tanh")),
+    F.gelu: sample_elementwise(call(approximate="none"), approximate=("none", "tanh")),
+    nn.Softplus: sample_elementwise(construct, **_BETA),
+    F.softplus: sample_elementwise(call(beta=1.0, threshold=20.0), **_BETA),
 }  # fmt: skip
 
 # -- normalisations ---------------------------------------------------------------------------------------------------
@@ -181,6 +222,11 @@ def _call_group_norm(op: Any, a: Arguments) -> Step:
     return _call_with_parameters(lambda x, weight, bias: op(x, groups, weight, bias, eps), a, a["shape"][1])
 
 
+def _build_group_norm(op: Any, a: Arguments) -> Step:
+    options = {name: a[name] for name in ("eps", "affine", "bias")}
+    return _set_parameters(op(a["num_groups"], a["shape"][1], **options))
+
+
 def _call_instance_norm(op: Any, a: Arguments) -> Step:
     channels, uses_input, eps = a["shape"][1], a["use_input_stats"], a["eps"]
     mean, variance = (None, None) if uses_input else _draw_statistics(channels)
@@ -193,6 +239,9 @@ _STATISTICS = Fixed(reason="tensors, given where use_input_stats is False, and t
 _PARAMETERS: dict[str, Any] = {
     "input": TENSOR, "weight": (True, False), "bias": (True, False), "eps": (1e-5, 0.0625)
 }  # fmt: skip
+_GROUPS: dict[str, Any] = {
+    "num_groups": (2, 1, 8), "shape": ((2, 8, 3, 5), (1, 64, 9), (4, 16), (1, 8, 33, 17), (1, 8, 2, 3, 2))
+}  # fmt: skip
 _NORMALISATIONS: dict[Any, OpSamples] = {
     nn.LayerNorm: OpSamples(
         arguments={**_LAYERS, "elementwise_affine": (True, False), **PLACES}, step=_build_layer_norm,
@@ -201,13 +250,15 @@ _NORMALISATIONS: dict[Any, OpSamples] = {
     F.layer_norm: OpSamples(
         arguments=_LAYERS | _PARAMETERS, step=_call_layer_norm, is_valid=_has_axes, derived=_derive_axes
     ),
-    F.group_norm: OpSamples(
+    nn.GroupNorm: OpSamples(
         arguments={
-            **_PARAMETERS, "num_groups": (2, 1, 8),
-            "shape": ((2, 8, 3, 5), (1, 64, 9), (4, 16), (1, 8, 33, 17), (1, 8, 2, 3, 2)),
+            "num_channels": _CHANNELS, **_GROUPS, "eps": (1e-5, 0.0625), "affine": (True, False),
+            "bias": (True, False), **PLACES,
         },
-        step=_call_group_norm,
+        step=_build_group_norm,
+        is_valid=lambda a: a["bias"] or a["affine"],
     ),
+    F.group_norm: OpSamples(arguments={**_PARAMETERS, **_GROUPS}, step=_call_group_norm),
     F.instance_norm: OpSamples(
         arguments={
             **_PARAMETERS, "running_mean": _STATISTICS, "running_var": _STATISTICS, "momentum": _MOMENTUM,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from conformance.ops.calls import (
     ANY_SHAPE,
     INPLACE,
     LARGE,
+    TENSOR,
     Shape,
     are_axes,
     call,
@@ -23,6 +25,7 @@ from conformance.ops.calls import (
 from conformance.ops.op_model import Input, Step
 from conformance.ops.variants import Arguments, Fixed, OpSamples
 
+_ROUNDS = Fixed(reason="a floor or a truncation is another function: operator.floordiv has samples")
 _FLOAT_DTYPE = Fixed(reason="asks for a float dtype, and the claim is about a quantized result")
 
 # -- two operands -----------------------------------------------------------------------------------------------------
@@ -81,7 +84,14 @@ _MATRICES: tuple[tuple[Shape, Shape], ...] = (
     ((3, 9), (9, 5)), ((2, 8, 7), (2, 7, 8)), ((2, 1, 3, 65), (4, 65, 1)), ((63,), (63,)), ((7,), (7, 9)),
     ((2, 9, 7), (7,)), ((1, 2, 1, 3, 4), (4, 3)), ((2, 1025), (1025, 3)), ((64, 1), (1, 64)),
 )  # fmt: skip
-_MATMUL = OpSamples(arguments={"shape": _MATRICES}, inputs=_make_inputs, step=call())
+_MATMUL = OpSamples(arguments={"shape": _MATRICES, "other": TENSOR}, inputs=_make_inputs, step=call())
+_BATCHES: tuple[tuple[Shape, Shape], ...] = (
+    ((2, 3, 9), (2, 9, 5)), ((1, 8, 65), (1, 65, 7)), ((3, 1, 63), (3, 63, 1)), ((2, 9, 1), (2, 1, 8)),
+    ((1, 2, 1025), (1, 1025, 3)),
+)  # fmt: skip
+_BMM = OpSamples(arguments={"shape": _BATCHES, "out_dtype": _FLOAT_DTYPE}, inputs=_make_inputs, step=call())
+_QUOTIENT = sample_elementwise(call("other"), other=(2, 0.3, -8.0))
+"""x / d by a number. The grid of a quantized divisor holds zero, for which there is no exact result."""
 
 
 def _add_product(op: Any, arguments: Arguments) -> Step:
@@ -220,11 +230,47 @@ _PAD_MODULE = OpSamples(
     step=construct,
 )  # fmt: skip
 
+
+def _fits_padding(rank: int, arguments: Arguments) -> bool:
+    """What is padded with values of the image has more of them along each axis; a crop leaves some."""
+    padding, extents = arguments["padding"], arguments["shape"][-rank:]
+    pads = (padding,) * 2 * rank if isinstance(padding, int) else padding
+    return all(abs(pad) < extents[-1 - number // 2] for number, pad in enumerate(pads))
+
+
+def _sample_pad(rank: int, *, can_crop: bool, **value: tuple[float, ...]) -> OpSamples:
+    """Sample a padding module: the same on all sides, another number on each; of constants, also fewer than none."""
+    paddings = (1, (1, 2, 0, 1, 2, 0)[: 2 * rank], (2, 0, 1, 1, 0, 1)[: 2 * rank])
+    crops = ((-1, 1, 0, -2, 1, 0)[: 2 * rank],) if can_crop else ()
+    shapes = ((2, 7, 4, 5, 3)[: rank + 2], (8, 4, 5, 6)[: rank + 1], (1, 65, 3, 3, 3)[: rank + 2])
+    return OpSamples(
+        arguments={"padding": (*paddings, *crops), **value, "shape": shapes},
+        step=construct,
+        is_valid=partial(_fits_padding, rank),
+    )
+
+
+def _sample_pads() -> dict[Any, OpSamples]:
+    """Sample the padding modules of torch.nn."""
+    samples: dict[Any, OpSamples] = {nn.ConstantPad2d: _PAD_MODULE}
+    for rank in (1, 2, 3):
+        if rank != 2:
+            samples[getattr(nn, f"ConstantPad{rank}d")] = _sample_pad(rank, can_crop=True, value=(0.0, 0.5, -0.3))
+        for kind in ("Zero", "Reflection", "Replication", "Circular"):
+            samples[getattr(nn, f"{kind}Pad{rank}d")] = _sample_pad(rank, can_crop=kind == "Zero")
+    return samples
+
+
 OP_SAMPLES: dict[Any, OpSamples] = {
     **dict.fromkeys((operator.add, operator.sub, operator.mul, torch.mul), _sample_binary()),
     **dict.fromkeys((torch.add, torch.sub), _sample_binary(alpha=(1, -2.5))),
     operator.floordiv: _FLOOR,
-    torch.matmul: _MATMUL,
+    operator.truediv: _QUOTIENT,
+    **dict.fromkeys(
+        (torch.div, "div"), replace(_QUOTIENT, arguments={**_QUOTIENT.arguments, "rounding_mode": _ROUNDS})
+    ),
+    **dict.fromkeys((torch.matmul, operator.matmul, "matmul"), _MATMUL),
+    **dict.fromkeys((torch.bmm, "bmm"), _BMM),
     torch.addmm: _ADDMM,
     **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _CAT),
     torch.stack: _STACK,
@@ -240,5 +286,5 @@ OP_SAMPLES: dict[Any, OpSamples] = {
     F.dropout: _DROPOUT,
     **dict.fromkeys((torch.mean, "mean"), _MEAN),
     F.pad: _PAD,
-    nn.ConstantPad2d: _PAD_MODULE,
+    **_sample_pads(),
 }

@@ -13,7 +13,9 @@ import torch.ao.nn.qat as nnqat
 import torch.nn.functional as F
 from torch import nn
 
+from conformance.ops import activations, arithmetic
 from conformance.ops.op_model import Step
+from conformance.ops.variants import Arguments, OpSamples
 
 MEMBERS: dict[Any, tuple[Any, ...]] = {
     nni.LinearReLU: (nn.Linear, nn.ReLU),
@@ -67,6 +69,37 @@ def _build_batch_norm(kind: Any, channels: int) -> Step:
 
 
 _SLOPE = 0.3125  # not the default, 0.01
+# What is given by position counts as an argument pattern, and a chain has one for each op (PAT-04): the rest has names.
+_BY_DEFAULT = (
+    nn.ReLU6, F.relu6, nn.Hardswish, F.hardswish, nn.Hardsigmoid, F.hardsigmoid, nn.Sigmoid, torch.sigmoid, "sigmoid",
+    nn.SiLU, F.silu, nn.Mish, F.mish, nn.GELU, F.gelu, nn.Softplus, F.softplus,
+)  # fmt: skip
+_BENDING: dict[Any, Arguments] = {
+    **{op: {} for op in _BY_DEFAULT},
+    **{op: {"min_val": -0.3, "max_val": 0.7} for op in (nn.Hardtanh, F.hardtanh)},
+    **{op: {"min": -0.5, "max": 0.6, "_by_name": True} for op in (torch.clamp, "clamp")},
+    **{op: {"alpha": 0.3} for op in (nn.ELU, F.elu)},
+    nn.PReLU: {"init": _SLOPE},
+    F.prelu: {"init": _SLOPE, "_by_name": True},
+}
+BENDING = frozenset(_BENDING)
+"""Followers whose function clamps or bends away from zero, or has a slope for each channel."""
+BY_CHANNEL = frozenset((nn.PReLU, F.prelu))
+"""Followers with a parameter for each channel of what comes to them."""
+_SAMPLES: dict[Any, OpSamples] = {**arithmetic.OP_SAMPLES, **activations.OP_SAMPLES}
+
+
+def make_follower(op: Any, channels: int, is_taken: Callable[[Arguments], bool] = lambda arguments: True) -> Step:
+    """Make the step of a follower: of its arguments those of this table, else the first that the backend takes."""
+    if op not in BENDING:
+        return FOLLOWERS[op](channels)
+    samples = _SAMPLES[op]
+    by_channel: Arguments = {"num_parameters": max(1, channels)} if op in BY_CHANNEL else {}
+    usual = {**samples.base(), **_BENDING[op], **by_channel}
+    others = ({**arguments, **by_channel} for _, arguments in samples.variants())
+    return samples.step(op, next((each for each in (usual, *others) if is_taken(each)), usual))
+
+
 FOLLOWERS: dict[Any, Callable[[int], Step]] = {
     **{kind: partial(_build_batch_norm, kind) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)},
     nn.ReLU: lambda channels: Step(op=nn.ReLU()),
@@ -76,5 +109,8 @@ FOLLOWERS: dict[Any, Callable[[int], Step]] = {
     F.relu: lambda channels: Step(op=F.relu),
     torch.relu: lambda channels: Step(op=torch.relu),
     torch.tanh: lambda channels: Step(op=torch.tanh),
+    "relu": lambda channels: Step(op="relu"),
+    "tanh": lambda channels: Step(op="tanh"),
+    **{op: partial(make_follower, op) for op in _BENDING},
 }
 """Ops that may follow, by the number of channels that come to them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -110,7 +111,7 @@ def _is_valid_interpolation(arguments: Arguments) -> bool:
         return False
     if arguments["align_corners"] is not None and mode not in _RANK_OF_MODE:
         return False
-    return not arguments["antialias"] or mode in _FILTERED
+    return not arguments.get("antialias") or mode in _FILTERED
 
 
 def _interpolate(op: Any, arguments: Arguments) -> Step:
@@ -140,6 +141,33 @@ _INTERPOLATE = OpSamples(
     known=({"size": 5, "shape": (2, 5, 1, 1)},),
 )
 
+
+def _construct_upsample(op: Any, arguments: Arguments) -> Step:
+    """The module with the factor, or with the size where one is given."""
+    left_out = ("shape", "size" if arguments["size"] is None else "scale_factor")
+    return Step(op=op(**{name: value for name, value in arguments.items() if name not in left_out}))
+
+
+_UPSAMPLE = replace(
+    _INTERPOLATE,
+    arguments={name: values for name, values in _INTERPOLATE.arguments.items() if name != "antialias"},
+    step=_construct_upsample,
+)
+_UPSAMPLE_2D = OpSamples(
+    arguments={
+        "size": (None, 5, (11, 3)), "scale_factor": (2, 1.5, (0.75, 3.0)),
+        "shape": ((2, 7, 5, 6), (1, 65, 4, 3), (4, 1, 9, 5)),
+    },
+    step=_construct_upsample,
+    is_valid=lambda arguments: arguments["size"] is None or arguments["scale_factor"] == 2,
+    known=({"size": 5, "shape": (2, 5, 1, 1)},),
+)  # fmt: skip
+_UPSAMPLING: dict[Any, OpSamples] = {
+    F.interpolate: _INTERPOLATE,
+    nn.Upsample: _UPSAMPLE,
+    **dict.fromkeys((nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), _UPSAMPLE_2D),
+}
+
 _MAX = ((nn.MaxPool1d, F.max_pool1d), (nn.MaxPool2d, F.max_pool2d), (nn.MaxPool3d, F.max_pool3d))
 _AVG = ((nn.AvgPool1d, F.avg_pool1d), (nn.AvgPool2d, F.avg_pool2d), (nn.AvgPool3d, F.avg_pool3d))
 _ADAPTIVE = ((nn.AdaptiveAvgPool1d, F.adaptive_avg_pool1d), (nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d),
@@ -150,4 +178,4 @@ OP_SAMPLES: dict[Any, OpSamples] = {
     for sample, table in ((_sample_max_pool, _MAX), (_sample_avg_pool, _AVG), (_sample_adaptive_pool, _ADAPTIVE))
     for rank, ops in enumerate(table, start=1)
     for op in ops
-} | {F.interpolate: _INTERPOLATE}
+} | _UPSAMPLING

@@ -255,11 +255,31 @@ def bound_matrix_products(call: OpCall) -> Errors:
 
 
 def bound_evaluation(roundings: int, call: OpCall) -> Errors:
-    """An elementwise function that every backend evaluates in float32: errors of the operand do not grow.
+    """A vendor's function that every backend evaluates in float32.
 
-    The evaluation itself makes `roundings` roundings, each of at most u of |f(x)|.
+    Errors of the operands are carried on as |f(x ± e) − f(x)|, and do not shrink below e: within e the function is
+    taken to be monotone or no steeper than 1. The evaluation dequantizes each operand, which moves the result in the
+    same way, and makes `roundings` roundings of its own, each of at most u of |f(x)|.
     """
-    return add_error(dict(call.values()[0].errors), "function", gamma(roundings) * call.result.abs())
+    errors: Errors = {}
+    for x in call.values():
+        for cause in x.errors:
+            error = error_of(cause)(x)
+            same = error if error.shape == call.result.shape else error.max().expand_as(call.result)
+            add_error(errors, cause, torch.maximum(same, _find_reach(call, x, error)))
+        add_error(errors, "function", _find_reach(call, x, bound_dequantizing(x)))
+    return add_error(errors, "function", gamma(roundings) * call.result.abs())
+
+
+def _find_reach(call: OpCall, operand: Value, error: Tensor) -> Tensor:
+    """How far the result moves when one operand does by ± error; where it is no number, that end does not count."""
+
+    def move(by: Tensor) -> Tensor:
+        end = call.evaluate(lambda value: value.real + by if value is operand else value.real.clone())
+        moved: Tensor = (end - call.result).abs().nan_to_num(nan=0.0)
+        return moved
+
+    return torch.maximum(move(-error), move(error))
 
 
 def find_accumulator_step(function: Any, x: Any, w: Any, result: Tensor) -> Tensor | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from conformance.oracle.error_bounds import (
     Errors,
@@ -17,6 +19,7 @@ from conformance.oracle.error_bounds import (
     gamma,
     propagate_product,
 )
+from conformance.oracle.grids import NoOracleError
 
 
 def bound_padding(call: OpCall) -> Errors:
@@ -35,6 +38,19 @@ def bound_products(call: OpCall) -> Errors:
     errors = {cause: propagate_product(torch.mul, x, y, cause) for cause in dict.fromkeys((*x.errors, *y.errors))}
     rescaled = x.real.abs() * bound_dequantizing(y) + y.real.abs() * bound_dequantizing(x)
     return add_error(errors, "rescale", rescaled)
+
+
+def bound_quotients(call: OpCall) -> Errors:
+    """A quotient x / d by a number d: errors of x are divided by |d|.
+
+    d rounds to float32, and the quotient once; or 1 / d, one rounding more, and a product: γ₃ of |x / d|. x is
+    dequantized before, or its scale is divided. Raises NoOracleError for a tensor d, whose grid holds zero.
+    """
+    x, divisor = call.args[0], call.args[1]
+    if not isinstance(divisor, (int, float)):
+        raise NoOracleError("no oracle for a division by a tensor: quantized, it may be zero")
+    errors = {cause: error_of(cause)(x) / abs(divisor) for cause in x.errors}
+    return add_error(errors, "rescale", bound_dequantizing(x) / abs(divisor) + gamma(3) * call.result.abs())
 
 
 def bound_affine_products(call: OpCall) -> Errors:
@@ -110,19 +126,26 @@ def bound_interpolation(call: OpCall) -> Errors:
     along an axis. So with k axes and X the largest |x| the result is off by k·Σ|w'|·(Σ|w|)ᵏ⁻¹·δc·X, and, as four
     terms per axis are multiplied and added, by γ₅ₖ₊₁·(Σ|w|)ᵏ·X more (with antialias N terms).
     """
-    mode = call.kwargs.get("mode", "nearest")
+    mode = _read_interpolation(call, "mode", 3, "nearest")
     x = call.values()[0].real
     axes, extent = x.dim() - 2, max((*x.shape[2:], *call.result.shape[2:]))
     if mode not in _KERNELS:
         return bound_windows(axes, call) if mode == "area" else bound_moves(call)
     total, slope = _KERNELS[mode]
-    is_filtered = bool(call.kwargs.get("antialias"))
+    is_filtered = bool(_read_interpolation(call, "antialias", 6, False))
     coordinate = (10 + extent if is_filtered else 5) * U * (extent + 1)
     sums = gamma(axes * (extent if is_filtered else 5) + 1) * total**axes
     weights = axes * slope * total ** (axes - 1) * coordinate
     largest = {cause: error_of(cause)(call.values()[0]).max() for cause in call.causes()}
     errors = {cause: (total**axes * error).expand_as(call.result) for cause, error in largest.items()}
     return add_error(errors, "function", ((weights + sums) * x.abs().max()).expand_as(call.result))
+
+
+def _read_interpolation(call: OpCall, name: str, position: int, default: object) -> Any:
+    """An argument: of a module its attribute; of the function by name or position."""
+    if isinstance(call.function, nn.Module):
+        return getattr(call.function, name, default)
+    return call.kwargs.get(name, call.args[position] if len(call.args) > position else default)
 
 
 def bound_floors(call: OpCall) -> Errors:

@@ -8,8 +8,9 @@ the bound lets it fall on either side of a tie, one step of error goes on; elsew
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +54,6 @@ from conformance.oracle.own_modules import (
     custom_qparams_of,
     ends_of_weight,
     find_reference_kind,
-    has_own_forward,
     is_custom,
     open_dot_product,
     references_in,
@@ -97,6 +97,7 @@ class Walk:
         """What each node gave in the last evaluation: Value, Quantized, Tensor or plain data."""
         self._references = references_in(model)
         self._doubles: dict[int, nn.Module] = {}
+        self._forwards: dict[tuple[Any, ...], Walk] = {}
         self._constants: dict[Node, Any] = {}
         self._left_in_float = frozenset(find_nodes_left_in_float(model))
 
@@ -105,13 +106,22 @@ class Walk:
 
         Raises NoOracleError for an op without a rule, or an output that is no tensor.
         """
-        feed = iter(inputs)
+        outputs = self._evaluate_graph(tuple(map(_enter, inputs)), {})
+        return tuple(exact for output in flatten(outputs) for exact in self._read_results(output))
+
+    def _evaluate_graph(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Evaluate every node on the values of the placeholders, in order or by name; return the output's argument."""
+        feed = iter(args)
         self.values = {}
         with torch.no_grad():
             for node in self.model.graph.nodes:
                 if node.op == "output":
-                    return tuple(exact for output in flatten(node.args[0]) for exact in self._read_results(output))
-                self.values[node] = _enter(next(feed)) if node.op == "placeholder" else self._evaluate(node)
+                    return node.args[0]
+                if node.op == "placeholder":
+                    name = str(node.target)
+                    self.values[node] = kwargs[name] if name in kwargs else next(feed, *node.args)
+                else:
+                    self.values[node] = self._evaluate(node)
         raise NoOracleError("the graph has no output node")
 
     # -- ends ---------------------------------------------------------------------------------------------------------
@@ -227,8 +237,7 @@ class Walk:
         self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_left: bool = False
     ) -> Any:
         if isinstance(module, nn.Sequential):
-            value = self._evaluate_chain(module, args)
-            return self._evaluate_forward(module, value, args, kwargs) if has_own_forward(module) else value
+            return self._evaluate_fused(module, args, kwargs)
         if type(module) in MODULES:
             return MODULES[type(module)](self, module, args, kwargs)
         if (kind := find_reference_kind(module)) is not None:
@@ -245,14 +254,37 @@ class Walk:
             raise NoOracleError(f"no rule in the oracle's table for module {type(module).__name__}")
         return self._call_op(rule, rule.exact or self._copy_to_double(module), args, kwargs, is_left=is_left)
 
-    def _evaluate_chain(self, module: Any, args: tuple[Any, ...]) -> Any:
-        """The modules of a fused one, in turn; one that adds a second input does so after the first module."""
-        value, *second = args
-        for number, inner in enumerate(module):
-            value = self._evaluate_module(inner, (value,), {})
-            if number == 0 and second:
-                value = self._call_op(_find_rule(module.add), module.add, (value, *second), {})
-        return value
+    def _evaluate_fused(self, module: nn.Sequential, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The modules of a fused one, in turn; of one with a forward of its own, such as a sum, what that calls."""
+        if type(module).forward is nn.Sequential.forward:
+            (value,) = args
+            for inner in module:
+                value = self._evaluate_module(inner, (value,), {})
+            return value
+        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        key = (id(module), *given)
+        if key not in self._forwards:
+            self._forwards[key] = self._open_forward(module, given)
+        walk = self._forwards[key]
+        outputs = walk._evaluate_graph(args, kwargs)
+        return torch.fx.node.map_arg(outputs, lambda node: walk.values[node])
+
+    def _open_forward(self, module: nn.Module, given: Collection[str]) -> Walk:
+        """A walk of what a module's forward calls with these arguments; none of the modules in it is gone into."""
+        parameters = inspect.signature(module.forward).parameters.items()
+        defaults = {name: parameter.default for name, parameter in parameters if name not in given}
+        try:
+            graph = _ForwardTracer().trace(module, concrete_args=defaults)
+        except Exception as error:  # the forward is the vendor's, and may raise anything on a proxy
+            text = f"the forward of {type(module).__name__} cannot be traced: {type(error).__name__}: {error}"
+            raise NoOracleError(text) from error
+        walk = Walk(
+            GraphModule(module, graph), self.capabilities, counts_weights=self.counts_weights, can_clip=self.can_clip,
+            dynamic_range=self.dynamic_range,
+        )  # fmt: skip
+        walk._references = self._references
+        walk._left_in_float = frozenset()  # what follows the module decides
+        return walk
 
     def _evaluate_own_reference(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
         """A vendor's own reference module: its forward in float64, within the bounds of what is known of it.
@@ -339,6 +371,14 @@ class Walk:
 def _approximates(rule: OpRule, call: OpCall) -> bool:
     """Tell whether a function was evaluated for an op's result, by the op or before it, on the same float value."""
     return rule.arithmetic == FUNCTION or any(value.is_function for value in call.values())
+
+
+class _ForwardTracer(torch.fx.Tracer):
+    """Traces the forward of one module, and goes into none of the modules inside."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Take every module as it is."""
+        return True
 
 
 def _find_rule(function: Any) -> OpRule:

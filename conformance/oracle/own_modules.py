@@ -62,12 +62,6 @@ def find_reference_kind(module: nn.Module) -> type | None:
     return kind if is_unchanged else None
 
 
-def has_own_forward(module: nn.Sequential) -> bool:
-    """Tell whether a fused module of a vendor's own does something else than to call its parts in turn."""
-    kind = type(module)
-    return kind.forward is not nn.Sequential.forward and not kind.__module__.startswith(("torch.", "refimpl."))
-
-
 def references_in(model: GraphModule) -> Mapping[type[nn.Module], type[nn.Module]]:
     """Return the reference classes by root class that a reference model was made with; none for any other model."""
     prepared = notes_of(model).get(PREPARED)

@@ -6,6 +6,7 @@ steepest slope at most; the evaluation adds its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -83,8 +84,32 @@ def _find_leaky_slope(call: OpCall, error: Tensor) -> float:
     return max(1.0, abs(float(_read_option(call, "negative_slope", 1, 0.01))))
 
 
-def _find_prelu_slope(call: OpCall, error: Tensor) -> float:
-    return max(1.0, float(_read_option(call, "weight", 1).detach().abs().max()))
+def _find_softplus_slope(call: OpCall, error: Tensor) -> Tensor:
+    """The slope is σ(βx) ≤ 1. Above the threshold T the function is x, lower by J = log(1 + e⁻ᵀ) / β.
+
+    Where βx, twice rounded, is within the error of T, the result moves by the slope's part or by J, which are opposed:
+    by at most the larger one.
+    """
+    x = call.values()[0].real
+    beta, threshold = _read_softplus(call)
+    step = math.log1p(math.exp(-threshold)) / beta
+    is_near = (beta * x - threshold).abs() <= beta * error + gamma(2) * (beta * x).abs()
+    slope: Tensor = torch.where(is_near, step / error.clamp(min=torch.finfo(torch.float64).tiny), 0.0).clamp(min=1.0)
+    return slope
+
+
+def _read_softplus(call: OpCall) -> tuple[float, float]:
+    return float(_read_option(call, "beta", 1, 1.0)), float(_read_option(call, "threshold", 2, 20.0))
+
+
+def _bound_softplus(call: OpCall) -> Tensor:
+    """log(1 + eᵇˣ) / β: the product rounds, u·|βx|·σ(βx) ≤ u·(L + 0.3), L the logarithm.
+
+    An exponential off by 2u moves L by 2u·σ ≤ 2u, the sum by u; the logarithm is within one ulp, 2u·L, and a quotient
+    by β or a product with a rounded 1/β rounds twice. In all γ₅·|y| + γ₄ / β.
+    """
+    bound: Tensor = gamma(5) * call.result.abs() + gamma(4) / _read_softplus(call)[0]
+    return bound
 
 
 def _read_alpha(call: OpCall) -> float:
@@ -95,7 +120,6 @@ _ELEMENTWISE = (
     # x, or a·x: a is rounded to float32, and the product.
     Elementwise("leaky_relu", (nn.LeakyReLU, F.leaky_relu, F.leaky_relu_),
                 _find_leaky_slope, lambda call: gamma(2) * call.result.abs(), RESCALE),
-    Elementwise("prelu", (nn.PReLU,), _find_prelu_slope, lambda call: gamma(1) * call.result.abs(), RESCALE),
     # x, or a·(eˣ − 1), eˣ ≤ 1: the exponential within one ulp (2u), the difference, a, and the product; |eˣ − 1| ≤ 1.
     # The slope is 1 or a·eˣ.
     Elementwise("elu", (nn.ELU, F.elu),
@@ -111,10 +135,46 @@ _ELEMENTWISE = (
                 _find_sigmoid_slope, lambda call: gamma(3)),
     # Within one ulp directly; or as 2σ(2x) − 1, twice as far off as σ, and one rounding more.
     Elementwise("tanh", (nn.Tanh, torch.tanh, "tanh", "tanh_"), _find_tanh_slope, lambda call: gamma(7)),
+    # x·σ(x): σ within γ₃, and a product. Slopes lie between −0.1 and 1.1.
+    Elementwise("silu", (nn.SiLU, F.silu),
+                lambda call, error: 1.1, lambda call: gamma(4) * call.values()[0].real.abs()),
+    # x·tanh(s), s = log(1 + eˣ): an exponential off by 2u moves s by at most 2u, the sum by u, the logarithm by 2u·s;
+    # tanh moves by sech²(s) ≤ 1 of it, and s·sech²(s) < 1/2; it is within γ₇, and the product rounds. Slopes lie
+    # between −0.12 and 1.09.
+    Elementwise("mish", (nn.Mish, F.mish),
+                lambda call, error: 1.09, lambda call: gamma(12) * call.values()[0].real.abs()),
+    Elementwise("softplus", (nn.Softplus, F.softplus), _find_softplus_slope, _bound_softplus),
     # x·Φ(x), or with the tangent's approximation of Φ: that within four ulp (8u), and two products. Slopes reach 1.13.
-    # No config names it; architectures have it, in float.
-    Elementwise("gelu", (nn.GELU,), lambda call, error: 1.13, lambda call: gamma(10) * call.values()[0].real.abs()),
+    Elementwise("gelu", (nn.GELU, F.gelu),
+                lambda call, error: 1.13, lambda call: gamma(10) * call.values()[0].real.abs()),
 )  # fmt: skip
+
+
+def bound_prelu(call: OpCall) -> Errors:
+    """x, or a·x where it is negative, a by channel: errors of x grow by 1 or |a|, those of a by |x|.
+
+    A config may have a quantized, as fx observes each tensor that a function is given: it is then dequantized, with two
+    roundings, before the product: γ₃.
+    """
+    x, a = call.values()[0], _read_slopes(call)
+    reach = a.real.abs() + a.error()
+    steepest = reach.clamp(min=1.0)
+    negative = (x.error() - x.real).clamp(min=0.0)
+    errors = {
+        cause: steepest * error_of(cause)(x) + negative * error_of(cause)(a)
+        for cause in dict.fromkeys((*x.errors, *a.errors))
+    }
+    return add_error(errors, "function", steepest * bound_dequantizing(x) + gamma(3) * call.result.abs())
+
+
+def _read_slopes(call: OpCall) -> Value:
+    """The slopes of a PReLU, broadcast to the channels of its operand."""
+    slopes, rank = _read_option(call, "weight", 1), call.values()[0].real.dim()
+    value = slopes if isinstance(slopes, Value) else Value(real=slopes.detach().double())
+    shape = (1, -1, *[1] * (rank - 2)) if value.real.numel() > 1 else (1,) * rank
+    errors = {cause: error_of(cause)(value).reshape(shape) for cause in value.errors}
+    return Value(real=value.real.reshape(shape), errors=errors)
+
 
 # -- softmax ----------------------------------------------------------------------------------------------------------
 
@@ -302,9 +362,10 @@ OP_RULES: dict[Any, OpRule] = {
         partial(bound_elementwise, each), f"functional.{each.name}", *each.ops, arithmetic=each.arithmetic
     ).items()
 } | {
-    **_make_rules(bound_softmax, "Softmax", nn.Softmax),
+    **_make_rules(bound_prelu, "functional.prelu", nn.PReLU, F.prelu, arithmetic=RESCALE),
+    **_make_rules(bound_softmax, "Softmax", nn.Softmax, F.softmax, torch.softmax, "softmax"),
     **_make_rules(partial(bound_norm, _read_layer_norm), "LayerNorm", nn.LayerNorm, F.layer_norm),
-    **_make_rules(partial(bound_norm, _read_group_norm), "GroupNorm", F.group_norm),
+    **_make_rules(partial(bound_norm, _read_group_norm), "GroupNorm", nn.GroupNorm, F.group_norm),
     **_make_rules(partial(bound_norm, _read_instance_norm), "InstanceNorm2d",
                   nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, F.instance_norm),
     **_make_rules(partial(bound_norm, _read_batch_norm), "BatchNorm2d",

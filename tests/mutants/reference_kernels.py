@@ -187,13 +187,15 @@ class Steps(Interpreter):
 class Stepped(SmallReference):
     """Runs the reference model with one step replaced: the body gets the honest step, then what the step is given."""
 
+    steps: type[Steps] = Steps
+
     def __init__(self, step: str, body: Callable[..., Any], config: BackendConfig | None = None) -> None:
         super().__init__(config)
 
         def replaced(self: Steps, *arguments: Any, **keywords: Any) -> Any:
             return body(getattr(super(kind, self), step), *arguments, **keywords)
 
-        kind = type(f"Stepped_{step}", (Steps,), {step: replaced})
+        kind = type(f"Stepped_{step}", (self.steps,), {step: replaced})
         self._kind: Any = kind
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:

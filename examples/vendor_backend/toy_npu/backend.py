@@ -76,5 +76,6 @@ class ToyNpu(Backend):
 
 # How the suite builds a model of what only this vendor has. Squash makes two roundings: the sum, the quotient.
 register(Squash, build=lambda: nn.Sequential(Squash()).eval(), inputs=[(4, 17)], roundings=2)
-register((nn.Linear, Squash), build=lambda: nn.Sequential(nn.Linear(17, 9), Squash()).eval(), inputs=[(4, 17)])
-register(LinearSquash, build=lambda: nn.Sequential(LinearSquash(nn.Linear(17, 9), Squash())).eval(), inputs=[(4, 17)])
+# Around a linear layer it builds one model for each variant of that layer, which it hands over as `root`.
+register((nn.Linear, Squash), build=lambda root: nn.Sequential(root, Squash()).eval())
+register(LinearSquash, build=lambda root: nn.Sequential(LinearSquash(root, Squash())).eval())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +15,11 @@ from backends.base import Capabilities
 from backends.reference import ReferenceBackend
 from conformance.claims import registry
 from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.plan import REGIMES, plan_cases
+from conformance.claims.plan import BENDS, REGIMES, plan_cases
 from conformance.claims.registry import register
 from conformance.ops.op_model import Input, OneInput, Step
 from conformance.oracle import table
-from conformance.oracle.error_bounds import gamma
+from conformance.oracle.error_bounds import OpCall, U, Value, gamma
 from conformance.oracle.table import OP_RULES, rule_of
 from conformance.pipeline.claim_run import run_claim
 from conformance.stages.bench import Bench
@@ -44,7 +43,7 @@ def test_reasons_name_what_is_missing() -> None:
     hint = "make it buildable with conformance.vendor.register("
     unknown = reason_of(BackendPatternConfig(vendor_class()))
     assert unknown.startswith("the suite cannot build ") and unknown.endswith(", build, inputs)") and hint in unknown
-    assert hint in reason_of(BackendPatternConfig((nn.Linear, nn.Softplus)))
+    assert hint in reason_of(BackendPatternConfig((nn.Linear, nn.Softsign)))
     tree = BackendPatternConfig()._set_pattern_complex_format((torch.add, nn.ReLU, nn.ReLU))
     assert "a pattern that is not a chain of ops" in reason_of(tree)
     floats = DTypeConfig(torch.float32, torch.float32)
@@ -88,31 +87,37 @@ def no_registrations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("no_registrations")
 @pytest.mark.rule("NUM-04")
 def test_registering_makes_a_vendors_op_buildable() -> None:
-    """Without: unexercised, with the hint. With: tried in five regimes; judged where the op's roundings are stated."""
-    claim, before = first_claim(Vendor(F.softplus))
+    """Without: unexercised, with the hint. With: tried in every regime; judged where the op's roundings are stated."""
+    claim, before = first_claim(Vendor(F.softsign))
     hint = f"make it buildable with conformance.vendor.register({claim.pattern}, build, inputs)"
     assert {(check.verdict, check.outcome) for check in before} == {(Verdict.UNEXERCISED, "skip")}
     assert all(check.message == f"the suite cannot build {claim.pattern}; {hint}" for check in before)
-    build = partial(OneInput, [Step(op=F.softplus)])
-    register(F.softplus, build, [(2, 7)])
-    assert [(case.inputs, case.regime) for case in planned(claim)] == [((Input(shape=(2, 7)),), r) for r in REGIMES[:5]]
-    without = {check.stage: check for check in first_claim(Vendor(F.softplus))[1]}
+    build = partial(OneInput, [Step(op=F.softsign)])
+    register(F.softsign, build, [(2, 7)])
+    assert {case.inputs for case in planned(claim)} == {(Input(shape=(2, 7)),)}
+    without_bias = [regime for regime in (*REGIMES, *BENDS) if regime.bias <= 1.0]
+    assert [case.regime for case in planned(claim)] == without_bias
+    without = {check.stage: check for check in first_claim(Vendor(F.softsign))[1]}
     assert without["lower"].verdict is Verdict.VERIFIED and without["numerics"].verdict is Verdict.UNEXERCISED
     assert "no oracle: no rule in the oracle's table for call_function" in without["numerics"].message
-    register(F.softplus, build, [Input(shape=(65,))], roundings=32)
-    _, checks = first_claim(Vendor(F.softplus))
+    register(F.softsign, build, [Input(shape=(65,))], roundings=32)
+    _, checks = first_claim(Vendor(F.softsign))
     assert {check.verdict for check in checks} == {Verdict.VERIFIED}
     assert planned(claim)[0].inputs == (Input(shape=(65,)),)
 
 
 @pytest.mark.usefixtures("no_registrations")
 def test_the_last_registration_counts() -> None:
+    one = torch.ones(1).double()
+    call = OpCall(function=F.softsign, args=(Value(real=one),), kwargs={}, capabilities=Capabilities(), result=one / 2)
+    found = []
     for roundings in (2, 32):
-        register(F.softplus, partial(OneInput, [Step(op=F.softplus)]), [(2, 7)], roundings=roundings)
-        call: Any = SimpleNamespace(values=lambda: [SimpleNamespace(errors={})], result=torch.ones(1))
-        rule = rule_of(F.softplus)
+        register(F.softsign, partial(OneInput, [Step(op=F.softsign)]), [(2, 7)], roundings=roundings)
+        rule = rule_of(F.softsign)
         assert rule is not None
-        assert float(rule.bound(call)["function"]) == pytest.approx(gamma(roundings))
+        found.append(float(rule.bound(call)["function"]))
+    assert found[1] - found[0] == pytest.approx((gamma(32) - gamma(2)) / 2)
+    assert found[0] - gamma(2) / 2 == pytest.approx(2 * U / 4), "dequantizing moves x by 2u·x, and its slope is 1/4"
     before = OP_RULES[torch.relu]
     register(torch.relu, partial(OneInput, [Step(op=torch.relu)]), [(2, 7)], roundings=1)
     assert OP_RULES[torch.relu] is rule_of(torch.relu) is before, "the suite's own rules stay"
@@ -131,6 +136,6 @@ def test_a_registered_module_is_a_leaf_of_the_model() -> None:
 @pytest.mark.parametrize(("build", "inputs"), ((None, [(2,)]), (nn.ReLU, [])), ids=("no model", "no inputs"))
 def test_a_registration_without_model_or_inputs_is_an_error(build: Any, inputs: list[Any]) -> None:
     with pytest.raises(ConfigError, match="give a callable that builds a model, and a shape for each input"):
-        register(nn.Softplus, build, inputs)
+        register(nn.Softsign, build, inputs)
     with pytest.raises(ConfigError):
         register((nn.ReLU,) * 4, nn.ReLU, [(2,)])

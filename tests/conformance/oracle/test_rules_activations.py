@@ -172,6 +172,13 @@ WRONG: tuple[tuple[Any, dict[str, Any], Callable[[Tensor], Tensor]], ...] = (
     ("tanh", {}, lambda x: x.clamp(-1, 1)),
     (nn.Hardswish, {}, lambda x: x * x.sigmoid()),
     (nn.ELU, {"alpha": 0.3}, lambda x: torch.where(x > 0, x, x.exp() - 1)),
+    (nn.SiLU, {}, F.hardswish),
+    (F.mish, {}, F.silu),
+    (nn.GELU, {}, lambda x: x * (1.702 * x).sigmoid()),
+    (F.softplus, {"beta": 3.0}, lambda x: F.softplus(x)),
+    (F.prelu, {}, lambda x: F.prelu(x, torch.tensor([0.5]).double())),
+    (F.softmax, {"dim": -1, "shape": (2, 7, 3, 3)}, lambda x: x.softmax(1)),
+    (nn.GroupNorm, {}, lambda x: F.group_norm(x, 4)),
     (F.leaky_relu, {"negative_slope": 0.3}, lambda x: torch.where(x > 0, x, 0.01 * x)),
 )
 

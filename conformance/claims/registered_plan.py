@@ -1,0 +1,70 @@
+"""The float models that a vendor registered: one variant for each, of those that can be run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from conformance.claims.build import build_model
+from conformance.claims.case import Case, Regime
+from conformance.claims.claim import Claim
+from conformance.claims.inputs import draw_calibration_inputs
+from conformance.claims.pattern_plan import PatternPlan, plan_registered
+from conformance.claims.registry import MisfitError, Registered
+from conformance.oracle.error_bounds import flatten
+
+
+def list_registered(
+    claim: Claim, registered: Registered, vary: Callable[[PatternPlan], Iterable[Case]], regime: Regime
+) -> list[Case] | str:
+    """Return a variant for each registered model, in this regime, or the reason why one cannot be tried.
+
+    A model around the root op is made for each of its variants, which `vary` yields; left out are those in which the
+    vendor's float model cannot run, such as an input without a batch before an op that needs one.
+    """
+    if registered.around_root is None:
+        every = [
+            Case(name=each.name, build=each.build, inputs=each.inputs, regime=regime, varied=each.varied)
+            for each in registered.builds
+        ]
+        fault = next(filter(None, map(describe_fault, every)), "")
+        return f"the model registered for {claim.pattern} cannot be run: {fault}" if fault else every
+    plan = plan_registered(claim, registered)
+    if isinstance(plan, str):
+        return plan
+    try:
+        variants = list(_rename(vary(plan)))
+    except MisfitError as error:
+        return f"the inputs registered for {claim.pattern} are no inputs: {error}"
+    faults = {case.name: describe_fault(case) for case in variants}
+    if not variants or all(faults.values()):
+        why = next(iter(faults.values()), "the limits of the backend leave no variant of the root")
+        return f"the model registered for {claim.pattern} cannot be run: {why}"
+    return [case for case in variants if not faults[case.name]]
+
+
+def _rename(variants: Iterable[Case]) -> Iterator[Case]:
+    for case in variants:
+        yield replace(case, name=f"registered {case.name}")
+
+
+def keep_finite(cases: Sequence[Case]) -> list[Case]:
+    """Return the cases whose results are finite; what an op has no number for has no integer either."""
+    return [case for case in cases if not describe_fault(case, is_finite=True)]
+
+
+def describe_fault(case: Case, *, is_finite: bool = False) -> str:
+    """Say why the float model of a case cannot be tried; "" if it runs and, if asked, gives finite numbers."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.default_generator.manual_seed(0)
+        try:
+            model = build_model(case)
+            outputs = [model(*inputs) for inputs in draw_calibration_inputs(case)]
+        except Exception as error:  # the vendor's code may raise anything; the claim says so
+            return f"{case.name}: {type(error).__name__}: {error}"
+    results = [each for each in flatten(outputs) if isinstance(each, torch.Tensor)]
+    if is_finite and not all(bool(each.isfinite().all()) for each in results):
+        return f"{case.name}: the results are not finite"
+    return ""

@@ -1,0 +1,163 @@
+"""What follows a convolution, a linear layer or a sum is built without `register`, and tried where it bends."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.ao.nn.quantized.reference as nnqr
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backends.base import Capabilities
+from backends.reference import ReferenceBackend
+from conformance.claims.build import build_model
+from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.inputs import draw_calibration_inputs
+from conformance.claims.plan import BENDS, REGIMES
+from conformance.ops.fused_modules import BENDING, FOLLOWERS, make_follower
+from conformance.pipeline.claim_run import run_claim
+from conformance.stages.bench import Bench
+from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, MatchAllNode
+from refimpl.patterns import leaf_name
+from reports.schema import Check
+from reports.verdicts import Verdict
+from tests.conformance.support.planning import claims_of, planned
+
+PLAIN = DTypeConfig(torch.quint8, torch.quint8)
+WEIGHTED = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
+ROOTS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, F.linear, torch.conv2d, operator.add, torch.mul)
+ASKED = (
+    nn.ReLU6, F.relu6, nn.Hardtanh, F.hardtanh, nn.Hardswish, F.hardswish, nn.Hardsigmoid, F.hardsigmoid, nn.Sigmoid,
+    torch.sigmoid, "sigmoid", nn.SiLU, F.silu, nn.LeakyReLU, F.leaky_relu, nn.PReLU, F.prelu, torch.clamp, "clamp",
+    "relu", "tanh",
+)  # fmt: skip
+
+
+def entry_of(root: Any, *followers: Any) -> BackendPatternConfig:
+    entry = BackendPatternConfig((root, *followers)) if followers else BackendPatternConfig(root)
+    if root in (operator.add, torch.mul):
+        return entry.set_dtype_configs([PLAIN])
+    if isinstance(root, type):
+        entry.set_root_module(root).set_reference_quantized_module(getattr(nnqr, root.__name__))
+    else:
+        entry._set_input_type_to_index({"weight": 1, "bias": 2})
+    return entry.set_dtype_configs([WEIGHTED])
+
+
+def claim_of(*ops: Any) -> Claim:
+    config = BackendConfig("c").set_backend_pattern_config(entry_of(*ops))
+    return enumerate_claims(config, Capabilities())[0]
+
+
+@pytest.mark.parametrize("follower", ASKED, ids=leaf_name)
+@pytest.mark.parametrize("root", ROOTS, ids=leaf_name)
+def test_it_is_built_after_every_root_and_runs(root: Any, follower: Any) -> None:
+    cases = planned(claim_of(root, follower), 8)
+    for case in cases:
+        model = build_model(case)
+        nodes = [node for node in torch.fx.symbolic_trace(model).graph.nodes if node.op.startswith("call")]
+        assert len(nodes) == 2
+        last = nodes[-1]
+        kind: Any = type(model.get_submodule(str(last.target))) if last.op == "call_module" else last.target
+        assert kind == follower
+        model(*draw_calibration_inputs(case)[0])
+
+
+def test_what_bends_is_tried_beyond_the_bends_in_every_profile_and_what_does_not_as_before() -> None:
+    for limit in (1, 8, None):
+        assert [case.regime for case in planned(claim_of(nn.Conv2d, nn.ReLU6), limit)][-3:] == list(BENDS)
+    regimes = {case.regime.name for case in planned(claim_of(nn.Conv2d, nn.ReLU6))}
+    assert regimes == {regime.name for regime in (*REGIMES, *BENDS)}
+    for backend in ("qnnpack", "onednn"):
+        for claim in claims_of(backend):
+            if any(op in FOLLOWERS for op in (claim.entry.normal_pattern,)):
+                assert not {case.regime for case in planned(claim)} & set(BENDS), claim.id
+
+
+@pytest.mark.parametrize("root", (nn.Conv2d, nn.Linear, operator.add), ids=leaf_name)
+@pytest.mark.parametrize("follower", (nn.ReLU6, nn.Hardtanh, torch.clamp, nn.Hardswish, nn.Hardsigmoid), ids=leaf_name)
+def test_beyond_the_bends_are_values_on_both_sides_of_them(root: Any, follower: Any) -> None:
+    """A sixteenth of them at least, of the root's results, above the upper bend and below it."""
+    for case in planned(claim_of(root, follower), 1)[-3:]:
+        torch.manual_seed(0)
+        model: Any = build_model(case)
+        first, second = model.steps
+        values = torch.cat([_run(model, 0, first, inputs) for inputs in draw_calibration_inputs(case)])
+        end = _run(model, 1, second, (torch.tensor([[1e6]]),)).item()
+        upper = {nn.Hardswish: 3.0, nn.Hardsigmoid: 3.0}.get(follower, end)
+        above = float((values > upper).float().mean())
+        assert 1 / 16 < above < 15 / 16, (case.name, above)
+
+
+def _run(model: Any, number: int, step: Any, inputs: tuple[Tensor, ...]) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model._call_step(number, step, inputs)
+    return found.flatten()
+
+
+def test_limits_hold_for_what_follows_too() -> None:
+    limits = {"nn.Hardtanh": {"min_val": (0.0,), "max_val": (6,)}}
+    for cases, ends in ((planned(claim_of(nn.Conv2d, nn.Hardtanh)), (-0.3, 0.7)),
+                        (planned(claim_of(nn.Conv2d, nn.Hardtanh), limits=limits), (0.0, 6))):  # fmt: skip
+        module: Any = build_model(cases[0]).get_submodule("op1")
+        assert (module.min_val, module.max_val) == ends
+
+
+def test_a_slope_for_each_channel_comes_after_what_has_channels() -> None:
+    slopes: Any = make_follower(nn.PReLU, 7).op
+    assert slopes.weight.shape == (7,) and len(set(slopes.weight.tolist())) == 7
+    for root, ranks in ((nn.Conv2d, {4}), (nn.Linear, {2}), (F.linear, {2}), (nn.Conv1d, {3})):
+        assert {len(case.inputs[0].shape) for case in planned(claim_of(root, nn.PReLU))} == ranks
+    assert make_follower(nn.PReLU, 0).op.weight.shape == (1,)  # type: ignore[union-attr]
+
+
+def test_of_an_op_that_follows_the_arguments_are_not_the_defaults() -> None:
+    x = torch.linspace(-4, 8, 97)
+    for kind in (nn.Hardtanh, nn.PReLU, nn.ELU):
+        module: Any = make_follower(kind, 1).op
+        assert kind in BENDING and not torch.equal(module(x), kind()(x))
+
+
+@pytest.mark.parametrize("rest", (nn.ReLU6, F.relu6, "relu"), ids=leaf_name)
+def test_after_a_second_input_the_same_ops_may_follow(rest: Any) -> None:
+    pattern: Any = (rest, (operator.mul, MatchAllNode, nn.Conv2d))
+    entry = BackendPatternConfig()._set_pattern_complex_format(pattern).set_dtype_configs([WEIGHTED])
+    claim = enumerate_claims(BackendConfig("c").set_backend_pattern_config(entry), Capabilities())[0]
+    cases = planned(claim, 8)
+    assert (cases[-1].regime in BENDS) == (rest in BENDING)
+    model = build_model(cases[0])
+    x, y = draw_calibration_inputs(cases[0])[0]
+    wanted: Any = y * model.chain(x)  # type: ignore[operator]
+    assert torch.equal(model(x, y), wanted.clamp(0, 6 if rest in BENDING else None))
+
+
+class Everything(ReferenceBackend):
+    """The reference model itself."""
+
+    def __init__(self, *entries: BackendPatternConfig) -> None:
+        self.entries = BackendConfig("followers").set_backend_pattern_configs(list(entries))
+
+    def backend_config(self) -> BackendConfig:
+        return self.entries
+
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities(), weight_schemes=("per_channel_symmetric",))
+
+
+@pytest.mark.slow
+@pytest.mark.rule("NUM-04")
+@pytest.mark.parametrize("follower", [op for op in FOLLOWERS if op in BENDING], ids=leaf_name)
+def test_the_reference_model_is_verified_in_all_regimes(follower: Any) -> None:
+    roots = (nn.Conv2d, nn.Linear, torch.conv2d, operator.add)
+    alone = [entry_of(nn.Conv2d), entry_of(nn.Linear)]
+    bench = Bench(Everything(*(entry_of(root, follower) for root in roots), *alone), seed=0, profile="quick")
+    claims = [claim for claim in enumerate_claims(bench.config, bench.capabilities) if "+" in claim.pattern]
+    assert len(claims) == 5, "a sum has a second flow"
+    for claim in claims:
+        checks = [each for each in run_claim(bench, claim) if isinstance(each, Check)]
+        bad = [(each.stage, each.message) for each in checks if each.verdict is not Verdict.VERIFIED]
+        assert bad == [], claim.id

@@ -1,0 +1,288 @@
+"""The oracle's rules of further ops, and of modules with a forward of their own: against exact arithmetic."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+import torch.ao.nn.intrinsic as nni
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backends.base import Capabilities
+from conformance.oracle.error_bounds import OpCall, U, Value, bound_evaluation, gamma
+from conformance.oracle.evaluate import Walk
+from conformance.oracle.exact import Exact
+from conformance.oracle.grids import NoOracleError
+from conformance.oracle.table import OP_RULES
+from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from tests.conformance.support.flows import One, Two, activation_range, converted, drawn_integers, on_grid
+
+SCALE, ZERO = 2.0**-4, 96  # -6 … 9.9375
+STEP = Fraction(SCALE)
+both_forms = pytest.mark.parametrize("is_decomposed", (False, True), ids=("quantized", "decomposed"))
+
+
+def quantized(op: Any, model: nn.Module, *integers: Tensor, is_decomposed: bool, **capabilities: bool) -> Exact:
+    """The exact result of an op on integers of one grid."""
+    entry = BackendPatternConfig(op).set_dtype_configs([DTypeConfig(torch.quint8, torch.quint8)])
+    config = BackendConfig("one op").set_backend_pattern_config(entry)
+    inputs = tuple(on_grid(q, scale=SCALE, zero_point=ZERO) for q in integers)
+    ranges = [activation_range(scale=SCALE, zero_point=ZERO)] * len(inputs)
+    reference = converted(model, ranges, is_decomposed=is_decomposed, config=config, output=[inputs])
+    (exact,) = Walk(reference, Capabilities(**capabilities)).exact(inputs)  # type: ignore[arg-type]
+    return exact
+
+
+def real(integer: float) -> Fraction:
+    return (Fraction(integer) - ZERO) * STEP
+
+
+def agree(exact: Exact, expected: list[Fraction]) -> None:
+    found = exact.real.flatten().tolist()
+    assert len(found) == len(expected)
+    assert all(abs(Fraction(a) - b) < Fraction(1, 2**40) for a, b in zip(found, expected, strict=True))
+    assert len(set(expected)) > 1
+
+
+@pytest.mark.rule("NUM-03")
+@both_forms
+@pytest.mark.parametrize("op", (operator.truediv, torch.div, "div"))
+def test_a_division_by_a_number(op: Any, is_decomposed: bool) -> None:
+    q = drawn_integers(64, seed=1)
+    divide = (lambda x: x.div(-1.5)) if op == "div" else (lambda x: op(x, -1.5))
+    exact = quantized(op, One(divide), q, is_decomposed=is_decomposed)
+    agree(exact, [real(each) / Fraction(-3, 2) for each in q.tolist()])
+    assert float(exact.slack.max()) < 0.01
+
+
+@both_forms
+def test_a_division_by_a_tensor_has_no_oracle(is_decomposed: bool) -> None:
+    q = drawn_integers(64, seed=1)
+    with pytest.raises(NoOracleError, match="it may be zero"):
+        quantized(operator.truediv, Two(operator.truediv), q, q.clamp(min=ZERO + 1), is_decomposed=is_decomposed)
+
+
+@pytest.mark.rule("NUM-03")
+@both_forms
+@pytest.mark.parametrize("op", (operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"))
+def test_matrix_products(op: Any, is_decomposed: bool) -> None:
+    p, q = drawn_integers(2, 3, 5, seed=2), drawn_integers(2, 5, 4, seed=3)
+    function = (lambda x, y: getattr(x, op)(y)) if isinstance(op, str) else (lambda x, y: op(x, y))
+    exact = quantized(op, Two(function), p, q, is_decomposed=is_decomposed)
+    agree(exact, [
+        sum((real(a) * real(b) for a, b in zip(row, column, strict=True)), Fraction(0))
+        for rows, columns in zip(p.tolist(), q.mT.tolist(), strict=True) for row in rows for column in columns
+    ])  # fmt: skip
+    assert float(exact.slack.max()) < 1e-4, "sums of integers are exact"
+
+
+def _silu(x: Decimal) -> Decimal:
+    return x / (1 + (-x).exp())
+
+
+def _softplus(x: Decimal) -> Decimal:
+    return (1 + x.exp()).ln()
+
+
+def _mish(x: Decimal) -> Decimal:
+    grown = (2 * _softplus(x)).exp()
+    return x * (grown - 1) / (grown + 1)
+
+
+def _gelu(x: Decimal) -> Decimal:
+    """By the series of the error function, √(2/π)·Σ (−1)ⁿ·x²ⁿ⁺¹ / (2ⁿ·n!·(2n + 1)), half of which is added to ½."""
+    term, total, n = x, x, 0
+    while abs(term) > Decimal(10) ** -40:
+        n += 1
+        term *= -x * x / (2 * n)
+        total += term / (2 * n + 1)
+    pi = Decimal("3.14159265358979323846264338327950288419716939937511")
+    return x * (Decimal("0.5") + total / (2 * pi).sqrt())
+
+
+@pytest.mark.rule("NUM-03")
+@both_forms
+@pytest.mark.parametrize(
+    ("op", "function"),
+    ((nn.SiLU, _silu), (F.silu, _silu), (nn.Mish, _mish), (F.mish, _mish), (nn.GELU, _gelu), (F.gelu, _gelu),
+     (nn.Softplus, _softplus), (F.softplus, _softplus)),
+)  # fmt: skip
+def test_curves_are_those_of_fifty_digits(op: Any, function: Callable[[Decimal], Decimal], is_decomposed: bool) -> None:
+    q = torch.arange(0, 256, 5)
+    model = nn.Sequential(op()) if isinstance(op, type) else One(op)
+    exact = quantized(op, model, q, is_decomposed=is_decomposed)
+    with localcontext() as context:
+        context.prec = 60
+        wanted = [function(Decimal(float(real(each)))) for each in q.tolist()]
+    agree(exact, [Fraction(each) for each in wanted])
+
+
+@pytest.mark.rule("NUM-03")
+@both_forms
+def test_a_group_norm_is_that_of_its_groups(is_decomposed: bool) -> None:
+    """Two groups: ±1 and ±3 around their means, over √(1 + 3) and √(9 + 3·…): eps is 3, so 1/2 and 3/√12."""
+    q = torch.tensor([[ZERO + 16, ZERO - 16, ZERO + 64, ZERO - 32]])  # 1, -1 and 4, -2
+    exact = quantized(nn.GroupNorm, nn.Sequential(nn.GroupNorm(2, 4, eps=3.0)), q, is_decomposed=is_decomposed)
+    third = 3 / math.sqrt(12)
+    assert exact.real.flatten().tolist() == pytest.approx([0.5, -0.5, third, -third], rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize("rank", (1, 2, 3))
+@pytest.mark.parametrize("kind", ("Zero", "Constant", "Reflection", "Replication", "Circular"))
+def test_padding_modules_pad_with_what_their_names_say(kind: str, rank: int) -> None:
+    module: nn.Module = getattr(nn, f"{kind}Pad{rank}d")(*((1, 0.3) if kind == "Constant" else (1,)))
+    op = type(module)
+    x = torch.rand(1, 2, *[3] * rank).double()
+    error = torch.rand_like(x)
+    rule = OP_RULES[op]
+    call = OpCall(
+        function=module, args=(Value(real=x, errors={"upstream": error}),), kwargs={}, capabilities=Capabilities()
+    )
+    call = replace(call, result=module(x))
+    mode = {"Zero": "constant", "Reflection": "reflect", "Replication": "replicate"}.get(kind, kind.lower())
+    wanted = F.pad(x, (1,) * 2 * rank, mode=mode, value=0.3 if kind == "Constant" else None)
+    assert torch.equal(call.result, wanted)
+    is_constant = kind in ("Zero", "Constant")
+    moved = F.pad(error, (1,) * 2 * rank, mode=mode, value=0.0 if is_constant else None)
+    assert torch.equal(rule.bound(call)["upstream"], moved), "errors move with the values; a constant has none"
+
+
+@pytest.mark.rule("NUM-03")
+@both_forms
+def test_upsampling_modules_interpolate(is_decomposed: bool) -> None:
+    """Sample k of 4 along an axis of 2 is at k/2 − 1/4; with aligned corners at k/3."""
+    q = drawn_integers(1, 1, 1, 2, seed=4).flatten()
+    a, b = map(real, q.tolist())
+    image = q.reshape(1, 1, 1, 2)
+    for op, model, weights in (
+        (nn.Upsample, nn.Upsample(scale_factor=(1, 2), mode="bilinear"), [Fraction(n, 4) for n in (0, 1, 3, 4)]),
+        (nn.UpsamplingBilinear2d, nn.UpsamplingBilinear2d((1, 4)), [Fraction(n, 3) for n in range(4)]),
+        (nn.UpsamplingNearest2d, nn.UpsamplingNearest2d((1, 4)), [Fraction(n // 2) for n in range(4)]),
+        (nn.Upsample, nn.Upsample((1, 4)), [Fraction(n // 2) for n in range(4)]),
+    ):
+        exact = quantized(op, nn.Sequential(model), image, is_decomposed=is_decomposed)
+        agree(exact, [(1 - weight) * a + weight * b for weight in weights])
+        is_nearest = model.mode == "nearest"
+        assert bool(exact.errors.get("function", torch.zeros(1)).any()) != is_nearest
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def call_of(function: Any, *args: Any, **kwargs: Any) -> OpCall:
+    call = OpCall(function=function, args=args, kwargs=kwargs, capabilities=Capabilities())
+    return replace(call, result=call.evaluate(lambda value: value.real.clone(), lambda tensor: tensor.double()))
+
+
+@pytest.mark.rule("NUM-04")
+def test_the_step_of_a_softplus_at_its_threshold_is_in_the_bound_and_nowhere_else() -> None:
+    """At βx = T = 3 it falls by log(1 + e⁻³) / β, more than an error of 2⁻⁷ would move it."""
+    x = torch.tensor([0.5, 1.495, 1.505, 3.0]).double()
+    value = Value(real=x, errors={"upstream": torch.full_like(x, 2.0**-7)})
+    call = call_of(F.softplus, value, beta=2.0, threshold=3.0)
+    step = math.log1p(math.exp(-3.0)) / 2
+    allowed = OP_RULES[F.softplus].bound(call)["upstream"].tolist()
+    assert allowed == pytest.approx([2.0**-7, step, step, 2.0**-7], rel=1e-3)
+    moved = F.softplus(x + torch.tensor([1.0, 1.0, -1.0, 1.0]) * 2.0**-7, 2.0, 3.0)
+    distance = (moved - call.result).abs()
+    assert bool((distance <= torch.tensor(allowed).double() + 1e-9).all())
+    assert bool((distance[1:3] > 2 * 2.0**-7).all()), "the step is met"
+
+
+@pytest.mark.rule("NUM-04")
+def test_errors_of_a_prelus_slopes_are_carried_on_where_it_may_be_negative() -> None:
+    x = torch.tensor([[-2.0, 3.0, 0.25]]).double()
+    slopes = torch.tensor([0.5, 0.5, -1.5]).double()
+    off = Value(real=slopes, errors={"weights": torch.full_like(slopes, 0.125)})
+    value = Value(real=x, errors={"upstream": torch.full_like(x, 0.5)})
+    errors = OP_RULES[F.prelu].bound(call_of(F.prelu, value, off))
+    assert errors["weights"].flatten().tolist() == [2.5 * 0.125, 0.0, 0.25 * 0.125]
+    assert errors["upstream"].flatten().tolist() == [0.5, 0.5, 0.5 * 1.625]
+
+
+@pytest.mark.rule("NUM-04")
+def test_the_bound_on_a_vendors_op_follows_its_slope() -> None:
+    x = torch.tensor([-3.0, 0.0, 2.0]).double()
+    errors = bound_evaluation(
+        2, call_of(lambda v: v.square(), Value(real=x, errors={"upstream": torch.full((3,), 0.25)}))
+    )
+    assert errors["upstream"].tolist() == [9.0 - 2.75**2 + 2 * 0.25**2, 0.25, 1.0625]
+    dequantized = [2 * 3.0 * 2 * U * 3.0, 0.0, 2 * 2.0 * 2 * U * 2.0]
+    assert errors["function"].tolist() == pytest.approx(
+        [gamma(2) * y + d for y, d in zip((9.0, 0.0, 4.0), dequantized, strict=True)], rel=1e-5
+    )
+    logarithm = bound_evaluation(1, call_of(torch.log, Value(real=x[2:], errors={"upstream": torch.full((1,), 4.0)})))
+    assert logarithm["upstream"].tolist() == [4.0], "of −2 there is none, at 6 it is off by less"
+    summed = bound_evaluation(1, call_of(lambda v: v.sum(), Value(real=x, errors={"upstream": torch.tensor(0.5)})))
+    assert float(summed["upstream"]) == 1.5
+
+
+# -- modules with a forward of their own ------------------------------------------------------------------------------
+
+
+class Joined(nni._FusedModule):  # type: ignore[name-defined,misc]
+    def __init__(self, scale: int) -> None:
+        super().__init__(nn.Hardtanh(-4, 4), nn.ReLU())
+        self.scale = scale
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
+        first = self[0](x)
+        return self[1](first if y is None else torch.sub(first, y, alpha=self.scale)), first
+
+
+class Choosing(Joined):
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
+        return self[0](x) if bool((x > 0).all()) else x
+
+
+class Leaves(torch.fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, nni._FusedModule)  # type: ignore[attr-defined]
+
+
+def walk_of(model: nn.Module) -> Walk:
+    return Walk(torch.fx.GraphModule(model, Leaves().trace(model)))
+
+
+class Holds(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        joined, first = self.inner(x, y=y)
+        return joined, first, self.inner(y)[0]
+
+
+class HoldsSum(Holds):
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.inner(x, y)
+
+
+def test_a_fused_module_is_evaluated_by_its_own_forward() -> None:
+    x, y = torch.tensor([5.0, -1.0]), torch.tensor([1.0, -2.0])
+    joined, first, other = walk_of(Holds(Joined(3))).exact((x, y))
+    assert joined.real.tolist() == [1.0, 5.0] and first.real.tolist() == [4.0, -1.0]
+    assert other.real.tolist() == [1.0, 0.0]
+    assert float(joined.errors["rescale"].min()) > 0, "what the forward calls has its rules"
+
+
+def test_a_forward_that_cannot_be_traced_has_no_oracle() -> None:
+    with pytest.raises(NoOracleError, match="the forward of Choosing cannot be traced: TraceError"):
+        walk_of(Holds(Choosing(1))).exact((torch.ones(2), torch.ones(2)))
+
+
+def test_torchs_own_fused_sums_are_what_they_were() -> None:
+    module: Any = nni.ConvAddReLU2d(nn.Conv2d(1, 1, 1), torch.add, nn.ReLU())  # type: ignore[no-untyped-call]
+    module[0].weight.data.fill_(2.0)
+    module[0].bias.data.fill_(0.5)
+    (exact,) = walk_of(HoldsSum(module)).exact((torch.tensor([[[[1.0, -3.0]]]]), torch.tensor([[[[0.25, 0.5]]]])))
+    assert exact.real.flatten().tolist() == [2.75, 0.0]

@@ -1,0 +1,135 @@
+"""Vendors whose fused kernels are wrong only where few inputs lead: nothing of that may be green, in any profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pytest
+import torch
+import torch.ao.nn.intrinsic as nni
+import torch.ao.nn.quantized.reference as nnqr
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from backends.reference import ReferenceBackend
+from conformance.claims import registry
+from conformance.claims.claim import enumerate_claims
+from conformance.claims.registry import register
+from conformance.mutation.mutant import Mutant
+from conformance.oracle import table
+from conformance.pipeline.claim_run import run_claim
+from conformance.stages.bench import Bench
+from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from refimpl.fusers import sequential
+from refimpl.invariants import is_dequantize
+from reports.schema import Check
+from reports.verdicts import Verdict
+from tests.mutants.pattern_faults import MUTANTS
+
+WEIGHTED = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
+
+
+@pytest.fixture
+def no_registrations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(table, "_vendor_rules", {})
+    yield
+
+
+def verdicts_of(backend: Any, globs: tuple[str, ...] = ("*",), profile: str = "quick") -> dict[str, Verdict]:
+    """The worst verdict of each claim that matches."""
+    bench = Bench(backend, seed=0, profile=profile)
+    found = {}
+    for claim in enumerate_claims(bench.config, bench.capabilities):
+        if any(fnmatchcase(claim.id, glob) for glob in globs):
+            checks = [each for each in run_claim(bench, claim) if isinstance(each, Check)]
+            found[claim.id] = Verdict.worst(check.verdict for check in checks)
+    return found
+
+
+# -- a fused convolution and ReLU6 that clamps by the input's scale ---------------------------------------------------
+
+
+class ConvReLU6(nni._FusedModule):  # type: ignore[name-defined,misc]
+    def __init__(self, conv: nn.Module, relu: nn.Module) -> None:
+        super().__init__(conv, relu)
+
+
+class ClampsByInput(ReferenceBackend):
+    """Holds the six in steps of the input, and compares it with steps of the output."""
+
+    name = "clamps by input"
+
+    def backend_config(self) -> BackendConfig:
+        pair = BackendPatternConfig((nn.Conv2d, nn.ReLU6)).set_dtype_configs([WEIGHTED])
+        pair.set_fuser_method(sequential(ConvReLU6)).set_fused_module(ConvReLU6)
+        fused = BackendPatternConfig(ConvReLU6).set_dtype_configs([WEIGHTED])
+        fused.set_root_module(nn.Conv2d).set_reference_quantized_module(nnqr.Conv2d)
+        return BackendConfig("own").set_backend_pattern_configs([pair, fused])
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
+        for node in reference_model.graph.nodes:
+            if node.op == "call_module" and is_dequantize(node.args[0]):
+                quantize, output = node.args[0].args[0], next(iter(node.users))
+                fused: Any = reference_model.get_submodule(str(node.target))
+                fused[1] = nn.Hardtanh(0.0, round(6.0 / quantize.args[1]) * output.args[1])
+        return super().lower(reference_model, example_inputs)
+
+
+def build_fixed() -> nn.Module:
+    return nn.Sequential(ConvReLU6(nn.Conv2d(3, 8, 3), nn.ReLU6())).eval()
+
+
+def build_pair() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU6()).eval()
+
+
+@pytest.mark.usefixtures("no_registrations")
+@pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize("profile", ("quick", "full"))
+def test_a_registered_clamp_by_another_scale_is_refuted(profile: str) -> None:
+    """With one geometry and inputs within (−3, 4) it was VERIFIED: no sum of products came to six."""
+    register((nn.Conv2d, nn.ReLU6), build_pair, [(2, 3, 8, 8)])
+    register(ConvReLU6, build_fixed, [(2, 3, 8, 8)])
+    found = verdicts_of(ClampsByInput(), profile=profile)
+    assert len(found) == 8, "two patterns, four schemes"
+    assert set(found.values()) == {Verdict.REFUTED}
+
+
+@pytest.mark.usefixtures("no_registrations")
+def test_a_vendor_cannot_register_an_easy_model_in_the_place_of_an_ops_own() -> None:
+    """Only on a convolution without a window, a stride and groups is this kernel right."""
+
+    class NoPadding(ReferenceBackend):
+        def backend_config(self) -> BackendConfig:
+            entry = BackendPatternConfig(nn.Conv2d).set_dtype_configs([WEIGHTED])
+            entry.set_root_module(nn.Conv2d).set_reference_quantized_module(nnqr.Conv2d)
+            return BackendConfig("own").set_backend_pattern_config(entry)
+
+        def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
+            lowered = super().lower(reference_model, example_inputs)
+
+            def run(*inputs: Tensor) -> Any:
+                result = lowered(*inputs)
+                return result if reference_model.get_submodule("op0").kernel_size == (1, 1) else result.flip(-1)
+
+            return run if hasattr(reference_model, "op0") else lowered
+
+    register(nn.Conv2d, lambda: nn.Sequential(nn.Conv2d(1, 1, 1)).eval(), [(1, 1, 2, 2)])
+    assert Verdict.REFUTED in verdicts_of(NoPadding()).values()
+
+
+# -- the mutants of patterns ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_faults_of_patterns_are_refuted_in_quick_and_honest_variants_are_not(mutant: Mutant) -> None:
+    found = verdicts_of(mutant.make(), mutant.claims)
+    if mutant.is_honest:
+        assert {name: verdict for name, verdict in found.items() if verdict is not Verdict.VERIFIED} == {}
+    else:
+        assert Verdict.REFUTED in found.values(), found
