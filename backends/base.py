@@ -175,7 +175,10 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """What a lowered model runs. With float fallbacks, or without a quantized op, it is judged FALLBACK. (LOW-04)"""
+    """What a lowered model runs. With float fallbacks, or without a quantized op, it is judged FALLBACK. (LOW-04)
+
+    A report of quantized ops that the numbers contradict refutes the claim.
+    """
 
     quantized_ops: tuple[str, ...]
     """Names of the ops that execute on integers."""
@@ -247,7 +250,10 @@ class Backend(ABC):
         return
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
-        """Report what ``lowered`` runs; None: the backend does not know, and nothing is concluded from it."""
+        """Report what ``lowered`` runs; None: the backend does not know.
+
+        Then only numbers can show that integers ran, in long sums of products; other claims are UNSHOWN. (LOW-04)
+        """
         return None
 
     def capabilities(self) -> Capabilities:

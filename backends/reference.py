@@ -23,7 +23,7 @@ from refimpl.patterns import pattern_name
 class ReferenceBackend(Backend):
     """Claims what qnnpack claims, the widest of the native configs, and computes it in float between q and dq.
 
-    It has no quantized kernels, so it does not report its execution: the suite asks only for right numbers.
+    It has no quantized kernels, so it does not report its execution: what holds is UNSHOWN.
     """
 
     name = "reference"

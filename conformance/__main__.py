@@ -63,7 +63,7 @@ def _init(options: argparse.Namespace) -> int:
     suite = Path(__file__).parent
     print(
         f"wrote {folder.name}/: {', '.join(path.format(name=folder.name) for path in FILES)}\n"
-        f"certify it: cd {folder.name} && pytest {suite} --backend={folder.name}.backend:{class_of(folder.name)}\n"
+        f"run it: cd {folder.name} && pytest {suite} --backend={folder.name}.backend:{class_of(folder.name)}\n"
         f"or, once it is installed (README.md): pytest {suite} --backend={folder.name}"
     )
     return 0
@@ -73,7 +73,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m conformance", description="The conformance suite's own command.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="init|expect|describe")
     init = commands.add_parser(
-        "init", help="write a backend's package", description="Write a package with a backend that certifies at once."
+        "init", help="write a backend's package", description="Write a package with a backend that runs at once."
     )
     init.add_argument("name", metavar="NAME", help="of the backend and its package, such as my_npu: a folder made here")
     expect = commands.add_parser(

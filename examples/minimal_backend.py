@@ -1,6 +1,8 @@
 """A complete vendor backend: it claims linear, and "compiles" by running the reference model.
 
-pytest conformance --backend=examples.minimal_backend:MinimalBackend
+That is in float, and it does not report what it runs, so that its claims are UNSHOWN.
+
+pytest conformance --backend=examples.minimal_backend:MinimalBackend --without-execution-evidence
 """
 
 from typing import Any

@@ -22,7 +22,7 @@ from reports.verdicts import Verdict
 
 _SAME = (
     "config_name", "config_sha256", "claims_sha256", "claims_in_config", "pairs", "representation", "engine", "limits",
-    "requantize",
+    "capabilities",
 )  # fmt: skip
 """Fields of the header that follow from suite and backend."""
 _SOFTWARE = ("torch", "versions")

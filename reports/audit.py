@@ -32,7 +32,8 @@ def find_contradictions(results: Results) -> Iterator[str]:
     checks = results.checks_by_claim()
     for claim in results.claims:
         yield from (f"claim {claim.claim!r} {what}" for what in _audit_claim(claim, checks[claim.claim]))
-    half = 1.0 if results.header.requantize else 0.5  # a declared rounding may go to one side (NUM-03)
+    is_declared = "requantize" in results.header.capabilities
+    half = 1.0 if is_declared else 0.5  # a declared rounding may go to one side (NUM-03)
     for check in results.checks:
         yield from (f"check {check.stage} of {check.claim!r} {what}" for what in _audit_check(check, half))
     for row in results.judged:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from reports.audit import LONGEST_CLAIM, find_contradictions, is_timeout
 from reports.html import render_html
 from reports.results import Results, ResultsError, digest_ids, read_results
 from reports.signature import SIGNATURE
-from reports.text import cut_end
+from reports.text import cut_end, pluralize
 from reports.verdicts import Outcome
 
 FORMAT = 2
@@ -50,15 +51,25 @@ class Mismatch:
         return f"{self.file}: {self.what}"
 
 
-def certify(source: Path, folder: Path, waivers: Path | None) -> dict[str, Any]:
+def certify(
+    source: Path, folder: Path, waivers: Path | None, *, without_execution_evidence: bool = False
+) -> dict[str, Any]:
     """Make a certificate of a run in a new or empty folder; return the predicate of its statement.
 
-    `source`: results file of the run. `waivers`: the file that the run used; None: the copy next to the results. Raises
-    NotCertified if a claim of the config is missing or does not pass, or the suite is not a clean checkout;
-    ResultsError for files that cannot be read or written, or a folder that is not empty.
+    `source`: results file of the run. `waivers`: the file that the run used; None: the copy next to the results.
+    `without_execution_evidence`: certify claims and models although nothing shows that integers computed them; the
+    certificate says so. Raises NotCertified if a claim of the config is missing or does not pass, nothing shows its
+    execution, or the suite is not a clean checkout; ResultsError for files that cannot be read or written, or a folder
+    that is not empty.
     """
     results = read_results(source)
-    if reasons := list(find_shortcomings(results)):
+    reasons = list(find_shortcomings(results))
+    if (text := results.describe_execution()) and not without_execution_evidence:
+        remedy = (
+            "implement the backend's execution(), or certify with --without-execution-evidence, which is then stated"
+        )
+        reasons.append(f"{text}; {remedy}")
+    if reasons:
         raise NotCertified(f"{source}: no certificate: {'; '.join(reasons)}")
     waiver_file = _find_waivers(results, waivers or source.parent / WAIVERS)
     try:
@@ -154,7 +165,7 @@ def _build_predicate(results: Results) -> dict[str, Any]:
         "profile": header.profile,
         "options": header.options,
         "limits": header.limits,
-        "requantize": header.requantize,
+        "capabilities": header.capabilities,
         "started": header.started,
         "seconds": footer.seconds if footer else None,
         "outcome": results.outcome.value,
@@ -164,10 +175,28 @@ def _build_predicate(results: Results) -> dict[str, Any]:
             "verdicts": {verdict.value: n for verdict, n in results.counts.items()},
             "models": {verdict.value: n for verdict, n in results.model_counts.items()},
         },
+        "execution": _describe_execution(results),
         "sampling": _describe_sampling(results),
         "detection": header.detection,
         "waivers": header.waivers,
     }  # fmt: skip
+
+
+def _describe_execution(results: Results) -> dict[str, Any]:
+    """Say what shows that integers computed the claims, and how sure that is."""
+    counts = Counter(claim.execution for claim in results.claims)
+    reported, shown = (pluralize(counts[kind], "claim") for kind in ("reported", "numbers"))
+    lacking = results.describe_execution()
+    parts = (
+        (bool(lacking), f"WITHOUT EXECUTION EVIDENCE: {lacking}"),
+        (counts["reported"] > 0, f"what ran of {reported} is the backend's own report"),
+        (
+            counts["numbers"] > 0,
+            f"of {shown} long sums show that nothing was summed in float32 (int32, or float64, was)",
+        ),
+    )
+    statement = "; ".join(text for is_so, text in parts if is_so) or "the results do not say what shows the execution"
+    return {"claims": results.execution_counts, "statement": statement}
 
 
 def _describe_sampling(results: Results) -> dict[str, Any]:

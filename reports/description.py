@@ -46,7 +46,7 @@ class Opened:
     waivers: dict[str, Waiver]
     """The waiver that covers each claim or model of the results file, by ID, on the day of the run."""
     allowed: list[str]
-    """The IDs of claims and models of the results file whose QUALITY passes under the run's options."""
+    """The IDs of claims and models of the results file that pass by the run's options: their QUALITY or UNSHOWN."""
     problems: list[str]
     """What fails the run besides its verdicts: waivers that do not fit, verdicts that are not the expected ones."""
 

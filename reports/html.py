@@ -99,6 +99,7 @@ class Report:
     others: tuple[Section, ...]
     detailed: frozenset[str]
     unexercised: Mapping[str, tuple[ClaimView, ...]]
+    unshown: Mapping[str, tuple[ClaimView, ...]]
     columns: Mapping[str, str]
     matrix: Mapping[str, Mapping[str, tuple[ClaimView, ...]]]
     models: tuple[ModelResult, ...]
@@ -152,9 +153,8 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         failures=failures,
         others=tuple(section for section in (waived, quality) if section.total),
         detailed=frozenset(budget.shown),
-        unexercised={
-            reason: tuple(views[claim.claim] for claim in claims) for reason, claims in results.unexercised().items()
-        },
+        unexercised=_view_groups(results.unexercised(), views),
+        unshown=_view_groups(results.unshown(), views),
         columns={number: config for config, number in columns.items()},
         matrix=_make_matrix(views.values()),
         models=tuple(sorted(results.models, key=lambda model: (model.passes, model.verdict.rank, model.model))),
@@ -187,6 +187,12 @@ class EvidenceBudget:
             cards.append(Markup(text))
             self.shown.add(view.claim.claim)
         return Section(title=title, name=name, cards=tuple(cards), hidden=len(views) - len(cards))
+
+
+def _view_groups(
+    groups: Mapping[str, Sequence[ClaimResult]], views: Mapping[str, ClaimView]
+) -> dict[str, tuple[ClaimView, ...]]:
+    return {reason: tuple(views[claim.claim] for claim in claims) for reason, claims in groups.items()}
 
 
 def _number_configs(results: Results) -> dict[str, str]:

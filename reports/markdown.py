@@ -32,7 +32,8 @@ def markdown(results: Results, baseline: Results | None = None) -> str:
     if header.shard:
         blocks.append(f"This is shard {_escape(str(header.shard))}: it shows nothing about the others.")
     blocks.append("\n".join(f"- {_escape(problem)}" for problem in _limit(results.problems)))
-    parts = (_render_totals, _render_failures, _render_models, _render_unexercised, _render_waived)
+    blocks.append(f"**{_escape(text)}**" if (text := results.describe_execution()) else "")
+    parts = (_render_totals, _render_failures, _render_models, _render_reasons, _render_waived)
     blocks += [render(results) for render in parts]
     if baseline is not None:
         blocks.append(_render_differences(results, baseline))
@@ -76,14 +77,17 @@ def _render_failures(results: Results) -> str:
 
 
 def _render_models(results: Results) -> str:
-    failing = sorted((model for model in results.models if not model.passes), key=lambda m: (m.verdict.rank, m.model))
-    rows = [(model.verdict.value, model.model, model.reason) for model in failing[:WORST]]
+    rows = [(model.verdict.value, model.model, model.reason) for model in results.failing_models()[:WORST]]
     return f"### Models that do not pass\n\n{_to_table(('verdict', 'model', 'what is wrong'), rows)}" if rows else ""
 
 
-def _render_unexercised(results: Results) -> str:
-    rows = [(str(len(claims)), reason) for reason, claims in results.unexercised().items()][:WORST]
-    return f"### Unexercised\n\n{_to_table(('claims', 'reason'), rows)}" if rows else ""
+def _render_reasons(results: Results) -> str:
+    groups = (("Unexercised", results.unexercised()), ("Unshown", results.unshown()))
+    tables = []
+    for title, claims_by_reason in groups:
+        rows = [(str(len(claims)), reason) for reason, claims in claims_by_reason.items()][:WORST]
+        tables += [f"### {title}\n\n{_to_table(('claims', 'reason'), rows)}"] if rows else []
+    return "\n\n".join(tables)
 
 
 def _render_waived(results: Results) -> str:

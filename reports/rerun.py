@@ -83,6 +83,8 @@ def build_command(results: Results, waivers: Path | None) -> Iterator[str]:
     yield "--no-waivers" if waivers is None else f"--waivers={waivers.resolve()}"
     if options.get("allow_quality"):
         yield "--allow-quality"
+    if options.get("without_execution_evidence"):
+        yield "--without-execution-evidence"
     if isinstance(most := options.get("max_examples"), int):
         yield f"--max-examples={most}"
     if options.get("isa") is not None:

@@ -20,11 +20,14 @@ from typing import TypeVar, cast
 
 from reports.codec import PlainRow, SchemaError, decode, encode, loads
 from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
+from reports.text import pluralize
 from reports.upgrade import OLD, upgrade
 from reports.verdicts import VERDICTS, Outcome, Verdict
 
 Pair = tuple[str, str]
 Data = TypeVar("Data", bound=Row)
+_GROUPED = (Verdict.UNEXERCISED, Verdict.UNSHOWN)
+"""Verdicts whose claims reports list by reason, as they show no fault."""
 _VARYING = frozenset({"seconds", "started", "sha256", "peak_mib", "printed"})
 """Keys of values that each run measures again."""
 
@@ -76,6 +79,13 @@ class Results:
         return counts_of(model.verdict for model in self.models)
 
     @property
+    def execution_counts(self) -> dict[str, int]:
+        """Number of claims by what shows their execution; kinds that do not occur are left out."""
+        kinds = {"reported": "reported by the backend", "numbers": "shown by numbers", "none": "not shown"}
+        counts = Counter[str](claim.execution for claim in self.claims)
+        return {text: counts[kind] for kind, text in kinds.items() if counts[kind]}
+
+    @property
     def waived(self) -> int:
         """Number of waived claims, whatever their verdicts."""
         return sum(claim.waived for claim in self.claims)
@@ -105,18 +115,41 @@ class Results:
         return {name: tuple(checks) for name, checks in groups.items()}
 
     def failures(self) -> tuple[ClaimResult, ...]:
-        """Return the claims that exercised the backend and do not pass, worst first, then by ID."""
-        failing = (c for c in self.claims if not c.passes and c.verdict is not Verdict.UNEXERCISED)
+        """Return the claims that show a fault and do not pass, worst first, then by ID."""
+        failing = (c for c in self.claims if not c.passes and c.verdict not in _GROUPED)
         return tuple(sorted(failing, key=lambda claim: (claim.verdict.rank, claim.claim)))
+
+    def failing_models(self) -> tuple[ModelResult, ...]:
+        """Return the models that show a fault and do not pass, or could not be judged, worst first, then by ID."""
+        failing = (m for m in self.models if not m.passes and m.verdict is not Verdict.UNSHOWN)
+        return tuple(sorted(failing, key=lambda model: (model.verdict.rank, model.model)))
 
     def unexercised(self) -> dict[str, tuple[ClaimResult, ...]]:
         """Return the claims that could not be exercised (and are not waived) by reason, the most frequent first."""
+        return self._group_by_reason(Verdict.UNEXERCISED)
+
+    def unshown(self) -> dict[str, tuple[ClaimResult, ...]]:
+        """Return the claims of which nothing shows the execution, accepted or not, by reason, most frequent first."""
+        return self._group_by_reason(Verdict.UNSHOWN)
+
+    def _group_by_reason(self, verdict: Verdict) -> dict[str, tuple[ClaimResult, ...]]:
         groups: dict[str, list[ClaimResult]] = {}
         for claim in self.claims:
-            if claim.verdict is Verdict.UNEXERCISED and not claim.waived:
+            if claim.verdict is verdict and not claim.waived:
                 groups.setdefault(claim.reason.strip() or "no reason given", []).append(claim)
         ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
         return {reason: tuple(claims) for reason, claims in ordered}
+
+    def describe_execution(self) -> str:
+        """Say of how many claims and models nothing shows that integers computed them; "" if of none."""
+        groups = (("claim", self.claims), ("model", self.models))
+        counts = [(noun, sum(row.execution == "none" for row in rows), len(rows)) for noun, rows in groups]
+        parts = [f"{count} of {pluralize(total, noun)}" for noun, count, total in counts if count]
+        if not parts:
+            return ""
+        text = f"nothing shows that integers computed {' and '.join(parts)}: they may run in float"
+        accepts = bool(self.header.options.get("without_execution_evidence"))
+        return f"{text}; the run accepts that (--without-execution-evidence)" if accepts else text
 
 
 def comparable(results: Results, *others: Results) -> list[dict[str, object]]:
@@ -257,6 +290,11 @@ def _check_rows(results: Results) -> Iterator[str]:
             yield f"{kind} {name!r} has {count} {kind} rows; one is expected"
     if results.header.options.get("allow_quality") is False and results.allowed:
         yield f"{results.allowed} rows are allowed QUALITY; the run was made without --allow-quality"
+    accepts = bool(results.header.options.get("without_execution_evidence"))
+    for row in results.judged:
+        if row.accepted and (row.verdict is not Verdict.UNSHOWN or not accepts):
+            what = "UNSHOWN only" if accepts else "nothing"
+            yield f"{row.kind} {row.id!r} is {row.verdict} and accepted; the run accepts {what}"
     verdicts = {claim.claim: claim.verdict for claim in results.claims}
     for check in results.checks:
         verdict, name = verdicts.get(check.claim), f"{check.stage}/{check.rule}"

@@ -188,8 +188,8 @@ class Header:
     """Name of the waiver file and its sha256, if one is used."""
     limits: dict[str, dict[str, str]] = field(default_factory=dict)
     """Supported argument values that the backend declares, by op and argument; other values were not tried."""
-    requantize: str = ""
-    """Requantizing as the backend declares it, which results are judged by; "" if it declares nothing."""
+    capabilities: dict[str, str] = field(default_factory=dict)
+    """What else the backend declares, where that is not the default: it decides what a right result is."""
     shard: Shard | None = None
     """Part of the run that this file holds; None for a whole run."""
     claims_sha256: str = ""
@@ -262,6 +262,12 @@ class Judged:
     """The waiver that covers the claim or model."""
     script: str = ""
     """A program that shows the fault without the suite, or ""."""
+    execution: Literal["", "reported", "numbers", "none"] = ""
+    """What shows that integers computed it: the backend's report, its numbers, or nothing; "" if it came not so far."""
+    sureness: str = ""
+    """How sure that is, in words."""
+    accepted: bool = False
+    """Whether the run lets it pass although it is UNSHOWN (``--without-execution-evidence``)."""
 
     @property
     def id(self) -> str:
@@ -277,7 +283,8 @@ class Judged:
     @property
     def passes(self) -> bool:
         """Whether this claim or model lets a run pass."""
-        return self.waived or self.verdict is Verdict.VERIFIED or (self.verdict is Verdict.QUALITY and self.allowed)
+        is_let = self.waived or self.accepted or (self.verdict is Verdict.QUALITY and self.allowed)
+        return is_let or self.verdict is Verdict.VERIFIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

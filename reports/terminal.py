@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tabulate import MIN_PADDING, tabulate
 
@@ -17,6 +17,12 @@ from reports.verdicts import VERDICTS, Verdict
 WORST = 20
 SHORT = 48
 """Most characters of what failing cases share that stand before the message."""
+NEXT_STEP = (
+    "  next: implement the backend's execution(), which says what a lowered model runs "
+    "(docs/vendor-guide.md, section 3),\n"
+    "  or run with --without-execution-evidence: UNSHOWN then passes, and report and certificate say so"
+)
+"""What to do about claims whose execution is not shown."""
 _PROBLEM_COLUMNS = ("verdict", "stage", "rule", "LSB", "claim, and what is wrong")
 
 
@@ -26,10 +32,12 @@ def summary(results: Results, html_path: str | os.PathLike[str], *, width: int |
     blocks = (
         verdict_line(results),
         "\n".join(f"! {join_lines(problem)}" for problem in results.problems),
+        _render_execution(results),
         _render_verdicts(results),
         _render_failures(results, width),
         _render_models(results, width),
-        _render_unexercised(results, width),
+        _render_reasons("unexercised, by reason:", results.unexercised(), width),
+        _render_reasons("execution not shown, by reason:", results.unshown(), width),
         _render_waived(results, width),
         "\n".join(f"note: {join_lines(note)}" for note in (results.footer.notes if results.footer else ())),
         _render_effort(results),
@@ -95,16 +103,22 @@ def _fit_rows(rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, ...]
     return [(*row[:4], f"{cut_middle(row[4], room)}\n{cut_end(row[5], room)}") for row in rows]
 
 
-def _render_unexercised(results: Results, width: int) -> str:
-    groups = results.unexercised()
-    lines = [cut_end(f"{len(claims):6d}  {join_lines(reason)}", width) for reason, claims in groups.items()]
-    return "\n".join(["unexercised, by reason:", *lines]) if lines else ""
+def _render_reasons(title: str, groups: Mapping[str, Sequence[ClaimResult]], width: int) -> str:
+    lines = [cut_middle(f"{len(claims):6d}  {join_lines(reason)}", width) for reason, claims in groups.items()]
+    return "\n".join([title, *lines]) if lines else ""
+
+
+def _render_execution(results: Results) -> str:
+    """Say of what nothing shows the execution, and what to do if that does not pass."""
+    text = results.describe_execution()
+    is_open = any(row.verdict is Verdict.UNSHOWN and not row.passes for row in results.judged)
+    return f"! {text}" + (f"\n{NEXT_STEP}" if is_open else "") if text else ""
 
 
 def _render_models(results: Results, width: int) -> str:
     """List the models that do not pass, worst first; they are few."""
-    failing = sorted((model for model in results.models if not model.passes), key=lambda m: (m.verdict.rank, m.model))
-    lines = [cut_end(f"{m.verdict:<11}  {join_lines(f'{m.model}: {m.reason}')}", width) for m in failing]
+    models = results.failing_models()
+    lines = [cut_end(f"{m.verdict:<11}  {join_lines(f'{m.model}: {m.reason}')}", width) for m in models]
     return "\n".join(["models that do not pass, worst first:", *lines]) if lines else ""
 
 

@@ -19,6 +19,8 @@ class Verdict(StrEnum):
     """The numbers are right, but the pattern did not run quantized."""
     UNEXERCISED = "UNEXERCISED"
     """The suite could not build or run a case."""
+    UNSHOWN = "UNSHOWN"
+    """Every stage holds and the numbers are right, but nothing shows that integers computed them."""
     QUALITY = "QUALITY"
     """A function is approximated within one step, but not correctly rounded within the derived slack."""
     VERIFIED = "VERIFIED"
@@ -43,7 +45,8 @@ VERDICTS: tuple[Verdict, ...] = tuple(Verdict)
 """All verdicts, worst first."""
 
 PASSING = frozenset({Verdict.QUALITY, Verdict.VERIFIED})
-"""The verdicts that may let a run pass without a waiver: QUALITY only where the run allows it."""
+"""The verdicts that may let a run pass without a waiver: QUALITY only where the run allows it.
+UNSHOWN does so where the run accepts it: `reports.schema.Judged.accepted`."""
 
 FAULTY = frozenset({Verdict.FALLBACK, Verdict.REFUTED, Verdict.TIMEOUT, Verdict.CRASHED})
 """The verdicts that show a fault; only these count as found in the detection power."""

@@ -115,7 +115,7 @@ class Runs:
         claims = [row for row in rows if row["kind"] == "claim"]
         before = "allow_quality" not in changes.get("options", {}) and not changes.get("options", {}).get("strict")
         passes = all(
-            claim["waived"] or claim["verdict"] == "VERIFIED" or
+            claim["waived"] or claim.get("accepted") or claim["verdict"] == "VERIFIED" or
             (claim["verdict"] == "QUALITY" and (before or claim.get("allowed", False))) for claim in claims
         )  # fmt: skip
         pairs = len({(claim["pattern"], claim["dtype_config"]) for claim in claims})

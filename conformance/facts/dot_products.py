@@ -19,7 +19,6 @@ from conformance.oracle.grids import Grid
 
 CHANNELS = 8  # of every output: kernels of depthwise convolutions want a multiple of 8
 ANCHORS = torch.tensor([WEIGHT_END, -WEIGHT_END]).double()  # fix the weight's scale; their operands are at rest
-BIG = 63  # the largest weight elsewhere: two products of it and an 8-bit operand fit 16 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -251,15 +251,17 @@ class Search:
     def check_without_failure(self) -> Check:
         """Return the check of a job in which no graph failed: UNEXERCISED if none was judged."""
         checks = [judgement.check for judgement in self._judgements.values()]
-        judged = [check for check in checks if check.verdict in PASSING]
+        judged = [check for check in checks if check.verdict in (*PASSING, Verdict.UNSHOWN)]
         verdict = Verdict.worst(check.verdict for check in judged)
-        quality = next((check.message for check in judged if check.verdict is Verdict.QUALITY), "")
+        message = next((check.message for check in judged if check.verdict is verdict), "")
+        otherwise = Verdict.worst(str(check.evidence.get("otherwise", check.verdict)) for check in judged)
+        shown = {} if otherwise is verdict else {"otherwise": otherwise.value}
         distances = [check.max_lsb for check in judged if isinstance(check.max_lsb, float)]
         return Check(
             claim=self._name, stage="numerics", rule="NUM-03", outcome="pass" if judged else "skip", verdict=verdict,
-            message=quality if judged else "; ".join(dict.fromkeys(check.message for check in checks)) or _NOTHING,
+            message=message if judged else "; ".join(dict.fromkeys(check.message for check in checks)) or _NOTHING,
             max_lsb=max(distances, default=None), cases=len(checks),
-            evidence=evidence({"graphs": len(checks), "unexercised": len(checks) - len(judged)}),
+            evidence=evidence({"graphs": len(checks), "unexercised": len(checks) - len(judged), **shown}),
         )  # fmt: skip
 
     def reproduce(self, graph: DrawnGraph) -> tuple[Check, str]:

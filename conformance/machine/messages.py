@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, TypeVar, cast
+from typing import ClassVar, Literal, TypeVar, cast
 
 from reports.codec import KINDS, Message, decode, line_of, loads
 from reports.schema import Scalar
@@ -40,6 +40,10 @@ class Trace:
     """Decision log of prepare, row by row."""
     graphs: dict[str, str] = field(default_factory=dict)
     """Graphs of the pattern before and after, by name."""
+    execution: Literal["", "reported", "numbers", "none"] = ""
+    """What shows the execution: ``reported``, ``numbers`` or ``none``; "" if the claim did not come so far."""
+    sureness: str = ""
+    """How sure that is, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

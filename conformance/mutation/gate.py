@@ -166,7 +166,7 @@ def _run_units(run: Run, units: Mapping[str, Unit], profile: str) -> tuple[list[
             judged = [row for row in rows if isinstance(row, Judged)][-1]
             if judged.verdict in FAULTY:
                 failures.append(_describe_failure(unit, judged, rows, guards))
-            elif judged.verdict is not Verdict.VERIFIED:
+            elif judged.verdict not in (Verdict.VERIFIED, Verdict.UNSHOWN):
                 undecided.append(f"{name}: {judged.verdict}: {judged.reason}")
     return failures, undecided
 

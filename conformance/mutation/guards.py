@@ -129,7 +129,11 @@ def _take_any_distance(function: Function) -> Function:
 def _pass_all(function: Function) -> Function:
     def call(*arguments: Any) -> Any:
         check = function(*arguments)
-        return check if check.verdict in PASSING else replace(check, verdict=Verdict.VERIFIED, outcome="pass")
+        return (
+            check
+            if check.verdict in (*PASSING, Verdict.UNSHOWN)
+            else replace(check, verdict=Verdict.VERIFIED, outcome="pass")
+        )
 
     return call
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from conformance.pipeline.graph_text import graphs_of
 from conformance.stages.bench import Bench
 from conformance.stages.config import plan_claim
 from conformance.stages.convert import ConvertStage, ReferenceCase
-from conformance.stages.execution import ExecutionStage
+from conformance.stages.evidence import PROBE, gather_evidence, needs_probe
+from conformance.stages.execution import ExecutionEvidence, ExecutionStage
 from conformance.stages.fuse import FuseStage
 from conformance.stages.invariance import check_invariance
 from conformance.stages.lower import LowerStage
@@ -60,8 +62,9 @@ def run_claim(bench: Bench, claim: Claim) -> Iterator[ClaimMessage]:
         if isinstance(message, Check):
             verdicts.add(message.verdict)
         yield message
-    graphs = {} if verdicts == {Verdict.VERIFIED} else run.graphs()
-    yield Trace(decisions=run.decisions(), graphs=graphs)
+    graphs = {} if verdicts <= {Verdict.VERIFIED, Verdict.UNSHOWN} else run.graphs()
+    trace, evidence = Trace(decisions=run.decisions(), graphs=graphs), run.evidence()
+    yield trace if evidence is None else replace(trace, execution=evidence.kind, sureness=evidence.text)
     yield from run.measurements
 
 
@@ -81,9 +84,11 @@ class ClaimRun:
         self.faulty: tuple[CaseResult, ...] = ()
         self.measurements: list[Measurement] = []
         self._prepare = PrepareStage(bench, claim)
+        self._execution = ExecutionStage(bench, claim)
+        self._numerics = NumericsStage(bench, claim)
         self._stages: tuple[AnyStage, ...] = (
             FuseStage(bench, claim), self._prepare, ConvertStage(bench, claim),
-            LowerStage(bench, claim), ExecutionStage(bench, claim), NumericsStage(bench, claim),
+            LowerStage(bench, claim), self._execution, self._numerics,
         )  # fmt: skip
         self._ended: Check | None = None
         self._done = 0
@@ -97,6 +102,7 @@ class ClaimRun:
             yield from self._take(case)
             if self._is_over:
                 break
+        yield from self._look_at_numbers()
         yield from self._conclude()
         yield Begin(stage="refusal")
         yield self._judge_whole("refusal", lambda: check_refusal(self.bench, self.claim, self.rerun_cases[0]))
@@ -107,6 +113,10 @@ class ClaimRun:
         """Return the decision log of the claim's first prepared case."""
         prepared = self._prepare.first
         return [] if prepared is None else [dict[str, Scalar](row) for row in explain(prepared).rows()]
+
+    def evidence(self) -> ExecutionEvidence | None:
+        """Return what shows the execution; None if no case came so far."""
+        return self._execution.evidence if self._execution.passed else None
 
     def graphs(self) -> dict[str, str]:
         """Return the graphs of the first case with a fault (or of the first of all), as far as it came."""
@@ -175,6 +185,16 @@ class ClaimRun:
         """Whether the remaining cases need not be tried."""
         has_broken = any(stage.internal is not None for stage in self._stages)
         return has_broken or ENOUGH <= sum(stage.raised for stage in self._stages) == self._done
+
+    def _look_at_numbers(self) -> Iterator[Begin]:
+        """Gather what numbers show of the execution, in a claim without a fault so far."""
+        has_fault = any(stage.errors or stage.internal for stage in self._stages) or not self._numerics.passes
+        if has_fault or not self._execution.passed:
+            return
+        if needs_probe(self.bench, self.claim, self._execution.reports):
+            yield Begin(stage=self._execution.name, case=PROBE.case)
+            torch.default_generator.manual_seed(self.bench.seed_for(self.claim.id, PROBE.case))
+        self._execution.look_at_numbers(partial(gather_evidence, self.bench, self.claim))
 
     def _conclude(self) -> Iterator[Check]:
         """Yield a check for each stage over all cases; one that leaves no case ends the claim."""

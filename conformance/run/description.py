@@ -15,7 +15,7 @@ import pytest
 from conformance.claims.effort import PROFILES
 from conformance.machine.environment import read_detection_power, read_suite_commit, read_suite_version
 from conformance.run.expected import VerdictSeen
-from conformance.run.judging import apply_waivers, find_problems
+from conformance.run.judging import AnyJudged, find_problems, rule_on
 from conformance.run.options import CLAIM_TIMEOUTS, ROOT, Options
 from conformance.run.session import Run, find_described, open_run
 from conformance.run.waivers import WaiverError, Waivers, load_waivers
@@ -63,6 +63,7 @@ def _options_of(header: Header) -> Options:
         claim_timeout=float(timeout) if isinstance(timeout, int | float) else CLAIM_TIMEOUTS[header.profile],
         max_examples=most if isinstance(most, int) else None,
         allow_quality=bool(given.get("allow_quality")),
+        without_execution_evidence=bool(given.get("without_execution_evidence")),
         isa=None if given.get("isa") is None else str(given["isa"]),
     )
 
@@ -79,9 +80,10 @@ def _describe_run(own: Run, waivers: Waivers, results: Results) -> Opened:
     """Describe a run that is opened with the backend's own waivers, and judge the results' rows by ``waivers``."""
     header = own.make_header(claims=len(own.claims))
     run = replace(own, waivers=waivers)
+    checks = results.checks_by_claim()
     judged = [
-        *(apply_waivers(run, replace(row, waived=False, waiver=None, allowed=False)) for row in results.claims),
-        *(apply_waivers(run, replace(row, waived=False, waiver=None, allowed=False)) for row in results.models),
+        *(rule_on(run, _take_back(row), checks[row.claim]) for row in results.claims),
+        *(rule_on(run, _take_back(row)) for row in results.models),
     ]
     seen = {row.id: VerdictSeen(row.verdict, row.failing if isinstance(row, ClaimResult) else None) for row in judged}
     problems, _ = find_problems(run, results.header, seen)
@@ -96,6 +98,11 @@ def _describe_run(own: Run, waivers: Waivers, results: Results) -> Opened:
         ],
         jobs=[DescribedJob(id=job.id, topic=job.topic, subject=job.subject) for job in run.jobs],
         waivers={row.id: row.waiver for row in judged if row.waiver is not None},
-        allowed=[row.id for row in judged if row.allowed],
+        allowed=[row.id for row in judged if row.allowed or row.accepted],
         problems=problems,
     )  # fmt: skip
+
+
+def _take_back(row: AnyJudged) -> AnyJudged:
+    """Return a row without what lets it pass."""
+    return replace(row, waived=False, waiver=None, allowed=False, accepted=False)

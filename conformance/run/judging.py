@@ -55,9 +55,11 @@ def rows_of_claim(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
         failing=None if varies else sum(check.failing for check in checks),
         graphs=trace.graphs,
         beside_own_code=run.needs_own_code(claim),
+        execution=trace.execution,
+        sureness=trace.sureness,
     )
     measurements = [message for message in work.messages if isinstance(message, Measurement)]
-    return [*checks, *measurements, apply_waivers(run, result)]
+    return [*checks, *measurements, rule_on(run, result, checks)]
 
 
 def rows_of_job(run: Run, job: Job, work: WorkResult) -> list[Row]:
@@ -65,9 +67,9 @@ def rows_of_job(run: Run, job: Job, work: WorkResult) -> list[Row]:
     measurements = [message for message in work.messages if isinstance(message, Measurement)]
     if work.ending is not Ending.DONE:
         lost = _row_of_lost_job(job, work)
-        return [*measurements, apply_waivers(run, lost) if isinstance(lost, ModelResult) else lost]
+        return [*measurements, rule_on(run, lost) if isinstance(lost, ModelResult) else lost]
     models = [message for message in work.messages if isinstance(message, ModelResult)]
-    return [*measurements, *(apply_waivers(run, model) for model in models)]
+    return [*measurements, *(rule_on(run, model) for model in models)]
 
 
 def find_problems(run: Run, header: Header, seen: Mapping[str, VerdictSeen]) -> tuple[list[str], list[str]]:
@@ -111,15 +113,25 @@ def _row_of_lost_job(job: Job, work: WorkResult) -> ModelResult | Measurement:
     return make_portable(ModelResult(model=job.id, verdict=verdict, reason=message, seconds=seconds, evidence=shown))
 
 
-def apply_waivers(run: Run, result: AnyJudged) -> AnyJudged:
-    """Return the row with the waivers' ruling, and whether QUALITY is allowed."""
+def rule_on(run: Run, result: AnyJudged, checks: Sequence[Check] = ()) -> AnyJudged:
+    """Return the row with what lets it pass: a waiver, or an option of the run. ``checks``: those of a claim."""
     max_lsb = None if result.max_lsb is None else float(result.max_lsb)
     ruling = run.waivers.judge(result.id, result.verdict, max_lsb)
     if ruling.problem:
         result = replace(result, reason=f"{result.reason} (not waived: {ruling.problem})".strip())
     if ruling.waived and ruling.entry is not None:
         return replace(result, waived=True, waiver=ruling.entry.to_row())
-    return replace(result, allowed=True) if result.verdict is Verdict.QUALITY and run.options.allow_quality else result
+    accepts = {Verdict.VERIFIED, *({Verdict.QUALITY} if run.options.allow_quality else ())}
+    if result.verdict is Verdict.UNSHOWN and run.options.without_execution_evidence:
+        return replace(result, accepted=_find_verdict_otherwise(result, checks) in accepts)
+    return replace(result, allowed=result.verdict is Verdict.QUALITY and Verdict.QUALITY in accepts)
+
+
+def _find_verdict_otherwise(result: ClaimResult | ModelResult, checks: Sequence[Check]) -> Verdict:
+    """Return the verdict apart from the evidence of the execution; a model's row says it itself."""
+    if isinstance(result, ModelResult):
+        return Verdict(str(result.evidence.get("otherwise", Verdict.VERIFIED)))
+    return Verdict.worst(check.verdict for check in checks if check.verdict is not Verdict.UNSHOWN)
 
 
 def _find_largest(distances: Iterable[Number | None]) -> Number | None:

@@ -105,6 +105,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "let QUALITY pass: functions that are approximated within one step, not correctly rounded; without it "
         "such a claim needs a waiver",
     },
+    "--without-execution-evidence": {
+        "action": "store_true",
+        "help": "let UNSHOWN pass: right numbers of which nothing shows that integers computed them, as the backend's "
+        "execution() returns None; the report and a certificate say so",
+    },
     "--isa": {
         "choices": tuple(LEVELS),
         "metavar": "LEVEL",
@@ -134,9 +139,9 @@ class Options:
     """The options of the command line.
 
     ``claims`` are IDs or globs of claims and jobs; none: all. ``claim_timeout`` is in seconds, for one claim or job.
-    ``waivers`` replaces the backend's own file; ``no_waivers`` ignores both. ``isa`` is a name of
-    ``conformance.machine.isa.LEVELS``; None: what the CPU has. ``shard``: which part of how many is run; None: all.
-    ``baseline``: the results of an earlier run, with which the report compares.
+    ``without_execution_evidence`` lets UNSHOWN pass. ``waivers`` replaces the backend's own file; ``no_waivers``
+    ignores both. ``isa`` is a name of ``conformance.machine.isa.LEVELS``; None: what the CPU has. ``shard``: which part
+    of how many is run; None: all. ``baseline``: the results of an earlier run, with which the report compares.
     """
 
     backend: str
@@ -148,6 +153,7 @@ class Options:
     max_examples: int | None = None
     list_claims: bool = False
     allow_quality: bool = False
+    without_execution_evidence: bool = False
     waivers: Path | None = None
     no_waivers: bool = False
     isa: str | None = None
@@ -167,6 +173,7 @@ class Options:
             (self.max_examples is not None, f"--max-examples={self.max_examples}"),
             (self.claim_timeout != CLAIM_TIMEOUTS[self.profile], f"--claim-timeout={self.claim_timeout:g}"),
             (self.allow_quality, "--allow-quality"),
+            (self.without_execution_evidence, "--without-execution-evidence"),
             (self.isa is not None, f"--isa={self.isa}"),
             (self.waivers is not None, f"--waivers={shlex.quote(str(self.waivers))}"),
             (self.no_waivers, "--no-waivers"),
@@ -205,6 +212,7 @@ def read_options(config: pytest.Config) -> Options:
         claims=tuple(option.claim),
         list_claims=option.list_claims,
         allow_quality=option.allow_quality,
+        without_execution_evidence=option.without_execution_evidence,
         claim_timeout=option.claim_timeout or CLAIM_TIMEOUTS[option.profile],
         waivers=Path(option.waivers).absolute() if option.waivers else None,
         no_waivers=option.no_waivers,

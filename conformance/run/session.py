@@ -9,14 +9,14 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from backends.base import Backend, Capabilities, Representation, Requantize, Taken
+from backends.base import Backend, Capabilities, Representation, Taken
 from backends.discovery import BackendNotFound, describe_error, find_backend
 from conformance.claims.claim import Claim, config_digest, enumerate_claims
 from conformance.claims.limits import LimitsError, check_limits
@@ -115,6 +115,7 @@ class Run:
                 "claim_timeout": options.claim_timeout,
                 "max_examples": options.max_examples,
                 "allow_quality": options.allow_quality,
+                "without_execution_evidence": options.without_execution_evidence,
                 "isa": options.isa,
             },
             config_name=self.config_name,
@@ -127,7 +128,7 @@ class Run:
             isolation="fork" if CAN_FORK else "none",
             waivers=_digest(self.waiver_file),
             limits=_describe_limits(backend.capabilities().limits),
-            requantize=_describe_requantize(backend.capabilities().requantize),
+            capabilities=_describe_capabilities(backend.capabilities()),
             claims_sha256=digest_ids(claim.id for claim in self.claims),
             shard=options.shard,
             detection=read_detection_power(),
@@ -146,9 +147,11 @@ def _describe_limits(limits: Mapping[str, Mapping[str, Taken]]) -> dict[str, dic
     return {op: {name.lstrip("_"): text(taken) for name, taken in each.items()} for op, each in limits.items()}
 
 
-def _describe_requantize(requantize: Requantize) -> str:
-    """Return what is declared about requantizing, in words; "" if nothing is."""
-    return "" if requantize == Requantize() else str(requantize)
+def _describe_capabilities(capabilities: Capabilities) -> dict[str, str]:
+    """Return what is declared, apart from the limits, as text; defaults are left out."""
+    pairs = {item.name: getattr(capabilities, item.name) for item in fields(capabilities) if item.name != "limits"}
+    default = Capabilities()
+    return {name: str(value) for name, value in pairs.items() if value != getattr(default, name)}
 
 
 def preflight(config: pytest.Config) -> Run | int | None:

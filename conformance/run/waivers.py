@@ -180,7 +180,9 @@ def _check_glob(value: object) -> str:
 
 
 def _check_verdict(value: object) -> Verdict:
-    names = [verdict.value for verdict in VERDICTS if verdict is not Verdict.VERIFIED]
+    if value == Verdict.UNSHOWN:
+        raise ValueError("UNSHOWN cannot be waived; implement execution(), or run with --without-execution-evidence")
+    names = [verdict.value for verdict in VERDICTS if verdict not in (Verdict.VERIFIED, Verdict.UNSHOWN)]
     if value not in names:
         raise ValueError(suggest_name(str(value).upper(), names))
     return Verdict(str(value))

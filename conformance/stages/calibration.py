@@ -148,6 +148,18 @@ def _round_scales(prepared: GraphModule) -> None:
                 bound.fill_(value * step)
 
 
+def set_scales(prepared: GraphModule, x_scale: float, y_scale: float) -> None:
+    """Set the grids of inputs and of outputs to these scales, with a zero point in the middle of the range."""
+    for slot in explain(prepared).plan.slots:
+        if slot.role == "weight":
+            continue
+        observer, scale = _observer_of(prepared, slot.name), x_scale if slot.role == "input" else y_scale
+        middle = (observer.quant_min + observer.quant_max + 1) // 2
+        ends = (observer.quant_min - middle, observer.quant_max - middle)
+        for bound, end in zip(_range_of(observer), ends, strict=False):
+            bound.fill_(end * scale)
+
+
 def _observer_of(prepared: GraphModule, name: str) -> Any:
     """Return an observer of the model, or that of a fake quantize."""
     module = getattr(prepared, name)

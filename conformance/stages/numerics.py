@@ -125,6 +125,12 @@ class NumericsStage(CaseStage[ExecutedCase, ComparedCase]):
         shown = {**error.evidence, "nondeterministic": True} if varies else error.evidence
         return compare_failed_run(where, error.rule, str(error), shown)
 
+    @property
+    def passes(self) -> bool:
+        """Whether all outputs so far let a claim pass."""
+        is_moving = moves_only(self.claim)
+        return not self.errors and all(verdict_of(each, is_moving) in PASSING for each in self._comparisons)
+
     def has_raised(self, result: ComparedCase | None, fault: StageError | None) -> bool:
         """Tell whether the backend's code raised when it ran the lowered model."""
         return result is not None and any(each.rule == "LOW-01" for each in result.comparisons)

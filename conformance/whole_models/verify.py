@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from torch.fx import GraphModule
 
@@ -42,6 +42,23 @@ def verify_model(bench: Bench, name: str, reference: GraphModule, batches: Seque
     """
     if not any(decision.is_quantized for decision in explain(reference).plan.decisions):
         return _make_check(name, Verdict.UNEXERCISED, "NUM-03", "the config quantizes nothing of this model")
+    return _demand_evidence(_verify_numbers(bench, name, reference, batches))
+
+
+def _demand_evidence(check: Check) -> Check:
+    """Turn a verdict that passes into UNSHOWN where the backend does not say what ran. (LOW-04)"""
+    if check.verdict not in PASSING or check.evidence.get("execution") != "none":
+        return check
+    text = "execution not shown: the backend does not say what ran, and the numbers of a whole model cannot tell"
+    message = f"{text}; {check.message}" if check.message else text
+    shown = evidence({**check.evidence, "otherwise": check.verdict.value})
+    return replace(
+        check, rule="LOW-04", outcome="fail", verdict=Verdict.UNSHOWN, message=message, evidence=shown
+    )  # fmt: skip
+
+
+def _verify_numbers(bench: Bench, name: str, reference: GraphModule, batches: Sequence[Batch]) -> Check:
+    """Compare a model end to end and, where that decides nothing, pattern by pattern."""
     whole = run_and_judge(bench, name, reference, batches)
     is_blind = whole.slack_lsb is None or float(whole.slack_lsb) >= BLIND_LSB
     if whole.verdict is Verdict.VERIFIED and not is_blind:
@@ -56,7 +73,10 @@ def verify_model(bench: Bench, name: str, reference: GraphModule, batches: Seque
 def run_and_judge(
     bench: Bench, name: str, model: GraphModule, batches: Sequence[Batch], *, moves_only: bool = False
 ) -> Check:
-    """Lower a reference model, run it on batches, and judge the outputs by the oracle and by what was executed."""
+    """Lower a reference model, run it on batches, and judge the outputs by the oracle and by what was executed.
+
+    The evidence says whether the backend reports that: ``execution`` is ``reported`` or ``none``.
+    """
     try:
         lowered = lower(bench, model, batches[0])
         floating = _find_float_ops(bench, lowered, model)
@@ -66,6 +86,8 @@ def run_and_judge(
     except NoOracleError as error:
         return _make_check(name, Verdict.UNEXERCISED, "NUM-03", f"no oracle: {error}")
     check = judge_comparisons(name, comparisons, moves_only=moves_only)
+    told = "none" if floating is None else "reported"
+    check = replace(check, evidence=evidence({**check.evidence, "execution": told}))
     if not floating or check.verdict is Verdict.REFUTED:
         return check
     floating = [explain_float(model, each) for each in floating]
@@ -87,17 +109,18 @@ def _compare_batches(
     yield compare_outputs(places[0], REPETITION, outputs[0], repeated)
 
 
-def _find_float_ops(bench: Bench, lowered: LoweredModel, model: GraphModule) -> list[str]:
+def _find_float_ops(bench: Bench, lowered: LoweredModel, model: GraphModule) -> list[str] | None:
     """Return what runs in float by the backend's report though the decision log has it quantized. (LOW-04)
 
-    A float fallback counts if its text begins with the name of a quantized node, or if nothing in the model is float.
+    None: it reports nothing. A float fallback counts if its text begins with the name of a quantized node, or if
+    nothing in the model is float.
     """
     try:
         execution = bench.backend.execution(lowered)
     except Exception as error:
         raise make_backend_error("execution", error) from error
     if execution is None:
-        return []
+        return None
     present, plan = {node.name for node in model.graph.nodes}, explain(model).plan
     quantized = {name for decision in plan.decisions if decision.is_quantized for name in decision.nodes}
     floating = {name for name, *_ in plan.unmatched} | {each.node for each in plan.decisions if not each.is_quantized}
@@ -164,6 +187,8 @@ def make_failed_check(name: str, error: StageError) -> Check:
 
 def make_model_result(check: Check, seconds: float, *, script: str = "") -> ModelResult:
     """Return the results-file row of a model, by its check."""
+    shown: dict[str, Any] = {**check.evidence}
+    execution = shown.pop("execution", "")
     return ModelResult(
         model=check.claim,
         verdict=check.verdict,
@@ -172,7 +197,8 @@ def make_model_result(check: Check, seconds: float, *, script: str = "") -> Mode
         max_lsb=check.max_lsb,
         cases=check.cases,
         seconds=round(seconds, 6),
-        evidence=check.evidence,
+        execution=execution,
+        evidence=evidence(shown),
         script=script,
     )
 

@@ -1,4 +1,5 @@
-"""Honest variants: backends that differ within the rules. None of their claims may be anything but VERIFIED."""
+"""Honest variants: backends that differ within the rules. None of their claims may be anything but VERIFIED, or UNSHOWN
+where nothing shows what ran."""
 
 from __future__ import annotations
 
@@ -75,6 +76,7 @@ def integer(name: str, kernels: Make, **capabilities: Any) -> None:
 
 
 integer("integers, half to even", Kernels)
+integer("integers that report nothing", Kernels, reports=False)
 integer("ties away from zero", varied("rounded", half_away))
 integer("ties up", varied("rounded", half_up))
 integer("rescale in float32", varied("rescale", float32))
@@ -103,7 +105,7 @@ def _in_last(y: Tensor) -> Tensor:
     return y.contiguous(memory_format=torch.channels_last) if y.dim() == 4 else y
 
 
-def _in_double(model: GraphModule) -> None:
+def in_double(model: GraphModule) -> None:
     """Sums of another order and width: the weighted modules run in float64."""
     for module in weighted(model):
         forward = module.forward
@@ -127,7 +129,7 @@ reference("the reference model itself", SmallReference)
 reference("ties away from zero, any op", lambda: Stepped("quantize", to_integers(lambda v: half_away(None, v))))
 reference("results in a buffer of its own", lambda: Wrapped(_own_buffer))
 reference("results in channels_last", lambda: Wrapped(lambda f, *_: lambda *x: in_rows(f(*x), _in_last)))
-reference("sums in float64", lambda: Edited(_in_double))
+reference("sums in float64", lambda: Edited(in_double))
 
 # -- machines of other kinds ------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from backends.base import Backend, Capabilities, Representation
+from backends.base import Backend, Capabilities, Execution, Representation
 from backends.native_tables import native_config
 from refimpl import BackendConfig
 from refimpl.invariants import is_dequantize, is_quantize
@@ -246,12 +246,15 @@ def varied(method: str, body: Callable[..., Any]) -> Make:
 
 
 class IntegerBackend(Backend):
-    """Claims a handful of qnnpack's patterns, and runs them on the given kernels."""
+    """Claims a handful of qnnpack's patterns, and runs them on the given kernels; says so if it ``reports``."""
 
     representation = Representation.DECOMPOSED
 
-    def __init__(self, kernels: Make = Kernels, name: str = "honest", **capabilities: Any) -> None:
+    def __init__(
+        self, kernels: Make = Kernels, name: str = "honest", *, reports: bool = True, **capabilities: Any
+    ) -> None:
         self.name = name
+        self._reports = reports
         self._kernels = kernels
         self._capabilities = Capabilities(
             weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"), limits=LIMITS, **capabilities
@@ -265,6 +268,16 @@ class IntegerBackend(Backend):
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         return torch.no_grad()(self._kernels(reference_model).run)
+
+    def execution(self, lowered: Callable[..., Any]) -> Execution | None:
+        return Execution(quantized_ops=("integer kernels",), float_fallbacks=()) if self._reports else None
+
+
+class SilentIntegers(IntegerBackend):
+    """The honest kernels of a backend that cannot say what it runs."""
+
+    def __init__(self) -> None:
+        super().__init__(name="silent_integers", reports=False)
 
 
 @cache

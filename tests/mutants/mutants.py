@@ -9,7 +9,15 @@ from conformance.claims.claim import enumerate_claims
 from conformance.mutation.mutant import Mutant
 from conformance.run.options import select_ids
 from tests.mutants import config_faults as config_faults  # it and the next enter theirs into reference_faults.MUTANTS
-from tests.mutants import flow_faults, honest, pattern_faults, qparams_faults, reference_faults, requantize_kinds
+from tests.mutants import (
+    evidence_faults,
+    flow_faults,
+    honest,
+    pattern_faults,
+    qparams_faults,
+    reference_faults,
+    requantize_kinds,
+)
 from tests.mutants import reference_run_faults as reference_run_faults
 from tests.mutants.fault_table import FAULTS, RATIO, Fault
 from tests.mutants.integer_faults import multiplier
@@ -55,5 +63,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *flow_faults.MUTANTS,
     *pattern_faults.MUTANTS,
     *qparams_faults.MUTANTS,
+    *evidence_faults.MUTANTS,
     *honest.MUTANTS,
 )

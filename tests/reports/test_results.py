@@ -109,7 +109,7 @@ def test_nothing_shown_is_unexercised() -> None:
 
 
 def test_verdicts_are_ordered_worst_first() -> None:
-    names = "CRASHED TIMEOUT REFUTED FALLBACK UNEXERCISED QUALITY VERIFIED"
+    names = "CRASHED TIMEOUT REFUTED FALLBACK UNEXERCISED UNSHOWN QUALITY VERIFIED"
     assert " ".join(VERDICTS) == names
     assert {"QUALITY", "VERIFIED"} == PASSING
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.facts import kernel_models as kernels
-from conformance.facts.dot_products import BIG, CHANNELS, DOTS, Dot, Stimulus, build_probe, run_stimulus
+from conformance.facts.dot_products import CHANNELS, DOTS, Dot, Stimulus, build_probe, run_stimulus
 from conformance.facts.probe_models import (
     WEIGHT_END,
     WEIGHT_SCALE,
@@ -21,6 +21,7 @@ from conformance.facts.probe_models import (
     make_operand,
 )
 from conformance.oracle.grids import Grid
+from conformance.stages.long_sums import LARGEST, draw_long_sums
 
 
 def _stimulate(site: Site, y_grid: Grid, *weights: float, rectified: bool = False) -> Stimulus:
@@ -55,7 +56,7 @@ def measure_rescale(dot: Dot, site: Site, rule: kernels.Rule) -> str:
     """
     most = _find_amplitude(site.make_grid(1.0))
     odd = 2 * torch.arange(-most, most - 1).double() + 1
-    reach = BIG * (dot.free - 1) * most // 256
+    reach = LARGEST * (dot.free - 1) * most // 256
     half = next(3 * 2**k - 1 for k in range(11, 0, -1) if 3 * 2**k <= reach)  # L/2: 1/L has no long runs of bits
     probes = [(odd * half, scales) for scales in kernels.draw_scales(2 * half, WEIGHT_SCALE)]
     for value in (half, half * 4 // 5):
@@ -76,15 +77,15 @@ def _find_amplitude(grid: Grid) -> int:
 
 
 def _split_sums(sums: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return operands and weights of `width` products for each of the sums: weights of BIG, and one of 1."""
-    high = (sums / BIG).round()
+    """Return operands and weights of `width` products for each of the sums: weights of LARGEST, and one of 1."""
+    high = (sums / LARGEST).round()
     share = (high / (width - 1)).trunc()
     spare = high - share * (width - 1)
     column = torch.arange(width - 1)
     big = share[:, None] + (column < spare.abs()[:, None]) * spare.sign()[:, None]
-    weight = torch.full((CHANNELS, width), float(BIG)).double()
+    weight = torch.full((CHANNELS, width), float(LARGEST)).double()
     weight[:, 0] = 1
-    return torch.cat([(sums - BIG * high)[:, None], big], 1), weight
+    return torch.cat([(sums - LARGEST * high)[:, None], big], 1), weight
 
 
 _NOTHING_LOST = "int32"
@@ -138,23 +139,12 @@ def _predict_sums(stimulus: Stimulus, raw: Tensor, shift: Tensor) -> dict[str, T
     }
 
 
-LONG = 2**16
-"""Products on the way up, and equally many on the way down: up to 4·10^8, and 2^24 even in 16 partial sums."""
-
-
 def _measure_long_sums(dot: Dot, site: Site, rule: kernels.Rule) -> str:
-    """Sums climb past 2^24 by odd products, and come down by the same ones in another order: float32 loses units."""
-    generator = torch.Generator().manual_seed(0)
+    """Sums pass 2^24 on the way and come back to small ones: float32 loses units."""
     x_grid = site.make_grid(2.0**-4)
-    most = _find_amplitude(x_grid)
-    up = torch.randint(most * 3 // 4, most + 1, (4, LONG), generator=generator).double()
-    weights = torch.randint(BIG * 3 // 4, BIG + 1, (CHANNELS, LONG), generator=generator).double()
-    order = torch.randperm(LONG, generator=generator)
-    last = torch.arange(-2, 2).double()[:, None] * 16
-    x = torch.cat([up, up[:, order], last], 1)
-    weight = torch.cat([weights, -weights[:, order], torch.ones(CHANNELS, 1)], 1)
-    stimulus = Stimulus(x=x, weight=weight, x_grid=x_grid, y_grid=site.make_grid(2.0**-11 * 3))
-    error = (run_stimulus(dot, site, stimulus) - rule(last / 3)).abs().max() * 3
+    sums = draw_long_sums(_find_amplitude(x_grid))
+    stimulus = Stimulus(x=sums.x, weight=sums.weight, x_grid=x_grid, y_grid=site.make_grid(2.0**-11 * 3))
+    error = (run_stimulus(dot, site, stimulus) - rule(sums.totals / 3)).abs().max() * 3
     if not bool(error):
         return _NOTHING_LOST
     return f"float32 or the like: sums that pass 2^24 come back wrong, by up to {float(error):.0f}"

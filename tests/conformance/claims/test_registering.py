@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backends.base import Capabilities
+from backends.base import Capabilities, Execution
 from backends.reference import ReferenceBackend
 from conformance.claims import registry
 from conformance.claims.claim import Claim, enumerate_claims
@@ -59,7 +59,7 @@ def vendor_class() -> type[nn.Module]:
 
 
 class Vendor(ReferenceBackend):
-    """The reference model itself, for one op of the vendor's own."""
+    """The reference model itself, for one op of the vendor's own; it stands for a machine that says what it runs."""
 
     def __init__(self, op: Any) -> None:
         entry = BackendPatternConfig(op).add_dtype_config(U8)
@@ -67,6 +67,9 @@ class Vendor(ReferenceBackend):
 
     def backend_config(self) -> BackendConfig:
         return self.entries
+
+    def execution(self, lowered: Callable[..., Any]) -> Execution:
+        return Execution(quantized_ops=("op",), float_fallbacks=())
 
 
 def first_claim(backend: ReferenceBackend) -> tuple[Claim, list[Check]]:

@@ -23,7 +23,7 @@ from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithC
 from refimpl.patterns import pattern_name
 from reports.schema import Measurement
 from tests.mutants.fault_table import FAULTS
-from tests.mutants.integer_kernels import IntegerBackend, Kernels, Make, small_config, varied
+from tests.mutants.integer_kernels import IntegerBackend, Kernels, Make, SilentIntegers, small_config, varied
 
 
 def bench_of(backend: Backend) -> Bench:
@@ -58,7 +58,7 @@ def one(name: str, kernels: Make, wanted: str, dtype: torch.dtype = torch.quint8
 @pytest.mark.slow
 def test_honest_kernels() -> None:
     assert measure("linear", Kernels) == {
-        "runs": "not told by the backend",
+        "runs": "quantized",
         "rounding": "half_even",
         "rescale": "exact",
         "accumulator": "int32",
@@ -292,6 +292,8 @@ def test_what_runs_is_told() -> None:
 
     site = list_sites(OPS["linear"], bench_of(Telling()))[0]
     assert fingerprint.fingerprint(OPS["linear"], site)["runs"] == "in float: relu: no kernel"
+    silent = list_sites(OPS["linear"], bench_of(SilentIntegers()))[0]
+    assert fingerprint.fingerprint(OPS["linear"], silent)["runs"] == "not told by the backend"
 
 
 def test_jobs_and_measurements() -> None:

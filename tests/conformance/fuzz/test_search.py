@@ -148,9 +148,10 @@ def test_a_subgraph_of_a_graph_is_a_graph() -> None:
 @pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize(("setup", "seed"), [(PTQ, 0), (PTQ, 1), (QAT, 0)], ids=str)
-def test_the_reference_backend_is_verified(setup: ModelSetup, seed: int) -> None:
+def test_the_reference_backend_holds(setup: ModelSetup, seed: int) -> None:
     result = result_of(bench_of(ReferenceBackend(), graphs=70, seed=seed), setup, number=seed)
-    assert (result.verdict, result.reason) == ("VERIFIED", ""), result.evidence.get("graph", result)
+    found = (result.verdict, result.reason.partition(":")[0], evidence_of(result)["otherwise"])
+    assert found == ("UNSHOWN", "execution not shown", "VERIFIED"), result.evidence.get("graph", result)
     assert result.cases is not None and result.cases > 40
     assert evidence_of(result)["unexercised"] < result.cases / 10
 
@@ -175,7 +176,7 @@ def test_a_softmax_of_billions_has_a_bound_that_is_not_negative() -> None:
     claims = enumerate_claims(bench.config, bench.capabilities)
     with contextlib.closing(fuzz.Search(bench, "model/fuzz", claims, PTQ)) as search:
         check = search._judge(graph).check
-    assert check.verdict == "VERIFIED" and float(check.slack_lsb or 0.0) >= 0.0, check
+    assert check.evidence.get("otherwise") == "VERIFIED" and float(check.slack_lsb or 0.0) >= 0.0, check
 
 
 def test_a_seed_draws_the_same_graphs_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from conformance.machine.messages import Begin, Trace, make_portable
 from conformance.pipeline.job import Job
 from conformance.run import exercise
 from conformance.stages.bench import Bench
+from conformance.stages.execution import ExecutionEvidence
 from conformance.stages.stage import STAGES
 from reports.codec import Message
 from reports.schema import Check, Measurement, Scalar, evidence
@@ -41,6 +42,7 @@ class Given:
     given: tuple[Check | Begin, ...]
     found: list[dict[str, Scalar]] = field(default_factory=list)
     measurements: list[Measurement] = field(default_factory=list)
+    shown: ExecutionEvidence | None = None
 
     def steps(self) -> Iterator[Check | Begin]:
         yield from self.given
@@ -50,6 +52,9 @@ class Given:
 
     def graphs(self) -> dict[str, str]:
         return GRAPHS
+
+    def evidence(self) -> ExecutionEvidence | None:
+        return self.shown
 
 
 @pytest.fixture
@@ -78,6 +83,12 @@ def test_checks_come_one_by_one_and_then_the_decisions_and_what_was_measured(ser
 def test_the_graphs_are_shown_of_a_claim_that_is_not_verified(serving: Serving) -> None:
     *_, last = serving(CHECK, replace(CHECK, stage="lower", outcome="fail", verdict=Verdict.REFUTED))("a")
     assert last == Trace(graphs=GRAPHS)
+
+
+def test_what_shows_the_execution_is_sent_and_no_graphs_of_what_is_only_unshown(serving: Serving) -> None:
+    shown = ExecutionEvidence(kind="none", text="numbers cannot tell")
+    *_, last = serving(CHECK, replace(CHECK, stage="execution", verdict=Verdict.UNSHOWN), shown=shown)("a")
+    assert last == Trace(execution="none", sureness="numbers cannot tell")
 
 
 @isolated

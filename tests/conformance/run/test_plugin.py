@@ -52,6 +52,7 @@ def test_the_header_says_what_was_run(good: Ran, claim_ids: Sequence[str]) -> No
     assert header.options == {
         "backend": "fakes:Good", "claim": [], "claim_timeout": 60.0, "isa": None, "max_examples": None,
         "allow_quality": False,
+        "without_execution_evidence": False,
     }  # fmt: skip
     assert (header.profile, header.isolation, header.waivers) == ("quick", "fork", {})
     assert header.isa and good.results.footer and good.results.footer.peak_mib

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.base import Backend, Capabilities, Representation
+from backends.base import Backend, Capabilities, Execution, Representation
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.traits import moves_only
@@ -44,7 +44,7 @@ LINEAR_RELU = BackendPatternConfig(nni.LinearReLU).add_dtype_config(U8_S8)
 
 
 class Vendor(ReferenceBackend):
-    """The reference model itself, under a config of a test's own."""
+    """The reference model itself, under a config of a test's own; it stands for a machine that says what it runs."""
 
     def __init__(self, *entries: BackendPatternConfig, decomposed: bool = True) -> None:
         self.entries = BackendConfig("vendor").set_backend_pattern_configs(list(entries))
@@ -55,6 +55,9 @@ class Vendor(ReferenceBackend):
 
     def capabilities(self) -> Capabilities:
         return Capabilities(float_accumulation=True)
+
+    def execution(self, lowered: Callable[..., Any]) -> Execution:
+        return Execution(quantized_ops=("op",), float_fallbacks=())
 
 
 def run_of(backend: Backend, claim: Claim | None = None) -> ClaimRun:

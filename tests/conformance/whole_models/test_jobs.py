@@ -121,11 +121,13 @@ def test_the_first_pattern_that_differs_is_named(name: str, what: str, kernels: 
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("flow", ("ptq", "qat"))
 @pytest.mark.parametrize("name", [architecture.name for architecture in ARCHITECTURES])
-def test_the_reference_backend_is_verified(name: str, flow: str) -> None:
+def test_the_reference_backend_holds(name: str, flow: str) -> None:
     bench = Bench(ReferenceBackend(), seed=0, profile="full")
     jobs = model_jobs.jobs(bench.config, bench.capabilities, "full")
     result = result_of(next(each for each in jobs if each.id.startswith(f"model/{name}/{flow}/quint8/")), bench)
-    assert result.verdict is Verdict.VERIFIED, result
+    assert (result.verdict, result.rule, result.execution) == (Verdict.UNSHOWN, "LOW-04", "none"), result
+    evidence: Any = result.evidence
+    assert evidence["otherwise"] == "VERIFIED", result
 
 
 @pytest.mark.rule("CVT-03")
@@ -143,7 +145,7 @@ def test_the_outputs_of_two_heads_are_compared_one_by_one() -> None:
     jobs = model_jobs.jobs(bench.config, bench.capabilities, "full")
     job = next(each for each in jobs if each.id.startswith("model/two_outputs/ptq/quint8/"))
     right = result_of(job, bench)
-    assert (right.verdict, right.cases) == (Verdict.VERIFIED, 9)
+    assert (right.verdict, right.cases) == (Verdict.UNSHOWN, 9)
     bench.backend = SecondOff()
     wrong = result_of(job, bench)
     assert wrong.verdict is Verdict.REFUTED
@@ -186,7 +188,7 @@ def test_a_model_whose_patterns_all_hold_alone_goes_wrong_in_context() -> None:
 def test_a_kernel_that_rounds_down_is_refuted_by_the_first_pattern_that_does() -> None:
     result = run("residual", Backend(varied("rounded", lambda honest, value: value.floor())))
     evidence: Any = result.evidence
-    assert result.verdict is Verdict.REFUTED
+    assert (result.verdict, result.execution) == (Verdict.REFUTED, "reported")
     assert isinstance(result.max_lsb, float) and result.max_lsb > 1 > evidence["node_lsb"]
     assert "looks like truncation (floor)" in result.reason
     assert evidence["node"] == "relu"

@@ -24,7 +24,10 @@ INT8 = DTypeConfig(
 
 
 class Good(Backend):
-    """Claims nn.Linear with two kinds of weights, and runs the reference model itself."""
+    """Claims nn.Linear with two kinds of weights, and runs the reference model itself.
+
+    It stands for a machine that multiplies integers, sums in floating point, and says so.
+    """
 
     name = "good"
     representation = Representation.QUANTIZED
@@ -37,13 +40,28 @@ class Good(Backend):
         return BackendConfig("good config").set_backend_pattern_config(linear)
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"))
+        return Capabilities(weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"), float_accumulation=True)
+
+    def execution(self, lowered: Callable[..., Any]) -> Execution | None:
+        return Execution(quantized_ops=("npu_linear",), float_fallbacks=())
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         return reference_model
 
     def versions(self) -> dict[str, str]:
         return {"good_compiler": "1.2"}
+
+
+class Silent(Good):
+    """Runs in float, and does not say what it runs: nothing shows the execution."""
+
+    name = "silent"
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    def execution(self, lowered: Callable[..., Any]) -> Execution | None:
+        return None
 
 
 class LowerRaises(Good):
@@ -133,7 +151,7 @@ class Misbehaves(Good):
         return config
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(weight_schemes=("per_tensor_symmetric",))
+        return Capabilities(weight_schemes=("per_tensor_symmetric",), float_accumulation=True)
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         for op, misbehave in self.bad:

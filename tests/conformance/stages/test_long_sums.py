@@ -1,0 +1,137 @@
+"""Long sums: exact in integers, and wrong in float32, whatever the usual order of its additions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from conformance.stages.long_sums import BITS, LARGEST, ROWS, WIDTH, draw_long_sums
+
+TWO_UNITS = 2
+"""By how much a sum must be off to be off by a step of the probe's output."""
+
+
+@pytest.mark.parametrize("amplitude", (63, 127, 128, 255))
+def test_the_sums_are_small_even_integers_of_operands_of_eight_bits(amplitude: int) -> None:
+    sums = draw_long_sums(amplitude)
+    assert sums.x.shape == (ROWS, WIDTH) and sums.weight.shape == (BITS, WIDTH)
+    assert float(sums.x.max()) == min(amplitude, 127) and float(sums.x.min()) == 0
+    assert float(sums.weight.abs().max()) == LARGEST
+    exact = sums.x.to(torch.int64) @ sums.weight.to(torch.int64).T
+    assert torch.equal(exact, sums.totals.to(torch.int64))
+    assert set(sums.totals.flatten().tolist()) == {float(2 * number) for number in range(1, 17)}
+    assert not sums.x[:, sums.idle].any() and not sums.weight[:, sums.idle].any()
+    assert float((sums.x @ sums.weight.abs().T).max()) < 2**31, "int32 holds every partial sum"
+
+
+def products() -> Tensor:
+    """The products of every sum, in float32: (ROWS, BITS, WIDTH). They are exact."""
+    sums = draw_long_sums(127)
+    return (sums.x[:, None] * sums.weight).float()
+
+
+def one_by_one(values: Tensor) -> Tensor:
+    """Add along the last axis, one after the other, in float32."""
+    return torch.from_numpy(np.add.accumulate(values.numpy(), axis=-1, dtype=np.float32)[..., -1].copy())
+
+
+def neighbours(values: Tensor) -> Tensor:
+    """Add in pairs of neighbours, again and again."""
+    while values.shape[-1] > 1:
+        values = F.pad(values, (0, values.shape[-1] % 2))
+        values = values[..., ::2] + values[..., 1::2]
+    return values[..., 0]
+
+
+def halves(values: Tensor) -> Tensor:
+    """Add the second half to the first, again and again."""
+    while values.shape[-1] > 1:
+        values = F.pad(values, (0, values.shape[-1] % 2))
+        middle = values.shape[-1] // 2
+        values = values[..., :middle] + values[..., middle:]
+    return values[..., 0]
+
+
+Order = Callable[[Tensor], Tensor]
+
+
+def blocks(size: int, inside: Order, between: Order) -> Order:
+    """Add neighbours in blocks of a size, then the blocks."""
+
+    def add(values: Tensor) -> Tensor:
+        padded = F.pad(values, (0, -values.shape[-1] % size))
+        return between(inside(padded.reshape(*padded.shape[:-1], -1, size)))
+
+    return add
+
+
+def lanes(count: int, between: Order) -> Order:
+    """Add every n-th product, one after the other, then the lanes."""
+
+    def add(values: Tensor) -> Tensor:
+        padded = F.pad(values, (0, -values.shape[-1] % count))
+        return between(one_by_one(padded.reshape(*padded.shape[:-1], -1, count).transpose(-1, -2).contiguous()))
+
+    return add
+
+
+ORDERS: dict[str, Order] = {
+    "one by one": one_by_one,
+    "one by one, backwards": lambda values: one_by_one(values.flip(-1)),
+    "neighbours": neighbours,
+    "halves": halves,
+    "torch.sum": lambda values: values.sum(-1),
+    "numpy.sum": lambda values: torch.from_numpy(values.numpy().sum(-1)),
+    **{
+        f"{name} in blocks of {size}": blocks(size, inside, one_by_one)
+        for size in (4, 64, 256, 384, 1024, 4096)
+        for name, inside in (("one by one", one_by_one), ("neighbours", neighbours))
+    },
+    **{
+        f"{count} lanes, then {name}": lanes(count, between)
+        for count in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
+        for name, between in (("one by one", one_by_one), ("neighbours", neighbours), ("halves", halves))
+    },
+    **{
+        f"{count} lanes in blocks of {size}": blocks(size, lanes(count, neighbours), one_by_one)
+        for count, size in ((16, 256), (64, 512), (8, 4096))
+    },
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_no_usual_order_of_float32_gives_them(order: str) -> None:
+    errors = (ORDERS[order](products()).double() - draw_long_sums(127).totals).abs()
+    assert int((errors >= TWO_UNITS).sum()) >= ROWS, f"only {int((errors >= TWO_UNITS).sum())} sums are wrong"
+
+
+KERNELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "matmul": lambda x, weight: x @ weight.T,
+    "linear, row by row": lambda x, weight: torch.cat([F.linear(row[None], weight) for row in x]),
+    "numpy.dot": lambda x, weight: torch.from_numpy(x.numpy() @ weight.numpy().T),
+    "einsum": lambda x, weight: torch.einsum("rk,ck->rc", x, weight),
+    "conv1d": lambda x, weight: F.conv1d(x[..., None], weight[..., None])[..., 0],
+    "conv2d": lambda x, weight: F.conv2d(x[..., None, None], weight[..., None, None])[..., 0, 0],
+    "conv_transpose2d": lambda x, weight: F.conv_transpose2d(
+        x[..., None, None], weight.T[..., None, None].contiguous()
+    )[..., 0, 0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_float32_kernel_of_this_machine_gives_them_and_float64_does(kernel: str) -> None:
+    sums = draw_long_sums(127)
+    errors = (KERNELS[kernel](sums.x.float(), sums.weight.float()).double() - sums.totals).abs()
+    assert int((errors >= TWO_UNITS).sum()) >= ROWS
+    assert torch.equal(KERNELS[kernel](sums.x, sums.weight), sums.totals)
+
+
+def test_float32_after_integers_or_before_them_is_no_matter() -> None:
+    """What is rounded once, after sums of integers, is as right as they are: a rescale in float32 is no sum in it."""
+    sums = draw_long_sums(127)
+    assert torch.equal((sums.x.float().double() @ sums.weight.float().double().T).float().double(), sums.totals)

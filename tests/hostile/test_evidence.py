@@ -1,0 +1,159 @@
+"""Float backends that get no certificate: what nothing shows does not pass, and lying reports are found. (LOW-04)"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from conformance.machine.isolation import Ending, WorkResult
+from conformance.mutation.gate import Task, run_mutant
+from conformance.mutation.mutant import Mutant
+from conformance.run.judging import rows_of
+from conformance.run.session import open_run
+from reports.__main__ import main
+from reports.results import read_results
+from reports.schema import Check, ClaimResult
+from reports.verdicts import Outcome, Verdict
+from tests.conformance.support.fake_backends import fakes
+from tests.conformance.support.suite_runs import Ran, options, run
+from tests.mutants.evidence_faults import MUTANTS
+
+OPTION = "--without-execution-evidence"
+INTEGERS = "tests.mutants.integer_kernels:SilentIntegers"
+BOTH = pytest.mark.parametrize("workers", ["-n0", "-n2"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_lying_evidence_is_found(mutant: Mutant) -> None:
+    found = run_mutant(mutant, Task(mutant=mutant.name, profile="quick"))
+    assert found.units and not found.open, found.open
+    assert found.failures and found.lead.verdict in (Verdict.REFUTED, Verdict.FALLBACK)
+    assert found.lead.rule in mutant.rules
+
+
+# -- without evidence -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return run(tmp_path_factory.mktemp("silent"), "fakes:Silent")
+
+
+@pytest.fixture(scope="module")
+def accepted(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return run(tmp_path_factory.mktemp("accepted"), "fakes:Silent", OPTION)
+
+
+@pytest.mark.rule("LOW-04")
+def test_a_float_backend_that_says_nothing_is_unshown_and_does_not_pass(silent: Ran) -> None:
+    results = silent.results
+    assert (silent.status, results.outcome, results.problems) == (1, Outcome.FAIL, ())
+    assert {row.verdict for row in results.judged} == {Verdict.UNSHOWN}
+    assert {(row.execution, row.accepted) for row in results.judged} == {("none", False)}
+    assert all("as in float32" in claim.sureness for claim in results.claims)
+    assert "silent: FAIL — 1 claim: 1 UNSHOWN" in silent.out
+    assert "! nothing shows that integers computed 1 of 1 claim" in silent.out
+    assert "implement the backend's execution()" in silent.out and OPTION in silent.out
+    page = (silent.folder / "report.html").read_text()
+    assert "Execution not shown." in page and "they may run in float" in page
+
+
+def test_the_run_may_accept_that_and_says_so_everywhere(accepted: Ran) -> None:
+    results = accepted.results
+    assert (accepted.status, results.outcome, results.problems) == (0, Outcome.PASS, ())
+    assert {(row.verdict, row.accepted) for row in results.judged} == {(Verdict.UNSHOWN, True)}
+    assert results.header.options["without_execution_evidence"] is True
+    assert all(OPTION in claim.repro for claim in results.claims)
+    told = f"they may run in float; the run accepts that ({OPTION})"
+    assert told in accepted.out and told in (accepted.folder / "report.html").read_text()
+    assert "next: implement" not in accepted.out
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "allows", "accepts", "passes_then"),
+    [
+        (Verdict.VERIFIED, False, True, True), (Verdict.VERIFIED, True, False, False),
+        (Verdict.QUALITY, True, True, True), (Verdict.QUALITY, False, True, False),
+    ],
+)  # fmt: skip
+def test_no_lesser_verdict_hides_behind_it(
+    tmp_path: Path, otherwise: Verdict, allows: bool, accepts: bool, passes_then: bool
+) -> None:
+    chosen = options(tmp_path, allow_quality=allows, without_execution_evidence=accepts)
+    opened = open_run(chosen, fakes.Silent())
+    claim, check = opened.claims[0], partial(Check, claim=opened.claims[0].id, rule="LOW-04", outcome="fail")
+    sent = (
+        check(stage="execution", verdict=Verdict.UNSHOWN),
+        check(stage="numerics", verdict=otherwise, outcome="pass"),
+    )
+    work = WorkResult(messages=sent, ending=Ending.DONE, seconds=0.0, peak_mib=0.0, message="", text="")
+    row = rows_of(opened, claim, work)[-1]
+    assert isinstance(row, ClaimResult) and row.verdict is Verdict.UNSHOWN
+    assert row.accepted is passes_then and row.passes is passes_then
+
+
+def test_a_waiver_cannot_stand_for_evidence(tmp_path: Path) -> None:
+    waivers = tmp_path / "waivers.toml"
+    waivers.write_text('[[waiver]]\nglob = "nn.*"\nverdict = "UNSHOWN"\nreason = "trust us"\nexpires = 2099-01-01\n')
+    ran = run(tmp_path, "fakes:Silent", f"--waivers={waivers}")
+    assert ran.status == 4 and "UNSHOWN cannot be waived" in ran.err + ran.out
+
+
+@pytest.mark.slow
+@BOTH
+def test_an_honest_integer_machine_is_shown_by_its_numbers(tmp_path: Path, workers: str) -> None:
+    claims = [f"--claim={pattern}/static:in=quint8*/ptq/*" for pattern in ("nn.Linear", "nn.Conv2d+nn.ReLU", "nn.ReLU")]
+    ran = run(tmp_path, INTEGERS, workers, *claims)
+    found = {claim.claim: (claim.verdict, claim.execution) for claim in ran.results.claims}
+    assert len(found) == 5 and ran.status == 1
+    shown = {state for name, state in found.items() if not name.startswith("nn.ReLU")}
+    assert shown == {(Verdict.VERIFIED, "numbers")}
+    assert {state for name, state in found.items() if name.startswith("nn.ReLU")} == {(Verdict.UNSHOWN, "none")}
+
+
+@pytest.mark.slow
+@BOTH
+def test_a_float_machine_is_not_shown_by_its_numbers(tmp_path: Path, workers: str) -> None:
+    ran = run(tmp_path, "fakes:Silent", workers)
+    assert ran.status == 1
+    assert {(claim.verdict, claim.execution) for claim in ran.results.claims} == {(Verdict.UNSHOWN, "none")}
+
+
+# -- forged rows and certificates -------------------------------------------------------------------------------------
+
+
+def test_rows_cannot_accept_for_a_run_that_does_not(tmp_path: Path, silent: Ran) -> None:
+    lines = (silent.folder / "results.jsonl").read_text().splitlines()
+    forged = [
+        json.dumps(json.loads(line) | {"accepted": True}) if '"kind": "claim"' in line else line for line in lines
+    ]
+    path = tmp_path / "results.jsonl"
+    path.write_text("".join(f"{line}\n" for line in forged))
+    problems = read_results(path).problems
+    assert any("is UNSHOWN and accepted; the run accepts nothing" in problem for problem in problems)
+
+
+def test_a_certificate_needs_evidence_or_says_that_there_is_none(tmp_path: Path, accepted: Ran) -> None:
+    path = tmp_path / "results.jsonl"
+    text = (accepted.folder / "results.jsonl").read_text()
+    header = json.loads(text.partition("\n")[0])
+    clean = header | {"suite_commit": "4fd1c0ffee" * 4}
+    path.write_text(_sealed([clean, *map(json.loads, text.splitlines()[1:])]))
+    assert main(["certify", str(path), "-o", str(tmp_path / "none")]) == 1 and not (tmp_path / "none").exists()
+    folder = tmp_path / "certificate"
+    assert main(["certify", str(path), "-o", str(folder), OPTION]) == 0
+    said = json.loads((folder / "certificate.json").read_text())
+    assert said["execution"]["statement"].startswith("WITHOUT EXECUTION EVIDENCE: nothing shows that integers computed")
+    assert said["execution"]["claims"] == {"not shown": len(accepted.results.claims)}
+    assert main(["verify", str(folder)]) == 0
+
+
+def _sealed(rows: list[dict[str, object]]) -> str:
+    """The rows as a file whose footer has their digest."""
+    body = "".join(f"{json.dumps(row, sort_keys=True)}\n" for row in rows[:-1])
+    return body + json.dumps(rows[-1] | {"sha256": hashlib.sha256(body.encode()).hexdigest()}, sort_keys=True) + "\n"

@@ -1,0 +1,89 @@
+"""UNSHOWN in every report: right numbers of which nothing shows that integers computed them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.__main__ import main
+from reports.certificate import CERTIFICATE
+from reports.html import render_html
+from reports.markdown import markdown
+from reports.results import digest_ids
+from reports.terminal import summary
+from reports.verdicts import Outcome
+
+ACCEPTS = {"options": {"backend": "npu", "without_execution_evidence": True}}
+SILENT = {"verdict": "UNSHOWN", "execution": "none", "reason": "execution not shown: the backend does not say what ran"}
+TEXT = "nothing shows that integers computed 2 of 3 claims and 1 of 1 model: they may run in float"
+ACCEPTED = f"{TEXT}; the run accepts that (--without-execution-evidence)"
+
+
+def rows_of(runs: Any, made: Any, *, accepted: bool) -> list[Any]:
+    """Two claims and a model that nothing shows, and a claim that numbers show."""
+    silent = SILENT | {"accepted": accepted}
+    return [
+        runs.claim("c0", execution="numbers", sureness="long sums are exact"), runs.claim("c1", **silent),
+        runs.claim("c2", **silent), made.model(**silent),
+    ]  # fmt: skip
+
+
+@pytest.mark.rule("LOW-04")
+@pytest.mark.parametrize("accepted", [False, True])
+def test_every_report_says_of_how_many_nothing_shows_the_execution(runs: Any, made: Any, accepted: bool) -> None:
+    header = ACCEPTS if accepted else {}
+    results = runs.results(rows_of(runs, made, accepted=accepted), **header)
+    assert results.outcome is (Outcome.PASS if accepted else Outcome.FAIL) and not results.problems
+    said, page, text = summary(results, "out.html", width=200), render_html(results), markdown(results)
+    told = ACCEPTED if accepted else TEXT
+    assert f"! {told}\n" in said and ("next: implement" in said) is not accepted
+    assert "execution not shown, by reason:\n     2  execution not shown: the backend does not say what ran" in said
+    assert "failing claims" not in said and "models that do not pass" not in said
+    assert told in page and "1 shown by numbers, 2 not shown" in page and 'class="v UNSHOWN"' in page
+    assert "### Unshown" in text and told.partition(":")[0] in text
+
+
+def test_a_row_cannot_accept_what_the_run_does_not(runs: Any, made: Any) -> None:
+    results = runs.results(rows_of(runs, made, accepted=True))
+    assert results.outcome is Outcome.FAIL
+    assert "claim 'c1' is UNSHOWN and accepted; the run accepts nothing" in results.problems
+    refuted = runs.results([runs.claim("c0", verdict="REFUTED", accepted=True)], **ACCEPTS)
+    assert refuted.problems == ("claim 'c0' is REFUTED and accepted; the run accepts UNSHOWN only",)
+
+
+def run_of(runs: Any, made: Any) -> Path:
+    names = ("c0", "c1", "c2")
+    header = {"claims_in_config": 3, "claims_sha256": digest_ids(names), "waivers": {}} | ACCEPTS
+    path: Path = runs.lines(rows_of(runs, made, accepted=True), **header)
+    return path
+
+
+def test_a_certificate_is_refused_or_says_it_in_plain_words(runs: Any, made: Any, capsys: Any) -> None:
+    path, folder = run_of(runs, made), runs.directory / "certificate"
+    assert main(["certify", str(path), "-o", str(folder)]) == 1 and not folder.exists()
+    assert "certify with --without-execution-evidence" in capsys.readouterr().err
+    assert main(["certify", str(path), "-o", str(folder), "--without-execution-evidence"]) == 0
+    assert f"WITHOUT EXECUTION EVIDENCE: {ACCEPTED}" in capsys.readouterr().out
+    said = json.loads((folder / CERTIFICATE).read_text())
+    assert said["execution"]["claims"] == {"shown by numbers": 1, "not shown": 2}
+    assert said["execution"]["statement"].startswith(f"WITHOUT EXECUTION EVIDENCE: {ACCEPTED}; of 1 claim long sums")
+    assert main(["verify", str(folder)]) == 0
+    assert f"WITHOUT EXECUTION EVIDENCE: {ACCEPTED}" in capsys.readouterr().out
+
+
+def test_a_certificate_from_which_the_words_are_taken_does_not_hold(runs: Any, made: Any) -> None:
+    folder = runs.directory / "certificate"
+    assert main(["certify", str(run_of(runs, made)), "-o", str(folder), "--without-execution-evidence"]) == 0
+    content = json.loads((folder / CERTIFICATE).read_text())
+    content["execution"]["statement"] = "all shown"
+    (folder / CERTIFICATE).write_text(json.dumps(content))
+    assert main(["verify", str(folder)]) == 1
+
+
+def test_results_from_before_say_nothing_of_it(runs: Any) -> None:
+    results = runs.results([runs.claim()])
+    assert results.describe_execution() == "" and results.execution_counts == {}
+    assert "xecution" not in summary(results, "out.html")
