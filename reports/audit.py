@@ -48,6 +48,8 @@ def _audit_claim(claim: ClaimResult, checks: Sequence[Check]) -> Iterator[str]:
     verdict, lead = Verdict.worst(check.verdict for check in checks), leading_check(checks)
     if claim.verdict is not verdict:
         yield f"is {claim.verdict}, but the worst of its checks is {verdict}"
+    if claim.verdict is Verdict.VERIFIED and claim.execution == "none":
+        yield "is VERIFIED, but nothing shows its execution"
     largest = max((_size(check.max_lsb) for check in checks), default=-1.0)
     if _size(claim.max_lsb) != largest:
         yield f"is off by {claim.max_lsb} LSB, but its checks by {largest:g}"

@@ -64,8 +64,8 @@ def test_a_command_that_hangs_is_ended_with_what_it_started(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"claim_timeout": 90.0, "max_examples": 3, "isa": "avx2", "strict": True},
-         ["--claim-timeout=90", "--strict", "--max-examples=3", "--isa=avx2"]),
+        ({"claim_timeout": 90.0, "max_examples": 3, "isa": "avx2", "allow_quality": True},
+         ["--claim-timeout=90", "--allow-quality", "--max-examples=3", "--isa=avx2"]),
         ({"claim_timeout": 1e9}, ["--claim-timeout=60"]),
         ({"claim_timeout": "never", "max_examples": "all"}, ["--claim-timeout=60"]),
         ({"claim_timeout": 0}, ["--claim-timeout=60"]),
@@ -74,7 +74,7 @@ def test_a_command_that_hangs_is_ended_with_what_it_started(tmp_path: Path, monk
 def test_a_rerun_takes_no_option_that_a_run_cannot_have(runs: Any, options: dict[str, Any], words: list[str]) -> None:
     command = list(build_command(runs.results([runs.claim()], options=options), None))
     assert command[2] == str(ROOT / "conformance") and "--profile=quick" in command and "--no-waivers" in command
-    given = [word for word in command if word.startswith(("--claim-t", "--max", "--isa", "--strict"))]
+    given = [word for word in command if word.startswith(("--claim-t", "--max", "--isa", "--allow"))]
     assert given == words
 
 
