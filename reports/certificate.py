@@ -172,6 +172,7 @@ def _build_predicate(results: Results) -> dict[str, Any]:
         "counts": {
             "claims": len(results.claims), "pairs": len(results.pairs), "checks": len(results.checks),
             "waived": results.waived, "allowed": results.allowed,
+            "beside_own_code": sum(claim.beside_own_code for claim in results.claims),
             "verdicts": {verdict.value: n for verdict, n in results.counts.items()},
             "models": {verdict.value: n for verdict, n in results.model_counts.items()},
         },

@@ -15,6 +15,7 @@ import signal
 import tempfile
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -145,6 +146,7 @@ class Forked(Generic[Work]):
         self._helper = helper
         self._is_guarded = is_guarded
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as this object
+        weakref.finalize(self, self._output.close)
         self._child: _Child[Work] | None = None
         self._helpers_start = 0
 

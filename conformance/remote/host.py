@@ -11,6 +11,7 @@ import signal
 import socket
 import tempfile
 import time
+import weakref
 from typing import Any
 
 from conformance.machine.isolation import Ending, LostProcess
@@ -35,6 +36,7 @@ class Host:
     def __init__(self, spec: str, *, limit: float) -> None:
         self.spec = spec
         self.output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as this object
+        weakref.finalize(self, self.output.close)
         self._limit = limit
         self._control: socket.socket | None = None
         self._pid = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,13 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from backends.base import Capabilities
+from backends.base import Capabilities, Requantize, RoundingMode
 from backends.discovery import SHIPPED, find_backend
 from conformance.claims.claim import config_digest, enumerate_claims
 from conformance.claims.pattern_plan import is_taken
+from conformance.claims.preparation import OWN_OF_THE_SUITE
 from conformance.remote.config_data import config_from_data, config_to_data, has_own_code
 from conformance.remote.description import Description, DescriptionError, describe, read_description
-from refimpl import BackendConfig, BackendPatternConfig
+from refimpl import BackendConfig, BackendPatternConfig, MinMaxObserver, QConfig
 from tests.conformance.support.fake_backends.fakes import INT8, Good
 
 
@@ -82,6 +84,48 @@ def test_no_function_is_called_with_arguments_of_the_vendors_choice(function: Ca
         assert "takes no arguments from a config" in str(error)
     else:
         assert has_own_code((back.fuser_method,))
+
+
+class Shifting(Good):
+    """Prepares with an observer of its own, and rounds down."""
+
+    def qconfigs(self) -> list[QConfig]:
+        return [QConfig(OwnObserver, OwnObserver)]
+
+    def capabilities(self) -> Capabilities:
+        down = Requantize(multiplier_bits=31, rounds_twice=True, rounding=RoundingMode.DOWN)
+        return replace(super().capabilities(), requantize=down)
+
+
+class OwnObserver(MinMaxObserver):
+    """A vendor's observer."""
+
+
+def test_a_vendor_that_prepares_is_judged_beside_its_code_and_its_rounding_is_known() -> None:
+    there = sent(Shifting())
+    claims = enumerate_claims(there.config, there.capabilities)
+    assert there.prepares and there.own == {claim.id for claim in claims}
+    assert there.preparation == OWN_OF_THE_SUITE, "the observers are known where the vendor's code is"
+    assert there.capabilities == Shifting().capabilities()
+    assert not sent(Good()).prepares
+
+
+def test_what_is_no_qconfig_is_said_of_the_backend() -> None:
+    class Wrong(Good):
+        def qconfigs(self) -> Any:
+            return [MinMaxObserver]
+
+    with pytest.raises(DescriptionError, match=r"qconfigs\(\) or a custom config: QConfigError: QConfig of Backend"):
+        describe(Wrong())
+
+
+def test_a_limit_without_effect_is_said_of_the_backend() -> None:
+    class Limited(Good):
+        def capabilities(self) -> Capabilities:
+            return Capabilities(limits={"Conv2d": {"groups": (1,)}})
+
+    with pytest.raises(DescriptionError, match=r"'Conv2d' is no op .* did you mean 'nn.Conv2d'"):
+        describe(Limited())
 
 
 def test_limits_are_the_values_that_the_suite_tries() -> None:
