@@ -310,7 +310,8 @@ class Walk:
         value = self._evaluate_forward(module, known, args, kwargs)
         if rule is None:
             return value
-        call = OpCall(function=module, args=args, kwargs=kwargs, capabilities=self.capabilities, result=value.real)
+        double = self._copy_to_double(module)
+        call = OpCall(function=double, args=args, kwargs=kwargs, capabilities=self.capabilities, result=value.real)
         return replace(value, errors=add_errors(value.errors, rule.bound(call)))
 
     def _evaluate_forward(self, module: Any, known: Value, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:

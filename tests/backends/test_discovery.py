@@ -37,7 +37,7 @@ def test_module_and_attribute_is_a_class_or_an_instance(attribute: str) -> None:
 def test_defaults_suit_a_minimal_backend() -> None:
     backend = find_backend("fakes:INSTANCE")
     assert backend.unavailable_reason() is None
-    assert backend.execution(lambda: None) is None
+    assert Backend.execution(backend, lambda: None) is None
     assert backend.waivers is None and backend.engine == ""
     assert Backend.versions(backend) == {} and Backend.capabilities(backend) == Capabilities()
     assert Execution(quantized_ops=("linear",), float_fallbacks=()).kernels == ()

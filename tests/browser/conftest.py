@@ -89,9 +89,10 @@ def _shown(runs: Any) -> list[Row]:
 @pytest.fixture
 def report_of(runs: Any, written: Writing) -> Callable[[int], Path]:
     """The report of so many claims, six of them with everything that a claim can show, beside an earlier run."""
+    silent = {"verdict": "UNSHOWN", "execution": "none", "reason": "execution not shown: the backend does not say"}
 
     def render(count: int) -> str:
-        large = runs.large(count - 6)
+        large = [*runs.large(count - 7), runs.claim("silent", **silent)]
         before = [runs.claim("shown"), *runs.refuted("gone"), *runs.large(20)]
         results = runs.results([*large, *_shown(runs), MODEL, *MEASUREMENTS], **HEADER)
         return render_html(results, runs.results(before, torch="2.12.0"))

@@ -66,7 +66,7 @@ def test_the_filter_keeps_rows_with_every_word(opened: Any) -> None:
 def test_the_counts_at_the_top_filter_the_claims(opened: Any, in_sight: Any) -> None:
     page = opened()
     chips = page.locator(".counts a")
-    assert chips.count() == 8
+    assert chips.count() == 9
     for chip in chips.all():
         text = chip.inner_text()
         word = "WAIVED" if text.endswith("waived") else text.split()[1]

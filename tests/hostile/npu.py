@@ -28,7 +28,8 @@ class Npu(fakes.Good):
 
     def capabilities(self) -> Capabilities:
         schemes = ("per_channel_symmetric", "per_tensor_symmetric")  # whole models take the last one
-        return Capabilities(weight_schemes=schemes, limits={"nn.Linear": {"bias": (True,)}})
+        limits = {"nn.Linear": {"bias": (True,)}}
+        return Capabilities(weight_schemes=schemes, limits=limits, float_accumulation=True)
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         modules = list(reference_model.modules())

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.base import RoundingMode
+from backends.base import Execution, RoundingMode
 from tests.mutants.integer_kernels import IntegerBackend
 from tests.mutants.reference_kernels import Stepped
 from tests.mutants.requantize_kinds import declares, rounded
@@ -25,5 +25,10 @@ def _approximate(honest: Any, module: nn.Module, *arguments: Any, **keywords: An
     return result + 0.4 / 256 if isinstance(module, nn.Sigmoid) else result
 
 
-ROUGH_SIGMOID = Stepped("called", _approximate)
+class _Reporting(Stepped):
+    def execution(self, lowered: Any) -> Execution:
+        return Execution(quantized_ops=("table",), float_fallbacks=())
+
+
+ROUGH_SIGMOID = _Reporting("called", _approximate)
 """Its sigmoid is 0.4 steps too high before it is rounded."""

@@ -13,7 +13,6 @@ import torch.ao.nn.quantized.reference as nnqr
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from backends.reference import ReferenceBackend
 from conformance.claims import registry
 from conformance.claims.claim import enumerate_claims
 from conformance.claims.registry import register
@@ -26,6 +25,7 @@ from refimpl.fusers import sequential
 from refimpl.invariants import is_dequantize
 from reports.schema import Check
 from reports.verdicts import Verdict
+from tests.conformance.support.fake_backends.reporting import ReportingReference
 from tests.mutants.pattern_faults import MUTANTS
 
 WEIGHTED = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
@@ -57,7 +57,7 @@ class ConvReLU6(nni._FusedModule):  # type: ignore[name-defined,misc]
         super().__init__(conv, relu)
 
 
-class ClampsByInput(ReferenceBackend):
+class ClampsByInput(ReportingReference):
     """Holds the six in steps of the input, and compares it with steps of the output."""
 
     name = "clamps by input"
@@ -102,7 +102,7 @@ def test_a_registered_clamp_by_another_scale_is_refuted(profile: str) -> None:
 def test_a_vendor_cannot_register_an_easy_model_in_the_place_of_an_ops_own() -> None:
     """Only on a convolution without a window, a stride and groups is this kernel right."""
 
-    class NoPadding(ReferenceBackend):
+    class NoPadding(ReportingReference):
         def backend_config(self) -> BackendConfig:
             entry = BackendPatternConfig(nn.Conv2d).set_dtype_configs([WEIGHTED])
             entry.set_root_module(nn.Conv2d).set_reference_quantized_module(nnqr.Conv2d)
@@ -130,6 +130,6 @@ def test_a_vendor_cannot_register_an_easy_model_in_the_place_of_an_ops_own() -> 
 def test_faults_of_patterns_are_refuted_in_quick_and_honest_variants_are_not(mutant: Mutant) -> None:
     found = verdicts_of(mutant.make(), mutant.claims)
     if mutant.is_honest:
-        assert {name: verdict for name, verdict in found.items() if verdict is not Verdict.VERIFIED} == {}
+        assert set(found.values()) <= {Verdict.VERIFIED, Verdict.UNSHOWN}, found  # what ran is not reported
     else:
         assert Verdict.REFUTED in found.values(), found

@@ -35,7 +35,7 @@ def test_a_floor_that_is_declared_is_verified_and_the_report_says_so(tmp_path: P
     found = ran(tmp_path, "FLOORS_AS_DECLARED", LINEAR)
     assert found.status == 0, found.out
     assert found.results.header.capabilities["requantize"] == "float32, down"
-    assert "float32, down, as the backend declares it" in (found.folder / "report.html").read_text(encoding="utf-8")
+    assert "<code>requantize=float32, down</code>" in (found.folder / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.base import Backend, Representation
+from backends.base import Backend, Execution, Representation
 from conformance.vendor import register
 from refimpl import BackendConfig, BackendPatternConfig, ConvertCustomConfig, DTypeConfig, PrepareCustomConfig
 
@@ -129,3 +129,6 @@ class CustomModules(Backend):
             if isinstance(module, QuantizedBend) and self._change is not None:
                 module.__dict__["float_function"] = self._change
         return torch.no_grad()(reference_model)
+
+    def execution(self, lowered: Any) -> Execution:
+        return Execution(quantized_ops=("custom",), float_fallbacks=())

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backends.base import Capabilities
-from backends.reference import ReferenceBackend
 from conformance.vendor import register
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from tests.conformance.support.fake_backends.reporting import ReportingReference
 
 DTYPES = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
 
@@ -130,7 +130,7 @@ register(BentLinear, build=lambda: nn.Sequential(BentLinear(17, 9)).eval(), inpu
 register(Gains, build=lambda: nn.Sequential(Gains(17)).eval(), inputs=[(4, 17)], roundings=3)
 
 
-class OwnModules(ReferenceBackend):
+class OwnModules(ReportingReference):
     """Claims one layer, and runs the reference model, in which ``change`` may replace a module."""
 
     def __init__(

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backends.base import Capabilities
-from backends.reference import ReferenceBackend
 from conformance.claims.build import build_model
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.inputs import draw_calibration_inputs
@@ -25,6 +24,7 @@ from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, MatchAllNo
 from refimpl.patterns import leaf_name
 from reports.schema import Check
 from reports.verdicts import Verdict
+from tests.conformance.support.fake_backends.reporting import ReportingReference
 from tests.conformance.support.planning import claims_of, planned
 
 PLAIN = DTypeConfig(torch.quint8, torch.quint8)
@@ -135,7 +135,7 @@ def test_after_a_second_input_the_same_ops_may_follow(rest: Any) -> None:
     assert torch.equal(model(x, y), wanted.clamp(0, 6 if rest in BENDING else None))
 
 
-class Everything(ReferenceBackend):
+class Everything(ReportingReference):
     """The reference model itself."""
 
     def __init__(self, *entries: BackendPatternConfig) -> None:

@@ -36,6 +36,7 @@ from refimpl import (
 from refimpl.patterns import pattern_name
 from reports.schema import Check
 from reports.verdicts import Verdict
+from tests.conformance.support.fake_backends.reporting import ReportingReference
 from tests.mutants.custom_modules import CustomModules, QuantizedBend
 from tests.mutants.integer_kernels import CLAIMS
 from tests.mutants.power_of_two import (
@@ -124,7 +125,7 @@ def test_the_observer_of_the_vendor_guide_does_as_it_says() -> None:
     guide = (ROOT / "docs" / "vendor-guide.md").read_text(encoding="utf-8")
     code = next(block for block in guide.split("```python")[1:] if "class PowerOfTwoObserver" in block)
 
-    class Signed(ReferenceBackend):
+    class Signed(ReportingReference):
         name = "signed"
 
         def backend_config(self) -> BackendConfig:
@@ -149,7 +150,7 @@ def test_the_observer_of_the_vendor_guide_does_as_it_says() -> None:
 # -- which QConfig a claim takes ---------------------------------------------------------------------------------------
 
 
-class Observed(ReferenceBackend):
+class Observed(ReportingReference):
     """The reference backend with QConfigs of its own, for a linear layer and a relu."""
 
     def __init__(self, *given: Any, pattern: Any = nn.Linear) -> None:

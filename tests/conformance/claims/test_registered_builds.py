@@ -29,6 +29,7 @@ from refimpl import BackendConfig, BackendPatternConfig, ConfigError, DTypeConfi
 from refimpl.fusers import sequential
 from reports.schema import Check
 from reports.verdicts import Verdict
+from tests.conformance.support.fake_backends.reporting import ReportingReference
 from tests.conformance.support.planning import planned
 
 U8 = DTypeConfig(torch.quint8, torch.quint8)
@@ -64,7 +65,7 @@ def _no_registrations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-class Owner(ReferenceBackend):
+class Owner(ReportingReference):
     """The reference model itself, under entries of its own."""
 
     def __init__(self, *entries: BackendPatternConfig) -> None:

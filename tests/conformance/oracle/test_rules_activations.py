@@ -77,7 +77,7 @@ def _softmax_may_choose() -> Iterator[None]:
 
 @ops
 def test_every_op_of_the_samples_has_a_rule(op: Any) -> None:
-    is_factor = op in (nn.LeakyReLU, F.leaky_relu, F.leaky_relu_, nn.PReLU)
+    is_factor = op in (nn.LeakyReLU, F.leaky_relu, F.leaky_relu_, nn.PReLU, F.prelu)
     assert OP_RULES[op].arithmetic == (RESCALE if is_factor else FUNCTION)
     assert "NUM-04" in OP_RULES[op].source
 

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from backends.base import Capabilities
-from backends.reference import ReferenceBackend
 from conformance.claims.claim import enumerate_claims
 from conformance.oracle.error_bounds import MOVES
 from conformance.oracle.table import rule_of
@@ -22,6 +21,7 @@ from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, Observatio
 from refimpl.patterns import leaf_name
 from reports.schema import Check
 from reports.verdicts import Verdict
+from tests.conformance.support.fake_backends.reporting import ReportingReference
 
 OPS = (
     nn.SiLU, F.silu, nn.GELU, F.gelu, nn.Mish, F.mish, nn.Softplus, F.softplus, F.prelu, F.softmax, torch.softmax,
@@ -33,7 +33,7 @@ OPS = (
 )  # fmt: skip
 
 
-class OneOp(ReferenceBackend):
+class OneOp(ReportingReference):
     """The reference model itself, for one op; what only moves values shares its observer."""
 
     def __init__(self, op: Any) -> None:
