@@ -14,7 +14,7 @@ import socket
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -143,16 +143,25 @@ class RemoteModel:
 
     def __call__(self, *inputs: Tensor) -> Any:
         """Run it on inputs, in their layout, with this thread's number of threads; it may write to the inputs."""
+        return next(self.run_all([inputs]))
+
+    def run_all(self, batches: Sequence[tuple[Tensor, ...]]) -> Iterator[Any]:
+        """Run it on several inputs, one after the other, in one request; yield the outputs. Raises where it raised."""
         pieces: list[bytes] = []
-        packed = pack(inputs, pieces)
-        head = {"inputs": packed, "fill": current_filling(), "threads": torch.get_num_threads()}
-        answer = self._ask("run", pieces, **head)
-        try:
-            for number, value in answer.head["written"].items():
-                inputs[int(number)].copy_(unpack(value, answer.pieces))
-            return unpack(answer.head["output"], answer.pieces)
-        except (KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError, WireError) as error:
-            self._worker.lose(f"the process sent no output that can be read: {error}")
+        packed = [pack(tuple(inputs), pieces) for inputs in batches]
+        answer = self._ask("run", pieces, batches=packed, fill=current_filling(), threads=torch.get_num_threads())
+        for number, inputs in enumerate(batches):
+            try:
+                if "failed" in answer.head and number == len(answer.head["done"]):
+                    error = _make_error(answer.head["failed"])
+                    break
+                output = _read_output(answer.head["done"][number], inputs, answer)
+            except (KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError, WireError) as unreadable:
+                self._worker.lose(f"the process sent no output that can be read: {unreadable}")
+            yield output
+        else:
+            return
+        raise error
 
     def execution(self) -> Execution | None:
         """Return what the backend reports of it."""
@@ -261,6 +270,13 @@ class _RemoteWorker:
     def _lose(self, ending: Ending, message: str) -> NoReturn:
         text = read_output(self._host.output)
         raise LostProcess(ending, message, text=text, is_alone=self.served == 1)
+
+
+def _read_output(done: dict[str, Any], inputs: Sequence[Tensor], answer: Frame) -> Any:
+    """Return the output of one run, and write to the inputs what the model has written to them."""
+    for number, value in done["written"].items():
+        inputs[int(number)].copy_(unpack(value, answer.pieces))
+    return unpack(done["output"], answer.pieces)
 
 
 def _make_error(raised: dict[str, Any]) -> Exception:

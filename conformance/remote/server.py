@@ -34,7 +34,7 @@ from conformance.machine.threads import run_with_threads
 from conformance.remote.description import DescriptionError, describe
 from conformance.remote.graph_spelling import spell_graph
 from conformance.remote.model_bytes import load_model
-from conformance.remote.wire import Frame, pack, receive_frame, send_frame, unpack
+from conformance.remote.wire import Frame, memory_of, pack, receive_frame, send_frame, unpack
 
 _POLL = 0.005
 
@@ -213,20 +213,15 @@ class _Worker:
         return Frame(head={})
 
     def _run(self, request: Frame) -> Frame:
+        """Run a model on inputs, one after the other, until it raises."""
         head, model = request.head, self._models[request.head["model"]]
-        inputs: tuple[Any, ...] = unpack(head["inputs"], request.pieces)
-        before = [each.clone() for each in inputs]
-
-        def run() -> Any:
-            with fill_memory(head["fill"]) if head["fill"] else contextlib.nullcontext():
-                return model(*inputs)
-
-        output = run() if head["threads"] == 1 else run_with_threads(head["threads"], run)
-        pieces: list[bytes] = []
-        packed = pack(output, pieces)
-        pairs = enumerate(zip(before, inputs, strict=True))
-        written = {str(number): pack(now, pieces) for number, (was, now) in pairs if _differs(was, now)}
-        return Frame(head={"output": packed, "written": written}, pieces=pieces)
+        done, pieces = list[dict[str, Any]](), list[bytes]()
+        for packed in head["batches"]:
+            try:
+                done.append(_run_once(model, packed, request, pieces))
+            except Exception as error:
+                return Frame(head={"done": done, "failed": _describe_raised(error)}, pieces=pieces)
+        return Frame(head={"done": done}, pieces=pieces)
 
     def _execution(self, request: Frame) -> Frame:
         execution = self._backend.execution(self._models[request.head["model"]])
@@ -242,8 +237,20 @@ class _Worker:
         return Frame(head={"graph": spell_graph(getattr(model, "graph_module", model))})
 
 
-def _differs(before: torch.Tensor, after: torch.Tensor) -> bool:
-    return bool(((before != after) & ~(before.isnan() & after.isnan())).any())
+def _run_once(model: Callable[..., Any], packed: Any, request: Frame, pieces: list[bytes]) -> dict[str, Any]:
+    """Run a model once; return its output and the inputs that it has written to, their bytes in ``pieces``."""
+    head = request.head
+    inputs: tuple[Any, ...] = unpack(packed, request.pieces)
+    before = [memory_of(each) for each in inputs]
+
+    def run() -> Any:
+        with fill_memory(head["fill"]) if head["fill"] else contextlib.nullcontext():
+            return model(*inputs)
+
+    output = run() if head["threads"] == 1 else run_with_threads(head["threads"], run)
+    changed = {number: each for number, each in enumerate(inputs) if memory_of(each) != before[number]}
+    written = {str(number): pack(each, pieces) for number, each in changed.items()}
+    return {"output": pack(output, pieces), "written": written}
 
 
 def _describe_raised(error: Exception) -> dict[str, Any]:

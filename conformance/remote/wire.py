@@ -94,11 +94,14 @@ def _pack_tensor(tensor: Tensor, pieces: list[bytes]) -> dict[str, Any]:
     if tensor.is_quantized or tensor.layout is not torch.strided:
         return head
     tensor = tensor.cpu().resolve_conj().resolve_neg()
-    strides = tensor.stride()
-    size = _extent_of(tensor.shape, strides)
-    memory = tensor.as_strided((size,), (1,), tensor.storage_offset()) if size else tensor
-    pieces.append(ctypes.string_at(memory.data_ptr(), size * tensor.element_size()) if size else b"")
-    return head | {"strides": list(strides), "piece": len(pieces) - 1}
+    pieces.append(memory_of(tensor))
+    return head | {"strides": list(tensor.stride()), "piece": len(pieces) - 1}
+
+
+def memory_of(tensor: Tensor) -> bytes:
+    """Return the bytes of memory that a tensor on the CPU is made from."""
+    size = _extent_of(tensor.shape, tensor.stride())
+    return ctypes.string_at(tensor.data_ptr(), size * tensor.element_size()) if size else b""
 
 
 def unpack(data: Any, pieces: Sequence[bytes | memoryview]) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from backends.base import UnsupportedPattern
 from conformance.claims.inputs import Batch
 from conformance.machine.guard import Finds, guard
 from conformance.machine.memory import fill_memory
-from conformance.remote.client import RemoteBackend, spell_trace
+from conformance.remote.client import RemoteBackend, RemoteModel, spell_trace
 from conformance.stages.bench import Bench
 from conformance.stages.convert import ReferenceCase
 from conformance.stages.stage import CaseResult, CaseStage, StageError
@@ -23,6 +24,8 @@ from reports.verdicts import Verdict
 
 LoweredModel = Callable[..., Any]
 """What a backend's lower returned."""
+MOST_TOGETHER = 1 << 20
+"""Bytes of inputs that another process gets at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +78,36 @@ def run_lowered(lowered: LoweredModel, where: Where | str, inputs: Batch) -> Any
 
     Raises StageError when the backend's code raises.
     """
-    try:
-        output = lowered(*(value.clone() for value in inputs))
-    except Exception as error:
-        raise make_backend_error(f"running {where},", error) from error
-    return _copy(output)
+    return next(run_all(lowered, [where], [inputs]))
+
+
+def run_all(lowered: LoweredModel, places: Sequence[Where | str], batches: Sequence[Batch]) -> Iterator[Any]:
+    """Run a lowered model on several inputs in turn, as `run_lowered` does; yield the outputs.
+
+    A model in another process is given several of them at a time.
+    """
+    copies = [tuple(value.clone() for value in inputs) for inputs in batches]
+    outputs = _run_together(lowered, copies) if isinstance(lowered, RemoteModel) else starmap(lowered, copies)
+    for where in places:
+        try:
+            output = next(outputs)
+        except Exception as error:
+            raise make_backend_error(f"running {where},", error) from error
+        yield _copy(output)
+
+
+def _run_together(lowered: RemoteModel, batches: Sequence[Batch]) -> Iterator[Any]:
+    """Yield the outputs of a model in another process; no request is larger than `MOST_TOGETHER` but for one input."""
+    waiting: list[Batch] = []
+    size = 0
+    for inputs in batches:
+        own = sum(value.nbytes for value in inputs)
+        if waiting and size + own > MOST_TOGETHER:
+            yield from lowered.run_all(waiting)
+            waiting, size = [], 0
+        waiting.append(inputs)
+        size += own
+    yield from lowered.run_all(waiting)
 
 
 def error_on_retry(lower_again: Callable[[], LoweredModel], where: Where, inputs: Batch) -> str:

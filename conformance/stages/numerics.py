@@ -22,7 +22,7 @@ from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison, compare_all, compare_failed_run
 from conformance.stages.convert import ReferenceCase
 from conformance.stages.execution import ExecutedCase
-from conformance.stages.lower import LoweredModel, error_on_retry, lower, run_lowered
+from conformance.stages.lower import LoweredModel, error_on_retry, lower, run_all
 from conformance.stages.resemblance import describe_resemblance
 from conformance.stages.stage import MOST_OTHERS, CaseResult, CaseStage, StageError, make_failure, worst_of
 from conformance.stages.statistics import summarize
@@ -93,11 +93,12 @@ class NumericsStage(CaseStage[ExecutedCase, ComparedCase]):
         comparisons: list[Comparison] = []
         first: FirstRun | None = None
         fault: StageError | None = None
-        for name, inputs in reference.inputs:
-            where = Where(case=reference.case.name, input=name)
+        places = [Where(case=reference.case.name, input=name) for name, _ in reference.inputs]
+        outputs = run_all(before.lowered.model, places, [inputs for _, inputs in reference.inputs])
+        for where, (_, inputs) in zip(places, reference.inputs, strict=True):
             try:
                 exacts = walk.exact(inputs)
-                output = run_lowered(before.lowered.model, where, inputs)
+                output = next(outputs)
             except NoOracleError as error:
                 fault = StageError("NUM-03", Verdict.UNEXERCISED, f"no oracle: {error}")
                 break

@@ -21,7 +21,7 @@ from conformance.oracle.grids import NoOracleError, placeholder_grids
 from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison, compare_all
 from conformance.stages.float_ops import explain_float
-from conformance.stages.lower import LoweredModel, lower, make_backend_error, run_lowered
+from conformance.stages.lower import LoweredModel, lower, make_backend_error, run_all, run_lowered
 from conformance.stages.numerics import judge_comparisons
 from conformance.stages.reruns import REPETITION, compare_outputs
 from conformance.stages.stage import StageError
@@ -102,7 +102,7 @@ def _compare_batches(
     walk = Walk(model, bench.capabilities, dynamic_range=find_dynamic_range(model))
     grids = tuple(placeholder_grids(model))
     places = [Where(input=f"batch {number}") for number in range(len(batches))]
-    outputs = [run_lowered(lowered, where, batch) for where, batch in zip(places, batches, strict=True)]
+    outputs = list(run_all(lowered, places, batches))
     for where, batch, output in zip(places, batches, outputs, strict=True):
         yield from compare_all(where, walk.exact(batch), output, grids)
     repeated = run_lowered(lowered, places[0], batches[0])
