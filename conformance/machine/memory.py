@@ -25,7 +25,10 @@ def current_filling() -> int:
 
 @contextmanager
 def fill_memory(byte: int) -> Iterator[None]:
-    """Fill newly allocated memory with the complement of ``byte`` (1 to 255), and freed memory with the byte."""
+    """Fill newly allocated memory with the complement of ``byte`` (1 to 255), and freed memory with the byte.
+
+    It goes on afterwards: what is freed then may be what the next run gets, without being filled anew.
+    """
     global _filling
     _filling = byte
     try:
@@ -34,5 +37,3 @@ def fill_memory(byte: int) -> Iterator[None]:
         yield
     finally:
         _filling = 0
-        if _mallopt is not None:
-            _mallopt(_M_PERTURB, 0)

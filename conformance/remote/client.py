@@ -145,11 +145,16 @@ class RemoteModel:
         """Run it on inputs, in their layout, with this thread's number of threads; it may write to the inputs."""
         return next(self.run_all([inputs]))
 
-    def run_all(self, batches: Sequence[tuple[Tensor, ...]]) -> Iterator[Any]:
-        """Run it on several inputs, one after the other, in one request; yield the outputs. Raises where it raised."""
+    def run_all(self, batches: Sequence[tuple[Tensor, ...]], fillings: Sequence[int] = ()) -> Iterator[Any]:
+        """Run it on several inputs, one after the other, in one request; yield the outputs. Raises where it raised.
+
+        ``fillings``: the byte that memory is filled with, for each run; default: that of `fill_memory` now.
+        """
         pieces: list[bytes] = []
         packed = [pack(tuple(inputs), pieces) for inputs in batches]
-        answer = self._ask("run", pieces, batches=packed, fill=current_filling(), threads=torch.get_num_threads())
+        fills = [*fillings] or [current_filling()] * len(packed)
+        runs = [{"inputs": each, "fill": fill} for each, fill in zip(packed, fills, strict=True)]
+        answer = self._ask("run", pieces, runs=runs, threads=torch.get_num_threads())
         for number, inputs in enumerate(batches):
             try:
                 if "failed" in answer.head and number == len(answer.head["done"]):

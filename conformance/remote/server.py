@@ -216,9 +216,9 @@ class _Worker:
         """Run a model on inputs, one after the other, until it raises."""
         head, model = request.head, self._models[request.head["model"]]
         done, pieces = list[dict[str, Any]](), list[bytes]()
-        for packed in head["batches"]:
+        for run in head["runs"]:
             try:
-                done.append(_run_once(model, packed, request, pieces))
+                done.append(_run_once(model, run, request, pieces))
             except Exception as error:
                 return Frame(head={"done": done, "failed": _describe_raised(error)}, pieces=pieces)
         return Frame(head={"done": done}, pieces=pieces)
@@ -237,17 +237,17 @@ class _Worker:
         return Frame(head={"graph": spell_graph(getattr(model, "graph_module", model))})
 
 
-def _run_once(model: Callable[..., Any], packed: Any, request: Frame, pieces: list[bytes]) -> dict[str, Any]:
+def _run_once(model: Callable[..., Any], how: Any, request: Frame, pieces: list[bytes]) -> dict[str, Any]:
     """Run a model once; return its output and the inputs that it has written to, their bytes in ``pieces``."""
-    head = request.head
-    inputs: tuple[Any, ...] = unpack(packed, request.pieces)
+    threads = request.head["threads"]
+    inputs: tuple[Any, ...] = unpack(how["inputs"], request.pieces)
     before = [memory_of(each) for each in inputs]
 
     def run() -> Any:
-        with fill_memory(head["fill"]) if head["fill"] else contextlib.nullcontext():
+        with fill_memory(how["fill"]) if how["fill"] else contextlib.nullcontext():
             return model(*inputs)
 
-    output = run() if head["threads"] == 1 else run_with_threads(head["threads"], run)
+    output = run() if threads == 1 else run_with_threads(threads, run)
     changed = {number: each for number, each in enumerate(inputs) if memory_of(each) != before[number]}
     written = {str(number): pack(each, pieces) for number, each in changed.items()}
     return {"output": pack(output, pieces), "written": written}

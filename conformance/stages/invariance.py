@@ -126,6 +126,7 @@ def _repeat_at_once(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
     def run_again() -> list[Tensor]:
         return repeat.run(repeat.inputs)
 
+    repeat.foresee([repeat.inputs, repeat.inputs])
     if repeat.first is not None:
         yield repeat.compare(repeat.where(reruns.REPETITION, "since the first run"), run_again)
     yield repeat.compare(repeat.where(reruns.REPETITION, "at once"), run_again)
@@ -135,6 +136,7 @@ def _repeat_after(repeat: reruns.RepeatRun, other_inputs: Batch) -> Iterator[Com
     """Run on other inputs, and then again on the first ones."""
 
     def run_both() -> list[Tensor]:
+        repeat.foresee([other_inputs, repeat.inputs])
         repeat.run(other_inputs)
         return repeat.run(repeat.inputs)
 
@@ -177,9 +179,14 @@ def _lay_out(
     change: str, layouts: Callable[[Batch], Iterator[Layout]], repeat: reruns.RepeatRun
 ) -> Iterator[Comparison]:
     """Run on equal values in other layouts, where they are the same to the float model: a view of the memory is not."""
-    for label, plain, changed in layouts(repeat.inputs):
-        if _are_close(repeat.run_float(plain), repeat.run_float(changed)):
-            yield repeat.compare(repeat.where(change, label), partial(repeat.run, changed), plain=plain)
+    meant = [
+        (label, plain, changed)
+        for label, plain, changed in layouts(repeat.inputs)
+        if _are_close(repeat.run_float(plain), repeat.run_float(changed))
+    ]
+    repeat.foresee([inputs for _, *both in meant for inputs in both])
+    for label, plain, changed in meant:
+        yield repeat.compare(repeat.where(change, label), partial(repeat.run, changed), plain=plain)
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
@@ -198,6 +205,7 @@ def split_batch(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
     if not _are_close(repeat.run_float(whole), _join([repeat.run_float(part) for part in parts])):
         return
     where = repeat.where(reruns.BATCH, f"{sum(SPLIT)} rows in parts of {SPLIT}")
+    repeat.foresee([whole, *parts])
     yield repeat.compare(where, lambda: _join([repeat.run(part) for part in parts]) or [], plain=whole)
 
 

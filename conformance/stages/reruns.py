@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +17,7 @@ from conformance.claims.inputs import Batch
 from conformance.machine.memory import fill_memory
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import NoOracleError
-from conformance.remote.client import spell_trace
+from conformance.remote.client import RemoteModel, spell_trace
 from conformance.stages.comparison import Comparison, compare_unusable
 from conformance.stages.layouts import clone_with_strides
 from conformance.stages.lower import LoweredModel
@@ -91,6 +92,7 @@ class RepeatRun:
     steps: float = 0
     first: FirstRun | None = None
     filling: int = 0x5A
+    _ahead: deque[tuple[Batch, list[Tensor] | Exception]] = field(default_factory=deque)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -121,10 +123,33 @@ class RepeatRun:
 
         Memory is full of a byte that alternates: an element that nobody writes shows.
         """
+        if self._ahead:
+            known, result = self._ahead.popleft()
+            if known is inputs:
+                if isinstance(result, Exception):
+                    raise result
+                return result
+            self._ahead.clear()
         copies = [clone_with_strides(each) for each in inputs]
         self.filling ^= 0xFF
         with fill_memory(self.filling):
             return [each.detach().clone() for each in tensors_of(self.lowered(*copies))]
+
+    def foresee(self, runs: Sequence[Batch]) -> None:
+        """Say which runs come next: a model in another process makes them in one request. `run` gives their results."""
+        self._ahead.clear()
+        if not runs or not isinstance(self.lowered, RemoteModel):
+            return
+        fillings = []
+        for _ in runs:
+            self.filling ^= 0xFF
+            fillings.append(self.filling)
+        copies = [tuple(map(clone_with_strides, inputs)) for inputs in runs]
+        try:
+            for inputs, output in zip(runs, self.lowered.run_all(copies, fillings), strict=True):
+                self._ahead.append((inputs, tensors_of(output)))
+        except Exception as error:  # what the backend's code raises, it raises in that run
+            self._ahead.append((runs[len(self._ahead)], error))
 
     def run_float(self, inputs: Batch) -> list[Tensor] | None:
         """Run the float model, on copies in the inputs' own layout. None: it does not take such inputs."""

@@ -5,27 +5,35 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from backends.base import Execution, UnsupportedPattern
+from conformance.claims.case import Case
+from conformance.claims.plan import REGIMES
 from conformance.machine.isolation import Ending, LostProcess
 from conformance.machine.memory import fill_memory
 from conformance.machine.threads import run_with_threads
-from conformance.remote.client import RemoteBackend, spell_trace
+from conformance.ops.op_model import Input
+from conformance.remote.client import RemoteBackend, RemoteModel, spell_trace
 from conformance.remote.description import read_description
 from conformance.remote.host import Host, HostError
 from conformance.remote.server import _receive_commands
+from conformance.stages import lower as lower_stage
+from conformance.stages.lower import run_all
+from conformance.stages.reruns import RepeatRun
+from conformance.stages.stage import StageError
 
 pytestmark = pytest.mark.slow
 MODEL = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3)))
 INPUT = torch.ones(2, 3)
+CASE = Case(name="a case", build=nn.Identity, inputs=(Input(shape=(2, 3)),), regime=REGIMES[0])
 Make = Callable[..., RemoteBackend]
 
 
@@ -76,6 +84,48 @@ def test_threads_layout_and_memory_are_those_of_the_caller(remote: Make) -> None
         told = run_with_threads(2, lambda: lowered(INPUT.T))
     assert [int(each) for each in told] == [2, *INPUT.T.stride(), 0x5A]
     assert next(int(each) for each in lowered(INPUT)) == torch.get_num_threads()
+
+
+def test_several_inputs_go_together_and_an_error_is_that_of_its_run(remote: Make) -> None:
+    lowered = remote("Counts").lower(MODEL, (INPUT,))
+    places = ["first", "second", "third", "fourth"]
+    outputs = run_all(lowered, places, [(INPUT,), (INPUT,), (INPUT * 0,), (INPUT,)])
+    assert [int(next(outputs)[0]) for _ in range(2)] == [1, 2]
+    with pytest.raises(StageError, match="running third, raised DeviceError: run 3: division by zero"):
+        next(outputs)
+    assert int(lowered(INPUT.clone())[0]) == 4, "the run after the error was not made"
+
+
+def test_many_inputs_go_in_several_requests(remote: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lower_stage, "MOST_TOGETHER", 2 * INPUT.nbytes)
+    lowered = remote("Counts").lower(MODEL, (INPUT,))
+    asked: list[int] = []
+    run_together = RemoteModel.run_all
+
+    def count(model: RemoteModel, batches: Sequence[tuple[Tensor, ...]]) -> Iterator[Any]:
+        asked.append(len(batches))
+        return run_together(model, batches)
+
+    monkeypatch.setattr(RemoteModel, "run_all", count)
+    outputs = run_all(lowered, ["here"] * 5, [(INPUT,)] * 5)
+    assert [int(output[0]) for output in outputs] == [1, 2, 3, 4, 5] and asked == [2, 2, 1]
+
+
+def test_runs_that_are_foreseen_are_those_that_are_asked_for(remote: Make) -> None:
+    """In turn, each with its error, and with memory full of another byte; others are made when they are asked for."""
+    lowered = remote("Counts").lower(MODEL, (INPUT,))
+    inputs, zeros = (INPUT,), (INPUT * 0,)
+    repeat = RepeatRun(case=CASE, name="", inputs=inputs, lowered=lowered)
+    repeat.foresee([inputs, inputs, zeros, inputs])
+    made = [[int(each) for each in repeat.run(inputs)] for _ in range(2)]
+    assert [number for number, _ in made] == [1, 2] and {byte for _, byte in made} == {0x5A, 0xA5}
+    with pytest.raises(Exception, match="run 3: division by zero"):
+        repeat.run(zeros)
+    assert int(repeat.run(inputs)[0]) == 4
+    repeat.foresee([inputs, inputs])
+    assert int(repeat.run((INPUT,))[0]) == 7, "another input: what was foreseen does not count"
+    assert int(repeat.run(inputs)[0]) == 8
+    assert torch.equal(INPUT, torch.ones(2, 3)), "the model has written to copies"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import sys
 import time
@@ -55,6 +56,22 @@ class Tells(Good):
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         return lambda x: tuple(map(torch.tensor, (torch.get_num_threads(), *x.stride(), current_filling())))
+
+
+class Counts(Good):
+    """Gives the number of the run, and what memory is filled with; writes to its input, and cannot do with zeros."""
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        numbers = itertools.count(1)
+
+        def run(x: Tensor) -> tuple[Tensor, Tensor]:
+            number = next(numbers)
+            if not bool(x.any()):
+                raise DeviceError(f"run {number}: division by zero")
+            x.add_(1)
+            return torch.tensor(number), torch.tensor(current_filling())
+
+        return run
 
 
 class Dies(Good):
