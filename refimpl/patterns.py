@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import operator
 from collections.abc import Callable, Hashable, Iterator
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -40,6 +40,13 @@ def normal_form(pattern: Pattern) -> Pattern:
 
     Raises ConfigError for a tuple whose length is not 2 or 3, or for a leaf of another kind. (PAT-01)
     """
+    try:
+        return _known_normal_form(pattern)
+    except TypeError:  # it cannot be hashed: it is no pattern
+        return _make_normal_form(pattern)
+
+
+def _make_normal_form(pattern: Pattern) -> Pattern:
     if isinstance(pattern, tuple) and len(pattern) not in (2, 3):  # rule: PAT-01
         raise ConfigError(
             f"pattern {pattern!r}: a tuple pattern has 2 or 3 items in forward order, found {len(pattern)}; "
@@ -47,6 +54,10 @@ def normal_form(pattern: Pattern) -> Pattern:
         )
     items: Iterator[Any] = map(_check_leaf, pattern if isinstance(pattern, tuple) else (pattern,))
     return cast(Pattern, reduce(lambda nested, leaf: (leaf, nested), items))  # rule: PAT-02
+
+
+_known_normal_form = lru_cache(maxsize=4096)(_make_normal_form)
+"""The flow asks for the normal form of every entry of a config each time that it looks for matches."""
 
 
 def complex_normal_form(pattern: Pattern) -> Pattern:
