@@ -143,18 +143,21 @@ class RemoteModel:
 
     def __call__(self, *inputs: Tensor) -> Any:
         """Run it on inputs, in their layout, with this thread's number of threads; it may write to the inputs."""
-        return next(self.run_all([inputs]))
+        return next(self.run_all([inputs], is_watched=True))
 
-    def run_all(self, batches: Sequence[tuple[Tensor, ...]], fillings: Sequence[int] = ()) -> Iterator[Any]:
+    def run_all(
+        self, batches: Sequence[tuple[Tensor, ...]], fillings: Sequence[int] = (), *, is_watched: bool = False
+    ) -> Iterator[Any]:
         """Run it on several inputs, one after the other, in one request; yield the outputs. Raises where it raised.
 
-        ``fillings``: the byte that memory is filled with, for each run; default: that of `fill_memory` now.
+        ``fillings``: the byte that memory is filled with, for each run; default: that of `fill_memory` now. What the
+        model writes to its inputs is written to these only if they are watched.
         """
         pieces: list[bytes] = []
         packed = [pack(tuple(inputs), pieces) for inputs in batches]
         fills = [*fillings] or [current_filling()] * len(packed)
         runs = [{"inputs": each, "fill": fill} for each, fill in zip(packed, fills, strict=True)]
-        answer = self._ask("run", pieces, runs=runs, threads=torch.get_num_threads())
+        answer = self._ask("run", pieces, runs=runs, watched=is_watched, threads=torch.get_num_threads())
         for number, inputs in enumerate(batches):
             try:
                 if "failed" in answer.head and number == len(answer.head["done"]):

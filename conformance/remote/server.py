@@ -238,17 +238,18 @@ class _Worker:
 
 
 def _run_once(model: Callable[..., Any], how: Any, request: Frame, pieces: list[bytes]) -> dict[str, Any]:
-    """Run a model once; return its output and the inputs that it has written to, their bytes in ``pieces``."""
-    threads = request.head["threads"]
+    """Run a model once; return its output and, if they are watched, the inputs that it has written to."""
+    threads, is_watched = request.head["threads"], request.head["watched"]
     inputs: tuple[Any, ...] = unpack(how["inputs"], request.pieces)
-    before = [memory_of(each) for each in inputs]
+    watched = dict(enumerate(inputs)) if is_watched else {}
+    before = {number: memory_of(each) for number, each in watched.items()}
 
     def run() -> Any:
         with fill_memory(how["fill"]) if how["fill"] else contextlib.nullcontext():
             return model(*inputs)
 
     output = run() if threads == 1 else run_with_threads(threads, run)
-    changed = {number: each for number, each in enumerate(inputs) if memory_of(each) != before[number]}
+    changed = {number: each for number, each in watched.items() if memory_of(each) != before[number]}
     written = {str(number): pack(each, pieces) for number, each in changed.items()}
     return {"output": pack(output, pieces), "written": written}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import starmap
 from typing import Any
 
 from torch import Tensor
@@ -86,14 +85,19 @@ def run_all(lowered: LoweredModel, places: Sequence[Where | str], batches: Seque
 
     A model in another process is given several of them at a time.
     """
-    copies = [tuple(value.clone() for value in inputs) for inputs in batches]
-    outputs = _run_together(lowered, copies) if isinstance(lowered, RemoteModel) else starmap(lowered, copies)
+    outputs = _run_together(lowered, batches) if isinstance(lowered, RemoteModel) else _run_here(lowered, batches)
     for where in places:
         try:
             output = next(outputs)
         except Exception as error:
             raise make_backend_error(f"running {where},", error) from error
-        yield _copy(output)
+        yield output
+
+
+def _run_here(lowered: LoweredModel, batches: Sequence[Batch]) -> Iterator[Any]:
+    """Yield copies of a model's outputs for copies of the inputs."""
+    for inputs in batches:
+        yield _copy(lowered(*(value.clone() for value in inputs)))
 
 
 def _run_together(lowered: RemoteModel, batches: Sequence[Batch]) -> Iterator[Any]:
