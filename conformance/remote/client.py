@@ -33,6 +33,8 @@ from refimpl import BackendConfig
 
 _POLL = 0.5
 """Seconds between two looks at how much a process has printed."""
+MOST_TOGETHER = 1 << 20
+"""Bytes of inputs that a process gets at a time."""
 
 
 class RemoteError(Exception):
@@ -148,28 +150,37 @@ class RemoteModel:
     def run_all(
         self, batches: Sequence[tuple[Tensor, ...]], fillings: Sequence[int] = (), *, is_watched: bool = False
     ) -> Iterator[Any]:
-        """Run it on several inputs, one after the other, in one request; yield the outputs. Raises where it raised.
+        """Run it on several inputs, one after the other; yield the outputs. Raises where it raised.
 
-        ``fillings``: the byte that memory is filled with, for each run; default: that of `fill_memory` now. What the
-        model writes to its inputs is written to these only if they are watched.
+        They go together, in requests that are no larger than `MOST_TOGETHER` but for one input. ``fillings``: the byte
+        that memory is filled with, for each run; default: that of `fill_memory` now. What the model writes to its
+        inputs is written to these only if they are watched.
         """
+        fills = fillings or [current_filling()] * len(batches)
+        waiting, size = list[tuple[tuple[Tensor, ...], int]](), 0
+        for inputs, fill in zip(batches, fills, strict=True):
+            own = sum(value.nbytes for value in inputs)
+            if waiting and size + own > MOST_TOGETHER:
+                yield from self._run_together(waiting, is_watched)
+                waiting, size = [], 0
+            waiting.append((inputs, fill))
+            size += own
+        if waiting:
+            yield from self._run_together(waiting, is_watched)
+
+    def _run_together(self, runs: Sequence[tuple[tuple[Tensor, ...], int]], is_watched: bool) -> Iterator[Any]:
+        """Run it on inputs, with the byte that memory is filled with, in one request."""
         pieces: list[bytes] = []
-        packed = [pack(tuple(inputs), pieces) for inputs in batches]
-        fills = [*fillings] or [current_filling()] * len(packed)
-        runs = [{"inputs": each, "fill": fill} for each, fill in zip(packed, fills, strict=True)]
-        answer = self._ask("run", pieces, runs=runs, watched=is_watched, threads=torch.get_num_threads())
-        for number, inputs in enumerate(batches):
+        spelled = [{"inputs": pack(tuple(inputs), pieces), "fill": fill} for inputs, fill in runs]
+        answer = self._ask("run", pieces, runs=spelled, watched=is_watched, threads=torch.get_num_threads())
+        for number, (inputs, _) in enumerate(runs):
             try:
-                if "failed" in answer.head and number == len(answer.head["done"]):
-                    error = _make_error(answer.head["failed"])
-                    break
-                output = _read_output(answer.head["done"][number], inputs, answer)
+                output, error = _read_run(answer, number, inputs)
             except (KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError, WireError) as unreadable:
                 self._worker.lose(f"the process sent no output that can be read: {unreadable}")
+            if error is not None:
+                raise error
             yield output
-        else:
-            return
-        raise error
 
     def execution(self) -> Execution | None:
         """Return what the backend reports of it."""
@@ -280,11 +291,14 @@ class _RemoteWorker:
         raise LostProcess(ending, message, text=text, is_alone=self.served == 1)
 
 
-def _read_output(done: dict[str, Any], inputs: Sequence[Tensor], answer: Frame) -> Any:
-    """Return the output of one run, and write to the inputs what the model has written to them."""
-    for number, value in done["written"].items():
-        inputs[int(number)].copy_(unpack(value, answer.pieces))
-    return unpack(done["output"], answer.pieces)
+def _read_run(answer: Frame, number: int, inputs: Sequence[Tensor]) -> tuple[Any, Exception | None]:
+    """Return the output of one run, or what it raised; write to the inputs what the model has written to them."""
+    done = answer.head["done"]
+    if number == len(done) and "failed" in answer.head:
+        return None, _make_error(answer.head["failed"])
+    for place, value in done[number]["written"].items():
+        inputs[int(place)].copy_(unpack(value, answer.pieces))
+    return unpack(done[number]["output"], answer.pieces), None
 
 
 def _make_error(raised: dict[str, Any]) -> Exception:

@@ -23,8 +23,6 @@ from reports.verdicts import Verdict
 
 LoweredModel = Callable[..., Any]
 """What a backend's lower returned."""
-MOST_TOGETHER = 1 << 20
-"""Bytes of inputs that another process gets at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +83,7 @@ def run_all(lowered: LoweredModel, places: Sequence[Where | str], batches: Seque
 
     A model in another process is given several of them at a time.
     """
-    outputs = _run_together(lowered, batches) if isinstance(lowered, RemoteModel) else _run_here(lowered, batches)
+    outputs = lowered.run_all(batches) if isinstance(lowered, RemoteModel) else _run_here(lowered, batches)
     for where in places:
         try:
             output = next(outputs)
@@ -98,20 +96,6 @@ def _run_here(lowered: LoweredModel, batches: Sequence[Batch]) -> Iterator[Any]:
     """Yield copies of a model's outputs for copies of the inputs."""
     for inputs in batches:
         yield _copy(lowered(*(value.clone() for value in inputs)))
-
-
-def _run_together(lowered: RemoteModel, batches: Sequence[Batch]) -> Iterator[Any]:
-    """Yield the outputs of a model in another process; no request is larger than `MOST_TOGETHER` but for one input."""
-    waiting: list[Batch] = []
-    size = 0
-    for inputs in batches:
-        own = sum(value.nbytes for value in inputs)
-        if waiting and size + own > MOST_TOGETHER:
-            yield from lowered.run_all(waiting)
-            waiting, size = [], 0
-        waiting.append(inputs)
-        size += own
-    yield from lowered.run_all(waiting)
 
 
 def error_on_retry(lower_again: Callable[[], LoweredModel], where: Where, inputs: Batch) -> str:

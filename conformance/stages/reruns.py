@@ -138,7 +138,7 @@ class RepeatRun:
     def foresee(self, runs: Sequence[Batch]) -> None:
         """Say which runs come next: a model in another process makes them in one request. `run` gives their results."""
         self._ahead.clear()
-        if not runs or not isinstance(self.lowered, RemoteModel):
+        if not isinstance(self.lowered, RemoteModel):
             return
         fillings = []
         for _ in runs:

@@ -20,8 +20,9 @@ from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import NoOracleError, placeholder_grids
 from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison, compare_all
+from conformance.stages.execution import ask_execution
 from conformance.stages.float_ops import explain_float
-from conformance.stages.lower import LoweredModel, lower, make_backend_error, run_all, run_lowered
+from conformance.stages.lower import LoweredModel, lower, run_all, run_lowered
 from conformance.stages.numerics import judge_comparisons
 from conformance.stages.reruns import REPETITION, compare_outputs
 from conformance.stages.stage import StageError
@@ -115,10 +116,7 @@ def _find_float_ops(bench: Bench, lowered: LoweredModel, model: GraphModule) -> 
     None: it reports nothing. A float fallback counts if its text begins with the name of a quantized node, or if
     nothing in the model is float.
     """
-    try:
-        execution = bench.backend.execution(lowered)
-    except Exception as error:
-        raise make_backend_error("execution", error) from error
+    execution = ask_execution(bench, lowered)
     if execution is None:
         return None
     present, plan = {node.name for node in model.graph.nodes}, explain(model).plan

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from backends.base import Execution, UnsupportedPattern
 from conformance.claims.case import Case
@@ -21,11 +21,11 @@ from conformance.machine.isolation import Ending, LostProcess
 from conformance.machine.memory import fill_memory
 from conformance.machine.threads import run_with_threads
 from conformance.ops.op_model import Input
+from conformance.remote import client
 from conformance.remote.client import RemoteBackend, RemoteModel, spell_trace
 from conformance.remote.description import read_description
 from conformance.remote.host import Host, HostError
 from conformance.remote.server import _receive_commands
-from conformance.stages import lower as lower_stage
 from conformance.stages.lower import run_all
 from conformance.stages.reruns import RepeatRun
 from conformance.stages.stage import StageError
@@ -97,16 +97,16 @@ def test_several_inputs_go_together_and_an_error_is_that_of_its_run(remote: Make
 
 
 def test_many_inputs_go_in_several_requests(remote: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lower_stage, "MOST_TOGETHER", 2 * INPUT.nbytes)
+    monkeypatch.setattr(client, "MOST_TOGETHER", 2 * INPUT.nbytes)
     lowered = remote("Counts").lower(MODEL, (INPUT,))
     asked: list[int] = []
-    run_together = RemoteModel.run_all
+    ask = RemoteModel._ask
 
-    def count(model: RemoteModel, batches: Sequence[tuple[Tensor, ...]]) -> Iterator[Any]:
-        asked.append(len(batches))
-        return run_together(model, batches)
+    def count(model: RemoteModel, action: str, pieces: list[bytes], **head: Any) -> Any:
+        asked.append(len(head["runs"]))
+        return ask(model, action, pieces, **head)
 
-    monkeypatch.setattr(RemoteModel, "run_all", count)
+    monkeypatch.setattr(RemoteModel, "_ask", count)
     outputs = run_all(lowered, ["here"] * 5, [(INPUT,)] * 5)
     assert [int(output[0]) for output in outputs] == [1, 2, 3, 4, 5] and asked == [2, 2, 1]
 
