@@ -12,7 +12,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_leaves
 
 from refimpl.errors import warn_user
-from refimpl.tracing import Draft
+from refimpl.graph_modules import Draft
 
 # What following a model only by shapes cannot do.
 _BEYOND_SHAPES = (

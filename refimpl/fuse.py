@@ -22,11 +22,12 @@ from refimpl.errors import ConfigError, ModelError, blame
 from refimpl.example_run import Examples, Seen
 from refimpl.forms import check_model, instance_of, list_of
 from refimpl.fusers import linear_bn_is_foldable
+from refimpl.graph_modules import Draft
 from refimpl.invariants import check_graph
 from refimpl.matching import Match, Nested, find_matches, run_getter
 from refimpl.native import config_or_native
 from refimpl.patterns import MatchAllNode, is_match_all
-from refimpl.tracing import FUSED_PARTS, Draft, FusedPart, Places, class_of, finish, no_collection, trace
+from refimpl.tracing import FUSED_PARTS, FusedPart, Places, class_of, finish, no_collection, trace
 
 # Functions inside a fusable pattern, and the module that stands for each: (attribute, position, default). (FUS-05)
 _MODULE_OF_FUNCTION: dict[Any, tuple[type[nn.Module], tuple[tuple[str, int, Any], ...]]] = {

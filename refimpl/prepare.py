@@ -20,6 +20,7 @@ from refimpl.example_run import Examples
 from refimpl.explain import PLAN
 from refimpl.forms import check_model
 from refimpl.fuse import fuse
+from refimpl.graph_modules import Draft
 from refimpl.invariants import check_graph
 from refimpl.native import config_or_native
 from refimpl.observers import Constructor
@@ -27,7 +28,7 @@ from refimpl.patterns import leaf_name
 from refimpl.plan import Decision, Plan
 from refimpl.qconfig import QConfigMapping, as_qconfig_mapping, warn_unmatched_keys
 from refimpl.reference import add_qconfig, copy_module, make_qat_module, swap_module
-from refimpl.tracing import TORCH_NOTES, Draft, Places, class_of, finish, no_collection, trace
+from refimpl.tracing import TORCH_NOTES, Places, class_of, finish, no_collection, trace
 
 PREPARED = "refimpl_prepared"  # the key of a prepared model's meta that holds its Prepared
 

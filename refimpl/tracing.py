@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,20 +14,20 @@ from itertools import chain, takewhile
 from traceback import StackSummary, walk_stack
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
-from weakref import ref
 
 import torch
 import torch.ao.nn.intrinsic as nni
 import torch.ao.nn.quantized as nnq
 from torch import nn
 from torch.fx import Graph, GraphModule, Node, Tracer
-from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx._symbolic_trace import _create_wrapped_func
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY as _PRESERVED
 from torch.fx.node import map_arg
 from torch.fx.operator_schemas import get_signature_for_torch_op
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from refimpl.errors import ModelError
+from refimpl.graph_modules import Draft, FlowModule
 
 CALLS = ("call_module", "call_function", "call_method")  # the kinds of node that compute
 
@@ -38,13 +39,15 @@ class QuantizationTracer(Tracer):
         super().__init__()
         self.leaf_names = leaf_names
         self.leaf_classes = leaf_classes
+        self._autowrap_search: list[Any] = []  # of the functions in ``math``; see _recorded_math
         self._functional: set[int] = set()
         self._lines: dict[tuple[CodeType, int], str] = {}
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> Graph:
         """Trace as fx does; a FloatFunctional counts as the functions that it calls. (CUS-02)"""
         self._functional = {id(m.activation_post_process) for m in root.modules() if isinstance(m, nnq.FloatFunctional)}
-        return super().trace(root, concrete_args)
+        with _recorded_math():
+            return super().trace(root, concrete_args)
 
     def create_node(self, *args: Any, **kwargs: Any) -> Node:
         """Record a node and the lines of forward methods that made it; fx's own record takes as long as tracing."""
@@ -71,6 +74,24 @@ class QuantizationTracer(Tracer):
         return is_named or isinstance(m, nni._FusedModule) or is_torchs  # type: ignore[attr-defined]
 
 
+@cache
+def _record_calls_of_math() -> dict[str, Callable[..., Any]]:
+    """Return the functions of ``math`` as fx records them; to make them anew takes a third of the time of a trace."""
+    functions = {name: each for name, each in vars(math).items() if not name.startswith("_") and callable(each)}
+    return {name: _create_wrapped_func(each) for name, each in functions.items()}
+
+
+@contextmanager
+def _recorded_math() -> Iterator[None]:
+    """Let ``math`` record calls on traced values, as fx does itself where it searches the module for each trace."""
+    before = dict(vars(math))
+    vars(math).update(_record_calls_of_math())
+    try:
+        yield
+    finally:
+        vars(math).update(before)
+
+
 @contextmanager
 def no_collection() -> Iterator[None]:
     """Pause Python's cyclic garbage collector while a pass runs; restore it after.
@@ -85,65 +106,6 @@ def no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-class _Owned(Graph):
-    """A graph that does not keep its graph module alive: without that cycle a dropped model is freed at once."""
-
-    _owner: Callable[[], GraphModule | None] | None = None
-
-    @property
-    def owning_module(self) -> GraphModule | None:
-        """The graph module that last got the graph, while it lives."""
-        return None if self._owner is None else self._owner()
-
-    @owning_module.setter
-    def owning_module(self, module: GraphModule | None) -> None:
-        self._owner, self._owning_module = None if module is None else ref(module), None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_owner": None}  # a weak reference cannot be pickled
-
-
-class _Owner(GraphModule):
-    """A graph module whose graph does not keep it alive."""
-
-    @property
-    def graph(self) -> Graph:
-        """The graph of the code."""
-        if self._graph.owning_module is None:  # another module that had the same graph is gone
-            self._graph.owning_module = self
-        return self._graph
-
-    @graph.setter
-    def graph(self, graph: Graph) -> None:
-        if type(graph) is Graph:
-            graph.__class__ = _Owned
-        self._graph = graph
-        graph.owning_module = self
-        self.recompile()
-
-
-class FlowModule(_Owner, _LazyGraphModule):
-    """The passes' result: it makes its Python code, most of a graph module's cost, when it is first run or read."""
-
-    __jit_unused_properties__ = [*GraphModule.__jit_unused_properties__, "code"]  # noqa: RUF012
-
-    def __prepare_scriptable__(self) -> GraphModule:
-        self.real_recompile()
-        return self
-
-
-class Draft(_Owner):
-    """A GraphModule on its way through the passes: it makes no code.
-
-    Modules and tensors are shared with its source; the containers that hold them are its own.
-    """
-
-    origin: str  # class name of the source model
-
-    def recompile(self) -> Any:
-        """Do nothing: a draft is not run."""
 
 
 _NOTES = "refimpl_notes"

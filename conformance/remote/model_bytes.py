@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from refimpl.tracing import FlowModule
+from refimpl.graph_modules import FlowModule
 
 _KEPT_META = ("nn_module_stack",)
 """What a node's meta may say of where the node comes from; backends name ops by it."""

@@ -27,7 +27,7 @@ from reports.schema import Check, ClaimResult
 SHARES = {"quick": 32, "full": 1, "stress": 1}
 """How many claims one process of the backend may run, by profile. To make one costs about 25 ms: little compared with a
 claim in full, but half of one in quick; shared by 32 claims it is about 2 ms."""
-JUDGED_BY_ONE = 32
+JUDGED_BY_ONE = 256
 """How many claims one process of the judge may take: no vendor's code runs in it that would leave something behind."""
 GRACE = 5.0
 """Seconds after the limit in which the judge's process itself says that the backend's process hangs."""
