@@ -140,3 +140,11 @@ class Controller:
         """Print the summary of the results under its own heading."""
         terminalreporter.section("conformance")
         terminalreporter.write(self._recorder.summary)
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """Print the verdict as the last line, after pytest's count of tests."""
+        reporter: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None and self._recorder.verdict:
+            reporter.write_line(
+                self._recorder.verdict, bold=True, green=self._recorder.passes, red=not self._recorder.passes
+            )

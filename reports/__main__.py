@@ -25,7 +25,7 @@ from reports.rerun import describe_chance, draw, list_units, rerun
 from reports.results import Results, ResultsError, read_results
 from reports.signature import describe_signature
 from reports.suite import LONGEST_DESCRIPTION, SuiteError, describe
-from reports.terminal import summary, verdict_line
+from reports.terminal import count_line, summary, verdict_line
 from reports.text import join_lines
 from reports.verdicts import Outcome
 
@@ -50,7 +50,7 @@ def _write_html(options: argparse.Namespace) -> int:
     target: Path = options.output or options.file.with_suffix(".html")
     results, baseline = read_results(options.file), _read_baseline(options)
     _write_file(target, render_html(results, baseline), options.file)
-    print(summary(results, target), end="")
+    print(f"{summary(results, target)}{verdict_line(results)}")
     return _find_status(results)
 
 
@@ -81,7 +81,7 @@ def _merge(options: argparse.Namespace) -> int:
     results = merge(options.files, options.output)
     target: Path = options.output.with_suffix(".html")
     _write_file(target, render_html(results), options.output)
-    print(summary(results, target), end="")
+    print(f"{summary(results, target)}{verdict_line(results)}")
     return _find_status(results)
 
 
@@ -96,6 +96,7 @@ def _certify(options: argparse.Namespace) -> int:
         return FAILED
     print(f"{options.output}: certificate of {content['counts']['claims']} claims of {join_lines(content['backend'])}")
     print(join_lines(content["execution"]["statement"]))
+    print(verdict_line(read_results(options.output / RESULTS)))
     return OK
 
 
@@ -115,7 +116,7 @@ def _verify(options: argparse.Namespace) -> int:
     status = FAILED if found.problems else PARTLY if found.unchecked else OK
     print(f"{options.folder}: {_HOLDS[status]}")
     if results is not None:
-        print(verdict_line(results))
+        print(f"{count_line(results)}\n{verdict_line(results)}")
         if text := results.describe_execution():
             print(f"WITHOUT EXECUTION EVIDENCE: {join_lines(text)}")
     return status

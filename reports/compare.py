@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from reports.decision import spell_decision, spell_share
 from reports.page import render_page
 from reports.results import Results, ResultsError
 from reports.schema import ClaimResult, Number
@@ -32,6 +33,23 @@ class Column:
     verdicts: Mapping[Verdict, int]
     ops: int
     rate: float | None
+
+    @property
+    def lets_pass(self) -> bool:
+        """Whether the run passes by waivers, or as it allows or accepts a verdict."""
+        return self.results.outcome is Outcome.PASS and any(
+            row.verdict is not Verdict.VERIFIED for row in self.results.judged
+        )
+
+    @property
+    def decision(self) -> str:
+        """The outcome with its reason."""
+        return spell_decision(self.results)
+
+    @property
+    def share(self) -> str:
+        """The share of the claims that is VERIFIED, in percent."""
+        return spell_share(self.verdicts.get(Verdict.VERIFIED, 0), len(self.results.claims))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,8 @@ class Differences:
     """Differences of the headers, such as torch or the CPU; a line each."""
     is_complete: bool
     """Whether the later run is complete."""
+    title: str
+    """Backend, day and profile of the earlier run."""
 
     @property
     def counts(self) -> dict[Change, int]:
@@ -104,6 +106,7 @@ def compare_runs(old: Results, new: Results) -> Differences:
         rows=tuple(sorted(rows, key=lambda row: order.index(row.change))),
         basis=(*_compare_headers(old, new), *_describe_left_out(left_out)),
         is_complete=new.outcome is not Outcome.INCOMPLETE,
+        title=f"{old.header.backend} of {old.header.started[:10]}, profile {old.header.profile}",
     )
 
 

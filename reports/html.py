@@ -11,21 +11,27 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
+from reports.causes import find_cause, group
 from reports.coverage import RuleRow, WaiverRow, collect_rules, collect_waivers, find_slowest
+from reports.decision import count_unreached, list_untried, spell_decision
 from reports.diff import Differences, compare_runs
 from reports.evidence import Table, make_table, tabulate_values
 from reports.page import anchor, render_page
 from reports.plots import Plot, make_plots
-from reports.results import Results, leading_check
+from reports.results import Results, counts_of, leading_check
 from reports.schema import Check, ClaimResult, Measurement, ModelResult
-from reports.verdicts import Verdict
+from reports.verdicts import Outcome, Verdict
 
 MOST_ROWS = 10_000
 """Largest number of listed claims; beyond it, or if they do not fit, VERIFIED claims appear only in the matrix."""
 MOST_CHANGES = 500
-_ROOM, _ROW, _LEAST = 4_750_000, 345, 150_000
+MOST_HIDDEN = 200
+"""Largest number of claims that a cause lists without evidence."""
+_ROOM, _ROW, _LEAST = 9_000_000, 345, 150_000
 """In bytes: largest size of a page, size of a claim without its ID, and least space for evidence."""
-_MOST_EVIDENCE = 1_800_000
+_WITH_SCRIPTS, _WHOLE, _MOST_EVIDENCE = 1_000_000, 2_600_000, 4_000_000
+"""In bytes: from where on evidence goes without the texts of scripts, from where on only with what each red claim must
+show (numbers, path of the script, command), and where it ends."""
 _OUTCOMES = ("error", "fail", "pass", "skip")  # the first that occurs at a stage is the stage's outcome
 
 
@@ -58,6 +64,11 @@ class ClaimView:
         return (self.lead.message if self.lead else "") or self.claim.reason
 
     @property
+    def allowed(self) -> str:
+        """What a right result may be off by, in output steps, as far as the results file says it whole."""
+        return next((check.allowed for check in self.checks if check.allowed), "")
+
+    @property
     def notable_checks(self) -> tuple[Check, ...]:
         """The checks that get a paragraph: failed, or with evidence; the leading one first."""
         notable = [c for c in self.checks if c.failed or c.evidence or c is self.lead]
@@ -76,24 +87,56 @@ class ClaimView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Claims with one cause; ``cards`` are those that are laid out with their evidence."""
+
+    views: tuple[ClaimView, ...]
+    cards: tuple[Markup, ...]
+
+    @property
+    def message(self) -> str:
+        """What they have in common: the waiver's reason, or the message of the first."""
+        waiver = self.views[0].claim.waiver
+        return waiver.reason if waiver else self.views[0].message
+
+    @property
+    def verdicts(self) -> dict[Verdict, int]:
+        """Number of claims with each verdict, worst first."""
+        return counts_of(view.claim.verdict for view in self.views)
+
+    @property
+    def hidden(self) -> tuple[ClaimView, ...]:
+        """The claims whose evidence did not fit."""
+        return self.views[len(self.cards) :]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Claims with their evidence, laid out; `hidden` is the number of those whose evidence did not fit."""
+    """Claims with their evidence, laid out by cause."""
 
     title: str
     name: str
-    cards: tuple[Markup, ...]
-    hidden: int
+    causes: tuple[Cause, ...]
 
     @property
     def total(self) -> int:
         """Number of claims, shown or not."""
-        return len(self.cards) + self.hidden
+        return sum(len(cause.views) for cause in self.causes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Data of the template in addition to the results."""
+    """Data of the template in addition to the results.
 
+    ``lets_pass``: the run passes by waivers, or as it allows QUALITY or accepts UNSHOWN. ``untried``: what it does not
+    show. ``unreached``: number of claims that it did not reach.
+    """
+
+    decision: str
+    no_failure: str
+    lets_pass: bool
+    untried: tuple[str, ...]
+    unreached: int
     listed: tuple[ClaimView, ...]
     failures: Section
     others: tuple[Section, ...]
@@ -119,7 +162,9 @@ def render_html(results: Results, baseline: Results | None = None) -> str:
     It makes no request and is readable without JavaScript. A pure function of the two: same runs, same text.
     """
     report = build_report(results, baseline)
-    return render_page("report.html.j2", results=results, report=report, most_changes=MOST_CHANGES)
+    return render_page(
+        "report.html.j2", results=results, report=report, most_changes=MOST_CHANGES, most_hidden=MOST_HIDDEN
+    )
 
 
 def build_report(results: Results, baseline: Results | None = None) -> Report:
@@ -148,7 +193,13 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         [view for view in worst_first if view.claim.allowed],
     )  # fmt: skip
     topics = _group_by_topic(results.measurements)
+    is_let = any(row.passes and row.verdict is not Verdict.VERIFIED for row in results.judged)
     return Report(
+        decision=spell_decision(results),
+        no_failure=_describe_no_failure(results),
+        lets_pass=results.outcome is Outcome.PASS and is_let,
+        untried=tuple(list_untried(results)),
+        unreached=count_unreached(results),
         listed=tuple(v for v in views.values() if not folds or v.claim.verdict is not Verdict.VERIFIED),
         failures=failures,
         others=tuple(section for section in (waived, quality) if section.total),
@@ -171,22 +222,61 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
 
 @dataclass(slots=True, kw_only=True)
 class EvidenceBudget:
-    """Lays out claims with their evidence, as long as they fit; `shown` are the IDs of those laid out."""
+    """Lays out claims with their evidence, as long as they fit; `shown` are the IDs of those laid out.
+
+    ``room``: bytes that there are; ``used``: bytes so far. The first claims show everything, the next ones no text of a
+    script, the others only what is short.
+    """
 
     room: int
+    used: int = 0
     shown: set[str] = field(default_factory=set)
 
     def lay_out(self, title: str, name: str, views: Sequence[ClaimView]) -> Section:
-        """Lay out as many of the views, in their order, as fit."""
+        """Lay out as many of the views as fit: of each cause the first claim, then the others, in their order."""
+        groups = sorted(
+            group(views, lambda view: find_cause(view.claim, view.checks)),
+            key=lambda each: (each[0].claim.verdict.rank, -len(each)),
+        )
+        cards: list[list[Markup]] = [self._lay_out(each[:1]) for each in groups]
+        for each, own in zip(groups, cards, strict=True):
+            own += self._lay_out(each[len(own) :])
+        causes = tuple(Cause(views=each, cards=tuple(own)) for each, own in zip(groups, cards, strict=True))
+        return Section(title=title, name=name, causes=causes)
+
+    def _lay_out(self, views: Sequence[ClaimView]) -> list[Markup]:
         cards: list[Markup] = []
         for view in views:
-            text = render_page("claim.html.j2", view=view)
-            self.room -= len(text.encode())
-            if self.room < 0:
+            detail = "brief" if self.used > _WHOLE else "no script" if self.used > _WITH_SCRIPTS else "all"
+            text = render_page("claim.html.j2", view=view, detail=detail)
+            if self.used + len(text.encode()) > self.room:
                 break
+            self.used += len(text.encode())
             cards.append(Markup(text))
             self.shown.add(view.claim.claim)
-        return Section(title=title, name=name, cards=tuple(cards), hidden=len(views) - len(cards))
+        return cards
+
+
+def _describe_no_failure(results: Results) -> str:
+    """Say what it means that no claim is listed as a failure, for a run in which none is."""
+    grouped = sum(not claim.passes for claim in results.claims)
+    notes = [
+        f"{results.waived} would, but for a waiver" if results.waived else "",
+        f"{grouped} of unexercised or unshown claims stand below" if grouped else "",
+        "the run fails all the same: its first lines say why"
+        if results.outcome is Outcome.FAIL and not grouped
+        else "",
+        "not all were reached" if count_unreached(results) else "",
+    ]
+    return (
+        "; ".join(
+            [
+                "No claim that was judged is refuted" if grouped else "No claim that was judged fails",
+                *filter(None, notes),
+            ]
+        )
+        + "."
+    )
 
 
 def _view_groups(

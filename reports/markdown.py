@@ -9,9 +9,10 @@ import os
 import string
 from collections.abc import Iterable, Iterator, Sequence
 
+from reports.decision import list_untried
 from reports.diff import compare_runs
 from reports.results import Results, leading_check
-from reports.terminal import verdict_line
+from reports.terminal import count_line, spell_waived, verdict_line
 from reports.text import join_lines, pluralize, shorten_commit, spell_duration, spell_lsb
 from reports.verdicts import VERDICTS
 
@@ -28,6 +29,10 @@ def markdown(results: Results, baseline: Results | None = None) -> str:
     blocks: list[str] = [
         f"## {results.outcome}: {_escape(header.backend)} against {_escape(header.config_name)}",
         f"**{_escape(verdict_line(results))}**",
+        _escape(count_line(results)),
+        "\n".join(["Not shown by this run:", "", *(f"- {_escape(line)}" for line in list_untried(results))])
+        if any(list_untried(results))
+        else "",
     ]
     if header.shard:
         blocks.append(f"This is shard {_escape(str(header.shard))}: it shows nothing about the others.")
@@ -85,7 +90,7 @@ def _render_reasons(results: Results) -> str:
     groups = (("Unexercised", results.unexercised()), ("Unshown", results.unshown()))
     tables = []
     for title, claims_by_reason in groups:
-        rows = [(str(len(claims)), reason) for reason, claims in claims_by_reason.items()][:WORST]
+        rows = [(str(len(each)), f"{spell_waived(each)}{reason}") for reason, each in claims_by_reason.items()][:WORST]
         tables += [f"### {title}\n\n{_to_table(('claims', 'reason'), rows)}"] if rows else []
     return "\n\n".join(tables)
 

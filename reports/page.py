@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 from reports.coverage import read_rule_texts
 from reports.evidence import make_table, order_graphs, select_details, spell_value, tabulate_outputs, tabulate_qparams
 from reports.text import cut, shorten_commit, spell_duration, spell_lsb, tame
+from reports.verdicts import VERDICT_TEXTS
 
 LONGEST = 4000
 """Largest number of characters of a text; a script, which is to be run, may have LONGEST_SCRIPT."""
@@ -59,6 +60,7 @@ def _make_environment() -> Environment:
     style, script = (environment.get_template(f"page.{kind}.j2").render() for kind in ("css", "js"))
     environment.globals |= {
         "page_style": Markup(style), "page_script": Markup(script), "rule_texts": read_rule_texts(),
+        "verdict_texts": VERDICT_TEXTS,
         "policy": f"default-src 'none'; img-src data:; style-src {_hash_csp(style)}; script-src {_hash_csp(script)}",
     }  # fmt: skip
     return environment

@@ -91,6 +91,11 @@ class Results:
         return sum(claim.waived for claim in self.claims)
 
     @property
+    def waived_models(self) -> int:
+        """Number of waived models."""
+        return sum(model.waived for model in self.models)
+
+    @property
     def allowed(self) -> int:
         """Number of claims and models whose QUALITY passes by ``--allow-quality``."""
         return sum(judged.allowed for judged in self.judged)
@@ -125,7 +130,7 @@ class Results:
         return tuple(sorted(failing, key=lambda model: (model.verdict.rank, model.model)))
 
     def unexercised(self) -> dict[str, tuple[ClaimResult, ...]]:
-        """Return the claims that could not be exercised (and are not waived) by reason, the most frequent first."""
+        """Return the claims that could not be exercised, waived or not, by reason, the most frequent first."""
         return self._group_by_reason(Verdict.UNEXERCISED)
 
     def unshown(self) -> dict[str, tuple[ClaimResult, ...]]:
@@ -135,7 +140,7 @@ class Results:
     def _group_by_reason(self, verdict: Verdict) -> dict[str, tuple[ClaimResult, ...]]:
         groups: dict[str, list[ClaimResult]] = {}
         for claim in self.claims:
-            if claim.verdict is verdict and not claim.waived:
+            if claim.verdict is verdict:
                 groups.setdefault(claim.reason.strip() or "no reason given", []).append(claim)
         ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
         return {reason: tuple(claims) for reason, claims in ordered}

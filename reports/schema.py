@@ -219,6 +219,8 @@ class Check:
     """Largest distance from the exact result, in output steps. (NUM-03)"""
     slack_lsb: Number | None = field(default=None, metadata=ALWAYS)
     """Largest derived slack beyond half a step, in output steps. (NUM-04)"""
+    allowed: str = ""
+    """What a right result may be off by, in output steps, whole: ``0.5 + 0.000305``; of several bounds the widest."""
     cases: int | None = field(default=None, metadata=ALWAYS)
     """Number of cases or comparisons."""
     seconds: float = field(default=0.0, metadata=ALWAYS)

@@ -1,20 +1,24 @@
-"""The summary that a run prints when it ends: verdict line, counts, worst claims, unexercised claims."""
+"""The summary that a run prints when it ends: counts, worst claims, unexercised claims; the verdict is last."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tabulate import MIN_PADDING, tabulate
 
+from reports.decision import count_unreached, spell_decision
 from reports.results import Results, leading_check
 from reports.schema import Check, ClaimResult, Judged
 from reports.text import cut_end, cut_middle, join_lines, pluralize, spell_lsb
 from reports.verdicts import VERDICTS, Verdict
 
 WORST = 20
+UNCUT = 10_000
+"""Columns where the output is no terminal: a log is searched, and its lines are cut nowhere."""
 SHORT = 48
 """Most characters of what failing cases share that stand before the message."""
 NEXT_STEP = (
@@ -27,15 +31,19 @@ _PROBLEM_COLUMNS = ("verdict", "stage", "rule", "LSB", "claim, and what is wrong
 
 
 def summary(results: Results, html_path: str | os.PathLike[str], *, width: int | None = None) -> str:
-    """Return the summary that a run ends with, fitted to `width` columns (None: the terminal's)."""
-    width = width or shutil.get_terminal_size().columns
+    """Return the summary that a run ends with, but for its last line, which is `verdict_line`.
+
+    ``width``: columns that it is fitted to (None: the terminal's; nothing is cut where there is none).
+    """
+    width = width or (shutil.get_terminal_size().columns if sys.stdout.isatty() else UNCUT)
     blocks = (
-        verdict_line(results),
+        count_line(results),
         "\n".join(f"! {join_lines(problem)}" for problem in results.problems),
         _render_execution(results),
         _render_verdicts(results),
         _render_failures(results, width),
         _render_models(results, width),
+        _render_unreached(results),
         _render_reasons("unexercised, by reason:", results.unexercised(), width),
         _render_reasons("execution not shown, by reason:", results.unshown(), width),
         _render_waived(results, width),
@@ -47,10 +55,15 @@ def summary(results: Results, html_path: str | os.PathLike[str], *, width: int |
 
 
 def verdict_line(results: Results) -> str:
-    """Return the run in a line: `qnnpack: FAIL — 404 claims: 12 REFUTED, 392 VERIFIED; 9 models: 9 VERIFIED`."""
+    """Return the decision on a run in a line, with its reason. (`reports.decision.spell_decision`)"""
+    return join_lines(f"{results.header.backend}: {spell_decision(results)}")
+
+
+def count_line(results: Results) -> str:
+    """Return the verdicts in a line: `404 claims: 12 REFUTED, 392 VERIFIED (12 WAIVED); 9 models: 9 VERIFIED`."""
     claims = _spell_verdicts("claim", results.claims)
     models = f"; {_spell_verdicts('model', results.models)}" if results.models else ""
-    return join_lines(f"{results.header.backend}: {results.outcome} — {claims}{models}")
+    return f"{claims}{models}"
 
 
 def _spell_verdicts(noun: str, judged: Sequence[Judged]) -> str:
@@ -104,8 +117,22 @@ def _fit_rows(rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, ...]
 
 
 def _render_reasons(title: str, groups: Mapping[str, Sequence[ClaimResult]], width: int) -> str:
-    lines = [cut_middle(f"{len(claims):6d}  {join_lines(reason)}", width) for reason, claims in groups.items()]
+    lines = [
+        cut_middle(f"{len(claims):6d}  {spell_waived(claims)}{join_lines(reason)}", width)
+        for reason, claims in groups.items()
+    ]
     return "\n".join([title, *lines]) if lines else ""
+
+
+def spell_waived(claims: Sequence[ClaimResult]) -> str:
+    """Return how many of several claims are waived, before their reason: `(all waived) `; "" if none is."""
+    waived = sum(claim.waived for claim in claims)
+    return f"({'all' if waived == len(claims) else waived} waived) " if waived else ""
+
+
+def _render_unreached(results: Results) -> str:
+    unreached = count_unreached(results)
+    return f"! {pluralize(unreached, 'claim')} of {results.header.claims} never reached" if unreached else ""
 
 
 def _render_execution(results: Results) -> str:

@@ -22,7 +22,7 @@ from reports.html import render_html
 from reports.markdown import write_job_summary
 from reports.results import ResultsError, read_results
 from reports.schema import ClaimResult, Header, Judged
-from reports.terminal import summary
+from reports.terminal import summary, verdict_line
 from reports.verdicts import Outcome, Verdict
 from reports.writer import ResultsWriter
 
@@ -45,6 +45,9 @@ class Recorder:
             self._baseline = read_results(run.options.baseline) if run.options.baseline else None
         self._html = folder / "report.html"
         self.summary = "no claim was tested\n"
+        self.verdict = ""
+        """The decision on the run in a line; "" if it came to none."""
+        self.passes = False
         waivers = run.waiver_file.read_bytes() if run.waiver_file else None  # they may be those removed below
         try:
             self._writer = ResultsWriter(folder / "results.jsonl")
@@ -122,6 +125,7 @@ class Recorder:
         results = read_results(self._writer.path)
         self._html.write_text(render_html(results, self._baseline), encoding="utf-8")
         self.summary = summary(results, self._html) + write_job_summary(results, self._baseline)
+        self.verdict, self.passes = verdict_line(results), status == 0
         return status
 
     def _record(self, unit: Unit, lines: Iterable[str]) -> None:

@@ -168,6 +168,7 @@ def judge_comparisons(claim: str, comparisons: Sequence[Comparison], *, moves_on
         message="; ".join(filter(None, (message_of(lead, verdict), _describe_rounding(comparisons, verdict)))),
         max_lsb=_largest_finite(each.max_lsb for each in comparisons),
         slack_lsb=_largest_finite(each.slack_lsb for each in comparisons),
+        allowed=_spell_widest(comparisons),
         cases=len(comparisons),
         failing=sum(verdict_of(each, moves_only) not in PASSING for each in comparisons),
         statistics=summarize(each.sample for each in comparisons if each.sample is not None),
@@ -208,9 +209,19 @@ def message_of(comparison: Comparison, verdict: Verdict) -> str:
         return ""
     if comparison.problem:
         return f"{comparison.where}: {comparison.problem}"
-    bound = f"{comparison.allowed}{comparison.slack_lsb:.3g}"
-    text = f"{comparison.where}: distance {comparison.max_lsb:.6g} LSB, allowed {bound}"
+    text = f"{comparison.where}: distance {comparison.max_lsb:.6g} LSB, allowed {_spell_bound(comparison)}"
     return f"within one step, not correctly rounded: {text}" if verdict is Verdict.QUALITY else text
+
+
+def _spell_widest(comparisons: Sequence[Comparison]) -> str:
+    """Return the widest bound of several comparisons; "" if none has one."""
+    finite = [each for each in comparisons if math.isfinite(each.slack_lsb) and not each.problem]
+    return _spell_bound(max(finite, key=lambda each: each.slack_lsb)) if finite else ""
+
+
+def _spell_bound(comparison: Comparison) -> str:
+    """Return what a right result may be off by, whole: half a step and the slack, or the slack alone."""
+    return f"{comparison.allowed}{comparison.slack_lsb:.3g}"
 
 
 def _largest_finite(values: Iterable[float]) -> float | None:

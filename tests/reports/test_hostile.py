@@ -15,7 +15,7 @@ from reports.diff import compare_runs, diff_text
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.results import Results, read_results
-from reports.terminal import summary
+from reports.terminal import summary, verdict_line
 from reports.verdicts import VERDICTS, Outcome
 from tests.reports.pages import Page
 
@@ -143,5 +143,5 @@ def test_a_cut_file_is_incomplete_in_every_output(made: Any, plain: list[Row]) -
         path.write_bytes(whole[: int(len(whole) * share)])
         results = read_results(path)
         assert results.outcome is Outcome.INCOMPLETE
-        for output in (render_html(results), markdown(results), summary(results, "o")):
+        for output in (render_html(results), markdown(results), verdict_line(results)):
             assert "INCOMPLETE" in output

@@ -113,7 +113,7 @@ def test_the_command_writes_results_and_report(runs: Any, capsys: Any) -> None:
     target = runs.directory / "all.jsonl"
     words = ["merge", *map(str, shards(runs)), "-o", str(target)]
     assert main(words) == 0
-    assert capsys.readouterr().out.startswith("qnnpack: PASS — 12 claims: 12 VERIFIED\n")
+    assert capsys.readouterr().out.startswith("12 claims: 12 VERIFIED\n")
     assert target.with_suffix(".html").exists() and read_results(target).outcome is Outcome.PASS
     assert main(["merge", str(target), "-o", str(target)]) == 2
     assert "would replace a shard" in capsys.readouterr().err

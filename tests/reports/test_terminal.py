@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from reports.__main__ import main
-from reports.terminal import summary, verdict_line
+from reports.terminal import count_line, summary, verdict_line
 from reports.text import spell_lsb
 
 
 def test_the_verdict_line_says_it_all(runs: Any) -> None:
     results = runs.results([*runs.refuted(), runs.claim(), runs.claim("w", verdict="TIMEOUT", waived=True)])
-    line = "qnnpack: FAIL — 3 claims: 1 TIMEOUT, 1 REFUTED, 1 VERIFIED (1 WAIVED)"
-    assert verdict_line(results) == line
+    assert verdict_line(results) == "qnnpack: FAIL because 1 claim is refuted; 1 of 3 claims verified (33 %)"
+    line = "3 claims: 1 TIMEOUT, 1 REFUTED, 1 VERIFIED (1 WAIVED)"
+    assert count_line(results) == line
     assert summary(results, "out.html").startswith(line + "\n")
 
 
@@ -25,7 +26,7 @@ def test_models_are_counted_and_those_that_do_not_pass_named(runs: Any, made: An
         made.model("model/lstm/ptq", verdict="CRASHED", waived=True, waiver=made.waiver),
     ]  # fmt: skip
     text = summary(made.results(rows), "out.html", width=200)
-    assert text.startswith("qnnpack: FAIL — 1 claim: 1 VERIFIED; 3 models: 1 CRASHED, 1 REFUTED, 1 VERIFIED (1 WAIVED)")
+    assert text.startswith("1 claim: 1 VERIFIED; 3 models: 1 CRASHED, 1 REFUTED, 1 VERIFIED (1 WAIVED)")
     assert "worst first:\nREFUTED      model/unet/ptq: up1: 3 LSB\n\nWAIVED" in text
 
 
@@ -100,13 +101,14 @@ def test_text_from_a_backend_cannot_steer_the_terminal(runs: Any) -> None:
 
 
 def test_problems_are_told(runs: Any) -> None:
-    text = summary(runs.results([runs.claim()], claims=5), "out.html")
-    assert "FAIL" in text.splitlines()[0]
+    results = runs.results([runs.claim()], claims=5)
+    text = summary(results, "out.html")
+    assert verdict_line(results).startswith("qnnpack: FAIL because the header's claims: 5; the rows give 1")
     assert "! the header's claims: 5; the rows give 1" in text
 
 
 def test_an_empty_run_has_a_summary(runs: Any) -> None:
-    assert summary(runs.results([]), "out.html").startswith("qnnpack: FAIL — 0 claims: none ran")
+    assert summary(runs.results([]), "out.html").startswith("0 claims: none ran\n\n! no claim was tested")
 
 
 @pytest.mark.parametrize(("value", "text"), [(None, "-"), (0.5006, "0.5006"), (255.0, "255"), (3, "3"), ("inf", "inf")])
@@ -121,7 +123,8 @@ def test_render_writes_the_report_and_exits_0_on_a_pass(runs: Any, capsys: Any) 
     path = runs.lines([runs.check(), runs.claim()])
     assert main(["render", str(path)]) == 0
     assert path.with_suffix(".html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    assert capsys.readouterr().out.endswith(f"report: {path.with_suffix('.html')}\n")
+    last = f"report: {path.with_suffix('.html')}\nqnnpack: PASS, 1 of 1 claim verified (100 %)\n"
+    assert capsys.readouterr().out.endswith(last)
 
 
 def test_render_exits_1_when_the_run_did_not_pass(runs: Any, tmp_path: Any) -> None:

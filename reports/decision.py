@@ -1,0 +1,107 @@
+"""The decision on a run: its outcome with the reason, and what the run does not show. Every report begins with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from reports.coverage import collect_waivers
+from reports.results import Results, counts_of
+from reports.schema import Judged
+from reports.text import pluralize
+from reports.verdicts import Outcome, Verdict
+
+_FAILS: Mapping[Verdict, tuple[str, str]] = {
+    Verdict.CRASHED: ("crashed", "crashed"),
+    Verdict.TIMEOUT: ("did not end in time", "did not end in time"),
+    Verdict.REFUTED: ("is refuted", "are refuted"),
+    Verdict.FALLBACK: ("fell back to float", "fell back to float"),
+    Verdict.UNEXERCISED: ("is unexercised", "are unexercised"),
+    Verdict.UNSHOWN: ("does not show its execution", "do not show their execution"),
+    Verdict.QUALITY: ("is only within one step", "are only within one step"),
+}
+"""What a reader is told of one row, and of several, with a verdict that does not pass."""
+
+
+def spell_decision(results: Results) -> str:
+    """Return the outcome, why it is so, and how much is verified, in a line.
+
+    ``PASS with 375 waivers (first expires 2027-11-30), 491 of 853 claims verified (58 %)``
+    """
+    separator = ", " if results.outcome is Outcome.PASS else "; "
+    return f"{results.outcome}{_spell_reason(results)}{separator}{spell_verified(results)}"
+
+
+def spell_verified(results: Results) -> str:
+    """Return how many of the claims to be judged are VERIFIED: ``491 of 853 claims verified (58 %)``."""
+    verified, total = results.counts.get(Verdict.VERIFIED, 0), results.header.claims
+    return f"{verified} of {pluralize(total, 'claim')} verified ({spell_share(verified, total)})"
+
+
+def spell_share(part: int, whole: int) -> str:
+    """Return a share in percent; what is not all or nothing is not rounded to it; "-" of nothing."""
+    if not whole:
+        return "-"
+    rounded = round(100 * part / whole)
+    return f"{min(max(rounded, 1), 99) if 0 < part < whole else rounded} %"
+
+
+def _spell_reason(results: Results) -> str:
+    if results.outcome is Outcome.PASS:
+        return _spell_let(results)
+    if results.outcome is Outcome.INCOMPLETE:
+        return f" because the run stopped after {len(results.claims)} of {pluralize(results.header.claims, 'claim')}"
+    causes = [*_spell_failing(results), *_spell_problems(results)]
+    return f" because {_enumerate(causes)}" if causes else ""
+
+
+def _spell_let(results: Results) -> str:
+    """Return what lets a run pass besides VERIFIED claims and models."""
+    waivers = collect_waivers(results)
+    waived = sum(row.waived for row in results.judged)
+    expires = min((row.waiver.expires for row in waivers if row.waiver.expires), default=None)
+    accepted = sum(row.accepted for row in results.judged)
+    parts = []
+    if waived:
+        parts.append(pluralize(waived, "waiver") + (f" (first expires {expires})" if expires else ""))
+    parts += [f"{results.allowed} QUALITY allowed"] if results.allowed else []
+    parts += [f"{accepted} UNSHOWN accepted"] if accepted else []
+    return f" with {_enumerate(parts)}" if parts else ""
+
+
+def _spell_failing(results: Results) -> Iterator[str]:
+    groups: tuple[tuple[str, Sequence[Judged]], ...] = (("claim", results.claims), ("model", results.models))
+    for noun, rows in groups:
+        for verdict, count in counts_of(row.verdict for row in rows if not row.passes).items():
+            yield f"{pluralize(count, noun)} {_FAILS[verdict][count > 1]}"
+
+
+def _spell_problems(results: Results) -> Iterator[str]:
+    first, *others = [*results.problems, ""]
+    if first:
+        yield first if len(others) == 1 else f"{first} (and {pluralize(len(others) - 1, 'further problem')})"
+
+
+def _enumerate(parts: Sequence[str]) -> str:
+    """Join parts as a sentence does: ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
+def list_untried(results: Results) -> Iterator[str]:
+    """Yield what the run does not show, a line each: claims that it did not reach or select, values out of limits."""
+    header = results.header
+    if header.shard:
+        yield f"the claims of the other shards: this is shard {header.shard}"
+    elif header.claims < header.claims_in_config:
+        left = header.claims_in_config - header.claims
+        yield f"{pluralize(left, 'claim')} of the config: {'it is' if left == 1 else 'they are'} not selected"
+    if unreached := count_unreached(results):
+        yield f"{pluralize(unreached, 'claim')} that the run did not reach"
+    if header.limits:
+        yield f"argument values beyond the limits that the backend declares for {pluralize(len(header.limits), 'op')}"
+    if header.profile == "quick":
+        yield "most cases of each claim: profile quick tries a few; full and stress try more"
+
+
+def count_unreached(results: Results) -> int:
+    """Return how many of the claims to be judged have no verdict."""
+    return max(results.header.claims - len(results.claims), 0)
