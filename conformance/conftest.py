@@ -101,9 +101,14 @@ class Controller:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Return no letter for a test if the progress line replaces pytest's dots."""
-        is_shown = self._progress.replaces_dots and report.when == "call"
-        return (report.outcome, "", "") if is_shown else None
+        """Return no letter for a test if the progress line replaces pytest's dots; with -v the verdict as its word."""
+        if report.when != "call":
+            return None
+        if self._progress.replaces_dots:
+            return report.outcome, "", ""
+        self._recorder.take(report)
+        verdict = self._recorder.find_verdict(report)
+        return (report.outcome, "." if report.passed else "F", verdict) if verdict else None
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Pass the collected tests to the recorder, in a run without workers."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from reports.against_suite import Findings, compare_with_suite
 from reports.certificate import CERTIFICATE, RESULTS, WAIVERS, NotCertified, certify, verify
 from reports.compare import render_board
-from reports.diff import compare_runs, diff_text
+from reports.diff import compare_runs, diff_text, read_baseline
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.merge import merge
@@ -30,6 +30,8 @@ from reports.text import join_lines
 from reports.verdicts import Outcome
 
 OK, FAILED, UNUSABLE, PARTLY = 0, 1, 2, 3
+SCOREBOARD = Path("build", "scoreboard.html")
+"""Where the scoreboard goes if nothing else is asked: to the folder for what is made, as with the report of a run."""
 _HOLDS = {OK: "holds", FAILED: "does not hold", PARTLY: "holds as far as it could be checked"}
 
 
@@ -48,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _write_html(options: argparse.Namespace) -> int:
     target: Path = options.output or options.file.with_suffix(".html")
-    results, baseline = read_results(options.file), _read_baseline(options)
+    results = read_results(options.file)
+    baseline = _read_baseline(options, results)
     _write_file(target, render_html(results, baseline), options.file)
     print(f"{summary(results, target)}{verdict_line(results)}")
     return _find_status(results)
@@ -56,7 +59,7 @@ def _write_html(options: argparse.Namespace) -> int:
 
 def _write_markdown(options: argparse.Namespace) -> int:
     results = read_results(options.file)
-    text = markdown(results, _read_baseline(options))
+    text = markdown(results, _read_baseline(options, results))
     if options.output is None:
         print(text, end="")
     else:
@@ -66,7 +69,10 @@ def _write_markdown(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     runs = [read_results(path) for path in options.files]
-    _write_file(options.output, render_board(runs), *options.files)
+    text = render_board(runs)
+    if options.output == SCOREBOARD:
+        SCOREBOARD.parent.mkdir(exist_ok=True)
+    _write_file(options.output, text, *options.files)
     print(f"{len(runs)} runs side by side: {options.output}")
     return OK
 
@@ -146,8 +152,10 @@ def _ask_suite(options: argparse.Namespace, results: Results) -> Findings:
     return found + rerun(results, units, said.opened, waivers, options.timeout)
 
 
-def _read_baseline(options: argparse.Namespace) -> Results | None:
-    return None if options.baseline is None else read_results(options.baseline)
+def _read_baseline(options: argparse.Namespace, results: Results) -> Results | None:
+    if options.baseline is None:
+        return None
+    return read_baseline(options.baseline, results.header.profile, any_profile=options.any_profile)
 
 
 def _find_status(results: Results) -> int:
@@ -183,18 +191,19 @@ def _make_parser() -> argparse.ArgumentParser:
         sub.add_argument("file", type=Path, metavar="FILE")
         sub.add_argument("-o", dest="output", type=Path, metavar="OUT", help=f"default: {default}")
         sub.add_argument("--baseline", type=Path, metavar="FILE", help="an earlier run, to show the differences from")
+        sub.add_argument("--any-profile", action="store_true", help="take a baseline of another profile as well")
     sub = add_command(_compare, "compare", "put runs of several backends side by side in one page")
     sub.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    sub.add_argument("-o", dest="output", type=Path, metavar="OUT.html", default=Path("scoreboard.html"))
+    _add_output(sub, "OUT.html", SCOREBOARD)
     sub = add_command(_diff, "diff", "show what differs between two runs; status 1 if something got worse")
     sub.add_argument("old", type=Path, metavar="OLD")
     sub.add_argument("new", type=Path, metavar="NEW")
     sub = add_command(_merge, "merge", "make one results file, and its report, of all shards of a run")
     sub.add_argument("files", type=Path, nargs="+", metavar="SHARD")
-    sub.add_argument("-o", dest="output", type=Path, metavar="OUT.jsonl", default=Path("results.jsonl"))
+    _add_output(sub, "OUT.jsonl", Path("results.jsonl"))
     sub = add_command(_certify, "certify", "make a certificate of a whole run that passed")
     sub.add_argument("file", type=Path, metavar="FILE")
-    sub.add_argument("-o", dest="output", type=Path, metavar="DIR", default=Path("certificate"))
+    _add_output(sub, "DIR", Path("certificate"))
     sub.add_argument("--waivers", type=Path, metavar="FILE", help=f"the run's waivers; default: {WAIVERS} next to FILE")
     sub.add_argument(
         "--without-execution-evidence", action="store_true",
@@ -207,6 +216,10 @@ def _make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--files-only", action="store_true", help="ask neither the suite nor the backend (no torch)")
     sub.add_argument("--timeout", type=_parse_count, metavar="SECONDS", help="of each command of the suite that is run")
     return parser
+
+
+def _add_output(parser: argparse.ArgumentParser, metavar: str, default: Path) -> None:
+    parser.add_argument("-o", dest="output", type=Path, metavar=metavar, default=default, help=f"default: {default}")
 
 
 def _parse_count(text: str) -> int:

@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from tabulate import tabulate
 
-from reports.results import Results
+from reports.results import Results, ResultsError, read_results
 from reports.schema import ClaimResult, Judged, Number
 from reports.selection import select_of_run
 from reports.text import cut_end, cut_middle, join_lines, spell_lsb
@@ -90,6 +91,21 @@ class Differences:
     def regressed(self) -> bool:
         """Whether something got worse, or the new run is incomplete and so cannot show that nothing did."""
         return bool(self.counts[Change.REGRESSED]) or not self.is_complete
+
+
+def read_baseline(path: Path, profile: str, *, any_profile: bool = False) -> Results:
+    """Read an earlier run that a run of a profile is compared with.
+
+    Raises ResultsError for a file that cannot be read, and for a run of another profile, unless any is taken: it has
+    other cases, so that a difference need not be a change.
+    """
+    results = read_results(path)
+    if results.header.profile != profile and not any_profile:
+        raise ResultsError(
+            f"{path}: a baseline of profile {results.header.profile}, for a run of profile {profile}: they have other "
+            "cases, so that what differs may be no change; --any-profile compares them all the same"
+        )
+    return results
 
 
 def compare_runs(old: Results, new: Results) -> Differences:

@@ -57,10 +57,11 @@ class Expected:
 
 
 class VerdictSeen(NamedTuple):
-    """A run's verdict on a claim or model. ``failing``: as in its row; None: it varies from run to run."""
+    """A run's verdict on a claim or model. ``failing``: as in its row; None: it varies. ``waived``: by this run."""
 
     verdict: Verdict
     failing: int | None = None
+    waived: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

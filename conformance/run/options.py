@@ -125,6 +125,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "FILE",
         "help": "results.jsonl of an earlier run: the report shows the differences to it, regressions first",
     },
+    "--any-profile": {
+        "action": "store_true",
+        "help": "take a baseline of another profile as well: it has other cases, so that what differs may be no change",
+    },
     "--report-dir": {
         "metavar": "DIR",
         "help": "folder for results.jsonl, report.html, scripts/ and a copy of the waivers "
@@ -141,7 +145,8 @@ class Options:
     ``claims`` are IDs or globs of claims and jobs; none: all. ``claim_timeout`` is in seconds, for one claim or job.
     ``without_execution_evidence`` lets UNSHOWN pass. ``waivers`` replaces the backend's own file; ``no_waivers``
     ignores both. ``isa`` is a name of ``conformance.machine.isa.LEVELS``; None: what the CPU has. ``shard``: which part
-    of how many is run; None: all. ``baseline``: the results of an earlier run, with which the report compares.
+    of how many is run; None: all. ``baseline``: the results of an earlier run, with which the report compares,
+    ``any_profile``: also if it is of another profile.
     """
 
     backend: str
@@ -159,6 +164,7 @@ class Options:
     isa: str | None = None
     shard: Shard | None = None
     baseline: Path | None = None
+    any_profile: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -219,6 +225,7 @@ def read_options(config: pytest.Config) -> Options:
         isa=option.isa,
         shard=option.shard,
         baseline=Path(option.baseline).absolute() if option.baseline else None,
+        any_profile=option.any_profile,
     )
 
 
@@ -233,7 +240,7 @@ def select_ids(ids: Sequence[str], globs: Sequence[str]) -> frozenset[str]:
     for text in globs:
         matches = find_matches(text, ids)
         if not matches:
-            near = ", ".join(nlargest(3, ids, key=lambda claim_id: _count_shared(text, claim_id)))
+            near = ", ".join(_find_nearest(text, ids))
             raise pytest.UsageError(
                 f"--claim {text!r} matches no claim, model or measurement; nearest: {near}; --list-claims lists them"
             )
@@ -241,6 +248,13 @@ def select_ids(ids: Sequence[str], globs: Sequence[str]) -> frozenset[str]:
     return frozenset(chosen)
 
 
-def _count_shared(text: str, claim_id: str) -> int:
-    """Count the characters of ``text`` that the ID also has, in order."""
-    return sum(block.size for block in SequenceMatcher(None, text, claim_id, autojunk=False).get_matching_blocks())
+def _find_nearest(text: str, ids: Sequence[str]) -> list[str]:
+    """Return the three IDs that are most like a text: first by the pattern, then by what follows it."""
+    parts = [each.strip("*") for each in text.partition("/")[::2]]
+
+    def measure(claim_id: str) -> tuple[float, float]:
+        own = claim_id.partition("/")[::2]
+        ratios = [SequenceMatcher(None, *pair, autojunk=False).ratio() for pair in zip(parts, own, strict=True)]
+        return ratios[0], ratios[1]
+
+    return nlargest(3, ids, key=measure)

@@ -16,11 +16,13 @@ from conformance.machine.isolation import Ending, WorkResult
 from conformance.pipeline.job import Job
 from conformance.run.expected import VerdictSeen
 from conformance.run.judging import find_problems, rows_of
+from conformance.run.options import Options
 from conformance.run.session import Run, Unit, param_id, raise_usage_error_for
 from reports.codec import line_of
+from reports.diff import read_baseline
 from reports.html import render_html
 from reports.markdown import write_job_summary
-from reports.results import ResultsError, read_results
+from reports.results import Results, ResultsError, read_results
 from reports.schema import ClaimResult, Header, Judged
 from reports.terminal import summary, verdict_line
 from reports.verdicts import Outcome, Verdict
@@ -42,7 +44,7 @@ class Recorder:
         """Open the results file. Raises UsageError for a report folder or a baseline that cannot be used."""
         folder = run.options.report_dir
         with raise_usage_error_for(ResultsError, "--baseline: "):
-            self._baseline = read_results(run.options.baseline) if run.options.baseline else None
+            self._baseline = _read_baseline(run.options)
         self._html = folder / "report.html"
         self.summary = "no claim was tested\n"
         self.verdict = ""
@@ -103,6 +105,12 @@ class Recorder:
         elif report.failed:
             self._record(unit, map(line_of, rows_of(self._run, unit, _make_lost_work(report))))
 
+    def find_verdict(self, report: pytest.TestReport) -> str:
+        """Return the verdict of the claim or model that a report is about, `WAIVED` before it; "" if it has none."""
+        unit = self._find_unit(report.nodeid)
+        seen = None if unit is None else self._seen.get(unit.id)
+        return "" if seen is None else f"WAIVED {seen.verdict}" if seen.waived else str(seen.verdict)
+
     def finish(self, pytest_status: int) -> int:
         """Write the footer and the HTML; return the exit status: 0 only if all selected claims are judged and pass."""
         if self._header is None:
@@ -135,7 +143,7 @@ class Recorder:
             if not isinstance(row, Judged):
                 continue
             failing = row.failing if isinstance(row, ClaimResult) else None
-            self._seen[row.id] = VerdictSeen(row.verdict, failing)
+            self._seen[row.id] = VerdictSeen(row.verdict, failing, row.waived)
             self._verdicts[row.verdict] += 1
             self._all_pass &= row.passes
             if row.script_path:
@@ -146,6 +154,13 @@ class Recorder:
 
     def _find_unit(self, node_id: str) -> Unit | None:
         return self._units.get(node_id.partition("[")[2].removesuffix("]"))
+
+
+def _read_baseline(options: Options) -> Results | None:
+    """Read the baseline. Raises ResultsError for one that cannot be compared with the run."""
+    if options.baseline is None:
+        return None
+    return read_baseline(options.baseline, options.profile, any_profile=options.any_profile)
 
 
 def _describe_left_out(names: Sequence[str]) -> Iterator[str]:
