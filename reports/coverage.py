@@ -31,12 +31,13 @@ class WaiverRow:
     """A waiver in force.
 
     ``days``: days from the run to the expiry; None: it does not expire. ``verdicts``: number of claims and models that
-    it covers, by verdict.
+    it covers, by verdict. ``first``: the ID of the first of them.
     """
 
     waiver: Waiver
     days: int | None
     verdicts: Mapping[str, int]
+    first: str
 
 
 @functools.cache
@@ -81,7 +82,10 @@ def find_slowest(results: Results) -> tuple[ClaimResult, ...]:
 
 def _make_waiver_row(waiver: Waiver, rows: list[Judged], started: str) -> WaiverRow:
     return WaiverRow(
-        waiver=waiver, days=_count_days(started, waiver.expires), verdicts=Counter(row.verdict.value for row in rows)
+        waiver=waiver,
+        days=_count_days(started, waiver.expires),
+        verdicts=Counter(row.verdict.value for row in rows),
+        first=rows[0].id,
     )
 
 

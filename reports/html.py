@@ -19,7 +19,7 @@ from reports.evidence import Table, make_table, tabulate_values
 from reports.page import anchor, render_page
 from reports.plots import Plot, make_plots
 from reports.results import Results, counts_of, leading_check
-from reports.schema import Check, ClaimResult, Measurement, ModelResult
+from reports.schema import Check, ClaimResult, Measurement, ModelResult, Waiver
 from reports.verdicts import Outcome, Verdict
 
 MOST_ROWS = 10_000
@@ -151,6 +151,7 @@ class Report:
     plots: tuple[Plot, ...]
     rules: tuple[RuleRow, ...]
     waivers: tuple[WaiverRow, ...]
+    waiver_numbers: Mapping[Waiver, int]
     slowest: tuple[ClaimResult, ...]
     detection: Table
     baseline: Differences | None
@@ -193,6 +194,7 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         [view for view in worst_first if view.claim.allowed],
     )  # fmt: skip
     topics = _group_by_topic(results.measurements)
+    waivers = collect_waivers(results)
     is_let = any(row.passes and row.verdict is not Verdict.VERIFIED for row in results.judged)
     return Report(
         decision=spell_decision(results),
@@ -213,7 +215,8 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         measurements={topic: make_table(rows) for topic, rows in topics.items()},
         plots=make_plots(results),
         rules=collect_rules(results),
-        waivers=collect_waivers(results),
+        waivers=waivers,
+        waiver_numbers={row.waiver: number for number, row in enumerate(waivers, start=1)},
         slowest=find_slowest(results),
         detection=make_table([{"faults of": name, **row} for name, row in results.header.detection.items()]),
         baseline=None if baseline is None else compare_runs(baseline, results),

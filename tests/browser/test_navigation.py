@@ -16,7 +16,7 @@ from reports.verdicts import VERDICTS
 
 pytestmark = pytest.mark.slow
 
-COLUMNS = ["claim", "dtypes", "flow", "scheme", "verdict", "LSB", "seconds", "stages"]
+COLUMNS = ["claim", "dtypes", "flow", "scheme", "verdict", "LSB", "allowed", "seconds", "stages"]
 
 
 def cells(page: Any, title: str, table: str = "#all-claims") -> list[str]:
@@ -238,7 +238,7 @@ def test_escape_undoes_what_a_count_at_the_top_filters(opened: Any) -> None:
 def test_j_and_k_go_through_the_failures(opened: Any, in_sight: Any) -> None:
     page = opened()
     page.evaluate("document.querySelectorAll('details').forEach((element) => { element.open = true; })")  # no failures
-    failures = page.eval_on_selector_all("main > article", "all => all.map((article) => article.id)")
+    failures = page.eval_on_selector_all("#failures-list article", "all => all.map((article) => article.id)")
     assert len(failures) > 20
     for key, place in [*(("j", n) for n in range(3)), ("k", 1), ("k", 0), ("k", -1), ("k", -2), ("j", -1), ("j", 0)]:
         page.keyboard.press(key)
@@ -288,3 +288,44 @@ def test_the_tab_key_reaches_everything_from_the_top_down(opened: Any, report_of
     order = [place for place, _, _ in found if place in ("UL", "NAV", "filter", "TABLE")]
     assert list(dict.fromkeys(order)) == ["UL", "NAV", "filter", "TABLE"]
     assert [stop for stop in found if not stop[2]] == []  # where the focus is can be seen
+
+
+QUERIES: dict[str, Callable[[dict[str, str]], bool]] = {
+    "verdict:refuted": lambda row: "REFUTED" in row["verdict"],
+    "-verdict:verified": lambda row: "VERIFIED" not in row["verdict"],
+    "op:conv2d verdict:REFUTED": lambda row: (
+        "conv2d" in row["claim"].split("/")[0].lower() and "REFUTED" in row["verdict"]
+    ),
+    "lsb>1": lambda row: size(row["LSB"]) > 1,
+    "lsb<=0.5 -per_channel": lambda row: size(row["LSB"]) <= 0.5 and "per_channel" not in " ".join(row.values()),
+    'verdict:"waived"': lambda row: "WAIVED" in row["verdict"],
+    "unknown:key": lambda row: False,
+}
+
+
+@pytest.mark.parametrize("text", QUERIES)
+def test_a_query_shows_the_rows_that_it_asks_for(opened: Any, text: str) -> None:
+    page = opened()
+    everything = [
+        dict(zip(COLUMNS, row, strict=True)) for row in zip(*(cells(page, name) for name in COLUMNS), strict=True)
+    ]
+    page.fill("#filter", text)
+    page.wait_for_function("text => new URLSearchParams(location.search).get('q') === text", arg=text)
+    wanted = [row["claim"] for row in everything if QUERIES[text](row)]
+    assert cells(page, "claim") == wanted
+    assert len(wanted) < len(everything)
+    page.reload()
+    assert page.input_value("#filter") == text and cells(page, "claim") == wanted
+
+
+def test_a_waiver_leads_to_its_claims_and_its_reason_is_found(opened: Any) -> None:
+    page = opened()
+    row = page.locator("#waivers ~ div tr[data-number]").first
+    reason, count = row.locator("td").first.inner_text(), row.locator("td").last.inner_text()
+    page.fill("#filter", f'waiver:"{reason}"')
+    page.wait_for_function("new URLSearchParams(location.search).get('q')")
+    by_reason = cells(page, "claim")
+    row.locator("a.v").first.click()
+    assert cells(page, "claim") == by_reason
+    assert len(by_reason) == sum(int(word) for word in count.split() if word.isdecimal())
+    assert all("WAIVED" in verdict for verdict in cells(page, "verdict"))
