@@ -120,11 +120,11 @@ def _verify(options: argparse.Namespace) -> int:
     for line in filter(None, lines):
         print(join_lines(line))
     status = FAILED if found.problems else PARTLY if found.unchecked else OK
-    print(f"{options.folder}: {_HOLDS[status]}")
     if results is not None:
         print(f"{count_line(results)}\n{verdict_line(results)}")
         if text := results.describe_execution():
             print(f"WITHOUT EXECUTION EVIDENCE: {join_lines(text)}")
+    print(f"{options.folder}: {_HOLDS[status]}")
     return status
 
 

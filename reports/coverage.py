@@ -18,12 +18,16 @@ SLOWEST = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleRow:
-    """A rule: its requirement (`text`), the number of claims in which it was checked, and the outcomes."""
+    """A rule: its requirement (`text`), the number of claims in which it was checked, and the outcomes.
+
+    ``failing``: the IDs of the claims with a check of it that fails.
+    """
 
     rule: str
     text: str
     claims: int
     outcomes: Mapping[str, int]
+    failing: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +55,21 @@ def collect_rules(results: Results) -> tuple[RuleRow, ...]:
     """Return the rules that checks name, in the order of their IDs."""
     outcomes: dict[str, Counter[str]] = {}
     claims: dict[str, set[str]] = {}
+    failing: dict[str, set[str]] = {}
     for check in results.checks:
         if check.rule:
             outcomes.setdefault(check.rule, Counter())[check.outcome] += 1
             claims.setdefault(check.rule, set()).add(check.claim)
+            if check.failed:
+                failing.setdefault(check.rule, set()).add(check.claim)
     return tuple(
-        RuleRow(rule=rule, text=read_rule_texts().get(rule, ""), claims=len(claims[rule]), outcomes=outcomes[rule])
+        RuleRow(
+            rule=rule,
+            text=read_rule_texts().get(rule, ""),
+            claims=len(claims[rule]),
+            outcomes=outcomes[rule],
+            failing=tuple(sorted(failing.get(rule, ()))),
+        )
         for rule in sorted(outcomes)
     )
 

@@ -218,7 +218,7 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         waivers=waivers,
         waiver_numbers={row.waiver: number for number, row in enumerate(waivers, start=1)},
         slowest=find_slowest(results),
-        detection=make_table([{"faults of": name, **row} for name, row in results.header.detection.items()]),
+        detection=make_table([{"faults of": name, **row} for name, row in sorted(results.header.detection.items())]),
         baseline=None if baseline is None else compare_runs(baseline, results),
     )
 

@@ -23,6 +23,13 @@ LONGEST = 4000
 """Largest number of characters of a text; a script, which is to be run, may have LONGEST_SCRIPT."""
 LONGEST_SCRIPT = 40_000
 ID_WIDTH = 400
+TERMS = {
+    "pairs": "a pattern with one of its dtype configs; claims of several flows and weight schemes share it",
+    "level": "the instruction sets that the kernels ran at",
+    "isolation": "fork: a claim has processes of its own, so that a crash costs that claim alone; none: it has not",
+    "scheme": "how the weight is quantized: per tensor or per channel, symmetric or affine; no_weight without one",
+}
+"""Terms that a page explains where they stand; docs/glossary.md has all."""
 
 
 def render_page(template: str, **values: object) -> str:
@@ -61,6 +68,7 @@ def _make_environment() -> Environment:
     environment.globals |= {
         "page_style": Markup(style), "page_script": Markup(script), "rule_texts": read_rule_texts(),
         "verdict_texts": VERDICT_TEXTS,
+        "terms": TERMS,
         "policy": f"default-src 'none'; img-src data:; style-src {_hash_csp(style)}; script-src {_hash_csp(script)}",
     }  # fmt: skip
     return environment

@@ -159,7 +159,7 @@ def test_every_red_claim_has_its_numbers_its_script_and_its_command(run: Run) ->
     for row in red:
         anchor = f"c-{hashlib.sha256(row['claim'].encode()).hexdigest()[:12]}"
         card = by_id[anchor]
-        assert f'<tr><th scope="row"><a href="#{anchor}">' in run.html, row["claim"]
+        assert f'<th scope="row"><a href="#{anchor}">' in run.html, row["claim"]
         assert "pytest conformance --backend=qnnpack" in card
         assert ("scripts/" in card) == bool(row.get("script"))
     numbers = {row["claim"] for row in run.rows if row["kind"] == "check" and row.get("evidence", {}).get("found")}

@@ -55,7 +55,7 @@ def test_the_page_counts_claims_as_the_lines_do(rows: list[Row], page: Page) -> 
     assert f"{waived} of these waived" in page.text
     pairs = {(claim["pattern"], claim["dtype_config"]) for claim in claims}
     of_config = rows[0]["claims_in_config"], rows[0]["pairs"], len(of(rows, "check"))
-    told = f"{len(claims)} of {of_config[0]} in the config, {len(pairs)} of {of_config[1]} pairs, {of_config[2]} checks"
+    told = f"{len(claims)} of {of_config[0]} in the config, {of_config[2]} checks, {len(pairs)} of {of_config[1]} pairs"
     assert told in page.text
     assert numbers(page, "All claims") == len(claims) == len(page.tables[LISTED]) - 1
 
@@ -91,14 +91,20 @@ def test_every_claim_stands_in_the_list_and_in_the_matrix_with_its_verdict(rows:
 
 def test_checks_are_counted_by_rule_and_outcome(rows: list[Row], page: Page) -> None:
     [header, *table] = page.tables["Checks by rule; docs/spec.md of the suite has all rules"]
-    assert header == ["rule", "requirement", "claims", "pass", "fail", "error", "skip"]
+    assert header == ["rule", "requirement", "claims", "pass", "fail", "error", "skip", "which fail"]
     counts = Counter((check["rule"], check["outcome"]) for check in of(rows, "check"))
     claims = {rule: {c["claim"] for c in of(rows, "check") if c["rule"] == rule} for rule, _ in counts}
     expected = [
-        [rule, str(len(claims[rule])), *(str(counts[rule, outcome]) for outcome in header[3:])]
+        [rule, str(len(claims[rule])), *(str(counts[rule, outcome]) for outcome in header[3:7])]
         for rule in sorted(claims)
     ]
-    assert [[row[0], *row[2:]] for row in table] == expected
+    assert [[row[0], *row[2:7]] for row in table] == expected
+    failing = {rule: {c["claim"] for c in of(rows, "check") if c["rule"] == rule and c["outcome"] in ("fail", "error")}
+               for rule in claims}  # fmt: skip
+    for row in table:
+        count = len(failing[row[0]])
+        assert row[7].startswith(f"{count} claim{'s' if count != 1 else ''} " if count else "-")
+        assert all(name in row[7] for name in sorted(failing[row[0]])[:50])
 
 
 def test_models_are_counted_so(made: Any) -> None:
