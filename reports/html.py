@@ -27,7 +27,7 @@ MOST_ROWS = 10_000
 MOST_CHANGES = 500
 MOST_HIDDEN = 200
 """Largest number of claims that a cause lists without evidence."""
-_ROOM, _ROW, _LEAST = 9_000_000, 345, 150_000
+_ROOM, _ROW, _LEAST = 4_750_000, 345, 150_000
 """In bytes: largest size of a page, size of a claim without its ID, and least space for evidence."""
 _WITH_SCRIPTS, _WHOLE, _MOST_EVIDENCE = 1_000_000, 2_600_000, 4_000_000
 """In bytes: from where on evidence goes without the texts of scripts, from where on only with what each red claim must
