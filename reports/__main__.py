@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _write_html(options: argparse.Namespace) -> int:
     target: Path = options.output or options.file.with_suffix(".html")
     results = read_results(options.file)
-    baseline = _read_baseline(options, results)
+    baseline = read_baseline(options.baseline, results.header.profile, any_profile=options.any_profile)
     _write_file(target, render_html(results, baseline), options.file)
     print(f"{summary(results, target)}{verdict_line(results)}")
     return _find_status(results)
@@ -59,7 +59,8 @@ def _write_html(options: argparse.Namespace) -> int:
 
 def _write_markdown(options: argparse.Namespace) -> int:
     results = read_results(options.file)
-    text = markdown(results, _read_baseline(options, results))
+    baseline = read_baseline(options.baseline, results.header.profile, any_profile=options.any_profile)
+    text = markdown(results, baseline)
     if options.output is None:
         print(text, end="")
     else:
@@ -93,7 +94,7 @@ def _merge(options: argparse.Namespace) -> int:
 
 def _certify(options: argparse.Namespace) -> int:
     try:
-        content = certify(
+        results, content = certify(
             options.file, options.output, options.waivers,
             without_execution_evidence=options.without_execution_evidence,
         )  # fmt: skip
@@ -102,7 +103,7 @@ def _certify(options: argparse.Namespace) -> int:
         return FAILED
     print(f"{options.output}: certificate of {content['counts']['claims']} claims of {join_lines(content['backend'])}")
     print(join_lines(content["execution"]["statement"]))
-    print(verdict_line(read_results(options.output / RESULTS)))
+    print(verdict_line(results))
     return OK
 
 
@@ -150,12 +151,6 @@ def _ask_suite(options: argparse.Namespace, results: Results) -> Findings:
     if chance := describe_chance(results, units):
         print(chance)
     return found + rerun(results, units, said.opened, waivers, options.timeout)
-
-
-def _read_baseline(options: argparse.Namespace, results: Results) -> Results | None:
-    if options.baseline is None:
-        return None
-    return read_baseline(options.baseline, results.header.profile, any_profile=options.any_profile)
 
 
 def _find_status(results: Results) -> int:

@@ -53,8 +53,8 @@ class Mismatch:
 
 def certify(
     source: Path, folder: Path, waivers: Path | None, *, without_execution_evidence: bool = False
-) -> dict[str, Any]:
-    """Make a certificate of a run in a new or empty folder; return the predicate of its statement.
+) -> tuple[Results, dict[str, Any]]:
+    """Make a certificate of a run in a new or empty folder; return the run, and the predicate of its statement.
 
     `source`: results file of the run. `waivers`: the file that the run used; None: the copy next to the results.
     `without_execution_evidence`: certify claims and models although nothing shows that integers computed them; the
@@ -86,7 +86,7 @@ def certify(
         (folder / CERTIFICATE).write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
         raise ResultsError(f"{folder}: cannot be written: {error.strerror}") from error
-    return predicate
+    return results, predicate
 
 
 def verify(folder: Path) -> tuple[Results | None, list[Mismatch]]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from reports.coverage import collect_waivers
 from reports.results import Results, counts_of
-from reports.schema import Judged
+from reports.schema import ClaimResult, Judged
 from reports.text import pluralize
 from reports.verdicts import Outcome, Verdict
 
@@ -29,6 +28,11 @@ def spell_decision(results: Results) -> str:
     """
     separator = ", " if results.outcome is Outcome.PASS else "; "
     return f"{results.outcome}{_spell_reason(results)}{separator}{spell_verified(results)}"
+
+
+def passes_by_leave(results: Results) -> bool:
+    """Tell whether a run passes by waivers, or as it allows QUALITY or accepts UNSHOWN: such a pass is not green."""
+    return results.outcome is Outcome.PASS and any(row.verdict is not Verdict.VERIFIED for row in results.judged)
 
 
 def spell_verified(results: Results) -> str:
@@ -56,9 +60,9 @@ def _spell_reason(results: Results) -> str:
 
 def _spell_let(results: Results) -> str:
     """Return what lets a run pass besides VERIFIED claims and models."""
-    waivers = collect_waivers(results)
-    waived = sum(row.waived for row in results.judged)
-    expires = min((row.waiver.expires for row in waivers if row.waiver.expires), default=None)
+    waived = results.waived + results.waived_models
+    waivers = (row.waiver for row in results.judged if row.waived)
+    expires = min((waiver.expires for waiver in waivers if waiver and waiver.expires), default=None)
     accepted = sum(row.accepted for row in results.judged)
     parts = []
     if waived:
@@ -100,6 +104,27 @@ def list_untried(results: Results) -> Iterator[str]:
         yield f"argument values beyond the limits that the backend declares for {pluralize(len(header.limits), 'op')}"
     if header.profile == "quick":
         yield "most cases of each claim: profile quick tries a few; full and stress try more"
+
+
+def spell_waived(claims: Sequence[ClaimResult]) -> str:
+    """Return how many of several claims are waived: ``all waived``, ``3 waived``; "" if none is."""
+    waived = sum(claim.waived for claim in claims)
+    return f"{'all' if waived == len(claims) else waived} waived" if waived else ""
+
+
+def describe_no_failure(results: Results) -> str:
+    """Say what it means that no claim is listed as a failure, for a run in which none is."""
+    grouped = sum(not claim.passes for claim in results.claims)
+    parts = ["No claim that was judged is refuted" if grouped else "No claim that was judged fails"]
+    if results.waived:
+        parts.append(f"{results.waived} would, but for a waiver")
+    if grouped:
+        parts.append(f"{grouped} of unexercised or unshown claims stand below")
+    elif results.outcome is Outcome.FAIL:
+        parts.append("the run fails all the same: its first lines say why")
+    if count_unreached(results):
+        parts.append("not all were reached")
+    return f"{'; '.join(parts)}."
 
 
 def count_unreached(results: Results) -> int:

@@ -93,12 +93,14 @@ class Differences:
         return bool(self.counts[Change.REGRESSED]) or not self.is_complete
 
 
-def read_baseline(path: Path, profile: str, *, any_profile: bool = False) -> Results:
-    """Read an earlier run that a run of a profile is compared with.
+def read_baseline(path: Path | None, profile: str, *, any_profile: bool = False) -> Results | None:
+    """Read an earlier run that a run of a profile is compared with; None if there is no path.
 
     Raises ResultsError for a file that cannot be read, and for a run of another profile, unless any is taken: it has
     other cases, so that a difference need not be a change.
     """
+    if path is None:
+        return None
     results = read_results(path)
     if results.header.profile != profile and not any_profile:
         raise ResultsError(

@@ -13,14 +13,14 @@ from markupsafe import Markup
 
 from reports.causes import find_cause, group
 from reports.coverage import RuleRow, WaiverRow, collect_rules, collect_waivers, find_slowest
-from reports.decision import count_unreached, list_untried, spell_decision
+from reports.decision import count_unreached, describe_no_failure, list_untried, passes_by_leave, spell_decision
 from reports.diff import Differences, compare_runs
 from reports.evidence import Table, make_table, tabulate_values
 from reports.page import anchor, render_page
 from reports.plots import Plot, make_plots
 from reports.results import Results, counts_of, leading_check
 from reports.schema import Check, ClaimResult, Measurement, ModelResult, Waiver
-from reports.verdicts import Outcome, Verdict
+from reports.verdicts import Verdict
 
 MOST_ROWS = 10_000
 """Largest number of listed claims; beyond it, or if they do not fit, VERIFIED claims appear only in the matrix."""
@@ -128,13 +128,13 @@ class Section:
 class Report:
     """Data of the template in addition to the results.
 
-    ``lets_pass``: the run passes by waivers, or as it allows QUALITY or accepts UNSHOWN. ``untried``: what it does not
-    show. ``unreached``: number of claims that it did not reach.
+    ``no_failure``: what is said where no claim is listed as a failure. ``untried``: what the run does not show.
+    ``unreached``: number of claims that it did not reach.
     """
 
     decision: str
     no_failure: str
-    lets_pass: bool
+    passes_by_leave: bool
     untried: tuple[str, ...]
     unreached: int
     listed: tuple[ClaimView, ...]
@@ -195,11 +195,10 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
     )  # fmt: skip
     topics = _group_by_topic(results.measurements)
     waivers = collect_waivers(results)
-    is_let = any(row.passes and row.verdict is not Verdict.VERIFIED for row in results.judged)
     return Report(
         decision=spell_decision(results),
-        no_failure=_describe_no_failure(results),
-        lets_pass=results.outcome is Outcome.PASS and is_let,
+        no_failure=describe_no_failure(results),
+        passes_by_leave=passes_by_leave(results),
         untried=tuple(list_untried(results)),
         unreached=count_unreached(results),
         listed=tuple(v for v in views.values() if not folds or v.claim.verdict is not Verdict.VERIFIED),
@@ -241,10 +240,8 @@ class EvidenceBudget:
             group(views, lambda view: find_cause(view.claim, view.checks)),
             key=lambda each: (each[0].claim.verdict.rank, -len(each)),
         )
-        cards: list[list[Markup]] = [self._lay_out(each[:1]) for each in groups]
-        for each, own in zip(groups, cards, strict=True):
-            own += self._lay_out(each[len(own) :])
-        causes = tuple(Cause(views=each, cards=tuple(own)) for each, own in zip(groups, cards, strict=True))
+        begun = [(each, self._lay_out(each[:1])) for each in groups]
+        causes = tuple(Cause(views=each, cards=(*cards, *self._lay_out(each[len(cards) :]))) for each, cards in begun)
         return Section(title=title, name=name, causes=causes)
 
     def _lay_out(self, views: Sequence[ClaimView]) -> list[Markup]:
@@ -258,28 +255,6 @@ class EvidenceBudget:
             cards.append(Markup(text))
             self.shown.add(view.claim.claim)
         return cards
-
-
-def _describe_no_failure(results: Results) -> str:
-    """Say what it means that no claim is listed as a failure, for a run in which none is."""
-    grouped = sum(not claim.passes for claim in results.claims)
-    notes = [
-        f"{results.waived} would, but for a waiver" if results.waived else "",
-        f"{grouped} of unexercised or unshown claims stand below" if grouped else "",
-        "the run fails all the same: its first lines say why"
-        if results.outcome is Outcome.FAIL and not grouped
-        else "",
-        "not all were reached" if count_unreached(results) else "",
-    ]
-    return (
-        "; ".join(
-            [
-                "No claim that was judged is refuted" if grouped else "No claim that was judged fails",
-                *filter(None, notes),
-            ]
-        )
-        + "."
-    )
 
 
 def _view_groups(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from reports.decision import list_untried
 from reports.diff import compare_runs
 from reports.results import Results, leading_check
-from reports.terminal import count_line, spell_waived, verdict_line
+from reports.terminal import count_line, spell_reason, verdict_line
 from reports.text import join_lines, pluralize, shorten_commit, spell_duration, spell_lsb
 from reports.verdicts import VERDICTS
 
@@ -30,10 +30,9 @@ def markdown(results: Results, baseline: Results | None = None) -> str:
         f"## {results.outcome}: {_escape(header.backend)} against {_escape(header.config_name)}",
         f"**{_escape(verdict_line(results))}**",
         _escape(count_line(results)),
-        "\n".join(["Not shown by this run:", "", *(f"- {_escape(line)}" for line in list_untried(results))])
-        if any(list_untried(results))
-        else "",
     ]
+    if untried := list(list_untried(results)):
+        blocks.append("\n".join(["Not shown by this run:", "", *(f"- {_escape(line)}" for line in untried)]))
     if header.shard:
         blocks.append(f"This is shard {_escape(str(header.shard))}: it shows nothing about the others.")
     blocks.append("\n".join(f"- {_escape(problem)}" for problem in _limit(results.problems)))
@@ -90,7 +89,7 @@ def _render_reasons(results: Results) -> str:
     groups = (("Unexercised", results.unexercised()), ("Unshown", results.unshown()))
     tables = []
     for title, claims_by_reason in groups:
-        rows = [(str(len(each)), f"{spell_waived(each)}{reason}") for reason, each in claims_by_reason.items()][:WORST]
+        rows = [(str(len(each)), spell_reason(reason, each)) for reason, each in claims_by_reason.items()][:WORST]
         tables += [f"### {title}\n\n{_to_table(('claims', 'reason'), rows)}"] if rows else []
     return "\n\n".join(tables)
 

@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from reports.coverage import read_rule_texts
+from reports.decision import spell_waived
 from reports.evidence import make_table, order_graphs, select_details, spell_value, tabulate_outputs, tabulate_qparams
 from reports.text import cut, shorten_commit, spell_duration, spell_lsb, tame
 from reports.verdicts import VERDICT_TEXTS
@@ -55,6 +56,7 @@ def _make_environment() -> Environment:
         "anchor": anchor,
         "cut": cut,
         "commit": shorten_commit,
+        "waived": spell_waived,
     }
     environment.filters |= {"id": functools.partial(cut, width=ID_WIDTH), "script": _escape_script}
     environment.filters |= {

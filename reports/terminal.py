@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tabulate import MIN_PADDING, tabulate
 
-from reports.decision import count_unreached, spell_decision
+from reports.decision import count_unreached, spell_decision, spell_waived
 from reports.results import Results, leading_check
 from reports.schema import Check, ClaimResult, Judged
 from reports.text import cut_end, cut_middle, join_lines, pluralize, spell_lsb
@@ -118,16 +118,16 @@ def _fit_rows(rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, ...]
 
 def _render_reasons(title: str, groups: Mapping[str, Sequence[ClaimResult]], width: int) -> str:
     lines = [
-        cut_middle(f"{len(claims):6d}  {spell_waived(claims)}{join_lines(reason)}", width)
+        cut_middle(f"{len(claims):6d}  {spell_reason(join_lines(reason), claims)}", width)
         for reason, claims in groups.items()
     ]
     return "\n".join([title, *lines]) if lines else ""
 
 
-def spell_waived(claims: Sequence[ClaimResult]) -> str:
-    """Return how many of several claims are waived, before their reason: `(all waived) `; "" if none is."""
-    waived = sum(claim.waived for claim in claims)
-    return f"({'all' if waived == len(claims) else waived} waived) " if waived else ""
+def spell_reason(reason: str, claims: Sequence[ClaimResult]) -> str:
+    """Return the reason that claims have in common, and before it how many of them are waived: `(all waived) …`."""
+    waived = spell_waived(claims)
+    return f"({waived}) {reason}" if waived else reason
 
 
 def _render_unreached(results: Results) -> str:

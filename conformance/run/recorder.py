@@ -16,13 +16,12 @@ from conformance.machine.isolation import Ending, WorkResult
 from conformance.pipeline.job import Job
 from conformance.run.expected import VerdictSeen
 from conformance.run.judging import find_problems, rows_of
-from conformance.run.options import Options
 from conformance.run.session import Run, Unit, param_id, raise_usage_error_for
 from reports.codec import line_of
 from reports.diff import read_baseline
 from reports.html import render_html
 from reports.markdown import write_job_summary
-from reports.results import Results, ResultsError, read_results
+from reports.results import ResultsError, read_results
 from reports.schema import ClaimResult, Header, Judged
 from reports.terminal import summary, verdict_line
 from reports.verdicts import Outcome, Verdict
@@ -44,7 +43,8 @@ class Recorder:
         """Open the results file. Raises UsageError for a report folder or a baseline that cannot be used."""
         folder = run.options.report_dir
         with raise_usage_error_for(ResultsError, "--baseline: "):
-            self._baseline = _read_baseline(run.options)
+            options = run.options
+            self._baseline = read_baseline(options.baseline, options.profile, any_profile=options.any_profile)
         self._html = folder / "report.html"
         self.summary = "no claim was tested\n"
         self.verdict = ""
@@ -154,13 +154,6 @@ class Recorder:
 
     def _find_unit(self, node_id: str) -> Unit | None:
         return self._units.get(node_id.partition("[")[2].removesuffix("]"))
-
-
-def _read_baseline(options: Options) -> Results | None:
-    """Read the baseline. Raises ResultsError for one that cannot be compared with the run."""
-    if options.baseline is None:
-        return None
-    return read_baseline(options.baseline, options.profile, any_profile=options.any_profile)
 
 
 def _describe_left_out(names: Sequence[str]) -> Iterator[str]:
