@@ -6,6 +6,7 @@ import resource
 import torch
 
 MEMORY = 4 << 30  # bytes of a child's address space: what is read past the summand asks for any number of them
+TIME = 60  # seconds for a child, which needs one: what is written past the summand may also make it wait for ever
 
 
 def child(*shape: int) -> None:
@@ -30,7 +31,11 @@ for shape in ((2, 4, 6, 6), (1, 4, 6, 6), (2, 1, 6, 6), (1, 4, 1, 1)):
     print(f"summand {shape}", flush=True)
     process = multiprocessing.get_context("fork").Process(target=child, args=shape)
     process.start()
-    process.join()
+    process.join(TIME)
+    if process.exitcode is None:
+        print(f"  no end after {TIME} s: killed")
+        process.kill()
+        process.join()
     print("  exit status", process.exitcode)
     shown |= process.exitcode != 0
 print("the fault shows" if shown else "the fault does not show with this torch on this machine")
