@@ -65,26 +65,32 @@ class Outcome(StrEnum):
 
 
 class VerdictText(NamedTuple):
-    """What a report says of a verdict, in place: what it means, and whether it passes."""
+    """What a report says of a verdict, in place: its glyph, what it means, and whether it passes.
 
+    The glyph tells verdicts apart where there is room for one character, and where there is no colour.
+    """
+
+    glyph: str
     meaning: str
     passing: str
 
 
 VERDICT_TEXTS: Mapping[Verdict, VerdictText] = {
-    Verdict.CRASHED: VerdictText("The process died in the backend's code.", "Fails."),
-    Verdict.TIMEOUT: VerdictText("The backend's code did not end in time.", "Fails."),
-    Verdict.REFUTED: VerdictText("A rule is broken: a wrong number, a wrong structure, or an error.", "Fails."),
-    Verdict.FALLBACK: VerdictText("The numbers are right, but the pattern ran in float.", "Fails."),
-    Verdict.UNEXERCISED: VerdictText("The suite could not build or run a case: nothing is known.", "Fails."),
+    Verdict.CRASHED: VerdictText("‼", "The process died in the backend's code.", "Fails."),
+    Verdict.TIMEOUT: VerdictText("…", "The backend's code did not end in time.", "Fails."),
+    Verdict.REFUTED: VerdictText("✗", "A rule is broken: a wrong number, a wrong structure, or an error.", "Fails."),
+    Verdict.FALLBACK: VerdictText("ƒ", "The numbers are right, but the pattern ran in float.", "Fails."),
+    Verdict.UNEXERCISED: VerdictText("○", "The suite could not build or run a case: nothing is known.", "Fails."),
     Verdict.UNSHOWN: VerdictText(
+        "?",
         "The numbers are right, but nothing shows that integers computed them.",
         "Fails, unless the run has --without-execution-evidence.",
     ),
     Verdict.QUALITY: VerdictText(
+        "≈",
         "A function is within one step of the exact result, but not correctly rounded.",
         "Fails, unless the run has --allow-quality.",
     ),
-    Verdict.VERIFIED: VerdictText("Every stage holds, and every output is within the derived bound.", "Passes."),
+    Verdict.VERIFIED: VerdictText("✓", "Every stage holds, and every output is within the derived bound.", "Passes."),
 }
 """The legend of the reports."""

@@ -181,6 +181,8 @@ def test_what_was_not_tried_is_listed(run: Run) -> None:
 def test_each_verdict_is_explained_in_place(run: Run) -> None:
     legend = run.page.text.partition("What the verdicts mean ")[2].partition(" Not shown by this run")[0]
     assert tuple(VERDICT_TEXTS) == VERDICTS
+    assert len({text.glyph for text in VERDICT_TEXTS.values()}) == len(VERDICTS)
+    assert {len(text.glyph) for text in VERDICT_TEXTS.values()} == {1}
     for verdict, text in VERDICT_TEXTS.items():
         assert f"{verdict} {text.meaning} {text.passing}" in legend
 
