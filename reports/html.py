@@ -16,19 +16,24 @@ from reports.coverage import RuleRow, WaiverRow, collect_rules, collect_waivers,
 from reports.decision import count_unreached, describe_no_failure, list_untried, passes_by_leave, spell_decision
 from reports.diff import Differences, compare_runs
 from reports.evidence import Table, make_table, tabulate_values
-from reports.page import anchor, render_page
+from reports.heatmap import HeatMap, make_heat_map
+from reports.page import ID_WIDTH, anchor, render_page
 from reports.plots import Plot, make_plots
 from reports.results import Results, counts_of, leading_check
 from reports.schema import Check, ClaimResult, Measurement, ModelResult, Waiver
+from reports.text import cut, join_lines, spell_lsb
 from reports.verdicts import Verdict
 
-MOST_ROWS = 10_000
-"""Largest number of listed claims; beyond it, or if they do not fit, VERIFIED claims appear only in the matrix."""
+MOST_ROWS = 2000
+"""Largest number of claims that are listed as a table; of more, the page's script shows some as rows."""
 MOST_CHANGES = 500
+MESSAGE_WIDTH = 100
+"""Largest number of characters of a message in a row of the list."""
 MOST_HIDDEN = 200
 """Largest number of claims that a cause lists without evidence."""
-_ROOM, _ROW, _LEAST = 4_750_000, 345, 150_000
-"""In bytes: largest size of a page, size of a claim without its ID, and least space for evidence."""
+_ROOM, _ROOM_PER_CLAIM, _ROW, _LEAST = 4_750_000, 475, 345, 150_000
+"""In bytes: size that a page may have, or that a claim of a longer page may take; size of a claim without its ID, and
+least space for evidence."""
 _WITH_SCRIPTS, _WHOLE, _MOST_EVIDENCE = 1_000_000, 2_600_000, 4_000_000
 """In bytes: from where on evidence goes without the texts of scripts, from where on only with what each red claim must
 show (numbers, path of the script, command), and where it ends."""
@@ -59,6 +64,11 @@ class ClaimView:
         return leading_check(self.checks)
 
     @property
+    def rule(self) -> str:
+        """The rule of the leading check, in one line."""
+        return cut(join_lines(self.lead.rule), ID_WIDTH) if self.lead else ""
+
+    @property
     def message(self) -> str:
         """The message of the leading check, or the claim's own reason."""
         return (self.lead.message if self.lead else "") or self.claim.reason
@@ -73,6 +83,19 @@ class ClaimView:
         """The checks that get a paragraph: failed, or with evidence; the leading one first."""
         notable = [c for c in self.checks if c.failed or c.evidence or c is self.lead]
         return tuple(sorted(notable, key=lambda c: (c is not self.lead, c.verdict.rank)))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The texts of the claim's row, none with a tab: those of the columns, and the message if it does not pass."""
+        claim = self.claim
+        texts = (
+            cut(claim.claim, ID_WIDTH), self.column, claim.flow, cut(claim.scheme, ID_WIDTH),
+            ("WAIVED · " if claim.waived else "") + claim.verdict, spell_lsb(claim.max_lsb),
+            cut(self.allowed, ID_WIDTH) or "-", str(round(claim.seconds, 2)),
+            self.stages + ("; execution shown by numbers" if claim.execution == "numbers" else ""),
+            "" if claim.passes else cut(self.message, MESSAGE_WIDTH),
+        )  # fmt: skip
+        return tuple(map(join_lines, texts))
 
     @property
     def stages(self) -> str:
@@ -137,14 +160,15 @@ class Report:
     passes_by_leave: bool
     untried: tuple[str, ...]
     unreached: int
-    listed: tuple[ClaimView, ...]
+    views: tuple[ClaimView, ...]
+    is_long: bool
     failures: Section
     others: tuple[Section, ...]
     detailed: frozenset[str]
     unexercised: Mapping[str, tuple[ClaimView, ...]]
     unshown: Mapping[str, tuple[ClaimView, ...]]
     columns: Mapping[str, str]
-    matrix: Mapping[str, Mapping[str, tuple[ClaimView, ...]]]
+    heat_map: HeatMap
     models: tuple[ModelResult, ...]
     accuracy: Mapping[str, Mapping[str, object]]
     measurements: Mapping[str, Table]
@@ -171,6 +195,7 @@ def render_html(results: Results, baseline: Results | None = None) -> str:
 def build_report(results: Results, baseline: Results | None = None) -> Report:
     """Sort the results into the parts of the page."""
     columns = _number_configs(results)
+    configs = {number: config for config, number in columns.items()}
     checks = results.checks_by_claim()
     fingerprints = _group_by_claim(results.measurements)
     views = {
@@ -184,9 +209,8 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         for claim in results.claims
     }
     worst_first = sorted(views.values(), key=lambda view: view.claim.verdict.rank)
-    size = sum(_ROW + len(name) for name in views)
-    folds = len(views) > MOST_ROWS or size > _ROOM
-    budget = EvidenceBudget(room=max(_LEAST, min(_MOST_EVIDENCE, _ROOM - size)))
+    room = max(_ROOM, _ROOM_PER_CLAIM * len(views)) - sum(_ROW + len(name) for name in views)
+    budget = EvidenceBudget(room=max(_LEAST, min(_MOST_EVIDENCE, room)))
     failures = budget.lay_out("Failures", "failures", [views[claim.claim] for claim in results.failures()])
     waived = budget.lay_out("Waived", "waived", [view for view in worst_first if view.claim.waived])
     quality = budget.lay_out(
@@ -201,14 +225,15 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         passes_by_leave=passes_by_leave(results),
         untried=tuple(list_untried(results)),
         unreached=count_unreached(results),
-        listed=tuple(v for v in views.values() if not folds or v.claim.verdict is not Verdict.VERIFIED),
+        views=tuple(views.values()),
+        is_long=len(views) > MOST_ROWS,
         failures=failures,
         others=tuple(section for section in (waived, quality) if section.total),
         detailed=frozenset(budget.shown),
         unexercised=_view_groups(results.unexercised(), views),
         unshown=_view_groups(results.unshown(), views),
-        columns={number: config for config, number in columns.items()},
-        matrix=_make_matrix(views.values()),
+        columns=configs,
+        heat_map=make_heat_map(results.claims, configs),
         models=tuple(sorted(results.models, key=lambda model: (model.passes, model.verdict.rank, model.model))),
         accuracy={row.subject: row.values for row in results.measurements if row.topic == "accuracy"},
         measurements={topic: make_table(rows) for topic, rows in topics.items()},
@@ -267,15 +292,6 @@ def _number_configs(results: Results) -> dict[str, str]:
     """Number the dtype configs D1, D2, …"""
     configs = dict.fromkeys(claim.dtype_config for claim in results.claims)
     return {config: f"D{number}" for number, config in enumerate(configs, start=1)}
-
-
-def _make_matrix(views: Iterable[ClaimView]) -> dict[str, dict[str, tuple[ClaimView, ...]]]:
-    """Arrange the claims by pattern and column number."""
-    matrix: dict[str, dict[str, tuple[ClaimView, ...]]] = {}
-    for view in views:
-        row = matrix.setdefault(view.claim.pattern, {})
-        row[view.column] = (*row.get(view.column, ()), view)
-    return matrix
 
 
 def _group_by_claim(measurements: Iterable[Measurement]) -> dict[str, dict[str, Table]]:

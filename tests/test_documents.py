@@ -192,7 +192,7 @@ def test_the_page_of_limits_lists_the_ops_and_arguments_that_are_varied() -> Non
 PLAIN = {
     "all claims", "claim or model", "column", "covers", "cpu", "cpu flags", "days left",
     "differences from the baseline", "dtypes", "error", "expires", "fail", "failures", "finding", "first to diverge",
-    "is", "matrix", "options", "pass", "platform", "plots", "reason", "requirement", "seconds", "skip",
+    "is", "options", "pass", "platform", "plots", "reason", "requirement", "seconds", "skip",
     "slowest claims", "software", "started", "suite", "ticket", "up to lsb", "waivers in force", "was", "what differs",
 }  # fmt: skip
 """Labels of the report that say what they mean."""

@@ -44,6 +44,7 @@ def test_axe_finds_nothing(opened: Any, pages: dict[str, Path], name: str, schem
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
     page = opened(pages[name].as_uri(), color_scheme=scheme)
     page.evaluate("document.querySelectorAll('details').forEach((element) => { element.open = true; })")
-    found = axe.Axe().run(page)
+    found = axe.Axe().run(page, options={"rules": {"target-size": {"enabled": True}}})
+    assert "target-size" in {rule["id"] for rule in found.response["passes"] + found.response["violations"]}
     assert len(found.response["passes"]) > 20
     assert found.response["violations"] == [], found.generate_report()

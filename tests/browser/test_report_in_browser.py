@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from reports.html import render_html
 
 pytestmark = pytest.mark.slow
 
@@ -80,16 +83,42 @@ def test_the_counts_at_the_top_filter_the_claims(opened: Any, in_sight: Any) -> 
         assert page.input_value("#filter") == word
 
 
-def test_every_cell_of_the_matrix_leads_to_its_claim(opened: Any, in_sight: Any) -> None:
+def test_every_cell_of_the_heat_map_leads_to_its_claim(opened: Any, in_sight: Any) -> None:
     page = opened()
     missing = "links => links.filter(a => !document.getElementById(a.hash.slice(1))).map(a => a.hash)"
-    assert page.locator(".matrix td a").count() == 404
+    pairs = page.locator("dd", has_text="in the config").inner_text().split(", ")[-1]
+    assert page.locator(".matrix td a").count() == int(pairs.split()[0])
     assert page.eval_on_selector_all("a[href^='#']", missing) == []
-    for label in ("REFUTED", "VERIFIED"):
-        link = page.locator(".matrix td a", has_text=label).last
+    for verdict in ("REFUTED", "VERIFIED"):
+        link = page.locator(f".matrix td a.{verdict}").last
         link.click()
         in_sight(page, link.get_attribute("href")[1:])
         assert page.evaluate("location.hash") == link.get_attribute("href")
+
+
+def test_a_print_has_what_is_folded_and_a_wide_heat_map(opened: Any) -> None:
+    page = opened()
+    folded = page.locator("details:not([open]) article.claim").first
+    shown = "element => element.checkVisibility()"
+    assert not folded.evaluate(shown)
+    page.emulate_media(media="print")
+    assert folded.evaluate(shown)
+    assert page.locator(".matrix").evaluate("element => getComputedStyle(element).page") == "wide"
+    assert page.locator(".matrix").evaluate("element => element.scrollHeight - element.clientHeight") < 2
+    assert not page.locator("nav").is_visible() and not page.locator("#filter").is_visible()
+
+
+def test_the_heat_map_of_ten_configs_fits_a_laptop(opened: Any, runs: Any, tmp_path: Path) -> None:
+    configs = [
+        f"static:in=qint8[s>=2^-{n}],w=qint8[-127..127,s>=2^-12],b=float32,out=qint8[s>=2^-12]" for n in range(10)
+    ]
+    claims = [runs.claim(f"{name} {n}", pattern=f"nn.ConvTranspose3d+nn.BatchNorm3d+{name}", dtype_config=config)
+              for n, config in enumerate(configs) for name in ("nn.ReLU", "F.relu")]  # fmt: skip
+    (tmp_path / "ten.html").write_text(render_html(runs.results(claims)), encoding="utf-8")
+    page = opened((tmp_path / "ten.html").as_uri(), viewport={"width": 1366, "height": 768})
+    assert page.locator(".matrix").evaluate("element => element.scrollWidth - element.clientWidth") == 0
+    marks = page.locator(".matrix a.mark").evaluate_all("all => all.map(a => a.getBoundingClientRect().toJSON())")
+    assert len(marks) == 20 and all(mark["width"] >= 24 and mark["height"] >= 24 for mark in marks)
 
 
 def test_the_copy_button_answers(opened: Any) -> None:

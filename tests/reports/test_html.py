@@ -7,8 +7,6 @@ import json
 import re
 from typing import Any
 
-import pytest
-
 from reports.evidence import OUTPUTS_SHOWN
 from reports.html import render_html
 from reports.page import anchor
@@ -69,12 +67,6 @@ def test_failures_come_before_everything_else_worst_first(runs: Any) -> None:
     places = [html.index(f'id="{name}"') for name in (anchor("dead"), anchor("wrong"), "unexercised", "matrix")]
     assert places == sorted(places)
     assert "signal 11" in html
-
-
-@pytest.mark.parametrize("label", ["per_channel qat WAIVED REFUTED", "per_tensor VERIFIED"])
-def test_the_matrix_says_in_words_what_its_colours_say(runs: Any, label: str) -> None:
-    rows = [runs.claim(), *runs.refuted(waived=True, flow="qat", scheme="per_channel")]
-    assert label in page(runs, rows).text
 
 
 def test_columns_are_numbered_and_explained(runs: Any) -> None:
