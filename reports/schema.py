@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypedDict, cast
 
+from reports.shard import Shard
 from reports.verdicts import Outcome, Verdict
 
 SCHEMA = 2
@@ -114,23 +115,6 @@ class Statistics:
 
 BINS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.501, 0.51, 0.6, 1.0, 2.0, 8.0, 64.0)
 """Upper ends, in LSB, of the bins in which distances are counted; up to 0.5 a result is correctly rounded. (NUM-03)"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """One part of a run that is divided in the same way on every machine."""
-
-    place: int
-    """Number of the part, from 1."""
-    of: int
-    """Number of parts."""
-
-    def has(self, unit_id: str) -> bool:
-        """Tell whether a claim or job is in this part, by the sha256 of its ID."""
-        return int.from_bytes(hashlib.sha256(unit_id.encode()).digest()[:8], "big") % self.of == self.place - 1
-
-    def __str__(self) -> str:
-        return f"{self.place}/{self.of}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

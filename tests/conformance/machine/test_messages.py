@@ -22,12 +22,12 @@ from reports.schema import (
     Header,
     Measurement,
     ModelResult,
-    Shard,
     Statistics,
     Waiver,
     Where,
     evidence,
 )
+from reports.shard import Shard
 from reports.verdicts import Outcome, Verdict
 from tests.conformance.support.fake_backends import fakes
 
