@@ -102,6 +102,20 @@ class Waiver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A pattern of a model, run alone on the values that the reference model has there."""
+
+    node: str
+    """Name of the pattern's last node."""
+    pattern: str
+    """Readable name of the pattern."""
+    verdict: Verdict
+    """Verdict of the pattern alone."""
+    sqnr_db: Number | None = None
+    """As that of Statistics; None if nothing was compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
     """Statistics of all comparisons of a check, for the plots; they are not judged."""
 
@@ -111,6 +125,8 @@ class Statistics:
     """Ratio of the exact result's power, from its zero point, to that of the distances, in dB."""
     span_lsb: Number | None = None
     """Range, in steps, of the exact result of the comparison with the largest distance."""
+    layers: list[Layer] = field(default_factory=list)
+    """The patterns of a model in the order of its graph, if it was judged pattern by pattern."""
 
 
 BINS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.501, 0.51, 0.6, 1.0, 2.0, 8.0, 64.0)
@@ -322,6 +338,8 @@ class ModelResult(Judged):
     """Number of inputs that the model was run on."""
     evidence: Evidence = field(default_factory=Evidence)
     """Facts that the verdict rests on."""
+    statistics: Statistics | None = None
+    """Statistics of the outputs end to end, and of the model's patterns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
