@@ -17,7 +17,7 @@ from reports.decision import count_unreached, describe_no_failure, list_untried,
 from reports.diff import Differences, compare_runs
 from reports.evidence import Table, make_table, tabulate_values
 from reports.page import anchor, render_page
-from reports.plots import Plot, make_plots
+from reports.plots import make_plots
 from reports.results import Results, counts_of, leading_check
 from reports.schema import Check, ClaimResult, Measurement, ModelResult, Waiver
 from reports.verdicts import Verdict
@@ -25,8 +25,8 @@ from reports.verdicts import Verdict
 MOST_ROWS = 10_000
 """Largest number of listed claims; beyond it, or if they do not fit, VERIFIED claims appear only in the matrix."""
 MOST_CHANGES = 500
-MOST_HIDDEN = 200
-"""Largest number of claims that a cause lists without evidence."""
+MOST_HIDDEN = 50
+"""Largest number of claims that a cause or a reason lists without evidence."""
 _ROOM, _ROW, _LEAST = 4_750_000, 345, 150_000
 """In bytes: largest size of a page, size of a claim without its ID, and least space for evidence."""
 _WITH_SCRIPTS, _WHOLE, _MOST_EVIDENCE = 1_000_000, 2_600_000, 4_000_000
@@ -148,7 +148,7 @@ class Report:
     models: tuple[ModelResult, ...]
     accuracy: Mapping[str, Mapping[str, object]]
     measurements: Mapping[str, Table]
-    plots: tuple[Plot, ...]
+    plots: tuple[Markup, ...]
     rules: tuple[RuleRow, ...]
     waivers: tuple[WaiverRow, ...]
     waiver_numbers: Mapping[Waiver, int]
@@ -184,9 +184,11 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         for claim in results.claims
     }
     worst_first = sorted(views.values(), key=lambda view: view.claim.verdict.rank)
+    plots = tuple(Markup(render_page("plot.html.j2", plot=plot)) for plot in make_plots(results))
     size = sum(_ROW + len(name) for name in views)
     folds = len(views) > MOST_ROWS or size > _ROOM
-    budget = EvidenceBudget(room=max(_LEAST, min(_MOST_EVIDENCE, _ROOM - size)))
+    left = _ROOM - size - sum(len(plot.encode()) for plot in plots)
+    budget = EvidenceBudget(room=max(_LEAST, min(_MOST_EVIDENCE, left)))
     failures = budget.lay_out("Failures", "failures", [views[claim.claim] for claim in results.failures()])
     waived = budget.lay_out("Waived", "waived", [view for view in worst_first if view.claim.waived])
     quality = budget.lay_out(
@@ -212,7 +214,7 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         models=tuple(sorted(results.models, key=lambda model: (model.passes, model.verdict.rank, model.model))),
         accuracy={row.subject: row.values for row in results.measurements if row.topic == "accuracy"},
         measurements={topic: make_table(rows) for topic, rows in topics.items()},
-        plots=make_plots(results),
+        plots=plots,
         rules=collect_rules(results),
         waivers=waivers,
         waiver_numbers={row.waiver: number for number, row in enumerate(waivers, start=1)},

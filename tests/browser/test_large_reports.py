@@ -52,7 +52,7 @@ def test_of_ten_thousand_claims_the_filter_answers_within_three_seconds(
     def milliseconds() -> float:
         page = opened(large.as_uri())
         page.fill("#filter", "lstm refuted")
-        taken: float = until(page, answered, f"{len(expected)} of 10000 claims")
+        taken: float = until(page, answered, f"{len(expected)} of 10,000 claims")
         assert page.locator("#all-claims tbody tr:not([hidden])").count() == len(expected)
         page.context.close()
         return taken
@@ -77,6 +77,16 @@ def test_rows_of_a_long_report_are_found_sorted_and_linked(opened: Any, in_sight
     assert len(titles) == 19 and rows == [titles] * 3  # the first column stays in sight where the others are scrolled
 
 
+def test_counts_with_thousands_are_sorted_as_numbers(opened: Any, large: Path) -> None:
+    page = opened(large.as_uri())
+    table = page.locator("table", has=page.locator("caption", has_text="Checks by rule"))
+    for direction in ("ascending", "descending"):
+        table.locator("button.sort", has_text="pass").click()
+        texts = table.locator("tbody td:nth-child(4)").all_inner_texts()
+        counts = [int(text.replace(",", "")) for text in texts]
+        assert counts == sorted(counts, reverse=direction == "descending") and max(counts) > 1000
+
+
 def test_of_more_claims_the_verified_ones_are_in_the_matrix_alone(
     opened: Any, in_sight: Any, runs: Any, larger: Path
 ) -> None:
@@ -89,12 +99,12 @@ def test_of_more_claims_the_verified_ones_are_in_the_matrix_alone(
         in_sight(page, anchor(name))
     page.keyboard.press("Escape")
     assert "VERIFIED" in page.inner_text(f".matrix [id='{anchor(verified[-1])}']")
-    assert page.inner_text("#shown") == "{0} of {0} claims".format(len(all_claims) - len(verified))
+    assert page.inner_text("#shown") == "{0:,} of {0:,} claims".format(len(all_claims) - len(verified))
     assert "VERIFIED" not in page.eval_on_selector_all(
         "#all-claims td:nth-child(5)", "all => all.map(cell => cell.textContent.trim())"
     )
     assert page.locator(".matrix td a").count() == 12_000
-    missing = "links => links.filter(a => !document.getElementById(a.hash.slice(1))).map(a => a.hash)"
+    missing = """links => links.map(a => a.getAttribute("href").slice(1)).filter(id => !document.getElementById(id))"""
     assert page.eval_on_selector_all("a[href^='#']", missing) == []
     found = "names => names.filter(name => !document.getElementById(name))"
     assert page.evaluate(found, [anchor(name) for name in all_claims]) == []
