@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from reports.results import Results, counts_of
 from reports.schema import ClaimResult, Judged
-from reports.text import pluralize
+from reports.text import pluralize, spell_count
 from reports.verdicts import Outcome, Verdict
 
 _FAILS: Mapping[Verdict, tuple[str, str]] = {
@@ -38,7 +38,7 @@ def passes_by_leave(results: Results) -> bool:
 def spell_verified(results: Results) -> str:
     """Return how many of the claims to be judged are VERIFIED: ``491 of 853 claims verified (58 %)``."""
     verified, total = results.counts.get(Verdict.VERIFIED, 0), results.header.claims
-    return f"{verified} of {pluralize(total, 'claim')} verified ({spell_share(verified, total)})"
+    return f"{spell_count(verified)} of {pluralize(total, 'claim')} verified ({spell_share(verified, total)})"
 
 
 def spell_share(part: int, whole: int) -> str:
@@ -53,7 +53,8 @@ def _spell_reason(results: Results) -> str:
     if results.outcome is Outcome.PASS:
         return _spell_let(results)
     if results.outcome is Outcome.INCOMPLETE:
-        return f" because the run stopped after {len(results.claims)} of {pluralize(results.header.claims, 'claim')}"
+        total = pluralize(results.header.claims, "claim")
+        return f" because the run stopped after {spell_count(len(results.claims))} of {total}"
     causes = [*_spell_failing(results), *_spell_problems(results)]
     return f" because {_enumerate(causes)}" if causes else ""
 
@@ -67,8 +68,8 @@ def _spell_let(results: Results) -> str:
     parts = []
     if waived:
         parts.append(pluralize(waived, "waiver") + (f" (first expires {expires})" if expires else ""))
-    parts += [f"{results.allowed} QUALITY allowed"] if results.allowed else []
-    parts += [f"{accepted} UNSHOWN accepted"] if accepted else []
+    parts += [f"{spell_count(results.allowed)} QUALITY allowed"] if results.allowed else []
+    parts += [f"{spell_count(accepted)} UNSHOWN accepted"] if accepted else []
     return f" with {_enumerate(parts)}" if parts else ""
 
 
@@ -109,7 +110,7 @@ def list_untried(results: Results) -> Iterator[str]:
 def spell_waived(claims: Sequence[ClaimResult]) -> str:
     """Return how many of several claims are waived: ``all waived``, ``3 waived``; "" if none is."""
     waived = sum(claim.waived for claim in claims)
-    return f"{'all' if waived == len(claims) else waived} waived" if waived else ""
+    return f"{'all' if waived == len(claims) else spell_count(waived)} waived" if waived else ""
 
 
 def describe_no_failure(results: Results) -> str:
@@ -117,9 +118,9 @@ def describe_no_failure(results: Results) -> str:
     grouped = sum(not claim.passes for claim in results.claims)
     parts = ["No claim that was judged is refuted" if grouped else "No claim that was judged fails"]
     if results.waived:
-        parts.append(f"{results.waived} would, but for a waiver")
+        parts.append(f"{spell_count(results.waived)} would, but for a waiver")
     if grouped:
-        parts.append(f"{grouped} of unexercised or unshown claims stand below")
+        parts.append(f"{spell_count(grouped)} of unexercised or unshown claims stand below")
     elif results.outcome is Outcome.FAIL:
         parts.append("the run fails all the same: its first lines say why")
     if count_unreached(results):

@@ -18,7 +18,7 @@ from reports.diff import Differences, compare_runs
 from reports.evidence import Table, make_table, tabulate_values
 from reports.heatmap import HeatMap, make_heat_map
 from reports.page import ID_WIDTH, anchor, render_page
-from reports.plots import Plot, make_plots
+from reports.plots import make_plots
 from reports.results import Results, counts_of, leading_check
 from reports.schema import Check, ClaimResult, Measurement, ModelResult, Waiver
 from reports.text import cut, join_lines, spell_lsb
@@ -29,8 +29,8 @@ MOST_ROWS = 2000
 MOST_CHANGES = 500
 MESSAGE_WIDTH = 100
 """Largest number of characters of a message in a row of the list."""
-MOST_HIDDEN = 200
-"""Largest number of claims that a cause lists without evidence."""
+MOST_HIDDEN = 50
+"""Largest number of claims that a cause or a reason lists without evidence."""
 _ROOM, _ROOM_PER_CLAIM, _ROW, _LEAST = 4_750_000, 475, 345, 150_000
 """In bytes: size that a page may have, or that a claim of a longer page may take; size of a claim without its ID, and
 least space for evidence."""
@@ -172,7 +172,7 @@ class Report:
     models: tuple[ModelResult, ...]
     accuracy: Mapping[str, Mapping[str, object]]
     measurements: Mapping[str, Table]
-    plots: tuple[Plot, ...]
+    plots: tuple[Markup, ...]
     rules: tuple[RuleRow, ...]
     waivers: tuple[WaiverRow, ...]
     waiver_numbers: Mapping[Waiver, int]
@@ -209,8 +209,10 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         for claim in results.claims
     }
     worst_first = sorted(views.values(), key=lambda view: view.claim.verdict.rank)
+    plots = tuple(Markup(render_page("plot.html.j2", plot=plot)) for plot in make_plots(results))
     room = max(_ROOM, _ROOM_PER_CLAIM * len(views)) - sum(_ROW + len(name) for name in views)
-    budget = EvidenceBudget(room=max(_LEAST, min(_MOST_EVIDENCE, room)))
+    left = room - sum(len(plot.encode()) for plot in plots)
+    budget = EvidenceBudget(room=max(_LEAST, min(_MOST_EVIDENCE, left)))
     failures = budget.lay_out("Failures", "failures", [views[claim.claim] for claim in results.failures()])
     waived = budget.lay_out("Waived", "waived", [view for view in worst_first if view.claim.waived])
     quality = budget.lay_out(
@@ -237,7 +239,7 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         models=tuple(sorted(results.models, key=lambda model: (model.passes, model.verdict.rank, model.model))),
         accuracy={row.subject: row.values for row in results.measurements if row.topic == "accuracy"},
         measurements={topic: make_table(rows) for topic, rows in topics.items()},
-        plots=make_plots(results),
+        plots=plots,
         rules=collect_rules(results),
         waivers=waivers,
         waiver_numbers={row.waiver: number for number, row in enumerate(waivers, start=1)},

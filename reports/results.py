@@ -20,7 +20,7 @@ from typing import TypeVar, cast
 
 from reports.codec import PlainRow, SchemaError, decode, encode, loads
 from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
-from reports.text import pluralize
+from reports.text import pluralize, spell_count
 from reports.upgrade import OLD, upgrade
 from reports.verdicts import VERDICTS, Outcome, Verdict
 
@@ -149,7 +149,7 @@ class Results:
         """Say of how many claims and models nothing shows that integers computed them; "" if of none."""
         groups = (("claim", self.claims), ("model", self.models))
         counts = [(noun, sum(row.execution == "none" for row in rows), len(rows)) for noun, rows in groups]
-        parts = [f"{count} of {pluralize(total, noun)}" for noun, count, total in counts if count]
+        parts = [f"{spell_count(count)} of {pluralize(total, noun)}" for noun, count, total in counts if count]
         if not parts:
             return ""
         text = f"nothing shows that integers computed {' and '.join(parts)}: they may run in float"

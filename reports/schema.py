@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypedDict, cast
 
+from reports.shard import Shard
 from reports.verdicts import Outcome, Verdict
 
 SCHEMA = 2
@@ -101,6 +102,20 @@ class Waiver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A pattern of a model, run alone on the values that the reference model has there."""
+
+    node: str
+    """Name of the pattern's last node."""
+    pattern: str
+    """Readable name of the pattern."""
+    verdict: Verdict
+    """Verdict of the pattern alone."""
+    sqnr_db: Number | None = None
+    """As that of Statistics; None if nothing was compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
     """Statistics of all comparisons of a check, for the plots; they are not judged."""
 
@@ -110,27 +125,12 @@ class Statistics:
     """Ratio of the exact result's power, from its zero point, to that of the distances, in dB."""
     span_lsb: Number | None = None
     """Range, in steps, of the exact result of the comparison with the largest distance."""
+    layers: list[Layer] = field(default_factory=list)
+    """The patterns of a model in the order of its graph, if it was judged pattern by pattern."""
 
 
 BINS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.501, 0.51, 0.6, 1.0, 2.0, 8.0, 64.0)
 """Upper ends, in LSB, of the bins in which distances are counted; up to 0.5 a result is correctly rounded. (NUM-03)"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """One part of a run that is divided in the same way on every machine."""
-
-    place: int
-    """Number of the part, from 1."""
-    of: int
-    """Number of parts."""
-
-    def has(self, unit_id: str) -> bool:
-        """Tell whether a claim or job is in this part, by the sha256 of its ID."""
-        return int.from_bytes(hashlib.sha256(unit_id.encode()).digest()[:8], "big") % self.of == self.place - 1
-
-    def __str__(self) -> str:
-        return f"{self.place}/{self.of}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,6 +338,8 @@ class ModelResult(Judged):
     """Number of inputs that the model was run on."""
     evidence: Evidence = field(default_factory=Evidence)
     """Facts that the verdict rests on."""
+    statistics: Statistics | None = None
+    """Statistics of the outputs end to end, and of the model's patterns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,13 @@ def shorten_commit(name: str) -> str:
 
 
 def pluralize(count: int, noun: str) -> str:
-    """Return a number with its noun: `1 claim`, `2 claims`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """Return a number with its noun: `1 claim`, `36,218 claims`."""
+    return f"{spell_count(count)} {noun}{'' if count == 1 else 's'}"
+
+
+def spell_count(count: int) -> str:
+    """Spell how many there are, with its thousands apart."""
+    return f"{count:,}"
 
 
 def tame(text: str) -> str:

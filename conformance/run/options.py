@@ -19,8 +19,8 @@ import pytest
 
 from conformance.claims.effort import PROFILES
 from conformance.machine.isa import LEVELS
-from reports.schema import Shard
 from reports.selection import find_matches
+from reports.shard import Shard
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIM_TIMEOUTS = {"quick": 60.0, "full": 60.0, "stress": 600.0}

@@ -28,7 +28,7 @@ from conformance.stages.reruns import REPETITION, compare_outputs
 from conformance.stages.stage import StageError
 from conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
 from refimpl import explain
-from reports.schema import Check, ModelResult, Where, evidence
+from reports.schema import Check, Layer, ModelResult, Statistics, Where, evidence
 from reports.verdicts import PASSING, Verdict
 
 BLIND_LSB = 1.0
@@ -68,7 +68,14 @@ def _verify_numbers(bench: Bench, name: str, reference: GraphModule, batches: Se
         (part, run_and_judge(bench, name, part.model, part.batches, moves_only=part.moves_only))
         for part in cut_subgraphs(reference, batches)
     ]
-    return _combine(whole, separate)
+    layers = [_make_layer(part, check) for part, check in separate]
+    measured = replace(whole, statistics=replace(whole.statistics or Statistics(), layers=layers))
+    return _combine(measured, separate)
+
+
+def _make_layer(part: Subgraph, check: Check) -> Layer:
+    ratio = check.statistics.sqnr_db if check.statistics else None
+    return Layer(node=part.node, pattern=part.pattern, verdict=check.verdict, sqnr_db=ratio)
 
 
 def run_and_judge(
@@ -197,6 +204,7 @@ def make_model_result(check: Check, seconds: float, *, script: str = "") -> Mode
         seconds=round(seconds, 6),
         execution=execution,
         evidence=evidence(shown),
+        statistics=check.statistics,
         script=script,
     )
 

@@ -23,6 +23,11 @@ MODEL = {
     "kind": "model", "model": "model/unet/ptq", "verdict": "REFUTED", "waived": True, "max_lsb": 3.0, "cases": 4,
     "reason": "first to diverge: up1", "seconds": 1.0, "waiver": WAIVER | {"expires": None},
     "evidence": {"where": {"case": "batch"}, "expected": [1.5], "found": [9], "node": "up1"},
+    "statistics": {"sqnr_db": 12.5, "layers": [
+        {"node": "stem", "pattern": "nn.Conv2d", "verdict": "VERIFIED", "sqnr_db": "inf"},
+        {"node": "up1", "pattern": "nn.ConvTranspose2d", "verdict": "REFUTED", "sqnr_db": 9.5},
+        {"node": "up2", "pattern": "nn.ConvTranspose2d", "verdict": "CRASHED"},
+    ]},
     "script": "import torch\n",
 }  # fmt: skip
 MEASUREMENTS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def claims(rows: list[Row], **values: str) -> list[str]:
 def test_twenty_thousand_claims_take_ten_megabytes(opened: Any, large: Path) -> None:
     assert large.stat().st_size <= MOST_BYTES
     page = opened(large.as_uri())
-    assert page.inner_text("#shown") == f"{COUNT} of {COUNT} claims"
+    assert page.inner_text("#shown") == f"{COUNT:,} of {COUNT:,} claims"
     assert page.locator("#all-claims tbody tr").count() == PAGE
 
 
@@ -53,12 +54,12 @@ def test_a_query_of_a_long_list_finds_what_the_rows_have(opened: Any, runs: Any,
     page = opened(large.as_uri())
     page.fill("#filter", "lstm verdict:refuted")
     assert 20 < len(expected) <= PAGE
-    assert page.inner_text("#shown") == f"{len(expected)} of {COUNT} claims"
+    assert page.inner_text("#shown") == f"{len(expected)} of {COUNT:,} claims"
     assert page.locator("#all-claims tbody th").all_inner_texts() == expected
     assert not page.locator("[data-pager]").is_visible()
     page.fill("#filter", "verdict:waived")
     waived = [row["claim"] for row in runs.large(COUNT) if row["kind"] == "claim" and row["waived"]]
-    assert page.inner_text("#shown") == f"{len(waived)} of {COUNT} claims"
+    assert page.inner_text("#shown") == f"{len(waived):,} of {COUNT:,} claims"
 
 
 def test_a_query_of_a_long_list_answers_at_once(opened: Any, until: Any, runs: Any, large: Path) -> None:
@@ -68,7 +69,7 @@ def test_a_query_of_a_long_list_answers_at_once(opened: Any, until: Any, runs: A
     def milliseconds() -> float:
         page = opened(large.as_uri())
         page.fill("#filter", "lstm refuted")
-        taken: float = until(page, answered, f"{expected} of {COUNT} claims")
+        taken: float = until(page, answered, f"{expected} of {COUNT:,} claims")
         page.context.close()
         return taken
 
@@ -131,3 +132,20 @@ def test_where_there_is_no_script_a_long_list_has_lines(opened: Any, runs: Any, 
     assert not page.locator("#all-claims").is_visible()
     line = page.locator(f"[id='{anchor(verified[-1])}']")
     assert line.is_visible() and verified[-1] in line.inner_text()
+
+
+def test_counts_with_thousands_are_sorted_as_numbers(opened: Any, large: Path) -> None:
+    page = opened(large.as_uri())
+    table = page.locator("table", has=page.locator("caption", has_text="Checks by rule"))
+    for direction in ("ascending", "descending"):
+        table.locator("button.sort", has_text="pass").click()
+        texts = table.locator("tbody td:nth-child(4)").all_inner_texts()
+        counts = [int(text.replace(",", "")) for text in texts]
+        assert counts == sorted(counts, reverse=direction == "descending") and max(counts) > 1000
+
+
+def test_every_link_of_a_long_report_leads_somewhere(large: Path) -> None:
+    html = large.read_text(encoding="utf-8")
+    names = set(re.findall(r'<[^>]*?\bid="?([^\s">]+)', html))
+    links = set(re.findall(r'\bhref="?#([^\s">]+)', html))
+    assert len(links) > 1000 and links <= names

@@ -25,19 +25,37 @@ def test_all_is_there_without_javascript(opened: Any) -> None:
 
 def test_plots_have_words_and_a_table_without_javascript(opened: Any) -> None:
     figures = opened(java_script_enabled=False).locator("figure:has(svg)")
-    assert figures.count() == 3
+    assert figures.count() == 5
     for figure in figures.all():
-        drawing = figure.locator("svg[role=img]")
-        title, description = drawing.get_attribute("aria-labelledby").split()
+        drawing = figure.locator("svg[aria-labelledby]")
+        title, description = (drawing.get_attribute(f"aria-{name}") for name in ("labelledby", "describedby"))
+        assert drawing.get_attribute("role") == ("group" if drawing.locator("a").count() else "img")
         assert drawing.is_visible()
         assert drawing.locator(f"title[id='{title}']").text_content()
         assert drawing.locator(f"desc[id='{description}']").text_content()
-        assert drawing.locator("rect >> visible=true").count() + drawing.locator("circle >> visible=true").count()
+        assert drawing.locator("rect >> visible=true").count() + drawing.locator("path >> visible=true").count()
         rows = figure.locator("tbody tr")
         assert not rows.first.is_visible()
         figure.locator("summary").click()
         assert rows.first.is_visible()
         assert rows.count() >= drawing.locator(".bar, .dot").count()
+
+
+def test_a_point_of_a_plot_leads_to_its_claim(opened: Any, in_sight: Any) -> None:
+    page = opened()
+    point = page.locator("svg a", has_text="REFUTED 18 LSB").last
+    target = point.get_attribute("href")
+    for _ in range(2):  # the second time the address does not change
+        point.locator("path").click(force=True)
+        in_sight(page, target[1:])
+        page.evaluate("scrollTo(0, 0)")
+    assert page.evaluate("location.hash") == target
+
+
+def test_points_of_plots_are_no_stops_of_the_tab_key(opened: Any) -> None:
+    page = opened()
+    assert page.locator("svg a").count() > 10
+    assert page.locator("svg a").evaluate_all("links => links.filter(link => link.tabIndex >= 0).length") == 0
 
 
 def test_models_and_measurements_are_shown(opened: Any) -> None:
@@ -85,7 +103,7 @@ def test_the_counts_at_the_top_filter_the_claims(opened: Any, in_sight: Any) -> 
 
 def test_every_cell_of_the_heat_map_leads_to_its_claim(opened: Any, in_sight: Any) -> None:
     page = opened()
-    missing = "links => links.filter(a => !document.getElementById(a.hash.slice(1))).map(a => a.hash)"
+    missing = """links => links.map(a => a.getAttribute("href").slice(1)).filter(id => !document.getElementById(id))"""
     pairs = page.locator("dd", has_text="in the config").inner_text().split(", ")[-1]
     assert page.locator(".matrix td a").count() == int(pairs.split()[0])
     assert page.eval_on_selector_all("a[href^='#']", missing) == []

@@ -9,7 +9,7 @@ import pytest
 from reports.__main__ import main
 from reports.diff import Change, compare_runs, diff_text
 from reports.results import read_results
-from reports.schema import Shard
+from reports.shard import Shard
 
 WAIVER = {"reason": "issue 12", "url": None, "expires": "2027-01-31", "max_lsb": None}
 WAIVED = {"verdict": "REFUTED", "waived": True, "waiver": WAIVER}

@@ -42,9 +42,9 @@ def of(rows: list[Row], kind: str) -> list[Row]:
 
 def numbers(page: Page, label: str) -> int:
     """The number beside a link of the page's bar, or in a heading in brackets."""
-    found = re.search(rf"{label} \(?(\d+)", page.text.partition("Summary ")[2])
+    found = re.search(rf"{label} \(?(\d[\d,]*)", page.text.partition("Summary ")[2])
     assert found, label
-    return int(found[1])
+    return int(found[1].replace(",", ""))
 
 
 def test_the_page_counts_claims_as_the_lines_do(rows: list[Row], page: Page) -> None:
@@ -55,7 +55,9 @@ def test_the_page_counts_claims_as_the_lines_do(rows: list[Row], page: Page) -> 
     assert f"{waived} of these waived" in page.text
     pairs = {(claim["pattern"], claim["dtype_config"]) for claim in claims}
     of_config = rows[0]["claims_in_config"], rows[0]["pairs"], len(of(rows, "check"))
-    told = f"{len(claims)} of {of_config[0]} in the config, {of_config[2]} checks, {len(pairs)} of {of_config[1]} pairs"
+    told = (
+        f"{len(claims)} of {of_config[0]} in the config, {of_config[2]:,} checks, {len(pairs)} of {of_config[1]} pairs"
+    )
     assert told in page.text
     assert numbers(page, "All claims") == len(claims) == len(page.tables[LISTED]) - 1
 
@@ -113,6 +115,22 @@ def test_models_are_counted_so(made: Any) -> None:
     told = ", ".join(f"{name} {value}" for name, value in accuracy["values"].items())
     [row] = [row for row in page.tables["For a model with wrong results, the first node that diverges"] if told in row]
     assert row[0] == accuracy["subject"] and row[4] == "up1"
+
+
+def test_counts_have_their_thousands_apart(runs: Any) -> None:
+    rows = runs.large(1234)
+    page, claims = Page(render_html(runs.results(rows, claims_in_config=36218, seed=12345))), of(rows, "claim")
+    count, checks = len(claims), len(of(rows, "check"))
+    assert count == 1234 and checks > 1000
+    assert f"1,234 of 36,218 in the config, {checks:,} checks" in page.text
+    assert numbers(page, "All claims") == count and "All claims 1,234" in page.text
+    verified = sum(claim["verdict"] == "VERIFIED" for claim in claims)
+    assert f"{verified} of 1,234 claims verified" in page.text.partition("Claims ")[0]
+    assert any(each.endswith(" slowest of 1,234") for each in page.tables)
+    rules = page.tables["Checks by rule; docs/spec.md of the suite has all rules"]
+    passed = Counter(check["rule"] for check in of(rows, "check") if check["outcome"] == "pass")
+    assert {row[0]: row[3] for row in rules[1:]} == {rule: f"{passed[rule]:,}" for rule, *_ in rules[1:]}
+    assert "seed 12345" in page.text  # a number that names something is one word
 
 
 def test_the_plots_tables_have_the_sums_of_the_lines(made: Any) -> None:

@@ -20,14 +20,15 @@ from reports.schema import (
     ClaimResult,
     Footer,
     Header,
+    Layer,
     Measurement,
     ModelResult,
-    Shard,
     Statistics,
     Waiver,
     Where,
     evidence,
 )
+from reports.shard import Shard
 from reports.verdicts import Outcome, Verdict
 from tests.conformance.support.fake_backends import fakes
 
@@ -49,6 +50,9 @@ CLAIM = ClaimResult(
 MODEL = ModelResult(
     model="model/unet/ptq", verdict=Verdict.QUALITY, rule="NUM-03", reason="0.6 LSB", cases=2, waiver=WAIVER,
     evidence=evidence({"where": Where(case="batch 0"), "float_ops": ["relu"]}),
+    statistics=Statistics(
+        sqnr_db=38.5, layers=[Layer(node="up1", pattern="nn.Conv2d", verdict=Verdict.CRASHED), Layer(
+            node="relu", pattern="nn.ReLU", verdict=Verdict.VERIFIED, sqnr_db="inf")]),
 )  # fmt: skip
 HEADER = Header(
     schema=SCHEMA, suite_version="1", suite_commit="unknown", backend="npu", versions={"npu": "2"}, torch="2.13.0",

@@ -17,7 +17,8 @@ import pytest
 from conformance.run.progress import EVERY_IN_LOG, Progress, format_progress
 from reports.merge import merge
 from reports.results import comparable, read_results
-from reports.schema import ClaimResult, Row, Shard
+from reports.schema import ClaimResult, Row
+from reports.shard import Shard
 from reports.verdicts import Outcome, Verdict
 from reports.writer import ResultsWriter
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, clean_environment, command, run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from functools import cache
 from typing import Any
@@ -18,15 +19,18 @@ from backends.native_tables import native_config
 from backends.onednn import OnednnBackend
 from backends.reference import ReferenceBackend
 from conformance.ops.op_model import Input
+from conformance.oracle.evaluate import Walk
 from conformance.pipeline.job import Job
 from conformance.stages.bench import Bench
 from conformance.whole_models import jobs as model_jobs
 from conformance.whole_models.architectures import ARCHITECTURES, Architecture
 from conformance.whole_models.jobs import EXTENTS
+from conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
+from conformance.whole_models.verify import verify_model
 from refimpl import BackendConfig
 from refimpl.invariants import is_quantize
 from refimpl.patterns import pattern_name
-from reports.schema import Measurement, ModelResult
+from reports.schema import Check, Measurement, ModelResult
 from reports.verdicts import Verdict
 from tests.mutants.integer_faults import SecondCall
 from tests.mutants.integer_kernels import IntegerBackend, Integers, Kernels, Make, Sum, small_config, varied
@@ -185,6 +189,45 @@ def test_a_model_whose_patterns_all_hold_alone_goes_wrong_in_context() -> None:
 
 
 @pytest.mark.rule("NUM-03")
+def test_a_model_that_is_judged_by_patterns_has_the_ratio_of_each() -> None:
+    wrong = Backend(varied("maximum", lambda honest, pool, x: x.q))
+    bench = Bench(wrong, seed=0, profile="full")
+    found: list[tuple[GraphModule, list[Any]]] = []
+
+    def keep(bench: Bench, name: str, reference: GraphModule, batches: Any) -> Check:
+        found.append((reference, batches))
+        return verify_model(bench, name, reference, batches)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_jobs, "verify_model", keep)
+        result = result_of(all_jobs()["model/branches/ptq/quint8/per_channel_symmetric"], bench)
+    assert result.statistics is not None
+    assert result.statistics.distances and isinstance(result.statistics.sqnr_db, float)
+    [(reference, batches)] = found
+    parts = list(cut_subgraphs(reference, batches))
+    layers = result.statistics.layers
+    assert [(each.node, each.pattern) for each in layers] == [(part.node, part.pattern) for part in parts]
+    assert [each.node for each in layers if each.verdict is not Verdict.VERIFIED] == ["pool"]
+    for layer, part in zip(layers, parts, strict=True):
+        expected = ratio_of(part, bench)
+        assert layer.sqnr_db == (expected if isinstance(expected, str) else pytest.approx(expected, abs=0.002)), layer
+    assert min((float(str(each.sqnr_db)), each.node) for each in layers)[1] == "pool"
+    assert "layers" not in result.evidence
+
+
+def ratio_of(part: Subgraph, bench: Bench) -> float | str:
+    """The power of a pattern's exact results to that of its errors, in dB, over all batches."""
+    walk, lowered = Walk(part.model, bench.capabilities), bench.backend.lower(part.model, part.batches[0])
+    signal = noise = 0.0
+    for batch in part.batches:
+        [exact] = walk.exact(batch)
+        assert exact.grid is not None
+        signal += float((exact.integers - exact.grid.zero_point).square().sum())
+        noise += float((exact.grid.integers(lowered(*batch)).round() - exact.integers).square().sum())
+    return 10 * math.log10(signal / noise) if noise else "inf"
+
+
+@pytest.mark.rule("NUM-03")
 def test_a_kernel_that_rounds_down_is_refuted_by_the_first_pattern_that_does() -> None:
     result = run("residual", Backend(varied("rounded", lambda honest, value: value.floor())))
     evidence: Any = result.evidence
@@ -192,6 +235,9 @@ def test_a_kernel_that_rounds_down_is_refuted_by_the_first_pattern_that_does() -
     assert isinstance(result.max_lsb, float) and result.max_lsb > 1 > evidence["node_lsb"]
     assert "looks like truncation (floor)" in result.reason
     assert evidence["node"] == "relu"
+    assert result.statistics is not None
+    refuted = [each.node for each in result.statistics.layers if each.verdict is Verdict.REFUTED]
+    assert refuted == list(evidence["alone"])
 
 
 class Telling(ReferenceBackend):
