@@ -26,7 +26,7 @@ FILES: dict[str, Callable[[Results, Results], str]] = {
     "summary.md": markdown,
     "summary.txt": lambda results, _: summary(results, "report.html", width=120),
     "diff.txt": lambda results, old: diff_text(compare_runs(old, results), 120),
-    "scoreboard.html": lambda results, old: render_board([results, old]),
+    "scoreboard.html": lambda results, old: render_board([results, old], {"npu avx2": "npu.html"}),
 }
 
 
