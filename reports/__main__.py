@@ -19,6 +19,7 @@ from reports.beside import find_report, name_reports, spell_url
 from reports.certificate import CERTIFICATE, RESULTS, WAIVERS, NotCertified, certify, verify
 from reports.compare import name_runs, render_board
 from reports.diff import compare_runs, diff_text, read_baseline
+from reports.history import render_history
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.merge import merge
@@ -86,6 +87,13 @@ def _write_reports(options: argparse.Namespace, runs: Sequence[Results]) -> Sequ
         _make_build(page)
         _write_file(page, render_html(run), *options.files)
     return pages
+
+
+def _history(options: argparse.Namespace) -> int:
+    runs = [read_results(path) for path in options.files]
+    _write_page(options, render_history(runs))
+    print(f"{len(runs)} runs in order: {options.output}")
+    return OK
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -213,6 +221,9 @@ def _make_parser() -> argparse.ArgumentParser:
     sub.add_argument("files", type=Path, nargs="+", metavar="FILE")
     _add_output(sub, "OUT.html", BUILD / "scoreboard.html")
     sub.add_argument("--reports", action="store_true", help="write each run's report beside it, and link cells there")
+    sub = add_command(_history, "history", "draw the verdict counts of each backend's runs over commits")
+    sub.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    _add_output(sub, "OUT.html", BUILD / "history.html")
     sub = add_command(_diff, "diff", "show what differs between two runs; status 1 if something got worse")
     sub.add_argument("old", type=Path, metavar="OLD")
     sub.add_argument("new", type=Path, metavar="NEW")

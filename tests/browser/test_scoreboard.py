@@ -196,3 +196,26 @@ def test_a_family_shows_its_ops(board: Any, in_sight: Any) -> None:
         total += len(shown)
     board.fill("#filter", "")
     assert total == len(rows(board))
+
+
+@pytest.mark.parametrize("width", [360, 1920])
+@pytest.mark.parametrize("name", ["board", "history"])
+def test_the_page_itself_never_scrolls_sideways(
+    opened: Any, boards: Path, history: Path, name: str, width: int
+) -> None:
+    path = boards / "linked.html" if name == "board" else history
+    page = opened(path.as_uri(), viewport={"width": width, "height": 800})
+    page.evaluate("document.querySelectorAll('details').forEach((element) => { element.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_many_bars_are_scrolled_to_by_keyboard_and_printed_whole(opened: Any, history: Path) -> None:
+    page = opened(history.as_uri(), viewport={"width": 1366, "height": 768})
+    frame = page.locator(".trend").last
+    assert frame.locator("rect").count() > 24 * 2
+    frame.focus()
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_function("[...document.querySelectorAll('.trend')].at(-1).scrollLeft > 0")
+    page.emulate_media(media="print")
+    assert frame.evaluate("frame => frame.querySelector('svg').getBoundingClientRect().width <= frame.clientWidth")
