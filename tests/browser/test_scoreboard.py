@@ -198,6 +198,16 @@ def test_a_family_shows_its_ops(board: Any, in_sight: Any) -> None:
     assert total == len(rows(board))
 
 
+def test_printed_the_table_is_whole_and_its_rows_are_low(opened: Any, boards: Path) -> None:
+    page = opened((boards / "linked.html").as_uri(), viewport={"width": 1040, "height": 700}, color_scheme="dark")
+    page.emulate_media(media="print")
+    assert page.locator("nav, input, .sort:not(th *)").locator("visible=true").count() == 0
+    frame = page.locator(".scroll:has(> #all-rows)")
+    assert frame.evaluate("frame => frame.scrollHeight <= frame.clientHeight")
+    heights = page.eval_on_selector_all("#all-rows tbody tr", "all => all.map(e => e.getBoundingClientRect().height)")
+    assert len(heights) > 40 and max(heights) < 60
+
+
 @pytest.mark.parametrize("width", [360, 1920])
 @pytest.mark.parametrize("name", ["board", "history"])
 def test_the_page_itself_never_scrolls_sideways(
