@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from reports.against_suite import Findings, compare_with_suite
+from reports.beside import find_report, name_reports, spell_url
 from reports.certificate import CERTIFICATE, RESULTS, WAIVERS, NotCertified, certify, verify
-from reports.compare import render_board
+from reports.compare import name_runs, render_board
 from reports.diff import compare_runs, diff_text, read_baseline
+from reports.history import render_history
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.merge import merge
@@ -30,8 +32,8 @@ from reports.text import join_lines
 from reports.verdicts import Outcome
 
 OK, FAILED, UNUSABLE, PARTLY = 0, 1, 2, 3
-SCOREBOARD = Path("build", "scoreboard.html")
-"""Where the scoreboard goes if nothing else is asked: to the folder for what is made, as with the report of a run."""
+BUILD = Path("build")
+"""Where the pages of several runs go if nothing else is asked: the folder for what is made."""
 _HOLDS = {OK: "holds", FAILED: "does not hold", PARTLY: "holds as far as it could be checked"}
 
 
@@ -70,11 +72,27 @@ def _write_markdown(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     runs = [read_results(path) for path in options.files]
-    text = render_board(runs)
-    if options.output == SCOREBOARD:
-        SCOREBOARD.parent.mkdir(exist_ok=True)
-    _write_file(options.output, text, *options.files)
+    names = name_runs(runs)
+    pages = _write_reports(options, runs) if options.reports else list(map(find_report, options.files, runs))
+    urls = {name: spell_url(options.output, page) for name, page in zip(names, pages, strict=True) if page}
+    _write_page(options, render_board(runs, urls))
     print(f"{len(runs)} runs side by side: {options.output}")
+    return OK
+
+
+def _write_reports(options: argparse.Namespace, runs: Sequence[Results]) -> Sequence[Path]:
+    """Write the report of each run next to the scoreboard."""
+    pages = name_reports(options.output, runs)
+    for page, run in zip(pages, runs, strict=True):
+        _make_build(page)
+        _write_file(page, render_html(run), *options.files)
+    return pages
+
+
+def _history(options: argparse.Namespace) -> int:
+    runs = [read_results(path) for path in options.files]
+    _write_page(options, render_history(runs))
+    print(f"{len(runs)} runs in order: {options.output}")
     return OK
 
 
@@ -157,6 +175,18 @@ def _find_status(results: Results) -> int:
     return OK if results.outcome is Outcome.PASS else FAILED
 
 
+def _write_page(options: argparse.Namespace, text: str) -> None:
+    """Write a page of several runs."""
+    _make_build(options.output)
+    _write_file(options.output, text, *options.files)
+
+
+def _make_build(target: Path) -> None:
+    """Make the folder of what goes where nothing else is asked."""
+    if target.parent == BUILD:
+        BUILD.mkdir(exist_ok=True)
+
+
 def _write_file(target: Path, text: str, *sources: Path) -> None:
     """Write a report. Raises ResultsError if it would replace one of its sources, or cannot be written."""
     if target.resolve() in {source.resolve() for source in sources}:
@@ -189,7 +219,11 @@ def _make_parser() -> argparse.ArgumentParser:
         sub.add_argument("--any-profile", action="store_true", help="take a baseline of another profile as well")
     sub = add_command(_compare, "compare", "put runs of several backends side by side in one page")
     sub.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    _add_output(sub, "OUT.html", SCOREBOARD)
+    _add_output(sub, "OUT.html", BUILD / "scoreboard.html")
+    sub.add_argument("--reports", action="store_true", help="write each run's report beside it, and link cells there")
+    sub = add_command(_history, "history", "draw the verdict counts of each backend's runs over commits")
+    sub.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    _add_output(sub, "OUT.html", BUILD / "history.html")
     sub = add_command(_diff, "diff", "show what differs between two runs; status 1 if something got worse")
     sub.add_argument("old", type=Path, metavar="OLD")
     sub.add_argument("new", type=Path, metavar="NEW")

@@ -7,32 +7,50 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.decision import passes_by_leave, spell_decision, spell_share
+from reports.diff import to_size
+from reports.families import FAMILIES, OTHER, find_family
 from reports.page import render_page
 from reports.results import Results, ResultsError
 from reports.schema import ClaimResult, Number
+from reports.text import pluralize, spell_lsb
 from reports.verdicts import Outcome, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The claims of one backend on one op and dtypes: worst verdict, largest error, and time."""
+    """The claims of one backend on one op and dtypes: worst verdict, largest error, and time.
+
+    ``worst``: the ID of the claim whose evidence the cell leads to. ``waived``: all claims with the worst verdict are.
+    """
 
     verdict: Verdict
     waived: bool
     claims: int
     max_lsb: Number | None
     seconds: float
+    worst: str
+
+    @property
+    def words(self) -> str:
+        """Everything that the cell says, the verdict first."""
+        parts = [f"{self.verdict}{' waived' if self.waived else ''}", pluralize(self.claims, "claim")]
+        parts += [] if self.max_lsb is None else [f"up to {spell_lsb(self.max_lsb)} LSB"]
+        return ", ".join([*parts, f"{self.seconds:.1f} s"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One run and its coverage; `rate` is in claims per second of the run."""
+    """One run and its coverage; `rate` is in claims per second of the run.
+
+    ``report``: the URL of the run's own report, with the evidence; "" if there is none beside the page.
+    """
 
     name: str
     results: Results
     verdicts: Mapping[Verdict, int]
     ops: int
     rate: float | None
+    report: str
 
     @property
     def decision(self) -> str:
@@ -58,6 +76,47 @@ class Line:
     dtypes: str
     cells: tuple[Cell | None, ...]
 
+    @property
+    def family(self) -> str:
+        """The family that the op belongs to."""
+        return find_family(self.pattern)
+
+    @property
+    def worst(self) -> Verdict:
+        """The worst verdict of all backends, waived or not."""
+        return Verdict.worst(cell.verdict for cell in self.cells if cell)
+
+    @property
+    def differs(self) -> bool:
+        """Whether two backends that claim this have different verdicts."""
+        return len({cell.verdict for cell in self.cells if cell}) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedShare:
+    """Some claims of one backend, and how many of them are VERIFIED."""
+
+    verified: int
+    claims: int
+
+    @property
+    def percent(self) -> str:
+        """The share in percent; "-" if nothing is claimed."""
+        return spell_share(self.verified, self.claims)
+
+    @property
+    def words(self) -> str:
+        """The share as two counts."""
+        return f"{self.verified} of {pluralize(self.claims, 'claim')} verified" if self.claims else "not claimed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyLine:
+    """What each backend has VERIFIED of one family of ops."""
+
+    family: str
+    shares: tuple[VerifiedShare, ...]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Print:
@@ -78,37 +137,48 @@ class Board:
     """Everything the page shows."""
 
     columns: tuple[Column, ...]
+    families: tuple[FamilyLine, ...]
+    total: tuple[VerifiedShare, ...]
     lines: tuple[Line, ...]
     prints: tuple[Print, ...]
 
 
-def render_board(runs: Sequence[Results]) -> str:
-    """Return the scoreboard as one HTML file: runs of several backends side by side. A pure function of the runs.
+def render_board(runs: Sequence[Results], reports: Mapping[str, str] | None = None) -> str:
+    """Return the scoreboard as one HTML file: runs of several backends side by side.
 
-    Raises ResultsError for a run that is incomplete or a shard, or that is given twice.
+    ``reports``: URLs of the runs' own reports, by the names of their columns (`name_runs`); cells lead there. A pure
+    function of runs and URLs. Raises ResultsError for a run that is incomplete or a shard, or that is given twice.
     """
-    return render_page("scoreboard.html.j2", board=build_board(runs))
+    return render_page("scoreboard.html.j2", board=build_board(runs, reports))
 
 
-def build_board(runs: Sequence[Results]) -> Board:
-    """Arrange the runs side by side, in the order of their names."""
-    for run in runs:
-        if run.outcome is Outcome.INCOMPLETE or run.header.shard:
-            raise ResultsError(f"{run.header.backend}: the run of {run.header.started} is incomplete or a shard")
-    ordered = sorted(runs, key=lambda run: (run.header.backend, run.header.isa, run.header.started))
-    names = _name_runs(ordered)
-    columns = tuple(map(_make_column, names, ordered))
+def build_board(runs: Sequence[Results], reports: Mapping[str, str] | None = None) -> Board:
+    """Arrange the runs side by side, in the order of their names; what has the worst verdict comes first."""
+    names = name_runs(runs)
+    places = sorted(range(len(runs)), key=lambda place: _order_runs(runs[place]))
+    ordered = [runs[place] for place in places]
+    columns = tuple(_make_column(names[place], runs[place], (reports or {}).get(names[place], "")) for place in places)
     cells = [_make_cells(run) for run in ordered]
-    keys = sorted({key for each in cells for key in each})
-    lines = tuple(
+    keys = {key for each in cells for key in each}
+    lines = (
         Line(pattern=pattern, dtypes=dtypes, cells=tuple(each.get((pattern, dtypes)) for each in cells))
         for pattern, dtypes in keys
     )
-    return Board(columns=columns, lines=lines, prints=_make_prints(ordered))
+    return Board(
+        columns=columns,
+        families=_make_families(ordered),
+        total=tuple(_count_verified(run.claims) for run in ordered),
+        lines=tuple(sorted(lines, key=lambda line: (line.worst.rank, line.pattern, line.dtypes))),
+        prints=_make_prints(ordered),
+    )
 
 
-def _name_runs(runs: Sequence[Results]) -> list[str]:
-    """Name runs by backend, and by what distinguishes runs of one backend. Raises ResultsError if nothing does."""
+def name_runs(runs: Sequence[Results]) -> list[str]:
+    """Name runs by backend, and by what distinguishes runs of one backend: level, profile, start.
+
+    Raises ResultsError for a run that is incomplete or a shard, or that is given twice.
+    """
+    refuse_parts(runs)
     names = [run.header.backend for run in runs]
     for field in ("isa", "profile", "started"):
         count = Counter(names)
@@ -121,11 +191,40 @@ def _name_runs(runs: Sequence[Results]) -> list[str]:
     return names
 
 
-def _make_column(name: str, run: Results) -> Column:
+def refuse_parts(runs: Sequence[Results]) -> None:
+    """Raise ResultsError for a run that is incomplete or a shard: its counts are not those of its config."""
+    for run in runs:
+        if run.outcome is Outcome.INCOMPLETE or run.header.shard:
+            raise ResultsError(f"{run.header.backend}: the run of {run.header.started} is incomplete or a shard")
+
+
+def _order_runs(run: Results) -> tuple[str, ...]:
+    return run.header.backend, run.header.isa, run.header.started
+
+
+def _make_column(name: str, run: Results, report: str) -> Column:
     seconds = run.footer.seconds if run.footer else 0.0
     patterns = {claim.pattern for claim in run.claims}
     rate = len(run.claims) / seconds if seconds else None
-    return Column(name=name, results=run, verdicts=run.counts, ops=len(patterns), rate=rate)
+    return Column(name=name, results=run, verdicts=run.counts, ops=len(patterns), rate=rate, report=report)
+
+
+def _make_families(runs: Sequence[Results]) -> tuple[FamilyLine, ...]:
+    """Sum up the claims of each family that any run claims, in the order of the table of families."""
+    groups: list[dict[str, list[ClaimResult]]] = []
+    for run in runs:
+        groups.append({})
+        for claim in run.claims:
+            groups[-1].setdefault(find_family(claim.pattern), []).append(claim)
+    return tuple(
+        FamilyLine(family=family, shares=tuple(_count_verified(group.get(family, ())) for group in groups))
+        for family in (*FAMILIES, OTHER)
+        if any(family in group for group in groups)
+    )
+
+
+def _count_verified(claims: Sequence[ClaimResult]) -> VerifiedShare:
+    return VerifiedShare(verified=sum(claim.verdict is Verdict.VERIFIED for claim in claims), claims=len(claims))
 
 
 def _make_cells(run: Results) -> dict[tuple[str, str], Cell]:
@@ -136,16 +235,17 @@ def _make_cells(run: Results) -> dict[tuple[str, str], Cell]:
 
 
 def _make_cell(claims: Sequence[ClaimResult]) -> Cell:
-    verdict = Verdict.worst(claim.verdict for claim in claims)
+    worst = min(claims, key=lambda claim: (claim.verdict.rank, claim.waived, -to_size(claim.max_lsb), claim.claim))
     distances = [claim.max_lsb for claim in claims if claim.max_lsb is not None]
     nonfinite = [value for value in ("nan", "inf") if value in distances]
     largest: Number | None = max((value for value in distances if not isinstance(value, str)), default=None)
     return Cell(
-        verdict=verdict,
-        waived=any(claim.waived for claim in claims if claim.verdict is verdict),
+        verdict=worst.verdict,
+        waived=worst.waived,
         claims=len(claims),
         max_lsb=nonfinite[0] if nonfinite else largest,
         seconds=sum(claim.seconds for claim in claims),
+        worst=worst.claim,
     )
 
 

@@ -180,7 +180,7 @@ def _describe_regression(old: Judged, new: Judged) -> str:
         return f"was {old.verdict}"
     if new.verdict is not old.verdict or new.passes is not old.passes or new.verdict in PASSING:
         return ""
-    if _to_size(new.max_lsb) > _to_size(old.max_lsb):
+    if to_size(new.max_lsb) > to_size(old.max_lsb):
         return f"the largest error was {spell_lsb(old.max_lsb)} LSB"
     was, now = _count_failing(old), _count_failing(new)
     return f"{now} cases fail, not {was}" if was is not None and now is not None and now > was else ""
@@ -192,7 +192,7 @@ def _describe_improvement(old: Judged, new: Judged) -> str:
     return f"was {old.verdict}" if new.verdict is not old.verdict else "a smaller error, or fewer cases"
 
 
-def _to_size(value: Number | None) -> float:
+def to_size(value: Number | None) -> float:
     """Convert an error for comparing: one that is not finite is larger than all others."""
     return 0.0 if value is None else math.inf if isinstance(value, str) else value
 

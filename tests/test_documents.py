@@ -24,6 +24,8 @@ from conformance.run.options import OPTIONS
 from conformance.stages.stage import STAGES
 from refimpl.patterns import leaf_name
 from reports.compare import render_board
+from reports.diff import Change
+from reports.families import OTHER, find_family
 from reports.results import read_results
 from reports.verdicts import VERDICTS, Outcome
 from tests.mutants.mutants import MUTANTS
@@ -35,7 +37,7 @@ FINDINGS = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
 NEEDS_ANOTHER_CPU = 77  # what a finding's script ends with where this CPU takes another kernel
 ENGINES = ("qnnpack", "fbgemm", "x86", "onednn")
 RUNTIMES = ("onnxruntime", "openvino", "inductor", "executorch")
-COMMANDS = ("render", "markdown", "diff", "merge", "compare", "certify", "verify")
+COMMANDS = ("render", "markdown", "diff", "merge", "compare", "history", "certify", "verify")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCS = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
 UPDATE = bool(os.environ.get("UPDATE_GOLDEN"))
@@ -193,20 +195,23 @@ PLAIN = {
     "all claims", "claim or model", "column", "covers", "cpu", "cpu flags", "days left",
     "differences from the baseline", "dtypes", "error", "expires", "fail", "failures", "finding", "first to diverge",
     "is", "options", "pass", "platform", "plots", "reason", "requirement", "seconds", "skip",
-    "slowest claims", "software", "started", "suite", "ticket", "up to lsb", "waivers in force", "was", "what differs",
+    "slowest claims", "software", "started", "suite", "ticket", "torch", "up to lsb", "version", "waivers in force",
+    "was", "what differs",
 }  # fmt: skip
-"""Labels of the report that say what they mean."""
+"""Labels of the reports that say what they mean."""
+PAGES = ("report", "scoreboard", "history")
 
 
-def test_the_glossary_has_every_term_of_the_report() -> None:
-    template = (ROOT / "reports" / "templates" / "report.html.j2").read_text(encoding="utf-8")
-    labels = re.findall(r"<dt>([^<{]+)</dt>|<th scope=\"col\">([^<{]+)</th>|<h2 id=\"[^\"]+\">([^<{]+)", template)
-    assert len(labels) > 40
+def test_the_glossary_has_every_term_of_the_reports() -> None:
+    templates = [(ROOT / "reports" / "templates" / f"{name}.html.j2").read_text(encoding="utf-8") for name in PAGES]
+    label = r"<dt>([^<{]+)</dt>|<th scope=\"col\"[^>]*>([^<{]+)</th>|<h2 id=\"[^\"]+\">([^<{]+)"
+    labels = [found for template in templates for found in re.findall(label, template)]
+    assert len(labels) > 70
     words = {text.strip().lower() for found in labels for text in found if text}
     assert words >= PLAIN, f"no label of the report: {PLAIN - words}"
     terms = re.findall(r"^(\S.*)\n: |\*(\w[\w ]*)\*", DOCS["glossary"], re.MULTILINE)
     known = {term.lower() for found in terms for term in found}
-    wanted = words - PLAIN | {*STAGES, "passing"} | {verdict.lower() for verdict in [*VERDICTS, *Outcome]}
+    wanted = words - PLAIN | {*STAGES, "passing", *Change} | {verdict.lower() for verdict in [*VERDICTS, *Outcome]}
     missing = sorted(word for word in wanted if word not in known and word.removesuffix("s") not in known)
     assert missing == []
 
@@ -220,6 +225,12 @@ def test_the_table_of_verdicts_is_that_of_the_committed_results() -> None:
         counts = Counter(claim.verdict.value for claim in run.claims)
         numbers = [len(run.claims), *(counts[name] for name in columns), round(run.footer.seconds)]
         assert f"| `{run.header.backend}` | {' | '.join(map(str, numbers))} |" in DOCS["backends"]
+
+
+def test_every_op_that_the_suite_varies_belongs_to_a_family() -> None:
+    names = [leaf_name(op) for op in OP_SAMPLES]
+    assert len(names) > 150
+    assert [name for name in names if find_family(name) == OTHER] == []
 
 
 def test_the_page_of_reports_explains_every_command() -> None:

@@ -23,7 +23,8 @@ WHOLE = ("backends.base", "conformance.mutation.mutant", "reports.schema", "repo
 DOORS = (
     "conformance.vendor.register", "conformance.vendor.Input", "reports.results.read_results",
     "reports.html.render_html", "reports.markdown.markdown", "reports.diff.compare_runs", "reports.merge.merge",
-    "reports.compare.render_board", "reports.certificate.certify", "reports.certificate.verify",
+    "reports.compare.render_board", "reports.history.render_history", "reports.certificate.certify",
+    "reports.certificate.verify",
 )  # fmt: skip
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from reports.compare import render_board
+from reports.__main__ import main
+from reports.history import render_history
 from reports.html import render_html
+from tests.conftest import Runs
 
 Row = dict[str, Any]
 Writing = Callable[[str, Callable[[], str]], Path]
@@ -110,21 +112,38 @@ def report(report_of: Callable[[int], Path]) -> Path:
     return report_of(404)
 
 
+@pytest.fixture(scope="session")
+def boards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the scoreboard of three backends, ``linked.html`` with their reports and ``plain.html`` without."""
+    runs = Runs(tmp_path_factory.mktemp("boards"))
+    count = {"onednn": 240, "fbgemm": 120, "qnnpack": 180}
+    files = [runs.lines(_vary(runs.large(count[name]), name), backend=name) for name in count]
+    for name, options in {"plain": [], "linked": ["--reports"]}.items():
+        assert main(["compare", *map(str, files), *options, "-o", str(runs.directory / f"{name}.html")]) == 0
+    return runs.directory
+
+
+def _vary(rows: list[Row], backend: str) -> list[Row]:
+    """Claims with dtypes; fbgemm has other verdicts than the others here and there, all of them waived."""
+    worse = {"UNEXERCISED": "QUALITY", "REFUTED": "CRASHED"} if backend == "fbgemm" else {}
+    claims = [row for row in rows if row["kind"] == "claim"]
+    for number, claim in enumerate(claims):
+        claim["dtypes"] = f"in=quint8,w=qint8,out={('quint8', 'qint8', 'float32', 'float16')[number % 4]}"
+        claim["verdict"] = worse.get(claim["verdict"], claim["verdict"])
+        claim["waived"] = backend == "fbgemm"
+    return claims
+
+
 @pytest.fixture
-def board(runs: Any, written: Writing) -> Path:
-    """The scoreboard of three backends."""
+def history(runs: Any, written: Writing) -> Path:
+    """The history of two backends, one of them with more runs than fit on a screen."""
 
     def render() -> str:
-        others = [{**MEASUREMENTS[0], "values": {"ties": "half_up", "bits": 31}}]
-        return render_board(
-            [
-                runs.results([*runs.large(60), MEASUREMENTS[0]], isa="avx2"),
-                runs.results([*runs.large(120), *others], backend="onednn"),
-                runs.results([*runs.large(20), *runs.refuted("known", waived=True)], backend="fbgemm"),
-            ]
-        )
+        days = [f"2026-{month:02}-{day:02}T03:04:05+00:00" for month in (1, 2) for day in range(1, 13)]
+        many = [runs.results(runs.large(40 + place), started=day) for place, day in enumerate(days)]
+        return render_history([*many, runs.results(runs.large(20), backend="fbgemm")])
 
-    return written("board", render)
+    return written("history", render)
 
 
 @pytest.fixture

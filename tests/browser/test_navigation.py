@@ -102,24 +102,6 @@ def test_a_table_that_has_dates_is_sorted_by_day(opened: Any, runs: Any) -> None
         assert cells(page, "expires", table) == expected
 
 
-def test_a_scoreboard_is_filtered_and_sorted_by_severity(opened: Any, board: Path) -> None:
-    page = opened(board.as_uri())
-    total = page.locator("#all-rows tbody tr").count()
-    page.fill("#filter", "conv")
-    title(page, "onednn", "#all-rows").click()
-    found = cells(page, "onednn", "#all-rows")
-    assert page.inner_text("#shown") == f"{len(found)} of {total} rows"
-    assert all("conv" in op.lower() for op in cells(page, "op", "#all-rows"))
-    assert [severity(text) for text in found] == sorted(map(severity, found))
-    assert len(set(map(severity, found))) > 1
-    again = opened(page.url)
-    page.fill("#filter", "")
-    title(page, "fbgemm", "#all-rows").click()
-    unclaimed = [text == "-" for text in cells(page, "fbgemm", "#all-rows")]
-    assert any(unclaimed) and unclaimed == sorted(unclaimed)
-    assert cells(again, "onednn", "#all-rows") == found
-
-
 def query(page: Any) -> dict[str, list[str]]:
     return parse_qs(urlsplit(page.url).query)
 

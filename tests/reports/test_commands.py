@@ -61,14 +61,17 @@ def _replace(path: Path, old: str, new: str) -> None:
 
 def words(command: str, bad: Path, good: Path, folder: Path) -> list[str]:
     """A command line that reads a bad file, beside a good one where it takes two."""
-    both = {"diff": [str(good), str(bad)], "compare": [str(good), str(bad), "-o", str(folder / "c.html")]}
-    target = {"certify": folder / "certificate", "merge": folder / "m.jsonl"}
+    both = {name: [str(good), str(bad)] for name in ("diff", "compare", "history")}
+    target = {
+        "certify": folder / "certificate", "merge": folder / "m.jsonl", "compare": folder / "c.html",
+        "history": folder / "h.html",
+    }  # fmt: skip
     out = ["-o", str(target[command])] if command in target else []
     return [command, *both.get(command, [str(bad)]), *out]
 
 
 @pytest.mark.parametrize("fault", BAD)
-@pytest.mark.parametrize("command", ["render", "markdown", "diff", "compare", "merge", "certify"])
+@pytest.mark.parametrize("command", ["render", "markdown", "diff", "compare", "history", "merge", "certify"])
 def test_a_file_that_cannot_be_read_is_one_line_and_status_2(runs: Any, command: str, fault: str, capsys: Any) -> None:
     good, bad = (runs.lines([runs.check(), runs.claim()]) for _ in range(2))
     spoil, told = BAD[fault]
@@ -140,10 +143,10 @@ runpy.run_module("reports", run_name="__main__")
 def test_no_command_needs_torch_or_another_package(runs: Any) -> None:
     parts = ({"place": place, "of": 2} for place in (1, 2))
     a, b = (str(runs.lines([runs.check(), runs.claim()], shard=shard)) for shard in parts)
-    out = str(runs.directory / "out")
+    out, whole = str(runs.directory / "out"), str(runs.lines([runs.claim()]))
     commands = {
         ("render", a, "-o", out, "--baseline", b): 0, ("markdown", a): 0, ("diff", a, b): 0,
-        ("compare", str(runs.lines([runs.claim()])), "-o", out): 0, ("certify", a, "-o", out + "c"): 1,
+        ("compare", whole, "-o", out): 0, ("history", whole, "-o", out): 0, ("certify", a, "-o", out + "c"): 1,
         ("merge", a, b, "-o", out): 1, ("verify", out): 2,
     }  # fmt: skip
     for command, status in commands.items():

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
+from urllib.parse import quote, unquote
 
 import pytest
 
 from reports.__main__ import main
 from reports.compare import build_board, render_board
+from reports.families import FAMILIES, OTHER, find_family
+from reports.html import render_html
+from reports.page import anchor
 from reports.results import ResultsError, read_results
-from reports.verdicts import Outcome, Verdict
+from reports.verdicts import VERDICT_TEXTS, Outcome, Verdict
 from tests.reports.pages import Page
 
 
@@ -84,6 +89,86 @@ def test_what_is_not_whole_is_refused(runs: Any) -> None:
             build_board([results])
 
 
+def test_a_cell_is_waived_only_if_all_its_worst_claims_are(runs: Any) -> None:
+    rows = [runs.claim(name, verdict="REFUTED", waived=name != "c") for name in ("a", "b", "c")]
+    for count, waived, worst in ((2, True, "a"), (3, False, "c")):
+        [line] = build_board([runs.results(rows[:count])]).lines
+        assert line.cells[0] is not None
+        assert (line.cells[0].waived, line.cells[0].worst) == (waived, worst)
+
+
+def test_a_cell_leads_to_the_claim_with_the_largest_error_of_the_worst(runs: Any) -> None:
+    errors = {"a": 2.0, "b": None, "c": 18.0, "d": "inf", "e": 18.0}
+    rows = [runs.claim(name, verdict="REFUTED", max_lsb=error) for name, error in errors.items()]
+    rows += [runs.claim("f", verdict="QUALITY", max_lsb="nan")]
+    for left_out, worst in (("", "d"), ("d", "c"), ("dc", "e"), ("dce", "a"), ("dcea", "b")):
+        [line] = build_board([runs.results([row for row in rows if row["claim"] not in left_out])]).lines
+        assert line.cells[0] is not None and line.cells[0].worst == worst
+
+
+def test_a_cell_says_everything_in_words(runs: Any) -> None:
+    rows = [runs.claim("a"), runs.claim("b", verdict="REFUTED", waived=True, max_lsb=18.0, seconds=2.0)]
+    page = Page(render_board([runs.results(rows)]))
+    said = "REFUTED waived, 2 claims, up to 18 LSB, 3.5 s"
+    [mark] = [attrs for tag, attrs in page.tags if attrs.get("title") == said]
+    assert mark == {"class": "mark REFUTED waived", "role": "img", "title": said, "aria-label": said}
+    assert page.tables["Op × dtypes × backend"][1][2:] == [VERDICT_TEXTS[Verdict.REFUTED].glyph] * 2
+    [line] = build_board([runs.results([runs.claim("a", verdict="UNEXERCISED", max_lsb=None)])]).lines
+    assert line.cells[0] is not None and line.cells[0].words == "UNEXERCISED, 1 claim, 1.5 s"
+
+
+def test_the_worst_lines_come_first_and_then_go_by_name(runs: Any) -> None:
+    verdicts = {"nn.B": "VERIFIED", "nn.A": "VERIFIED", "nn.C": "CRASHED", "nn.D": "UNSHOWN", "nn.E": "REFUTED"}
+    a = runs.results([runs.claim(name, pattern=name, verdict=verdicts[name]) for name in verdicts], backend="a")
+    b = runs.results([runs.claim("x", pattern="nn.B"), runs.claim("y", pattern="nn.Z", verdict="CRASHED", waived=True)])
+    assert [line.pattern for line in build_board([a, b]).lines] == ["nn.C", "nn.Z", "nn.E", "nn.D", "nn.A", "nn.B"]
+
+
+def test_a_line_differs_if_two_backends_that_claim_it_do(runs: Any) -> None:
+    verdicts: dict[str, list[str | None]] = {
+        "nn.Alike": ["REFUTED", "REFUTED", None], "nn.Alone": ["CRASHED", None, None],
+        "nn.Unlike": ["VERIFIED", None, "QUALITY"], "nn.All": ["VERIFIED", "VERIFIED", "VERIFIED"],
+    }  # fmt: skip
+    files = [
+        runs.results(
+            [runs.claim(name, pattern=name, verdict=row[n], waived=n == 0) for name, row in verdicts.items() if row[n]],
+            backend=f"npu{n}",
+        )
+        for n in range(3)
+    ]
+    assert {line.pattern for line in build_board(files).lines if line.differs} == {"nn.Unlike"}
+
+
+def test_families_are_summed_up_per_backend(runs: Any) -> None:
+    verdicts = {"nn.Conv2d": "VERIFIED", "nn.Conv1d+nn.ReLU": "QUALITY", "F.relu": "VERIFIED", "npu.Own": "REFUTED"}
+    a = runs.results([runs.claim(name, pattern=name, verdict=verdict) for name, verdict in verdicts.items()])
+    b = runs.results([runs.claim("x", pattern="nn.Tanh")], backend="x86")
+    page = Page(render_board([a, b]))
+    assert page.tables["Share of the claims that is VERIFIED; a dash: nothing is claimed"] == [
+        ["family", "qnnpack", "x86"], ["Convolution", "50 %", "-"], ["Activation", "100 %", "100 %"],
+        ["Other", "0 %", "-"], ["all families", "50 %", "100 %"],
+    ]  # fmt: skip
+    titles = [attrs["title"] for tag, attrs in page.tags if tag == "td" and "title" in attrs]
+    assert titles == [
+        "1 of 2 claims verified", "not claimed", "1 of 1 claim verified", "1 of 1 claim verified",
+        "0 of 1 claim verified", "not claimed", "2 of 4 claims verified", "1 of 1 claim verified",
+    ]  # fmt: skip
+
+
+def test_an_op_belongs_to_one_family() -> None:
+    names = [name for family in FAMILIES.values() for name in family]
+    assert [name for name, count in Counter(names).items() if count > 1] == []
+    spelled = {
+        "nn.Conv2d+nn.BatchNorm2d+nn.ReLU": "Convolution", "torch.add(*,nn.Conv2d)+nn.ReLU": "Convolution",
+        "nniqat.ConvBnReLU3d": "Convolution", "torch.conv_transpose1d": "Convolution", "F.linear+nn.Tanh": "Linear",
+        "nn.Linear+nn.BatchNorm1d": "Linear", "nn.BatchNorm2d+F.relu": "Normalization", "operator.add": "Arithmetic",
+        "operator.mul+torch.relu": "Arithmetic", ".relu_": "Activation", "F.relu6": "Activation",
+        "nn.LSTM": "Recurrent", "torch.adaptive_avg_pool1d": "Pooling", "F.pad": "Shape and copy",
+        "nn.UpsamplingNearest2d": "Resampling", "nn.EmbeddingBag": "Embedding", "npu.Convoluted": OTHER, "": OTHER,
+    }  # fmt: skip
+    assert {pattern: find_family(pattern) for pattern in spelled} == spelled
+
+
 def test_the_command_writes_the_page(runs: Any, capsys: Any) -> None:
     paths = [str(runs.lines([runs.claim()], backend=name)) for name in ("a", "b")]
     target = runs.directory / "board.html"
@@ -91,3 +176,41 @@ def test_the_command_writes_the_page(runs: Any, capsys: Any) -> None:
     assert capsys.readouterr().out == f"2 runs side by side: {target}\n"
     assert target.read_text() == render_board([read_results(path) for path in paths])
     assert main(["compare", *paths, "-o", paths[0]]) == 2
+
+
+def test_cells_lead_to_the_evidence_in_a_report_beside_the_results(runs: Any) -> None:
+    paths = []
+    for name in ("a", "b", "c"):
+        folder = runs.directory / f"100 % of {name}#1"
+        folder.mkdir()
+        paths.append(runs.lines(runs.refuted(f"broken {name}"), backend=name).rename(folder / "results.jsonl"))
+        (folder / "report.html").write_text(render_html(read_results(paths[-1])), encoding="utf-8")
+    paths[1].with_name("report.html").rename(paths[1].with_name("results.html"))  # where `render` writes it
+    paths[2].with_name("report.html").write_text(render_html(read_results(paths[0])), encoding="utf-8")  # not its own
+    target = runs.directory / "boards" / "b.html"
+    target.parent.mkdir()
+    assert main(["compare", *map(str, paths), "-o", str(target)]) == 0
+    page = Page(target.read_text(encoding="utf-8"))
+    beside = ["../100%20%25%20of%20a%231/report.html", "../100%20%25%20of%20b%231/results.html"]
+    assert [link for link in page.links() if not link.startswith("#")] == [
+        *beside, *(f"{url}#{anchor(f'broken {name}')}" for url, name in zip(beside, "ab", strict=True)),
+    ]  # fmt: skip
+    assert len([attrs for _, attrs in page.tags if attrs.get("role") == "img"]) == 2  # the worst, and c's cell
+    for url in beside:
+        assert (target.parent / unquote(url)).is_file()
+
+
+def test_the_command_writes_reports_beside_the_scoreboard(runs: Any, capsys: Any) -> None:
+    names = {"a/b": "a_b", "a.b": "a.b", "a b": "a_b-3", "../x": ".._x", "é": "_", "A_B": "A_B-6", "n" * 200: "n" * 80}
+    files = [runs.lines(runs.refuted("broken"), backend=name) for name in names]
+    target = runs.directory / "board.html"
+    assert main(["compare", *map(str, files), "--reports", "-o", str(target)]) == 0
+    reports = [runs.directory / f"board.{name}.html" for name in names.values()]
+    assert [path.read_text(encoding="utf-8") for path in reports] == [render_html(read_results(f)) for f in files]
+    page = Page(target.read_text(encoding="utf-8"))
+    evidence = {link for link in page.links() if "#c-" in link}
+    assert evidence == {f"{quote(path.name)}#{anchor('broken')}" for path in reports}
+    capsys.readouterr()
+    incomplete = runs.lines([runs.claim()], shard={"place": 1, "of": 2})
+    assert main(["compare", str(incomplete), "--reports", "-o", str(runs.directory / "no.html")]) == 2
+    assert not list(runs.directory.glob("no*"))  # nothing is written for what is refused

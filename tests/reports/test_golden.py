@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from reports.compare import render_board
 from reports.diff import compare_runs, diff_text
+from reports.history import render_history
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.results import Results
@@ -26,8 +28,15 @@ FILES: dict[str, Callable[[Results, Results], str]] = {
     "summary.md": markdown,
     "summary.txt": lambda results, _: summary(results, "report.html", width=120),
     "diff.txt": lambda results, old: diff_text(compare_runs(old, results), 120),
-    "scoreboard.html": lambda results, old: render_board([results, old]),
+    "scoreboard.html": lambda results, old: render_board([results, old], {"npu avx2": "npu.html"}),
+    "history.html": lambda results, old: render_history([results, _put_before(results, old)]),
 }
+
+
+def _put_before(results: Results, old: Results) -> Results:
+    """The earlier run as one of the same level, a month before."""
+    header = replace(old.header, isa=results.header.isa, started="2026-10-01T03:04:05+00:00", suite_commit="5" * 40)
+    return replace(old, header=header)
 
 
 @pytest.mark.parametrize("name", FILES)

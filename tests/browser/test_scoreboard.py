@@ -1,0 +1,231 @@
+"""The scoreboard in a real browser: glyphs with names, order, differences, families, and the way to the evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from reports.verdicts import VERDICT_TEXTS, VERDICTS, Verdict
+from tests.browser.test_navigation import title
+from tests.reports.pages import Page
+
+pytestmark = pytest.mark.slow
+
+ROWS = """rows => rows.map(row => [...row.cells].map(
+  cell => cell.querySelector(".mark")?.getAttribute("aria-label") ?? cell.textContent.trim()))"""
+BACKENDS = ["fbgemm", "onednn", "qnnpack"]
+
+
+def rows(page: Any) -> list[list[str]]:
+    """What the cells of each row that is shown say: op, dtypes, worst verdict, and a name for each backend."""
+    found: list[list[str]] = page.eval_on_selector_all("#all-rows tbody tr:not([hidden])", ROWS)
+    return found
+
+
+def severity(text: str) -> int:
+    return len(VERDICTS) if text == "-" else VERDICTS.index(Verdict(text.split(",")[0].split()[0]))
+
+
+def differs(row: list[str]) -> bool:
+    return len({severity(cell) for cell in row[3:] if cell != "-"}) > 1
+
+
+def query(page: Any) -> dict[str, list[str]]:
+    return parse_qs(urlsplit(page.url).query)
+
+
+@pytest.fixture
+def board(opened: Any, boards: Path) -> Any:
+    return opened((boards / "linked.html").as_uri(), viewport={"width": 1000, "height": 600})
+
+
+def test_rows_stand_worst_first_with_and_without_javascript(opened: Any, boards: Path, board: Any) -> None:
+    found = rows(board)
+    assert [severity(row[2]) for row in found] == [min(map(severity, row[3:])) for row in found]
+    keys = [(severity(row[2]), row[0], row[1]) for row in found]
+    assert keys == sorted(keys) and len({key[0] for key in keys}) > 2
+    assert board.locator("#all-rows [aria-sort=ascending]").all_inner_texts() == ["worst"]
+    assert rows(opened((boards / "plain.html").as_uri(), java_script_enabled=False)) == found
+
+
+def test_a_glyph_is_that_of_the_verdict_in_its_name(board: Any) -> None:
+    marks = board.locator("#all-rows .mark").all()
+    assert len(marks) > 100
+    for mark in marks:
+        name, kind = mark.get_attribute("aria-label"), (mark.get_attribute("class") or "").split()
+        verdict = VERDICTS[severity(name)]
+        assert mark.get_attribute("title") == name
+        assert mark.inner_text() == VERDICT_TEXTS[verdict].glyph
+        assert kind[1] == verdict and ("waived" in kind) == (" waived" in name)
+    assert board.locator(".mark.waived").first.evaluate("mark => getComputedStyle(mark).outlineStyle") == "dashed"
+
+
+def test_a_column_is_filtered_by_words_of_the_names_and_sorted_by_severity(opened: Any, board: Any) -> None:
+    total = len(rows(board))
+    board.fill("#filter", "conv -crashed")
+    title(board, "onednn", "#all-rows").click()
+    found = rows(board)
+    assert board.inner_text("#shown") == f"{len(found)} of {total} rows"
+    assert all("conv" in row[0].lower() and "CRASHED" not in " ".join(row) for row in found)
+    ranks = [severity(row[4]) for row in found]
+    assert ranks == sorted(ranks) and len(set(ranks)) > 1
+    again = opened(board.url)
+    assert rows(again) == found
+    board.fill("#filter", "")
+    title(board, "fbgemm", "#all-rows").click()
+    unclaimed = [row[3] == "-" for row in rows(board)]
+    assert any(unclaimed) and unclaimed == sorted(unclaimed)
+    title(board, "worst", "#all-rows").click()
+    ranks = [severity(row[2]) for row in rows(board)]
+    assert ranks == sorted(ranks)
+
+
+def test_differs_only_leaves_the_rows_in_which_backends_differ(opened: Any, board: Any) -> None:
+    everything = rows(board)
+    wanted = [row for row in everything if differs(row)]
+    assert 2 < len(wanted) < len(everything)
+    board.get_by_label("differs only").check()
+    assert rows(board) == wanted and board.inner_text("#shown") == f"{len(wanted)} of {len(everything)} rows"
+    assert query(board) == {"differs": ["only"]}
+    board.fill("#filter", "linear")
+    both = [row for row in wanted if "linear" in " ".join(row).lower()]
+    assert 0 < len(both) < len(wanted) and rows(board) == both
+    assert query(board) == {"differs": ["only"], "q": ["linear"]}
+    again = opened(board.url)
+    assert rows(again) == both and again.get_by_label("differs only").is_checked()
+    board.keyboard.press("Escape")
+    assert rows(board) == wanted and query(board) == {"differs": ["only"]}
+    board.get_by_label("differs only").uncheck()
+    assert rows(board) == everything and query(board) == {}
+
+
+def test_without_javascript_nothing_promises_what_it_cannot_do(opened: Any, boards: Path) -> None:
+    page = opened((boards / "linked.html").as_uri(), java_script_enabled=False)
+    assert not page.get_by_label("differs only").is_visible() and not page.locator("#filter").is_visible()
+    assert page.locator("button >> visible=true").count() == 0
+    assert page.locator("#all-rows a.mark").first.is_visible()
+
+
+def test_a_click_leads_to_the_evidence_in_the_report_of_that_backend(
+    opened: Any, boards: Path, board: Any, in_sight: Any
+) -> None:
+    for place, backend in enumerate(BACKENDS, start=4):
+        for kind in ("REFUTED", "UNEXERCISED, 1", "CRASHED", "VERIFIED"):
+            links = board.locator(f"#all-rows tbody td:nth-child({place}) a[aria-label^='{kind}']")
+            if not links.count():
+                continue
+            page = opened(board.url)
+            address = links.first.get_attribute("href")
+            page.locator(f"#all-rows a[href='{address}']").first.click()
+            file, _, name = address.partition("#")
+            page.wait_for_url(f"**/{file}*")
+            assert file == f"linked.{backend}.html"
+            in_sight(page, name)
+            assert links.first.get_attribute("aria-label").split(",")[0].split()[0] in page.inner_text(f"[id='{name}']")
+
+
+def test_every_link_has_its_target(boards: Path) -> None:
+    links = [link for link in Page((boards / "linked.html").read_text(encoding="utf-8")).links() if "html#" in link]
+    ids = {
+        f"linked.{name}.html": set(Page((boards / f"linked.{name}.html").read_text(encoding="utf-8")).ids())
+        for name in BACKENDS
+    }
+    assert len(links) > 100
+    assert [link for link in links if link.split("#")[1] not in ids[link.split("#")[0]]] == []
+    plain = Page((boards / "plain.html").read_text(encoding="utf-8"))
+    assert [link for link in plain.links() if not link.startswith("#")] == []
+
+
+def test_a_cell_and_the_box_are_used_by_keyboard(board: Any, in_sight: Any) -> None:
+    board.focus("#filter")
+    board.keyboard.press("Tab")
+    assert board.evaluate("document.activeElement.id") == "differs"
+    board.keyboard.press("Space")
+    assert rows(board) and all(map(differs, rows(board)))
+    first = board.locator("#all-rows tbody tr:not([hidden]) a.mark").first
+    address = first.get_attribute("href")
+    for _ in range(20):
+        board.keyboard.press("Tab")
+        if board.evaluate("document.activeElement.matches('a.mark')"):
+            break
+    assert board.evaluate("document.activeElement.getAttribute('href')") == address
+    assert first.evaluate("mark => getComputedStyle(mark).outlineStyle") == "solid"  # a waived one, too
+    board.keyboard.press("Enter")
+    file, _, name = address.partition("#")
+    board.wait_for_url(f"**/{file}*")
+    in_sight(board, name)
+
+
+@pytest.mark.parametrize("width", [390, 1000])
+def test_ops_and_backends_stay_in_sight_where_the_table_is_scrolled(opened: Any, boards: Path, width: int) -> None:
+    page = opened((boards / "linked.html").as_uri(), viewport={"width": width, "height": 500})
+    frame = page.locator(".scroll:has(> #all-rows)")
+    frame.evaluate("frame => { frame.style.width = '380px'; frame.scrollTo(300, 400); }")
+    assert frame.evaluate("frame => frame.scrollLeft > 100 && frame.scrollTop === 400")
+    edges = """frame => {
+      const box = frame.getBoundingClientRect();
+      const left = (cell) => cell.getBoundingClientRect().left - box.left;
+      const top = (cell) => cell.getBoundingClientRect().top - box.top;
+      const corner = frame.querySelector("thead th"), last = frame.querySelector("thead th:last-child");
+      const row = frame.querySelector("tbody tr:nth-child(30)");
+      return [left(row.cells[0]), top(last), left(corner), top(corner), left(row.cells[3])];
+    }"""
+    op, head, left, top, other = frame.evaluate(edges)
+    assert all(0 <= place <= 2 for place in (op, head, left, top)) and other < 290
+
+
+def test_targets_are_large_enough(board: Any) -> None:
+    sizes = "all => all.map(e => { const box = e.getBoundingClientRect(); return Math.min(box.width, box.height); })"
+    found = board.eval_on_selector_all("#all-rows a.mark, #differs", sizes)
+    assert len(found) > 100 and min(found) >= 24
+
+
+def test_a_family_shows_its_ops(board: Any, in_sight: Any) -> None:
+    families = board.locator("table:has(caption:text('Share of the claims')) tbody a")
+    assert families.count() >= 3
+    total = 0
+    for link in families.all():
+        link.click()
+        in_sight(board, "board")
+        assert board.input_value("#filter") == f'family:"{link.inner_text()}"'
+        shown = board.eval_on_selector_all("#all-rows tbody tr:not([hidden])", "all => all.map(e => e.dataset.family)")
+        assert set(shown) == {link.inner_text()}
+        total += len(shown)
+    board.fill("#filter", "")
+    assert total == len(rows(board))
+
+
+def test_printed_the_table_is_whole_and_its_rows_are_low(opened: Any, boards: Path) -> None:
+    page = opened((boards / "linked.html").as_uri(), viewport={"width": 1040, "height": 700}, color_scheme="dark")
+    page.emulate_media(media="print")
+    assert page.locator("nav, input, .sort:not(th *)").locator("visible=true").count() == 0
+    frame = page.locator(".scroll:has(> #all-rows)")
+    assert frame.evaluate("frame => frame.scrollHeight <= frame.clientHeight")
+    heights = page.eval_on_selector_all("#all-rows tbody tr", "all => all.map(e => e.getBoundingClientRect().height)")
+    assert len(heights) > 40 and max(heights) < 60
+
+
+@pytest.mark.parametrize("width", [360, 1920])
+@pytest.mark.parametrize("name", ["board", "history"])
+def test_the_page_itself_never_scrolls_sideways(
+    opened: Any, boards: Path, history: Path, name: str, width: int
+) -> None:
+    path = boards / "linked.html" if name == "board" else history
+    page = opened(path.as_uri(), viewport={"width": width, "height": 800})
+    page.evaluate("document.querySelectorAll('details').forEach((element) => { element.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_many_bars_are_scrolled_to_by_keyboard_and_printed_whole(opened: Any, history: Path) -> None:
+    page = opened(history.as_uri(), viewport={"width": 1366, "height": 768})
+    frame = page.locator(".trend").last
+    assert frame.locator("rect").count() > 24 * 2
+    frame.focus()
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_function("[...document.querySelectorAll('.trend')].at(-1).scrollLeft > 0")
+    page.emulate_media(media="print")
+    assert frame.evaluate("frame => frame.querySelector('svg').getBoundingClientRect().width <= frame.clientWidth")
