@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from reports.__main__ import main
+from reports.diff import Change
 from reports.history import HEIGHT, TOP, Trend, build_history, render_history
 from reports.results import Results, ResultsError, read_results
 from reports.verdicts import VERDICTS
@@ -72,6 +73,18 @@ def test_differences_are_those_from_the_run_before(runs: Any) -> None:
     again = Page(render_history([second, _run(runs, {"VERIFIED": 3, "REFUTED": 2, "CRASHED": 1}, 4)]))
     titles, _, row = again.tables["Claims of qnnpack quick"]
     assert [row[titles.index(name)] for name in names] == ["1", "0", "0", "0"]
+
+
+def test_models_are_counted_neither_in_bars_nor_in_differences(runs: Any, made: Any) -> None:
+    files = [
+        runs.results(
+            [runs.claim(), made.model(verdict=verdict, waived=verdict == "REFUTED")], started=f"2026-01-0{day}"
+        )
+        for day, verdict in enumerate(("VERIFIED", "REFUTED"), start=1)
+    ]
+    [trend] = build_history(files)
+    assert [dict(moment.counts) for moment in trend.moments] == [{"VERIFIED": 1}] * 2
+    assert trend.moments[1].changes == {Change.UNCHANGED: 1}
 
 
 def test_backends_profiles_and_levels_stand_apart(runs: Any) -> None:
