@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -11,7 +11,7 @@ from reports.compare import refuse_parts
 from reports.decision import passes_by_leave, spell_decision, spell_share
 from reports.diff import Change, compare_runs
 from reports.page import render_page
-from reports.plots import Mark, Tick
+from reports.plots.drawing import Bar, Text
 from reports.results import Results, ResultsError
 from reports.schema import ClaimResult
 from reports.text import pluralize
@@ -60,8 +60,8 @@ class Chart:
 
     width: int
     height: int
-    parts: tuple[Mark, ...]
-    ticks: tuple[Tick, ...]
+    parts: tuple[Bar, ...]
+    ticks: tuple[Text, ...]
     places: tuple[float, ...]
     """The middle of each bar."""
 
@@ -144,15 +144,16 @@ def _draw(moments: Sequence[Moment]) -> Chart:
     )
 
 
-def _stack(moment: Moment, left: float, most: int) -> Iterator[Mark]:
+def _stack(moment: Moment, left: float, most: int) -> Iterator[Bar]:
     """Yield the parts of a bar, from above: the worst verdict is on top, what is VERIFIED stands on the axis."""
     y = TOP + HEIGHT * (1 - len(moment.results.claims) / most)
     for verdict, count in moment.counts.items():
         height = HEIGHT * count / most
-        yield Mark(x=left, y=y, width=BAR, height=height, kind=verdict, label=f"{count} {verdict}")
+        yield Bar(x=left, y=y, width=BAR, height=height, kind=verdict, label=f"{count} {verdict}")
         y += height
 
 
-def _make_ticks(most: int) -> Iterable[Tick]:
+def _make_ticks(most: int) -> Iterator[Text]:
     """Mark the axis at 0, the middle, and the highest bar."""
-    return [Tick(at=TOP + HEIGHT * (1 - count / most), text=str(count)) for count in sorted({0, most // 2, most})]
+    for count in sorted({0, most // 2, most}):
+        yield Text(x=LEFT - 8, y=TOP + HEIGHT * (1 - count / most), text=f"{count:,}", anchor="end")

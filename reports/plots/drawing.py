@@ -59,13 +59,14 @@ class Stroke:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A bar, from `y` down; ``label`` describes it."""
+    """A bar, from `y` down; ``label`` describes it, ``kind``: the class of its look."""
 
     x: float
     y: float
     width: float
     height: float
     label: str
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,9 @@ def test_differences_are_those_from_the_run_before(runs: Any) -> None:
 
 def test_models_are_counted_neither_in_bars_nor_in_differences(runs: Any, made: Any) -> None:
     files = [
-        runs.results([runs.claim(), made.model(verdict=verdict)], started=f"2026-01-0{day}")
+        runs.results(
+            [runs.claim(), made.model(verdict=verdict, waived=verdict == "REFUTED")], started=f"2026-01-0{day}"
+        )
         for day, verdict in enumerate(("VERIFIED", "REFUTED"), start=1)
     ]
     [trend] = build_history(files)
