@@ -39,7 +39,8 @@ _OUTCOMES = ("error", "fail", "pass", "skip")  # the first that occurs at a stag
 class ClaimView:
     """A claim with everything that is shown about it; `column` is the D number of its dtype config.
 
-    ``fingerprints``: how its kernels compute, as tables by the subject of the measurement.
+    ``fingerprints``: how its kernels compute, as tables by the subject of the measurement. ``waiver``: the number of
+    its waiver in the list of waivers; 0 without one.
     """
 
     claim: ClaimResult
@@ -47,6 +48,7 @@ class ClaimView:
     anchor: str
     column: str
     fingerprints: Mapping[str, Table] = field(default_factory=dict)
+    waiver: int = 0
 
     @property
     def label(self) -> str:
@@ -173,6 +175,8 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
     columns = _number_configs(results)
     checks = results.checks_by_claim()
     fingerprints = _group_by_claim(results.measurements)
+    waivers = collect_waivers(results)
+    numbers = {row.waiver: number for number, row in enumerate(waivers, start=1)}
     views = {
         claim.claim: ClaimView(
             claim=claim,
@@ -180,6 +184,7 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
             anchor=anchor(claim.claim),
             column=columns[claim.dtype_config],
             fingerprints=fingerprints.get(claim.claim, {}),
+            waiver=numbers.get(claim.waiver, 0) if claim.waiver else 0,
         )
         for claim in results.claims
     }
@@ -194,7 +199,6 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         [view for view in worst_first if view.claim.allowed],
     )  # fmt: skip
     topics = _group_by_topic(results.measurements)
-    waivers = collect_waivers(results)
     return Report(
         decision=spell_decision(results),
         no_failure=describe_no_failure(results),
@@ -215,7 +219,7 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         plots=make_plots(results),
         rules=collect_rules(results),
         waivers=waivers,
-        waiver_numbers={row.waiver: number for number, row in enumerate(waivers, start=1)},
+        waiver_numbers=numbers,
         slowest=find_slowest(results),
         detection=make_table([{"faults of": name, **row} for name, row in sorted(results.header.detection.items())]),
         baseline=None if baseline is None else compare_runs(baseline, results),
