@@ -7,7 +7,7 @@ has a largest length (`reports.page`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from markupsafe import Markup
 
@@ -18,6 +18,7 @@ from reports.diff import Differences, compare_runs
 from reports.evidence import Table, make_table, tabulate_values
 from reports.page import anchor, render_page
 from reports.plots import Plot, make_plots
+from reports.rerun_record import RerunRecord
 from reports.results import Results, counts_of, leading_check
 from reports.schema import Check, ClaimResult, Measurement, ModelResult, Waiver
 from reports.verdicts import Verdict
@@ -157,14 +158,16 @@ class Report:
     slowest: tuple[ClaimResult, ...]
     detection: Table
     baseline: Differences | None
+    rerun: RerunRecord | None = None
 
 
-def render_html(results: Results, baseline: Results | None = None) -> str:
+def render_html(results: Results, baseline: Results | None = None, rerun: RerunRecord | None = None) -> str:
     """Return the report of a run as one HTML file, with the differences from an earlier run if one is given.
 
-    It makes no request and is readable without JavaScript. A pure function of the two: same runs, same text.
+    ``rerun``: what a rerun of parts of it proved, to say so. The page makes no request and is readable without
+    JavaScript. A pure function of the three: same runs, same text.
     """
-    report = build_report(results, baseline)
+    report = replace(build_report(results, baseline), rerun=rerun)
     return render_page(
         "report.html.j2", results=results, report=report, most_changes=MOST_CHANGES, most_hidden=MOST_HIDDEN
     )
