@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """`python -m reports`: generates every report from results files, without torch.
 
 Exit status: 0 success; 1 the run did not pass, something got worse, or a certificate does not hold; 2 a file cannot
@@ -17,6 +18,7 @@ from pathlib import Path
 from reports.against_suite import Findings, compare_with_suite
 from reports.certificate import CERTIFICATE, RESULTS, WAIVERS, NotCertified, certify, verify
 from reports.compare import render_board
+from reports.completion import complete
 from reports.description import Opened
 from reports.diff import compare_runs, diff_text, read_baseline
 from reports.html import render_html
@@ -39,7 +41,9 @@ _HOLDS = {OK: "holds", FAILED: "does not hold", PARTLY: "holds as far as it coul
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
-    options = _make_parser().parse_args(arguments)
+    parser = _make_parser()
+    complete(parser)
+    options = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     run: Callable[[argparse.Namespace], int] = options.run
