@@ -50,13 +50,18 @@ def find_backend(spec: str) -> Backend:
     if targets:
         return _load(targets[0], f"entry point {spec!r}")
     if ":" not in spec:
-        names = sorted({*SHIPPED, *entry_points(group=ENTRY_POINT_GROUP).names})
+        names = list_names()
         near = get_close_matches(spec, names, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         choices = ", ".join(names)
         raise BackendNotFound(f"unknown backend {spec!r}; {hint}choose one of {choices}, or give module:attribute")
     _import_from_here()
     return _load(spec, f"backend {spec!r}")
+
+
+def list_names() -> list[str]:
+    """Return the names of shipped and installed backends."""
+    return sorted({*SHIPPED, *entry_points(group=ENTRY_POINT_GROUP).names})
 
 
 def _import_from_here() -> None:

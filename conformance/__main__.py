@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """The suite's own commands; certifying is ``pytest conformance --backend=NAME``.
 
 ``python -m conformance init NAME`` writes the skeleton of a vendor's package; ``python -m conformance expect
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from conformance.run.expected import FOLDER, ExpectedError, write_expected
 from reports.codec import line_of
+from reports.completion import complete
 from reports.results import ResultsError, read_results
 
 REFUSED = 2
@@ -23,8 +25,10 @@ USAGE = 4
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
+    parser = _make_parser()
+    complete(parser)
     try:
-        options = _make_parser().parse_args(arguments)
+        options = parser.parse_args(arguments)
     except SystemExit as end:
         return USAGE if end.code else 0
     commands = {"init": _init, "expect": _expect, "describe": _describe}

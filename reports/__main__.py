@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """`python -m reports`: generates every report from results files, without torch.
 
 Exit status: 0 success; 1 the run did not pass, something got worse, or a certificate does not hold; 2 a file cannot
@@ -18,12 +19,15 @@ from reports.against_suite import Findings, compare_with_suite
 from reports.beside import find_report, name_reports, spell_url
 from reports.certificate import CERTIFICATE, RESULTS, WAIVERS, NotCertified, certify, verify
 from reports.compare import name_runs, render_board
+from reports.completion import complete
+from reports.description import Opened
 from reports.diff import compare_runs, diff_text, read_baseline
 from reports.history import render_history
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.merge import merge
-from reports.rerun import describe_chance, draw, list_units, rerun
+from reports.rerun import RerunOutcome, count_varying, describe_chance, draw, list_units, rerun
+from reports.rerun_record import RerunRecord, read_record, write_record
 from reports.results import Results, ResultsError, read_results
 from reports.signature import describe_signature
 from reports.suite import LONGEST_DESCRIPTION, SuiteError, describe
@@ -39,7 +43,9 @@ _HOLDS = {OK: "holds", FAILED: "does not hold", PARTLY: "holds as far as it coul
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
-    options = _make_parser().parse_args(arguments)
+    parser = _make_parser()
+    complete(parser)
+    options = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     run: Callable[[argparse.Namespace], int] = options.run
@@ -54,7 +60,8 @@ def _write_html(options: argparse.Namespace) -> int:
     target: Path = options.output or options.file.with_suffix(".html")
     results = read_results(options.file)
     baseline = read_baseline(options.baseline, results.header.profile, any_profile=options.any_profile)
-    _write_file(target, render_html(results, baseline), options.file)
+    record = read_record(options.rerun, results)
+    _write_file(target, render_html(results, baseline, record), options.file)
     print(f"{summary(results, target)}{verdict_line(results)}")
     return _find_status(results)
 
@@ -62,7 +69,7 @@ def _write_html(options: argparse.Namespace) -> int:
 def _write_markdown(options: argparse.Namespace) -> int:
     results = read_results(options.file)
     baseline = read_baseline(options.baseline, results.header.profile, any_profile=options.any_profile)
-    text = markdown(results, baseline)
+    text = markdown(results, baseline, read_record(options.rerun, results))
     if options.output is None:
         print(text, end="")
     else:
@@ -126,6 +133,10 @@ def _certify(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    if options.record is not None and not options.rerun:
+        raise ResultsError("--record: needs --rerun=N; nothing else is recorded")
+    if options.record is not None and options.record.resolve().is_relative_to(options.folder.resolve()):
+        raise ResultsError(f"{options.record}: would change the certificate; choose a place outside of it")
     results, faults = verify(options.folder)
     found = Findings(problems=[str(fault) for fault in faults])
     signature = ""
@@ -163,12 +174,29 @@ def _ask_suite(options: argparse.Namespace, results: Results) -> Findings:
         return found
     if said.opened is None:
         raise ResultsError(f"--rerun: the backend cannot be run here: {said.error}")
+    return found + _run_again(options, results, said.opened, waivers).findings
+
+
+def _run_again(options: argparse.Namespace, results: Results, opened: Opened, waivers: Path | None) -> RerunOutcome:
+    """Draw units, run them again and compare; record what came of it if that is asked."""
     seed = random.SystemRandom().randrange(2**32) if options.draw is None else options.draw
-    units = draw(list_units(results, said.opened), options.rerun, seed)
+    known = list_units(results, opened)
+    units = draw(known, options.rerun, seed)
     print(f"{len(units)} claims, models and measurements run again (--draw={seed})")
     if chance := describe_chance(results, units):
         print(chance)
-    return found + rerun(results, units, said.opened, waivers, options.timeout)
+    compared = rerun(results, units, opened, waivers, options.timeout)
+    if options.record is not None and results.footer is not None:
+        ran = compared.header
+        record = RerunRecord(
+            results=results.footer.sha256, units=list(units), of=len(known), seed=seed,
+            chosen=options.draw is not None, differing=list(compared.differing), tolerated=list(compared.tolerated),
+            varying=count_varying(results, units),
+            **{name: getattr(ran, name) for name in ("started", "cpu", "torch") if ran is not None},
+        )  # fmt: skip
+        write_record(record, options.record)
+        print(f"{options.record}: {join_lines(record.describe())}")
+    return compared
 
 
 def _find_status(results: Results) -> int:
@@ -217,6 +245,7 @@ def _make_parser() -> argparse.ArgumentParser:
         sub.add_argument("-o", dest="output", type=Path, metavar="OUT", help=f"default: {default}")
         sub.add_argument("--baseline", type=Path, metavar="FILE", help="an earlier run, to show the differences from")
         sub.add_argument("--any-profile", action="store_true", help="take a baseline of another profile as well")
+        sub.add_argument("--rerun", type=Path, metavar="FILE", help="what verify --record wrote of a rerun, to show it")
     sub = add_command(_compare, "compare", "put runs of several backends side by side in one page")
     sub.add_argument("files", type=Path, nargs="+", metavar="FILE")
     _add_output(sub, "OUT.html", BUILD / "scoreboard.html")
@@ -242,6 +271,7 @@ def _make_parser() -> argparse.ArgumentParser:
     sub.add_argument("folder", type=Path, metavar="DIR")
     sub.add_argument("--rerun", type=_parse_count, metavar="N", help="run N units, drawn at random, again")
     sub.add_argument("--draw", type=int, metavar="SEED", help="the seed of that draw; default: a new one")
+    sub.add_argument("--record", type=Path, metavar="FILE", help="write what the rerun proved, for render --rerun=FILE")
     sub.add_argument("--files-only", action="store_true", help="ask neither the suite nor the backend (no torch)")
     sub.add_argument("--timeout", type=_parse_count, metavar="SECONDS", help="of each command of the suite that is run")
     return parser

@@ -191,9 +191,19 @@ def _compare_waivers(results: Results, opened: Opened) -> Iterator[str]:
 def _compare_waiver_file(results: Results, opened: Opened) -> Findings:
     stated, own = results.header.waivers, opened.header.waivers
     if stated.get("sha256") == own.get("sha256") or not stated:
-        return Findings()
+        return Findings(unchecked=list(_compare_findings(results.header.findings, opened.header.findings)))
     text = f"the waivers are not the backend's own ({own.get('file', 'it has none')}): who accepts them is not known"
     return Findings(unchecked=[text])
+
+
+def _compare_findings(stated: Mapping[str, str], own: Mapping[str, str]) -> Iterator[str]:
+    """Yield what the texts of findings differ in: they explain waivers, and decide nothing."""
+    other = [name for name, text in stated.items() if own.get(name, text) != text]
+    lacking = [name for name in stated if name not in own]
+    if other:
+        yield f"the texts of {pluralize(len(other), 'finding')} are others here: {_name(other)}"
+    if lacking:
+        yield f"the texts of {pluralize(len(lacking), 'finding')} are not here: {_name(lacking)}"
 
 
 def _spell_waiver(waiver: Any) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from importlib.resources import files
 
+from reports.findings import Finding, lay_out_findings
 from reports.results import Results
 from reports.schema import ClaimResult, Judged, Waiver
 
@@ -35,13 +36,14 @@ class WaiverRow:
     """A waiver in force.
 
     ``days``: days from the run to the expiry; None: it does not expire. ``verdicts``: number of claims and models that
-    it covers, by verdict. ``first``: the ID of the first of them.
+    it covers, by verdict. ``first``: the ID of the first of them. ``findings``: what explains it.
     """
 
     waiver: Waiver
     days: int | None
     verdicts: Mapping[str, int]
     first: str
+    findings: tuple[Finding, ...]
 
 
 @functools.cache
@@ -81,11 +83,15 @@ def collect_waivers(results: Results) -> tuple[WaiverRow, ...]:
         if row.waived and row.waiver is not None:
             groups.setdefault(row.waiver, []).append(row)
     ordered = sorted(groups.items(), key=lambda item: _make_expiry_key(item[0]))
-    return tuple(_make_waiver_row(waiver, rows, results.header.started) for waiver, rows in ordered)
+    findings = lay_out_findings([waiver.findings for waiver, _ in ordered], results.header.findings)
+    return tuple(
+        _make_waiver_row(waiver, rows, results.header.started, own)
+        for (waiver, rows), own in zip(ordered, findings, strict=True)
+    )
 
 
-def _make_expiry_key(waiver: Waiver) -> tuple[str, str, str, str]:
-    return waiver.expires or "9999", waiver.reason, waiver.url or "", str(waiver.max_lsb)
+def _make_expiry_key(waiver: Waiver) -> tuple[str, str, str, str, list[str]]:
+    return waiver.expires or "9999", waiver.reason, waiver.url or "", str(waiver.max_lsb), waiver.findings
 
 
 def find_slowest(results: Results) -> tuple[ClaimResult, ...]:
@@ -93,12 +99,13 @@ def find_slowest(results: Results) -> tuple[ClaimResult, ...]:
     return tuple(sorted(results.claims, key=lambda claim: (-claim.seconds, claim.claim))[:SLOWEST])
 
 
-def _make_waiver_row(waiver: Waiver, rows: list[Judged], started: str) -> WaiverRow:
+def _make_waiver_row(waiver: Waiver, rows: list[Judged], started: str, findings: tuple[Finding, ...]) -> WaiverRow:
     return WaiverRow(
         waiver=waiver,
         days=_count_days(started, waiver.expires),
         verdicts=Counter(row.verdict.value for row in rows),
         first=rows[0].id,
+        findings=findings,
     )
 
 

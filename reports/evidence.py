@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 OUTPUTS_SHOWN = 48
 VALUE_WIDTH = 160
+MOST_LISTED = 50
+"""Largest number of entries of a list or mapping that are laid out."""
 _SHOWN_ELSEWHERE = {"where", "expected", "found", "index", "qparams", "attribution", "float_ops", "worst", "shared"}
+
+_LABELS = {
+    "others": "Other cases that fail",
+    "differing": "Comparisons that differ",
+    "nondeterministic": "Varies by chance",
+    "patterns": "Patterns in the model",
+    "bound_lsb": "Bound of the whole model, in LSB",
+    "node_lsb": "Distance at the node, in LSB",
+    "alone": "Patterns that fail alone",
+    "otherwise": "Verdict but for the execution",
+    "printed": "Last output",
+}
+"""What evidence is called on a page, if not by its own name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +85,67 @@ def tabulate_qparams(parameters: Mapping[str, Mapping[str, object]]) -> Table:
     return make_table([{"tensor": name, **values} for name, values in parameters.items()])
 
 
-def select_details(evidence: Mapping[str, object]) -> dict[str, str]:
-    """Return the evidence that is long text, or of a kind unknown to this page, by name."""
-    others = {key: value for key, value in evidence.items() if key not in _SHOWN_ELSEWHERE and value}
-    return {k: v if isinstance(v, str) else json.dumps(v, indent=1, ensure_ascii=False) for k, v in others.items()}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """Evidence that is folded under its label: ``facts`` (a value by label), ``items`` of a list, or else a ``text``.
+
+    ``more``: number of facts or items that are left out.
+    """
+
+    label: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+    items: tuple[str, ...] = ()
+    text: str = ""
+    more: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Details:
+    """Evidence that has no table of its own: short values by label, and what is folded."""
+
+    facts: Mapping[str, str]
+    folds: tuple[Fold, ...]
+
+
+def select_details(evidence: Mapping[str, object]) -> Details:
+    """Return the evidence that has no table of its own, whatever its kind, under labels for readers."""
+    others = {key: value for key, value in evidence.items() if key not in _SHOWN_ELSEWHERE and _says_something(value)}
+    short = {key: _spell_fact(value) for key, value in others.items() if _is_fact(value)}
+    folds = tuple(_fold(_label(key), value) for key, value in others.items() if key not in short)
+    return Details(facts={_label(key): text for key, text in short.items()}, folds=folds)
+
+
+def _says_something(value: object) -> bool:
+    return value is not None and value is not False and value not in ("", [], {})
+
+
+def _label(key: str) -> str:
+    return _LABELS.get(key) or key[:1].upper() + key[1:].replace("_", " ")
+
+
+def _is_fact(value: object) -> bool:
+    """Tell whether a value is a number, a truth value or a short line of text."""
+    if isinstance(value, str):
+        return len(value) <= VALUE_WIDTH and value.isprintable()
+    return isinstance(value, int | float) or value is None
+
+
+def _spell_fact(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)
+
+
+def _fold(label: str, value: object) -> Fold:
+    """Lay out a longer value: plain entries one by one, all else as text."""
+    if isinstance(value, dict) and all(_is_line(each) for each in value.values()):
+        facts = {str(key): _spell_fact(each) for key, each in list(value.items())[:MOST_LISTED]}
+        return Fold(label=label, facts=facts, more=len(value) - len(facts))
+    if isinstance(value, list) and all(_is_line(each) for each in value):
+        items = tuple(_spell_fact(each) for each in value[:MOST_LISTED])
+        return Fold(label=f"{label} ({len(value)})", items=items, more=len(value) - len(items))
+    return Fold(label=label, text=value if isinstance(value, str) else json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def _is_line(value: object) -> bool:
+    return isinstance(value, str | int | float) or value is None

@@ -7,7 +7,7 @@ has a largest length (`reports.page`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from markupsafe import Markup
 
@@ -19,6 +19,7 @@ from reports.evidence import Table, make_table, tabulate_values
 from reports.heatmap import HeatMap, make_heat_map
 from reports.page import ID_WIDTH, anchor, render_page
 from reports.plots import make_plots
+from reports.rerun_record import RerunRecord
 from reports.results import Results, counts_of, leading_check
 from reports.schema import Check, ClaimResult, Measurement, ModelResult, Waiver
 from reports.text import cut, join_lines, spell_lsb
@@ -44,7 +45,8 @@ _OUTCOMES = ("error", "fail", "pass", "skip")  # the first that occurs at a stag
 class ClaimView:
     """A claim with everything that is shown about it; `column` is the D number of its dtype config.
 
-    ``fingerprints``: how its kernels compute, as tables by the subject of the measurement.
+    ``fingerprints``: how its kernels compute, as tables by the subject of the measurement. ``waiver``: the number of
+    its waiver in the list of waivers; 0 without one.
     """
 
     claim: ClaimResult
@@ -52,6 +54,7 @@ class ClaimView:
     anchor: str
     column: str
     fingerprints: Mapping[str, Table] = field(default_factory=dict)
+    waiver: int = 0
 
     @property
     def label(self) -> str:
@@ -179,14 +182,16 @@ class Report:
     slowest: tuple[ClaimResult, ...]
     detection: Table
     baseline: Differences | None
+    rerun: RerunRecord | None = None
 
 
-def render_html(results: Results, baseline: Results | None = None) -> str:
+def render_html(results: Results, baseline: Results | None = None, rerun: RerunRecord | None = None) -> str:
     """Return the report of a run as one HTML file, with the differences from an earlier run if one is given.
 
-    It makes no request and is readable without JavaScript. A pure function of the two: same runs, same text.
+    ``rerun``: what a rerun of parts of it proved, to say so. The page makes no request and is readable without
+    JavaScript. A pure function of the three: same runs, same text.
     """
-    report = build_report(results, baseline)
+    report = replace(build_report(results, baseline), rerun=rerun)
     return render_page(
         "report.html.j2", results=results, report=report, most_changes=MOST_CHANGES, most_hidden=MOST_HIDDEN
     )
@@ -198,6 +203,8 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
     configs = {number: config for config, number in columns.items()}
     checks = results.checks_by_claim()
     fingerprints = _group_by_claim(results.measurements)
+    waivers = collect_waivers(results)
+    numbers = {row.waiver: number for number, row in enumerate(waivers, start=1)}
     views = {
         claim.claim: ClaimView(
             claim=claim,
@@ -205,6 +212,7 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
             anchor=anchor(claim.claim),
             column=columns[claim.dtype_config],
             fingerprints=fingerprints.get(claim.claim, {}),
+            waiver=numbers.get(claim.waiver, 0) if claim.waiver else 0,
         )
         for claim in results.claims
     }
@@ -220,7 +228,6 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         [view for view in worst_first if view.claim.allowed],
     )  # fmt: skip
     topics = _group_by_topic(results.measurements)
-    waivers = collect_waivers(results)
     return Report(
         decision=spell_decision(results),
         no_failure=describe_no_failure(results),
@@ -242,7 +249,7 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         plots=plots,
         rules=collect_rules(results),
         waivers=waivers,
-        waiver_numbers={row.waiver: number for number, row in enumerate(waivers, start=1)},
+        waiver_numbers=numbers,
         slowest=find_slowest(results),
         detection=make_table([{"faults of": name, **row} for name, row in sorted(results.header.detection.items())]),
         baseline=None if baseline is None else compare_runs(baseline, results),

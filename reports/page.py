@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import re
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -56,6 +57,7 @@ def _make_environment() -> Environment:
         "value": spell_value,
         "anchor": anchor,
         "cut": cut,
+        "breaks": _break_id,
         "commit": shorten_commit,
         "waived": spell_waived,
     }
@@ -85,6 +87,12 @@ def _tame_value(value: Any) -> Any:
 def _escape_script(text: str) -> Markup:
     """Return a script, cut only at LONGEST_SCRIPT."""
     return Markup(escape(cut(tame(text), LONGEST_SCRIPT)))
+
+
+def _break_id(text: str) -> Markup:
+    """Return an ID that a line may end in behind each separator; what is copied is the ID as it was."""
+    pieces = re.split(r"(?<=[/.,_+:])", cut(tame(text), ID_WIDTH))
+    return Markup("<wbr>").join(filter(None, pieces))
 
 
 def _hash_csp(text: str) -> str:

@@ -11,6 +11,7 @@ import random
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from reports.against_suite import Findings, unit_of_measurement
 from reports.audit import is_timeout
 from reports.description import DescribedJob, Opened
 from reports.results import Results, ResultsError, comparable, read_results
-from reports.schema import Judged, Measurement
+from reports.schema import Header, Judged, Measurement
 from reports.suite import ROOT, run_python
 from reports.text import join_lines
 from reports.verdicts import Verdict
@@ -38,6 +39,29 @@ _BASIS = ("suite_commit", "torch", "python", "isa", "cpu", "isolation", "version
 Groups = Mapping[str, list[dict[str, Any]]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerunOutcome:
+    """What came of a rerun.
+
+    ``differing``: what is not as before, by unit. ``tolerated``: the same, where chance lets it be. ``basis``: how
+    machine and software differ. ``header``: that of the rerun; None: nothing was run.
+    """
+
+    differing: Mapping[str, list[str]]
+    tolerated: Mapping[str, list[str]] = field(default_factory=dict)
+    basis: tuple[str, ...] = ()
+    header: Header | None = None
+
+    @property
+    def findings(self) -> Findings:
+        """What does not hold, and what could not be held to the certificate, a line each."""
+        problems, tolerated = (
+            [f"{unit}: {line}" for unit, lines in groups.items() for line in lines]
+            for groups in (self.differing, self.tolerated)
+        )
+        return Findings(problems=problems, unchecked=[*self.basis, *tolerated])
+
+
 def list_units(results: Results, opened: Opened) -> tuple[str, ...]:
     """List what can be run again: all claims and jobs, of the backend and of the results, by ID."""
     theirs = (*(claim.claim for claim in opened.claims), *(job.id for job in opened.jobs))
@@ -51,7 +75,7 @@ def draw(units: Sequence[str], count: int, seed: int) -> tuple[str, ...]:
 
 def rerun(
     results: Results, units: Sequence[str], opened: Opened, waivers: Path | None, seconds: float | None = None
-) -> Findings:
+) -> RerunOutcome:
     """Run units again as the header says, by the suite of this checkout, and compare.
 
     `waivers`: the file that the run used, or None. `seconds`: the time for all; None: that of the units' limits. Raises
@@ -61,7 +85,7 @@ def rerun(
         raise ResultsError(f"{ROOT}: has no conformance/: --rerun needs a checkout of the suite")
     known = {claim.claim for claim in opened.claims} | {job.id for job in opened.jobs}
     if strange := [unit for unit in units if unit not in known]:
-        return Findings(problems=[f"{unit}: the backend has nothing of this name to run" for unit in strange])
+        return RerunOutcome(differing={unit: ["the backend has nothing of this name to run"] for unit in strange})
     limit = seconds or _STARTING + 2 * len(units) * _clamp_timeout(results)
     with tempfile.TemporaryDirectory() as folder:
         selection = [f"--claim={unit}" for unit in units]
@@ -100,7 +124,7 @@ def _clamp_timeout(results: Results) -> float:
 # -- comparing --------------------------------------------------------------------------------------------------------
 
 
-def compare_rerun(old: Results, new: Results, units: Sequence[str], jobs: list[DescribedJob]) -> Findings:
+def compare_rerun(old: Results, new: Results, units: Sequence[str], jobs: list[DescribedJob]) -> RerunOutcome:
     """Compare units of two runs: their rows without times; of those that vary by chance, verdict and waiver."""
     groups = [_group_rows(run, other, jobs) for run, other in ((old, new), (new, old))]
     judged = [{row.id: row for row in run.judged} for run in (old, new)]
@@ -116,9 +140,13 @@ def compare_rerun(old: Results, new: Results, units: Sequence[str], jobs: list[D
         lines[unit].append("is said to vary by chance, and did not when it was run again")
     chance = steady | {unit for unit in units if _may_crash(*(rows.get(unit) for rows in judged))}
     is_bounded = len(chance) <= len(_find_unsteady(old).intersection(units)) // _LEEWAY
-    problems = [f"{unit}: {line}" for unit in units for line in lines[unit] if unit not in chance or not is_bounded]
-    tolerated = [f"{unit}: {line}" for unit in units for line in lines[unit] if unit in chance and is_bounded]
-    return Findings(problems=problems, unchecked=[*_compare_machines(old, new), *tolerated])
+    let = chance if is_bounded else set[str]()
+    return RerunOutcome(
+        differing={unit: found for unit, found in lines.items() if found and unit not in let},
+        tolerated={unit: found for unit, found in lines.items() if found and unit in let},
+        basis=tuple(_compare_machines(old, new)),
+        header=new.header,
+    )
 
 
 def _compare_machines(old: Results, new: Results) -> Iterator[str]:
@@ -181,7 +209,12 @@ def _find_unsteady(results: Results) -> set[str]:
     return _find_varying(results) | {row.id for row in results.judged if row.verdict is Verdict.CRASHED}
 
 
+def count_varying(results: Results, units: Iterable[str]) -> int:
+    """Return how many of the units vary by chance."""
+    return len(_find_varying(results).intersection(units))
+
+
 def describe_chance(results: Results, units: Iterable[str]) -> str:
     """Say how many of the units vary by chance, so that only their verdicts are compared; "" if none does."""
-    count = len(_find_varying(results).intersection(units))
+    count = count_varying(results, units)
     return f"{count} of them vary by chance: only their verdicts and waivers are compared" if count else ""

@@ -99,6 +99,8 @@ class Waiver:
     """Last day on which the waiver holds, an ISO date."""
     max_lsb: Number | None
     """Largest error that is covered, in output steps."""
+    findings: list[str] = field(default_factory=list, hash=False)
+    """Names of the findings that explain it; the header has their texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +188,8 @@ class Header:
     """Isolation of each claim: ``fork`` (a process) or ``none``."""
     waivers: dict[str, str] = field(default_factory=dict)
     """Name of the waiver file and its sha256, if one is used."""
+    findings: dict[str, str] = field(default_factory=dict)
+    """Texts of the findings that waivers name, by name, as Markdown; the first line is the heading."""
     limits: dict[str, dict[str, str]] = field(default_factory=dict)
     """Supported argument values that the backend declares, by op and argument; other values were not tried."""
     capabilities: dict[str, str] = field(default_factory=dict)

@@ -18,8 +18,11 @@ PARSES = {
     "conformance/reproducers/script.py": "Python code that is written for a reader",
     "conformance/run/options.py": "a user's option, and a user's name as the name of a folder",
     "conformance/stages/float_ops.py": "what a backend reports of an op in float",
+    "conformance/run/findings.py": "the headings of a vendor's Markdown",
     "refimpl/qconfig.py": "a user's regular expressions",
     "reports/causes.py": "the numbers in any message: what faults of one cause have in common is the text around them",
+    "reports/findings.py": "the paragraphs of a vendor's Markdown",
+    "reports/page.py": "the separators of an ID, which may be a vendor's",
     "reports/schema.py": "any name as the name of a file",
     "reports/upgrade.py": "the dtype configs of results files of schema 1",
 }

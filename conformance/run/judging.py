@@ -17,6 +17,7 @@ from conformance.machine.isolation import Ending, WorkResult, verdict_of_lost_wo
 from conformance.machine.messages import Begin, Trace, make_portable
 from conformance.pipeline.job import Job
 from conformance.run.expected import Drift, VerdictSeen, compare_expected, expected_path_of
+from conformance.run.findings import describe_missing
 from conformance.run.session import Run, Unit
 from conformance.stages.stage import STAGES
 from reports.results import leading_check
@@ -82,7 +83,8 @@ def find_problems(run: Run, header: Header, seen: Mapping[str, VerdictSeen]) -> 
     if run.options.backend in SHIPPED:
         claims = {claim.id: seen[claim.id] for claim in run.claims if claim.id in seen}
         drift = compare_expected(expected_path_of(header), claims, header)
-    return [*problems, *drift.differences], [drift.note] if drift.note else []
+    notes = (drift.note, describe_missing(run.waivers.entries, run.findings))
+    return [*problems, *drift.differences], [note for note in notes if note]
 
 
 def _check_lost_stages(claim: Claim, work: WorkResult, done: Sequence[Check]) -> Iterator[Check]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,7 @@ from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
 from conformance.remote.description import DescriptionError, Limit, read_description
 from conformance.remote.host import Host, HostError
+from conformance.run.findings import read_findings
 from conformance.run.options import ROOT, Options, read_options, select_ids
 from conformance.run.waivers import WaiverError, Waivers, load_waivers
 from conformance.stages.bench import Bench
@@ -60,7 +61,7 @@ class Run:
     """What is certified, and how.
 
     ``claims`` are those of the whole config, ``jobs`` those of the profile; ``selected`` are the IDs to run, ``known``
-    all that the backend has in any profile.
+    all that the backend has in any profile. ``findings`` are the texts of what the waivers name.
     """
 
     options: Options
@@ -72,6 +73,7 @@ class Run:
     known: Collection[str]
     waivers: Waivers
     waiver_file: Path | None
+    findings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def units(self) -> dict[str, Unit]:
@@ -127,6 +129,7 @@ class Run:
             isa=isa.find_current_level(backend.engine),
             isolation="fork" if CAN_FORK else "none",
             waivers=_digest(self.waiver_file),
+            findings=dict(self.findings),
             limits=_describe_limits(backend.capabilities().limits),
             capabilities=_describe_capabilities(backend.capabilities()),
             claims_sha256=digest_ids(claim.id for claim in self.claims),
@@ -224,6 +227,7 @@ def open_run(options: Options, backend: Backend) -> Run:
     waiver_file = None if options.no_waivers else options.waivers or backend.waivers
     with raise_usage_error_for(WaiverError):
         waivers = load_waivers(waiver_file, isa.find_current_level(backend.engine)) if waiver_file else ()
+        findings = read_findings(waivers)
     return Run(
         options=options,
         backend=backend,
@@ -234,6 +238,7 @@ def open_run(options: Options, backend: Backend) -> Run:
         known=tuple(dict.fromkeys([*claim_ids, *(job.id for job in (*jobs, *stress_jobs))])),
         waivers=Waivers(waivers, date.today(), options.is_complete),
         waiver_file=waiver_file,
+        findings=findings,
     )
 
 

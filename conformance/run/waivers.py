@@ -10,6 +10,7 @@
     url = "https://example.org/issues/12"                # and/or expires
     expires = 2027-01-31                                 # the last day on which it holds
     isa = ["avx2*"]                                      # the levels of --isa at which it counts; without it: all
+    findings = ["errata.md#12"]                          # sections that the report shows (conformance.run.findings)
 
 IDs have brackets and stars, so ``claim`` is never read as a glob; in a ``glob``, brackets are a set of characters or
 stand for themselves (``reports.selection``). An exact waiver has priority over a glob; two globs on one claim are an
@@ -53,7 +54,8 @@ class WaiverEntry:
     """One [[waiver]] table of a file, with exactly one of ``claim`` and ``glob``; ``number`` counts from 1.
 
     ``max_lsb`` is in steps of the output's scale; ``expires`` is the last day on which the waiver holds; ``isa`` are
-    globs of the levels (conformance.machine.isa) at which it counts, none: at every one.
+    globs of the levels (conformance.machine.isa) at which it counts, none: at every one. ``findings`` are names of
+    texts (conformance.run.findings).
     """
 
     file: Path
@@ -66,6 +68,7 @@ class WaiverEntry:
     expires: datetime.date | None = None
     max_lsb: float | None = None
     isa: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
 
     def matches(self, claim_id: str) -> bool:
         """Tell whether the waiver is about a claim."""
@@ -87,6 +90,7 @@ class WaiverEntry:
             url=self.url or None,
             expires=None if self.expires is None else self.expires.isoformat(),
             max_lsb="inf" if self.max_lsb == math.inf else self.max_lsb,
+            findings=list(self.findings),
         )
 
     def __str__(self) -> str:
@@ -216,6 +220,15 @@ def _check_isa(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _check_findings(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
+        raise ValueError('give a list of Markdown files, such as ["errata.md#12"]')
+    for each in value:
+        if not each.partition("#")[0].endswith(".md"):
+            raise ValueError(f"{each!r} names no Markdown file; write FILE.md, or FILE.md#ANCHOR of a heading")
+    return tuple(value)
+
+
 _KEYS: dict[str, Callable[[object], Any]] = {
     "claim": _check_text,
     "glob": _check_glob,
@@ -225,6 +238,7 @@ _KEYS: dict[str, Callable[[object], Any]] = {
     "expires": _check_date,
     "max_lsb": _check_lsb,
     "isa": _check_isa,
+    "findings": _check_findings,
 }
 # Keys, how many of them may be given (at least one must), and what to do otherwise.
 _NEEDED = (

@@ -11,6 +11,7 @@ import pytest
 from backends.discovery import find_backend
 from conformance.machine.isa import LEVELS
 from conformance.run.expected import FOLDER, read_expected
+from conformance.run.findings import describe_missing, read_findings
 from conformance.run.waivers import Waivers, load_waivers
 from reports.verdicts import PASSING, Verdict
 
@@ -33,8 +34,13 @@ def test_every_waiver_names_a_finding(engine: str, level: str) -> None:
     waivers = shipped(engine, level).entries
     assert waivers
     for waiver in waivers:
-        named = re.match(r"docs/findings\.md, (\d+)( and \d+)?: ", waiver.reason)
+        named = re.match(r"docs/findings\.md, (\d+)(?: and (\d+))?: ", waiver.reason)
         assert named and f"\n## {named[1]}. " in FINDINGS, waiver
+        numbers = [*filter(None, named.groups()), *re.findall(r"; (\d+): ", waiver.reason)]
+        assert waiver.findings == tuple(f"../docs/findings.md#{number}" for number in numbers)
+    texts = read_findings(waivers)
+    assert all(f"\n## {text}\n" in f"{FINDINGS}\n" for text in texts.values()), "whole sections"
+    assert describe_missing(waivers, texts) == ""
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)

@@ -305,7 +305,7 @@ def test_a_query_shows_the_rows_that_it_asks_for(opened: Any, text: str) -> None
 def test_a_waiver_leads_to_its_claims_and_its_reason_is_found(opened: Any) -> None:
     page = opened()
     row = page.locator("#waivers ~ div tr[data-number]").first
-    reason, count = row.locator("td").first.inner_text(), row.locator("td").last.inner_text()
+    reason, count = row.locator("th").inner_text(), row.locator("td").last.inner_text()
     page.fill("#filter", f'waiver:"{reason}"')
     page.wait_for_function("new URLSearchParams(location.search).get('q')")
     by_reason = cells(page, "claim")

@@ -333,7 +333,7 @@ def test_another_seed_gives_other_numbers(two_runs: tuple[Results, Results], tmp
     assert opened is not None
     forge(tmp_path, two_runs[0], WAIVERS, reseed)
     forged = read_results(tmp_path / "certificate" / "results.jsonl")
-    found = rerun.rerun(forged, [PER_TENSOR], opened, Npu.waivers)
+    found = rerun.rerun(forged, [PER_TENSOR], opened, Npu.waivers).findings
     (problem,) = found.problems
     assert problem.startswith(f"{PER_TENSOR}: ") and "statistics" in problem, found
 

@@ -64,6 +64,7 @@ class Made:
             "options": {"backend": "npu", "strict": False}, "config_name": "npu config", "config_sha256": "ab" * 32,
             "claims": 8, "claims_in_config": 9, "pairs": 9, "started": "2026-11-01T03:04:05+00:00", "isa": "avx2",
             "isolation": "fork", "waivers": {"file": "npu.toml", "sha256": "cd" * 32},
+            "findings": {"errata.md#12": "12. Sums saturate\n\nTwo products\nat most.\n\n- one\n- two\n\n<b>None</b>."},
             "limits": {"nn.Linear": {"bias": "True"}},
             "detection": {"rounding": {"faults": 7, "quick": 6, "full": 7}, "scale": {"faults": 9, "quick": 8}},
         }  # fmt: skip
@@ -83,7 +84,7 @@ class Made:
         }  # fmt: skip
         decisions = [{"node": "op0", "pattern": "nn.Linear", "dtype config": "in=quint8", "reason": ""}]
         graphs = {"float model": "x = input\nreturn x", "reference model": "x = input\ny = q(x)\nreturn y"}
-        covered = self.waiver | {"max_lsb": None}
+        covered = self.waiver | {"max_lsb": None, "findings": ["errata.md#12", "errata.md#13"]}
         rows: list[Row] = []
         rows += self._claim("nn.Conv2d", "CRASHED", "LOW-01", "killed by SIGSEGV", stage="lower", outcome="error")
         rows += self._claim(
@@ -117,7 +118,7 @@ class Made:
             "NUM-05",
             "moves and changes",
             max_lsb=18.0,
-            of={"waived": True, "waiver": self.waiver},
+            of={"waived": True, "waiver": self.waiver | {"findings": ["errata.md#12"]}},
         )
         rows += self._claim("nn.LSTM", "UNEXERCISED", "CFG-09", "no builder for LSTM", stage="config", outcome="skip")
         rows += self._claim(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-VOID = frozenset({"meta", "link", "br", "input"})
+VOID = frozenset({"meta", "link", "br", "wbr", "input"})
 
 
 class Table:
@@ -40,11 +40,13 @@ class Page(HTMLParser):
         self.words: list[str] = []
         self.tables: dict[str, list[list[str]]] = {}
         self._tables: list[Table] = []
+        self._goes_on = False
         self.feed(html)
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
+        self._goes_on = tag == "wbr"
         if tag not in VOID:
             self.open.append(tag)
         if tag == "table":
@@ -58,6 +60,7 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+        self._goes_on = False
         if tag == "table":
             table = self._tables.pop()
             self.tables[" ".join(table.caption.split())] = table.cells
@@ -65,7 +68,11 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if {"style", "script"} & set(self.open):
             return
-        self.words.append(data)
+        if self._goes_on:
+            self.words[-1] += data
+        else:
+            self.words.append(data)
+        self._goes_on = False
         for table in self._tables[-1:]:
             table.take(data, self.open)
         for outer in self._tables[:-1]:

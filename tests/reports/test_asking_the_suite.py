@@ -117,13 +117,13 @@ def test_one_in_four_of_what_varies_may_be_steady_once(runs: Any) -> None:
         return runs.results(rows)
 
     units = [f"c{number}" for number in range(5)]
-    assert compare_rerun(run(5), run(5), units, []) == Findings()
-    once = compare_rerun(run(5), run(4), units, [])
+    assert compare_rerun(run(5), run(5), units, []).findings == Findings()
+    once = compare_rerun(run(5), run(4), units, []).findings
     assert once.problems == [] and once.unchecked == [
         "c4: is said to vary by chance, and did not when it was run again"
     ]
-    assert len(compare_rerun(run(5), run(3), units, []).problems) == 2
-    assert len(compare_rerun(run(3), run(2), units, []).problems) == 1, "one of three is more than one in four"
+    assert len(compare_rerun(run(5), run(3), units, []).findings.problems) == 2
+    assert len(compare_rerun(run(3), run(2), units, []).findings.problems) == 1, "one of three is more than one in four"
 
 
 # -- signatures -------------------------------------------------------------------------------------------------------

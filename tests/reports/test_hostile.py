@@ -25,6 +25,8 @@ EVIL = (
     "javascript:alert(1) [x](http://x.invalid/) ![](http://x.invalid/) |a|b| {{ 7*7 }} {% raw %} ${x} &lt;b&gt; "
     "\x00\x07\x1b[2J\x1b]0;t\x07 \u202e\u2066\u200f \ud800 \ufffe line\nbreak\r\ttab"
 )
+HARMLESS = "x\ny"
+"""Of two lines, as EVIL: of one line it would be a fact and not a text."""
 KEPT = {"kind", "verdict", "outcome", "flow", "representation", "sha256", "schema", "sqnr_db", "claim", "model"}
 """Fields that are of a closed set, or are what rows know each other by: IDs are made hostile in all rows alike."""
 
@@ -81,15 +83,15 @@ def outputs(results: Results, other: Results) -> Iterator[tuple[str, str]]:
 
 
 def shape(html: str) -> list[tuple[str, tuple[str, ...]]]:
-    """The elements of a page with the names of their attributes."""
-    return [(tag, tuple(sorted(attrs))) for tag, attrs in Page(html).tags]
+    """The elements of a page with the names of their attributes, but for places where an ID may break."""
+    return [(tag, tuple(sorted(attrs))) for tag, attrs in Page(html).tags if tag != "wbr"]
 
 
 @pytest.mark.parametrize("kind", ["report", "report with baseline", "scoreboard"])
 def test_a_page_of_hostile_text_has_the_elements_of_a_page_of_harmless_text(
     made: Any, plain: list[Row], kind: str
 ) -> None:
-    both = [dict(outputs(read(made, plain, text), read(made, plain[:1], text)))[kind] for text in (EVIL, "x")]
+    both = [dict(outputs(read(made, plain, text), read(made, plain[:1], text)))[kind] for text in (EVIL, HARMLESS)]
     assert shape(both[0]) == shape(both[1])
     page = Page(both[0])
     addresses = [attrs[name] or "" for _, attrs in page.tags for name in ("href", "src") if name in attrs]

@@ -122,6 +122,11 @@ def test_a_file_without_waivers_waives_nothing(tmp_path: Path) -> None:
         (table(isa="'avx2'"), "waiver 1: isa is 'avx2'; give a list of levels"),
         (table(isa="[]"), "waiver 1: isa is []; give a list of levels"),
         (table(isa="['avx2', 'avx1*']"), "waiver 1: isa is ['avx2', 'avx1*']; no level is 'avx1*'; expected of sse41"),
+        (table(findings="'a.md'"), "waiver 1: findings is 'a.md'; give a list of Markdown files"),
+        (
+            table(findings="['a.md', 'a.txt#1']"),
+            "waiver 1: findings is ['a.md', 'a.txt#1']; 'a.txt#1' names no Mark",
+        ),
         (table() + table(), f"waiver 2: waiver 1 is about the same claim '{LINEAR}'; keep one"),
     ],
 )
