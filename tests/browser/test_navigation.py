@@ -232,6 +232,20 @@ def test_j_and_k_go_through_the_failures(opened: Any, in_sight: Any) -> None:
     assert page.evaluate("document.activeElement.closest('article').id") == failures[0]
 
 
+@pytest.mark.parametrize("keys", ["s", "js", "jjs", "jks"])
+def test_the_script_of_a_failure_is_at_most_four_keys_away(opened: Any, runs: Any, tmp_path: Path, keys: str) -> None:
+    rows: list[Any] = []
+    for name in "abc":
+        check, claim = runs.refuted(name)
+        rows += [check, claim | {"script": f"print('{name}')"}]
+    (tmp_path / "scripts.html").write_text(render_html(runs.results(rows)), encoding="utf-8")
+    page = opened((tmp_path / "scripts.html").as_uri())
+    for key in keys:
+        page.keyboard.press(key)
+    wanted = {"jjs": "b", "jks": "c"}.get(keys, "a")  # before the first comes the last
+    assert page.locator(":focus").inner_text() == f"print('{wanted}')"
+
+
 @pytest.mark.parametrize("key", ["Alt+j", "Control+k", "Meta+j", "Alt+/"])
 def test_the_browsers_own_keys_are_left_to_it(opened: Any, report: Path, key: str) -> None:
     page = opened()
