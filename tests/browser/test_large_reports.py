@@ -14,7 +14,7 @@ from reports.page import anchor
 pytestmark = pytest.mark.slow
 
 MOST_BYTES = 10_000_000
-PAGE = 200  # rows at a time
+PAGE = 100  # rows at a time
 Row = dict[str, Any]
 ROWS = """
 rows => rows.map(row => [...row.cells].map(cell => [cell.innerText.trim(), cell.firstElementChild?.className]))
