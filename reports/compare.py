@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reports.decision import passes_by_leave, spell_decision, spell_share
+from reports.decision import VerifiedShare, count_verified, pass_by_waiver
 from reports.diff import to_size
 from reports.families import FAMILIES, OTHER, find_family
 from reports.page import render_page
@@ -20,7 +20,7 @@ from reports.verdicts import Outcome, Verdict
 class Cell:
     """The claims of one backend on one op and dtypes: worst verdict, largest error, and time.
 
-    ``worst``: the ID of the claim whose evidence the cell leads to. ``waived``: all claims with the worst verdict are.
+    ``worst``: the ID of the claim whose evidence the cell leads to. ``waived``: none fails, by a waiver.
     """
 
     verdict: Verdict
@@ -52,21 +52,6 @@ class Column:
     rate: float | None
     report: str
 
-    @property
-    def decision(self) -> str:
-        """The outcome with its reason."""
-        return spell_decision(self.results)
-
-    @property
-    def passes_by_leave(self) -> bool:
-        """Whether the run passes by what it lets pass besides VERIFIED."""
-        return passes_by_leave(self.results)
-
-    @property
-    def share(self) -> str:
-        """The share of the claims that is VERIFIED, in percent."""
-        return spell_share(self.verdicts.get(Verdict.VERIFIED, 0), len(self.results.claims))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
@@ -90,24 +75,6 @@ class Line:
     def differs(self) -> bool:
         """Whether two backends that claim this have different verdicts."""
         return len({cell.verdict for cell in self.cells if cell}) > 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifiedShare:
-    """Some claims of one backend, and how many of them are VERIFIED."""
-
-    verified: int
-    claims: int
-
-    @property
-    def percent(self) -> str:
-        """The share in percent; "-" if nothing is claimed."""
-        return spell_share(self.verified, self.claims)
-
-    @property
-    def words(self) -> str:
-        """The share as two counts."""
-        return f"{self.verified} of {pluralize(self.claims, 'claim')} verified" if self.claims else "not claimed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +134,7 @@ def build_board(runs: Sequence[Results], reports: Mapping[str, str] | None = Non
     return Board(
         columns=columns,
         families=_make_families(ordered),
-        total=tuple(_count_verified(run.claims) for run in ordered),
+        total=tuple(count_verified(run.claims) for run in ordered),
         lines=tuple(sorted(lines, key=lambda line: (line.worst.rank, line.pattern, line.dtypes))),
         prints=_make_prints(ordered),
     )
@@ -217,14 +184,10 @@ def _make_families(runs: Sequence[Results]) -> tuple[FamilyLine, ...]:
         for claim in run.claims:
             groups[-1].setdefault(find_family(claim.pattern), []).append(claim)
     return tuple(
-        FamilyLine(family=family, shares=tuple(_count_verified(group.get(family, ())) for group in groups))
+        FamilyLine(family=family, shares=tuple(count_verified(group.get(family, ())) for group in groups))
         for family in (*FAMILIES, OTHER)
         if any(family in group for group in groups)
     )
-
-
-def _count_verified(claims: Sequence[ClaimResult]) -> VerifiedShare:
-    return VerifiedShare(verified=sum(claim.verdict is Verdict.VERIFIED for claim in claims), claims=len(claims))
 
 
 def _make_cells(run: Results) -> dict[tuple[str, str], Cell]:
@@ -235,13 +198,13 @@ def _make_cells(run: Results) -> dict[tuple[str, str], Cell]:
 
 
 def _make_cell(claims: Sequence[ClaimResult]) -> Cell:
-    worst = min(claims, key=lambda claim: (claim.verdict.rank, claim.waived, -to_size(claim.max_lsb), claim.claim))
+    worst = min(claims, key=lambda claim: (claim.passes, claim.verdict.rank, -to_size(claim.max_lsb), claim.claim))
     distances = [claim.max_lsb for claim in claims if claim.max_lsb is not None]
     nonfinite = [value for value in ("nan", "inf") if value in distances]
     largest: Number | None = max((value for value in distances if not isinstance(value, str)), default=None)
     return Cell(
-        verdict=worst.verdict,
-        waived=worst.waived,
+        verdict=Verdict.worst(claim.verdict for claim in claims),
+        waived=pass_by_waiver(claims),
         claims=len(claims),
         max_lsb=nonfinite[0] if nonfinite else largest,
         seconds=sum(claim.seconds for claim in claims),

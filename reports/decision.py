@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from reports.results import Results, counts_of
 from reports.schema import ClaimResult, Judged
@@ -39,6 +40,35 @@ def spell_verified(results: Results) -> str:
     """Return how many of the claims to be judged are VERIFIED: ``491 of 853 claims verified (58 %)``."""
     verified, total = results.counts.get(Verdict.VERIFIED, 0), results.header.claims
     return f"{spell_count(verified)} of {pluralize(total, 'claim')} verified ({spell_share(verified, total)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedShare:
+    """Some claims, and how many of them are VERIFIED."""
+
+    verified: int
+    claims: int
+
+    @property
+    def percent(self) -> str:
+        """The share in percent; "-" if nothing is claimed."""
+        return spell_share(self.verified, self.claims)
+
+    @property
+    def words(self) -> str:
+        """The share as two counts."""
+        return f"{self.verified} of {pluralize(self.claims, 'claim')} verified" if self.claims else "not claimed"
+
+
+def count_verified(claims: Iterable[ClaimResult]) -> VerifiedShare:
+    """Count the claims, and those that are VERIFIED."""
+    verdicts = [claim.verdict for claim in claims]
+    return VerifiedShare(verified=verdicts.count(Verdict.VERIFIED), claims=len(verdicts))
+
+
+def pass_by_waiver(claims: Sequence[ClaimResult]) -> bool:
+    """Tell whether all of several claims pass, and some of them by a waiver alone."""
+    return any(claim.waived for claim in claims) and all(claim.passes for claim in claims)
 
 
 def spell_share(part: int, whole: int) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from reports.text import cut
 
 LONGEST_FINDING = 4000
-"""Largest number of characters of a finding's text on a page."""
+"""Largest number of characters of a finding's text, in a results file and on a page."""
 MOST_TEXT = 150_000
 """Largest number of characters of all findings on a page; beyond it they have no text."""
 _AS_WRITTEN = re.compile(r"\s*(?:[|>`~]|[-*+] |\d+[.)] )|    ")

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from reports.decision import VerifiedShare, count_verified, pass_by_waiver
 from reports.page import anchor
 from reports.results import counts_of
 from reports.schema import ClaimResult
 from reports.text import pluralize
 from reports.verdicts import Verdict
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Total:
-    """Of so many claims, so many are VERIFIED."""
-
-    verified: int
-    claims: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,38 +33,35 @@ class PatternRow:
 
     pattern: str
     cells: tuple[PairCell | None, ...]
-    total: Total
+    total: VerifiedShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeatMap:
-    """All pairs of a run; ``columns``: dtype configs by their D numbers, ``totals``: one for each column."""
+    """All pairs of a run; ``totals``: one for each dtype config."""
 
-    columns: Mapping[str, str]
     rows: tuple[PatternRow, ...]
-    totals: tuple[Total, ...]
-    total: Total
+    totals: tuple[VerifiedShare, ...]
+    total: VerifiedShare
 
 
-def make_heat_map(claims: Sequence[ClaimResult], columns: Mapping[str, str]) -> HeatMap:
-    """Arrange claims by pattern and dtype config, both in the order in which they first occur."""
+def make_heat_map(claims: Sequence[ClaimResult], configs: Sequence[str]) -> HeatMap:
+    """Arrange claims by pattern, in the order in which these first occur, and dtype config."""
     by_pattern: dict[str, dict[str, list[ClaimResult]]] = {}
     for claim in claims:
         by_pattern.setdefault(claim.pattern, {}).setdefault(claim.dtype_config, []).append(claim)
-    by_config: dict[str, list[ClaimResult]] = {config: [] for config in columns.values()}
+    by_config: dict[str, list[ClaimResult]] = {config: [] for config in configs}
     for claim in claims:
         by_config[claim.dtype_config].append(claim)
     rows = tuple(
         PatternRow(
             pattern=pattern,
-            cells=tuple(_make_cell(pairs[config]) if config in pairs else None for config in columns.values()),
-            total=_add_up(claim for each in pairs.values() for claim in each),
+            cells=tuple(_make_cell(pairs[config]) if config in pairs else None for config in configs),
+            total=count_verified(claim for each in pairs.values() for claim in each),
         )
         for pattern, pairs in by_pattern.items()
     )
-    return HeatMap(
-        columns=columns, rows=rows, totals=tuple(map(_add_up, by_config.values())), total=_add_up(claims)
-    )  # fmt: skip
+    return HeatMap(rows=rows, totals=tuple(map(count_verified, by_config.values())), total=count_verified(claims))
 
 
 def _make_cell(claims: Sequence[ClaimResult]) -> PairCell:
@@ -80,12 +70,7 @@ def _make_cell(claims: Sequence[ClaimResult]) -> PairCell:
     words = ", ".join(f"{count} {name}" for name, count in counts_of(claim.verdict for claim in claims).items())
     return PairCell(
         verdict=verdict,
-        waived=waived > 0 and all(claim.passes for claim in claims),
+        waived=pass_by_waiver(claims),
         text=words + (f"; {pluralize(waived, 'claim')} waived" if waived else ""),
         anchor=anchor(min(claims, key=lambda claim: (claim.passes, claim.verdict.rank)).claim),
     )
-
-
-def _add_up(claims: Iterable[ClaimResult]) -> Total:
-    verdicts = [claim.verdict for claim in claims]
-    return Total(verified=verdicts.count(Verdict.VERIFIED), claims=len(verdicts))

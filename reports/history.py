@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from reports.compare import refuse_parts
-from reports.decision import passes_by_leave, spell_decision, spell_share
+from reports.decision import count_verified
 from reports.diff import Change, compare_runs
 from reports.page import render_page
 from reports.plots.drawing import Bar, Text
@@ -34,24 +34,9 @@ class Moment:
     changes: Mapping[Change, int] | None
 
     @property
-    def decision(self) -> str:
-        """The outcome with its reason."""
-        return spell_decision(self.results)
-
-    @property
-    def passes_by_leave(self) -> bool:
-        """Whether the run passes by what it lets pass besides VERIFIED."""
-        return passes_by_leave(self.results)
-
-    @property
     def counts(self) -> Mapping[Verdict, int]:
         """Number of claims with each verdict."""
         return self.results.counts
-
-    @property
-    def share(self) -> str:
-        """The share of the claims that is VERIFIED, in percent."""
-        return spell_share(self.counts.get(Verdict.VERIFIED, 0), len(self.results.claims))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +71,9 @@ class Trend:
     @property
     def description(self) -> str:
         """What the drawing shows, in words."""
-        first, last = self.moments[0], self.moments[-1]
+        first, last = (count_verified(self.moments[place].results.claims).percent for place in (0, -1))
         text = f"{pluralize(len(self.moments), 'run')}, the earliest first; a bar is as high as the run has claims."
-        return f"{text} The share verified was {first.share}, and is {last.share}."
+        return f"{text} The share verified was {first}, and is {last}."
 
 
 def render_history(runs: Sequence[Results]) -> str:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from reports.causes import find_cause, group
 from reports.coverage import RuleRow, WaiverRow, collect_rules, collect_waivers, find_slowest
-from reports.decision import count_unreached, describe_no_failure, list_untried, passes_by_leave, spell_decision
+from reports.decision import count_unreached, describe_no_failure, list_untried
 from reports.diff import Differences, compare_runs
 from reports.evidence import Table, make_table, tabulate_values
 from reports.heatmap import HeatMap, make_heat_map
@@ -55,11 +55,6 @@ class ClaimView:
     column: str
     fingerprints: Mapping[str, Table] = field(default_factory=dict)
     waiver: int = 0
-
-    @property
-    def label(self) -> str:
-        """Scheme and flow: what distinguishes the claim from the others of its pair."""
-        return self.claim.scheme if self.claim.flow == "ptq" else f"{self.claim.scheme} {self.claim.flow}"
 
     @property
     def lead(self) -> Check | None:
@@ -158,9 +153,7 @@ class Report:
     ``unreached``: number of claims that it did not reach.
     """
 
-    decision: str
     no_failure: str
-    passes_by_leave: bool
     untried: tuple[str, ...]
     unreached: int
     views: tuple[ClaimView, ...]
@@ -229,9 +222,7 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
     )  # fmt: skip
     topics = _group_by_topic(results.measurements)
     return Report(
-        decision=spell_decision(results),
         no_failure=describe_no_failure(results),
-        passes_by_leave=passes_by_leave(results),
         untried=tuple(list_untried(results)),
         unreached=count_unreached(results),
         views=tuple(views.values()),
@@ -242,7 +233,7 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         unexercised=_view_groups(results.unexercised(), views),
         unshown=_view_groups(results.unshown(), views),
         columns=configs,
-        heat_map=make_heat_map(results.claims, configs),
+        heat_map=make_heat_map(results.claims, list(columns)),
         models=tuple(sorted(results.models, key=lambda model: (model.passes, model.verdict.rank, model.model))),
         accuracy={row.subject: row.values for row in results.measurements if row.topic == "accuracy"},
         measurements={topic: make_table(rows) for topic, rows in topics.items()},

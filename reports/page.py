@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from reports.coverage import read_rule_texts
-from reports.decision import spell_waived
+from reports.decision import count_verified, passes_by_leave, spell_decision, spell_waived
 from reports.evidence import make_table, order_graphs, select_details, spell_value, tabulate_outputs, tabulate_qparams
 from reports.text import cut, shorten_commit, spell_count, spell_duration, spell_lsb, tame
 from reports.verdicts import VERDICT_TEXTS
@@ -60,6 +60,9 @@ def _make_environment() -> Environment:
         "breaks": _break_id,
         "commit": shorten_commit,
         "waived": spell_waived,
+        "decision": spell_decision,
+        "passes_by_leave": passes_by_leave,
+        "share": count_verified,
     }
     environment.filters |= {"id": functools.partial(cut, width=ID_WIDTH), "script": _escape_script}
     environment.filters |= {

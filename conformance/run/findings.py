@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conformance.run.waivers import MOST_NAMED, WaiverEntry, WaiverError
+from reports.findings import LONGEST_FINDING
 from reports.text import cut, tame
 
-LONGEST_FINDING = 4000
-"""Largest number of characters of a finding's text in a results file."""
 _LARGEST_FILE = 4_000_000
 """Largest size of a file of findings, in bytes."""
 _HEADING = re.compile(r"(#{1,6})[ \t]+(.*?)[ \t#]*")

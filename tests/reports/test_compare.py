@@ -89,6 +89,14 @@ def test_what_is_not_whole_is_refused(runs: Any) -> None:
             build_board([results])
 
 
+def test_a_crash_that_is_waived_does_not_hide_a_fault_that_is_not(runs: Any) -> None:
+    rows = [runs.claim("known", verdict="CRASHED", waived=True), runs.claim("open", verdict="REFUTED")]
+    [line] = build_board([runs.results(rows)]).lines
+    [cell] = line.cells
+    assert cell is not None
+    assert (cell.verdict, cell.waived, cell.worst) == (Verdict.CRASHED, False, "open")
+
+
 def test_a_cell_is_waived_only_if_all_its_worst_claims_are(runs: Any) -> None:
     rows = [runs.claim(name, verdict="REFUTED", waived=name != "c") for name in ("a", "b", "c")]
     for count, waived, worst in ((2, True, "a"), (3, False, "c")):

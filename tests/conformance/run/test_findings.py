@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from backends.base import Backend
-from conformance.run.findings import LONGEST_FINDING, describe_missing, read_findings
+from conformance.run.findings import describe_missing, read_findings
 from conformance.run.session import open_run
 from conformance.run.waivers import WaiverEntry, WaiverError, load_waivers
+from reports.findings import LONGEST_FINDING
 from reports.verdicts import Verdict
 from tests.conformance.support.fake_backends import fakes
 from tests.conformance.support.suite_runs import options
