@@ -38,6 +38,7 @@ from conformance.reproducers.spelling import (
     spell_own_constructor,
 )
 from conformance.stages.bench import Bench
+from refimpl.decomposed import REGISTRAR
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.tracing import attribute_of
 from reports.schema import Check, Where
@@ -67,7 +68,7 @@ _IMPORTS = {
     "pickle.": "import pickle",
     "nni.": "import torch.ao.nn.intrinsic as nni",
     "nnqr.": "import torch.ao.nn.quantized.reference as nnqr",
-    "torch.ops.quantized_decomposed": "import torch.ao.quantization.fx._decomposed  # registers the ops",
+    "torch.ops.quantized_decomposed": f"import {REGISTRAR}  # registers the ops",
     "F.": "import torch.nn.functional as F",
 }
 _DOOR = "from backends.discovery import find_backend"
