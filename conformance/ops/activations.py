@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from conformance.ops.calls import INPLACE, PLACES, TENSOR, are_axes, call, construct, sample_elementwise
 from conformance.ops.op_model import Input, Step
 from conformance.ops.variants import Arguments, Fixed, OpSamples
+from refimpl.releases import explain_lack, has
 
 _CHANNELS = Fixed(reason="varied under shape, whose channels they are")
 _MOMENTUM = Fixed(reason="of effect only in training, when statistics are kept")
@@ -155,27 +156,30 @@ def _has_few_rare(common: Arguments, rare: tuple[str, ...], a: Arguments) -> boo
 
     A missing bias is that of an affine normalisation.
     """
-    away = [name for name in rare if a[name] != common[name]]
-    if not a["bias"] and not a.get("affine", True):
+    away = [name for name in rare if name in a and a[name] != common[name]]
+    if not a.get("bias", True) and not a.get("affine", True):
         return False
     return not away or (len(away) == 1 and a["shape"] == common["shape"])
+
+
+_BIAS: Any = (True, False) if has("norm_bias") else Fixed(reason=explain_lack("norm_bias"))
 
 
 def _sample_channel_norm(rank: int, *, is_batch: bool) -> OpSamples:
     """Sample a batch or an instance norm, in eval mode; an instance may come without a batch."""
     extents = ((9,), (3, 5), (2, 3, 2))[rank - 1]
     large = ((1025,), (33, 17), (9, 8, 7))[rank - 1]
-    varied: dict[str, tuple[Any, ...]] = {
+    varied: dict[str, tuple[Any, ...] | Fixed] = {
         "eps": (1e-5, 0.0625), "affine": (is_batch, not is_batch), "track_running_stats": (is_batch, not is_batch),
-        "bias": (True, False),
+        "bias": _BIAS,
         "shape": ((2, 7, *extents), (1, 65, *extents), (4, 8, *extents), (1, 1, *large), (1, 64, *extents)),
     } | ({} if is_batch else {"_unbatched": (False, True)})  # fmt: skip
-    common = {name: values[0] for name, values in varied.items()}
+    common = {name: values[0] for name, values in varied.items() if not isinstance(values, Fixed)}
     rare = ("track_running_stats", "bias", "affine" if is_batch else "_unbatched")
     return OpSamples(
         arguments={"num_features": _CHANNELS, "momentum": _MOMENTUM, **varied, **PLACES},
         inputs=lambda a: (Input(shape=a["shape"][1:] if a.get("_unbatched") else a["shape"]),),
-        step=lambda op, a: _set_parameters(op(a["shape"][1], **{name: a[name] for name in tuple(varied)[:4]})),
+        step=lambda op, a: _set_parameters(op(a["shape"][1], **{name: a[name] for name in tuple(varied)[:4] if name in a})),
         is_valid=partial(_has_few_rare, common, rare),
         derived=lambda a: {"num_features": a["shape"][1]},
     )
@@ -223,16 +227,16 @@ def _call_group_norm(op: Any, a: Arguments) -> Step:
 
 
 def _build_group_norm(op: Any, a: Arguments) -> Step:
-    options = {name: a[name] for name in ("eps", "affine", "bias")}
+    options = {name: a[name] for name in ("eps", "affine", "bias") if name in a}
     return _set_parameters(op(a["num_groups"], a["shape"][1], **options))
 
 
 def _call_instance_norm(op: Any, a: Arguments) -> Step:
     channels, uses_input, eps = a["shape"][1], a["use_input_stats"], a["eps"]
-    mean, variance = (None, None) if uses_input else _draw_statistics(channels)
-    return _call_with_parameters(
-        lambda x, weight, bias: op(x, mean, variance, weight, bias, uses_input, eps=eps), a, channels
+    step = _call_with_parameters(
+        lambda x, weight, bias, *given: op(x, *(given or (None, None)), weight, bias, uses_input, eps=eps), a, channels
     )
+    return step if uses_input else replace(step, statistics=_draw_statistics(channels))
 
 
 _STATISTICS = Fixed(reason="tensors, given where use_input_stats is False, and then they are needed")
@@ -253,10 +257,10 @@ _NORMALISATIONS: dict[Any, OpSamples] = {
     nn.GroupNorm: OpSamples(
         arguments={
             "num_channels": _CHANNELS, **_GROUPS, "eps": (1e-5, 0.0625), "affine": (True, False),
-            "bias": (True, False), **PLACES,
+            "bias": _BIAS, **PLACES,
         },
         step=_build_group_norm,
-        is_valid=lambda a: a["bias"] or a["affine"],
+        is_valid=lambda a: a.get("bias", True) or a["affine"],
     ),
     F.group_norm: OpSamples(arguments={**_PARAMETERS, **_GROUPS}, step=_call_group_norm),
     F.instance_norm: OpSamples(

@@ -10,6 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 
 
+_PARAMETERS, _STATISTICS = ("weight", "bias"), ("mean", "variance")
+
+
 class Role(Enum):
     """The kind of an input of a model."""
 
@@ -45,12 +48,16 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One op of a pattern: a module, a function or a method's name, and the arguments after its tensors."""
+    """One op of a pattern: a module, a function or a method's name, and the arguments after its tensors.
+
+    A function's tensors are its inputs, then ``parameters``, then ``statistics``, which are not trained.
+    """
 
     op: nn.Module | Callable[..., Any] | str
     arguments: tuple[Any, ...] = ()
     keywords: tuple[tuple[str, Any], ...] = ()
     parameters: tuple[Tensor | None, ...] = ()
+    statistics: tuple[Tensor, ...] = ()
     takes_list: bool = False
 
 
@@ -67,8 +74,10 @@ class PatternModel(nn.Module):
         for number, step in enumerate(steps):
             if isinstance(step.op, nn.Module):
                 self.add_module(f"op{number}", step.op)
-            for name, parameter in zip(("weight", "bias"), step.parameters, strict=False):
+            for name, parameter in zip(_PARAMETERS, step.parameters, strict=False):
                 self.register_parameter(f"{name}{number}", None if parameter is None else nn.Parameter(parameter))
+            for name, value in zip(_STATISTICS, step.statistics, strict=False):
+                self.register_buffer(f"{name}{number}", value)
 
     def run(self, *values: Any) -> Any:
         """Apply the steps to the inputs."""
@@ -82,7 +91,7 @@ class PatternModel(nn.Module):
             return step.op(*values, **keywords)
         if isinstance(step.op, str):
             return getattr(values[0], step.op)(*values[1:], *step.arguments, **keywords)
-        names = ("weight", "bias")[: len(step.parameters)]
+        names = (*_PARAMETERS[: len(step.parameters)], *_STATISTICS[: len(step.statistics)])
         parameters = [getattr(self, f"{name}{number}") for name in names]
         tensors = (list(values),) if step.takes_list else values
         return step.op(*tensors, *parameters, *step.arguments, **keywords)

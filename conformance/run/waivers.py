@@ -111,7 +111,7 @@ class Waivers:
     """The waivers of one run, on the day ``today``.
 
     ``complete``: each claim is tried with every case of profile full. Otherwise a milder verdict than the waived one is
-    covered as well, and a waiver whose claims pass is no problem.
+    covered as well, but for UNEXERCISED, and a waiver whose claims pass is no problem.
     """
 
     entries: tuple[WaiverEntry, ...]
@@ -126,7 +126,7 @@ class Waivers:
         if len(matches) > 1:
             return Ruling(problem=_why_ambiguous(matches, [claim_id]))
         waiver = matches[0]
-        is_milder = not self.complete and verdict.rank > waiver.verdict.rank
+        is_milder = not self.complete and verdict.rank > waiver.verdict.rank and verdict is not Verdict.UNEXERCISED
         uncovered = _why_uncovered(waiver, waiver.verdict if is_milder else verdict, max_lsb)
         why = uncovered or self._why_expired(waiver)
         return Ruling(waived=not why, entry=waiver, problem=f"{waiver}: {why}" if why else "")

@@ -21,6 +21,8 @@ class NoTraceback:
     def summary(self) -> list[Any]:
         return []
 
+    format = summary  # as releases before 2.9 ask
+
 
 @pytest.fixture(autouse=True, scope="package")
 def faster_torch() -> Iterator[None]:
