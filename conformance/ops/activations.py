@@ -175,11 +175,12 @@ def _sample_channel_norm(rank: int, *, is_batch: bool) -> OpSamples:
         "shape": ((2, 7, *extents), (1, 65, *extents), (4, 8, *extents), (1, 1, *large), (1, 64, *extents)),
     } | ({} if is_batch else {"_unbatched": (False, True)})  # fmt: skip
     common = {name: values[0] for name, values in varied.items() if not isinstance(values, Fixed)}
+    named = ("eps", "affine", "track_running_stats", "bias")
     rare = ("track_running_stats", "bias", "affine" if is_batch else "_unbatched")
     return OpSamples(
         arguments={"num_features": _CHANNELS, "momentum": _MOMENTUM, **varied, **PLACES},
         inputs=lambda a: (Input(shape=a["shape"][1:] if a.get("_unbatched") else a["shape"]),),
-        step=lambda op, a: _set_parameters(op(a["shape"][1], **{name: a[name] for name in tuple(varied)[:4] if name in a})),
+        step=lambda op, a: _set_parameters(op(a["shape"][1], **{name: a[name] for name in named if name in a})),
         is_valid=partial(_has_few_rare, common, rare),
         derived=lambda a: {"num_features": a["shape"][1]},
     )

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-
 _PARAMETERS, _STATISTICS = ("weight", "bias"), ("mean", "variance")
 
 
