@@ -5,60 +5,83 @@ Where a release lacks something, what needs it asks `has`, and says why it is le
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
 
-OLDEST, NEWEST = (2, 4), (2, 15)
+Release = tuple[int, int]
+OLDEST: Release = (2, 6)
+NEWEST: Release = (2, 15)
 """The oldest and the newest release that the suite is run on (docs/backends.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One difference.
+    """One difference: ``what`` torch has from ``since`` on, and before ``until`` if that is given.
 
-    ``what`` older releases lack, ``since`` which release it is there, and what is done without it (``instead``).
-    ``is_there`` looks in the torch that runs: a test holds ``since`` to it, on each release.
+    ``instead``: what is done where torch lacks it. A test looks for each in the torch that runs.
     """
 
     what: str
-    since: tuple[int, int]
+    since: Release
+    until: Release | None = None
     instead: str
-    is_there: Callable[[], bool]
-
-
-def _takes(function: Any, argument: str) -> bool:
-    return argument in inspect.signature(function).parameters
 
 
 DIFFERENCES = {
+    "names_of_calls": Difference(
+        what="argument name of torch.fx.Graph.call_function", since=(2, 8), instead="nodes keep the name that fx gives"
+    ),
+    "traces_lists": Difference(
+        what="trace of a built-in function that takes a traced value as its list or as its number",
+        since=(2, 9),
+        instead="models with torch.cat of a module's tuple, or torch.arange of a size, cannot be traced",
+    ),
+    "histogram_of_constant": Difference(
+        what="HistogramObserver that keeps the count of a constant batch in its bin once the range grows",
+        since=(2, 9),
+        instead="torch's counts differ from refimpl's",
+    ),
     "norm_bias": Difference(
         what="argument bias of batch, instance and group norms",
         since=(2, 12),
         instead="cases without a bias are left out",
-        is_there=lambda: all(_takes(norm, "bias") for norm in (nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm)),
+    ),
+    "adds_before_rounding": Difference(
+        what="quantize_per_tensor that adds the zero point before it rounds",
+        since=(2, 13),
+        until=(2, 14),
+        instead="ties go to the integer that is even before the zero point is added",
+    ),
+    "weight_of_two_ops": Difference(
+        what="convert_fx that lowers a linear function whose weight another op reads too",
+        since=(2, 15),
+        instead="torch's raises KeyError",
     ),
 }
-"""All differences, by the name that code asks for."""
+"""All differences, by the name that code asks for, the oldest first."""
 
 
-def read_release() -> tuple[int, int]:
-    """Return major and minor number of the torch that runs."""
+def read_release() -> Release:
+    """Return the major and the minor number of the torch that runs."""
     major, minor = str(torch.__version__).split(".")[:2]
     return int(major), int(minor)
 
 
 def has(name: str) -> bool:
     """Tell whether the torch that runs has what a row of `DIFFERENCES` names. Raises KeyError for another name."""
-    return read_release() >= DIFFERENCES[name].since
+    row = DIFFERENCES[name]
+    return row.since <= read_release() and (row.until is None or read_release() < row.until)
 
 
 def explain_lack(name: str) -> str:
-    """Return why something is left out: what this torch lacks, and the release that brought it."""
+    """Return why something is left out: what this torch lacks, the releases that have it, and what is done instead."""
     row = DIFFERENCES[name]
-    release = ".".join(map(str, row.since))
-    return f"torch {torch.__version__} has no {row.what}, which came with {release}: {row.instead}"
+    until = "" if row.until is None else f", until {spell_release(row.until)}"
+    releases = f"which is there since {spell_release(row.since)}{until}"
+    return f"torch {torch.__version__} has no {row.what}, {releases}: {row.instead}"
+
+
+def spell_release(release: Release) -> str:
+    """Return a release as torch spells it, such as ``2.6``."""
+    return ".".join(map(str, release))

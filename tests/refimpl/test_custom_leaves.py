@@ -70,9 +70,7 @@ def test_without_a_qconfig_it_stays_and_torch_fails() -> None:
         return flows.global_mapping(DYNAMIC).set_module_name("own", None)
 
     found = parity(case(net, mapping, custom=torch_configs("DYNAMIC"), converts=REFERENCE))
-    assert (
-        list(found) == ["reference"] and "torch raises AssertionError: qconfig must be provided" in found["reference"]
-    )
+    assert list(found) == ["reference"] and "torch raises AssertionError: " in found["reference"]
     prepare_config, convert_config = our_configs(QuantType.DYNAMIC)
     model = prepared(net(), mapping(), prepare_custom_config=prepare_config)
     assert type(refimpl.convert_to_reference_fx(model, convert_config).get_submodule("own")) is Own

@@ -300,7 +300,7 @@ def test_an_lstm_returned_whole_and_one_without_a_given_state() -> None:
         result = refimpl.convert_to_reference_fx(found, convert_config)(SEQUENCE[0])
         torch.testing.assert_close(result, alone(SEQUENCE[0]), atol=0.1, rtol=0.1)
     differences = parity(case(lambda: alone, batches=[SEQUENCE[:1]], custom=lstm_configs(), converts=REFERENCE))
-    assert differences["reference"].startswith("torch raises AssertionError: Expected LSTM custom module inputs")
+    assert differences["reference"].startswith("torch raises AssertionError: ")
 
 
 @pytest.mark.rule("CUS-01")

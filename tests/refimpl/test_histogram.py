@@ -20,6 +20,7 @@ from refimpl import histogram
 from refimpl.errors import QConfigError
 from refimpl.histogram import HistogramObserver
 from refimpl.qparams import read_plain_observers
+from refimpl.releases import has
 from tests.refimpl.support.both_flows import torchs
 
 pytestmark = [
@@ -84,7 +85,11 @@ def test_constants_and_a_few_values_are_torchs(batches: list[list[float]]) -> No
     ours, theirs = HistogramObserver(), torchs.HistogramObserver()
     for batch in batches:
         ours(torch.tensor(batch)), theirs(torch.tensor(batch))
-    assert_same(ours, theirs, str(batches))
+    if len(batches) == 2 and len(batches[0]) == 1 and batches[0] != batches[1] and not has("histogram_of_constant"):
+        with pytest.raises(AssertionError, match="histogram differs"):
+            assert_same(ours, theirs, str(batches))
+    else:
+        assert_same(ours, theirs, str(batches))
 
 
 def counting(counts: Tensor) -> HistogramObserver:

@@ -132,4 +132,8 @@ def test_a_graph_can_be_pickled_as_those_of_fx_can() -> None:
     stream = io.BytesIO()
     pickle.dump(prepared.graph, stream)
     stream.seek(0)
-    assert str(pickle.load(stream)) == str(prepared.graph)
+    kept, made = (
+        [(node.op, node.name, str(node.target), str(node.args)) for node in graph.nodes]  # releases differ in types
+        for graph in (pickle.load(stream), prepared.graph)
+    )
+    assert kept == made

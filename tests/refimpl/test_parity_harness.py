@@ -168,7 +168,8 @@ def _graph(first: str, second: str) -> GraphModule:
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     made = {
-        name: graph.call_function(getattr(torch, name), (x,), name=f"{name}_of_{first}") for name in (first, second)
+        name: graph.create_node("call_function", getattr(torch, name), (x,), name=f"{name}_of_{first}")
+        for name in (first, second)
     }
     graph.output(graph.call_function(torch.sub, (made["relu"], made["neg"])))
     return GraphModule(nn.Module(), graph)

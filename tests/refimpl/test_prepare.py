@@ -25,6 +25,7 @@ from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_flows import QCONFIG
 from tests.refimpl.support.qconfigs import minmax_qconfig
 from tests.refimpl.support.small_plans import INPUTS, OURS, S8, U8, Net, groups, plan, prepared
+from tests.support.torch_release import need
 
 NARROW = minmax_qconfig(U8, S8, per_channel=False, quant_min=0, quant_max=127)
 
@@ -155,6 +156,7 @@ def test_sizes_masks_and_numbers_are_never_observed(run: Any, values: list[str])
     ids=["chunk", "split", "unbind"],
 )
 def test_a_tuple_that_is_passed_on_whole_is_not_observed_where_torch_observes_it_and_fails(run: Any) -> None:
+    need("traces_lists")
     with pytest.raises(AttributeError, match="'tuple' object has no attribute"):
         flows.torch_flow(Net(run).eval(), flows.global_mapping(), [INPUTS], "qnnpack")
     found = prepared(run)

@@ -21,6 +21,7 @@ from refimpl.values import find_float_tensors
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import Net, assert_parity
 from tests.refimpl.support.parity import CONVERTS
+from tests.support.torch_release import need
 
 torch.manual_seed(7)
 X = torch.randn(2, 4, 4)
@@ -86,12 +87,15 @@ ALIKE: Mapping[str, tuple[Run, Tensor]] = {
     "a GRU": (lambda net, x, m: net.b(net.gru(x)[0]).relu(), BOOLS),
     "attention": (lambda net, x, m: torch.cat([net.attend(x, x, x)[0], x]), BOOLS),
 }  # fmt: skip
+TRACED_NUMBERS = ("positions", "numbers as floats", "ones")
 
 
 @pytest.mark.slow
 @pytest.mark.rule("OBS-10")
 @pytest.mark.parametrize("name", ALIKE)
 def test_where_torch_works_the_same_is_observed(name: str) -> None:
+    if name in TRACED_NUMBERS:
+        need("traces_lists")
     run, second = ALIKE[name]
     assert_parity(lambda: Net2(run), batches=((X, second), (2 * X, second)), converts=CONVERTS)
 
@@ -190,6 +194,7 @@ TUPLES: Mapping[str, Run] = {
 @pytest.mark.parametrize("has_examples", [True, False], ids=["examples", "none"])
 @pytest.mark.parametrize("name", TUPLES)
 def test_a_modules_tuple_is_not_observed_where_torch_observes_it_and_fails(name: str, has_examples: bool) -> None:
+    need("traces_lists")
     run = TUPLES[name]
     with pytest.raises(AttributeError, match="'tuple' object has no attribute"):
         flows.torch_flow(Net2(run), flows.global_mapping(), [(X, BOOLS)])
@@ -208,6 +213,7 @@ class Halves(nn.Module):
 
 @pytest.mark.rule("OBS-10")
 def test_the_tuple_of_a_users_own_leaf_is_known_of_the_run() -> None:
+    need("traces_lists")
     model = Net(lambda net, x: torch.cat(net.halves(net.a(x)), -1), halves=Halves())
     custom = refimpl.PrepareCustomConfig().set_non_traceable_module_classes([Halves])
     for is_train in (False, True):
