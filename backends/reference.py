@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, ClassVar, get_args
 
 import torch
@@ -35,10 +36,7 @@ class ReferenceBackend(Backend):
         """Return the claims of one of torch's configs under this backend's name."""
         if self.config in get_args(NativeName):
             return native_config(self.config).set_name(self.name)  # type: ignore[arg-type]
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-            importlib.import_module("torch.ao.quantization.quantize_fx")  # torch's configs do not import without it
-            torch_configs = importlib.import_module("torch.ao.quantization.backend_config")
-            raw = getattr(torch_configs, f"get_{self.config}_backend_config")()
+        raw = getattr(_import_torchs_configs(self.config), f"get_{self.config}_backend_config")()
         return _replace_fusers(as_backend_config(raw)).set_name(self.name)
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
@@ -52,6 +50,21 @@ class ReferenceBackend(Backend):
     def versions(self) -> dict[str, str]:
         """Return the version of torch, which runs the reference model."""
         return {"torch": torch.__version__}
+
+
+def _import_torchs_configs(name: str) -> ModuleType:
+    """Return torch's module of configs. Raises ImportError where torch no longer has it."""
+    package = "torch.ao.quantization"
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        try:
+            importlib.import_module(f"{package}.quantize_fx")  # torch's configs do not import without it
+            return importlib.import_module(f"{package}.backend_config")
+        except ModuleNotFoundError as error:
+            own = ", ".join(get_args(NativeName))
+            raise ImportError(
+                f"the config {name} is read from {package}.backend_config, which torch {torch.__version__} does not "
+                f"have; the configs {own} are refimpl's own and need no such torch"
+            ) from error
 
 
 def _replace_fusers(config: BackendConfig) -> BackendConfig:

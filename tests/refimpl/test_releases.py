@@ -12,7 +12,6 @@ import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from torch import nn
 
-from refimpl import releases
 from refimpl.releases import DIFFERENCES, NEWEST, OLDEST, explain_lack, has, read_release
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_flows import torchs
@@ -27,7 +26,7 @@ def traces_lists() -> bool:
         return torch.cat(torch.split(x, 2))
 
     try:
-        torch.fx.symbolic_trace(join)  # type: ignore[arg-type]
+        torch.fx.symbolic_trace(join)
     except TypeError:
         return False
     return True
@@ -93,12 +92,12 @@ def test_rows_are_in_the_order_of_releases() -> None:
     ("version", "expected"), [("2.12.1", False), ("2.13.0+cpu", True), ("2.13.5+cu130", True), ("2.14.0a0", False)]
 )
 def test_a_difference_may_end(version: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(releases.torch, "__version__", version)
+    monkeypatch.setattr(torch, "__version__", version)
     assert has("adds_before_rounding") is expected
 
 
 def test_a_lack_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(releases.torch, "__version__", "2.9.1+cu128")
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
     assert explain_lack("norm_bias") == (
         "torch 2.9.1+cu128 has no argument bias of batch, instance and group norms, which is there since 2.12: cases "
         "without a bias are left out"
