@@ -4,6 +4,7 @@ The front door has torch's names and signatures, so that a vendor swaps one impo
 project's specification (docs/spec.md); the code names the rule at the line that decides.
 """
 
+import refimpl.releases  # noqa: F401  # first: it says what is missing in a torch that cannot serve
 from refimpl.backend_config import BackendConfig, BackendPatternConfig, ObservationType
 from refimpl.convert import (
     _convert_to_reference_decomposed_fx,

@@ -1,10 +1,12 @@
 """What differs between the releases of torch: a row for each difference, and no other place asks for a version.
 
-Where a release lacks something, what needs it asks `has`, and says why it is left out with `explain_lack`.
+Where a release lacks something, what needs it asks `has`, and says why it is left out with `explain_lack`. A torch that
+cannot serve at all is refused when this module is imported, the first of refimpl's: ImportError says what it lacks.
 """
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +18,7 @@ NEWEST: Release = (2, 15)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class ReleaseDifference:
     """One difference: ``what`` torch has from ``since`` on, and before ``until`` if that is given.
 
     ``instead``: what is done where torch lacks it. A test looks for each in the torch that runs.
@@ -29,31 +31,31 @@ class Difference:
 
 
 DIFFERENCES = {
-    "names_of_calls": Difference(
+    "names_of_calls": ReleaseDifference(
         what="argument name of torch.fx.Graph.call_function", since=(2, 8), instead="nodes keep the name that fx gives"
     ),
-    "traces_lists": Difference(
+    "traces_lists": ReleaseDifference(
         what="trace of a built-in function that takes a traced value as its list or as its number",
         since=(2, 9),
         instead="models with torch.cat of a module's tuple, or torch.arange of a size, cannot be traced",
     ),
-    "histogram_of_constant": Difference(
+    "histogram_of_constant": ReleaseDifference(
         what="HistogramObserver that keeps the count of a constant batch in its bin once the range grows",
         since=(2, 9),
         instead="torch's counts differ from refimpl's",
     ),
-    "norm_bias": Difference(
+    "norm_bias": ReleaseDifference(
         what="argument bias of batch, instance and group norms",
         since=(2, 12),
         instead="cases without a bias are left out",
     ),
-    "adds_before_rounding": Difference(
+    "adds_before_rounding": ReleaseDifference(
         what="quantize_per_tensor that adds the zero point before it rounds",
         since=(2, 13),
         until=(2, 14),
         instead="ties go to the integer that is even before the zero point is added",
     ),
-    "weight_of_two_ops": Difference(
+    "weight_of_two_ops": ReleaseDifference(
         what="convert_fx that lowers a linear function whose weight another op reads too",
         since=(2, 15),
         instead="torch's raises KeyError",
@@ -85,3 +87,23 @@ def explain_lack(name: str) -> str:
 def spell_release(release: Release) -> str:
     """Return a release as torch spells it, such as ``2.6``."""
     return ".".join(map(str, release))
+
+
+def refuse_unfit() -> None:
+    """Raise ImportError for a torch that is older than `OLDEST`, or has no ``torch.ao.nn``.
+
+    Patterns of configs are classes of torch.ao.nn, and reference and native modules are its own: where it goes, the
+    quantized engines of torch have gone, and with them what a BackendConfig is about. (docs/backends.md)
+    """
+    if read_release() < OLDEST:
+        raise ImportError(f"torch {torch.__version__} is too old: refimpl needs {spell_release(OLDEST)} or newer")
+    try:
+        importlib.import_module("torch.ao.nn.quantized.reference")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"torch {torch.__version__} has no torch.ao.nn, whose classes a BackendConfig names; "
+            f"the newest release that refimpl was run on is {spell_release(NEWEST)}"
+        ) from error
+
+
+refuse_unfit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from torch import nn
 
-from refimpl.releases import DIFFERENCES, NEWEST, OLDEST, explain_lack, has, read_release
+from refimpl.releases import DIFFERENCES, NEWEST, OLDEST, explain_lack, has, read_release, refuse_unfit
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_flows import torchs
 
@@ -103,3 +104,13 @@ def test_a_lack_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
         "without a bias are left out"
     )
     assert "since 2.13, until 2.14: ties" in explain_lack("adds_before_rounding")
+
+
+def test_a_torch_that_cannot_serve_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_unfit()
+    monkeypatch.setitem(sys.modules, "torch.ao.nn.quantized.reference", None)  # as if it could not be found
+    with pytest.raises(ImportError, match=r"has no torch\.ao\.nn, whose classes a BackendConfig names; the newest"):
+        refuse_unfit()
+    monkeypatch.setattr(torch, "__version__", "2.5.1")
+    with pytest.raises(ImportError, match=r"torch 2\.5\.1 is too old: refimpl needs 2\.6 or newer"):
+        refuse_unfit()
