@@ -45,7 +45,7 @@ def describe(results: Results, waivers: Path | None) -> RunDescription:
     options = _options_of(header)
     try:
         run = open_run(options, find_described(options))
-        entries = () if waivers is None else load_waivers(waivers, header.isa)
+        entries = () if waivers is None else load_waivers(waivers, header.isa, header.torch)
         return replace(said, opened=_describe_run(run, Waivers(entries, _day_of(header), options.is_complete), results))
     except (pytest.UsageError, WaiverError) as error:
         return replace(said, error=str(error))

@@ -1,11 +1,13 @@
 """Expected verdicts: a run that differs from them fails.
 
-`expected_verdicts/<backend>.<isa>.json` holds the verdict of each claim. For a claim that is known to fail it also
-holds the number of failing cases and comparisons: a waiver, which covers a verdict and an error, would not notice that
-its kernel fails in more.
+`expected_verdicts/<backend>.<isa>.torch-<release>.json` holds the verdict of each claim. For a claim that is known to
+fail it also holds the number of failing cases and comparisons: a waiver, which covers a verdict and an error, would not
+notice that its kernel fails in more.
 
-A verdict depends on the kernels (so on torch and on the CPU's instruction sets, `conformance.machine.isa`) and on the
-cases (so on profile and seed): only equal runs are compared, and a run that cannot be compared says so.
+A verdict depends on the kernels (so on the release of torch and on the CPU's instruction sets,
+`conformance.machine.isa`) and on the cases (so on profile and seed): only equal runs are compared, and a run that
+cannot be compared says so. The wheel does not matter: one with CUDA, such as 2.13.0+cu130, has the kernels of the CPU
+that 2.13.0+cpu has.
 
 ``python -m conformance expect build/conformance/qnnpack/results.jsonl`` writes the file of a run. For several runs, it
 omits the counts in which they differ: those of kernels that read uninitialised memory.
@@ -28,6 +30,7 @@ FOLDER = Path(__file__).resolve().parent / "expected_verdicts"
 SCHEMA = 2
 MOST_SHOWN = 20
 """Maximal number of differences that are shown."""
+_COMMAND = "python -m conformance expect RESULTS.jsonl"
 _UNNAMED = ("", "custom")
 """Levels that do not determine the kernels."""
 _BASIS = ("backend", "isa", "torch", "profile", "seed", "config_sha256")
@@ -76,8 +79,13 @@ class Drift:
 
 
 def expected_path_of(header: Header, folder: Path = FOLDER) -> Path:
-    """Return the path of the expected verdicts for a run's backend and level; the file may not exist."""
-    return folder / f"{header.backend}.{header.isa}.json"
+    """Return the path of the expected verdicts for a run's backend, level and torch; the file may not exist."""
+    return folder / f"{header.backend}.{header.isa}.torch-{_release_of(header.torch)}.json"
+
+
+def _release_of(version: str) -> str:
+    """Return major and minor number of a version of torch: patches, builds and wheels have the same kernels."""
+    return ".".join(version.split(".")[:2])
 
 
 def compare_expected(path: Path, seen: Mapping[str, VerdictSeen], header: Header) -> Drift:
@@ -86,9 +94,12 @@ def compare_expected(path: Path, seen: Mapping[str, VerdictSeen], header: Header
     ``seen`` is by claim ID (of claims, not of models); a claim of the file that is missing there counts only where the
     whole config was judged. A file that cannot be read is a difference.
     """
-    if header.isa in _UNNAMED or not path.is_file():
-        level = header.isa or "this CPU"
-        return Drift(note=f"no expected verdicts for {header.backend} on {level}: nothing compared")
+    if header.isa in _UNNAMED:
+        level = header.isa or "not known"
+        return Drift(note=f"no expected verdicts: the level of the kernels is {level}: nothing compared")
+    if not path.is_file():
+        how = f"{_COMMAND} makes it from the results of a run of profile full"
+        return Drift(note=f"no expected verdicts: {path.name} does not exist: nothing compared; {how}")
     try:
         expected = read_expected(path)
     except ExpectedError as error:
@@ -171,7 +182,8 @@ def write_expected(files: Sequence[Path], folder: Path) -> str:
 
 def _explain_difference(header: Header, expected: Expected) -> str:
     """Say why a run cannot be compared with a file; empty: it can."""
-    pairs = [(name, getattr(header, name), getattr(expected, name)) for name in ("torch", "profile", "seed")]
+    releases = ("torch", _release_of(header.torch), _release_of(expected.torch))
+    pairs = [releases, *((name, getattr(header, name), getattr(expected, name)) for name in ("profile", "seed"))]
     different = [f"it is of {name} {theirs}, the run of {ours}" for name, ours, theirs in pairs if ours != theirs]
     if header.options.get("max_examples") is not None:
         different.append("the run has --max-examples")
@@ -225,6 +237,6 @@ def _describe_change(name: str, old: Verdict | None, seen: VerdictSeen | None) -
 def _shorten(path: Path, lines: Sequence[str]) -> tuple[str, ...]:
     if not lines:
         return ()
-    todo = "if that is meant, python -m conformance expect RESULTS.jsonl writes it anew"
+    todo = f"if that is meant, {_COMMAND} writes it anew"
     end = [f"… and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
     return (f"{path.name} differs in {len(lines)} places; {todo}", *lines[:MOST_SHOWN], *end)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 
 from backends.base import Backend, Capabilities, Representation, Taken
 from backends.discovery import BackendNotFound, describe_error, find_backend
@@ -226,7 +227,8 @@ def open_run(options: Options, backend: Backend) -> Run:
     selected = select_ids([*claim_ids, *(job.id for job in jobs)], options.claims)
     waiver_file = None if options.no_waivers else options.waivers or backend.waivers
     with raise_usage_error_for(WaiverError):
-        waivers = load_waivers(waiver_file, isa.find_current_level(backend.engine)) if waiver_file else ()
+        level = isa.find_current_level(backend.engine)
+        waivers = load_waivers(waiver_file, level, str(torch.__version__)) if waiver_file else ()
         findings = read_findings(waivers)
     return Run(
         options=options,

@@ -10,6 +10,7 @@
     url = "https://example.org/issues/12"                # and/or expires
     expires = 2027-01-31                                 # the last day on which it holds
     isa = ["avx2*"]                                      # the levels of --isa at which it counts; without it: all
+    torch = ">=2.10,<2.14"                               # the releases of torch for which it counts; without it: all
     findings = ["errata.md#12"]                          # sections that the report shows (conformance.run.findings)
 
 IDs have brackets and stars, so ``claim`` is never read as a glob; in a ``glob``, brackets are a set of characters or
@@ -31,6 +32,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from conformance.machine.isa import LEVELS
 from refimpl.errors import suggest_name
@@ -54,8 +57,8 @@ class WaiverEntry:
     """One [[waiver]] table of a file, with exactly one of ``claim`` and ``glob``; ``number`` counts from 1.
 
     ``max_lsb`` is in steps of the output's scale; ``expires`` is the last day on which the waiver holds; ``isa`` are
-    globs of the levels (conformance.machine.isa) at which it counts, none: at every one. ``findings`` are names of
-    texts (conformance.run.findings).
+    globs of the levels (conformance.machine.isa) at which it counts, none: at every one; ``torch`` is a specifier of
+    versions (PEP 440) for which it counts. ``findings`` are names of texts (conformance.run.findings).
     """
 
     file: Path
@@ -68,15 +71,17 @@ class WaiverEntry:
     expires: datetime.date | None = None
     max_lsb: float | None = None
     isa: tuple[str, ...] = ()
+    torch: SpecifierSet | None = None
     findings: tuple[str, ...] = ()
 
     def matches(self, claim_id: str) -> bool:
         """Tell whether the waiver is about a claim."""
         return matches_glob(claim_id, self.glob) if self.glob else claim_id == self.claim
 
-    def counts_at(self, level: str) -> bool:
-        """Tell whether the waiver counts at a level of instruction sets."""
-        return not self.isa or any(fnmatchcase(level, each) for each in self.isa)
+    def counts_at(self, level: str, torch: str) -> bool:
+        """Tell whether the waiver counts at a level of instruction sets, and for a version of torch."""
+        is_at_level = not self.isa or any(fnmatchcase(level, each) for each in self.isa)
+        return is_at_level and (self.torch is None or self.torch.contains(torch, prereleases=True))
 
     @property
     def allowed_lsb(self) -> float:
@@ -220,6 +225,13 @@ def _check_isa(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _check_torch(value: object) -> SpecifierSet:
+    try:
+        return SpecifierSet(_check_text(value))
+    except InvalidSpecifier:
+        raise ValueError('give releases of torch as pip takes them, such as ">=2.10,<2.14"') from None
+
+
 def _check_findings(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
         raise ValueError('give a list of Markdown files, such as ["errata.md#12"]')
@@ -238,6 +250,7 @@ _KEYS: dict[str, Callable[[object], Any]] = {
     "expires": _check_date,
     "max_lsb": _check_lsb,
     "isa": _check_isa,
+    "torch": _check_torch,
     "findings": _check_findings,
 }
 # Keys, how many of them may be given (at least one must), and what to do otherwise.
@@ -249,8 +262,11 @@ _NEEDED = (
 )
 
 
-def load_waivers(path: Path, level: str) -> tuple[WaiverEntry, ...]:
-    """Read the waivers of a file that count at a level. Raises WaiverError if it is unreadable or has a bad one."""
+def load_waivers(path: Path, level: str, torch: str) -> tuple[WaiverEntry, ...]:
+    """Read the waivers of a file that count at a level and for a version of torch.
+
+    Raises WaiverError if it is unreadable or has a bad one.
+    """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -263,7 +279,7 @@ def load_waivers(path: Path, level: str) -> tuple[WaiverEntry, ...]:
     if not isinstance(tables, list):
         raise WaiverError(f"{path}: found [waiver]; write [[waiver]], with two brackets")
     entries = [_read_entry(table, path, number) for number, table in enumerate(tables, start=1)]
-    waivers = tuple(waiver for waiver in entries if waiver.counts_at(level))
+    waivers = tuple(waiver for waiver in entries if waiver.counts_at(level, torch))
     _refuse_repeats(waivers)
     return waivers
 

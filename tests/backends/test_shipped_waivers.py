@@ -22,10 +22,10 @@ UNWRITTEN = "docs/findings.md, 69"
 LAST_LOOKED_AT = date(2026, 11, 22)
 
 
-def shipped(engine: str, level: str) -> Waivers:
+def shipped(engine: str, level: str, torch: str = "2.13.0") -> Waivers:
     path = find_backend(engine).waivers
     assert path is not None
-    return Waivers(load_waivers(path, level), LAST_LOOKED_AT)
+    return Waivers(load_waivers(path, level, torch), LAST_LOOKED_AT)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -46,7 +46,7 @@ def test_every_waiver_names_a_finding(engine: str, level: str) -> None:
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
 def test_what_is_expected_to_fail_is_waived_and_nothing_else(path: Path) -> None:
     expected = read_expected(path)
-    waivers, verdicts = shipped(expected.backend, expected.isa), expected.verdicts
+    waivers, verdicts = shipped(expected.backend, expected.isa, expected.torch), expected.verdicts
     for name, verdict in verdicts.items():
         ruling = waivers.judge(name, verdict, None)
         assert ruling.waived == (verdict is not Verdict.VERIFIED), f"{name}: {verdict}; {ruling.problem or 'no waiver'}"
@@ -59,7 +59,7 @@ def test_what_is_expected_to_fail_is_waived_and_nothing_else(path: Path) -> None
 def test_how_often_it_fails_is_known_of_most_of_what_is_refuted(path: Path) -> None:
     """Not of what crashes, or fails by chance."""
     expected = read_expected(path)
-    waivers = shipped(expected.backend, expected.isa)
+    waivers = shipped(expected.backend, expected.isa, expected.torch)
     named = {name for waiver, names in waivers.find_covered(expected.verdicts).items() for name in names
              if UNWRITTEN in waiver.reason}  # fmt: skip
     refuted = {name for name, verdict in expected.verdicts.items() if verdict is Verdict.REFUTED} - named

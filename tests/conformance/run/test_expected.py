@@ -35,7 +35,7 @@ FULL = {"profile": "full", "isa": "avx2", "seed": 0, "options": {"max_examples":
 FOUND = {"add": "VERIFIED", "conv": "REFUTED", "linear": "VERIFIED", "mul": "QUALITY"}
 FAILING = 3
 """In how many cases a claim of these runs fails, if it fails."""
-NAME = "qnnpack.avx2.json"
+NAME = "qnnpack.avx2.torch-2.13.json"
 
 
 def rows(runs: Runs, found: dict[str, str]) -> list[Row]:
@@ -174,7 +174,7 @@ def test_another_config_is_a_difference(runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"torch": "2.13.1"}, "it is of torch 2.13.0+cpu, the run of 2.13.1"),
+        ({"torch": "2.14.0"}, "it is of torch 2.13, the run of 2.14"),
         ({"profile": "quick"}, "it is of profile full, the run of quick"),
         ({"profile": "stress", "seed": 3}, "it is of profile full, the run of stress, it is of seed 0, the run of 3"),
         ({"options": {"max_examples": 2}}, "the run has --max-examples"),
@@ -186,9 +186,22 @@ def test_only_like_is_compared_with_like(runs: Runs, changes: dict[str, Any], wh
 
 
 def test_a_level_without_a_file_is_noted(runs: Runs) -> None:
-    note = "no expected verdicts for qnnpack on avx512_vnni: nothing compared"
+    note = (
+        "no expected verdicts: none.json does not exist: nothing compared; python -m conformance expect RESULTS.jsonl "
+        "makes it from the results of a run of profile full"
+    )
     assert compared(runs, runs.directory / "none.json", isa="avx512_vnni") == Drift(note=note)
-    assert compared(runs, written(runs), isa="custom").note == note.replace("avx512_vnni", "custom")
+    for level, said in (("custom", "custom"), ("", "not known")):
+        note = f"no expected verdicts: the level of the kernels is {said}: nothing compared"
+        assert compared(runs, written(runs), isa=level) == Drift(note=note)
+
+
+@pytest.mark.parametrize("torch", ["2.13.0+cu130", "2.13.0", "2.13.2+cpu"])
+def test_every_wheel_of_a_release_is_compared(runs: Runs, torch: str) -> None:
+    said = compared(runs, written(runs), {**FOUND, "add": "REFUTED"}, torch=torch)
+    assert said.note == "" and said.differences[1:] == ("add: expected VERIFIED, found REFUTED",)
+    header = whole(runs, torch=torch).header
+    assert expected_path_of(header, runs.directory).name == NAME
 
 
 @pytest.mark.parametrize(

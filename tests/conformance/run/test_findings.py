@@ -107,7 +107,7 @@ def test_the_header_of_a_run_has_the_texts_and_a_row_the_names(tmp_path: Path) -
     table = '[[waiver]]\nclaim = "c"\nverdict = "REFUTED"\nreason = "r"\nurl = "https://a.b"\n'
     path = tmp_path / "npu" / "w.toml"
     path.write_text(f'{table}findings = ["../errata.md#why"]\n')
-    (entry,) = load_waivers(path, "avx2")
+    (entry,) = load_waivers(path, "avx2", "2.13.0")
     assert entry.to_row().findings == ["../errata.md#why"]
     backend: Backend = fakes.Good()
     header = open_run(options(tmp_path, waivers=path), backend).make_header(1)

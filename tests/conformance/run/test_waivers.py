@@ -13,7 +13,7 @@ from reports.schema import Waiver
 from reports.verdicts import Verdict
 
 TODAY = date(2026, 6, 30)
-LEVEL = "avx512_vnni"
+LEVEL, TORCH = "avx512_vnni", "2.13.0+cpu"
 LINEAR = "nn.Linear/static:in=quint8[0..127],w=qint8,b=*/ptq/per_tensor"
 POOLS = [f"nn.MaxPool{n}d/static:in=quint8,out=quint8/ptq/no_weight" for n in (1, 2, 3)]
 IDS = [LINEAR, *POOLS]
@@ -50,7 +50,7 @@ def refusal(folder: Path, text: str) -> str:
     """The one line that a file is refused with, without the file's name."""
     path = written(folder, text)
     with pytest.raises(WaiverError) as caught:
-        load_waivers(path, LEVEL)
+        load_waivers(path, LEVEL, TORCH)
     message = str(caught.value)
     assert message.startswith(f"{path}: ") and "\n" not in message
     return message.removeprefix(f"{path}: ")
@@ -76,7 +76,7 @@ def problems(*waivers: WaiverEntry, complete: bool = True, **judged: str) -> lis
 
 def test_a_file_says_all_that_a_waiver_can(tmp_path: Path) -> None:
     path = written(tmp_path, WHOLE)
-    linear, pools = load_waivers(path, LEVEL)
+    linear, pools = load_waivers(path, LEVEL, TORCH)
     assert linear == WaiverEntry(
         file=path, number=1, claim=LINEAR, verdict=Verdict.REFUTED, reason="saturates",
         url="https://example.org/1", max_lsb=18.0,
@@ -88,7 +88,7 @@ def test_a_file_says_all_that_a_waiver_can(tmp_path: Path) -> None:
 
 
 def test_a_file_without_waivers_waives_nothing(tmp_path: Path) -> None:
-    assert load_waivers(written(tmp_path, "# none yet\n"), LEVEL) == ()
+    assert load_waivers(written(tmp_path, "# none yet\n"), LEVEL, TORCH) == ()
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,8 @@ def test_a_file_without_waivers_waives_nothing(tmp_path: Path) -> None:
             table(findings="['a.md', 'a.txt#1']"),
             "waiver 1: findings is ['a.md', 'a.txt#1']; 'a.txt#1' names no Mark",
         ),
+        (table(torch="'new'"), "waiver 1: torch is 'new'; give releases of torch as pip takes them, such as"),
+        (table(torch="2.10"), "waiver 1: torch is 2.1; give a text that is not empty"),
         (table() + table(), f"waiver 2: waiver 1 is about the same claim '{LINEAR}'; keep one"),
     ],
 )
@@ -136,22 +138,31 @@ def test_a_malformed_file_is_refused_in_one_line(tmp_path: Path, text: str, said
 
 def test_a_waiver_is_there_at_the_levels_that_it_names(tmp_path: Path) -> None:
     path = written(tmp_path, table(isa="['avx2*', 'amx']") + table(claim="'nn.ReLU'") + table(isa="['avx512']"))
-    found = {level: [str(waiver.number) for waiver in load_waivers(path, level)]
+    found = {level: [str(waiver.number) for waiver in load_waivers(path, level, TORCH)]
              for level in ("avx2", "avx2_on_avx512_vnni", "avx512", "avx512_vnni", "amx", "aarch64")}  # fmt: skip
     assert found == {
         "avx2": ["1", "2"], "avx2_on_avx512_vnni": ["1", "2"], "avx512": ["2", "3"], "avx512_vnni": ["2"],
         "amx": ["1", "2"], "aarch64": ["2"],
     }  # fmt: skip
     with pytest.raises(WaiverError, match="waiver 2: waiver 1 is about the same claim"):
-        load_waivers(written(tmp_path, table(isa="['avx2']") + table()), "avx2")
+        load_waivers(written(tmp_path, table(isa="['avx2']") + table()), "avx2", TORCH)
+
+
+@pytest.mark.parametrize(
+    ("torch", "numbers"),
+    [("2.9.1+cu128", [2]), ("2.10.0", [1, 2]), ("2.13.0+cpu", [1, 2]), ("2.14.0", [2, 3]), ("2.15.0a0+git1", [2, 3])],
+)
+def test_a_waiver_is_there_for_the_releases_that_it_names(tmp_path: Path, torch: str, numbers: list[int]) -> None:
+    text = table(torch="'>=2.10,<2.14'") + table(claim="'nn.ReLU'") + table(torch="'>=2.14'")
+    assert [waiver.number for waiver in load_waivers(written(tmp_path, text), LEVEL, torch)] == numbers
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WaiverError, match=r"nowhere\.toml: cannot be read: No such file"):
-        load_waivers(tmp_path / "nowhere.toml", LEVEL)
+        load_waivers(tmp_path / "nowhere.toml", LEVEL, TORCH)
     (tmp_path / "latin.toml").write_bytes(b"# \xe9\n")
     with pytest.raises(WaiverError, match=r"latin\.toml: is not TOML: 'utf-8' codec"):
-        load_waivers(tmp_path / "latin.toml", LEVEL)
+        load_waivers(tmp_path / "latin.toml", LEVEL, TORCH)
 
 
 def test_an_exact_id_is_no_glob() -> None:
