@@ -43,10 +43,11 @@ def onnx_bytes(reference_model: GraphModule, example_inputs: tuple[Any, ...]) ->
     _join_dynamic(program.graph_module)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it logs warnings about other packages
     with (
-        warnings.catch_warnings(action="ignore"),
+        warnings.catch_warnings(),
         patch.object(ONNXRegistry, "from_torchlib", staticmethod(_make_registry)),
         patch.object(_fx_passes, "decompose_with_registry", _decompose),
     ):
+        warnings.simplefilter("ignore")
         exported = torch.onnx.export(program, dynamo=True, verbose=False)
     assert exported is not None
     model: bytes = exported.model_proto.SerializeToString()

@@ -55,7 +55,8 @@ class ReferenceBackend(Backend):
 def _import_torchs_configs(name: str) -> ModuleType:
     """Return torch's module of configs. Raises ImportError where torch no longer has it."""
     package = "torch.ao.quantization"
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
         try:
             importlib.import_module(f"{package}.quantize_fx")  # torch's configs do not import without it
             return importlib.import_module(f"{package}.backend_config")

@@ -110,7 +110,8 @@ class TorchEngineBackend(Backend):
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """Replace reference patterns by quantized ops and pack the weights for this engine. (LOW-01)"""
-        with engine(self.engine), warnings.catch_warnings(action="ignore", category=UserWarning):
+        with engine(self.engine), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
             return LoweredModel(lower(reference_model, keep_dropout=True), self.engine)
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -16,6 +16,9 @@ from refimpl.dtype_config import DTypeConfig
 from refimpl.errors import ConfigError, reject_unknown_keys, warn_dict_form
 from refimpl.forms import CALLABLE, CLASS, INTEGER, STRING, Form, coerce, dict_of, list_of, optional
 from refimpl.patterns import Pattern, complex_normal_form, leaf_name, leaves, normal_form, pattern_name
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
 
 
 class ObservationType(Enum):

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from refimpl.backend_config import BackendConfig, as_backend_config
 from refimpl.errors import ConfigError, reject_unknown_keys, warn_dict_form
 from refimpl.forms import ANYTHING, CLASS, INTEGER, STRING, Form, coerce, dict_of, instance_of, list_of, row_of, show
 from refimpl.qconfig import QConfigMapping, as_qconfig_mapping
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
 
 ClassesByMode: TypeAlias = "dict[QuantType, dict[type, type]]"
 

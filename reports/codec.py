@@ -9,11 +9,11 @@ import math
 import types
 import typing
 from collections.abc import Hashable, Iterator, Mapping
-from enum import StrEnum
 from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias, cast
 
 from reports.schema import SCHEMA, Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
 from reports.text import cut_end
+from reports.text_enum import TextEnum
 
 PlainRow: TypeAlias = dict[str, Any]
 """A row as parsed from JSON."""
@@ -103,7 +103,7 @@ def _get_default(item: dataclasses.Field[Any]) -> object:
 
 
 def _encode_value(value: object) -> object:
-    if isinstance(value, StrEnum):
+    if isinstance(value, TextEnum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _encode_fields(value)
@@ -165,7 +165,7 @@ def _read(value: object, hint: Any, key: str) -> object:
         return {_read(k, args[0], f"key of {key}"): _read(v, args[1], f"{key}.{k}") for k, v in value.items()}
     if origin is list and isinstance(value, list):
         return [_read(item, args[0], f"{key}[{i}]") for i, item in enumerate(value)]
-    if isinstance(hint, type) and issubclass(hint, StrEnum) and value in list(hint):
+    if isinstance(hint, type) and issubclass(hint, TextEnum) and value in list(hint):
         return hint(str(value))
     if _is_a(value, hint):
         return value
@@ -196,7 +196,7 @@ def _spell(hint: Any) -> str:
         return " or ".join(_spell(arg) for arg in args)
     if origin is typing.Literal:
         return " or ".join(map(repr, args))
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
+    if isinstance(hint, type) and issubclass(hint, TextEnum):
         return f"one of {', '.join(hint)}"
     names = {type(None): "null", str: "a string", int: "an integer", float: "a number", bool: "true or false"}
     return names.get(hint) or ("a list" if origin is list else "an object")

@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from tabulate import tabulate
@@ -19,13 +18,14 @@ from reports.results import Results, ResultsError, read_results
 from reports.schema import ClaimResult, Judged, Number
 from reports.selection import select_of_run
 from reports.text import cut_end, cut_middle, join_lines, spell_lsb
+from reports.text_enum import TextEnum
 from reports.verdicts import PASSING, Outcome
 
 _BASIS = ("backend", "config_sha256", "torch", "python", "suite_version", "suite_commit", "isa", "cpu", "profile",
           "seed")  # fmt: skip
 
 
-class Change(StrEnum):
+class Change(TextEnum):
     """How a claim or model changed, the worst change first."""
 
     REGRESSED = "regressed"

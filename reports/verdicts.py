@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
 from typing import NamedTuple
 
+from reports.text_enum import TextEnum
 
-class Verdict(StrEnum):
+
+class Verdict(TextEnum):
     """The suite's judgement of a claim, worst first; compared by ``rank``, not as text."""
 
     CRASHED = "CRASHED"
@@ -53,7 +54,7 @@ FAULTY = frozenset({Verdict.FALLBACK, Verdict.REFUTED, Verdict.TIMEOUT, Verdict.
 """The verdicts that show a fault; only these count as found in the detection power."""
 
 
-class Outcome(StrEnum):
+class Outcome(TextEnum):
     """How a whole run ended."""
 
     PASS = "PASS"

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn
 
 from reports.codec import SchemaError, line_of, row_of
 from reports.results import ResultsError, counts_of, passed_before, spell_counts
@@ -107,7 +107,7 @@ class ResultsWriter:
             self._refuse(str(error))
         self._file.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ResultsWriter:
         return self
 
     def __exit__(

@@ -6,13 +6,13 @@ import ast
 import os
 import re
 import subprocess
-import tomllib
 from collections import Counter
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from backends.discovery import SHIPPED, find_backend
 from conformance.claims.claim import Claim, enumerate_claims

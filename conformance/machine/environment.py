@@ -6,11 +6,11 @@ import json
 import platform
 import re
 import subprocess
-import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import tomllib
 import torch
 
 from reports.schema import Scalar

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
+
+from reports.text_enum import TextEnum
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -14,7 +15,7 @@ Hook = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """Takes a guard's name and function; returns the function to call instead."""
 
 
-class Finds(StrEnum):
+class Finds(TextEnum):
     """How a marked function reports a fault."""
 
     PROBLEM = "returns a Problem, else None"

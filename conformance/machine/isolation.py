@@ -18,7 +18,6 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
@@ -41,6 +40,7 @@ from conformance.machine.process import (
 )
 from reports.codec import Message, decode, line_of, loads
 from reports.schema import Evidence, evidence
+from reports.text_enum import TextEnum
 from reports.verdicts import Verdict
 
 Work = TypeVar("Work", contravariant=True)
@@ -55,7 +55,7 @@ MOST_MIB = 768
 _POLL = 0.05
 
 
-class Ending(StrEnum):
+class Ending(TextEnum):
     """How a piece of work ended."""
 
     DONE = "done"

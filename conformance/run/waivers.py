@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import datetime
 import math
-import tomllib
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -40,6 +40,11 @@ from refimpl.errors import suggest_name
 from reports.schema import Waiver
 from reports.selection import matches_glob
 from reports.verdicts import PASSING, VERDICTS, Verdict
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 QUALITY_LSB = 1.0
 """The error that QUALITY stands for (NUM-03)."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from conformance.__main__ import USAGE, main
 from conformance.scaffold.skeleton import FILES, render_files
