@@ -152,7 +152,7 @@ def _describe_run(mutant: Mutant, run: MutantRun | None) -> list[str]:
     return [rules, blame, guards, f"{len(run.failures)} of {run.units}", comparisons]
 
 
-def tabulate_classes(power: Power) -> list[tuple[str, int, *tuple[int, ...]]]:
+def tabulate_classes(power: Power) -> list[tuple[Any, ...]]:
     """Return a row for each class of faults: the number of mutants, and how many each profile kills."""
     sizes = Counter(mutant.group for mutant in power.faulty)
     runs = [power.faulty_runs(profile) for profile in power.profiles]
