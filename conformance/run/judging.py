@@ -20,6 +20,7 @@ from conformance.run.expected import Drift, VerdictSeen, compare_expected, expec
 from conformance.run.findings import describe_missing
 from conformance.run.session import Run, Unit
 from conformance.stages.stage import STAGES
+from refimpl.releases import list_left_out
 from reports.results import leading_check
 from reports.schema import Check, ClaimResult, Header, Measurement, ModelResult, Number, Row, Where, evidence
 from reports.verdicts import Verdict
@@ -83,7 +84,7 @@ def find_problems(run: Run, header: Header, seen: Mapping[str, VerdictSeen]) -> 
     if run.options.backend in SHIPPED:
         claims = {claim.id: seen[claim.id] for claim in run.claims if claim.id in seen}
         drift = compare_expected(expected_path_of(header), claims, header)
-    notes = (drift.note, describe_missing(run.waivers.entries, run.findings))
+    notes = (drift.note, describe_missing(run.waivers.entries, run.findings), *list_left_out())
     return [*problems, *drift.differences], [note for note in notes if note]
 
 

@@ -13,7 +13,7 @@ import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from torch import nn
 
-from refimpl.releases import DIFFERENCES, NEWEST, OLDEST, explain_lack, has, read_release, refuse_unfit
+from refimpl.releases import DIFFERENCES, NEWEST, OLDEST, explain_lack, has, list_left_out, read_release, refuse_unfit
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_flows import torchs
 
@@ -104,6 +104,13 @@ def test_a_lack_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
         "without a bias are left out"
     )
     assert "since 2.13, until 2.14: ties" in explain_lack("adds_before_rounding")
+
+
+def test_what_the_suite_does_not_try_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.11.0")
+    assert list_left_out() == [explain_lack("norm_bias")]
+    monkeypatch.setattr(torch, "__version__", "2.12.0")
+    assert list_left_out() == []
 
 
 def test_a_torch_that_cannot_serve_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
