@@ -57,7 +57,8 @@ def outcome(model: nn.Module, shape: tuple[int, ...], qconfig: QConfig = QCONFIG
         stage = "the call"
         lowered(x)
     except Exception as error:
-        return f"{stage} raises {type(error).__name__}: {str(error).splitlines()[0][:70]}"
+        text = str(error).partition("\n")[0][:70]
+        return f"{stage} raises {type(error).__name__}: {text}"
     return "runs"
 
 
