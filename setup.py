@@ -13,17 +13,25 @@ from setuptools.command.sdist import sdist
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from conformance.machine.release import COMMIT, UNKNOWN, read_suite_commit  # noqa: E402
+from conformance.machine.release import COMMIT, read_suite_commit  # noqa: E402
 
 FINDINGS = {Path("docs", "findings.md"): Path("backends", "findings.md")}
 
 
-def write_commit(folder: Path) -> None:
-    """Write into a folder of packages from which commit they are: git's, or what an sdist says of itself."""
+def read_origin() -> str:
+    """Return of which commit the packages are: git's, or what an sdist, which git does not know, says of itself."""
     own = ROOT / COMMIT
     is_unpacked = own.is_file() and not (ROOT / ".git").exists()
-    text = own.read_text(encoding="utf-8").strip() if is_unpacked else read_suite_commit(ROOT)
-    (folder / COMMIT).write_text(f"{text or UNKNOWN}\n", encoding="utf-8")
+    return own.read_text(encoding="utf-8").strip() if is_unpacked else read_suite_commit(ROOT)
+
+
+ORIGIN = read_origin()
+"""Read before a build puts files into the checkout, which git would take for changes."""
+
+
+def write_commit(folder: Path) -> None:
+    """Write the commit into a folder of packages."""
+    (folder / COMMIT).write_text(f"{ORIGIN}\n", encoding="utf-8")
 
 
 class BuildPackages(build_py):
