@@ -1,6 +1,7 @@
 """What `tox -e package` does: builds, checks and installs the package, and uses it as a stranger would.
 
-``python tests/package/check_installed.py FOLDER`` works in a new folder. Exit status: 0, or 1 with what went wrong.
+It works in a temporary folder, outside of the checkout, whose settings pytest would find. Exit status: 0, or 1 with what
+went wrong.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import venv
 from pathlib import Path
@@ -46,8 +48,7 @@ def run_other_project(programs: Path, folder: Path) -> str:
 
 
 def main(folder: Path) -> None:
-    """Build, install and try the package in a new folder. Raises SystemExit if something is not as it should be."""
-    folder.mkdir(parents=True)
+    """Build, install and try the package in a folder. Raises SystemExit if something is not as it should be."""
     run(sys.executable, "-m", "build", "--outdir", folder / "dist", ROOT)
     files = sorted((folder / "dist").iterdir())
     run(sys.executable, "-m", "twine", "check", "--strict", *files)
@@ -79,4 +80,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    with tempfile.TemporaryDirectory() as temporary:
+        main(Path(temporary).resolve())
