@@ -1,7 +1,7 @@
 """What `tox -e package` does: builds, checks and installs the package, and uses it as a stranger would.
 
-It works in a temporary folder, outside of the checkout, whose settings pytest would find. Exit status: 0, or 1 with what
-went wrong.
+It works in a temporary folder, outside of the checkout, whose settings pytest would find. Exit status: 0, or 1 with
+what went wrong.
 """
 
 from __future__ import annotations

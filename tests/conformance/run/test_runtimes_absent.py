@@ -31,6 +31,7 @@ def test_a_runtime_that_is_not_installed_is_a_skip_that_says_what_to_install(nam
 def test_each_package_that_is_missing_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = find_backend(name)
     monkeypatch.setattr(_export, "find_spec", lambda package: None if package == "onnxscript" else object())
-    assert backend.unavailable_reason() == f"onnxscript not installed: pip install -c constraints.txt 'fx-quant-conformance[{name}]'"
+    command = f"pip install -c constraints.txt 'fx-quant-conformance[{name}]'"
+    assert backend.unavailable_reason() == f"onnxscript not installed: {command}"
     monkeypatch.setattr(_export, "find_spec", lambda package: object())
     assert backend.unavailable_reason() is None
