@@ -72,7 +72,7 @@ def test_a_run_from_an_empty_folder(release: Release, empty: Path) -> None:
     done = release.run(*SUITE, *words, cwd=empty)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "warnings" not in done.stdout and "qnnpack: PASS" in done.stdout
-    assert {path.name for path in empty.iterdir()} == {"build", ".pytest_cache"}
+    assert {path.name for path in empty.iterdir()} <= {"build", ".pytest_cache"}
     results = read_results(empty / "build" / "conformance" / "qnnpack" / "results.jsonl")
     header = results.header
     assert (header.suite_commit, header.suite_version) == (release.commit, release.wheel.name.split("-")[1])
@@ -120,7 +120,7 @@ def test_another_project_notices_nothing(
 def test_the_conftest_of_a_checkout_and_the_plugin_register_the_hooks_once(release: Release, empty: Path) -> None:
     """A checkout that is run by path, where a release is installed, is the checkout."""
     path = release.checkout / "conformance"
-    for words in ((str(path),), (str(path), "--pyargs"), (str(release.site / "conformance"),)):
+    for words in ([str(path)], [str(path), "--pyargs"], [str(release.site / "conformance")]):
         done = release.run("-m", "pytest", *words, "--backend=qnnpack", f"--claim={CLAIM}", "--list-claims", cwd=empty)
         assert (done.returncode, done.stdout) == (0, f"{CLAIM}\n"), done.stderr
     done = release.run(*SUITE, "--backend=qnnpack", f"--claim={CLAIM}", "--list-claims", cwd=release.checkout)
