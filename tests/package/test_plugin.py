@@ -63,8 +63,8 @@ def test_the_options_are_there_only_when_the_suite_is_asked_for(release: Release
     for words in (SUITE, (*SUITE[:-1], "conformance.test_claims"), (*SUITE[:-1], "conformance::test_claim")):
         asked = release.run(*words, "--help", cwd=empty)
         assert asked.returncode == 0 and "--list-claims" in asked.stdout, asked.stderr
-    for words in (("-m", "pytest"), ("-m", "pytest", "conformance"), (*SUITE[:-1], "conformance_of_others")):
-        assert "--list-claims" not in release.run(*words, "--help", cwd=empty).stdout
+    for other in ([], ["conformance"], ["--pyargs", "conformance_of_others"]):
+        assert "--list-claims" not in release.run("-m", "pytest", *other, "--help", cwd=empty).stdout
 
 
 def test_a_run_from_an_empty_folder(release: Release, empty: Path) -> None:
