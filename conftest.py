@@ -7,11 +7,8 @@ import os
 import pytest
 
 if "_ARGCOMPLETE" in os.environ:
-    from backends.discovery import list_names
-    from conformance.run.options import register
+    from conformance.run.hooks import register_hooks
 
-    def pytest_addoption(parser: pytest.Parser) -> None:
-        """Add the suite's options, and the names of backends to the one that takes them."""
-        register(parser)
-        (backend,) = (each for each in parser.optparser._actions if "--backend" in each.option_strings)
-        backend.completer = lambda **given: list_names()  # type: ignore[attr-defined]
+    def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+        """Register the suite's hooks, which add its options."""
+        register_hooks(pluginmanager)

@@ -102,7 +102,8 @@ class ExportingBackend(Backend):
     def unavailable_reason(self) -> str | None:
         """Name the packages that are not installed, and the command that installs them."""
         absent = ", ".join(package for package in self.packages if find_spec(package) is None)
-        return f"{absent} not installed: pip install -c constraints.txt -e '.[{self.name}]'" if absent else None
+        command = f"pip install -c constraints.txt 'fx-quant-conformance[{self.name}]'"
+        return f"{absent} not installed: {command}" if absent else None
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the runtime and its exporters, and the settings."""

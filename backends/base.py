@@ -14,7 +14,7 @@ A minimal backend::
         def lower(self, reference_model, example_inputs):
             return my_compiler.compile(reference_model, example_inputs)
 
-Then ``pytest conformance --backend=my_package.my_module:MyBackend``. Everything else has defaults.
+Then ``pytest --pyargs conformance --backend=my_package.my_module:MyBackend``. Everything else has defaults.
 ``conformance.vendor.register`` makes a vendor's own modules and functions buildable.
 """
 

@@ -206,7 +206,7 @@ class ExecuTorchBackend(ExportingBackend):
         if all(map(find_spec, self.packages)):
             return None
         return (
-            "executorch not installed: pip install -c constraints.txt -e '.[executorch]', "
+            "executorch not installed: pip install -c constraints.txt 'fx-quant-conformance[executorch]', "
             "then pip install --no-deps -c constraints.txt executorch torchao"
         )
 

@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""The suite's own commands; certifying is ``pytest conformance --backend=NAME``.
+"""The suite's own commands; certifying is ``pytest --pyargs conformance --backend=NAME``.
 
 ``python -m conformance init NAME`` writes the skeleton of a vendor's package; ``python -m conformance expect
 RESULTS.jsonl`` writes a run's verdicts as the expected ones; ``python -m conformance describe RESULTS.jsonl`` says what
@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 
+from conformance.machine.release import DISTRIBUTION
 from conformance.run.expected import FOLDER, ExpectedError, write_expected
 from reports.codec import line_of
 from reports.completion import complete
@@ -23,9 +25,9 @@ REFUSED = 2
 USAGE = 4
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
-    parser = _make_parser()
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m conformance") -> int:
+    """Run the command line; return the exit status. ``prog``: how the user calls it."""
+    parser = _make_parser(prog)
     complete(parser)
     try:
         options = parser.parse_args(arguments)
@@ -64,17 +66,18 @@ def _init(options: argparse.Namespace) -> int:
     except SkeletonError as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return USAGE
-    suite = Path(__file__).parent
+    is_installed = bool(entry_points(group="pytest11", name=DISTRIBUTION))
+    command = f"pytest {'--pyargs conformance' if is_installed else Path(__file__).parent}"
     print(
         f"wrote {folder.name}/: {', '.join(path.format(name=folder.name) for path in FILES)}\n"
-        f"run it: cd {folder.name} && pytest {suite} --backend={folder.name}.backend:{class_of(folder.name)}\n"
-        f"or, once it is installed (README.md): pytest {suite} --backend={folder.name}"
+        f"run it: cd {folder.name} && {command} --backend={folder.name}.backend:{class_of(folder.name)}\n"
+        f"or, once it is installed (README.md): {command} --backend={folder.name}"
     )
     return 0
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m conformance", description="The conformance suite's own command.")
+def _make_parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description="The conformance suite's own command.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="init|expect|describe")
     init = commands.add_parser(
         "init", help="write a backend's package", description="Write a package with a backend that runs at once."

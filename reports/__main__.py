@@ -41,9 +41,9 @@ BUILD = Path("build")
 _HOLDS = {OK: "holds", FAILED: "does not hold", PARTLY: "holds as far as it could be checked"}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit status."""
-    parser = _make_parser()
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m reports") -> int:
+    """Run one command; return the exit status. ``prog``: how the user calls it."""
+    parser = _make_parser(prog)
     complete(parser)
     options = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -225,9 +225,9 @@ def _write_file(target: Path, text: str, *sources: Path) -> None:
         raise ResultsError(f"{target}: cannot be written: {error.strerror}") from error
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _make_parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m reports", description="Reports from results files; FILE is a results.jsonl, or one as .xz."
+        prog=prog, description="Reports from results files; FILE is a results.jsonl, or one as .xz."
     )
     commands = parser.add_subparsers(dest="command", required=True)
 

@@ -59,8 +59,8 @@ def certify(
     `source`: results file of the run. `waivers`: the file that the run used; None: the copy next to the results.
     `without_execution_evidence`: certify claims and models although nothing shows that integers computed them; the
     certificate says so. Raises NotCertified if a claim of the config is missing or does not pass, nothing shows its
-    execution, or the suite is not a clean checkout; ResultsError for files that cannot be read or written, or a folder
-    that is not empty.
+    execution, or the suite is neither a clean checkout nor an unchanged release; ResultsError for files that cannot be
+    read or written, or a folder that is not empty.
     """
     results = read_results(source)
     reasons = list(find_shortcomings(results))
@@ -131,7 +131,7 @@ def find_shortcomings(results: Results) -> Iterator[str]:
     if header.claims_sha256 != digest_ids(claim.claim for claim in results.claims):
         yield "its claims are not those of the config: the sha256 of their IDs is not the header's"
     if header.suite_commit == "unknown" or header.suite_commit.endswith("-dirty"):
-        yield f"the suite is no clean checkout: its commit is {header.suite_commit}"
+        yield f"the suite is neither a clean checkout nor an unchanged release: its commit is {header.suite_commit}"
     if selected := header.options.get("claim"):
         yield f"it is a selection: --claim is {_shorten(selected)}"
     timeout = header.options.get("claim_timeout", LONGEST_CLAIM)

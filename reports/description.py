@@ -59,7 +59,7 @@ class RunDescription:
     suite_version: str
     """Version of the suite."""
     suite_commit: str
-    """Commit of its checkout, as in a header."""
+    """Commit of its checkout or release, as in a header."""
     detection: dict[str, dict[str, Scalar]]
     """Its detection power, as in a header."""
     stages: list[str]

@@ -1,4 +1,4 @@
-"""Running parts of a certificate again: drawn at random, by the suite of this checkout, compared bit for bit.
+"""Running parts of a certificate again: drawn at random, by the suite here, compared bit for bit.
 
 Drawn are claims, models and measurements alike. What a kernel gives by chance cannot be compared bit for bit: such a
 claim must vary again, under the same verdict and waiver. One in four of those drawn need not: it may be steady this
@@ -76,13 +76,13 @@ def draw(units: Sequence[str], count: int, seed: int) -> tuple[str, ...]:
 def rerun(
     results: Results, units: Sequence[str], opened: Opened, waivers: Path | None, seconds: float | None = None
 ) -> RerunOutcome:
-    """Run units again as the header says, by the suite of this checkout, and compare.
+    """Run units again as the header says, by the suite beside this package, and compare.
 
     `waivers`: the file that the run used, or None. `seconds`: the time for all; None: that of the units' limits. Raises
-    ResultsError if this is not a checkout of the suite, or the suite does not run, or not within that time.
+    ResultsError if the suite is not there, or does not run, or not within that time.
     """
     if not (ROOT / "conformance").is_dir():
-        raise ResultsError(f"{ROOT}: has no conformance/: --rerun needs a checkout of the suite")
+        raise ResultsError(f"{ROOT}: has no conformance/: --rerun needs the suite, not reports alone")
     known = {claim.claim for claim in opened.claims} | {job.id for job in opened.jobs}
     if strange := [unit for unit in units if unit not in known]:
         return RerunOutcome(differing={unit: ["the backend has nothing of this name to run"] for unit in strange})

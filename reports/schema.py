@@ -145,7 +145,7 @@ class Header:
     suite_version: str
     """Version of the suite."""
     suite_commit: str
-    """Commit of the suite's checkout, with ``-dirty`` if files differ from it; ``unknown`` outside a checkout."""
+    """Commit of the suite, a checkout or a release, with ``-dirty`` if files differ from it; ``unknown`` elsewhere."""
     backend: str
     """Name of the backend."""
     versions: dict[str, str]

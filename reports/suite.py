@@ -48,7 +48,7 @@ def describe(results: Path, waivers: Path | None, seconds: float = LONGEST_DESCR
 
 
 def run_python(words: Sequence[str], seconds: float) -> tuple[int, str]:
-    """Run ``python WORDS`` here, with the suite of this checkout first; return its exit status and all it printed.
+    """Run ``python WORDS`` here, with the suite beside this package first; return its exit status and all it printed.
 
     Neither a debugger's, pytest's nor Python's variables of this environment reach it. Raises SuiteError after
     ``seconds``, when the command and all that it started have ended.

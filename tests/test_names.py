@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("refimpl", "conformance", "backends", "reports")
+PACKAGES = ("refimpl", "conformance", "backends", "reports", "fx_quant_conformance")
 
 PARSES = {
     "backends/executorch.py": "the runtime's profile, whose JSON has no infinity",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from conformance.scaffold.skeleton import FILES, render_files
+from tests.support.checkout import make_checkout
 
 pytestmark = pytest.mark.slow
 
@@ -40,20 +40,6 @@ def commands() -> Iterator[Command]:
             yield Command(line, output)
 
 
-def checkout(folder: Path) -> None:
-    """Make a clean checkout of the working tree: what is committed, and what may be."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    for name in filter(None, listed.stdout.split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
-    author = ["-c", "user.name=nobody", "-c", "user.email=nobody@example.org"]
-    for words in (["init", "-q"], ["add", "-A"], [*author, "commit", "-q", "-m", "a checkout"]):
-        subprocess.run(["git", *words], cwd=folder, check=True)
-
-
 def environment() -> dict[str, str]:
     """The environment of a newcomer: nothing leads to this one's packages or options."""
     hidden = {"PYTHONPATH", "VIRTUAL_ENV", "GITHUB_STEP_SUMMARY", "PYTEST_ADDOPTS", "PYTHONHOME"}
@@ -64,7 +50,7 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.timeout(1200)
 def test_the_guides_commands_do_what_it_says(tmp_path: Path) -> None:
-    checkout(tmp_path / "suite")
+    make_checkout(tmp_path / "suite")
     steps = list(commands())
     assert len(steps) > 12
     script = "\n".join(f'{step.line}\necho "{ENDED} $?"' for step in steps)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import platform
 import re
-import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import tomllib
 import torch
 
+from conformance.machine.release import read_suite_commit, read_suite_version
 from reports.schema import Scalar
 
-DISTRIBUTION = "fx-quant-conformance"
 DETECTION = Path(__file__).resolve().parents[1] / "mutation" / "detection-power.json"
 CPUINFO = Path("/proc/cpuinfo")
 # The instruction sets by which quantized kernels are chosen, on x86 and on Arm.
@@ -25,7 +22,7 @@ _RELEVANT = re.compile(
 
 
 def describe_environment(root: Path) -> dict[str, Any]:
-    """Return the header's fields about the suite's checkout at ``root``, torch, Python and the machine."""
+    """Return the header's fields about the suite, whose packages lie in ``root``, torch, Python and the machine."""
     model, flags = read_cpu(CPUINFO)
     return {
         "suite_version": read_suite_version(root),
@@ -47,29 +44,6 @@ def read_detection_power() -> dict[str, dict[str, Scalar]]:
     return power
 
 
-def read_suite_version(root: Path) -> str:
-    """Return the version in the checkout's pyproject.toml, or the installed one, or "unknown"."""
-    try:
-        return str(tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
-    except (OSError, KeyError, tomllib.TOMLDecodeError):
-        pass
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:
-        return "unknown"
-
-
-def read_suite_commit(root: Path) -> str:
-    """Return the checkout's git commit, with "-dirty" when files differ from it; "unknown" outside a checkout."""
-    if not (root / ".git").exists():
-        return "unknown"
-    commit = _run_git(root, "rev-parse", "--verify", "HEAD")
-    changes = _run_git(root, "status", "--porcelain")
-    if commit is None or changes is None:
-        return "unknown"
-    return f"{commit}-dirty" if changes else commit
-
-
 def read_cpu(cpuinfo: Path) -> tuple[str, list[str]]:
     """Return the processor's model and its instruction sets that matter to quantized kernels."""
     try:
@@ -80,11 +54,3 @@ def read_cpu(cpuinfo: Path) -> tuple[str, list[str]]:
     model = fields.get("model name") or platform.processor() or platform.machine() or "unknown"
     words = (fields.get("flags") or fields.get("Features") or "").split()
     return model, sorted({word for word in words if _RELEVANT.fullmatch(word)})
-
-
-def _run_git(root: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(root), *arguments]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -29,6 +29,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the gate. Returns the exit status."""
     options = _make_parser().parse_args(arguments)
     try:
+        if options.write_doc and not DOCUMENT.parent.is_dir():
+            raise MutantError(f"--write-doc: {DOCUMENT.parent} is not there; it needs a checkout of the suite")
         known = load_mutants(options.mutants)
         mutants = _select(known, options.mutant)
         runs = _read_earlier(options.earlier, [each for each in known if each not in mutants])
@@ -111,7 +113,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("-n", "--processes", type=int, default=2, metavar="N", help="how many mutants at a time (default: 2)")
     add("--no-ablation", action="store_true", help="do not take each check away in turn")
     add("--earlier", metavar="JSON", help="an earlier detection-power.json, for the mutants that --mutant leaves out")
-    add("--report-dir", default=str(ROOT / "build" / "mutation"), metavar="DIR", help="where detection-power.json goes")
+    add("--report-dir", default=str(Path("build", "mutation")), metavar="DIR", help="where detection-power.json goes")
     add("--write-doc", action="store_true", help="write docs/detection-power.md, and in short what headers say")
     return parser
 

@@ -69,7 +69,8 @@ def load_mutants(spec: str) -> tuple[Mutant, ...]:
     try:
         value: Any = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:
-        raise MutantError(f"--mutants: {spec!r} cannot be loaded: {type(error).__name__}: {error}") from error
+        where = "; the suite's own mutants are in its checkout, not in an installed suite" if spec == SHIPPED else ""
+        raise MutantError(f"--mutants: {spec!r} cannot be loaded: {type(error).__name__}: {error}{where}") from error
     mutants = tuple(value) if isinstance(value, (tuple, list)) else ()
     strange = [each for each in mutants if not isinstance(each, Mutant)]
     if strange or not mutants:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from conformance.claims.effort import PROFILES
-from conformance.machine.environment import read_detection_power, read_suite_commit, read_suite_version
+from conformance.machine.environment import read_detection_power
+from conformance.machine.release import read_suite_commit, read_suite_version
 from conformance.run.expected import VerdictSeen
 from conformance.run.judging import AnyJudged, find_problems, rule_on
 from conformance.run.options import CLAIM_TIMEOUTS, ROOT, Options

@@ -62,7 +62,9 @@ def describe_missing(waivers: Iterable[WaiverEntry], texts: Mapping[str, str]) -
 
 
 def _locate(waiver: WaiverEntry, name: str) -> Path:
-    return waiver.file.parent / name.partition("#")[0]
+    """Return the file that a name leads to; if it is not there, the one beside the waivers, as a release has it."""
+    path = waiver.file.parent / name.partition("#")[0]
+    return path if path.is_file() else waiver.file.with_name(path.name)
 
 
 def _read_file(path: Path, waiver: WaiverEntry) -> str:

@@ -1,4 +1,4 @@
-"""The command line of ``pytest conformance``: its options, their checks, and the choice of claims.
+"""The command line of ``pytest --pyargs conformance``: its options, their checks, and the choice of claims.
 
 ``--strict`` is pytest's own option; vendors type it to refuse QUALITY, which is the default now.
 """
@@ -173,7 +173,7 @@ class Options:
 
     def repro(self, claim_id: str) -> str:
         """Return the command that runs one claim again, as it was run here."""
-        words = ["pytest", "conformance", f"--backend={shlex.quote(self.backend)}", f"--seed={self.seed}"]
+        words = ["pytest", "--pyargs", "conformance", f"--backend={shlex.quote(self.backend)}", f"--seed={self.seed}"]
         options = (
             (self.profile != "full", f"--profile={self.profile}"),
             (self.max_examples is not None, f"--max-examples={self.max_examples}"),
@@ -200,7 +200,7 @@ def read_options(config: pytest.Config) -> Options:
     option = config.option
     if not option.backend:
         raise pytest.UsageError(
-            "the suite needs a backend: pytest conformance --backend=NAME "
+            "the suite needs a backend: pytest --pyargs conformance --backend=NAME "
             "(such as qnnpack, or my_package.my_module:MyBackend)"
         )
     if option.waivers and option.no_waivers:

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import pytest
 
 from conformance.machine.isolation import Ending, WorkResult
+from conformance.machine.release import find_change
 from conformance.pipeline.job import Job
 from conformance.run.expected import VerdictSeen
 from conformance.run.judging import find_problems, rows_of
+from conformance.run.options import ROOT
 from conformance.run.session import Run, Unit, param_id, raise_usage_error_for
 from reports.codec import line_of
 from reports.diff import read_baseline
@@ -120,6 +122,8 @@ class Recorder:
         complete = not self._waiting
         problems, notes = find_problems(self._run, self._header, self._seen)
         problems += _describe_left_out(self._left_out)
+        if change := find_change(ROOT):
+            notes.append(f"the suite is not as it was released: {change}")
         status = int(pytest_status) or (0 if complete and self._all_pass and not problems else 1)
         outcome = Outcome.PASS if status == 0 else Outcome.FAIL if complete else Outcome.INCOMPLETE
         self._writer.close(

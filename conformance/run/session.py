@@ -252,7 +252,7 @@ def run_of(config: pytest.Config) -> Run:
     """Return this process's run. Raises UsageError outside of a run."""
     run = config.stash.get(_RUN, None)
     if run is None:
-        raise pytest.UsageError("the suite runs by its own path: pytest conformance --backend=NAME")
+        raise pytest.UsageError("the suite runs by its own path: pytest --pyargs conformance --backend=NAME")
     return run
 
 

@@ -148,7 +148,11 @@ def rewritten(folder: Path, runs: Any, drop: str = "", **changes: Any) -> None:
         ("c2", {"claims": 2}, f"{RESULTS}: it has 2 of 3 claims"),
         ("c2", {"claims": 2, "claims_in_config": 2}, f"{RESULTS}: its claims are not those of the config"),
         ("", {"seed": 8}, f"{CERTIFICATE}: seed is 7; the results give 8"),
-        ("", {"suite_commit": "abc-dirty"}, f"{RESULTS}: the suite is no clean checkout: its commit is abc-dirty"),
+        (
+            "",
+            {"suite_commit": "abc-dirty"},
+            f"{RESULTS}: the suite is neither a clean checkout nor an unchanged release: its commit is abc-dirty",
+        ),
     ],
 )
 def test_results_that_were_written_anew_are_found(folder: Path, runs: Any, drop: str, changes: Any, told: str) -> None:
@@ -161,8 +165,14 @@ def test_results_that_were_written_anew_are_found(folder: Path, runs: Any, drop:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"suite_commit": "abc-dirty"}, "the suite is no clean checkout: its commit is abc-dirty"),
-        ({"suite_commit": "unknown"}, "the suite is no clean checkout: its commit is unknown"),
+        (
+            {"suite_commit": "abc-dirty"},
+            "the suite is neither a clean checkout nor an unchanged release: its commit is abc-dirty",
+        ),
+        (
+            {"suite_commit": "unknown"},
+            "the suite is neither a clean checkout nor an unchanged release: its commit is unknown",
+        ),
         ({"shard": {"place": 1, "of": 2}}, "it is shard 1/2; merge all of them first"),
         ({"claims_in_config": 5}, "it has 3 of 5 claims"),
         ({"claims_sha256": "00"}, "its claims are not those of the config"),

@@ -54,7 +54,7 @@ def test_the_run_is_opened_as_its_header_says(results: Callable[..., Results], t
     assert (opened.header.seed, opened.header.profile, opened.header.claims) == (9, "stress", len(run.claims))
     assert opened.allowed == []
     words = f"--backend={SPEC} --seed=9 --profile=stress --max-examples=2 --claim-timeout=5 --allow-quality --isa=avx2"
-    assert opened.claims[0].repro == f"pytest conformance {words} --claim {opened.claims[0].claim}"
+    assert opened.claims[0].repro == f"pytest --pyargs conformance {words} --claim {opened.claims[0].claim}"
 
 
 @pytest.mark.parametrize(

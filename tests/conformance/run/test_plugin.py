@@ -112,9 +112,9 @@ def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
 
 def test_the_repro_command_runs_that_claim(tmp_path: Path, good: Ran) -> None:
     claim = good.results.claims[1]
-    program, path, *options = shlex.split(claim.repro)
-    assert (program, path) == ("pytest", "conformance")
-    ran = run(tmp_path, None, *options, path=path, cwd=REPO)
+    program, pyargs, path, *options = shlex.split(claim.repro)
+    assert (program, pyargs, path) == ("pytest", "--pyargs", "conformance")
+    ran = run(tmp_path, None, pyargs, *options, path=path, cwd=REPO)
     assert ran.status == 0, ran.out + ran.err
     assert [c.claim for c in ran.results.claims] == [claim.claim]
     assert (ran.results.header.claims, ran.results.header.claims_in_config) == (1, len(good.results.claims))
@@ -324,7 +324,7 @@ def test_without_its_own_path_the_suite_says_how_it_is_run(tmp_path: Path) -> No
     words = ("-m", "pytest", "-p", "no:cacheprovider", str(REPO), f"--ignore={REPO / 'tests'}")
     done = run_python(*words, cwd=tmp_path, environment=clean_environment())
     assert done.returncode != 0
-    assert "pytest conformance --backend=NAME" in done.stdout + done.stderr
+    assert "pytest --pyargs conformance --backend=NAME" in done.stdout + done.stderr
 
 
 def _until(holds: Callable[[], bool], seconds: float = 60) -> None:

@@ -133,7 +133,7 @@ def test_verified_claims_pass(session: Callable[..., Session]) -> None:
     first = results.claims[0]
     assert (first.verdict, first.reason, first.max_lsb, first.waived) == (PASS, "", 0.4, False)
     assert first.decisions == [{"node": "x"}] and first.seconds == 0.5 * len(STAGES)
-    assert first.repro == "pytest conformance --backend=fakes:Good --seed=3 --claim a/static:int8"
+    assert first.repro == "pytest --pyargs conformance --backend=fakes:Good --seed=3 --claim a/static:int8"
     assert results.footer and results.footer.peak_mib == 300.0
 
 

@@ -24,13 +24,14 @@ def test_a_runtime_that_is_not_installed_is_a_skip_that_says_what_to_install(nam
     assert done.returncode == 5
     [line] = [line for line in (done.stdout + done.stderr).splitlines() if "pip install" in line]
     assert f"backend {name} skipped: {name}" in line
-    assert line.endswith(f" not installed: pip install -c constraints.txt -e '.[{name}]'")
+    assert line.endswith(f" not installed: pip install -c constraints.txt 'fx-quant-conformance[{name}]'")
 
 
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_each_package_that_is_missing_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = find_backend(name)
     monkeypatch.setattr(_export, "find_spec", lambda package: None if package == "onnxscript" else object())
-    assert backend.unavailable_reason() == f"onnxscript not installed: pip install -c constraints.txt -e '.[{name}]'"
+    command = f"pip install -c constraints.txt 'fx-quant-conformance[{name}]'"
+    assert backend.unavailable_reason() == f"onnxscript not installed: {command}"
     monkeypatch.setattr(_export, "find_spec", lambda package: object())
     assert backend.unavailable_reason() is None

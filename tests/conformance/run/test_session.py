@@ -93,5 +93,5 @@ def test_a_limit_without_effect_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_outside_of_a_run_there_is_no_run(pytestconfig: pytest.Config) -> None:
-    with pytest.raises(pytest.UsageError, match="pytest conformance --backend=NAME"):
+    with pytest.raises(pytest.UsageError, match="pytest --pyargs conformance --backend=NAME"):
         run_of(pytestconfig)

@@ -41,7 +41,10 @@ def test_its_files_are_whole() -> None:
 def test_its_workflow_signs_the_certificate_where_it_can() -> None:
     """What it signs is what `verify` expects; a fork, a pull request and a private repository go without."""
     text = render_files("my_npu")[".github/workflows/conformance.yml"]
-    job, sign = text.partition("steps:")[0], text.partition("actions/attest@")[2].partition("- run: python")[0]
+    job, sign = (
+        text.partition("steps:")[0],
+        text.partition("actions/attest@")[2].partition("- run: fx-quant-conformance")[0],
+    )
     assert "permissions: {contents: read, id-token: write, attestations: write}" in job
     assert "if: github.event_name == 'push'" in sign and "continue-on-error: true" in sign
     assert f"predicate-type: {PREDICATE}\n" in sign and "subject-path: build/certificate/*\n" in sign

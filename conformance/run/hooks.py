@@ -1,0 +1,190 @@
+"""pytest's hooks: they pass options to ``options``, the run to ``session``, its record to ``recorder``.
+
+Two doors register them: ``conformance/conftest.py`` for a path, `fx_quant_conformance.plugin` for ``--pyargs``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.discovery import list_names
+from conformance.claims.claim import Claim
+from conformance.machine.isolation import CAN_FORK
+from conformance.pipeline.job import Job
+from conformance.remote.client import RemoteBackend
+from conformance.run.options import register
+from conformance.run.progress import Progress
+from conformance.run.recorder import PAYLOAD, Recorder
+from conformance.run.session import DESCRIPTION, Run, preflight, run_of
+
+NAME = "fx-quant-conformance-hooks"
+"""The plugin's name in pytest, by which it is registered once."""
+WARNINGS = (
+    "error::pytest.PytestUnraisableExceptionWarning",
+    "ignore:torch.ao.quantization is deprecated:DeprecationWarning",
+    "ignore:Failed to initialize NumPy:UserWarning",
+    "ignore:torch.quantize_per_tensor, torch.quantize_per_channel and other:UserWarning",
+)
+"""The filters of warnings that a run needs: a checkout's pyproject.toml has them for the project's own tests too."""
+_SUITE = Path(__file__).resolve().parents[1]
+_RECORDER = pytest.StashKey[Recorder]()
+_SILENCED = (("reportchars", "fE", "N"), ("tbstyle", "auto", "no"))
+"""Options of pytest whose default repeats the suite's own summary: name, default, value without that output."""
+_KINDS: dict[str, type[Claim | Job]] = {"claim": Claim, "job": Job}
+
+
+def register_hooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Register the hooks of this module with pytest, unless they are registered."""
+    if not pluginmanager.has_plugin(NAME):
+        pluginmanager.register(sys.modules[__name__], NAME)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of `conformance.run.options` to pytest's; for the shell's completion, with names of backends."""
+    register(parser)
+    if "_ARGCOMPLETE" in os.environ:
+        (backend,) = (each for each in parser.optparser._actions if "--backend" in each.option_strings)
+        backend.completer = lambda **given: list_names()  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Open the run before pytest does anything; if there is nothing to run, end with an exit status.
+
+    The controlling process gets a recorder; a worker, and a run that only collects, writes nothing.
+    """
+    run = preflight(config)
+    if not isinstance(run, Run):
+        return run
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        config.stash[_RECORDER] = Recorder(run)
+    return None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Add the filters of warnings; in the controlling process register what records, and silence what it repeats."""
+    for line in WARNINGS:
+        config.addinivalue_line("filterwarnings", line)
+    if _RECORDER not in config.stash:
+        return
+    config.pluginmanager.unregister(name="hypothesispytest")  # it would load Hypothesis at the end to say nothing
+    backend = run_of(config).backend
+    text = backend.text if isinstance(backend, RemoteBackend) else ""
+    config.pluginmanager.register(Controller(config.stash[_RECORDER], text), "conformance-controller")
+    for name, default, silent in _SILENCED:
+        if getattr(config.option, name, None) == default:
+            setattr(config.option, name, silent)
+
+
+def pytest_report_header() -> list[str]:
+    """Return a line if there is no isolation."""
+    warning = "isolation: none, for this platform cannot fork: a crash ends the run, and no limit holds"
+    return [] if CAN_FORK else [warning]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make one test for each selected claim and each selected job."""
+    if not _is_ours(metafunc.definition):
+        return
+    for name, kind in _KINDS.items():
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, run_of(metafunc.config).make_params(kind))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Drop the test that pytest makes for an empty list of parameters."""
+    items[:] = [item for item in items if not (_is_ours(item) and item.name.endswith("[NOTSET]"))]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Attach a test's rows to its report, which takes them from a worker to the recorder."""
+    report = yield
+    if call.when == "call" and PAYLOAD in item.stash:
+        report.conformance = item.stash[PAYLOAD]  # type: ignore[attr-defined]
+    return report
+
+
+def _is_ours(item: pytest.Item) -> bool:
+    """Tell whether a test is one of the suite's: others can be run beside them."""
+    return item.path.resolve().is_relative_to(_SUITE)
+
+
+class Controller:
+    """The hooks of the controlling process, which pass reports to the recorder.
+
+    ``description``: what the backend says of itself, for the workers.
+    """
+
+    def __init__(self, recorder: Recorder, description: str) -> None:
+        self._recorder = recorder
+        self._description = description
+        self._ready: set[object] = set()
+        self._progress = Progress(None)
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Start to show progress, on a terminal or in a log."""
+        self._progress = Progress(session.config.pluginmanager.get_plugin("terminalreporter"))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Return no letter for a test if the progress line replaces pytest's dots; with -v the verdict as its word."""
+        if report.when != "call":
+            return None
+        if self._progress.replaces_dots:
+            return report.outcome, "", ""
+        self._recorder.take(report)
+        verdict = self._recorder.find_verdict(report)
+        return (report.outcome, "." if report.passed else "F", verdict) if verdict else None
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Pass the collected tests to the recorder, in a run without workers."""
+        self._recorder.start(item.nodeid for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Give a worker what the backend says of itself: it asks no process of its own."""
+        node.workerinput[DESCRIPTION] = self._description
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: object, ids: Sequence[str]) -> None:
+        """Pass a worker's tests to the recorder; all workers collect the same ones."""
+        self._ready.add(node)
+        self._recorder.start(ids)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object, error: object) -> None:
+        """End the run, with status 1, if a worker dies before it has collected its tests."""
+        if error and node not in self._ready:  # another worker would end the same way
+            raise pytest.exit.Exception(f"a worker process could not start: {error}", returncode=1)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Pass a test's report to the recorder, and show the progress."""
+        self._recorder.take(report)
+        self._progress.show(*self._recorder.count_progress())
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Finish the results file; the recorder derives the run's exit status from pytest's."""
+        self._progress.end()
+        session.exitstatus = self._recorder.finish(exitstatus)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the summary of the results under its own heading."""
+        terminalreporter.section("conformance")
+        terminalreporter.write(self._recorder.summary)
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """Print the verdict as the last line, after pytest's count of tests."""
+        reporter: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None and self._recorder.verdict:
+            reporter.write_line(
+                self._recorder.verdict, bold=True, green=self._recorder.passes, red=not self._recorder.passes
+            )

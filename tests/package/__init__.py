@@ -1,0 +1,1 @@
+"""The suite as an installed package."""

@@ -1,0 +1,164 @@
+"""pytest where the suite is installed: it has the suite's options when the suite is asked for, and else as before."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from conformance.run.hooks import WARNINGS
+from reports.results import read_results
+from tests.package.conftest import Release
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+CLAIM = "nn.ReLU/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight"
+SUITE = ("-m", "pytest", "--pyargs", "conformance")
+OTHER = {
+    "conformance/__init__.py": "",
+    "conformance/checks.py": "def check(value):\n    assert value == 2\n",
+    "conformance/test_own.py": "def test_own():\n    pass\n",
+    "reports/__init__.py": "def compare(one, other):\n    assert one == other\n",
+    "tests/test_other.py": """
+import sys
+import pytest
+
+@pytest.fixture
+def claim():
+    return 1
+
+@pytest.mark.parametrize("job", [])
+def test_of_nothing(job): ...
+
+def test_a_check_of_its_own_package(claim):
+    from conformance.checks import check
+    check(claim)
+
+def test_of_reports(claim):
+    from reports import compare
+    compare([claim], [2])
+
+def test_nothing_else_is_here():
+    assert not {"torch", "refimpl", "backends"} & set(sys.modules)
+""",
+}
+"""A project whose packages have the names of the suite's."""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name, text in OTHER.items():
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "project"
+
+
+def test_the_options_are_there_only_when_the_suite_is_asked_for(release: Release, empty: Path) -> None:
+    for words in (SUITE, (*SUITE[:-1], "conformance.test_claims"), (*SUITE[:-1], "conformance::test_claim")):
+        asked = release.run(*words, "--help", cwd=empty)
+        assert asked.returncode == 0 and "--list-claims" in asked.stdout, asked.stderr
+    for other in ([], ["conformance"], ["--pyargs", "conformance_of_others"]):
+        assert "--list-claims" not in release.run("-m", "pytest", *other, "--help", cwd=empty).stdout
+
+
+def test_a_run_from_an_empty_folder(release: Release, empty: Path) -> None:
+    words = ("--backend=qnnpack", "--profile=quick", f"--claim={CLAIM}", "-n2")
+    done = release.run(*SUITE, *words, cwd=empty)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "warnings" not in done.stdout and "qnnpack: PASS" in done.stdout
+    assert {path.name for path in empty.iterdir()} <= {"build", ".pytest_cache"}
+    results = read_results(empty / "build" / "conformance" / "qnnpack" / "results.jsonl")
+    header = results.header
+    assert (header.suite_commit, header.suite_version) == (release.commit, release.wheel.name.split("-")[1])
+    assert header.findings and header.detection and not any("findings" in note for note in results.footer.notes)  # type: ignore[union-attr]
+    assert [claim.claim for claim in results.claims] == [CLAIM]
+    assert results.claims[0].repro.startswith("pytest --pyargs conformance --backend=qnnpack ")
+
+
+def test_a_level_of_instruction_sets_starts_the_same_command_again(release: Release, empty: Path) -> None:
+    done = release.run(*SUITE, "--backend=qnnpack", "--list-claims", "--isa=sse41", cwd=empty)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("nn.") and not list(empty.iterdir())
+
+
+def test_a_changed_release_is_named_in_the_run(release: Release, empty: Path, tmp_path: Path) -> None:
+    site = Path(shutil.copytree(release.site, tmp_path / "site"))
+    with (site / "backends" / "qnnpack.py").open("a") as file:
+        file.write("# changed\n")
+    done = release.run(*SUITE, "--backend=qnnpack", "--profile=quick", f"--claim={CLAIM}", cwd=empty, site=site)
+    assert (
+        "note: the suite is not as it was released: backends/qnnpack.py differs from its digest in RECORD"
+        in done.stdout
+    )
+    header = read_results(empty / "build" / "conformance" / "qnnpack" / "results.jsonl").header
+    assert header.suite_commit == f"{release.commit}-dirty"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("tests",), ("--pyargs", "conformance"), ("-n1",), ("--co",), ("-v", "--pyargs", "conformance", "tests")],
+    ids=" ".join,
+)
+def test_another_project_notices_nothing(
+    release: Release, project: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Beside its own packages of the same names, and with their assertions as they are without the suite."""
+    outputs = []
+    for site, more in ((release.site, ()), (tmp_path / "nothing", ("-p", "no:fx-quant-conformance"))):
+        done = release.run("-m", "pytest", "-p", "no:cacheprovider", *words, *more, cwd=project, site=site)
+        outputs.append((done.returncode, re.sub(r"in \d+\.\d+s", "", done.stdout), done.stderr))
+    assert outputs[0] == outputs[1]
+    assert "collected" in outputs[0][1] or "-n1" in words
+
+
+def test_the_conftest_of_a_checkout_and_the_plugin_register_the_hooks_once(release: Release, empty: Path) -> None:
+    """A checkout that is run by path, where a release is installed, is the checkout."""
+    path = release.checkout / "conformance"
+    for words in ([str(path)], [str(path), "--pyargs"], [str(release.site / "conformance")]):
+        done = release.run("-m", "pytest", *words, "--backend=qnnpack", f"--claim={CLAIM}", "--list-claims", cwd=empty)
+        assert (done.returncode, done.stdout) == (0, f"{CLAIM}\n"), done.stderr
+    done = release.run(*SUITE, "--backend=qnnpack", f"--claim={CLAIM}", "--list-claims", cwd=release.checkout)
+    assert (done.returncode, done.stdout) == (0, f"{CLAIM}\n"), done.stderr
+
+
+@pytest.mark.skipif(find_spec("argcomplete") is None, reason="needs argcomplete")
+@pytest.mark.parametrize(
+    ("line", "module", "expected"),
+    [
+        ("pytest --pyargs conformance --backend qn", "pytest", {"qnnpack"}),
+        ("fx-quant-conformance ce", "fx_quant_conformance", {"certify"}),
+        ("fx-quant-conformance certify --without-ex", "fx_quant_conformance", {"--without-execution-evidence"}),
+        ("fx-quant-conformance report mer", "fx_quant_conformance", {"merge"}),
+        ("fx-quant-conformance expect --fo", "fx_quant_conformance", {"--folder"}),
+    ],
+)
+def test_the_shell_completes(
+    release: Release,
+    empty: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    module: str,
+    expected: set[str],
+) -> None:
+    out = tmp_path / "answer"
+    program = (
+        "import os, runpy, sys; os.environ.update({'_ARGCOMPLETE': '1', '_ARGCOMPLETE_IFS': chr(10), 'COMP_TYPE': '9', "
+        f"'_ARGCOMPLETE_SHELL': 'bash', 'COMP_LINE': {line!r}, 'COMP_POINT': '{len(line)}', "
+        f"'_ARGCOMPLETE_STDOUT_FILENAME': {str(out)!r}}}); "
+        f"sys.argv[:] = [{module!r}]; runpy.run_module({module!r}, run_name='__main__')"
+    )
+    done = release.run("-c", program, cwd=empty)
+    assert out.is_file(), done.stderr
+    assert {word.strip() for word in out.read_text().split("\n")} == expected
+
+
+def test_the_filters_of_warnings_are_those_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert list(WARNINGS) == project["tool"]["pytest"]["ini_options"]["filterwarnings"]
