@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields
-from datetime import UTC, date, datetime
+from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,7 +126,7 @@ class Run:
             claims=claims,
             claims_in_config=len(self.claims),
             pairs=len({(claim.pattern, claim.dtype_config) for claim in self.claims}),
-            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             isa=isa.find_current_level(backend.engine),
             isolation="fork" if CAN_FORK else "none",
             waivers=_digest(self.waiver_file),
