@@ -1,4 +1,4 @@
-"""Which releases of torch show the findings about torch's own engines: the table of docs/findings-by-release.md.
+"""Which releases of torch show the findings about torch's own engines: the table behind docs/backends.md.
 
 ``python benchmarks/findings_by_release.py PYTHON…`` runs each finding's script in each interpreter, one for each
 release of torch, and prints the table; ``-o FILE`` keeps what was run, so that a later call adds interpreters to it.
