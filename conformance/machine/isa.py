@@ -64,6 +64,12 @@ _WITHOUT = {("fbgemm", "sse41"), ("x86", "sse41")}
 _ASKS_THE_CPU = {"x86": "avx512_vnni"}
 """The CPU flag by which an engine chooses, whatever the variables say."""
 
+NAMES = (
+    *LEVELS,
+    *(f"{name}_on_{flag}" for name in LEVELS for flag in _ASKS_THE_CPU.values() if flag not in LEVELS[name].flags),
+)
+"""Every name that `find_current_level` gives a level of x86, but "custom"."""
+
 
 def apply(level: str, engine: str) -> None:
     """Limit this process, and those it starts, to ``level``: a name of ``LEVELS``.

@@ -35,7 +35,7 @@ from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from conformance.machine.isa import LEVELS
+from conformance.machine.isa import LEVELS, NAMES
 from refimpl.errors import suggest_name
 from reports.schema import Waiver
 from reports.selection import matches_glob
@@ -225,7 +225,7 @@ def _check_isa(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
         raise ValueError('give a list of levels, such as ["avx2", "avx512"]')
     for each in value:
-        if not any(fnmatchcase(level, each) for level in LEVELS):
+        if not any(fnmatchcase(name, each) for name in NAMES):
             raise ValueError(f"no level is {each!r}; expected of {', '.join(LEVELS)}, or a glob")
     return tuple(value)
 
