@@ -9,6 +9,7 @@ import math
 import types
 import typing
 from collections.abc import Hashable, Iterator, Mapping
+from enum import Enum
 from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias, cast
 
 from reports.schema import SCHEMA, Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
@@ -103,7 +104,7 @@ def _get_default(item: dataclasses.Field[Any]) -> object:
 
 
 def _encode_value(value: object) -> object:
-    if isinstance(value, TextEnum):
+    if isinstance(value, str) and isinstance(value, Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _encode_fields(value)
