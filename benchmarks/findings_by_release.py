@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parents[1]
 FINDINGS = ROOT / "docs" / "findings"
 OWNERS = ("qnnpack", "fbgemm", "onednn", "torch")
 SECONDS = 300
-NEEDS_ANOTHER_CPU = 77
-SHOWS, MENDED, CPU, FAILS = "shows", "–", "other CPU", "cannot run"
-SYMBOLS = {SHOWS: "●", MENDED: "–", CPU: "CPU", FAILS: "?"}
+NEEDS_ANOTHER_MACHINE = 77
+SHOWS, MENDED, ELSEWHERE, FAILS = "shows", "does not show", "needs another CPU or build", "cannot run"
+SYMBOLS = {SHOWS: "●", MENDED: "–", ELSEWHERE: "other", FAILS: "?"}
 Outcomes = dict[str, dict[str, str]]
 """Release → script's name without suffix → outcome."""
 
@@ -66,8 +66,8 @@ def find_outcome(interpreter: str, script: Path) -> str:
     done = run(interpreter, str(script))
     if done.returncode == 0 and done.stdout.endswith("the fault shows\n"):
         return SHOWS
-    if done.returncode == NEEDS_ANOTHER_CPU:
-        return CPU
+    if done.returncode == NEEDS_ANOTHER_MACHINE:
+        return ELSEWHERE
     if done.returncode == 1 and "the fault does not show" in done.stdout:
         return MENDED
     print(f"{script.stem}: {(done.stderr.strip() or '?').splitlines()[-1]}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""The ``torch.ops.quantized_decomposed`` operators: torch's own; those that a torch lacks are registered from here.
+"""The ``torch.ops.quantized_decomposed`` operators: torch's own, or ours, which give the same bits. (CVT-07)
 
-Torch registers its own when a module of ``torch.ao.quantization`` is imported, a package that is to be removed; a torch
-before 2.6 lacks ``convert_element_type``. Ours give the same bits. (CVT-07, `refimpl.releases`)
+Torch registers its own when a module of ``torch.ao.quantization`` is imported, a package that is to be removed. Where
+it is missing, those that no other package has registered are registered from here.
 """
 
 from __future__ import annotations
@@ -225,21 +225,19 @@ def _list_missing() -> Iterator[Operator]:
 
 
 def _register() -> str:
-    """Register torch's operators if this torch has them, and those that are missing; name the module to import."""
+    """Register torch's operators, or ours where this torch has none; name the module whose import does so."""
     try:
         importlib.import_module(TORCHS_MODULE)
-        has_torchs = True
+        return TORCHS_MODULE
     except ModuleNotFoundError as error:
         if not TORCHS_MODULE.startswith(str(error.name)):
             raise  # torch's module is there, but one that it needs is not
-        has_torchs = False
-    missing = tuple(_list_missing())
-    for operator in missing:
+    for operator in _list_missing():
         _LIBRARY.define(operator.schema)
         _LIBRARY.impl(operator.name, operator.kernel, "CompositeExplicitAutograd")
         if operator.shapes is not None:
             _LIBRARY.impl(operator.name, operator.shapes, "Meta")
-    return TORCHS_MODULE if has_torchs and not missing else __name__
+    return __name__
 
 
 _LIBRARY: Any = Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]  # it unregisters what it holds when it is collected
