@@ -17,6 +17,7 @@ from pathlib import Path
 
 from conformance.machine.release import DISTRIBUTION
 from conformance.run.expected import FOLDER, ExpectedError, write_expected
+from conformance.run.options import EXPORTING, OPTIONS, make_options, parse_positive
 from reports.codec import line_of
 from reports.completion import complete
 from reports.results import ResultsError, read_results
@@ -33,7 +34,14 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m conforma
         options = parser.parse_args(arguments)
     except SystemExit as end:
         return USAGE if end.code else 0
-    commands = {"init": _init, "expect": _expect, "describe": _describe}
+    commands = {
+        "init": _init,
+        "expect": _expect,
+        "describe": _describe,
+        "export": _export,
+        "run": _run,
+        "judge": _judge,
+    }
     return commands[options.command](options)
 
 
@@ -78,9 +86,48 @@ def _init(options: argparse.Namespace) -> int:
     return 0
 
 
+def _export(options: argparse.Namespace) -> int:
+    import pytest
+
+    from conformance.run.elsewhere import ElsewhereError
+    from conformance.run.export import ExportError, choose_formats, export  # needs torch
+
+    try:
+        formats = choose_formats(options.format)
+        done = export(make_options(options), options.folder.absolute(), formats, options.max_bytes)
+    except (ExportError, ElsewhereError, pytest.UsageError, OSError) as error:
+        print(f"ERROR: {error}", file=sys.stderr)
+        return USAGE
+    print(f"{done.folder}: {done.cases} cases of {done.claims} claims and models, {done.size / 2**20:.1f} MiB")
+    for name, reason in done.left_out.items():
+        print(f"without a case: {name}: {reason}")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from backends.discovery import BackendNotFound, find_backend
+    from conformance.vectors.files import FileFault
+    from conformance.vectors.runner import run_bundle
+
+    try:
+        count = run_bundle(options.folder, options.outputs, find_backend(options.backend), limit=options.case_timeout)
+    except (BackendNotFound, FileFault, OSError) as error:
+        print(f"ERROR: {error}", file=sys.stderr)
+        return USAGE
+    print(f"{options.outputs}: {count} cases")
+    return 0
+
+
+def _judge(options: argparse.Namespace) -> int:
+    import pytest
+
+    words = [f"--backend=vectors:{options.folder}", f"--outputs={options.outputs}", *options.rest]
+    return int(pytest.main(["--pyargs", "conformance", *words]))
+
+
 def _make_parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description="The conformance suite's own command.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="init|expect|describe")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="init|expect|describe|export|run|judge")
     init = commands.add_parser(
         "init", help="write a backend's package", description="Write a package with a backend that runs at once."
     )
@@ -97,6 +144,33 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     describe.add_argument("file", type=Path, metavar="RESULTS.jsonl")
     describe.add_argument("--waivers", type=Path, metavar="FILE", help="the waivers that the run used; default: none")
     describe.add_argument("-o", dest="output", type=Path, metavar="OUT.json", default=Path("description.json"))
+    export = commands.add_parser(
+        "export", help="write a bundle of models and inputs for a device", description="Write models and inputs for a "
+        "device, and apart from them what is right (docs/vectors.md).",
+    )  # fmt: skip
+    export.add_argument("-o", dest="folder", type=Path, metavar="DIR", required=True, help="the bundle's folder")
+    export.add_argument(
+        "--format", default="json", metavar="LIST", help="formats of the models beside model.json, with commas: pt2 "
+        "(torch.export), onnx (QDQ), fx (for backends of the suite's contract); default: none",
+    )  # fmt: skip
+    export.add_argument("--max-bytes", type=parse_positive, metavar="N", help="end if the device's part is larger")
+    for name in EXPORTING:
+        export.add_argument(name, **OPTIONS[name])
+    run = commands.add_parser(
+        "run", help="run a bundle by a backend in Python", description="Run the cases of a bundle by a backend of the "
+        "suite's contract, from the bundle's files alone; they must hold the models in the format fx.",
+    )  # fmt: skip
+    run.add_argument("folder", type=Path, metavar="DEVICE", help="the bundle's folder for the device")
+    run.add_argument("outputs", type=Path, metavar="OUT", help="the folder to fill")
+    run.add_argument("--backend", required=True, metavar="NAME", help="as in certify")
+    run.add_argument("--case-timeout", type=float, default=60.0, metavar="SECONDS", help="for one case (default: 60)")
+    judge = commands.add_parser(
+        "judge", help="judge what a device handed in for a bundle", description="Judge the outputs of a device: pytest "
+        "--pyargs conformance --backend=vectors:DIR --outputs=OUT; further words are passed to pytest.",
+    )  # fmt: skip
+    judge.add_argument("folder", type=Path, metavar="DIR", help="the bundle's folder")
+    judge.add_argument("outputs", type=Path, metavar="OUT", help="the folder that the device has filled")
+    judge.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="options of pytest and of the suite")
     return parser
 
 

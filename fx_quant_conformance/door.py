@@ -23,6 +23,11 @@ commands:
   expect RESULTS.jsonl  write the verdicts of a run as those to expect of a shipped backend
   describe RESULTS.jsonl
                         write what the suite and the backend here say of a run
+  export --backend=NAME -o DIR
+                        write models and inputs as files, for a device that cannot run Python, and what is right
+  run DEVICE OUT --backend=NAME
+                        run such files by a backend in Python, in a process of its own
+  judge DIR OUT         judge what a device handed in for them
   report COMMAND        make reports and comparisons from results files: render, markdown, compare, history, diff,
                         merge; "report certify RESULTS.jsonl -o DIR" writes the certificate of a run that passed,
                         and "report verify DIR" checks one
@@ -78,7 +83,8 @@ def _report(words: Sequence[str]) -> int:
 
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "certify": _certify, "init": _ask_suite, "expect": _ask_suite, "describe": _ask_suite, "report": _report,
+    "certify": _certify, "init": _ask_suite, "expect": _ask_suite, "describe": _ask_suite, "export": _ask_suite,
+    "run": _ask_suite, "judge": _ask_suite, "report": _report,
 }  # fmt: skip
 
 

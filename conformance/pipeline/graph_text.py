@@ -8,7 +8,7 @@ from typing import Any
 
 from conformance.claims.claim import Claim
 from conformance.claims.traits import own_modules_of
-from conformance.remote.client import RemoteModel
+from conformance.remote.client import ElsewhereModel
 from conformance.remote.graph_spelling import spell_graph
 from conformance.stages.convert import ReferenceCase
 from conformance.stages.fuse import FUSES_NOTHING, BuiltCase
@@ -34,6 +34,6 @@ def _spell_or_omit(model: Callable[[], Any]) -> str:
     """Spell a model's graph; "" without one: not made yet, not traceable, or of a vendor's own kind."""
     try:
         made = model()
-        return made.spell_graph() if isinstance(made, RemoteModel) else spell_graph(made)
+        return made.spell_graph() if isinstance(made, ElsewhereModel) else spell_graph(made)
     except Exception:  # the stages report faults; a graph that is not shown costs no verdict
         return ""

@@ -14,6 +14,7 @@ import socket
 import time
 import traceback
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -37,6 +38,10 @@ MOST_TOGETHER = 1 << 20
 """Bytes of inputs that a process gets at a time."""
 
 
+class NoAnswer(Exception):
+    """Nobody was asked: no fault of the backend; the message says why."""
+
+
 class RemoteError(Exception):
     """What the backend's code raised, in its own process; ``trace`` is the traceback there."""
 
@@ -56,6 +61,15 @@ class RemoteBackend(Backend):
     ``share``: how many pieces of work one process does at most. ``limit``: seconds for one. ``text``: the description,
     as it came.
     """
+
+    records: bool = False
+    """Whether it writes down what it is asked for: then nothing is left out because of what it answers."""
+
+    runs_elsewhere: bool = False
+    """Whether no process here lowers its models: they are files for a device."""
+
+    imports: str = ""
+    """Where the vendor's code is found, in the words of ``--backend``; "": where the command line says."""
 
     def __init__(
         self, description: Description, host: Host | None = None, *, share: int = 1, limit: float = 60.0, text: str = ""
@@ -106,20 +120,23 @@ class RemoteBackend(Backend):
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         """Return what the backend reports of a lowered model. Raises as `lower` does."""
-        assert isinstance(lowered, RemoteModel), "a model that another backend lowered"
+        assert isinstance(lowered, ElsewhereModel), "a model that another backend lowered"
         return lowered.execution()
 
     def described_as(self, description: Description) -> RemoteBackend:
         """Return the same backend under another description."""
         return RemoteBackend(description, self.host, share=self._share, limit=self._limit)
 
-    def begin(self) -> None:
-        """Begin a piece of work: its time runs from now, in a new process if the last one has done its share."""
+    def begin(self, work: str = "") -> None:
+        """Begin a piece of work by its ID: its time runs from now, in a new process if the last one did its share."""
         self._deadline = time.monotonic() + self._limit
         if self._worker is not None and self._worker.served >= self._share:
             self.end()
         if self._worker is not None:
             self._worker.begin(self._deadline)
+
+    def conclude(self) -> None:
+        """End a piece of work that came to its end."""
 
     def end(self) -> None:
         """End the process that is left, if any."""
@@ -135,8 +152,31 @@ class RemoteBackend(Backend):
         return self._worker
 
 
-class RemoteModel:
-    """A lowered model in the backend's process. It is called as the model there would be."""
+class ElsewhereModel(ABC):
+    """A lowered model that does not run in this process. It is called as the model there would be."""
+
+    @abstractmethod
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Run it on inputs, in their layout, with this thread's number of threads; it may write to the inputs."""
+
+    @abstractmethod
+    def run_all(self, batches: Sequence[tuple[Tensor, ...]], fillings: Sequence[int] = ()) -> Iterator[Any]:
+        """Run it on several inputs, one after the other; yield the outputs. Raises where it raised.
+
+        ``fillings``: the byte that memory is filled with, for each run; default: that of `fill_memory` now.
+        """
+
+    @abstractmethod
+    def execution(self) -> Execution | None:
+        """Return what the backend reports of it."""
+
+    @abstractmethod
+    def spell_graph(self) -> str:
+        """Return its graph as text; "" if it has none."""
+
+
+class RemoteModel(ElsewhereModel):
+    """A lowered model in the backend's process."""
 
     def __init__(self, worker: _RemoteWorker, number: int) -> None:
         self._worker = worker

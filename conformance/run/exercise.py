@@ -95,9 +95,11 @@ def make_isolation(run: Run) -> Bailiff:
     if not CAN_FORK or not isinstance(backend, RemoteBackend):
         here = InProcess(make_server(run.make_bench(), run.units))
         return Bailiff(here, here, frozenset(), None)
-    options = run.options
     if len(run.units) >= WORTH_WARMING:
         warm(backend.representation)
+    if backend.runs_elsewhere:
+        return make_bailiff(run)
+    options = run.options
     host = Host(options.backend, limit=options.claim_timeout)
     try:
         text = host.warm()
@@ -106,11 +108,15 @@ def make_isolation(run: Run) -> Bailiff:
     if text:
         warnings.warn(text, stacklevel=2)
     remote = RemoteBackend(backend.description, host, share=SHARES[options.profile], limit=options.claim_timeout)
-    near = replace(run, backend=remote)
-    limit = options.claim_timeout
-    plain = Forked(_serve_remote(lambda: near), limit=limit, grace=GRACE, share=JUDGED_BY_ONE, helper=host)
+    return make_bailiff(replace(run, backend=remote), host)
+
+
+def make_bailiff(run: Run, host: Host | None = None) -> Bailiff:
+    """Return where units are judged; ``host``: the backend's process, if it has one."""
+    options, limit = run.options, run.options.claim_timeout
+    plain = Forked(_serve_remote(lambda: run), limit=limit, grace=GRACE, share=JUDGED_BY_ONE, helper=host)
     own = Forked(
-        _serve_remote(lambda: _import_own(near)), limit=limit, grace=GRACE, share=SHARES[options.profile], helper=host,
+        _serve_remote(lambda: _import_own(run)), limit=limit, grace=GRACE, share=SHARES[options.profile], helper=host,
         is_guarded=True,
     )  # fmt: skip
     owned = frozenset(name for name, unit in run.units.items() if run.needs_own_code(unit))
@@ -120,7 +126,7 @@ def make_isolation(run: Run) -> Bailiff:
 def _import_own(run: Run) -> Run:
     """Return the run with the vendor's classes and functions in its config: the vendor's code is imported here."""
     assert isinstance(run.backend, RemoteBackend)
-    real = find_backend(run.options.backend)
+    real = find_backend(run.backend.imports or run.options.backend)
     config, capabilities = as_backend_config(real.backend_config()), real.capabilities()
     description = replace(
         run.backend.description, config=config, capabilities=capabilities, preparation=Preparation.of(real)
@@ -138,8 +144,9 @@ def _serve_remote(make_run: Callable[[], Run]) -> Serve[Work]:
             assert isinstance(run.backend, RemoteBackend)
             made.append((run.backend, make_server(run.make_bench(), run.units)))
         ((backend, serve_here),) = made
-        backend.begin()
+        backend.begin(work if isinstance(work, str) else work.claim)
         yield from serve_here(work)
+        backend.conclude()
 
     return serve
 

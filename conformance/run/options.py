@@ -27,7 +27,8 @@ CLAIM_TIMEOUTS = {"quick": 60.0, "full": 60.0, "stress": 600.0}
 """Maximal time of one claim in seconds, by profile."""
 
 
-def _parse_positive(text: str) -> int:
+def parse_positive(text: str) -> int:
+    """Return the positive integer of a text. Raises ArgumentTypeError."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, found {text!r}")
     return int(text)
@@ -55,7 +56,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--backend": {
         "metavar": "NAME",
         "help": "the backend to certify: a shipped one, a name from the entry-point group "
-        "fx_quant_conformance.backends, or module:attribute such as my_package.my_module:MyBackend (required)",
+        "fx_quant_conformance.backends, module:attribute such as my_package.my_module:MyBackend, vectors:DIR for the "
+        "outputs of a device, or command:FILE.toml for a command that runs one (required)",
+    },
+    "--outputs": {
+        "metavar": "OUT",
+        "help": "with --backend=vectors:DIR: the folder that a device has filled (docs/vectors.md)",
     },
     "--profile": {
         "choices": tuple(PROFILES),
@@ -65,7 +71,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "stress: many random inputs per case, and graphs drawn from the claimed patterns (default: full)",
     },
     "--max-examples": {
-        "type": _parse_positive,
+        "type": parse_positive,
         "metavar": "N",
         "help": "N random inputs per case in addition to all directed ones, and N graphs per fuzz job",
     },
@@ -138,15 +144,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """The suite's options, with the arguments of pytest's addoption; docs/options.md is generated from them."""
 
 
+EXPORTING = ("--backend", "--profile", "--max-examples", "--claim", "--claim-timeout", "--seed", "--shard")
+"""The options that ``export`` takes too."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The options of the command line.
 
     ``claims`` are IDs or globs of claims and jobs; none: all. ``claim_timeout`` is in seconds, for one claim or job.
     ``without_execution_evidence`` lets UNSHOWN pass. ``waivers`` replaces the backend's own file; ``no_waivers``
-    ignores both. ``isa`` is a name of ``conformance.machine.isa.LEVELS``; None: what the CPU has. ``shard``: which part
-    of how many is run; None: all. ``baseline``: the results of an earlier run, with which the report compares,
-    ``any_profile``: also if it is of another profile.
+    ignores both. ``isa`` is a name of ``conformance.machine.isa.LEVELS``; None: what the CPU has. ``outputs``: what a
+    device handed in. ``shard``: which part of how many is run; None: all. ``baseline``: the results of an earlier run,
+    with which the report compares, ``any_profile``: also if it is of another profile.
     """
 
     backend: str
@@ -162,6 +172,7 @@ class Options:
     waivers: Path | None = None
     no_waivers: bool = False
     isa: str | None = None
+    outputs: Path | None = None
     shard: Shard | None = None
     baseline: Path | None = None
     any_profile: bool = False
@@ -181,6 +192,7 @@ class Options:
             (self.allow_quality, "--allow-quality"),
             (self.without_execution_evidence, "--without-execution-evidence"),
             (self.isa is not None, f"--isa={self.isa}"),
+            (self.outputs is not None, f"--outputs={shlex.quote(str(self.outputs))}"),
             (self.waivers is not None, f"--waivers={shlex.quote(str(self.waivers))}"),
             (self.no_waivers, "--no-waivers"),
         )
@@ -223,10 +235,22 @@ def read_options(config: pytest.Config) -> Options:
         waivers=Path(option.waivers).absolute() if option.waivers else None,
         no_waivers=option.no_waivers,
         isa=option.isa,
+        outputs=Path(option.outputs).absolute() if option.outputs else None,
         shard=option.shard,
         baseline=Path(option.baseline).absolute() if option.baseline else None,
         any_profile=option.any_profile,
     )
+
+
+def make_options(given: argparse.Namespace) -> Options:
+    """Return the options of EXPORTING, as the command line of an export gives them. Raises UsageError."""
+    if not given.backend:
+        raise pytest.UsageError("export needs a backend: --backend=NAME")
+    return Options(
+        backend=given.backend, report_dir=Path(), seed=given.seed, profile=given.profile,
+        claim_timeout=given.claim_timeout or CLAIM_TIMEOUTS[given.profile], claims=tuple(given.claim),
+        max_examples=given.max_examples, shard=given.shard,
+    )  # fmt: skip
 
 
 def default_report_dir(backend: str) -> Path:

@@ -32,6 +32,7 @@ from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
 from conformance.remote.description import DescriptionError, Limit, read_description
 from conformance.remote.host import Host, HostError
+from conformance.run.elsewhere import VECTORS, ElsewhereError, adopt_bundle, open_vectors
 from conformance.run.findings import read_findings
 from conformance.run.options import ROOT, Options, read_options, select_ids
 from conformance.run.waivers import WaiverError, Waivers, load_waivers
@@ -120,6 +121,7 @@ class Run:
                 "allow_quality": options.allow_quality,
                 "without_execution_evidence": options.without_execution_evidence,
                 "isa": options.isa,
+                "outputs": None if options.outputs is None else str(options.outputs),
             },
             config_name=self.config_name,
             config_sha256=config_digest(self.claims),
@@ -131,7 +133,7 @@ class Run:
             isolation="fork" if CAN_FORK else "none",
             waivers=_digest(self.waiver_file),
             findings=dict(self.findings),
-            limits=_describe_limits(backend.capabilities().limits),
+            limits=describe_limits(backend.capabilities().limits),
             capabilities=_describe_capabilities(backend.capabilities()),
             claims_sha256=digest_ids(claim.id for claim in self.claims),
             shard=options.shard,
@@ -139,7 +141,7 @@ class Run:
         )
 
 
-def _describe_limits(limits: Mapping[str, Mapping[str, Taken]]) -> dict[str, dict[str, str]]:
+def describe_limits(limits: Mapping[str, Mapping[str, Taken]]) -> dict[str, dict[str, str]]:
     """Return the limits as text: the values that are taken, or the first line of a callable's docstring."""
 
     def text(taken: Taken) -> str:
@@ -165,7 +167,8 @@ def preflight(config: pytest.Config) -> Run | int | None:
     """
     if any(getattr(config.option, name, False) for name in _NO_RUN_OPTIONS):
         return None
-    options = read_options(config)
+    with raise_usage_error_for(ElsewhereError):
+        options = adopt_bundle(read_options(config))
     given: dict[str, str] | None = getattr(config, "workerinput", None)
     is_worker = given is not None
     backend = find_described(options, None if given is None else given[DESCRIPTION])
@@ -194,7 +197,13 @@ def find_described(options: Options, text: str | None = None) -> Backend:
     if not CAN_FORK:
         with raise_usage_error_for(BackendNotFound):
             return find_backend(options.backend)
-    with raise_usage_error_for(HostError), raise_usage_error_for(DescriptionError):
+    with (
+        raise_usage_error_for(HostError),
+        raise_usage_error_for(DescriptionError),
+        raise_usage_error_for(ElsewhereError),
+    ):
+        if options.backend.startswith(VECTORS):
+            return open_vectors(options)
         if text is None:
             with closing(Host(options.backend, limit=options.claim_timeout)) as host:
                 text = json.dumps(host.describe())

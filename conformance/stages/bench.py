@@ -14,6 +14,7 @@ from conformance.claims.claim import enumerate_claims
 from conformance.claims.effort import PROFILES
 from conformance.claims.preparation import Preparation
 from conformance.claims.quick import Share, shares_of
+from conformance.remote.client import RemoteBackend
 from refimpl import BackendConfig, convert_to_reference_decomposed_fx
 from refimpl.backend_config import as_backend_config
 from refimpl.convert import convert_to_bounded_reference_fx
@@ -24,7 +25,7 @@ class Bench:
 
     ``spec``: the backend's name on the command line. ``repro``: returns the command that runs a claim or job again, by
     its ID. ``waived``: the IDs of claims that waivers cover. ``max_examples``: random inputs of each case, with all
-    directed ones, in place of the profile's.
+    directed ones, in place of the profile's. ``tries_all``: nothing is left out because of what the backend answers.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Bench:
     ) -> None:  # fmt: skip
         torch.set_num_threads(1)  # cases are tiny: threads cost more than they give, and workers share the cores
         self.backend = backend
+        self.tries_all = isinstance(backend, RemoteBackend) and backend.records
         self.spec = spec or backend.name
         self.repro = repro
         self.waived = frozenset(waived)

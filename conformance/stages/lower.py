@@ -14,7 +14,7 @@ from backends.base import UnsupportedPattern
 from conformance.claims.inputs import Batch
 from conformance.machine.guard import Finds, guard
 from conformance.machine.memory import fill_memory
-from conformance.remote.client import RemoteBackend, RemoteModel, spell_trace
+from conformance.remote.client import ElsewhereModel, NoAnswer, RemoteBackend, spell_trace
 from conformance.stages.bench import Bench
 from conformance.stages.convert import ReferenceCase
 from conformance.stages.stage import CaseResult, CaseStage, StageError
@@ -62,6 +62,8 @@ def lower(bench: Bench, reference: GraphModule, example_inputs: Batch) -> Lowere
     except UnsupportedPattern as error:
         text = f"the backend declines what its config claims: {error}"
         raise StageError("LOW-01", Verdict.REFUTED, text) from error
+    except NoAnswer as error:
+        raise StageError("LOW-01", Verdict.UNEXERCISED, str(error)) from error
     except Exception as error:
         raise make_backend_error("lower", error) from error
     if not callable(lowered):
@@ -83,10 +85,12 @@ def run_all(lowered: LoweredModel, places: Sequence[Where | str], batches: Seque
 
     A model in another process is given several of them at a time.
     """
-    outputs = lowered.run_all(batches) if isinstance(lowered, RemoteModel) else _run_here(lowered, batches)
+    outputs = lowered.run_all(batches) if isinstance(lowered, ElsewhereModel) else _run_here(lowered, batches)
     for where in places:
         try:
             output = next(outputs)
+        except NoAnswer as error:
+            raise StageError("LOW-01", Verdict.UNEXERCISED, str(error)) from error
         except Exception as error:
             raise make_backend_error(f"running {where},", error) from error
         yield output

@@ -103,6 +103,9 @@ class NumericsStage(CaseStage[ExecutedCase, ComparedCase]):
                 fault = StageError("NUM-03", Verdict.UNEXERCISED, f"no oracle: {error}")
                 break
             except StageError as error:
+                if error.verdict is Verdict.UNEXERCISED:
+                    fault = error
+                    break
                 comparisons.append(self._compare_failed_run(before, where, inputs, error))
                 break  # a model that raises for one input is not run on the others
             first = first or FirstRun(output=output, exact_of=walk.exact)

@@ -17,13 +17,15 @@ from conformance.claims.inputs import Batch
 from conformance.machine.memory import fill_memory
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import NoOracleError
-from conformance.remote.client import RemoteModel, spell_trace
+from conformance.remote.client import ElsewhereModel, NoAnswer, spell_trace
 from conformance.stages.comparison import Comparison, compare_unusable
 from conformance.stages.layouts import clone_with_strides
 from conformance.stages.lower import LoweredModel
 from conformance.stages.meaning import tensors_of
 from conformance.stages.numerics import FirstRun
+from conformance.stages.stage import StageError
 from reports.schema import Where
+from reports.verdicts import Verdict
 
 Run = Callable[[], list[Tensor]]
 """Runs a lowered model; returns its output tensors."""
@@ -138,7 +140,7 @@ class RepeatRun:
     def foresee(self, runs: Sequence[Batch]) -> None:
         """Say which runs come next: a model in another process makes them in one request. `run` gives their results."""
         self._ahead.clear()
-        if not isinstance(self.lowered, RemoteModel):
+        if not isinstance(self.lowered, ElsewhereModel):
             return
         fillings = []
         for _ in runs:
@@ -169,6 +171,8 @@ class RepeatRun:
         try:
             expected = expected or (self.expected if plain is None else self.run(plain))
             actual = run()
+        except NoAnswer as error:
+            raise StageError("NUM-07", Verdict.UNEXERCISED, str(error)) from error
         except Exception as error:
             text = f"raised {type(error).__name__}: {error}; the float model takes such inputs"
             return compare_unusable(where, text, rule="LOW-01", change=change, traceback=spell_trace(error))

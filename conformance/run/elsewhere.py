@@ -1,0 +1,105 @@
+"""Backends that run elsewhere, in words of ``--backend``: ``vectors:DIR`` and ``command:FILE`` (docs/vectors.md)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from conformance.remote.description import read_description
+from conformance.run.options import CLAIM_TIMEOUTS, Options
+from conformance.vectors.bundle import JUDGE, Bundle, BundleError, read_bundle
+from conformance.vectors.files import digest_file, digest_folder
+from conformance.vectors.replay import ReplayBackend
+from reports.shard import Shard
+
+VECTORS, COMMAND = "vectors:", "command:"
+HANDED_IN = "outputs handed in"
+"""The name, among a run's versions, of the digest of outputs that nobody here has computed."""
+
+
+class ElsewhereError(Exception):
+    """A bundle or its outputs cannot be judged; one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneBundle:
+    """The source of all pieces of work: one bundle, and one folder of outputs."""
+
+    bundle: Bundle
+    outputs: Path
+
+    def find(self, work: str) -> tuple[Bundle, Path]:
+        """Return the bundle and the folder."""
+        return self.bundle, self.outputs
+
+
+def adopt_bundle(options: Options) -> Options:
+    """Return the options of a run on ``vectors:DIR``: profile, seed and selection are the bundle's.
+
+    Other options are returned as they are. Raises ElsewhereError for a folder that is no bundle, for outputs that are
+    not there or of another bundle, and for a seed or profile on the command line that is not the bundle's.
+    """
+    if not options.backend.startswith(VECTORS):
+        if options.outputs is not None and not options.backend.startswith(COMMAND):
+            raise ElsewhereError("--outputs belongs to --backend=vectors:DIR")
+        return options
+    if options.outputs is None:
+        raise ElsewhereError(f"--backend={options.backend} needs --outputs=OUT: the folder that the device has filled")
+    bundle = _open(options)
+    made: dict[str, Any] = bundle.plan["options"]
+    for name, default in (("profile", "full"), ("seed", 0)):
+        given = getattr(options, name)
+        if given not in (default, made[name]):
+            raise ElsewhereError(f"--{name}={given}: the bundle was exported with --{name}={made[name]}; leave it out")
+    timeout = options.claim_timeout
+    if timeout == CLAIM_TIMEOUTS[options.profile]:
+        timeout = CLAIM_TIMEOUTS[made["profile"]]
+    return replace(
+        options, profile=made["profile"], seed=made["seed"], max_examples=made["max_examples"], claim_timeout=timeout,
+        claims=options.claims or tuple(made["claim"]), shard=options.shard or _read_shard(made["shard"]),
+    )  # fmt: skip
+
+
+def _read_shard(text: str | None) -> Shard | None:
+    if text is None:
+        return None
+    place, of = map(int, text.split("/"))
+    return Shard(place=place, of=of)
+
+
+def _open(options: Options) -> Bundle:
+    """Read the bundle of ``vectors:DIR``. Raises ElsewhereError."""
+    try:
+        return read_bundle(Path(options.backend.removeprefix(VECTORS)).absolute())
+    except BundleError as error:
+        raise ElsewhereError(str(error)) from error
+
+
+def open_vectors(options: Options) -> ReplayBackend:
+    """Return the backend of a bundle and the outputs that were handed in for it. Raises ElsewhereError."""
+    bundle, outputs = _open(options), options.outputs
+    assert outputs is not None, "adopt_bundle has asked for it"
+    if not outputs.is_dir():
+        raise ElsewhereError(f"--outputs={outputs}: there is no such folder")
+    folders = sorted(path.name for path in outputs.iterdir() if path.is_dir())
+    if strangers := [name for name in folders if name not in bundle.cases]:
+        raise ElsewhereError(
+            f"--outputs={outputs}: {strangers[0]} ({len(strangers)} of {len(folders)} folders) is no case of the "
+            f"bundle {bundle.folder}: these outputs belong to another one"
+        )
+    digest, files = digest_folder(outputs)
+    versions = {"vector bundle": f"sha256 {digest_file(bundle.device / 'manifest.json')}",
+                HANDED_IN: f"{files} files, sha256 {digest}"}  # fmt: skip
+    return make_replay(bundle.plan["description"], versions, OneBundle(bundle=bundle, outputs=outputs), bundle)
+
+
+def make_replay(data: dict[str, Any], versions: dict[str, str], source: OneBundle, bundle: Bundle) -> ReplayBackend:
+    """Return the backend that a bundle's plan describes; its kernels run at no level of this machine."""
+    waivers = data["waivers"]
+    data = data | {
+        "engine": "", "unavailable": None, "versions": data["versions"] | versions,
+        "waivers": None if waivers is None else str(bundle.folder / JUDGE / waivers),
+    }  # fmt: skip
+    return ReplayBackend(read_description(data), source, imports=str(bundle.plan["imports"]), text=json.dumps(data))

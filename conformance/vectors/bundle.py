@@ -1,0 +1,221 @@
+"""A bundle: the folder for a device, and the judge's own. docs/vectors.md is the format's description.
+
+``device/`` has the manifest, and for each case its model and its inputs; nothing in it tells the answer. ``judge/``
+has what is right, and what the judge needs to take the same way again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conformance.oracle.grids import Grid
+from conformance.vectors.files import (
+    FileFault,
+    digest_file,
+    digest_of,
+    pack_arrays,
+    read_json,
+    spell_json,
+    write_once,
+)
+from conformance.vectors.formats import FORMATS
+from conformance.vectors.graph_data import Array, Data, as_array, spell_grid
+from conformance.vectors.interval import Interval
+from conformance.vectors.recording import RecordedCase
+
+SCHEMA = 1
+DEVICE, JUDGE = "device", "judge"
+MANIFEST, PLAN = "manifest.json", "judge.json"
+
+
+class BundleError(Exception):
+    """A folder is no bundle, or not as it was written; one line."""
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleWriter:
+    """Writes cases into a folder; several processes may do so at the same time.
+
+    ``formats``: in which the models are written. ``with_expected``: whether the judge's side gets what is right.
+    """
+
+    folder: Path
+    formats: Sequence[str]
+    with_expected: bool = True
+
+    def take(self, work: str, cases: Sequence[RecordedCase]) -> None:
+        """Write the cases of a piece of work."""
+        for case in cases:
+            if case.runs.runs:
+                self._write_case(case)
+
+    def _write_case(self, case: RecordedCase) -> None:
+        device = self.folder / DEVICE
+        model = self._write_model(case)
+        inputs = pack_arrays(case.runs.arrays)
+        path = f"inputs/{digest_of(inputs)[:16]}.npz"
+        write_once(device / path, inputs)
+        data = {
+            "case": case.name,
+            "claim": case.work,
+            "model": model,
+            "inputs": path,
+            "operands": [None if grid is None else spell_grid(grid) for grid in case.runs.grids],
+            "outputs": _spell_outputs(case),
+            "runs": case.runs.spell(),
+        }
+        write_once(device / "cases" / f"{case.name}.json", spell_json(data).encode())
+        if self.with_expected:
+            arrays = dict(_spell_expected(case))
+            write_once(self.folder / JUDGE / "expected" / f"{case.name}.npz", pack_arrays(arrays))
+
+    def _write_model(self, case: RecordedCase) -> dict[str, str]:
+        """Write a model in all formats; return the files by kind."""
+        text = case.data.text().encode()
+        weights = pack_arrays(case.data.arrays)
+        place = f"models/{digest_of(text + weights)[:16]}"
+        files = {"json": f"{place}/model.json", "weights": f"{place}/weights.npz"}
+        folder = self.folder / DEVICE / place
+        write_once(folder / "model.json", text)
+        write_once(folder / "weights.npz", weights)
+        for name in self.formats:
+            if name == "json":
+                continue
+            path = folder / f"model.{name}"
+            fault = path.with_suffix(f"{path.suffix}.txt")
+            if not path.exists() and not fault.exists():
+                try:
+                    data = FORMATS[name](case.model, case.example)
+                except (
+                    Exception
+                ) as error:  # an exporter's refusal is the device's vendor's to see, and costs no other case
+                    write_once(fault, f"{type(error).__name__}: {error}\n".encode())
+                else:
+                    write_once(path, data)
+            files[name if path.exists() else f"no {name}"] = f"{place}/{path.name if path.exists() else fault.name}"
+        return files
+
+
+def _spell_outputs(case: RecordedCase) -> list[Data]:
+    """Return dtype and grid of each output."""
+    known = next((each for each in case.expected if each is not None), None)
+    count = len(case.runs.runs[0].outputs)
+    grids: Sequence[Grid | None] = [None] * count if known is None else [each.grid for each in known]
+    return [{"dtype": "float32", "grid": None if grid is None else spell_grid(grid)} for grid in grids]
+
+
+def _spell_expected(case: RecordedCase) -> Any:
+    """Yield the arrays of what is right: exact value, lowest and highest, for each run and output."""
+    for number, outputs in enumerate(case.expected):
+        for place, interval in enumerate(outputs or ()):
+            for name, array in _spell_interval(interval).items():
+                yield f"{key_of_output(number, place)}_{name}", array
+
+
+def _spell_interval(interval: Interval) -> dict[str, Array]:
+    ends = {"low": interval.low, "high": interval.high}
+    if interval.grid is not None:
+        ends = {name: value.to(_integers_of(interval.grid)) for name, value in ends.items()}
+    return {"exact": as_array(interval.exact), **{name: as_array(value) for name, value in ends.items()}}
+
+
+def _integers_of(grid: Grid) -> Any:
+    import torch
+
+    return getattr(torch, spell_grid(grid)["dtype"])
+
+
+def key_of_output(run: int, output: int) -> str:
+    """Return the name of an output's array in ``outputs.npz``."""
+    return f"r{run}_o{output}"
+
+
+def finish_bundle(
+    folder: Path, about: Mapping[str, Any], plan: Mapping[str, Any], works: Mapping[str, str]
+) -> dict[str, Any]:
+    """Write the manifest over the cases that are there, and the judge's plan; return the manifest.
+
+    ``works``: the claims and models in their order, with the reason for those that may have no case.
+    """
+    device = folder / DEVICE
+    device.mkdir(parents=True, exist_ok=True)
+    place = {work: number for number, work in enumerate(works)}
+    cases = [read_json(path) for path in sorted((device / "cases").glob("*.json"))]
+    cases.sort(key=lambda case: (place[case["claim"]], case["case"]))
+    files = {
+        path.relative_to(device).as_posix(): {"bytes": path.stat().st_size, "sha256": digest_file(path)}
+        for path in sorted(device.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
+    rows = [{"case": case["case"], "claim": case["claim"], "file": f"cases/{case['case']}.json"} for case in cases]
+    having = {row["claim"] for row in rows}
+    left_out = {work: reason or "no case of it can be run" for work, reason in works.items() if work not in having}
+    manifest = {"schema": SCHEMA, **about, "cases": rows, "left_out": left_out, "files": files}
+    text = spell_json(manifest)
+    (device / MANIFEST).write_text(text, encoding="utf-8")
+    judge = folder / JUDGE
+    judge.mkdir(parents=True, exist_ok=True)
+    own = {**plan, "schema": SCHEMA, "manifest_sha256": digest_of(text.encode())}
+    (judge / PLAN).write_text(spell_json(own), encoding="utf-8")
+    return manifest
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A bundle as the judge reads it. ``plan``: the judge's own; ``cases``: the claim of each case, by its name."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    cases: Mapping[str, str]
+
+    @property
+    def device(self) -> Path:
+        """The folder for the device."""
+        return self.folder / DEVICE
+
+    def read_case(self, name: str) -> Mapping[str, Any]:
+        """Return a case's data. Raises BundleError if its file is not as it was written."""
+        path = f"cases/{name}.json"
+        self.check_file(path)
+        data: Mapping[str, Any] = read_json(self.device / path)
+        return data
+
+    def check_file(self, path: str) -> None:
+        """Hold a file to the manifest. Raises BundleError if it is missing or changed."""
+        try:
+            found = digest_file(self.device / path)
+        except OSError as error:
+            raise BundleError(f"{self.device / path}: {error.strerror}; write the bundle anew") from error
+        if found != self.manifest["files"][path]["sha256"]:
+            raise BundleError(f"{self.device / path} was changed: its sha256 is not the manifest's; write it anew")
+
+
+def read_bundle(folder: Path) -> Bundle:
+    """Read a bundle's manifest and plan. Raises BundleError for any other folder."""
+    manifest_path, plan_path = folder / DEVICE / MANIFEST, folder / JUDGE / PLAN
+    try:
+        plan, manifest = read_json(plan_path), read_json(manifest_path)
+    except FileFault as error:
+        raise BundleError(f"{folder} is no bundle of fx-quant-conformance export: {error}") from error
+    try:
+        for data, path in ((plan, plan_path), (manifest, manifest_path)):
+            if data["schema"] != SCHEMA:
+                raise BundleError(f"{path}: schema {data['schema']!r}; this suite reads {SCHEMA}: export again")
+        if digest_file(manifest_path) != plan["manifest_sha256"]:
+            raise BundleError(f"{manifest_path} is not the one that was written with {plan_path}: export again")
+        cases = {str(row["case"]): str(row["claim"]) for row in manifest["cases"]}
+        _ = {name: manifest["files"][f"cases/{name}.json"]["sha256"] for name in cases}
+        _ = plan["description"], plan["options"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BundleError(f"{folder} is no bundle: {type(error).__name__}: {error}; export again") from error
+    return Bundle(folder=folder, manifest=manifest, plan=plan, cases=cases)

@@ -1,0 +1,298 @@
+"""A reference model as a plain graph: nodes as data, tensors as arrays. docs/vectors.md is the format's description.
+
+A reader needs no framework: quantize and dequantize have one spelling in both forms of a reference model, weights are
+integers with their qparams, and a fused module is the chain of its parts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from conformance.oracle.grids import Grid, ends_of, grid_of, integers_of, qparams_of
+from conformance.oracle.own_modules import ends_of_weight
+from refimpl.decomposed import PLAIN_DTYPE
+from refimpl.invariants import is_dequantize, is_quantize
+from refimpl.observers import is_quantized_dtype
+from refimpl.patterns import leaf_name
+from refimpl.tracing import attribute_of
+
+Array: TypeAlias = npt.NDArray[Any]
+Data: TypeAlias = dict[str, Any]
+VERSION = 1
+_OF_A_WEIGHT = "weight_"
+_PLAIN = (bool, int, float, str)
+_NO_ARGUMENTS = frozenset({"training", "is_decomposed"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphData:
+    """A model as data: ``graph`` is JSON, which names ``arrays``. Equal models have equal data."""
+
+    graph: Data
+    arrays: Mapping[str, Array]
+
+    def text(self) -> str:
+        """Return the graph as JSON, the same text for the same graph."""
+        return json.dumps(self.graph, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """A graph that is being spelled. ``names``: what stands for a node's value."""
+
+    model: GraphModule
+    nodes: list[Data] = field(default_factory=list)
+    arrays: dict[str, Array] = field(default_factory=dict)
+    names: dict[Node, Data] = field(default_factory=dict)
+
+    def add(self, name: str, op: str, **what: Any) -> Data:
+        """Add a node; return what stands for its value."""
+        self.nodes.append({"name": name, "op": op, **what})
+        return {"node": name}
+
+    def hold(self, key: str, tensor: Tensor) -> Data:
+        """Hold a tensor as an array; return what stands for it."""
+        self.arrays[key] = as_array(tensor)
+        return {"tensor": key}
+
+    def spell(self, value: Any) -> Any:
+        """Return an argument as JSON."""
+        if isinstance(value, Node):
+            return self.names[value]
+        if isinstance(value, (list, tuple)):
+            return [self.spell(item) for item in value]
+        if isinstance(value, dict):
+            return {str(key): self.spell(item) for key, item in value.items()}
+        if isinstance(value, slice):
+            return {"slice": [self.spell(item) for item in (value.start, value.stop, value.step)]}
+        if isinstance(value, float) and not math.isfinite(value):
+            return {"float": str(value)}
+        if value is None or isinstance(value, _PLAIN):
+            return value
+        if value is Ellipsis:
+            return {"ellipsis": True}
+        if isinstance(value, torch.dtype):
+            return {"dtype": name_of(value)}
+        if isinstance(value, Tensor):
+            return self.hold(f"constant.{len(self.arrays)}", value)
+        return {"other": str(value)}
+
+
+def spell_model(model: GraphModule) -> GraphData:
+    """Return a reference model, in either form, as data."""
+    draft = _Draft(model=model)
+    inputs, outputs = list[str](), Any
+    for node in model.graph.nodes:
+        if node.op == "placeholder":
+            inputs.append(node.name)
+            draft.names[node] = {"node": node.name}
+        elif node.op == "output":
+            outputs = draft.spell(node.args[0])
+        else:
+            draft.names[node] = _spell_node(draft, node)
+    graph = {"format": "fx-quant-graph", "version": VERSION, "inputs": inputs, "nodes": draft.nodes, "outputs": outputs}
+    return GraphData(graph=graph, arrays=draft.arrays)
+
+
+def _spell_node(draft: _Draft, node: Node) -> Data:
+    """Add a node to the draft, or several for a fused module; return what stands for its value."""
+    if node.op == "get_attr":
+        return draft.hold(str(node.target), attribute_of(draft.model, str(node.target)))
+    if is_quantize(node) and _is_static(node):
+        return _spell_quantize(draft, node)
+    if is_dequantize(node) and (known := _spell_dequantize(draft, node)) is not None:
+        return known
+    args, kwargs = draft.spell(node.args), draft.spell(node.kwargs)
+    if node.op == "call_module":
+        module = draft.model.get_submodule(str(node.target))
+        return _spell_module(draft, node.name, str(node.target), module, args, kwargs)
+    op = f".{node.target}" if node.op == "call_method" else _name_function(node.target)
+    return draft.add(node.name, op, args=args, **({"kwargs": kwargs} if kwargs else {}))
+
+
+def _name_function(target: Any) -> str:
+    return str(target) if isinstance(target, torch._ops.OpOverload) else leaf_name(target)
+
+
+# -- quantize and dequantize ------------------------------------------------------------------------------------------
+
+
+def _is_static(node: Node) -> bool:
+    """Tell whether a quantize node has its qparams from the model, not from a run."""
+    if node.target in ("to", torch.quantize_per_tensor_dynamic):
+        return False
+    numbers = [number for number in node.args[1:3] if isinstance(number, Node)]
+    return all(number.op == "get_attr" for number in numbers)
+
+
+def _spell_quantize(draft: _Draft, node: Node) -> Data:
+    """Add a quantize node; a constant is held as the integers that it becomes."""
+    if all(operand.op == "get_attr" for operand in node.all_input_nodes):
+        target: Any = node.target
+        operands = [attribute_of(draft.model, str(arg.target)) if isinstance(arg, Node) else arg for arg in node.args]
+        return draft.hold(f"{node.name}.integers", integers_of(target(*operands)).to(_plain_dtype_of(node)))
+    return draft.add(node.name, "quantize", args=draft.spell(node.args[:1]), **_spell_qparams(draft, node))
+
+
+def _spell_dequantize(draft: _Draft, node: Node) -> Data | None:
+    """Add a dequantize node with the qparams of what quantized its operand; None: they are chosen by the run."""
+    source: Any = node.args[0]
+    from_node = node if node.op == "call_function" else source
+    if not isinstance(source, Node) or not (is_quantize(from_node) or from_node is node) or not _is_static(from_node):
+        return None
+    return draft.add(node.name, "dequantize", args=draft.spell(node.args[:1]), **_spell_qparams(draft, from_node))
+
+
+def _spell_qparams(draft: _Draft, node: Node) -> Data:
+    """Return the qparams of a quantize or dequantize node: numbers, or arrays along an axis."""
+    scale, zero_point, axis = qparams_of(draft.model, node)
+    if axis is None:
+        if is_quantize(node):
+            return spell_grid(grid_of(draft.model, node))
+        low, high = ends_of(node)
+        name = name_of(_plain_dtype_of(node))
+        return spell_grid(Grid(scale=float(scale), zero_point=int(zero_point), low=low, high=high, dtype=name))
+    low, high = ends_of(node)
+    held = {
+        "scale": draft.hold(f"{node.name}.scale", scale.float()),
+        "zero_point": draft.hold(f"{node.name}.zero_point", zero_point.int()),
+    }
+    return held | {"axis": axis, "low": low, "high": high, "dtype": name_of(_plain_dtype_of(node))}
+
+
+def _plain_dtype_of(node: Node) -> torch.dtype:
+    dtype = node.args[-1]
+    assert isinstance(dtype, torch.dtype)
+    return PLAIN_DTYPE[dtype]
+
+
+def spell_grid(grid: Grid) -> Data:
+    """Return a grid as data, with the plain name of its dtype."""
+    dtype = {"quint8": "uint8", "qint8": "int8", "qint32": "int32"}.get(grid.dtype, grid.dtype)
+    return {"scale": grid.scale, "zero_point": grid.zero_point, "low": grid.low, "high": grid.high, "dtype": dtype}
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return a dtype's name without torch's."""
+    return str(dtype).removeprefix("torch.")
+
+
+# -- modules ----------------------------------------------------------------------------------------------------------
+
+
+def _spell_module(draft: _Draft, name: str, path: str, module: nn.Module, args: Any, kwargs: Any) -> Data:
+    """Add a module's node, or those of the parts that a fused module runs one after the other."""
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        value: Data | None = None
+        for key, part in module.named_children():
+            operands = args if value is None else [value]
+            value = _spell_module(draft, f"{name}.{key}", f"{path}.{key}", part, operands, {})
+        return value if value is not None else args[0]
+    what: Data = {"args": args, **({"kwargs": kwargs} if kwargs else {}), "arguments": _spell_arguments(draft, module)}
+    tensors = dict(_spell_tensors(draft, path, module))
+    return draft.add(name, _name_class(type(module)), **what, **({"tensors": tensors} if tensors else {}))
+
+
+def _name_class(kind: type) -> str:
+    """Return the name of the float class whose place a class takes, as patterns have it."""
+    if kind.__module__.startswith("torch.") and hasattr(nn, kind.__name__):
+        return f"nn.{kind.__name__}"
+    for each in kind.__mro__:
+        name = leaf_name(each)  # type: ignore[arg-type]  # a class of a module is a leaf
+        if name.startswith("nn.") and each is not nn.Module:
+            return name
+        if not each.__module__.startswith(("torch.", "refimpl.")):
+            return name
+    return leaf_name(kind)  # type: ignore[arg-type]
+
+
+def _spell_arguments(draft: _Draft, module: nn.Module) -> Data:
+    """Return the plain attributes of a module: the arguments that it was made with."""
+    holds = hasattr(module, "get_quantized_weight")
+    return {
+        name: draft.spell(value)
+        for name, value in sorted(vars(module).items())
+        if not name.startswith("_") and name not in _NO_ARGUMENTS and _is_plain(value)
+        and not (holds and name.startswith(_OF_A_WEIGHT))
+    }  # fmt: skip
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (*_PLAIN, torch.dtype))
+
+
+def _spell_tensors(draft: _Draft, path: str, module: nn.Module) -> Iterator[tuple[str, Data]]:
+    """Yield a module's tensors by name, quantized ones as integers with their qparams."""
+    for prefix, part in module.named_modules():
+        inside = f"{prefix}." if prefix else ""
+        holds = hasattr(part, "get_quantized_weight")
+        own = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+        for name, tensor in own:
+            key = f"{path}.{inside}{name}"
+            if holds and name == "weight":
+                yield f"{inside}{name}", _spell_weight(draft, key, part)
+            elif is_quantized_dtype(getattr(part, f"{name}_dtype", None)) and hasattr(part, f"{name}_scale"):
+                yield f"{inside}{name}", _spell_named_weight(draft, key, part, name, tensor)
+            elif not _is_qparam(part, name, holds):
+                yield f"{inside}{name}", draft.hold(key, tensor.detach())
+
+
+def _is_qparam(part: nn.Module, name: str, holds: bool) -> bool:
+    root = name.rpartition("_")[0].removesuffix("_zero").removesuffix("_axis")
+    return (holds and name.startswith(_OF_A_WEIGHT)) or hasattr(part, f"{root}_qscheme")
+
+
+def _spell_weight(draft: _Draft, key: str, part: Any) -> Data:
+    if not is_quantized_dtype(part.weight_dtype):
+        return draft.hold(key, part.get_weight().detach())
+    low, high = ends_of_weight(part)
+    integers = integers_of(part.get_quantized_weight()).to(PLAIN_DTYPE[part.weight_dtype])
+    axis = int(part.weight_axis) if part.weight_scale.numel() > 1 or part.weight_scale.dim() else None
+    ends = (int(low), int(high))
+    return _spell_held(draft, key, integers, (part.weight_scale, part.weight_zero_point), axis, ends)
+
+
+def _spell_named_weight(draft: _Draft, key: str, part: Any, name: str, tensor: Tensor) -> Data:
+    """Spell one of the weights of a recurrent module, which have qparams of their own."""
+    scale, zero_point = (getattr(part, f"{name}_{which}") for which in ("scale", "zero_point"))
+    dtype = getattr(part, f"{name}_dtype")
+    axis = int(getattr(part, f"{name}_axis", 0)) if scale.numel() > 1 else None
+    if axis is None:
+        quantized = torch.quantize_per_tensor(tensor.detach(), float(scale), int(zero_point), dtype)
+    else:
+        quantized = torch.quantize_per_channel(tensor.detach(), scale, zero_point, axis, dtype)
+    ends = torch.iinfo(PLAIN_DTYPE[dtype])
+    integers = integers_of(quantized).to(PLAIN_DTYPE[dtype])
+    return _spell_held(draft, key, integers, (scale, zero_point), axis, (ends.min, ends.max))
+
+
+def _spell_held(
+    draft: _Draft, key: str, integers: Tensor, qparams: tuple[Tensor, Tensor], axis: int | None, ends: tuple[int, int]
+) -> Data:
+    """Return integers with the qparams that give their reals."""
+    data = draft.hold(key, integers) | {"low": ends[0], "high": ends[1], "dtype": name_of(integers.dtype)}
+    scale, zero_point = qparams
+    if axis is None:
+        return data | {"scale": float(scale), "zero_point": int(zero_point)}
+    held = {
+        "scale": draft.hold(f"{key}.scale", scale),
+        "zero_point": draft.hold(f"{key}.zero_point", zero_point),
+    }
+    return data | held | {"axis": axis}
+
+
+def as_array(tensor: Tensor) -> Array:
+    """Return a tensor on the CPU as an array in C order."""
+    return np.ascontiguousarray(tensor.detach().cpu().numpy())

@@ -1,0 +1,168 @@
+"""Recording: a backend that writes down what it is asked to lower and to run, and answers with what is right.
+
+A device gets these models and inputs as files (export.py). The judge takes the same way again with the device's outputs
+(replay.py): what it asks for depends on answers only where something is wrong, so a right answer shows all of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from backends.base import Capabilities, Execution
+from conformance.oracle.dynamic import find_dynamic_range
+from conformance.oracle.evaluate import Walk
+from conformance.oracle.exact import Exact
+from conformance.oracle.grids import NoOracleError, placeholder_grids
+from conformance.remote.client import ElsewhereModel, RemoteBackend
+from conformance.remote.description import Description
+from conformance.vectors.graph_data import GraphData, spell_model
+from conformance.vectors.interval import Interval, interval_of
+from conformance.vectors.runs import RunsData, key_of
+
+Batch = tuple[Tensor, ...]
+
+
+@dataclass(kw_only=True)
+class RecordedCase:
+    """A model that was lowered in a piece of work, and its runs.
+
+    ``expected``: for each run and output what is right; None: the oracle does not know.
+    """
+
+    name: str
+    work: str
+    data: GraphData
+    model: GraphModule
+    example: tuple[Any, ...]
+    runs: RunsData
+    expected: list[list[Interval] | None] = field(default_factory=list)
+
+
+class Sink(Protocol):
+    """Takes the cases of a piece of work when it has ended."""
+
+    def take(self, work: str, cases: Sequence[RecordedCase]) -> None:
+        """Take them."""
+
+
+class RecordingBackend(RemoteBackend):
+    """A backend as it describes itself, which runs nothing. ``imports``: where the vendor's own code is found."""
+
+    records = runs_elsewhere = True
+
+    def __init__(self, description: Description, sink: Sink, *, imports: str, text: str = "") -> None:
+        super().__init__(description, text=text)
+        self.imports = imports
+        self._sink = sink
+        self._work = ""
+        self._cases: dict[str, RecordedCase] = {}
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        """Note the model; equal models of a piece of work are one case."""
+        data = spell_model(reference_model)
+        name = name_case(self._work, data)
+        case = self._cases.get(name)
+        if case is None:
+            case = self._cases[name] = RecordedCase(
+                name=name, work=self._work, data=data, model=copy.deepcopy(reference_model), example=example_inputs,
+                runs=RunsData(grids=placeholder_grids(reference_model)),
+            )  # fmt: skip
+        return RecordedModel(case, self.capabilities())
+
+    def execution(self, lowered: Callable[..., Any]) -> Execution | None:
+        """Return None: what a device executes, it says with its outputs."""
+        return None
+
+    def described_as(self, description: Description) -> RecordingBackend:
+        """Return the same backend under another description."""
+        return RecordingBackend(description, self._sink, imports=self.imports, text=self.text)
+
+    def begin(self, work: str = "") -> None:
+        """Begin a piece of work."""
+        self._work = work
+        self._cases.clear()
+
+    def conclude(self) -> None:
+        """Hand on what was recorded."""
+        self._sink.take(self._work, list(self._cases.values()))
+        self._cases.clear()
+
+
+def name_case(work: str, data: GraphData) -> str:
+    """Return the name of a case: 16 hexadecimal digits of the piece of work and of the model's data."""
+    digest = hashlib.sha256(f"{work}\0{data.text()}\0".encode())
+    for key in sorted(data.arrays):
+        digest.update(key.encode())
+        digest.update(data.arrays[key].tobytes())
+    return digest.hexdigest()[:16]
+
+
+class RecordedModel(ElsewhereModel):
+    """A model whose runs are noted; its outputs are the nearest of what is right."""
+
+    def __init__(self, case: RecordedCase, capabilities: Capabilities) -> None:
+        self._case = case
+        model = case.model
+        self._walk = Walk(model, capabilities, dynamic_range=find_dynamic_range(model))
+        self._answers: dict[str, tuple[Any, list[Interval] | None]] = {}
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Note a run on inputs."""
+        return next(self.run_all([inputs]))
+
+    def run_all(self, batches: Sequence[Batch], fillings: Sequence[int] = ()) -> Iterator[Any]:
+        """Note runs; yield the outputs. Raises what the reference model raises, where the oracle does not know."""
+        for inputs in batches:
+            threads = torch.get_num_threads()
+            output, expected = self._answer(inputs)
+            self._case.runs.add(inputs, output, threads)
+            self._case.expected.append(expected)
+            yield output
+
+    def execution(self) -> Execution | None:
+        """Return None: nothing runs."""
+        return None
+
+    def spell_graph(self) -> str:
+        """Return "": nothing was lowered."""
+        return ""
+
+    def _answer(self, inputs: Batch) -> tuple[Any, list[Interval] | None]:
+        key = key_of([value.contiguous() for value in inputs], 1)
+        if key not in self._answers:
+            self._answers[key] = self._compute(inputs)
+        output, expected = self._answers[key]
+        return _copy(output), expected
+
+    def _compute(self, inputs: Batch) -> tuple[Any, list[Interval] | None]:
+        with torch.no_grad():
+            output = self._case.model(*(value.clone() for value in inputs))
+        try:
+            exacts = list(self._walk.exact(tuple(inputs))) if all(value.numel() for value in inputs) else []
+        except NoOracleError:
+            exacts = []
+        if not exacts:
+            return output, None
+        return _replace(output, iter(exacts)), list(map(interval_of, exacts))
+
+
+def _replace(output: Any, exacts: Iterator[Exact]) -> Any:
+    """Return the structure of an output with the nearest right values in its tensors."""
+    if isinstance(output, Tensor):
+        interval = interval_of(next(exacts))
+        return interval.nearest()
+    return type(output)(_replace(item, exacts) for item in output) if type(output) in (tuple, list) else output
+
+
+def _copy(output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return output.detach().clone()
+    return type(output)(map(_copy, output)) if type(output) in (tuple, list) else output

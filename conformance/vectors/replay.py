@@ -1,0 +1,164 @@
+"""Replaying: a backend whose models ran on a device, which handed in their outputs as files.
+
+The judge takes the way that was recorded (recording.py). A model or an input that the bundle does not have is no fault
+of the device: the claim is UNEXERCISED, with that reason.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from backends.base import Execution, UnsupportedPattern
+from conformance.machine.isolation import Ending, LostProcess
+from conformance.oracle.grids import Grid, placeholder_grids
+from conformance.remote.client import ElsewhereModel, NoAnswer, RemoteBackend, RemoteError
+from conformance.remote.description import Description
+from conformance.vectors.bundle import Bundle, BundleError
+from conformance.vectors.files import FileFault, unpack_arrays
+from conformance.vectors.graph_data import spell_model
+from conformance.vectors.outputs import HandedIn, Status
+from conformance.vectors.recording import name_case
+from conformance.vectors.runs import key_of, read_operand
+
+Batch = tuple[Tensor, ...]
+
+
+class Source(Protocol):
+    """Where the bundle and the outputs of a piece of work are found."""
+
+    def find(self, work: str) -> tuple[Bundle, Path]:
+        """Return the bundle that has the piece of work, and the folder of the outputs."""
+
+
+class HandedInError(RemoteError):
+    """What was handed in for a case is not what was asked for."""
+
+
+class ReplayBackend(RemoteBackend):
+    """A backend whose outputs are in files. ``imports``: where the vendor's own code is found."""
+
+    runs_elsewhere = True
+
+    def __init__(self, description: Description, source: Source, *, imports: str, text: str = "") -> None:
+        super().__init__(description, text=text)
+        self.imports = imports
+        self.source = source
+        self._work = ""
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        """Find what was handed in for a model. Raises what the device answered in place of outputs."""
+        bundle, outputs = self.source.find(self._work)
+        name = name_case(self._work, spell_model(reference_model))
+        if name not in bundle.cases:
+            raise NoAnswer(_explain_unknown(bundle, self._work))
+        try:
+            case = bundle.read_case(name)
+            bundle.check_file(case["inputs"])
+            arrays = unpack_arrays(bundle.device / case["inputs"])
+        except (BundleError, FileFault) as error:
+            raise NoAnswer(f"the bundle: {error}") from error
+        handed_in = HandedIn(outputs / name, case)
+        try:
+            status = handed_in.read_status()
+        except FileFault as error:
+            raise HandedInError(f"case {name}: {error}") from error
+        raise_unless_done(name, status)
+        with torch.no_grad():
+            structure = tree_flatten(reference_model(*(value.clone() for value in example_inputs)))[1]
+        return ReplayedModel(name, handed_in, _keys_of(case, arrays, placeholder_grids(reference_model)), structure)
+
+    def described_as(self, description: Description) -> ReplayBackend:
+        """Return the same backend under another description."""
+        return ReplayBackend(description, self.source, imports=self.imports, text=self.text)
+
+    def begin(self, work: str = "") -> None:
+        """Begin a piece of work."""
+        self._work = work
+
+
+_LOST = {"crashed": Ending.DIED, "timeout": Ending.TIMEOUT}
+
+
+def raise_unless_done(name: str, status: Status) -> None:
+    """Raise what a backend in Python would have raised, or the loss of its process."""
+    reason = status.reason or f"the device says {status.status!r} of case {name}, and gave no reason"
+    if status.status == "refused":
+        raise UnsupportedPattern(reason)
+    if status.status in _LOST:
+        raise LostProcess(_LOST[status.status], reason, text=status.text, is_alone=True)
+    if status.status == "raised":
+        kind: type[RemoteError] = type(status.kind or "HandedInError", (RemoteError,), {})
+        error = kind(reason)
+        error.trace = status.text
+        raise error
+
+
+def _explain_unknown(bundle: Bundle, work: str) -> str:
+    if work not in bundle.cases.values():
+        return "the bundle has no case of this claim: it was exported with another selection"
+    made = f"suite {bundle.manifest.get('suite_version')}, torch {bundle.manifest.get('torch')}"
+    return (
+        f"the bundle does not have this model, though it has others of the claim: it was made by {made}, "
+        f"here it is judged with torch {torch.__version__}; export again with the same suite, torch and kind of CPU"
+    )
+
+
+def _keys_of(case: Mapping[str, Any], arrays: Mapping[str, Any], grids: Sequence[Grid | None]) -> list[str]:
+    """Return the keys of a case's runs, from the inputs in the bundle."""
+    return [
+        key_of(
+            [read_operand(operand, arrays, grid) for operand, grid in zip(run["inputs"], grids, strict=True)],
+            run["threads"],
+        )
+        for run in case["runs"]
+    ]
+
+
+class ReplayedModel(ElsewhereModel):
+    """A model whose outputs were handed in. A run that is asked for again beyond the recorded ones gives its last."""
+
+    def __init__(self, name: str, handed_in: HandedIn, keys: Sequence[str], structure: Any) -> None:
+        self._name = name
+        self._handed_in = handed_in
+        self._structure = structure
+        self._left: dict[str, deque[int]] = defaultdict(deque)
+        for number, key in enumerate(keys):
+            self._left[key].append(number)
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Return the outputs for inputs."""
+        return next(self.run_all([inputs]))
+
+    def run_all(self, batches: Sequence[Batch], fillings: Sequence[int] = ()) -> Iterator[Any]:
+        """Yield the outputs for several inputs. Raises HandedInError for outputs that are none, NoAnswer."""
+        for inputs in batches:
+            left = self._left.get(key_of(inputs, torch.get_num_threads()))
+            if not left:
+                raise NoAnswer(f"the bundle's case {self._name} does not have this input")
+            run = left.popleft() if len(left) > 1 else left[0]
+            try:
+                status = self._handed_in.read_status_of(run)
+                raise_unless_done(self._name, status)
+                values = self._handed_in.read_outputs(run)
+            except FileFault as error:
+                raise HandedInError(f"case {self._name}: {error}") from error
+            yield tree_unflatten(values, self._structure)
+
+    def execution(self) -> Execution | None:
+        """Return what the device executed, as it says. Raises HandedInError."""
+        try:
+            return self._handed_in.read_execution()
+        except FileFault as error:
+            raise HandedInError(f"case {self._name}: {error}") from error
+
+    def spell_graph(self) -> str:
+        """Return "": the device has the lowered model."""
+        return ""

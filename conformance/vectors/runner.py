@@ -1,0 +1,120 @@
+"""Running a bundle by a backend of the suite's contract, from the bundle's files alone, in a process of its own.
+
+``fx-quant-conformance run DEVICE OUT --backend=NAME`` reads models in the format ``fx``; it is also what a runner for a
+device has to do, in Python.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from backends.base import Backend, Execution, UnsupportedPattern
+from conformance.machine.threads import run_with_threads
+from conformance.oracle.grids import Grid
+from conformance.remote.model_bytes import load_model
+from conformance.vectors.bundle import MANIFEST, key_of_output
+from conformance.vectors.files import FileFault, pack_arrays, read_json, spell_json, unpack_arrays
+from conformance.vectors.graph_data import Array, as_array
+from conformance.vectors.outputs import EXECUTION, OUTPUTS, STATUS
+from conformance.vectors.runs import read_operand
+
+_POLL = 0.002
+
+
+def run_bundle(device: Path, out: Path, backend: Backend, *, limit: float = 60.0) -> int:
+    """Run all cases of a bundle's device folder; return their number. ``limit``: seconds for one case.
+
+    Each case runs in a child process, whose death or hanging is that case's status. Raises FileFault for a bundle that
+    cannot be read, or without models in the format ``fx``.
+    """
+    manifest = read_json(device / MANIFEST)
+    if "fx" not in manifest.get("formats", ()):
+        raise FileFault(f"{device} has no models in the format fx: export with --format=fx")
+    backend.warm_up()
+    for row in manifest["cases"]:
+        case = read_json(device / row["file"])
+        folder = out / case["case"]
+        folder.mkdir(parents=True, exist_ok=True)
+        _run_in_child(lambda case=case, folder=folder: _run_case(device, case, folder, backend), folder, limit)  # type: ignore[misc]
+    return len(manifest["cases"])
+
+
+def _run_in_child(work: Callable[[], None], folder: Path, limit: float) -> None:
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + limit
+    while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            _write(folder, {"status": "timeout", "reason": f"did not end within {limit:g} s"})
+            return
+        time.sleep(_POLL)
+    code = os.waitstatus_to_exitcode(ended[1])
+    if code:
+        _write(folder, {"status": "crashed", "reason": f"the process ended with {code}"})
+
+
+def _run_case(device: Path, case: Mapping[str, Any], folder: Path, backend: Backend) -> None:
+    """Lower a case's model and run it; write what came of it."""
+    torch.set_num_threads(1)
+    model, example = load_model((device / case["model"]["fx"]).read_bytes())
+    inputs = unpack_arrays(device / case["inputs"])
+    try:
+        lowered = backend.lower(model, example)
+    except Exception as error:
+        _write(folder, _describe(error))
+        return
+    arrays, runs = dict[str, Array](), dict[str, Any]()
+    grids = [None if grid is None else Grid(**grid) for grid in case["operands"]]
+    for number, run in enumerate(case["runs"]):
+        operands = [read_operand(each, inputs, grid) for each, grid in zip(run["inputs"], grids, strict=True)]
+        try:
+            output = _run(lowered, operands, run["threads"])
+        except Exception as error:
+            runs[str(number)] = _describe(error)
+            continue
+        for place, value in enumerate(tree_flatten(output)[0]):
+            arrays[key_of_output(number, place)] = as_array(value)
+    (folder / OUTPUTS).write_bytes(pack_arrays(arrays))
+    _write(folder, {"status": "done", "runs": runs})
+    try:
+        execution = backend.execution(lowered)
+    except Exception as error:
+        _write(folder, _describe(error))
+        return
+    if execution is not None:
+        names = {name: list(getattr(execution, name)) for name in Execution.__dataclass_fields__}
+        (folder / EXECUTION).write_text(spell_json(names), encoding="utf-8")
+
+
+def _run(lowered: Callable[..., Any], operands: list[Tensor], threads: int) -> Any:
+    return lowered(*operands) if threads == 1 else run_with_threads(threads, lambda: lowered(*operands))
+
+
+def _describe(error: Exception) -> dict[str, Any]:
+    status = "refused" if isinstance(error, UnsupportedPattern) else "raised"
+    trace = "".join(traceback.format_exception(error, limit=-6))
+    return {"status": status, "reason": str(error), "kind": type(error).__name__, "text": trace}
+
+
+def _write(folder: Path, status: Mapping[str, Any]) -> None:
+    (folder / STATUS).write_text(spell_json(status), encoding="utf-8")

@@ -1,0 +1,114 @@
+"""The runs of a case as data: which arrays go in, as integers wherever a value lies on a grid, and what comes out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from conformance.oracle.error_bounds import flatten
+from conformance.oracle.grids import Grid
+from conformance.vectors.graph_data import Array, Data, as_array, name_of, spell_grid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """One input of one run. ``array``: its name in ``inputs.npz``, in C order.
+
+    ``holds``: ``integers`` of the input's grid, or the ``values`` themselves. ``strides``: those of the memory in which
+    the input is to lie, in elements; None: it is contiguous.
+    """
+
+    array: str
+    holds: Literal["integers", "values"]
+    shape: list[int]
+    strides: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """One run of a case: its inputs, the shapes of its outputs, and the number of threads that it is meant for."""
+
+    inputs: list[Operand]
+    outputs: list[list[int]]
+    threads: int = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class RunsData:
+    """The runs of a case, with the arrays that they name; equal arrays are held once."""
+
+    grids: Sequence[Grid | None]
+    runs: list[RunData] = field(default_factory=list)
+    arrays: dict[str, Array] = field(default_factory=dict)
+    _names: dict[str, str] = field(default_factory=dict)
+
+    def add(self, inputs: Sequence[Tensor], output: Any, threads: int) -> None:
+        """Add a run."""
+        operands = [self._hold(value, grid) for value, grid in zip(inputs, self.grids, strict=True)]
+        shapes = [list(each.shape) for each in flatten(output) if isinstance(each, Tensor)]
+        self.runs.append(RunData(inputs=operands, outputs=shapes, threads=threads))
+
+    def spell(self) -> list[Data]:
+        """Return the runs as plain data."""
+        return [asdict(run) for run in self.runs]
+
+    def _hold(self, value: Tensor, grid: Grid | None) -> Operand:
+        integers = None if grid is None else find_integers(value, grid)
+        array = as_array(value if integers is None else integers)
+        key = hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).hexdigest()
+        name = self._names.setdefault(key, f"a{len(self._names)}")
+        self.arrays[name] = array
+        return Operand(
+            array=name, holds="values" if integers is None else "integers", shape=list(value.shape),
+            strides=None if value.is_contiguous() else list(value.stride()),
+        )  # fmt: skip
+
+
+def find_integers(value: Tensor, grid: Grid) -> Tensor | None:
+    """Return the integers whose values are exactly these; None: a value lies between them, or beyond their ends."""
+    if value.dtype is not torch.float32:
+        return None
+    integers = grid.integers(value.contiguous()).round()
+    is_inside = (integers >= grid.low) & (integers <= grid.high)  # NaN is not
+    if not bool(is_inside.all()) or not torch.equal(_bits(grid.values(integers)), _bits(value.contiguous())):
+        return None
+    return integers.to(getattr(torch, spell_grid(grid)["dtype"]))
+
+
+def _bits(value: Tensor) -> Tensor:
+    return value.view(torch.int32)
+
+
+def key_of(inputs: Sequence[Tensor], threads: int) -> str:
+    """Return what tells a run from others: the values and the layouts of its inputs, and its threads."""
+    digest = hashlib.sha256(str(threads).encode())
+    for value in inputs:
+        head = f"{name_of(value.dtype)}{tuple(value.shape)}{None if value.is_contiguous() else value.stride()}"
+        digest.update(head.encode())
+        digest.update(as_array(value).tobytes())
+    return digest.hexdigest()
+
+
+def read_operand(operand: Mapping[str, Any], arrays: Mapping[str, Any], grid: Grid | None) -> Tensor:
+    """Return an input as the device is to feed it."""
+    value = torch.from_numpy(arrays[operand["array"]])
+    if operand["holds"] == "integers":
+        assert grid is not None, "integers lie on a grid"
+        value = grid.values(value)
+    if operand["strides"] is None:
+        return value
+    size = 1 + sum((length - 1) * step for length, step in zip(operand["shape"], operand["strides"], strict=True))
+    laid = torch.zeros(size, dtype=value.dtype).as_strided(operand["shape"], operand["strides"])
+    return value.clone().as_strided(operand["shape"], value.stride()) if not value.numel() else _fill(laid, value)
+
+
+def _fill(laid: Tensor, value: Tensor) -> Tensor:
+    """Write values element by element: those of an expanded axis share their memory."""
+    shared = [slice(0, 1) if step == 0 else slice(None) for step in laid.stride()]
+    laid[tuple(shared)].copy_(value[tuple(shared)])
+    return laid
