@@ -8,13 +8,17 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import reduce
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
-from backends.base import Backend, Representation
+from torch.fx import GraphModule
+
+from backends.base import Backend, Representation, UnsupportedPattern
+from refimpl import BackendConfig
 
 ENTRY_POINT_GROUP = "fx_quant_conformance.backends"
 SHIPPED = {
@@ -39,16 +43,20 @@ class BackendNotFound(Exception):
     """``--backend`` names no usable backend; the message is one line."""
 
 
-def find_backend(spec: str) -> Backend:
-    """Return a new instance of the backend that ``spec`` names. Raises BackendNotFound."""
+def find_backend(spec: str, *, needs_lower: bool = True) -> Backend:
+    """Return a new instance of the backend that ``spec`` names. Raises BackendNotFound.
+
+    ``needs_lower``: False where no model is lowered here. Then a class without ``lower`` is a backend too, and so is a
+    BackendConfig, or a function that returns one.
+    """
     if spec in SHIPPED:
-        return _load(SHIPPED[spec], f"shipped backend {spec!r}")
+        return _load(SHIPPED[spec], f"shipped backend {spec!r}", needs_lower)
     targets = sorted({point.value for point in entry_points(group=ENTRY_POINT_GROUP, name=spec)})
     if len(targets) > 1:
         values = ", ".join(targets)
         raise BackendNotFound(f"backend {spec!r}: several installed packages give it: {values}; name one of these")
     if targets:
-        return _load(targets[0], f"entry point {spec!r}")
+        return _load(targets[0], f"entry point {spec!r}", needs_lower)
     if ":" not in spec:
         names = list_names()
         near = get_close_matches(spec, names, n=1)
@@ -56,7 +64,7 @@ def find_backend(spec: str) -> Backend:
         choices = ", ".join(names)
         raise BackendNotFound(f"unknown backend {spec!r}; {hint}choose one of {choices}, or give module:attribute")
     _import_from_here()
-    return _load(spec, f"backend {spec!r}")
+    return _load(spec, f"backend {spec!r}", needs_lower)
 
 
 def list_names() -> list[str]:
@@ -73,7 +81,7 @@ def _import_from_here() -> None:
     sys.path[:] = [*first, *(entry for entry in sys.path if entry not in first)]
 
 
-def _load(target: str, what: str) -> Backend:
+def _load(target: str, what: str, needs_lower: bool) -> Backend:
     """Import ``module:attribute``; ``what`` begins the message when it fails."""
     module_name, _, path = target.partition(":")
     if not module_name or not path:
@@ -88,7 +96,39 @@ def _load(target: str, what: str) -> Backend:
         value = reduce(getattr, path.split("."), module)
     except AttributeError:
         raise BackendNotFound(f"{what}: {_describe_missing(module_name, path, vars(module))}") from None
-    return _backend_of(value, target)
+    return _backend_of(value if needs_lower else _complete(value, path), target)
+
+
+class ConfigOnly(Backend):
+    """A backend of which only the config is known: its models run elsewhere, in the decomposed form."""
+
+    representation = Representation.DECOMPOSED
+
+    def __init__(self, name: str, get_config: Callable[[], Any]) -> None:
+        self.name = name
+        self._get_config = get_config
+
+    def backend_config(self) -> BackendConfig:
+        """Return the config."""
+        return self._get_config()  # type: ignore[no-any-return]  # whatever it is: it is checked as any backend's
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        """Raise UnsupportedPattern."""
+        raise UnsupportedPattern("only the config of this backend is known")
+
+
+def _complete(value: object, name: str) -> object:
+    """Return a backend for what lacks only ``lower``: a class without it, a config, or a function that returns one."""
+    if _is_backend_class(value):
+        if value.__abstractmethods__ == {"lower"}:
+            return type(value.__name__, (value,), {"lower": ConfigOnly.lower, "__module__": value.__module__})
+        return value
+    if isinstance(value, (Backend, type)):
+        return value
+    own_name = name.rpartition(".")[2].removesuffix("_config").removesuffix("_backend").removeprefix("get_")
+    if callable(value):
+        return ConfigOnly(own_name, value)
+    return ConfigOnly(own_name, lambda: value) if hasattr(value, "configs") or isinstance(value, dict) else value
 
 
 def _describe_missing(module_name: str, path: str, names: dict[str, object]) -> str:

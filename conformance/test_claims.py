@@ -14,7 +14,8 @@ import pytest
 from conformance.claims.claim import Claim
 from conformance.machine.process import own_peak_mib
 from conformance.pipeline.job import Job
-from conformance.run.exercise import Bailiff, make_isolation
+from conformance.run.exercise import Court
+from conformance.run.isolate import make_isolation
 from conformance.run.judging import rows_of
 from conformance.run.recorder import PAYLOAD
 from conformance.run.session import Unit, run_of
@@ -25,24 +26,24 @@ from reports.verdicts import Verdict
 
 
 @pytest.fixture(scope="session")
-def isolation(pytestconfig: pytest.Config) -> Iterator[Bailiff]:
+def isolation(pytestconfig: pytest.Config) -> Iterator[Court]:
     """Return the isolation in which this process runs a backend's code."""
     isolation = make_isolation(run_of(pytestconfig))
     yield isolation
     isolation.close()
 
 
-def test_job(job: Job, isolation: Bailiff, request: pytest.FixtureRequest) -> None:
+def test_job(job: Job, isolation: Court, request: pytest.FixtureRequest) -> None:
     """A model is as good as its patterns; a measurement succeeds."""
     exercise(job, isolation, request.node)
 
 
-def test_claim(claim: Claim, isolation: Bailiff, request: pytest.FixtureRequest) -> None:
+def test_claim(claim: Claim, isolation: Court, request: pytest.FixtureRequest) -> None:
     """One claim holds in every stage."""
     exercise(claim, isolation, request.node)
 
 
-def exercise(unit: Unit, isolation: Bailiff, item: pytest.Item) -> None:
+def exercise(unit: Unit, isolation: Court, item: pytest.Item) -> None:
     """Run a claim or job and attach its rows to the test; fail or skip for the first verdict that does not pass."""
     run = run_of(item.config)
     work = isolation.run(unit.id)

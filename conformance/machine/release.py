@@ -10,16 +10,12 @@ import base64
 import csv
 import hashlib
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from conformance.machine.toml import TomlError, parse_toml
 
 DISTRIBUTION = "fx-quant-conformance"
 COMMIT = Path("conformance", "machine", "commit.txt")
@@ -31,10 +27,10 @@ _OWN = Path(__file__).resolve()
 def read_suite_version(root: Path) -> str:
     """Return the version of the suite whose packages lie in ``root``: a checkout's, or a release's; else "unknown"."""
     try:
-        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        project = parse_toml((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         if project["name"] == DISTRIBUTION:  # beside installed packages may lie anyone's
             return str(project["version"])
-    except (OSError, KeyError, tomllib.TOMLDecodeError):
+    except (OSError, KeyError, TomlError):
         pass
     return next((each.version for each in _find_distributions(root)), UNKNOWN)
 

@@ -29,6 +29,11 @@ class Job:
         """Whether the job judges a model."""
         return not self.topic
 
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether what it asks for next depends on the last answer: then no file can hold its questions."""
+        return not self.is_model or self.id.startswith("model/fuzz/")
+
     def __str__(self) -> str:
         return self.id
 

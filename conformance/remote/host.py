@@ -30,11 +30,12 @@ class HostError(Exception):
 class Host:
     """The process that has imported the backend. ``limit``: seconds for the import, and for what it says of itself.
 
-    It is started when it is first needed, and again if it is gone.
+    It is started when it is first needed, and again if it is gone. ``needs_lower``: whether it is to lower models.
     """
 
-    def __init__(self, spec: str, *, limit: float) -> None:
+    def __init__(self, spec: str, *, limit: float, needs_lower: bool = True) -> None:
         self.spec = spec
+        self._needs_lower = needs_lower
         self.output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as this object
         weakref.finalize(self, self.output.close)
         self._limit = limit
@@ -66,7 +67,7 @@ class Host:
         pid = os.fork()
         if pid == 0:
             ours.close()
-            run_host(self.spec, theirs, self.output.fileno())
+            run_host(self.spec, theirs, self.output.fileno(), needs_lower=self._needs_lower)
         theirs.close()
         self._control, self._pid = ours, pid
         self._started += 1

@@ -39,14 +39,14 @@ from conformance.remote.wire import Frame, memory_of, pack, receive_frame, send_
 _POLL = 0.005
 
 
-def run_host(spec: str, control: socket.socket, output: int) -> NoReturn:
+def run_host(spec: str, control: socket.socket, output: int, *, needs_lower: bool = True) -> NoReturn:
     """Be the host: import the backend, then do what the judge asks for, and never return into the caller's code."""
     status = 1
     try:
         settle(output)
         leave_files(control.fileno(), output)
         stand_guard()
-        _serve(control, _load(spec, control), output)
+        _serve(control, _load(spec, control, needs_lower), output)
         status = 0
     except SystemExit as leaving:
         status = exit_status_of(leaving)
@@ -56,10 +56,10 @@ def run_host(spec: str, control: socket.socket, output: int) -> NoReturn:
         os._exit(status & 0xFF)
 
 
-def _load(spec: str, control: socket.socket) -> Backend:
+def _load(spec: str, control: socket.socket, needs_lower: bool) -> Backend:
     torch.set_num_threads(1)  # cases are tiny: threads cost more than they give, and processes share the cores
     try:
-        backend = find_backend(spec)
+        backend = find_backend(spec, needs_lower=needs_lower)
     except BackendNotFound as error:
         send_frame(control, Frame(head={"error": "not found", "text": str(error)}))
         raise SystemExit(0) from None

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from conformance.remote.description import read_description
+from backends.base import Representation
+from conformance.remote.client import RemoteBackend
+from conformance.remote.description import Description, read_description
+from conformance.remote.host import Host
 from conformance.run.options import CLAIM_TIMEOUTS, Options
 from conformance.vectors.bundle import JUDGE, Bundle, BundleError, read_bundle
 from conformance.vectors.files import digest_file, digest_folder
 from conformance.vectors.replay import ReplayBackend
 from reports.shard import Shard
 
+if TYPE_CHECKING:
+    from conformance.vectors.command import CommandSettings
+
 VECTORS, COMMAND = "vectors:", "command:"
+CALLS = "device-calls"
+"""The folder, in that of the report, of what a command was given and handed in."""
 HANDED_IN = "outputs handed in"
 """The name, among a run's versions, of the digest of outputs that nobody here has computed."""
 
@@ -103,3 +114,46 @@ def make_replay(data: dict[str, Any], versions: dict[str, str], source: OneBundl
         "waivers": None if waivers is None else str(bundle.folder / JUDGE / waivers),
     }  # fmt: skip
     return ReplayBackend(read_description(data), source, imports=str(bundle.plan["imports"]), text=json.dumps(data))
+
+
+class CommandBackend(RemoteBackend):
+    """A backend that a command runs, known by its description. ``settings``: those of its file."""
+
+    runs_elsewhere = True
+
+    def __init__(self, description: Description, settings: CommandSettings, *, text: str) -> None:
+        super().__init__(description, text=text)
+        self.settings = settings
+        self.imports = settings.config
+
+
+def open_command(options: Options, text: str | None) -> CommandBackend:
+    """Return the backend of ``command:FILE``. ``text``: its description, if another process has asked for it.
+
+    Raises ElsewhereError for a file that cannot be used, HostError and DescriptionError for its config.
+    """
+    from conformance.vectors.command import CommandError, read_settings
+
+    try:
+        settings = read_settings(Path(options.backend.removeprefix(COMMAND)).absolute())
+    except CommandError as error:
+        raise ElsewhereError(str(error)) from error
+    place = str(settings.file.parent)
+    if place not in sys.path:
+        sys.path.append(place)
+    if text is None:
+        with closing(Host(settings.config, limit=options.claim_timeout, needs_lower=False)) as host:
+            data = host.describe()
+        if "fx" not in settings.formats:
+            data["representation"] = Representation.DECOMPOSED.name
+        data |= {"engine": "", "unavailable": None}
+        data["name"] = settings.name or data["name"]
+        if settings.waivers is not None:
+            data["waivers"] = str(settings.waivers)
+        text = json.dumps(data)
+    return CommandBackend(read_description(json.loads(text)), settings, text=text)
+
+
+def remove_calls(report_dir: Path) -> None:
+    """Remove what an earlier run's command has left; before the first process needs a claim."""
+    shutil.rmtree(report_dir / CALLS, ignore_errors=True)

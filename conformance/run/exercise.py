@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from backends.base import Backend, Representation
 from backends.discovery import find_backend
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.preparation import Preparation
-from conformance.machine.isolation import CAN_FORK, Ending, Forked, InProcess, Isolation, Serve, WorkResult
+from conformance.machine.isolation import Ending, Forked, Isolation, Serve, WorkResult
 from conformance.machine.process import freeze_memory
 from conformance.pipeline.claim_run import run_claim
 from conformance.remote.client import RemoteBackend
-from conformance.remote.host import Host, HostError
+from conformance.remote.host import Host
 from conformance.reproducers.of_claim import with_reproducer
 from conformance.run.session import Run, Unit, open_run
 from conformance.stages.bench import Bench
@@ -51,6 +50,19 @@ class Reproduce:
 
 Work: TypeAlias = str | Reproduce
 """The ID of a claim or job to run, or a claim to reproduce."""
+
+
+class Court(Protocol):
+    """Has each piece of work done."""
+
+    def run(self, name: str) -> WorkResult:
+        """Run a claim or job by its ID."""
+
+    def reproduce(self, claim: Claim, result: ClaimResult, checks: Sequence[Check]) -> ClaimResult:
+        """Return a failing claim's result with a script and graphs, as far as they can be had."""
+
+    def close(self) -> None:
+        """End all processes."""
 
 
 class Bailiff:
@@ -89,28 +101,6 @@ class Bailiff:
         return self._own if name in self._owned else self._plain
 
 
-def make_isolation(run: Run) -> Bailiff:
-    """Return where a run's units run, by their IDs."""
-    backend = run.backend
-    if not CAN_FORK or not isinstance(backend, RemoteBackend):
-        here = InProcess(make_server(run.make_bench(), run.units))
-        return Bailiff(here, here, frozenset(), None)
-    if len(run.units) >= WORTH_WARMING:
-        warm(backend.representation)
-    if backend.runs_elsewhere:
-        return make_bailiff(run)
-    options = run.options
-    host = Host(options.backend, limit=options.claim_timeout)
-    try:
-        text = host.warm()
-    except HostError as error:
-        text = f"{error}; the claims start cold"
-    if text:
-        warnings.warn(text, stacklevel=2)
-    remote = RemoteBackend(backend.description, host, share=SHARES[options.profile], limit=options.claim_timeout)
-    return make_bailiff(replace(run, backend=remote), host)
-
-
 def make_bailiff(run: Run, host: Host | None = None) -> Bailiff:
     """Return where units are judged; ``host``: the backend's process, if it has one."""
     options, limit = run.options, run.options.claim_timeout
@@ -126,7 +116,8 @@ def make_bailiff(run: Run, host: Host | None = None) -> Bailiff:
 def _import_own(run: Run) -> Run:
     """Return the run with the vendor's classes and functions in its config: the vendor's code is imported here."""
     assert isinstance(run.backend, RemoteBackend)
-    real = find_backend(run.backend.imports or run.options.backend)
+    spec, needs_lower = run.backend.imports or run.options.backend, not run.backend.runs_elsewhere
+    real = find_backend(spec, needs_lower=needs_lower)
     config, capabilities = as_backend_config(real.backend_config()), real.capabilities()
     description = replace(
         run.backend.description, config=config, capabilities=capabilities, preparation=Preparation.of(real)

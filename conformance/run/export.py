@@ -25,10 +25,6 @@ from conformance.vectors.formats import EXPORTED, FORMATS, NEEDS
 from conformance.vectors.recording import RecordingBackend, Sink
 from reports.schema import Check, ModelResult
 
-ADAPTIVE = ("fact/", "model/fuzz/")
-"""Jobs whose next question depends on the last answer: no file can hold them."""
-
-
 _MEASURED_EACH = 16
 
 
@@ -84,7 +80,7 @@ def record_units(run: Run, backend: RemoteBackend, sink: Sink, imports: str) -> 
 def list_recordable(run: Run) -> list[str]:
     """Return the IDs of the selected units that a bundle can hold, claims first."""
     units = sorted(run.units.values(), key=lambda unit: isinstance(unit, Job))
-    return [unit.id for unit in units if not unit.id.startswith(ADAPTIVE)]
+    return [unit.id for unit in units if isinstance(unit, Claim) or not unit.is_adaptive]
 
 
 def export(options: Options, folder: Path, formats: Sequence[str], most_bytes: int | None) -> Exported:

@@ -18,6 +18,7 @@ from conformance.claims.claim import Claim
 from conformance.machine.isolation import CAN_FORK
 from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
+from conformance.run.elsewhere import remove_calls
 from conformance.run.options import register
 from conformance.run.progress import Progress
 from conformance.run.recorder import PAYLOAD, Recorder
@@ -64,6 +65,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         return run
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         config.stash[_RECORDER] = Recorder(run)
+        remove_calls(run.options.report_dir)
     return None
 
 

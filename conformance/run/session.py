@@ -32,7 +32,7 @@ from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
 from conformance.remote.description import DescriptionError, Limit, read_description
 from conformance.remote.host import Host, HostError
-from conformance.run.elsewhere import VECTORS, ElsewhereError, adopt_bundle, open_vectors
+from conformance.run.elsewhere import COMMAND, VECTORS, ElsewhereError, adopt_bundle, open_command, open_vectors
 from conformance.run.findings import read_findings
 from conformance.run.options import ROOT, Options, read_options, select_ids
 from conformance.run.waivers import WaiverError, Waivers, load_waivers
@@ -204,6 +204,8 @@ def find_described(options: Options, text: str | None = None) -> Backend:
     ):
         if options.backend.startswith(VECTORS):
             return open_vectors(options)
+        if options.backend.startswith(COMMAND):
+            return open_command(options, text)
         if text is None:
             with closing(Host(options.backend, limit=options.claim_timeout)) as host:
                 text = json.dumps(host.describe())
@@ -231,6 +233,8 @@ def open_run(options: Options, backend: Backend) -> Run:
     if not claims:
         raise pytest.UsageError(f"backend {backend.name}: backend_config() claims nothing: no entry has a dtype config")
     jobs = _jobs_of(options.profile, config, capabilities)
+    if isinstance(backend, RemoteBackend) and backend.runs_elsewhere:
+        jobs = tuple(job for job in jobs if not job.is_adaptive)
     stress_jobs = _jobs_of("stress", config, capabilities)
     claim_ids = [claim.id for claim in claims]
     selected = select_ids([*claim_ids, *(job.id for job in jobs)], options.claims)

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -36,15 +35,11 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from conformance.machine.isa import LEVELS, NAMES
+from conformance.machine.toml import parse_toml
 from refimpl.errors import suggest_name
 from reports.schema import Waiver
 from reports.selection import matches_glob
 from reports.verdicts import PASSING, VERDICTS, Verdict
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 QUALITY_LSB = 1.0
 """The error that QUALITY stands for (NUM-03)."""
@@ -273,7 +268,7 @@ def load_waivers(path: Path, level: str, torch: str) -> tuple[WaiverEntry, ...]:
     Raises WaiverError if it is unreadable or has a bad one.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise WaiverError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:  # bad TOML, or no UTF-8

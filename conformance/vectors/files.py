@@ -30,7 +30,7 @@ def pack_arrays(arrays: Mapping[str, Array]) -> bytes:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(arrays):
             member = io.BytesIO()
-            np.lib.format.write_array(member, np.ascontiguousarray(arrays[name]), version=(1, 0), allow_pickle=False)
+            np.lib.format.write_array(member, arrays[name], version=(1, 0), allow_pickle=False)
             archive.writestr(zipfile.ZipInfo(f"{name}.npy", _EPOCH), member.getvalue())
     return buffer.getvalue()
 

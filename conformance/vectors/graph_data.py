@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from conformance.oracle.grids import Grid, ends_of, grid_of, integers_of, qparams_of
+from conformance.oracle.grids import Grid, ends_of, grid_of, integers_of, lay_along, qparams_of
 from conformance.oracle.own_modules import ends_of_weight
 from refimpl.decomposed import PLAIN_DTYPE
 from refimpl.invariants import is_dequantize, is_quantize
@@ -34,15 +35,16 @@ _PLAIN = (bool, int, float, str)
 _NO_ARGUMENTS = frozenset({"training", "is_decomposed"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GraphData:
     """A model as data: ``graph`` is JSON, which names ``arrays``. Equal models have equal data."""
 
     graph: Data
     arrays: Mapping[str, Array]
 
+    @cached_property
     def text(self) -> str:
-        """Return the graph as JSON, the same text for the same graph."""
+        """The graph as JSON, the same text for the same graph."""
         return json.dumps(self.graph, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -208,12 +210,12 @@ def _name_class(kind: type) -> str:
     if kind.__module__.startswith("torch.") and hasattr(nn, kind.__name__):
         return f"nn.{kind.__name__}"
     for each in kind.__mro__:
-        name = leaf_name(each)  # type: ignore[arg-type]  # a class of a module is a leaf
+        name = leaf_name(each)
         if name.startswith("nn.") and each is not nn.Module:
             return name
         if not each.__module__.startswith(("torch.", "refimpl.")):
             return name
-    return leaf_name(kind)  # type: ignore[arg-type]
+    return leaf_name(kind)
 
 
 def _spell_arguments(draft: _Draft, module: nn.Module) -> Data:
@@ -258,10 +260,20 @@ def _spell_weight(draft: _Draft, key: str, part: Any) -> Data:
     if not is_quantized_dtype(part.weight_dtype):
         return draft.hold(key, part.get_weight().detach())
     low, high = ends_of_weight(part)
-    integers = integers_of(part.get_quantized_weight()).to(PLAIN_DTYPE[part.weight_dtype])
+    integers = _read_integers(part)
     axis = int(part.weight_axis) if part.weight_scale.numel() > 1 or part.weight_scale.dim() else None
     ends = (int(low), int(high))
     return _spell_held(draft, key, integers, (part.weight_scale, part.weight_zero_point), axis, ends)
+
+
+def _read_integers(part: Any) -> Tensor:
+    """Return the integers of a reference module's weight, one to an element: torch packs those of 4 bits."""
+    weight = part.get_quantized_weight()
+    if weight.dtype is not torch.quint4x2:
+        return integers_of(weight).to(PLAIN_DTYPE[part.weight_dtype])
+    scale, zero_point = lay_along(part.weight_axis, weight.dequantize(), part.weight_scale, part.weight_zero_point)
+    steps: Tensor = weight.dequantize().double() / scale.double() + zero_point.double()
+    return steps.round().to(torch.uint8)
 
 
 def _spell_named_weight(draft: _Draft, key: str, part: Any, name: str, tensor: Tensor) -> Data:
@@ -295,4 +307,4 @@ def _spell_held(
 
 def as_array(tensor: Tensor) -> Array:
     """Return a tensor on the CPU as an array in C order."""
-    return np.ascontiguousarray(tensor.detach().cpu().numpy())
+    return np.asarray(tensor.detach().cpu().contiguous().numpy())

@@ -92,6 +92,12 @@ class HandedIn:
             for place, (shape, about) in enumerate(zip(shapes, self._outputs, strict=True))
         ]
 
+    def check_complete(self) -> None:
+        """Read every output that has no status of its own. Raises FileFault for the first that cannot be read."""
+        for run in range(len(self._runs)):
+            if self.read_status_of(run).status == "done":
+                self.read_outputs(run)
+
     def _names(self) -> list[str]:
         return [
             key_of_output(run, place) for run, data in enumerate(self._runs) for place in range(len(data["outputs"]))
@@ -155,7 +161,7 @@ def _take(name: str, arrays: Mapping[str, Array], shape: list[int], grid: Mappin
     kinds = ["float32", *([] if grid is None else [grid["dtype"]])]
     if array.dtype.name not in kinds:
         raise FileFault(f"output {name} has dtype {array.dtype}; expected {' or '.join(kinds)}")
-    value = torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))))
+    value = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
     if array.dtype.name == "float32":
         return value
     assert grid is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.run.options import _parse_positive, _parse_seconds, default_report_dir, select_ids
+from conformance.run.options import _parse_seconds, default_report_dir, parse_positive, select_ids
 from tests.conformance.support.suite_runs import options
 
 IDS = [
@@ -78,9 +78,9 @@ def test_repro_keeps_what_is_not_the_default() -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "many"])
 def test_a_count_is_a_positive_integer(text: str) -> None:
-    assert _parse_positive("12") == 12
+    assert parse_positive("12") == 12
     with pytest.raises(argparse.ArgumentTypeError, match="expected a positive integer, found"):
-        _parse_positive(text)
+        parse_positive(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "", "soon"])

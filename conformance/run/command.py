@@ -1,0 +1,104 @@
+"""``--backend=command:FILE``: claims are recorded, run by calls of a command, and judged, some at a time.
+
+The claims of a run are divided into chunks, the same in every process. The first process that needs a claim of a chunk
+records and runs the whole chunk; others wait for it. So one call of the command serves many cases, with any number of
+workers. What was handed in stays in the report's folder, below ``device-calls/``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from conformance.claims.claim import Claim
+from conformance.machine.isolation import WorkResult
+from conformance.run.elsewhere import CALLS, CommandBackend
+from conformance.run.exercise import make_bailiff
+from conformance.run.session import Run
+from conformance.vectors.bundle import Bundle, BundleWriter, finish_bundle, read_bundle
+from conformance.vectors.command import Caller, lock_file
+from conformance.vectors.recording import RecordedCase, RecordingBackend
+from conformance.vectors.replay import ReplayBackend
+from reports.schema import Check, ClaimResult
+
+_DONE, _OUTPUTS = "done", "outputs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunks:
+    """The chunks of a run's claims and models, below a folder. ``places``: the chunk of each, by its ID."""
+
+    folder: Path
+    formats: Sequence[str]
+    places: Mapping[str, int]
+
+    def folder_of(self, work: str) -> Path:
+        """Return the folder of the chunk that has a piece of work."""
+        return self.folder / f"{self.places[work]:04d}"
+
+    def works_of(self, work: str) -> list[str]:
+        """Return the chunk that has a piece of work."""
+        return [each for each, place in self.places.items() if place == self.places[work]]
+
+    def take(self, work: str, cases: Sequence[RecordedCase]) -> None:
+        """Write the cases of a piece of work into its chunk's bundle."""
+        BundleWriter(folder=self.folder_of(work), formats=self.formats, with_expected=False).take(work, cases)
+
+    def find(self, work: str) -> tuple[Bundle, Path]:
+        """Return the bundle of a piece of work, and the folder of the outputs."""
+        folder = self.folder_of(work)
+        return read_bundle(folder), folder / _OUTPUTS
+
+
+class CommandBailiff:
+    """Has each piece of work recorded and run with its chunk, and then judged."""
+
+    def __init__(self, run: Run, backend: CommandBackend) -> None:
+        self._backend = backend
+        self._settings = backend.settings
+        self._options = run.options
+        names = list(run.units)
+        self._chunks = Chunks(
+            folder=run.options.report_dir / CALLS, formats=self._settings.formats,
+            places={name: number // self._settings.batch for number, name in enumerate(names)},
+        )  # fmt: skip
+        about = {"imports": backend.imports, "text": backend.text}
+        recording = RecordingBackend(backend.description, self._chunks, **about)
+        self._recorder = make_bailiff(replace(run, backend=recording))
+        self._judge = make_bailiff(replace(run, backend=ReplayBackend(backend.description, self._chunks, **about)))
+
+    def run(self, name: str) -> WorkResult:
+        """Run a claim or job by its ID."""
+        self._ensure(name)
+        return self._judge.run(name)
+
+    def reproduce(self, claim: Claim, result: ClaimResult, checks: Sequence[Check]) -> ClaimResult:
+        """Return a failing claim's result with its graphs."""
+        return self._judge.reproduce(claim, result, checks)
+
+    def close(self) -> None:
+        """End all processes."""
+        self._recorder.close()
+        self._judge.close()
+
+    def _ensure(self, name: str) -> None:
+        """Record and run the chunk of a piece of work, unless that was done, here or in another process."""
+        folder = self._chunks.folder_of(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        with lock_file(folder.with_suffix(".lock")):
+            if (folder / _DONE).exists():
+                return
+            works = self._chunks.works_of(name)
+            for work in works:
+                self._recorder.run(work)
+            options = self._options
+            plan = {
+                "description": json.loads(self._backend.text), "imports": self._backend.imports,
+                "options": {"profile": options.profile, "seed": options.seed},
+            }  # fmt: skip
+            about = {"backend": self._backend.name, "formats": ["json", *self._settings.formats]}
+            finish_bundle(folder, about, plan, dict.fromkeys(works, ""))
+            Caller(self._settings, read_bundle(folder), folder / _OUTPUTS, self._chunks.folder).run_all()
+            (folder / _DONE).touch()

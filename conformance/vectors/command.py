@@ -1,0 +1,315 @@
+"""A command that runs a device: what a TOML file says of it, one call of it, and the cases of a bundle through calls.
+
+A call gets a folder with the cases to run and one to fill. If it dies or hangs, the cases that it has finished count;
+the first one that it has not finished is run alone, and what happens then is that case's verdict. (docs/vectors.md)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conformance.machine.process import describe_exit
+from conformance.machine.toml import TomlError, parse_toml
+from conformance.vectors.bundle import DEVICE, MANIFEST, Bundle
+from conformance.vectors.files import FileFault, spell_json
+from conformance.vectors.outputs import STATUS, HandedIn
+
+PLACES = ("{bundle}", "{outputs}", "{device}")
+_MOST_PRINTED = 1 << 14
+_POLL = 0.01
+_PATIENCE = 2.0
+_WAIT = 0.05
+
+
+class CommandError(Exception):
+    """A file that describes a command cannot be used; one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSettings:
+    """What a ``command:FILE.toml`` says.
+
+    ``config``: ``module:attribute`` of a Backend, with or without ``lower``, or of what returns a BackendConfig.
+    ``command``: its words, with PLACES for the folder to read, the folder to fill and the number of the device.
+    ``timeout``: seconds for one call. ``batch``: cases of one call. ``devices``: calls at once, over all processes.
+    ``retries``: how often a case that dies or hangs alone is run again. ``refused``: exit statuses that mean so; others
+    that are not 0 mean crashed. ``folder``: where the command runs.
+    """
+
+    file: Path
+    config: str
+    command: tuple[str, ...]
+    name: str = ""
+    timeout: float = 60.0
+    batch: int = 16
+    devices: int = 1
+    retries: int = 0
+    refused: tuple[int, ...] = ()
+    folder: Path = field(default_factory=Path.cwd)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    waivers: Path | None = None
+    formats: tuple[str, ...] = ("json",)
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "name": (str,), "config": (str,), "command": (list,), "timeout": (int, float), "batch": (int,), "devices": (int,),
+    "retries": (int,), "refused": (list,), "folder": (str,), "environment": (dict,), "waivers": (str,),
+    "formats": (list,),
+}  # fmt: skip
+_LEAST: dict[str, float] = {"timeout": 1e-3, "batch": 1, "devices": 1, "retries": 0}
+
+
+def read_settings(file: Path) -> CommandSettings:
+    """Read a file. Raises CommandError, naming the key, for anything but the attributes of CommandSettings."""
+    try:
+        data = parse_toml(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CommandError(f"{file}: {error.strerror}") from error
+    except (TomlError, UnicodeDecodeError) as error:
+        raise CommandError(f"{file}: no TOML: {error}") from error
+    for key, value in data.items():
+        if key not in _KINDS:
+            raise CommandError(f"{file}: unknown key {key!r}; there are {', '.join(_KINDS)}")
+        if not isinstance(value, _KINDS[key]) or isinstance(value, bool):
+            kinds = " or ".join(kind.__name__ for kind in _KINDS[key])
+            raise CommandError(f"{file}: {key} is {value!r}; give a {kinds}")
+        if isinstance(value, (int, float)) and value < _LEAST.get(key, value):
+            raise CommandError(f"{file}: {key} is {value!r}; give {_LEAST[key]} or more")
+    for key in ("config", "command"):
+        if not data.get(key):
+            raise CommandError(f"{file}: {key} is missing")
+    _check_lists(file, data)
+    place = file.parent
+    folder = place / data.pop("folder", ".")
+    if not folder.is_dir():
+        raise CommandError(f"{file}: folder is {folder}, which is none")
+    waivers = data.pop("waivers", None)
+    lists: dict[str, Any] = {key: tuple(data.pop(key)) for key in ("command", "refused", "formats") if key in data}
+    return CommandSettings(
+        file=file, folder=folder, waivers=None if waivers is None else place / waivers, **lists, **data
+    )
+
+
+def _check_lists(file: Path, data: Mapping[str, Any]) -> None:
+    words: list[Any] = data["command"]
+    if not all(isinstance(word, str) for word in words):
+        raise CommandError(f"{file}: command is {words!r}; give a list of words")
+    text = " ".join(words)
+    if missing := [place for place in PLACES[:2] if place not in text]:
+        raise CommandError(f"{file}: command does not name {missing[0]}; a call is told by it where its files are")
+    if not all(isinstance(number, int) and 0 < number < 256 for number in data.get("refused", ())):
+        raise CommandError(f"{file}: refused is {data['refused']!r}; give exit statuses from 1 to 255")
+    if not all(isinstance(value, str) for value in data.get("environment", {}).values()):
+        raise CommandError(f"{file}: environment is {data['environment']!r}; give texts")
+
+
+# -- one call ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult:
+    """How a call ended. ``code``: its exit status, negative for a signal; None: it was killed at the limit.
+
+    ``printed``: the end of its output.
+    """
+
+    code: int | None
+    printed: str
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it ended by itself, with status 0."""
+        return self.code == 0
+
+
+def call(settings: CommandSettings, bundle: Path, outputs: Path, device: int) -> CallResult:
+    """Call the command once. It is killed at the limit, with all that it has started in its session."""
+    places = dict(zip(PLACES, (str(bundle), str(outputs), str(device)), strict=True))
+    words = [_fill(word, places) for word in settings.command]
+    try:
+        process = subprocess.Popen(
+            words, cwd=settings.folder, env={**os.environ, **settings.environment}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        return CallResult(code=127, printed=f"{words[0]}: {error.strerror}")
+    tail = _Tail(process)
+    try:
+        code: int | None = process.wait(settings.timeout)
+    except subprocess.TimeoutExpired:
+        code = None
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return CallResult(code=code, printed=tail.text())
+
+
+def _fill(word: str, places: Mapping[str, str]) -> str:
+    for place, text in places.items():
+        word = word.replace(place, text)
+    return word
+
+
+class _Tail:
+    """Keeps the end of what a process prints, however much it is."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._end = b""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def text(self) -> str:
+        """Return the end of the output, when the process has ended."""
+        self._thread.join(_PATIENCE)
+        return self._end.decode("utf-8", "replace")
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        while data := self._process.stdout.read1(1 << 16):  # type: ignore[attr-defined]
+            self._end = (self._end + data)[-_MOST_PRINTED:]
+
+
+@contextlib.contextmanager
+def lock_file(path: Path) -> Iterator[None]:
+    """Hold the lock of a file; wait for it."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing does not: processes forked meanwhile have the file too
+
+
+@contextlib.contextmanager
+def occupy_device(folder: Path, count: int) -> Iterator[int]:
+    """Occupy one of the devices, as soon as one is free in all processes; yield its number."""
+    while True:
+        for number in range(count):
+            with (folder / f"device-{number}.lock").open("a") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                try:
+                    yield number
+                finally:
+                    fcntl.flock(file, fcntl.LOCK_UN)
+                return
+        time.sleep(_WAIT)
+
+
+# -- the cases of a bundle --------------------------------------------------------------------------------------------
+
+
+class Caller:
+    """Has the cases of a bundle run by calls, until each has outputs or a status.
+
+    ``locks``: a folder that all processes share, for the locks of devices.
+    """
+
+    def __init__(self, settings: CommandSettings, bundle: Bundle, outputs: Path, locks: Path) -> None:
+        self._settings = settings
+        self._bundle = bundle
+        self._outputs = outputs
+        self._locks = locks
+        self._calls = 0
+
+    def run_all(self) -> None:
+        """Run all cases."""
+        left = list(self._bundle.cases)
+        while left:
+            now, left = left[: self._settings.batch], left[self._settings.batch :]
+            left = self._run_together(now) + left
+
+    def _run_together(self, names: Sequence[str]) -> list[str]:
+        """Run cases in one call; return those that are still to be run."""
+        if len(names) == 1:
+            self._run_alone(names[0])
+            return []
+        result = self._call(names)
+        if result.is_done:
+            return []
+        unfinished = [name for name in names if not self._is_finished(name)]
+        if result.code in self._settings.refused:
+            for name in unfinished or names:
+                self._run_alone(name)
+            return []
+        suspect, *others = unfinished or names[-1:]
+        self._run_alone(suspect)
+        return others
+
+    def _run_alone(self, name: str) -> None:
+        """Run one case, again as often as the settings say; how its last call ends is its status."""
+        for _ in range(1 + self._settings.retries):
+            result = self._call([name])
+            if result.is_done:
+                return
+            if result.code in self._settings.refused:
+                break
+        folder = self._outputs / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / STATUS).write_text(spell_json(self._describe(result)), encoding="utf-8")
+
+    def _describe(self, result: CallResult) -> dict[str, str]:
+        """Return the status of a case whose call did not end well."""
+        lines = result.printed.strip().splitlines()
+        said = f": {lines[-1]}" if lines else ""
+        if result.code is None:
+            limit = f"{self._settings.timeout:g} s (timeout in {self._settings.file.name})"
+            return {"status": "timeout", "reason": f"the command did not end within {limit}", "text": result.printed}
+        if result.code in self._settings.refused:
+            return {"status": "refused", "reason": f"exit status {result.code}{said}", "text": result.printed}
+        reason = f"the command: {describe_exit(result.code)}{said}"
+        return {"status": "crashed", "reason": reason, "text": result.printed}
+
+    def _call(self, names: Sequence[str]) -> CallResult:
+        """Call the command for cases; what they had before is removed."""
+        for name in names:
+            shutil.rmtree(self._outputs / name, ignore_errors=True)
+        self._calls += 1
+        folder = self._bundle.folder / "calls" / str(self._calls)
+        device = folder / DEVICE
+        self._link(device, names)
+        self._outputs.mkdir(parents=True, exist_ok=True)
+        try:
+            with occupy_device(self._locks, self._settings.devices) as number:
+                return call(self._settings, device, self._outputs, number)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _link(self, device: Path, names: Sequence[str]) -> None:
+        """Make the device's folder of some cases: a manifest of them, and links to their files."""
+        manifest = dict(self._bundle.manifest)
+        wanted = {*names}
+        manifest["cases"] = [row for row in manifest["cases"] if row["case"] in wanted]
+        paths = set[str]()
+        for name in names:
+            case = self._bundle.read_case(name)
+            paths |= {f"cases/{name}.json", case["inputs"], *case["model"].values()}
+        manifest["files"] = {path: manifest["files"][path] for path in sorted(paths)}
+        for path in sorted(paths):
+            (device / path).parent.mkdir(parents=True, exist_ok=True)
+            os.link(self._bundle.device / path, device / path)
+        (device / MANIFEST).write_text(spell_json(manifest), encoding="utf-8")
+
+    def _is_finished(self, name: str) -> bool:
+        """Tell whether all of a case's outputs are there and can be read, or a status."""
+        handed_in = HandedIn(self._outputs / name, self._bundle.read_case(name))
+        try:
+            if handed_in.read_status().status == "done":
+                handed_in.check_complete()
+        except FileFault:
+            return False
+        return True
