@@ -15,12 +15,15 @@ from conformance.claims.traits import own_modules_of
 from conformance.oracle.grids import NoOracleError
 from conformance.pipeline.claim_run import find_case, rebuild
 from conformance.pipeline.graph_text import graphs_of
+from conformance.remote.client import RemoteBackend
 from conformance.reproducers.script import Failure, script_of
 from conformance.reproducers.spelling import NoScriptError, spell_pattern
 from conformance.stages.bench import Bench
 from conformance.stages.convert import ReferenceCase
 from conformance.stages.fuse import FUSES_NOTHING
 from conformance.stages.stage import StageError
+from conformance.vectors.graph_data import spell_model
+from conformance.vectors.recording import name_case
 from refimpl.fuse import trace_and_fuse
 from reports.results import leading_check
 from reports.schema import Check, ClaimResult, Where
@@ -68,7 +71,10 @@ def spell_op(bench: Bench, claim: Claim, where: Where) -> str:
 
 
 def _write_script(bench: Bench, check: Check, reference: ReferenceCase) -> str:
-    """Write the script of a case that fails as the check says."""
+    """Write the script of a case that fails as the check says. Raises NoScriptError for what ran on a device."""
+    if isinstance(bench.backend, RemoteBackend) and bench.backend.runs_elsewhere:
+        name = name_case(check.claim, spell_model(reference.model))
+        raise NoScriptError(f"the model ran on a device; case {name} of the bundle has it, with its inputs")
     where = check.evidence.get("where", Where())
     batches = dict(reference.inputs)
     batch = batches.get(where.input, reference.inputs[0].tensors)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.base import Representation
+from backends.discovery import describe_error
 from conformance.remote.client import RemoteBackend
 from conformance.remote.description import Description, read_description
 from conformance.remote.host import Host
@@ -59,7 +61,13 @@ def adopt_bundle(options: Options) -> Options:
     if options.outputs is None:
         raise ElsewhereError(f"--backend={options.backend} needs --outputs=OUT: the folder that the device has filled")
     bundle = _open(options)
-    made: dict[str, Any] = bundle.plan["options"]
+    try:
+        return _adopt(options, bundle.plan["options"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise ElsewhereError(f"{bundle.folder} is no bundle: its options: {describe_error(error)}") from error
+
+
+def _adopt(options: Options, made: Mapping[str, Any]) -> Options:
     for name, default in (("profile", "full"), ("seed", 0)):
         given = getattr(options, name)
         if given not in (default, made[name]):

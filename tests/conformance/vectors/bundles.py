@@ -1,0 +1,62 @@
+"""Bundles for the tests: some claims of the reference backend, run from the files, and judged in this process."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from backends.discovery import find_backend
+from conformance.run.elsewhere import adopt_bundle, open_vectors
+from conformance.run.exercise import make_bailiff
+from conformance.run.export import export
+from conformance.run.judging import rows_of
+from conformance.run.options import CLAIM_TIMEOUTS, Options
+from conformance.run.session import open_run
+from conformance.vectors.runner import run_bundle
+from reports.schema import Judged
+from reports.verdicts import Verdict
+
+ADD = "torch.add/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight"
+LINEAR = "nn.Linear/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_tensor_symmetric"
+CLAIMS = (ADD, LINEAR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The verdict on a claim, and its reason."""
+
+    verdict: Verdict
+    reason: str
+
+
+def make_options(backend: str, *, claims: tuple[str, ...] = (), outputs: Path | None = None) -> Options:
+    """Return the options of a quick run, or of a run on ``vectors:DIR``."""
+    profile = "full" if outputs else "quick"
+    return Options(
+        backend=backend, report_dir=Path(), seed=0, profile=profile, claim_timeout=CLAIM_TIMEOUTS[profile],
+        claims=claims, outputs=outputs,
+    )  # fmt: skip
+
+
+def write_bundle(folder: Path, backend: str = "reference", claims: tuple[str, ...] = CLAIMS) -> None:
+    """Export claims to a folder, with the models that a backend in Python takes."""
+    export(make_options(backend, claims=claims), folder, ("json", "fx"), None)
+
+
+def answer_bundle(folder: Path, outputs: Path, backend: str = "reference") -> None:
+    """Run a bundle by a backend, from its files."""
+    run_bundle(folder / "device", outputs, find_backend(backend))
+
+
+def judge_bundle(folder: Path, outputs: Path) -> dict[str, Judgement]:
+    """Judge what was handed in; return the verdict on each claim and model. Raises ElsewhereError."""
+    options = adopt_bundle(make_options(f"vectors:{folder}", outputs=outputs))
+    run = open_run(options, open_vectors(options))
+    judged = dict[str, Judgement]()
+    with closing(make_bailiff(run)) as court:
+        for name, unit in run.units.items():
+            row = rows_of(run, unit, court.run(name))[-1]
+            assert isinstance(row, Judged)
+            judged[name] = Judgement(verdict=row.verdict, reason=row.reason)
+    return judged

@@ -1,0 +1,223 @@
+"""A bundle or outputs that are damaged: each damage has a clear outcome, and none is green."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conformance.run.elsewhere import ElsewhereError
+from conformance.vectors.files import pack_arrays, unpack_arrays
+from reports.verdicts import PASSING, Verdict
+from tests.conformance.vectors.bundles import ADD, LINEAR, judge_bundle
+from tests.conformance.vectors.conftest import Made
+
+Damage = Callable[[Made, str], object]
+"""Damages a copy of bundle and outputs; gets the name of a case of the claim ADD."""
+
+
+def change_arrays(change: Callable[[dict[str, Any]], object]) -> Damage:
+    """Return the damage that changes the arrays of a case."""
+
+    def damage(made: Made, case: str) -> None:
+        path = made.outputs / case / "outputs.npz"
+        arrays = unpack_arrays(path)
+        change(arrays)
+        path.write_bytes(pack_arrays(arrays))
+
+    return damage
+
+
+def write_output(name: str, data: bytes | str) -> Damage:
+    """Return the damage that writes a file of a case."""
+
+    def damage(made: Made, case: str) -> None:
+        path = made.outputs / case / name
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
+
+    return damage
+
+
+def replace_outputs(name: str, data: bytes) -> Damage:
+    """Return the damage that writes a file in the place of ``outputs.npz``."""
+
+    def damage(made: Made, case: str) -> None:
+        (made.outputs / case / "outputs.npz").unlink()
+        (made.outputs / case / name).write_bytes(data)
+
+    return damage
+
+
+def cut(path_of: Callable[[Made, str], Path]) -> Damage:
+    """Return the damage that takes away the second half of a file."""
+
+    def damage(made: Made, case: str) -> None:
+        path = path_of(made, case)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    return damage
+
+
+def save_objects(made: Made, case: str) -> None:
+    """Write an array of pickled objects, which would run code when it is read."""
+    np.savez(made.outputs / case / "outputs.npz", r0_o0=np.array([{}], dtype=object))
+
+
+def change_json(path_of: Callable[[Made], Path], key: str, value: object) -> Damage:
+    """Return the damage that changes an entry of a JSON file."""
+
+    def damage(made: Made, case: str) -> None:
+        path = path_of(made)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+
+    return damage
+
+
+def inputs_of(made: Made, case: str) -> Path:
+    data = json.loads((made.bundle / "device" / "cases" / f"{case}.json").read_text())
+    return made.bundle / "device" / str(data["inputs"])
+
+
+STATUS = "status.json"
+OUTPUTS: dict[str, tuple[Damage, Verdict, str]] = {
+    "no folder": (lambda made, case: shutil.rmtree(made.outputs / case), Verdict.REFUTED, "nothing was handed in"),
+    "empty folder": (
+        lambda made, case: [path.unlink() for path in (made.outputs / case).iterdir()],
+        Verdict.REFUTED, "has no outputs.npz and no raw files",
+    ),
+    "truncated": (cut(lambda made, case: made.outputs / case / "outputs.npz"), Verdict.REFUTED, "cannot be read"),
+    "empty file": (write_output("outputs.npz", b""), Verdict.REFUTED, "cannot be read"),
+    "no zip file": (write_output("outputs.npz", b"\x93NUMPY garbage"), Verdict.REFUTED, "cannot be read"),
+    "pickled objects": (save_objects, Verdict.REFUTED, "cannot be read"),
+    "wrong shape": (
+        change_arrays(lambda arrays: arrays.update(r0_o0=arrays["r0_o0"][..., :1])), Verdict.REFUTED, "has shape",
+    ),
+    "wrong dtype": (
+        change_arrays(lambda arrays: arrays.update(r0_o0=arrays["r0_o0"].astype("float64"))),
+        Verdict.REFUTED, "has dtype float64; expected float32 or uint8",
+    ),
+    "missing output": (change_arrays(lambda arrays: arrays.pop("r1_o0")), Verdict.REFUTED, "r1_o0 is missing"),
+    "surplus output": (
+        change_arrays(lambda arrays: arrays.update(r0_o7=arrays["r0_o0"])), Verdict.REFUTED, "'r0_o7' is no output",
+    ),
+    "NaN": (
+        change_arrays(lambda arrays: arrays.update(r0_o0=arrays["r0_o0"] * np.float32("nan"))),
+        Verdict.REFUTED, "not finite",
+    ),
+    "another number": (
+        change_arrays(lambda arrays: arrays.update(r0_o0=arrays["r0_o0"][::-1].copy() + 1)), Verdict.REFUTED, "",
+    ),
+    "a repetition that differs": (
+        change_arrays(lambda arrays: arrays.update({max(arrays, key=lambda name: int(name[1:-3])):
+                                                    arrays[max(arrays, key=lambda name: int(name[1:-3]))] * 0})),
+        Verdict.REFUTED, "gave another",
+    ),
+    "raw file too short": (replace_outputs("r0_o0.uint8", b"\1"), Verdict.REFUTED, "has 1 bytes"),
+    "raw file of no dtype": (replace_outputs("r0_o0.word", b"\1"), Verdict.REFUTED, "'word' is no dtype"),
+    "raw and npz": (write_output("r0_o0.uint8", b"\1"), Verdict.REFUTED, "both outputs.npz and r0_o0.uint8"),
+    "status no JSON": (write_output(STATUS, "{"), Verdict.REFUTED, "status.json cannot be read"),
+    "status a list": (write_output(STATUS, "[]"), Verdict.REFUTED, "status.json is no object"),
+    "status unknown": (write_output(STATUS, '{"status": "fine"}'), Verdict.REFUTED, "status is 'fine'"),
+    "refused": (write_output(STATUS, '{"status": "refused", "reason": "no add"}'), Verdict.REFUTED, "no add"),
+    "crashed": (write_output(STATUS, '{"status": "crashed", "reason": "bus error"}'), Verdict.CRASHED, "bus error"),
+    "timed out": (write_output(STATUS, '{"status": "timeout"}'), Verdict.TIMEOUT, "gave no reason"),
+    "a run that raised": (
+        write_output(STATUS, '{"status": "done", "runs": {"0": {"status": "raised", "reason": "no memory"}}}'),
+        Verdict.REFUTED, "no memory",
+    ),
+    "runs no object": (write_output(STATUS, '{"runs": 3}'), Verdict.REFUTED, "runs is no object"),
+    "execution no JSON": (write_output("execution.json", "{"), Verdict.REFUTED, "execution.json cannot be read"),
+    "execution of numbers": (
+        write_output("execution.json", '{"quantized_ops": [1], "float_fallbacks": []}'),
+        Verdict.REFUTED, "lists of texts",
+    ),
+    "float fallback": (
+        write_output("execution.json", '{"quantized_ops": [], "float_fallbacks": ["add"]}'),
+        Verdict.FALLBACK, "runs in float",
+    ),
+    "inputs truncated": (cut(inputs_of), Verdict.UNEXERCISED, "was changed: its sha256 is not the manifest's"),
+    "inputs gone": (lambda made, case: inputs_of(made, case).unlink(), Verdict.UNEXERCISED, "write the bundle anew"),
+    "case changed": (
+        lambda made, case: change_json(lambda made: made.bundle / "device" / "cases" / f"{case}.json", "runs", [])(
+            made, case
+        ),
+        Verdict.UNEXERCISED, "was changed",
+    ),
+}  # fmt: skip
+"""Damages of one case: the verdict on its claim, and words of the reason."""
+
+WHOLE: dict[str, tuple[Damage, str]] = {
+    "surplus case": (lambda made, case: (made.outputs / ("0" * 16)).mkdir(), "is no case of the bundle"),
+    "no outputs": (lambda made, case: shutil.rmtree(made.outputs), "there is no such folder"),
+    "no manifest": (lambda made, case: (made.bundle / "device" / "manifest.json").unlink(), "manifest.json is missing"),
+    "no plan": (lambda made, case: (made.bundle / "judge" / "judge.json").unlink(), "judge.json is missing"),
+    "plan no JSON": (cut(lambda made, case: made.bundle / "judge" / "judge.json"), "cannot be read"),
+    "manifest changed": (
+        change_json(lambda made: made.bundle / "device" / "manifest.json", "seed", 7),
+        "is not the one that was written",
+    ),
+    "newer schema": (change_json(lambda made: made.bundle / "judge" / "judge.json", "schema", 99), "schema 99"),
+    "plan of a list": (
+        lambda made, case: (made.bundle / "judge" / "judge.json").write_text("[]"), "is no bundle: TypeError",
+    ),
+    "plan without options": (
+        change_json(lambda made: made.bundle / "judge" / "judge.json", "options", {}), "is no bundle",
+    ),
+}  # fmt: skip
+"""Damages after which nothing is judged: words of the error."""
+
+
+@pytest.fixture
+def copied(made: Made, tmp_path: Path) -> Made:
+    """Return a copy that may be written to."""
+    copied = Made(bundle=tmp_path / "bundle", outputs=tmp_path / "outputs")
+    shutil.copytree(made.bundle, copied.bundle)
+    shutil.copytree(made.outputs, copied.outputs)
+    return copied
+
+
+def find_case(made: Made) -> str:
+    manifest = json.loads((made.bundle / "device" / "manifest.json").read_text())
+    return str(next(row["case"] for row in manifest["cases"] if row["claim"] == ADD))
+
+
+def test_what_is_right_is_verified(made: Made) -> None:
+    assert {name: each.verdict for name, each in judge_bundle(*made).items()} == {
+        ADD: Verdict.VERIFIED, LINEAR: Verdict.VERIFIED
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_damage_of_a_case_is_the_verdict_of_its_claim(name: str, copied: Made) -> None:
+    damage, verdict, words = OUTPUTS[name]
+    damage(copied, find_case(copied))
+    judged = judge_bundle(*copied)
+    assert (judged[ADD].verdict, words in judged[ADD].reason) == (verdict, True), judged[ADD]
+    assert judged[ADD].verdict not in PASSING and "Traceback" not in judged[ADD].reason
+    assert judged[LINEAR].verdict is Verdict.VERIFIED
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_damage_of_the_whole_is_an_error(name: str, copied: Made) -> None:
+    damage, words = WHOLE[name]
+    damage(copied, find_case(copied))
+    with pytest.raises(ElsewhereError, match="(?s)" + words) as raised:
+        judge_bundle(*copied)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["surplus case", "manifest changed", "plan without options"])
+def test_the_command_says_it_in_a_line(name: str, copied: Made) -> None:
+    WHOLE[name][0](copied, find_case(copied))
+    command = [sys.executable, "-m", "fx_quant_conformance", "judge", str(copied.bundle), str(copied.outputs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 4 and "Traceback" not in done.stdout + done.stderr
+    assert WHOLE[name][1] in done.stderr
