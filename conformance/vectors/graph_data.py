@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from conformance.oracle.grids import Grid, ends_of, grid_of, integers_of, lay_along, qparams_of
+from conformance.oracle.grids import Grid, ends_of, grid_of, lay_along, qparams_of
 from conformance.oracle.own_modules import ends_of_weight
 from refimpl.decomposed import PLAIN_DTYPE
 from refimpl.invariants import is_dequantize, is_quantize
@@ -142,7 +142,7 @@ def _spell_quantize(draft: _Draft, node: Node) -> Data:
     if all(operand.op == "get_attr" for operand in node.all_input_nodes):
         target: Any = node.target
         operands = [attribute_of(draft.model, str(arg.target)) if isinstance(arg, Node) else arg for arg in node.args]
-        return draft.hold(f"{node.name}.integers", integers_of(target(*operands)).to(_plain_dtype_of(node)))
+        return draft.hold(f"{node.name}.integers", _plain(target(*operands)).to(_plain_dtype_of(node)))
     return draft.add(node.name, "quantize", args=draft.spell(node.args[:1]), **_spell_qparams(draft, node))
 
 
@@ -270,10 +270,14 @@ def _read_integers(part: Any) -> Tensor:
     """Return the integers of a reference module's weight, one to an element: torch packs those of 4 bits."""
     weight = part.get_quantized_weight()
     if weight.dtype is not torch.quint4x2:
-        return integers_of(weight).to(PLAIN_DTYPE[part.weight_dtype])
+        return _plain(weight).to(PLAIN_DTYPE[part.weight_dtype])
     scale, zero_point = lay_along(part.weight_axis, weight.dequantize(), part.weight_scale, part.weight_zero_point)
     steps: Tensor = weight.dequantize().double() / scale.double() + zero_point.double()
     return steps.round().to(torch.uint8)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.int_repr() if tensor.is_quantized else tensor
 
 
 def _spell_named_weight(draft: _Draft, key: str, part: Any, name: str, tensor: Tensor) -> Data:
@@ -286,7 +290,7 @@ def _spell_named_weight(draft: _Draft, key: str, part: Any, name: str, tensor: T
     else:
         quantized = torch.quantize_per_channel(tensor.detach(), scale, zero_point, axis, dtype)
     ends = torch.iinfo(PLAIN_DTYPE[dtype])
-    integers = integers_of(quantized).to(PLAIN_DTYPE[dtype])
+    integers = _plain(quantized).to(PLAIN_DTYPE[dtype])
     return _spell_held(draft, key, integers, (scale, zero_point), axis, (ends.min, ends.max))
 
 

@@ -27,6 +27,7 @@ from conformance.vectors.graph_data import spell_model
 from conformance.vectors.outputs import HandedIn, Status
 from conformance.vectors.recording import name_case
 from conformance.vectors.runs import key_of, read_operand
+from refimpl.invariants import is_dequantize
 
 Batch = tuple[Tensor, ...]
 
@@ -71,8 +72,7 @@ class ReplayBackend(RemoteBackend):
         except FileFault as error:
             raise HandedInError(f"case {name}: {error}") from error
         raise_unless_done(name, status)
-        with torch.no_grad():
-            structure = tree_flatten(reference_model(*(value.clone() for value in example_inputs)))[1]
+        structure = _find_structure(reference_model, example_inputs)
         return ReplayedModel(name, handed_in, _keys_of(case, arrays, placeholder_grids(reference_model)), structure)
 
     def described_as(self, description: Description) -> ReplayBackend:
@@ -82,6 +82,14 @@ class ReplayBackend(RemoteBackend):
     def begin(self, work: str = "") -> None:
         """Begin a piece of work."""
         self._work = work
+
+
+def _find_structure(model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
+    """Return the structure of a reference model's output: a tensor where it ends in one that is dequantized."""
+    if is_dequantize(model.graph.output_node().args[0]):
+        return tree_flatten(example_inputs[0])[1]
+    with torch.no_grad():
+        return tree_flatten(model(*(value.clone() for value in example_inputs)))[1]
 
 
 _LOST = {"crashed": Ending.DIED, "timeout": Ending.TIMEOUT}

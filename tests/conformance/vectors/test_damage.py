@@ -65,6 +65,12 @@ def cut(path_of: Callable[[Made, str], Path]) -> Damage:
     return damage
 
 
+def empty_folder(made: Made, case: str) -> None:
+    """Remove all files of a case."""
+    for path in (made.outputs / case).iterdir():
+        path.unlink()
+
+
 def save_objects(made: Made, case: str) -> None:
     """Write an array of pickled objects, which would run code when it is read."""
     np.savez(made.outputs / case / "outputs.npz", r0_o0=np.array([{}], dtype=object))
@@ -89,7 +95,7 @@ STATUS = "status.json"
 OUTPUTS: dict[str, tuple[Damage, Verdict, str]] = {
     "no folder": (lambda made, case: shutil.rmtree(made.outputs / case), Verdict.REFUTED, "nothing was handed in"),
     "empty folder": (
-        lambda made, case: [path.unlink() for path in (made.outputs / case).iterdir()],
+        empty_folder,
         Verdict.REFUTED, "has no outputs.npz and no raw files",
     ),
     "truncated": (cut(lambda made, case: made.outputs / case / "outputs.npz"), Verdict.REFUTED, "cannot be read"),

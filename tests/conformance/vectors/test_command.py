@@ -1,0 +1,172 @@
+"""A command as backend: what it does wrong is the verdict of its case, and the others are not harmed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from conformance.vectors.command import CommandError, read_settings
+from reports.results import read_results
+from reports.verdicts import Verdict
+from tests.conformance.vectors.board import REFUSES
+from tests.conformance.vectors.bundles import answer_bundle, write_bundle
+
+CLAIMS = tuple(
+    f"{op}/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight"
+    for op in ("torch.add", "torch.mul", "torch.cat", "nn.ReLU", "nn.MaxPool2d", "nn.Hardswish", "torch.mean", "F.elu",
+               "nn.AvgPool2d")
+)  # fmt: skip
+WRONG = {
+    CLAIMS[0]: ("hang", Verdict.TIMEOUT, "did not end within 4 s"),
+    CLAIMS[1]: ("die", Verdict.CRASHED, "bus error"),
+    CLAIMS[2]: ("flood", Verdict.CRASHED, "the last words"),
+    CLAIMS[3]: ("write_half", Verdict.CRASHED, "SIGKILL"),
+    CLAIMS[4]: ("refuse", Verdict.REFUTED, "no such op on this board"),
+    CLAIMS[5]: ("write_half_and_end", Verdict.REFUTED, "outputs.npz cannot be read"),
+    CLAIMS[6]: ("forget", Verdict.REFUTED, "nothing was handed in"),
+    CLAIMS[7]: ("exit_with_3", Verdict.CRASHED, "no link to the board"),
+}
+"""What goes wrong in the first case of a claim, the claim's verdict, and words of its reason."""
+SURE = '{"quantized_ops": ["an op"], "float_fallbacks": []}'
+
+
+class Board(NamedTuple):
+    """Claims that a bundle has, their cases in the bundle's order, and answers to them that are right."""
+
+    cases: dict[str, list[str]]
+    answers: Path
+
+
+@pytest.fixture(scope="session")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
+    folder = tmp_path_factory.mktemp("board")
+    write_bundle(folder / "bundle", claims=CLAIMS)
+    answer_bundle(folder / "bundle", folder / "answers")
+    for case in (folder / "answers").iterdir():
+        (case / "execution.json").write_text(SURE, encoding="utf-8")
+    rows = json.loads((folder / "bundle" / "device" / "manifest.json").read_text())["cases"]
+    cases = {claim: [row["case"] for row in rows if row["claim"] == claim] for claim in CLAIMS}
+    return Board(cases=cases, answers=folder / "answers")
+
+
+def write_command(folder: Path, board: Board, faults: dict[str, str], **settings: object) -> Path:
+    """Write a TOML file whose command answers as the faults say."""
+    (folder / "log").mkdir()
+    plan = {"answers": str(board.answers), "faults": faults, "log": str(folder / "log")}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    program = Path(__file__).with_name("board.py")
+    words = [sys.executable, "-S", str(program), str(folder / "plan.json"), "{bundle}", "{outputs}"]
+    known = {"name": "a_board", "config": "backends.reference:ReferenceBackend", "command": words, "timeout": 4,
+             "batch": 8, "refused": [REFUSES]}  # fmt: skip
+    lines = [f"{key} = {json.dumps(value)}" for key, value in (known | settings).items()]
+    path = folder / "board.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def certify(file: Path, folder: Path, workers: int, *claims: str) -> dict[str, tuple[Verdict, str]]:
+    """Run the suite on a command; return verdict and reason of each claim."""
+    chosen = [f"--claim={claim}" for claim in claims or CLAIMS]
+    command = [
+        sys.executable, "-m", "pytest", "--pyargs", "conformance", f"--backend=command:{file}", "--profile=quick", "-q",
+        f"-n{workers}", "-pno:cacheprovider", f"--report-dir={folder}", *chosen,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=file.parent)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    results = read_results(folder / "results.jsonl")
+    return {row.claim: (row.verdict, row.reason) for row in results.claims}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_fault_is_the_verdict_of_its_case(board: Board, tmp_path: Path, workers: int) -> None:
+    faults = {board.cases[claim][0]: fault for claim, (fault, _, _) in WRONG.items()}
+    judged = certify(write_command(tmp_path, board, faults), tmp_path / "report", workers)
+    assert judged[CLAIMS[8]] == (Verdict.VERIFIED, "")
+    for claim, (fault, verdict, words) in WRONG.items():
+        found, reason = judged[claim]
+        assert (found, words in reason) == (verdict, True), (fault, found, reason)
+
+
+@pytest.mark.slow
+def test_one_call_runs_many_cases(board: Board, tmp_path: Path) -> None:
+    file = write_command(tmp_path, board, {board.cases[CLAIMS[8]][0]: "leave_a_child"}, batch=64)
+    judged = certify(file, tmp_path / "report", 2)
+    assert {verdict for verdict, _ in judged.values()} == {Verdict.VERIFIED}
+    calls = [path.read_text().split() for path in (tmp_path / "log").iterdir()]
+    assert Counter(case for call in calls for case in call) == Counter(chain(*board.cases.values()))
+    assert len(calls) == 1, "64 cases fit into one call"
+
+
+@pytest.mark.slow
+def test_a_case_is_tried_again_as_often_as_the_file_says(board: Board, tmp_path: Path) -> None:
+    case = board.cases[CLAIMS[0]][0]
+    file = write_command(tmp_path, board, {case: "die"}, retries=2)
+    judged = certify(file, tmp_path / "report", 0, CLAIMS[0])
+    assert judged[CLAIMS[0]][0] is Verdict.CRASHED
+    alone = [path for path in (tmp_path / "log").iterdir() if path.read_text() == case]
+    assert len(alone) == 3, "one try and two more"
+
+
+@pytest.mark.slow
+def test_no_more_calls_than_devices_run_at_once(board: Board, tmp_path: Path) -> None:
+    program = (
+        "import os, sys, time, pathlib; folder = pathlib.Path(sys.argv[1]); mine = folder / str(os.getpid()); "
+        "mine.touch(); time.sleep(0.4); most = len(list(folder.iterdir())); mine.unlink(); "
+        "(folder.parent / f'most-{os.getpid()}').write_text(str(most))"
+    )
+    (tmp_path / "running").mkdir()
+    words = [sys.executable, "-S", "-c", program, str(tmp_path / "running"), "{bundle}", "{outputs}"]
+    file = write_command(tmp_path, board, {}, command=words, batch=1)
+    certify(file, tmp_path / "report", 2, *CLAIMS[:4])
+    counts = [int(path.read_text()) for path in tmp_path.glob("most-*")]
+    assert len(counts) >= 4 and set(counts) == {1}
+
+
+BROKEN = {
+    "no TOML": ("config = ", "no TOML"),
+    "no config": ('command = ["x", "{bundle}", "{outputs}"]', "config is missing"),
+    "no command": ('config = "a:b"', "command is missing"),
+    "unknown key": ('config = "a:b"\ncomand = []', "unknown key 'comand'"),
+    "text for a list": ('config = "a:b"\ncommand = "x"', "give a list"),
+    "no place for outputs": ('config = "a:b"\ncommand = ["x", "{bundle}"]', "does not name {outputs}"),
+    "no seconds": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\ntimeout = 0', "timeout is 0"),
+    "no batch": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\nbatch = 0', "batch is 0; give 1 or more"),
+    "status 0 refused": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\nrefused = [0]', "from 1 to 255"),
+    "no folder": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\nfolder = "none"', "which is none"),
+    "numbers in the environment": (
+        'config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\n[environment]\nA = 1', "give texts",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_an_error_in_one_line(name: str, tmp_path: Path) -> None:
+    text, words = BROKEN[name]
+    path = tmp_path / "board.toml"
+    path.write_text(text)
+    with pytest.raises(CommandError, match=str(path)) as raised:
+        read_settings(path)
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_missing_file_is_an_error_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="No such file"):
+        read_settings(tmp_path / "none.toml")
+
+
+@pytest.mark.slow
+def test_a_config_that_cannot_be_imported_ends_the_run_in_one_line(board: Board, tmp_path: Path) -> None:
+    file = write_command(tmp_path, board, {}, config="no_such_module:Board")
+    command = [sys.executable, "-m", "pytest", "--pyargs", "conformance", f"--backend=command:{file}", "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert done.returncode == 4 and "module 'no_such_module' does not import" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
