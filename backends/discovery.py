@@ -32,6 +32,7 @@ SHIPPED = {
     "x86": "backends.x86:X86Backend",
     "onednn": "backends.onednn:OnednnBackend",
     "onnxruntime": "backends.onnxruntime:OnnxRuntimeBackend",
+    "onnx-reference": "backends.onnx_reference:OnnxReferenceBackend",
     "openvino": "backends.openvino:OpenVinoBackend",
     "inductor": "backends.inductor:InductorBackend",
     "executorch": "backends.executorch:ExecuTorchBackend",

@@ -148,10 +148,11 @@ def test_ends_that_are_narrower_than_the_dtype_are_kept() -> None:
 @pytest.mark.rule("CVT-03")
 @pytest.mark.parametrize("make", (lambda: nn.Linear(6, 5), lambda: nn.Linear(6, 5, bias=False), FunctionalLinear))
 @pytest.mark.parametrize("size", (1.0, 1e-6, 0.0), ids=("usual", "below the smallest scale", "zeros"))
+@pytest.mark.parametrize("runtime", ("onnxruntime", "onnx-reference"))
 def test_dynamic_linear_runs_on_integers_with_the_qparams_of_the_reference(
-    make: Callable[[], nn.Module], size: float
+    make: Callable[[], nn.Module], size: float, runtime: str
 ) -> None:
-    backend, x = find_backend("onnxruntime"), image(3, 6) * size + 0.25 * size
+    backend, x = find_backend(runtime), image(3, 6) * size + 0.25 * size
     reference = reference_of(nn.Sequential(make()), x, mapping=dynamic())
     lowered = backend.lower(reference, (x,))
     assert torch.allclose(lowered(x), reference(x), rtol=1e-5, atol=1e-6 * size)

@@ -13,17 +13,18 @@ from tests.support.warm_python import run_python
 
 pytestmark = pytest.mark.slow
 
-RUNTIMES = ("onnxruntime", "openvino")
+RUNTIMES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "onnx-reference": "onnx"}
+"""Backend → a package that it needs."""
 
 
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_a_runtime_that_is_not_installed_is_a_skip_that_says_what_to_install(name: str, tmp_path: Path) -> None:
-    words = command(tmp_path, name)[3:]
-    hidden = f"import sys; sys.modules[{name!r}] = None; import pytest; sys.exit(pytest.main({words!r}))"
+    package, words = RUNTIMES[name], command(tmp_path, name)[3:]
+    hidden = f"import sys; sys.modules[{package!r}] = None; import pytest; sys.exit(pytest.main({words!r}))"
     done = run_python("-c", hidden, cwd=FAKES, environment=clean_environment())
     assert done.returncode == 5
     [line] = [line for line in (done.stdout + done.stderr).splitlines() if "pip install" in line]
-    assert f"backend {name} skipped: {name}" in line
+    assert f"backend {name} skipped: {package}" in line
     assert line.endswith(f" not installed: pip install -c constraints.txt 'fx-quant-conformance[{name}]'")
 
 

@@ -1,0 +1,67 @@
+"""The ONNX package's own evaluator, in NumPy: a third opinion on the bytes that ONNX Runtime and OpenVINO read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from backends._export import LIMITS, Compiled, Tensors
+from backends._onnx_backend import OnnxBackend
+from backends.base import Capabilities, Execution
+from backends.onnxruntime import PATTERNS, TABLE
+
+
+class Evaluated(Compiled):
+    """An ONNX model under ``onnx.reference.ReferenceEvaluator``; ``op_types``: the kinds of its nodes.
+
+    It takes and returns tensors of the shapes and dtypes of the reference model's. Raises what the evaluator raises.
+    """
+
+    def __init__(self, model: bytes, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> None:
+        super().__init__(reference_model, example_inputs, self._run)
+        from onnx.reference import ReferenceEvaluator
+
+        self._evaluator = ReferenceEvaluator(model)
+        self.op_types = tuple(node.op_type for node in self._evaluator.proto_.graph.node)
+
+    def _run(self, inputs: Tensors) -> list[Tensor]:
+        feed = {name: value.numpy() for name, value in zip(self._evaluator.input_names, inputs, strict=True)}
+        return [torch.from_numpy(numpy.array(output)) for output in self._evaluator.run(None, feed)]
+
+
+class OnnxReferenceBackend(OnnxBackend):
+    """``onnx.reference``: claims what ``onnxruntime`` claims, and computes it in float between q and dq.
+
+    It fuses nothing. What it and ``onnxruntime`` get wrong in the same way is a fault of the exporter; what one of them
+    alone gets wrong is its own.
+    """
+
+    name = "onnx-reference"
+    packages = ("onnx", "onnxscript")
+    table, patterns, load = TABLE, PATTERNS, Evaluated
+    settings = "onnx.reference.ReferenceEvaluator, as it comes"
+    waivers = Path(__file__).with_name("onnx_reference.waivers.toml")
+
+    def capabilities(self) -> Capabilities:
+        """Both symmetric schemes; the bias stays float32, products are summed in float32, and so is the rescale."""
+        schemes = ("per_tensor_symmetric", "per_channel_symmetric")
+        return Capabilities(weight_schemes=schemes, float_accumulation=True, limits=LIMITS)
+
+    def execution(self, lowered: Callable[..., Any]) -> Execution | None:
+        """Report MatMulInteger, of dynamic linear layers: NumPy sums integers there. (LOW-04)
+
+        A model with DequantizeLinear computes in float, as the backend ``reference`` does. As there, nothing is said of
+        it, so that what holds is UNSHOWN: it is an oracle, not a kernel that fell back.
+        """
+        if not isinstance(lowered, Evaluated):
+            return None
+        products = tuple(kind for kind in lowered.op_types if kind == "MatMulInteger")
+        if not products or "DequantizeLinear" in lowered.op_types:
+            return None
+        return Execution(quantized_ops=products, float_fallbacks=())
