@@ -72,7 +72,7 @@ def describe_form(backend: RemoteBackend, formats: Sequence[str]) -> RemoteBacke
 
 
 def record_units(run: Run, backend: RemoteBackend, sink: Sink, imports: str) -> Bailiff:
-    """Return where units of a run are recorded."""
+    """Return where units of a run are recorded. ``imports``: where the vendor's own code is found."""
     recording = RecordingBackend(backend.description, sink, imports=imports, text=backend.text)
     return make_bailiff(replace(run, backend=recording))
 
@@ -93,7 +93,7 @@ def export(options: Options, folder: Path, formats: Sequence[str], most_bytes: i
             raise ExportError(f"{folder} is not empty, and no bundle; name a new folder")
         shutil.rmtree(folder / DEVICE)
         shutil.rmtree(folder / JUDGE, ignore_errors=True)
-    described = find_described(options)
+    described = find_described(options, needs_lower=False)
     if not isinstance(described, RemoteBackend):
         raise ExportError("this platform cannot fork, which the export needs")
     if reason := described.unavailable_reason():

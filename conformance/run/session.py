@@ -189,8 +189,10 @@ def preflight(config: pytest.Config) -> Run | int | None:
     return run
 
 
-def find_described(options: Options, text: str | None = None) -> Backend:
+def find_described(options: Options, text: str | None = None, *, needs_lower: bool = True) -> Backend:
     """Return the backend as it is described: by itself, in a process of its own, or in a text from there.
+
+    ``needs_lower``: whether a config alone is no backend.
 
     Raises UsageError if it cannot be had. Where processes cannot be forked, the backend itself is returned.
     """
@@ -207,7 +209,7 @@ def find_described(options: Options, text: str | None = None) -> Backend:
         if options.backend.startswith(COMMAND):
             return open_command(options, text)
         if text is None:
-            with closing(Host(options.backend, limit=options.claim_timeout)) as host:
+            with closing(Host(options.backend, limit=options.claim_timeout, needs_lower=needs_lower)) as host:
                 text = json.dumps(host.describe())
         return RemoteBackend(read_description(json.loads(text)), text=text)
 

@@ -261,7 +261,7 @@ def _spell_weight(draft: _Draft, key: str, part: Any) -> Data:
         return draft.hold(key, part.get_weight().detach())
     low, high = ends_of_weight(part)
     integers = _read_integers(part)
-    axis = int(part.weight_axis) if part.weight_scale.numel() > 1 or part.weight_scale.dim() else None
+    axis = int(part.weight_axis) if part.weight_scale.numel() > 1 else None
     ends = (int(low), int(high))
     return _spell_held(draft, key, integers, (part.weight_scale, part.weight_zero_point), axis, ends)
 

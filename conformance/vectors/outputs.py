@@ -50,6 +50,7 @@ class HandedIn:
         self._outputs: Sequence[Mapping[str, Any]] = case["outputs"]
         self._runs: Sequence[Mapping[str, Any]] = case["runs"]
         self._arrays: dict[str, Array] | None = None
+        self._status: dict[str, Any] | None = None
 
     def read_status(self) -> Status:
         """Return how the case ended; without ``status.json`` it is done."""
@@ -64,12 +65,12 @@ class HandedIn:
         return _make_status(runs.get(str(run), {}), f"{STATUS}, run {run}")
 
     def _read_status(self) -> dict[str, Any]:
-        if not (self.folder / STATUS).exists():
-            return {}
-        data = read_json(self.folder / STATUS)
-        if not isinstance(data, dict):
-            raise FileFault(f"{STATUS} is no object")
-        return data
+        if self._status is None:
+            data = read_json(self.folder / STATUS) if (self.folder / STATUS).exists() else {}
+            if not isinstance(data, dict):
+                raise FileFault(f"{STATUS} is no object")
+            self._status = data
+        return self._status
 
     def read_execution(self) -> Execution | None:
         """Return what the device executed; None: it does not say."""

@@ -1,0 +1,55 @@
+"""An engine that runs a bundle from its files alone, in another process, gets the verdicts of its live run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from conformance.run.export import export
+from conformance.run.isolate import make_isolation
+from conformance.run.judging import rows_of
+from conformance.run.session import find_described, open_run
+from reports.schema import Judged
+from reports.verdicts import Verdict
+from tests.conformance.vectors.bundles import Judgement, judge_bundle, make_options
+
+SAMPLE = (
+    "nn.Linear/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_tensor_symmetric",
+    "nn.Linear/dynamic:in=quint8,w=qint8,b=float32,out=float32/ptq/per_tensor_symmetric",
+    "nn.Conv2d+nn.ReLU/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_tensor_symmetric",
+    "torch.conv_transpose2d/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_tensor_symmetric",
+    "torch.add/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight",
+    "nn.Embedding/static:in=float32,w=quint4x2,b=*,out=float32/ptq/per_channel_affine_float_qparams",
+    "nn.PReLU/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight",
+    "nn.LSTM/dynamic:in=quint8,w=qint8,b=float32,out=float32/ptq/per_tensor_symmetric",
+    "torch.mean/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight",
+    "model/branches/ptq/quint8/per_channel_symmetric",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_qnnpack_from_files_is_qnnpack(tmp_path: Path) -> None:
+    options = make_options("qnnpack", claims=SAMPLE)
+    run = open_run(options, find_described(options))
+    live = dict[str, Judgement]()
+    with closing(make_isolation(run)) as court:
+        for name, unit in run.units.items():
+            row = rows_of(run, unit, court.run(name))[-1]
+            assert isinstance(row, Judged)
+            live[name] = Judgement(verdict=row.verdict, reason=row.reason)
+    export(options, tmp_path / "bundle", ("json", "fx"), None)
+    (tmp_path / "bundle" / "judge").rename(tmp_path / "judge")  # the runner has the device's folder alone
+    device, outputs = tmp_path / "bundle" / "device", tmp_path / "outputs"
+    command = [sys.executable, "-m", "fx_quant_conformance", "run", str(device), str(outputs), "--backend=qnnpack"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "judge").rename(tmp_path / "bundle" / "judge")
+    judged = judge_bundle(tmp_path / "bundle", outputs)
+    assert {each.verdict for each in live.values()} >= {Verdict.VERIFIED, Verdict.REFUTED, Verdict.FALLBACK}
+    assert {name: each.verdict for name, each in judged.items()} == {name: each.verdict for name, each in live.items()}
+    same = [name for name in live if live[name].reason == judged[name].reason]
+    assert len(same) >= len(live) - 1, "reasons differ only where a backend's error names its own process"
