@@ -20,6 +20,7 @@ from conformance.run.options import CLAIM_TIMEOUTS, Options
 from conformance.vectors.bundle import JUDGE, Bundle, BundleError, read_bundle
 from conformance.vectors.files import digest_file, digest_folder
 from conformance.vectors.replay import ReplayBackend
+from reports.schema import HANDED_IN
 from reports.shard import Shard
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 VECTORS, COMMAND = "vectors:", "command:"
 CALLS = "device-calls"
 """The folder, in that of the report, of what a command was given and handed in."""
-HANDED_IN = "outputs handed in"
-"""The name, among a run's versions, of the digest of outputs that nobody here has computed."""
 
 
 class ElsewhereError(Exception):

@@ -18,6 +18,7 @@ from conformance.machine.isolation import Ending, WorkResult
 from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
 from conformance.run.exercise import Bailiff, make_bailiff
+from conformance.run.findings import list_files
 from conformance.run.options import ROOT, Options
 from conformance.run.session import Run, describe_limits, find_described, open_run
 from conformance.vectors.bundle import DEVICE, JUDGE, BundleWriter, finish_bundle
@@ -112,7 +113,7 @@ def export(options: Options, folder: Path, formats: Sequence[str], most_bytes: i
     finally:
         bailiff.close()
     size = _check_size(folder / DEVICE, most_bytes)
-    manifest = finish_bundle(folder, _describe(run, backend, formats), _plan(backend, options, folder), reasons)
+    manifest = finish_bundle(folder, _describe(run, backend, formats), _plan(run, backend, folder), reasons)
     having = {row["claim"] for row in manifest["cases"]}
     return Exported(
         folder=folder, cases=len(manifest["cases"]), claims=len(having), size=size, left_out=manifest["left_out"]
@@ -162,13 +163,14 @@ def _describe(run: Run, backend: RemoteBackend, formats: Sequence[str]) -> dict[
     }
 
 
-def _plan(backend: RemoteBackend, options: Options, folder: Path) -> dict[str, Any]:
-    """Return what the judge needs to take the same way again; the waivers are copied."""
-    description = json.loads(backend.text)
+def _plan(run: Run, backend: RemoteBackend, folder: Path) -> dict[str, Any]:
+    """Return what the judge needs to take the same way again; the waivers are copied, and what they name."""
+    description, options = json.loads(backend.text), run.options
     if backend.waivers is not None:
         judge = folder / JUDGE
         judge.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(backend.waivers, judge / backend.waivers.name)
+        for path in (backend.waivers, *list_files(run.waivers.entries)):
+            shutil.copyfile(path, judge / path.name)
         description["waivers"] = backend.waivers.name
     return {
         "description": description,

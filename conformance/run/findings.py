@@ -52,6 +52,12 @@ def read_findings(waivers: Iterable[WaiverEntry]) -> dict[str, str]:
     return texts
 
 
+def list_files(waivers: Iterable[WaiverEntry]) -> list[Path]:
+    """Return the files of the findings that waivers name, as far as they are there."""
+    paths = dict.fromkeys(_locate(waiver, name) for waiver in waivers for name in waiver.findings)
+    return [path for path in paths if path.is_file()]
+
+
 def describe_missing(waivers: Iterable[WaiverEntry], texts: Mapping[str, str]) -> str:
     """Return a note about the findings without a text; "" if each has one."""
     missing = list(dict.fromkeys(name for waiver in waivers for name in waiver.findings if name not in texts))

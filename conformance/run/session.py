@@ -129,7 +129,7 @@ class Run:
             claims_in_config=len(self.claims),
             pairs=len({(claim.pattern, claim.dtype_config) for claim in self.claims}),
             started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            isa=isa.find_current_level(backend.engine),
+            isa=_find_level(backend),
             isolation="fork" if CAN_FORK else "none",
             waivers=_digest(self.waiver_file),
             findings=dict(self.findings),
@@ -173,6 +173,8 @@ def preflight(config: pytest.Config) -> Run | int | None:
     is_worker = given is not None
     backend = find_described(options, None if given is None else given[DESCRIPTION])
     if options.isa is not None and not is_worker:
+        if _runs_elsewhere(backend):
+            raise pytest.UsageError(f"--isa={options.isa}: the kernels of {options.backend} do not run on this CPU")
         with raise_usage_error_for(isa.IsaError):
             isa.apply(options.isa, backend.engine)
     reason = None if is_worker else backend.unavailable_reason()
@@ -192,9 +194,7 @@ def preflight(config: pytest.Config) -> Run | int | None:
 def find_described(options: Options, text: str | None = None, *, needs_lower: bool = True) -> Backend:
     """Return the backend as it is described: by itself, in a process of its own, or in a text from there.
 
-    ``needs_lower``: whether a config alone is no backend.
-
-    Raises UsageError if it cannot be had. Where processes cannot be forked, the backend itself is returned.
+    ``needs_lower``: whether a config alone is no backend. Raises UsageError if it cannot be had. Where processes cannot be forked, the backend itself is returned.
     """
     if not CAN_FORK:
         with raise_usage_error_for(BackendNotFound):
@@ -235,14 +235,14 @@ def open_run(options: Options, backend: Backend) -> Run:
     if not claims:
         raise pytest.UsageError(f"backend {backend.name}: backend_config() claims nothing: no entry has a dtype config")
     jobs = _jobs_of(options.profile, config, capabilities)
-    if isinstance(backend, RemoteBackend) and backend.runs_elsewhere:
+    if _runs_elsewhere(backend):
         jobs = tuple(job for job in jobs if not job.is_adaptive)
     stress_jobs = _jobs_of("stress", config, capabilities)
     claim_ids = [claim.id for claim in claims]
     selected = select_ids([*claim_ids, *(job.id for job in jobs)], options.claims)
     waiver_file = None if options.no_waivers else options.waivers or backend.waivers
     with raise_usage_error_for(WaiverError):
-        level = isa.find_current_level(backend.engine)
+        level = _find_level(backend)
         waivers = load_waivers(waiver_file, level, str(torch.__version__)) if waiver_file else ()
         findings = read_findings(waivers)
     return Run(
@@ -257,6 +257,15 @@ def open_run(options: Options, backend: Backend) -> Run:
         waiver_file=waiver_file,
         findings=findings,
     )
+
+
+def _runs_elsewhere(backend: Backend) -> bool:
+    return isinstance(backend, RemoteBackend) and backend.runs_elsewhere
+
+
+def _find_level(backend: Backend) -> str:
+    """Return the level of instruction sets at which the kernels run; "" if that is not on this CPU."""
+    return "" if _runs_elsewhere(backend) else isa.find_current_level(backend.engine)
 
 
 def _jobs_of(profile: str, config: BackendConfig, capabilities: Capabilities) -> tuple[Job, ...]:

@@ -9,13 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from conformance.machine.isa import LEVELS
 from conformance.run.export import export
 from conformance.run.isolate import make_isolation
 from conformance.run.judging import rows_of
 from conformance.run.session import find_described, open_run
+from conformance.vectors.files import digest_file, digest_folder
+from reports.decision import list_untried
+from reports.results import read_results
 from reports.schema import Judged
 from reports.verdicts import Verdict
 from tests.conformance.vectors.bundles import Judgement, judge_bundle, make_options
+from tests.conformance.vectors.conftest import Made
 
 SAMPLE = (
     "nn.Linear/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_tensor_symmetric",
@@ -53,3 +58,19 @@ def test_qnnpack_from_files_is_qnnpack(tmp_path: Path) -> None:
     assert {name: each.verdict for name, each in judged.items()} == {name: each.verdict for name, each in live.items()}
     same = [name for name in live if live[name].reason == judged[name].reason]
     assert len(same) >= len(live) - 1, "reasons differ only where a backend's error names its own process"
+
+
+@pytest.mark.slow
+def test_the_reports_say_that_outputs_were_handed_in(made: Made, tmp_path: Path) -> None:
+    words = ["judge", str(made.bundle), str(made.outputs), "-q", f"--report-dir={tmp_path}", "-pno:cacheprovider"]
+    command = [sys.executable, "-m", "fx_quant_conformance", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = read_results(tmp_path / "results.jsonl")
+    digest, files = digest_folder(made.outputs)
+    assert results.header.versions["outputs handed in"] == f"{files} files, sha256 {digest}"
+    assert results.header.versions["vector bundle"] == f"sha256 {digest_file(made.bundle / 'device' / 'manifest.json')}"
+    assert results.header.isa not in LEVELS, "no level of this machine's: the device has its own"
+    (line,) = (line for line in list_untried(results) if "handed in" in line)
+    assert digest in line and line in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert {row.verdict for row in results.claims} == {Verdict.VERIFIED}
