@@ -194,7 +194,8 @@ def preflight(config: pytest.Config) -> Run | int | None:
 def find_described(options: Options, text: str | None = None, *, needs_lower: bool = True) -> Backend:
     """Return the backend as it is described: by itself, in a process of its own, or in a text from there.
 
-    ``needs_lower``: whether a config alone is no backend. Raises UsageError if it cannot be had. Where processes cannot be forked, the backend itself is returned.
+    ``needs_lower``: whether a config alone is no backend. Raises UsageError if it cannot be had. Where processes cannot
+    be forked, the backend itself is returned.
     """
     if not CAN_FORK:
         with raise_usage_error_for(BackendNotFound):
