@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from backends.base import Backend, Capabilities, Representation, Requantize, RoundingMode, UnsupportedPattern
 from refimpl import BackendConfig, DTypeConfig
 from refimpl.dtype_config import DTypeWithConstraints
-from refimpl.fusers import sequential
+from refimpl.fusers import fuse_bn, sequential
 from refimpl.native import LINEAR_SWAP, Row, config_of
 from refimpl.plan import DIFFERENT, SHARE
 
@@ -42,6 +42,9 @@ FAMILIES: dict[str, tuple[Row, ...]] = {
         Row(patterns=(nni.ConvReLU2d,), qat=nniqat.ConvReLU2d, **CONV_SWAP),
         Row(patterns=(nniqat.ConvReLU2d,), **CONV_SWAP),
         Row(patterns=((F.conv2d, nn.ReLU), (F.conv2d, F.relu))),
+        Row(patterns=((nn.Conv2d, nn.BatchNorm2d),), fuser=fuse_bn, **CONV_SWAP),
+        Row(patterns=((nn.Conv2d, nn.BatchNorm2d, nn.ReLU), (nn.Conv2d, nn.BatchNorm2d, F.relu)), fuser=fuse_bn,
+            **CONV_SWAP),
     ),
     "linear": (
         Row(patterns=(nn.Linear,), qat=nnqat.Linear, **LINEAR_SWAP),
@@ -57,8 +60,12 @@ FAMILIES: dict[str, tuple[Row, ...]] = {
         Row(patterns=((op, nn.ReLU), (op, F.relu), op), observe_by_tensor_args=WITH_A_NUMBER)
         for op in (operator.add, torch.add, operator.mul, torch.mul)
     ),
-    "cat": (Row(patterns=(torch.cat,)),),
-    "sigmoid": (Row(patterns=(nn.Sigmoid, torch.sigmoid), output=PROBABILITY),),
+    "difference": (Row(patterns=(operator.sub, torch.sub), observe_by_tensor_args=WITH_A_NUMBER),),
+    "cat": (Row(patterns=(torch.cat,)),),  # its operands and its result have a grid each
+    "table": (
+        Row(patterns=(nn.Sigmoid, torch.sigmoid, nn.Hardsigmoid), output=PROBABILITY),
+        Row(patterns=(nn.Hardswish, F.hardswish, nn.GELU)),
+    ),
     "keeps the grid": (
         Row(
             patterns=(nn.ReLU, F.relu, nn.MaxPool2d, F.max_pool2d, nn.AvgPool2d, F.avg_pool2d,
@@ -85,9 +92,13 @@ class CMachine(Backend):
         raise UnsupportedPattern("runs as a command")
 
     def capabilities(self) -> Capabilities:
-        """Return how the machine computes: integer sums, one product with 31 bits, one shift that rounds half up."""
+        """Return how the machine computes: integer sums, one product with 31 bits, one shift that rounds half up.
+
+        It pads with zeros: the other padding modes are none of its.
+        """
         return Capabilities(
             weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"),
             int32_bias=True,
             requantize=Requantize(multiplier_bits=31, rounding=RoundingMode.HALF_UP),
+            limits={"nn.Conv2d": {"padding_mode": ("zeros",)}},
         )

@@ -8,7 +8,7 @@
  *
  * From the integers of the inputs to those of the outputs there are integers only: int8 tensors and weights, int32
  * sums and biases, and a product with a multiplier of 31 bits, in int64, which a shift rounds half up. Doubles appear
- * where a model is loaded: they make multipliers, shifts, int32 biases and the table of the sigmoid.
+ * where a model is loaded: they make multipliers, shifts, int32 biases and the tables of functions such as the sigmoid.
  *
  * Everything is C99 but mkdir, which is POSIX. With -DBUG=1 to -DBUG=8 the machine has a fault (README.md). */
 
@@ -547,10 +547,10 @@ static int8_t place(int32_t rescaled, const Grid *grid, bool has_relu)
 
 /* -- kernels: an op of a model, loaded ---------------------------------------------------------------------------- */
 
-typedef enum { CONV, LINEAR, ADD, MUL, RELU, MAX_POOL, AVERAGE, ADAPTIVE, SIGMOID, CAT, FLATTEN } Op;
+typedef enum { CONV, LINEAR, ADD, MUL, RELU, MAX_POOL, AVERAGE, ADAPTIVE, TABLE, CAT, FLATTEN, SLICE } Op;
 
-static const char *const NAMES[] = {"conv2d",   "linear",          "add",     "mul", "relu",   "max_pool2d",
-                                    "avg_pool", "adaptive_avg_pool", "sigmoid", "cat", "flatten"};
+static const char *const NAMES[] = {"conv2d",   "linear",       "add",   "mul", "relu",    "max_pool2d",
+                                    "avg_pool", "adaptive_avg", "table", "cat", "flatten", "slice"};
 
 typedef struct {
     Op op;
@@ -570,7 +570,10 @@ typedef struct {
     int32_t divisor;                /* of an average, 0: the number of its elements */
     Factor *by_divisor;
     int32_t most_divisor;
-    int32_t first_axis, last_axis; /* of cat and flatten */
+    int32_t first_axis, last_axis; /* of cat, flatten and slice */
+    const Json *parts;             /* of slice: the number of parts, or their sizes */
+    bool has_sizes;
+    int32_t part;
     bool keeps[2];                 /* of adaptive pools: the size of that axis stays */
     int8_t table[256];
 } Step;
@@ -805,7 +808,43 @@ static Tensor run_move(const Step *step, const Tensor *x)
     return y;
 }
 
-static Tensor run_sigmoid(const Step *step, const Tensor *x)
+/* Takes one of the parts into which torch.chunk or torch.split cuts an axis. */
+static Tensor run_slice(const Step *step, const Tensor *x)
+{
+    int32_t axis = wrap_axis(step->first_axis, x->shape.rank, step->name), extent = x->shape.sizes[axis];
+    int32_t start = 0, length = extent, part = step->part;
+    size_t inner = 1, row, rows;
+    Shape shape = x->shape, outer = x->shape;
+    Tensor y;
+    int k;
+    if (step->parts->kind == LIST) {
+        const Json *each = step->parts->first;
+        for (; part > 0 && each != NULL; part--, each = each->next)
+            start += as_int(each, "a size");
+        length = each == NULL ? -1 : as_int(each, "a size");
+    } else {
+        int32_t number = as_int(step->parts, "the number of parts");
+        if (number < 1)
+            fail("%s: %d parts", step->name, (int)number);
+        length = step->has_sizes ? number : (extent + number - 1) / number;
+        start = part * length;
+        length = start + length > extent ? extent - start : length;
+    }
+    if (part < 0 || length < 0 || start + length > extent)
+        fail("%s: part %d is beyond the axis", step->name, (int)step->part);
+    for (k = axis + 1; k < shape.rank; k++)
+        inner *= (size_t)shape.sizes[k];
+    outer.rank = axis;
+    rows = count_elements(&outer);
+    shape.sizes[axis] = length;
+    y = make_tensor(shape);
+    for (row = 0; row < rows; row++)
+        move(step, 0, x->data + (row * (size_t)extent + (size_t)start) * inner, y.data + row * (size_t)length * inner,
+             (size_t)length * inner);
+    return y;
+}
+
+static Tensor run_table(const Step *step, const Tensor *x)
 {
     Tensor y = make_tensor(x->shape);
     size_t at, count = count_elements(&x->shape);
@@ -946,8 +985,10 @@ static Tensor run_step(Step *step, const Tensor *const *x)
         if (step->op != MAX_POOL)
             make_divisors(step, x[0]->shape.sizes + x[0]->shape.rank - 2);
         return run_pool(step, x[0]);
-    case SIGMOID:
-        return run_sigmoid(step, x[0]);
+    case TABLE:
+        return run_table(step, x[0]);
+    case SLICE:
+        return run_slice(step, x[0]);
     case CAT:
         return run_cat(step, x);
     default:
@@ -1141,18 +1182,18 @@ static void load_conv(const Model *model, Step *step, const Json *node)
 
 /* -- other ops */
 
-/* Loads a sum or a product of two operands, of which one may be a number.
+/* Loads a sum, a difference (`sign` is -1) or a product of two operands, of which one may be a number.
  *
  * A sum brings both to steps of 2^-20 of twice the coarser scale: 255 of those, doubled, are less than 2^28. */
-static void load_binary(const Model *model, Step *step, const Json *node)
+static void load_binary(const Model *model, Step *step, const Json *node, double sign)
 {
-    double alpha = step->op == ADD ? read_argument(node, "alpha", -1, 1.0) : 1.0, number = 0.0, coarsest, factor = 1.0;
+    double alpha = step->op == ADD ? sign * read_argument(node, "alpha", -1, 1.0) : 1.0, number = 0.0, coarsest, factor = 1.0;
     bool has_number = false;
     double weights[2] = {0.0, 0.0};
-    int place_of, k;
-    for (place_of = 0; place_of < 2; place_of++) {
-        const Json *operand = find_argument(node, place_of == 0 ? "input" : "other", place_of);
-        double weight = place_of == 1 ? alpha : 1.0;
+    int operand_at, k;
+    for (operand_at = 0; operand_at < 2; operand_at++) {
+        const Json *operand = find_argument(node, operand_at == 0 ? "input" : "other", operand_at);
+        double weight = operand_at == 1 ? alpha : 1.0;
         if (operand != NULL && operand->kind == NUMBER) {
             number = operand->number * weight;
             has_number = true;
@@ -1216,14 +1257,76 @@ static void load_adaptive(Step *step, const Json *node)
     }
 }
 
-static void load_sigmoid(Step *step)
+typedef double (*Function)(double);
+
+static double sigmoid(double x)
 {
+    return 1.0 / (1.0 + exp(-x));
+}
+
+static double hardsigmoid(double x)
+{
+    return fmin(fmax(x + 3.0, 0.0), 6.0) / 6.0;
+}
+
+static double hardswish(double x)
+{
+    return x * hardsigmoid(x);
+}
+
+static double gelu(double x)
+{
+    return 0.5 * x * (1.0 + erf(x * sqrt(0.5)));
+}
+
+static double gelu_by_tanh(double x)
+{
+    return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); /* sqrt(2 / pi) */
+}
+
+static const struct {
+    const char *op;
+    Function function;
+} FUNCTIONS[] = {
+    {"nn.Sigmoid", sigmoid},         {"torch.sigmoid", sigmoid},     {"nn.Hardsigmoid", hardsigmoid},
+    {"F.hardsigmoid", hardsigmoid},  {"nn.Hardswish", hardswish},    {"F.hardswish", hardswish},
+    {"nn.GELU", gelu},               {"F.gelu", gelu},
+};
+
+/* Makes the table of a function: its result for each of the 256 integers. */
+static void load_table(Step *step, const Node *op)
+{
+    const Json *approximate = find_argument(op->node, "approximate", -1);
+    Function function = NULL;
+    size_t row;
     int32_t q;
+    for (row = 0; row < sizeof FUNCTIONS / sizeof FUNCTIONS[0]; row++)
+        if (strcmp(FUNCTIONS[row].op, op->op) == 0)
+            function = FUNCTIONS[row].function;
+    if (function == NULL)
+        decline("%s: the machine has no table of %s", op->name, op->op);
+    if (approximate != NULL && strcmp(approximate->text, "tanh") == 0)
+        function = gelu_by_tanh;
     for (q = LOWEST; q <= HIGHEST; q++) {
-        double real = (q - step->from[0].zero_point) * step->from[0].scale;
-        double steps = rint(1.0 / (1.0 + exp(-real)) / step->to.scale);
-        step->table[q - LOWEST] = place(steps > 512 ? 512 : (int32_t)steps, &step->to, step->has_relu);
+        double steps = rint(function((q - step->from[0].zero_point) * step->from[0].scale) / step->to.scale);
+        step->table[q - LOWEST] = place((int32_t)fmin(fmax(steps, -512.0), 512.0), &step->to, step->has_relu);
     }
+}
+
+/* Loads operator.getitem of torch.chunk or torch.split; nothing else is indexed. */
+static void load_slice(const Model *model, Step *step, const Json *node)
+{
+    int number = find_node(model, find_argument(node, "input", 0));
+    const Node *cut = number < 0 ? NULL : &model->nodes[number];
+    if (cut == NULL || (strcmp(cut->op, "torch.chunk") != 0 && strcmp(cut->op, "torch.split") != 0))
+        decline("%s: the machine indexes nothing but the parts of chunk and split", step->name);
+    add_input(model, step, find_argument(cut->node, "input", 0));
+    step->has_sizes = strcmp(cut->op, "torch.split") == 0;
+    step->parts = find_argument(cut->node, step->has_sizes ? "split_size_or_sections" : "chunks", 1);
+    step->first_axis = (int32_t)read_argument(cut->node, "dim", 2, 0);
+    step->part = (int32_t)read_argument(node, "index", 1, 0);
+    if (step->parts == NULL || step->part < 0)
+        decline("%s: a part from the end, or of nothing", step->name);
 }
 
 static void load_cat(const Model *model, Step *step, const Json *node)
@@ -1246,6 +1349,8 @@ static const struct {
     {"F.linear", LINEAR},
     {"operator.add", ADD},
     {"torch.add", ADD},
+    {"operator.sub", ADD},
+    {"torch.sub", ADD},
     {"operator.mul", MUL},
     {"torch.mul", MUL},
     {"nn.ReLU", RELU},
@@ -1256,10 +1361,9 @@ static const struct {
     {"F.avg_pool2d", AVERAGE},
     {"nn.AdaptiveAvgPool2d", ADAPTIVE},
     {"F.adaptive_avg_pool2d", ADAPTIVE},
-    {"nn.Sigmoid", SIGMOID},
-    {"torch.sigmoid", SIGMOID},
     {"torch.cat", CAT},
     {"torch.flatten", FLATTEN},
+    {"operator.getitem", SLICE},
 };
 
 static Op find_op(const Node *node)
@@ -1268,6 +1372,9 @@ static Op find_op(const Node *node)
     for (row = 0; row < sizeof OPS / sizeof OPS[0]; row++)
         if (strcmp(OPS[row].name, node->op) == 0)
             return OPS[row].op;
+    for (row = 0; row < sizeof FUNCTIONS / sizeof FUNCTIONS[0]; row++)
+        if (strcmp(FUNCTIONS[row].op, node->op) == 0)
+            return TABLE;
     decline("%s: the machine has no %s", node->name, node->op);
     return RELU;
 }
@@ -1290,20 +1397,22 @@ static Step *load_step(const Model *model, const Node *quantize)
     step->has_relu = step->has_relu || step->op == RELU;
     step->name = op->name;
     first = find_argument(op->node, "input", 0);
-    if (step->op != ADD && step->op != MUL && step->op != CAT)
+    if (step->op != ADD && step->op != MUL && step->op != CAT && step->op != SLICE)
         add_input(model, step, first);
     if (step->op == CONV)
         load_conv(model, step, op->node);
     else if (step->op == LINEAR)
         load_weight(model, step, op->node);
     else if (step->op == ADD || step->op == MUL)
-        load_binary(model, step, op->node);
+        load_binary(model, step, op->node, strstr(op->op, ".sub") != NULL ? -1.0 : 1.0);
     else if (step->op == MAX_POOL || step->op == AVERAGE)
         load_pool(step, op->node);
     else if (step->op == ADAPTIVE)
         load_adaptive(step, op->node);
-    else if (step->op == SIGMOID)
-        load_sigmoid(step);
+    else if (step->op == TABLE)
+        load_table(step, op);
+    else if (step->op == SLICE)
+        load_slice(model, step, op->node);
     else if (step->op == CAT)
         load_cat(model, step, op->node);
     else if (step->op == FLATTEN) {
