@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from backends.base import Backend, Capabilities, Representation, Requantize, RoundingMode, UnsupportedPattern
 from refimpl import BackendConfig, DTypeConfig
 from refimpl.dtype_config import DTypeWithConstraints
-from refimpl.fusers import fuse_bn, sequential
+from refimpl.fusers import sequential
 from refimpl.native import LINEAR_SWAP, Row, config_of
 from refimpl.plan import DIFFERENT, SHARE
 
@@ -42,9 +42,6 @@ FAMILIES: dict[str, tuple[Row, ...]] = {
         Row(patterns=(nni.ConvReLU2d,), qat=nniqat.ConvReLU2d, **CONV_SWAP),
         Row(patterns=(nniqat.ConvReLU2d,), **CONV_SWAP),
         Row(patterns=((F.conv2d, nn.ReLU), (F.conv2d, F.relu))),
-        Row(patterns=((nn.Conv2d, nn.BatchNorm2d),), fuser=fuse_bn, **CONV_SWAP),
-        Row(patterns=((nn.Conv2d, nn.BatchNorm2d, nn.ReLU), (nn.Conv2d, nn.BatchNorm2d, F.relu)), fuser=fuse_bn,
-            **CONV_SWAP),
     ),
     "linear": (
         Row(patterns=(nn.Linear,), qat=nnqat.Linear, **LINEAR_SWAP),
@@ -62,6 +59,7 @@ FAMILIES: dict[str, tuple[Row, ...]] = {
     ),
     "difference": (Row(patterns=(operator.sub, torch.sub), observe_by_tensor_args=WITH_A_NUMBER),),
     "cat": (Row(patterns=(torch.cat,)),),  # its operands and its result have a grid each
+    "norm": (Row(patterns=(nn.BatchNorm2d,)),),
     "table": (
         Row(patterns=(nn.Sigmoid, torch.sigmoid, nn.Hardsigmoid), output=PROBABILITY),
         Row(patterns=(nn.Hardswish, F.hardswish, nn.GELU)),
@@ -94,11 +92,11 @@ class CMachine(Backend):
     def capabilities(self) -> Capabilities:
         """Return how the machine computes: integer sums, one product with 31 bits, one shift that rounds half up.
 
-        It pads with zeros: the other padding modes are none of its.
+        It pads with zeros, and its norms have statistics of their own.
         """
         return Capabilities(
             weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"),
             int32_bias=True,
             requantize=Requantize(multiplier_bits=31, rounding=RoundingMode.HALF_UP),
-            limits={"nn.Conv2d": {"padding_mode": ("zeros",)}},
+            limits={"nn.Conv2d": {"padding_mode": ("zeros",)}, "nn.BatchNorm2d": {"track_running_stats": (True,)}},
         )

@@ -8,7 +8,8 @@
  *
  * From the integers of the inputs to those of the outputs there are integers only: int8 tensors and weights, int32
  * sums and biases, and a product with a multiplier of 31 bits, in int64, which a shift rounds half up. Doubles appear
- * where a model is loaded: they make multipliers, shifts, int32 biases and the tables of functions such as the sigmoid.
+ * where a model is loaded: they make multipliers, shifts, int32 biases and the tables of functions such as the sigmoid;
+ * and where an input is given as values that lie on no grid, the host's part is to quantize them.
  *
  * Everything is C99 but mkdir, which is POSIX. With -DBUG=1 to -DBUG=8 the machine has a fault (README.md). */
 
@@ -547,10 +548,10 @@ static int8_t place(int32_t rescaled, const Grid *grid, bool has_relu)
 
 /* -- kernels: an op of a model, loaded ---------------------------------------------------------------------------- */
 
-typedef enum { CONV, LINEAR, ADD, MUL, RELU, MAX_POOL, AVERAGE, ADAPTIVE, TABLE, CAT, FLATTEN, SLICE } Op;
+typedef enum { CONV, LINEAR, ADD, MUL, RELU, MAX_POOL, AVERAGE, ADAPTIVE, TABLE, CAT, FLATTEN, SLICE, NORM } Op;
 
 static const char *const NAMES[] = {"conv2d",   "linear",       "add",   "mul", "relu",    "max_pool2d",
-                                    "avg_pool", "adaptive_avg", "table", "cat", "flatten", "slice"};
+                                    "avg_pool", "adaptive_avg", "table", "cat", "flatten", "slice", "batch_norm"};
 
 typedef struct {
     Op op;
@@ -563,8 +564,9 @@ typedef struct {
     int32_t constant; /* what add adds, in its steps */
     int8_t *weight;
     Shape weight_shape;
-    int32_t *bias;
-    Factor *per_channel;
+    int32_t *bias;                              /* of a norm in its steps, as the constant of add */
+    Factor *per_channel, *of_input;             /* of the result; of a norm also of what it adds the bias to */
+    int *signs;                                 /* of a norm's channels */
     int32_t kernel[2], stride[2], before[2], after[2], dilation[2], groups;
     bool rounds_up, counts_padding; /* of pools: ceil_mode, count_include_pad */
     int32_t divisor;                /* of an average, 0: the number of its elements */
@@ -736,6 +738,24 @@ static Tensor run_binary(const Step *step, const Tensor *const *x)
                 sum *= own;
         }
         y.data[at] = place(rescale(sum, step->factor), &step->to, step->has_relu);
+    }
+    return y;
+}
+
+static Tensor run_norm(const Step *step, const Tensor *x)
+{
+    Tensor y = make_tensor(x->shape);
+    size_t at, count = count_elements(&x->shape), channels = (size_t)step->weight_shape.sizes[0], inner = 1;
+    int axis;
+    if (x->shape.rank < 2 || (size_t)x->shape.sizes[1] != channels)
+        fail("%s: an input of other channels", step->name);
+    for (axis = 2; axis < x->shape.rank; axis++)
+        inner *= (size_t)x->shape.sizes[axis];
+    for (at = 0; at < count; at++) {
+        size_t c = at / inner % channels;
+        int32_t own = step->signs[c] * (x->data[at] - step->from[0].zero_point) * (1 << FRACTION);
+        int32_t sum = rescale(own, step->of_input[c]) + step->bias[c];
+        y.data[at] = place(rescale(sum, step->per_channel[c]), &step->to, step->has_relu);
     }
     return y;
 }
@@ -989,6 +1009,8 @@ static Tensor run_step(Step *step, const Tensor *const *x)
         return run_table(step, x[0]);
     case SLICE:
         return run_slice(step, x[0]);
+    case NORM:
+        return run_norm(step, x[0]);
     case CAT:
         return run_cat(step, x);
     default:
@@ -1001,7 +1023,7 @@ static Tensor run_step(Step *step, const Tensor *const *x)
 typedef struct {
     const Json *node;
     const char *name, *op;
-    int source; /* of quantize, dequantize: the number of the node that they take; -1: an input, or a constant */
+    int source; /* the number of the node that it takes first; -1: an input, or a constant */
     int input;  /* of quantize: the number of the input that it takes, or -1 */
     Step *step; /* of quantize: what makes its integers, or NULL */
 } Node;
@@ -1078,6 +1100,8 @@ static Grid read_grid(const Json *data)
 static void add_input(const Model *model, Step *step, const Json *value)
 {
     int number = find_node(model, value);
+    while (number >= 0 && strcmp(model->nodes[number].op, "nn.Identity") == 0)
+        number = model->nodes[number].source;
     if (number < 0 || strcmp(model->nodes[number].op, "dequantize") != 0 || model->nodes[number].source < 0)
         decline("%s takes a value that is no dequantized tensor of int8", step->name);
     if (step->count == MOST_INPUTS)
@@ -1222,6 +1246,44 @@ static void load_binary(const Model *model, Step *step, const Json *node, double
     step->factor = make_factor(ldexp(2 * coarsest / step->to.scale, -FRACTION));
 }
 
+/* Reads one of the tensors of a batch norm. */
+static double read_of_norm(const Model *model, const Json *node, const char *name, int32_t channel, double otherwise)
+{
+    const Json *held = find(find(node, "tensors"), name);
+    Array array;
+    if (held == NULL)
+        return otherwise;
+    array = find_array(&model->weights, need_text(held, "tensor"));
+    if ((size_t)channel >= count_elements(&array.shape))
+        fail("%s: of other channels", name);
+    return read_number(&array, (size_t)channel);
+}
+
+/* Loads a batch norm: in each channel x times a number, plus a number. It adds them as a sum does. */
+static void load_norm(const Model *model, Step *step, const Json *node)
+{
+    const Json *statistics = find(find(node, "tensors"), "running_mean");
+    int32_t channel, channels = (int32_t)read_argument(node, "num_features", -1, 0);
+    if (statistics == NULL || channels < 1)
+        decline("%s: without statistics of its own", step->name);
+    step->weight_shape.sizes[0] = channels;
+    step->bias = take((size_t)channels, sizeof(int32_t));
+    step->per_channel = take((size_t)channels, sizeof(Factor));
+    step->of_input = take((size_t)channels, sizeof(Factor));
+    step->signs = take((size_t)channels, sizeof(int));
+    for (channel = 0; channel < channels; channel++) {
+        double variance = read_of_norm(model, node, "running_var", channel, 1.0);
+        double slope = read_of_norm(model, node, "weight", channel, 1.0) / sqrt(variance + read_argument(node, "eps", -1, 0));
+        double offset = read_of_norm(model, node, "bias", channel, 0.0)
+                        - read_of_norm(model, node, "running_mean", channel, 0.0) * slope;
+        double coarsest = fmax(fmax(fabs(slope) * step->from[0].scale, fabs(offset) / 255), 1e-30);
+        step->signs[channel] = slope < 0 ? -1 : 1;
+        step->of_input[channel] = make_factor(fabs(slope) * step->from[0].scale / (2 * coarsest));
+        step->bias[channel] = (int32_t)rint(ldexp(offset / (2 * coarsest), FRACTION));
+        step->per_channel[channel] = make_factor(ldexp(2 * coarsest / step->to.scale, -FRACTION));
+    }
+}
+
 static void load_pool(Step *step, const Json *node)
 {
     /* where the arguments of the functions stand: max_pool2d has a dilation, avg_pool2d has how it counts */
@@ -1364,6 +1426,7 @@ static const struct {
     {"torch.cat", CAT},
     {"torch.flatten", FLATTEN},
     {"operator.getitem", SLICE},
+    {"nn.BatchNorm2d", NORM},
 };
 
 static Op find_op(const Node *node)
@@ -1411,6 +1474,8 @@ static Step *load_step(const Model *model, const Node *quantize)
         load_adaptive(step, op->node);
     else if (step->op == TABLE)
         load_table(step, op);
+    else if (step->op == NORM)
+        load_norm(model, step, op->node);
     else if (step->op == SLICE)
         load_slice(model, step, op->node);
     else if (step->op == CAT)
@@ -1472,26 +1537,37 @@ static bool are_same(const Grid *a, const Grid *b)
     return a->scale == b->scale && a->zero_point == b->zero_point && a->low == b->low && a->high == b->high;
 }
 
-/* Returns an input: integers as they are. Other values would have to be quantized first, which is the host's part. */
-static Tensor read_input(const Model *model, const Node *quantize, const Json *run, const File *inputs)
+/* Quantizes an input that does not lie on its grid. (This is the host's part: there are no integers yet.) */
+static Tensor quantize(const Array *array, const Grid *grid)
+{
+    Tensor tensor = make_tensor(array->shape);
+    size_t at, count = count_elements(&array->shape);
+    for (at = 0; at < count; at++) {
+        double steps = rint(read_number(array, at) / grid->scale);
+        tensor.data[at] = place(isnan(steps) ? 0 : (int32_t)fmin(fmax(steps, -512.0), 512.0), grid, false);
+    }
+    return tensor;
+}
+
+static Tensor read_input(const Model *model, const Node *node, const Json *run, const File *inputs)
 {
     const Json *operand = need(run, "inputs", LIST)->first, *own = model->operands->first;
-    Grid asked = read_grid(quantize->node), given;
+    Grid asked = read_grid(node->node), given;
     int number;
     Array array;
     Tensor tensor;
-    for (number = quantize->input; number > 0 && operand != NULL && own != NULL; number--) {
+    for (number = node->input; number > 0 && operand != NULL && own != NULL; number--) {
         operand = operand->next;
         own = own->next;
     }
     if (operand == NULL || own == NULL)
-        fail("a run without input %d", quantize->input);
+        fail("a run without input %d", node->input);
+    array = find_array(inputs, need_text(operand, "array"));
     if (strcmp(need_text(operand, "holds"), "integers") != 0)
-        decline("an input of values that are not on its grid");
+        return quantize(&array, &asked);
     given = read_grid(own);
     if (!are_same(&asked, &given))
         decline("an input that is quantized to two grids");
-    array = find_array(inputs, need_text(operand, "array"));
     tensor.shape = array.shape;
     tensor.data = read_integers(&array, "an input");
     return tensor;
