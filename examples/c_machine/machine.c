@@ -533,7 +533,7 @@ static int32_t hold(int32_t sum)
 }
 
 /* Returns an integer of a grid from a rescaled sum; a fused relu ends at the grid's zero. */
-static int8_t place(int32_t rescaled, const Grid *grid, bool has_relu)
+static int8_t to_grid(int32_t rescaled, const Grid *grid, bool has_relu)
 {
     int32_t value = rescaled + grid->zero_point, low = grid->low;
 #if BUG == 5
@@ -548,10 +548,11 @@ static int8_t place(int32_t rescaled, const Grid *grid, bool has_relu)
 
 /* -- kernels: an op of a model, loaded ---------------------------------------------------------------------------- */
 
-typedef enum { CONV, LINEAR, ADD, MUL, RELU, MAX_POOL, AVERAGE, ADAPTIVE, TABLE, CAT, FLATTEN, SLICE, NORM } Op;
+typedef enum { CONV, LINEAR, ADD, MUL, RELU, MAX_POOL, AVERAGE, ADAPTIVE, TABLE, CAT, COPY, FLATTEN, SLICE, NORM } Op;
 
 static const char *const NAMES[] = {"conv2d",   "linear",       "add",   "mul", "relu",    "max_pool2d",
-                                    "avg_pool", "adaptive_avg", "table", "cat", "flatten", "slice", "batch_norm"};
+                                    "avg_pool", "adaptive_avg", "table", "cat", "copy",    "flatten",
+                                    "slice",    "batch_norm"};
 
 typedef struct {
     Op op;
@@ -623,19 +624,20 @@ static int8_t finish_sum(const Step *step, int32_t sum, int32_t channel)
 #if BUG == 4
     channel = 0;
 #endif
-    return place(rescale(with_bias, step->per_channel[channel]), &step->to, step->has_relu);
+    return to_grid(rescale(with_bias, step->per_channel[channel]), &step->to, step->has_relu);
 }
 
 static Tensor run_conv(const Step *step, const Tensor *x)
 {
     int32_t channels = step->weight_shape.sizes[0], per_group = step->weight_shape.sizes[1], planes, n, c, i, j;
     int rank = x->shape.rank, axis;
-    const int32_t *sizes = x->shape.sizes + rank - 2;
     int32_t filter = per_group * step->kernel[0] * step->kernel[1], out[2];
+    const int32_t *sizes;
     Shape shape = x->shape;
     Tensor y;
     if (rank < 3 || x->shape.sizes[rank - 3] != per_group * step->groups)
         fail("%s: an input of %d axes, or of other channels", step->name, rank);
+    sizes = x->shape.sizes + rank - 2;
     for (axis = 0; axis < 2; axis++) {
         int32_t span = sizes[axis] + step->before[axis] + step->after[axis];
         int32_t rest = span - step->dilation[axis] * (step->kernel[axis] - 1) - 1;
@@ -678,8 +680,9 @@ static Tensor run_linear(const Step *step, const Tensor *x)
     for (row = 0; row < rows; row++) {
         for (c = 0; c < (size_t)out; c++) {
             int32_t sum = 0, k;
+            const int8_t *values = x->data + row * (size_t)in, *weights = step->weight + c * (size_t)in;
             for (k = 0; k < in; k++)
-                sum = hold(sum + (x->data[row * (size_t)in + (size_t)k] - zero) * step->weight[c * (size_t)in + (size_t)k]);
+                sum = hold(sum + (values[k] - zero) * weights[k]);
             y.data[row * (size_t)out + c] = finish_sum(step, sum, (int32_t)c);
         }
     }
@@ -737,7 +740,7 @@ static Tensor run_binary(const Step *step, const Tensor *const *x)
             else
                 sum *= own;
         }
-        y.data[at] = place(rescale(sum, step->factor), &step->to, step->has_relu);
+        y.data[at] = to_grid(rescale(sum, step->factor), &step->to, step->has_relu);
     }
     return y;
 }
@@ -755,7 +758,7 @@ static Tensor run_norm(const Step *step, const Tensor *x)
         size_t c = at / inner % channels;
         int32_t own = step->signs[c] * (x->data[at] - step->from[0].zero_point) * (1 << FRACTION);
         int32_t sum = rescale(own, step->of_input[c]) + step->bias[c];
-        y.data[at] = place(rescale(sum, step->per_channel[c]), &step->to, step->has_relu);
+        y.data[at] = to_grid(rescale(sum, step->per_channel[c]), &step->to, step->has_relu);
     }
     return y;
 }
@@ -771,7 +774,8 @@ static void move(const Step *step, int input, const int8_t *from, int8_t *to, si
             continue;
         }
 #endif
-        to[at] = place(rescale(from[at] - step->from[input].zero_point, step->factors[input]), &step->to, step->has_relu);
+        int32_t own = rescale(from[at] - step->from[input].zero_point, step->factors[input]);
+        to[at] = to_grid(own, &step->to, step->has_relu);
     }
 }
 
@@ -952,7 +956,7 @@ static int8_t pool_window(const Step *step, const int8_t *image, int32_t width, 
         }
     }
     if (step->op == MAX_POOL)
-        return place(rescale(largest - zero, step->factors[0]), &step->to, step->has_relu);
+        return to_grid(rescale(largest - zero, step->factors[0]), &step->to, step->has_relu);
     divisor = (rows.end - rows.start) * (columns.end - columns.start);
     if (step->op == AVERAGE) {
 #if BUG == 6
@@ -961,7 +965,7 @@ static int8_t pool_window(const Step *step, const int8_t *image, int32_t width, 
         divisor = step->divisor > 0 ? step->divisor : step->counts_padding ? rows.span * columns.span : divisor;
 #endif
     }
-    return place(divisor > 0 ? rescale(sum, step->by_divisor[divisor]) : 0, &step->to, step->has_relu);
+    return to_grid(divisor > 0 ? rescale(sum, step->by_divisor[divisor]) : 0, &step->to, step->has_relu);
 }
 
 static Tensor run_pool(const Step *step, const Tensor *x)
@@ -1065,6 +1069,12 @@ static double read_argument(const Json *node, const char *name, int number, doub
     return found == NULL ? otherwise : found->number;
 }
 
+static int32_t read_whole(const Json *node, const char *name, int number, int32_t otherwise)
+{
+    const Json *found = find_argument(node, name, number);
+    return found == NULL ? otherwise : as_int(found, name);
+}
+
 /* Reads one whole number for both axes, or two. */
 static void read_pair(const Json *node, const char *name, int number, int32_t otherwise, int32_t pair[2])
 {
@@ -1085,7 +1095,7 @@ static Grid read_grid(const Json *data)
     Grid grid;
     const Json *scale = find(data, "scale");
     if (scale == NULL || scale->kind != NUMBER || strcmp(need_text(data, "dtype"), "int8") != 0)
-        decline("a tensor of dtype %s with more than one scale, or of other integers than int8", need_text(data, "dtype"));
+        decline("a tensor of %s: the machine has int8, with one scale", need_text(data, "dtype"));
     grid.scale = scale->number;
     grid.zero_point = as_int(need(data, "zero_point", NUMBER), "zero_point");
     grid.low = as_int(need(data, "low", NUMBER), "low");
@@ -1169,6 +1179,8 @@ static void load_weight(const Model *model, Step *step, const Json *node)
     step->bias = take((size_t)held.shape.sizes[0], sizeof(int32_t));
     for (channel = 0; channel < held.shape.sizes[0]; channel++) {
         double unit = step->from[0].scale * read_weight_scale(model, weight, channel);
+        if (!(unit > 0.0))
+            decline("%s: a weight of scale %g", step->name, unit);
         step->per_channel[channel] = make_factor(unit / step->to.scale);
         if (bias != NULL) {
             double steps = rint(read_number(&added, (size_t)channel) / unit);
@@ -1188,9 +1200,11 @@ static void load_conv(const Model *model, Step *step, const Json *node)
     load_weight(model, step, node);
     read_pair(node, "stride", 3, 1, step->stride);
     read_pair(node, "dilation", 5, 1, step->dilation);
-    step->groups = (int32_t)read_argument(node, "groups", 6, 1);
+    step->groups = read_whole(node, "groups", 6, 1);
     if (step->groups < 1 || step->weight_shape.sizes[0] % step->groups != 0)
         decline("%s: %d groups", step->name, (int)step->groups);
+    if (step->stride[0] < 1 || step->stride[1] < 1 || step->dilation[0] < 1 || step->dilation[1] < 1)
+        decline("%s: a stride or dilation below 1", step->name);
     if (padding == NULL || padding->kind != TEXT)
         read_pair(node, "padding", 4, 0, step->before);
     for (axis = 0; axis < 2; axis++) {
@@ -1211,7 +1225,8 @@ static void load_conv(const Model *model, Step *step, const Json *node)
  * A sum brings both to steps of 2^-20 of twice the coarser scale: 255 of those, doubled, are less than 2^28. */
 static void load_binary(const Model *model, Step *step, const Json *node, double sign)
 {
-    double alpha = step->op == ADD ? sign * read_argument(node, "alpha", -1, 1.0) : 1.0, number = 0.0, coarsest, factor = 1.0;
+    double alpha = step->op == ADD ? sign * read_argument(node, "alpha", -1, 1.0) : 1.0;
+    double number = 0.0, coarsest = 1e-30, factor = 1.0;
     bool has_number = false;
     double weights[2] = {0.0, 0.0};
     int operand_at, k;
@@ -1228,7 +1243,7 @@ static void load_binary(const Model *model, Step *step, const Json *node, double
     }
     if (step->count == 0)
         decline("%s of numbers", step->name);
-    coarsest = step->op == ADD ? fabs(number) / 255 : 0.0;
+    coarsest = fmax(coarsest, fabs(number) / 255);
     for (k = 0; k < step->count; k++) {
         coarsest = fmax(coarsest, fabs(weights[k]) * step->from[k].scale);
         factor *= step->from[k].scale;
@@ -1263,7 +1278,7 @@ static double read_of_norm(const Model *model, const Json *node, const char *nam
 static void load_norm(const Model *model, Step *step, const Json *node)
 {
     const Json *statistics = find(find(node, "tensors"), "running_mean");
-    int32_t channel, channels = (int32_t)read_argument(node, "num_features", -1, 0);
+    int32_t channel, channels = read_whole(node, "num_features", -1, 0);
     if (statistics == NULL || channels < 1)
         decline("%s: without statistics of its own", step->name);
     step->weight_shape.sizes[0] = channels;
@@ -1273,10 +1288,13 @@ static void load_norm(const Model *model, Step *step, const Json *node)
     step->signs = take((size_t)channels, sizeof(int));
     for (channel = 0; channel < channels; channel++) {
         double variance = read_of_norm(model, node, "running_var", channel, 1.0);
-        double slope = read_of_norm(model, node, "weight", channel, 1.0) / sqrt(variance + read_argument(node, "eps", -1, 0));
+        double deviation = sqrt(variance + read_argument(node, "eps", -1, 0.0));
+        double slope = read_of_norm(model, node, "weight", channel, 1.0) / deviation;
         double offset = read_of_norm(model, node, "bias", channel, 0.0)
                         - read_of_norm(model, node, "running_mean", channel, 0.0) * slope;
         double coarsest = fmax(fmax(fabs(slope) * step->from[0].scale, fabs(offset) / 255), 1e-30);
+        if (!isfinite(slope) || !isfinite(offset))
+            decline("%s: a slope of %g", step->name, slope);
         step->signs[channel] = slope < 0 ? -1 : 1;
         step->of_input[channel] = make_factor(fabs(slope) * step->from[0].scale / (2 * coarsest));
         step->bias[channel] = (int32_t)rint(ldexp(offset / (2 * coarsest), FRACTION));
@@ -1299,7 +1317,7 @@ static void load_pool(Step *step, const Json *node)
     if (read_argument(node, "return_indices", -1, 0) != 0)
         decline("%s with indices", step->name);
     step->counts_padding = is_max || read_argument(node, "count_include_pad", 5, 1) != 0;
-    step->divisor = is_max ? 0 : (int32_t)read_argument(node, "divisor_override", 6, 0);
+    step->divisor = is_max ? 0 : read_whole(node, "divisor_override", 6, 0);
     if (step->divisor < 0)
         decline("%s: a divisor below 0", step->name);
     for (axis = 0; axis < 2; axis++)
@@ -1313,7 +1331,9 @@ static void load_adaptive(Step *step, const Json *node)
     int axis;
     step->dilation[0] = step->dilation[1] = 1;
     for (axis = 0; axis < 2; axis++) {
-        each = size == NULL || size->kind != LIST ? size : axis == 0 || size->count == 1 ? size->first : size->first->next;
+        each = size;
+        if (size != NULL && size->kind == LIST)
+            each = axis == 0 || size->count == 1 ? size->first : size->first->next;
         step->keeps[axis] = each == NULL || each->kind == NOTHING;
         step->kernel[axis] = step->keeps[axis] ? 0 : as_int(each, "output_size");
     }
@@ -1371,7 +1391,7 @@ static void load_table(Step *step, const Node *op)
         function = gelu_by_tanh;
     for (q = LOWEST; q <= HIGHEST; q++) {
         double steps = rint(function((q - step->from[0].zero_point) * step->from[0].scale) / step->to.scale);
-        step->table[q - LOWEST] = place((int32_t)fmin(fmax(steps, -512.0), 512.0), &step->to, step->has_relu);
+        step->table[q - LOWEST] = to_grid((int32_t)fmin(fmax(steps, -512.0), 512.0), &step->to, step->has_relu);
     }
 }
 
@@ -1385,8 +1405,8 @@ static void load_slice(const Model *model, Step *step, const Json *node)
     add_input(model, step, find_argument(cut->node, "input", 0));
     step->has_sizes = strcmp(cut->op, "torch.split") == 0;
     step->parts = find_argument(cut->node, step->has_sizes ? "split_size_or_sections" : "chunks", 1);
-    step->first_axis = (int32_t)read_argument(cut->node, "dim", 2, 0);
-    step->part = (int32_t)read_argument(node, "index", 1, 0);
+    step->first_axis = read_whole(cut->node, "dim", 2, 0);
+    step->part = read_whole(node, "index", 1, 0);
     if (step->parts == NULL || step->part < 0)
         decline("%s: a part from the end, or of nothing", step->name);
 }
@@ -1398,7 +1418,7 @@ static void load_cat(const Model *model, Step *step, const Json *node)
         decline("%s without a list", step->name);
     for (each = list->first; each != NULL; each = each->next)
         add_input(model, step, each);
-    step->first_axis = (int32_t)read_argument(node, "dim", 1, 0);
+    step->first_axis = read_whole(node, "dim", 1, 0);
 }
 
 static const struct {
@@ -1424,6 +1444,7 @@ static const struct {
     {"nn.AdaptiveAvgPool2d", ADAPTIVE},
     {"F.adaptive_avg_pool2d", ADAPTIVE},
     {"torch.cat", CAT},
+    {"nn.Identity", COPY},
     {"torch.flatten", FLATTEN},
     {"operator.getitem", SLICE},
     {"nn.BatchNorm2d", NORM},
@@ -1481,8 +1502,8 @@ static Step *load_step(const Model *model, const Node *quantize)
     else if (step->op == CAT)
         load_cat(model, step, op->node);
     else if (step->op == FLATTEN) {
-        step->first_axis = (int32_t)read_argument(op->node, "start_dim", 1, 0);
-        step->last_axis = (int32_t)read_argument(op->node, "end_dim", 2, -1);
+        step->first_axis = read_whole(op->node, "start_dim", 1, 0);
+        step->last_axis = read_whole(op->node, "end_dim", 2, -1);
     }
     if (step->op != ADD)
         for (k = 0; k < step->count; k++)
@@ -1506,7 +1527,8 @@ static Model load_model(const char *device, const Json *data)
     const Json *files = need(data, "model", OBJECT), *each;
     Model model = {NULL, 0, NULL, NULL, {NULL, NULL, 0}};
     model.graph = read_json(spell("%s/%s", device, need_text(files, "json")));
-    if (strcmp(need_text(model.graph, "format"), "fx-quant-graph") != 0 || need(model.graph, "version", NUMBER)->number != 1)
+    if (strcmp(need_text(model.graph, "format"), "fx-quant-graph") != 0
+        || need(model.graph, "version", NUMBER)->number != 1)
         fail("a model in another format, or of another version");
     model.operands = need(data, "operands", LIST);
     model.weights = read_file(spell("%s/%s", device, need_text(files, "weights")));
@@ -1544,7 +1566,7 @@ static Tensor quantize(const Array *array, const Grid *grid)
     size_t at, count = count_elements(&array->shape);
     for (at = 0; at < count; at++) {
         double steps = rint(read_number(array, at) / grid->scale);
-        tensor.data[at] = place(isnan(steps) ? 0 : (int32_t)fmin(fmax(steps, -512.0), 512.0), grid, false);
+        tensor.data[at] = to_grid(isnan(steps) ? 0 : (int32_t)fmin(fmax(steps, -512.0), 512.0), grid, false);
     }
     return tensor;
 }
@@ -1574,13 +1596,15 @@ static Tensor read_input(const Model *model, const Node *node, const Json *run, 
 }
 
 /* Writes the output number `output` of a run, which a value of the graph stands for. */
-static void write_output(const Model *model, const Json *value, const Tensor *tensors, const char *folder, int run, int output)
+static void write_output(const Model *model, const Json *value, const Tensor *tensors, const char *folder, int run,
+                         int output)
 {
     int number = find_node(model, value), source;
     if (number < 0 || strcmp(model->nodes[number].op, "dequantize") != 0 || model->nodes[number].source < 0)
         decline("an output that is no dequantized tensor of int8");
     source = model->nodes[number].source;
-    write_file(spell("%s/r%d_o%d.int8", folder, run, output), tensors[source].data, count_elements(&tensors[source].shape));
+    write_file(spell("%s/r%d_o%d.int8", folder, run, output), tensors[source].data,
+               count_elements(&tensors[source].shape));
 }
 
 static void run_model(const Model *model, const Json *run, const File *inputs, const char *folder, int number)
@@ -1650,6 +1674,7 @@ static void run_case(const char *device, const char *out, const char *file)
     Model model;
     int number = 0;
     make_folder(folder);
+    remove(spell("%s/status.json", folder)); /* of an earlier run */
     if (setjmp(on_decline) != 0) {
         write_refusal(folder);
         return;

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "c_machine"
 BACKEND = "examples.c_machine.config:CMachine"
 STRICT = ("-std=c99", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
+QUICK = ("-std=c99", "-O0", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
 SANITIZED = ("-std=c99", "-g", "-O1", "-fsanitize=undefined,address", "-fno-sanitize-recover=all")
 SOME = (
     "nn.Conv2d/*/ptq/*", "nn.Conv2d+nn.ReLU/*/ptq/*", "nn.Linear/*/ptq/*", "nn.ReLU/*/ptq/*", "operator.add/*/ptq/*",
@@ -97,7 +98,7 @@ def some_claims(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("number", SEEDED)
 def test_a_fault_is_refuted_where_it_touches_and_nowhere_else(some_claims: Path, tmp_path: Path, number: int) -> None:
-    run(build(tmp_path, *STRICT, f"-DBUG={number}"), some_claims, tmp_path / "outputs")
+    run(build(tmp_path, *QUICK, f"-DBUG={number}"), some_claims, tmp_path / "outputs")
     verdicts = judge(some_claims, tmp_path / "outputs")
     refuted = {name.partition("/")[0] for name, verdict in verdicts.items() if verdict == "REFUTED"}
     patterns, why = SEEDED[number]
@@ -128,7 +129,7 @@ def test_the_machine_does_nothing_undefined(some_claims: Path, tmp_path: Path) -
     except (subprocess.CalledProcessError, OSError):
         pytest.skip("this C compiler has no sanitizers")
     run(sanitized, some_claims, tmp_path / "sanitized")
-    run(build(tmp_path, *STRICT), some_claims, tmp_path / "plain")
+    run(build(tmp_path, *QUICK), some_claims, tmp_path / "plain")
     files = {path.relative_to(tmp_path / "plain") for path in (tmp_path / "plain").rglob("*") if path.is_file()}
     assert len(files) > 100
     assert files == {
@@ -147,7 +148,7 @@ def test_a_case_can_be_named_and_what_the_machine_has_not_is_declined(some_claim
     case = json.loads((device / row["file"]).read_text(encoding="utf-8"))
     model = device / case["model"]["json"]
     model.write_text(model.read_text(encoding="utf-8").replace('"nn.Sigmoid"', '"nn.Tanh"'), encoding="utf-8")
-    run(build(tmp_path, *STRICT), tmp_path / "bundle", tmp_path / "outputs", row["case"])
+    run(build(tmp_path, *QUICK), tmp_path / "bundle", tmp_path / "outputs", row["case"])
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == [row["case"]]
     (status,) = (tmp_path / "outputs" / row["case"]).iterdir()
     assert json.loads(status.read_text(encoding="utf-8")) == {
