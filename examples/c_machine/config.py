@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,9 +12,8 @@ import torch.ao.nn.qat as nnqat
 import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
-from torch.fx import GraphModule
 
-from backends.base import Backend, Capabilities, Representation, Requantize, RoundingMode, UnsupportedPattern
+from backends.base import Backend, Capabilities, Representation, Requantize, RoundingMode
 from refimpl import BackendConfig, DTypeConfig
 from refimpl.dtype_config import DTypeWithConstraints
 from refimpl.fusers import sequential
@@ -84,10 +82,6 @@ class CMachine(Backend):
         """Return the claims: each family in int8, layers with weights of int8 and a bias."""
         table = {family: (WEIGHTED if family in ("conv", "linear") else PLAIN,) for family in FAMILIES}
         return config_of(self.name, table, FAMILIES)
-
-    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        """Decline: a bundle is run by the machine itself."""
-        raise UnsupportedPattern("runs as a command")
 
     def capabilities(self) -> Capabilities:
         """Return how the machine computes: integer sums, one product with 31 bits, one shift that rounds half up.

@@ -121,6 +121,21 @@ def test_the_right_machine_is_certified(tmp_path: Path) -> None:
     assert re.fullmatch(r"(\d+) claims: \1 VERIFIED; (\d+) models: \2 VERIFIED", line)
 
 
+def test_a_command_certifies_it(tmp_path: Path) -> None:
+    """The suite calls the machine itself, as the README says."""
+    for name in ("machine.toml", "config.py"):
+        shutil.copy(FOLDER / name, tmp_path)
+    build(tmp_path, *STRICT)
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "fx_quant_conformance", "certify", "--backend=command:machine.toml", "-q", "-n2"]
+    done = subprocess.run(
+        [*command, "--profile=quick", "--claim=nn.Linear/*", "--claim=nn.ReLU/*", "-p", "no:cacheprovider"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}, text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"(\d+) claims: \1 VERIFIED", done.stdout)
+
+
 def test_the_machine_does_nothing_undefined(some_claims: Path, tmp_path: Path) -> None:
     """Under the sanitizers of the compiler it gives the same outputs."""
     try:
