@@ -113,6 +113,8 @@ def build_command(results: Results, waivers: Path | None) -> Iterator[str]:
         yield f"--max-examples={most}"
     if options.get("isa") is not None:
         yield f"--isa={options['isa']}"
+    if isinstance(outputs := options.get("outputs"), str):
+        yield f"--outputs={outputs}"
 
 
 def _clamp_timeout(results: Results) -> float:

@@ -66,6 +66,7 @@ def _options_of(header: Header) -> Options:
         allow_quality=bool(given.get("allow_quality")),
         without_execution_evidence=bool(given.get("without_execution_evidence")),
         isa=None if given.get("isa") is None else str(given["isa"]),
+        outputs=None if given.get("outputs") is None else Path(str(given["outputs"])),
     )
 
 

@@ -57,8 +57,6 @@ def adopt_bundle(options: Options) -> Options:
         if options.outputs is not None and not options.backend.startswith(COMMAND):
             raise ElsewhereError("--outputs belongs to --backend=vectors:DIR")
         return options
-    if options.outputs is None:
-        raise ElsewhereError(f"--backend={options.backend} needs --outputs=OUT: the folder that the device has filled")
     bundle = _open(options)
     try:
         return _adopt(options, bundle.plan["options"])
@@ -98,7 +96,8 @@ def _open(options: Options) -> Bundle:
 def open_vectors(options: Options) -> ReplayBackend:
     """Return the backend of a bundle and the outputs that were handed in for it. Raises ElsewhereError."""
     bundle, outputs = _open(options), options.outputs
-    assert outputs is not None, "adopt_bundle has asked for it"
+    if outputs is None:
+        raise ElsewhereError(f"--backend={options.backend} needs --outputs=OUT: the folder that the device has filled")
     if not outputs.is_dir():
         raise ElsewhereError(f"--outputs={outputs}: there is no such folder")
     folders = sorted(path.name for path in outputs.iterdir() if path.is_dir())

@@ -235,7 +235,7 @@ def read_options(config: pytest.Config) -> Options:
         waivers=Path(option.waivers).absolute() if option.waivers else None,
         no_waivers=option.no_waivers,
         isa=option.isa,
-        outputs=Path(option.outputs).absolute() if option.outputs else None,
+        outputs=Path(option.outputs) if option.outputs else None,
         shard=option.shard,
         baseline=Path(option.baseline).absolute() if option.baseline else None,
         any_profile=option.any_profile,

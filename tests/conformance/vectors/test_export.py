@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from conformance.run.elsewhere import ElsewhereError, adopt_bundle
+from conformance.run.elsewhere import ElsewhereError, adopt_bundle, open_vectors
 from conformance.run.export import ExportError, choose_formats, export
 from conformance.vectors.files import digest_folder, pack_arrays, unpack_arrays
 from reports.verdicts import Verdict
@@ -243,4 +243,4 @@ def test_outputs_belong_to_a_bundle(made: Made) -> None:
     with pytest.raises(ElsewhereError, match="--outputs belongs to"):
         adopt_bundle(make_options("qnnpack", outputs=made.outputs))
     with pytest.raises(ElsewhereError, match="needs --outputs"):
-        adopt_bundle(make_options(f"vectors:{made.bundle}"))
+        open_vectors(make_options(f"vectors:{made.bundle}"))
