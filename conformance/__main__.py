@@ -4,7 +4,7 @@
 ``python -m conformance init NAME`` writes the skeleton of a vendor's package; ``python -m conformance expect
 RESULTS.jsonl`` writes a run's verdicts as the expected ones; ``python -m conformance describe RESULTS.jsonl`` says what
 the suite here knows of a run, for ``python -m reports verify``. Exit status: 0 success, 2 the run does not allow it, 4
-usage error.
+usage error. ``export``, ``run`` and ``judge`` are about devices that do not run Python (docs/vectors.md).
 """
 
 from __future__ import annotations
@@ -17,31 +17,27 @@ from pathlib import Path
 
 from conformance.machine.release import DISTRIBUTION
 from conformance.run.expected import FOLDER, ExpectedError, write_expected
-from conformance.run.options import EXPORTING, OPTIONS, make_options, parse_positive
 from reports.codec import line_of
 from reports.completion import complete
 from reports.results import ResultsError, read_results
 
 REFUSED = 2
 USAGE = 4
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m conformance") -> int:
     """Run the command line; return the exit status. ``prog``: how the user calls it."""
-    parser = _make_parser(prog)
-    complete(parser)
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        options = parser.parse_args(arguments)
+        if words[:1] == ["export"]:
+            return _export(words[1:], f"{prog} export")
+        parser = _make_parser(prog)
+        complete(parser)
+        options = parser.parse_args(words)
     except SystemExit as end:
         return USAGE if end.code else 0
-    commands = {
-        "init": _init,
-        "expect": _expect,
-        "describe": _describe,
-        "export": _export,
-        "run": _run,
-        "judge": _judge,
-    }
+    commands = {"init": _init, "expect": _expect, "describe": _describe, "run": _run, "judge": _judge}
     return commands[options.command](options)
 
 
@@ -86,18 +82,40 @@ def _init(options: argparse.Namespace) -> int:
     return 0
 
 
-def _export(options: argparse.Namespace) -> int:
+def _export(words: Sequence[str], prog: str) -> int:
     import pytest
 
     from conformance.run.elsewhere import ElsewhereError
-    from conformance.run.export import ExportError, choose_formats, export  # needs torch
+    from conformance.run.export import ExportError, export  # needs torch
+    from conformance.run.options import EXPORTING, OPTIONS, make_options, parse_positive
+    from conformance.vectors.formats import FormatError, choose_formats
 
+    parser = argparse.ArgumentParser(
+        prog=prog, description="Write models and inputs for a device, and apart from them what is right "
+        "(docs/vectors.md).",
+    )  # fmt: skip
+    parser.add_argument("-o", dest="folder", type=Path, metavar="DIR", required=True, help="the bundle's folder")
+    parser.add_argument(
+        "--format", default="json", metavar="LIST", help="formats of the models beside model.json, with commas: pt2 "
+        "(torch.export), onnx (QDQ), fx (for backends of the suite's contract); default: none",
+    )  # fmt: skip
+    parser.add_argument("--max-bytes", type=parse_positive, metavar="N", help="end if the device's part is larger")
+    for name in EXPORTING:
+        parser.add_argument(name, **OPTIONS[name])
+    complete(parser)
+    options = parser.parse_args(words)
     try:
-        formats = choose_formats(options.format)
+        formats = choose_formats(options.format.split(","))
         done = export(make_options(options), options.folder.absolute(), formats, options.max_bytes)
+    except FormatError as error:
+        print(f"ERROR: --format: {error}", file=sys.stderr)
+        return USAGE
     except (ExportError, ElsewhereError, pytest.UsageError, OSError) as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return USAGE
+    except KeyboardInterrupt:
+        print("ERROR: interrupted; nothing was written", file=sys.stderr)
+        return INTERRUPTED
     print(f"{done.folder}: {done.cases} cases of {done.claims} claims and models, {done.size / 2**20:.1f} MiB")
     for name, reason in done.left_out.items():
         print(f"without a case: {name}: {reason}")
@@ -144,18 +162,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     describe.add_argument("file", type=Path, metavar="RESULTS.jsonl")
     describe.add_argument("--waivers", type=Path, metavar="FILE", help="the waivers that the run used; default: none")
     describe.add_argument("-o", dest="output", type=Path, metavar="OUT.json", default=Path("description.json"))
-    export = commands.add_parser(
-        "export", help="write a bundle of models and inputs for a device", description="Write models and inputs for a "
-        "device, and apart from them what is right (docs/vectors.md).",
-    )  # fmt: skip
-    export.add_argument("-o", dest="folder", type=Path, metavar="DIR", required=True, help="the bundle's folder")
-    export.add_argument(
-        "--format", default="json", metavar="LIST", help="formats of the models beside model.json, with commas: pt2 "
-        "(torch.export), onnx (QDQ), fx (for backends of the suite's contract); default: none",
-    )  # fmt: skip
-    export.add_argument("--max-bytes", type=parse_positive, metavar="N", help="end if the device's part is larger")
-    for name in EXPORTING:
-        export.add_argument(name, **OPTIONS[name])
+    commands.add_parser("export", help="write a bundle of models and inputs for a device; it has a --help of its own")
     run = commands.add_parser(
         "run", help="run a bundle by a backend in Python", description="Run the cases of a bundle by a backend of the "
         "suite's contract, from the bundle's files alone; they must hold the models in the format fx.",

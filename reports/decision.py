@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from reports.handed_in import HANDED_IN
 from reports.results import Results, counts_of
-from reports.schema import HANDED_IN, ClaimResult, Judged
+from reports.schema import ClaimResult, Judged
 from reports.text import pluralize, spell_count
 from reports.verdicts import Outcome, Verdict
 
@@ -125,7 +126,7 @@ def list_untried(results: Results) -> Iterator[str]:
     """Yield what the run does not show, a line each: claims that it did not reach or select, values out of limits."""
     header = results.header
     if handed_in := header.versions.get(HANDED_IN):
-        yield f"that a device computed the outputs: they were handed in ({handed_in})"
+        yield f"that a device computed the outputs, and left its inputs as they are: files were handed in ({handed_in})"
     if header.shard:
         yield f"the claims of the other shards: this is shard {header.shard}"
     elif header.claims < header.claims_in_config:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from reports.codec import encode
+from reports.handed_in import BUNDLE, HANDED_IN
 from reports.results import Results, ResultsError, read_results
 from reports.schema import Header, Row
 from reports.verdicts import Outcome
@@ -66,10 +67,18 @@ def _check_shard(path: Path, results: Results, first: tuple[Path, Results]) -> N
         raise ResultsError(f"{path}: shard {results.header.shard} is incomplete; run it again")
     if broken := [problem for problem in results.problems if problem not in results.footer.problems]:
         raise ResultsError(f"{path}: disagrees with itself: {broken[0]}")
-    ours, theirs = encode(results.header), encode(first[1].header)
+    ours, theirs = (encode(_without_bundle(header)) for header in (results.header, first[1].header))
     for key in sorted({*ours, *theirs} - _OWN):
         if ours.get(key) != theirs.get(key):
             raise ResultsError(f"{path}: {key} is {ours.get(key)!r}; {first[0]} has {theirs.get(key)!r}: another run")
+
+
+def _without_bundle(header: Header) -> Header:
+    """Return a header without what says which files a device has run: each shard has its own."""
+    versions = {name: value for name, value in header.versions.items() if name not in (BUNDLE, HANDED_IN)}
+    if versions == header.versions:
+        return header
+    return replace(header, versions=versions, options=header.options | {"backend": "", "outputs": ""})
 
 
 def _merge_rows(runs: Sequence[Results]) -> Iterator[Row]:
@@ -90,12 +99,19 @@ def _merge_headers(runs: Sequence[Results]) -> Header:
     return replace(
         headers[0],
         shard=None,
+        versions=_merge_versions(headers),
         claims=sum(header.claims for header in headers),
         started=min(header.started for header in headers),
         platform="; ".join(dict.fromkeys(header.platform for header in headers)),
         cpu="; ".join(dict.fromkeys(header.cpu for header in headers)),
         cpu_flags=[flag for flag in headers[0].cpu_flags if flag in flags],
     )
+
+
+def _merge_versions(headers: Sequence[Header]) -> dict[str, str]:
+    """Return the versions of all, with the digests of what each shard's device has run and handed in."""
+    pairs = ((name, "; ".join(header.versions[name] for header in headers)) for name in headers[0].versions)
+    return {name: text if name in (BUNDLE, HANDED_IN) else headers[0].versions[name] for name, text in pairs}
 
 
 def _write_footer(writer: ResultsWriter, runs: Sequence[Results]) -> None:

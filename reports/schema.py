@@ -135,10 +135,6 @@ BINS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.501, 0.51, 0.6, 1.0, 2.0, 8.0, 64.0)
 """Upper ends, in LSB, of the bins in which distances are counted; up to 0.5 a result is correctly rounded. (NUM-03)"""
 
 
-HANDED_IN = "outputs handed in"
-"""The name, among a run's versions, of the number and digest of outputs that the run did not see computed."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """First row: the backend, the environment and the settings of the run."""

@@ -25,7 +25,7 @@ from conformance.stages.evidence import PROBE, gather_evidence, needs_probe
 from conformance.stages.execution import ExecutionEvidence, ExecutionStage
 from conformance.stages.fuse import FuseStage
 from conformance.stages.invariance import check_invariance
-from conformance.stages.lower import LowerStage
+from conformance.stages.lower import LowerStage, check_leftover
 from conformance.stages.nonfinite import measure_nonfinite
 from conformance.stages.numerics import ComparedCase, NumericsStage
 from conformance.stages.prepare import PrepareStage
@@ -147,6 +147,8 @@ class ClaimRun:
 
     def _check_invariance(self) -> Check:
         check = check_invariance(self.bench, self.claim, self.rerun_cases)
+        if check.outcome == "pass":
+            check_leftover(self.bench)
         if self.bench.profile != "quick":
             self.measurements = list(measure_nonfinite(self.claim, self.rerun_cases[0]))
         return check

@@ -16,7 +16,7 @@ import traceback
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -31,11 +31,20 @@ from conformance.remote.host import Host, HostError
 from conformance.remote.model_bytes import dump_model
 from conformance.remote.wire import Frame, WireError, pack, receive_frame, send_frame, unpack
 from refimpl import BackendConfig
+from reports.verdicts import Verdict
 
 _POLL = 0.5
 """Seconds between two looks at how much a process has printed."""
 MOST_TOGETHER = 1 << 20
 """Bytes of inputs that a process gets at a time."""
+
+
+class Leftover(NamedTuple):
+    """What is wrong with something that a backend handed in and no stage asked for."""
+
+    rule: str
+    verdict: Verdict
+    message: str
 
 
 class NoAnswer(Exception):
@@ -137,6 +146,10 @@ class RemoteBackend(Backend):
 
     def conclude(self) -> None:
         """End a piece of work that came to its end."""
+
+    def find_leftover(self) -> Leftover | None:
+        """Find a fault in what the backend handed in for this piece of work; one that runs here handed in nothing."""
+        return None
 
     def end(self) -> None:
         """End the process that is left, if any."""

@@ -81,6 +81,7 @@ class Host:
         answer = self._ask("describe", during="the backend could not say what it is")
         if "error" in answer:
             raise HostError(str(answer["text"]))
+        answer.pop("mark")  # which differs from process to process
         return answer
 
     def warm(self) -> str:

@@ -16,6 +16,7 @@ from conformance.claims.claim import Claim
 from conformance.machine.isolation import WorkResult
 from conformance.run.elsewhere import CALLS, CommandBackend
 from conformance.run.exercise import make_bailiff
+from conformance.run.export import explain_absence
 from conformance.run.session import Run
 from conformance.vectors.bundle import Bundle, BundleWriter, finish_bundle, read_bundle
 from conformance.vectors.command import Caller, lock_file
@@ -58,7 +59,6 @@ class CommandBailiff:
     def __init__(self, run: Run, backend: CommandBackend) -> None:
         self._backend = backend
         self._settings = backend.settings
-        self._options = run.options
         names = list(run.units)
         self._chunks = Chunks(
             folder=run.options.report_dir / CALLS, formats=self._settings.formats,
@@ -91,14 +91,9 @@ class CommandBailiff:
             if (folder / _DONE).exists():
                 return
             works = self._chunks.works_of(name)
-            for work in works:
-                self._recorder.run(work)
-            options = self._options
-            plan = {
-                "description": json.loads(self._backend.text), "imports": self._backend.imports,
-                "options": {"profile": options.profile, "seed": options.seed},
-            }  # fmt: skip
+            reasons = {work: explain_absence(self._recorder.run(work)) for work in works}
+            plan = {"description": json.loads(self._backend.text), "imports": self._backend.imports, "options": {}}
             about = {"backend": self._backend.name, "formats": ["json", *self._settings.formats]}
-            finish_bundle(folder, about, plan, dict.fromkeys(works, ""))
+            finish_bundle(folder, about, plan, reasons)
             Caller(self._settings, read_bundle(folder), folder / _OUTPUTS, self._chunks.folder).run_all()
             (folder / _DONE).touch()

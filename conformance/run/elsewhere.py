@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import closing
@@ -17,10 +16,11 @@ from conformance.remote.client import RemoteBackend
 from conformance.remote.description import Description, read_description
 from conformance.remote.host import Host
 from conformance.run.options import CLAIM_TIMEOUTS, Options
-from conformance.vectors.bundle import JUDGE, Bundle, BundleError, read_bundle
-from conformance.vectors.files import digest_file, digest_folder
+from conformance.vectors.bundle import JUDGE, LOST_CALLS, Bundle, BundleError, read_bundle
+from conformance.vectors.files import FileFault, digest_file, digest_folder, remove
+from conformance.vectors.formats import FormatError, choose_form, choose_formats
 from conformance.vectors.replay import ReplayBackend
-from reports.schema import HANDED_IN
+from reports.handed_in import BUNDLE, HANDED_IN
 from reports.shard import Shard
 
 if TYPE_CHECKING:
@@ -65,10 +65,13 @@ def adopt_bundle(options: Options) -> Options:
 
 
 def _adopt(options: Options, made: Mapping[str, Any]) -> Options:
-    for name, default in (("profile", "full"), ("seed", 0)):
+    if not isinstance(made["seed"], int) or made["profile"] not in CLAIM_TIMEOUTS:
+        raise ValueError(f"seed {made['seed']!r}, profile {made['profile']!r}")
+    for name, default in (("profile", "full"), ("seed", 0), ("max_examples", None)):
         given = getattr(options, name)
         if given not in (default, made[name]):
-            raise ElsewhereError(f"--{name}={given}: the bundle was exported with --{name}={made[name]}; leave it out")
+            option = name.replace("_", "-")
+            raise ElsewhereError(f"--{option}={given}: the bundle has {option} {made[name]}; leave the option out")
     timeout = options.claim_timeout
     if timeout == CLAIM_TIMEOUTS[options.profile]:
         timeout = CLAIM_TIMEOUTS[made["profile"]]
@@ -98,26 +101,31 @@ def open_vectors(options: Options) -> ReplayBackend:
     bundle, outputs = _open(options), options.outputs
     if outputs is None:
         raise ElsewhereError(f"--backend={options.backend} needs --outputs=OUT: the folder that the device has filled")
-    if not outputs.is_dir():
+    if bundle.cases and not outputs.is_dir():
         raise ElsewhereError(f"--outputs={outputs}: there is no such folder")
-    folders = sorted(path.name for path in outputs.iterdir() if path.is_dir())
+    folders = sorted(path.name for path in outputs.iterdir()) if bundle.cases else []
     if strangers := [name for name in folders if name not in bundle.cases]:
         raise ElsewhereError(
-            f"--outputs={outputs}: {strangers[0]} ({len(strangers)} of {len(folders)} folders) is no case of the "
+            f"--outputs={outputs}: {strangers[0]} ({len(strangers)} of {len(folders)} names) is no case of the "
             f"bundle {bundle.folder}: these outputs belong to another one"
         )
-    digest, files = digest_folder(outputs)
-    versions = {"vector bundle": f"sha256 {digest_file(bundle.device / 'manifest.json')}",
-                HANDED_IN: f"{files} files, sha256 {digest}"}  # fmt: skip
-    return make_replay(bundle.plan["description"], versions, OneBundle(bundle=bundle, outputs=outputs), bundle)
+    try:
+        digest, files = digest_folder(outputs)
+    except (FileFault, OSError) as error:
+        raise ElsewhereError(f"--outputs={outputs}: {error}") from error
+    versions = {BUNDLE: f"sha256 {bundle.digest}", HANDED_IN: f"{files} files, sha256 {digest}"}
+    try:
+        return _make_replay(bundle.plan["description"], versions, OneBundle(bundle=bundle, outputs=outputs), bundle)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ElsewhereError(f"{bundle.folder} is no bundle: its description: {describe_error(error)}") from error
 
 
-def make_replay(data: dict[str, Any], versions: dict[str, str], source: OneBundle, bundle: Bundle) -> ReplayBackend:
+def _make_replay(data: dict[str, Any], versions: dict[str, str], source: OneBundle, bundle: Bundle) -> ReplayBackend:
     """Return the backend that a bundle's plan describes; its kernels run at no level of this machine."""
     waivers = data["waivers"]
     data = data | {
         "engine": "", "unavailable": None, "versions": data["versions"] | versions,
-        "waivers": None if waivers is None else str(bundle.folder / JUDGE / waivers),
+        "waivers": None if waivers is None else str(bundle.folder / JUDGE / Path(waivers).name),
     }  # fmt: skip
     return ReplayBackend(read_description(data), source, imports=str(bundle.plan["imports"]), text=json.dumps(data))
 
@@ -150,9 +158,13 @@ def open_command(options: Options, text: str | None) -> CommandBackend:
     if text is None:
         with closing(Host(settings.config, limit=options.claim_timeout, needs_lower=False)) as host:
             data = host.describe()
-        if "fx" not in settings.formats:
-            data["representation"] = Representation.DECOMPOSED.name
-        data |= {"engine": "", "unavailable": None}
+        try:
+            form = choose_form(Representation[data["representation"]], choose_formats(settings.formats))
+        except FormatError as error:
+            raise ElsewhereError(f"{settings.file}: formats: {error}") from error
+        if data["unavailable"] is None:
+            data["versions"] |= {"command": f"{settings.file.name}, sha256 {digest_file(settings.file)}"}
+        data |= {"engine": "", "representation": form.name}
         data["name"] = settings.name or data["name"]
         if settings.waivers is not None:
             data["waivers"] = str(settings.waivers)
@@ -161,5 +173,25 @@ def open_command(options: Options, text: str | None) -> CommandBackend:
 
 
 def remove_calls(report_dir: Path) -> None:
-    """Remove what an earlier run's command has left; before the first process needs a claim."""
-    shutil.rmtree(report_dir / CALLS, ignore_errors=True)
+    """Remove what an earlier run's command has left; before the first process needs a claim.
+
+    Raises ElsewhereError if it stays: it would be taken for this run's.
+    """
+    try:
+        remove(report_dir / CALLS)
+    except OSError as error:
+        raise ElsewhereError(f"{report_dir / CALLS} cannot be removed: {error.strerror}; remove it") from error
+
+
+def describe_lost_calls(report_dir: Path) -> str:
+    """Return a note on the calls of the command that did not end well; "" if all did."""
+    logs = sorted((report_dir / CALLS).glob(f"*/{LOST_CALLS}"))
+    lines = [json.loads(line) for log in logs for line in log.read_text(encoding="utf-8").splitlines()]
+    if not lines:
+        return ""
+    cases = {case for line in lines for case in line["cases"]}
+    statuses = sorted({"killed at the limit" if line["code"] is None else str(line["code"]) for line in lines})
+    return (
+        f"{len(lines)} calls of the command did not end with status 0 ({', '.join(statuses)}), of {len(cases)} cases, "
+        f"some of which may have passed in another call: {CALLS}/*/{LOST_CALLS} lists them"
+    )

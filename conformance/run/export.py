@@ -5,24 +5,26 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from backends.base import Representation
 from conformance.claims.claim import Claim, config_digest
 from conformance.machine.environment import describe_environment
 from conformance.machine.isolation import Ending, WorkResult
 from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
+from conformance.run.elsewhere import VECTORS
 from conformance.run.exercise import Bailiff, make_bailiff
 from conformance.run.findings import list_files
 from conformance.run.options import ROOT, Options
 from conformance.run.session import Run, describe_limits, find_described, open_run
-from conformance.vectors.bundle import DEVICE, JUDGE, BundleWriter, finish_bundle
-from conformance.vectors.formats import EXPORTED, FORMATS, NEEDS
+from conformance.vectors.bundle import DEVICE, JUDGE, BundleError, BundleWriter, finish_bundle, read_bundle
+from conformance.vectors.files import remove
+from conformance.vectors.formats import choose_form
 from conformance.vectors.recording import RecordingBackend, Sink
 from reports.schema import Check, ModelResult
 
@@ -44,30 +46,9 @@ class Exported:
     left_out: Mapping[str, str]
 
 
-def choose_formats(text: str) -> tuple[str, ...]:
-    """Return the formats that a text names. Raises ExportError for others, or where a package is missing."""
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if unknown := [name for name in names if name not in FORMATS]:
-        raise ExportError(f"--format: found {', '.join(unknown)}; choose from {', '.join(FORMATS)}")
-    for name in names:
-        if absent := [each for each in NEEDS.get(name, ()) if find_spec(each) is None]:
-            packages = " ".join(absent)
-            raise ExportError(f"--format={name}: {', '.join(absent)} not installed: pip install {packages}")
-    return ("json", *(name for name in names if name != "json"))
-
-
 def describe_form(backend: RemoteBackend, formats: Sequence[str]) -> RemoteBackend:
-    """Return the backend with the form of models that the formats hold. Raises ExportError where they hold two.
-
-    ``fx`` holds the form that the backend's own ``lower`` takes, the others the decomposed one.
-    """
-    own = backend.representation
-    if "fx" in formats and own is not Representation.DECOMPOSED and {*formats} & {*EXPORTED}:
-        raise ExportError(
-            f"--format: fx holds models in the form {own.value!r} that lower takes, pt2 and onnx only hold "
-            f"{Representation.DECOMPOSED.value!r}; export them into two bundles"
-        )
-    form = own if "fx" in formats else Representation.DECOMPOSED
+    """Return the backend with the form of models that the formats hold. Raises FormatError where they hold two."""
+    form = choose_form(backend.representation, formats)
     text = json.dumps(json.loads(backend.text) | {"representation": form.name})
     return RemoteBackend(replace(backend.description, representation=form), text=text)
 
@@ -85,15 +66,12 @@ def list_recordable(run: Run) -> list[str]:
 
 
 def export(options: Options, folder: Path, formats: Sequence[str], most_bytes: int | None) -> Exported:
-    """Write a bundle. Raises ExportError, pytest.UsageError for a backend that cannot be had, OSError.
+    """Write a bundle; one that is there is replaced when the new one is whole.
 
-    An unfinished bundle has no manifest.
+    Raises ExportError, FormatError, pytest.UsageError for a backend that cannot be had, OSError.
     """
-    if folder.exists() and any(folder.iterdir()):
-        if not (folder / DEVICE).is_dir():
-            raise ExportError(f"{folder} is not empty, and no bundle; name a new folder")
-        shutil.rmtree(folder / DEVICE)
-        shutil.rmtree(folder / JUDGE, ignore_errors=True)
+    if options.backend.startswith(VECTORS):
+        raise ExportError(f"--backend={options.backend} is a bundle already")
     described = find_described(options, needs_lower=False)
     if not isinstance(described, RemoteBackend):
         raise ExportError("this platform cannot fork, which the export needs")
@@ -101,23 +79,53 @@ def export(options: Options, folder: Path, formats: Sequence[str], most_bytes: i
         raise ExportError(f"backend {described.name}: {reason}")
     backend = describe_form(described, formats)
     run = open_run(options, backend)
-    names = list_recordable(run)
-    reasons = dict.fromkeys(names, "")
-    bailiff = record_units(run, backend, BundleWriter(folder=folder, formats=formats), options.backend)
+    _check_target(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        for number, name in enumerate(names, 1):
-            reasons[name] = _explain_absence(bailiff.run(name))
-            _show_progress(number, len(names))
-            if number % _MEASURED_EACH == 0:
-                _check_size(folder / DEVICE, most_bytes, f" after {number} of {len(names)} claims and models")
+        reasons = _record(run, backend, BundleWriter(folder=unfinished, formats=formats), options.backend, most_bytes)
+        about, plan = _describe(run, backend, formats), _plan(run, backend, unfinished)
+        manifest = finish_bundle(unfinished, about, plan, reasons)
+        unfinished.chmod(0o755)
+        _check_target(folder)
+        remove(folder)
+        unfinished.rename(folder)
     finally:
-        bailiff.close()
-    size = _check_size(folder / DEVICE, most_bytes)
-    manifest = finish_bundle(folder, _describe(run, backend, formats), _plan(run, backend, folder), reasons)
+        remove(unfinished)
     having = {row["claim"] for row in manifest["cases"]}
     return Exported(
-        folder=folder, cases=len(manifest["cases"]), claims=len(having), size=size, left_out=manifest["left_out"]
-    )
+        folder=folder, cases=len(manifest["cases"]), claims=len(having),
+        size=_check_size(folder / DEVICE, None), left_out=manifest["left_out"],
+    )  # fmt: skip
+
+
+def _check_target(folder: Path) -> None:
+    """Raise ExportError for a folder that has anything but a bundle: nothing else is ever removed."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {""}
+    try:
+        read_bundle(folder)
+    except BundleError as error:
+        raise ExportError(f"{folder} is not empty, and no bundle; name a new folder") from error
+    if names != {DEVICE, JUDGE}:
+        raise ExportError(f"{folder} has more than a bundle: {min(names - {DEVICE, JUDGE})}; name a new folder")
+
+
+def _record(
+    run: Run, backend: RemoteBackend, writer: BundleWriter, imports: str, most_bytes: int | None
+) -> dict[str, str]:
+    """Record the selected claims and models; return why any of them may have no case."""
+    names, device = list_recordable(run), writer.folder / DEVICE
+    reasons = dict.fromkeys(names, "")
+    with closing(record_units(run, backend, writer, imports)) as bailiff:
+        for number, name in enumerate(names, 1):
+            reasons[name] = explain_absence(bailiff.run(name))
+            _show_progress(number, len(names))
+            if number % _MEASURED_EACH == 0:
+                _check_size(device, most_bytes, f" after {number} of {len(names)} claims and models")
+    _check_size(device, most_bytes)
+    return reasons
 
 
 def _check_size(folder: Path, most_bytes: int | None, when: str = "") -> int:
@@ -130,7 +138,7 @@ def _check_size(folder: Path, most_bytes: int | None, when: str = "") -> int:
     return size
 
 
-def _explain_absence(done: WorkResult) -> str:
+def explain_absence(done: WorkResult) -> str:
     """Return why a claim or model may have no case: how its work ended, or what its first check says."""
     if done.ending is not Ending.DONE:
         return f"{done.ending.value}: {done.message}"

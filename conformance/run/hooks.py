@@ -18,11 +18,11 @@ from conformance.claims.claim import Claim
 from conformance.machine.isolation import CAN_FORK
 from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
-from conformance.run.elsewhere import remove_calls
+from conformance.run.elsewhere import ElsewhereError, remove_calls
 from conformance.run.options import register
 from conformance.run.progress import Progress
 from conformance.run.recorder import PAYLOAD, Recorder
-from conformance.run.session import DESCRIPTION, Run, preflight, run_of
+from conformance.run.session import DESCRIPTION, Run, preflight, raise_usage_error_for, run_of
 
 NAME = "fx-quant-conformance-hooks"
 """The plugin's name in pytest, by which it is registered once."""
@@ -64,8 +64,9 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if not isinstance(run, Run):
         return run
     if not hasattr(config, "workerinput") and not config.option.collectonly:
+        with raise_usage_error_for(ElsewhereError):
+            remove_calls(run.options.report_dir)
         config.stash[_RECORDER] = Recorder(run)
-        remove_calls(run.options.report_dir)
     return None
 
 

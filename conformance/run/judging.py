@@ -16,6 +16,7 @@ from conformance.claims.claim import Claim
 from conformance.machine.isolation import Ending, WorkResult, verdict_of_lost_work
 from conformance.machine.messages import Begin, Trace, make_portable
 from conformance.pipeline.job import Job
+from conformance.run.elsewhere import COMMAND, describe_lost_calls
 from conformance.run.expected import Drift, VerdictSeen, compare_expected, expected_path_of
 from conformance.run.findings import describe_missing
 from conformance.run.session import Run, Unit
@@ -84,7 +85,8 @@ def find_problems(run: Run, header: Header, seen: Mapping[str, VerdictSeen]) -> 
     if run.options.backend in SHIPPED:
         claims = {claim.id: seen[claim.id] for claim in run.claims if claim.id in seen}
         drift = compare_expected(expected_path_of(header), claims, header)
-    notes = (drift.note, describe_missing(run.waivers.entries, run.findings), *list_left_out())
+    lost = describe_lost_calls(run.options.report_dir) if run.options.backend.startswith(COMMAND) else ""
+    notes = (drift.note, lost, describe_missing(run.waivers.entries, run.findings), *list_left_out())
     return [*problems, *drift.differences], [note for note in notes if note]
 
 

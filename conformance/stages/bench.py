@@ -26,6 +26,7 @@ class Bench:
     ``spec``: the backend's name on the command line. ``repro``: returns the command that runs a claim or job again, by
     its ID. ``waived``: the IDs of claims that waivers cover. ``max_examples``: random inputs of each case, with all
     directed ones, in place of the profile's. ``tries_all``: nothing is left out because of what the backend answers.
+    ``runs_elsewhere``: its models are files for a device.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Bench:
         torch.set_num_threads(1)  # cases are tiny: threads cost more than they give, and workers share the cores
         self.backend = backend
         self.tries_all = isinstance(backend, RemoteBackend) and backend.records
+        self.runs_elsewhere = isinstance(backend, RemoteBackend) and backend.runs_elsewhere
         self.spec = spec or backend.name
         self.repro = repro
         self.waived = frozenset(waived)

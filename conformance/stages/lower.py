@@ -102,6 +102,13 @@ def _run_here(lowered: LoweredModel, batches: Sequence[Batch]) -> Iterator[Any]:
         yield _copy(lowered(*(value.clone() for value in inputs)))
 
 
+def check_leftover(bench: Bench) -> None:
+    """Raise StageError for a fault in what a device handed in for this claim or model and no stage asked for."""
+    left = bench.backend.find_leftover() if isinstance(bench.backend, RemoteBackend) else None
+    if left is not None:
+        raise StageError(left.rule, left.verdict, left.message)
+
+
 def error_on_retry(lower_again: Callable[[], LoweredModel], where: Where, inputs: Batch) -> str:
     """Lower and run a failing case again with other memory contents; return the new error text ("" if it passes).
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backends.discovery import describe_error
 from conformance.oracle.grids import Grid
 from conformance.vectors.files import (
+    UNFINISHED,
     FileFault,
     digest_file,
     digest_of,
@@ -29,6 +31,9 @@ from conformance.vectors.recording import RecordedCase
 SCHEMA = 1
 DEVICE, JUDGE = "device", "judge"
 MANIFEST, PLAN = "manifest.json", "judge.json"
+LOST_CALLS = "lost-calls.jsonl"
+"""The file, beside a chunk's bundle, of the calls of a command that did not end with status 0."""
+_MOST_FAULT = 500
 
 
 class BundleError(Exception):
@@ -97,7 +102,7 @@ class BundleWriter:
                 except (
                     Exception
                 ) as error:  # an exporter's refusal is the device's vendor's to see, and costs no other case
-                    write_once(fault, f"{type(error).__name__}: {error}\n".encode())
+                    write_once(fault, f"{describe_error(error)[:_MOST_FAULT]}\n".encode("ascii", "replace"))
                 else:
                     write_once(path, data)
             files[name if path.exists() else f"no {name}"] = f"{place}/{path.name if path.exists() else fault.name}"
@@ -161,7 +166,7 @@ def finish_bundle(
     files = {
         path.relative_to(device).as_posix(): {"bytes": path.stat().st_size, "sha256": digest_file(path)}
         for path in sorted(device.rglob("*"))
-        if path.is_file() and path.name != MANIFEST
+        if path.is_file() and path.name != MANIFEST and not path.name.startswith(UNFINISHED)
     }
     rows = [{"case": case["case"], "claim": case["claim"], "file": f"cases/{case['case']}.json"} for case in cases]
     having = {row["claim"] for row in rows}
@@ -187,6 +192,11 @@ class Bundle:
     manifest: Mapping[str, Any]
     plan: Mapping[str, Any]
     cases: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """The sha256 over manifest and plan: of all that the bundle has."""
+        return digest_of("".join(map(digest_file, (self.device / MANIFEST, self.folder / JUDGE / PLAN))).encode())
 
     @property
     def device(self) -> Path:

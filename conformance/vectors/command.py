@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import shutil
 import signal
@@ -21,13 +22,13 @@ from typing import Any
 
 from conformance.machine.process import describe_exit
 from conformance.machine.toml import TomlError, parse_toml
-from conformance.vectors.bundle import DEVICE, MANIFEST, Bundle
-from conformance.vectors.files import FileFault, spell_json
+from conformance.vectors.bundle import DEVICE, LOST_CALLS, MANIFEST, Bundle
+from conformance.vectors.files import remove, spell_json
 from conformance.vectors.outputs import STATUS, HandedIn
 
 PLACES = ("{bundle}", "{outputs}", "{device}")
 _MOST_PRINTED = 1 << 14
-_POLL = 0.01
+_MOST_LOGGED = 1000
 _PATIENCE = 2.0
 _WAIT = 0.05
 
@@ -81,10 +82,10 @@ def read_settings(file: Path) -> CommandSettings:
     for key, value in data.items():
         if key not in _KINDS:
             raise CommandError(f"{file}: unknown key {key!r}; there are {', '.join(_KINDS)}")
-        if not isinstance(value, _KINDS[key]) or isinstance(value, bool):
+        if not isinstance(value, _KINDS[key]) or isinstance(value, bool) or value in (math.inf, -math.inf):
             kinds = " or ".join(kind.__name__ for kind in _KINDS[key])
             raise CommandError(f"{file}: {key} is {value!r}; give a {kinds}")
-        if isinstance(value, (int, float)) and value < _LEAST.get(key, value):
+        if isinstance(value, (int, float)) and not value >= _LEAST.get(key, value):  # NaN is not
             raise CommandError(f"{file}: {key} is {value!r}; give {_LEAST[key]} or more")
     for key in ("config", "command"):
         if not data.get(key):
@@ -110,8 +111,13 @@ def _check_lists(file: Path, data: Mapping[str, Any]) -> None:
         raise CommandError(f"{file}: command does not name {missing[0]}; a call is told by it where its files are")
     if not all(isinstance(number, int) and 0 < number < 256 for number in data.get("refused", ())):
         raise CommandError(f"{file}: refused is {data['refused']!r}; give exit statuses from 1 to 255")
-    if not all(isinstance(value, str) for value in data.get("environment", {}).values()):
-        raise CommandError(f"{file}: environment is {data['environment']!r}; give texts")
+    environment = data.get("environment", {})
+    if not all(isinstance(value, str) for value in environment.values()):
+        raise CommandError(f"{file}: environment is {environment!r}; give texts")
+    if any("\0" in text for text in (*words, *environment, *environment.values())) or any(
+        "=" in key for key in environment
+    ):
+        raise CommandError(f"{file}: a word of the command has a NUL, or a name in the environment a NUL or =")
 
 
 # -- one call ---------------------------------------------------------------------------------------------------------
@@ -149,8 +155,9 @@ def call(settings: CommandSettings, bundle: Path, outputs: Path, device: int) ->
         code: int | None = process.wait(settings.timeout)
     except subprocess.TimeoutExpired:
         code = None
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    finally:  # also where the user interrupts
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     return CallResult(code=code, printed=tail.text())
 
@@ -259,7 +266,10 @@ class Caller:
             if result.code in self._settings.refused:
                 break
         folder = self._outputs / name
+        if not folder.is_dir() or folder.is_symlink():
+            remove(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        remove(folder / STATUS)
         (folder / STATUS).write_text(spell_json(self._describe(result)), encoding="utf-8")
 
     def _describe(self, result: CallResult) -> dict[str, str]:
@@ -277,7 +287,7 @@ class Caller:
     def _call(self, names: Sequence[str]) -> CallResult:
         """Call the command for cases; what they had before is removed."""
         for name in names:
-            shutil.rmtree(self._outputs / name, ignore_errors=True)
+            remove(self._outputs / name)
         self._calls += 1
         folder = self._bundle.folder / "calls" / str(self._calls)
         device = folder / DEVICE
@@ -285,9 +295,14 @@ class Caller:
         self._outputs.mkdir(parents=True, exist_ok=True)
         try:
             with occupy_device(self._locks, self._settings.devices) as number:
-                return call(self._settings, device, self._outputs, number)
+                result = call(self._settings, device, self._outputs, number)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
+        if not result.is_done:
+            line = {"cases": list(names), "code": result.code, "printed": result.printed[-_MOST_LOGGED:]}
+            with (self._bundle.folder / LOST_CALLS).open("a", encoding="utf-8") as log:
+                log.write(spell_json(line) + "\n")
+        return result
 
     def _link(self, device: Path, names: Sequence[str]) -> None:
         """Make the device's folder of some cases: a manifest of them, and links to their files."""
@@ -301,7 +316,7 @@ class Caller:
         manifest["files"] = {path: manifest["files"][path] for path in sorted(paths)}
         for path in sorted(paths):
             (device / path).parent.mkdir(parents=True, exist_ok=True)
-            os.link(self._bundle.device / path, device / path)
+            shutil.copyfile(self._bundle.device / path, device / path)  # no link: the command may write to it
         (device / MANIFEST).write_text(spell_json(manifest), encoding="utf-8")
 
     def _is_finished(self, name: str) -> bool:
@@ -310,6 +325,6 @@ class Caller:
         try:
             if handed_in.read_status().status == "done":
                 handed_in.check_complete()
-        except FileFault:
+        except Exception:  # whatever a device writes: the case is run alone, and then judged
             return False
         return True

@@ -6,9 +6,12 @@ import hashlib
 import io
 import json
 import os
+import shutil
+import stat
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -16,8 +19,10 @@ import numpy as np
 from conformance.vectors.graph_data import Array
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-MOST_BYTES = 1 << 30
-"""Bytes that are read of one file at most."""
+MOST_BYTES = 1 << 28
+"""Bytes that are read of one file at most, and to which one unpacks."""
+UNFINISHED = ".unfinished-"
+"""How the name of a file begins that is being written."""
 
 
 class FileFault(Exception):
@@ -35,23 +40,44 @@ def pack_arrays(arrays: Mapping[str, Array]) -> bytes:
     return buffer.getvalue()
 
 
-def unpack_arrays(path: Path) -> dict[str, Array]:
-    """Return the arrays of an ``.npz``. Raises FileFault for anything else."""
+def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return the bytes of a regular file that is no link. Raises FileFault for anything else, or a larger one."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise FileFault(f"{path.name} has {path.stat().st_size} bytes; at most {MOST_BYTES} are read")
-        with np.load(path, allow_pickle=False) as held:
-            if not isinstance(held, np.lib.npyio.NpzFile):
-                raise FileFault(f"{path.name} is no .npz: a zip file of .npy members")
-            return {name: held[name] for name in held.files}
-    except FileFault:
-        raise
+        with open(os.open(path, flags), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise FileFault(f"{path.name} is no regular file")
+            data = file.read(most + 1)
     except FileNotFoundError as error:
         raise FileFault(f"{path.name} is missing") from error
+    except OSError as error:
+        what = "is a symbolic link" if path.is_symlink() else f"cannot be read: {error.strerror}"
+        raise FileFault(f"{path.name} {what}") from error
+    if len(data) > most:
+        raise FileFault(f"{path.name} has more than {most} bytes")
+    return data
+
+
+def unpack_arrays(path: Path) -> dict[str, Array]:
+    """Return the arrays of an ``.npz``. Raises FileFault for anything else."""
+    data = read_file(path)
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            names = archive.namelist()
+            if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
+                raise FileFault(f"{path.name} unpacks to more than {MOST_BYTES} bytes")
+            if len({*names}) < len(names):
+                raise FileFault(f"{path.name} has two members of one name")
+            return {name.removesuffix(".npy"): _read_member(archive.read(name)) for name in names}
+    except FileFault:
+        raise
     except Exception as error:  # NumPy and zipfile raise anything for bytes that are none of theirs
-        raise FileFault(
-            f"{path.name} cannot be read: {type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
+        text = " ".join(str(error).split())
+        raise FileFault(f"{path.name} cannot be read: {type(error).__name__}: {text}") from error
+
+
+def _read_member(data: bytes) -> Array:
+    return np.asarray(np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
 
 
 def spell_json(data: Any) -> str:
@@ -61,16 +87,12 @@ def spell_json(data: Any) -> str:
 
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file. Raises FileFault for anything else."""
+    data = read_file(path)
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise FileFault(f"{path.name} has {path.stat().st_size} bytes; at most {MOST_BYTES} are read")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise FileFault(f"{path.name} is missing") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileFault(
-            f"{path.name} cannot be read: {type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        text = " ".join(str(error).split())
+        raise FileFault(f"{path.name} cannot be read: {type(error).__name__}: {text}") from error
 
 
 def digest_of(data: bytes) -> str:
@@ -80,14 +102,37 @@ def digest_of(data: bytes) -> str:
 
 def digest_file(path: Path) -> str:
     """Return the sha256 of a file. Raises OSError if it cannot be read."""
-    return digest_of(path.read_bytes())
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def digest_folder(folder: Path) -> tuple[str, int]:
-    """Return one sha256 over the names and the bytes of all files below a folder, and their number."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    lines = [f"{digest_file(path)}  {path.relative_to(folder).as_posix()}\n" for path in paths]
-    return digest_of("".join(lines).encode()), len(paths)
+    """Return one sha256 over the names and the bytes of all files below a folder, and their number.
+
+    Raises FileFault for a link, a pipe or a device below it, and for a file of more than MOST_BYTES.
+    """
+    lines = list[str]()
+    for path in sorted(folder.rglob("*")):
+        mode, name = path.lstat(), path.relative_to(folder).as_posix()
+        if stat.S_ISDIR(mode.st_mode):
+            continue
+        if not stat.S_ISREG(mode.st_mode):
+            raise FileFault(f"{name} is a link, or no regular file")
+        if mode.st_size > MOST_BYTES:
+            raise FileFault(f"{name} has {mode.st_size} bytes; at most {MOST_BYTES} are read")
+        lines.append(f"{digest_file(path)}  {name}\n")
+    return digest_of("".join(lines).encode()), len(lines)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all that it has, if it is there. Raises OSError if it stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_once(path: Path, data: bytes) -> None:
@@ -95,6 +140,7 @@ def write_once(path: Path, data: bytes) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    unfinished.write_bytes(data)
-    unfinished.replace(path)
+    with NamedTemporaryFile(dir=path.parent, prefix=UNFINISHED, delete=False) as file:
+        file.write(data)
+    os.chmod(file.name, 0o644)
+    Path(file.name).replace(path)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from importlib.util import find_spec
 from typing import Any, TypeAlias
 
 import torch
 from torch.fx import GraphModule
 
+from backends.base import Representation
 from conformance.remote.model_bytes import dump_model
 
 Export: TypeAlias = Callable[[GraphModule, tuple[Any, ...]], bytes]
@@ -29,13 +31,44 @@ def _export_onnx(model: GraphModule, example: tuple[Any, ...]) -> bytes:
 
 
 FORMATS: Mapping[str, Export] = {
-    "json": lambda model, example: b"",
     "pt2": _export_program,
     "onnx": _export_onnx,
     "fx": dump_model,
 }
-"""Makes the bytes of a model, by format: ``json`` is always there; ``fx`` is for backends of the suite's contract."""
+"""Makes the bytes of a model, by format, beside the plain graph; ``fx`` is for backends of the suite's contract."""
+PLAIN = "json"
+"""The format of the plain graph, which every bundle has."""
 NEEDS: Mapping[str, tuple[str, ...]] = {"onnx": ("onnx", "onnxscript")}
 """The packages that a format needs."""
 EXPORTED = ("pt2", "onnx")
 """The formats that are made by torch.export, which takes the decomposed form only."""
+
+
+class FormatError(Exception):
+    """A bundle cannot have the formats that are asked for; one line."""
+
+
+def choose_formats(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the formats of a bundle, the plain graph first. Raises FormatError for others, or a missing package."""
+    asked = tuple(dict.fromkeys(names))
+    if unknown := [str(name) for name in asked if name not in (PLAIN, *FORMATS)]:
+        raise FormatError(f"found {', '.join(unknown)}; choose from {', '.join((PLAIN, *FORMATS))}")
+    for name in asked:
+        if absent := [each for each in NEEDS.get(name, ()) if find_spec(each) is None]:
+            raise FormatError(f"{name} needs {', '.join(absent)}: pip install {' '.join(absent)}")
+    return (PLAIN, *(name for name in asked if name != PLAIN))
+
+
+def choose_form(own: Representation, formats: Collection[str]) -> Representation:
+    """Return the form of models that a bundle holds. Raises FormatError where its formats hold two.
+
+    ``fx`` holds the form that the backend's own ``lower`` takes, the others the decomposed one.
+    """
+    if "fx" not in formats:
+        return Representation.DECOMPOSED
+    if own is not Representation.DECOMPOSED and {*formats} & {*EXPORTED}:
+        raise FormatError(
+            f"fx holds models in the form {own.value!r} that lower takes, pt2 and onnx only hold "
+            f"{Representation.DECOMPOSED.value!r}; export them into two bundles"
+        )
+    return own

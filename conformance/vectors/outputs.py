@@ -6,6 +6,7 @@ Nothing that lies in the folder is trusted: whatever is wrong with it is one lin
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import Tensor
 from backends.base import Execution
 from conformance.oracle.grids import Grid
 from conformance.vectors.bundle import key_of_output
-from conformance.vectors.files import FileFault, read_json, unpack_arrays
+from conformance.vectors.files import FileFault, read_file, read_json, unpack_arrays
 from conformance.vectors.graph_data import Array
 
 OUTPUTS, EXECUTION, STATUS = "outputs.npz", "execution.json", "status.json"
@@ -27,6 +28,7 @@ STATUSES = ("done", "refused", "raised", "crashed", "timeout")
 _RAW = re.compile(r"(r\d+_o\d+)\.(\w+)")
 _SHOWN = 200
 _MOST_TEXT = 1 << 16
+_DTYPES = ("float32", "int8", "uint8", "int16", "uint16", "int32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,18 +57,23 @@ class HandedIn:
     def read_status(self) -> Status:
         """Return how the case ended; without ``status.json`` it is done."""
         data = self._read_status()
+        runs = data.get("runs", {})
+        if not isinstance(runs, dict):
+            raise FileFault(f"{STATUS}: runs is no object")
+        known = {str(number) for number in range(len(self._runs))}
+        if unknown := sorted({*map(str, runs)} - known):
+            raise FileFault(f"{STATUS}: there is no run {unknown[0][:_SHOWN]}; the case has {len(known)}")
         return _make_status(data, STATUS)
 
     def read_status_of(self, run: int) -> Status:
         """Return how a run ended."""
         runs = self._read_status().get("runs", {})
-        if not isinstance(runs, dict):
-            raise FileFault(f"{STATUS}: runs is no object")
         return _make_status(runs.get(str(run), {}), f"{STATUS}, run {run}")
 
     def _read_status(self) -> dict[str, Any]:
         if self._status is None:
-            data = read_json(self.folder / STATUS) if (self.folder / STATUS).exists() else {}
+            self._check_folder()
+            data = read_json(self.folder / STATUS) if os.path.lexists(self.folder / STATUS) else {}
             if not isinstance(data, dict):
                 raise FileFault(f"{STATUS} is no object")
             self._status = data
@@ -74,11 +81,12 @@ class HandedIn:
 
     def read_execution(self) -> Execution | None:
         """Return what the device executed; None: it does not say."""
-        if not (self.folder / EXECUTION).exists():
+        if not os.path.lexists(self.folder / EXECUTION):
             return None
         data = read_json(self.folder / EXECUTION)
         names = list(Execution.__dataclass_fields__)
-        lists = {name: data.get(name, []) for name in names} if isinstance(data, dict) else {}
+        optional: dict[str, list[str]] = {"kernels": []}
+        lists = {name: data.get(name, optional.get(name)) for name in names} if isinstance(data, dict) else {}
         known = {name: each for name, each in lists.items() if isinstance(each, list)}
         if not known or len(known) < len(names) or not all(isinstance(x, str) for each in known.values() for x in each):
             raise FileFault(f"{EXECUTION} is not an object with lists of texts {', '.join(names)}")
@@ -109,15 +117,22 @@ class HandedIn:
             self._arrays = self._read_all()
         return self._arrays
 
+    def _check_folder(self) -> None:
+        if self.folder.is_symlink():
+            raise FileFault(f"{self.folder.name} is a symbolic link; hand in a folder")
+
     def _read_all(self) -> dict[str, Array]:
+        self._check_folder()
         if not self.folder.is_dir():
             raise FileFault(f"nothing was handed in: there is no folder {self.folder.name}")
         raw = sorted(path for path in self.folder.iterdir() if _RAW.fullmatch(path.name))
-        if (self.folder / OUTPUTS).exists():
+        if os.path.lexists(self.folder / OUTPUTS):
             if raw:
                 raise FileFault(f"both {OUTPUTS} and {raw[0].name} are there; hand in one of the two")
             arrays = unpack_arrays(self.folder / OUTPUTS)
         elif raw:
+            if len({path.name.partition(".")[0] for path in raw}) < len(raw):
+                raise FileFault("two raw files are one output; hand in each in one dtype")
             arrays = dict(self._read_raw(path) for path in raw)
         else:
             raise FileFault(f"nothing was handed in: {self.folder.name} has no {OUTPUTS} and no raw files")
@@ -128,25 +143,23 @@ class HandedIn:
     def _read_raw(self, path: Path) -> tuple[str, Array]:
         """Return the name and the array of a raw file, ``r0_o0.int8``: little-endian, in C order."""
         name, dtype_name = path.name.split(".")
-        try:
-            dtype = np.dtype(dtype_name).newbyteorder("<")
-        except TypeError as error:
-            raise FileFault(
-                f"{path.name}: {dtype_name[:_SHOWN]!r} is no dtype; write int8, uint8 or float32"
-            ) from error
-        run, place = (int(part[1:]) for part in name.split("_"))
+        if dtype_name not in _DTYPES:
+            raise FileFault(f"{path.name}: {dtype_name[:_SHOWN]!r} is no dtype; write one of {', '.join(_DTYPES)}")
         if name not in self._names():
             return name, np.zeros(0)
-        shape = self._runs[run]["outputs"][place]
-        size = math.prod(shape) * dtype.itemsize
-        if path.stat().st_size != size:
-            raise FileFault(f"{path.name} has {path.stat().st_size} bytes; {size} are expected for shape {shape}")
-        return name, np.fromfile(path, dtype).reshape(shape)
+        run, place = (int(part[1:]) for part in name.split("_"))
+        shape, dtype = self._runs[run]["outputs"][place], np.dtype(dtype_name).newbyteorder("<")
+        data, size = read_file(path), math.prod(shape) * dtype.itemsize
+        if len(data) != size:
+            raise FileFault(f"{path.name} has {len(data)} bytes; {size} are expected for shape {shape}")
+        return name, np.frombuffer(data, dtype).reshape(shape)
 
 
 def _make_status(data: Any, where: str) -> Status:
-    found = data.get("status", "done") if isinstance(data, dict) else data
-    if found not in STATUSES or not isinstance(found, str):
+    if not isinstance(data, dict):
+        raise FileFault(f"{where}: found {str(data)[:_SHOWN]!r}; write an object with a status")
+    found = data.get("status", "done")
+    if not isinstance(found, str) or found not in STATUSES:
         raise FileFault(f"{where}: status is {str(found)[:_SHOWN]!r}; write one of {', '.join(STATUSES)}")
     texts = {name: str(data.get(name, ""))[:_MOST_TEXT] for name in ("reason", "text", "kind")}
     return Status(status=found, **texts | {"kind": "".join(c for c in texts["kind"] if c.isalnum() or c in "_.")})
@@ -165,5 +178,5 @@ def _take(name: str, arrays: Mapping[str, Array], shape: list[int], grid: Mappin
     value = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
     if array.dtype.name == "float32":
         return value
-    assert grid is not None
+    assert grid is not None, "integers are taken where there is a grid"
     return Grid(**grid).values(value)

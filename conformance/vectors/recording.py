@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from backends.base import Capabilities, Execution
+from conformance.claims.inputs import Batch
 from conformance.oracle.dynamic import find_dynamic_range
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import NoOracleError, placeholder_grids
@@ -25,8 +26,6 @@ from conformance.vectors.graph_data import GraphData, spell_model
 from conformance.vectors.interval import Interval, interval_of
 from conformance.vectors.runs import RunsData, key_of
 from refimpl.invariants import is_dequantize
-
-Batch = tuple[Tensor, ...]
 
 
 @dataclass(kw_only=True)
@@ -99,8 +98,9 @@ def name_case(work: str, data: GraphData) -> str:
     """Return the name of a case: 16 hexadecimal digits of the piece of work and of the model's data."""
     digest = hashlib.sha256(f"{work}\0{data.text}\0".encode())
     for key in sorted(data.arrays):
-        digest.update(key.encode())
-        digest.update(data.arrays[key].tobytes())
+        array = data.arrays[key]
+        digest.update(f"{key}{array.dtype}{array.shape}".encode())
+        digest.update(array.tobytes())
     return digest.hexdigest()[:16]
 
 

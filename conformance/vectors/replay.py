@@ -17,19 +17,19 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from backends.base import Execution, UnsupportedPattern
+from conformance.claims.inputs import Batch
 from conformance.machine.isolation import Ending, LostProcess
 from conformance.oracle.grids import Grid, placeholder_grids
-from conformance.remote.client import ElsewhereModel, NoAnswer, RemoteBackend, RemoteError
+from conformance.remote.client import ElsewhereModel, Leftover, NoAnswer, RemoteBackend, RemoteError
 from conformance.remote.description import Description
 from conformance.vectors.bundle import Bundle, BundleError
-from conformance.vectors.files import FileFault, unpack_arrays
+from conformance.vectors.files import FileFault, spell_json, unpack_arrays
 from conformance.vectors.graph_data import spell_model
 from conformance.vectors.outputs import HandedIn, Status
 from conformance.vectors.recording import name_case
 from conformance.vectors.runs import key_of, read_operand
 from refimpl.invariants import is_dequantize
-
-Batch = tuple[Tensor, ...]
+from reports.verdicts import Verdict
 
 
 class Source(Protocol):
@@ -53,6 +53,7 @@ class ReplayBackend(RemoteBackend):
         self.imports = imports
         self.source = source
         self._work = ""
+        self._handed_in: dict[str, HandedIn] = {}
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """Find what was handed in for a model. Raises what the device answered in place of outputs."""
@@ -66,7 +67,7 @@ class ReplayBackend(RemoteBackend):
             arrays = unpack_arrays(bundle.device / case["inputs"])
         except (BundleError, FileFault) as error:
             raise NoAnswer(f"the bundle: {error}") from error
-        handed_in = HandedIn(outputs / name, case)
+        handed_in = self._handed_in.setdefault(name, HandedIn(outputs / name, case))
         try:
             status = handed_in.read_status()
         except FileFault as error:
@@ -82,6 +83,27 @@ class ReplayBackend(RemoteBackend):
     def begin(self, work: str = "") -> None:
         """Begin a piece of work."""
         self._work = work
+        self._handed_in.clear()
+
+    def find_leftover(self) -> Leftover | None:
+        """Find a fault in the cases of this piece of work, also in those that no stage asked for.
+
+        Each must be done and whole, and equal runs must have equal outputs. (LOW-01, NUM-07)
+        """
+        bundle, outputs = self.source.find(self._work)
+        for name in (name for name, work in bundle.cases.items() if work == self._work):
+            try:
+                case = bundle.read_case(name)
+            except (BundleError, FileFault) as error:
+                return Leftover("LOW-01", Verdict.UNEXERCISED, f"the bundle: {error}")
+            handed_in = self._handed_in.setdefault(name, HandedIn(outputs / name, case))
+            try:
+                fault = _find_fault(case, handed_in)
+            except FileFault as error:
+                fault = Leftover("LOW-01", Verdict.REFUTED, str(error))
+            if fault is not None:
+                return fault._replace(message=f"case {name}: {fault.message}")
+        return None
 
 
 def _find_structure(model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
@@ -92,6 +114,30 @@ def _find_structure(model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
         return tree_flatten(model(*(value.clone() for value in example_inputs)))[1]
 
 
+def _find_fault(case: Mapping[str, Any], handed_in: HandedIn) -> Leftover | None:
+    """Find what is wrong with a case that was handed in, apart from its numbers. Raises FileFault."""
+    first: dict[str, tuple[int, list[Tensor]]] = {}
+    whole = handed_in.read_status()
+    if whole.status != "done":
+        return Leftover("LOW-01", _VERDICTS[whole.status], whole.reason or f"the device says {whole.status!r}")
+    for number, run in enumerate(case["runs"]):
+        status = handed_in.read_status_of(number)
+        if status.status in _LOST:
+            return Leftover("LOW-01", _VERDICTS[status.status], f"run {number}: {status.reason or status.status}")
+        if status.status != "done":
+            continue  # a device may decline an input that the float model does not take either
+        values = handed_in.read_outputs(number)
+        key = spell_json([run["inputs"], run["threads"]])
+        earlier, same = first.setdefault(key, (number, values))
+        if not all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(values, same, strict=True)):
+            text = f"runs {earlier} and {number} have the same inputs and other outputs"
+            return Leftover("NUM-07", Verdict.REFUTED, text)
+    return None
+
+
+_VERDICTS = {
+    "crashed": Verdict.CRASHED, "timeout": Verdict.TIMEOUT, "refused": Verdict.REFUTED, "raised": Verdict.REFUTED
+}  # fmt: skip
 _LOST = {"crashed": Ending.DIED, "timeout": Ending.TIMEOUT}
 
 
@@ -111,7 +157,8 @@ def raise_unless_done(name: str, status: Status) -> None:
 
 def _explain_unknown(bundle: Bundle, work: str) -> str:
     if work not in bundle.cases.values():
-        return "the bundle has no case of this claim: it was exported with another selection"
+        reason = bundle.manifest["left_out"].get(work, "it was exported with another selection")
+        return f"the bundle has no case of this claim: {reason}"
     made = f"suite {bundle.manifest.get('suite_version')}, torch {bundle.manifest.get('torch')}"
     return (
         f"the bundle does not have this model, though it has others of the claim: it was made by {made}, "

@@ -6,6 +6,7 @@ device has to do, in Python.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -23,7 +24,7 @@ from conformance.machine.threads import run_with_threads
 from conformance.oracle.grids import Grid
 from conformance.remote.model_bytes import load_model
 from conformance.vectors.bundle import MANIFEST, key_of_output
-from conformance.vectors.files import FileFault, pack_arrays, read_json, spell_json, unpack_arrays
+from conformance.vectors.files import FileFault, pack_arrays, read_json, remove, spell_json, unpack_arrays
 from conformance.vectors.graph_data import Array, as_array
 from conformance.vectors.outputs import EXECUTION, OUTPUTS, STATUS
 from conformance.vectors.runs import read_operand
@@ -38,15 +39,21 @@ def run_bundle(device: Path, out: Path, backend: Backend, *, limit: float = 60.0
     cannot be read, or without models in the format ``fx``.
     """
     manifest = read_json(device / MANIFEST)
-    if "fx" not in manifest.get("formats", ()):
+    try:
+        files = {str(row["case"]): str(row["file"]) for row in manifest["cases"]}
+        has_models = "fx" in manifest["formats"]
+    except (KeyError, TypeError) as error:
+        raise FileFault(f"{device / MANIFEST} is no manifest: {type(error).__name__}: {error}") from error
+    if not has_models:
         raise FileFault(f"{device} has no models in the format fx: export with --format=fx")
     backend.warm_up()
-    for row in manifest["cases"]:
-        case = read_json(device / row["file"])
-        folder = out / case["case"]
-        folder.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, file in files.items():
+        case, folder = read_json(device / file), out / name
+        remove(folder)  # what an earlier run has left says nothing of this one
+        folder.mkdir()
         _run_in_child(lambda case=case, folder=folder: _run_case(device, case, folder, backend), folder, limit)  # type: ignore[misc]
-    return len(manifest["cases"])
+    return len(files)
 
 
 def _run_in_child(work: Callable[[], None], folder: Path, limit: float) -> None:
@@ -54,6 +61,7 @@ def _run_in_child(work: Callable[[], None], folder: Path, limit: float) -> None:
     if pid == 0:
         status = 1
         try:
+            os.setsid()
             work()
             status = 0
         except BaseException:
@@ -63,7 +71,9 @@ def _run_in_child(work: Callable[[], None], folder: Path, limit: float) -> None:
     deadline = time.monotonic() + limit
     while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
         if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             _write(folder, {"status": "timeout", "reason": f"did not end within {limit:g} s"})
             return

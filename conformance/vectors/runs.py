@@ -62,7 +62,8 @@ class RunsData:
         array = as_array(value if integers is None else integers)
         key = hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).hexdigest()
         name = self._names.setdefault(key, f"a{len(self._names)}")
-        self.arrays[name] = array
+        if name not in self.arrays:
+            self.arrays[name] = array.copy()  # of an input that others may write to
         return Operand(
             array=name, holds="values" if integers is None else "integers", shape=list(value.shape),
             strides=None if value.is_contiguous() else list(value.stride()),

@@ -22,7 +22,7 @@ from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison, compare_all
 from conformance.stages.execution import ask_execution
 from conformance.stages.float_ops import explain_float
-from conformance.stages.lower import LoweredModel, lower, run_all, run_lowered
+from conformance.stages.lower import LoweredModel, check_leftover, lower, run_all, run_lowered
 from conformance.stages.numerics import judge_comparisons
 from conformance.stages.reruns import REPETITION, compare_outputs
 from conformance.stages.stage import StageError
@@ -43,7 +43,13 @@ def verify_model(bench: Bench, name: str, reference: GraphModule, batches: Seque
     """
     if not any(decision.is_quantized for decision in explain(reference).plan.decisions):
         return _make_check(name, Verdict.UNEXERCISED, "NUM-03", "the config quantizes nothing of this model")
-    return _demand_evidence(_verify_numbers(bench, name, reference, batches))
+    check = _demand_evidence(_verify_numbers(bench, name, reference, batches))
+    try:
+        if check.verdict in (*PASSING, Verdict.UNSHOWN):
+            check_leftover(bench)
+    except StageError as error:
+        return make_failed_check(name, error)
+    return check
 
 
 def _demand_evidence(check: Check) -> Check:

@@ -90,6 +90,9 @@ def certify(file: Path, folder: Path, workers: int, *claims: str) -> dict[str, t
 def test_each_fault_is_the_verdict_of_its_case(board: Board, tmp_path: Path, workers: int) -> None:
     faults = {board.cases[claim][0]: fault for claim, (fault, _, _) in WRONG.items()}
     judged = certify(write_command(tmp_path, board, faults), tmp_path / "report", workers)
+    footer = read_results(tmp_path / "report" / "results.jsonl").footer
+    notes = " ".join(footer.notes if footer else ())
+    assert "calls of the command did not end with status 0 (-9, 3, 9, killed at the limit)" in notes
     assert judged[CLAIMS[8]] == (Verdict.VERIFIED, "")
     for claim, (fault, verdict, words) in WRONG.items():
         found, reason = judged[claim]
@@ -131,6 +134,17 @@ def test_no_more_calls_than_devices_run_at_once(board: Board, tmp_path: Path) ->
     assert len(counts) >= 4 and set(counts) == {1}
 
 
+@pytest.mark.slow
+def test_what_an_earlier_run_has_left_is_not_taken_for_this_ones(board: Board, tmp_path: Path) -> None:
+    file = write_command(tmp_path, board, {})
+    (tmp_path / "report").mkdir()
+    (tmp_path / "other disk").mkdir()
+    (tmp_path / "report" / "device-calls").symlink_to(tmp_path / "other disk")
+    assert certify(file, tmp_path / "report", 0, CLAIMS[0])[CLAIMS[0]][0] is Verdict.VERIFIED
+    file.write_text(file.read_text().replace(json.dumps(str(Path(__file__).with_name("board.py"))), '"/none.py"'))
+    assert certify(file, tmp_path / "report", 0, CLAIMS[0])[CLAIMS[0]][0] is Verdict.CRASHED
+
+
 BROKEN = {
     "no TOML": ("config = ", "no TOML"),
     "no config": ('command = ["x", "{bundle}", "{outputs}"]', "config is missing"),
@@ -139,6 +153,11 @@ BROKEN = {
     "text for a list": ('config = "a:b"\ncommand = "x"', "give a list"),
     "no place for outputs": ('config = "a:b"\ncommand = ["x", "{bundle}"]', "does not name {outputs}"),
     "no seconds": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\ntimeout = 0', "timeout is 0"),
+    "NaN seconds": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\ntimeout = nan', "timeout is nan"),
+    "endless": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\ntimeout = inf', "timeout is inf"),
+    "a name with =": (
+        'config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\n[environment]\n"A=B" = "1"', "a NUL or =",
+    ),
     "no batch": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\nbatch = 0', "batch is 0; give 1 or more"),
     "status 0 refused": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\nrefused = [0]', "from 1 to 255"),
     "no folder": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\nfolder = "none"', "which is none"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 from conformance.run.elsewhere import ElsewhereError
 from conformance.vectors.files import pack_arrays, unpack_arrays
 from reports.verdicts import PASSING, Verdict
-from tests.conformance.vectors.bundles import ADD, LINEAR, judge_bundle
+from tests.conformance.vectors.bundles import ADD, LINEAR, answer_bundle, judge_bundle, write_bundle
 from tests.conformance.vectors.conftest import Made
 
 Damage = Callable[[Made, str], object]
@@ -86,6 +88,37 @@ def change_json(path_of: Callable[[Made], Path], key: str, value: object) -> Dam
     return damage
 
 
+def _last(arrays: dict[str, Any], place: int) -> str:
+    """Return the name of the output of the last run, or of one before it."""
+    return sorted(arrays, key=lambda name: int(name[1:].partition("_")[0]))[-place]
+
+
+def two_raw_files(made: Made, case: str) -> None:
+    """Write an output in two dtypes."""
+    folder = made.outputs / case
+    (folder / "outputs.npz").unlink()
+    for name in ("r0_o0.uint8", "r0_o0.float32"):
+        (folder / name).write_bytes(b"")
+
+
+def zip_text(made: Made, case: str) -> None:
+    """Write a zip file whose member is no array."""
+    with zipfile.ZipFile(made.outputs / case / "outputs.npz", "w") as archive:
+        archive.writestr("r0_o0", "text")
+
+
+def put_file(made: Made, case: str) -> None:
+    """Write a file in the place of a case's folder."""
+    shutil.rmtree(made.outputs / case)
+    (made.outputs / case).write_text("full")
+
+
+def link_folder(made: Made, case: str) -> None:
+    """Move a case's folder away, and leave a link to it."""
+    (made.outputs / case).rename(made.outputs.parent / "elsewhere")
+    (made.outputs / case).symlink_to(made.outputs.parent / "elsewhere")
+
+
 def inputs_of(made: Made, case: str) -> Path:
     data = json.loads((made.bundle / "device" / "cases" / f"{case}.json").read_text())
     return made.bundle / "device" / str(data["inputs"])
@@ -121,11 +154,18 @@ OUTPUTS: dict[str, tuple[Damage, Verdict, str]] = {
         change_arrays(lambda arrays: arrays.update(r0_o0=arrays["r0_o0"][::-1].copy() + 1)), Verdict.REFUTED, "",
     ),
     "a repetition that differs": (
-        change_arrays(lambda arrays: arrays.update({max(arrays, key=lambda name: int(name[1:-3])):
-                                                    arrays[max(arrays, key=lambda name: int(name[1:-3]))] * 0})),
+        change_arrays(lambda arrays: arrays.update({_last(arrays, 1): arrays[_last(arrays, 1)] * 0})),
         Verdict.REFUTED, "gave another",
     ),
+    "a run between others that differs": (
+        change_arrays(lambda arrays: arrays.update({_last(arrays, 2): arrays[_last(arrays, 2)] * 0})),
+        Verdict.REFUTED, "have the same inputs and other outputs",
+    ),
     "raw file too short": (replace_outputs("r0_o0.uint8", b"\1"), Verdict.REFUTED, "has 1 bytes"),
+    "two raw files of one output": (two_raw_files, Verdict.REFUTED, "two raw files are one output"),
+    "raw file of objects": (replace_outputs("r0_o0.O", b"\0" * 8), Verdict.REFUTED, "'O' is no dtype"),
+    "a member that is no array": (zip_text, Verdict.REFUTED, "cannot be read"),
+    "a file in place of the folder": (put_file, Verdict.REFUTED, "nothing was handed in"),
     "raw file of no dtype": (replace_outputs("r0_o0.word", b"\1"), Verdict.REFUTED, "'word' is no dtype"),
     "raw and npz": (write_output("r0_o0.uint8", b"\1"), Verdict.REFUTED, "both outputs.npz and r0_o0.uint8"),
     "status no JSON": (write_output(STATUS, "{"), Verdict.REFUTED, "status.json cannot be read"),
@@ -139,6 +179,11 @@ OUTPUTS: dict[str, tuple[Damage, Verdict, str]] = {
         Verdict.REFUTED, "no memory",
     ),
     "runs no object": (write_output(STATUS, '{"runs": 3}'), Verdict.REFUTED, "runs is no object"),
+    "a run that there is not": (
+        write_output(STATUS, '{"runs": {"99": {"status": "crashed"}}}'), Verdict.REFUTED, "there is no run 99",
+    ),
+    "a run's status a text": (write_output(STATUS, '{"runs": {"0": "done"}}'), Verdict.REFUTED, "write an object"),
+    "execution of nothing": (write_output("execution.json", "{}"), Verdict.REFUTED, "lists of texts"),
     "execution no JSON": (write_output("execution.json", "{"), Verdict.REFUTED, "execution.json cannot be read"),
     "execution of numbers": (
         write_output("execution.json", '{"quantized_ops": [1], "float_fallbacks": []}'),
@@ -160,6 +205,22 @@ OUTPUTS: dict[str, tuple[Damage, Verdict, str]] = {
 """Damages of one case: the verdict on its claim, and words of the reason."""
 
 WHOLE: dict[str, tuple[Damage, str]] = {
+    "a link to a folder": (link_folder, "is a link, or no regular file"),
+    "a link to a device": (
+        lambda made, case: (made.outputs / case / "core").symlink_to("/dev/zero"), "is a link, or no regular file",
+    ),
+    "a pipe": (lambda made, case: os.mkfifo(made.outputs / case / "raw"), "is a link, or no regular file"),
+    "a huge file": (
+        lambda made, case: os.truncate(os.open(made.outputs / case / "core", os.O_CREAT | os.O_RDWR), 1 << 40),
+        "at most 268435456 are read",
+    ),
+    "description empty": (
+        change_json(lambda made: made.bundle / "judge" / "judge.json", "description", {}), "its description: KeyError",
+    ),
+    "seed a text": (
+        change_json(lambda made: made.bundle / "judge" / "judge.json", "options", {"seed": "x", "profile": "quick"}),
+        "its options: ValueError",
+    ),
     "surplus case": (lambda made, case: (made.outputs / ("0" * 16)).mkdir(), "is no case of the bundle"),
     "no outputs": (lambda made, case: shutil.rmtree(made.outputs), "there is no such folder"),
     "no manifest": (lambda made, case: (made.bundle / "device" / "manifest.json").unlink(), "manifest.json is missing"),
@@ -217,6 +278,23 @@ def test_damage_of_the_whole_is_an_error(name: str, copied: Made) -> None:
     with pytest.raises(ElsewhereError, match="(?s)" + words) as raised:
         judge_bundle(*copied)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_case_that_no_stage_asks_for_is_looked_at(tmp_path: Path) -> None:
+    """A model that holds as a whole is not cut into patterns; yet what was handed in for these must be whole."""
+    model = "model/branches/ptq/quint8/per_channel_affine"
+    write_bundle(tmp_path / "bundle", claims=(model,))
+    answer_bundle(tmp_path / "bundle", tmp_path / "outputs")
+    assert judge_bundle(tmp_path / "bundle", tmp_path / "outputs")[model].verdict is Verdict.UNSHOWN
+    cases = sorted((tmp_path / "outputs").iterdir())
+    assert len(cases) > 3
+    for case in cases:
+        kept = (case / STATUS).read_text()
+        (case / STATUS).write_text('{"status": "crashed", "reason": "the board burned"}')
+        judgement = judge_bundle(tmp_path / "bundle", tmp_path / "outputs")[model]
+        assert judgement.verdict is Verdict.CRASHED and "the board burned" in judgement.reason
+        (case / STATUS).write_text(kept)
 
 
 @pytest.mark.slow

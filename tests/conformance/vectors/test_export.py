@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import pytest
 import torch
 
 from conformance.run.elsewhere import ElsewhereError, adopt_bundle, open_vectors
-from conformance.run.export import ExportError, choose_formats, export
+from conformance.run.export import ExportError, export
 from conformance.vectors.files import digest_folder, pack_arrays, unpack_arrays
+from conformance.vectors.formats import FormatError, choose_formats
 from reports.verdicts import Verdict
 from tests.conformance.vectors.bundles import ADD, LINEAR, judge_bundle, make_options, write_bundle
 from tests.conformance.vectors.conftest import Made
@@ -195,13 +197,13 @@ def test_the_onnx_file_computes_the_same(made: Made, tmp_path: Path) -> None:
 
 
 def test_a_format_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ExportError, match="found tosa; choose from json, pt2, onnx, fx"):
-        choose_formats("json,tosa")
-    assert choose_formats("pt2") == ("json", "pt2")
+    with pytest.raises(FormatError, match="found tosa; choose from json, pt2, onnx, fx"):
+        choose_formats(["json", "tosa"])
+    assert choose_formats(["pt2"]) == ("json", "pt2")
 
 
 def test_formats_of_two_forms_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="export them into two bundles"):
+    with pytest.raises(FormatError, match="export them into two bundles"):
         export(make_options("qnnpack", claims=(ADD,)), tmp_path / "bundle", ("json", "fx", "pt2"), None)
 
 
@@ -216,6 +218,36 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="is not empty, and no bundle"):
         export(make_options("reference", claims=(ADD,)), tmp_path, ("json",), None)
     assert (tmp_path / "thesis.txt").read_text() == "precious"
+
+
+@pytest.mark.parametrize("change", ["a source beside it", "no manifest"])
+def test_only_a_bundle_is_replaced(made: Made, tmp_path: Path, change: str) -> None:
+    folder = tmp_path / "project"
+    shutil.copytree(made.bundle, folder)
+    if change == "no manifest":
+        (folder / "device" / "manifest.json").rename(folder / "device" / "main.c")
+    else:
+        (folder / "main.c").write_text("precious")
+    before = digest_folder(folder)
+    with pytest.raises(ExportError, match="name a new folder"):
+        export(make_options("reference", claims=(ADD,)), folder, ("json",), None)
+    assert digest_folder(folder) == before
+
+
+def test_a_bundle_is_replaced_when_the_new_one_is_whole(made: Made, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(made.bundle, folder)
+    before = digest_folder(folder)
+    with pytest.raises(ExportError, match="--max-bytes"):
+        export(make_options("reference", claims=(ADD,)), folder, ("json",), 1000)
+    assert digest_folder(folder) == before
+    export(make_options("reference", claims=(ADD,)), folder, ("json",), None)
+    assert digest_folder(folder) != before and [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_bundle_is_no_backend_to_export(made: Made, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="is a bundle already"):
+        export(make_options(f"vectors:{made.bundle}"), tmp_path / "again", ("json",), None)
 
 
 def test_a_claim_without_a_case_is_listed_with_its_reason(tmp_path: Path) -> None:
@@ -233,9 +265,9 @@ def test_a_config_alone_is_enough(tmp_path: Path, name: str) -> None:
 
 def test_another_seed_or_profile_than_the_bundles_is_refused(made: Made) -> None:
     options = make_options(f"vectors:{made.bundle}", outputs=made.outputs)
-    with pytest.raises(ElsewhereError, match="--seed=3: the bundle"):
+    with pytest.raises(ElsewhereError, match="--seed=3: the bundle has seed 0"):
         adopt_bundle(replace(options, seed=3))
-    with pytest.raises(ElsewhereError, match="--profile=stress: the bundle"):
+    with pytest.raises(ElsewhereError, match="--profile=stress: the bundle has profile quick"):
         adopt_bundle(replace(options, profile="stress"))
 
 

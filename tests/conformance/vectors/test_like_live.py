@@ -14,7 +14,8 @@ from conformance.run.export import export
 from conformance.run.isolate import make_isolation
 from conformance.run.judging import rows_of
 from conformance.run.session import find_described, open_run
-from conformance.vectors.files import digest_file, digest_folder
+from conformance.vectors.bundle import read_bundle
+from conformance.vectors.files import digest_folder
 from reports.decision import list_untried
 from reports.results import read_results
 from reports.schema import Judged
@@ -69,7 +70,7 @@ def test_the_reports_say_that_outputs_were_handed_in(made: Made, tmp_path: Path)
     results = read_results(tmp_path / "results.jsonl")
     digest, files = digest_folder(made.outputs)
     assert results.header.versions["outputs handed in"] == f"{files} files, sha256 {digest}"
-    assert results.header.versions["vector bundle"] == f"sha256 {digest_file(made.bundle / 'device' / 'manifest.json')}"
+    assert results.header.versions["vector bundle"] == f"sha256 {read_bundle(made.bundle).digest}"
     assert results.header.isa not in LEVELS, "no level of this machine's: the device has its own"
     (line,) = (line for line in list_untried(results) if "handed in" in line)
     assert digest in line and line in (tmp_path / "report.html").read_text(encoding="utf-8")
