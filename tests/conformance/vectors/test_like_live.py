@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,15 @@ from conformance.run.session import find_described, open_run
 from conformance.vectors.bundle import read_bundle
 from conformance.vectors.files import digest_folder
 from reports.decision import list_untried
+from reports.merge import merge
 from reports.results import read_results
 from reports.schema import Judged
+from reports.shard import Shard
 from reports.verdicts import Verdict
-from tests.conformance.vectors.bundles import Judgement, judge_bundle, make_options
+from tests.conformance.vectors.bundles import ADD, Judgement, answer_bundle, judge_bundle, make_options
 from tests.conformance.vectors.conftest import Made
 
+CLAIMS = tuple(ADD.replace("add", name) for name in ("add", "mul", "cat", "mean"))
 SAMPLE = (
     "nn.Linear/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_tensor_symmetric",
     "nn.Linear/dynamic:in=quint8,w=qint8,b=float32,out=float32/ptq/per_tensor_symmetric",
@@ -75,3 +79,22 @@ def test_the_reports_say_that_outputs_were_handed_in(made: Made, tmp_path: Path)
     (line,) = (line for line in list_untried(results) if "handed in" in line)
     assert digest in line and line in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert {row.verdict for row in results.claims} == {Verdict.VERIFIED}
+
+
+@pytest.mark.slow
+def test_the_results_of_several_boards_are_joined(tmp_path: Path) -> None:
+    files, digests = list[Path](), list[str]()
+    for place in (1, 2):
+        folder = tmp_path / str(place)
+        options = replace(make_options("reference", claims=CLAIMS), shard=Shard(place=place, of=2))
+        export(options, folder / "bundle", ("json", "fx"), None)
+        answer_bundle(folder / "bundle", folder / "outputs")
+        words = ["judge", str(folder / "bundle"), str(folder / "outputs"), "-q", "--without-execution-evidence"]
+        command = [sys.executable, "-m", "fx_quant_conformance", *words, f"--report-dir={folder}", "-pno:cacheprovider"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        files.append(folder / "results.jsonl")
+        digests.append(read_results(files[-1]).header.versions["outputs handed in"])
+    merged = merge(files, tmp_path / "merged.jsonl")
+    assert sorted(row.claim for row in merged.claims) == sorted(CLAIMS)
+    assert merged.header.versions["outputs handed in"] == "; ".join(digests)
