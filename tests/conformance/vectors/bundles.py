@@ -8,11 +8,11 @@ from pathlib import Path
 
 from backends.discovery import find_backend
 from conformance.run.elsewhere import adopt_bundle, open_vectors
-from conformance.run.exercise import make_bailiff
+from conformance.run.exercise import Court, make_bailiff
 from conformance.run.export import export
 from conformance.run.judging import rows_of
 from conformance.run.options import CLAIM_TIMEOUTS, Options
-from conformance.run.session import open_run
+from conformance.run.session import Run, open_run
 from conformance.vectors.runner import run_bundle
 from reports.schema import Judged
 from reports.verdicts import Verdict
@@ -53,8 +53,13 @@ def judge_bundle(folder: Path, outputs: Path) -> dict[str, Judgement]:
     """Judge what was handed in; return the verdict on each claim and model. Raises ElsewhereError."""
     options = adopt_bundle(make_options(f"vectors:{folder}", outputs=outputs))
     run = open_run(options, open_vectors(options))
+    return judge_all(run, make_bailiff(run))
+
+
+def judge_all(run: Run, court: Court) -> dict[str, Judgement]:
+    """Judge all units of a run, and end the court's processes; return the verdict on each."""
     judged = dict[str, Judgement]()
-    with closing(make_bailiff(run)) as court:
+    with closing(court):
         for name, unit in run.units.items():
             row = rows_of(run, unit, court.run(name))[-1]
             assert isinstance(row, Judged)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,17 +12,15 @@ import pytest
 from conformance.machine.isa import LEVELS
 from conformance.run.export import export
 from conformance.run.isolate import make_isolation
-from conformance.run.judging import rows_of
 from conformance.run.session import find_described, open_run
 from conformance.vectors.bundle import read_bundle
 from conformance.vectors.files import digest_folder
 from reports.decision import list_untried
 from reports.merge import merge
 from reports.results import read_results
-from reports.schema import Judged
 from reports.shard import Shard
 from reports.verdicts import Verdict
-from tests.conformance.vectors.bundles import ADD, Judgement, answer_bundle, judge_bundle, make_options
+from tests.conformance.vectors.bundles import ADD, answer_bundle, judge_all, judge_bundle, make_options
 from tests.conformance.vectors.conftest import Made
 
 CLAIMS = tuple(ADD.replace("add", name) for name in ("add", "mul", "cat", "mean"))
@@ -45,12 +42,7 @@ SAMPLE = (
 def test_qnnpack_from_files_is_qnnpack(tmp_path: Path) -> None:
     options = make_options("qnnpack", claims=SAMPLE)
     run = open_run(options, find_described(options))
-    live = dict[str, Judgement]()
-    with closing(make_isolation(run)) as court:
-        for name, unit in run.units.items():
-            row = rows_of(run, unit, court.run(name))[-1]
-            assert isinstance(row, Judged)
-            live[name] = Judgement(verdict=row.verdict, reason=row.reason)
+    live = judge_all(run, make_isolation(run))
     export(options, tmp_path / "bundle", ("json", "fx"), None)
     (tmp_path / "bundle" / "judge").rename(tmp_path / "judge")  # the runner has the device's folder alone
     device, outputs = tmp_path / "bundle" / "device", tmp_path / "outputs"
