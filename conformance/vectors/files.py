@@ -45,9 +45,10 @@ def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         with open(os.open(path, flags), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
                 raise FileFault(f"{path.name} is no regular file")
-            data = file.read(most + 1)
+            data = file.read(min(about.st_size, most) + 1)  # Python reserves as many bytes as are asked for
     except FileNotFoundError as error:
         raise FileFault(f"{path.name} is missing") from error
     except OSError as error:
