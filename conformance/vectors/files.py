@@ -132,8 +132,8 @@ def remove(path: Path) -> None:
     """Remove a file, a link, or a folder with all that it has, if it is there. Raises OSError if it stays."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    elif os.path.lexists(path):
+        path.unlink()
 
 
 def write_once(path: Path, data: bytes) -> None:
