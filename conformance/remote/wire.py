@@ -100,7 +100,7 @@ def _pack_tensor(tensor: Tensor, pieces: list[bytes]) -> dict[str, Any]:
 
 def memory_of(tensor: Tensor) -> bytes:
     """Return the bytes of memory that a tensor on the CPU is made from."""
-    size = _extent_of(tensor.shape, tensor.stride())
+    size = extent_of(tensor.shape, tensor.stride())
     return ctypes.string_at(tensor.data_ptr(), size * tensor.element_size()) if size else b""
 
 
@@ -132,7 +132,7 @@ def _unpack_tensor(data: dict[str, Any], pieces: Sequence[bytes | memoryview]) -
     if "piece" not in data:
         return _stand_in(f"tensor of dtype {dtype} that is not a plain one")
     strides = [int(stride) for stride in data["strides"]]
-    size, piece = _extent_of(shape, strides), pieces[data["piece"]]
+    size, piece = extent_of(shape, strides), pieces[data["piece"]]
     if len(piece) != size * dtype.itemsize or any(number < 0 for number in (*shape, *strides)):
         raise ValueError(f"{len(piece)} bytes for shape {shape} and strides {strides} of {dtype}")
     if not size:
@@ -140,7 +140,7 @@ def _unpack_tensor(data: dict[str, Any], pieces: Sequence[bytes | memoryview]) -
     return torch.frombuffer(bytearray(piece), dtype=dtype).as_strided(shape, strides)
 
 
-def _extent_of(shape: Sequence[int], strides: Sequence[int]) -> int:
+def extent_of(shape: Sequence[int], strides: Sequence[int]) -> int:
     """Return from how many elements of memory a tensor is made."""
     if not math.prod(shape):
         return 0

@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from conformance.claims.claim import Claim
 from conformance.machine.isolation import WorkResult
 from conformance.run.elsewhere import CALLS, CommandBackend
 from conformance.run.exercise import make_bailiff
-from conformance.run.export import explain_absence
+from conformance.run.export import explain_absence, record_units
 from conformance.run.session import Run
 from conformance.vectors.bundle import Bundle, BundleWriter, finish_bundle, read_bundle
 from conformance.vectors.command import Caller, lock_file
-from conformance.vectors.recording import RecordedCase, RecordingBackend
+from conformance.vectors.recording import RecordedCase
 from conformance.vectors.replay import ReplayBackend
 from reports.schema import Check, ClaimResult
 
@@ -50,7 +51,13 @@ class Chunks:
     def find(self, work: str) -> tuple[Bundle, Path]:
         """Return the bundle of a piece of work, and the folder of the outputs."""
         folder = self.folder_of(work)
-        return read_bundle(folder), folder / _OUTPUTS
+        return _read_done(folder), folder / _OUTPUTS
+
+
+@lru_cache(maxsize=1)
+def _read_done(folder: Path) -> Bundle:
+    """Read a chunk's bundle once, in the child that judges it; it is whole before any of its claims is judged."""
+    return read_bundle(folder)
 
 
 class CommandBailiff:
@@ -64,10 +71,9 @@ class CommandBailiff:
             folder=run.options.report_dir / CALLS, formats=self._settings.formats,
             places={name: number // self._settings.batch for number, name in enumerate(names)},
         )  # fmt: skip
-        about = {"imports": backend.imports, "text": backend.text}
-        recording = RecordingBackend(backend.description, self._chunks, **about)
-        self._recorder = make_bailiff(replace(run, backend=recording))
-        self._judge = make_bailiff(replace(run, backend=ReplayBackend(backend.description, self._chunks, **about)))
+        replay = ReplayBackend(backend.description, self._chunks, imports=backend.imports, text=backend.text)
+        self._recorder = record_units(run, backend, self._chunks, backend.imports)
+        self._judge = make_bailiff(replace(run, backend=replay))
 
     def run(self, name: str) -> WorkResult:
         """Run a claim or job by its ID."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping
@@ -15,13 +16,12 @@ from backends.discovery import describe_error
 from conformance.remote.client import RemoteBackend
 from conformance.remote.description import Description, read_description
 from conformance.remote.host import Host
-from conformance.run.options import CLAIM_TIMEOUTS, Options
+from conformance.run.options import CLAIM_TIMEOUTS, Options, parse_shard
 from conformance.vectors.bundle import JUDGE, LOST_CALLS, Bundle, BundleError, read_bundle
 from conformance.vectors.files import FileFault, digest_file, digest_folder, remove
 from conformance.vectors.formats import FormatError, choose_form, choose_formats
 from conformance.vectors.replay import ReplayBackend
 from reports.handed_in import BUNDLE, HANDED_IN
-from reports.shard import Shard
 
 if TYPE_CHECKING:
     from conformance.vectors.command import CommandSettings
@@ -60,7 +60,7 @@ def adopt_bundle(options: Options) -> Options:
     bundle = _open(options)
     try:
         return _adopt(options, bundle.plan["options"])
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, argparse.ArgumentTypeError) as error:
         raise ElsewhereError(f"{bundle.folder} is no bundle: its options: {describe_error(error)}") from error
 
 
@@ -75,17 +75,11 @@ def _adopt(options: Options, made: Mapping[str, Any]) -> Options:
     timeout = options.claim_timeout
     if timeout == CLAIM_TIMEOUTS[options.profile]:
         timeout = CLAIM_TIMEOUTS[made["profile"]]
+    own = None if made["shard"] is None else parse_shard(made["shard"])
     return replace(
         options, profile=made["profile"], seed=made["seed"], max_examples=made["max_examples"], claim_timeout=timeout,
-        claims=options.claims or tuple(made["claim"]), shard=options.shard or _read_shard(made["shard"]),
+        claims=options.claims or tuple(made["claim"]), shard=options.shard or own,
     )  # fmt: skip
-
-
-def _read_shard(text: str | None) -> Shard | None:
-    if text is None:
-        return None
-    place, of = map(int, text.split("/"))
-    return Shard(place=place, of=of)
 
 
 def _open(options: Options) -> Bundle:

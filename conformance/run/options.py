@@ -34,7 +34,8 @@ def parse_positive(text: str) -> int:
     return int(text)
 
 
-def _parse_shard(text: str) -> Shard:
+def parse_shard(text: str) -> Shard:
+    """Return the shard of a text such as ``2/8``. Raises ArgumentTypeError."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     place, of = map(int, match.groups()) if match else (0, 0)
     if not 1 <= place <= of:
@@ -123,7 +124,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         f"{', '.join(LEVELS)} (default: the CPU's own)",
     },
     "--shard": {
-        "type": _parse_shard,
+        "type": parse_shard,
         "metavar": "K/N",
         "help": "run the K-th of N parts of the selection; python -m reports merge joins the results",
     },

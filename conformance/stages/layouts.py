@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from conformance.claims.inputs import Batch
+from conformance.remote.wire import extent_of
 
 Layout = tuple[str, Batch, Batch]
 """A label, and equal inputs: plain, and in another layout."""
@@ -51,8 +52,7 @@ def copy_with_gaps(value: Tensor) -> Tensor:
 
 def clone_with_strides(value: Tensor) -> Tensor:
     """Copy a tensor with its strides, whatever they are: ``clone`` makes one contiguous that overlaps or has gaps."""
-    size = 1 + sum((length - 1) * stride for length, stride in zip(value.shape, value.stride(), strict=True))
     if not value.numel():
         return value.clone()
-    memory = value.as_strided((size,), (1,)).clone()
+    memory = value.as_strided((extent_of(value.shape, value.stride()),), (1,)).clone()
     return memory.as_strided(value.shape, value.stride())

@@ -15,6 +15,7 @@ from backends.discovery import describe_error
 from conformance.oracle.grids import Grid
 from conformance.vectors.files import (
     UNFINISHED,
+    Array,
     FileFault,
     digest_file,
     digest_of,
@@ -24,7 +25,7 @@ from conformance.vectors.files import (
     write_once,
 )
 from conformance.vectors.formats import FORMATS
-from conformance.vectors.graph_data import Array, Data, as_array, spell_grid
+from conformance.vectors.graph_data import Data, as_array, integer_dtype_of, spell_grid
 from conformance.vectors.interval import Interval
 from conformance.vectors.recording import RecordedCase
 
@@ -99,9 +100,7 @@ class BundleWriter:
             if not path.exists() and not fault.exists():
                 try:
                     data = FORMATS[name](case.model, case.example)
-                except (
-                    Exception
-                ) as error:  # an exporter's refusal is the device's vendor's to see, and costs no other case
+                except Exception as error:  # an exporter's refusal is for the vendor to see, and costs no other case
                     write_once(fault, f"{describe_error(error)[:_MOST_FAULT]}\n".encode("ascii", "replace"))
                 else:
                     write_once(path, data)
@@ -136,14 +135,8 @@ def _spell_expected(case: RecordedCase) -> Any:
 def _spell_interval(interval: Interval) -> dict[str, Array]:
     ends = {"low": interval.low, "high": interval.high}
     if interval.grid is not None:
-        ends = {name: value.to(_integers_of(interval.grid)) for name, value in ends.items()}
+        ends = {name: value.to(integer_dtype_of(interval.grid)) for name, value in ends.items()}
     return {"exact": as_array(interval.exact), **{name: as_array(value) for name, value in ends.items()}}
-
-
-def _integers_of(grid: Grid) -> Any:
-    import torch
-
-    return getattr(torch, spell_grid(grid)["dtype"])
 
 
 def key_of_output(run: int, output: int) -> str:

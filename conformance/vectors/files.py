@@ -12,13 +12,13 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-
-from conformance.vectors.graph_data import Array
+import numpy.typing as npt
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
+Array: TypeAlias = npt.NDArray[Any]
 MOST_BYTES = 1 << 28
 """Bytes that are read of one file at most, and to which one unpacks."""
 UNFINISHED = ".unfinished-"

@@ -6,7 +6,6 @@ integers with their qparams, and a fused module is the chain of its parts.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,20 +13,19 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from conformance.oracle.grids import Grid, ends_of, grid_of, lay_along, qparams_of
 from conformance.oracle.own_modules import ends_of_weight
+from conformance.vectors.files import Array, spell_json
 from refimpl.decomposed import PLAIN_DTYPE
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.observers import is_quantized_dtype
 from refimpl.patterns import leaf_name
 from refimpl.tracing import attribute_of
 
-Array: TypeAlias = npt.NDArray[Any]
 Data: TypeAlias = dict[str, Any]
 VERSION = 1
 _OF_A_WEIGHT = "weight_"
@@ -45,7 +43,7 @@ class GraphData:
     @cached_property
     def text(self) -> str:
         """The graph as JSON, the same text for the same graph."""
-        return json.dumps(self.graph, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return spell_json(self.graph)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -182,6 +180,13 @@ def spell_grid(grid: Grid) -> Data:
     """Return a grid as data, with the plain name of its dtype."""
     dtype = {"quint8": "uint8", "qint8": "int8", "qint32": "int32"}.get(grid.dtype, grid.dtype)
     return {"scale": grid.scale, "zero_point": grid.zero_point, "low": grid.low, "high": grid.high, "dtype": dtype}
+
+
+def integer_dtype_of(grid: Grid) -> torch.dtype:
+    """Return the plain dtype that holds a grid's integers."""
+    dtype = getattr(torch, spell_grid(grid)["dtype"])
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
 def name_of(dtype: torch.dtype) -> str:

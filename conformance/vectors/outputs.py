@@ -20,8 +20,7 @@ from torch import Tensor
 from backends.base import Execution
 from conformance.oracle.grids import Grid
 from conformance.vectors.bundle import key_of_output
-from conformance.vectors.files import FileFault, read_file, read_json, unpack_arrays
-from conformance.vectors.graph_data import Array
+from conformance.vectors.files import Array, FileFault, read_file, read_json, unpack_arrays
 
 OUTPUTS, EXECUTION, STATUS = "outputs.npz", "execution.json", "status.json"
 STATUSES = ("done", "refused", "raised", "crashed", "timeout")

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.utils._pytree import tree_map_only
 
 from backends.base import Capabilities, Execution
 from conformance.claims.inputs import Batch
@@ -140,7 +141,7 @@ class RecordedModel(ElsewhereModel):
         if key not in self._answers:
             self._answers[key] = self._compute(inputs)
         output, expected = self._answers[key]
-        return _copy(output), expected
+        return tree_map_only(Tensor, torch.clone, output), expected
 
     def _compute(self, inputs: Batch) -> tuple[Any, list[Interval] | None]:
         try:
@@ -152,17 +153,7 @@ class RecordedModel(ElsewhereModel):
             return intervals[0].nearest(), intervals
         with torch.no_grad():
             output = self._case.model(*(value.clone() for value in inputs))
-        return (_replace(output, iter(intervals)), intervals) if intervals else (output, None)
-
-
-def _replace(output: Any, intervals: Iterator[Interval]) -> Any:
-    """Return the structure of an output with the nearest right values in its tensors."""
-    if isinstance(output, Tensor):
-        return next(intervals).nearest()
-    return type(output)(_replace(item, intervals) for item in output) if type(output) in (tuple, list) else output
-
-
-def _copy(output: Any) -> Any:
-    if isinstance(output, Tensor):
-        return output.detach().clone()
-    return type(output)(map(_copy, output)) if type(output) in (tuple, list) else output
+        if not intervals:
+            return output, None
+        left = iter(intervals)
+        return tree_map_only(Tensor, lambda _: next(left).nearest(), output), intervals

@@ -20,12 +20,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from backends.base import Backend, Execution, UnsupportedPattern
+from conformance.machine.process import describe_exit
 from conformance.machine.threads import run_with_threads
 from conformance.oracle.grids import Grid
+from conformance.remote.client import spell_trace
 from conformance.remote.model_bytes import load_model
 from conformance.vectors.bundle import MANIFEST, key_of_output
-from conformance.vectors.files import FileFault, pack_arrays, read_json, remove, spell_json, unpack_arrays
-from conformance.vectors.graph_data import Array, as_array
+from conformance.vectors.files import Array, FileFault, pack_arrays, read_json, remove, spell_json, unpack_arrays
+from conformance.vectors.graph_data import as_array
 from conformance.vectors.outputs import EXECUTION, OUTPUTS, STATUS
 from conformance.vectors.runs import read_operand
 
@@ -80,7 +82,7 @@ def _run_in_child(work: Callable[[], None], folder: Path, limit: float) -> None:
         time.sleep(_POLL)
     code = os.waitstatus_to_exitcode(ended[1])
     if code:
-        _write(folder, {"status": "crashed", "reason": f"the process ended with {code}"})
+        _write(folder, {"status": "crashed", "reason": describe_exit(code)})
 
 
 def _run_case(device: Path, case: Mapping[str, Any], folder: Path, backend: Backend) -> None:
@@ -122,8 +124,7 @@ def _run(lowered: Callable[..., Any], operands: list[Tensor], threads: int) -> A
 
 def _describe(error: Exception) -> dict[str, Any]:
     status = "refused" if isinstance(error, UnsupportedPattern) else "raised"
-    trace = "".join(traceback.format_exception(error, limit=-6))
-    return {"status": status, "reason": str(error), "kind": type(error).__name__, "text": trace}
+    return {"status": status, "reason": str(error), "kind": type(error).__name__, "text": spell_trace(error)}
 
 
 def _write(folder: Path, status: Mapping[str, Any]) -> None:

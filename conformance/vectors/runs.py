@@ -12,7 +12,9 @@ from torch import Tensor
 
 from conformance.oracle.error_bounds import flatten
 from conformance.oracle.grids import Grid
-from conformance.vectors.graph_data import Array, Data, as_array, name_of, spell_grid
+from conformance.remote.wire import extent_of
+from conformance.vectors.files import Array
+from conformance.vectors.graph_data import Data, as_array, integer_dtype_of, name_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ def find_integers(value: Tensor, grid: Grid) -> Tensor | None:
     is_inside = (integers >= grid.low) & (integers <= grid.high)  # NaN is not
     if not bool(is_inside.all()) or not torch.equal(_bits(grid.values(integers)), _bits(value.contiguous())):
         return None
-    return integers.to(getattr(torch, spell_grid(grid)["dtype"]))
+    return integers.to(integer_dtype_of(grid))
 
 
 def _bits(value: Tensor) -> Tensor:
@@ -103,13 +105,10 @@ def read_operand(operand: Mapping[str, Any], arrays: Mapping[str, Any], grid: Gr
         value = grid.values(value)
     if operand["strides"] is None:
         return value
-    size = 1 + sum((length - 1) * step for length, step in zip(operand["shape"], operand["strides"], strict=True))
+    if not value.numel():
+        return value
+    size = extent_of(operand["shape"], operand["strides"])
     laid = torch.zeros(size, dtype=value.dtype).as_strided(operand["shape"], operand["strides"])
-    return value.clone().as_strided(operand["shape"], value.stride()) if not value.numel() else _fill(laid, value)
-
-
-def _fill(laid: Tensor, value: Tensor) -> Tensor:
-    """Write values element by element: those of an expanded axis share their memory."""
-    shared = [slice(0, 1) if step == 0 else slice(None) for step in laid.stride()]
-    laid[tuple(shared)].copy_(value[tuple(shared)])
+    own = tuple(slice(0, 1) if step == 0 else slice(None) for step in laid.stride())  # an expanded axis is one element
+    laid[own].copy_(value[own])
     return laid
