@@ -46,6 +46,13 @@ class Examples:
         self._inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else () if inputs is None else (inputs,)
         self._result: tuple[dict[Node, Fact], str] | None = None
 
+    @classmethod
+    def of_facts(cls, model: Draft, facts: dict[Node, Fact]) -> Examples:
+        """Return examples of which the facts are known otherwise, so that the model is not run."""
+        examples = cls(model, (None,))
+        examples._result = facts, ""
+        return examples
+
     @property
     def are_given(self) -> bool:
         """Whether any inputs are given; without them nothing is known."""

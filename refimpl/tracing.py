@@ -70,8 +70,13 @@ class QuantizationTracer(Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Tell whether a module stays one node. (CUS-02)"""
         is_named = module_qualified_name in self.leaf_names or type(m) in self.leaf_classes  # rule: CUS-02
-        is_torchs = type(m).__module__.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(m, nn.Sequential)
-        return is_named or isinstance(m, nni._FusedModule) or is_torchs  # type: ignore[attr-defined]
+        return is_named or is_whole(type(m))
+
+
+def is_whole(kind: type) -> bool:
+    """Tell whether modules of a class are never traced into: torch's own are not, but for Sequential. (CUS-02)"""
+    is_torchs = kind.__module__.startswith(("torch.nn", "torch.ao.nn")) and not issubclass(kind, nn.Sequential)
+    return is_torchs or issubclass(kind, nni._FusedModule)  # type: ignore[attr-defined]
 
 
 @cache

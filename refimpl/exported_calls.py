@@ -1,0 +1,278 @@
+"""The calls of modules, functions and methods in an exported program's graph, as a traced model has them.
+
+torch.export writes aten ops, and beside each of them which modules were being called, and which function or method it
+comes from. From these notes the graph of calls is made again, on which prepare decides: patterns name these callees.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from refimpl.backend_config import BackendPatternConfig
+from refimpl.example_run import Examples, Fact, Seen
+from refimpl.graph_modules import Draft
+from refimpl.matching import find_matches
+from refimpl.tracing import Places, attribute_of, is_whole
+
+_STACK, _NOTE, _VALUE = "nn_module_stack", "torch_fn", "val"  # keys of an exported node's meta
+_OPERATORS = {"div": operator.truediv, "div_": operator.itruediv}
+"""Operators whose name is not that of the method of tensors."""
+
+
+class Caller(NamedTuple):
+    """A module that was being called: the key of that call, the module's full name, and its class if known."""
+
+    key: str
+    name: str
+    kind: type | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One call, with the exported nodes that it became, in graph order.
+
+    ``module``: the module that is called; None: a function. ``scopes``: the modules that were being called around it.
+    """
+
+    module: Caller | None
+    scopes: tuple[Caller, ...]
+    nodes: list[Node] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """The graph of calls of an exported program.
+
+    ``draft``: the graph; its modules have the class and the tensors of the called ones, and cannot be run.
+    ``values``: the exported node that has the value of each node of the draft, by name. ``parts``: the exported nodes
+    that each node of the draft stands for, by name, in graph order. ``callees``: the functions and methods that each
+    may come from, by name, where export does not tell them apart.
+    """
+
+    draft: Draft
+    examples: Examples
+    values: dict[str, Node]
+    parts: dict[str, tuple[Node, ...]]
+    callees: dict[str, tuple[Any, ...]]
+
+
+def read_calls(program: GraphModule, entries: Sequence[BackendPatternConfig]) -> Calls:
+    """Return the calls of an exported program's module (``ExportedProgram.module()``), which is not changed.
+
+    ``entries``: those of the config. Export does not tell ``F.relu`` from ``torch.relu``, nor an operator from a
+    method: that one is taken which is in the larger pattern there.
+    """
+    calls = _Writer(program).write(_group_calls(program))
+    _choose_callees(calls, entries)
+    return calls
+
+
+def _choose_callees(calls: Calls, entries: Sequence[BackendPatternConfig]) -> None:
+    """Let each call that may have several callees call the one with which most of its surroundings match a pattern."""
+    graph, places = calls.draft.graph, Places(calls.draft)
+    open_nodes = [node for node in graph.nodes if node.name in calls.callees]
+    best: dict[Node, tuple[int, int]] = {}  # the most leaves of a pattern there, and which callee has them
+    for turn in range(max((len(callees) for callees in calls.callees.values()), default=0)):
+        for node in open_nodes:
+            callees = calls.callees[node.name]
+            _set_callee(node, callees[min(turn, len(callees) - 1)])
+        for match in find_matches(graph, places, entries):
+            for node in match.nodes:
+                if len(match.nodes) > best.get(node, (0, 0))[0]:
+                    best[node] = len(match.nodes), turn
+    for node in open_nodes:
+        callees = calls.callees[node.name]
+        _set_callee(node, callees[min(best.get(node, (0, 0))[1], len(callees) - 1)])
+
+
+def _set_callee(node: Node, callee: Any) -> None:
+    node.op, node.target = _op_of(callee), callee
+
+
+def _op_of(callee: Any) -> str:
+    return "call_method" if isinstance(callee, str) else "call_function"
+
+
+def _group_calls(program: GraphModule) -> list[Call]:
+    """Divide the aten ops among the calls that they come from, in graph order of the first op."""
+    calls: list[Call] = []
+    of_module: dict[str, Call] = {}
+    last: Any = None
+    for node in program.graph.nodes:
+        if node.op != "call_function":
+            continue
+        scopes = _callers_of(node)
+        depth = next((at for at, each in enumerate(scopes) if each.kind is not None and is_whole(each.kind)), None)
+        source = (scopes, node.meta.get(_NOTE))
+        is_part = node.target is operator.getitem and calls and calls[-1].nodes == [node.args[0]]
+        if depth is not None:
+            key = scopes[depth].key
+            if key not in of_module:
+                of_module[key] = Call(module=scopes[depth], scopes=scopes[:depth])
+                calls.append(of_module[key])
+            of_module[key].nodes.append(node)
+            last = None
+        elif source == last and source[1] is not None and not is_part:
+            calls[-1].nodes.append(node)
+        else:
+            calls.append(Call(module=None, scopes=scopes, nodes=[node]))
+            last = None if is_part else source
+    return calls
+
+
+def _callers_of(node: Node) -> tuple[Caller, ...]:
+    """Return the modules that were being called at an exported node, without the program itself."""
+    stack = node.meta.get(_STACK) or {}
+    callers = (Caller(key, name.partition("@")[0], _find_class(kind)) for key, (name, kind) in stack.items())
+    return tuple(caller for caller in callers if caller.name)
+
+
+def _find_class(kind: str | type) -> type | None:
+    """Return a class by its full name; None: it cannot be imported by it, as one that a function defines."""
+    if isinstance(kind, type):
+        return kind
+    module, _, name = kind.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+    return found if isinstance(found, type) else None
+
+
+def _find_callees(node: Node) -> Iterator[Any]:
+    """Yield the functions, operators and methods that an exported node may come from, by its note."""
+    kind, _, name = (node.meta.get(_NOTE) or ("", ""))[1].rpartition(".")
+    if node.target is operator.getitem:
+        yield operator.getitem
+    elif kind.endswith("_descriptor"):  # of a method of tensors
+        in_place = f"i{name.removesuffix('_')}" if name.endswith("_") and not name.endswith("__") else name
+        yield from filter(None, (_OPERATORS.get(name), getattr(operator, in_place, None)))
+        yield name
+    elif name.startswith("__"):
+        yield from filter(None, (getattr(operator, name, None),))
+    elif kind:
+        yield from filter(callable, (getattr(module, name, None) for module in (torch, F)))
+    yield node.target
+
+
+class _Writer:
+    """Writes the draft."""
+
+    def __init__(self, program: GraphModule) -> None:
+        self._program = program
+        self._callees: dict[str, tuple[Any, ...]] = {}
+        self._root = nn.Module()
+        self._graph = Graph()
+        self._new: dict[Node, Node] = {}  # exported node → the node of the draft that has its value
+        self._values: dict[str, Node] = {}
+        self._parts: dict[str, tuple[Node, ...]] = {}
+        self._facts: dict[Node, Fact] = {}
+
+    def write(self, calls: list[Call]) -> Calls:
+        ends = {call.nodes[-1]: call for call in calls}
+        for node in self._program.graph.nodes:
+            if node.op == "placeholder":
+                self._note(self._graph.placeholder(str(node.target)), node, (node,))
+            elif node.op == "output":
+                self._graph.output(map_arg(node.args[0], self._value_of))
+            elif node in ends:
+                self._write_call(ends[node])
+        draft = Draft(self._root, self._graph)
+        draft.training, draft.origin = False, type(self._program).__name__
+        examples = Examples.of_facts(draft, self._facts)
+        return Calls(draft=draft, examples=examples, values=self._values, parts=self._parts, callees=self._callees)
+
+    def _write_call(self, call: Call) -> None:
+        """Write the node of a call, and one for each of its values if there are several."""
+        own, first, parts = set(call.nodes), call.nodes[0], tuple(call.nodes)
+        stack = {each.key: (each.name, each.kind) for each in call.scopes}
+        outer = [value for node in call.nodes for value in node.all_input_nodes if value not in own]
+        args: tuple[Any, ...] = tuple(dict.fromkeys(outer))
+        kwargs: dict[str, Any] = {}
+        callees: tuple[Any, ...] = ()
+        if call.module is not None:
+            held = [value for value in args if value.op == "get_attr"]
+            self._put_module(call, held)
+            args = tuple(value for value in args if value not in held)
+        else:
+            callees = tuple(dict.fromkeys(_find_callees(first)))
+            if len(parts) == 1:
+                args, kwargs = first.args, first.kwargs
+        args, kwargs = map_arg(args, self._value_of), map_arg(kwargs, self._value_of)
+        target = callees[0] if call.module is None else call.module.name
+        op = "call_module" if call.module is not None else _op_of(target)
+        created = self._graph.create_node(op, target, args, kwargs, name=parts[-1].name)
+        created.meta[_STACK] = stack
+        if len(callees) > 1:
+            self._callees[created.name] = callees
+        results = [node for node in parts if not own.issuperset(node.users)] or [parts[-1]]
+        if len(results) == 1:
+            self._note(created, results[0], parts)
+            return
+        self._values[created.name], self._parts[created.name] = parts[-1], parts
+        self._facts[created] = tuple(map(_fact_of, results))
+        for index, node in enumerate(results):
+            self._note(self._graph.call_function(operator.getitem, (created, index)), node, ())
+
+    def _value_of(self, node: Node) -> Node:
+        """Return the draft's node for an exported value; a tensor of the model gets one for each of its uses."""
+        if node.op != "get_attr":
+            return self._new[node]
+        target = str(node.target)
+        scope, _, name = target.rpartition(".")
+        _find_holder(self._root, scope).register_buffer(name, attribute_of(self._program, target))
+        created = self._graph.get_attr(target)
+        self._note(created, node, (node,))
+        return created
+
+    def _put_module(self, call: Call, held: list[Node]) -> None:
+        """Put a module of the called one's class in its place, with its parts and the tensors that the call reads."""
+        assert call.module is not None
+        own = call.module.name
+        called = {each.name: each.kind for node in call.nodes for each in _callers_of(node)}
+        for name in sorted(name for name in called if f"{name}.".startswith(f"{own}.")):
+            scope, _, last = name.rpartition(".")
+            _find_holder(self._root, scope).add_module(last, _make_stand_in(called[name] or nn.Module))
+        for node in held:
+            value, (scope, _, last) = attribute_of(self._program, str(node.target)), str(node.target).rpartition(".")
+            holder = _find_holder(self._root, scope if f"{scope}.".startswith(f"{own}.") else own)  # may be another's too
+            (holder.register_parameter if isinstance(value, nn.Parameter) else holder.register_buffer)(last, value)
+
+    def _note(self, created: Node, value: Node, parts: tuple[Node, ...]) -> None:
+        if value.op != "get_attr":
+            self._new[value] = created
+        self._facts[created] = _fact_of(value)
+        self._values[created.name], self._parts[created.name] = value, parts
+
+
+def _make_stand_in(kind: type[nn.Module]) -> nn.Module:
+    """Return a module of a class that has no tensors, and cannot be run."""
+    module = kind.__new__(kind)
+    nn.Module.__init__(module)
+    return module.eval()
+
+
+def _find_holder(root: nn.Module, scope: str) -> nn.Module:
+    """Return the module of a full name under a root; it and those around it are made if they are absent."""
+    for name in filter(None, scope.split(".")):
+        if name not in root._modules:
+            root.add_module(name, nn.Module())
+        root = root.get_submodule(name)
+    return root
+
+
+def _fact_of(node: Node) -> Fact:
+    value = node.meta.get(_VALUE)
+    if isinstance(value, (tuple, list)):
+        return tuple(Seen(part.dim(), part.dtype) if isinstance(part, Tensor) else None for part in value)
+    return Seen(value.dim(), value.dtype) if isinstance(value, Tensor) else None

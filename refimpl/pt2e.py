@@ -1,0 +1,283 @@
+"""BackendConfigQuantizer: prepare's decisions as annotations of an exported program, for torchao's PT2E flow.
+
+torchao's ``prepare_pt2e`` asks a Quantizer which values of a program are observed, and by what. This one asks prepare:
+the calls of modules, functions and methods are read from the program (refimpl.exported_calls), fused, matched and
+decided about by the code of prepare_fx, and each observer that it would place becomes an annotation. docs/pt2e.md says
+what PT2E cannot express. torchao is needed only here (the extra ``pt2e``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from refimpl.custom_config import PrepareCustomConfig
+from refimpl.decomposed import PLAIN_DTYPE
+from refimpl.decide import Request, make_plan
+from refimpl.dtype_choice import ObserverFacts, is_observed_dtype
+from refimpl.errors import QConfigError, RefimplError
+from refimpl.explain import DecisionLog
+from refimpl.exported_calls import Calls, read_calls
+from refimpl.fuse import fuse
+from refimpl.matching import find_matches
+from refimpl.native import config_or_native
+from refimpl.plan import Decision, Plan, Slot
+from refimpl.prepare import references_of
+from refimpl.qconfig import as_qconfig_mapping
+from refimpl.tracing import Places, class_of, layer_of
+
+try:
+    from torchao.quantization.pt2e import FakeQuantizeBase, ObserverBase
+    from torchao.quantization.pt2e.quantizer import (
+        QuantizationAnnotation,
+        QuantizationSpec,
+        Quantizer,
+        SharedQuantizationSpec,
+    )
+except ImportError as error:
+    raise ImportError(
+        f"refimpl.pt2e needs torchao, which is not installed ({error}): "
+        "pip install -c constraints.txt 'fx-quant-conformance[pt2e]'"
+    ) from error
+
+ANNOTATION = "quantization_annotation"  # the key of a node's meta at which torchao looks
+_Point: TypeAlias = "Node | tuple[Node, Node]"  # a value, or a value on its way to a user
+
+
+class BackendConfigQuantizer(Quantizer):  # type: ignore[misc]
+    """Annotates an exported float program as a BackendConfig and a QConfigMapping say. (OBS-15)
+
+    ``backend_config``: a BackendConfig; None: torch's native one. ``qconfig_mapping``: a QConfigMapping; torch's
+    objects are taken as well. ``is_qat``: for ``prepare_qat_pt2e``. One quantizer may annotate several programs;
+    ``explain`` is about the last.
+
+    Raises ConfigError or QConfigError for bad arguments, and in ``annotate`` for a config that cannot be executed.
+    """
+
+    def __init__(self, backend_config: object, qconfig_mapping: object, *, is_qat: bool = False) -> None:
+        super().__init__()
+        self._request = Request(
+            config=config_or_native(backend_config),
+            mapping=as_qconfig_mapping(qconfig_mapping),
+            custom=PrepareCustomConfig(),
+            is_qat=is_qat,
+        )
+        self._log: DecisionLog | None = None
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Annotate the nodes of an exported program's module; return it. ``prepare_pt2e`` calls this."""
+        calls = read_calls(model, self._request.config.configs)
+        _fuse(calls, self._request)
+        plan = _refuse_inexpressible(make_plan(calls.draft, self._request, calls.examples))
+        notes = calls.draft.meta
+        self._log = DecisionLog(plan=plan, fusions=notes["fusions"], not_fused=notes["not_fused"])
+        _annotate(calls, _list_requests(calls, plan, self._request))
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        """Do nothing: what was annotated was decided by the config."""
+
+    def explain(self) -> DecisionLog:
+        """Return what was decided about each call of the program annotated last, as refimpl.explain does. (DTY-09)
+
+        Raises RefimplError if none was annotated.
+        """
+        if self._log is None:
+            raise RefimplError("the quantizer has annotated no program yet: call prepare_pt2e(program, quantizer)")
+        return self._log
+
+
+# -- fusing --------------------------------------------------------------------------------------------------------
+
+
+def _fuse(calls: Calls, request: Request) -> None:
+    """Fuse the calls; a fused call stands for the nodes of all of its parts. (FUS-01)"""
+    entries = [entry for entry in request.config.configs if entry.fuser_method is not None]
+    matches = find_matches(calls.draft.graph, Places(calls.draft), entries)
+    names = [([node.name for node in match.nodes], match.root.name, match.last.name) for match in matches]
+    fuse(calls.draft, request.config, is_qat=request.is_qat, examples=calls.examples)
+    left = {node.name for node in calls.draft.graph.nodes}
+    for nodes, root, last in names:
+        if left.isdisjoint(set(nodes) - {root}):
+            calls.values[root] = calls.values[last]
+            calls.parts[root] = tuple(part for name in nodes for part in calls.parts[name])
+
+
+# -- what is observed ----------------------------------------------------------------------------------------------
+
+
+def _refuse_inexpressible(plan: Plan) -> Plan:
+    """Leave in float what is quantized with a weight that PT2E has no words for; the decision says so."""
+    refused: dict[str, str] = {}
+    decisions = []
+    for decision in plan.decisions:
+        words = _describe_inexpressible(decision)
+        if words:
+            decision = replace(decision, dtype_config=None, reason=f"PT2E: {words}")
+            refused |= dict.fromkeys(decision.nodes, words)
+        decisions.append(decision)
+    slots = [slot for slot in plan.slots if slot.role != "weight" or refused.keys().isdisjoint(slot.consumers or ())]
+    return replace(plan, decisions=tuple(decisions), slots=tuple(slots))
+
+
+def _describe_inexpressible(decision: Decision) -> str:
+    """Say what of a decision's weight PT2E has no words for; "" if it can express it."""
+    if decision.dtype_config is None or decision.qconfig is None:
+        return ""
+    observer: Any = decision.qconfig.weight()
+    dtype = decision.dtype_config.weight_dtype
+    if not is_observed_dtype(dtype) or dtype == torch.float16:
+        return ""
+    if dtype not in PLAIN_DTYPE:
+        return f"a weight of {dtype} has no plain integer dtype"
+    if getattr(observer, "qscheme", None) == torch.per_channel_affine_float_qparams:
+        return "quantize_per_channel drops the fraction of a zero point, and the weight's zero points are real numbers"
+    return ""
+
+
+class _Request(NamedTuple):
+    """One point that is observed: those of one ``group`` by one observer, which ``make`` makes."""
+
+    point: _Point
+    group: object
+    make: Callable[..., nn.Module]
+
+
+def _list_requests(calls: Calls, plan: Plan, request: Request) -> Iterator[_Request]:
+    """Yield what a plan observes, as points of the program: a slot's values and edges, and the roots' weights."""
+    for slot in plan.slots:
+        value = calls.values[slot.value]
+        if slot.consumers is None:
+            yield _Request(value, slot.group, slot.make)
+            continue
+        for part in (part for name in slot.consumers for part in calls.parts[name]):
+            if value in part.all_input_nodes:
+                yield _Request((value, part), slot.group, slot.make)
+    for decision in plan.decisions:
+        for weight, user in _find_weights(calls, decision, request):
+            assert decision.qconfig is not None
+            yield _Request((weight, user), (weight, user), decision.qconfig.weight)
+
+
+def _find_weights(calls: Calls, decision: Decision, request: Request) -> Iterator[tuple[Node, Node]]:
+    """Yield the weights of a decision's root module that its reference module quantizes. (CVT-02)"""
+    dtypes = decision.dtype_config
+    if dtypes is None or decision.target is None or not is_observed_dtype(dtypes.weight_dtype):
+        return
+    if class_of(layer_of(calls.draft.get_submodule(decision.target))) not in references_of(request.config):
+        return
+    for part in calls.parts[decision.root]:  # the layer's own op is the first; a batch norm has weights as well
+        held = [value for value in part.all_input_nodes if value.op == "get_attr"]
+        weights = [value for value in held if str(value.target).rpartition(".")[2].startswith("weight")]
+        if weights:
+            yield from ((weight, part) for weight in weights)
+            return
+
+
+# -- annotations ---------------------------------------------------------------------------------------------------
+
+
+def _annotate(calls: Calls, requests: Iterator[_Request]) -> None:
+    """Write the annotations: in graph order, the first point of a group has the spec that the others share."""
+    program = next(iter(calls.values.values())).graph
+    order = {node: index for index, node in enumerate(program.nodes)}
+    found = {request.point: request for request in requests}
+    first: dict[object, _Point] = {}
+    for point in sorted(found, key=lambda each: _rank(each, order)):
+        _, group, make = found[point]
+        spec = _make_spec(make) if group not in first else SharedQuantizationSpec(first[group])
+        first.setdefault(group, point)
+        node = point if isinstance(point, Node) else point[1]
+        note = node.meta.setdefault(ANNOTATION, QuantizationAnnotation(allow_implicit_sharing=False, _annotated=True))
+        if isinstance(point, Node):
+            note.output_qspec = spec
+        else:
+            note.input_qspec_map[point[0]] = spec
+
+
+def _rank(point: _Point, order: dict[Node, int]) -> tuple[int, int, int]:
+    """Return a point's place in the order in which torchao reads annotations: a node's inputs, then its output.
+
+    The inputs are in the order of the arguments: with a batch norm in QAT torchao takes the first for the activation.
+    """
+    if isinstance(point, Node):
+        return order[point], 1, 0
+    value, user = point
+    return order[user], 0, user.all_input_nodes.index(value)
+
+
+def _make_spec(make: Callable[..., nn.Module]) -> Any:
+    facts = ObserverFacts.of(make())
+    return QuantizationSpec(
+        dtype=facts.dtype, observer_or_fake_quant_ctr=_Maker(make), quant_min=facts.quant_min,
+        quant_max=facts.quant_max, is_dynamic=facts.is_dynamic and facts.dtype != torch.float16,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """A constructor as torchao calls it, with a spec's numbers, which the QConfig's own constructor knows already."""
+
+    make: Callable[..., nn.Module]
+    __name__ = "BackendConfigObserver"
+
+    def with_args(self, **numbers: Any) -> _Maker:
+        return self
+
+    def __call__(self) -> nn.Module:
+        made = self.make()
+        return _FakeQuantize(made) if hasattr(made, "fake_quant_enabled") else _Observer(made)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Maker:
+        return self
+
+
+_READ = ("dtype", "quant_min", "quant_max", "qscheme", "ch_axis", "is_dynamic", "eps")
+"""What convert_pt2e reads of an observer."""
+
+
+class _Adapted:
+    """The parts that both kinds of adapters have in common. ``inner``: the QConfig's observer."""
+
+    inner: Any
+    dtype: torch.dtype | None
+    is_dynamic: bool
+
+    def _adopt(self, inner: nn.Module) -> None:
+        self.inner = inner
+        observer: Any = getattr(inner, "activation_post_process", inner)
+        for name in _READ:
+            value = getattr(inner, name, getattr(observer, name, None))
+            if value is not None:
+                setattr(self, name, float(value) if name == "eps" else value)
+        if self.dtype == torch.float16:
+            self.is_dynamic = False  # a cast while running, which PT2E writes as it does a static one
+        if not isinstance(getattr(self, "dtype", None), torch.dtype):
+            raise QConfigError(f"{type(inner).__name__} names no dtype, which PT2E needs")
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x)
+
+    def calculate_qparams(self, **_: Any) -> Any:
+        return self.inner.calculate_qparams()
+
+
+class _Observer(_Adapted, ObserverBase):  # type: ignore[misc]
+    """A QConfig's observer, as torchao recognizes one."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        ObserverBase.__init__(self, None)
+        self._adopt(inner)
+
+
+class _FakeQuantize(_Adapted, FakeQuantizeBase):  # type: ignore[misc]
+    """A QConfig's fake quantize, as torchao recognizes one."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        FakeQuantizeBase.__init__(self)
+        self._adopt(inner)
