@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from backends.base import Backend, Execution
 from backends.discovery import find_backend
 from backends.inductor import read_execution
+from backends.lowering import lower_reference
 from refimpl import QConfig, QConfigMapping
 from refimpl.default_qconfigs import get_default_qconfig_mapping
 from tests.runtimes.references import Flat, image, reference_of
@@ -29,7 +30,7 @@ def backend() -> Backend:
 
 
 def executed(backend: Backend, reference: GraphModule, *inputs: Tensor) -> Execution:
-    execution = backend.execution(backend.lower(reference, inputs))
+    execution = backend.execution(lower_reference(backend, reference, inputs))
     assert execution is not None
     return execution
 
@@ -43,7 +44,7 @@ def test_a_small_network_runs_on_kernels_of_integers_for_batches_of_any_size(bac
     mapping = QConfigMapping().set_global(QConfig(activation, weight))
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 5))
     reference = reference_of(model, x, mapping=mapping)
-    lowered = backend.lower(reference, (x,))
+    lowered = lower_reference(backend, reference, (x,))
     for rows in (2, 1, 0, 5):
         given = image(rows, 3, 6, 6)
         assert lowered(given).shape == (rows, 5) and torch.allclose(lowered(given), reference(given), atol=1e-6)
@@ -60,7 +61,7 @@ def test_dynamic_linear_runs_on_integers(backend: Backend) -> None:
     activation = PlaceholderObserver.with_args(dtype=torch.quint8, is_dynamic=True)
     mapping = QConfigMapping().set_global(QConfig(activation, default_weight_observer))
     reference = reference_of(nn.Sequential(nn.Linear(6, 5)), x, mapping=mapping)
-    lowered = backend.lower(reference, (x,))
+    lowered = lower_reference(backend, reference, (x,))
     assert torch.allclose(lowered(x), reference(x), rtol=1e-5, atol=1e-6)
     execution = backend.execution(lowered)
     assert execution is not None and execution.float_fallbacks == ()
@@ -76,7 +77,7 @@ class Two(nn.Module):
 def test_outputs_have_the_structure_of_the_model_in_any_layout(backend: Backend) -> None:
     x = image(2, 3, 4, 4)
     reference = reference_of(Two(), x)
-    lowered, right = backend.lower(reference, (x,)), reference(x)
+    lowered, right = lower_reference(backend, reference, (x,)), reference(x)
     for given in (x, x.contiguous(memory_format=torch.channels_last)):
         found = lowered(given)
         assert list(found) == list(right) == ["flat", "double"]

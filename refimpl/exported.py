@@ -1,0 +1,164 @@
+"""A decomposed reference model as a `torch.export.ExportedProgram`, in the form that PT2E gives.
+
+A reference model computes the integers of its weights each time that it runs. Here they are computed once, with torch's
+semantics (NUM-01), so that the program holds what a compiler reads: integers and a dequantize.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from textwrap import shorten
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+from torch.fx import GraphModule, Node
+from torch.fx.experimental import _config as symbolic
+
+from refimpl.decomposed import OPS, PLAIN_DTYPE
+from refimpl.errors import ModelError
+from refimpl.invariants import is_dequantize, is_quantize
+from refimpl.qparams import dtype_range
+from refimpl.releases import has
+from refimpl.tracing import attribute_of
+
+_PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
+_MOST_WORDS = 120
+
+
+def export_reference(
+    reference_model: GraphModule, example_inputs: tuple[Any, ...], *, dynamic_batch: bool = True
+) -> ExportedProgram:
+    """Export what `convert_to_reference_decomposed_fx` returns, in the form that PT2E gives. (CVT-02, CVT-07)
+
+    The program computes in aten ops. Activations are quantized and dequantized by
+    ``quantized_decomposed.quantize_per_tensor.default`` and ``dequantize_per_tensor.default``, with scale, zero point
+    and bounds as numbers; those of dynamic quantization come from ``choose_qparams.tensor``, and are arguments of the
+    overload ``tensor``. Weights are constants of int8 or uint8 that are dequantized: by
+    ``dequantize_per_tensor.default`` with numbers, or by ``dequantize_per_channel.default`` with a tensor of scales and
+    one of zero points. A vendor's own reference module, and a recurrent one, keep the calls that they make.
+
+    Axis 0 of each input that has the most rows is dynamic, with ``dynamic_batch``; others are broadcast. Without it,
+    all shapes are those of the examples. Inputs are exported contiguous, whatever the layout of the examples. In the
+    program, the reference model is the module ``model``: its parameters begin with that name, and ``nn_module_stack``
+    of a node's meta has the path of the module that the node is of. The reference model is not changed.
+
+    Raises ModelError for a model that is no decomposed reference model, and for one that torch.export does not take.
+    """
+    _check_form(reference_model)
+    inputs = tuple(value.contiguous() if isinstance(value, Tensor) else value for value in example_inputs)
+    sizes = [len(value) if isinstance(value, Tensor) and value.dim() else 0 for value in inputs]
+    is_batch = [dynamic_batch and size > 0 and size == max(sizes) for size in sizes]
+    setting = nullcontext()
+    if has("dynamic_row"):
+        setting = symbolic.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    elif max(sizes, default=0) == 1:
+        inputs = tuple(torch.cat([value, value]) if own else value for value, own in zip(inputs, is_batch, strict=True))
+    shapes = tuple({0: Dim.AUTO} if own else None for own in is_batch)
+    try:
+        with torch.no_grad(), setting:
+            return export(_Model(fold_weights(reference_model)).eval(), inputs, dynamic_shapes=(shapes,))
+    except Exception as error:
+        said = shorten(str(error), _MOST_WORDS * 4)
+        raise ModelError(
+            f"the reference model ({_name_ops(reference_model)}) has no exported program: torch says "
+            f"{type(error).__name__}: {said}"
+        ) from error
+
+
+def fold_weights(reference_model: GraphModule) -> GraphModule:
+    """Return a copy of a decomposed reference model that holds its weights as integers. (CVT-02, CVT-07)
+
+    They are dequantized when it runs, to the same float32 as before.
+    """
+    model = copy.deepcopy(reference_model)
+    for module in model.modules():
+        if hasattr(module, "get_quantized_weight") and getattr(module, "is_decomposed", False):
+            _hold_integers(module)
+    for node in model.graph.nodes:
+        if is_quantize(node) and all(operand.op == "get_attr" for operand in node.all_input_nodes):
+            _hold_result(model, node)
+    model.graph.eliminate_dead_code()
+    model.recompile()
+    return model
+
+
+class _Model(nn.Module):
+    """A model whose inputs have no names."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.model(*inputs)
+
+
+def _check_form(model: Any) -> None:
+    """Raise ModelError for what is no decomposed reference model."""
+    if not isinstance(model, GraphModule):
+        raise ModelError(
+            f"export_reference: found a {type(model).__name__}; give the GraphModule that "
+            "convert_to_reference_decomposed_fx returns"
+        )
+    for node in model.graph.nodes:
+        if node.op == "call_function" and node.target in _ON_QUANTIZED_TENSORS:
+            raise ModelError(
+                f"export_reference: {node.name} makes a quantized tensor, which torch.export does not take; give the "
+                "model that convert_to_reference_decomposed_fx returns"
+            )
+
+
+_ON_QUANTIZED_TENSORS = (torch.quantize_per_tensor, torch.quantize_per_channel, torch.quantize_per_tensor_dynamic)
+
+
+def _name_ops(model: GraphModule) -> str:
+    """Name what a model calls between dequantize and quantize."""
+    return shorten(", ".join(dict.fromkeys(_list_ops(model))) or "no op", _MOST_WORDS)
+
+
+def _list_ops(model: GraphModule) -> Iterator[str]:
+    for node in model.graph.nodes:
+        if node.op == "call_module":
+            yield f"{node.name}: {type(model.get_submodule(node.target)).__name__}"
+        elif node.op in ("call_function", "call_method") and not is_quantize(node) and not is_dequantize(node):
+            yield node.name
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+def _hold_integers(module: Any) -> None:
+    """Replace a reference module's weight by integers that are dequantized when it runs."""
+    bounds = (module.weight_quant_min, module.weight_quant_max)
+    bounds = dtype_range(module.weight_dtype) if None in bounds else bounds
+    module.register_buffer("integers", module.get_quantized_weight())
+    module.weight = None
+    rest = (*bounds, PLAIN_DTYPE[module.weight_dtype])
+    if module.weight_qscheme in _PER_TENSOR:
+        qparams = (module.weight_scale.item(), int(module.weight_zero_point.item()))
+        module.get_weight = partial(_dequantize_per_tensor, module, (*qparams, *rest))
+    else:
+        module.get_weight = partial(_dequantize_per_channel, module, (module.weight_axis_int, *rest))
+
+
+def _dequantize_per_channel(module: Any, rest: tuple[Any, ...]) -> Tensor:
+    qparams = (module.weight_scale, module.weight_zero_point)
+    return OPS.dequantize_per_channel(module.integers, *qparams, *rest)  # type: ignore[no-any-return]
+
+
+def _dequantize_per_tensor(module: Any, numbers: tuple[Any, ...]) -> Tensor:
+    return OPS.dequantize_per_tensor(module.integers, *numbers)  # type: ignore[no-any-return]
+
+
+def _hold_result(model: GraphModule, node: Node) -> None:
+    """Replace the node that quantizes a function's weight by the integers."""
+    target: Any = node.target
+    operands = [attribute_of(model, str(arg.target)) if isinstance(arg, Node) else arg for arg in node.args]
+    model.register_buffer(f"{node.name}_integers", target(*operands))
+    with model.graph.inserting_before(node):
+        node.replace_all_uses_with(model.graph.get_attr(f"{node.name}_integers"))
