@@ -7,7 +7,7 @@ semantics (NUM-01), so that the program holds what a compiler reads: integers an
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from textwrap import shorten
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.ao.nn.quantized.reference.modules.rnn import get_quantized_weight
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import GraphModule, Node
 from torch.fx.experimental import _config as symbolic
@@ -40,7 +41,7 @@ def export_reference(
     and bounds as numbers; those of dynamic quantization come from ``choose_qparams.tensor``, and are arguments of the
     overload ``tensor``. Weights are constants of int8 or uint8 that are dequantized: by
     ``dequantize_per_tensor.default`` with numbers, or by ``dequantize_per_channel.default`` with a tensor of scales and
-    one of zero points. A vendor's own reference module, and a recurrent one, keep the calls that they make.
+    one of zero points. A vendor's own reference module keeps the calls that it makes, and a weight of float16 is one.
 
     Axis 0 of each input that has the most rows is dynamic, with ``dynamic_batch``; others are broadcast. Without it,
     all shapes are those of the examples. Inputs are exported contiguous, whatever the layout of the examples. In the
@@ -77,7 +78,7 @@ def fold_weights(reference_model: GraphModule) -> GraphModule:
     """
     model = copy.deepcopy(reference_model)
     for module in model.modules():
-        if hasattr(module, "get_quantized_weight") and getattr(module, "is_decomposed", False):
+        if type(module).__module__.startswith("torch."):
             _hold_integers(module)
     for node in model.graph.nodes:
         if is_quantize(node) and all(operand.op == "get_attr" for operand in node.all_input_nodes):
@@ -133,26 +134,40 @@ def _list_ops(model: GraphModule) -> Iterator[str]:
 
 
 def _hold_integers(module: Any) -> None:
-    """Replace a reference module's weight by integers that are dequantized when it runs."""
-    bounds = (module.weight_quant_min, module.weight_quant_max)
-    bounds = dtype_range(module.weight_dtype) if None in bounds else bounds
-    module.register_buffer("integers", module.get_quantized_weight())
-    module.weight = None
-    rest = (*bounds, PLAIN_DTYPE[module.weight_dtype])
-    if module.weight_qscheme in _PER_TENSOR:
-        qparams = (module.weight_scale.item(), int(module.weight_zero_point.item()))
-        module.get_weight = partial(_dequantize_per_tensor, module, (*qparams, *rest))
-    else:
-        module.get_weight = partial(_dequantize_per_channel, module, (module.weight_axis_int, *rest))
+    """Replace the weights of a reference module of torch's by integers that are dequantized when it runs."""
+    names = [key.removesuffix("_qscheme") for key in vars(module) if key.endswith("_qscheme")]
+    readers = {name: _replace(module, name) for name in names if getattr(module, f"{name}_dtype") in PLAIN_DTYPE}
+    vars(module).update({f"get_{name}": read for name, read in readers.items()})
+    if hasattr(module, "get_flat_weights"):  # of a recurrent layer
+        module.get_flat_weights = partial(_read_all, module, readers)
 
 
-def _dequantize_per_channel(module: Any, rest: tuple[Any, ...]) -> Tensor:
-    qparams = (module.weight_scale, module.weight_zero_point)
-    return OPS.dequantize_per_channel(module.integers, *qparams, *rest)  # type: ignore[no-any-return]
+def _replace(module: Any, name: str) -> Callable[[], Tensor]:
+    """Replace one weight of a module by its integers; return what dequantizes them."""
+    integers = getattr(module, f"get_quantized_{name}", partial(get_quantized_weight, module, name))()
+    integers = integers.int_repr() if integers.is_quantized else integers
+    delattr(module, name)
+    module.register_buffer(f"{name}_integers", integers)
+    dtype, scale = getattr(module, f"{name}_dtype"), getattr(module, f"{name}_scale")
+    bounds = (getattr(module, f"{name}_quant_min", None), getattr(module, f"{name}_quant_max", None))
+    rest = (*(dtype_range(dtype) if None in bounds else bounds), PLAIN_DTYPE[dtype])
+    if getattr(module, f"{name}_qscheme") in _PER_TENSOR:
+        numbers = (scale.item(), int(getattr(module, f"{name}_zero_point").item()), *rest)
+        return partial(_dequantize_per_tensor, module, name, numbers)
+    return partial(_dequantize_per_channel, module, name, (getattr(module, f"{name}_axis_int"), *rest))
 
 
-def _dequantize_per_tensor(module: Any, numbers: tuple[Any, ...]) -> Tensor:
-    return OPS.dequantize_per_tensor(module.integers, *numbers)  # type: ignore[no-any-return]
+def _read_all(module: Any, readers: Mapping[str, Callable[[], Tensor]]) -> list[Tensor | None]:
+    return [readers[each]() if each in readers else getattr(module, each, None) for each in module._flat_weights_names]
+
+
+def _dequantize_per_tensor(module: Any, name: str, numbers: tuple[Any, ...]) -> Tensor:
+    return OPS.dequantize_per_tensor(getattr(module, f"{name}_integers"), *numbers)  # type: ignore[no-any-return]
+
+
+def _dequantize_per_channel(module: Any, name: str, rest: tuple[Any, ...]) -> Tensor:
+    tensors = (getattr(module, f"{name}_{part}") for part in ("integers", "scale", "zero_point"))
+    return OPS.dequantize_per_channel(*tensors, *rest)  # type: ignore[no-any-return]
 
 
 def _hold_result(model: GraphModule, node: Node) -> None:
