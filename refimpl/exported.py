@@ -28,7 +28,8 @@ from refimpl.releases import has
 from refimpl.tracing import attribute_of
 
 _PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
-_MOST_WORDS = 120
+_MOST_TEXT = 120
+"""Characters of a model's ops in a message; what torch says may have four times as many."""
 
 
 def export_reference(
@@ -64,7 +65,7 @@ def export_reference(
         with torch.no_grad(), setting:
             return export(_Model(fold_weights(reference_model)).eval(), inputs, dynamic_shapes=(shapes,))
     except Exception as error:
-        said = shorten(str(error), _MOST_WORDS * 4)
+        said = shorten(str(error).strip().partition("\n")[0], _MOST_TEXT * 4)
         raise ModelError(
             f"the reference model ({_name_ops(reference_model)}) has no exported program: torch says "
             f"{type(error).__name__}: {said}"
@@ -119,7 +120,7 @@ _ON_QUANTIZED_TENSORS = (torch.quantize_per_tensor, torch.quantize_per_channel, 
 
 def _name_ops(model: GraphModule) -> str:
     """Name what a model calls between dequantize and quantize."""
-    return shorten(", ".join(dict.fromkeys(_list_ops(model))) or "no op", _MOST_WORDS)
+    return shorten(", ".join(dict.fromkeys(_list_ops(model))) or "no op", _MOST_TEXT)
 
 
 def _list_ops(model: GraphModule) -> Iterator[str]:
