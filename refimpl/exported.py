@@ -27,7 +27,6 @@ from refimpl.qparams import dtype_range
 from refimpl.releases import has
 from refimpl.tracing import attribute_of
 
-_PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
 _MOST_TEXT = 120
 """Characters of a model's ops in a message; what torch says may have four times as many."""
 
@@ -42,7 +41,8 @@ def export_reference(
     and bounds as numbers; those of dynamic quantization come from ``choose_qparams.tensor``, and are arguments of the
     overload ``tensor``. Weights are constants of int8 or uint8 that are dequantized: by
     ``dequantize_per_tensor.default`` with numbers, or by ``dequantize_per_channel.default`` with a tensor of scales and
-    one of zero points. A vendor's own reference module keeps the calls that it makes, and a weight of float16 is one.
+    one of zero points, as is a weight that has one channel. A reference module whose class reads its weight by a method
+    of its own keeps the calls that this makes.
 
     Axis 0 of each input that has the most rows is dynamic, with ``dynamic_batch``; others are broadcast. Without it,
     all shapes are those of the examples. Inputs are exported contiguous, whatever the layout of the examples. In the
@@ -79,8 +79,7 @@ def fold_weights(reference_model: GraphModule) -> GraphModule:
     """
     model = copy.deepcopy(reference_model)
     for module in model.modules():
-        if type(module).__module__.startswith("torch."):
-            _hold_integers(module)
+        _hold_integers(module)
     for node in model.graph.nodes:
         if is_quantize(node) and all(operand.op == "get_attr" for operand in node.all_input_nodes):
             _hold_result(model, node)
@@ -135,12 +134,18 @@ def _list_ops(model: GraphModule) -> Iterator[str]:
 
 
 def _hold_integers(module: Any) -> None:
-    """Replace the weights of a reference module of torch's by integers that are dequantized when it runs."""
+    """Replace the weights that a module reads as torch's reference modules do by integers that it then dequantizes."""
     names = [key.removesuffix("_qscheme") for key in vars(module) if key.endswith("_qscheme")]
-    readers = {name: _replace(module, name) for name in names if getattr(module, f"{name}_dtype") in PLAIN_DTYPE}
+    readers = {name: _replace(module, name) for name in names if _is_foldable(module, name)}
     vars(module).update({f"get_{name}": read for name, read in readers.items()})
     if hasattr(module, "get_flat_weights"):  # of a recurrent layer
         module.get_flat_weights = partial(_read_all, module, readers)
+
+
+def _is_foldable(module: Any, name: str) -> bool:
+    """Tell whether a weight is of integers, and not read by a method of the vendor's."""
+    read = getattr(module, f"get_{name}", None)  # a recurrent layer has none
+    return getattr(module, f"{name}_dtype") in PLAIN_DTYPE and (read is None or read.__module__.startswith("torch."))
 
 
 def _replace(module: Any, name: str) -> Callable[[], Tensor]:
@@ -152,10 +157,11 @@ def _replace(module: Any, name: str) -> Callable[[], Tensor]:
     dtype, scale = getattr(module, f"{name}_dtype"), getattr(module, f"{name}_scale")
     bounds = (getattr(module, f"{name}_quant_min", None), getattr(module, f"{name}_quant_max", None))
     rest = (*(dtype_range(dtype) if None in bounds else bounds), PLAIN_DTYPE[dtype])
-    if getattr(module, f"{name}_qscheme") in _PER_TENSOR:
-        numbers = (scale.item(), int(getattr(module, f"{name}_zero_point").item()), *rest)
-        return partial(_dequantize_per_tensor, module, name, numbers)
-    return partial(_dequantize_per_channel, module, name, (getattr(module, f"{name}_axis_int"), *rest))
+    axis = getattr(module, f"{name}_axis_int")
+    if scale.dim() and len(scale) == integers.shape[axis]:
+        return partial(_dequantize_per_channel, module, name, (axis, *rest))
+    numbers = (scale.item(), int(getattr(module, f"{name}_zero_point").item()), *rest)
+    return partial(_dequantize_per_tensor, module, name, numbers)
 
 
 def _read_all(module: Any, readers: Mapping[str, Callable[[], Tensor]]) -> list[Tensor | None]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.ao.nn.quantized.reference as nnqr
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
@@ -145,6 +146,34 @@ def test_every_kind_of_weight_is_held_as_integers(model: nn.Module, x: Tensor, q
     held = [name for name, value in program.state_dict.items() if value.dtype in (torch.int8, torch.uint8)]
     assert len(held) == count and [name for name, _ in spelled(program) if name.startswith("aten.quantize")] == []
     assert all(map(torch.equal, tree_leaves(program.module()(x)), tree_leaves(reference(x))))
+
+
+class Derived(nnqr.Linear):
+    """A vendor's class with torch's weight."""
+
+
+class OwnWeight(nnqr.Linear):
+    """A vendor's class that reads its weight in its own way."""
+
+    def get_weight(self) -> Tensor:
+        found: Tensor = super().get_weight() * 2  # type: ignore[no-untyped-call]
+        return found
+
+
+@pytest.mark.parametrize(("kind", "held"), [(nnqr.Linear, 1), (Derived, 1), (OwnWeight, 0)])
+def test_a_module_that_reads_its_weight_in_its_own_way_keeps_it(kind: type[nn.Module], held: int) -> None:
+    reference = reference_of(nn.Sequential(nn.Linear(4, 3)), rows(2, 4))
+    reference.get_submodule("0").__class__ = kind
+    program = export_reference(reference, (rows(2, 4),))
+    assert [name.rpartition(".")[2] for name in program.state_dict].count("weight_integers") == held
+    assert torch.equal(program.module()(rows(2, 4)), reference(rows(2, 4)))
+
+
+def test_a_weight_of_one_channel_has_one_spelling() -> None:
+    """Whether its scale is called one per tensor or one per channel."""
+    models = [reference_of(nn.Sequential(nn.Linear(4, 1)), rows(2, 4), weight=each) for each in WEIGHTS.values()]
+    found = [spelled(export_reference(model, (rows(2, 4),))) for model in models]
+    assert found[0] == found[1] and "quantized_decomposed.dequantize_per_channel.default" in dict(found[0])
 
 
 # -- shapes -----------------------------------------------------------------------------------------------------------
