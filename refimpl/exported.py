@@ -63,7 +63,8 @@ def export_reference(
     shapes = tuple({0: Dim.AUTO} if own else None for own in is_batch)
     try:
         with torch.no_grad(), setting:
-            return export(_Model(fold_weights(reference_model)).eval(), inputs, dynamic_shapes=(shapes,))
+            model = _Model(fold_weights(reference_model)).eval()
+            return export(model, inputs, dynamic_shapes=(shapes,), strict=False)
     except Exception as error:
         said = shorten(str(error).strip().partition("\n")[0], _MOST_TEXT * 4)
         raise ModelError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import operator
 from typing import Any
 
@@ -145,7 +146,9 @@ def test_every_kind_of_weight_is_held_as_integers(model: nn.Module, x: Tensor, q
     program = export_reference(reference, (x,))
     held = [name for name, value in program.state_dict.items() if value.dtype in (torch.int8, torch.uint8)]
     assert len(held) == count and [name for name, _ in spelled(program) if name.startswith("aten.quantize")] == []
-    assert all(map(torch.equal, tree_leaves(program.module()(x)), tree_leaves(reference(x))))
+    unguarded = {"check_guards"} & inspect.signature(program.module).parameters.keys()
+    run = program.module(**dict.fromkeys(unguarded, False))  # torch 2.9 writes guards of sizes that do not run
+    assert all(map(torch.equal, tree_leaves(run(x)), tree_leaves(reference(x))))
 
 
 class Derived(nnqr.Linear):
