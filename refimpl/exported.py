@@ -41,8 +41,9 @@ def export_reference(
     and bounds as numbers; those of dynamic quantization come from ``choose_qparams.tensor``, and are arguments of the
     overload ``tensor``. Weights are constants of int8 or uint8 that are dequantized: by
     ``dequantize_per_tensor.default`` with numbers, or by ``dequantize_per_channel.default`` with a tensor of scales and
-    one of zero points, as is a weight that has one channel. A reference module whose class reads its weight by a method
-    of its own keeps the calls that this makes.
+    one of zero points, as is a weight that has one channel. One dequantize serves all readers of a tensor, where PT2E
+    may give each its own. A reference module whose class reads its weight by a method of its own keeps the calls that
+    this makes.
 
     Axis 0 of each input that has the most rows is dynamic, with ``dynamic_batch``; others are broadcast. Without it,
     all shapes are those of the examples. Inputs are exported contiguous, whatever the layout of the examples. In the
@@ -139,14 +140,14 @@ def _hold_integers(module: Any) -> None:
     names = [key.removesuffix("_qscheme") for key in vars(module) if key.endswith("_qscheme")]
     readers = {name: _replace(module, name) for name in names if _is_foldable(module, name)}
     vars(module).update({f"get_{name}": read for name, read in readers.items()})
-    if hasattr(module, "get_flat_weights"):  # of a recurrent layer
+    if readers and hasattr(module, "get_flat_weights"):
         module.get_flat_weights = partial(_read_all, module, readers)
 
 
 def _is_foldable(module: Any, name: str) -> bool:
-    """Tell whether a weight is of integers, and not read by a method of the vendor's."""
-    read = getattr(module, f"get_{name}", None)  # a recurrent layer has none
-    return getattr(module, f"{name}_dtype") in PLAIN_DTYPE and (read is None or read.__module__.startswith("torch."))
+    """Tell whether a weight is of integers, and read by a method of torch's: a recurrent layer has one for all."""
+    read = getattr(module, f"get_{name}", getattr(module, "get_flat_weights", None))
+    return getattr(module, f"{name}_dtype") in PLAIN_DTYPE and getattr(read, "__module__", "").startswith("torch.")
 
 
 def _replace(module: Any, name: str) -> Callable[[], Tensor]:
