@@ -1,4 +1,4 @@
-"""A reference model as ONNX bytes: QuantizeLinear and DequantizeLinear around float ops (QDQ).
+"""An exported program as ONNX bytes: QuantizeLinear and DequantizeLinear around float ops (QDQ).
 
 torch's exporter translates all but some ops of ``quantized_decomposed``; those are translated here. (CVT-07, CVT-09)
 """
@@ -9,7 +9,7 @@ import functools
 import logging
 import warnings
 from ast import literal_eval
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -23,7 +23,8 @@ from torch.fx import GraphModule, Node, symbolic_trace
 from torch.onnx._internal.exporter import _decomp, _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from backends._export import decompose, export_model, owner
+from backends.exporting import decompose, owner
+from refimpl import export_reference
 from refimpl.decomposed import OPS
 
 _FLOAT = onnx.TensorProto.FLOAT
@@ -37,9 +38,8 @@ _WEIGHTS = (
 _MAKE: Callable[[int], ONNXRegistry] = ONNXRegistry.from_torchlib
 
 
-def onnx_bytes(reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> bytes:
-    """Export a decomposed reference model to ONNX. Raises what torch's exporters raise."""
-    program = export_model(reference_model, example_inputs)
+def onnx_bytes(program: ExportedProgram) -> bytes:
+    """Export a program to ONNX; the program is changed. Raises what torch's exporter raises."""
     _join_dynamic(program.graph_module)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it logs warnings about other packages
     with (
@@ -60,7 +60,7 @@ def _decompose(program: ExportedProgram, registry: ONNXRegistry) -> ExportedProg
 
 def warm_up() -> None:
     """Export a model: the first export in a process takes about two seconds, mostly for imports."""
-    onnx_bytes(symbolic_trace(nn.Identity()), (torch.zeros(2, 2),))
+    onnx_bytes(export_reference(symbolic_trace(nn.Identity()), (torch.zeros(2, 2),)))
 
 
 @functools.cache
@@ -78,11 +78,8 @@ def _decompositions(registry: ONNXRegistry) -> dict[Any, Any]:
     return _decomp.create_onnx_friendly_decomposition_table(set(_decomp.get_onnx_implemented_overloads(registry)))
 
 
-def sources(model: bytes, modules: Mapping[str, str]) -> dict[str, str]:
-    """Map ONNX nodes and their outputs to the reference model's nodes between dequantize and quantize.
-
-    ``modules``: the node that calls each module, by the module's path.
-    """
+def sources(model: bytes) -> dict[str, str]:
+    """Map ONNX nodes and their outputs to the reference model's nodes between dequantize and quantize."""
     nodes = onnx.load_from_string(model).graph.node
     after, before = set[str](), set[str]()  # names of floats that come from integers, and that become integers
     for node in nodes:
@@ -96,14 +93,14 @@ def sources(model: bytes, modules: Mapping[str, str]) -> dict[str, str]:
     names = dict[str, str]()
     for node in nodes:
         if node.op_type not in _QDQ and after.intersection(node.output) and before.intersection(node.output):
-            names.update(dict.fromkeys((node.name, *node.output), _source(node, modules)))
+            names.update(dict.fromkeys((node.name, *node.output), _source(node)))
     return names
 
 
-def _source(node: onnx.NodeProto, modules: Mapping[str, str]) -> str:
+def _source(node: onnx.NodeProto) -> str:
     scopes = next((prop.value for prop in node.metadata_props if prop.key == "pkg.torch.onnx.name_scopes"), "['']")
     *paths, name = literal_eval(scopes)
-    return owner(paths, modules, str(name))
+    return owner(paths, str(name))
 
 
 # -- dynamic quantization ---------------------------------------------------------------------------------------------

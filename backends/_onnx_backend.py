@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.fx import GraphModule
+from torch.export import ExportedProgram
 
-from backends._export import Compiled, ExportingBackend
+from backends.exporting import Compiled, ExportingBackend
 
 
 class OnnxBackend(ExportingBackend):
-    """A backend whose runtime reads ONNX; ``load`` builds a model from bytes, reference model and example inputs."""
+    """A backend whose runtime reads ONNX; ``load`` builds a model from the bytes and the program that they are of."""
 
-    load: Callable[[bytes, GraphModule, tuple[Any, ...]], Compiled]
+    load: Callable[[bytes, ExportedProgram], Compiled]
 
     def warm_up(self) -> None:
         """Import the exporter; not the runtime: a forked process would wait for its threads."""
@@ -21,8 +21,8 @@ class OnnxBackend(ExportingBackend):
 
         warm_up()
 
-    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        """Export to ONNX and load."""
+    def lower(self, program: ExportedProgram, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        """Write as ONNX and load."""
         from backends._onnx import onnx_bytes
 
-        return type(self).load(onnx_bytes(reference_model, example_inputs), reference_model, example_inputs)
+        return type(self).load(onnx_bytes(program), program)

@@ -27,8 +27,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from torch.fx import GraphModule
-
 from refimpl import BackendConfig
 
 WEIGHT_SCHEMES = ("per_tensor_symmetric", "per_channel_symmetric", "per_tensor_affine", "per_channel_affine")
@@ -48,6 +46,16 @@ class Representation(Enum):
     DECOMPOSED = "decomposed"
     """Plain integer tensors: ``torch.ops.quantized_decomposed.quantize_per_tensor`` makes a ``torch.uint8``
     tensor; scale, zero point and bounds are arguments of each op. What most compilers prefer."""
+
+    EXPORTED = "exported"
+    """A `torch.export.ExportedProgram` in PT2E's form: aten ops, the decomposed form's quantize and dequantize, weights
+    as integers that are dequantized, axis 0 dynamic where ``Capabilities.dynamic_batch`` says so. It is made from the
+    decomposed form by ``refimpl.export_reference`` right before ``lower`` is called."""
+
+    @property
+    def of_models(self) -> Representation:
+        """The form of the reference models from which this form is made: DECOMPOSED for EXPORTED, else itself."""
+        return Representation.DECOMPOSED if self is Representation.EXPORTED else self
 
 
 class RoundingMode(Enum):
@@ -227,13 +235,14 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+    def lower(self, reference_model: Any, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """Compile a reference quantized model into something to call with inputs like ``example_inputs``.
 
-        The reference model is a ``torch.fx`` graph in the form of ``representation``: every quantized op is
-        written as dequantize → float op → quantize, and a backend replaces such groups by its integer kernels.
-        The result is called as the model would be, and returns the same structure of tensors. Do not change
-        the argument. Reports show the graph of a result that is a GraphModule or has one as ``graph_module``.
+        The reference model is a ``torch.fx.GraphModule`` in the form of ``representation``, or, in the form EXPORTED,
+        a ``torch.export.ExportedProgram``. Every quantized op is written as dequantize → float op → quantize, and a
+        backend replaces such groups by its integer kernels. The result is called as the model would be, and returns the
+        same structure of tensors. Do not change a GraphModule; a program is made for this call, and may be changed.
+        Reports show the graph of a result that is a GraphModule or has one as ``graph_module``.
 
         Raises UnsupportedPattern to decline; any other exception counts as a failure of the backend.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,16 +14,17 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.graph import _PyTreeCodeGen
 from torch.fx.passes.infra.pass_base import PassResult
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from backends import _export
-from backends._export import NOTHING_LEFT, Compiled, ExportingBackend, Tensors, export_model, owner_of
 from backends.base import Capabilities, Execution, UnsupportedPattern
+from backends.exporting import LIMITS as SHARED_LIMITS
+from backends.exporting import NOTHING_LEFT, Compiled, ExportingBackend, Tensors, decompose_sparingly, owner_of
+from refimpl import export_reference
 from refimpl.decomposed import OPS
 from refimpl.dtype_config import DTypeConfig
 from refimpl.native import Table
@@ -44,37 +45,18 @@ PATTERNS = (
     "nn.ReLU", "nn.ReLU6", "nn.Hardtanh", "F.relu*", "F.hardtanh*", ".relu*", "torch.clamp", ".clamp",
     "nn.MaxPool2d", "F.max_pool2d", ".permute", "*.transpose",
 )  # fmt: skip
-LIMITS = _export.LIMITS | {op: {"ceil_mode": (False,)} for op in ("nn.MaxPool2d", "F.max_pool2d")}
+LIMITS = SHARED_LIMITS | {op: {"ceil_mode": (False,)} for op in ("nn.MaxPool2d", "F.max_pool2d")}
 """XNNPACK takes a last window that goes beyond the end only if no axis is dynamic."""
 ROWS = 64
-_OF_WEIGHTS = (OPS.dequantize_per_tensor.tensor, OPS.dequantize_per_channel.default)
 _FLOAT = "fp32"
 _DYNAMIC = "xnn_datatype_qdint8"
 
 
-def _refuse_unsigned(model: GraphModule) -> None:
-    """Decline a model with unsigned integers: the delegate does not support them. (DTY-02)"""
-    for node in model.graph.nodes:
-        if torch.uint8 in node.args or torch.quint8 in node.args:
-            raise UnsupportedPattern(f"{node.name} is of unsigned integers (quint8): XNNPACK takes qint8 alone")
-
-
-def _inline_qparams(program: ExportedProgram) -> ExportedProgram:
-    """Write the qparams of a weight that has one scale as numbers, not as tensors: the partitioner reads numbers."""
-    tensors = {**program.state_dict, **program.constants}
-    signature = program.graph_signature
-    names = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+def _refuse_unsigned(program: ExportedProgram) -> None:
+    """Decline a program with unsigned integers: the delegate does not support them. (DTY-02)"""
     for node in program.graph.nodes:
-        if node.target not in _OF_WEIGHTS or node.args[1].name not in names:
-            continue
-        integers, *qparams, low, high, dtype = node.args  # scale, zero point, and the axis of a weight per channel
-        scale, zero_point = (tensors[names[value.name]] for value in qparams[:2])
-        if qparams[2:] and scale.numel() == tensors[names[integers.name]].shape[qparams[2]]:
-            continue
-        node.target = OPS.dequantize_per_tensor.default
-        node.args = (integers, scale.item(), zero_point.item(), low, high, dtype)
-    program.graph_module.recompile()
-    return program
+        if torch.uint8 in node.args:
+            raise UnsupportedPattern(f"{node.name} is of unsigned integers (quint8): XNNPACK takes qint8 alone")
 
 
 def _copy_dequantizes(program: ExportedProgram) -> ExportedProgram:
@@ -113,7 +95,7 @@ def _lower(program: ExportedProgram) -> tuple[Any, bytes]:
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
     config = EdgeCompileConfig(_check_ir_validity=False)
-    with _allow_rows(program), _export.decompose_sparingly(), _trace_once(), _compile_late():
+    with _allow_rows(program), decompose_sparingly(), _trace_once(), _compile_late():
         edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()], compile_config=config)
         return edge, edge.to_executorch().buffer
 
@@ -174,14 +156,14 @@ def _compile_late() -> Iterator[None]:
 class Method(Compiled):
     """A loaded program; ``edge`` is the program before it became bytes."""
 
-    def __init__(self, program: ExportedProgram, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> None:
+    def __init__(self, program: ExportedProgram) -> None:
         import executorch.kernels.quantized  # noqa: F401  # registers the q/dq ops outside of delegates
         from executorch.extension.pybindings import _C as runtime
         from executorch.runtime import Runtime
 
-        super().__init__(reference_model, example_inputs, self._run)
+        super().__init__(program, self._run)
         runtime._unsafe_reset_threadpool(1)
-        self.sources = _map_sources(program, self.modules)
+        self.sources = _map_sources(program)
         self.edge, data = _lower(program)
         self._program = Runtime.get().load_program(data)
         self._method = self._program.load_method("forward")
@@ -218,21 +200,19 @@ class ExecuTorchBackend(ExportingBackend):
 
     def warm_up(self) -> None:
         """Lower a model; do not load it: the runtime has threads."""
-        _lower(export_model(symbolic_trace(nn.Sequential(nn.Linear(2, 2))), (torch.zeros(2, 2),)))
+        _lower(export_reference(symbolic_trace(nn.Sequential(nn.Linear(2, 2))), (torch.zeros(2, 2),)))
 
-    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        """Export, delegate and load."""
-        _refuse_unsigned(reference_model)
-        inputs = tuple(value.contiguous() if isinstance(value, Tensor) else value for value in example_inputs)
-        program = export_model(reference_model, inputs)  # its layout is that of the examples
-        return Method(_copy_dequantizes(_inline_qparams(program)), reference_model, example_inputs)
+    def lower(self, program: ExportedProgram, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        """Delegate and load."""
+        _refuse_unsigned(program)
+        return Method(_copy_dequantizes(program))
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         """Read the types of tensors off the delegates' bytes."""
         return read_execution(lowered) if isinstance(lowered, Method) else None
 
 
-def _map_sources(program: ExportedProgram, modules: Mapping[str, str]) -> dict[str, str]:
+def _map_sources(program: ExportedProgram) -> dict[str, str]:
     """Map exported nodes to the reference model's nodes between dequantize and quantize."""
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     after, before = set[Node](), set[Node]()  # nodes that come from integers, and nodes that become integers
@@ -244,7 +224,7 @@ def _map_sources(program: ExportedProgram, modules: Mapping[str, str]) -> dict[s
             before.add(node)
     dynamic = {user for node in nodes if node.target == OPS.dequantize_per_tensor.tensor for user in node.users}
     inner = [node for node in nodes if node in (after & before) | dynamic and not _is(node, "dequantize", "quantize")]
-    return {node.name: owner_of(node, modules) for node in inner}
+    return {node.name: owner_of(node) for node in inner}
 
 
 def _is(node: Node, *ops: str) -> bool:

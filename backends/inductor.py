@@ -21,12 +21,13 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, symbolic_trace
+from torch.fx import symbolic_trace
 from torch.fx.experimental import _config as symbolic
 
-from backends import _export
-from backends._export import NOTHING_LEFT, Compiled, ExportingBackend, Tensors, export_model, owner_of
+from backends import exporting
 from backends.base import Capabilities, Execution
+from backends.exporting import NOTHING_LEFT, Compiled, ExportingBackend, Tensors, owner_of
+from refimpl import export_reference
 from refimpl.native import DYNAMIC_U8_S8, U8, U8_S8, Table
 
 TABLE: Table = {
@@ -42,7 +43,7 @@ PATTERNS = (
     "nn.AvgPool2d",
 )  # fmt: skip
 _CONVS = ("nn.Conv1d", "nn.Conv2d", "torch.conv1d", "torch.conv2d")
-LIMITS = _export.LIMITS | {op: _export.LIMITS[op] | {"_uneven": (False,)} for op in _CONVS}
+LIMITS = exporting.LIMITS | {op: exporting.LIMITS[op] | {"_uneven": (False,)} for op in _CONVS}
 """If one end is padded more than the other, torch pads before the call, in float."""
 INDUCTOR: dict[str, Any] = {"freezing": True, "cpp.threads": 1, "compile_threads": 1, "fx_graph_cache": False}
 _NODES = re.compile(r"# Topologically Sorted Source Nodes: \[(.*?)\]")
@@ -75,11 +76,11 @@ class Generated(Compiled):
     contiguous: each other layout would be compiled again, in some seconds.
     """
 
-    def __init__(self, program: ExportedProgram, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> None:
-        super().__init__(reference_model, example_inputs, self._run)
+    def __init__(self, program: ExportedProgram, example_inputs: tuple[Any, ...]) -> None:
+        super().__init__(program, self._run)
         from torch._inductor.graph import GraphLowering
 
-        self.sources = {node.name: owner_of(node, self.modules) for node in program.graph.nodes}
+        self.sources = {node.name: owner_of(node) for node in program.graph.nodes}
         ends = program.graph_signature.user_inputs
         self._shapes = [node.meta["val"].shape for node in program.graph.nodes if node.name in ends]
         self._compiled = torch.compile(program.module().forward, fullgraph=True)
@@ -127,7 +128,8 @@ class InductorBackend(ExportingBackend):
 
     def warm_up(self) -> None:
         """Import inductor and compile its headers, which takes ten seconds the first time."""
-        self.lower(symbolic_trace(nn.ReLU()), (torch.zeros(2, 2),))
+        example = (torch.zeros(2, 2),)
+        self.lower(export_reference(symbolic_trace(nn.ReLU()), example), example)
 
     def versions(self) -> dict[str, str]:
         """Return also the version of the C++ compiler."""
@@ -135,9 +137,9 @@ class InductorBackend(ExportingBackend):
         output = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
         return {compiler: output.partition("\n")[0]} | super().versions()
 
-    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        """Export and compile."""
-        return Generated(export_model(reference_model, example_inputs), reference_model, example_inputs)
+    def lower(self, program: ExportedProgram, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        """Compile."""
+        return Generated(program, example_inputs)
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         """Read off the generated code which kernels it calls."""

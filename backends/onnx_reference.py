@@ -9,11 +9,11 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.export import ExportedProgram
 
-from backends._export import LIMITS, Compiled, Tensors
 from backends._onnx_backend import OnnxBackend
 from backends.base import Capabilities, Execution
+from backends.exporting import LIMITS, Compiled, Tensors
 from backends.onnxruntime import PATTERNS, TABLE
 
 
@@ -23,8 +23,8 @@ class Evaluated(Compiled):
     It takes and returns tensors of the shapes and dtypes of the reference model's. Raises what the evaluator raises.
     """
 
-    def __init__(self, model: bytes, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> None:
-        super().__init__(reference_model, example_inputs, self._run)
+    def __init__(self, model: bytes, program: ExportedProgram) -> None:
+        super().__init__(program, self._run)
         from onnx.reference import ReferenceEvaluator
 
         self._evaluator = ReferenceEvaluator(model)

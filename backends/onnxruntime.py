@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.export import ExportedProgram
 
-from backends._export import LIMITS, NOTHING_LEFT, Compiled, Tensors
 from backends._onnx_backend import OnnxBackend
 from backends.base import Capabilities, Execution
+from backends.exporting import LIMITS, NOTHING_LEFT, Compiled, Tensors
 from refimpl.native import DYNAMIC_U8_S8, U8, U8_S8, Table
 
 TABLE: Table = {
@@ -35,8 +35,8 @@ _INTEGER = ("QLinear", "QGemm", "QAttention", "ConvInteger", "MatMulInteger", "D
 class Session(Compiled):
     """A loaded ONNX model; ``model`` holds its bytes."""
 
-    def __init__(self, model: bytes, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> None:
-        super().__init__(reference_model, example_inputs, self._run)
+    def __init__(self, model: bytes, program: ExportedProgram) -> None:
+        super().__init__(program, self._run)
         self.model = model
         self._session = _load(model)
         self._names = [node.name for node in self._session.get_inputs()]
@@ -85,7 +85,7 @@ class OnnxRuntimeBackend(OnnxBackend):
         with TemporaryDirectory() as folder:
             path = Path(folder) / "optimized.onnx"
             _load(lowered.model, path)
-            return read_execution(onnx.load(path), sources(lowered.model, lowered.modules))
+            return read_execution(onnx.load(path), sources(lowered.model))
 
 
 def read_execution(model: Any, sources: Mapping[str, str]) -> Execution:

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.export import ExportedProgram
 
-from backends._export import LIMITS, NOTHING_LEFT, Compiled, Tensors
 from backends._onnx_backend import OnnxBackend
 from backends.base import Capabilities, Execution
+from backends.exporting import LIMITS, NOTHING_LEFT, Compiled, Tensors
 from refimpl.native import U8, U8_S8, Table
 
 TABLE: Table = {
@@ -49,8 +49,8 @@ def _core() -> Any:
 class CompiledModel(Compiled):
     """A compiled ONNX model; ``model`` holds its bytes."""
 
-    def __init__(self, model: bytes, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> None:
-        super().__init__(reference_model, example_inputs, self._run)
+    def __init__(self, model: bytes, program: ExportedProgram) -> None:
+        super().__init__(program, self._run)
         self.model = model
         self.compiled = _core().compile_model(_core().read_model(model), "CPU", SETTINGS)
         names = [port.get_any_name() for port in self.compiled.inputs]  # inputs_0, inputs_1, … in any order
@@ -81,7 +81,7 @@ class OpenVinoBackend(OnnxBackend):
             return None
         from backends._onnx import sources
 
-        names = sources(lowered.model, lowered.modules)
+        names = sources(lowered.model)
         return read_execution(lowered.compiled.get_runtime_model().get_ordered_ops(), names)
 
 

@@ -33,6 +33,11 @@ class ReleaseDifference:
 
 
 DIFFERENCES = {
+    "dynamic_row": ReleaseDifference(
+        what="setting with which torch.export keeps an axis of one element dynamic",
+        since=(2, 7),
+        instead="an example of one row is exported with its row twice",
+    ),
     "names_of_calls": ReleaseDifference(
         what="argument name of torch.fx.Graph.call_function", since=(2, 8), instead="nodes keep the name that fx gives"
     ),

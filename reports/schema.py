@@ -162,7 +162,7 @@ class Header:
     """Instruction sets of the processor that matter to quantized kernels."""
     engine: str
     """The ``torch.backends.quantized.engine``, or ""."""
-    representation: Literal["QUANTIZED", "DECOMPOSED"]
+    representation: Literal["QUANTIZED", "DECOMPOSED", "EXPORTED"]
     """Form of the reference models that the backend takes."""
     seed: int
     """Seed of weights and inputs: the same seed gives the same results."""

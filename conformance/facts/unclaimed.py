@@ -26,6 +26,7 @@ from conformance.ops.fused_modules import root_of
 from conformance.pipeline.claim_run import run_claim
 from conformance.pipeline.job import Job, measuring_job
 from conformance.stages.bench import Bench
+from conformance.stages.lower import lower_by
 from conformance.stages.refusal import restrict, restrict_functions, restrict_modules
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 from refimpl.patterns import leaves, pattern_name
@@ -118,13 +119,13 @@ class _Claiming(Backend):
     def __init__(self, backend: Backend, config: BackendConfig) -> None:
         self._backend, self._config = backend, config
         self.is_shown = True
-        self.name, self.representation, self.engine = backend.name, backend.representation, backend.engine
+        self.name, self.representation, self.engine = backend.name, backend.representation.of_models, backend.engine
 
     def backend_config(self) -> BackendConfig:
         return self._config
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        return self._backend.lower(reference_model, example_inputs)
+        return lower_by(self._backend, reference_model, example_inputs)
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         execution = self._backend.execution(lowered)

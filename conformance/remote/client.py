@@ -124,7 +124,10 @@ class RemoteBackend(Backend):
         return dict(self.description.versions)
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        """Have the model lowered. Raises what the backend's code raises, or LostProcess."""
+        """Have a reference model lowered; the other process exports it if the backend takes programs.
+
+        Raises what the backend's code raises, or LostProcess.
+        """
         return self._find_worker().lower(reference_model, example_inputs)
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:

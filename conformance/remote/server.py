@@ -19,6 +19,7 @@ import torch
 
 from backends.base import Backend, Execution, UnsupportedPattern
 from backends.discovery import BackendNotFound, find_backend
+from backends.lowering import lower_reference
 from conformance.machine.memory import fill_memory
 from conformance.machine.process import (
     PATIENCE,
@@ -206,7 +207,7 @@ class _Worker:
     def _lower(self, request: Frame) -> Frame:
         model, example_inputs = load_model(bytes(request.pieces[0]))
         torch.default_generator.manual_seed(request.head["seed"])
-        lowered = self._backend.lower(model, example_inputs)
+        lowered = lower_reference(self._backend, model, example_inputs)
         if not callable(lowered):
             return Frame(head={"not_callable": type(lowered).__name__})
         self._models[request.head["model"]] = lowered

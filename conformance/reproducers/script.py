@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from backends.base import Representation
 from backends.discovery import describe_error
 from conformance.claims.inputs import Batch
 from conformance.oracle.dynamic import find_dynamic_range
@@ -72,6 +73,7 @@ _IMPORTS = {
     "F.": "import torch.nn.functional as F",
 }
 _DOOR = "from backends.discovery import find_backend"
+_EXPORTER = "\nfrom backends.lowering import lower_reference"
 _LEAVES = (
     "class Leaves(torch.fx.Tracer):",
     "    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:",
@@ -115,14 +117,20 @@ def script_of(failure: Failure, bench: Bench, *, name: str, message: str) -> str
         f"backend = find_backend({bench.spec!r})",
         *(f"import {home}  # find_backend has made it importable" for home in _find_homes(model)),
         "model = Reference().eval()",
-        "lowered = backend.lower(torch.fx.GraphModule(model, Leaves().trace(model)), inputs)",
+        f"lowered = {_spell_lower(bench)}torch.fx.GraphModule(model, Leaves().trace(model)), inputs)",
         *_write_assertions(failure, bench),
     ]
     text = "\n".join(line for long in body for line in _wrap(long))
     packing = "".join("\n".join(lines) + "\n\n" for mark, lines in _UNPACKERS.items() if mark in text)
     imports = [line for mark, line in _IMPORTS.items() if re.search(rf"(?<![\w.]){re.escape(mark)}", packing + text)]
     plain = "\n".join([*sorted(imports, key=lambda line: "torch" in line), "import torch", "from torch import nn"])
-    return f"{_write_heading(bench, name, message)}\n{plain}\n\n{_DOOR}\n\n\n{packing}{text}\n"
+    doors = _DOOR + _EXPORTER * ("lower_reference(" in text)
+    return f"{_write_heading(bench, name, message)}\n{plain}\n\n{doors}\n\n\n{packing}{text}\n"
+
+
+def _spell_lower(bench: Bench) -> str:
+    """Spell the call that lowers a model, up to its argument: a backend that takes programs has the model exported."""
+    return "lower_reference(backend, " if bench.backend.representation is Representation.EXPORTED else "backend.lower("
 
 
 def _write_heading(bench: Bench, name: str, message: str) -> str:

@@ -159,7 +159,7 @@ def make_server(bench: Bench, units: Mapping[str, Unit]) -> Serve[Work]:
 def warm(representation: Representation) -> None:
     """Run a few claims of the reference backend in this process, so that children find the suite's own code warm."""
     trusted: Backend = ReferenceBackend()
-    trusted.representation = representation
+    trusted.representation = representation.of_models
     bench = Bench(trusted, seed=0, profile="quick")
     claims = reversed(enumerate_claims(bench.config, bench.capabilities))
     first = {claim.pattern: claim for claim in claims}

@@ -49,9 +49,10 @@ _RUN = pytest.StashKey["Run"]()
 DESCRIPTION = "conformance_backend"
 """Key of what the backend says of itself, in what a worker gets from the controlling process."""
 _FAULTS = (Exception, SystemExit)
-_FORMS: dict[Representation, Literal["QUANTIZED", "DECOMPOSED"]] = {
+_FORMS: dict[Representation, Literal["QUANTIZED", "DECOMPOSED", "EXPORTED"]] = {
     Representation.QUANTIZED: "QUANTIZED",
     Representation.DECOMPOSED: "DECOMPOSED",
+    Representation.EXPORTED: "EXPORTED",
 }
 _NO_RUN_OPTIONS = ("help", "version", "markers", "cacheshow")
 

@@ -58,7 +58,7 @@ class Bench:
         return int.from_bytes(digest[:6], "big")
 
     def convert(self, prepared: GraphModule) -> GraphModule:
-        """Return the reference model in the backend's representation."""
+        """Return the reference model in the backend's representation, or in that from which this is made."""
         is_quantized = self.backend.representation is Representation.QUANTIZED
         convert = convert_to_bounded_reference_fx if is_quantized else convert_to_reference_decomposed_fx
         return convert(prepared, self.preparation.convert)

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule
 
-from backends.base import UnsupportedPattern
+from backends.base import Backend, UnsupportedPattern
+from backends.lowering import lower_reference
 from conformance.claims.inputs import Batch
 from conformance.machine.guard import Finds, guard
 from conformance.machine.memory import fill_memory
@@ -56,9 +57,8 @@ class LowerStage(CaseStage[ReferenceCase, LoweredCase]):
 @guard("lower", Finds.ERROR)
 def lower(bench: Bench, reference: GraphModule, example_inputs: Batch) -> LoweredModel:
     """Lower a copy of the reference model. Raises StageError if the backend declines, raises or returns no callable."""
-    is_remote = isinstance(bench.backend, RemoteBackend)  # it lowers a copy
     try:
-        lowered = bench.backend.lower(reference if is_remote else copy.deepcopy(reference), example_inputs)
+        lowered = lower_by(bench.backend, reference, example_inputs)
     except UnsupportedPattern as error:
         text = f"the backend declines what its config claims: {error}"
         raise StageError("LOW-01", Verdict.REFUTED, text) from error
@@ -70,6 +70,13 @@ def lower(bench: Bench, reference: GraphModule, example_inputs: Batch) -> Lowere
         text = f"lower returned {type(lowered).__name__}, which cannot be called"
         raise StageError("LOW-01", Verdict.REFUTED, text)
     return lowered
+
+
+def lower_by(backend: Backend, reference: GraphModule, example_inputs: Batch) -> LoweredModel:
+    """Have a backend lower a copy of the reference model, here or in its own process. Raises what its code raises."""
+    if isinstance(backend, RemoteBackend):  # the other process makes the copy, and the form that the backend takes
+        return backend.lower(reference, example_inputs)
+    return lower_reference(backend, copy.deepcopy(reference), example_inputs)
 
 
 def run_lowered(lowered: LoweredModel, where: Where | str, inputs: Batch) -> Any:

@@ -12,22 +12,21 @@ from torch.fx import GraphModule
 
 from backends.base import Representation
 from conformance.remote.model_bytes import dump_model
+from refimpl import export_reference
 
 Export: TypeAlias = Callable[[GraphModule, tuple[Any, ...]], bytes]
 
 
 def _export_program(model: GraphModule, example: tuple[Any, ...]) -> bytes:
-    from backends._export import export_model
-
     buffer = io.BytesIO()
-    torch.export.save(export_model(model, example), buffer)
+    torch.export.save(export_reference(model, example), buffer)
     return buffer.getvalue()
 
 
 def _export_onnx(model: GraphModule, example: tuple[Any, ...]) -> bytes:
     from backends._onnx import onnx_bytes
 
-    return onnx_bytes(model, example)
+    return onnx_bytes(export_reference(model, example))
 
 
 FORMATS: Mapping[str, Export] = {
@@ -62,10 +61,12 @@ def choose_formats(names: Iterable[str]) -> tuple[str, ...]:
 def choose_form(own: Representation, formats: Collection[str]) -> Representation:
     """Return the form of models that a bundle holds. Raises FormatError where its formats hold two.
 
-    ``fx`` holds the form that the backend's own ``lower`` takes, the others the decomposed one.
+    ``fx`` holds the form that the backend's own ``lower`` takes, or from which it is made; the others the decomposed
+    one.
     """
     if "fx" not in formats:
         return Representation.DECOMPOSED
+    own = own.of_models
     if own is not Representation.DECOMPOSED and {*formats} & {*EXPORTED}:
         raise FormatError(
             f"fx holds models in the form {own.value!r} that lower takes, pt2 and onnx only hold "

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from backends.base import Backend, Execution, UnsupportedPattern
+from backends.lowering import lower_reference
 from conformance.machine.process import describe_exit
 from conformance.machine.threads import run_with_threads
 from conformance.oracle.grids import Grid
@@ -91,7 +92,7 @@ def _run_case(device: Path, case: Mapping[str, Any], folder: Path, backend: Back
     model, example = load_model((device / case["model"]["fx"]).read_bytes())
     inputs = unpack_arrays(device / case["inputs"])
     try:
-        lowered = backend.lower(model, example)
+        lowered = lower_reference(backend, model, example)
     except Exception as error:
         _write(folder, _describe(error))
         return

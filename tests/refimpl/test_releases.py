@@ -12,6 +12,7 @@ import torch
 import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental import _config as symbolic
 
 from refimpl.releases import DIFFERENCES, NEWEST, OLDEST, explain_lack, has, list_left_out, read_release, refuse_unfit
 from tests.refimpl.support import both_flows as flows
@@ -68,6 +69,7 @@ def lowers_one_of_two() -> bool:
 
 
 LOOKED_FOR: dict[str, Callable[[], bool]] = {
+    "dynamic_row": lambda: hasattr(symbolic, "backed_size_oblivious"),
     "names_of_calls": lambda: takes(torch.fx.Graph.call_function, "name"),
     "traces_lists": traces_lists,
     "histogram_of_constant": counts_of_constant,

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver, PlaceholderObserver
 from torch.fx import GraphModule
 
-from backends import _export, executorch
-from backends._export import export_model
+from backends import executorch
 from backends.base import Execution, UnsupportedPattern
 from backends.discovery import find_backend
-from refimpl import QConfig, QConfigMapping, convert_to_reference_decomposed_fx, prepare_fx
+from backends.lowering import lower_reference
+from refimpl import QConfig, QConfigMapping, convert_to_reference_decomposed_fx, export_reference, prepare_fx
 from refimpl.default_qconfigs import get_default_qconfig_mapping
 from tests.runtimes.references import image
 
@@ -45,7 +45,7 @@ def layers() -> nn.Sequential:
 
 def executed(reference: GraphModule, x: Tensor) -> Execution:
     backend = find_backend("executorch")
-    execution = backend.execution(backend.lower(reference, (x,)))
+    execution = backend.execution(lower_reference(backend, reference, (x,)))
     assert execution is not None
     return execution
 
@@ -54,7 +54,7 @@ def executed(reference: GraphModule, x: Tensor) -> Execution:
 def test_numbers_are_those_of_the_reference_for_any_batch(weight: Any) -> None:
     x = image(1, 3, 6, 6)
     reference = reference_of(layers(), x, weight=weight)
-    lowered = find_backend("executorch").lower(reference, (x,))
+    lowered = lower_reference(find_backend("executorch"), reference, (x,))
     for rows in (1, 2, 20):
         given = image(rows, 3, 6, 6)
         found, right = lowered(given), reference(given)
@@ -65,7 +65,7 @@ def test_numbers_are_those_of_the_reference_for_any_batch(weight: Any) -> None:
 
 def test_an_empty_batch_is_refused_and_does_not_end_the_process() -> None:
     x = image(2, 6)
-    lowered = find_backend("executorch").lower(reference_of(nn.Sequential(nn.Linear(6, 5)), x), (x,))
+    lowered = lower_reference(find_backend("executorch"), reference_of(nn.Sequential(nn.Linear(6, 5)), x), (x,))
     with pytest.raises(ValueError, match="an empty tensor"):
         lowered(x[:0])
 
@@ -76,7 +76,7 @@ def test_unsigned_integers_are_declined_up_front() -> None:
     prepared = prepare_fx(nn.Sequential(nn.Linear(6, 5)).eval(), get_default_qconfig_mapping("qnnpack"), (x,))
     prepared(x)
     with pytest.raises(UnsupportedPattern, match="XNNPACK takes qint8 alone"):
-        backend.lower(convert_to_reference_decomposed_fx(prepared), (x,))
+        lower_reference(backend, convert_to_reference_decomposed_fx(prepared), (x,))
 
 
 @pytest.mark.rule("LOW-04")
@@ -107,11 +107,11 @@ def test_what_is_spared_in_lowering_leaves_the_program_as_it_is(
 ) -> None:
     x = image(1, 3, 6, 6) if isinstance(model, nn.Sequential) else image(2, 3, 8)
     reference = reference_of(model, x, weight=WEIGHTS["per channel"])
-    _, spared = executorch._lower(export_model(reference, (x,)))
-    monkeypatch.setattr(_export, "decompose_sparingly", nullcontext)
+    _, spared = executorch._lower(export_reference(reference, (x,)))
+    monkeypatch.setattr(executorch, "decompose_sparingly", nullcontext)
     for each in ("_trace_once", "_compile_late"):
         monkeypatch.setattr(executorch, each, nullcontext)
-    assert executorch._lower(export_model(reference, (x,)))[1] == spared
+    assert executorch._lower(export_reference(reference, (x,)))[1] == spared
 
 
 class Joined(nn.Module):
@@ -137,7 +137,7 @@ def test_readers_of_one_tensor_that_depend_on_one_another_are_lowered() -> None:
     """docs/findings.md, 66."""
     x = image(4, 6)
     reference = reference_of(Between(), x)
-    lowered = find_backend("executorch").lower(reference, (x,))
+    lowered = lower_reference(find_backend("executorch"), reference, (x,))
     found, right = lowered(x), reference(x)
     step = float(right.flatten().unique().diff().min())
     assert len(right.unique()) > 4 and float((found - right).abs().max()) <= 1.01 * step, "a step where it ties"
@@ -147,7 +147,7 @@ def test_a_strided_example_says_nothing_of_the_layout_of_inputs() -> None:
     x = image(2, 4, 3, 5)
     strided = x.transpose(1, 2).contiguous().transpose(1, 2)
     reference = reference_of(Turned(), x)
-    lowered = find_backend("executorch").lower(reference, (strided,))
+    lowered = lower_reference(find_backend("executorch"), reference, (strided,))
     for given in (x, strided):
         assert torch.equal(lowered(given), reference(x))
 

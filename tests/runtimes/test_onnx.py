@@ -15,11 +15,12 @@ from torch.ao.quantization import (
     default_weight_observer,
 )
 
-from backends._export import export_model, fold_weights
 from backends.discovery import find_backend
-from refimpl import QConfig, QConfigMapping
+from backends.lowering import lower_reference
+from refimpl import QConfig, QConfigMapping, export_reference
 from refimpl.decomposed import OPS
 from refimpl.default_qconfigs import get_default_qconfig_mapping
+from refimpl.exported import fold_weights
 from tests.runtimes.references import Flat, image, reference_of
 
 onnx = pytest.importorskip("onnx")
@@ -70,7 +71,7 @@ def test_weights_are_folded_to_the_integers_of_the_reference_model(make: Callabl
     assert [each.dtype for each in integers] == [torch.int8] and int(integers[0].long().abs().max()) >= 127
     assert torch.equal(model(x), reference(x)), "they mean what the float weight meant"
     assert [node.name for node in reference.graph.nodes] == before, "the model that is given is not changed"
-    written = [node.target for node in export_model(reference, (x,)).graph.nodes]
+    written = [node.target for node in export_reference(reference, (x,)).graph.nodes]
     assert OPS.quantize_per_channel.default not in written
     assert written.count(OPS.quantize_per_tensor.default) == 2, "of input and output alone"
 
@@ -100,7 +101,7 @@ def test_what_is_spared_in_decomposing_leaves_the_program_as_it_is(
     reference = reference_of(make(), x, mapping=static(default_per_channel_weight_observer))
 
     def nodes() -> list[tuple[Any, ...]]:
-        found = onnx.load_from_string(_onnx.onnx_bytes(reference, (x,))).graph
+        found = onnx.load_from_string(_onnx.onnx_bytes(export_reference(reference, (x,)))).graph
         return [(each.op_type, tuple(each.input), tuple(each.output)) for each in found.node]
 
     spared = nodes()
@@ -113,7 +114,7 @@ def test_the_batch_of_a_program_is_dynamic_though_the_example_has_one_row() -> N
     backend = find_backend("onnxruntime")
     layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
     reference = reference_of(layers, image(1, 3, 4, 4))
-    lowered = backend.lower(reference, (image(1, 3, 4, 4),))
+    lowered = lower_reference(backend, reference, (image(1, 3, 4, 4),))
     for rows in (0, 1, 5):
         x = image(rows, 3, 4, 4)
         assert torch.allclose(lowered(x), reference(x), atol=1e-6) and len(lowered(x)) == rows
@@ -122,14 +123,14 @@ def test_the_batch_of_a_program_is_dynamic_though_the_example_has_one_row() -> N
 def test_what_is_broadcast_has_no_dynamic_batch() -> None:
     x, y = image(4, 1, 9), image(1, 3, 1)
     reference = reference_of(Sum(), x, y)
-    lowered = find_backend("onnxruntime").lower(reference, (x, y))
+    lowered = lower_reference(find_backend("onnxruntime"), reference, (x, y))
     assert float((lowered(x, y) - reference(x, y)).abs().max()) < 0.016, "a step at most: some sums are near a tie"
 
 
 def test_outputs_have_the_structure_of_the_model() -> None:
     x = image(2, 3, 4, 4)
     reference = reference_of(Two(), x)
-    found, right = find_backend("onnxruntime").lower(reference, (x,))(x), reference(x)
+    found, right = lower_reference(find_backend("onnxruntime"), reference, (x,))(x), reference(x)
     assert list(found) == list(right) == ["flat", "pooled"]
     assert all(torch.equal(found[name], right[name]) for name in right)
 
@@ -141,7 +142,7 @@ def test_outputs_have_the_structure_of_the_model() -> None:
 def test_ends_that_are_narrower_than_the_dtype_are_kept() -> None:
     x = image(1, 64)
     reference = reference_of(Sum(), x, x, mapping=get_default_qconfig_mapping("x86"))  # 0…127
-    lowered = find_backend("onnxruntime").lower(reference, (x, x))
+    lowered = lower_reference(find_backend("onnxruntime"), reference, (x, x))
     assert torch.equal(lowered(x * 4, x * 4), reference(x * 4, x * 4))
 
 
@@ -154,7 +155,7 @@ def test_dynamic_linear_runs_on_integers_with_the_qparams_of_the_reference(
 ) -> None:
     backend, x = find_backend(runtime), image(3, 6) * size + 0.25 * size
     reference = reference_of(nn.Sequential(make()), x, mapping=dynamic())
-    lowered = backend.lower(reference, (x,))
+    lowered = lower_reference(backend, reference, (x,))
     assert torch.allclose(lowered(x), reference(x), rtol=1e-5, atol=1e-6 * size)
     execution = backend.execution(lowered)
     assert execution is not None and not execution.float_fallbacks
@@ -165,7 +166,7 @@ def test_dynamic_ends_that_the_operator_does_not_have_are_refused() -> None:
     x = image(3, 6)
     reference = reference_of(nn.Sequential(nn.Linear(6, 5)), x, mapping=dynamic(quant_min=0, quant_max=127))
     with pytest.raises(Exception, match=r"quantizes to 0\.\.255, not to 0\.\.127"):
-        find_backend("onnxruntime").lower(reference, (x,))
+        lower_reference(find_backend("onnxruntime"), reference, (x,))
 
 
 class Narrowed(nn.Module):
@@ -177,7 +178,7 @@ def test_views_are_decomposed_as_the_exporter_does() -> None:
     """It has a translation of narrow, does not use it, and is right: the translation ends before it starts."""
     x = image(2, 5)
     reference = reference_of(Narrowed(), x)
-    assert torch.equal(find_backend("onnxruntime").lower(reference, (x,))(x), reference(x))
+    assert torch.equal(lower_reference(find_backend("onnxruntime"), reference, (x,))(x), reference(x))
 
 
 # -- evidence ---------------------------------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ def test_what_runs_in_float_is_named_after_the_reference_model() -> None:
     backend, x = find_backend("onnxruntime"), image(2, 3, 6, 6)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 4, 3))
     reference = reference_of(model, x)
-    execution = backend.execution(backend.lower(reference, (x,)))
+    execution = backend.execution(lower_reference(backend, reference, (x,)))
     assert execution is not None and execution.quantized_ops.count("QLinearConv") == 2
     [tanh] = [node.name for node in reference.graph.nodes if node.target == "1"]
     assert execution.float_fallbacks == (f"{tanh} (Tanh)",)
@@ -199,7 +200,7 @@ def test_where_nothing_is_left_to_run_that_is_said() -> None:
     backend, x = find_backend("onnxruntime"), image(4, 9)
     reference = reference_of(Flat(), x)
     assert "quantize_per_tensor" in reference.code
-    execution = backend.execution(backend.lower(reference, (x,)))
+    execution = backend.execution(lower_reference(backend, reference, (x,)))
     assert execution is not None and not execution.float_fallbacks
     assert execution.quantized_ops == ("nothing is left to be done between quantize and dequantize",)
 

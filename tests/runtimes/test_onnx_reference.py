@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from backends.discovery import find_backend
+from backends.lowering import lower_reference
 from conformance.claims.claim import enumerate_claims
 from tests.runtimes.references import Flat, image, reference_of
 
@@ -34,20 +35,20 @@ def test_it_claims_what_onnxruntime_claims() -> None:
 def test_integers_are_those_of_the_reference_model(rows: int) -> None:
     layers = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
     reference = reference_of(layers, image(1, 3, 4, 4))
-    lowered, x = find_backend(NAME).lower(reference, (image(1, 3, 4, 4),)), image(rows, 3, 4, 4)
+    lowered, x = lower_reference(find_backend(NAME), reference, (image(1, 3, 4, 4),)), image(rows, 3, 4, 4)
     assert torch.allclose(lowered(x), reference(x), atol=1e-6)
 
 
 def test_an_empty_batch_stays_empty() -> None:
     reference = reference_of(nn.Sequential(nn.Linear(6, 5)), image(2, 6))
-    lowered = find_backend(NAME).lower(reference, (image(2, 6),))
+    lowered = lower_reference(find_backend(NAME), reference, (image(2, 6),))
     assert lowered(image(0, 6)).shape == (0, 5)
 
 
 def test_outputs_have_structure_shapes_and_dtypes_of_the_model() -> None:
     x = image(2, 3, 4, 4)
     reference = reference_of(Three(), x)
-    found, right = find_backend(NAME).lower(reference, (x,))(x), reference(x)
+    found, right = lower_reference(find_backend(NAME), reference, (x,))(x), reference(x)
     assert list(found) == list(right) == ["flat", "pooled", "mean"]
     for name, value in right.items():
         assert (found[name].shape, found[name].dtype) == (value.shape, value.dtype)
@@ -57,7 +58,7 @@ def test_outputs_have_structure_shapes_and_dtypes_of_the_model() -> None:
 def test_outputs_can_be_written_to() -> None:
     """NumPy hands out views of what it holds, and constants."""
     x = image(4, 9)
-    lowered = find_backend(NAME).lower(reference_of(Flat(), x), (x,))
+    lowered = lower_reference(find_backend(NAME), reference_of(Flat(), x), (x,))
     before = lowered(x).clone()
     lowered(x).zero_()
     assert torch.equal(lowered(x), before)
@@ -66,7 +67,7 @@ def test_outputs_can_be_written_to() -> None:
 @pytest.mark.rule("LOW-04")
 def test_nothing_is_said_of_what_runs_in_float() -> None:
     backend, x = find_backend(NAME), image(2, 6)
-    lowered = backend.lower(reference_of(nn.Sequential(nn.Linear(6, 5)), x), (x,))
+    lowered = lower_reference(backend, reference_of(nn.Sequential(nn.Linear(6, 5)), x), (x,))
     assert backend.execution(lowered) is None
     assert backend.execution(lambda x: x) is None, "another backend's model"
 

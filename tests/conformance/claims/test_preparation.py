@@ -293,9 +293,22 @@ def test_what_is_no_qconfig_ends_the_run_with_one_line() -> None:
 
 # -- custom modules ---------------------------------------------------------------------------------------------------
 
+MODELS = (Representation.QUANTIZED, Representation.DECOMPOSED)
+"""The forms in which a custom module stays a module; these here make quantized tensors, which no program holds."""
+
 
 @pytest.mark.rule("CUS-01")
-@pytest.mark.parametrize("representation", Representation)
+def test_a_custom_module_that_torch_does_not_export_is_said_to_have_no_program() -> None:
+    found = run(lambda: CustomModules(Representation.EXPORTED))
+    assert [(each.verdict, each.rule) for each in found.failures] == [(Verdict.REFUTED, "LOW-01")] * 2
+    assert found.failures[0].message == (
+        "the backend declines what its config claims: it takes exported programs, and the reference model "
+        "(_0: QuantizedBend) has no exported program: torch says UnsupportedOperatorException: aten.dequantize.self"
+    )
+
+
+@pytest.mark.rule("CUS-01")
+@pytest.mark.parametrize("representation", MODELS)
 def test_a_custom_module_is_certified(representation: Representation) -> None:
     found = run(lambda: CustomModules(representation))
     assert (found.failures, found.open, found.units) == ((), (), 2)
@@ -303,18 +316,23 @@ def test_a_custom_module_is_certified(representation: Representation) -> None:
 
 @pytest.mark.rule("CUS-01")
 @pytest.mark.rule("NUM-03")
-@pytest.mark.parametrize("representation", Representation)
+@pytest.mark.parametrize("representation", MODELS)
 def test_a_custom_module_whose_kernel_computes_something_else_is_refuted(representation: Representation) -> None:
     found = run(lambda: CustomModules(representation, lambda x: torch.where(x > 0, x, x * 0.25)))
     assert [(each.verdict, each.rule) for each in found.failures] == [(Verdict.REFUTED, "NUM-03")] * 2
 
 
 @pytest.mark.rule("CUS-01")
-@pytest.mark.parametrize("representation", Representation)
+@pytest.mark.parametrize("representation", MODELS)
 def test_a_custom_module_with_a_weight_is_certified(representation: Representation) -> None:
     """Its weight is held as that of a reference module: what is exact is known, and what its rounding explains."""
     found = run(lambda: CustomModules(representation, is_weighted=True))
     assert (found.failures, found.open, found.units) == ((), (), 2)
+
+
+@pytest.mark.rule("CUS-01")
+@pytest.mark.parametrize("representation", MODELS)
+def test_a_custom_module_with_a_weight_that_computes_something_else_is_refuted(representation: Representation) -> None:
     wrong = run(lambda: CustomModules(representation, lambda x: x * 1.25, is_weighted=True))
     assert [(each.verdict, each.rule) for each in wrong.failures] == [(Verdict.REFUTED, "NUM-03")] * 2
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from backends.base import Capabilities, Execution, Representation, UnsupportedPattern
@@ -326,19 +327,22 @@ def test_a_backend_that_writes_to_its_inputs_is_refuted_for_that_alone_and_may_r
     assert all("the inputs were written to" in each for each in evidence["differing"])
 
 
-def test_both_representations_are_lowered_in_their_form() -> None:
-    seen: list[str] = []
-
-    def lower(model: GraphModule, example: tuple[Any, ...]) -> GraphModule:
-        seen.append(model.code)
-        return model
+def test_each_representation_is_lowered_in_its_form() -> None:
+    seen = dict[Representation, Any]()
 
     for representation in Representation:
+
+        def lower(model: Any, example: tuple[Any, ...], form: Representation = representation) -> Callable[..., Any]:
+            seen[form] = model
+            run: Callable[..., Any] = model.module() if isinstance(model, ExportedProgram) else model
+            return run
+
         backend = Altered(lower=lower)
         backend.representation = representation
         assert all_stages(small_bench(backend), claim_on(CAT))["numerics"].verdict is Verdict.VERIFIED
-    assert "torch.quantize_per_tensor" in seen[0]
-    assert "quantized_decomposed.quantize_per_tensor" in seen[-1]
+    assert "torch.quantize_per_tensor" in seen[Representation.QUANTIZED].code
+    assert "quantized_decomposed.quantize_per_tensor" in seen[Representation.DECOMPOSED].code
+    assert isinstance(seen[Representation.EXPORTED], ExportedProgram)
 
 
 def trace_of(bench: Bench, claim: Claim) -> Trace:

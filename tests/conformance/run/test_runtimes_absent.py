@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backends import _export
+from backends import exporting
 from backends.discovery import find_backend
 from tests.conformance.support.suite_runs import FAKES, clean_environment, command
 from tests.support.warm_python import run_python
@@ -31,8 +31,8 @@ def test_a_runtime_that_is_not_installed_is_a_skip_that_says_what_to_install(nam
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_each_package_that_is_missing_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = find_backend(name)
-    monkeypatch.setattr(_export, "find_spec", lambda package: None if package == "onnxscript" else object())
+    monkeypatch.setattr(exporting, "find_spec", lambda package: None if package == "onnxscript" else object())
     command = f"pip install -c constraints.txt 'fx-quant-conformance[{name}]'"
     assert backend.unavailable_reason() == f"onnxscript not installed: {command}"
-    monkeypatch.setattr(_export, "find_spec", lambda package: object())
+    monkeypatch.setattr(exporting, "find_spec", lambda package: object())
     assert backend.unavailable_reason() is None

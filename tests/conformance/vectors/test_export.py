@@ -15,10 +15,11 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from backends.base import Representation
 from conformance.run.elsewhere import ElsewhereError, adopt_bundle, open_vectors
 from conformance.run.export import ExportError, export
 from conformance.vectors.files import digest_folder, pack_arrays, unpack_arrays
-from conformance.vectors.formats import FormatError, choose_formats
+from conformance.vectors.formats import FormatError, choose_form, choose_formats
 from reports.verdicts import Verdict
 from tests.conformance.vectors.bundles import ADD, LINEAR, judge_bundle, make_options, write_bundle
 from tests.conformance.vectors.conftest import Made
@@ -205,6 +206,11 @@ def test_a_format_that_there_is_not_is_refused() -> None:
 def test_formats_of_two_forms_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="export them into two bundles"):
         export(make_options("qnnpack", claims=(ADD,)), tmp_path / "bundle", ("json", "fx", "pt2"), None)
+
+
+def test_models_of_a_backend_that_takes_programs_are_those_from_which_these_are_made() -> None:
+    assert choose_form(Representation.EXPORTED, ("json", "fx", "pt2")) is Representation.DECOMPOSED
+    assert choose_form(Representation.QUANTIZED, ("json", "fx")) is Representation.QUANTIZED
 
 
 def test_a_bundle_that_grows_too_large_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""Backends that take exported programs, in processes of their own: what is found of them, and what they are given."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import symbolic_trace
+
+from backends.base import UnsupportedPattern
+from backends.lowering import lower_reference
+from tests.conformance.support.fake_backends.programs import Runs
+from tests.conformance.support.suite_runs import FAKES, REPO, Ran, run
+from tests.support.warm_python import run_python
+
+ADD, OTHERS = "operator.add", ("nn.Linear", "nn.Conv2d", "torch.cat", "nn.MaxPool2d")
+CLAIMS = [f"--claim={pattern}/*/ptq/*" for pattern in (ADD, *OTHERS)]
+
+
+def verdicts(ran: Ran) -> dict[str, set[str]]:
+    """The verdicts of each pattern's claims."""
+    found = dict[str, set[str]]()
+    for row in ran.rows:
+        if row["kind"] == "claim":
+            found.setdefault(row["pattern"], set()).add(row["verdict"])
+    return found
+
+
+def check(ran: Ran, stage: str, verdict: str) -> Any:
+    """The first check of a stage with a verdict."""
+    return next(
+        row for row in ran.rows if row["kind"] == "check" and (row["stage"], row["verdict"]) == (stage, verdict)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.rule("CVT-07")
+def test_a_backend_that_runs_the_program_is_verified(tmp_path: Path) -> None:
+    ran = run(tmp_path, "programs:Runs", *CLAIMS)
+    assert verdicts(ran) == {pattern: {"VERIFIED"} for pattern in (ADD, *OTHERS)}, ran.said
+    assert ran.status == 0 and ran.results.header.representation == "EXPORTED"
+
+
+@pytest.mark.slow
+@pytest.mark.rule("NUM-03")
+def test_a_backend_that_computes_another_op_is_refuted_with_a_script_that_shows_it(tmp_path: Path) -> None:
+    ran = run(tmp_path, "programs:Subtracts", *CLAIMS)
+    assert verdicts(ran) == {ADD: {"REFUTED"}} | {pattern: {"VERIFIED"} for pattern in OTHERS}, ran.said
+    assert check(ran, "numerics", "REFUTED")["rule"] == "NUM-03"
+    script = next((ran.folder / "scripts").glob("*.py"))
+    assert "lowered = lower_reference(backend, torch.fx.GraphModule(" in script.read_text()
+    for variables, said in (({}, "AssertionError: at "), ({"FAKE_FIXED": "1"}, "")):
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPO), str(FAKES)])} | variables
+        done = run_python(str(script), cwd=tmp_path, environment=environment, timeout=120)
+        assert bool(done.returncode) is bool(said) and said in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.rule("LOW-01")
+def test_the_batch_is_dynamic_unless_the_backend_says_otherwise(tmp_path: Path) -> None:
+    claims = f"--claim={ADD}/*"
+    assert verdicts(run(tmp_path, "programs:Static", claims)) == {ADD: {"VERIFIED"}}
+    ran = run(tmp_path, "programs:Dynamic", claims)
+    assert verdicts(ran) == {ADD: {"REFUTED"}}
+    assert "lower raised AssertionError: a dynamic size" in check(ran, "lower", "REFUTED")["message"]
+
+
+@pytest.mark.slow
+def test_what_is_not_claimed_is_measured_on_programs_too(tmp_path: Path) -> None:
+    ran = run(tmp_path, "programs:Runs", "--profile=full", "--claim=fact/unclaimed/nn.Conv2d")
+    (fact,) = [row for row in ran.rows if row["kind"] == "measurement"]
+    assert "executes quantized and correctly" in str(fact["values"]), ran.said
+
+
+@pytest.mark.rule("LOW-01")
+def test_a_model_without_a_program_is_declined_before_the_backend_sees_it() -> None:
+    with pytest.raises(UnsupportedPattern, match=SAID):
+        lower_reference(Runs(), symbolic_trace(Moves()), (torch.zeros(2, 3),))
+
+
+SAID = r"^it takes exported programs, and the reference model \(to\) has no exported program: torch says RuntimeError: "
+
+
+class Moves(nn.Module):
+    """A call that no export takes: to a device that is none."""
+
+    def forward(self, x: Any) -> Any:
+        return x.to("nowhere")
