@@ -87,8 +87,8 @@ def is_of_qat(entry: BackendPatternConfig) -> bool:
 
 def probed_pattern(entry: BackendPatternConfig) -> Pattern:
     """Return the normal pattern that stands for an entry's in a float model: for a QAT module, what it is made of."""
-    pattern = entry.normal_pattern
-    return QAT_OF[pattern] if pattern in QAT_OF else pattern
+    stand_in: Pattern = QAT_OF.get(entry.normal_pattern, entry.normal_pattern)
+    return stand_in
 
 
 def plan_candidate(pattern: Pattern) -> Case | str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -44,16 +45,19 @@ class ProbeRow:
     reason: str = ""
 
 
-def derive_config(quantizer: Any, name: str, *, is_qat: bool = False) -> tuple[BackendConfig, tuple[ProbeRow, ...]]:
+def derive_config(
+    quantizer: Any, name: str, *, is_qat: bool = False, globs: Sequence[str] = ("*",)
+) -> tuple[BackendConfig, tuple[ProbeRow, ...]]:
     """Probe a torchao Quantizer with all patterns; return the config that it amounts to, and a row for each pattern.
 
-    ``is_qat``: by prepare_qat_pt2e, in train mode; entries then name QAT modules. Entries are in the order of the rows.
-    Compositions that none of torch's configs has are rows only if they are claimed. Raises ImportError without torchao.
+    ``is_qat``: by prepare_qat_pt2e, in train mode; entries then name QAT modules. ``globs``: only patterns whose name
+    matches one of these, such as ``nn.Conv2d*``. Entries are in the order of the rows. Compositions that none of
+    torch's configs has are rows only if they are claimed. Raises ImportError without torchao.
     """
-    entries = [entry for entry in list_entries() if is_qat or not is_of_qat(entry)]
+    entries = [entry for entry in list_entries() if _is_chosen(entry, globs) and (is_qat or not is_of_qat(entry))]
     outcomes = _derive(quantizer, entries, is_qat)
     roots = {entry.normal_pattern for entry in entries if isinstance(outcomes[entry.normal_pattern], Derived)}
-    more = list(list_compositions(roots))
+    more = [entry for entry in list_compositions(roots) if _is_chosen(entry, globs)]
     outcomes_of_more = _derive(quantizer, more, is_qat)
     claimed = [entry for entry in more if isinstance(outcomes_of_more[entry.normal_pattern], Derived)]
     outcomes |= outcomes_of_more
@@ -66,6 +70,11 @@ def derive_config(quantizer: Any, name: str, *, is_qat: bool = False) -> tuple[B
         rows.append(_make_row(entry, outcome))
     _name_roots(config)
     return config, tuple(rows)
+
+
+def _is_chosen(entry: BackendPatternConfig, globs: Sequence[str]) -> bool:
+    name = pattern_name(entry.normal_pattern)
+    return any(fnmatchcase(name, glob) for glob in globs)
 
 
 def _name_roots(config: BackendConfig) -> None:
@@ -148,10 +157,7 @@ def _is_open(outcome: Derived | str) -> bool:
 def _choose(alone: Derived | str, between: Derived | str) -> Derived | str:
     """Return the outcome of a pattern that was open alone."""
     if isinstance(between, Derived) and alone != OUTPUT_LEFT:
-        notes = (_BETWEEN, *between.notes)
-        return Derived(
-            dtypes=between.dtypes, observation_type=between.observation_type, scheme=between.scheme, notes=notes
-        )  # fmt: skip
+        return replace(between, notes=(_BETWEEN, *between.notes))
     says_nothing = isinstance(between, str) and (between.startswith(NOT_ANNOTATED) or NO_INPUT in between)
     return alone if says_nothing else between
 

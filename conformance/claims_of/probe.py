@@ -21,7 +21,7 @@ from conformance.claims_of.annotation import Reading, read_probes
 from conformance.claims_of.candidates import build_case
 from conformance.ops.op_model import Role
 
-AT_ONCE = 24
+AT_ONCE = 48
 """How many patterns are probed in one graph."""
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NEIGHBOURS: tuple[type[nn.Module], ...] = (nn.Linear, *_CONVS)
