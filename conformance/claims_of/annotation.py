@@ -58,24 +58,20 @@ class Reading:
 
     ``inputs``: the float tensors that come from outside, in the order in which the ops take them. ``parameters``: those
     that are observed, by the name of the aten op's argument. ``outputs``: what leaves the pattern. ``inside``: the
-    places between the pattern's ops that are observed, in words. ``asks``: ops that take an input, whether each of them
-    is annotated with a qspec. ``ends``: ops that give an output, whether each of them is annotated. ``owns_output``:
-    the annotation of an op that gives an output has an output qspec.
+    places between the pattern's ops that are observed, in words. ``silent_takers``: the ops that take an input and have
+    no qspec; ``silent_givers``: those that give an output and are not annotated. ``owns_output``: the annotation of an
+    op that gives an output has an output qspec. ``is_annotated``: some op that takes an input has a qspec, or some
+    parameter is observed.
     """
 
-    ops: tuple[str, ...]
     inputs: tuple[Observed | None, ...]
     parameters: dict[str, Observed]
     outputs: tuple[Observed | None, ...]
     inside: tuple[str, ...]
-    asks: bool
-    ends: bool
+    silent_takers: tuple[str, ...]
+    silent_givers: tuple[str, ...]
     owns_output: bool
-
-    @property
-    def is_annotated(self) -> bool:
-        """Whether anything at all is observed for the sake of the pattern."""
-        return self.asks or self.owns_output or bool(self.parameters)
+    is_annotated: bool
 
 
 def read_probes(prepared: GraphModule, names: Sequence[str]) -> dict[str, Reading]:
@@ -121,7 +117,7 @@ class _Graph:
     def read(self, name: str) -> Reading:
         ops = [node for node, owner in self.owner.items() if owner == f"{name}.{PATTERN}"]
         inputs, parameters, inside = dict[Node, Observed | None](), dict[str, Observed](), list[str]()
-        takers = set[Node]()
+        takers = dict[Node, bool]()
         for node in ops:
             for argument, source, module in self._list_arguments(node):
                 observed = Observed.of(module)
@@ -129,20 +125,20 @@ class _Graph:
                     inside += [f"{_op_name(source)} → {_op_name(node)}"] if observed else []
                 elif source in self.live:
                     if _is_float(source):
-                        takers.add(node)
+                        takers[node] = _has_qspec(node)
                         inputs[source] = inputs.get(source) or observed
                 elif observed is not None:
                     parameters[argument] = observed
         givers = [node for node in ops if _is_float(node) and any(user not in ops for user in self._readers(node))]
         return Reading(
-            ops=tuple(map(_op_name, ops)),
             inputs=tuple(inputs.values()),
             parameters=parameters,
             outputs=tuple(self._output_of(node) for node in givers),
             inside=tuple(inside),
-            asks=bool(takers) and all(_has_qspec(node) for node in takers),
-            ends=bool(givers) and all(_has_qspec(node) or _is_marked(node) for node in givers),
+            silent_takers=tuple(_op_name(node) for node, asks in takers.items() if not asks),
+            silent_givers=tuple(_op_name(node) for node in givers if not _has_qspec(node) and not _is_marked(node)),
             owns_output=any(_output_qspec(node) is not None for node in givers),
+            is_annotated=any(takers.values()) or bool(parameters),
         )
 
     def _list_arguments(self, node: Node) -> Iterator[tuple[str, Node, nn.Module | None]]:

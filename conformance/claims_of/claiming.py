@@ -96,10 +96,9 @@ def _check_is_one(reading: Reading) -> None:
     if reading.inside:
         places = ", ".join(dict.fromkeys(reading.inside))
         raise NoWordsError(f"not annotated as one: observed inside, {places}")
-    if not reading.asks:
-        raise NoWordsError(f"{NOT_ANNOTATED}: {reading.ops[0]}, which takes the inputs")
-    if not reading.ends:
-        raise NoWordsError(f"not annotated as one: {reading.ops[-1]} is left out")
+    left_out = dict.fromkeys((*reading.silent_takers, *reading.silent_givers))
+    if left_out:
+        raise NoWordsError(f"not annotated as one: {', '.join(left_out)} left out")
 
 
 def _read_output(reading: Reading) -> Observed:

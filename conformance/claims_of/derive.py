@@ -135,7 +135,7 @@ def _find_neighbours(quantizer: Any, is_qat: bool) -> list[type[nn.Module]]:
 
 def _takes_static(probed: Probed) -> bool:
     reading = probed.reading
-    inputs = () if reading is None or not reading.asks else reading.inputs
+    inputs = () if reading is None else reading.inputs
     return bool(inputs) and all(each is not None and not each.facts.is_dynamic for each in inputs)
 
 
@@ -158,7 +158,7 @@ def _choose(alone: Derived | str, between: Derived | str) -> Derived | str:
     """Return the outcome of a pattern that was open alone."""
     if isinstance(between, Derived) and alone != OUTPUT_LEFT:
         return replace(between, notes=(_BETWEEN, *between.notes))
-    says_nothing = isinstance(between, str) and (between.startswith(NOT_ANNOTATED) or NO_INPUT in between)
+    says_nothing = isinstance(between, str) and (between == NOT_ANNOTATED or NO_INPUT in between)
     return alone if says_nothing else between
 
 

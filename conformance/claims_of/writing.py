@@ -59,6 +59,7 @@ _FIELDS = (
     "quant_min_lower_bound", "quant_max_upper_bound", "scale_min_lower_bound", "scale_max_upper_bound",
     "scale_exact_match", "zero_point_exact_match",
 )  # fmt: skip
+_SCHEMES = '"""For Capabilities: a BackendConfig has no words for schemes of weights."""'
 _ENTRY = '''
 
 def _entry(
@@ -117,8 +118,7 @@ def render_module(config: BackendConfig, rows: Sequence[ProbeRow], origin: Seque
     observe |= {each for entry in config.configs for each in entry._num_tensor_args_to_observation_type.values()}
     body = [
         f"NAME = {_quote(config.name)}",
-        f"WEIGHT_SCHEMES = {_spell_tuple(map(_quote, schemes))}",
-        '"""Of the weights, for Capabilities(weight_schemes=...): a BackendConfig has no words for them."""',
+        *([f"WEIGHT_SCHEMES = {_spell_tuple(map(_quote, schemes))}", _SCHEMES] if schemes else []),
         "",
         *(f"{name} = ObservationType.{each.name}" for each, name in _OBSERVE.items() if each in observe),
         "",
@@ -126,7 +126,8 @@ def render_module(config: BackendConfig, rows: Sequence[ProbeRow], origin: Seque
     ]  # fmt: skip
     helpers = [_ENTRY, *([_ENTRY_OF_TWO] if any("_entry_of_two(" in line for line in entries) else [])]
     text = "\n".join([*_spell_head(origin), "", *spelling.imports(), "", *body])
-    return "\n".join([text.rstrip("\n"), *helpers, "", "ENTRIES = [", *entries, "]", _GETTER])
+    helpers.append("\n".join(["\n\nENTRIES = [", *entries, "]\n"]))
+    return f"{text.rstrip()}\n{''.join([*helpers, _GETTER])}"
 
 
 def _spell_head(origin: Sequence[str]) -> Iterator[str]:
