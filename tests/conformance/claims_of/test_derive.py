@@ -181,28 +181,14 @@ def test_a_derived_bias_is_a_note() -> None:
     assert note.startswith("bias: int32, derived: Capabilities(int32_bias=True)")
 
 
-INT16 = q.QuantizationSpec(
-    dtype=torch.int16, quant_min=-(2**15), quant_max=2**15 - 1, qscheme=torch.per_tensor_symmetric,
-    observer_or_fake_quant_ctr=q.MinMaxObserver,
-)  # fmt: skip
-SYMMETRIC = q.QuantizationSpec(
-    dtype=torch.int8, quant_min=-128, quant_max=127, qscheme=torch.per_tensor_symmetric,
-    observer_or_fake_quant_ctr=q.MinMaxObserver,
-)  # fmt: skip
-ALONG_INPUTS = q.QuantizationSpec(
-    dtype=torch.int8, quant_min=-127, quant_max=127, qscheme=torch.per_channel_symmetric, ch_axis=1,
-    observer_or_fake_quant_ctr=q.PerChannelMinMaxObserver,
-)  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("target", "annotate", "pattern", "reason"),
     [
         (aten.add.Tensor, q.first_input_only, "torch.add", "only 1 of 2 inputs are quantized"),
         (aten.cat.default, q.half_shared, "torch.cat", "the output shares the observer of one input"),
-        (aten.linear.default, q.weighted(INT16, output=INT16), "nn.Linear", "activation of torch.int16"),
+        (aten.linear.default, q.weighted(q.FLOAT8, output=q.FLOAT8), "nn.Linear", "activation of torch.float8_e4m3fn"),
         (aten.linear.default, q.weighted(bias=q.WEIGHT), "nn.Linear", "bias of int8 with an observer of its own"),
-        (aten.linear.default, q.weighted(weight=ALONG_INPUTS), "nn.Linear", "its weight is quantized along axis 1"),
+        (aten.linear.default, q.weighted(weight=q.ALONG_INPUTS), "nn.Linear", "its weight is quantized along axis 1"),
         (aten.linear.default, q.weighted(weight=None), "nn.Linear", "inputs are quantized and the weight is not"),
         (aten.linear.default, q.weighted(q.DYNAMIC), "nn.Linear", "inputs are quantized dynamically"),
         (aten.prelu.default, q.elementwise(), "nn.PReLU", "its weight is quantized, and an entry for it has none"),
@@ -214,8 +200,13 @@ def test_what_a_config_has_no_words_for(target: Any, annotate: q.Annotate, patte
     assert config.configs == []
 
 
+def test_dtypes_that_torch_has_no_quantized_tensors_of_are_claimed_as_they_are() -> None:
+    config, _ = derive({aten.linear.default: q.weighted(q.INT16, output=q.INT16)}, "nn.Linear")
+    assert claim_of(config, nn.Linear) == (DIFFERENT, [DTypeConfig(torch.int16, torch.int16, S8_WEIGHT, torch.float32)])
+
+
 def test_symmetric_activations_are_a_note() -> None:
-    _, rows = derive({aten.linear.default: q.weighted(SYMMETRIC, output=SYMMETRIC)}, "nn.Linear")
+    _, rows = derive({aten.linear.default: q.weighted(q.SYMMETRIC, output=q.SYMMETRIC)}, "nn.Linear")
     assert rows["nn.Linear"].notes == ("activations are symmetric: a claim is about any zero point",)
 
 

@@ -40,6 +40,19 @@ DYNAMIC = QuantizationSpec(
     observer_or_fake_quant_ctr=PlaceholderObserver.with_args(eps=2**-10),
 )  # fmt: skip
 SIGMOID = FixedQParamsQuantizationSpec(dtype=torch.uint8, scale=1 / 256, zero_point=0, quant_min=0, quant_max=255)
+FLOAT8 = QuantizationSpec(dtype=torch.float8_e4m3fn, observer_or_fake_quant_ctr=PlaceholderObserver)
+INT16 = QuantizationSpec(
+    dtype=torch.int16, quant_min=-(2**15), quant_max=2**15 - 1, qscheme=torch.per_tensor_affine,
+    observer_or_fake_quant_ctr=MinMaxObserver,
+)  # fmt: skip
+SYMMETRIC = QuantizationSpec(
+    dtype=torch.int8, quant_min=-128, quant_max=127, qscheme=torch.per_tensor_symmetric,
+    observer_or_fake_quant_ctr=MinMaxObserver,
+)  # fmt: skip
+ALONG_INPUTS = QuantizationSpec(
+    dtype=torch.int8, quant_min=-127, quant_max=127, qscheme=torch.per_channel_symmetric, ch_axis=1,
+    observer_or_fake_quant_ctr=PerChannelMinMaxObserver,
+)  # fmt: skip
 TRAINED_ACTIVATION = QuantizationSpec(
     dtype=torch.uint8, quant_min=0, quant_max=255, qscheme=torch.per_tensor_affine,
     observer_or_fake_quant_ctr=FakeQuantize.with_args(observer=MovingAverageMinMaxObserver),
