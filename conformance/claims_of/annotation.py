@@ -53,7 +53,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class PatternReading:
     """What a Quantizer does with one pattern in one graph.
 
     ``inputs``: the float tensors that come from outside, in the order in which the ops take them. ``parameters``: those
@@ -74,7 +74,7 @@ class Reading:
     is_annotated: bool
 
 
-def read_probes(prepared: GraphModule, names: Sequence[str]) -> dict[str, Reading]:
+def read_probes(prepared: GraphModule, names: Sequence[str]) -> dict[str, PatternReading]:
     """Read the patterns of a prepared model, whose submodules of these names are the probes."""
     graph = _Graph(prepared)
     return {name: graph.read(name) for name in names}
@@ -114,7 +114,7 @@ class _Graph:
             node = node.all_input_nodes[0]
         return node, last
 
-    def read(self, name: str) -> Reading:
+    def read(self, name: str) -> PatternReading:
         ops = [node for node, owner in self.owner.items() if owner == f"{name}.{PATTERN}"]
         inputs, parameters, inside = dict[Node, Observed | None](), dict[str, Observed](), list[str]()
         takers = dict[Node, bool]()
@@ -130,7 +130,7 @@ class _Graph:
                 elif observed is not None:
                     parameters[argument] = observed
         givers = [node for node in ops if _is_float(node) and any(user not in ops for user in self._readers(node))]
-        return Reading(
+        return PatternReading(
             inputs=tuple(inputs.values()),
             parameters=parameters,
             outputs=tuple(self._output_of(node) for node in givers),

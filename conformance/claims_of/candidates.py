@@ -10,6 +10,7 @@ import operator
 from collections.abc import Collection, Iterator
 from copy import copy
 from functools import cache, partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from conformance.claims.plan import REGIMES
 from conformance.ops.fused_modules import FOLLOWERS, QAT_OF
 from conformance.ops.op_model import Input
 from conformance.ops.table import OP_SAMPLES, WEIGHTED
+from conformance.ops.variants import Arguments
 from refimpl import BackendPatternConfig, DTypeConfig
 from refimpl.patterns import Pattern, leaf_name, pattern_name
 
@@ -91,8 +93,15 @@ def probed_pattern(entry: BackendPatternConfig) -> Pattern:
     return stand_in
 
 
-def plan_candidate(pattern: Pattern) -> Case | str:
-    """Return the base case of a normal pattern, or the reason why no float model of it can be built."""
+WITH_NUMBER: Arguments = {"other": 0.3}
+"""The arguments of an op of two operands, one of which is a number."""
+
+
+def plan_candidate(pattern: Pattern, changes: Arguments = MappingProxyType({})) -> Case | str:
+    """Return the base case of a normal pattern, or the reason why no float model of it can be built.
+
+    ``changes``: arguments of its root that are not those of the base.
+    """
     entry = BackendPatternConfig()._set_pattern_complex_format(pattern)
     name = pattern_name(pattern)
     claim = Claim(
@@ -103,7 +112,8 @@ def plan_candidate(pattern: Pattern) -> Case | str:
         return plan
     if pattern in _GIVES_NO_TENSOR:
         return "its result is no tensor: an exported program has a constant in its place"
-    for _, arguments in plan.samples.variants(whole=False, known=False):
+    for _, variant in plan.samples.variants(whole=False, known=False):
+        arguments = {**variant, **changes}
         if plan.fits(arguments):
             build = partial(plan.build, arguments)
             return Case(name=name, build=build, inputs=_list_inputs(plan, arguments), regime=REGIMES[0])

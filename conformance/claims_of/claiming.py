@@ -10,7 +10,7 @@ import torch
 
 from conformance.claims.claim import has_weight
 from conformance.claims.qconfigs import is_transposed_convolution
-from conformance.claims_of.annotation import Observed, Reading
+from conformance.claims_of.annotation import Observed, PatternReading
 from conformance.ops.fused_modules import root_of
 from refimpl import BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
 from refimpl.patterns import leaves
@@ -46,7 +46,7 @@ class Derived:
     notes: tuple[str, ...] = ()
 
 
-def derive_claim(entry: BackendPatternConfig, reading: Reading, *, names_weight: bool = False) -> Derived:
+def derive_claim(entry: BackendPatternConfig, reading: PatternReading, *, names_weight: bool = False) -> Derived:
     """Return the claim of an entry that a reading amounts to. Raises NoWordsError.
 
     INPUT_OUTPUT_NOT_OBSERVED is never derived: an op without observers is an op that the Quantizer leaves in float.
@@ -89,7 +89,7 @@ _DIFFERENT = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
 _SHARE = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
 
 
-def _check_is_one(reading: Reading) -> None:
+def _check_is_one(reading: PatternReading) -> None:
     """Raise NoWordsError unless the Quantizer has annotated the ops of the pattern, as one."""
     if not reading.is_annotated and not reading.inside:
         raise NoWordsError(NOT_ANNOTATED)
@@ -101,7 +101,7 @@ def _check_is_one(reading: Reading) -> None:
         raise NoWordsError(f"not annotated as one: {', '.join(left_out)} left out")
 
 
-def _read_output(reading: Reading) -> Observed:
+def _read_output(reading: PatternReading) -> Observed:
     outputs = [each for each in reading.outputs if each is not None]
     if not outputs or len(outputs) < len(reading.outputs):
         raise NoWordsError(OUTPUT_LEFT)
@@ -157,12 +157,12 @@ def _constrain(observed: Observed, what: str = "activation") -> DTypeWithConstra
     return DTypeWithConstraints(dtype, **bounds)
 
 
-def _read_weight(entry: BackendPatternConfig, reading: Reading) -> tuple[str, DTypeWithConstraints]:
+def _read_weight(entry: BackendPatternConfig, reading: PatternReading) -> tuple[str, DTypeWithConstraints]:
     """Return the weight's scheme and dtype; ("", any) where the pattern has no weight to quantize."""
     weight = reading.parameters.get("weight")
     others = sorted(reading.parameters.keys() - {"weight", "bias"})
     if others:
-        raise NoWordsError(f"{', '.join(others)} quantized, which is neither weight nor bias")
+        raise NoWordsError(f"the argument {others[0]!r} is quantized, which is neither weight nor bias")
     if weight is None:
         if has_weight(entry):
             raise NoWordsError("inputs are quantized and the weight is not")
@@ -180,7 +180,7 @@ def _read_weight(entry: BackendPatternConfig, reading: Reading) -> tuple[str, DT
     return scheme, _constrain(weight, "weight")
 
 
-def _derive_weight_only(entry: BackendPatternConfig, reading: Reading, notes: tuple[str, ...]) -> Derived:
+def _derive_weight_only(entry: BackendPatternConfig, reading: PatternReading, notes: tuple[str, ...]) -> Derived:
     scheme, weight = _read_weight(entry, reading)
     if weight.dtype is torch.float16:
         raise NoWordsError(
@@ -192,7 +192,7 @@ def _derive_weight_only(entry: BackendPatternConfig, reading: Reading, notes: tu
     return Derived(dtypes=dtypes, observation_type=_DIFFERENT, scheme=scheme, notes=notes)
 
 
-def _note_bias(reading: Reading) -> tuple[str, ...]:
+def _note_bias(reading: PatternReading) -> tuple[str, ...]:
     bias = reading.parameters.get("bias")
     if bias is None:
         return ()
@@ -207,5 +207,5 @@ def _note_symmetric(inputs: Sequence[Observed], output: Observed) -> tuple[str, 
     return ("activations are symmetric: a claim is about any zero point",) if is_symmetric else ()
 
 
-def _note_owner(reading: Reading) -> tuple[str, ...]:
+def _note_owner(reading: PatternReading) -> tuple[str, ...]:
     return () if reading.owns_output else ("the output is quantized where its reader is",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from conformance.claims.case import Case
 from conformance.claims.claim import dtype_config_text
 from conformance.claims_of.candidates import (
+    WITH_NUMBER,
     copy_entry,
     is_of_qat,
     list_compositions,
@@ -24,6 +26,7 @@ from conformance.claims_of.claiming import NO_INPUT, NOT_ANNOTATED, OUTPUT_LEFT,
 from conformance.claims_of.probe import NEIGHBOURS, Probed, make_alone, make_between, run_probes
 from conformance.ops.fused_modules import root_of
 from conformance.ops.table import WEIGHTED
+from conformance.ops.variants import Arguments
 from refimpl import BackendConfig, BackendPatternConfig
 from refimpl.patterns import Pattern, pattern_name
 
@@ -61,15 +64,30 @@ def derive_config(
     outcomes_of_more = _derive(quantizer, more, is_qat)
     claimed = [entry for entry in more if isinstance(outcomes_of_more[entry.normal_pattern], Derived)]
     outcomes |= outcomes_of_more
+    counting = [entry for entry in (*entries, *claimed) if entry._num_tensor_args_to_observation_type]
+    counting = [entry for entry in counting if isinstance(outcomes[entry.normal_pattern], Derived)]
+    with_number = _derive(quantizer, counting, is_qat, WITH_NUMBER)
     config, rows = BackendConfig(name), list[ProbeRow]()
     for entry in (*entries, *claimed):
         outcome = outcomes[entry.normal_pattern]
         if isinstance(outcome, Derived):
             completed = copy_entry(entry, is_qat=is_qat).set_observation_type(outcome.observation_type)
+            if entry in counting:
+                outcome = _count_tensors(completed, outcome, with_number[entry.normal_pattern])
             config.set_backend_pattern_config(completed.add_dtype_config(outcome.dtypes))
         rows.append(_make_row(entry, outcome))
     _name_roots(config)
     return config, tuple(rows)
+
+
+def _count_tensors(entry: BackendPatternConfig, claim: Derived, with_number: Derived | str) -> Derived:
+    """Set the observation types by the number of tensors; return the claim, with a note if it has two tensors only."""
+    if isinstance(with_number, Derived) and with_number.dtypes == claim.dtypes:
+        by_count = {1: with_number.observation_type, 2: claim.observation_type}
+        entry._num_tensor_args_to_observation_type = entry._num_tensor_args_to_observation_type | by_count
+        return claim
+    reason = with_number if isinstance(with_number, str) else dtype_config_text(with_number.dtypes)
+    return replace(claim, notes=(*claim.notes, f"with a number as operand: {reason}"))
 
 
 def _is_chosen(entry: BackendPatternConfig, globs: Sequence[str]) -> bool:
@@ -100,13 +118,16 @@ def _make_row(entry: BackendPatternConfig, outcome: Derived | str) -> ProbeRow:
     )  # fmt: skip
 
 
-def _derive(quantizer: Any, entries: Sequence[BackendPatternConfig], is_qat: bool) -> dict[Pattern, Derived | str]:
+def _derive(
+    quantizer: Any, entries: Sequence[BackendPatternConfig], is_qat: bool, changes: Arguments = MappingProxyType({})
+) -> dict[Pattern, Derived | str]:
     """Return for each entry, by its normal pattern, its claim or the reason why there is none.
 
-    Each pattern is probed alone. Those that leave something open are probed again between ops that are quantized.
+    ``changes``: arguments of the root that are not those of its base. Each pattern is probed alone. Those that leave
+    something open are probed again between ops that are quantized.
     """
     patterns = {probed_pattern(entry): f"p{number}" for number, entry in enumerate(entries)}
-    planned = {name: plan_candidate(pattern) for pattern, name in patterns.items()}
+    planned = {name: plan_candidate(pattern, changes) for pattern, name in patterns.items()}
     cases = {name: case for name, case in planned.items() if isinstance(case, Case)}
     alone = run_probes(quantizer, {name: make_alone(case) for name, case in cases.items()}, is_qat=is_qat)
     outcomes: dict[str, Derived | str] = {name: case for name, case in planned.items() if isinstance(case, str)}

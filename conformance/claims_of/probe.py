@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from backends.discovery import describe_error
 from conformance.claims.case import Case
 from conformance.claims.inputs import Batch
-from conformance.claims_of.annotation import Reading, read_probes
+from conformance.claims_of.annotation import PatternReading, read_probes
 from conformance.claims_of.candidates import build_case
 from conformance.ops.op_model import Role
 
@@ -33,7 +33,7 @@ _LONGEST = 160
 class Probed:
     """What came of a probe: a reading, or in words why there is none."""
 
-    reading: Reading | None = None
+    reading: PatternReading | None = None
     failure: str = ""
 
 
@@ -159,7 +159,7 @@ def _export(probes: Mapping[str, Probe]) -> Any:
     return torch.export.export(_Parts(probes), inputs).module()
 
 
-def _prepare(quantizer: Any, probes: Mapping[str, Probe], is_qat: bool) -> dict[str, Reading]:
+def _prepare(quantizer: Any, probes: Mapping[str, Probe], is_qat: bool) -> dict[str, PatternReading]:
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e, prepare_qat_pt2e
 
     with warnings.catch_warnings():

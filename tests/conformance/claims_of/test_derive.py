@@ -205,6 +205,25 @@ def test_dtypes_that_torch_has_no_quantized_tensors_of_are_claimed_as_they_are()
     assert claim_of(config, nn.Linear) == (DIFFERENT, [DTypeConfig(torch.int16, torch.int16, S8_WEIGHT, torch.float32)])
 
 
+def test_an_operand_that_is_a_number() -> None:
+    config, rows = derive(
+        {aten.add.Tensor: q.elementwise(), aten.mul.Tensor: q.shared_with_number}, "torch.add", "torch.mul"
+    )
+    assert entry_of(config, torch.add)._num_tensor_args_to_observation_type[1] is DIFFERENT
+    assert entry_of(config, torch.mul)._num_tensor_args_to_observation_type == {0: DIFFERENT, 1: SHARE, 2: DIFFERENT}
+    assert rows["torch.add"].notes == rows["torch.mul"].notes == ()
+
+
+def test_an_operand_that_is_a_number_is_a_note_if_it_is_left_in_float() -> None:
+    def of_two_tensors(node: Any) -> None:
+        if len(node.all_input_nodes) == 2:
+            q.elementwise()(node)
+
+    config, rows = derive({aten.add.Tensor: of_two_tensors}, "torch.add")
+    assert claim_of(config, torch.add) == (DIFFERENT, [STATIC])
+    assert rows["torch.add"].notes == ("with a number as operand: not annotated",)
+
+
 def test_symmetric_activations_are_a_note() -> None:
     _, rows = derive({aten.linear.default: q.weighted(q.SYMMETRIC, output=q.SYMMETRIC)}, "nn.Linear")
     assert rows["nn.Linear"].notes == ("activations are symmetric: a claim is about any zero point",)

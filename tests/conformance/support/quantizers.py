@@ -134,6 +134,11 @@ def shared(node: Node) -> None:
     mark(node, {first: ACTIVATION, **dict.fromkeys(others, same)}, same)
 
 
+def shared_with_number(node: Node) -> None:
+    """Annotate an op that shares one observer if it has a number as operand, and has one for each tensor otherwise."""
+    (shared if len(node.all_input_nodes) == 1 else elementwise())(node)
+
+
 def half_shared(node: Node) -> None:
     """Annotate an op whose output shares the observer of its first input only."""
     first, *others = node.all_input_nodes
