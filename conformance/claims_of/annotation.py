@@ -26,11 +26,16 @@ PATTERN = "pattern"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """How one tensor is observed. ``axis``: that of per-channel qparams; ``module``: the observer or fake quantize."""
+    """How one tensor is observed.
+
+    ``axis``: that of per-channel qparams. ``is_fake``: by a fake quantize. ``is_derived``: the qparams are computed
+    from those of other tensors. ``module``: the observer or fake quantize.
+    """
 
     facts: ObserverFacts
     qscheme: torch.qscheme | None
     axis: int | None
+    is_fake: bool
     is_derived: bool
     module: nn.Module = field(compare=False, repr=False)
 
@@ -47,6 +52,7 @@ class Observed:
             facts=facts,
             qscheme=getattr(inner, "qscheme", None),
             axis=getattr(inner, "ch_axis", None),
+            is_fake=hasattr(module, "fake_quant_enabled"),
             is_derived=hasattr(module, "derive_qparams_fn"),
             module=module,
         )

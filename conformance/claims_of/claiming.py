@@ -46,13 +46,17 @@ class Derived:
     notes: tuple[str, ...] = ()
 
 
-def derive_claim(entry: BackendPatternConfig, reading: PatternReading, *, names_weight: bool = False) -> Derived:
+def derive_claim(
+    entry: BackendPatternConfig, reading: PatternReading, *, is_qat: bool = False, names_weight: bool = False
+) -> Derived:
     """Return the claim of an entry that a reading amounts to. Raises NoWordsError.
 
     INPUT_OUTPUT_NOT_OBSERVED is never derived: an op without observers is an op that the Quantizer leaves in float.
-    ``names_weight``: dtype configs of the entry say that a weight stays in float32.
+    ``is_qat``: the reading is of a model that is trained. ``names_weight``: dtype configs of the entry say that a
+    weight stays in float32.
     """
     _check_is_one(reading)
+    _check_flow(reading, is_qat)
     inputs = [each for each in reading.inputs if each is not None]
     notes = _note_bias(reading)
     if not inputs and "weight" in reading.parameters:
@@ -99,6 +103,14 @@ def _check_is_one(reading: PatternReading) -> None:
     left_out = dict.fromkeys((*reading.silent_takers, *reading.silent_givers))
     if left_out:
         raise NoWordsError(f"not annotated as one: {', '.join(left_out)} left out")
+
+
+def _check_flow(reading: PatternReading, is_qat: bool) -> None:
+    """Raise NoWordsError if a Quantizer for one flow was probed by the other."""
+    several = (*reading.inputs, *reading.parameters.values())
+    if any(each is not None and not each.is_derived and each.is_fake != is_qat for each in several):
+        by, advice = ("observers", "leave --qat out") if is_qat else ("fake quantizes, as for training", "give --qat")
+        raise NoWordsError(f"observed by {by}: {advice}")
 
 
 def _read_output(reading: PatternReading) -> Observed:

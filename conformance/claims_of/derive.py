@@ -132,16 +132,16 @@ def _derive(
     alone = run_probes(quantizer, {name: make_alone(case) for name, case in cases.items()}, is_qat=is_qat)
     outcomes: dict[str, Derived | str] = {name: case for name, case in planned.items() if isinstance(case, str)}
     by_name = {patterns[probed_pattern(entry)]: entry for entry in reversed(entries)}
-    outcomes |= {name: _judge(by_name[name], probed) for name, probed in alone.items()}
+    outcomes |= {name: _judge(by_name[name], probed, is_qat) for name, probed in alone.items()}
     open_cases = {name: cases[name] for name in alone if _is_open(outcomes[name])}
     between = _probe_between(quantizer, open_cases, is_qat)
     for name, probed in between.items():
-        outcomes[name] = _choose(outcomes[name], _judge(by_name[name], probed))
+        outcomes[name] = _choose(outcomes[name], _judge(by_name[name], probed, is_qat))
     return {entry.normal_pattern: outcomes[patterns[probed_pattern(entry)]] for entry in entries}
 
 
 def _probe_between(quantizer: Any, cases: Mapping[str, Case], is_qat: bool) -> dict[str, Probed]:
-    kinds = _find_neighbours(quantizer, is_qat)
+    kinds = _find_neighbours(quantizer, is_qat) if cases else []
     probes = {name: make_between(case, kinds) for name, case in cases.items()} if kinds else {}
     return run_probes(quantizer, {name: probe for name, probe in probes.items() if probe}, is_qat=is_qat)
 
@@ -160,12 +160,12 @@ def _takes_static(probed: Probed) -> bool:
     return bool(inputs) and all(each is not None and not each.facts.is_dynamic for each in inputs)
 
 
-def _judge(entry: BackendPatternConfig, probed: Probed) -> Derived | str:
+def _judge(entry: BackendPatternConfig, probed: Probed, is_qat: bool) -> Derived | str:
     if probed.reading is None:
         return probed.failure
     names_weight = any(dtypes.weight_dtype is torch.float32 for dtypes in entry.dtype_configs)
     try:
-        return derive_claim(entry, probed.reading, names_weight=names_weight)
+        return derive_claim(entry, probed.reading, is_qat=is_qat, names_weight=names_weight)
     except NoWordsError as reason:
         return str(reason)
 

@@ -73,7 +73,7 @@ def test_a_spec_that_names_no_quantizer(
     [
         ("NothingAtAll", "annotates none of 1 patterns: does it need a configuration?"),
         ("Dying", "the process exited with status 7"),
-        ("Hanging", "was not probed within 8 s: give a longer --timeout"),
+        pytest.param("Hanging", "was not probed within 8 s: give a longer --timeout", marks=pytest.mark.slow),
     ],
 )
 def test_a_quantizer_that_cannot_be_probed(

@@ -224,6 +224,18 @@ def test_an_operand_that_is_a_number_is_a_note_if_it_is_left_in_float() -> None:
     assert rows["torch.add"].notes == ("with a number as operand: not annotated",)
 
 
+@pytest.mark.parametrize(
+    ("is_qat", "activation", "weight", "reason"),
+    [
+        (True, q.ACTIVATION, q.WEIGHT, "observed by observers: leave --qat out"),
+        (False, q.TRAINED_ACTIVATION, q.TRAINED_WEIGHT, "observed by fake quantizes, as for training: give --qat"),
+    ],
+)
+def test_a_quantizer_for_the_other_flow(is_qat: bool, activation: Any, weight: Any, reason: str) -> None:
+    _, rows = derive({aten.linear.default: q.weighted(activation, weight, activation)}, "nn.Linear", is_qat=is_qat)
+    assert rows["nn.Linear"].reason == reason
+
+
 def test_symmetric_activations_are_a_note() -> None:
     _, rows = derive({aten.linear.default: q.weighted(q.SYMMETRIC, output=q.SYMMETRIC)}, "nn.Linear")
     assert rows["nn.Linear"].notes == ("activations are symmetric: a claim is about any zero point",)
