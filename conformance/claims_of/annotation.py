@@ -150,11 +150,11 @@ class _Graph:
     def _list_arguments(self, node: Node) -> Iterator[tuple[str, Node, nn.Module | None]]:
         """Yield the name, the source and the observer of each tensor that an op takes."""
         schema: Any = getattr(node.target, "_schema", None)
-        names = [argument.name for argument in schema.arguments] if schema else []
-        for position, argument in enumerate(node.args):
+        names = [argument.name for argument in schema.arguments] if schema else map(str, range(len(node.args)))
+        for name, argument in (*zip(names, node.args, strict=False), *node.kwargs.items()):
             for each in tree_leaves(argument):
                 if isinstance(each, Node):
-                    yield (names[position] if position < len(names) else str(position), *self.strip(each))
+                    yield name, *self.strip(each)
 
     def _readers(self, node: Node) -> Iterator[Node]:
         """Yield the nodes that take a node's value, observed or not, without what checks the inputs."""

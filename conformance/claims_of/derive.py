@@ -59,20 +59,22 @@ def derive_config(
     """
     entries = [entry for entry in list_entries() if _is_chosen(entry, globs) and (is_qat or not is_of_qat(entry))]
     outcomes = _derive(quantizer, entries, is_qat)
-    roots = {entry.normal_pattern for entry in entries if isinstance(outcomes[entry.normal_pattern], Derived)}
-    more = [entry for entry in list_compositions(roots) if _is_chosen(entry, globs)]
-    outcomes_of_more = _derive(quantizer, more, is_qat)
-    claimed = [entry for entry in more if isinstance(outcomes_of_more[entry.normal_pattern], Derived)]
-    outcomes |= outcomes_of_more
-    counting = [entry for entry in (*entries, *claimed) if entry._num_tensor_args_to_observation_type]
-    counting = [entry for entry in counting if isinstance(outcomes[entry.normal_pattern], Derived)]
+    roots = {pattern for pattern, outcome in outcomes.items() if isinstance(outcome, Derived)}
+    compositions = [entry for entry in list_compositions(roots) if _is_chosen(entry, globs)]
+    outcomes |= _derive(quantizer, compositions, is_qat)
+    entries += [entry for entry in compositions if isinstance(outcomes[entry.normal_pattern], Derived)]
+    counting = [
+        entry
+        for entry in entries
+        if entry._num_tensor_args_to_observation_type and isinstance(outcomes[entry.normal_pattern], Derived)
+    ]
     with_number = _derive(quantizer, counting, is_qat, WITH_NUMBER)
     config, rows = BackendConfig(name), list[ProbeRow]()
-    for entry in (*entries, *claimed):
+    for entry in entries:
         outcome = outcomes[entry.normal_pattern]
         if isinstance(outcome, Derived):
             completed = copy_entry(entry, is_qat=is_qat).set_observation_type(outcome.observation_type)
-            if entry in counting:
+            if entry.normal_pattern in with_number:
                 outcome = _count_tensors(completed, outcome, with_number[entry.normal_pattern])
             config.set_backend_pattern_config(completed.add_dtype_config(outcome.dtypes))
         rows.append(_make_row(entry, outcome))
