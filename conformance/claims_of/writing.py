@@ -110,7 +110,7 @@ def render_module(config: BackendConfig, rows: Sequence[ProbeRow], origin: Seque
     entries = [
         line
         for entry, said in zip(config.configs, notes, strict=True)
-        for line in (*(f"    # {note}" for note in said), *_spell_entry(entry, constants, spelling))
+        for line in (*_comment(said), *_spell_entry(entry, constants, spelling))
     ]
     dtypes = [line for dtype_config, name in constants.items() for line in _spell_dtypes(name, dtype_config, spelling)]
     schemes = sorted({row.scheme for row in rows if row.scheme})
@@ -128,6 +128,11 @@ def render_module(config: BackendConfig, rows: Sequence[ProbeRow], origin: Seque
     text = "\n".join([*_spell_head(origin), "", *spelling.imports(), "", *body])
     helpers.append("\n".join(["\n\nENTRIES = [", *entries, "]\n"]))
     return f"{text.rstrip()}\n{''.join([*helpers, _GETTER])}"
+
+
+def _comment(notes: Iterable[str]) -> Iterator[str]:
+    for note in notes:
+        yield from textwrap.wrap(note, _WIDTH, initial_indent="    # ", subsequent_indent="    #   ")
 
 
 def _spell_head(origin: Sequence[str]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -52,6 +53,7 @@ def make_config(dtypes: DTypeConfig, entries: list[BackendPatternConfig]) -> tup
 def every_entry(tmp_path_factory: pytest.TempPathFactory) -> tuple[BackendConfig, Path]:
     """A config of everything that could be claimed, and the module written of it."""
     config, rows = make_config(U8_S8, [*list_entries(), *list_compositions(set(OP_SAMPLES))])
+    rows[0] = replace(rows[0], notes=("a note that is longer than a line, " * 4,))
     for number, dtypes in enumerate((BOUNDED, FIXED, U8)):
         config.configs[number].set_dtype_configs([dtypes])
     path = tmp_path_factory.mktemp("written") / "written.py"
