@@ -84,6 +84,21 @@ def _import_from_here() -> None:
 
 def _load(target: str, what: str, needs_lower: bool) -> Backend:
     """Import ``module:attribute``; ``what`` begins the message when it fails."""
+    value = _import_attribute(target, what)
+    path = target.partition(":")[2]
+    return _backend_of(value if needs_lower else _complete(value, path), target)
+
+
+def find_attribute(spec: str, what: str) -> object:
+    """Return what ``module:attribute`` names, from the working directory too. ``what`` begins messages.
+
+    Raises BackendNotFound.
+    """
+    _import_from_here()
+    return _import_attribute(spec, what)
+
+
+def _import_attribute(target: str, what: str) -> object:
     module_name, _, path = target.partition(":")
     if not module_name or not path:
         raise BackendNotFound(f"{what}: {target!r} is not of the form module:attribute")
@@ -94,10 +109,9 @@ def _load(target: str, what: str, needs_lower: bool) -> Backend:
             f"{what}: module {module_name!r} does not import: {describe_error(error)} (working directory {os.getcwd()})"
         ) from error
     try:
-        value = reduce(getattr, path.split("."), module)
+        return reduce(getattr, path.split("."), module)
     except AttributeError:
         raise BackendNotFound(f"{what}: {_describe_missing(module_name, path, vars(module))}") from None
-    return _backend_of(value if needs_lower else _complete(value, path), target)
 
 
 class ConfigOnly(Backend):

@@ -3,7 +3,8 @@
 
 ``python -m conformance init NAME`` writes the skeleton of a vendor's package; ``python -m conformance expect
 RESULTS.jsonl`` writes a run's verdicts as the expected ones; ``python -m conformance describe RESULTS.jsonl`` says what
-the suite here knows of a run, for ``python -m reports verify``. Exit status: 0 success, 2 the run does not allow it, 4
+the suite here knows of a run, for ``python -m reports verify``; ``python -m conformance claims-of MODULE:QUANTIZER``
+writes the BackendConfig that a torchao Quantizer amounts to. Exit status: 0 success, 2 the run does not allow it, 4
 usage error. ``export``, ``run`` and ``judge`` are about devices that do not run Python (docs/vectors.md).
 """
 
@@ -37,7 +38,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m conforma
         options = parser.parse_args(words)
     except SystemExit as end:
         return USAGE if end.code else 0
-    commands = {"init": _init, "expect": _expect, "describe": _describe, "run": _run, "judge": _judge}
+    commands = {
+        "init": _init, "expect": _expect, "describe": _describe, "run": _run, "judge": _judge, "claims-of": _claims_of,
+    }  # fmt: skip
     return commands[options.command](options)
 
 
@@ -79,6 +82,29 @@ def _init(options: argparse.Namespace) -> int:
         "that passes; without the option no claim does until execution() says what runs on integers\n"
         f"or, once it is installed (README.md): {command} --backend={folder.name}"
     )
+    return 0
+
+
+def _claims_of(options: argparse.Namespace) -> int:
+    from conformance.claims_of.command import (  # needs torch
+        ClaimsOf,
+        ProbingFailed,
+        QuantizerNotFound,
+        write_claims,
+    )
+
+    request = ClaimsOf(spec=options.quantizer, is_qat=options.qat, globs=tuple(options.pattern or ["*"]))
+    output = options.output or Path(f"claims_of_{request.name}.py")
+    try:
+        written = write_claims(request, limit=options.timeout)
+        output.write_text(written.module, encoding="utf-8")
+    except (QuantizerNotFound, OSError) as error:
+        print(f"ERROR: {error}", file=sys.stderr)
+        return USAGE
+    except ProbingFailed as error:
+        print(f"ERROR: {error}", file=sys.stderr)
+        return REFUSED
+    print(f"{written.table}\n\n{output}: {written.claims} claims, of {written.patterns} patterns")
     return 0
 
 
@@ -145,7 +171,9 @@ def _judge(options: argparse.Namespace) -> int:
 
 def _make_parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description="The conformance suite's own command.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="init|expect|describe|export|run|judge")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="init|expect|describe|claims-of|export|run|judge"
+    )
     init = commands.add_parser(
         "init", help="write a backend's package", description="Write a package with a backend that runs at once."
     )
@@ -162,6 +190,23 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     describe.add_argument("file", type=Path, metavar="RESULTS.jsonl")
     describe.add_argument("--waivers", type=Path, metavar="FILE", help="the waivers that the run used; default: none")
     describe.add_argument("-o", dest="output", type=Path, metavar="OUT.json", default=Path("description.json"))
+    claims_of = commands.add_parser(
+        "claims-of", help="write the BackendConfig that a torchao Quantizer amounts to", description="Have a torchao "
+        "Quantizer annotate a model of each pattern that the suite knows, and write the BackendConfig that this "
+        "amounts to as a Python module, to be read and committed (docs/vendor-guide.md). It takes some minutes.",
+    )  # fmt: skip
+    claims_of.add_argument("quantizer", metavar="MODULE:QUANTIZER", help="a class, an instance, or what returns one")
+    claims_of.add_argument("--qat", action="store_true", help="by prepare_qat_pt2e, for quantization-aware training")
+    claims_of.add_argument(
+        "--pattern",
+        action="append",
+        metavar="GLOB",
+        help="only patterns of such a name, as nn.Conv2d*; may be repeated",
+    )
+    claims_of.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS", help="for all (default: 3600)")
+    claims_of.add_argument(
+        "-o", dest="output", type=Path, metavar="FILE", help="the module to write; default: claims_of_QUANTIZER.py"
+    )
     commands.add_parser("export", help="write a bundle of models and inputs for a device; it has a --help of its own")
     run = commands.add_parser(
         "run", help="run a bundle by a backend in Python", description="Run the cases of a bundle by a backend of the "

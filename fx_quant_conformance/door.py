@@ -23,6 +23,8 @@ commands:
   expect RESULTS.jsonl  write the verdicts of a run as those to expect of a shipped backend
   describe RESULTS.jsonl
                         write what the suite and the backend here say of a run
+  claims-of MODULE:QUANTIZER
+                        write the BackendConfig that a torchao Quantizer amounts to
   export --backend=NAME -o DIR
                         write models and inputs as files, for a device that cannot run Python, and what is right
   run DEVICE OUT --backend=NAME
@@ -84,7 +86,7 @@ def _report(words: Sequence[str]) -> int:
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "certify": _certify, "init": _ask_suite, "expect": _ask_suite, "describe": _ask_suite, "export": _ask_suite,
-    "run": _ask_suite, "judge": _ask_suite, "report": _report,
+    "run": _ask_suite, "judge": _ask_suite, "claims-of": _ask_suite, "report": _report,
 }  # fmt: skip
 
 

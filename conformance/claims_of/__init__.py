@@ -1,0 +1,1 @@
+"""What a torchao Quantizer amounts to, as a BackendConfig."""

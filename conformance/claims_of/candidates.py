@@ -1,0 +1,132 @@
+"""Candidates: the entries that a Quantizer is probed with, without their dtype configs.
+
+They are those of torch's seven configs, then each op of the op table that none of these has, then compositions that
+none of these has. A candidate has the parts of an entry that do not depend on dtypes, such as its root module.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterator
+from copy import copy
+from functools import cache, partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from backends.discovery import find_backend
+from conformance.claims.build import build_model
+from conformance.claims.case import Case
+from conformance.claims.claim import NO_WEIGHT, Claim
+from conformance.claims.inputs import Batch, draw_calibration_inputs
+from conformance.claims.pattern_plan import PatternPlan, is_norm, plan_pattern
+from conformance.claims.plan import REGIMES
+from conformance.ops.fused_modules import FOLLOWERS, QAT_OF
+from conformance.ops.op_model import Input
+from conformance.ops.table import OP_SAMPLES, WEIGHTED
+from conformance.ops.variants import Arguments
+from refimpl import BackendPatternConfig, DTypeConfig
+from refimpl.patterns import Pattern, leaf_name, pattern_name
+
+_CONFIGS = ("native", "onednn", "tensorrt", "executorch")
+"""The other three of the seven configs, fbgemm, x86 and qnnpack, have no pattern that these do not have."""
+_GIVES_NO_TENSOR = ("shape", "size")
+_BINARY = (operator.add, torch.add, operator.sub, torch.sub, operator.mul, torch.mul)
+
+
+@cache
+def list_entries() -> tuple[BackendPatternConfig, ...]:
+    """Return the entries of the seven configs, each pattern once, then those of the ops that are in none.
+
+    An entry is the one of the first config that has its pattern. It is shared: it is copied before it is changed.
+    """
+    entries: dict[Pattern, BackendPatternConfig] = {}
+    for name in _CONFIGS:
+        for entry in find_backend(f"reference-{name}").backend_config().configs:
+            entries.setdefault(entry.normal_pattern, entry)
+    for op in OP_SAMPLES:
+        entries.setdefault(op, BackendPatternConfig(op))
+    return tuple(entries.values())
+
+
+def list_compositions(roots: Collection[Any]) -> Iterator[BackendPatternConfig]:
+    """Yield an entry for each of these ops with each op that may follow it, if none of the configs has it.
+
+    Roots are weighted ops, and ops of two tensors. An entry has the root module of the root's own entry.
+    """
+    known = {entry.normal_pattern: entry for entry in list_entries()}
+    for root in (*OP_SAMPLES, *_BINARY):
+        if root not in roots or (root not in WEIGHTED and root not in _BINARY):
+            continue
+        for follower in FOLLOWERS:
+            entry = BackendPatternConfig((root, follower))
+            if not is_norm(follower) and entry.normal_pattern not in known:
+                known[entry.normal_pattern] = entry
+                yield _take_root(entry, known[root])
+
+
+def _take_root(entry: BackendPatternConfig, own: BackendPatternConfig) -> BackendPatternConfig:
+    entry.root_module, entry.reference_quantized_module = own.root_module, own.reference_quantized_module
+    entry._num_tensor_args_to_observation_type = own._num_tensor_args_to_observation_type
+    return entry
+
+
+def copy_entry(entry: BackendPatternConfig, *, is_qat: bool) -> BackendPatternConfig:
+    """Return a copy without dtype configs; unless ``is_qat``, without the QAT module, which would claim both flows."""
+    copied = copy(entry)
+    copied.dtype_configs = []
+    if not is_qat:
+        copied.qat_module = None
+    return copied
+
+
+def is_of_qat(entry: BackendPatternConfig) -> bool:
+    """Tell whether an entry's pattern is a QAT module, which no user's float model holds."""
+    return entry.normal_pattern in QAT_OF
+
+
+def probed_pattern(entry: BackendPatternConfig) -> Pattern:
+    """Return the normal pattern that stands for an entry's in a float model: for a QAT module, what it is made of."""
+    stand_in: Pattern = QAT_OF.get(entry.normal_pattern, entry.normal_pattern)
+    return stand_in
+
+
+WITH_NUMBER: Arguments = {"other": 0.3}
+"""The arguments of an op of two operands, one of which is a number."""
+
+
+def plan_candidate(pattern: Pattern, changes: Arguments = MappingProxyType({})) -> Case | str:
+    """Return the base case of a normal pattern, or the reason why no float model of it can be built.
+
+    ``changes``: arguments of its root that are not those of the base.
+    """
+    entry = BackendPatternConfig()._set_pattern_complex_format(pattern)
+    name = pattern_name(pattern)
+    claim = Claim(
+        id=name, pattern=name, dtype_config="", flow="ptq", scheme=NO_WEIGHT, index=0, entry=entry, dtypes=DTypeConfig()
+    )  # fmt: skip
+    plan = plan_pattern(claim)
+    if isinstance(plan, str):
+        return plan
+    if pattern in _GIVES_NO_TENSOR:
+        return "its result is no tensor: an exported program has a constant in its place"
+    for _, variant in plan.samples.variants(whole=False, known=False):
+        arguments = {**variant, **changes}
+        if plan.fits(arguments):
+            build = partial(plan.build, arguments)
+            return Case(name=name, build=build, inputs=_list_inputs(plan, arguments), regime=REGIMES[0])
+    return f"no arguments of {leaf_name(plan.root)} fit the ops after it"
+
+
+def _list_inputs(plan: PatternPlan, arguments: Any) -> tuple[Input, ...]:
+    inputs = plan.inputs_for(arguments)
+    return (*inputs, Input(shape=plan.output_shape_for(arguments))) if plan.has_second_input else inputs
+
+
+def build_case(case: Case) -> tuple[nn.Module, Batch]:
+    """Build a case's float model, in eval mode, and inputs for it; the same ones each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return build_model(case), draw_calibration_inputs(case)[0]

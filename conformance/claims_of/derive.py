@@ -1,0 +1,190 @@
+"""Deriving: the BackendConfig that a Quantizer amounts to, and a row for each pattern that it was probed with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from conformance.claims.case import Case
+from conformance.claims.claim import dtype_config_text
+from conformance.claims_of.candidates import (
+    WITH_NUMBER,
+    copy_entry,
+    is_of_qat,
+    list_compositions,
+    list_entries,
+    plan_candidate,
+    probed_pattern,
+)
+from conformance.claims_of.claiming import NO_INPUT, NOT_ANNOTATED, OUTPUT_LEFT, Derived, NoWordsError, derive_claim
+from conformance.claims_of.probe import NEIGHBOURS, Probed, make_alone, make_between, run_probes
+from conformance.ops.fused_modules import root_of
+from conformance.ops.table import WEIGHTED
+from conformance.ops.variants import Arguments
+from refimpl import BackendConfig, BackendPatternConfig
+from refimpl.patterns import Pattern, pattern_name
+
+_BETWEEN = "only between quantized ops"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRow:
+    """What came of one pattern: its claim, or the reason why there is none.
+
+    ``dtypes``: the dtype config's name, or "". ``scheme``: the weight's, or "". ``notes``: what the config does not
+    say of the claim.
+    """
+
+    pattern: str
+    dtypes: str = ""
+    scheme: str = ""
+    notes: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def derive_config(
+    quantizer: Any, name: str, *, is_qat: bool = False, globs: Sequence[str] = ("*",)
+) -> tuple[BackendConfig, tuple[ProbeRow, ...]]:
+    """Probe a torchao Quantizer with all patterns; return the config that it amounts to, and a row for each pattern.
+
+    ``is_qat``: by prepare_qat_pt2e, in train mode; entries then name QAT modules. ``globs``: only patterns whose name
+    matches one of these, such as ``nn.Conv2d*``. Entries are in the order of the rows. Compositions that none of
+    torch's configs has are rows only if they are claimed. Raises ImportError without torchao.
+    """
+    entries = [entry for entry in list_entries() if _is_chosen(entry, globs) and (is_qat or not is_of_qat(entry))]
+    outcomes = _derive(quantizer, entries, is_qat)
+    roots = {pattern for pattern, outcome in outcomes.items() if isinstance(outcome, Derived)}
+    compositions = [entry for entry in list_compositions(roots) if _is_chosen(entry, globs)]
+    outcomes |= _derive(quantizer, compositions, is_qat)
+    entries += [entry for entry in compositions if isinstance(outcomes[entry.normal_pattern], Derived)]
+    counting = [
+        entry
+        for entry in entries
+        if entry._num_tensor_args_to_observation_type and isinstance(outcomes[entry.normal_pattern], Derived)
+    ]
+    with_number = _derive(quantizer, counting, is_qat, WITH_NUMBER)
+    config, rows = BackendConfig(name), list[ProbeRow]()
+    for entry in entries:
+        outcome = outcomes[entry.normal_pattern]
+        if isinstance(outcome, Derived):
+            completed = copy_entry(entry, is_qat=is_qat).set_observation_type(outcome.observation_type)
+            if entry.normal_pattern in with_number:
+                outcome = _count_tensors(completed, outcome, with_number[entry.normal_pattern])
+            config.set_backend_pattern_config(completed.add_dtype_config(outcome.dtypes))
+        rows.append(_make_row(entry, outcome))
+    _name_roots(config)
+    return config, tuple(rows)
+
+
+def _count_tensors(entry: BackendPatternConfig, claim: Derived, with_number: Derived | str) -> Derived:
+    """Set the observation types by the number of tensors; return the claim, with a note if it has two tensors only."""
+    if isinstance(with_number, Derived) and with_number.dtypes == claim.dtypes:
+        by_count = {1: with_number.observation_type, 2: claim.observation_type}
+        entry._num_tensor_args_to_observation_type = entry._num_tensor_args_to_observation_type | by_count
+        return claim
+    reason = with_number if isinstance(with_number, str) else dtype_config_text(with_number.dtypes)
+    return replace(claim, notes=(*claim.notes, f"with a number as operand: {reason}"))
+
+
+def _is_chosen(entry: BackendPatternConfig, globs: Sequence[str]) -> bool:
+    name = pattern_name(entry.normal_pattern)
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+def _name_roots(config: BackendConfig) -> None:
+    """Let entries of fused modules name the root module and its reference, where no entry of the config does.
+
+    Convert asks all entries together. torch's configs name them once, in the root's own entry, which may be missing.
+    """
+    named = {entry.root_module for entry in config.configs}
+    own = {entry.normal_pattern: entry for entry in list_entries()}
+    for entry in config.configs:
+        root = root_of(entry.normal_pattern)
+        if root in WEIGHTED and root is not entry.normal_pattern and root not in named:
+            entry.root_module = own[root].root_module
+            entry.reference_quantized_module = own[root].reference_quantized_module
+
+
+def _make_row(entry: BackendPatternConfig, outcome: Derived | str) -> ProbeRow:
+    name = pattern_name(entry.normal_pattern)
+    if isinstance(outcome, str):
+        return ProbeRow(pattern=name, reason=outcome)
+    return ProbeRow(
+        pattern=name, dtypes=dtype_config_text(outcome.dtypes), scheme=outcome.scheme, notes=outcome.notes
+    )  # fmt: skip
+
+
+def _derive(
+    quantizer: Any, entries: Sequence[BackendPatternConfig], is_qat: bool, changes: Arguments = MappingProxyType({})
+) -> dict[Pattern, Derived | str]:
+    """Return for each entry, by its normal pattern, its claim or the reason why there is none.
+
+    ``changes``: arguments of the root that are not those of its base. Each pattern is probed alone. Those that leave
+    something open are probed again between ops that are quantized.
+    """
+    patterns = {probed_pattern(entry): f"p{number}" for number, entry in enumerate(entries)}
+    planned = {name: plan_candidate(pattern, changes) for pattern, name in patterns.items()}
+    cases = {name: case for name, case in planned.items() if isinstance(case, Case)}
+    alone = run_probes(quantizer, {name: make_alone(case) for name, case in cases.items()}, is_qat=is_qat)
+    outcomes: dict[str, Derived | str] = {name: case for name, case in planned.items() if isinstance(case, str)}
+    by_name = {patterns[probed_pattern(entry)]: entry for entry in reversed(entries)}
+    outcomes |= {name: _judge(by_name[name], probed, is_qat) for name, probed in alone.items()}
+    open_cases = {name: cases[name] for name in alone if _is_open(outcomes[name])}
+    between = _probe_between(quantizer, open_cases, is_qat)
+    for name, probed in between.items():
+        outcomes[name] = _choose(outcomes[name], _judge(by_name[name], probed, is_qat))
+    return {entry.normal_pattern: outcomes[patterns[probed_pattern(entry)]] for entry in entries}
+
+
+def _probe_between(quantizer: Any, cases: Mapping[str, Case], is_qat: bool) -> dict[str, Probed]:
+    kinds = _find_neighbours(quantizer, is_qat) if cases else []
+    probes = {name: make_between(case, kinds) for name, case in cases.items()} if kinds else {}
+    return run_probes(quantizer, {name: probe for name, probe in probes.items() if probe}, is_qat=is_qat)
+
+
+def _find_neighbours(quantizer: Any, is_qat: bool) -> list[type[nn.Module]]:
+    """Return the ops whose inputs the Quantizer quantizes statically, where they stand alone."""
+    cases = {f"p{number}": plan_candidate(kind) for number, kind in enumerate(NEIGHBOURS)}
+    probes = {name: make_alone(case) for name, case in cases.items() if isinstance(case, Case)}
+    probed = run_probes(quantizer, probes, is_qat=is_qat)
+    return [kind for kind, each in zip(NEIGHBOURS, probed.values(), strict=True) if _takes_static(each)]
+
+
+def _takes_static(probed: Probed) -> bool:
+    reading = probed.reading
+    inputs = () if reading is None else reading.inputs
+    return bool(inputs) and all(each is not None and not each.facts.is_dynamic for each in inputs)
+
+
+def _judge(entry: BackendPatternConfig, probed: Probed, is_qat: bool) -> Derived | str:
+    if probed.reading is None:
+        return probed.failure
+    names_weight = any(dtypes.weight_dtype is torch.float32 for dtypes in entry.dtype_configs)
+    try:
+        return derive_claim(entry, probed.reading, is_qat=is_qat, names_weight=names_weight)
+    except NoWordsError as reason:
+        return str(reason)
+
+
+def _is_open(outcome: Derived | str) -> bool:
+    """Tell whether a pattern between others may show more than alone."""
+    return isinstance(outcome, str) and (outcome in (NOT_ANNOTATED, OUTPUT_LEFT) or NO_INPUT in outcome)
+
+
+def _choose(alone: Derived | str, between: Derived | str) -> Derived | str:
+    """Return the outcome of a pattern that was open alone."""
+    if isinstance(between, Derived) and alone != OUTPUT_LEFT:
+        return replace(between, notes=(_BETWEEN, *between.notes))
+    says_nothing = isinstance(between, str) and (between == NOT_ANNOTATED or NO_INPUT in between)
+    return alone if says_nothing else between
+
+
+def count_claims(rows: Iterable[ProbeRow]) -> int:
+    """Return how many rows are claims."""
+    return sum(1 for row in rows if not row.reason)

@@ -1,0 +1,329 @@
+"""Writing: a derived BackendConfig as a Python module that constructs it, and as a table.
+
+The module is formatted as ruff does, with lines of up to 88 characters: calls that do not fit have one argument on each
+line. It needs refimpl only, or what a vendor puts in its place.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+import torch.ao.nn.quantized.reference as nnqr
+from tabulate import tabulate
+
+from backends import onednn_fusers
+from conformance.claims.qconfigs import kind_of
+from conformance.claims_of.derive import ProbeRow
+from refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    MatchAllNode,
+    ObservationType,
+)
+from refimpl.fusers import assemble, sequential
+from refimpl.patterns import leaf_name
+
+_WIDTH = 88
+_SHORT = {
+    torch.quint8: "U8", torch.qint8: "S8", torch.qint32: "S32", torch.quint4x2: "U4", torch.float16: "F16",
+    torch.float32: "F32", None: "",
+}  # fmt: skip
+_OBSERVE = {
+    ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT: "DIFFERENT",
+    ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT: "SHARE",
+    ObservationType.INPUT_OUTPUT_NOT_OBSERVED: "NOT_OBSERVED",
+}
+_NAMESPACES = {
+    "operator": "import operator", "builtins": "import builtins", "torch": "import torch",
+    "nni": "import torch.ao.nn.intrinsic as nni", "nniqat": "import torch.ao.nn.intrinsic.qat as nniqat",
+    "nnqat": "import torch.ao.nn.qat as nnqat", "nnqr": "import torch.ao.nn.quantized.reference as nnqr",
+    "F": "import torch.nn.functional as F",
+}  # fmt: skip
+"""How a written module imports a namespace; nn comes from torch."""
+_GETTERS = (onednn_fusers.root_node_getter, onednn_fusers.extra_inputs_getter)
+_OF_PYTHON = ("builtins", "functools", "operator", "typing")
+_PUBLIC = {
+    **{id(getattr(nnqr, name)): f"nnqr.{name}" for name in dir(nnqr) if not name.startswith("_")},
+    id(MatchAllNode): "MatchAllNode",
+}
+_FIELDS = (
+    "quant_min_lower_bound", "quant_max_upper_bound", "scale_min_lower_bound", "scale_max_upper_bound",
+    "scale_exact_match", "zero_point_exact_match",
+)  # fmt: skip
+_SCHEMES = '"""For Capabilities: a BackendConfig has no words for schemes of weights."""'
+_ENTRY = '''
+
+def _entry(
+    pattern: Any,
+    observation_type: ObservationType,
+    dtype_config: DTypeConfig,
+    **parts: Any,
+) -> BackendPatternConfig:
+    """Return an entry; `parts` are named as in BackendPatternConfig's dict form."""
+    form = {"observation_type": observation_type, "dtype_configs": [dtype_config]}
+    return BackendPatternConfig.from_dict({"pattern": pattern, **form, **parts})
+'''
+_ENTRY_OF_TWO = '''
+
+def _entry_of_two(
+    pattern: Any,
+    observation_type: ObservationType,
+    dtype_config: DTypeConfig,
+    **parts: Any,
+) -> BackendPatternConfig:
+    """Return an entry of a complex pattern, whose wildcard is a second input."""
+    return _entry(
+        None,
+        observation_type,
+        dtype_config,
+        pattern_complex_format=pattern,
+        root_node_getter=root_node_getter(pattern),
+        extra_inputs_getter=extra_inputs_getter(pattern),
+        **parts,
+    )
+'''
+_GETTER = '''
+
+def backend_config() -> BackendConfig:
+    """Return a new BackendConfig of these claims."""
+    return BackendConfig(NAME).set_backend_pattern_configs(ENTRIES)
+'''
+
+
+def render_module(config: BackendConfig, rows: Sequence[ProbeRow], origin: Sequence[str]) -> str:
+    """Return the text of a module whose ``backend_config()`` constructs a derived config.
+
+    ``rows``: those of `derive_config`, for the notes of the claims. ``origin``: lines that say what it is derived from.
+    """
+    spelling = _Spelling()
+    constants = _name_dtype_configs(config)
+    notes = [row.notes for row in rows if not row.reason]
+    entries = [
+        line
+        for entry, said in zip(config.configs, notes, strict=True)
+        for line in (*_comment(said), *_spell_entry(entry, constants, spelling))
+    ]
+    dtypes = [line for dtype_config, name in constants.items() for line in _spell_dtypes(name, dtype_config, spelling)]
+    schemes = sorted({row.scheme for row in rows if row.scheme})
+    observe = {entry.observation_type for entry in config.configs}
+    observe |= {each for entry in config.configs for each in entry._num_tensor_args_to_observation_type.values()}
+    body = [
+        f"NAME = {_quote(config.name)}",
+        *([f"WEIGHT_SCHEMES = {_spell_tuple(map(_quote, schemes))}", _SCHEMES] if schemes else []),
+        "",
+        *(f"{name} = ObservationType.{each.name}" for each, name in _OBSERVE.items() if each in observe),
+        "",
+        *dtypes,
+    ]  # fmt: skip
+    helpers = [_ENTRY, *([_ENTRY_OF_TWO] if any("_entry_of_two(" in line for line in entries) else [])]
+    text = "\n".join([*_spell_head(origin), "", *spelling.imports(), "", *body])
+    helpers.append("\n".join(["\n\nENTRIES = [", *entries, "]\n"]))
+    return f"{text.rstrip()}\n{''.join([*helpers, _GETTER])}"
+
+
+def _comment(notes: Iterable[str]) -> Iterator[str]:
+    for note in notes:
+        yield from textwrap.wrap(note, _WIDTH, initial_indent="    # ", subsequent_indent="    #   ")
+
+
+def _spell_head(origin: Sequence[str]) -> Iterator[str]:
+    yield '"""The BackendConfig that a Quantizer amounts to, to be read before it is claimed.'
+    yield ""
+    for line in origin:
+        yield from textwrap.wrap(line, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    yield '"""'
+
+
+# -- dtype configs ----------------------------------------------------------------------------------------------------
+
+
+def _name_dtype_configs(config: BackendConfig) -> dict[DTypeConfig, str]:
+    """Name each dtype config by its kind and dtypes: ``STATIC_U8_S8``; those of one name are numbered."""
+    names = dict[DTypeConfig, str]()
+    for entry in config.configs:
+        for dtypes in entry.dtype_configs:
+            if dtypes not in names:
+                words = [kind_of(dtypes).value.upper().replace(" ", "_"), *_abbreviate(dtypes)]
+                name = "_".join(filter(None, words))
+                same = sum(1 for other in names.values() if other == name or other.startswith(f"{name}_NO"))
+                names[dtypes] = f"{name}_NO{same + 1}" if same else name
+    return names
+
+
+def _abbreviate(dtypes: DTypeConfig) -> list[str]:
+    ends = [dtypes.input_dtype, dtypes.weight_dtype]
+    if dtypes.output_dtype not in (dtypes.input_dtype, torch.float32):
+        ends.append(dtypes.output_dtype)
+    return [_SHORT.get(dtype, str(dtype).removeprefix("torch.").upper()) for dtype in ends]
+
+
+def _spell_dtypes(name: str, dtypes: DTypeConfig, spelling: _Spelling) -> list[str]:
+    parts = {
+        "input_dtype": _spell_constraints(dtypes.input_dtype_with_constraints, spelling),
+        "output_dtype": _spell_constraints(dtypes.output_dtype_with_constraints, spelling),
+        "weight_dtype": _spell_constraints(dtypes.weight_dtype_with_constraints, spelling),
+        "bias_dtype": None if dtypes.bias_dtype is None else spelling.spell(dtypes.bias_dtype),
+        "is_dynamic": "True" if dtypes.is_dynamic else None,
+    }
+    arguments = [f"{key}={text}" for key, text in parts.items() if text is not None]
+    return _call(f"{name} = DTypeConfig", arguments, indent="")
+
+
+def _spell_constraints(constraints: DTypeWithConstraints, spelling: _Spelling) -> str | None:
+    if constraints.dtype is None:
+        return None
+    values = {field: getattr(constraints, field) for field in _FIELDS}
+    bounds = [f"{field}={_spell_number(value)}" for field, value in values.items() if value is not None]
+    dtype = spelling.spell(constraints.dtype)
+    if not bounds:
+        return dtype
+    spelling.take("refimpl", "DTypeWithConstraints")
+    return "\n".join(_call("DTypeWithConstraints", [dtype, *bounds], indent="    ", first=len("output_dtype=")))
+
+
+def _spell_number(value: float) -> str:
+    """Spell a number exactly: a power of two below 1/2 as such."""
+    mantissa, exponent = math.frexp(value)
+    return f"2**{exponent - 1}" if mantissa == 0.5 and exponent < 0 else repr(value)
+
+
+# -- entries ----------------------------------------------------------------------------------------------------------
+
+
+def _spell_entry(entry: BackendPatternConfig, constants: dict[DTypeConfig, str], spelling: _Spelling) -> list[str]:
+    form = entry.to_dict()
+    observe = _OBSERVE[form.pop("observation_type")]
+    dtype_configs = [constants[dtypes] for dtypes in entry.dtype_configs]
+    del form["dtype_configs"]
+    head, pattern = "_entry", form.pop("pattern", None)
+    if _has_usual_getters(entry):
+        head, pattern = "_entry_of_two", form.pop("pattern_complex_format")
+        for maker in _GETTERS:
+            del form[spelling.take(onednn_fusers.__name__, maker.__name__)]
+    rest = [f"{key}={spelling.spell(value)}" for key, value in form.items()]
+    return _call(head, [spelling.spell(pattern), observe, *dtype_configs, *rest], indent="    ", end=",")
+
+
+def _has_usual_getters(entry: BackendPatternConfig) -> bool:
+    """Tell whether an entry's getters are those that the suite makes of its complex pattern."""
+    pattern = entry._pattern_complex_format
+    if pattern is None:
+        return False
+    given = (entry._root_node_getter, entry._extra_inputs_getter)
+    return all(_are_same(maker(pattern), getter) for maker, getter in zip(_GETTERS, given, strict=True))
+
+
+class _Spelling:
+    """Spells the parts of entries; ``modules`` and ``names``: what the written module has to import for that."""
+
+    def __init__(self) -> None:
+        self.modules = set[str]()
+        self.names = defaultdict[str, set[str]](set)
+        self.names["refimpl"] = {"BackendConfig", "BackendPatternConfig", "DTypeConfig", "ObservationType"}
+        self.names["typing"] = {"Any"}
+
+    def spell(self, value: Any) -> str:
+        """Spell a class, a function, a dtype, a fuser or plain data."""
+        if isinstance(value, ObservationType):
+            return _OBSERVE[value]
+        if isinstance(value, str):
+            return _quote(value)
+        if isinstance(value, tuple):
+            return _spell_tuple(self.spell(each) for each in value)
+        if isinstance(value, dict):
+            return f"{{{', '.join(f'{self.spell(key)}: {self.spell(each)}' for key, each in value.items())}}}"
+        if isinstance(value, partial):
+            return self._spell_partial(value)
+        if value is None or isinstance(value, (bool, int, float)):
+            return repr(value)
+        return self._name(value)
+
+    def _name(self, value: Any) -> str:
+        name = str(value) if isinstance(value, torch.dtype) else _PUBLIC.get(id(value)) or leaf_name(value)
+        namespace = name.partition(".")[0]
+        if name == "MatchAllNode":
+            return self.take("refimpl", name)
+        if namespace == "nn":
+            self.take("torch", "nn")
+        elif namespace in _NAMESPACES and name.count(".") == 1:
+            self.modules.add(_NAMESPACES[namespace])
+        else:
+            module, _, rest = name.rpartition(".")
+            return self.take(module, rest)
+        return name
+
+    def take(self, module: str, name: str) -> str:
+        """Have a name imported from a module; return it."""
+        self.names[module].add(name)
+        return name
+
+    def _spell_partial(self, value: partial[Any]) -> str:
+        """Spell a fuser by the function that makes it, if that is one of the suite's."""
+        if value.func is assemble and len(value.args) == 1:
+            return f"{self.take(sequential.__module__, sequential.__name__)}({self.spell(value.args[0])})"
+        for side, relu in product((0, 1), (False, True)):
+            if _are_same(onednn_fusers.conv_add(conv_side=side, relu=relu), value):
+                return f"{self.take(onednn_fusers.__name__, 'conv_add')}(conv_side={side}, relu={relu})"
+        self.take("functools", "partial")
+        words = [self.spell(value.func), *map(self.spell, value.args)]
+        words += [f"{key}={self.spell(each)}" for key, each in value.keywords.items()]
+        return f"partial({', '.join(words)})"
+
+    def imports(self) -> list[str]:
+        """Return the lines that import what was spelled: Python's modules, then the others."""
+        lines = {*self.modules, *(_spell_import(module, sorted(names)) for module, names in self.names.items())}
+        of_python = {line for line in lines if line.split()[1] in _OF_PYTHON}
+        order = partial(sorted, key=lambda line: (line.startswith("from"), line.split()[1]))
+        return [*order(of_python), "", *order(lines - of_python)]
+
+
+def _are_same(made: Any, value: Any) -> bool:
+    """Tell whether two partials call the same function with the same arguments."""
+    if not (isinstance(made, partial) and isinstance(value, partial)):
+        return False
+    return (made.func, made.args, made.keywords) == (value.func, value.args, value.keywords)
+
+
+def _spell_import(module: str, names: Sequence[str]) -> str:
+    line = f"from {module} import {', '.join(names)}"
+    return line if len(line) <= _WIDTH else "\n".join([f"from {module} import (", *(f"    {n}," for n in names), ")"])
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+
+def _quote(text: str) -> str:
+    quoted = repr(text)
+    return f'"{text}"' if quoted[0] == "'" and '"' not in text and "\\" not in quoted else quoted
+
+
+def _spell_tuple(items: Iterable[str]) -> str:
+    texts = list(items)
+    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
+
+
+def _call(head: str, arguments: Sequence[str], *, indent: str, end: str = "", first: int = 0) -> list[str]:
+    """Spell a call: on one line if it fits, else with one argument on each. ``first``: length of what is before it."""
+    line = f"{indent}{head}({', '.join(arguments)}){end}"
+    if first + len(line) + 1 <= _WIDTH and "\n" not in line:
+        return [line if not first else line[len(indent) :]]
+    inner = [f"{indent}    {argument}," for argument in arguments]
+    return [f"{'' if first else indent}{head}(", *inner, f"{indent}){end}"]
+
+
+def render_table(rows: Sequence[ProbeRow]) -> str:
+    """Return the rows as a table: each pattern, with its dtypes and what the config leaves unsaid, or the reason."""
+    lines = [
+        (row.pattern, row.dtypes or "—", "; ".join(filter(None, (row.scheme, *row.notes))) or row.reason)
+        for row in rows
+    ]  # fmt: skip
+    return tabulate(lines, headers=("pattern", "dtypes", "unsaid, or why there is no claim"), tablefmt="simple")

@@ -1,0 +1,99 @@
+"""python -m conformance claims-of: what it writes, what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from conformance.__main__ import main
+from conformance.claims_of import command
+from conformance.machine.isolation import CAN_FORK
+
+needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
+QUANTIZERS = "tests.conformance.support.quantizers"
+
+
+@needs_torchao
+def test_the_module_and_the_table_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["claims-of", f"{QUANTIZERS}:StaticLinear", "--pattern=nn.Linear", "--pattern=nn.ReLU"]) == 0
+    out = capsys.readouterr().out
+    assert "nn.Linear  static:in=quint8[s>=2^-12],w=qint8[-127..127],b=float32,out=quint8[s>=2^-12]" in out
+    assert out.endswith("claims_of_StaticLinear.py: 1 claims, of 2 patterns\n")
+    text = (tmp_path / "claims_of_StaticLinear.py").read_text(encoding="utf-8")
+    for line in (f"Quantizer: {QUANTIZERS}.StaticLinear", "Versions: torch ", "Flow: prepare_pt2e, in eval mode"):
+        assert line in text
+    names: dict[str, object] = {}
+    exec(compile(text, "claims_of_StaticLinear.py", "exec"), names)
+    [entry] = names["backend_config"]().configs  # type: ignore[operator]
+    assert entry.normal_pattern is nn.Linear
+
+
+@needs_torchao
+@pytest.mark.parametrize("name", ["INSTANCE", "make_dynamic"])
+def test_an_instance_and_a_function_are_taken(tmp_path: Path, name: str) -> None:
+    globs = ["--pattern=nn.Linear", "--pattern=nn.ReLU"]
+    assert main(["claims-of", f"{QUANTIZERS}:{name}", *globs, "-o", str(tmp_path / "mine.py")]) == 0
+    assert f'NAME = "{name}"' in (tmp_path / "mine.py").read_text(encoding="utf-8")
+
+
+@needs_torchao
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("StaticLinear", "'StaticLinear' is not of the form module:attribute"),
+        ("no_such_module:X", "module 'no_such_module' does not import: ModuleNotFoundError"),
+        (f"{QUANTIZERS}:Static", f"module '{QUANTIZERS}' has no attribute 'Static'"),
+        (f"{QUANTIZERS}:NO_QUANTIZER", "is no torchao.quantization.pt2e.quantizer.Quantizer: found builtins.int"),
+        (f"{QUANTIZERS}:fail", "calling it raised RuntimeError: no licence found"),
+    ],
+)
+def test_a_spec_that_names_no_quantizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spec: str, message: str
+) -> None:
+    output = tmp_path / "mine.py"
+    assert main(["claims-of", spec, "-o", str(output)]) == 4
+    [line] = capsys.readouterr().err.strip().split("\n")
+    assert line.startswith(f"ERROR: Quantizer {spec!r}")
+    assert message in line
+    assert not output.exists()
+
+
+@needs_torchao
+@pytest.mark.skipif(not CAN_FORK, reason="needs os.fork")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("NothingAtAll", "annotates none of 1 patterns: does it need a configuration?"),
+        ("Dying", "the process exited with status 7"),
+        pytest.param("Hanging", "was not probed within 8 s: give a longer --timeout", marks=pytest.mark.slow),
+    ],
+)
+def test_a_quantizer_that_cannot_be_probed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
+) -> None:
+    output = tmp_path / "mine.py"
+    words = [f"{QUANTIZERS}:{name}", "--pattern=nn.Linear", "--timeout=8" if name == "Hanging" else "--timeout=60"]
+    assert main(["claims-of", *words, "-o", str(output)]) == 2
+    assert message in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_without_torchao_the_command_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    assert main(["claims-of", f"{QUANTIZERS}:StaticLinear"]) == 4
+    assert "torchao is not installed" in capsys.readouterr().err
+
+
+def test_the_command_line_imports_no_torch() -> None:
+    code = "import sys, conformance.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,127 @@
+"""The module that is written constructs the derived config again, is formatted, and reads in order."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from conformance.claims_of.candidates import copy_entry, list_compositions, list_entries
+from conformance.claims_of.derive import ProbeRow
+from conformance.claims_of.writing import render_module, render_table
+from conformance.ops.table import OP_SAMPLES
+from conformance.remote.config_data import config_to_data
+from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
+from refimpl.native import U8, U8_S8
+
+BOUNDED = DTypeConfig(
+    DTypeWithConstraints(torch.qint8, -100, 100, scale_min_lower_bound=2**-12),
+    torch.float32,
+    DTypeWithConstraints(torch.qint8, -127, 127, scale_min_lower_bound=0.001),
+    torch.float32,
+    is_dynamic=True,
+)
+SIGMOID = DTypeWithConstraints(torch.quint8, scale_exact_match=1 / 256, zero_point_exact_match=0)
+FIXED = DTypeConfig(SIGMOID, SIGMOID)
+
+
+def import_module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_config(dtypes: DTypeConfig, entries: list[BackendPatternConfig]) -> tuple[BackendConfig, list[ProbeRow]]:
+    config, rows = BackendConfig("my_npu"), list[ProbeRow]()
+    for entry in entries:
+        config.set_backend_pattern_config(copy_entry(entry, is_qat=True).add_dtype_config(dtypes))
+        rows.append(ProbeRow(pattern="p", dtypes="d", scheme="per_channel_symmetric", notes=("a note",)))
+    return config, rows
+
+
+@pytest.fixture(scope="module")
+def every_entry(tmp_path_factory: pytest.TempPathFactory) -> tuple[BackendConfig, Path]:
+    """A config of everything that could be claimed, and the module written of it."""
+    config, rows = make_config(U8_S8, [*list_entries(), *list_compositions(set(OP_SAMPLES))])
+    rows[0] = replace(rows[0], notes=("a note that is longer than a line, " * 4,))
+    for number, dtypes in enumerate((BOUNDED, FIXED, U8)):
+        config.configs[number].set_dtype_configs([dtypes])
+    path = tmp_path_factory.mktemp("written") / "written.py"
+    path.write_text(render_module(config, rows, ["Quantizer: a " + "long " * 30 + "line"]), encoding="utf-8")
+    return config, path
+
+
+def test_the_module_constructs_an_equal_config(every_entry: tuple[BackendConfig, Path]) -> None:
+    config, path = every_entry
+    written = import_module(path)
+    assert len(config.configs) > 800
+    assert config_to_data(written.backend_config()) == config_to_data(config)
+    assert written.WEIGHT_SCHEMES == ("per_channel_symmetric",)
+
+
+def test_to_dict_is_equal_where_no_fuser_is_a_partial(tmp_path: Path) -> None:
+    entries = [entry for entry in list_entries() if entry.fuser_method is None]
+    config, rows = make_config(U8_S8, entries)
+    (tmp_path / "no_fuser.py").write_text(render_module(config, rows, []), encoding="utf-8")
+    assert import_module(tmp_path / "no_fuser.py").backend_config().to_dict() == config.to_dict()
+
+
+@pytest.mark.parametrize("width", [88, 120])
+def test_the_module_is_formatted(every_entry: tuple[BackendConfig, Path], width: int) -> None:
+    pytest.importorskip("ruff", reason="needs ruff")
+    _, path = every_entry
+    for command in (
+        ("format", "--check", f"--line-length={width}"),
+        ("check", f"--line-length={width}", "--select=E,F,W,I"),
+    ):
+        words = [sys.executable, "-m", "ruff", *command, "--isolated", "--no-cache", str(path)]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=path.parent)
+        assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_the_module_is_the_same_each_time() -> None:
+    config, rows = make_config(U8_S8, list(list_entries()))
+    assert render_module(config, rows, []) == render_module(config, rows, [])
+
+
+def test_the_module_reads_in_order() -> None:
+    config, rows = make_config(BOUNDED, [entry for entry in list_entries() if entry.normal_pattern is nn.Linear])
+    text = render_module(config, rows, ["Quantizer: mine"])
+    head, entry = text.partition("ENTRIES = [")[::2]
+    assert "Quantizer: mine" in head
+    assert "DYNAMIC_S8_S8 = DTypeConfig(" in head
+    assert "scale_min_lower_bound=2**-12" in head
+    assert entry.split("]")[0].strip().split("\n") == [
+        "# a note",
+        "    _entry(",
+        "        nn.Linear,",
+        "        DIFFERENT,",
+        "        DYNAMIC_S8_S8,",
+        "        root_module=nn.Linear,",
+        "        qat_module=nnqat.Linear,",
+        "        reference_quantized_module_for_root=nnqr.Linear,",
+        "    ),",
+    ]
+
+
+def test_the_table_has_a_row_for_each_pattern() -> None:
+    claimed = ProbeRow(pattern="nn.Linear", dtypes="static", scheme="per_tensor_symmetric", notes=("a note",))
+    lines = render_table([claimed, ProbeRow(pattern="nn.ReLU", reason="not annotated")]).split("\n")
+    assert [line.split("  ")[0].strip() for line in lines] == [
+        "pattern",
+        lines[1].split("  ")[0],
+        "nn.Linear",
+        "nn.ReLU",
+    ]
+    assert lines[2].endswith("per_tensor_symmetric; a note")
+    assert lines[3].endswith("not annotated")
