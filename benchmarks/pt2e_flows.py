@@ -18,7 +18,10 @@ import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +42,7 @@ from conformance.claims.claim import FLOAT_QPARAMS, Claim, enumerate_claims
 from conformance.claims.inputs import Batch, draw_calibration_inputs
 from conformance.claims.plan import plan_cases
 from conformance.stages.calibration import leaves_of, mapping_for
+from refimpl.exported import fold_weights
 from refimpl.patterns import leaves
 from refimpl.pt2e import BackendConfigQuantizer
 from refimpl.tracing import attribute_of
@@ -83,41 +87,58 @@ def _has_layer_and_norm(claim: Claim) -> bool:
     return _is_fused_norm(claim) or (has_layer and any("BatchNorm" in name for name in names))
 
 
+def _has_no_such_method(claim: Claim) -> bool:
+    pattern = claim.entry.pattern
+    return isinstance(pattern, str) and not hasattr(Tensor, pattern)
+
+
 REASONS = (
     Reason(
-        "qat module", "A QAT module is no float model: its fake quantizes are part of it, and torch.export does not take "
-        "them (data-dependent guards).", _is_qat_module, has_form=False,
-    ),
-    Reason(
-        "no such method", "The entry names a method that tensors do not have (finding 4 of the config): no model holds it.",
-        lambda claim: any(name.startswith("hardsigmoid") for name in _names(claim) if isinstance(claim.entry.pattern, str)),
+        "qat module",
+        "A QAT module is no float model: its fake quantizes are part of it, and torch.export does not take them "
+        "(data-dependent guards).",
+        _is_qat_module,
         has_form=False,
     ),
     Reason(
-        "no op", "Export writes no op: nn.Identity does nothing, nor does contiguous() on a contiguous tensor.",
-        lambda claim: _names(claim) in (["Identity"], ["contiguous"]), has_form=False,
+        "no such method",
+        "The entry names a method that tensors do not have, so no model holds it.",
+        _has_no_such_method,
+        has_form=False,
     ),
     Reason(
-        "export fails", "torch.export fails on unsqueeze_ in place (IndexError: list index out of range).",
-        lambda claim: _names(claim) == ["unsqueeze_"], has_form=False,
+        "no op",
+        "Export writes no op: nn.Identity does nothing, nor does contiguous() on a contiguous tensor.",
+        lambda claim: _names(claim) in (["Identity"], ["contiguous"]),
+        has_form=False,
     ),
     Reason(
-        "real zero points", "quantized_decomposed.quantize_per_channel drops the fraction of a zero point, and those of "
-        "per_channel_affine_float_qparams are real numbers. The Quantizer leaves the pattern float, and says so; so it "
-        "does with 4-bit rows, which have no plain integer dtype.",
+        "export fails",
+        "torch.export fails on the suite's model of unsqueeze_ in place (IndexError: list index out of range).",
+        lambda claim: _names(claim) == ["unsqueeze_"],
+        has_form=False,
+    ),
+    Reason(
+        "real zero points",
+        "quantized_decomposed.quantize_per_channel drops the fraction of a zero point, and those of "
+        "per_channel_affine_float_qparams are real numbers. The Quantizer leaves the pattern in float, and says so; so "
+        "it does with 4-bit rows, which have no plain integer dtype.",
         lambda claim: claim.scheme == FLOAT_QPARAMS,
     ),
     Reason(
-        "batch norm kept", "FX keeps the batch norm of a fused module (nni.ConvBn2d) that the float model has already. "
-        "prepare_pt2e folds every batch norm after a convolution or linear layer, before it asks the Quantizer.",
+        "batch norm kept",
+        "FX keeps the batch norm of a fused module (nni.ConvBn2d) that the float model has already. prepare_pt2e folds "
+        "every batch norm after a convolution or linear layer, before it asks the Quantizer.",
         lambda claim: claim.flow == "ptq" and _is_fused_norm(claim),
     ),
     Reason(
-        "batch norm in QAT", "torchao trains a convolution and its batch norm in ops of its own, whose eps is always "
-        "1e-05 (finding 78), and folds in another order of float32 operations; it does not train a linear layer's.",
-        lambda claim: claim.flow == "qat" and _has_layer_and_norm(claim), is_slow=True,
+        "batch norm in QAT",
+        "torchao trains a convolution and its batch norm as ops of its own, whose eps is always 1e-05, and folds them "
+        "in another order of float32 operations; it does not train those of a linear layer.",
+        lambda claim: claim.flow == "qat" and _has_layer_and_norm(claim),
+        is_slow=True,
     ),
-)  # fmt: skip
+)
 
 
 def find_reason(claim: Claim) -> Reason | None:
@@ -214,7 +235,7 @@ def find_difference(both: Both, batches: Sequence[Batch]) -> str:
             ]
             if not all(left.equal(right) or _same(left, right) for left, right in zip(*pairs, strict=True)):
                 return "the outputs differ"
-    mine, theirs = list_quantized(both.reference), list_quantized(both.converted)
+    mine, theirs = list_quantized(fold_weights(both.reference)), list_quantized(both.converted)
     return "" if mine == theirs else f"only in FX: {mine - theirs}; only in PT2E: {theirs - mine}"
 
 
@@ -223,26 +244,29 @@ def _same(left: Tensor, right: Tensor) -> bool:
 
 
 def list_quantized(model: GraphModule) -> Counter[Any]:
-    """Count a model's quantize ops by their qparams, and its integer weights by their integers and qparams.
-
-    A recurrent module's weights show in its outputs only: torch's reference module quantizes them while it runs.
-    """
+    """Count a model's quantize ops by their qparams, and its integer weights by their integers and qparams."""
     found: Counter[Any] = Counter()
     for module in model.modules():
-        if callable(getattr(module, "get_quantized_weight", None)) and module.weight_dtype != torch.float16:
-            axis = int(module.weight_axis_int) if module.weight_scale.numel() > 1 else None
-            numbers = [module.get_quantized_weight(), module.weight_scale, module.weight_zero_point]
-            found["weight", axis, *map(_spell, numbers)] += 1
+        found.update(_list_weights(module))
     for node in model.graph.nodes:
         name = str(node.target).partition("quantized_decomposed.")[2].partition(".")[0]
         operands = [_constant_of(model, argument) for argument in node.args]
         if name.startswith("quantize") and operands[0] is None:
-            found[name, *map(_spell, operands[1:])] += 1
+            found[(name, *map(_spell, operands[1:]))] += 1
         elif name.startswith("dequantize") and operands[0] is not None:
             scale, zero_point = (torch.as_tensor(each).reshape(-1) for each in operands[1:3])
             axis = operands[3] if scale.numel() > 1 else None
-            found["weight", axis, *map(_spell, (operands[0], scale, zero_point))] += 1
+            found[("weight", axis, *map(_spell, (operands[0], scale, zero_point)))] += 1
     return found
+
+
+def _list_weights(module: Any) -> Iterator[Any]:
+    """Yield what `list_quantized` counts of a reference module, whose weights are folded."""
+    for name in [key.removesuffix("_qscheme") for key in vars(module) if key.endswith("_qscheme")]:
+        if hasattr(module, f"{name}_integers"):
+            numbers = [getattr(module, f"{name}_{part}") for part in ("integers", "scale", "zero_point")]
+            axis = int(getattr(module, f"{name}_axis_int")) if numbers[1].numel() > 1 else None
+            yield ("weight", axis, *map(_spell, numbers))
 
 
 def _constant_of(model: GraphModule, argument: Any) -> Any:
@@ -267,6 +291,11 @@ def _spell(value: Any) -> Any:
 # -- claims and pairs --------------------------------------------------------------------------------------------------
 
 
+def name_backend(config: str) -> str:
+    """Return the name of the reference backend with a config's claims."""
+    return "reference" if config == "qnnpack" else f"reference-{config}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """How a claim came out: "" the same; else what differs, and the reason, if there is one."""
@@ -278,7 +307,7 @@ class Outcome:
 
 def compare_claims(name: str, *, slow: bool = False) -> Iterator[Outcome]:
     """Take the first case of each claim of a config through both flows; ``slow``: also what takes long."""
-    backend = find_backend("reference" if name == "qnnpack" else f"reference-{name}")
+    backend = find_backend(name_backend(name))
     config, capabilities = backend.backend_config(), backend.capabilities()
     for claim in enumerate_claims(config, capabilities):
         reason = find_reason(claim)
@@ -318,25 +347,31 @@ def make_row(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _compare_config(name: str, slow: bool) -> tuple[dict[str, Any], Counter[str], list[str]]:
+    """Return a config's row, how many claims have which reason, and a line for each difference without one."""
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    outcomes = list(compare_claims(name, slow=slow))
+    found = Counter(outcome.reason.key for outcome in outcomes if outcome.reason is not None)
+    differing = (outcome for outcome in outcomes if outcome.difference and outcome.reason is None)
+    return make_row(name, outcomes), found, [f"{name}: {each.claim}: {each.difference[:300]}" for each in differing]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the configs; print a line for each difference, and the table. Status 1: one is unexplained."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("configs", nargs="*", choices=[[], *CONFIGS], help="default: all seven")
+    parser.add_argument("configs", nargs="*", metavar="CONFIG", help="default: all seven")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--slow", action="store_true", help="try the claims that torchao takes half a minute for")
     parser.add_argument("--write-doc", action="store_true", help=f"write the table into {DOCUMENT.name}")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
+    names = options.configs or CONFIGS
     rows, reasons = [], Counter[str]()
-    for name in options.configs or CONFIGS:
-        outcomes = list(compare_claims(name, slow=options.slow))
-        for outcome in outcomes:
-            if outcome.difference and outcome.reason is None:
-                print(f"{name}: {outcome.claim}: {outcome.difference[:300]}")
-            elif outcome.reason is not None:
-                reasons[outcome.reason.key] += 1
-        rows.append(make_row(name, outcomes))
-        print(tabulate(rows[-1:], headers="keys"), flush=True)
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        for row, found, texts in pool.map(partial(_compare_config, slow=options.slow), names):
+            print(*texts, tabulate([row], headers="keys"), sep="\n", flush=True)
+            rows.append(row)
+            reasons += found
     counted = [{"reason": reason.text, "claims": reasons[reason.key]} for reason in REASONS]
     text = "\n\n".join(tabulate(table, headers="keys", tablefmt="github") for table in (rows, counted))
     print(text)

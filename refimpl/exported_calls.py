@@ -22,7 +22,7 @@ from refimpl.backend_config import BackendPatternConfig
 from refimpl.example_run import Examples, Fact, Seen
 from refimpl.graph_modules import Draft
 from refimpl.matching import find_matches
-from refimpl.tracing import Places, attribute_of, is_whole
+from refimpl.tracing import Places, attribute_of, is_whole, parameter_names_of
 
 _STACK, _NOTE, _VALUE = "nn_module_stack", "torch_fn", "val"  # keys of an exported node's meta
 _OPERATORS = {"div": operator.truediv, "div_": operator.itruediv}
@@ -161,7 +161,8 @@ def _find_callees(node: Node) -> Iterator[Any]:
     elif name.startswith("__"):
         yield from filter(None, (getattr(operator, name, None),))
     elif kind:
-        yield from filter(callable, (getattr(module, name, None) for module in (torch, F)))
+        modules = (F, torch) if kind == "function" else (torch, F)  # of Python, and of C++
+        yield from filter(callable, (getattr(module, name, None) for module in modules))
     yield node.target
 
 
@@ -207,7 +208,7 @@ class _Writer:
         else:
             callees = tuple(dict.fromkeys(_find_callees(first)))
             if len(parts) == 1:
-                args, kwargs = first.args, first.kwargs
+                args, kwargs = _lay_out(first, callees[0])
         args, kwargs = map_arg(args, self._value_of), map_arg(kwargs, self._value_of)
         target = callees[0] if call.module is None else call.module.name
         op = "call_module" if call.module is not None else _op_of(target)
@@ -245,7 +246,8 @@ class _Writer:
             _find_holder(self._root, scope).add_module(last, _make_stand_in(called[name] or nn.Module))
         for node in held:
             value, (scope, _, last) = attribute_of(self._program, str(node.target)), str(node.target).rpartition(".")
-            holder = _find_holder(self._root, scope if f"{scope}.".startswith(f"{own}.") else own)  # may be another's too
+            is_inside = f"{scope}.".startswith(f"{own}.")  # a tied tensor has the name of its other owner
+            holder = _find_holder(self._root, scope if is_inside else own)
             (holder.register_parameter if isinstance(value, nn.Parameter) else holder.register_buffer)(last, value)
 
     def _note(self, created: Node, value: Node, parts: tuple[Node, ...]) -> None:
@@ -253,6 +255,17 @@ class _Writer:
             self._new[value] = created
         self._facts[created] = _fact_of(value)
         self._values[created.name], self._parts[created.name] = value, parts
+
+
+def _lay_out(node: Node, callee: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of an exported op as a callee takes them: by name from where it has another order."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or isinstance(callee, str):
+        return node.args, dict(node.kwargs)
+    own, names = parameter_names_of(callee), [argument.name for argument in schema.arguments[: len(node.args)]]
+    moved = [at for at, name in enumerate(names) if name in own and own.index(name) != at]
+    at = min(moved, default=len(names))
+    return node.args[:at], {**dict(zip(names[at:], node.args[at:], strict=True)), **node.kwargs}
 
 
 def _make_stand_in(kind: type[nn.Module]) -> nn.Module:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from refimpl.custom_config import PrepareCustomConfig
-from refimpl.decomposed import PLAIN_DTYPE
 from refimpl.decide import Request, make_plan
+from refimpl.decomposed import PLAIN_DTYPE
 from refimpl.dtype_choice import ObserverFacts, is_observed_dtype
 from refimpl.errors import QConfigError, RefimplError
 from refimpl.explain import DecisionLog
@@ -26,7 +26,7 @@ from refimpl.exported_calls import Calls, read_calls
 from refimpl.fuse import fuse
 from refimpl.matching import find_matches
 from refimpl.native import config_or_native
-from refimpl.plan import Decision, Plan, Slot
+from refimpl.plan import Decision, Plan
 from refimpl.prepare import references_of
 from refimpl.qconfig import as_qconfig_mapping
 from refimpl.tracing import Places, class_of, layer_of
@@ -113,16 +113,14 @@ def _fuse(calls: Calls, request: Request) -> None:
 
 def _refuse_inexpressible(plan: Plan) -> Plan:
     """Leave in float what is quantized with a weight that PT2E has no words for; the decision says so."""
-    refused: dict[str, str] = {}
-    decisions = []
-    for decision in plan.decisions:
-        words = _describe_inexpressible(decision)
-        if words:
-            decision = replace(decision, dtype_config=None, reason=f"PT2E: {words}")
-            refused |= dict.fromkeys(decision.nodes, words)
-        decisions.append(decision)
-    slots = [slot for slot in plan.slots if slot.role != "weight" or refused.keys().isdisjoint(slot.consumers or ())]
-    return replace(plan, decisions=tuple(decisions), slots=tuple(slots))
+    words = {decision.node: _describe_inexpressible(decision) for decision in plan.decisions}
+    decisions = tuple(
+        replace(each, dtype_config=None, reason=f"PT2E: {words[each.node]}") if words[each.node] else each
+        for each in plan.decisions
+    )
+    refused = {name for decision in plan.decisions if words[decision.node] for name in decision.nodes}
+    slots = (slot for slot in plan.slots if slot.role != "weight" or refused.isdisjoint(slot.consumers or ()))
+    return replace(plan, decisions=decisions, slots=tuple(slots))
 
 
 def _describe_inexpressible(decision: Decision) -> str:
@@ -172,11 +170,18 @@ def _find_weights(calls: Calls, decision: Decision, request: Request) -> Iterato
     if class_of(layer_of(calls.draft.get_submodule(decision.target))) not in references_of(request.config):
         return
     for part in calls.parts[decision.root]:  # the layer's own op is the first; a batch norm has weights as well
-        held = [value for value in part.all_input_nodes if value.op == "get_attr"]
+        biases = _find_biases(part)  # torchao names one that it makes of a batch norm after the weight
+        held = [value for value in part.all_input_nodes if value.op == "get_attr" and value not in biases]
         weights = [value for value in held if str(value.target).rpartition(".")[2].startswith("weight")]
         if weights:
             yield from ((weight, part) for weight in weights)
             return
+
+
+def _find_biases(node: Node) -> list[Any]:
+    schema = getattr(node.target, "_schema", None)
+    names = [argument.name for argument in schema.arguments] if schema is not None else []
+    return [value for name, value in zip(names, node.args, strict=False) if name == "bias"]
 
 
 # -- annotations ---------------------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ def trace(model: nn.Module, leaf_names: tuple[str, ...] = (), leaf_classes: tupl
         if isinstance(node.type, str):
             node.type = None  # rule: CVT-12  a GraphModule with an annotation that is a string cannot be saved
         if node.op == "call_module" and node.kwargs:  # a replacement may have other names
-            names = _parameter_names_of(tracer.root.get_submodule(str(node.target)).forward)
+            names = parameter_names_of(tracer.root.get_submodule(str(node.target)).forward)
             node.args, node.kwargs = _move_to_positions(node, names)  # rule: PAT-08
     traced = Draft(tracer.root, graph)
     traced.training, traced.origin = model.training, type(model).__name__
@@ -284,10 +284,10 @@ def _move_to_positions(node: Node, names: Sequence[str]) -> tuple[tuple[Any, ...
 @cache
 def _operand_names_of(target: Callable[..., Any] | str) -> tuple[str, ...]:
     """Return the names of the parameters of a function, or of the torch function with a method's name."""
-    return _parameter_names_of(getattr(torch, target, None) if isinstance(target, str) else target)
+    return parameter_names_of(getattr(torch, target, None) if isinstance(target, str) else target)
 
 
-def _parameter_names_of(function: Any) -> tuple[str, ...]:
+def parameter_names_of(function: Any) -> tuple[str, ...]:
     """Return the names of parameters that a callable takes by position and keyword; without signature, one input."""
     try:
         signature = inspect.signature(function)

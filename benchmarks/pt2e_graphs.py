@@ -1,0 +1,89 @@
+"""Graphs drawn from the claimed patterns of a config, through both flows: FX graph mode, and PT2E.
+
+The generator is that of the suite's profile stress; the comparison is that of benchmarks.pt2e_flows. Post-training
+quantization only: docs/pt2e.md says what training cannot have in common.
+
+    python -m benchmarks.pt2e_graphs                # 500 graphs of native's patterns
+    python -m benchmarks.pt2e_graphs --graphs 50 --config executorch --seed 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import torch
+
+from backends.discovery import find_backend
+from benchmarks.pt2e_flows import CONFIGS, convert_both, find_difference, name_backend
+from conformance.claims.build import build_model
+from conformance.claims.claim import enumerate_claims
+from conformance.claims.inputs import draw_calibration_inputs
+from conformance.fuzz.graph import Drawing, DrawnGraph, patterns_of
+from conformance.whole_models.flow import make_mapping
+from conformance.whole_models.jobs import EXTENTS, setups_of
+
+WITHOUT_OP = ("nn.Identity", ".contiguous")
+"""Patterns for which export may write no op, so that PT2E has nothing to quantize."""
+
+
+class Source:
+    """Draws graphs of a config's patterns, and takes them through both flows. ``name``: the config's."""
+
+    def __init__(self, name: str) -> None:
+        backend = find_backend(name_backend(name))
+        self._config, self._capabilities = backend.backend_config(), backend.capabilities()
+        self._claims = enumerate_claims(self._config, self._capabilities)
+        setups = setups_of(self._claims, self._capabilities, EXTENTS["stress"])
+        self._setup = next(setup for setup in setups if setup.flow == "ptq")
+        drawn = patterns_of(self._claims, self._setup)
+        self._patterns = {name: ops for name, ops in drawn.items() if name not in WITHOUT_OP}
+
+    def draw(self, choose: Callable[[Sequence[Any]], Any]) -> DrawnGraph:
+        """Draw a graph; it may have no calls."""
+        return Drawing(choose=choose, patterns=self._patterns, capabilities=self._capabilities).draw()
+
+    def compare(self, graph: DrawnGraph) -> str:
+        """Say how the two flows differ on a graph; "" if they give the same. Raises what they raise."""
+        torch.manual_seed(graph.seed)
+        case = graph.to_case()
+        model, batches = build_model(case), draw_calibration_inputs(case)
+        mapping = make_mapping(self._claims, self._setup, model)
+        return find_difference(convert_both(model, mapping, self._config, batches), batches)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw and compare graphs; print each that differs. Status 1: one does."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graphs", type=int, default=500, help="how many (default: 500)")
+    parser.add_argument("--config", choices=CONFIGS, default="native", help="whose patterns (default: native)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    source, random, counts, calls = Source(options.config), Random(options.seed), Counter[str](), Counter[int]()
+    while counts.total() < options.graphs:
+        graph = source.draw(random.choice)
+        if not graph.calls:
+            continue
+        try:
+            difference = source.compare(graph)
+        except Exception as error:
+            difference = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        calls[len(graph.calls)] += 1
+        counts["different" if difference else "the same"] += 1
+        if difference:
+            print(f"{graph}\n  {graph.to_json()}\n  {difference[:300]}", flush=True)
+    print(f"{options.config}: {dict(counts)}; graphs by number of calls: {dict(sorted(calls.items()))}")
+    return int(bool(counts["different"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
