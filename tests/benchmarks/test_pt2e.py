@@ -1,0 +1,92 @@
+"""Both flows, one answer: a sample of the claims, and drawn graphs. `python -m benchmarks.pt2e_flows` tries them all."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("torchao", reason="PT2E's flow is torchao's")
+
+from benchmarks import pt2e_flows, pt2e_graphs
+from benchmarks.pt2e_flows import Outcome, compare_claims, convert_both, find_difference, make_row
+from refimpl import BackendConfig, QConfigMapping, default_backend_config, get_default_qconfig_mapping
+
+SAMPLE = (
+    "nn.Conv2d/*/ptq/*", "nn.Conv1d+nn.ReLU/*/ptq/per_channel_symmetric", "nn.Conv2d/*/qat/per_channel_symmetric",
+    "nn.ConvTranspose2d/*/ptq/*", "F.linear+F.relu/*dynamic*", "nn.Linear/dynamic:in=float16*",
+    "nn.LSTM/dynamic*per_channel_symmetric", "torch.cat/*/ptq/*", "nn.Sigmoid/*/ptq/*", "operator.add+nn.ReLU/*/ptq/*",
+    "F.instance_norm/*/ptq/*", ".reshape/*/ptq/*", "nn.Embedding/*w=quint8*/ptq/*", "nnqat.Conv1d/*",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[Outcome]:
+    """Of the sample of native's claims."""
+    every = pt2e_flows.enumerate_claims
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            pt2e_flows,
+            "enumerate_claims",
+            lambda *given: [claim for claim in every(*given) if any(fnmatchcase(claim.id, glob) for glob in SAMPLE)],
+        )
+        return list(compare_claims("native"))
+
+
+def test_each_claim_of_the_sample_is_the_same_or_has_a_reason(outcomes: list[Outcome]) -> None:
+    assert {glob for glob in SAMPLE if not any(fnmatchcase(each.claim.id, glob) for each in outcomes)} == set()
+    assert {str(each.claim): each.difference for each in outcomes if each.difference and each.reason is None} == {}
+    differing = {each.reason.key for each in outcomes if each.reason is not None}
+    assert differing == {"real zero points", "qat module"}
+    row = make_row("native", outcomes)
+    assert row["unexplained"] == 0 and row["without an aten form"] == row["with a reason"] == 1
+    assert row["carry over bit for bit"] == row["pairs"] - 2
+
+
+def test_a_graph_of_claimed_patterns_gives_the_same_in_both_flows() -> None:
+    source, random = pt2e_graphs.Source("native"), Random(1)
+    graphs = [graph for graph in (source.draw(random.choice) for _ in range(14)) if graph.calls]
+    assert len(graphs) >= 12
+    for graph in graphs:
+        assert source.compare(graph) == "", str(graph)
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("fault", ["weight", "output"])
+def test_a_difference_in_a_weight_or_an_output_is_found(fault: str) -> None:
+    """The comparison can fail: of the converted program one number is changed."""
+    torch.manual_seed(0)
+    batches = [(torch.randn(2, 6),)]
+    convert = partial(convert_both, mapping=get_default_qconfig_mapping("x86"), config=default_backend_config())
+    both = convert(_Model(), batches=batches)
+    assert find_difference(both, batches) == ""
+    if fault == "weight":
+        integers = next(value for name, value in both.converted.named_buffers() if name.startswith("_frozen"))
+        integers[0, 0] += 1
+        inputs = [(torch.zeros(2, 6),)]  # which hide it from the outputs
+        assert "only in PT2E" in find_difference(both, inputs)
+    else:
+        both.converted.model.layer.bias.data += 10.0
+        assert find_difference(both, batches) == "the outputs differ"
+
+
+def test_a_quantizer_of_another_config_differs() -> None:
+    torch.manual_seed(0)
+    batches = [(torch.randn(2, 6),)]
+    mapping: QConfigMapping = get_default_qconfig_mapping("x86")
+    both = convert_both(_Model(), mapping, default_backend_config(), batches)
+    nothing = convert_both(_Model(), mapping, BackendConfig("nothing"), batches)
+    assert find_difference(both._replace(converted=nothing.converted), batches) != ""

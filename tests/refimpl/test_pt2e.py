@@ -1,0 +1,163 @@
+"""BackendConfigQuantizer: an exported program is annotated as prepare decides."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+pytest.importorskip("torchao", reason="PT2E's flow is torchao's")
+
+import refimpl
+from refimpl.exported_calls import read_calls
+from refimpl.pt2e import BackendConfigQuantizer
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+NATIVE = refimpl.default_backend_config()
+X86 = refimpl.get_default_qconfig_mapping("x86")
+
+
+class Net(nn.Module):
+    """Modules, functions, methods and operators; sharing, fixed qparams, and a getitem in float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+        self.pool, self.head, self.sigmoid = nn.MaxPool2d(2), nn.Linear(36, 5), nn.Sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.body(x))
+        x = torch.cat([x, F.relu(x)], 1)[:, :4]
+        x = (x + x) * x
+        result: Tensor = self.sigmoid(self.head(torch.flatten(x, 1)))
+        return result
+
+
+def export(model: nn.Module, *inputs: Tensor) -> Any:
+    return torch.export.export(model.eval(), inputs).module()
+
+
+def annotated(model: nn.Module, *inputs: Tensor, mapping: Any = X86, config: Any = NATIVE) -> Any:
+    quantizer = BackendConfigQuantizer(config, mapping)
+    return prepare_pt2e(export(model, *inputs), quantizer), quantizer
+
+
+def test_a_network_gives_the_same_bits_in_both_flows() -> None:
+    torch.manual_seed(0)
+    model, x = Net().eval(), torch.randn(2, 1, 8, 8)
+    prepared, quantizer = annotated(model, x)
+    other = refimpl.prepare_fx(model, X86, (x,), backend_config=NATIVE)
+    prepared(x), other(x)
+    expected = refimpl.convert_to_reference_decomposed_fx(other)(x)
+    assert torch.equal(convert_pt2e(prepared)(x), expected)
+    assert len(torch.unique(expected)) > 3  # not the zeros of a model that is dead
+    mine, theirs = quantizer.explain(), refimpl.explain(other)
+    columns = ("pattern", "qconfig", "dtype config", "observation", "reason")
+    assert [[row[c] for c in columns] for row in mine.rows()] == [[row[c] for c in columns] for row in theirs.rows()]
+
+
+def test_the_calls_of_a_program_are_those_of_the_traced_model() -> None:
+    calls = read_calls(export(Net(), torch.randn(2, 1, 8, 8)), NATIVE.configs)
+    found = [
+        (node.op, str(node.target) if node.op == "call_module" else getattr(node.target, "__name__", node.target))
+        for node in calls.draft.graph.nodes
+        if node.op.startswith("call_")
+    ]
+    assert found == [
+        ("call_module", "body.0"), ("call_module", "body.1"), ("call_module", "body.2"), ("call_module", "pool"),
+        ("call_function", "relu"), ("call_function", "cat"), ("call_function", "getitem"), ("call_function", "add"),
+        ("call_function", "mul"), ("call_function", "flatten"), ("call_module", "head"), ("call_module", "sigmoid"),
+    ]  # fmt: skip
+    assert type(calls.draft.get_submodule("body.0")) is nn.Conv2d
+
+
+def test_a_module_called_twice_is_two_calls() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.layer(self.layer(x))
+
+    calls = read_calls(export(Twice(), torch.randn(2, 4)), NATIVE.configs)
+    assert [node.target for node in calls.draft.graph.find_nodes(op="call_module", target="layer")] == ["layer"] * 2
+
+
+def test_f_relu_is_found_where_only_its_pattern_is_larger() -> None:
+    """Export writes torch.relu for F.relu: the config's pattern decides which of them it is."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv1d(2, 3, 1)
+
+        def forward(self, x: Tensor) -> Any:
+            return F.relu(self.layer(x))
+
+    _, quantizer = annotated(Model(), torch.randn(1, 2, 5))
+    assert [row["pattern"] for row in quantizer.explain().rows()] == ["nni.ConvReLU1d"]
+
+
+def test_a_method_is_taken_for_the_operator_that_the_config_names() -> None:
+    """In aten x.mul(y) is x * y; FX, which sees the method, matches no pattern. (docs/pt2e.md)"""
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x.mul(x)
+
+    _, quantizer = annotated(Model(), torch.randn(2, 3))
+    assert [row["pattern"] for row in quantizer.explain().rows()] == ["operator.mul"]
+
+
+def test_a_refused_dtype_leaves_no_observer_and_names_the_rule() -> None:
+    mapping = refimpl.QConfigMapping().set_global(
+        refimpl.QConfig(
+            activation=refimpl.MinMaxObserver.with_args(dtype=torch.qint8),
+            weight=refimpl.MinMaxObserver.with_args(dtype=torch.qint8),
+        )
+    )
+    prepared, quantizer = annotated(nn.Linear(4, 4), torch.randn(2, 4), mapping=mapping)
+    assert not [node for node in prepared.graph.nodes if "post_process" in str(node.target)]
+    (row,) = quantizer.explain().rows()
+    assert row["dtype config"] == "float" and "DTY-01: input dtype is torch.qint8" in row["reason"]
+
+
+def test_an_embedding_with_real_zero_points_stays_float_with_a_reason() -> None:
+    weight = refimpl.PerChannelMinMaxObserver.with_args(
+        dtype=torch.quint8, qscheme=torch.per_channel_affine_float_qparams, ch_axis=0
+    )
+    mapping = refimpl.QConfigMapping().set_global(
+        refimpl.QConfig(activation=refimpl.PlaceholderObserver.with_args(dtype=torch.float32), weight=weight)
+    )
+    indices = torch.tensor([[0, 1, 2]])
+    model = nn.Sequential(nn.Embedding(5, 4))
+    prepared, quantizer = annotated(model, indices, mapping=mapping)
+    assert torch.equal(prepared(indices), model(indices))
+    assert "PT2E: quantize_per_channel drops the fraction" in quantizer.explain().rows()[0]["reason"]
+
+
+def test_explain_before_the_first_program_says_what_to_do() -> None:
+    with pytest.raises(refimpl.RefimplError, match=r"call prepare_pt2e\(program, quantizer\)"):
+        BackendConfigQuantizer(NATIVE, X86).explain()
+
+
+def test_a_bad_mapping_is_refused_at_once() -> None:
+    with pytest.raises(refimpl.QConfigError, match="QConfigMapping"):
+        BackendConfigQuantizer(NATIVE, 3)
+
+
+def test_without_torchao_the_rest_works_and_the_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['torchao'] = None\n"
+        "import refimpl, conformance.run.hooks\n"
+        "try:\n    import refimpl.pt2e\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert "needs torchao" in run.stdout and "'fx-quant-conformance[pt2e]'" in run.stdout, run.stderr
