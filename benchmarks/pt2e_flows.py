@@ -120,7 +120,8 @@ REASONS = (
     ),
     Reason(
         "real zero points",
-        "quantized_decomposed.quantize_per_channel drops the fraction of a zero point, and those of "
+        "quantized_decomposed.quantize_per_channel drops the fraction of a zero point (finding 83), and "
+        "those of "
         "per_channel_affine_float_qparams are real numbers. The Quantizer leaves the pattern in float, and says so; so "
         "it does with 4-bit rows, which have no plain integer dtype.",
         lambda claim: claim.scheme == FLOAT_QPARAMS,
@@ -133,7 +134,7 @@ REASONS = (
     ),
     Reason(
         "batch norm in QAT",
-        "torchao trains a convolution and its batch norm as ops of its own, whose eps is always 1e-05, and folds them "
+        "torchao trains a convolution and its batch norm as ops of its own, whose eps is always 1e-05 (finding 78), and folds them "
         "in another order of float32 operations; it does not train those of a linear layer.",
         lambda claim: claim.flow == "qat" and _has_layer_and_norm(claim),
         is_slow=True,

@@ -6,8 +6,8 @@ comes from. From these notes the graph of calls is made again, on which prepare 
 
 from __future__ import annotations
 
-import importlib
 import operator
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ _OPERATORS = {"div": operator.truediv, "div_": operator.itruediv}
 """Operators whose name is not that of the method of tensors."""
 
 
-class Caller(NamedTuple):
+class CallingModule(NamedTuple):
     """A module that was being called: the key of that call, the module's full name, and its class if known."""
 
     key: str
@@ -38,14 +38,14 @@ class Caller(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Call:
+class ExportedCall:
     """One call, with the exported nodes that it became, in graph order.
 
     ``module``: the module that is called; None: a function. ``scopes``: the modules that were being called around it.
     """
 
-    module: Caller | None
-    scopes: tuple[Caller, ...]
+    module: CallingModule | None
+    scopes: tuple[CallingModule, ...]
     nodes: list[Node] = field(default_factory=list)
 
 
@@ -103,10 +103,10 @@ def _op_of(callee: Any) -> str:
     return "call_method" if isinstance(callee, str) else "call_function"
 
 
-def _group_calls(program: GraphModule) -> list[Call]:
+def _group_calls(program: GraphModule) -> list[ExportedCall]:
     """Divide the aten ops among the calls that they come from, in graph order of the first op."""
-    calls: list[Call] = []
-    of_module: dict[str, Call] = {}
+    calls: list[ExportedCall] = []
+    of_module: dict[str, ExportedCall] = {}
     last: Any = None
     for node in program.graph.nodes:
         if node.op != "call_function":
@@ -118,34 +118,31 @@ def _group_calls(program: GraphModule) -> list[Call]:
         if depth is not None:
             key = scopes[depth].key
             if key not in of_module:
-                of_module[key] = Call(module=scopes[depth], scopes=scopes[:depth])
+                of_module[key] = ExportedCall(module=scopes[depth], scopes=scopes[:depth])
                 calls.append(of_module[key])
             of_module[key].nodes.append(node)
             last = None
         elif source == last and source[1] is not None and not is_part:
             calls[-1].nodes.append(node)
         else:
-            calls.append(Call(module=None, scopes=scopes, nodes=[node]))
+            calls.append(ExportedCall(module=None, scopes=scopes, nodes=[node]))
             last = None if is_part else source
     return calls
 
 
-def _callers_of(node: Node) -> tuple[Caller, ...]:
+def _callers_of(node: Node) -> tuple[CallingModule, ...]:
     """Return the modules that were being called at an exported node, without the program itself."""
     stack = node.meta.get(_STACK) or {}
-    callers = (Caller(key, name.partition("@")[0], _find_class(kind)) for key, (name, kind) in stack.items())
+    callers = (CallingModule(key, name.partition("@")[0], _find_class(kind)) for key, (name, kind) in stack.items())
     return tuple(caller for caller in callers if caller.name)
 
 
 def _find_class(kind: str | type) -> type | None:
-    """Return a class by its full name; None: it cannot be imported by it, as one that a function defines."""
+    """Return a class by its full name; None: no module has it, as one that a function defines."""
     if isinstance(kind, type):
         return kind
     module, _, name = kind.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ImportError:
-        return None
+    found = getattr(sys.modules.get(module), name, None)
     return found if isinstance(found, type) else None
 
 
@@ -179,7 +176,7 @@ class _Writer:
         self._parts: dict[str, tuple[Node, ...]] = {}
         self._facts: dict[Node, Fact] = {}
 
-    def write(self, calls: list[Call]) -> Calls:
+    def write(self, calls: list[ExportedCall]) -> Calls:
         ends = {call.nodes[-1]: call for call in calls}
         for node in self._program.graph.nodes:
             if node.op == "placeholder":
@@ -193,7 +190,7 @@ class _Writer:
         examples = Examples.of_facts(draft, self._facts)
         return Calls(draft=draft, examples=examples, values=self._values, parts=self._parts, callees=self._callees)
 
-    def _write_call(self, call: Call) -> None:
+    def _write_call(self, call: ExportedCall) -> None:
         """Write the node of a call, and one for each of its values if there are several."""
         own, first, parts = set(call.nodes), call.nodes[0], tuple(call.nodes)
         stack = {each.key: (each.name, each.kind) for each in call.scopes}
@@ -236,7 +233,7 @@ class _Writer:
         self._note(created, node, (node,))
         return created
 
-    def _put_module(self, call: Call, held: list[Node]) -> None:
+    def _put_module(self, call: ExportedCall, held: list[Node]) -> None:
         """Put a module of the called one's class in its place, with its parts and the tensors that the call reads."""
         assert call.module is not None
         own = call.module.name

@@ -1,4 +1,4 @@
-"""Both flows, one answer: a sample of the claims, and drawn graphs. `python -m benchmarks.pt2e_flows` tries them all."""
+"""Both flows, one answer: a sample of claims, and drawn graphs. `python -m benchmarks.pt2e_flows` tries them all."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ pytest.importorskip("torchao", reason="PT2E's flow is torchao's")
 
 from benchmarks import pt2e_flows, pt2e_graphs
 from benchmarks.pt2e_flows import Outcome, compare_claims, convert_both, find_difference, make_row
+from conformance.claims.claim import enumerate_claims
 from refimpl import BackendConfig, QConfigMapping, default_backend_config, get_default_qconfig_mapping
 
 SAMPLE = (
@@ -28,7 +29,7 @@ SAMPLE = (
 @pytest.fixture(scope="module")
 def outcomes() -> list[Outcome]:
     """Of the sample of native's claims."""
-    every = pt2e_flows.enumerate_claims
+    every = enumerate_claims
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
             pt2e_flows,
@@ -79,7 +80,7 @@ def test_a_difference_in_a_weight_or_an_output_is_found(fault: str) -> None:
         inputs = [(torch.zeros(2, 6),)]  # which hide it from the outputs
         assert "only in PT2E" in find_difference(both, inputs)
     else:
-        both.converted.model.layer.bias.data += 10.0
+        dict(both.converted.named_parameters())["model.layer.bias"].data += 10.0
         assert find_difference(both, batches) == "the outputs differ"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 
 pytest.importorskip("torchao", reason="PT2E's flow is torchao's")
 
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
 import refimpl
 from refimpl.exported_calls import read_calls
 from refimpl.pt2e import BackendConfigQuantizer
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 NATIVE = refimpl.default_backend_config()
 X86 = refimpl.get_default_qconfig_mapping("x86")
@@ -161,3 +163,10 @@ def test_without_torchao_the_rest_works_and_the_extra_is_named() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert "needs torchao" in run.stdout and "'fx-quant-conformance[pt2e]'" in run.stdout, run.stderr
+
+
+def test_the_commands_of_the_document_run() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "pt2e.md").read_text(encoding="utf-8")
+    blocks = [part.partition("```")[0] for part in text.split("```python\n")[1:]]
+    assert len(blocks) == 3
+    exec("\n".join(blocks), {})
