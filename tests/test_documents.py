@@ -53,8 +53,8 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def owner_of(script: Path) -> str:
-    """The backend that a finding's script is named after, or torch for what all engines share."""
-    owners = [name for name in ("torch", *SHIPPED) if script.stem.startswith(f"{name.replace('-', '_')}_")]
+    """The backend that a finding's script is named after, or torch for what all engines share, or torchao."""
+    owners = [name for name in ("torch", "torchao", *SHIPPED) if script.stem.startswith(f"{name.replace('-', '_')}_")]
     return max(owners, key=len)
 
 
@@ -62,7 +62,9 @@ def owner_of(script: Path) -> str:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_a_finding_holds(script: Path) -> None:
     owner = owner_of(script)
-    if owner != "torch" and (reason := find_backend(owner).unavailable_reason()):
+    if owner == "torchao":
+        pytest.importorskip(owner, reason="needs torchao: pip install --no-deps -c constraints.txt torchao")
+    elif owner != "torch" and (reason := find_backend(owner).unavailable_reason()):
         pytest.skip(reason)
     done = run("-W", "ignore", str(script))
     if done.returncode == NEEDS_ANOTHER_CPU:
