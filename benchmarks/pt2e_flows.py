@@ -134,8 +134,8 @@ REASONS = (
     ),
     Reason(
         "batch norm in QAT",
-        "torchao trains a convolution and its batch norm as ops of its own, whose eps is always 1e-05 (finding 78), and folds them "
-        "in another order of float32 operations; it does not train those of a linear layer.",
+        "torchao trains a convolution and its batch norm as ops of its own, whose eps is always 1e-05 (finding 78), "
+        "and folds them in another order of float32 operations; it does not train those of a linear layer.",
         lambda claim: claim.flow == "qat" and _has_layer_and_norm(claim),
         is_slow=True,
     ),

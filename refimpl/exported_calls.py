@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from refimpl.backend_config import BackendPatternConfig
+from refimpl.errors import ModelError
 from refimpl.example_run import Examples, Fact, Seen
 from refimpl.graph_modules import Draft
 from refimpl.matching import find_matches
@@ -71,7 +72,15 @@ def read_calls(program: GraphModule, entries: Sequence[BackendPatternConfig]) ->
 
     ``entries``: those of the config. Export does not tell ``F.relu`` from ``torch.relu``, nor an operator from a
     method: that one is taken which is in the larger pattern there.
+
+    Raises ModelError for a graph module that calls modules or methods: it was not exported, or is prepared already.
     """
+    for node in program.graph.nodes:
+        if node.op == "call_method" or (node.op == "call_module" and node.users):  # what checks the inputs has none
+            raise ModelError(
+                f"{type(program).__name__} is no exported program: {node.name} calls {node.target}, where aten ops are "
+                "expected. Give torch.export.export(model, inputs).module()"
+            )
     calls = _Writer(program).write(_group_calls(program))
     _choose_callees(calls, entries)
     return calls

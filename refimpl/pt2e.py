@@ -39,10 +39,10 @@ try:
         Quantizer,
         SharedQuantizationSpec,
     )
-except ImportError as error:
+except (ImportError, AttributeError) as error:  # torchao itself, or what it uses of a newer torch
     raise ImportError(
-        f"refimpl.pt2e needs torchao, which is not installed ({error}): "
-        "pip install -c constraints.txt 'fx-quant-conformance[pt2e]'"
+        f"refimpl.pt2e needs torchao, and it cannot be imported with torch {torch.__version__} ({error}): "
+        "pip install -c constraints.txt 'fx-quant-conformance[pt2e]'; torchao 0.18 needs torch 2.10 or newer"
     ) from error
 
 ANNOTATION = "quantization_annotation"  # the key of a node's meta at which torchao looks
@@ -70,13 +70,16 @@ class BackendConfigQuantizer(Quantizer):  # type: ignore[misc]
         self._log: DecisionLog | None = None
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Annotate the nodes of an exported program's module; return it. ``prepare_pt2e`` calls this."""
+        """Annotate the nodes of an exported program's module; return it. ``prepare_pt2e`` calls this.
+
+        Raises ModelError for a graph module that was traced, or is prepared already.
+        """
         calls = read_calls(model, self._request.config.configs)
         _fuse(calls, self._request)
         plan = _refuse_inexpressible(make_plan(calls.draft, self._request, calls.examples))
         notes = calls.draft.meta
         self._log = DecisionLog(plan=plan, fusions=notes["fusions"], not_fused=notes["not_fused"])
-        _annotate(calls, _list_requests(calls, plan, self._request))
+        _annotate(model, _list_requests(calls, plan, self._request))
         return model
 
     def validate(self, model: GraphModule) -> None:
@@ -187,10 +190,9 @@ def _find_biases(node: Node) -> list[Any]:
 # -- annotations ---------------------------------------------------------------------------------------------------
 
 
-def _annotate(calls: Calls, requests: Iterator[_Request]) -> None:
+def _annotate(model: GraphModule, requests: Iterator[_Request]) -> None:
     """Write the annotations: in graph order, the first point of a group has the spec that the others share."""
-    program = next(iter(calls.values.values())).graph
-    order = {node: index for index, node in enumerate(program.nodes)}
+    order = {node: index for index, node in enumerate(model.graph.nodes)}
     found = {request.point: request for request in requests}
     first: dict[object, _Point] = {}
     for point in sorted(found, key=lambda each: _rank(each, order)):
@@ -286,3 +288,11 @@ class _FakeQuantize(_Adapted, FakeQuantizeBase):  # type: ignore[misc]
     def __init__(self, inner: nn.Module) -> None:
         FakeQuantizeBase.__init__(self)
         self._adopt(inner)
+
+    def enable_fake_quant(self, enabled: bool = True) -> None:
+        """Switch the QConfig's own fake quantize on or off."""
+        self.inner.enable_fake_quant(enabled)
+
+    def enable_observer(self, enabled: bool = True) -> None:
+        """Switch the observer of the QConfig's own fake quantize on or off."""
+        self.inner.enable_observer(enabled)

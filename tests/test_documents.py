@@ -29,6 +29,7 @@ from reports.families import OTHER, find_family
 from reports.results import read_results
 from reports.verdicts import VERDICTS, Outcome
 from tests.mutants.mutants import MUTANTS
+from tests.support.torchao import require_torchao
 from tests.support.warm_python import run_python
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +64,7 @@ def owner_of(script: Path) -> str:
 def test_a_finding_holds(script: Path) -> None:
     owner = owner_of(script)
     if owner == "torchao":
-        pytest.importorskip(owner, reason="needs torchao: pip install --no-deps -c constraints.txt torchao")
+        require_torchao()
     elif owner != "torch" and (reason := find_backend(owner).unavailable_reason()):
         pytest.skip(reason)
     done = run("-W", "ignore", str(script))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,10 +85,17 @@ def find_quantizer(spec: str) -> Any:
 
 
 def check_torchao() -> None:
-    """Raise QuantizerNotFound, with the command that installs it, if torchao is missing."""
+    """Raise QuantizerNotFound, with the command that installs it, if torchao is missing, or is not for this torch."""
     if find_spec("torchao") is None:
-        command = "pip install --no-deps -c constraints.txt torchao"
+        command = "pip install -c constraints.txt 'fx-quant-conformance[pt2e]'"
         raise QuantizerNotFound(f"torchao is not installed, which a Quantizer needs: {command}")
+    try:
+        import_module("torchao.quantization.pt2e.quantizer")
+    except Exception as error:  # whatever it misses in this torch
+        found = (
+            f"torchao {version('torchao')}, which a Quantizer needs, cannot be imported with torch {version('torch')}"
+        )
+        raise QuantizerNotFound(f"{found}: {describe_error(error)}") from error
 
 
 def write_claims(request: ClaimsOf, *, limit: float) -> WrittenClaims:

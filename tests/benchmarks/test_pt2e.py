@@ -1,5 +1,6 @@
 """Both flows, one answer: a sample of claims, and drawn graphs. `python -m benchmarks.pt2e_flows` tries them all."""
 
+# ruff: noqa: E402
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
@@ -11,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("torchao", reason="PT2E's flow is torchao's")
+from tests.support.torchao import require_torchao
+
+require_torchao()
 
 from benchmarks import pt2e_flows, pt2e_graphs
 from benchmarks.pt2e_flows import Outcome, compare_claims, convert_both, find_difference, make_row

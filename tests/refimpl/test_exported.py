@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import refimpl
 from refimpl import ModelError, QConfig, QConfigMapping, export_reference
 from refimpl.decomposed import OPS
 from refimpl.observers import MinMaxObserver, PerChannelMinMaxObserver, PlaceholderObserver
+from tests.support.torchao import require_torchao
 
 ACTIVATION = MinMaxObserver.with_args(dtype=torch.quint8)
 DYNAMIC = PlaceholderObserver.with_args(dtype=torch.quint8, is_dynamic=True)
@@ -102,7 +104,8 @@ def test_qparams_chosen_at_run_time_are_tensors() -> None:
 @pytest.mark.parametrize("kind", ["x86", "xnnpack", "xnnpack dynamic"])
 def test_it_is_what_pt2e_gives(kind: str) -> None:
     """For the same model, the same calls with arguments of the same kinds, but for their order."""
-    pt2e = pytest.importorskip("torchao.quantization.pt2e.quantize_pt2e")
+    require_torchao()
+    pt2e = import_module("torchao.quantization.pt2e.quantize_pt2e")
     model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), (rows(2, 4),)
     prepared = pt2e.prepare_pt2e(torch.export.export(model, x).module(), quantizer_of(kind))
     prepared(*x)
@@ -115,7 +118,7 @@ def test_it_is_what_pt2e_gives(kind: str) -> None:
 
 def quantizer_of(kind: str) -> Any:
     if kind == "x86":
-        x86 = pytest.importorskip("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
+        x86 = import_module("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
         return x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
     xnnpack = pytest.importorskip("executorch.backends.xnnpack.quantizer.xnnpack_quantizer")
     config = xnnpack.get_symmetric_quantization_config(is_per_channel=False, is_dynamic=kind.endswith("dynamic"))

@@ -1,5 +1,6 @@
 """BackendConfigQuantizer: an exported program is annotated as prepare decides."""
 
+# ruff: noqa: E402
 from __future__ import annotations
 
 import subprocess
@@ -11,10 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import symbolic_trace
 
-pytest.importorskip("torchao", reason="PT2E's flow is torchao's")
+from tests.support.torchao import require_torchao
 
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+require_torchao()
+
+from torchao.quantization.pt2e import disable_fake_quant, disable_observer
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
 import refimpl
 from refimpl.exported_calls import read_calls
@@ -147,6 +152,26 @@ def test_an_embedding_with_real_zero_points_stays_float_with_a_reason() -> None:
 def test_explain_before_the_first_program_says_what_to_do() -> None:
     with pytest.raises(refimpl.RefimplError, match=r"call prepare_pt2e\(program, quantizer\)"):
         BackendConfigQuantizer(NATIVE, X86).explain()
+
+
+def test_a_model_that_was_not_exported_is_refused() -> None:
+    with pytest.raises(refimpl.ModelError, match=r"body_0 calls body\.0.*torch\.export\.export"):
+        BackendConfigQuantizer(NATIVE, X86).annotate(symbolic_trace(Net()))
+
+
+def test_switching_a_fake_quantize_off_reaches_the_qconfigs_own() -> None:
+    model = nn.Sequential(nn.Linear(4, 4)).train()
+    program = torch.export.export(model, (torch.randn(2, 4),)).module()
+    quantizer = BackendConfigQuantizer(NATIVE, refimpl.get_default_qat_qconfig_mapping("x86"), is_qat=True)
+    prepared, x = prepare_qat_pt2e(program, quantizer), torch.randn(3, 4)[:2]
+    prepared(x)
+    assert not torch.equal(prepared(x), model(x))
+    prepared.apply(disable_fake_quant)
+    assert torch.equal(prepared(x), model(x))
+    prepared.apply(disable_observer)
+    before = {name: value.clone() for name, value in prepared.named_buffers() if "min_val" in name}
+    prepared(100 * x)
+    assert before and all(torch.equal(dict(prepared.named_buffers())[name], value) for name, value in before.items())
 
 
 def test_a_bad_mapping_is_refused_at_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,8 @@ from torch import nn
 from conformance.__main__ import main
 from conformance.claims_of import command
 from conformance.machine.isolation import CAN_FORK
+from tests.support.torchao import needs_torchao
 
-needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
 QUANTIZERS = "tests.conformance.support.quantizers"
 
 

@@ -1,5 +1,6 @@
 """derive_config: what hand-written Quantizers annotate is what the derived entries say."""
 
+# ruff: noqa: E402
 from __future__ import annotations
 
 from typing import Any
@@ -13,7 +14,9 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
-pytest.importorskip("torchao", reason="needs torchao: pip install --no-deps -c constraints.txt torchao")
+from tests.support.torchao import require_torchao
+
+require_torchao()
 
 from conformance.claims_of.derive import ProbeRow, derive_config
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType

@@ -1,0 +1,25 @@
+"""Skipping the tests of PT2E where torchao cannot be used: it is not installed, or not for this torch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+
+def _describe_absence() -> str:
+    try:
+        import_module("torchao.quantization.pt2e.quantize_pt2e")
+    except (ImportError, AttributeError) as error:  # what a torch before 2.10 lacks
+        return f"torchao cannot be imported: {error}"
+    return ""
+
+
+_ABSENCE = _describe_absence()
+needs_torchao = pytest.mark.skipif(bool(_ABSENCE), reason=_ABSENCE)
+
+
+def require_torchao() -> None:
+    """Skip what calls it, a test or a whole module, where torchao cannot be used."""
+    if _ABSENCE:
+        pytest.skip(_ABSENCE, allow_module_level=True)
