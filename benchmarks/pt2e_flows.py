@@ -42,7 +42,7 @@ from conformance.claims.claim import FLOAT_QPARAMS, Claim, enumerate_claims
 from conformance.claims.inputs import Batch, draw_calibration_inputs
 from conformance.claims.plan import plan_cases
 from conformance.stages.calibration import leaves_of, mapping_for
-from refimpl.exported import fold_weights
+from refimpl.exported import Unnamed, fold_weights
 from refimpl.patterns import leaves
 from refimpl.pt2e import BackendConfigQuantizer
 from refimpl.tracing import attribute_of
@@ -187,21 +187,10 @@ def convert_both(
 
 def export_float(model: nn.Module, inputs: Batch, *, is_open: bool = False) -> ExportedProgram:
     """Export a float model; ``is_open``: for batches of other sizes as well."""
-    copied = _Model(copy.deepcopy(model)).train(model.training)
+    copied = Unnamed(copy.deepcopy(model)).train(model.training)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of recurrent weights that are no attributes
         return export(copied, inputs, dynamic_shapes=(tuple({0: Dim.AUTO} for _ in inputs),) if is_open else None)
-
-
-class _Model(nn.Module):
-    """A model whose inputs have no names."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.model(*inputs)
 
 
 def _trains(model: nn.Module) -> bool:

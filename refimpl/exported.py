@@ -64,7 +64,7 @@ def export_reference(
     shapes = tuple({0: Dim.AUTO} if own else None for own in is_batch)
     try:
         with torch.no_grad(), setting:
-            model = _Model(fold_weights(reference_model)).eval()
+            model = Unnamed(fold_weights(reference_model)).eval()
             return export(model, inputs, dynamic_shapes=(shapes,), strict=False)
     except Exception as error:
         said = shorten(str(error).strip().partition("\n")[0], _MOST_TEXT * 4)
@@ -90,7 +90,7 @@ def fold_weights(reference_model: GraphModule) -> GraphModule:
     return model
 
 
-class _Model(nn.Module):
+class Unnamed(nn.Module):
     """A model whose inputs have no names."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -98,6 +98,7 @@ class _Model(nn.Module):
         self.model = model
 
     def forward(self, *inputs: Any) -> Any:
+        """Return what the model returns."""
         return self.model(*inputs)
 
 
