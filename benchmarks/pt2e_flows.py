@@ -36,7 +36,7 @@ from torchao.quantization.pt2e import move_exported_model_to_eval
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
 import refimpl
-from backends.discovery import find_backend
+from backends.discovery import describe_error, find_backend
 from conformance.claims.build import build_model
 from conformance.claims.claim import FLOAT_QPARAMS, Claim, enumerate_claims
 from conformance.claims.inputs import Batch, draw_calibration_inputs
@@ -223,7 +223,7 @@ def find_difference(both: Both, batches: Sequence[Batch]) -> str:
                 [each for each in tree_leaves(model(*(value.clone() for value in inputs))) if isinstance(each, Tensor)]
                 for model in both[:2]
             ]
-            if not all(left.equal(right) or _same(left, right) for left, right in zip(*pairs, strict=True)):
+            if not all(_same(left, right) for left, right in zip(*pairs, strict=True)):
                 return "the outputs differ"
     mine, theirs = list_quantized(fold_weights(both.reference)), list_quantized(both.converted)
     return "" if mine == theirs else f"only in FX: {mine - theirs}; only in PT2E: {theirs - mine}"
@@ -316,7 +316,7 @@ def compare_claims(name: str, *, slow: bool = False) -> Iterator[Outcome]:
             both = convert_both(model, mapping, config, batches, is_qat=is_qat, custom=leaves_of(claim))
             difference = find_difference(both, batches)
         except Exception as error:  # the row says it, and the claim does not carry over
-            difference = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            difference = describe_error(error)
         yield Outcome(claim=claim, difference=difference, reason=reason if difference else None)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from backends.discovery import find_backend
+from backends.discovery import describe_error, find_backend
 from benchmarks.pt2e_flows import CONFIGS, convert_both, find_difference, name_backend
 from conformance.claims.build import build_model
 from conformance.claims.claim import enumerate_claims
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             difference = source.compare(graph)
         except Exception as error:
-            difference = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            difference = describe_error(error)
         calls[len(graph.calls)] += 1
         counts["different" if difference else "the same"] += 1
         if difference:

@@ -26,6 +26,7 @@ from refimpl.matching import find_matches
 from refimpl.tracing import Places, attribute_of, is_whole, parameter_names_of
 
 _STACK, _NOTE, _VALUE = "nn_module_stack", "torch_fn", "val"  # keys of an exported node's meta
+ANNOTATION = "quantization_annotation"  # the key at which a Quantizer puts what it says of a node
 _OPERATORS = {"div": operator.truediv, "div_": operator.itruediv}
 """Operators whose name is not that of the method of tensors."""
 
@@ -93,19 +94,19 @@ def _choose_callees(calls: Calls, entries: Sequence[BackendPatternConfig]) -> No
     best: dict[Node, tuple[int, int]] = {}  # the most leaves of a pattern there, and which callee has them
     for turn in range(max((len(callees) for callees in calls.callees.values()), default=0)):
         for node in open_nodes:
-            callees = calls.callees[node.name]
-            _set_callee(node, callees[min(turn, len(callees) - 1)])
+            _set_callee(node, calls.callees[node.name], turn)
         for match in find_matches(graph, places, entries):
             for node in match.nodes:
                 if len(match.nodes) > best.get(node, (0, 0))[0]:
                     best[node] = len(match.nodes), turn
     for node in open_nodes:
-        callees = calls.callees[node.name]
-        _set_callee(node, callees[min(best.get(node, (0, 0))[1], len(callees) - 1)])
+        _set_callee(node, calls.callees[node.name], best.get(node, (0, 0))[1])
 
 
-def _set_callee(node: Node, callee: Any) -> None:
-    node.op, node.target = _op_of(callee), callee
+def _set_callee(node: Node, callees: Sequence[Any], turn: int) -> None:
+    """Let a node call one of several; with fewer of them than turns, the last."""
+    node.target = callees[min(turn, len(callees) - 1)]
+    node.op = _op_of(node.target)
 
 
 def _op_of(callee: Any) -> str:
@@ -265,13 +266,19 @@ class _Writer:
 
 def _lay_out(node: Node, callee: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of an exported op as a callee takes them: by name from where it has another order."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or isinstance(callee, str):
+    names = argument_names_of(node)[: len(node.args)]
+    if not names or isinstance(callee, str):
         return node.args, dict(node.kwargs)
-    own, names = parameter_names_of(callee), [argument.name for argument in schema.arguments[: len(node.args)]]
+    own = parameter_names_of(callee)
     moved = [at for at, name in enumerate(names) if name in own and own.index(name) != at]
     at = min(moved, default=len(names))
     return node.args[:at], {**dict(zip(names[at:], node.args[at:], strict=True)), **node.kwargs}
+
+
+def argument_names_of(node: Node) -> list[str]:
+    """Return the names of all arguments that an exported op takes; none for what is no op, as getitem."""
+    schema = getattr(node.target, "_schema", None)
+    return [] if schema is None else [argument.name for argument in schema.arguments]
 
 
 def _make_stand_in(kind: type[nn.Module]) -> nn.Module:

@@ -8,7 +8,7 @@ what PT2E cannot express. torchao is needed only here (the extra ``pt2e``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,10 +19,10 @@ from torch.fx import GraphModule, Node
 from refimpl.custom_config import PrepareCustomConfig
 from refimpl.decide import Request, make_plan
 from refimpl.decomposed import PLAIN_DTYPE
-from refimpl.dtype_choice import ObserverFacts, is_observed_dtype
-from refimpl.errors import QConfigError, RefimplError
+from refimpl.dtype_choice import ObserverReader, is_observed_dtype
+from refimpl.errors import RefimplError
 from refimpl.explain import DecisionLog
-from refimpl.exported_calls import Calls, read_calls
+from refimpl.exported_calls import ANNOTATION, Calls, argument_names_of, read_calls
 from refimpl.fuse import fuse
 from refimpl.matching import find_matches
 from refimpl.native import config_or_native
@@ -45,7 +45,6 @@ except (ImportError, AttributeError) as error:  # torchao itself, or what it use
         "pip install -c constraints.txt 'fx-quant-conformance[pt2e]'; torchao 0.18 needs torch 2.10 or newer"
     ) from error
 
-ANNOTATION = "quantization_annotation"  # the key of a node's meta at which torchao looks
 _Point: TypeAlias = "Node | tuple[Node, Node]"  # a value, or a value on its way to a user
 
 
@@ -159,32 +158,28 @@ def _list_requests(calls: Calls, plan: Plan, request: Request) -> Iterator[_Requ
         for part in (part for name in slot.consumers for part in calls.parts[name]):
             if value in part.all_input_nodes:
                 yield _Request((value, part), slot.group, slot.make)
+    references = references_of(request.config)
     for decision in plan.decisions:
-        for weight, user in _find_weights(calls, decision, request):
+        for weight, user in _find_weights(calls, decision, references):
             assert decision.qconfig is not None
             yield _Request((weight, user), (weight, user), decision.qconfig.weight)
 
 
-def _find_weights(calls: Calls, decision: Decision, request: Request) -> Iterator[tuple[Node, Node]]:
+def _find_weights(calls: Calls, decision: Decision, references: Collection[type]) -> Iterator[tuple[Node, Node]]:
     """Yield the weights of a decision's root module that its reference module quantizes. (CVT-02)"""
     dtypes = decision.dtype_config
     if dtypes is None or decision.target is None or not is_observed_dtype(dtypes.weight_dtype):
         return
-    if class_of(layer_of(calls.draft.get_submodule(decision.target))) not in references_of(request.config):
+    if class_of(layer_of(calls.draft.get_submodule(decision.target))) not in references:
         return
     for part in calls.parts[decision.root]:  # the layer's own op is the first; a batch norm has weights as well
-        biases = _find_biases(part)  # torchao names one that it makes of a batch norm after the weight
-        held = [value for value in part.all_input_nodes if value.op == "get_attr" and value not in biases]
+        arguments = dict(zip(argument_names_of(part), part.args, strict=False))
+        bias = arguments.get("bias")  # torchao names one that it makes of a batch norm after the weight
+        held = [value for value in part.all_input_nodes if value.op == "get_attr" and value is not bias]
         weights = [value for value in held if str(value.target).rpartition(".")[2].startswith("weight")]
         if weights:
             yield from ((weight, part) for weight in weights)
             return
-
-
-def _find_biases(node: Node) -> list[Any]:
-    schema = getattr(node.target, "_schema", None)
-    names = [argument.name for argument in schema.arguments] if schema is not None else []
-    return [value for name, value in zip(names, node.args, strict=False) if name == "bias"]
 
 
 # -- annotations ---------------------------------------------------------------------------------------------------
@@ -195,9 +190,10 @@ def _annotate(model: GraphModule, requests: Iterator[_Request]) -> None:
     order = {node: index for index, node in enumerate(model.graph.nodes)}
     found = {request.point: request for request in requests}
     first: dict[object, _Point] = {}
+    reader = ObserverReader()
     for point in sorted(found, key=lambda each: _rank(each, order)):
         _, group, make = found[point]
-        spec = _make_spec(make) if group not in first else SharedQuantizationSpec(first[group])
+        spec = _make_spec(make, reader) if group not in first else SharedQuantizationSpec(first[group])
         first.setdefault(group, point)
         node = point if isinstance(point, Node) else point[1]
         note = node.meta.setdefault(ANNOTATION, QuantizationAnnotation(allow_implicit_sharing=False, _annotated=True))
@@ -218,8 +214,8 @@ def _rank(point: _Point, order: dict[Node, int]) -> tuple[int, int, int]:
     return order[user], 0, user.all_input_nodes.index(value)
 
 
-def _make_spec(make: Callable[..., nn.Module]) -> Any:
-    facts = ObserverFacts.of(make())
+def _make_spec(make: Callable[..., nn.Module], reader: ObserverReader) -> Any:
+    facts = reader.read(make)
     return QuantizationSpec(
         dtype=facts.dtype, observer_or_fake_quant_ctr=_Maker(make), quant_min=facts.quant_min,
         quant_max=facts.quant_max, is_dynamic=facts.is_dynamic and facts.dtype != torch.float16,
@@ -264,8 +260,6 @@ class _Adapted:
                 setattr(self, name, float(value) if name == "eps" else value)
         if self.dtype == torch.float16:
             self.is_dynamic = False  # a cast while running, which PT2E writes as it does a static one
-        if not isinstance(getattr(self, "dtype", None), torch.dtype):
-            raise QConfigError(f"{type(inner).__name__} names no dtype, which PT2E needs")
 
     def forward(self, x: Tensor) -> Any:
         return self.inner(x)

@@ -17,9 +17,8 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from refimpl.dtype_choice import ObserverFacts
+from refimpl.exported_calls import ANNOTATION, argument_names_of
 
-ANNOTATION = "quantization_annotation"
-"""The key under which a Quantizer puts what it says of a node."""
 PATTERN = "pattern"
 """The name of a probe's submodule that is the pattern, apart from what stands before and after it."""
 
@@ -149,8 +148,7 @@ class _Graph:
 
     def _list_arguments(self, node: Node) -> Iterator[tuple[str, Node, nn.Module | None]]:
         """Yield the name, the source and the observer of each tensor that an op takes."""
-        schema: Any = getattr(node.target, "_schema", None)
-        names = [argument.name for argument in schema.arguments] if schema else map(str, range(len(node.args)))
+        names = argument_names_of(node) or map(str, range(len(node.args)))
         for name, argument in (*zip(names, node.args, strict=False), *node.kwargs.items()):
             for each in tree_leaves(argument):
                 if isinstance(each, Node):

@@ -103,7 +103,6 @@ def write_claims(request: ClaimsOf, *, limit: float) -> WrittenClaims:
 
     Raises QuantizerNotFound, or ProbingFailed if the child ends early or the Quantizer claims nothing.
     """
-    check_torchao()
     serve: Callable[[ClaimsOf], Iterator[Measurement]] = _serve
     if not CAN_FORK:
         result = InProcess(serve).run(request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,10 +50,7 @@ SYMMETRIC = QuantizationSpec(
     dtype=torch.int8, quant_min=-128, quant_max=127, qscheme=torch.per_tensor_symmetric,
     observer_or_fake_quant_ctr=MinMaxObserver,
 )  # fmt: skip
-ALONG_INPUTS = QuantizationSpec(
-    dtype=torch.int8, quant_min=-127, quant_max=127, qscheme=torch.per_channel_symmetric, ch_axis=1,
-    observer_or_fake_quant_ctr=PerChannelMinMaxObserver,
-)  # fmt: skip
+ALONG_INPUTS = replace(WEIGHT, ch_axis=1)
 TRAINED_ACTIVATION = QuantizationSpec(
     dtype=torch.uint8, quant_min=0, quant_max=255, qscheme=torch.per_tensor_affine,
     observer_or_fake_quant_ctr=FakeQuantize.with_args(observer=MovingAverageMinMaxObserver),
