@@ -200,6 +200,19 @@ class Execution:
     """Names of the kernels that run, if they are known; a report shows them where a claim is FALLBACK."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizerRequest:
+    """For which claims ``Backend.quantizer`` is asked, so that it configures its Quantizer as a user would for these.
+
+    ``is_qat``: for ``prepare_qat_pt2e``. ``is_dynamic``: activations are quantized while running. ``weight_scheme``:
+    one of WEIGHT_SCHEMES; "" where no weight is quantized.
+    """
+
+    is_qat: bool = False
+    is_dynamic: bool = False
+    weight_scheme: str = ""
+
+
 class UnsupportedPattern(Exception):
     """Raised by ``Backend.lower`` to decline a model; the message says why.
 
@@ -277,6 +290,14 @@ class Backend(ABC):
         claim's scheme; a claim that none fits is UNEXERCISED. Constructors as in refimpl's or torch's QConfig: classes,
         or what their ``with_args`` returns, at the top level of a module. In training they become the observers of
         fake quantizes, unless they make these themselves. Fixed qparams (DTY-05) are made from the dtype config.
+        """
+        return None
+
+    def quantizer(self, request: QuantizerRequest) -> Any:
+        """Return your own torchao Quantizer, a new one, configured for such claims; None: there is none for them.
+
+        With one, the stage ``annotate`` holds it to the BackendConfig: what is claimed is annotated with the claimed
+        dtype, scheme and sharing, and nothing else is. torchao is the extra ``pt2e``. (docs/pt2e.md)
         """
         return None
 

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from refimpl.backend_config import BackendPatternConfig
 from refimpl.errors import ModelError
@@ -256,6 +258,7 @@ class _Writer:
             is_inside = f"{scope}.".startswith(f"{own}.")  # a tied tensor has the name of its other owner
             holder = _find_holder(self._root, scope if is_inside else own)
             (holder.register_parameter if isinstance(value, nn.Parameter) else holder.register_buffer)(last, value)
+        _describe(self._root.get_submodule(own), call.nodes)
 
     def _note(self, created: Node, value: Node, parts: tuple[Node, ...]) -> None:
         if value.op != "get_attr":
@@ -286,6 +289,38 @@ def _make_stand_in(kind: type[nn.Module]) -> nn.Module:
     module = kind.__new__(kind)
     nn.Module.__init__(module)
     return module.eval()
+
+
+def _describe(module: nn.Module, nodes: Sequence[Node]) -> None:
+    """Give a stand-in what fuser methods read of a layer or batch norm, as far as its ops and tensors tell it.
+
+    These are the arguments of its constructor, and None for the tensors that it does not have.
+    """
+    known: dict[str, Any] = {}
+    for node in nodes:
+        known |= dict(zip(argument_names_of(node), node.args, strict=False)) | node.kwargs
+    if isinstance(module, (nn.Linear, _ConvNd, _BatchNorm)):
+        absent = {"weight", "bias", "running_mean", "running_var"} - {*module._parameters, *module._buffers}
+        vars(module).update(dict.fromkeys(absent))
+        known |= _measure_sizes(module, known.get("groups", 1))
+    own = {*parameter_names_of(type(module))} & {*known}
+    vars(module).update({name: known[name] for name in own if not isinstance(known[name], Node)})
+
+
+def _measure_sizes(module: nn.Linear | _ConvNd | _BatchNorm, groups: int) -> dict[str, Any]:
+    """Return the arguments of a constructor that tensors tell."""
+    if isinstance(module, _BatchNorm):
+        held = [value for value in (module.weight, module.running_mean) if value is not None]
+        sizes = {"num_features": len(held[0])} if held else {}
+        return {**sizes, "affine": module.weight is not None, "track_running_stats": module.running_mean is not None}
+    if module.weight is None:  # an expression's value, such as that of a parametrization
+        return {}
+    first, second = module.weight.shape[:2]
+    if isinstance(module, nn.Linear):
+        return {"out_features": first, "in_features": second}
+    if isinstance(module, _ConvTransposeNd):
+        return {"in_channels": first, "out_channels": second * groups}
+    return {"out_channels": first, "in_channels": second * groups}
 
 
 def _find_holder(root: nn.Module, scope: str) -> nn.Module:

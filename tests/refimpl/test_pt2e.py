@@ -174,6 +174,42 @@ def test_switching_a_fake_quantize_off_reaches_the_qconfigs_own() -> None:
     assert before and all(torch.equal(dict(prepared.named_buffers())[name], value) for name, value in before.items())
 
 
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2, bias=False), nn.BatchNorm2d(6, eps=1e-3), nn.ReLU()),
+        (nn.Linear(4, 6), nn.BatchNorm1d(6)),
+        (nn.ConvTranspose2d(4, 6, 3, groups=2), nn.BatchNorm2d(6, affine=False)),
+    ],
+)
+def test_a_fuser_method_reads_of_layers_what_it_would_of_the_models_own(layers: tuple[nn.Module, ...]) -> None:
+    model = nn.Sequential(*layers).train()
+    shape = (3, 4) if isinstance(layers[0], nn.Linear) else (3, 4, 5, 5)
+    program = torch.export.export(model, (torch.randn(*shape),)).module()
+    root = read_calls(program, NATIVE.configs).draft
+    names = ("stride", "padding", "groups", "bias", "in_channels", "out_channels", "in_features", "out_features",
+             "num_features", "eps", "momentum", "affine", "track_running_stats")  # fmt: skip
+    for number, layer in enumerate(layers):
+        stand_in = root.get_submodule(str(number))
+        for name in (name for name in names if hasattr(layer, name)):
+            found, expected = getattr(stand_in, name), getattr(layer, name)
+            found = tuple(found) if isinstance(found, list) else found
+            same = torch.equal(found, expected) if isinstance(found, Tensor) else found == expected
+            assert same, (type(layer).__name__, name, found, expected)
+
+
+def test_training_a_network_with_batch_norm_is_annotated_as_prepare_fuses_it() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 4)).train()
+    x, mapping = torch.randn(3, 1, 5, 5), refimpl.get_default_qat_qconfig_mapping("x86")
+    quantizer = BackendConfigQuantizer(NATIVE, mapping, is_qat=True)
+    quantizer.annotate(torch.export.export(model, (x,)).module())
+    other = refimpl.explain(refimpl.prepare_qat_fx(model, mapping, (x,), backend_config=NATIVE))
+    columns = ("pattern", "qconfig", "dtype config", "observation", "reason")
+    mine = [[row[c] for c in columns] for row in quantizer.explain().rows()]
+    assert mine == [[row[c] for c in columns] for row in other.rows()]
+    assert mine[0][0] == "nniqat.ConvBnReLU2d"
+
+
 def test_a_bad_mapping_is_refused_at_once() -> None:
     with pytest.raises(refimpl.QConfigError, match="QConfigMapping"):
         BackendConfigQuantizer(NATIVE, 3)
