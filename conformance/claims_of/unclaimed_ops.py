@@ -19,6 +19,7 @@ from conformance.claims_of.candidates import is_of_qat, list_entries, plan_candi
 from conformance.machine.guard import guard
 from conformance.pipeline.job import Job
 from conformance.stages.annotate import ask, request_for
+from conformance.stages.annotation_edges import form_of
 from conformance.stages.bench import Bench
 from conformance.stages.stage import Problem, StageError
 from refimpl.patterns import Pattern, pattern_name
@@ -41,7 +42,7 @@ def jobs(claims: Sequence[Claim]) -> tuple[Job, ...]:
 def _run(name: str, request: QuantizerRequest, claimed: frozenset[Pattern], bench: Bench) -> Iterator[ModelResult]:
     """Have the Quantizer annotate each op that the suite knows, alone and between others; yield one result."""
     started = time.perf_counter()
-    probes = dict(_list_probes())
+    probes = dict(_list_probes(claimed))
     names = {pattern_name(pattern): pattern for pattern in probes}
     try:
         found = ask(bench, request, {key: probes[pattern] for key, pattern in names.items()})
@@ -60,12 +61,14 @@ def _read(problem: Problem | None) -> tuple[Verdict, str, str]:
     return (Verdict.VERIFIED, "DTY-02", "") if problem is None else (problem.verdict, problem.rule, problem.message)
 
 
-def _list_probes() -> Iterator[tuple[Pattern, Probe]]:
-    """Yield a probe of each single op that a float model may hold."""
-    for entry in list_entries():
-        pattern = entry.normal_pattern
-        if isinstance(pattern, tuple) or is_of_qat(entry):
-            continue
+def _list_probes(claimed: frozenset[Pattern]) -> Iterator[tuple[Pattern, Probe]]:
+    """Yield a probe of each single op that a float model may hold: what is claimed, and one form of each other op."""
+    singles = [each.normal_pattern for each in list_entries() if not is_of_qat(each)]
+    singles = [each for each in singles if not isinstance(each, tuple)]
+    others = {form_of(pattern): pattern for pattern in reversed(singles)}
+    for pattern in (each for each in claimed if not isinstance(each, tuple)):
+        others.pop(form_of(pattern), None)
+    for pattern in (each for each in singles if each in claimed or each in others.values()):
         case = plan_candidate(pattern)
         if isinstance(case, Case):
             yield pattern, Probe.of(case)
