@@ -7,7 +7,7 @@ each way in which the config's claims have it configured.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from backends.base import QuantizerRequest
@@ -15,8 +15,10 @@ from conformance.annotations.probe import BothPlaces, Probe
 from conformance.annotations.reading import PatternReading
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
-from conformance.claims_of.candidates import is_of_qat, list_entries, plan_candidate
+from conformance.claims_of.candidates import plan_candidate
 from conformance.machine.guard import guard
+from conformance.ops.fused_modules import QAT_OF
+from conformance.ops.table import FAMILIES
 from conformance.pipeline.job import Job
 from conformance.stages.annotate import ask, request_for
 from conformance.stages.annotation_edges import form_of
@@ -28,50 +30,53 @@ from reports.verdicts import Verdict
 
 
 def jobs(claims: Sequence[Claim]) -> tuple[Job, ...]:
-    """Return a job for each flow, PTQ and QAT, static and dynamic, that the claims of a backend's config have."""
+    """Return jobs for each flow, PTQ and QAT, static and dynamic, that the claims of a config have: one per family."""
     requests = dict[str, QuantizerRequest]()
     for claim in claims:
-        mode = "dynamic" if claim.dtypes.is_dynamic else "static"
-        name = f"model/unclaimed_ops/{claim.flow}/{mode}"
-        if name not in requests or not requests[name].weight_scheme:
-            requests[name] = request_for(claim)
-    alone = frozenset(claim.entry.normal_pattern for claim in claims)
-    return tuple(Job(id=name, run=partial(_run, name, request, alone)) for name, request in requests.items())
+        way = f"{claim.flow}/{'dynamic' if claim.dtypes.is_dynamic else 'static'}"
+        if way not in requests or not requests[way].weight_scheme:
+            requests[way] = request_for(claim)
+    claimed = {claim.entry.normal_pattern for claim in claims}
+    families = {family: _choose_ops(ops, claimed) for family, ops in FAMILIES.items()}
+    return tuple(
+        Job(id=name, run=partial(_run, name, request, claimed, ops))
+        for way, request in requests.items()
+        for family, ops in families.items()
+        if not claimed.issuperset(ops)
+        for name in (f"model/unclaimed_ops/{family}/{way}",)
+    )
 
 
-def _run(name: str, request: QuantizerRequest, claimed: frozenset[Pattern], bench: Bench) -> Iterator[ModelResult]:
-    """Have the Quantizer annotate each op that the suite knows, alone and between others; yield one result."""
+def _choose_ops(family: Collection[Pattern], claimed: Collection[Pattern]) -> tuple[Pattern, ...]:
+    """Return the ops of a family that float models may hold: what is claimed, and one form of each other op."""
+    ops = [op for op in family if op not in QAT_OF]
+    others = {form_of(op): op for op in reversed(ops)}
+    for op in ops:
+        if op in claimed:
+            others.pop(form_of(op), None)
+    return tuple(op for op in ops if op in claimed or op in others.values())
+
+
+def _run(
+    name: str, request: QuantizerRequest, claimed: Collection[Pattern], ops: Sequence[Pattern], bench: Bench
+) -> Iterator[ModelResult]:
+    """Have the Quantizer annotate each op, alone and between others; yield one result."""
     started = time.perf_counter()
-    probes = dict(_list_probes(claimed))
-    names = {pattern_name(pattern): pattern for pattern in probes}
+    planned = {pattern_name(op): (op, plan_candidate(op)) for op in ops}
+    probes = {each: Probe.of(case) for each, (_, case) in planned.items() if isinstance(case, Case)}
+    own = {each for each, (op, _) in planned.items() if op in claimed}
     try:
-        found = ask(bench, request, {key: probes[pattern] for key, pattern in names.items()})
-        problem = check_unclaimed(found, {key for key, pattern in names.items() if pattern in claimed})
-        verdict, rule, reason = _read(problem)
+        verdict, rule, reason = _read(check_unclaimed(ask(bench, request, probes), own))
     except StageError as error:
         verdict, rule, reason = error.verdict, error.rule, str(error)
-    seconds = round(time.perf_counter() - started, 6)
     yield ModelResult(
-        model=name, verdict=verdict, rule=rule, reason=reason, cases=len(names) - len(claimed & probes.keys()),
-        seconds=seconds, evidence=evidence({}),
+        model=name, verdict=verdict, rule=rule, reason=reason, cases=len(probes.keys() - own),
+        seconds=round(time.perf_counter() - started, 6), evidence=evidence({}),
     )  # fmt: skip
 
 
 def _read(problem: Problem | None) -> tuple[Verdict, str, str]:
     return (Verdict.VERIFIED, "DTY-02", "") if problem is None else (problem.verdict, problem.rule, problem.message)
-
-
-def _list_probes(claimed: frozenset[Pattern]) -> Iterator[tuple[Pattern, Probe]]:
-    """Yield a probe of each single op that a float model may hold: what is claimed, and one form of each other op."""
-    singles = [each.normal_pattern for each in list_entries() if not is_of_qat(each)]
-    singles = [each for each in singles if not isinstance(each, tuple)]
-    others = {form_of(pattern): pattern for pattern in reversed(singles)}
-    for pattern in (each for each in claimed if not isinstance(each, tuple)):
-        others.pop(form_of(pattern), None)
-    for pattern in (each for each in singles if each in claimed or each in others.values()):
-        case = plan_candidate(pattern)
-        if isinstance(case, Case):
-            yield pattern, Probe.of(case)
 
 
 @guard("annotate.check_unclaimed")
