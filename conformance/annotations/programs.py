@@ -53,7 +53,7 @@ def _make_reading(quantizer: Any) -> Any:
     """Return a Quantizer that annotates as another one does, and outputs as a quantized op that reads them would."""
     from torchao.quantization.pt2e.quantizer import ComposableQuantizer, Quantizer
 
-    class Reading(Quantizer):  # type: ignore[misc]
+    class OutputsRead(Quantizer):  # type: ignore[misc]
         def transform_for_annotation(self, model: GraphModule) -> GraphModule:
             transformed: GraphModule = quantizer.transform_for_annotation(model)
             return transformed
@@ -69,7 +69,7 @@ def _make_reading(quantizer: Any) -> Any:
         def validate(self, model: GraphModule) -> None:
             quantizer.validate(model)
 
-    return ComposableQuantizer([Reading()])
+    return ComposableQuantizer([OutputsRead()])
 
 
 def _list_specs(model: GraphModule) -> Iterator[Any]:
