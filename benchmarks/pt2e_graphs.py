@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from backends.discovery import describe_error, find_backend
-from benchmarks.pt2e_flows import CONFIGS, convert_both, find_difference, name_backend
+from benchmarks.pt2e_both import convert_both, find_difference
+from benchmarks.pt2e_flows import CONFIGS, name_backend
 from conformance.annotations.remembered import remember_patterns
 from conformance.claims.build import build_model
 from conformance.claims.claim import enumerate_claims
