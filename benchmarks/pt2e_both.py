@@ -116,9 +116,10 @@ def _same(left: Tensor, right: Tensor) -> bool:
 def list_quantized(model: GraphModule) -> Counter[Any]:
     """Count a model's quantize ops by their qparams, and its integer weights by their integers and qparams."""
     found: Counter[Any] = Counter()
-    for module in model.modules():
-        found.update(_list_weights(module))
     for node in model.graph.nodes:
+        if node.op == "call_module":
+            called = model.get_submodule(str(node.target))
+            found.update(weight for module in called.modules() for weight in _list_weights(module))
         name = str(node.target).partition("quantized_decomposed.")[2].partition(".")[0]
         operands = [_constant_of(model, argument) for argument in node.args]
         if name.startswith("quantize") and operands[0] is None:

@@ -26,8 +26,7 @@ import torch
 from tabulate import tabulate
 
 from backends.discovery import describe_error, find_backend
-from benchmarks.pt2e_both import find_difference
-from benchmarks.pt2e_reasons import REASONS, Reason, Trial, find_reason
+from benchmarks.pt2e_reasons import REASONS, Reason, Trial, compare, find_reason, trial_of
 from conformance.annotations.remembered import remember_patterns
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.plan import plan_cases
@@ -64,16 +63,14 @@ def compare_claims(name: str) -> Iterator[Outcome]:
         if isinstance(cases, str):
             yield Outcome(claim=claim, difference=cases, reason=None)
             continue
-        difference, reason = _compare(Trial(claim, cases[0], config), reason)
+        difference, reason = _compare(trial_of(claim, cases[0], config), reason)
         yield Outcome(claim=claim, difference=difference, reason=reason)
 
 
 def _compare(trial: Trial, reason: Reason | None) -> tuple[str, Reason | None]:
     """Say how the flows differ, and the reason if it is shown; an error is a difference without one."""
     try:
-        model, batches = trial.build()
-        both = trial.convert(model, batches)
-        difference = find_difference(both, batches)
+        difference, both = compare(trial)
         is_explained = bool(difference) and reason is not None and reason.is_shown(trial, both)
     except Exception as error:  # the row says it, and the claim does not carry over
         return describe_error(error), None

@@ -6,9 +6,9 @@ raises an error has no reason, except where a reason says that the pattern has n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,24 +24,50 @@ from conformance.stages.calibration import leaves_of, mapping_for
 from refimpl.patterns import leaves
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A case of a claim, and what both flows are given of it."""
+    """A float model, and what both flows are given with it.
 
-    claim: Claim
-    case: Case
+    ``make``: returns the model and its calibration inputs, the same ones each time. ``map_qconfigs``: returns the
+    mapping for a model. ``custom``: None: the default.
+    """
+
+    make: Callable[[], tuple[nn.Module, Sequence[Batch]]]
+    map_qconfigs: Callable[[nn.Module], refimpl.QConfigMapping]
     config: refimpl.BackendConfig
+    is_qat: bool
+    custom: refimpl.PrepareCustomConfig | None = None
 
-    def build(self) -> tuple[nn.Module, Sequence[Batch]]:
-        """Return the float model and its calibration inputs, the same ones each time."""
+    def convert(
+        self, model: nn.Module, batches: Sequence[Batch], *, is_trained: bool = True, left: Collection[Any] = ()
+    ) -> Both:
+        """Take a model through both flows, with the ops of ``left`` in float. Raises what they raise."""
+        mapping = self.map_qconfigs(model)
+        for op in left:
+            mapping.set_object_type(op, None)
+        return convert_both(
+            model, mapping, self.config, batches, is_qat=self.is_qat, is_trained=is_trained, custom=self.custom
+        )
+
+
+def trial_of(claim: Claim, case: Case, config: refimpl.BackendConfig) -> Trial:
+    """Return the trial of a claim's case."""
+
+    def make() -> tuple[nn.Module, Sequence[Batch]]:
         torch.manual_seed(0)
-        return build_model(self.case), draw_calibration_inputs(self.case)
+        return build_model(case), draw_calibration_inputs(case)
 
-    def convert(self, model: nn.Module, batches: Sequence[Batch], *, is_trained: bool = True) -> Both:
-        """Take the model through both flows. Raises what they raise."""
-        mapping = mapping_for(self.claim, self.case, self.config)
-        is_qat, custom = self.claim.flow == "qat", leaves_of(self.claim)
-        return convert_both(model, mapping, self.config, batches, is_qat=is_qat, is_trained=is_trained, custom=custom)
+    return Trial(
+        make=make, map_qconfigs=lambda _: mapping_for(claim, case, config), config=config, is_qat=claim.flow == "qat",
+        custom=leaves_of(claim),
+    )  # fmt: skip
+
+
+def compare(trial: Trial) -> tuple[str, Both]:
+    """Take the trial's model through both flows; say how they differ, and return what they gave."""
+    model, batches = trial.make()
+    both = trial.convert(model, batches)
+    return find_difference(both, batches), both
 
 
 class Reason(NamedTuple):
@@ -91,41 +117,47 @@ def _has_no_such_method(claim: Claim) -> bool:
 # -- experiments -------------------------------------------------------------------------------------------------------
 
 
-def _is_refused(trial: Trial, both: Both) -> bool:
-    """Tell whether the Quantizer says that PT2E has no words for what it left in float."""
-    return any(str(row["reason"]).startswith("PT2E: ") for row in both.quantizer.explain().rows())
+def is_same(
+    trial: Trial, *changes: Callable[[nn.Module], object], left: Collection[Any] = (), is_trained: bool = False
+) -> bool:
+    """Tell whether the flows give the same with a model that is changed, and with some ops left in float."""
+    model, batches = trial.make()
+    with torch.no_grad():
+        for change in changes:
+            change(model)
+    return find_difference(trial.convert(model, batches, is_trained=is_trained, left=left), batches) == ""
 
 
-def _is_same_with(change: Callable[[_BatchNorm], None]) -> Callable[[Trial, Both], bool]:
-    """Return an experiment: with other numbers in its batch norms, untrained, the claim comes out the same."""
-
-    def is_same(trial: Trial, _: Both) -> bool:
-        model, batches = trial.build()
-        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-        with torch.no_grad():
-            for norm in norms:
-                change(norm)
-        return bool(norms) and find_difference(trial.convert(model, batches, is_trained=False), batches) == ""
-
-    return is_same
+def list_refused(trial: Trial, both: Both) -> set[Any]:
+    """Return the ops that the Quantizer leaves in float since PT2E has no words for them, as it says."""
+    decisions = both.quantizer.explain().plan.decisions
+    refused = [decision.entry for decision in decisions if decision.reason.startswith("PT2E: ")]
+    return {op for entry in refused if entry is not None for op in leaves(trial.config.configs[entry].normal_pattern)}
 
 
-def _make_exact(norm: _BatchNorm) -> None:
-    """Give a batch norm torchao's eps, a deviation of exactly one, and weights of plus or minus two."""
-    assert norm.running_var is not None
-    norm.eps = 1e-05
-    norm.running_var.fill_(1 - norm.eps)
-    assert bool((norm.running_var + norm.eps == 1).all())
-    norm.weight.copy_(2 * norm.weight.sign())
+def norms_of(model: nn.Module) -> list[_BatchNorm]:
+    """List a model's batch norms."""
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
-def _make_identity(norm: _BatchNorm) -> None:
-    """Let a batch norm return what it is given."""
-    _make_exact(norm)
-    assert norm.running_mean is not None
-    norm.weight.fill_(1)
-    norm.bias.zero_()
-    norm.running_mean.zero_()
+def make_norms_exact(model: nn.Module) -> None:
+    """Give batch norms torchao's eps, a deviation of exactly one, and weights of plus or minus two."""
+    for norm in norms_of(model):
+        assert norm.running_var is not None
+        norm.eps = 1e-05
+        norm.running_var.fill_(1 - norm.eps)
+        assert bool((norm.running_var + norm.eps == 1).all())
+        norm.weight.copy_(2 * norm.weight.sign())
+
+
+def _make_norms_identities(model: nn.Module) -> None:
+    """Let batch norms return what they are given."""
+    make_norms_exact(model)
+    for norm in norms_of(model):
+        assert norm.running_mean is not None
+        norm.weight.fill_(1)
+        norm.bias.zero_()
+        norm.running_mean.zero_()
 
 
 # -- the reasons -------------------------------------------------------------------------------------------------------
@@ -162,7 +194,7 @@ REASONS = (
         "per_channel_affine_float_qparams are real numbers. The Quantizer leaves the pattern in float, and says so; so "
         "it does with 4-bit rows, which have no plain integer dtype.",
         lambda claim: claim.scheme == FLOAT_QPARAMS,
-        is_shown=_is_refused,
+        is_shown=lambda trial, both: is_same(trial, left=list_refused(trial, both), is_trained=True),
     ),
     Reason(
         "batch norm kept",
@@ -170,7 +202,7 @@ REASONS = (
         "every batch norm after a convolution or linear layer, before it asks the Quantizer. With a batch norm that "
         "returns what it is given, the claim comes out the same.",
         lambda claim: claim.flow == "ptq" and _is_fused_norm(claim),
-        is_shown=_is_same_with(_make_identity),
+        is_shown=lambda trial, _: is_same(trial, _make_norms_identities),
     ),
     Reason(
         "eps in QAT",
@@ -178,7 +210,7 @@ REASONS = (
         "is always 1e-05 (finding 78), and reads the range of a weight that it folds in another order of float32 "
         "operations. With that eps, and numbers for which the order does not matter, the claim comes out the same.",
         lambda claim: claim.flow == "qat" and _has_layer_and_norm(claim) and _is_merged_by_torchao(claim),
-        is_shown=_is_same_with(_make_exact),
+        is_shown=lambda trial, _: is_same(trial, make_norms_exact),
     ),
     Reason(
         "batch norm apart in QAT",
@@ -186,7 +218,7 @@ REASONS = (
         "it; FX quantizes the folded weight. With a batch norm that returns what it is given, the claim comes out the "
         "same.",
         lambda claim: claim.flow == "qat" and _has_layer_and_norm(claim) and not _is_merged_by_torchao(claim),
-        is_shown=_is_same_with(_make_identity),
+        is_shown=lambda trial, _: is_same(trial, _make_norms_identities),
     ),
 )
 

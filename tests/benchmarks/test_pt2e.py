@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from functools import partial
-from random import Random
 from typing import Any
 
 import pytest
@@ -16,12 +15,14 @@ from tests.support.torchao import require_torchao
 
 require_torchao()
 
-from benchmarks import pt2e_flows, pt2e_graphs, pt2e_reasons
+from benchmarks import pt2e_flows, pt2e_reasons
 from benchmarks.pt2e_both import Both, convert_both, find_difference
 from benchmarks.pt2e_flows import Outcome, compare_claims, make_row
+from benchmarks.pt2e_graphs import Source, search
 from benchmarks.pt2e_reasons import find_reason
 from conformance.annotations.remembered import remember_patterns
 from conformance.claims.claim import enumerate_claims
+from conformance.fuzz.graph import DrawnGraph
 from refimpl import BackendConfig, QConfigMapping, default_backend_config, get_default_qconfig_mapping
 
 SAMPLE = (
@@ -109,12 +110,26 @@ def _shift_biases(both: Both) -> None:
             parameter.data += 10.0
 
 
-def test_a_graph_of_claimed_patterns_gives_the_same_in_both_flows() -> None:
-    source, random = pt2e_graphs.Source("native"), Random(1)
-    graphs = [graph for graph in (source.draw(random.choice) for _ in range(14)) if graph.calls]
-    assert len(graphs) >= 12
-    for graph in graphs:
-        assert source.compare(graph) == "", str(graph)
+def test_drawn_graphs_of_claimed_patterns_give_the_same_in_both_flows() -> None:
+    found = search(Source("native"), count=20, seed=1)
+    assert (found.smallest, found.difference) == (None, "")
+    assert len(found.compared) == len({graph.to_json() for graph in found.compared}) == 20
+    assert max(len(graph.calls) for graph in found.compared) > 1
+
+
+def test_a_graph_that_differs_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Source, graph: DrawnGraph) -> str:
+        if len(graph.calls) > 2:
+            raise ValueError("more than two")
+        return ""
+
+    monkeypatch.setattr(Source, "compare", fail)
+    found = search(Source("native"), count=60, seed=1)
+    assert found.smallest is not None
+    assert len(found.smallest.calls) == 3
+    assert found.difference == "ValueError: more than two"
+    again = search(Source("native"), count=60, seed=1)
+    assert again == found
 
 
 class _Model(nn.Module):
