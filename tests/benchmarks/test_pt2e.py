@@ -15,7 +15,7 @@ from tests.support.torchao import require_torchao
 
 require_torchao()
 
-from benchmarks import pt2e_flows, pt2e_reasons
+from benchmarks import pt2e_flows, pt2e_models, pt2e_reasons
 from benchmarks.pt2e_both import Both, convert_both, find_difference
 from benchmarks.pt2e_flows import Outcome, compare_claims, make_row
 from benchmarks.pt2e_graphs import Source, search
@@ -23,6 +23,7 @@ from benchmarks.pt2e_reasons import find_reason
 from conformance.annotations.remembered import remember_patterns
 from conformance.claims.claim import enumerate_claims
 from conformance.fuzz.graph import DrawnGraph
+from conformance.whole_models.architectures import ARCHITECTURES
 from refimpl import BackendConfig, QConfigMapping, default_backend_config, get_default_qconfig_mapping
 
 SAMPLE = (
@@ -77,10 +78,7 @@ def test_the_reasons_of_batch_norms_are_shown() -> None:
 
 
 def test_an_error_has_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("no conversion")
-
-    monkeypatch.setattr(pt2e_reasons, "convert_both", fail)
+    monkeypatch.setattr(pt2e_reasons, "convert_both", lambda *_, **__: _fail("no conversion"))
     (outcome,) = _compare_some("nn.Embedding/*w=quint8*/ptq/*")
     assert find_reason(outcome.claim) is not None
     assert outcome.reason is None
@@ -130,6 +128,22 @@ def test_a_graph_that_differs_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.difference == "ValueError: more than two"
     again = search(Source("native"), count=60, seed=1)
     assert again == found
+
+
+def test_whole_models_are_the_same_or_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"shared_linear", "cat_of_ranges", "dlrm"}
+    monkeypatch.setattr(pt2e_models, "ARCHITECTURES", [each for each in ARCHITECTURES if each.name in names])
+    monkeypatch.setattr(pt2e_models, "_make_digits", lambda: _fail("digits"))
+    rows = {(row.model, row.setup[:3]): row for row in pt2e_models.compare_models("native")}
+    digits = {("digits", "ptq"), ("digits", "qat")}
+    assert {key for key, row in rows.items() if row.difference and not row.reason} == digits
+    assert {key for key, row in rows.items() if row.reason} == {("dlrm", "ptq"), ("dlrm", "qat")}
+    same = {(name, flow) for name in names - {"dlrm"} for flow in ("ptq", "qat")}
+    assert {key for key, row in rows.items() if not row.difference} == same
+
+
+def _fail(message: object) -> Any:
+    raise RuntimeError(message)
 
 
 class _Model(nn.Module):
