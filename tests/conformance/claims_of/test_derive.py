@@ -59,7 +59,7 @@ def test_a_static_linear_layer_with_its_weight_per_channel() -> None:
     module = entry_of(config, nn.Linear)
     assert (module.root_module, module.reference_quantized_module, module.qat_module) == (nn.Linear, nnqr.Linear, None)
     assert entry_of(config, F.linear)._input_type_to_index == {"weight": 1, "bias": 2}
-    assert rows["nn.Linear"].scheme == "per_channel_symmetric"
+    assert rows["nn.Linear"].schemes == ("per_channel_symmetric",)
     assert rows["nn.Linear"].notes == ()
     assert rows["nn.Conv2d"].reason == "not annotated"
     assert "nnqat.Linear" not in rows
