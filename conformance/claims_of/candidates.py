@@ -14,13 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
 
 from backends.discovery import find_backend
-from conformance.claims.build import build_model
 from conformance.claims.case import Case
 from conformance.claims.claim import NO_WEIGHT, Claim
-from conformance.claims.inputs import Batch, draw_calibration_inputs
 from conformance.claims.pattern_plan import PatternPlan, is_norm, plan_pattern
 from conformance.claims.plan import REGIMES
 from conformance.ops.fused_modules import FOLLOWERS, QAT_OF
@@ -123,10 +120,3 @@ def plan_candidate(pattern: Pattern, changes: Arguments = MappingProxyType({})) 
 def _list_inputs(plan: PatternPlan, arguments: Any) -> tuple[Input, ...]:
     inputs = plan.inputs_for(arguments)
     return (*inputs, Input(shape=plan.output_shape_for(arguments))) if plan.has_second_input else inputs
-
-
-def build_case(case: Case) -> tuple[nn.Module, Batch]:
-    """Build a case's float model, in eval mode, and inputs for it; the same ones each time."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        return build_model(case), draw_calibration_inputs(case)[0]

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from conformance.annotations.reading import Observed, PatternReading
 from conformance.claims.claim import has_weight
 from conformance.claims.qconfigs import is_transposed_convolution
-from conformance.claims_of.annotation import Observed, PatternReading
 from conformance.ops.fused_modules import root_of
 from refimpl import BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
 from refimpl.patterns import leaves
@@ -124,13 +124,13 @@ def _read_output(reading: PatternReading) -> Observed:
 
 
 def _read_sharing(inputs: Sequence[Observed], output: Observed) -> ObservationType:
-    modules = {id(each.module) for each in inputs}
-    if len(modules) == 1:
-        if id(output.module) in modules:
+    groups = {each.group for each in inputs}
+    if len(groups) == 1:
+        if output.group in groups:
             return _SHARE
         if len(inputs) > 1:
             raise NoWordsError("the inputs share an observer, which the output does not")
-    elif id(output.module) in modules:
+    elif output.group in groups:
         raise NoWordsError("the output shares the observer of one input, and the inputs share none")
     return _DIFFERENT
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
 
+from conformance.annotations.probe import Probe, Probed, Prober
 from conformance.claims.case import Case
 from conformance.claims.claim import dtype_config_text
 from conformance.claims_of.candidates import (
@@ -23,7 +23,6 @@ from conformance.claims_of.candidates import (
     probed_pattern,
 )
 from conformance.claims_of.claiming import NO_INPUT, NOT_ANNOTATED, OUTPUT_LEFT, Derived, NoWordsError, derive_claim
-from conformance.claims_of.probe import NEIGHBOURS, Probed, make_alone, make_between, run_probes
 from conformance.ops.fused_modules import root_of
 from conformance.ops.table import WEIGHTED
 from conformance.ops.variants import Arguments
@@ -58,17 +57,18 @@ def derive_config(
     torch's configs has are rows only if they are claimed. Raises ImportError without torchao.
     """
     entries = [entry for entry in list_entries() if _is_chosen(entry, globs) and (is_qat or not is_of_qat(entry))]
-    outcomes = _derive(quantizer, entries, is_qat)
+    prober = Prober(quantizer, is_qat=is_qat)
+    outcomes = _derive(prober, entries, is_qat)
     roots = {pattern for pattern, outcome in outcomes.items() if isinstance(outcome, Derived)}
     compositions = [entry for entry in list_compositions(roots) if _is_chosen(entry, globs)]
-    outcomes |= _derive(quantizer, compositions, is_qat)
+    outcomes |= _derive(prober, compositions, is_qat)
     entries += [entry for entry in compositions if isinstance(outcomes[entry.normal_pattern], Derived)]
     counting = [
         entry
         for entry in entries
         if entry._num_tensor_args_to_observation_type and isinstance(outcomes[entry.normal_pattern], Derived)
     ]
-    with_number = _derive(quantizer, counting, is_qat, WITH_NUMBER)
+    with_number = _derive(prober, counting, is_qat, WITH_NUMBER)
     config, rows = BackendConfig(name), list[ProbeRow]()
     for entry in entries:
         outcome = outcomes[entry.normal_pattern]
@@ -120,7 +120,7 @@ def _make_row(entry: BackendPatternConfig, outcome: Derived | str) -> ProbeRow:
 
 
 def _derive(
-    quantizer: Any, entries: Sequence[BackendPatternConfig], is_qat: bool, changes: Arguments = MappingProxyType({})
+    prober: Prober, entries: Sequence[BackendPatternConfig], is_qat: bool, changes: Arguments = MappingProxyType({})
 ) -> dict[Pattern, Derived | str]:
     """Return for each entry, by its normal pattern, its claim or the reason why there is none.
 
@@ -129,36 +129,14 @@ def _derive(
     """
     patterns = {probed_pattern(entry): f"p{number}" for number, entry in enumerate(entries)}
     planned = {name: plan_candidate(pattern, changes) for pattern, name in patterns.items()}
-    cases = {name: case for name, case in planned.items() if isinstance(case, Case)}
-    alone = run_probes(quantizer, {name: make_alone(case) for name, case in cases.items()}, is_qat=is_qat)
+    probes = {name: Probe.of(case) for name, case in planned.items() if isinstance(case, Case)}
     outcomes: dict[str, Derived | str] = {name: case for name, case in planned.items() if isinstance(case, str)}
     by_name = {patterns[probed_pattern(entry)]: entry for entry in reversed(entries)}
-    outcomes |= {name: _judge(by_name[name], probed, is_qat) for name, probed in alone.items()}
-    open_cases = {name: cases[name] for name in alone if _is_open(outcomes[name])}
-    between = _probe_between(quantizer, open_cases, is_qat)
-    for name, probed in between.items():
-        outcomes[name] = _choose(outcomes[name], _judge(by_name[name], probed, is_qat))
+    for name, places in prober.probe(probes).items():
+        outcomes[name] = _judge(by_name[name], places.alone, is_qat)
+        if places.between is not None and _is_open(outcomes[name]):
+            outcomes[name] = _choose(outcomes[name], _judge(by_name[name], places.between, is_qat))
     return {entry.normal_pattern: outcomes[patterns[probed_pattern(entry)]] for entry in entries}
-
-
-def _probe_between(quantizer: Any, cases: Mapping[str, Case], is_qat: bool) -> dict[str, Probed]:
-    kinds = _find_neighbours(quantizer, is_qat) if cases else []
-    probes = {name: make_between(case, kinds) for name, case in cases.items()} if kinds else {}
-    return run_probes(quantizer, {name: probe for name, probe in probes.items() if probe}, is_qat=is_qat)
-
-
-def _find_neighbours(quantizer: Any, is_qat: bool) -> list[type[nn.Module]]:
-    """Return the ops whose inputs the Quantizer quantizes statically, where they stand alone."""
-    cases = {f"p{number}": plan_candidate(kind) for number, kind in enumerate(NEIGHBOURS)}
-    probes = {name: make_alone(case) for name, case in cases.items() if isinstance(case, Case)}
-    probed = run_probes(quantizer, probes, is_qat=is_qat)
-    return [kind for kind, each in zip(NEIGHBOURS, probed.values(), strict=True) if _takes_static(each)]
-
-
-def _takes_static(probed: Probed) -> bool:
-    reading = probed.reading
-    inputs = () if reading is None else reading.inputs
-    return bool(inputs) and all(each is not None and not each.facts.is_dynamic for each in inputs)
 
 
 def _judge(entry: BackendPatternConfig, probed: Probed, is_qat: bool) -> Derived | str:

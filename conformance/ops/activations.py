@@ -219,12 +219,17 @@ def _call_with_parameters(function: Callable[..., Any], a: Arguments, *shape: in
 
 def _call_layer_norm(op: Any, a: Arguments) -> Step:
     shape, eps = a["shape"][-a["_axes"] :], a["eps"]
-    return _call_with_parameters(lambda x, weight, bias: op(x, shape, weight, bias, eps), a, *shape)
+    return _call_with_parameters(partial(_normalize, op, shape, eps), a, *shape)
 
 
 def _call_group_norm(op: Any, a: Arguments) -> Step:
     groups, eps = a["num_groups"], a["eps"]
-    return _call_with_parameters(lambda x, weight, bias: op(x, groups, weight, bias, eps), a, a["shape"][1])
+    return _call_with_parameters(partial(_normalize, op, groups, eps), a, a["shape"][1])
+
+
+def _normalize(op: Any, parts: Any, eps: float, x: Any, weight: Any, bias: Any) -> Any:
+    """Call layer_norm with its axes, or group_norm with its groups."""
+    return op(x, parts, weight, bias, eps)
 
 
 def _build_group_norm(op: Any, a: Arguments) -> Step:
@@ -234,10 +239,12 @@ def _build_group_norm(op: Any, a: Arguments) -> Step:
 
 def _call_instance_norm(op: Any, a: Arguments) -> Step:
     channels, uses_input, eps = a["shape"][1], a["use_input_stats"], a["eps"]
-    step = _call_with_parameters(
-        lambda x, weight, bias, *given: op(x, *(given or (None, None)), weight, bias, uses_input, eps=eps), a, channels
-    )
+    step = _call_with_parameters(partial(_normalize_instances, op, uses_input, eps), a, channels)
     return step if uses_input else replace(step, statistics=_draw_statistics(channels))
+
+
+def _normalize_instances(op: Any, uses_input: bool, eps: float, x: Any, weight: Any, bias: Any, *given: Any) -> Any:
+    return op(x, *(given or (None, None)), weight, bias, uses_input, eps=eps)
 
 
 _STATISTICS = Fixed(reason="tensors, given where use_input_stats is False, and then they are needed")

@@ -51,10 +51,14 @@ def _call_binary(op: Any, arguments: Arguments) -> Step:
     other = arguments["other"]
     keywords = () if arguments.get("alpha", 1) == 1 else (("alpha", arguments["alpha"]),)
     if other == "itself":
-        return Step(op=lambda x, **options: op(x, x, **options), keywords=keywords)
+        return Step(op=partial(_apply_to_itself, op), keywords=keywords)
     if arguments["_number_first"]:
-        return Step(op=lambda x, **options: op(other, x, **options), keywords=keywords)
+        return Step(op=partial(op, other), keywords=keywords)
     return Step(op=op, arguments=() if other == "tensor" else (other,), keywords=keywords)
+
+
+def _apply_to_itself(op: Any, x: Any, **options: Any) -> Any:
+    return op(x, x, **options)
 
 
 def _is_valid_binary(arguments: Arguments) -> bool:

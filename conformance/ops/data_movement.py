@@ -180,14 +180,20 @@ _DOWN = partial(_sample_shuffle, "downscale_factor", (2, 3, 6, 6), (1, 1, 12, 6)
 
 def _reshape_by_size(op: Any, arguments: Arguments) -> Step:
     """A quantized tensor that is reshaped by what is read: all sizes, or that of one axis, with the others joined."""
-    dim = arguments["dim"]
-    return Step(op=lambda x: x.reshape(x.size()) if dim is None else x.reshape(x.size(dim), -1))
+    return Step(op=partial(_reshape_to_size, arguments["dim"]))
+
+
+def _reshape_to_size(dim: int | None, x: Any) -> Any:
+    return x.reshape(x.size()) if dim is None else x.reshape(x.size(dim), -1)
 
 
 def _reshape_by_shape(op: Any, arguments: Arguments) -> Step:
     """The same by the attribute, which is no call in a graph but ``getattr``."""
-    axis = arguments["_axis"]
-    return Step(op=lambda x: x.reshape(x.shape[axis], -1))
+    return Step(op=partial(_reshape_to_shape, arguments["_axis"]))
+
+
+def _reshape_to_shape(axis: int, x: Any) -> Any:
+    return x.reshape(x.shape[axis], -1)
 
 
 _READ_SHAPES: tuple[Shape, ...] = ((2, 7, 3, 3), (65,), (4, 9), (1, 8, 7), (1, 2, 3, 4, 5))

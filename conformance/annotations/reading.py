@@ -7,7 +7,7 @@ because of a neighbour.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,34 +27,21 @@ PATTERN = "pattern"
 class Observed:
     """How one tensor is observed.
 
-    ``axis``: that of per-channel qparams. ``is_fake``: by a fake quantize. ``is_derived``: the qparams are computed
-    from those of other tensors. ``module``: the observer or fake quantize.
+    ``axis``: that of per-channel qparams. ``is_fake``: by a fake quantize. ``group``: the number of the observer in its
+    model: tensors of one group share it. ``sources``: the groups from whose qparams its own are computed, if any.
     """
 
     facts: ObserverFacts
     qscheme: torch.qscheme | None
     axis: int | None
     is_fake: bool
-    is_derived: bool
-    module: nn.Module = field(compare=False, repr=False)
+    group: int = field(compare=False)
+    sources: tuple[int, ...] = field(default=(), compare=False)
 
-    @classmethod
-    def of(cls, module: nn.Module | None) -> Observed | None:
-        """Read an observer or a fake quantize of torchao's; None for none, or for one that leaves float32."""
-        if module is None:
-            return None
-        inner: Any = getattr(module, "activation_post_process", module)
-        facts = ObserverFacts.of(module)
-        if facts.dtype is torch.float32:
-            return None
-        return cls(
-            facts=facts,
-            qscheme=getattr(inner, "qscheme", None),
-            axis=getattr(inner, "ch_axis", None),
-            is_fake=hasattr(module, "fake_quant_enabled"),
-            is_derived=hasattr(module, "derive_qparams_fn"),
-            module=module,
-        )
+    @property
+    def is_derived(self) -> bool:
+        """Whether the qparams are computed from those of other tensors."""
+        return bool(self.sources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +50,18 @@ class PatternReading:
 
     ``inputs``: the float tensors that come from outside, in the order in which the ops take them. ``parameters``: those
     that are observed, by the name of the aten op's argument. ``outputs``: what leaves the pattern. ``inside``: the
-    places between the pattern's ops that are observed, in words. ``silent_takers``: the ops that take an input and have
-    no qspec; ``silent_givers``: those that give an output and are not annotated. ``owns_output``: the annotation of an
-    op that gives an output has an output qspec. ``is_annotated``: some op that takes an input has a qspec, or some
-    parameter is observed.
+    places between the pattern's ops that are observed, in words. ``ops``: the names of the aten ops; ``asking``: of
+    those with a qspec. ``silent_takers``: the ops that take an input and have no qspec; ``silent_givers``: those that
+    give an output and are not annotated. ``owns_output``: the annotation of an op that gives an output has an output
+    qspec. ``is_annotated``: some op that takes an input has a qspec, or some parameter is observed.
     """
 
     inputs: tuple[Observed | None, ...]
-    parameters: dict[str, Observed]
+    parameters: Mapping[str, Observed]
     outputs: tuple[Observed | None, ...]
     inside: tuple[str, ...]
+    ops: tuple[str, ...]
+    asking: tuple[str, ...]
     silent_takers: tuple[str, ...]
     silent_givers: tuple[str, ...]
     owns_output: bool
@@ -92,6 +81,7 @@ class _Graph:
         self.observers = dict[Node, nn.Module]()
         self.live = set[Node]()
         self.owner = dict[Node, str]()
+        self._groups = dict[int, int]()  # an observer's id → its number
         kinds = _list_observer_classes()
         for node in prepared.graph.nodes:
             if node.op == "placeholder" or any(source in self.live for source in node.all_input_nodes):
@@ -125,7 +115,7 @@ class _Graph:
         takers = dict[Node, bool]()
         for node in ops:
             for argument, source, module in self._list_arguments(node):
-                observed = Observed.of(module)
+                observed = self._observe(module)
                 if source in ops:
                     inside += [f"{_op_name(source)} → {_op_name(node)}"] if observed else []
                 elif source in self.live:
@@ -140,11 +130,33 @@ class _Graph:
             parameters=parameters,
             outputs=tuple(self._output_of(node) for node in givers),
             inside=tuple(inside),
+            ops=tuple(map(_op_name, ops)),
+            asking=tuple(_op_name(node) for node in ops if _has_qspec(node)),
             silent_takers=tuple(_op_name(node) for node, asks in takers.items() if not asks),
             silent_givers=tuple(_op_name(node) for node in givers if not _has_qspec(node) and not _is_marked(node)),
             owns_output=any(_output_qspec(node) is not None for node in givers),
             is_annotated=any(takers.values()) or bool(parameters),
         )
+
+    def _observe(self, module: nn.Module | None) -> Observed | None:
+        """Read an observer or a fake quantize of torchao's; None for none, or for one that leaves float32."""
+        if module is None:
+            return None
+        inner: Any = getattr(module, "activation_post_process", module)
+        facts = ObserverFacts.of(module)
+        if facts.dtype is torch.float32:
+            return None
+        return Observed(
+            facts=facts,
+            qscheme=getattr(inner, "qscheme", None),
+            axis=getattr(inner, "ch_axis", None),
+            is_fake=hasattr(module, "fake_quant_enabled"),
+            group=self._number(module),
+            sources=tuple(map(self._number, getattr(module, "obs_or_fqs", ()))),
+        )
+
+    def _number(self, module: nn.Module) -> int:
+        return self._groups.setdefault(id(module), len(self._groups))
 
     def _list_arguments(self, node: Node) -> Iterator[tuple[str, Node, nn.Module | None]]:
         """Yield the name, the source and the observer of each tensor that an op takes."""
@@ -164,7 +176,7 @@ class _Graph:
 
     def _output_of(self, node: Node) -> Observed | None:
         """Return how a node's value is observed first: by its own annotation, if that says so, else by a reader's."""
-        return Observed.of(next((self.observers[user] for user in node.users if user in self.observers), None))
+        return self._observe(next((self.observers[user] for user in node.users if user in self.observers), None))
 
 
 def _list_observer_classes() -> tuple[type[nn.Module], ...]:

@@ -1,0 +1,1 @@
+"""What a torchao Quantizer annotates, read off the models that torchao prepares by it."""
