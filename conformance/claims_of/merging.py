@@ -14,6 +14,7 @@ from conformance.claims.claim import dtype_config_text, has_weight
 from conformance.claims_of.candidates import is_of_qat
 from conformance.claims_of.claiming import NOT_ANNOTATED
 from conformance.claims_of.derive import ProbeRow
+from conformance.ops.fused_modules import MEMBERS
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 from refimpl.patterns import pattern_name
 
@@ -47,8 +48,9 @@ def merge_parts(name: str, parts: Sequence[Part]) -> tuple[BackendConfig, tuple[
     """Return one config of all parts, and one row for each pattern; entries are in the order of the rows.
 
     The dtype configs of a pattern are in the order of the parts. Where both flows were probed, an entry names its QAT
-    module if both have the same dtype configs; else it has those of PTQ, and a note. An op without a weight has those
-    that both flows have. Entries of QAT modules that no entry names are left out.
+    module if both have the same dtype configs; else it has those of PTQ. An op without a weight has those that both
+    flows have, and so has a fused module, if there are any: its parts claim PTQ by themselves. Notes say what is left
+    out. Entries of QAT modules that no entry names are left out.
     """
     said = dict[str, list[_Said]]()
     for part in parts:
@@ -85,14 +87,17 @@ def _merge(
     flows = [[each for each in several if each.part.is_qat is is_qat] for is_qat in (False, True)]
     if has_both and not is_of_qat(entry):
         in_ptq, in_qat = map(_list_dtypes, flows)
-        is_weighted = has_weight(entry)
-        kept = in_ptq if is_weighted else [dtypes for dtypes in in_ptq if dtypes in in_qat]
+        kept = [dtypes for dtypes in in_ptq if dtypes in in_qat]
         trained = [each.entry.qat_module for each in flows[1] if each.entry is not None]
-        entry.qat_module = trained[0] if trained and set(in_ptq) == set(in_qat) else None
+        is_fused = entry.normal_pattern in MEMBERS
+        if has_weight(entry) and not (is_fused and kept):
+            kept = in_ptq
+        entry.qat_module = trained[0] if trained and set(kept) <= set(in_qat) else None
         if not kept:
             return None, ProbeRow(pattern=pattern, reason=f"{_ONE_FLOW}: {_join_reasons(several)}")
         if set(in_ptq) != set(in_qat):
-            notes.append(f"in training: {_spell(in_qat) or _join_reasons(flows[1]) or NOT_ANNOTATED}")
+            flow, others = ("training", flows[1]) if kept == in_ptq else ("PTQ", flows[0])
+            notes.append(f"in {flow}: {_spell(_list_dtypes(others)) or _join_reasons(others) or NOT_ANNOTATED}")
     entry.dtype_configs = kept
     used = {dtypes: _list_schemes(each for each in claims if dtypes in each.dtypes) for dtypes in kept}
     notes += [f"{_spell([d])}: {', '.join(own)} only" for d, own in used.items() if 0 < len(own) < len(schemes)]

@@ -62,30 +62,35 @@ _FIELDS = (
 )  # fmt: skip
 _NOTHING_UNSAID = "without notes:"
 _SCHEMES = '"""For Capabilities: a BackendConfig has no words for schemes of weights."""'
+_PARTS = {
+    "root_module": "root", "reference_quantized_module_for_root": "reference", "qat_module": "qat",
+    "fused_module": "fused", "fuser_method": "fuser", "num_tensor_args_to_observation_type": "by_tensors",
+    "input_type_to_index": "index",
+}  # fmt: skip
+"""What the written module calls the parts of an entry."""
 _ENTRY = '''
 
 def _entry(
     pattern: Any,
-    observation_type: ObservationType,
     *dtype_configs: DTypeConfig,
+    observe: ObservationType = DIFFERENT,
     **parts: Any,
 ) -> BackendPatternConfig:
-    """Return an entry; `parts` are named as in BackendPatternConfig's dict form."""
-    form = {"observation_type": observation_type, "dtype_configs": [*dtype_configs]}
-    return BackendPatternConfig.from_dict({"pattern": pattern, **form, **parts})
+    """Return an entry; `parts`: by the names in PARTS, or of the dict form."""
+    form = {"observation_type": observe, "dtype_configs": [*dtype_configs]}
+    named = {PARTS.get(name, name): value for name, value in parts.items()}
+    return BackendPatternConfig.from_dict({"pattern": pattern, **form, **named})
 '''
 _ENTRY_OF_TWO = '''
 
 def _entry_of_two(
     pattern: Any,
-    observation_type: ObservationType,
     *dtype_configs: DTypeConfig,
     **parts: Any,
 ) -> BackendPatternConfig:
     """Return an entry of a complex pattern, whose wildcard is a second input."""
     return _entry(
         None,
-        observation_type,
         *dtype_configs,
         pattern_complex_format=pattern,
         root_node_getter=root_node_getter(pattern),
@@ -118,7 +123,10 @@ def render_module(config: BackendConfig, rows: Sequence[ProbeRow], origin: Seque
     ]
     dtypes = [line for dtype_config, name in constants.items() for line in _spell_dtypes(name, dtype_config, spelling)]
     schemes = sorted({scheme for row in rows for scheme in row.schemes})
-    observe = {entry.observation_type for entry in config.configs}
+    observe = {
+        ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT,
+        *(entry.observation_type for entry in config.configs),
+    }
     observe |= {each for entry in config.configs for each in entry._num_tensor_args_to_observation_type.values()}
     body = [
         f"NAME = {_quote(config.name)}",
@@ -126,8 +134,11 @@ def render_module(config: BackendConfig, rows: Sequence[ProbeRow], origin: Seque
         "",
         *(f"{name} = ObservationType.{each.name}" for each, name in _OBSERVE.items() if each in observe),
         "",
+        *_call("PARTS = dict", [f"{short}={_quote(name)}" for name, short in _PARTS.items()], indent="", width=0),
+        '"""The names of the parts of an entry below, and in BackendPatternConfig\'s dict form."""',
+        "",
         *dtypes,
-    ]  # fmt: skip
+    ]
     helpers = [_ENTRY, *([_ENTRY_OF_TWO] if any("_entry_of_two(" in line for line in entries) else [])]
     text = "\n".join([*_spell_head(origin, width), "", *spelling.imports(), "", *body])
     helpers.append("\n".join(["\n\nENTRIES = [", *entries, "]\n"]))
@@ -157,8 +168,8 @@ def _name_dtype_configs(config: BackendConfig) -> dict[DTypeConfig, str]:
     for entry in config.configs:
         for dtypes in entry.dtype_configs:
             if dtypes not in names:
-                words = [kind_of(dtypes).value.upper().replace(" ", "_"), *_abbreviate(dtypes)]
-                name = "_".join(filter(None, words))
+                kind = kind_of(dtypes).value.upper().replace(" ", "_")
+                name = "_".join(filter(None, ["" if kind == "STATIC" else kind, *_abbreviate(dtypes)]))
                 same = sum(1 for other in names.values() if other == name or other.startswith(f"{name}_NO"))
                 names[dtypes] = f"{name}_NO{same + 1}" if same else name
     return names
@@ -209,6 +220,7 @@ def _spell_number(value: float) -> str:
 def _spell_entry(entry: BackendPatternConfig, constants: dict[DTypeConfig, str], spelling: _Spelling) -> list[str]:
     form = entry.to_dict()
     observe = _OBSERVE[form.pop("observation_type")]
+    own = [] if observe == "DIFFERENT" else [f"observe={observe}"]
     dtype_configs = [constants[dtypes] for dtypes in entry.dtype_configs]
     del form["dtype_configs"]
     head, pattern = "_entry", form.pop("pattern", None)
@@ -216,8 +228,8 @@ def _spell_entry(entry: BackendPatternConfig, constants: dict[DTypeConfig, str],
         head, pattern = "_entry_of_two", form.pop("pattern_complex_format")
         for maker in _GETTERS:
             del form[spelling.take(onednn_fusers.__name__, maker.__name__)]
-    rest = [f"{key}={spelling.spell(value)}" for key, value in form.items()]
-    arguments = [spelling.spell(pattern), observe, *dtype_configs, *rest]
+    rest = [f"{_PARTS.get(key, key)}={spelling.spell(value)}" for key, value in form.items()]
+    arguments = [spelling.spell(pattern), *dtype_configs, *own, *rest]
     return _call(head, arguments, indent="    ", end=",", width=spelling.width)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch.ao.nn.intrinsic as nni
+import torch.ao.nn.intrinsic.qat as nniqat
 import torch.ao.nn.qat as nnqat
 from torch import nn
 
@@ -73,6 +75,18 @@ def test_what_one_flow_has_alone_is_noted_or_left_out() -> None:
     assert rows["nn.ReLU"].reason.startswith("in one flow only")
     assert rows["nn.Conv2d"].reason.startswith("in one flow only")
     assert rows["nnqat.Linear"].reason == "no entry names this QAT module", "else it would be claimed for PTQ"
+
+
+def test_a_fused_module_has_what_both_flows_have() -> None:
+    ptq = make_part("ptq", {nni.LinearReLU: U8_S8, (nn.ReLU, nn.Linear): U8_S8})
+    dynamic = make_part("dynamic", {nni.LinearReLU: DYNAMIC_U8_S8, (nn.ReLU, nn.Linear): DYNAMIC_U8_S8})
+    qat = make_part("qat", {nni.LinearReLU: U8_S8, nniqat.LinearReLU: U8_S8}, is_qat=True)
+    entries, rows = merge(ptq, dynamic, qat)
+    assert entries[nni.LinearReLU].qat_module is nniqat.LinearReLU
+    assert entries[nni.LinearReLU].dtype_configs == [U8_S8]
+    assert entries[nn.ReLU, nn.Linear].dtype_configs == [U8_S8, DYNAMIC_U8_S8]
+    [note] = rows["nni.LinearReLU"].notes
+    assert note.startswith("in PTQ: static:") and " and dynamic:" in note
 
 
 def test_quantizers_that_share_in_different_ways_make_no_claim() -> None:

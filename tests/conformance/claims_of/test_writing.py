@@ -108,13 +108,13 @@ def test_the_module_reads_in_order() -> None:
         "# a note",
         "    _entry(",
         "        nn.Linear,",
-        "        DIFFERENT,",
         "        DYNAMIC_S8_S8,",
-        "        root_module=nn.Linear,",
-        "        qat_module=nnqat.Linear,",
-        "        reference_quantized_module_for_root=nnqr.Linear,",
+        "        root=nn.Linear,",
+        "        qat=nnqat.Linear,",
+        "        reference=nnqr.Linear,",
         "    ),",
     ]
+    assert "    _entry(nn.Linear, DYNAMIC_S8_S8, root=nn.Linear," in render_module(config, rows, [], width=100)
 
 
 def test_the_table_has_a_row_for_each_pattern() -> None:
