@@ -37,6 +37,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 
 import refimpl
 from backends.discovery import describe_error, find_backend
+from conformance.annotations.remembered import remember_patterns
 from conformance.claims.build import build_model
 from conformance.claims.claim import FLOAT_QPARAMS, Claim, enumerate_claims
 from conformance.claims.inputs import Batch, draw_calibration_inputs
@@ -341,7 +342,8 @@ def _compare_config(name: str, slow: bool) -> tuple[dict[str, Any], Counter[str]
     """Return a config's row, how many claims have which reason, and a line for each difference without one."""
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    outcomes = list(compare_claims(name, slow=slow))
+    with remember_patterns():
+        outcomes = list(compare_claims(name, slow=slow))
     found = Counter(outcome.reason.key for outcome in outcomes if outcome.reason is not None)
     differing = (outcome for outcome in outcomes if outcome.difference and outcome.reason is None)
     return make_row(name, outcomes), found, [f"{name}: {each.claim}: {each.difference[:300]}" for each in differing]

@@ -22,6 +22,7 @@ import torch
 
 from backends.discovery import describe_error, find_backend
 from benchmarks.pt2e_flows import CONFIGS, convert_both, find_difference, name_backend
+from conformance.annotations.remembered import remember_patterns
 from conformance.claims.build import build_model
 from conformance.claims.claim import enumerate_claims
 from conformance.claims.inputs import draw_calibration_inputs
@@ -74,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not graph.calls:
             continue
         try:
-            difference = source.compare(graph)
+            with remember_patterns():
+                difference = source.compare(graph)
         except Exception as error:
             difference = describe_error(error)
         calls[len(graph.calls)] += 1
