@@ -188,7 +188,7 @@ class ExecuTorchBackend(ExportingBackend):
         if all(map(find_spec, self.packages)):
             return None
         return (
-            "executorch not installed: pip install -c constraints.txt 'fx-quant-conformance[executorch]', "
+            f"executorch not installed: pip install -c constraints.txt 'fx-quant-conformance[{self.name}]', "
             "then pip install --no-deps -c constraints.txt executorch torchao"
         )
 

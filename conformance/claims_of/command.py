@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.discovery import BackendNotFound, describe_error, find_attribute
+from conformance.annotations.remembered import remember_patterns
 from conformance.claims_of.derive import ProbeRow, count_claims, derive_config
 from conformance.claims_of.merging import Part, merge_parts
 from conformance.claims_of.writing import WIDTH, render_module, render_table
@@ -157,9 +158,10 @@ def _serve(request: ClaimsOf) -> Iterator[Measurement]:
         yield Measurement(topic=_TOPIC, subject=str(request), values={"error": str(error)})
         return
     parts = list[Part]()
-    for quantizer, (spec, is_qat) in zip(quantizers, request.flows, strict=True):
-        config, rows = derive_config(quantizer, request.name, is_qat=is_qat, globs=request.globs)
-        parts.append(Part(name=_name_of(spec), is_qat=is_qat, config=config, rows=rows))
+    with remember_patterns():
+        for quantizer, (spec, is_qat) in zip(quantizers, request.flows, strict=True):
+            config, rows = derive_config(quantizer, request.name, is_qat=is_qat, globs=request.globs)
+            parts.append(Part(name=_name_of(spec), is_qat=is_qat, config=config, rows=rows))
     if len(parts) > 1:
         config, rows = merge_parts(request.name, parts)
     module = render_module(config, rows, _describe_origin(request, quantizers, parts, rows), width=request.width)

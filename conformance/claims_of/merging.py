@@ -126,13 +126,18 @@ def _spell(several: Iterable[DTypeConfig]) -> str:
 
 
 def _merge_notes(claims: Sequence[_Said]) -> Iterator[str]:
-    """Yield each note once, behind the names of the parts that have it, unless all do."""
-    noted = dict[str, list[str]]()
+    """Yield each note once, behind the names of the parts that have it, or the kind of claims, unless all do."""
+    noted = dict[str, list[_Said]]()
     for each in claims:
         for note in each.row.notes:
-            noted.setdefault(note, []).append(each.part.name)
-    for note, names in noted.items():
-        yield note if len(names) == len(claims) else f"{', '.join(names)}: {note}"
+            noted.setdefault(note, []).append(each)
+    kinds: dict[str, list[_Said]] = {"static": [], "dynamic": []}
+    for each in claims:
+        kinds["dynamic" if each.dtypes[0].is_dynamic else "static"].append(each)
+    for note, those in noted.items():
+        kind = next((name for name, members in kinds.items() if members == those), "")
+        names = kind or ", ".join(each.part.name for each in those)
+        yield note if len(those) == len(claims) else f"{names}: {note}"
 
 
 def _join_reasons(several: Sequence[_Said]) -> str:

@@ -103,8 +103,9 @@ def test_notes_and_reasons_say_whose_they_are_unless_all_have_them() -> None:
     _, rows = merge(first, second)
     assert rows["nn.Linear"].notes == ("all",)
     assert rows["nn.ReLU"].reason == "first: one; second: two" and rows["nn.Tanh"].reason == "no"
-    _, rows = merge(first, replace(second, rows=tuple(replace(row, notes=()) for row in second.rows)))
-    assert rows["nn.Linear"].notes == ("first: all",)
+    silent = [replace(part, rows=tuple(replace(row, notes=()) for row in part.rows)) for part in (first, second)]
+    assert merge(first, silent[1])[1]["nn.Linear"].notes == ("static: all",)
+    assert merge(first, silent[0], silent[1])[1]["nn.Linear"].notes == ("first: all",)
 
 
 def test_a_scheme_that_only_some_dtypes_have_is_noted() -> None:
