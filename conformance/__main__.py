@@ -86,12 +86,8 @@ def _init(options: argparse.Namespace) -> int:
 
 
 def _claims_of(options: argparse.Namespace) -> int:
-    from conformance.claims_of.command import (  # needs torch
-        ClaimsOf,
-        ProbingFailed,
-        QuantizerNotFound,
-        write_claims,
-    )
+    from conformance.annotations.asking import QuantizerNotFound  # needs torch
+    from conformance.claims_of.command import ClaimsOf, ProbingFailed, write_claims
 
     request = ClaimsOf(
         specs=tuple(options.quantizer), qat_specs=tuple(options.qat or ()), globs=tuple(options.pattern or ["*"]),

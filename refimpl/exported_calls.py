@@ -168,7 +168,8 @@ def _find_callees(node: Node) -> Iterator[Any]:
         yield from filter(None, (_OPERATORS.get(name), getattr(operator, in_place, None)))
         yield name
     elif name.startswith("__"):
-        yield from filter(None, (getattr(operator, name, None),))
+        plain = f"__{name[3:]}" if name.startswith("__r") else name  # reflected: a number stands first
+        yield from filter(None, (getattr(operator, name, None), getattr(operator, plain, None)))
     elif kind:
         modules = (F, torch) if kind == "function" else (torch, F)  # of Python, and of C++
         yield from filter(callable, (getattr(module, name, None) for module in modules))

@@ -8,7 +8,7 @@ what PT2E cannot express. torchao is needed only here (the extra ``pt2e``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -34,6 +34,7 @@ from refimpl.tracing import Places, class_of, layer_of
 try:
     from torchao.quantization.pt2e import FakeQuantizeBase, ObserverBase
     from torchao.quantization.pt2e.quantizer import (
+        DerivedQuantizationSpec,
         QuantizationAnnotation,
         QuantizationSpec,
         Quantizer,
@@ -52,14 +53,18 @@ class BackendConfigQuantizer(Quantizer):  # type: ignore[misc]
     """Annotates an exported float program as a BackendConfig and a QConfigMapping say. (OBS-15)
 
     ``backend_config``: a BackendConfig; None: torch's native one. ``qconfig_mapping``: a QConfigMapping; torch's
-    objects are taken as well. ``is_qat``: for ``prepare_qat_pt2e``. One quantizer may annotate several programs;
-    ``explain`` is about the last.
+    objects are taken as well. ``is_qat``: for ``prepare_qat_pt2e``. ``derives_bias``: the bias of a static op with a
+    weight is int32, of scale s_x·s_w and zero point 0, as integer kernels hold it; a BackendConfig cannot ask for that,
+    and the FX flow leaves it in float32. One quantizer may annotate several programs; ``explain`` is about the last.
 
     Raises ConfigError or QConfigError for bad arguments, and in ``annotate`` for a config that cannot be executed.
     """
 
-    def __init__(self, backend_config: object, qconfig_mapping: object, *, is_qat: bool = False) -> None:
+    def __init__(
+        self, backend_config: object, qconfig_mapping: object, *, is_qat: bool = False, derives_bias: bool = False
+    ) -> None:
         super().__init__()
+        self._derives_bias = derives_bias
         self._request = Request(
             config=config_or_native(backend_config),
             mapping=as_qconfig_mapping(qconfig_mapping),
@@ -78,7 +83,8 @@ class BackendConfigQuantizer(Quantizer):  # type: ignore[misc]
         plan = _refuse_inexpressible(make_plan(calls.draft, self._request, calls.examples))
         notes = calls.draft.meta
         self._log = DecisionLog(plan=plan, fusions=notes["fusions"], not_fused=notes["not_fused"])
-        _annotate(model, _list_requests(calls, plan, self._request))
+        requests = list(_list_requests(calls, plan, self._request))
+        _annotate(model, requests, list(_list_biases(calls, plan, requests)) if self._derives_bias else [])
         return model
 
     def validate(self, model: GraphModule) -> None:
@@ -148,6 +154,13 @@ class _Request(NamedTuple):
     make: Callable[..., nn.Module]
 
 
+class _Bias(NamedTuple):
+    """A bias on its way to its op, and the points of the input and the weight from which its scale is derived."""
+
+    point: tuple[Node, Node]
+    sources: tuple[_Point, _Point]
+
+
 def _list_requests(calls: Calls, plan: Plan, request: Request) -> Iterator[_Request]:
     """Yield what a plan observes, as points of the program: a slot's values and edges, and the roots' weights."""
     for slot in plan.slots:
@@ -182,10 +195,28 @@ def _find_weights(calls: Calls, decision: Decision, references: Collection[type]
             return
 
 
+def _list_biases(calls: Calls, plan: Plan, requests: Collection[_Request]) -> Iterator[_Bias]:
+    """Yield the biases of static ops whose input and weight are observed."""
+    observed = {request.point for request in requests}
+    for decision in plan.decisions:
+        if decision.dtype_config is None or decision.dtype_config.is_dynamic:
+            continue
+        parts = calls.parts[decision.root]
+        ends = ((value, part) for part in parts for value in part.all_input_nodes if value.op != "get_attr")
+        source = next((point for end in ends for point in (end, end[0]) if point in observed), None)
+        if source is None:
+            continue
+        for part in parts:
+            named = dict(zip(argument_names_of(part), part.args, strict=False))
+            weight, bias = named.get("weight"), named.get("bias")
+            if isinstance(weight, Node) and isinstance(bias, Node) and (weight, part) in observed:
+                yield _Bias((bias, part), (source, (weight, part)))
+
+
 # -- annotations ---------------------------------------------------------------------------------------------------
 
 
-def _annotate(model: GraphModule, requests: Iterator[_Request]) -> None:
+def _annotate(model: GraphModule, requests: Collection[_Request], biases: Collection[_Bias]) -> None:
     """Write the annotations: in graph order, the first point of a group has the spec that the others share."""
     order = {node: index for index, node in enumerate(model.graph.nodes)}
     found = {request.point: request for request in requests}
@@ -196,11 +227,19 @@ def _annotate(model: GraphModule, requests: Iterator[_Request]) -> None:
         spec = _make_spec(make, reader) if group not in first else SharedQuantizationSpec(first[group])
         first.setdefault(group, point)
         node = point if isinstance(point, Node) else point[1]
-        note = node.meta.setdefault(ANNOTATION, QuantizationAnnotation(allow_implicit_sharing=False, _annotated=True))
         if isinstance(point, Node):
-            note.output_qspec = spec
+            _note(node).output_qspec = spec
         else:
-            note.input_qspec_map[point[0]] = spec
+            _note(node).input_qspec_map[point[0]] = spec
+    for (bias, node), sources in biases:
+        made: Any = found[sources[1]].make()
+        is_per_channel = hasattr(getattr(made, "activation_post_process", made), "ch_axis")
+        _note(node).input_qspec_map[bias] = _derive_spec(sources, is_per_channel=is_per_channel)
+
+
+def _note(node: Node) -> Any:
+    """Return a node's annotation; it is made if it is absent."""
+    return node.meta.setdefault(ANNOTATION, QuantizationAnnotation(allow_implicit_sharing=False, _annotated=True))
 
 
 def _rank(point: _Point, order: dict[Node, int]) -> tuple[int, int, int]:
@@ -212,6 +251,22 @@ def _rank(point: _Point, order: dict[Node, int]) -> tuple[int, int, int]:
         return order[point], 1, 0
     value, user = point
     return order[user], 0, user.all_input_nodes.index(value)
+
+
+def _derive_spec(sources: tuple[_Point, _Point], *, is_per_channel: bool) -> Any:
+    """Return the spec of an int32 bias of scale s_x·s_w."""
+    return DerivedQuantizationSpec(
+        derived_from=list(sources), derive_qparams_fn=_multiply_scales, dtype=torch.int32, quant_min=-(2**31),
+        quant_max=2**31 - 1, ch_axis=0 if is_per_channel else None,
+        qscheme=torch.per_channel_symmetric if is_per_channel else torch.per_tensor_symmetric,
+    )  # fmt: skip
+
+
+def _multiply_scales(observers: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """Return the product of the scales of input and weight, and zero points of 0."""
+    (x_scale, _), (weight_scale, _) = (observer.calculate_qparams() for observer in observers)
+    scale: Tensor = x_scale * weight_scale
+    return scale, torch.zeros_like(scale, dtype=torch.int32)
 
 
 def _make_spec(make: Callable[..., nn.Module], reader: ObserverReader) -> Any:
@@ -250,6 +305,8 @@ class _Adapted:
     inner: Any
     dtype: torch.dtype | None
     is_dynamic: bool
+    scale: float | Tensor | None
+    zero_point: int | Tensor | None
 
     def _adopt(self, inner: nn.Module) -> None:
         self.inner = inner
@@ -258,6 +315,8 @@ class _Adapted:
             value = getattr(inner, name, getattr(observer, name, None))
             if value is not None:
                 setattr(self, name, float(value) if name == "eps" else value)
+        if not hasattr(observer, "min_val"):  # fixed qparams
+            self.scale, self.zero_point = (getattr(observer, name, None) for name in ("scale", "zero_point"))
         if self.dtype == torch.float16:
             self.is_dynamic = False  # a cast while running, which PT2E writes as it does a static one
 

@@ -258,8 +258,9 @@ class QualityWalk:
         if methods and weight is torch.float16:
             return None  # rounded when it was made (CVT-04)
         if not methods:
+            holds_none = not [*root.parameters(), *root.buffers()]  # a dtype config may name a weight all the same
             is_float = not is_quantized_dtype(weight) or class_of(root) in notes_of(self.model)[PREPARED].references
-            return module if is_float else None
+            return module if is_float or holds_none else None
         copied = copy.copy(root)
         for name in methods:
             copied.__dict__[name] = partial(_FLOAT_WEIGHTS[name], root)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from backends.discovery import describe_error
 from conformance.annotations.reading import PatternReading, read_probes
+from conformance.annotations.remembered import remember_patterns
 from conformance.claims.build import build_model
 from conformance.claims.case import Case
 from conformance.claims.inputs import Batch, draw_calibration_inputs
@@ -50,7 +51,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What came of a probe: a reading, or in words why there is none. ``is_refused``: by torch.export."""
+    """What came of a probe: a reading, or in words why there is none. ``is_refused``: by torch.export or torchao."""
 
     reading: PatternReading | None = None
     failure: str = ""
@@ -61,11 +62,13 @@ class Probed:
 class BothPlaces:
     """What came of a probe alone, and between ops that are quantized; None: it left nothing open, or none of them fits.
 
-    A pattern leaves something open where an input or an output of it is not observed.
+    A pattern leaves something open where an input or an output of it is not observed. ``has_neighbours``: the Quantizer
+    quantizes some op that may stand next to patterns.
     """
 
     alone: Probed
     between: Probed | None = None
+    has_neighbours: bool = False
 
 
 class Alone(nn.Module):
@@ -127,8 +130,12 @@ class Prober:
         """Probe each pattern alone; those that leave something open also between ops that are quantized."""
         alone = self._run(probes, lambda probe: Alone(probe.pattern))
         opened = {name: probe for name, probe in probes.items() if _leaves_open(alone[name])}
-        between = self._run(opened, self._put_between) if opened and self.neighbours else {}
-        return {name: BothPlaces(alone=each, between=between.get(name)) for name, each in alone.items()}
+        has_neighbours = bool(opened and self.neighbours)
+        between = self._run(opened, self._put_between) if has_neighbours else {}
+        return {
+            name: BothPlaces(alone=each, between=between.get(name), has_neighbours=has_neighbours)
+            for name, each in alone.items()
+        }
 
     @property
     def neighbours(self) -> list[type[nn.Module]]:
@@ -164,12 +171,13 @@ class Prober:
 
         A probe that cannot be exported costs itself only; one that has no place is left out.
         """
-        found, names = dict[str, Probed](), list(probes)
+        found, names = dict[str, Probed](), {f"p{number}": name for number, name in enumerate(probes)}
         for first in range(0, len(names), AT_ONCE):
-            placed = {name: place(probes[name]) for name in names[first : first + AT_ONCE]}
-            models = {name: model.train(self._is_qat) for name, model in placed.items() if model is not None}
-            found |= self._annotate(models, {name: probes[name].inputs for name in models})
-        return found
+            some = list(names)[first : first + AT_ONCE]
+            placed = {key: place(probes[names[key]]) for key in some}
+            models = {key: model.train(self._is_qat) for key, model in placed.items() if model is not None}
+            found |= self._annotate(models, {key: probes[names[key]].inputs for key in models})
+        return {names[key]: each for key, each in found.items()}
 
     def _annotate(self, models: Mapping[str, nn.Module], inputs: Mapping[str, Batch]) -> dict[str, Probed]:
         try:
@@ -180,8 +188,11 @@ class Prober:
             )
         try:
             readings = self._prepare(program, list(models))
-        except Exception as error:  # whatever a vendor's Quantizer raises
-            return self._halve(models, inputs, Probed(failure=f"the Quantizer raised {_shorten(error)}"))
+        except Exception as error:  # whatever a vendor's Quantizer raises, or torchao on its own account
+            is_refused = len(models) == 1 and _fails_without(models, inputs, is_qat=self._is_qat)
+            who = "torchao refused it" if is_refused else "the Quantizer raised"
+            failure = Probed(failure=f"{who}: {_shorten(error)}", is_refused=is_refused)
+            return self._halve(models, inputs, failure)
         return {name: Probed(reading=reading) for name, reading in readings.items()}
 
     def _halve(
@@ -196,12 +207,7 @@ class Prober:
         return first | second
 
     def _prepare(self, program: Any, names: Sequence[str]) -> dict[str, PatternReading]:
-        from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e, prepare_qat_pt2e
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            prepare = prepare_qat_pt2e if self._is_qat else prepare_pt2e
-            return read_probes(prepare(program, self._quantizer), names)
+        return read_probes(_prepare(program, self._quantizer, is_qat=self._is_qat), names)
 
 
 def _export(models: Mapping[str, nn.Module], inputs: Mapping[str, Batch]) -> Any:
@@ -210,6 +216,25 @@ def _export(models: Mapping[str, nn.Module], inputs: Mapping[str, Batch]) -> Any
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.export.export(_Parts(models, counts), values).module()
+
+
+def _prepare(program: Any, quantizer: Any, *, is_qat: bool) -> Any:
+    from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e, prepare_qat_pt2e
+
+    with warnings.catch_warnings(), remember_patterns():
+        warnings.simplefilter("ignore")
+        return (prepare_qat_pt2e if is_qat else prepare_pt2e)(program, quantizer)
+
+
+def _fails_without(models: Mapping[str, nn.Module], inputs: Mapping[str, Batch], *, is_qat: bool) -> bool:
+    """Tell whether torchao cannot prepare models even if nothing is annotated."""
+    from torchao.quantization.pt2e.quantizer import ComposableQuantizer
+
+    try:
+        _prepare(_export(models, inputs), ComposableQuantizer([]), is_qat=is_qat)
+    except Exception:  # whatever torchao raises
+        return True
+    return False
 
 
 def _leaves_open(probed: Probed) -> bool:

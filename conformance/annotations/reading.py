@@ -22,6 +22,9 @@ from refimpl.exported_calls import ANNOTATION, argument_names_of
 PATTERN = "pattern"
 """The name of a probe's submodule that is the pattern, apart from what stands before and after it."""
 
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+"""What an op gives that reads a size."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
@@ -49,15 +52,17 @@ class PatternReading:
     """What a Quantizer does with one pattern in one graph.
 
     ``inputs``: the float tensors that come from outside, in the order in which the ops take them. ``parameters``: those
-    that are observed, by the name of the aten op's argument. ``outputs``: what leaves the pattern. ``inside``: the
-    places between the pattern's ops that are observed, in words. ``ops``: the names of the aten ops; ``asking``: of
-    those with a qspec. ``silent_takers``: the ops that take an input and have no qspec; ``silent_givers``: those that
-    give an output and are not annotated. ``owns_output``: the annotation of an op that gives an output has an output
-    qspec. ``is_annotated``: some op that takes an input has a qspec, or some parameter is observed.
+    that are observed, by the name of the aten op's argument; ``floats``: the names of the others. ``outputs``: what
+    leaves the pattern. ``inside``: the places between the pattern's ops that are observed, in words. ``ops``: the names
+    of the aten ops; ``asking``: of those with a qspec. ``silent_takers``: of those that take an input and have no
+    qspec; ``silent_givers``: of those that give an output and are not annotated. ``owns_output``: the annotation of an
+    op that gives an output has an output qspec. ``is_annotated``: some op that takes an input has a qspec, or some
+    parameter is observed.
     """
 
     inputs: tuple[Observed | None, ...]
     parameters: Mapping[str, Observed]
+    floats: tuple[str, ...]
     outputs: tuple[Observed | None, ...]
     inside: tuple[str, ...]
     ops: tuple[str, ...]
@@ -110,8 +115,10 @@ class _Graph:
         return node, last
 
     def read(self, name: str) -> PatternReading:
-        ops = [node for node, owner in self.owner.items() if owner == f"{name}.{PATTERN}"]
-        inputs, parameters, inside = dict[Node, Observed | None](), dict[str, Observed](), list[str]()
+        own = (node for node, owner in self.owner.items() if owner == f"{name}.{PATTERN}")
+        ops = [node for node in own if not isinstance(node.meta.get("val"), _NUMBERS)]
+        inputs, parameters = dict[Node, Observed | None](), dict[str, Observed]()
+        floats, inside = list[str](), list[str]()
         takers = dict[Node, bool]()
         for node in ops:
             for argument, source, module in self._list_arguments(node):
@@ -124,10 +131,13 @@ class _Graph:
                         inputs[source] = inputs.get(source) or observed
                 elif observed is not None:
                     parameters[argument] = observed
+                else:
+                    floats.append(argument)
         givers = [node for node in ops if _is_float(node) and any(user not in ops for user in self._readers(node))]
         return PatternReading(
             inputs=tuple(inputs.values()),
             parameters=parameters,
+            floats=tuple(floats),
             outputs=tuple(self._output_of(node) for node in givers),
             inside=tuple(inside),
             ops=tuple(map(_op_name, ops)),

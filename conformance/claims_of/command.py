@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from backends.discovery import BackendNotFound, describe_error, find_attribute
+from conformance.annotations.asking import QuantizerNotFound, check_torchao
 from conformance.annotations.remembered import remember_patterns
 from conformance.claims_of.derive import ProbeRow, count_claims, derive_config
 from conformance.claims_of.merging import Part, merge_parts
@@ -23,10 +22,6 @@ from reports.schema import Measurement, Scalar
 _ROOT = Path(__file__).resolve().parents[2]
 _TOPIC = "claims-of"
 _MOST_PRINTED = 2000
-
-
-class QuantizerNotFound(Exception):
-    """A spec that names no usable Quantizer; the message is one line."""
 
 
 class ProbingFailed(Exception):
@@ -101,20 +96,6 @@ def find_quantizer(spec: str) -> Any:
             "derives from it, an instance of one, or a function that returns one"
         )
     return value
-
-
-def check_torchao() -> None:
-    """Raise QuantizerNotFound, with the command that installs it, if torchao is missing, or is not for this torch."""
-    if find_spec("torchao") is None:
-        command = "pip install -c constraints.txt 'fx-quant-conformance[pt2e]'"
-        raise QuantizerNotFound(f"torchao is not installed, which a Quantizer needs: {command}")
-    try:
-        import_module("torchao.quantization.pt2e.quantizer")
-    except Exception as error:  # whatever it misses in this torch
-        found = (
-            f"torchao {version('torchao')}, which a Quantizer needs, cannot be imported with torch {version('torch')}"
-        )
-        raise QuantizerNotFound(f"{found}: {describe_error(error)}") from error
 
 
 def write_claims(request: ClaimsOf, *, limit: float) -> WrittenClaims:

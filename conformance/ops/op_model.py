@@ -64,8 +64,10 @@ class PatternModel(nn.Module):
     """Runs the steps of a pattern one after the other; the first takes all inputs.
 
     ``parameters`` of a step (weight, bias) follow its tensors. Subclasses give ``forward`` its number of inputs, for
-    tracing.
+    tracing. ``gives_inner``: it returns what each step gives, in order, as a tuple.
     """
+
+    gives_inner = False
 
     def __init__(self, steps: Sequence[Step]) -> None:
         super().__init__()
@@ -80,9 +82,11 @@ class PatternModel(nn.Module):
 
     def run(self, *values: Any) -> Any:
         """Apply the steps to the inputs."""
+        results = list[Any]()
         for number, step in enumerate(self.steps):
             values = (self._call_step(number, step, values),)
-        return values[0]
+            results += values
+        return tuple(results) if self.gives_inner else values[0]
 
     def _call_step(self, number: int, step: Step, values: tuple[Any, ...]) -> Any:
         keywords = dict(step.keywords)

@@ -18,6 +18,8 @@ from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.machine.messages import Begin, Trace
 from conformance.pipeline.graph_text import graphs_of
+from conformance.remote.client import gives_quantizer
+from conformance.stages.annotate import check_annotations
 from conformance.stages.bench import Bench
 from conformance.stages.config import plan_claim
 from conformance.stages.convert import ConvertStage, ReferenceCase
@@ -98,6 +100,9 @@ class ClaimRun:
     def steps(self) -> Iterator[Begin | Check]:
         """Take the claim through all stages."""
         yield self._judge_whole("config", self._plan)
+        if gives_quantizer(self.bench.backend):
+            yield Begin(stage="annotate")
+            yield self._judge_whole("annotate", lambda: check_annotations(self.bench, self.claim, self.cases))
         for case in self.cases:
             yield from self._take(case)
             if self._is_over:

@@ -15,20 +15,23 @@ import time
 import traceback
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from backends.base import Backend, Capabilities, Execution, UnsupportedPattern
+from backends.base import Backend, Capabilities, Execution, QuantizerRequest, UnsupportedPattern
+from conformance.annotations.probe import BothPlaces, Probe
+from conformance.annotations.spelling import SpellingError, read_places
 from conformance.machine.isolation import Ending, LostProcess
 from conformance.machine.memory import current_filling
 from conformance.machine.process import MOST_OUTPUT, PATIENCE, describe_exit, note_peak_mib, read_output
 from conformance.remote.description import Description
 from conformance.remote.host import Host, HostError
-from conformance.remote.model_bytes import dump_model
+from conformance.remote.model_bytes import dump_model, dump_object
 from conformance.remote.wire import Frame, WireError, pack, receive_frame, send_frame, unpack
 from refimpl import BackendConfig
 from reports.verdicts import Verdict
@@ -135,6 +138,10 @@ class RemoteBackend(Backend):
         assert isinstance(lowered, ElsewhereModel), "a model that another backend lowered"
         return lowered.execution()
 
+    def annotate(self, request: QuantizerRequest, probes: Mapping[str, Probe]) -> dict[str, BothPlaces] | None:
+        """Have models annotated by the vendor's Quantizer; None: there is none for them. Raises as `lower` does."""
+        return self._find_worker().annotate(request, probes)
+
     def described_as(self, description: Description) -> RemoteBackend:
         """Return the same backend under another description."""
         return RemoteBackend(description, self.host, share=self._share, limit=self._limit)
@@ -166,6 +173,13 @@ class RemoteBackend(Backend):
             self._worker = _RemoteWorker(self.host, self._limit)
             self._worker.begin(self._deadline or time.monotonic() + self._limit)
         return self._worker
+
+
+def gives_quantizer(backend: Backend) -> bool:
+    """Tell whether a backend gives a torchao Quantizer, which can be asked here, for some of its claims."""
+    if isinstance(backend, RemoteBackend):
+        return backend.description.has_quantizer and not backend.runs_elsewhere
+    return type(backend).quantizer is not Backend.quantizer
 
 
 class ElsewhereModel(ABC):
@@ -288,6 +302,15 @@ class _RemoteWorker:
             kind = type(str(answer.head["not_callable"]), (), {})
             return kind()  # type: ignore[no-any-return]  # the stage says what it is
         return RemoteModel(self, number)
+
+    def annotate(self, request: QuantizerRequest, probes: Mapping[str, Probe]) -> dict[str, BothPlaces] | None:
+        """Have models annotated, and return the readings."""
+        head = {"do": "annotate", "request": asdict(request)}
+        found = self.ask(Frame(head=head, pieces=[dump_object(dict(probes))])).head.get("found")
+        try:
+            return None if found is None else read_places(found)
+        except SpellingError as error:
+            self.lose(f"the process sent no readings of annotations: {error}")
 
     def ask(self, request: Frame) -> Frame:
         """Send a request and return the answer. Raises what the backend's code raised, or LostProcess."""

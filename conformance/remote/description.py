@@ -37,7 +37,8 @@ class Description:
     """A backend as the judge knows it. ``unavailable``: why it cannot run here; the rest is then empty.
 
     ``own``: the IDs of claims that need the vendor's own classes or functions: of the pattern, of its fusion or root;
-    all claims if the vendor ``prepares`` models its own way. ``preparation`` is known where its code is imported.
+    all claims if the vendor ``prepares`` models its own way. ``has_quantizer``: it gives a torchao Quantizer.
+    ``preparation`` is known where its code is imported.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Description:
     config: BackendConfig
     own: frozenset[str] = frozenset()
     prepares: bool = False
+    has_quantizer: bool = False
     preparation: Preparation = OWN_OF_THE_SUITE
 
 
@@ -91,6 +93,7 @@ def describe(backend: Backend) -> dict[str, Any]:
         raise DescriptionError(f"versions() returned {versions!r}; return a dict of strings") from error
     data["capabilities"] = _spell_capabilities(capabilities)
     data["config"] = config_to_data(config)
+    data["has_quantizer"] = type(backend).quantizer is not Backend.quantizer
     data["prepares"] = given != OWN_OF_THE_SUITE
     data["registered"] = [claim.id for claim in claims if registered_for(claim.entry.normal_pattern) is not None]
     return data
@@ -186,8 +189,9 @@ def _read_description(data: Mapping[str, Any]) -> Description:
     }
     versions = {str(key): str(value) for key, value in data["versions"].items()}
     return replace(
-        known, versions=versions, capabilities=capabilities, config=config, own=frozenset(own), prepares=prepares
-    )
+        known, versions=versions, capabilities=capabilities, config=config, own=frozenset(own), prepares=prepares,
+        has_quantizer=bool(data["has_quantizer"]),
+    )  # fmt: skip
 
 
 def needs_own_code(claim: Claim) -> bool:

@@ -30,15 +30,25 @@ _NAMED = (torch.dtype, torch.qscheme, torch.memory_format, torch.layout)
 
 def dump_model(model: GraphModule, example_inputs: tuple[Any, ...]) -> bytes:
     """Return a graph module and example inputs as bytes."""
-    buffer = io.BytesIO()
-    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump((model, example_inputs))
-    return buffer.getvalue()
+    return dump_object((model, example_inputs))
 
 
 def load_model(data: bytes) -> tuple[GraphModule, tuple[Any, ...]]:
     """Return the graph module and the example inputs of the judge's bytes."""
-    model, example_inputs = pickle.loads(data)
+    model, example_inputs = load_object(data)
     return model, example_inputs
+
+
+def dump_object(value: object) -> bytes:
+    """Return models, and tensors, of any nesting as bytes."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def load_object(data: bytes) -> Any:
+    """Return what the judge's bytes hold."""
+    return pickle.loads(data)
 
 
 class _Pickler(pickle.Pickler):

@@ -17,9 +17,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from backends.base import Backend, Execution, UnsupportedPattern
+from backends.base import Backend, Execution, QuantizerRequest, UnsupportedPattern
 from backends.discovery import BackendNotFound, find_backend
 from backends.lowering import lower_reference
+from conformance.annotations.asking import annotate
+from conformance.annotations.probe import Probe
+from conformance.annotations.spelling import spell_places
 from conformance.machine.memory import fill_memory
 from conformance.machine.process import (
     PATIENCE,
@@ -34,7 +37,7 @@ from conformance.machine.process import (
 from conformance.machine.threads import run_with_threads
 from conformance.remote.description import DescriptionError, describe
 from conformance.remote.graph_spelling import spell_graph
-from conformance.remote.model_bytes import load_model
+from conformance.remote.model_bytes import load_model, load_object
 from conformance.remote.wire import Frame, memory_of, pack, receive_frame, send_frame, unpack
 
 _POLL = 0.005
@@ -190,7 +193,8 @@ class _Worker:
         self._backend = backend
         self._models: dict[int, Callable[..., Any]] = {}
         self._actions: dict[str, Callable[[Frame], Frame]] = {
-            "lower": self._lower, "run": self._run, "execution": self._execution, "graph": self._graph
+            "lower": self._lower, "run": self._run, "execution": self._execution, "graph": self._graph,
+            "annotate": self._annotate,
         }  # fmt: skip
 
     def answer(self, request: Frame) -> Frame:
@@ -236,6 +240,13 @@ class _Worker:
     def _graph(self, request: Frame) -> Frame:
         model = self._models[request.head["model"]]
         return Frame(head={"graph": spell_graph(getattr(model, "graph_module", model))})
+
+    def _annotate(self, request: Frame) -> Frame:
+        """Have the vendor's Quantizer annotate models, and read what it did; None: there is no Quantizer for these."""
+        given = QuantizerRequest(**request.head["request"])
+        probes: dict[str, Probe] = load_object(bytes(request.pieces[0]))
+        found = annotate(self._backend, given, probes)
+        return Frame(head={"found": None if found is None else spell_places(found)})
 
 
 def _run_once(model: Callable[..., Any], how: Any, request: Frame, pieces: list[bytes]) -> dict[str, Any]:

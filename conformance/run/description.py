@@ -20,7 +20,7 @@ from conformance.run.judging import AnyJudged, find_problems, rule_on
 from conformance.run.options import CLAIM_TIMEOUTS, ROOT, Options
 from conformance.run.session import Run, find_described, open_run
 from conformance.run.waivers import WaiverError, Waivers, load_waivers
-from conformance.stages.stage import STAGES
+from conformance.stages.stage import STAGES, stages_of
 from reports.description import DescribedClaim, DescribedJob, Opened, RunDescription
 from reports.results import Results
 from reports.schema import ClaimResult, Header
@@ -47,7 +47,8 @@ def describe(results: Results, waivers: Path | None) -> RunDescription:
     try:
         run = open_run(options, find_described(options))
         entries = () if waivers is None else load_waivers(waivers, header.isa, header.torch)
-        return replace(said, opened=_describe_run(run, Waivers(entries, _day_of(header), options.is_complete), results))
+        opened = _describe_run(run, Waivers(entries, _day_of(header), options.is_complete), results)
+        return replace(said, stages=list(stages_of(run.backend)), opened=opened)
     except (pytest.UsageError, WaiverError) as error:
         return replace(said, error=str(error))
 

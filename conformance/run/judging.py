@@ -20,7 +20,7 @@ from conformance.run.elsewhere import COMMAND, describe_lost_calls
 from conformance.run.expected import Drift, VerdictSeen, compare_expected, expected_path_of
 from conformance.run.findings import describe_missing
 from conformance.run.session import Run, Unit
-from conformance.stages.stage import STAGES
+from conformance.stages.stage import stages_of
 from refimpl.releases import list_left_out
 from reports.results import leading_check
 from reports.schema import Check, ClaimResult, Header, Measurement, ModelResult, Number, Row, Where, evidence
@@ -38,7 +38,7 @@ def rows_of_claim(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
     """Return a check for every stage, the measurements, and the claim's row."""
     checks = [message for message in work.messages if isinstance(message, Check)]
     if work.ending is not Ending.DONE:
-        checks += _check_lost_stages(claim, work, checks)
+        checks += _check_lost_stages(stages_of(run.backend), claim, work, checks)
     trace = next((message for message in work.messages if isinstance(message, Trace)), Trace())
     lead = leading_check(checks)
     varies = any(check.is_nondeterministic for check in checks)
@@ -90,12 +90,12 @@ def find_problems(run: Run, header: Header, seen: Mapping[str, VerdictSeen]) -> 
     return [*problems, *drift.differences], [note for note in notes if note]
 
 
-def _check_lost_stages(claim: Claim, work: WorkResult, done: Sequence[Check]) -> Iterator[Check]:
+def _check_lost_stages(stages: Sequence[str], claim: Claim, work: WorkResult, done: Sequence[Check]) -> Iterator[Check]:
     """Yield a check for each stage that was not concluded; the one in which the work ended says how.
 
     If the work ended after all stages, that is the last one.
     """
-    stages = STAGES[min(len(done), len(STAGES) - 1) :]
+    stages = stages[min(len(done), len(stages) - 1) :]
     last = next((message for message in reversed(work.messages) if isinstance(message, Begin)), Begin(stage=stages[0]))
     ended, case = last.stage if last.stage in stages else stages[0], last.case
     verdict, message, shown = verdict_of_lost_work(work)

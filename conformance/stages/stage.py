@@ -16,10 +16,12 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch.fx import GraphModule
 
+from backends.base import Backend
 from backends.discovery import describe_error
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.machine.guard import Finds, guard
+from conformance.remote.client import gives_quantizer
 from conformance.stages.bench import Bench
 from conformance.stages.shared import find_shared
 from refimpl import ConfigError, RefimplError
@@ -28,6 +30,7 @@ from reports.verdicts import Verdict
 
 RULES: dict[str, str] = {
     "config": "CFG-09",
+    "annotate": "OBS-15",
     "fuse": "FUS-03",
     "prepare": "OBS-01",
     "convert": "CVT-01",
@@ -39,6 +42,8 @@ RULES: dict[str, str] = {
 }
 """The stages in order, and the rule that each names when it finds no fault."""
 STAGES: tuple[str, ...] = tuple(RULES)
+OF_A_QUANTIZER = ("annotate",)
+"""The stages that only a backend with a torchao Quantizer has."""
 MOST_OTHERS = 20
 """Most lines about further failing cases in the evidence."""
 
@@ -60,6 +65,12 @@ class StageError(Exception):
         self.rule = rule
         self.verdict = verdict
         self.evidence = evidence
+
+
+def stages_of(backend: Backend) -> tuple[str, ...]:
+    """Return the stages of a backend's claims, in order."""
+    has_all = gives_quantizer(backend)
+    return STAGES if has_all else tuple(stage for stage in STAGES if stage not in OF_A_QUANTIZER)
 
 
 def raise_problem(problem: Problem | None, model: GraphModule) -> None:

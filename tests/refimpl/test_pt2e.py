@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import symbolic_trace
+from torch.fx import Node, symbolic_trace
 
 from tests.support.torchao import require_torchao
 
@@ -208,6 +208,30 @@ def test_training_a_network_with_batch_norm_is_annotated_as_prepare_fuses_it() -
     mine = [[row[c] for c in columns] for row in quantizer.explain().rows()]
     assert mine == [[row[c] for c in columns] for row in other.rows()]
     assert mine[0][0] == "nniqat.ConvBnReLU2d"
+
+
+@pytest.mark.parametrize("engine", ["x86", "qnnpack"])  # weights per channel, and per tensor
+def test_a_derived_bias_is_int32_on_the_grid_of_input_and_weight(engine: str) -> None:
+    torch.manual_seed(0)
+    conv, linear, x = nn.Conv2d(1, 4, 3), nn.Linear(36, 5), torch.randn(3, 1, 5, 5)
+    quantizer = BackendConfigQuantizer(NATIVE, refimpl.get_default_qconfig_mapping(engine), derives_bias=True)
+    prepared = prepare_pt2e(export(nn.Sequential(conv, nn.ReLU(), nn.Flatten(), linear), x), quantizer)
+    prepared(x)
+    converted = convert_pt2e(prepared)
+    ops = [node for node in converted.graph.nodes if str(node.target).startswith(("aten.conv2d", "aten.linear"))]
+    for node, bias in zip(ops, (conv.bias, linear.bias), strict=True):
+        x_scale, weight_scale, scale = (_value(converted, argument.args[1]) for argument in node.args[:3])
+        integers, zero_point = (_value(converted, node.args[2].args[place]) for place in (0, 2))
+        assert integers.dtype is torch.int32 and not torch.as_tensor(zero_point).any()
+        assert torch.equal(torch.as_tensor(scale), torch.as_tensor(x_scale * weight_scale).float())
+        assert bias is not None
+        exact = bias.detach() / scale
+        assert (integers - exact).abs().max() <= 0.5 + 2**-22 * exact.abs().max()  # float32 rounds the quotient
+        assert integers.abs().max() > 100
+
+
+def _value(model: Any, argument: Any) -> Any:
+    return getattr(model, str(argument.target)) if isinstance(argument, Node) else argument
 
 
 def test_a_bad_mapping_is_refused_at_once() -> None:

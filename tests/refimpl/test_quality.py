@@ -146,6 +146,20 @@ def test_a_second_range_on_a_value_is_a_layer_of_its_own() -> None:
 
 
 @pytest.mark.rule("OBS-15")
+def test_a_pool_is_measured_where_its_dtype_config_names_a_weight_dtype() -> None:
+    dtypes = refimpl.DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float32)  # one for all ops
+    entries = [
+        refimpl.BackendPatternConfig(nn.MaxPool2d).add_dtype_config(dtypes),
+        refimpl.BackendPatternConfig(nn.ReLU).add_dtype_config(dtypes),
+    ]
+    config = refimpl.BackendConfig().set_backend_pattern_configs(entries)
+    model, x = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)).eval(), torch.randn(1, 2, 4, 4)
+    prepared = refimpl.prepare_fx(model, refimpl.get_default_qconfig_mapping("x86"), (x,), backend_config=config)
+    prepared(x)
+    report = refimpl.explain(refimpl.convert_to_reference_fx(prepared), x)
+    assert [each.reason for each in report.layers] == ["", "", ""]
+
+
 def test_the_forms_of_one_model_have_one_report_and_a_lowered_one_its_own_errors() -> None:
     prepared = calibrated(lambda net, x: torch.sigmoid(net.b(F.relu(net.a(x) + x))).reshape(-1, 2))
     of_prepared, of_reference, of_decomposed = (refimpl.explain(make(prepared), X) for make in FORMS.values())

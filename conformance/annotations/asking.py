@@ -1,0 +1,49 @@
+"""Asking a backend for its Quantizer, and for what that annotates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+
+from backends.base import Backend, QuantizerRequest
+from backends.discovery import describe_error
+from conformance.annotations.probe import BothPlaces, Probe, Prober
+
+
+class QuantizerNotFound(Exception):
+    """There is no usable Quantizer, or torchao is missing; the message is one line that says what to do."""
+
+
+def check_torchao() -> None:
+    """Raise QuantizerNotFound, with the command that installs it, if torchao is missing, or is not for this torch."""
+    if find_spec("torchao") is None:
+        command = "pip install -c constraints.txt 'fx-quant-conformance[pt2e]'"
+        raise QuantizerNotFound(f"torchao is not installed, which a Quantizer needs: {command}")
+    try:
+        import_module("torchao.quantization.pt2e.quantizer")
+    except Exception as error:  # whatever it misses in this torch
+        found = (
+            f"torchao {version('torchao')}, which a Quantizer needs, cannot be imported with torch {version('torch')}"
+        )
+        raise QuantizerNotFound(f"{found}: {describe_error(error)}") from error
+
+
+def annotate(backend: Backend, request: QuantizerRequest, probes: Mapping[str, Probe]) -> dict[str, BothPlaces] | None:
+    """Have a backend's Quantizer annotate models, each a part of one graph; None: the backend has none for the request.
+
+    This runs the vendor's code, and raises what ``quantizer`` raises; TypeError if that returns no Quantizer,
+    QuantizerNotFound if torchao is missing.
+    """
+    check_torchao()
+    from torchao.quantization.pt2e.quantizer import Quantizer
+
+    quantizer = backend.quantizer(request)
+    if quantizer is None:
+        return None
+    if not isinstance(quantizer, Quantizer):
+        kind = f"{type(quantizer).__module__}.{type(quantizer).__qualname__}"
+        text = "return a torchao.quantization.pt2e.quantizer.Quantizer, or None"
+        raise TypeError(f"quantizer() returned {kind}; {text}")
+    return Prober(quantizer, is_qat=request.is_qat).probe(probes)

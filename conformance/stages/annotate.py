@@ -1,0 +1,133 @@
+"""The annotate stage: checks that the vendor's torchao Quantizer annotates what the config claims, and nothing else.
+
+Each variant of the claim's pattern is a float model that is exported, and prepared by torchao with the Quantizer, in
+the vendor's process. The judge gets what each tensor is observed by. Where something is not observed, the pattern is
+tried again between ops that the Quantizer quantizes: some Quantizers leave an output to the op that reads it, or
+quantize an op only between others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from backends.base import WEIGHT_SCHEMES, QuantizerRequest
+from conformance.annotations.asking import QuantizerNotFound, annotate
+from conformance.annotations.probe import BothPlaces, Probe
+from conformance.claims.case import Case
+from conformance.claims.claim import FLOAT_QPARAMS, Claim
+from conformance.claims.qconfigs import Kind, kind_of
+from conformance.machine.guard import Finds, guard
+from conformance.ops.fused_modules import QAT_OF
+from conformance.remote.client import RemoteBackend, spell_trace
+from conformance.stages.annotation_checks import find_problem, is_exported, says_something
+from conformance.stages.annotation_edges import Edge, find_edge_problem, make_edges
+from conformance.stages.bench import Bench
+from conformance.stages.stage import StageError, make_failure, make_pass, worst_of
+from refimpl import ObservationType
+from refimpl.patterns import leaves
+from reports.schema import Check, Where
+from reports.verdicts import Verdict
+
+Found = Mapping[str, BothPlaces]
+"""What came of the probes, by name."""
+_RULE = "OBS-15"
+
+
+def check_annotations(bench: Bench, claim: Claim, cases: tuple[Case, ...]) -> Check:
+    """Have the Quantizer annotate each variant of a claim, and models just outside of it, and judge what it did.
+
+    Raises StageError if there is no Quantizer for the claim, it raises, or nothing can be exported.
+    """
+    if reason := _find_inexpressible(claim):
+        return _skip(claim, reason)
+    variants = _choose_variants(cases)
+    edges = {edge.name: edge for edge in make_edges(claim, next(iter(variants.values())), bench.config)}
+    probes = {name: Probe.of(case) for name, case in variants.items()}
+    found = ask(bench, request_for(claim), probes | {name: edge.probe for name, edge in edges.items()})
+    exported = [name for name in variants if is_exported(found[name])]
+    if not exported:
+        reason = found[next(iter(variants))].alone.failure or "export writes no op for the pattern"
+        return _skip(claim, reason)
+    readable = [name for name in exported if says_something(found[name])]
+    if not readable:
+        text = "the Quantizer leaves the pattern in float alone, and nothing that it quantizes fits beside it"
+        raise StageError(_RULE, Verdict.UNEXERCISED, text)
+    errors = [*_judge(bench, claim, {name: (variants[name], found[name]) for name in readable})]
+    errors += _judge_edges(edges, found)
+    tried = len(readable) + sum(not found[name].alone.is_refused for name in edges)
+    if not errors:
+        return make_pass(claim.id, "annotate", tried)
+    return replace(make_failure(claim.id, "annotate", worst_of(errors)), cases=tried, failing=len(errors))
+
+
+def _skip(claim: Claim, reason: str) -> Check:
+    """Return the check of a claim that no Quantizer can be held to; the other stages judge it."""
+    return Check(
+        claim=claim.id, stage="annotate", rule=_RULE, outcome="skip", verdict=Verdict.VERIFIED, message=reason
+    )  # fmt: skip
+
+
+def request_for(claim: Claim) -> QuantizerRequest:
+    """Return what a vendor's Quantizer is to be configured for."""
+    scheme = claim.scheme if claim.scheme in WEIGHT_SCHEMES else ""
+    return QuantizerRequest(
+        is_qat=claim.flow == "qat", is_dynamic=bool(claim.dtypes.is_dynamic), weight_scheme=scheme
+    )  # fmt: skip
+
+
+@guard("annotate.ask", Finds.ERROR)
+def ask(bench: Bench, request: QuantizerRequest, probes: Mapping[str, Probe]) -> Found:
+    """Return what came of probes. Raises StageError if there is no Quantizer, or the backend's code raises."""
+    backend = bench.backend
+    try:
+        if isinstance(backend, RemoteBackend):
+            found = backend.annotate(request, probes)
+        else:
+            found = annotate(backend, request, probes)
+    except Exception as error:
+        if type(error).__name__ == QuantizerNotFound.__name__:  # here, or in the backend's process
+            raise StageError(_RULE, Verdict.UNEXERCISED, str(error)) from error
+        text = f"quantizer() raised {type(error).__name__}: {error}"
+        raise StageError("LOW-01", Verdict.REFUTED, text, traceback=spell_trace(error)) from error
+    if found is None:
+        raise StageError(_RULE, Verdict.UNEXERCISED, f"the backend gives no Quantizer for {request}")
+    return found
+
+
+def _find_inexpressible(claim: Claim) -> str:
+    """Say why no exported float program has a claim's pattern; "" if one has."""
+    if any(leaf in QAT_OF for leaf in leaves(claim.entry.normal_pattern)):
+        return "a QAT module is no part of a float model, which is what a Quantizer annotates"
+    if claim.entry.normal_pattern in claim.preparation.custom_modules:
+        return "PT2E has no words for custom modules"
+    if claim.scheme == FLOAT_QPARAMS:
+        return "PT2E drops the fraction of a weight's zero point, and these are real numbers"
+    if claim.entry.observation_type is ObservationType.INPUT_OUTPUT_NOT_OBSERVED:
+        return "what reads a shape is no op of an exported program"
+    return "the suite knows no such dtypes" if kind_of(claim.dtypes) is Kind.OTHER else ""
+
+
+def _choose_variants(cases: tuple[Case, ...]) -> dict[str, Case]:
+    """Return the first case of each variant, by name; torch.export drops an identity before the pattern."""
+    variants = dict[str, Case]()
+    for case in cases:
+        if not case.arguments.get("behind an identity"):
+            variants.setdefault(case.variant, case)
+    return variants or {cases[0].variant: cases[0]}
+
+
+def _judge(bench: Bench, claim: Claim, found: Mapping[str, tuple[Case, BothPlaces]]) -> Iterator[StageError]:
+    for name, (case, places) in found.items():
+        problem = find_problem(claim, case, places, bench.capabilities)
+        if problem is not None:
+            where = Where(case=name)
+            yield StageError(problem.rule, problem.verdict, f"the Quantizer: {problem.message}", where=where)
+
+
+def _judge_edges(edges: Mapping[str, Edge], found: Found) -> Iterator[StageError]:
+    for name, edge in edges.items():
+        problem = find_edge_problem(edge, found[name].alone)
+        if problem is not None:
+            where = Where(case=name)
+            yield StageError(problem.rule, problem.verdict, f"the Quantizer: {problem.message}", where=where)

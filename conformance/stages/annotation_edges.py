@@ -1,0 +1,81 @@
+"""Models just outside of a claim, which a Quantizer must not annotate as the claim says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from conformance.annotations.probe import Probe, Probed
+from conformance.claims.case import Case
+from conformance.claims.claim import NO_WEIGHT, Claim
+from conformance.claims.pattern_plan import is_norm
+from conformance.machine.guard import guard
+from conformance.ops.op_model import PatternModel
+from conformance.stages.stage import Problem
+from refimpl import BackendConfig
+from refimpl.patterns import Pattern, leaf_name, leaves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """A model just outside of a claim. ``rule``: that by which the pattern is not there.
+
+    ``is_silent``: no op of it may be annotated; else only the last one may not.
+    """
+
+    name: str
+    probe: Probe
+    rule: str
+    is_silent: bool = False
+
+
+def make_edges(claim: Claim, case: Case, config: BackendConfig) -> Iterator[Edge]:
+    """Yield the models just outside of a claim, made of one of its cases."""
+    probe = Probe.of(case)
+    model, ops = probe.pattern, list(leaves(claim.entry.normal_pattern))
+    if isinstance(model, PatternModel) and len(model.steps) > 1 and not any(map(is_norm, ops)):
+        if not _is_claimed_alone(ops[-1], config):
+            model.gives_inner = True
+            yield Edge(name="an inner value is used elsewhere", probe=probe, rule="PAT-06")
+    elif claim.scheme == NO_WEIGHT and probe.activations and (integers := _make_integers(Probe.of(case))) is not None:
+        yield Edge(name="integers as inputs", probe=integers, rule="OBS-10", is_silent=True)
+
+
+def _is_claimed_alone(op: Pattern, config: BackendConfig) -> bool:
+    """Tell whether an entry claims an op by itself, in any of its forms, which aten does not tell apart."""
+    alone = (entry.normal_pattern for entry in config.configs if not isinstance(entry.normal_pattern, tuple))
+    return _form(op) in map(_form, alone)
+
+
+def _form(op: Pattern) -> str:
+    return leaf_name(op).rpartition(".")[2].lower().replace("_", "")
+
+
+def _make_integers(probe: Probe) -> Probe | None:
+    """Return a probe of the same op on int64 inputs; None if the op takes none."""
+    inputs = tuple(value.round().long() if value.is_floating_point() else value for value in probe.inputs)
+    try:
+        with torch.no_grad():
+            output = probe.pattern(*(value.clone() for value in inputs))
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):  # what ops raise for integers
+        return None
+    is_integer = isinstance(output, Tensor) and not output.is_floating_point()
+    return Probe(pattern=probe.pattern, inputs=inputs, activations=()) if is_integer else None
+
+
+@guard("annotate.find_edge_problem")
+def find_edge_problem(edge: Edge, probed: Probed) -> Problem | None:
+    """Check that what is just outside of the claim is not annotated as if it were inside. (PAT-06, OBS-10)"""
+    reading = probed.reading
+    if reading is None:
+        return None if probed.is_refused else Problem(rule="LOW-01", message=probed.failure)
+    if edge.is_silent:
+        text = f"{edge.name}: annotates {', '.join(reading.asking)}"
+        return Problem(rule=edge.rule, message=text) if reading.asking else None
+    last = reading.ops[-1] if reading.ops else ""
+    if last and last not in reading.silent_givers:
+        return Problem(rule=edge.rule, message=f"{edge.name}: annotates {last}, which no entry claims alone")
+    return None
