@@ -66,8 +66,9 @@ class Pt2eXnnpackBackend(ExecuTorchBackend):
         return pt2e_xnnpack_config.backend_config()
 
     def capabilities(self) -> Capabilities:
-        """Return those of ExecuTorch, with the Quantizer's schemes of weights."""
-        return replace(super().capabilities(), weight_schemes=pt2e_xnnpack_config.WEIGHT_SCHEMES)
+        """Return those of ExecuTorch, with the Quantizer's schemes of weights; the delegate makes biases int32."""
+        schemes = pt2e_xnnpack_config.WEIGHT_SCHEMES
+        return replace(super().capabilities(), weight_schemes=schemes, lowers_bias=True)
 
     def quantizer(self, request: QuantizerRequest) -> Any:
         """Return the Quantizer with its symmetric config for such claims."""

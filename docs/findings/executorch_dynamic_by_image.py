@@ -1,5 +1,5 @@
-"""ExecuTorch: dynamic conv2d. XNNPACK's delegate quantizes each image by itself; with one scale for the weight nothing does
-it on integers. XNNPACKQuantizer annotates both."""
+"""ExecuTorch: dynamic conv2d. XNNPACK's delegate quantizes each image by itself, and takes weights per channel alone.
+XNNPACKQuantizer annotates both schemes."""
 
 import executorch.kernels.quantized  # noqa: F401
 import torch
@@ -43,11 +43,9 @@ for layer in (nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(3, 4, 3)):
     for is_per_channel in (True, False):
         (taken, off_one), (_, off_two) = (run(layer, x, is_per_channel=is_per_channel) for x in (image, two))
         weight = "per channel" if is_per_channel else "one for all"
-        print(
-            f"{type(layer).__name__}, scales of the weight {weight}: in the delegate {taken}; off by {off_one:.1e} for one",
-            end="",
-        )
-        print(f" image, by {off_two:.1e} with a dim one beside it")
+        where = "in the delegate" if taken else "outside of it"
+        print(f"{type(layer).__name__}, scales of the weight: {weight}. {where}; off by {off_one:.1e},")
+        print(f"    and by {off_two:.1e} with a dim image beside it")
         found.append(taken == is_per_channel and off_one < 1e-5 and (off_two > 1e-4) == taken)
 shown = all(found)
 print("the fault shows" if shown else "the fault does not show with this version")

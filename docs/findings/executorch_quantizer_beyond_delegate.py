@@ -1,4 +1,4 @@
-"""ExecuTorch: XNNPACKQuantizer quantizes ops that XNNPACK's delegate does not take: they run in float, rounded twice."""
+"""ExecuTorch: XNNPACKQuantizer quantizes ops that XNNPACK's delegate does not have on integers: they run in float."""
 
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
