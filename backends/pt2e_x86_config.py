@@ -5,9 +5,9 @@ Command: python -m conformance claims-of --name=pt2e-x86 --line-length=120 backe
   backends.pt2e_x86:make_dynamic --qat backends.pt2e_x86:make_qat --qat backends.pt2e_x86:make_dynamic_qat
 Versions: torch 2.13.0+cpu, torchao 0.18.0, fx-quant-conformance 0.2.0
 Flow of make_quantizer: prepare_pt2e, in eval mode; 55 of 268 patterns are annotated.
-Flow of make_dynamic: prepare_pt2e, in eval mode; 46 of 268 patterns are annotated.
+Flow of make_dynamic: prepare_pt2e, in eval mode; 26 of 268 patterns are annotated.
 Flow of make_qat: prepare_qat_pt2e, in train mode; 57 of 285 patterns are annotated.
-Flow of make_dynamic_qat: prepare_qat_pt2e, in train mode; 34 of 285 patterns are annotated.
+Flow of make_dynamic_qat: prepare_qat_pt2e, in train mode; 22 of 285 patterns are annotated.
 Together: 62 of 285 patterns.
 """
 
@@ -68,11 +68,6 @@ U8 = DTypeConfig(
     input_dtype=DTypeWithConstraints(torch.quint8, scale_min_lower_bound=2**-12),
     output_dtype=DTypeWithConstraints(torch.quint8, scale_min_lower_bound=2**-12),
 )
-DYNAMIC_U8 = DTypeConfig(
-    input_dtype=DTypeWithConstraints(torch.quint8, scale_min_lower_bound=2**-12),
-    output_dtype=torch.float32,
-    is_dynamic=True,
-)
 
 
 def _entry(
@@ -115,11 +110,11 @@ ENTRIES = [
     _entry(nn.Conv2d, U8_S8, DYNAMIC_U8_S8, root=nn.Conv2d, qat=nnqat.Conv2d, reference=nnqr.Conv2d),
     _entry((nn.Conv2d, nn.ReLU), U8_S8, DYNAMIC_U8_S8, fused=nni.ConvReLU2d, fuser=sequential(nni.ConvReLU2d)),
     _entry(nni.ConvReLU2d, U8_S8, DYNAMIC_U8_S8, qat=nniqat.ConvReLU2d),
-    # static: the output is quantized where its reader is
+    # make_quantizer: the output is quantized where its reader is
     # in training: static:in=quint8[s>=2^-12],w=qint8[s>=2^-12],b=float32,out=quint8[s>=2^-12]
     _entry((nn.Conv2d, nn.BatchNorm2d), U8_S8, DYNAMIC_U8_S8, fused=nni.ConvBn2d, fuser=fuse_bn),
     _entry((nn.Conv2d, nn.BatchNorm2d, nn.ReLU), U8_S8, DYNAMIC_U8_S8, fused=nni.ConvBnReLU2d, fuser=fuse_bn),
-    # static: the output is quantized where its reader is
+    # make_quantizer: the output is quantized where its reader is
     # in PTQ: static:in=quint8[s>=2^-12],w=qint8[s>=2^-12],b=float32,out=quint8[s>=2^-12] and
     #   dynamic:in=quint8[s>=2^-12],w=qint8[s>=2^-12],b=float32,out=float32
     _entry(nni.ConvBn2d, U8_S8, qat=nniqat.ConvBn2d),
@@ -132,10 +127,10 @@ ENTRIES = [
     # in training: not annotated as one: batch_norm left out
     _entry((nn.Linear, nn.BatchNorm1d), U8_S8, DYNAMIC_U8_S8, fused=nni.LinearBn1d, fuser=fuse_bn),
     _entry(nni.LinearBn1d, U8_S8, DYNAMIC_U8_S8, root=nn.Linear, reference=nnqr.Linear),
-    # static: the output is quantized where its reader is
+    # the output is quantized where its reader is
     # with a number as operand: not annotated
-    _entry(operator.mul, U8, DYNAMIC_U8, by_tensors={0: DIFFERENT, 1: SHARE, 2: DIFFERENT}),
-    _entry(torch.mul, U8, DYNAMIC_U8, by_tensors={0: DIFFERENT, 1: SHARE, 2: DIFFERENT}),
+    _entry(operator.mul, U8, by_tensors={0: DIFFERENT, 1: SHARE, 2: DIFFERENT}),
+    _entry(torch.mul, U8, by_tensors={0: DIFFERENT, 1: SHARE, 2: DIFFERENT}),
     # only between quantized ops
     _entry(torch.cat, U8, observe=SHARE),
     _entry(nn.AdaptiveAvgPool2d, U8, observe=SHARE),
@@ -145,132 +140,101 @@ ENTRIES = [
     _entry(F.max_pool2d, U8, observe=SHARE),
     _entry(F.avg_pool2d, U8, observe=SHARE),
     _entry(torch.flatten, U8, observe=SHARE),
-    # static: the output is quantized where its reader is
-    # in training: static:in=quint8[s>=2^-12],w=qint8[s>=2^-12],b=float32,out=quint8[s>=2^-12]
+    # make_quantizer: the output is quantized where its reader is
     _entry_of_two(
         (torch.add, (nn.BatchNorm2d, nn.Conv2d), MatchAllNode),
         U8_S8,
-        DYNAMIC_U8_S8,
         fused=nni.ConvAdd2d,
         fuser=conv_add(conv_side=0, relu=False),
     ),
     _entry_of_two(
         (operator.add, (nn.BatchNorm2d, nn.Conv2d), MatchAllNode),
         U8_S8,
-        DYNAMIC_U8_S8,
         fused=nni.ConvAdd2d,
         fuser=conv_add(conv_side=0, relu=False),
     ),
-    # static: the output is quantized where its reader is
+    # the output is quantized where its reader is
     _entry_of_two(
-        (torch.add, nn.Conv2d, MatchAllNode),
-        U8_S8,
-        DYNAMIC_U8_S8,
-        fused=nni.ConvAdd2d,
-        fuser=conv_add(conv_side=0, relu=False),
+        (torch.add, nn.Conv2d, MatchAllNode), U8_S8, fused=nni.ConvAdd2d, fuser=conv_add(conv_side=0, relu=False)
     ),
     _entry_of_two(
-        (operator.add, nn.Conv2d, MatchAllNode),
-        U8_S8,
-        DYNAMIC_U8_S8,
-        fused=nni.ConvAdd2d,
-        fuser=conv_add(conv_side=0, relu=False),
+        (operator.add, nn.Conv2d, MatchAllNode), U8_S8, fused=nni.ConvAdd2d, fuser=conv_add(conv_side=0, relu=False)
     ),
-    # static: the output is quantized where its reader is
-    # in training: static:in=quint8[s>=2^-12],w=qint8[s>=2^-12],b=float32,out=quint8[s>=2^-12]
+    # make_quantizer: the output is quantized where its reader is
     _entry_of_two(
         (torch.add, MatchAllNode, (nn.BatchNorm2d, nn.Conv2d)),
         U8_S8,
-        DYNAMIC_U8_S8,
         fused=nni.ConvAdd2d,
         fuser=conv_add(conv_side=1, relu=False),
     ),
     _entry_of_two(
         (operator.add, MatchAllNode, (nn.BatchNorm2d, nn.Conv2d)),
         U8_S8,
-        DYNAMIC_U8_S8,
         fused=nni.ConvAdd2d,
         fuser=conv_add(conv_side=1, relu=False),
     ),
-    # static: the output is quantized where its reader is
+    # the output is quantized where its reader is
     _entry_of_two(
-        (torch.add, MatchAllNode, nn.Conv2d),
-        U8_S8,
-        DYNAMIC_U8_S8,
-        fused=nni.ConvAdd2d,
-        fuser=conv_add(conv_side=1, relu=False),
+        (torch.add, MatchAllNode, nn.Conv2d), U8_S8, fused=nni.ConvAdd2d, fuser=conv_add(conv_side=1, relu=False)
     ),
     _entry_of_two(
-        (operator.add, MatchAllNode, nn.Conv2d),
-        U8_S8,
-        DYNAMIC_U8_S8,
-        fused=nni.ConvAdd2d,
-        fuser=conv_add(conv_side=1, relu=False),
+        (operator.add, MatchAllNode, nn.Conv2d), U8_S8, fused=nni.ConvAdd2d, fuser=conv_add(conv_side=1, relu=False)
     ),
-    _entry(nni.ConvAdd2d, U8_S8, DYNAMIC_U8_S8, root=nn.Conv2d, reference=nnqr.Conv2d),
-    # static: the output is quantized where its reader is
-    # in training: static:in=quint8[s>=2^-12],w=qint8[s>=2^-12],b=float32,out=quint8[s>=2^-12]
+    _entry(nni.ConvAdd2d, U8_S8, root=nn.Conv2d, reference=nnqr.Conv2d),
+    # make_quantizer: the output is quantized where its reader is
     _entry_of_two(
         (nn.ReLU, (torch.add, (nn.BatchNorm2d, nn.Conv2d), MatchAllNode)),
         U8_S8,
-        DYNAMIC_U8_S8,
         fused=nni.ConvAddReLU2d,
         fuser=conv_add(conv_side=0, relu=True),
     ),
     _entry_of_two(
         (nn.ReLU, (operator.add, (nn.BatchNorm2d, nn.Conv2d), MatchAllNode)),
         U8_S8,
-        DYNAMIC_U8_S8,
         fused=nni.ConvAddReLU2d,
         fuser=conv_add(conv_side=0, relu=True),
     ),
-    # static: the output is quantized where its reader is
+    # the output is quantized where its reader is
     _entry_of_two(
         (nn.ReLU, (torch.add, nn.Conv2d, MatchAllNode)),
         U8_S8,
-        DYNAMIC_U8_S8,
         fused=nni.ConvAddReLU2d,
         fuser=conv_add(conv_side=0, relu=True),
     ),
     _entry_of_two(
         (nn.ReLU, (operator.add, nn.Conv2d, MatchAllNode)),
         U8_S8,
-        DYNAMIC_U8_S8,
         fused=nni.ConvAddReLU2d,
         fuser=conv_add(conv_side=0, relu=True),
     ),
-    # static: the output is quantized where its reader is
-    # in training: static:in=quint8[s>=2^-12],w=qint8[s>=2^-12],b=float32,out=quint8[s>=2^-12]
+    # make_quantizer: the output is quantized where its reader is
     _entry_of_two(
         (nn.ReLU, (torch.add, MatchAllNode, (nn.BatchNorm2d, nn.Conv2d))),
         U8_S8,
-        DYNAMIC_U8_S8,
         fused=nni.ConvAddReLU2d,
         fuser=conv_add(conv_side=1, relu=True),
     ),
     _entry_of_two(
         (nn.ReLU, (operator.add, MatchAllNode, (nn.BatchNorm2d, nn.Conv2d))),
         U8_S8,
-        DYNAMIC_U8_S8,
         fused=nni.ConvAddReLU2d,
         fuser=conv_add(conv_side=1, relu=True),
     ),
-    # static: the output is quantized where its reader is
+    # the output is quantized where its reader is
     _entry_of_two(
         (nn.ReLU, (torch.add, MatchAllNode, nn.Conv2d)),
         U8_S8,
-        DYNAMIC_U8_S8,
         fused=nni.ConvAddReLU2d,
         fuser=conv_add(conv_side=1, relu=True),
     ),
     _entry_of_two(
         (nn.ReLU, (operator.add, MatchAllNode, nn.Conv2d)),
         U8_S8,
-        DYNAMIC_U8_S8,
         fused=nni.ConvAddReLU2d,
         fuser=conv_add(conv_side=1, relu=True),
     ),
-    _entry(nni.ConvAddReLU2d, U8_S8, DYNAMIC_U8_S8, root=nn.Conv2d, reference=nnqr.Conv2d),
+    _entry(nni.ConvAddReLU2d, U8_S8, root=nn.Conv2d, reference=nnqr.Conv2d),
+    # static: the output is quantized where its reader is
     _entry(
         (nn.Linear, nn.LeakyReLU),
         U8_S8,
@@ -293,7 +257,6 @@ ENTRIES = [
     _entry((nn.Conv2d, nn.Hardswish), U8_S8, DYNAMIC_U8_S8, root=nn.Conv2d, reference=nnqr.Conv2d),
     _entry((nn.Conv2d, nn.SiLU), U8_S8, DYNAMIC_U8_S8, root=nn.Conv2d, reference=nnqr.Conv2d),
     _entry((nn.Conv2d, nn.Hardtanh), U8_S8, DYNAMIC_U8_S8, root=nn.Conv2d, reference=nnqr.Conv2d),
-    # static: the output is quantized where its reader is
     _entry(nniqat.ConvReLU1d, U8_S8, DYNAMIC_U8_S8, root=nn.Conv1d, reference=nnqr.Conv1d),
     _entry(nnqat.Conv2d, U8_S8, DYNAMIC_U8_S8, root=nn.Conv2d, reference=nnqr.Conv2d),
     _entry(nniqat.ConvReLU2d, U8_S8, DYNAMIC_U8_S8, root=nn.Conv2d, reference=nnqr.Conv2d),

@@ -194,6 +194,7 @@ def test_a_derived_bias_is_a_note() -> None:
         (aten.linear.default, q.weighted(weight=q.ALONG_INPUTS), "nn.Linear", "its weight is quantized along axis 1"),
         (aten.linear.default, q.weighted(weight=None), "nn.Linear", "inputs are quantized and the weight is not"),
         (aten.linear.default, q.weighted(q.DYNAMIC), "nn.Linear", "inputs are quantized dynamically"),
+        (aten.mul.Tensor, q.elementwise(q.DYNAMIC, None), "torch.mul", "2 inputs are quantized dynamically"),
         (aten.prelu.default, q.elementwise(), "nn.PReLU", "its weight is quantized, and an entry for it has none"),
     ],
 )
