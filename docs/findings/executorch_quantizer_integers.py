@@ -7,7 +7,7 @@ from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
 )
 from torch import Tensor, nn
 from torch.export import export
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
 
 class Joined(nn.Module):
