@@ -183,25 +183,34 @@ class Prober:
         try:
             program = _export(models, inputs)
         except Exception as error:  # whatever torch.export raises
-            return self._halve(
-                models, inputs, Probed(failure=f"torch.export refused it: {_shorten(error)}", is_refused=True)
-            )
+            if len(models) == 1:
+                text = f"torch.export refused it: {_shorten(error)}"
+                return dict.fromkeys(models, Probed(failure=text, is_refused=True))
+            return self._annotate_exportable(models, inputs)
         try:
             readings = self._prepare(program, list(models))
         except Exception as error:  # whatever a vendor's Quantizer raises, or torchao on its own account
-            is_refused = len(models) == 1 and _fails_without(models, inputs, is_qat=self._is_qat)
+            if len(models) > 1:
+                return self._halve(models, inputs)
+            is_refused = _fails_without(models, inputs, is_qat=self._is_qat)
             who = "torchao refused it" if is_refused else "the Quantizer raised"
-            failure = Probed(failure=f"{who}: {_shorten(error)}", is_refused=is_refused)
-            return self._halve(models, inputs, failure)
+            return dict.fromkeys(models, Probed(failure=f"{who}: {_shorten(error)}", is_refused=is_refused))
         return {name: Probed(reading=reading) for name, reading in readings.items()}
 
-    def _halve(
-        self, models: Mapping[str, nn.Module], inputs: Mapping[str, Batch], failure: Probed
-    ) -> dict[str, Probed]:
-        """Annotate each half of the models; a single one has failed."""
+    def _annotate_exportable(self, models: Mapping[str, nn.Module], inputs: Mapping[str, Batch]) -> dict[str, Probed]:
+        """Annotate the models that can be exported; the others cost themselves only."""
+        refused = {name: model for name, model in models.items() if not _is_exportable({name: model}, inputs)}
+        found = dict[str, Probed]()
+        for name, model in refused.items():
+            found |= self._annotate({name: model}, inputs)
+        rest = {name: model for name, model in models.items() if name not in refused}
+        if rest:
+            found |= self._annotate(rest, inputs) if refused else self._halve(rest, inputs)
+        return found
+
+    def _halve(self, models: Mapping[str, nn.Module], inputs: Mapping[str, Batch]) -> dict[str, Probed]:
+        """Annotate each half of several models, one of which is at fault."""
         names = list(models)
-        if len(names) < 2:
-            return dict.fromkeys(names, failure)
         halves: tuple[Sequence[str], ...] = (names[: len(names) // 2], names[len(names) // 2 :])
         first, second = (self._annotate({name: models[name] for name in half}, inputs) for half in halves)
         return first | second
@@ -235,6 +244,14 @@ def _fails_without(models: Mapping[str, nn.Module], inputs: Mapping[str, Batch],
     except Exception:  # whatever torchao raises
         return True
     return False
+
+
+def _is_exportable(models: Mapping[str, nn.Module], inputs: Mapping[str, Batch]) -> bool:
+    try:
+        _export(models, inputs)
+    except Exception:  # whatever torch.export raises
+        return False
+    return True
 
 
 def _leaves_open(probed: Probed) -> bool:

@@ -7,13 +7,15 @@ from typing import Any
 from conformance.ops import activations, arithmetic, data_movement, embeddings_and_recurrent, pooling, weighted
 from conformance.ops.variants import OpSamples
 
-OP_SAMPLES: dict[Any, OpSamples] = {
-    **weighted.OP_SAMPLES,
-    **pooling.OP_SAMPLES,
-    **data_movement.OP_SAMPLES,
-    **arithmetic.OP_SAMPLES,
-    **activations.OP_SAMPLES,
-    **embeddings_and_recurrent.OP_SAMPLES,
+FAMILIES: dict[str, dict[Any, OpSamples]] = {
+    "weighted": weighted.OP_SAMPLES,
+    "pooling": pooling.OP_SAMPLES,
+    "data_movement": data_movement.OP_SAMPLES,
+    "arithmetic": arithmetic.OP_SAMPLES,
+    "activations": activations.OP_SAMPLES,
+    "embeddings_and_recurrent": embeddings_and_recurrent.OP_SAMPLES,
 }
+"""The ops by what they have in common."""
+OP_SAMPLES: dict[Any, OpSamples] = {op: samples for family in FAMILIES.values() for op, samples in family.items()}
 WEIGHTED = frozenset(weighted.OP_SAMPLES)
 """The ops that sum products with a weight."""

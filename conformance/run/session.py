@@ -22,6 +22,7 @@ from backends.discovery import BackendNotFound, describe_error, find_backend
 from conformance.claims.claim import Claim, config_digest, enumerate_claims
 from conformance.claims.limits import LimitsError, check_limits
 from conformance.claims.preparation import Preparation
+from conformance.claims_of import unclaimed_ops
 from conformance.facts import unclaimed
 from conformance.facts.fingerprint import jobs as fingerprint
 from conformance.fuzz import search as fuzz
@@ -29,7 +30,7 @@ from conformance.machine import isa
 from conformance.machine.environment import describe_environment, read_detection_power
 from conformance.machine.isolation import CAN_FORK
 from conformance.pipeline.job import Job
-from conformance.remote.client import RemoteBackend
+from conformance.remote.client import RemoteBackend, gives_quantizer
 from conformance.remote.description import DescriptionError, Limit, read_description
 from conformance.remote.host import Host, HostError
 from conformance.run.elsewhere import COMMAND, VECTORS, ElsewhereError, adopt_bundle, open_command, open_vectors
@@ -236,7 +237,8 @@ def open_run(options: Options, backend: Backend) -> Run:
         Preparation.of(backend)
     if not claims:
         raise pytest.UsageError(f"backend {backend.name}: backend_config() claims nothing: no entry has a dtype config")
-    jobs = _jobs_of(options.profile, config, capabilities)
+    of_quantizer = unclaimed_ops.jobs(claims) if gives_quantizer(backend) else ()
+    jobs = (*_jobs_of(options.profile, config, capabilities), *of_quantizer)
     if _runs_elsewhere(backend):
         jobs = tuple(job for job in jobs if not job.is_adaptive)
     stress_jobs = _jobs_of("stress", config, capabilities)

@@ -47,10 +47,11 @@ def make_edges(claim: Claim, case: Case, config: BackendConfig) -> Iterator[Edge
 def _is_claimed_alone(op: Pattern, config: BackendConfig) -> bool:
     """Tell whether an entry claims an op by itself, in any of its forms, which aten does not tell apart."""
     alone = (entry.normal_pattern for entry in config.configs if not isinstance(entry.normal_pattern, tuple))
-    return _form(op) in map(_form, alone)
+    return form_of(op) in map(form_of, alone)
 
 
-def _form(op: Pattern) -> str:
+def form_of(op: Pattern) -> str:
+    """Return a name that the forms of an op have in common: nn.ReLU, F.relu and .relu_ are ``relu``."""
     return leaf_name(op).rpartition(".")[2].lower().replace("_", "")
 
 

@@ -167,8 +167,11 @@ def _always_with_relu(node: Node, note: Any) -> None:
 
 
 def _annotate_integers(node: Node, note: Any) -> None:
-    if node.meta["val"].is_floating_point():
-        return
+    if not node.meta["val"].is_floating_point():
+        _annotate(node, note)
+
+
+def _annotate(node: Node, note: Any) -> None:
     note.input_qspec_map = dict.fromkeys(node.all_input_nodes, _MEASURED)
     note.output_qspec = _MEASURED
     note._annotated = True
@@ -204,6 +207,13 @@ fault("max_pool2d left in float", "max_pool2d", _forget, "OBS-01", claims="nn.Ma
 fault("grouped convolutions left in float", "conv2d", _forget_grouped, "OBS-01", claims=CONV)
 fault("fake quantizes without training", "linear", _set_input(0, _TRAINED), "QAT-01", claims=LINEAR)
 fault("raises on an op that is claimed", "max_pool2d", _raise, "LOW-01", claims="nn.MaxPool2d/*/ptq/*")
+fault(
+    "annotates what no entry claims",
+    "softmax",
+    _annotate,
+    "DTY-02",
+    claims="model/unclaimed_ops/activations/ptq/static",
+)
 
 for bias in (False, True):
     MUTANTS.append(

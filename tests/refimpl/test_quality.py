@@ -157,7 +157,7 @@ def test_a_pool_is_measured_where_its_dtype_config_names_a_weight_dtype() -> Non
     prepared = refimpl.prepare_fx(model, refimpl.get_default_qconfig_mapping("x86"), (x,), backend_config=config)
     prepared(x)
     report = refimpl.explain(refimpl.convert_to_reference_fx(prepared), x)
-    assert [each.reason for each in report.layers] == ["", "", ""]
+    assert math.isfinite(layer(report, "_1").sqnr_accumulated)
 
 
 def test_the_forms_of_one_model_have_one_report_and_a_lowered_one_its_own_errors() -> None:

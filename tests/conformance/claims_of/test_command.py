@@ -10,6 +10,7 @@ import pytest
 from torch import nn
 
 from conformance.__main__ import main
+from conformance.annotations import asking
 from conformance.claims_of import command
 from conformance.machine.isolation import CAN_FORK
 from tests.support.torchao import needs_torchao
@@ -123,7 +124,7 @@ def test_a_quantizer_that_cannot_be_probed(
 def test_without_torchao_the_command_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    monkeypatch.setattr(asking, "find_spec", lambda name: None)
     assert main(["claims-of", f"{QUANTIZERS}:StaticLinear"]) == 4
     assert "torchao is not installed" in capsys.readouterr().err
 

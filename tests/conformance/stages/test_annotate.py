@@ -1,0 +1,145 @@
+"""The annotate stage: faulty Quantizers are found and blamed on it, the honest one passes, others are refused."""
+
+# ruff: noqa: E402
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.torchao import require_torchao
+
+require_torchao()
+
+from backends.base import QuantizerRequest
+from conformance.annotations import asking
+from conformance.annotations.probe import Probe, Prober
+from conformance.annotations.spelling import SpellingError, read_places, spell_places
+from conformance.claims.claim import Claim, enumerate_claims
+from conformance.mutation.gate import Task, run_mutant
+from conformance.stages.annotate import check_annotations
+from conformance.stages.bench import Bench
+from conformance.stages.config import plan_claim
+from conformance.stages.stage import OF_A_QUANTIZER, STAGES, StageError, stages_of
+from reports.verdicts import Verdict
+from tests.conformance.support.quantizers import ByTarget, StaticLinear, aten, derived_bias, mark, weighted
+from tests.mutants.quantizer_faults import MUTANTS, Quantized
+from tests.mutants.reference_kernels import SmallReference
+
+FAULTY = {mutant.name: mutant for mutant in MUTANTS if not mutant.is_honest}
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_faulty_quantizer_is_found_and_blamed_on_annotate(name: str) -> None:
+    mutant = FAULTY[name]
+    run = run_mutant(mutant, Task(mutant=name, profile="quick"))
+    assert run.failures and not run.open
+    for failure in run.failures:
+        assert failure.rule in mutant.rules, failure
+        assert failure.stage == "annotate" or failure.message.startswith("annotate: "), failure
+
+
+def test_there_are_more_than_ten_kinds_of_faults() -> None:
+    assert len(FAULTY) >= 10 and len({rule for mutant in FAULTY.values() for rule in mutant.rules}) >= 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", [each for each in MUTANTS if each.is_honest], ids=str)
+def test_the_honest_quantizer_passes_everywhere(mutant: Any) -> None:
+    run = run_mutant(mutant, Task(mutant=mutant.name, profile="quick"))
+    assert not run.failures and not run.open and run.units > 25
+
+
+def bench_of(quantizer: Any) -> tuple[Bench, Claim]:
+    """A bench whose backend gives a Quantizer, or what is none, and its claim of static linear layers."""
+
+    class Given(Quantized):
+        def quantizer(self, request: QuantizerRequest) -> Any:
+            return quantizer(request) if callable(quantizer) else quantizer
+
+    bench = Bench(Given(), seed=0, profile="quick")
+    claims = enumerate_claims(bench.config, bench.capabilities)
+    return bench, next(claim for claim in claims if claim.id.startswith("nn.Linear/static") and claim.flow == "ptq")
+
+
+def judge(quantizer: Any) -> StageError:
+    """Return what the stage raises for it."""
+    bench, claim = bench_of(quantizer)
+    with pytest.raises(StageError) as raised:
+        check_annotations(bench, claim, plan_claim(bench, claim))
+    return raised.value
+
+
+def test_a_backend_without_a_quantizer_for_a_claim_leaves_it_unexercised() -> None:
+    error = judge(lambda request: None)
+    assert error.verdict is Verdict.UNEXERCISED
+    assert "gives no Quantizer" in str(error) and "per_channel_symmetric" in str(error)
+
+
+def test_what_is_no_quantizer_is_refused_with_its_class() -> None:
+    error = judge(lambda request: nn.Identity())
+    assert (error.rule, error.verdict) == ("LOW-01", Verdict.REFUTED)
+    assert "torch.nn.modules.linear.Identity" in str(error) and "or None" in str(error)
+
+
+def test_a_quantizer_method_that_raises_is_the_backends_fault() -> None:
+    def refuse(request: QuantizerRequest) -> Any:
+        raise RuntimeError("no licence found")
+
+    error = judge(refuse)
+    assert error.verdict is Verdict.REFUTED and "no licence found" in str(error) and error.evidence["traceback"]
+
+
+def test_a_missing_torchao_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "find_spec", lambda name: None)
+    error = judge(lambda request: StaticLinear())
+    assert error.verdict is Verdict.UNEXERCISED and "fx-quant-conformance[pt2e]" in str(error)
+
+
+def test_backends_without_a_quantizer_have_no_such_stage() -> None:
+    assert set(STAGES) - set(stages_of(SmallReference())) == set(OF_A_QUANTIZER)
+    assert stages_of(Quantized()) == STAGES
+
+
+def test_readings_survive_the_way_to_the_judge() -> None:
+    spec = weighted(bias=derived_bias)
+    probe = Probe(pattern=nn.Linear(4, 3), inputs=(torch.randn(2, 4),), activations=(0,))
+    found = Prober(ByTarget({aten.linear.default: spec}), is_qat=False).probe({"a linear layer": probe})
+    again = read_places(json.loads(json.dumps(spell_places(found))))
+    sent, got = found["a linear layer"].alone.reading, again["a linear layer"].alone.reading
+    assert sent is not None and got is not None
+    assert (got.inputs[0], got.outputs[0]) != (None, None)
+    for name, each in sent.parameters.items():
+        other = got.parameters[name]
+        assert (other.qscheme, other.axis, other.group, other.sources) == (
+            each.qscheme,
+            each.axis,
+            each.group,
+            each.sources,
+        )
+        assert (other.facts.dtype, other.facts.quant_min, other.facts.eps) == (
+            each.facts.dtype, each.facts.quant_min, each.facts.eps
+        )  # fmt: skip
+    assert sent.parameters["bias"].sources and got.ops == sent.ops == ("linear",)
+
+
+@pytest.mark.parametrize("data", [[], {"a": 1}, {"a": [None, None, False]}, {"a": [{"inputs": []}, None, False]}])
+def test_data_that_are_no_readings_are_refused(data: Any) -> None:
+    with pytest.raises(SpellingError):
+        read_places(data)
+
+
+def test_a_pattern_that_is_annotated_only_between_others_is_tried_there() -> None:
+    def between(node: Any) -> None:
+        if "quantization_annotation" in node.all_input_nodes[0].meta:
+            mark(node, dict.fromkeys(node.all_input_nodes, weighted.__defaults__[0]), weighted.__defaults__[0])  # type: ignore[index]
+
+    quantizer = ByTarget({aten.linear.default: weighted(), aten.relu.default: between})
+    probes = {"relu": Probe(pattern=nn.ReLU(), inputs=(torch.randn(2, 4),), activations=(0,))}
+    places = Prober(quantizer, is_qat=False).probe(probes)["relu"]
+    assert places.alone.reading is not None and not places.alone.reading.asking
+    assert places.between is not None and places.between.reading is not None
+    assert places.between.reading.asking == ("relu",)
