@@ -39,6 +39,11 @@ def make_dynamic_qat() -> Any:
     return make_quantizer(is_qat=True, is_dynamic=True)
 
 
+def _is_one_shape(shapes: tuple[tuple[int, ...], ...]) -> bool:
+    """Both tensors have one shape."""
+    return len(set(shapes)) == 1
+
+
 class Pt2eX86Backend(InductorBackend):
     """TorchInductor's CPU code generator under the claims of torchao's X86InductorQuantizer."""
 
@@ -55,8 +60,11 @@ class Pt2eX86Backend(InductorBackend):
         return ExportingBackend.unavailable_reason(self) or super().unavailable_reason()
 
     def capabilities(self) -> Capabilities:
-        """Return those of Inductor, with the Quantizer's scheme of weights."""
-        return replace(super().capabilities(), weight_schemes=pt2e_x86_config.WEIGHT_SCHEMES)
+        """Return those of Inductor, with the Quantizer's scheme of weights; products that broadcast are left float."""
+        common = super().capabilities()
+        of_one_shape = {op: {**common.limits[op], "shape": _is_one_shape} for op in ("operator.mul", "torch.mul")}
+        schemes = pt2e_x86_config.WEIGHT_SCHEMES
+        return replace(common, weight_schemes=schemes, limits={**common.limits, **of_one_shape})
 
     def quantizer(self, request: QuantizerRequest) -> Any:
         """Return the Quantizer with its default config, whose weights have a scale per channel."""
