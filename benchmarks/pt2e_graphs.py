@@ -1,7 +1,8 @@
 """Graphs drawn from the claimed patterns of a config, through both flows: FX graph mode, and PT2E.
 
-The generator is that of the suite's profile stress; the comparison is that of benchmarks.pt2e_flows. Post-training
-quantization only: docs/pt2e.md says what training cannot have in common.
+The generator is that of the suite's profile stress: Hypothesis makes its choices, and shrinks a graph that differs. The
+comparison is that of benchmarks.pt2e_both. Post-training quantization only: docs/pt2e.md says what training cannot have
+in common.
 
     python -m benchmarks.pt2e_graphs                # 500 graphs of native's patterns
     python -m benchmarks.pt2e_graphs --graphs 50 --config executorch --seed 3
@@ -10,23 +11,29 @@ quantization only: docs/pt2e.md says what training cannot have in common.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
+import hypothesis
 import torch
+from hypothesis import strategies
 
 from backends.discovery import describe_error, find_backend
-from benchmarks.pt2e_flows import CONFIGS, convert_both, find_difference, name_backend
+from benchmarks.pt2e_both import convert_both, find_difference
+from benchmarks.pt2e_flows import CONFIGS, name_backend
 from conformance.annotations.remembered import remember_patterns
 from conformance.claims.build import build_model
 from conformance.claims.claim import enumerate_claims
 from conformance.claims.inputs import draw_calibration_inputs
 from conformance.fuzz.graph import Drawing, DrawnGraph, patterns_of
+from conformance.fuzz.search import make_chooser
 from conformance.whole_models.flow import make_mapping
 from conformance.whole_models.jobs import EXTENTS, setups_of
 
@@ -59,8 +66,46 @@ class Source:
         return find_difference(convert_both(model, mapping, self._config, batches), batches)
 
 
+class GraphSearch(NamedTuple):
+    """What a search has compared, and the smallest graph that differs, if there is one, with its difference."""
+
+    compared: Sequence[DrawnGraph]
+    smallest: DrawnGraph | None
+    difference: str
+
+
+def search(source: Source, count: int, seed: int) -> GraphSearch:
+    """Draw graphs with Hypothesis until so many different ones are compared, or one differs, which is shrunk."""
+    differences: dict[str, str] = {}
+    compared: list[DrawnGraph] = []
+
+    @strategies.composite
+    def graphs(draw: Any) -> DrawnGraph:
+        return source.draw(make_chooser(partial(draw, strategies.booleans())))
+
+    def differs(graph: DrawnGraph) -> bool:
+        text = graph.to_json()
+        is_enough = len(compared) >= count and not any(differences.values())
+        if text not in differences and graph.calls and not is_enough:
+            try:
+                differences[text] = source.compare(graph)
+            except Exception as error:
+                differences[text] = describe_error(error)
+            compared.append(graph)
+        return bool(differences.get(text))
+
+    settings = hypothesis.settings(
+        database=None, deadline=None, print_blob=False, verbosity=hypothesis.Verbosity.quiet,
+        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink), max_examples=2 * count,
+    )  # fmt: skip
+    smallest: DrawnGraph | None = None
+    with contextlib.suppress(hypothesis.errors.NoSuchExample):
+        smallest = hypothesis.find(graphs(), differs, settings=settings, random=Random(seed))
+    return GraphSearch(compared, smallest, "" if smallest is None else differences[smallest.to_json()])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw and compare graphs; print each that differs. Status 1: one does."""
+    """Draw and compare graphs; print the smallest that differs. Status 1: one does."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", type=int, default=500, help="how many (default: 500)")
     parser.add_argument("--config", choices=CONFIGS, default="native", help="whose patterns (default: native)")
@@ -69,22 +114,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    source, random, counts, calls = Source(options.config), Random(options.seed), Counter[str](), Counter[int]()
-    while counts.total() < options.graphs:
-        graph = source.draw(random.choice)
-        if not graph.calls:
-            continue
-        try:
-            with remember_patterns():
-                difference = source.compare(graph)
-        except Exception as error:
-            difference = describe_error(error)
-        calls[len(graph.calls)] += 1
-        counts["different" if difference else "the same"] += 1
-        if difference:
-            print(f"{graph}\n  {graph.to_json()}\n  {difference[:300]}", flush=True)
-    print(f"{options.config}: {dict(counts)}; graphs by number of calls: {dict(sorted(calls.items()))}")
-    return int(bool(counts["different"]))
+    with remember_patterns():
+        found = search(Source(options.config), options.graphs, options.seed)
+    calls = dict(sorted(Counter(len(graph.calls) for graph in found.compared).items()))
+    print(f"{options.config}: {len(found.compared)} different graphs compared, by number of calls {calls}")
+    if found.smallest is None:
+        print("all are the same in both flows")
+        return 0
+    print(f"one differs; the smallest:\n{found.smallest}\n{found.smallest.to_json()}\n{found.difference[:600]}")
+    return 1
 
 
 if __name__ == "__main__":

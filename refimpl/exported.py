@@ -53,6 +53,21 @@ def export_reference(
     Raises ModelError for a model that is no decomposed reference model, and for one that torch.export does not take.
     """
     _check_form(reference_model)
+    try:
+        return export_open(fold_weights(reference_model).eval(), example_inputs, dynamic_batch=dynamic_batch)
+    except Exception as error:
+        said = shorten(str(error).strip().partition("\n")[0], _MOST_TEXT * 4)
+        raise ModelError(
+            f"the reference model ({_name_ops(reference_model)}) has no exported program: torch says "
+            f"{type(error).__name__}: {said}"
+        ) from error
+
+
+def export_open(model: nn.Module, example_inputs: tuple[Any, ...], *, dynamic_batch: bool) -> ExportedProgram:
+    """Export a model in eval mode, as the module ``model`` of a program whose inputs have no names.
+
+    With ``dynamic_batch`` axis 0 of each input that has the most rows is dynamic. Raises what torch.export raises.
+    """
     inputs = tuple(value.contiguous() if isinstance(value, Tensor) else value for value in example_inputs)
     sizes = [len(value) if isinstance(value, Tensor) and value.dim() else 0 for value in inputs]
     is_batch = [dynamic_batch and size > 0 and size == max(sizes) for size in sizes]
@@ -62,16 +77,10 @@ def export_reference(
     elif max(sizes, default=0) == 1:
         inputs = tuple(torch.cat([value, value]) if own else value for value, own in zip(inputs, is_batch, strict=True))
     shapes = tuple({0: Dim.AUTO} if own else None for own in is_batch)
-    try:
-        with torch.no_grad(), setting:
-            model = Unnamed(fold_weights(reference_model)).eval()
-            return export(model, inputs, dynamic_shapes=(shapes,), strict=False)
-    except Exception as error:
-        said = shorten(str(error).strip().partition("\n")[0], _MOST_TEXT * 4)
-        raise ModelError(
-            f"the reference model ({_name_ops(reference_model)}) has no exported program: torch says "
-            f"{type(error).__name__}: {said}"
-        ) from error
+    wrapped = Unnamed(model)
+    wrapped.training = False  # alone: a program's module refuses eval()
+    with torch.no_grad(), setting:
+        return export(wrapped, inputs, dynamic_shapes=(shapes,), strict=False)
 
 
 def fold_weights(reference_model: GraphModule) -> GraphModule:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from refimpl.errors import ModelError
 from refimpl.example_run import Examples, Fact, Seen
 from refimpl.graph_modules import Draft
 from refimpl.matching import find_matches
+from refimpl.patterns import leaves
 from refimpl.tracing import Places, attribute_of, is_whole, parameter_names_of
 
 _STACK, _NOTE, _VALUE = "nn_module_stack", "torch_fn", "val"  # keys of an exported node's meta
@@ -73,7 +74,8 @@ class Calls:
 def read_calls(program: GraphModule, entries: Sequence[BackendPatternConfig]) -> Calls:
     """Return the calls of an exported program's module (``ExportedProgram.module()``), which is not changed.
 
-    ``entries``: those of the config. Export does not tell ``F.relu`` from ``torch.relu``, nor an operator from a
+    ``entries``: those of the config; a module whose class is in a pattern is called as a whole, as torch's own are.
+    Export does not tell ``F.relu`` from ``torch.relu``, nor an operator from a
     method: that one is taken which is in the larger pattern there.
 
     Raises ModelError for a graph module that calls modules or methods: it was not exported, or is prepared already.
@@ -84,7 +86,8 @@ def read_calls(program: GraphModule, entries: Sequence[BackendPatternConfig]) ->
                 f"{type(program).__name__} is no exported program: {node.name} calls {node.target}, where aten ops are "
                 "expected. Give torch.export.export(model, inputs).module()"
             )
-    calls = _Writer(program).write(_group_calls(program))
+    named = {leaf for entry in entries for leaf in leaves(entry.normal_pattern) if isinstance(leaf, type)}
+    calls = _Writer(program).write(_group_calls(program, named))
     _choose_callees(calls, entries)
     return calls
 
@@ -115,8 +118,11 @@ def _op_of(callee: Any) -> str:
     return "call_method" if isinstance(callee, str) else "call_function"
 
 
-def _group_calls(program: GraphModule) -> list[ExportedCall]:
-    """Divide the aten ops among the calls that they come from, in graph order of the first op."""
+def _group_calls(program: GraphModule, named: Collection[type]) -> list[ExportedCall]:
+    """Divide the aten ops among the calls that they come from, in graph order of the first op.
+
+    ``named``: the classes of modules that patterns name.
+    """
     calls: list[ExportedCall] = []
     of_module: dict[str, ExportedCall] = {}
     last: Any = None
@@ -124,7 +130,8 @@ def _group_calls(program: GraphModule) -> list[ExportedCall]:
         if node.op != "call_function":
             continue
         scopes = _callers_of(node)
-        depth = next((at for at, each in enumerate(scopes) if each.kind is not None and is_whole(each.kind)), None)
+        kinds = [each.kind for each in scopes]
+        depth = next((at for at, kind in enumerate(kinds) if kind and (kind in named or is_whole(kind))), None)
         source = (scopes, node.meta.get(_NOTE))
         is_part = node.target is operator.getitem and calls and calls[-1].nodes == [node.args[0]]
         if depth is not None:

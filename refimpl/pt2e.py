@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from refimpl.custom_config import PrepareCustomConfig
-from refimpl.decide import Request, make_plan
+from refimpl.decide import Request, make_plan, qat_classes_of
 from refimpl.decomposed import PLAIN_DTYPE
 from refimpl.dtype_choice import ObserverReader, is_observed_dtype
 from refimpl.errors import RefimplError
@@ -85,6 +86,8 @@ class BackendConfigQuantizer(Quantizer):  # type: ignore[misc]
         self._log = DecisionLog(plan=plan, fusions=notes["fusions"], not_fused=notes["not_fused"])
         requests = list(_list_requests(calls, plan, self._request))
         _annotate(model, requests, list(_list_biases(calls, plan, requests)) if self._derives_bias else [])
+        if self._request.is_qat:
+            _name_inputs_and_weights(model)
         return model
 
     def validate(self, model: GraphModule) -> None:
@@ -171,11 +174,18 @@ def _list_requests(calls: Calls, plan: Plan, request: Request) -> Iterator[_Requ
         for part in (part for name in slot.consumers for part in calls.parts[name]):
             if value in part.all_input_nodes:
                 yield _Request((value, part), slot.group, slot.make)
-    references = references_of(request.config)
+    references, trained = references_of(request.config), qat_classes_of(request.config) if request.is_qat else {}
     for decision in plan.decisions:
         for weight, user in _find_weights(calls, decision, references):
-            assert decision.qconfig is not None
-            yield _Request((weight, user), (weight, user), decision.qconfig.weight)
+            assert decision.qconfig is not None and decision.target is not None
+            make, layer = decision.qconfig.weight, class_of(calls.draft.get_submodule(decision.target))
+            yield _Request((weight, user), (weight, user), make if layer in trained else partial(_make_observer, make))
+
+
+def _make_observer(make: Callable[..., nn.Module]) -> nn.Module:
+    """Make what sees a weight and passes it on in float, as prepare does with a layer that it does not train."""
+    made = make()
+    return getattr(made, "activation_post_process", made)
 
 
 def _find_weights(calls: Calls, decision: Decision, references: Collection[type]) -> Iterator[tuple[Node, Node]]:
@@ -242,11 +252,21 @@ def _note(node: Node) -> Any:
     return node.meta.setdefault(ANNOTATION, QuantizationAnnotation(allow_implicit_sharing=False, _annotated=True))
 
 
-def _rank(point: _Point, order: dict[Node, int]) -> tuple[int, int, int]:
-    """Return a point's place in the order in which torchao reads annotations: a node's inputs, then its output.
+def _name_inputs_and_weights(model: GraphModule) -> None:
+    """Let each annotation of a layer's op begin with its input and its weight; None: nothing is observed on the way.
 
-    The inputs are in the order of the arguments: with a batch norm in QAT torchao takes the first for the activation.
+    torchao takes the first two for those where it trains a convolution and its batch norm.
     """
+    for node in model.graph.nodes:
+        note, arguments = node.meta.get(ANNOTATION), dict(zip(argument_names_of(node), node.args, strict=False))
+        first = [arguments.get(name) for name in ("input", "weight")]
+        if note is not None and all(isinstance(value, Node) for value in first):
+            own = note.input_qspec_map
+            note.input_qspec_map = {**{value: own.get(value) for value in first}, **own}
+
+
+def _rank(point: _Point, order: dict[Node, int]) -> tuple[int, int, int]:
+    """Return a point's place in the order in which torchao reads annotations: a node's inputs, then its output."""
     if isinstance(point, Node):
         return order[point], 1, 0
     value, user = point

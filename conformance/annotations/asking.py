@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule
 
 from backends.base import Backend, QuantizerRequest
 from backends.discovery import describe_error
 from conformance.annotations.probe import BothPlaces, Probe, Prober
+from conformance.annotations.programs import make_program
 
 
 class QuantizerNotFound(Exception):
@@ -36,14 +41,30 @@ def annotate(backend: Backend, request: QuantizerRequest, probes: Mapping[str, P
     This runs the vendor's code, and raises what ``quantizer`` raises; TypeError if that returns no Quantizer,
     QuantizerNotFound if torchao is missing.
     """
+    quantizer = _make_quantizer(backend, request)
+    return None if quantizer is None else Prober(quantizer, is_qat=request.is_qat).probe(probes)
+
+
+def lower_annotated(
+    backend: Backend, request: QuantizerRequest, model: nn.Module, reference: GraphModule, inputs: tuple[Any, ...]
+) -> Callable[..., Any]:
+    """Return what ``lower`` makes of a float model's program as the backend's Quantizer has it quantized.
+
+    The grids are those of its reference model. Raises OtherGridError where they cannot be, and what the vendor's code
+    raises.
+    """
+    quantizer = _make_quantizer(backend, request)
+    is_dynamic = backend.capabilities().dynamic_batch
+    return backend.lower(make_program(quantizer, model, reference, inputs, dynamic_batch=is_dynamic), inputs)
+
+
+def _make_quantizer(backend: Backend, request: QuantizerRequest) -> Any:
     check_torchao()
     from torchao.quantization.pt2e.quantizer import Quantizer
 
     quantizer = backend.quantizer(request)
-    if quantizer is None:
-        return None
-    if not isinstance(quantizer, Quantizer):
+    if quantizer is not None and not isinstance(quantizer, Quantizer):
         kind = f"{type(quantizer).__module__}.{type(quantizer).__qualname__}"
         text = "return a torchao.quantization.pt2e.quantizer.Quantizer, or None"
         raise TypeError(f"quantizer() returned {kind}; {text}")
-    return Prober(quantizer, is_qat=request.is_qat).probe(probes)
+    return quantizer

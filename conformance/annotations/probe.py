@@ -216,7 +216,7 @@ class Prober:
         return first | second
 
     def _prepare(self, program: Any, names: Sequence[str]) -> dict[str, PatternReading]:
-        return read_probes(_prepare(program, self._quantizer, is_qat=self._is_qat), names)
+        return read_probes(prepare(program, self._quantizer, is_qat=self._is_qat), names)
 
 
 def _export(models: Mapping[str, nn.Module], inputs: Mapping[str, Batch]) -> Any:
@@ -227,7 +227,8 @@ def _export(models: Mapping[str, nn.Module], inputs: Mapping[str, Batch]) -> Any
         return torch.export.export(_Parts(models, counts), values).module()
 
 
-def _prepare(program: Any, quantizer: Any, *, is_qat: bool) -> Any:
+def prepare(program: Any, quantizer: Any, *, is_qat: bool) -> Any:
+    """Return an exported program's module as torchao prepares it by a Quantizer. Raises what either raises."""
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e, prepare_qat_pt2e
 
     with warnings.catch_warnings(), remember_patterns():
@@ -240,7 +241,7 @@ def _fails_without(models: Mapping[str, nn.Module], inputs: Mapping[str, Batch],
     from torchao.quantization.pt2e.quantizer import ComposableQuantizer
 
     try:
-        _prepare(_export(models, inputs), ComposableQuantizer([]), is_qat=is_qat)
+        prepare(_export(models, inputs), ComposableQuantizer([]), is_qat=is_qat)
     except Exception:  # whatever torchao raises
         return True
     return False

@@ -164,7 +164,7 @@ class Search:
 
         @strategies.composite
         def graphs(draw: Any) -> DrawnGraph:
-            return drawing(choose=_make_chooser(partial(draw, strategies.booleans()))).draw()
+            return drawing(choose=make_chooser(partial(draw, strategies.booleans()))).draw()
 
         settings = hypothesis.settings(
             database=None, deadline=None, derandomize=False, print_blob=False, verbosity=hypothesis.Verbosity.quiet,
@@ -318,7 +318,7 @@ def _train(prepared: nn.Module, batches: Sequence[Batch]) -> None:
         descend(prepared, loss / (1 + loss.detach()), RATE)
 
 
-def _make_chooser(coin: Any) -> Choose:
+def make_chooser(coin: Any) -> Choose:
     """Return a function that chooses between options by flips of a coin; the first option takes no heads.
 
     Integers would not do: Hypothesis draws some of them from constants of all loaded modules.

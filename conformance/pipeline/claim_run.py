@@ -88,9 +88,10 @@ class ClaimRun:
         self._prepare = PrepareStage(bench, claim)
         self._execution = ExecutionStage(bench, claim)
         self._numerics = NumericsStage(bench, claim)
+        self._lower = LowerStage(bench, claim)
         self._stages: tuple[AnyStage, ...] = (
             FuseStage(bench, claim), self._prepare, ConvertStage(bench, claim),
-            LowerStage(bench, claim), self._execution, self._numerics,
+            self._lower, self._execution, self._numerics,
         )  # fmt: skip
         self._ended: Check | None = None
         self._done = 0
@@ -102,7 +103,7 @@ class ClaimRun:
         yield self._judge_whole("config", self._plan)
         if gives_quantizer(self.bench.backend):
             yield Begin(stage="annotate")
-            yield self._judge_whole("annotate", lambda: check_annotations(self.bench, self.claim, self.cases))
+            yield self._judge_whole("annotate", self._check_annotations)
         for case in self.cases:
             yield from self._take(case)
             if self._is_over:
@@ -149,6 +150,9 @@ class ClaimRun:
     def _plan(self) -> Check:
         self.cases = plan_claim(self.bench, self.claim)
         return make_pass(self.claim.id, "config", len(self.cases))
+
+    def _check_annotations(self) -> Check:
+        return check_annotations(self.bench, self.claim, self.cases, self._lower.annotated)
 
     def _check_invariance(self) -> Check:
         check = check_invariance(self.bench, self.claim, self.rerun_cases)

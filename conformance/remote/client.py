@@ -20,11 +20,12 @@ from dataclasses import asdict
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from backends.base import Backend, Capabilities, Execution, QuantizerRequest, UnsupportedPattern
 from conformance.annotations.probe import BothPlaces, Probe
+from conformance.annotations.programs import OtherGridError
 from conformance.annotations.spelling import SpellingError, read_places
 from conformance.machine.isolation import Ending, LostProcess
 from conformance.machine.memory import current_filling
@@ -141,6 +142,16 @@ class RemoteBackend(Backend):
     def annotate(self, request: QuantizerRequest, probes: Mapping[str, Probe]) -> dict[str, BothPlaces] | None:
         """Have models annotated by the vendor's Quantizer; None: there is none for them. Raises as `lower` does."""
         return self._find_worker().annotate(request, probes)
+
+    def lower_annotated(
+        self, request: QuantizerRequest, model: nn.Module, reference: GraphModule, inputs: tuple[Any, ...]
+    ) -> Callable[..., Any]:
+        """Have a float model lowered as the vendor's Quantizer has it quantized, on its reference model's grids.
+
+        Raises OtherGridError where they cannot be, and as `lower` does.
+        """
+        given = {"do": "lower annotated", "request": asdict(request)}
+        return self._find_worker().lower_from(given, dump_object((model, reference, inputs)))
 
     def described_as(self, description: Description) -> RemoteBackend:
         """Return the same backend under another description."""
@@ -294,10 +305,16 @@ class _RemoteWorker:
 
     def lower(self, model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """Have a model lowered."""
+        return self.lower_from({"do": "lower"}, dump_model(model, example_inputs))
+
+    def lower_from(self, given: dict[str, Any], data: bytes) -> Callable[..., Any]:
+        """Have lowered what the bytes hold. ``given``: the request for that."""
         self._lowered += 1
         number = self._lowered
-        head = {"do": "lower", "model": number, "seed": torch.default_generator.initial_seed()}
-        answer = self.ask(Frame(head=head, pieces=[dump_model(model, example_inputs)]))
+        head = {**given, "model": number, "seed": torch.default_generator.initial_seed()}
+        answer = self.ask(Frame(head=head, pieces=[data]))
+        if "other_grid" in answer.head:
+            raise OtherGridError(str(answer.head["other_grid"]))
         if "not_callable" in answer.head:
             kind = type(str(answer.head["not_callable"]), (), {})
             return kind()  # type: ignore[no-any-return]  # the stage says what it is

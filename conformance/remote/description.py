@@ -190,7 +190,7 @@ def _read_description(data: Mapping[str, Any]) -> Description:
     versions = {str(key): str(value) for key, value in data["versions"].items()}
     return replace(
         known, versions=versions, capabilities=capabilities, config=config, own=frozenset(own), prepares=prepares,
-        has_quantizer=bool(data["has_quantizer"]),
+        has_quantizer=bool(data.get("has_quantizer")),
     )  # fmt: skip
 
 

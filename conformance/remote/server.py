@@ -20,8 +20,9 @@ import torch
 from backends.base import Backend, Execution, QuantizerRequest, UnsupportedPattern
 from backends.discovery import BackendNotFound, find_backend
 from backends.lowering import lower_reference
-from conformance.annotations.asking import annotate
+from conformance.annotations.asking import annotate, lower_annotated
 from conformance.annotations.probe import Probe
+from conformance.annotations.programs import OtherGridError
 from conformance.annotations.spelling import spell_places
 from conformance.machine.memory import fill_memory
 from conformance.machine.process import (
@@ -194,7 +195,7 @@ class _Worker:
         self._models: dict[int, Callable[..., Any]] = {}
         self._actions: dict[str, Callable[[Frame], Frame]] = {
             "lower": self._lower, "run": self._run, "execution": self._execution, "graph": self._graph,
-            "annotate": self._annotate,
+            "annotate": self._annotate, "lower annotated": self._lower_annotated,
         }  # fmt: skip
 
     def answer(self, request: Frame) -> Frame:
@@ -211,7 +212,19 @@ class _Worker:
     def _lower(self, request: Frame) -> Frame:
         model, example_inputs = load_model(bytes(request.pieces[0]))
         torch.default_generator.manual_seed(request.head["seed"])
-        lowered = lower_reference(self._backend, model, example_inputs)
+        return self._keep(request, lower_reference(self._backend, model, example_inputs))
+
+    def _lower_annotated(self, request: Frame) -> Frame:
+        """Lower a float model's program as the vendor's Quantizer has it quantized, on its reference model's grids."""
+        given = QuantizerRequest(**request.head["request"])
+        model, reference, inputs = load_object(bytes(request.pieces[0]))
+        torch.default_generator.manual_seed(request.head["seed"])
+        try:
+            return self._keep(request, lower_annotated(self._backend, given, model, reference, inputs))
+        except OtherGridError as error:
+            return Frame(head={"other_grid": str(error)})
+
+    def _keep(self, request: Frame, lowered: Any) -> Frame:
         if not callable(lowered):
             return Frame(head={"not_callable": type(lowered).__name__})
         self._models[request.head["model"]] = lowered

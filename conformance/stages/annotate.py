@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from backends.base import WEIGHT_SCHEMES, QuantizerRequest
+from backends.base import WEIGHT_SCHEMES, QuantizerRequest, Representation
 from conformance.annotations.asking import QuantizerNotFound, annotate
 from conformance.annotations.probe import BothPlaces, Probe
 from conformance.claims.case import Case
@@ -20,7 +20,7 @@ from conformance.claims.qconfigs import Kind, kind_of
 from conformance.machine.guard import Finds, guard
 from conformance.ops.fused_modules import QAT_OF
 from conformance.remote.client import RemoteBackend, spell_trace
-from conformance.stages.annotation_checks import find_problem, is_exported, says_something
+from conformance.stages.annotation_checks import find_problem, is_exported, is_whole, says_something
 from conformance.stages.annotation_edges import Edge, find_edge_problem, make_edges
 from conformance.stages.bench import Bench
 from conformance.stages.stage import StageError, make_failure, make_pass, worst_of
@@ -34,9 +34,10 @@ Found = Mapping[str, BothPlaces]
 _RULE = "OBS-15"
 
 
-def check_annotations(bench: Bench, claim: Claim, cases: tuple[Case, ...]) -> Check:
+def check_annotations(bench: Bench, claim: Claim, cases: tuple[Case, ...], whole: set[str] | None = None) -> Check:
     """Have the Quantizer annotate each variant of a claim, and models just outside of it, and judge what it did.
 
+    ``whole``: the names of the variants are added of which it quantizes the pattern alone, without neighbours.
     Raises StageError if there is no Quantizer for the claim, it raises, or nothing can be exported.
     """
     if reason := _find_inexpressible(claim):
@@ -56,6 +57,8 @@ def check_annotations(bench: Bench, claim: Claim, cases: tuple[Case, ...]) -> Ch
     errors = [*_judge(bench, claim, {name: (variants[name], found[name]) for name in readable})]
     errors += _judge_edges(edges, found)
     tried = len(readable) + sum(not found[name].alone.is_refused for name in edges)
+    if whole is not None and bench.backend.representation is Representation.EXPORTED and claim.flow == "ptq":
+        whole.update(name for name in readable if is_whole(found[name]))
     if not errors:
         return make_pass(claim.id, "annotate", tried)
     return replace(make_failure(claim.id, "annotate", worst_of(errors)), cases=tried, failing=len(errors))

@@ -60,6 +60,12 @@ def is_exported(places: BothPlaces) -> bool:
     return not places.alone.is_refused and (reading is None or bool(reading.ops))
 
 
+def is_whole(places: BothPlaces) -> bool:
+    """Tell whether the Quantizer observes all inputs of a pattern that stands alone."""
+    reading = places.alone.reading
+    return reading is not None and bool(reading.inputs) and None not in reading.inputs
+
+
 def says_something(places: BothPlaces) -> bool:
     """Tell whether a case's reading says something: it is annotated, or some quantized op fits beside it."""
     reading = places.alone.reading

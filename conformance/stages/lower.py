@@ -5,17 +5,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from backends.base import Backend, UnsupportedPattern
+from backends.base import Backend, QuantizerRequest, UnsupportedPattern
 from backends.lowering import lower_reference
+from conformance.annotations.asking import lower_annotated
+from conformance.annotations.programs import OtherGridError
+from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
 from conformance.machine.guard import Finds, guard
 from conformance.machine.memory import fill_memory
 from conformance.remote.client import ElsewhereModel, NoAnswer, RemoteBackend, spell_trace
+from conformance.stages.annotate import request_for
 from conformance.stages.bench import Bench
 from conformance.stages.convert import ReferenceCase
 from conformance.stages.stage import CaseResult, CaseStage, StageError
@@ -24,6 +29,8 @@ from reports.verdicts import Verdict
 
 LoweredModel = Callable[..., Any]
 """What a backend's lower returned."""
+Lowering = Callable[[Backend, GraphModule, Batch], LoweredModel]
+"""Has a backend lower a reference model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +45,25 @@ class LowerStage(CaseStage[ReferenceCase, LoweredCase]):
     """Lowers a copy of the reference model by the backend.
 
     Judged is whether that gives something that can be called (LOW-01). Declining or raising refutes the claim; the
-    message says how, and the evidence has the traceback.
+    message says how, and the evidence has the traceback. Of the variants that a vendor's Quantizer annotates, the first
+    case is lowered as that has it quantized. ``annotated``: the variants that still have to be.
     """
 
     name = "lower"
     runs_backend = True
 
+    def __init__(self, bench: Bench, claim: Claim) -> None:
+        super().__init__(bench, claim)
+        self.annotated: set[str] = set()
+
     def run(self, before: ReferenceCase) -> LoweredCase:
         """Lower a copy of the reference model. Raises StageError for a fault."""
         example = tuple(value.clone() for value in before.inputs[0].tensors)
-        return LoweredCase(reference=before, model=lower(self.bench, before.model, example))
+        lower_by_flow = lower_by
+        if before.case.variant in self.annotated:
+            self.annotated.remove(before.case.variant)
+            lower_by_flow = partial(lower_as_annotated, request_for(self.claim), before.prepared.built.model)
+        return LoweredCase(reference=before, model=lower(self.bench, before.model, example, lower_by_flow))
 
     def has_raised(self, result: LoweredCase | None, fault: StageError | None) -> bool:
         """Tell whether the backend did not lower the case."""
@@ -55,10 +71,15 @@ class LowerStage(CaseStage[ReferenceCase, LoweredCase]):
 
 
 @guard("lower", Finds.ERROR)
-def lower(bench: Bench, reference: GraphModule, example_inputs: Batch) -> LoweredModel:
-    """Lower a copy of the reference model. Raises StageError if the backend declines, raises or returns no callable."""
+def lower(
+    bench: Bench, reference: GraphModule, example_inputs: Batch, lower_by_flow: Lowering | None = None
+) -> LoweredModel:
+    """Lower a copy of the reference model. Raises StageError if the backend declines, raises or returns no callable.
+
+    ``lower_by_flow``: how; None: as `lower_by` does.
+    """
     try:
-        lowered = lower_by(bench.backend, reference, example_inputs)
+        lowered = (lower_by_flow or lower_by)(bench.backend, reference, example_inputs)
     except UnsupportedPattern as error:
         text = f"the backend declines what its config claims: {error}"
         raise StageError("LOW-01", Verdict.REFUTED, text) from error
@@ -77,6 +98,21 @@ def lower_by(backend: Backend, reference: GraphModule, example_inputs: Batch) ->
     if isinstance(backend, RemoteBackend):  # the other process makes the copy, and the form that the backend takes
         return backend.lower(reference, example_inputs)
     return lower_reference(backend, copy.deepcopy(reference), example_inputs)
+
+
+def lower_as_annotated(
+    request: QuantizerRequest, model: nn.Module, backend: Backend, reference: GraphModule, example_inputs: Batch
+) -> LoweredModel:
+    """Have a backend lower a float model as its Quantizer has it quantized, on the grids of the reference model.
+
+    Where the Quantizer keeps to other grids within the claim, such as a narrower range, the reference model is lowered.
+    """
+    try:
+        if isinstance(backend, RemoteBackend):
+            return backend.lower_annotated(request, model, reference, example_inputs)
+        return lower_annotated(backend, request, model, reference, example_inputs)
+    except OtherGridError:
+        return lower_by(backend, reference, example_inputs)
 
 
 def run_lowered(lowered: LoweredModel, where: Where | str, inputs: Batch) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from functools import partial
-from random import Random
 from typing import Any
 
 import pytest
@@ -16,9 +15,14 @@ from tests.support.torchao import require_torchao
 
 require_torchao()
 
-from benchmarks import pt2e_flows, pt2e_graphs
-from benchmarks.pt2e_flows import Outcome, compare_claims, convert_both, find_difference, make_row
+from benchmarks import pt2e_flows, pt2e_reasons
+from benchmarks.pt2e_both import Both, convert_both, find_difference
+from benchmarks.pt2e_flows import Outcome, compare_claims, make_row
+from benchmarks.pt2e_graphs import Source, search
+from benchmarks.pt2e_reasons import find_reason
+from conformance.annotations.remembered import remember_patterns
 from conformance.claims.claim import enumerate_claims
+from conformance.fuzz.graph import DrawnGraph
 from refimpl import BackendConfig, QConfigMapping, default_backend_config, get_default_qconfig_mapping
 
 SAMPLE = (
@@ -29,17 +33,22 @@ SAMPLE = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> list[Outcome]:
-    """Of the sample of native's claims."""
+def _compare_some(*globs: str) -> list[Outcome]:
+    """Return the outcomes of native's claims that one of the globs matches."""
     every = enumerate_claims
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
             pt2e_flows,
             "enumerate_claims",
-            lambda *given: [claim for claim in every(*given) if any(fnmatchcase(claim.id, glob) for glob in SAMPLE)],
+            lambda *given: [claim for claim in every(*given) if any(fnmatchcase(claim.id, glob) for glob in globs)],
         )
         return list(compare_claims("native"))
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[Outcome]:
+    """Of the sample of native's claims."""
+    return _compare_some(*SAMPLE)
 
 
 def test_each_claim_of_the_sample_is_the_same_or_has_a_reason(outcomes: list[Outcome]) -> None:
@@ -52,12 +61,75 @@ def test_each_claim_of_the_sample_is_the_same_or_has_a_reason(outcomes: list[Out
     assert row["carry over bit for bit"] == row["pairs"] - 2
 
 
-def test_a_graph_of_claimed_patterns_gives_the_same_in_both_flows() -> None:
-    source, random = pt2e_graphs.Source("native"), Random(1)
-    graphs = [graph for graph in (source.draw(random.choice) for _ in range(14)) if graph.calls]
-    assert len(graphs) >= 12
-    for graph in graphs:
-        assert source.compare(graph) == "", str(graph)
+@pytest.mark.slow
+def test_the_reasons_of_batch_norms_are_shown() -> None:
+    with remember_patterns():
+        found = {
+            glob: {(bool(each.difference), each.reason and each.reason.key) for each in _compare_some(glob)}
+            for glob in (
+                "nni.ConvBn2d/*/ptq/per_channel_symmetric", "nni.ConvBn1d/*/qat/per_channel_symmetric",
+                "nni.ConvBnReLU3d/*/qat/per_tensor_symmetric", "nni.LinearBn1d/static*/qat/per_channel_symmetric",
+            )
+        }  # fmt: skip
+    assert list(found.values()) == [
+        {(True, "batch norm kept")}, {(True, "eps in QAT")}, *2 * [{(True, "batch norm apart in QAT")}]
+    ]  # fmt: skip
+
+
+def test_an_error_has_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no conversion")
+
+    monkeypatch.setattr(pt2e_reasons, "convert_both", fail)
+    (outcome,) = _compare_some("nn.Embedding/*w=quint8*/ptq/*")
+    assert find_reason(outcome.claim) is not None
+    assert outcome.reason is None
+    assert "no conversion" in outcome.difference
+
+
+def test_a_reason_that_its_experiment_does_not_show_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault beside the batch norm that FX keeps: the outputs differ for another reason too."""
+
+    def convert_badly(*given: Any, **options: Any) -> Both:
+        both = convert_both(*given, **options)
+        _shift_biases(both)
+        return both
+
+    monkeypatch.setattr(pt2e_reasons, "convert_both", convert_badly)
+    (outcome,) = _compare_some("nni.ConvBn2d/*/ptq/per_channel_symmetric")
+    reason = find_reason(outcome.claim)
+    assert reason is not None
+    assert reason.key == "batch norm kept"
+    assert outcome.difference == "the outputs differ"
+    assert outcome.reason is None
+
+
+def _shift_biases(both: Both) -> None:
+    for name, parameter in both.converted.named_parameters():
+        if name.endswith("bias"):
+            parameter.data += 10.0
+
+
+def test_drawn_graphs_of_claimed_patterns_give_the_same_in_both_flows() -> None:
+    found = search(Source("native"), count=20, seed=1)
+    assert (found.smallest, found.difference) == (None, "")
+    assert len(found.compared) == len({graph.to_json() for graph in found.compared}) == 20
+    assert max(len(graph.calls) for graph in found.compared) > 1
+
+
+def test_a_graph_that_differs_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Source, graph: DrawnGraph) -> str:
+        if len(graph.calls) > 2:
+            raise ValueError("more than two")
+        return ""
+
+    monkeypatch.setattr(Source, "compare", fail)
+    found = search(Source("native"), count=60, seed=1)
+    assert found.smallest is not None
+    assert len(found.smallest.calls) == 3
+    assert found.difference == "ValueError: more than two"
+    again = search(Source("native"), count=60, seed=1)
+    assert again == found
 
 
 class _Model(nn.Module):
@@ -83,7 +155,7 @@ def test_a_difference_in_a_weight_or_an_output_is_found(fault: str) -> None:
         inputs = [(torch.zeros(2, 6),)]  # which hide it from the outputs
         assert "only in PT2E" in find_difference(both, inputs)
     else:
-        dict(both.converted.named_parameters())["model.layer.bias"].data += 10.0
+        _shift_biases(both)
         assert find_difference(both, batches) == "the outputs differ"
 
 

@@ -7,6 +7,7 @@ torchao.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torchao.quantization.pt2e import FakeQuantize, MinMaxObserver, PerChannelMi
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec, Quantizer
 
 import refimpl
-from backends.base import Capabilities, QuantizerRequest
+from backends.base import Capabilities, QuantizerRequest, Representation
 from conformance.claims.qconfigs import make_qconfig
 from conformance.mutation.mutant import Mutant
 from refimpl import BackendConfig, DTypeConfig, DTypeWithConstraints
@@ -98,6 +99,26 @@ class Changed(Quantizer):  # type: ignore[misc]
 
     def validate(self, model: GraphModule) -> None:
         """Accept anything."""
+
+
+class QuantizedPrograms(Quantized):
+    """The same backend for programs: those that the Quantizer has quantized are run as they are."""
+
+    representation = Representation.EXPORTED
+
+    def lower(self, reference_model: Any, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        module = reference_model.module()
+        return torch.no_grad()(lambda *inputs: module(*inputs))
+
+
+class Enlarging(Changed):
+    """Annotates rightly, and makes the model's parameters larger when torchao lets it prepare the model."""
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """Change the parameters."""
+        for value in model.parameters():
+            value.data.mul_(1.25)
+        return model
 
 
 MUTANTS: list[Mutant] = []
@@ -215,10 +236,17 @@ fault(
     claims="model/unclaimed_ops/activations/ptq/static",
 )
 
-for bias in (False, True):
-    MUTANTS.append(
+MUTANTS += [
+    Mutant(
+        group="annotation", name="enlarges the weights that it is to annotate", rules=("NUM-03", "NUM-04"),
+        make=lambda: QuantizedPrograms(lambda honest: Enlarging(honest, "no op", _annotate)), claims=(LINEAR,),
+    ),
+    *(
         Mutant(
-            group="annotation", name=f"honest Quantizer, {'int32' if bias else 'float'} bias",
-            make=lambda bias=bias: Quantized(int32_bias=bias),  # type: ignore[misc]
+            group="annotation", make=partial(make, int32_bias=bias),
+            name=f"honest Quantizer, {'int32' if bias else 'float'} bias, {make.representation.value}",
         )
-    )  # fmt: skip
+        for bias in (False, True)
+        for make in (Quantized, QuantizedPrograms)
+    ),
+]  # fmt: skip

@@ -22,7 +22,7 @@ from torchao.quantization.pt2e import disable_fake_quant, disable_observer
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
 import refimpl
-from refimpl.exported_calls import read_calls
+from refimpl.exported_calls import ANNOTATION, read_calls
 from refimpl.pt2e import BackendConfigQuantizer
 
 NATIVE = refimpl.default_backend_config()
@@ -232,6 +232,46 @@ def test_a_derived_bias_is_int32_on_the_grid_of_input_and_weight(engine: str) ->
 
 def _value(model: Any, argument: Any) -> Any:
     return getattr(model, str(argument.target)) if isinstance(argument, Node) else argument
+
+
+class TrainedLayers(nn.Module):
+    """A layer that has no class for training, and a convolution whose input is observed where it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.conv, self.norm = nn.ConvTranspose2d(1, 2, 2), nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(self.conv(self.up(x)))
+
+
+def _annotate_training(mapping: Any) -> dict[str, Any]:
+    """Return the annotations of a program that is to be trained, by the op's name, with the node."""
+    program = torch.export.export(TrainedLayers().train(), (torch.randn(3, 1, 5, 5),)).module()
+    BackendConfigQuantizer(NATIVE, mapping, is_qat=True).annotate(program)
+    return {node.name: node for node in program.graph.nodes if ANNOTATION in node.meta}
+
+
+def test_a_weight_that_is_not_trained_is_seen_and_stays_float() -> None:
+    nodes = _annotate_training(refimpl.get_default_qat_qconfig_mapping("x86"))
+    is_fake = {}
+    for name in ("conv_transpose2d", "conv2d"):
+        spec = nodes[name].meta[ANNOTATION].input_qspec_map[nodes[name].args[1]]
+        observer, weight = spec.observer_or_fake_quant_ctr(), torch.randn(nodes[name].args[1].meta["val"].shape)
+        is_fake[name] = not torch.equal(observer(weight), weight)
+        assert (observer.calculate_qparams()[0] != 1).all(), name
+    assert is_fake == {"conv_transpose2d": False, "conv2d": True}
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_training_names_input_and_weight_of_a_convolution_first(is_left: bool) -> None:
+    """Also where nothing is observed on the way: torchao's prepare_qat_pt2e takes the first two of the map."""
+    mapping = refimpl.get_default_qat_qconfig_mapping("x86")
+    mapping.set_module_name("up", None) if is_left else None
+    node = _annotate_training(mapping)["conv2d"]
+    named = node.meta[ANNOTATION].input_qspec_map
+    assert list(named)[:2] == list(node.args[:2])
+    assert named[node.args[1]] is not None
 
 
 def test_a_bad_mapping_is_refused_at_once() -> None:

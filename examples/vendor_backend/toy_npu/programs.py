@@ -1,4 +1,4 @@
-"""The door of a compiler that takes exported programs; the compiler here is torch itself, in float."""
+"""The door of a compiler that takes exported programs, and of a Quantizer; the compiler here is torch, in float."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from backends.base import Backend, Representation
-from refimpl import BackendConfig
+from backends.base import Backend, QuantizerRequest, Representation
+from refimpl import BackendConfig, MinMaxObserver, QConfig, QConfigMapping
 from toy_npu.backend import toy_npu_config
 
 
@@ -23,3 +23,18 @@ class OnPrograms(Backend):
 
     def lower(self, program: ExportedProgram, example_inputs: tuple[Any, ...]) -> Any:
         return torch.no_grad()(program.module())  # your compiler's call
+
+
+class OnQuantizedPrograms(OnPrograms):
+    """The same, with the Quantizer that the toy NPU's customers use; it has none for training."""
+
+    name = "toy_npu_on_quantized_programs"
+
+    def quantizer(self, request: QuantizerRequest) -> Any:
+        """Return the toy NPU's own Quantizer: here that of refimpl, for the claims."""
+        from refimpl.pt2e import BackendConfigQuantizer  # needs torchao
+
+        activation = MinMaxObserver.with_args(dtype=torch.qint8)
+        weight = MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
+        mapping = QConfigMapping().set_global(QConfig(activation, weight))
+        return None if request.is_qat else BackendConfigQuantizer(toy_npu_config(), mapping)

@@ -11,7 +11,6 @@ from torch import nn
 
 from conformance.__main__ import main
 from conformance.annotations import asking
-from conformance.claims_of import command
 from conformance.machine.isolation import CAN_FORK
 from tests.support.torchao import needs_torchao
 

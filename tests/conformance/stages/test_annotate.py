@@ -17,19 +17,23 @@ require_torchao()
 from backends.base import QuantizerRequest
 from conformance.annotations import asking
 from conformance.annotations.probe import Probe, Prober
+from conformance.annotations.programs import make_program
 from conformance.annotations.spelling import SpellingError, read_places, spell_places
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.mutation.gate import Task, run_mutant
+from conformance.pipeline.claim_run import rebuild
 from conformance.stages.annotate import check_annotations
 from conformance.stages.bench import Bench
 from conformance.stages.config import plan_claim
 from conformance.stages.stage import OF_A_QUANTIZER, STAGES, StageError, stages_of
+from reports.schema import Where
 from reports.verdicts import Verdict
 from tests.conformance.support.quantizers import ByTarget, StaticLinear, aten, derived_bias, mark, weighted
 from tests.mutants.quantizer_faults import MUTANTS, Quantized
 from tests.mutants.reference_kernels import SmallReference
 
-FAULTY = {mutant.name: mutant for mutant in MUTANTS if not mutant.is_honest}
+FAULTY = {mutant.name: mutant for mutant in MUTANTS if not mutant.is_honest and "NUM-03" not in mutant.rules}
+"""Those that the annotations show; one has its fault in the program that comes of them."""
 
 
 @pytest.mark.parametrize("name", FAULTY)
@@ -40,6 +44,29 @@ def test_a_faulty_quantizer_is_found_and_blamed_on_annotate(name: str) -> None:
     for failure in run.failures:
         assert failure.rule in mutant.rules, failure
         assert failure.stage == "annotate" or failure.message.startswith("annotate: "), failure
+
+
+def test_the_program_that_the_quantizer_leads_to_is_what_is_judged() -> None:
+    [mutant] = [each for each in MUTANTS if "NUM-03" in each.rules]
+    [failure] = run_mutant(mutant, Task(mutant=mutant.name, profile="quick")).failures
+    assert failure.stage == "numerics" and failure.rule in mutant.rules
+    assert 0 < failure.failing < failure.cases  # the first case of each variant; others have the reference's weights
+
+
+def test_a_program_of_the_quantizer_has_the_bits_of_the_reference_model() -> None:
+    bench, claim = bench_of(Quantized().quantizer)
+    case = plan_claim(bench, claim)[0]
+    reference = rebuild(bench, claim, Where(case=case.name))
+    inputs = reference.inputs[0].tensors
+    program = make_program(
+        Quantized().quantizer(QuantizerRequest(weight_scheme=claim.scheme)), reference.prepared.built.model,
+        reference.model, inputs, dynamic_batch=True,
+    )  # fmt: skip
+    assert {str(node.target).partition(".")[0] for node in program.graph.nodes if node.op == "call_function"} == {
+        "aten", "quantized_decomposed"
+    }  # fmt: skip
+    for each in reference.inputs:
+        assert torch.equal(program.module()(*each.tensors), reference.model(*each.tensors))
 
 
 def test_there_are_more_than_ten_kinds_of_faults() -> None:
