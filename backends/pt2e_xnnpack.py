@@ -55,6 +55,12 @@ def make_dynamic_qat() -> Any:
     return make_quantizer(is_qat=True, is_dynamic=True)
 
 
+_TRANSPOSED = (
+    "nn.ConvTranspose1d", "nn.ConvTranspose2d", "nn.ConvTranspose3d",
+    "torch.conv_transpose1d", "torch.conv_transpose2d", "torch.conv_transpose3d",
+)  # fmt: skip
+
+
 class Pt2eXnnpackBackend(ExecuTorchBackend):
     """ExecuTorch's runtime with XNNPACK's delegate, under the claims of executorch's XNNPACKQuantizer."""
 
@@ -66,9 +72,13 @@ class Pt2eXnnpackBackend(ExecuTorchBackend):
         return pt2e_xnnpack_config.backend_config()
 
     def capabilities(self) -> Capabilities:
-        """Return those of ExecuTorch, with the Quantizer's schemes of weights; the delegate makes biases int32."""
-        schemes = pt2e_xnnpack_config.WEIGHT_SCHEMES
-        return replace(super().capabilities(), weight_schemes=schemes, lowers_bias=True)
+        """Return those of ExecuTorch, with the Quantizer's schemes of weights; the delegate makes biases int32.
+
+        The Quantizer leaves transposed convolutions of several groups float.
+        """
+        common = super().capabilities()
+        limits = {**common.limits, **{op: {"groups": (1,)} for op in _TRANSPOSED}}
+        return replace(common, weight_schemes=pt2e_xnnpack_config.WEIGHT_SCHEMES, lowers_bias=True, limits=limits)
 
     def quantizer(self, request: QuantizerRequest) -> Any:
         """Return the Quantizer with its symmetric config for such claims."""
