@@ -10,6 +10,8 @@ import operator
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -276,14 +278,24 @@ class _Writer:
 
 
 def _lay_out(node: Node, callee: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of an exported op as a callee takes them: by name from where it has another order."""
+    """Return the arguments of an exported op as a callee takes them: by name from where it has another order.
+
+    The numbers at the end have names too, if the callee is a Python function: by position they count for a pattern,
+    and export does not tell which way they were given. (PAT-04)
+    """
     names = argument_names_of(node)[: len(node.args)]
     if not names or isinstance(callee, str):
         return node.args, dict(node.kwargs)
     own = parameter_names_of(callee)
-    moved = [at for at, name in enumerate(names) if name in own and own.index(name) != at]
-    at = min(moved, default=len(names))
+    at = next((at for at, name in enumerate(names) if name in own and own.index(name) != at), len(names))
+    numbers = len(node.args) - sum(1 for _ in takewhile(_is_number, reversed(node.args)))
+    if isinstance(callee, FunctionType) and set(own).issuperset(names[numbers:]):
+        at = min(at, numbers)
     return node.args[:at], {**dict(zip(names[at:], node.args[at:], strict=True)), **node.kwargs}
+
+
+def _is_number(argument: Any) -> bool:
+    return isinstance(argument, (bool, int, float))
 
 
 def argument_names_of(node: Node) -> list[str]:

@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from refimpl.custom_config import PrepareCustomConfig
 from refimpl.decide import Request, make_plan, qat_classes_of
 from refimpl.decomposed import PLAIN_DTYPE
-from refimpl.dtype_choice import ObserverReader, is_observed_dtype
+from refimpl.dtype_choice import ObserverFacts, ObserverReader, is_observed_dtype
 from refimpl.errors import RefimplError
 from refimpl.explain import DecisionLog
 from refimpl.exported_calls import ANNOTATION, Calls, argument_names_of, read_calls
@@ -325,8 +325,8 @@ class _Adapted:
     inner: Any
     dtype: torch.dtype | None
     is_dynamic: bool
-    scale: float | Tensor | None
-    zero_point: int | Tensor | None
+    scale: float
+    zero_point: int
 
     def _adopt(self, inner: nn.Module) -> None:
         self.inner = inner
@@ -335,8 +335,8 @@ class _Adapted:
             value = getattr(inner, name, getattr(observer, name, None))
             if value is not None:
                 setattr(self, name, float(value) if name == "eps" else value)
-        if not hasattr(observer, "min_val"):  # fixed qparams
-            self.scale, self.zero_point = (getattr(observer, name, None) for name in ("scale", "zero_point"))
+        if (fixed := ObserverFacts.of(inner).fixed) is not None:  # for who reads the prepared program
+            self.scale, self.zero_point = fixed
         if self.dtype == torch.float16:
             self.is_dynamic = False  # a cast while running, which PT2E writes as it does a static one
 

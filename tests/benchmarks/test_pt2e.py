@@ -15,14 +15,17 @@ from tests.support.torchao import require_torchao
 
 require_torchao()
 
-from benchmarks import pt2e_flows, pt2e_reasons
+from benchmarks import pt2e_flows, pt2e_graphs, pt2e_models, pt2e_reasons
 from benchmarks.pt2e_both import Both, convert_both, find_difference
 from benchmarks.pt2e_flows import Outcome, compare_claims, make_row
-from benchmarks.pt2e_graphs import Source, search
+from benchmarks.pt2e_graphs import Source, is_broken_by_torchao, search
 from benchmarks.pt2e_reasons import find_reason
 from conformance.annotations.remembered import remember_patterns
 from conformance.claims.claim import enumerate_claims
-from conformance.fuzz.graph import DrawnGraph
+from conformance.fuzz.graph import DrawnCall, DrawnGraph
+from conformance.ops.table import OP_SAMPLES
+from conformance.ops.weighted import LayerShape
+from conformance.whole_models.architectures import ARCHITECTURES
 from refimpl import BackendConfig, QConfigMapping, default_backend_config, get_default_qconfig_mapping
 
 SAMPLE = (
@@ -77,10 +80,7 @@ def test_the_reasons_of_batch_norms_are_shown() -> None:
 
 
 def test_an_error_has_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("no conversion")
-
-    monkeypatch.setattr(pt2e_reasons, "convert_both", fail)
+    monkeypatch.setattr(pt2e_reasons, "convert_both", lambda *_, **__: _fail("no conversion"))
     (outcome,) = _compare_some("nn.Embedding/*w=quint8*/ptq/*")
     assert find_reason(outcome.claim) is not None
     assert outcome.reason is None
@@ -124,12 +124,39 @@ def test_a_graph_that_differs_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None
         return ""
 
     monkeypatch.setattr(Source, "compare", fail)
+    monkeypatch.setattr(pt2e_graphs, "is_broken_by_torchao", lambda _: False)
     found = search(Source("native"), count=60, seed=1)
     assert found.smallest is not None
     assert len(found.smallest.calls) == 3
     assert found.difference == "ValueError: more than two"
     again = search(Source("native"), count=60, seed=1)
     assert again == found
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_torchaos_prepare_alone_breaks_a_transposed_convolution_of_groups(groups: int) -> None:
+    shape = LayerShape(c_in=2, c_out=2, groups=groups, batch=1)
+    ops = ("nn.ConvTranspose1d", "nn.BatchNorm1d")
+    arguments = {**OP_SAMPLES[nn.ConvTranspose1d].base(), "shape": shape}
+    call = DrawnCall(name="v0", pattern="+".join(ops), ops=ops, inputs=("x",), arguments=arguments, shape=(1, 2, 8))
+    graph = DrawnGraph(shapes=((1, 2, 6),), regime="signed", seed=0, calls=(call,), outputs=("v0",))
+    assert is_broken_by_torchao(graph) == (groups > 1)
+
+
+def test_whole_models_are_the_same_or_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"shared_linear", "cat_of_ranges", "dlrm"}
+    monkeypatch.setattr(pt2e_models, "ARCHITECTURES", [each for each in ARCHITECTURES if each.name in names])
+    monkeypatch.setattr(pt2e_models, "_make_digits", lambda: _fail("digits"))
+    rows = {(row.model, row.setup[:3]): row for row in pt2e_models.compare_models("native")}
+    digits = {("digits", "ptq"), ("digits", "qat")}
+    assert {key for key, row in rows.items() if row.difference and not row.reason} == digits
+    assert {key for key, row in rows.items() if row.reason} == {("dlrm", "ptq"), ("dlrm", "qat")}
+    same = {(name, flow) for name in names - {"dlrm"} for flow in ("ptq", "qat")}
+    assert {key for key, row in rows.items() if not row.difference} == same
+
+
+def _fail(message: object) -> Any:
+    raise RuntimeError(message)
 
 
 class _Model(nn.Module):

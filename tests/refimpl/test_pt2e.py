@@ -111,6 +111,24 @@ def test_f_relu_is_found_where_only_its_pattern_is_larger() -> None:
     assert [row["pattern"] for row in quantizer.explain().rows()] == ["nni.ConvReLU1d"]
 
 
+def test_a_number_of_a_function_is_given_by_name_so_that_a_chain_may_have_it() -> None:
+    class Leaky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.leaky_relu(self.layer(x), negative_slope=0.25)
+
+    dtypes = refimpl.DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float32)
+    chain = refimpl.BackendPatternConfig((nn.Linear, F.leaky_relu)).add_dtype_config(dtypes)
+    _, quantizer = annotated(
+        Leaky(), torch.randn(2, 3), config=refimpl.BackendConfig("chain").set_backend_pattern_config(chain)
+    )
+    [row] = quantizer.explain().rows()
+    assert row["pattern"] == "nn.Linear+F.leaky_relu"
+
+
 def test_a_method_is_taken_for_the_operator_that_the_config_names() -> None:
     """In aten x.mul(y) is x * y; FX, which sees the method, matches no pattern. (docs/pt2e.md)"""
 
