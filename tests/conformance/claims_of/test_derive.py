@@ -99,7 +99,7 @@ def test_a_quantizer_that_raises_on_one_pattern_costs_that_pattern_only() -> Non
     by_target = {aten.linear.default: q.weighted(), aten.conv2d.default: q.refuse}
     config, rows = derive(by_target, "nn.Linear", "nn.Conv[123]d", "nn.Identity", "F.relu")
     assert [entry.normal_pattern for entry in config.configs] == [nn.Linear]
-    assert rows["nn.Conv2d"].reason == "the Quantizer raised ValueError: no rule for aten.conv2d.default"
+    assert rows["nn.Conv2d"].reason == "the Quantizer raised: ValueError: no rule for aten.conv2d.default"
     assert {rows[name].reason for name in ("nn.Conv1d", "nn.Conv3d", "F.relu")} == {"not annotated"}
 
 
