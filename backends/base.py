@@ -139,6 +139,9 @@ class Capabilities:
     int32_bias: bool = False
     """Whether the bias is held as int32 of scale ``s_x * s_w``, which rounds it once more. (NUM-04)"""
 
+    lowers_bias: bool = False
+    """Whether ``lower`` makes the int32 bias of a float one, so that a torchao Quantizer leaves it float."""
+
     float_accumulation: bool = False
     """Whether products are summed in floating point: a sum then carries rounding errors (NUM-04), and a result may
     differ with its place in memory as long as it is within the bound (NUM-07)."""

@@ -36,6 +36,8 @@ SHIPPED = {
     "openvino": "backends.openvino:OpenVinoBackend",
     "inductor": "backends.inductor:InductorBackend",
     "executorch": "backends.executorch:ExecuTorchBackend",
+    "pt2e-x86": "backends.pt2e_x86:Pt2eX86Backend",
+    "pt2e-xnnpack": "backends.pt2e_xnnpack:Pt2eXnnpackBackend",
 }
 _FAULTS = (Exception, SystemExit)  # a vendor's module that calls sys.exit() must not end the run silently
 

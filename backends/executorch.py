@@ -188,7 +188,7 @@ class ExecuTorchBackend(ExportingBackend):
         if all(map(find_spec, self.packages)):
             return None
         return (
-            "executorch not installed: pip install -c constraints.txt 'fx-quant-conformance[executorch]', "
+            f"executorch not installed: pip install -c constraints.txt 'fx-quant-conformance[{self.name}]', "
             "then pip install --no-deps -c constraints.txt executorch torchao"
         )
 
@@ -234,7 +234,7 @@ def _is(node: Node, *ops: str) -> bool:
 def read_execution(lowered: Method) -> Execution:
     """Separate ops on integers from ops on floats, in and outside of delegates, by the reference model's nodes."""
     model, layers = lowered.edge.exported_program().graph_module, dict[str, list[tuple[str, bool]]]()
-    left = set(lowered.sources.values())
+    left, has_layers = set(lowered.sources.values()), False
     for node in model.graph.nodes:
         owner = lowered.sources.get(_origin_of(node))
         if owner and node.op == "call_function" and node.target.__name__.startswith("alias_copy"):
@@ -244,7 +244,7 @@ def read_execution(lowered: Method) -> Execution:
     for delegate in model.children():
         owners = {node.meta.get("debug_handle"): _origin_of(node) for node in delegate.original_module.graph.nodes}
         for handle, kind, datatype in _read_layers(delegate.processed_bytes):
-            is_quantized = datatype != _FLOAT
+            is_quantized, has_layers = datatype != _FLOAT, True
             owner = lowered.sources.get(owners.get(handle, ""))
             if owner or (is_quantized and handle in owners):
                 layers.setdefault(owner or owners[handle], []).append((f"{kind} {datatype}", is_quantized))
@@ -254,7 +254,8 @@ def read_execution(lowered: Method) -> Execution:
     }
     quantized = tuple(line for line, is_quantized in lines.items() if is_quantized)
     floating = tuple(line for line, is_quantized in lines.items() if not is_quantized)
-    return Execution(quantized_ops=quantized if left else (NOTHING_LEFT,), float_fallbacks=floating)
+    is_empty = not left or not (layers or has_layers)
+    return Execution(quantized_ops=(NOTHING_LEFT,) if is_empty else quantized, float_fallbacks=floating)
 
 
 def _origin_of(node: Node) -> str:

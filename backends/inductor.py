@@ -112,7 +112,7 @@ class InductorBackend(ExportingBackend):
     """TorchInductor's CPU code generator, with its fusions for quantized models."""
 
     name = "inductor"
-    packages = ()
+    packages: tuple[str, ...] = ()
     table, patterns = TABLE, PATTERNS
     settings = ", ".join(f"{name}={value}" for name, value in INDUCTOR.items())
     waivers = Path(__file__).with_name("inductor.waivers.toml")

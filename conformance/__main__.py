@@ -4,8 +4,8 @@
 ``python -m conformance init NAME`` writes the skeleton of a vendor's package; ``python -m conformance expect
 RESULTS.jsonl`` writes a run's verdicts as the expected ones; ``python -m conformance describe RESULTS.jsonl`` says what
 the suite here knows of a run, for ``python -m reports verify``; ``python -m conformance claims-of MODULE:QUANTIZER``
-writes the BackendConfig that a torchao Quantizer amounts to. Exit status: 0 success, 2 the run does not allow it, 4
-usage error. ``export``, ``run`` and ``judge`` are about devices that do not run Python (docs/vectors.md).
+writes the BackendConfig that torchao Quantizers amount to. Exit status: 0 success, 2 the run does not allow it, 4 usage
+error. ``export``, ``run`` and ``judge`` are about devices that do not run Python (docs/vectors.md).
 """
 
 from __future__ import annotations
@@ -89,7 +89,13 @@ def _claims_of(options: argparse.Namespace) -> int:
     from conformance.annotations.asking import QuantizerNotFound  # needs torch
     from conformance.claims_of.command import ClaimsOf, ProbingFailed, write_claims
 
-    request = ClaimsOf(spec=options.quantizer, is_qat=options.qat, globs=tuple(options.pattern or ["*"]))
+    request = ClaimsOf(
+        specs=tuple(options.quantizer), qat_specs=tuple(options.qat or ()), globs=tuple(options.pattern or ["*"]),
+        config_name=options.name, width=options.line_length,
+    )  # fmt: skip
+    if not request.flows:
+        print("ERROR: no Quantizer is named: give MODULE:QUANTIZER, or --qat MODULE:QUANTIZER", file=sys.stderr)
+        return USAGE
     output = options.output or Path(f"claims_of_{request.name}.py")
     try:
         written = write_claims(request, limit=options.timeout)
@@ -191,8 +197,16 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "Quantizer annotate a model of each pattern that the suite knows, and write the BackendConfig that this "
         "amounts to as a Python module, to be read and committed (docs/vendor-guide.md). It takes some minutes.",
     )  # fmt: skip
-    claims_of.add_argument("quantizer", metavar="MODULE:QUANTIZER", help="a class, an instance, or what returns one")
-    claims_of.add_argument("--qat", action="store_true", help="by prepare_qat_pt2e, for quantization-aware training")
+    claims_of.add_argument(
+        "quantizer", nargs="*", metavar="MODULE:QUANTIZER",
+        help="a class, an instance, or what returns one; of several, one config is made",
+    )  # fmt: skip
+    claims_of.add_argument(
+        "--qat", action="append", metavar="MODULE:QUANTIZER", help="one for quantization-aware training, by "
+        "prepare_qat_pt2e; may be repeated",
+    )  # fmt: skip
+    claims_of.add_argument("--name", default="", help="of the config; default: that of the first Quantizer")
+    claims_of.add_argument("--line-length", type=int, default=88, metavar="N", help="of the module (default: 88)")
     claims_of.add_argument(
         "--pattern",
         action="append",

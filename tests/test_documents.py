@@ -38,6 +38,7 @@ FINDINGS = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
 NEEDS_ANOTHER_CPU = 77  # what a finding's script ends with where this CPU takes another kernel
 ENGINES = ("qnnpack", "fbgemm", "x86", "onednn")
 RUNTIMES = ("onnxruntime", "openvino", "inductor", "executorch")
+OF_QUANTIZERS = ("pt2e-x86", "pt2e-xnnpack")
 COMMANDS = ("render", "markdown", "diff", "merge", "compare", "history", "certify", "verify")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCS = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
@@ -88,7 +89,7 @@ def test_every_finding_has_a_row_and_a_section() -> None:
 
 
 def test_what_a_finding_says_of_claims_names_patterns_that_there_are() -> None:
-    patterns = {claim.pattern for name in (*ENGINES, *RUNTIMES) for claim in claims_of(name)}
+    patterns = {claim.pattern for name in (*ENGINES, *RUNTIMES, *OF_QUANTIZERS) for claim in claims_of(name)}
     globs = re.findall(r"`([^`]+)/\*`", FINDINGS)
     assert len(globs) >= 30
     for glob in globs:

@@ -74,6 +74,8 @@ def derive_claim(
     if ends.facts.is_dynamic:
         if reading.owns_output:
             raise NoWordsError("inputs are quantized dynamically, and the output is not float")
+        if len(inputs) > 1:  # rule: OBS-05
+            raise NoWordsError(f"{len(inputs)} inputs are quantized dynamically: a config says so of the first alone")
         dtypes = DTypeConfig(_constrain(ends), torch.float32, weight, bias, is_dynamic=True)
         return Derived(dtypes=dtypes, observation_type=_DIFFERENT, scheme=scheme, notes=notes)
     output = _read_output(reading)

@@ -1,9 +1,9 @@
-"""``python -m conformance claims-of``: find a Quantizer, probe it in a child process, and write what it amounts to."""
+"""``python -m conformance claims-of``: find Quantizers, probe them in a child process, write what they amount to."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -11,8 +11,10 @@ from typing import Any
 
 from backends.discovery import BackendNotFound, describe_error, find_attribute
 from conformance.annotations.asking import QuantizerNotFound, check_torchao
+from conformance.annotations.remembered import remember_patterns
 from conformance.claims_of.derive import ProbeRow, count_claims, derive_config
-from conformance.claims_of.writing import render_module, render_table
+from conformance.claims_of.merging import Part, merge_parts
+from conformance.claims_of.writing import WIDTH, render_module, render_table
 from conformance.machine.isolation import CAN_FORK, Ending, Forked, InProcess
 from conformance.machine.release import DISTRIBUTION, read_suite_version
 from reports.schema import Measurement, Scalar
@@ -28,19 +30,36 @@ class ProbingFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimsOf:
-    """What is probed: the Quantizer that ``spec`` names, for post-training quantization or, ``is_qat``, for QAT.
+    """What is probed: the Quantizers that ``specs`` name, for post-training quantization, and ``qat_specs``, for QAT.
 
-    ``globs``: of the names of the patterns that it is probed with.
+    ``globs``: of the names of the patterns that they are probed with. ``config_name``: of the config; "": that of the
+    first class, function or instance. ``width``: of the longest line of the module.
     """
 
-    spec: str
-    is_qat: bool = False
+    specs: tuple[str, ...] = ()
+    qat_specs: tuple[str, ...] = ()
     globs: tuple[str, ...] = ("*",)
+    config_name: str = ""
+    width: int = WIDTH
+
+    @property
+    def flows(self) -> tuple[tuple[str, bool], ...]:
+        """Each spec, and whether it is for QAT."""
+        return (*((spec, False) for spec in self.specs), *((spec, True) for spec in self.qat_specs))
 
     @property
     def name(self) -> str:
-        """The name of the config: that of the class, the function or the instance."""
-        return self.spec.rpartition(":")[2].rpartition(".")[2]
+        """The name of the config."""
+        return self.config_name or _name_of(self.flows[0][0])
+
+    def __str__(self) -> str:
+        """Return the specs as the command line has them."""
+        return " ".join([*self.specs, *(f"--qat {spec}" for spec in self.qat_specs)])
+
+
+def _name_of(spec: str) -> str:
+    """Return the name of the class, the function or the instance."""
+    return spec.rpartition(":")[2].rpartition(".")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +99,9 @@ def find_quantizer(spec: str) -> Any:
 
 
 def write_claims(request: ClaimsOf, *, limit: float) -> WrittenClaims:
-    """Probe a Quantizer in a child process, for at most ``limit`` seconds.
+    """Probe Quantizers in a child process, for at most ``limit`` seconds.
 
-    Raises QuantizerNotFound, or ProbingFailed if the child ends early or the Quantizer claims nothing.
+    Raises QuantizerNotFound, or ProbingFailed if the child ends early or nothing is claimed.
     """
     serve: Callable[[ClaimsOf], Iterator[Measurement]] = _serve
     if not CAN_FORK:
@@ -92,10 +111,10 @@ def write_claims(request: ClaimsOf, *, limit: float) -> WrittenClaims:
             result = isolation.run(request)
     if result.ending is Ending.TIMEOUT:
         raise ProbingFailed(
-            f"the Quantizer {request.spec!r} was not probed within {limit:g} s: give a longer --timeout"
+            f"the Quantizer {str(request)!r} was not probed within {limit:g} s: give a longer --timeout"
         )
     if result.ending is not Ending.DONE:
-        raise ProbingFailed(f"probing {request.spec!r}: {result.message}\n{result.text[-_MOST_PRINTED:]}".rstrip())
+        raise ProbingFailed(f"probing {str(request)!r}: {result.message}\n{result.text[-_MOST_PRINTED:]}".rstrip())
     [answer] = [message for message in result.messages if isinstance(message, Measurement)]
     values = answer.values
     if "error" in values:
@@ -106,7 +125,7 @@ def write_claims(request: ClaimsOf, *, limit: float) -> WrittenClaims:
     )  # fmt: skip
     if not written.claims:
         raise ProbingFailed(
-            f"{written.table}\nthe Quantizer {request.spec!r} annotates none of {written.patterns} patterns: does it "
+            f"{written.table}\nthe Quantizer {str(request)!r} annotates none of {written.patterns} patterns: does it "
             "need a configuration? Name a function that returns it configured"
         )
     return written
@@ -115,30 +134,44 @@ def write_claims(request: ClaimsOf, *, limit: float) -> WrittenClaims:
 def _serve(request: ClaimsOf) -> Iterator[Measurement]:
     """Do the work in the child: yield one message, with what was found or why nothing was."""
     try:
-        quantizer = find_quantizer(request.spec)
+        quantizers = [find_quantizer(spec) for spec, _ in request.flows]
     except QuantizerNotFound as error:
-        yield Measurement(topic=_TOPIC, subject=request.spec, values={"error": str(error)})
+        yield Measurement(topic=_TOPIC, subject=str(request), values={"error": str(error)})
         return
-    config, rows = derive_config(quantizer, request.name, is_qat=request.is_qat, globs=request.globs)
-    module = render_module(config, rows, _describe_origin(request, quantizer, rows))
+    parts = list[Part]()
+    with remember_patterns():
+        for quantizer, (spec, is_qat) in zip(quantizers, request.flows, strict=True):
+            config, rows = derive_config(quantizer, request.name, is_qat=is_qat, globs=request.globs)
+            parts.append(Part(name=_name_of(spec), is_qat=is_qat, config=config, rows=rows))
+    if len(parts) > 1:
+        config, rows = merge_parts(request.name, parts)
+    module = render_module(config, rows, _describe_origin(request, quantizers, parts, rows), width=request.width)
     values: dict[str, Scalar] = {
         "module": module, "table": render_table(rows), "claims": count_claims(rows),
         "patterns": len(rows),
     }  # fmt: skip
-    yield Measurement(topic=_TOPIC, subject=request.spec, values=values)
+    yield Measurement(topic=_TOPIC, subject=str(request), values=values)
 
 
-def _describe_origin(request: ClaimsOf, quantizer: Any, rows: tuple[ProbeRow, ...]) -> list[str]:
-    kind = type(quantizer)
+def _describe_origin(
+    request: ClaimsOf, quantizers: Sequence[Any], parts: Sequence[Part], rows: tuple[ProbeRow, ...]
+) -> list[str]:
+    kinds = dict.fromkeys(f"{type(each).__module__}.{type(each).__qualname__}" for each in quantizers)
     suite = f"{DISTRIBUTION} {read_suite_version(_ROOT)}"
-    flow = "prepare_qat_pt2e, in train mode" if request.is_qat else "prepare_pt2e, in eval mode"
     options = [
-        *(["--qat"] if request.is_qat else []),
+        *([f"--name={request.config_name}"] if request.config_name else []),
+        *([f"--line-length={request.width}"] if request.width != WIDTH else []),
         *(f"--pattern={glob!r}" for glob in request.globs if glob != "*"),
     ]
     return [
-        f"Quantizer: {kind.__module__}.{kind.__qualname__}",
-        f"Command: python -m conformance claims-of {' '.join([*options, request.spec])}",
+        f"Quantizer: {', '.join(kinds)}",
+        f"Command: python -m conformance claims-of {' '.join([*options, str(request)])}",
         f"Versions: torch {version('torch')}, torchao {version('torchao')}, {suite}",
-        f"Flow: {flow}; {count_claims(rows)} of {len(rows)} patterns are annotated.",
+        *(_describe_flow(part) for part in parts),
+        *([f"Together: {count_claims(rows)} of {len(rows)} patterns."] if len(parts) > 1 else []),
     ]
+
+
+def _describe_flow(part: Part) -> str:
+    flow = "prepare_qat_pt2e, in train mode" if part.is_qat else "prepare_pt2e, in eval mode"
+    return f"Flow of {part.name}: {flow}; {count_claims(part.rows)} of {len(part.rows)} patterns are annotated."

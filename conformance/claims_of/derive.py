@@ -36,13 +36,13 @@ _BETWEEN = "only between quantized ops"
 class ProbeRow:
     """What came of one pattern: its claim, or the reason why there is none.
 
-    ``dtypes``: the dtype config's name, or "". ``scheme``: the weight's, or "". ``notes``: what the config does not
-    say of the claim.
+    ``dtypes``: the dtype config's name, or "". ``schemes``: the weight's, if it has one. ``notes``: what the config
+    does not say of the claim.
     """
 
     pattern: str
     dtypes: str = ""
-    scheme: str = ""
+    schemes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     reason: str = ""
 
@@ -115,9 +115,8 @@ def _make_row(entry: BackendPatternConfig, outcome: Derived | str) -> ProbeRow:
     name = pattern_name(entry.normal_pattern)
     if isinstance(outcome, str):
         return ProbeRow(pattern=name, reason=outcome)
-    return ProbeRow(
-        pattern=name, dtypes=dtype_config_text(outcome.dtypes), scheme=outcome.scheme, notes=outcome.notes
-    )  # fmt: skip
+    schemes = (outcome.scheme,) if outcome.scheme else ()
+    return ProbeRow(pattern=name, dtypes=dtype_config_text(outcome.dtypes), schemes=schemes, notes=outcome.notes)
 
 
 def _derive(

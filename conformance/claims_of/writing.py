@@ -1,7 +1,7 @@
 """Writing: a derived BackendConfig as a Python module that constructs it, and as a table.
 
-The module is formatted as ruff does, with lines of up to 88 characters: calls that do not fit have one argument on each
-line. It needs refimpl only, or what a vendor puts in its place.
+The module is formatted as ruff does, with lines of up to 88 characters, or as many as asked for: calls that do not fit
+have their arguments on one line, or one argument on each. It needs refimpl only, or what a vendor puts in its place.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from refimpl import (
 from refimpl.fusers import assemble, sequential
 from refimpl.patterns import leaf_name
 
-_WIDTH = 88
+WIDTH = 88
+"""The longest line that is written, unless another is asked for."""
 _SHORT = {
     torch.quint8: "U8", torch.qint8: "S8", torch.qint32: "S32", torch.quint4x2: "U4", torch.float16: "F16",
     torch.float32: "F32", None: "",
@@ -59,32 +60,38 @@ _FIELDS = (
     "quant_min_lower_bound", "quant_max_upper_bound", "scale_min_lower_bound", "scale_max_upper_bound",
     "scale_exact_match", "zero_point_exact_match",
 )  # fmt: skip
+_NOTHING_UNSAID = "without notes:"
 _SCHEMES = '"""For Capabilities: a BackendConfig has no words for schemes of weights."""'
+_PARTS = {
+    "root_module": "root", "reference_quantized_module_for_root": "reference", "qat_module": "qat",
+    "fused_module": "fused", "fuser_method": "fuser", "num_tensor_args_to_observation_type": "by_tensors",
+    "input_type_to_index": "index",
+}  # fmt: skip
+"""What the written module calls the parts of an entry."""
 _ENTRY = '''
 
 def _entry(
     pattern: Any,
-    observation_type: ObservationType,
-    dtype_config: DTypeConfig,
+    *dtype_configs: DTypeConfig,
+    observe: ObservationType = DIFFERENT,
     **parts: Any,
 ) -> BackendPatternConfig:
-    """Return an entry; `parts` are named as in BackendPatternConfig's dict form."""
-    form = {"observation_type": observation_type, "dtype_configs": [dtype_config]}
-    return BackendPatternConfig.from_dict({"pattern": pattern, **form, **parts})
+    """Return an entry; `parts`: by the names in PARTS, or of the dict form."""
+    form = {"observation_type": observe, "dtype_configs": [*dtype_configs]}
+    named = {PARTS.get(name, name): value for name, value in parts.items()}
+    return BackendPatternConfig.from_dict({"pattern": pattern, **form, **named})
 '''
 _ENTRY_OF_TWO = '''
 
 def _entry_of_two(
     pattern: Any,
-    observation_type: ObservationType,
-    dtype_config: DTypeConfig,
+    *dtype_configs: DTypeConfig,
     **parts: Any,
 ) -> BackendPatternConfig:
     """Return an entry of a complex pattern, whose wildcard is a second input."""
     return _entry(
         None,
-        observation_type,
-        dtype_config,
+        *dtype_configs,
         pattern_complex_format=pattern,
         root_node_getter=root_node_getter(pattern),
         extra_inputs_getter=extra_inputs_getter(pattern),
@@ -99,22 +106,27 @@ def backend_config() -> BackendConfig:
 '''
 
 
-def render_module(config: BackendConfig, rows: Sequence[ProbeRow], origin: Sequence[str]) -> str:
+def render_module(config: BackendConfig, rows: Sequence[ProbeRow], origin: Sequence[str], *, width: int = WIDTH) -> str:
     """Return the text of a module whose ``backend_config()`` constructs a derived config.
 
     ``rows``: those of `derive_config`, for the notes of the claims. ``origin``: lines that say what it is derived from.
+    ``width``: of the longest line.
     """
-    spelling = _Spelling()
+    spelling = _Spelling(width)
     constants = _name_dtype_configs(config)
     notes = [row.notes for row in rows if not row.reason]
+    before = [(), *notes]
     entries = [
         line
-        for entry, said in zip(config.configs, notes, strict=True)
-        for line in (*_comment(said), *_spell_entry(entry, constants, spelling))
+        for entry, said, last in zip(config.configs, notes, before, strict=False)
+        for line in (*([] if said == last else _comment(said, width)), *_spell_entry(entry, constants, spelling))
     ]
     dtypes = [line for dtype_config, name in constants.items() for line in _spell_dtypes(name, dtype_config, spelling)]
-    schemes = sorted({row.scheme for row in rows if row.scheme})
-    observe = {entry.observation_type for entry in config.configs}
+    schemes = sorted({scheme for row in rows for scheme in row.schemes})
+    observe = {
+        ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT,
+        *(entry.observation_type for entry in config.configs),
+    }
     observe |= {each for entry in config.configs for each in entry._num_tensor_args_to_observation_type.values()}
     body = [
         f"NAME = {_quote(config.name)}",
@@ -122,24 +134,30 @@ def render_module(config: BackendConfig, rows: Sequence[ProbeRow], origin: Seque
         "",
         *(f"{name} = ObservationType.{each.name}" for each, name in _OBSERVE.items() if each in observe),
         "",
+        "PARTS = {",
+        *(f"    {_quote(short)}: {_quote(name)}," for name, short in _PARTS.items()),
+        "}",
+        '"""The names of the parts of an entry below, and in BackendPatternConfig\'s dict form."""',
+        "",
         *dtypes,
-    ]  # fmt: skip
+    ]
     helpers = [_ENTRY, *([_ENTRY_OF_TWO] if any("_entry_of_two(" in line for line in entries) else [])]
-    text = "\n".join([*_spell_head(origin), "", *spelling.imports(), "", *body])
+    text = "\n".join([*_spell_head(origin, width), "", *spelling.imports(), "", *body])
     helpers.append("\n".join(["\n\nENTRIES = [", *entries, "]\n"]))
     return f"{text.rstrip()}\n{''.join([*helpers, _GETTER])}"
 
 
-def _comment(notes: Iterable[str]) -> Iterator[str]:
-    for note in notes:
-        yield from textwrap.wrap(note, _WIDTH, initial_indent="    # ", subsequent_indent="    #   ")
+def _comment(notes: Sequence[str], width: int) -> Iterator[str]:
+    """Yield the lines of the comment that stands before all entries with these notes."""
+    for note in notes or [_NOTHING_UNSAID]:
+        yield from textwrap.wrap(note, width, initial_indent="    # ", subsequent_indent="    #   ")
 
 
-def _spell_head(origin: Sequence[str]) -> Iterator[str]:
+def _spell_head(origin: Sequence[str], width: int) -> Iterator[str]:
     yield '"""The BackendConfig that a Quantizer amounts to, to be read before it is claimed.'
     yield ""
     for line in origin:
-        yield from textwrap.wrap(line, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        yield from textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     yield '"""'
 
 
@@ -152,8 +170,8 @@ def _name_dtype_configs(config: BackendConfig) -> dict[DTypeConfig, str]:
     for entry in config.configs:
         for dtypes in entry.dtype_configs:
             if dtypes not in names:
-                words = [kind_of(dtypes).value.upper().replace(" ", "_"), *_abbreviate(dtypes)]
-                name = "_".join(filter(None, words))
+                kind = kind_of(dtypes).value.upper().replace(" ", "_")
+                name = "_".join(filter(None, ["" if kind == "STATIC" else kind, *_abbreviate(dtypes)]))
                 same = sum(1 for other in names.values() if other == name or other.startswith(f"{name}_NO"))
                 names[dtypes] = f"{name}_NO{same + 1}" if same else name
     return names
@@ -175,7 +193,7 @@ def _spell_dtypes(name: str, dtypes: DTypeConfig, spelling: _Spelling) -> list[s
         "is_dynamic": "True" if dtypes.is_dynamic else None,
     }
     arguments = [f"{key}={text}" for key, text in parts.items() if text is not None]
-    return _call(f"{name} = DTypeConfig", arguments, indent="")
+    return _call(f"{name} = DTypeConfig", arguments, indent="", width=spelling.width)
 
 
 def _spell_constraints(constraints: DTypeWithConstraints, spelling: _Spelling) -> str | None:
@@ -187,7 +205,9 @@ def _spell_constraints(constraints: DTypeWithConstraints, spelling: _Spelling) -
     if not bounds:
         return dtype
     spelling.take("refimpl", "DTypeWithConstraints")
-    return "\n".join(_call("DTypeWithConstraints", [dtype, *bounds], indent="    ", first=len("output_dtype=")))
+    return "\n".join(
+        _call("DTypeWithConstraints", [dtype, *bounds], indent="    ", first=len("output_dtype="), width=spelling.width)
+    )
 
 
 def _spell_number(value: float) -> str:
@@ -202,6 +222,7 @@ def _spell_number(value: float) -> str:
 def _spell_entry(entry: BackendPatternConfig, constants: dict[DTypeConfig, str], spelling: _Spelling) -> list[str]:
     form = entry.to_dict()
     observe = _OBSERVE[form.pop("observation_type")]
+    own = [] if observe == "DIFFERENT" else [f"observe={observe}"]
     dtype_configs = [constants[dtypes] for dtypes in entry.dtype_configs]
     del form["dtype_configs"]
     head, pattern = "_entry", form.pop("pattern", None)
@@ -209,8 +230,9 @@ def _spell_entry(entry: BackendPatternConfig, constants: dict[DTypeConfig, str],
         head, pattern = "_entry_of_two", form.pop("pattern_complex_format")
         for maker in _GETTERS:
             del form[spelling.take(onednn_fusers.__name__, maker.__name__)]
-    rest = [f"{key}={spelling.spell(value)}" for key, value in form.items()]
-    return _call(head, [spelling.spell(pattern), observe, *dtype_configs, *rest], indent="    ", end=",")
+    rest = [f"{_PARTS.get(key, key)}={spelling.spell(value)}" for key, value in form.items()]
+    arguments = [spelling.spell(pattern), *dtype_configs, *own, *rest]
+    return _call(head, arguments, indent="    ", end=",", width=spelling.width)
 
 
 def _has_usual_getters(entry: BackendPatternConfig) -> bool:
@@ -223,9 +245,13 @@ def _has_usual_getters(entry: BackendPatternConfig) -> bool:
 
 
 class _Spelling:
-    """Spells the parts of entries; ``modules`` and ``names``: what the written module has to import for that."""
+    """Spells the parts of entries; ``modules`` and ``names``: what the written module has to import for that.
 
-    def __init__(self) -> None:
+    ``width``: of the longest line.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = width
         self.modules = set[str]()
         self.names = defaultdict[str, set[str]](set)
         self.names["refimpl"] = {"BackendConfig", "BackendPatternConfig", "DTypeConfig", "ObservationType"}
@@ -280,10 +306,15 @@ class _Spelling:
 
     def imports(self) -> list[str]:
         """Return the lines that import what was spelled: Python's modules, then the others."""
-        lines = {*self.modules, *(_spell_import(module, sorted(names)) for module, names in self.names.items())}
+        lines = {*self.modules, *(self._spell_import(module, sorted(names)) for module, names in self.names.items())}
         of_python = {line for line in lines if line.split()[1] in _OF_PYTHON}
         order = partial(sorted, key=lambda line: (line.startswith("from"), line.split()[1]))
         return [*order(of_python), "", *order(lines - of_python)]
+
+    def _spell_import(self, module: str, names: Sequence[str]) -> str:
+        line = f"from {module} import {', '.join(names)}"
+        is_short = len(line) <= self.width
+        return line if is_short else "\n".join([f"from {module} import (", *(f"    {n}," for n in names), ")"])
 
 
 def _are_same(made: Any, value: Any) -> bool:
@@ -291,11 +322,6 @@ def _are_same(made: Any, value: Any) -> bool:
     if not (isinstance(made, partial) and isinstance(value, partial)):
         return False
     return (made.func, made.args, made.keywords) == (value.func, value.args, value.keywords)
-
-
-def _spell_import(module: str, names: Sequence[str]) -> str:
-    line = f"from {module} import {', '.join(names)}"
-    return line if len(line) <= _WIDTH else "\n".join([f"from {module} import (", *(f"    {n}," for n in names), ")"])
 
 
 # -- text -------------------------------------------------------------------------------------------------------------
@@ -311,19 +337,24 @@ def _spell_tuple(items: Iterable[str]) -> str:
     return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
 
 
-def _call(head: str, arguments: Sequence[str], *, indent: str, end: str = "", first: int = 0) -> list[str]:
-    """Spell a call: on one line if it fits, else with one argument on each. ``first``: length of what is before it."""
+def _call(head: str, arguments: Sequence[str], *, indent: str, width: int, end: str = "", first: int = 0) -> list[str]:
+    """Spell a call: on one line if it fits, else with its arguments on one, else with one argument on each.
+
+    ``first``: length of what is before it; its arguments are then not on one line of their own.
+    """
     line = f"{indent}{head}({', '.join(arguments)}){end}"
-    if first + len(line) + 1 <= _WIDTH and "\n" not in line:
+    if first + len(line) + 1 <= width and "\n" not in line:
         return [line if not first else line[len(indent) :]]
-    inner = [f"{indent}    {argument}," for argument in arguments]
+    inner = [f"{indent}    {', '.join(arguments)}"]
+    if first or len(inner[0]) > width or "\n" in inner[0]:
+        inner = [f"{indent}    {argument}," for argument in arguments]
     return [f"{'' if first else indent}{head}(", *inner, f"{indent}){end}"]
 
 
 def render_table(rows: Sequence[ProbeRow]) -> str:
     """Return the rows as a table: each pattern, with its dtypes and what the config leaves unsaid, or the reason."""
     lines = [
-        (row.pattern, row.dtypes or "—", "; ".join(filter(None, (row.scheme, *row.notes))) or row.reason)
+        (row.pattern, row.dtypes or "—", "; ".join((*row.schemes, *row.notes)) or row.reason)
         for row in rows
     ]  # fmt: skip
     return tabulate(lines, headers=("pattern", "dtypes", "unsaid, or why there is no claim"), tablefmt="simple")

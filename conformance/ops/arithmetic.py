@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from conformance.ops.calls import (
     ANY_SHAPE,
@@ -98,11 +98,15 @@ _QUOTIENT = sample_elementwise(call("other"), other=(2, 0.3, -8.0))
 """x / d by a number. The grid of a quantized divisor holds zero, for which there is no exact result."""
 
 
+def _call_bias_first(op: Any, x: Tensor, weight: Tensor, bias: Tensor, **scales: Any) -> Any:
+    return op(bias, x, weight, **scales)
+
+
 def _add_product(op: Any, arguments: Arguments) -> Step:
     """β·bias + α·x·weight: configs that name the op say which operand is the weight and which the bias."""
     bias, _, weight = arguments["shape"]
     parameters = (torch.empty(weight).uniform_(-1, 1), torch.empty(bias).uniform_(-1, 1))
-    step = call(beta=1, alpha=1)(lambda x, weight, bias, **scales: op(bias, x, weight, **scales), arguments)
+    step = call(beta=1, alpha=1)(partial(_call_bias_first, op), arguments)
     return replace(step, parameters=parameters)
 
 

@@ -16,9 +16,10 @@ from conformance.annotations.asking import QuantizerNotFound, annotate
 from conformance.annotations.probe import BothPlaces, Probe
 from conformance.claims.case import Case
 from conformance.claims.claim import FLOAT_QPARAMS, Claim
+from conformance.claims.pattern_plan import is_norm
 from conformance.claims.qconfigs import Kind, kind_of
 from conformance.machine.guard import Finds, guard
-from conformance.ops.fused_modules import QAT_OF
+from conformance.ops.fused_modules import MEMBERS, QAT_OF
 from conformance.remote.client import RemoteBackend, spell_trace
 from conformance.stages.annotation_checks import find_problem, is_exported, is_whole, says_something
 from conformance.stages.annotation_edges import Edge, find_edge_problem, make_edges
@@ -57,7 +58,8 @@ def check_annotations(bench: Bench, claim: Claim, cases: tuple[Case, ...], whole
     errors = [*_judge(bench, claim, {name: (variants[name], found[name]) for name in readable})]
     errors += _judge_edges(edges, found)
     tried = len(readable) + sum(not found[name].alone.is_refused for name in edges)
-    if whole is not None and bench.backend.representation is Representation.EXPORTED and claim.flow == "ptq":
+    is_exported_form = bench.backend.representation is Representation.EXPORTED
+    if whole is not None and is_exported_form and claim.flow == "ptq" and not _has_norm_inside(claim):
         whole.update(name for name in readable if is_whole(found[name]))
     if not errors:
         return make_pass(claim.id, "annotate", tried)
@@ -109,6 +111,11 @@ def _find_inexpressible(claim: Claim) -> str:
     if claim.entry.observation_type is ObservationType.INPUT_OUTPUT_NOT_OBSERVED:
         return "what reads a shape is no op of an exported program"
     return "the suite knows no such dtypes" if kind_of(claim.dtypes) is Kind.OTHER else ""
+
+
+def _has_norm_inside(claim: Claim) -> bool:
+    """Tell whether a fused module of the pattern holds a norm, which torchao folds before and FX does not."""
+    return any(is_norm(member) for leaf in leaves(claim.entry.normal_pattern) for member in MEMBERS.get(leaf, ()))
 
 
 def _choose_variants(cases: tuple[Case, ...]) -> dict[str, Case]:

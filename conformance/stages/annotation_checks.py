@@ -223,8 +223,9 @@ def check_bias(annotated: Annotated) -> Problem | None:
     reading, bias = annotated.reading, annotated.reading.parameters.get("bias")
     has_int32 = annotated.capabilities.int32_bias and annotated.kind in INTEGERS and annotated.claim.scheme != NO_WEIGHT
     if bias is None:
-        text = "leaves the bias in float; Capabilities(int32_bias=True) says that it is int32"
-        return Problem(rule="NUM-04", message=text) if has_int32 and "bias" in reading.floats else None
+        text = "leaves the bias in float; Capabilities(int32_bias=True) without lowers_bias=True says that it is int32"
+        is_forgotten = has_int32 and "bias" in reading.floats and not annotated.capabilities.lowers_bias
+        return Problem(rule="NUM-04", message=text) if is_forgotten else None
     if not has_int32:
         is_half = annotated.kind is Kind.FLOAT16
         return None if is_half else Problem(rule="OBS-06", message="observes the bias, which stays float")

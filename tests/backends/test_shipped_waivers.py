@@ -15,7 +15,10 @@ from conformance.run.findings import describe_missing, read_findings
 from conformance.run.waivers import Waivers, load_waivers
 from reports.verdicts import PASSING, Verdict
 
-ENGINES = ("qnnpack", "fbgemm", "x86", "onednn", "onnxruntime", "onnx-reference", "openvino", "inductor", "executorch")
+ENGINES = (
+    "qnnpack", "fbgemm", "x86", "onednn", "onnxruntime", "onnx-reference", "openvino", "inductor", "executorch",
+    "pt2e-x86", "pt2e-xnnpack",
+)  # fmt: skip
 FINDINGS = (Path(__file__).parents[2] / "docs" / "findings.md").read_text(encoding="utf-8")
 UNWRITTEN = "docs/findings.md, 69"
 """What reads memory that nobody wrote fails in some cases now, and in others the next time."""

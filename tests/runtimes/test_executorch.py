@@ -126,6 +126,19 @@ def test_what_is_left_outside_is_named_after_the_reference_model() -> None:
     assert found == Execution(quantized_ops=(), float_fallbacks=("cat (cat.out outside of the delegate)",))
 
 
+@pytest.mark.rule("LOW-04")
+def test_an_op_that_is_nothing_in_eval_mode_leaves_nothing_to_run() -> None:
+    x = image(2, 6)
+    mapping = QConfigMapping().set_global(QConfig(STATIC, WEIGHTS["per tensor"]))
+    config = find_backend("pt2e-xnnpack").backend_config()
+    prepared = prepare_fx(nn.Sequential(nn.Dropout()).eval(), mapping, (x,), backend_config=config)
+    prepared(x)
+    found = executed(convert_to_reference_decomposed_fx(prepared, backend_config=config), x)
+    assert found == Execution(
+        quantized_ops=("nothing is left to be done between quantize and dequantize",), float_fallbacks=()
+    )
+
+
 class Between(nn.Module):
     """Two sums read one tensor; the second depends on the first by what stays outside of the delegate."""
 

@@ -27,7 +27,11 @@ def test_the_module_and_the_table_are_written(
     assert "nn.Linear  static:in=quint8[s>=2^-12],w=qint8[-127..127],b=float32,out=quint8[s>=2^-12]" in out
     assert out.endswith("claims_of_StaticLinear.py: 1 claims, of 2 patterns\n")
     text = (tmp_path / "claims_of_StaticLinear.py").read_text(encoding="utf-8")
-    for line in (f"Quantizer: {QUANTIZERS}.StaticLinear", "Versions: torch ", "Flow: prepare_pt2e, in eval mode"):
+    for line in (
+        f"Quantizer: {QUANTIZERS}.StaticLinear",
+        "Versions: torch ",
+        "Flow of StaticLinear: prepare_pt2e, in eval mode",
+    ):
         assert line in text
     names: dict[str, object] = {}
     exec(compile(text, "claims_of_StaticLinear.py", "exec"), names)
@@ -41,6 +45,37 @@ def test_an_instance_and_a_function_are_taken(tmp_path: Path, name: str) -> None
     globs = ["--pattern=nn.Linear", "--pattern=nn.ReLU"]
     assert main(["claims-of", f"{QUANTIZERS}:{name}", *globs, "-o", str(tmp_path / "mine.py")]) == 0
     assert f'NAME = "{name}"' in (tmp_path / "mine.py").read_text(encoding="utf-8")
+
+
+@needs_torchao
+def test_of_several_quantizers_one_config_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.py"
+    specs = [f"{QUANTIZERS}:{name}" for name in ("StaticLinear", "make_dynamic", "make_trained")]
+    words = [
+        *specs[:2],
+        "--qat",
+        specs[2],
+        "--name=my-npu",
+        "--line-length=120",
+        "--pattern=*nn.Linear",
+        "-o",
+        str(path),
+    ]
+    assert main(["claims-of", *words]) == 0
+    assert "nn.Linear  static:" in capsys.readouterr().out
+    text = path.read_text(encoding="utf-8")
+    for line in ("Flow of StaticLinear: prepare_pt2e", "Flow of make_trained: prepare_qat_pt2e", 'NAME = "my-npu"'):
+        assert line in text
+    names: dict[str, object] = {}
+    exec(compile(text, str(path), "exec"), names)
+    [entry] = names["backend_config"]().configs  # type: ignore[operator]
+    assert [bool(dtypes.is_dynamic) for dtypes in entry.dtype_configs] == [False, True]
+    assert entry.qat_module is None, "it is trained with static activations only"
+
+
+def test_no_quantizer_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["claims-of"]) == 4
+    assert "no Quantizer is named" in capsys.readouterr().err
 
 
 @needs_torchao

@@ -59,7 +59,7 @@ def test_a_static_linear_layer_with_its_weight_per_channel() -> None:
     module = entry_of(config, nn.Linear)
     assert (module.root_module, module.reference_quantized_module, module.qat_module) == (nn.Linear, nnqr.Linear, None)
     assert entry_of(config, F.linear)._input_type_to_index == {"weight": 1, "bias": 2}
-    assert rows["nn.Linear"].scheme == "per_channel_symmetric"
+    assert rows["nn.Linear"].schemes == ("per_channel_symmetric",)
     assert rows["nn.Linear"].notes == ()
     assert rows["nn.Conv2d"].reason == "not annotated"
     assert "nnqat.Linear" not in rows
@@ -99,7 +99,7 @@ def test_a_quantizer_that_raises_on_one_pattern_costs_that_pattern_only() -> Non
     by_target = {aten.linear.default: q.weighted(), aten.conv2d.default: q.refuse}
     config, rows = derive(by_target, "nn.Linear", "nn.Conv[123]d", "nn.Identity", "F.relu")
     assert [entry.normal_pattern for entry in config.configs] == [nn.Linear]
-    assert rows["nn.Conv2d"].reason == "the Quantizer raised ValueError: no rule for aten.conv2d.default"
+    assert rows["nn.Conv2d"].reason == "the Quantizer raised: ValueError: no rule for aten.conv2d.default"
     assert {rows[name].reason for name in ("nn.Conv1d", "nn.Conv3d", "F.relu")} == {"not annotated"}
 
 
@@ -194,6 +194,7 @@ def test_a_derived_bias_is_a_note() -> None:
         (aten.linear.default, q.weighted(weight=q.ALONG_INPUTS), "nn.Linear", "its weight is quantized along axis 1"),
         (aten.linear.default, q.weighted(weight=None), "nn.Linear", "inputs are quantized and the weight is not"),
         (aten.linear.default, q.weighted(q.DYNAMIC), "nn.Linear", "inputs are quantized dynamically"),
+        (aten.mul.Tensor, q.elementwise(q.DYNAMIC, None), "torch.mul", "2 inputs are quantized dynamically"),
         (aten.prelu.default, q.elementwise(), "nn.PReLU", "its weight is quantized, and an entry for it has none"),
     ],
 )

@@ -45,24 +45,24 @@ def make_config(dtypes: DTypeConfig, entries: list[BackendPatternConfig]) -> tup
     config, rows = BackendConfig("my_npu"), list[ProbeRow]()
     for entry in entries:
         config.set_backend_pattern_config(copy_entry(entry, is_qat=True).add_dtype_config(dtypes))
-        rows.append(ProbeRow(pattern="p", dtypes="d", scheme="per_channel_symmetric", notes=("a note",)))
+        rows.append(ProbeRow(pattern="p", dtypes="d", schemes=("per_channel_symmetric",), notes=("a note",)))
     return config, rows
 
 
 @pytest.fixture(scope="module")
-def every_entry(tmp_path_factory: pytest.TempPathFactory) -> tuple[BackendConfig, Path]:
-    """A config of everything that could be claimed, and the module written of it."""
+def every_entry(tmp_path_factory: pytest.TempPathFactory) -> tuple[BackendConfig, Path, list[ProbeRow]]:
+    """A config of everything that could be claimed, the module written of it, and its rows."""
     config, rows = make_config(U8_S8, [*list_entries(), *list_compositions(set(OP_SAMPLES))])
     rows[0] = replace(rows[0], notes=("a note that is longer than a line, " * 4,))
     for number, dtypes in enumerate((BOUNDED, FIXED, U8)):
         config.configs[number].set_dtype_configs([dtypes])
     path = tmp_path_factory.mktemp("written") / "written.py"
     path.write_text(render_module(config, rows, ["Quantizer: a " + "long " * 30 + "line"]), encoding="utf-8")
-    return config, path
+    return config, path, rows
 
 
-def test_the_module_constructs_an_equal_config(every_entry: tuple[BackendConfig, Path]) -> None:
-    config, path = every_entry
+def test_the_module_constructs_an_equal_config(every_entry: tuple[BackendConfig, Path, list[ProbeRow]]) -> None:
+    config, path, _ = every_entry
     written = import_module(path)
     assert len(config.configs) > 800
     assert config_to_data(written.backend_config()) == config_to_data(config)
@@ -77,9 +77,12 @@ def test_to_dict_is_equal_where_no_fuser_is_a_partial(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [88, 120])
-def test_the_module_is_formatted(every_entry: tuple[BackendConfig, Path], width: int) -> None:
+def test_the_module_is_formatted(
+    every_entry: tuple[BackendConfig, Path, list[ProbeRow]], tmp_path: Path, width: int
+) -> None:
     pytest.importorskip("ruff", reason="needs ruff")
-    _, path = every_entry
+    path = tmp_path / "written.py"
+    path.write_text(render_module(every_entry[0], every_entry[2], ["Quantizer: mine"], width=width), encoding="utf-8")
     for command in (
         ("format", "--check", f"--line-length={width}"),
         ("check", f"--line-length={width}", "--select=E,F,W,I"),
@@ -105,17 +108,17 @@ def test_the_module_reads_in_order() -> None:
         "# a note",
         "    _entry(",
         "        nn.Linear,",
-        "        DIFFERENT,",
         "        DYNAMIC_S8_S8,",
-        "        root_module=nn.Linear,",
-        "        qat_module=nnqat.Linear,",
-        "        reference_quantized_module_for_root=nnqr.Linear,",
+        "        root=nn.Linear,",
+        "        qat=nnqat.Linear,",
+        "        reference=nnqr.Linear,",
         "    ),",
     ]
+    assert "    _entry(nn.Linear, DYNAMIC_S8_S8, root=nn.Linear," in render_module(config, rows, [], width=100)
 
 
 def test_the_table_has_a_row_for_each_pattern() -> None:
-    claimed = ProbeRow(pattern="nn.Linear", dtypes="static", scheme="per_tensor_symmetric", notes=("a note",))
+    claimed = ProbeRow(pattern="nn.Linear", dtypes="static", schemes=("per_tensor_symmetric",), notes=("a note",))
     lines = render_table([claimed, ProbeRow(pattern="nn.ReLU", reason="not annotated")]).split("\n")
     assert [line.split("  ")[0].strip() for line in lines] == [
         "pattern",

@@ -8,24 +8,28 @@ from typing import Any
 
 import pytest
 import torch
+import torch.ao.nn.intrinsic as nni
 from torch import nn
 
 from tests.support.torchao import require_torchao
 
 require_torchao()
 
-from backends.base import QuantizerRequest
+from backends.base import QuantizerRequest, Representation
 from conformance.annotations import asking
 from conformance.annotations.probe import Probe, Prober
 from conformance.annotations.programs import make_program
 from conformance.annotations.spelling import SpellingError, read_places, spell_places
 from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims_of.candidates import copy_entry, list_entries
 from conformance.mutation.gate import Task, run_mutant
 from conformance.pipeline.claim_run import rebuild
 from conformance.stages.annotate import check_annotations
 from conformance.stages.bench import Bench
 from conformance.stages.config import plan_claim
 from conformance.stages.stage import OF_A_QUANTIZER, STAGES, StageError, stages_of
+from refimpl import BackendConfig
+from refimpl.native import U8_S8
 from reports.schema import Where
 from reports.verdicts import Verdict
 from tests.conformance.support.quantizers import ByTarget, StaticLinear, aten, derived_bias, mark, weighted
@@ -67,6 +71,27 @@ def test_a_program_of_the_quantizer_has_the_bits_of_the_reference_model() -> Non
     }  # fmt: skip
     for each in reference.inputs:
         assert torch.equal(program.module()(*each.tensors), reference.model(*each.tensors))
+
+
+def test_no_program_is_made_of_a_fused_module_that_holds_a_norm() -> None:
+    """torchao folds it into the weight before it quantizes that; FX does not, so that the weights are other ones."""
+    entries = [entry for entry in list_entries() if entry.normal_pattern in (nni.ConvBn2d, nn.Conv2d)]
+    config = BackendConfig("fused").set_backend_pattern_configs(
+        [copy_entry(entry, is_qat=False).add_dtype_config(U8_S8) for entry in entries]
+    )
+
+    class Fused(Quantized):
+        representation = Representation.EXPORTED
+
+        def backend_config(self) -> BackendConfig:
+            return config
+
+    bench, found = Bench(Fused(), seed=0, profile="quick"), dict[str, bool]()
+    for claim in enumerate_claims(bench.config, bench.capabilities):
+        whole = set[str]()
+        check_annotations(bench, claim, plan_claim(bench, claim), whole)
+        found[claim.pattern] = bool(whole)
+    assert found == {"nn.Conv2d": True, "nni.ConvBn2d": False}
 
 
 def test_there_are_more_than_ten_kinds_of_faults() -> None:

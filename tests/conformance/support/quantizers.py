@@ -190,6 +190,11 @@ def make_dynamic() -> Quantizer:
     return ByTarget({aten.linear.default: weighted(DYNAMIC, WEIGHT, None)})
 
 
+def make_trained() -> Quantizer:
+    """Return a Quantizer for linear layers in training."""
+    return ByTarget({aten.linear.default: weighted(TRAINED_ACTIVATION, TRAINED_WEIGHT, TRAINED_ACTIVATION)})
+
+
 def fail() -> Quantizer:
     """Raise instead."""
     raise RuntimeError("no licence found")
