@@ -23,7 +23,8 @@ from refimpl.patterns import Pattern, leaf_name, leaves
 class Edge:
     """A model just outside of a claim. ``rule``: that by which the pattern is not there.
 
-    ``is_silent``: no op of it may be annotated; else only the last one may not.
+    ``is_silent``: no op of it may have a qspec; else only the last one may not. That some Quantizers mark an op as one
+    of a pattern, without a qspec, changes nothing in the program.
     """
 
     name: str
@@ -77,6 +78,6 @@ def find_edge_problem(edge: Edge, probed: Probed) -> Problem | None:
         text = f"{edge.name}: annotates {', '.join(reading.asking)}"
         return Problem(rule=edge.rule, message=text) if reading.asking else None
     last = reading.ops[-1] if reading.ops else ""
-    if last and last not in reading.silent_givers:
+    if last in reading.asking:
         return Problem(rule=edge.rule, message=f"{edge.name}: annotates {last}, which no entry claims alone")
     return None
