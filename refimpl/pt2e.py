@@ -244,7 +244,8 @@ def _annotate(model: GraphModule, requests: Collection[_Request], biases: Collec
     for (bias, node), sources in biases:
         made: Any = found[sources[1]].make()
         is_per_channel = hasattr(getattr(made, "activation_post_process", made), "ch_axis")
-        _note(node).input_qspec_map[bias] = _derive_spec(sources, is_per_channel=is_per_channel)
+        channels = len(bias.meta["val"]) if is_per_channel else None
+        _note(node).input_qspec_map[bias] = _derive_spec(sources, channels)
 
 
 def _note(node: Node) -> Any:
@@ -273,19 +274,23 @@ def _rank(point: _Point, order: dict[Node, int]) -> tuple[int, int, int]:
     return order[user], 0, user.all_input_nodes.index(value)
 
 
-def _derive_spec(sources: tuple[_Point, _Point], *, is_per_channel: bool) -> Any:
-    """Return the spec of an int32 bias of scale s_x·s_w."""
+def _derive_spec(sources: tuple[_Point, _Point], channels: int | None) -> Any:
+    """Return the spec of an int32 bias of scale s_x·s_w. ``channels``: of its scales; None: it has one."""
     return DerivedQuantizationSpec(
-        derived_from=list(sources), derive_qparams_fn=_multiply_scales, dtype=torch.int32, quant_min=-(2**31),
-        quant_max=2**31 - 1, ch_axis=0 if is_per_channel else None,
-        qscheme=torch.per_channel_symmetric if is_per_channel else torch.per_tensor_symmetric,
+        derived_from=list(sources), derive_qparams_fn=partial(_multiply_scales, channels or 1), dtype=torch.int32,
+        quant_min=-(2**31), quant_max=2**31 - 1, ch_axis=None if channels is None else 0,
+        qscheme=torch.per_tensor_symmetric if channels is None else torch.per_channel_symmetric,
     )  # fmt: skip
 
 
-def _multiply_scales(observers: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    """Return the product of the scales of input and weight, and zero points of 0."""
+def _multiply_scales(channels: int, observers: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """Return the products of the scales of input and weight, one for each channel, and zero points of 0.
+
+    The weight of a transposed convolution has scales for the channels of one group, which all groups share.
+    """
     (x_scale, _), (weight_scale, _) = (observer.calculate_qparams() for observer in observers)
-    scale: Tensor = x_scale * weight_scale
+    products: Tensor = x_scale * weight_scale
+    scale = products.repeat(channels // len(products))
     return scale, torch.zeros_like(scale, dtype=torch.int32)
 
 

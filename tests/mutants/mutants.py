@@ -22,7 +22,6 @@ from tests.mutants import reference_run_faults as reference_run_faults
 from tests.mutants.fault_table import FAULTS, RATIO, Fault
 from tests.mutants.integer_faults import multiplier
 from tests.mutants.integer_kernels import SAMPLE, IntegerBackend, Make, varied
-from tests.support.torchao import HAS_TORCHAO
 
 LADDER = (12, 16)
 
@@ -58,15 +57,6 @@ def _fine() -> Iterator[tuple[str, Make, float | None]]:
     yield "15-bit multiplier", varied("rescale", multiplier(15)), None
 
 
-def _quantizers() -> list[Mutant]:
-    """Those of a vendor's Quantizer, where torchao can be used."""
-    if not HAS_TORCHAO:
-        return []
-    from tests.mutants import quantizer_faults
-
-    return quantizer_faults.MUTANTS
-
-
 MUTANTS: tuple[Mutant, ...] = (
     *_integer_faults(),
     *reference_faults.MUTANTS,
@@ -74,6 +64,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *pattern_faults.MUTANTS,
     *qparams_faults.MUTANTS,
     *evidence_faults.MUTANTS,
-    *_quantizers(),
     *honest.MUTANTS,
 )

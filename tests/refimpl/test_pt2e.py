@@ -252,6 +252,23 @@ def _value(model: Any, argument: Any) -> Any:
     return getattr(model, str(argument.target)) if isinstance(argument, Node) else argument
 
 
+def test_the_groups_of_a_transposed_convolution_share_the_scales_of_a_derived_bias() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.ConvTranspose2d(4, 6, 3, groups=2), torch.randn(2, 4, 5, 5)
+    weight = refimpl.PerChannelMinMaxObserver.with_args(
+        dtype=torch.qint8, qscheme=torch.per_channel_symmetric, ch_axis=1
+    )  # fmt: skip
+    qconfig = refimpl.QConfig(refimpl.MinMaxObserver.with_args(dtype=torch.quint8), weight)
+    quantizer = BackendConfigQuantizer(NATIVE, refimpl.QConfigMapping().set_global(qconfig), derives_bias=True)
+    prepared = prepare_pt2e(export(nn.Sequential(layer), x), quantizer)
+    prepared(x)
+    converted = convert_pt2e(prepared)
+    node = next(node for node in converted.graph.nodes if str(node.target).startswith("aten.conv_transpose2d"))
+    weight_scale, scale = (_value(converted, node.args[place].args[1]) for place in (1, 2))
+    assert (len(weight_scale), len(scale)) == (3, 6) and torch.equal(scale[:3], scale[3:])
+    assert (converted(x) - layer(x)).abs().max() < 0.1
+
+
 class TrainedLayers(nn.Module):
     """A layer that has no class for training, and a convolution whose input is observed where it is made."""
 

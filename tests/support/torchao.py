@@ -16,7 +16,6 @@ def _describe_absence() -> str:
 
 
 _ABSENCE = _describe_absence()
-HAS_TORCHAO = not _ABSENCE
 needs_torchao = pytest.mark.skipif(bool(_ABSENCE), reason=_ABSENCE)
 
 
