@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 from conformance.machine.release import DISTRIBUTION
 from conformance.run.expected import FOLDER, ExpectedError, write_expected
@@ -192,6 +193,27 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     describe.add_argument("file", type=Path, metavar="RESULTS.jsonl")
     describe.add_argument("--waivers", type=Path, metavar="FILE", help="the waivers that the run used; default: none")
     describe.add_argument("-o", dest="output", type=Path, metavar="OUT.json", default=Path("description.json"))
+    _add_claims_of(commands)
+    commands.add_parser("export", help="write a bundle of models and inputs for a device; it has a --help of its own")
+    run = commands.add_parser(
+        "run", help="run a bundle by a backend in Python", description="Run the cases of a bundle by a backend of the "
+        "suite's contract, from the bundle's files alone; they must hold the models in the format fx.",
+    )  # fmt: skip
+    run.add_argument("folder", type=Path, metavar="DEVICE", help="the bundle's folder for the device")
+    run.add_argument("outputs", type=Path, metavar="OUT", help="the folder to fill")
+    run.add_argument("--backend", required=True, metavar="NAME", help="as in certify")
+    run.add_argument("--case-timeout", type=float, default=60.0, metavar="SECONDS", help="for one case (default: 60)")
+    judge = commands.add_parser(
+        "judge", help="judge what a device handed in for a bundle", description="Judge the outputs of a device: pytest "
+        "--pyargs conformance --backend=vectors:DIR --outputs=OUT; further words are passed to pytest.",
+    )  # fmt: skip
+    judge.add_argument("folder", type=Path, metavar="DIR", help="the bundle's folder")
+    judge.add_argument("outputs", type=Path, metavar="OUT", help="the folder that the device has filled")
+    judge.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="options of pytest and of the suite")
+    return parser
+
+
+def _add_claims_of(commands: Any) -> None:
     claims_of = commands.add_parser(
         "claims-of", help="write the BackendConfig that a torchao Quantizer amounts to", description="Have a torchao "
         "Quantizer annotate a model of each pattern that the suite knows, and write the BackendConfig that this "
@@ -217,23 +239,6 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     claims_of.add_argument(
         "-o", dest="output", type=Path, metavar="FILE", help="the module to write; default: claims_of_QUANTIZER.py"
     )
-    commands.add_parser("export", help="write a bundle of models and inputs for a device; it has a --help of its own")
-    run = commands.add_parser(
-        "run", help="run a bundle by a backend in Python", description="Run the cases of a bundle by a backend of the "
-        "suite's contract, from the bundle's files alone; they must hold the models in the format fx.",
-    )  # fmt: skip
-    run.add_argument("folder", type=Path, metavar="DEVICE", help="the bundle's folder for the device")
-    run.add_argument("outputs", type=Path, metavar="OUT", help="the folder to fill")
-    run.add_argument("--backend", required=True, metavar="NAME", help="as in certify")
-    run.add_argument("--case-timeout", type=float, default=60.0, metavar="SECONDS", help="for one case (default: 60)")
-    judge = commands.add_parser(
-        "judge", help="judge what a device handed in for a bundle", description="Judge the outputs of a device: pytest "
-        "--pyargs conformance --backend=vectors:DIR --outputs=OUT; further words are passed to pytest.",
-    )  # fmt: skip
-    judge.add_argument("folder", type=Path, metavar="DIR", help="the bundle's folder")
-    judge.add_argument("outputs", type=Path, metavar="OUT", help="the folder that the device has filled")
-    judge.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="options of pytest and of the suite")
-    return parser
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.machine.messages import Begin, Trace
 from conformance.pipeline.graph_text import graphs_of
-from conformance.remote.client import gives_quantizer
 from conformance.stages.annotate import check_annotations
 from conformance.stages.bench import Bench
 from conformance.stages.config import plan_claim
@@ -36,6 +35,7 @@ from conformance.stages.stage import (
     AnyStage,
     CaseResult,
     StageError,
+    gives_quantizer,
     make_failure,
     make_internal_error,
     make_pass,

@@ -186,13 +186,6 @@ class RemoteBackend(Backend):
         return self._worker
 
 
-def gives_quantizer(backend: Backend) -> bool:
-    """Tell whether a backend gives a torchao Quantizer, which can be asked here, for some of its claims."""
-    if isinstance(backend, RemoteBackend):
-        return backend.description.has_quantizer and not backend.runs_elsewhere
-    return type(backend).quantizer is not Backend.quantizer
-
-
 class ElsewhereModel(ABC):
     """A lowered model that does not run in this process. It is called as the model there would be."""
 

@@ -20,7 +20,7 @@ from conformance.run.judging import AnyJudged, find_problems, rule_on
 from conformance.run.options import CLAIM_TIMEOUTS, ROOT, Options
 from conformance.run.session import Run, find_described, open_run
 from conformance.run.waivers import WaiverError, Waivers, load_waivers
-from conformance.stages.stage import STAGES, stages_of
+from conformance.stages.stage import OF_A_QUANTIZER, STAGES, stages_of
 from reports.description import DescribedClaim, DescribedJob, Opened, RunDescription
 from reports.results import Results
 from reports.schema import ClaimResult, Header
@@ -34,11 +34,12 @@ def describe(results: Results, waivers: Path | None) -> RunDescription:
     """
     header = results.header
     effort = PROFILES.get(header.profile)
+    found = {check.stage for checks in results.checks_by_claim().values() for check in checks}
     said = RunDescription(
         suite_version=read_suite_version(ROOT),
         suite_commit=read_suite_commit(ROOT),
         detection=read_detection_power(),
-        stages=list(STAGES),
+        stages=[stage for stage in STAGES if stage in found or stage not in OF_A_QUANTIZER],
         random=effort.random if effort else 0,
     )
     if effort is None:

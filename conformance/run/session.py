@@ -30,7 +30,7 @@ from conformance.machine import isa
 from conformance.machine.environment import describe_environment, read_detection_power
 from conformance.machine.isolation import CAN_FORK
 from conformance.pipeline.job import Job
-from conformance.remote.client import RemoteBackend, gives_quantizer
+from conformance.remote.client import RemoteBackend
 from conformance.remote.description import DescriptionError, Limit, read_description
 from conformance.remote.host import Host, HostError
 from conformance.run.elsewhere import COMMAND, VECTORS, ElsewhereError, adopt_bundle, open_command, open_vectors
@@ -38,6 +38,7 @@ from conformance.run.findings import read_findings
 from conformance.run.options import ROOT, Options, read_options, select_ids
 from conformance.run.waivers import WaiverError, Waivers, load_waivers
 from conformance.stages.bench import Bench
+from conformance.stages.stage import gives_quantizer
 from conformance.whole_models import jobs as whole_models
 from refimpl import BackendConfig
 from refimpl.backend_config import as_backend_config

@@ -21,7 +21,7 @@ from backends.discovery import describe_error
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.machine.guard import Finds, guard
-from conformance.remote.client import gives_quantizer
+from conformance.remote.client import RemoteBackend
 from conformance.stages.bench import Bench
 from conformance.stages.shared import find_shared
 from refimpl import ConfigError, RefimplError
@@ -65,6 +65,13 @@ class StageError(Exception):
         self.rule = rule
         self.verdict = verdict
         self.evidence = evidence
+
+
+def gives_quantizer(backend: Backend) -> bool:
+    """Tell whether a backend gives a torchao Quantizer, which can be asked here, for some of its claims."""
+    if isinstance(backend, RemoteBackend):
+        return backend.description.has_quantizer and not backend.runs_elsewhere
+    return type(backend).quantizer is not Backend.quantizer
 
 
 def stages_of(backend: Backend) -> tuple[str, ...]:

@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 
+from backends.reference import ReferenceBackend
 from conformance.__main__ import main
 from conformance.run.description import describe
 from conformance.run.session import open_run
-from conformance.stages.stage import STAGES
+from conformance.stages.stage import stages_of
 from reports.codec import decode, loads
 from reports.description import RunDescription
 from reports.results import Results
 from tests.conformance.support.fake_backends import fakes
 from tests.conformance.support.suite_runs import options
+
+STAGES = stages_of(ReferenceBackend())  # it gives no Quantizer
 
 SPEC = "tests.conformance.support.fake_backends.fakes:Good"
 LINEAR = "nn.Linear/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_tensor_symmetric"

@@ -18,11 +18,13 @@ from conformance.pipeline.job import Job
 from conformance.run import exercise
 from conformance.stages.bench import Bench
 from conformance.stages.execution import ExecutionEvidence
-from conformance.stages.stage import STAGES
+from conformance.stages.stage import stages_of
 from reports.codec import Message
 from reports.schema import Check, Measurement, Scalar, evidence
 from reports.verdicts import Verdict
 from tests.conformance.support.fake_backends import fakes
+
+STAGES = stages_of(ReferenceBackend())  # it gives no Quantizer
 
 CLAIM = Claim(
     id="a", pattern="a", dtype_config="static", flow="ptq", scheme="x", index=0, entry=cast(Any, 0),

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim
 from conformance.machine.isolation import Ending, WorkResult
 from conformance.machine.messages import Begin, Trace
@@ -19,13 +20,15 @@ from conformance.run.judging import rows_of
 from conformance.run.recorder import Recorder
 from conformance.run.session import Run, Unit, param_id
 from conformance.run.waivers import WaiverEntry, Waivers
-from conformance.stages.stage import STAGES
+from conformance.stages.stage import stages_of
 from reports.codec import Message, line_of
 from reports.results import Results, read_results
 from reports.schema import Check, Measurement, ModelResult, Waiver, evidence
 from reports.verdicts import Outcome, Verdict
 from tests.conformance.support.fake_backends import fakes
 from tests.conformance.support.suite_runs import options
+
+STAGES = stages_of(ReferenceBackend())  # it gives no Quantizer
 
 PASS = Verdict.VERIFIED
 TODAY = datetime.date(2026, 6, 30)
