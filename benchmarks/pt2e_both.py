@@ -19,6 +19,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 
 import refimpl
 from conformance.claims.inputs import Batch
+from conformance.stages.calibration import forget_ranges
 from refimpl.exported import Unnamed, fold_weights
 from refimpl.pt2e import BackendConfigQuantizer
 from refimpl.tracing import attribute_of
@@ -59,7 +60,7 @@ def convert_both(
         for each in (prepared, other):
             _run(each, training if is_trained else ())
             prepared.eval() if each is prepared else move_exported_model_to_eval(each)
-            _forget_ranges(each)
+            forget_ranges(each)
             _run(each, batches)
     reference = refimpl.convert_to_reference_decomposed_fx(prepared)
     return Both(reference, convert_pt2e(other), quantizer)
@@ -82,14 +83,6 @@ def _run(model: nn.Module, batches: Iterable[Batch]) -> None:
     with torch.no_grad():
         for inputs in batches:
             model(*(each.clone() for each in inputs))
-
-
-def _forget_ranges(model: nn.Module) -> None:
-    """Forget the ranges that were seen in training, while batch norms moved the weights."""
-    for module in model.modules():
-        forget: Any = getattr(module, "reset_min_max_vals", None)
-        if forget is not None:
-            forget()
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------------

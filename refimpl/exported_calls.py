@@ -304,6 +304,11 @@ def argument_names_of(node: Node) -> list[str]:
     return [] if schema is None else [argument.name for argument in schema.arguments]
 
 
+def arguments_of(node: Node) -> dict[str, Any]:
+    """Return the arguments that an exported op is given, by name."""
+    return {**dict(zip(argument_names_of(node), node.args, strict=False)), **node.kwargs}
+
+
 def _make_stand_in(kind: type[nn.Module]) -> nn.Module:
     """Return a module of a class that has no tensors, and cannot be run."""
     module = kind.__new__(kind)
@@ -318,7 +323,7 @@ def _describe(module: nn.Module, nodes: Sequence[Node]) -> None:
     """
     known: dict[str, Any] = {}
     for node in nodes:
-        known |= dict(zip(argument_names_of(node), node.args, strict=False)) | node.kwargs
+        known |= arguments_of(node)
     if isinstance(module, (nn.Linear, _ConvNd, _BatchNorm)):
         absent = {"weight", "bias", "running_mean", "running_var"} - {*module._parameters, *module._buffers}
         vars(module).update(dict.fromkeys(absent))

@@ -23,7 +23,7 @@ from refimpl.decomposed import PLAIN_DTYPE
 from refimpl.dtype_choice import ObserverFacts, ObserverReader, is_observed_dtype
 from refimpl.errors import RefimplError
 from refimpl.explain import DecisionLog
-from refimpl.exported_calls import ANNOTATION, Calls, argument_names_of, read_calls
+from refimpl.exported_calls import ANNOTATION, Calls, arguments_of, read_calls
 from refimpl.fuse import fuse
 from refimpl.matching import find_matches
 from refimpl.native import config_or_native
@@ -196,8 +196,7 @@ def _find_weights(calls: Calls, decision: Decision, references: Collection[type]
     if class_of(layer_of(calls.draft.get_submodule(decision.target))) not in references:
         return
     for part in calls.parts[decision.root]:  # the layer's own op is the first; a batch norm has weights as well
-        arguments = dict(zip(argument_names_of(part), part.args, strict=False))
-        bias = arguments.get("bias")  # torchao names one that it makes of a batch norm after the weight
+        bias = arguments_of(part).get("bias")  # torchao names one that it makes of a batch norm after the weight
         held = [value for value in part.all_input_nodes if value.op == "get_attr" and value is not bias]
         weights = [value for value in held if str(value.target).rpartition(".")[2].startswith("weight")]
         if weights:
@@ -217,7 +216,7 @@ def _list_biases(calls: Calls, plan: Plan, requests: Collection[_Request]) -> It
         if source is None:
             continue
         for part in parts:
-            named = dict(zip(argument_names_of(part), part.args, strict=False))
+            named = arguments_of(part)
             weight, bias = named.get("weight"), named.get("bias")
             if isinstance(weight, Node) and isinstance(bias, Node) and (weight, part) in observed:
                 yield _Bias((bias, part), (source, (weight, part)))
@@ -259,7 +258,7 @@ def _name_inputs_and_weights(model: GraphModule) -> None:
     torchao takes the first two for those where it trains a convolution and its batch norm.
     """
     for node in model.graph.nodes:
-        note, arguments = node.meta.get(ANNOTATION), dict(zip(argument_names_of(node), node.args, strict=False))
+        note, arguments = node.meta.get(ANNOTATION), arguments_of(node)
         first = [arguments.get(name) for name in ("input", "weight")]
         if note is not None and all(isinstance(value, Node) for value in first):
             own = note.input_qspec_map

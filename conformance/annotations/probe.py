@@ -184,11 +184,10 @@ class Prober:
             program = _export(models, inputs)
         except Exception as error:  # whatever torch.export raises
             if len(models) == 1:
-                text = f"torch.export refused it: {_shorten(error)}"
-                return dict.fromkeys(models, Probed(failure=text, is_refused=True))
+                return dict.fromkeys(models, _refuse(error))
             return self._annotate_exportable(models, inputs)
         try:
-            readings = self._prepare(program, list(models))
+            readings = read_probes(prepare(program, self._quantizer, is_qat=self._is_qat), list(models))
         except Exception as error:  # whatever a vendor's Quantizer raises, or torchao on its own account
             if len(models) > 1:
                 return self._halve(models, inputs)
@@ -199,13 +198,11 @@ class Prober:
 
     def _annotate_exportable(self, models: Mapping[str, nn.Module], inputs: Mapping[str, Batch]) -> dict[str, Probed]:
         """Annotate the models that can be exported; the others cost themselves only."""
-        refused = {name: model for name, model in models.items() if not _is_exportable({name: model}, inputs)}
-        found = dict[str, Probed]()
-        for name, model in refused.items():
-            found |= self._annotate({name: model}, inputs)
-        rest = {name: model for name, model in models.items() if name not in refused}
+        tried = {name: _find_refusal({name: model}, inputs) for name, model in models.items()}
+        found = {name: refusal for name, refusal in tried.items() if refusal is not None}
+        rest = {name: model for name, model in models.items() if name not in found}
         if rest:
-            found |= self._annotate(rest, inputs) if refused else self._halve(rest, inputs)
+            found |= self._annotate(rest, inputs) if found else self._halve(rest, inputs)
         return found
 
     def _halve(self, models: Mapping[str, nn.Module], inputs: Mapping[str, Batch]) -> dict[str, Probed]:
@@ -214,9 +211,6 @@ class Prober:
         halves: tuple[Sequence[str], ...] = (names[: len(names) // 2], names[len(names) // 2 :])
         first, second = (self._annotate({name: models[name] for name in half}, inputs) for half in halves)
         return first | second
-
-    def _prepare(self, program: Any, names: Sequence[str]) -> dict[str, PatternReading]:
-        return read_probes(prepare(program, self._quantizer, is_qat=self._is_qat), names)
 
 
 def _export(models: Mapping[str, nn.Module], inputs: Mapping[str, Batch]) -> Any:
@@ -247,12 +241,17 @@ def _fails_without(models: Mapping[str, nn.Module], inputs: Mapping[str, Batch],
     return False
 
 
-def _is_exportable(models: Mapping[str, nn.Module], inputs: Mapping[str, Batch]) -> bool:
+def _find_refusal(models: Mapping[str, nn.Module], inputs: Mapping[str, Batch]) -> Probed | None:
+    """Say that torch.export refuses models; None: it takes them."""
     try:
         _export(models, inputs)
-    except Exception:  # whatever torch.export raises
-        return False
-    return True
+    except Exception as error:  # whatever torch.export raises
+        return _refuse(error)
+    return None
+
+
+def _refuse(error: Exception) -> Probed:
+    return Probed(failure=f"torch.export refused it: {_shorten(error)}", is_refused=True)
 
 
 def _leaves_open(probed: Probed) -> bool:

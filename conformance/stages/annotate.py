@@ -23,7 +23,7 @@ from conformance.remote.client import RemoteBackend, spell_trace
 from conformance.stages.annotation_checks import find_problem, is_exported, is_whole, says_something
 from conformance.stages.annotation_edges import Edge, find_edge_problem, make_edges
 from conformance.stages.bench import Bench
-from conformance.stages.stage import StageError, make_failure, make_pass, worst_of
+from conformance.stages.stage import Problem, StageError, make_failure, make_pass, worst_of
 from refimpl import ObservationType
 from refimpl.patterns import leaves
 from reports.schema import Check, Where
@@ -129,13 +129,16 @@ def _judge(bench: Bench, claim: Claim, found: Mapping[str, tuple[Case, BothPlace
     for name, (case, places) in found.items():
         problem = find_problem(claim, case, places, bench.capabilities)
         if problem is not None:
-            where = Where(case=name)
-            yield StageError(problem.rule, problem.verdict, f"the Quantizer: {problem.message}", where=where)
+            yield _make_error(name, problem)
 
 
 def _judge_edges(edges: Mapping[str, Edge], found: Found) -> Iterator[StageError]:
     for name, edge in edges.items():
         problem = find_edge_problem(edge, found[name].alone)
         if problem is not None:
-            where = Where(case=name)
-            yield StageError(problem.rule, problem.verdict, f"the Quantizer: {problem.message}", where=where)
+            yield _make_error(name, problem)
+
+
+def _make_error(case: str, problem: Problem) -> StageError:
+    text = f"the Quantizer: {problem.message}"
+    return StageError(problem.rule, problem.verdict, text, where=Where(case=case))

@@ -40,7 +40,7 @@ def make_edges(claim: Claim, case: Case, config: BackendConfig) -> Iterator[Edge
         if not _is_claimed_alone(ops[-1], config):
             model.gives_inner = True
             yield Edge(name="an inner value is used elsewhere", probe=probe, rule="PAT-06")
-    elif claim.scheme == NO_WEIGHT and probe.activations and (integers := _make_integers(Probe.of(case))) is not None:
+    elif claim.scheme == NO_WEIGHT and probe.activations and (integers := _make_integers(probe)) is not None:
         yield Edge(name="integers as inputs", probe=integers, rule="OBS-10", is_silent=True)
 
 

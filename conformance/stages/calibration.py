@@ -72,10 +72,7 @@ def prepare_case(
             for inputs in training:
                 prepared(*inputs)
         prepared.eval()
-        for module in prepared.modules():
-            forget: Any = getattr(module, "reset_min_max_vals", None)
-            if forget is not None:
-                forget()
+        forget_ranges(prepared)
     else:
         prepared = prepare_fx(model, mapping, None, leaves_of(claim), backend_config=config)
     with torch.no_grad():
@@ -87,6 +84,14 @@ def prepare_case(
     if case.regime.has_ties:
         _round_scales(prepared)
     return prepared
+
+
+def forget_ranges(model: nn.Module) -> None:
+    """Forget the ranges that a model's observers saw in training, while batch norms moved the weights."""
+    for module in model.modules():
+        forget: Any = getattr(module, "reset_min_max_vals", None)
+        if forget is not None:
+            forget()
 
 
 def keeps_statistics(model: nn.Module) -> bool:
