@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from conformance.run.elsewhere import ElsewhereError, remove_calls
 from conformance.run.options import register
 from conformance.run.progress import Progress
 from conformance.run.recorder import PAYLOAD, Recorder
-from conformance.run.session import DESCRIPTION, Run, preflight, raise_usage_error_for, run_of
+from conformance.run.resume import read_earlier
+from conformance.run.session import DESCRIPTION, LEFT, Run, limit_run, preflight, raise_usage_error_for, run_of
+from reports.results import ResultsError
 
 NAME = "fx-quant-conformance-hooks"
 """The plugin's name in pytest, by which it is registered once."""
@@ -66,7 +69,10 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         with raise_usage_error_for(ElsewhereError):
             remove_calls(run.options.report_dir)
-        config.stash[_RECORDER] = Recorder(run)
+        with raise_usage_error_for(ResultsError, "--resume: "):
+            earlier = read_earlier(run)
+        ends_at = None if run.options.deadline is None else time.time() + run.options.deadline
+        config.stash[_RECORDER] = Recorder(limit_run(config, run, earlier.rows, ends_at), earlier)
     return None
 
 
@@ -77,9 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if _RECORDER not in config.stash:
         return
     config.pluginmanager.unregister(name="hypothesispytest")  # it would load Hypothesis at the end to say nothing
-    backend = run_of(config).backend
-    text = backend.text if isinstance(backend, RemoteBackend) else ""
-    config.pluginmanager.register(Controller(config.stash[_RECORDER], text), "conformance-controller")
+    config.pluginmanager.register(Controller(config.stash[_RECORDER], run_of(config)), "conformance-controller")
     for name, default, silent in _SILENCED:
         if getattr(config.option, name, None) == default:
             setattr(config.option, name, silent)
@@ -122,14 +126,11 @@ def _is_ours(item: pytest.Item) -> bool:
 
 
 class Controller:
-    """The hooks of the controlling process, which pass reports to the recorder.
+    """The hooks of the controlling process, which pass reports to the recorder, and to workers what they need."""
 
-    ``description``: what the backend says of itself, for the workers.
-    """
-
-    def __init__(self, recorder: Recorder, description: str) -> None:
+    def __init__(self, recorder: Recorder, run: Run) -> None:
         self._recorder = recorder
-        self._description = description
+        self._run = run
         self._ready: set[object] = set()
         self._progress = Progress(None)
 
@@ -154,8 +155,10 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Give a worker what the backend says of itself: it asks no process of its own."""
-        node.workerinput[DESCRIPTION] = self._description
+        """Give a worker what the backend says of itself, as it asks no process of its own, and what is left to do."""
+        backend = self._run.backend
+        node.workerinput[DESCRIPTION] = backend.text if isinstance(backend, RemoteBackend) else ""
+        node.workerinput[LEFT] = [sorted(self._run.done), self._run.ends_at]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: object, ids: Sequence[str]) -> None:

@@ -27,6 +27,7 @@ from reports.schema import Check, ClaimResult, Header, Measurement, ModelResult,
 from reports.verdicts import Verdict
 
 AnyJudged = TypeVar("AnyJudged", ClaimResult, ModelResult)
+_NOT_WAIVED = "(not waived: "
 
 
 def rows_of(run: Run, unit: Unit, work: WorkResult) -> list[Row]:
@@ -123,13 +124,24 @@ def rule_on(run: Run, result: AnyJudged, checks: Sequence[Check] = ()) -> AnyJud
     max_lsb = None if result.max_lsb is None else float(result.max_lsb)
     ruling = run.waivers.judge(result.id, result.verdict, max_lsb)
     if ruling.problem:
-        result = replace(result, reason=f"{result.reason} (not waived: {ruling.problem})".strip())
+        result = replace(result, reason=f"{result.reason} {_NOT_WAIVED}{ruling.problem})".strip())
     if ruling.waived and ruling.entry is not None:
         return replace(result, waived=True, waiver=ruling.entry.to_row())
     accepts = {Verdict.VERIFIED, *({Verdict.QUALITY} if run.options.allow_quality else ())}
     if result.verdict is Verdict.UNSHOWN and run.options.without_execution_evidence:
         return replace(result, accepted=_find_verdict_otherwise(result, checks) in accepts)
     return replace(result, allowed=result.verdict is Verdict.QUALITY and Verdict.QUALITY in accepts)
+
+
+def rule_again(run: Run, result: AnyJudged, checks: Sequence[Check] = ()) -> AnyJudged:
+    """Return an earlier run's row with what lets it pass now; a claim that passes has no script."""
+    reason = result.reason.partition(_NOT_WAIVED)[0].rstrip()
+    bare = replace(result, reason=reason, waived=False, waiver=None, allowed=False, accepted=False)
+    ruled = rule_on(run, bare, checks)
+    if not isinstance(ruled, ClaimResult):
+        return ruled
+    ruled = replace(ruled, repro=run.options.repro(ruled.claim))
+    return replace(ruled, op="", script="") if ruled.passes else ruled
 
 
 def _find_verdict_otherwise(result: ClaimResult | ModelResult, checks: Sequence[Check]) -> Verdict:

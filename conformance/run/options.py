@@ -128,6 +128,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "K/N",
         "help": "run the K-th of N parts of the selection; python -m reports merge joins the results",
     },
+    "--deadline": {
+        "type": _parse_seconds,
+        "metavar": "SECONDS",
+        "help": "begin no claim, model or measurement after this time, and end the run as INCOMPLETE, with its report; "
+        "--resume runs the rest",
+    },
+    "--resume": {
+        "metavar": "FILE",
+        "help": "results.jsonl of an earlier run of the same kind, such as one that was stopped: what it has judged is "
+        "taken from it, and only the rest is run; waivers may have changed",
+    },
     "--baseline": {
         "metavar": "FILE",
         "help": "results.jsonl of an earlier run: the report shows the differences to it, regressions first",
@@ -156,8 +167,9 @@ class Options:
     ``claims`` are IDs or globs of claims and jobs; none: all. ``claim_timeout`` is in seconds, for one claim or job.
     ``without_execution_evidence`` lets UNSHOWN pass. ``waivers`` replaces the backend's own file; ``no_waivers``
     ignores both. ``isa`` is a name of ``conformance.machine.isa.LEVELS``; None: what the CPU has. ``outputs``: what a
-    device handed in. ``shard``: which part of how many is run; None: all. ``baseline``: the results of an earlier run,
-    with which the report compares, ``any_profile``: also if it is of another profile.
+    device handed in. ``shard``: which part of how many is run; None: all. ``deadline``: seconds after which no more is
+    begun. ``resume``: the results of an earlier run, which are taken over. ``baseline``: those of one with which the
+    report compares, ``any_profile``: also if it is of another profile.
     """
 
     backend: str
@@ -175,6 +187,8 @@ class Options:
     isa: str | None = None
     outputs: Path | None = None
     shard: Shard | None = None
+    deadline: float | None = None
+    resume: Path | None = None
     baseline: Path | None = None
     any_profile: bool = False
 
@@ -238,6 +252,8 @@ def read_options(config: pytest.Config) -> Options:
         isa=option.isa,
         outputs=Path(option.outputs) if option.outputs else None,
         shard=option.shard,
+        deadline=option.deadline,
+        resume=Path(option.resume).absolute() if option.resume else None,
         baseline=Path(option.baseline).absolute() if option.baseline else None,
         any_profile=option.any_profile,
     )

@@ -14,10 +14,10 @@ import pytest
 
 from conformance.machine.isolation import Ending, WorkResult
 from conformance.machine.release import find_change
-from conformance.pipeline.job import Job
 from conformance.run.expected import VerdictSeen
 from conformance.run.judging import find_problems, rows_of
 from conformance.run.options import ROOT
+from conformance.run.resume import KEPT, Earlier
 from conformance.run.session import Run, Unit, param_id, raise_usage_error_for
 from reports.codec import line_of
 from reports.diff import read_baseline
@@ -41,8 +41,11 @@ _PHASES = ("setup", "call", "teardown")
 class Recorder:
     """Writes ``results.jsonl`` during the run, and at the end all reports made from it."""
 
-    def __init__(self, run: Run) -> None:
-        """Open the results file. Raises UsageError for a report folder or a baseline that cannot be used."""
+    def __init__(self, run: Run, earlier: Earlier = Earlier()) -> None:  # noqa: B008 (it is frozen)
+        """Open the results file. Raises UsageError for a report folder or a baseline that cannot be used.
+
+        ``earlier``: what is taken from an earlier run. If its file lies where the new one goes, it is renamed.
+        """
         folder = run.options.report_dir
         with raise_usage_error_for(ResultsError, "--baseline: "):
             options = run.options
@@ -53,8 +56,11 @@ class Recorder:
         """The decision on the run in a line; "" if it came to none."""
         self.passes = False
         waivers = run.waiver_file.read_bytes() if run.waiver_file else None  # they may be those removed below
+        target = folder / "results.jsonl"
         try:
-            self._writer = ResultsWriter(folder / "results.jsonl")
+            if earlier.path is not None and earlier.path.resolve() == target.resolve():
+                target.replace(folder / KEPT)
+            self._writer = ResultsWriter(target)
             for old in (self._html, *folder.glob("scripts/*.py"), folder / WAIVERS):
                 old.unlink(missing_ok=True)
             if waivers is not None:
@@ -62,7 +68,9 @@ class Recorder:
         except OSError as error:
             raise pytest.UsageError(f"--report-dir: cannot write to {folder}: {error.strerror}") from error
         self._run = run
-        self._is_empty_shard = run.options.shard is not None and not run.selected  # other shards have all work
+        self._earlier = earlier
+        # Other shards, or the run before this, have all work.
+        self._has_no_work = not (run.units.keys() - run.done) and (run.options.shard is not None or bool(run.done))
         self._started = time.perf_counter()
         self._units = {param_id(unit.id): unit for unit in run.units.values()}
         self._header: Header | None = None
@@ -75,20 +83,24 @@ class Recorder:
         self._peak_mib = 0.0
 
     def start(self, node_ids: Iterable[str]) -> None:
-        """Write the header, once pytest's tests are known; later calls (of further workers) change nothing.
+        """Write the header, and what an earlier run has judged, once pytest's tests are known.
+
+        Later calls (of further workers) change nothing.
 
         What is selected, but not among the tests, stays waiting: such a run is incomplete.
         """
         found = {unit.id for node_id in node_ids if (unit := self._find_unit(node_id))}
-        if self._header is not None or (not found and not self._is_empty_shard):
+        if self._header is not None or (not found and not self._has_no_work):
             return
         units = self._run.units
-        header = self._run.make_header(claims=sum(not isinstance(unit, Job) for unit in units.values()))
-        self._writer.write(header)
-        self._header = header
+        self._header = self._run.make_header()
+        self._writer.write(self._header)
         self._waiting = set(units)
+        for name, rows in self._earlier.rows.items():
+            self._record(units[name], map(line_of, rows))
+        self._verdicts.clear()  # those of this run are counted, for its progress
         self._left_out = sorted(self._waiting - found)
-        self._total = len(units)
+        self._total = len(self._waiting)
 
     def count_progress(self) -> tuple[Counter[Verdict], int, int]:
         """Return the verdicts so far, the number of finished units, and the number of all."""
@@ -117,11 +129,14 @@ class Recorder:
         """Write the footer and the HTML; return the exit status: 0 only if all selected claims are judged and pass."""
         if self._header is None:
             return int(pytest_status) or 1
-        if self._is_empty_shard and pytest_status == pytest.ExitCode.NO_TESTS_COLLECTED:
+        if self._has_no_work and pytest_status == pytest.ExitCode.NO_TESTS_COLLECTED:
             pytest_status = pytest.ExitCode.OK
         complete = not self._waiting
         problems, notes = find_problems(self._run, self._header, self._seen)
         problems += _describe_left_out(self._left_out)
+        notes += self._earlier.describe(len(self._run.units))
+        if not complete and self._run.ends_at is not None and time.time() >= self._run.ends_at:
+            problems.append(f"--deadline: {len(self._waiting)} were not begun; --resume={self._writer.path} runs them")
         if change := find_change(ROOT):
             notes.append(f"the suite is not as it was released: {change}")
         status = int(pytest_status) or (0 if complete and self._all_pass and not problems else 1)
@@ -129,10 +144,10 @@ class Recorder:
         self._writer.close(
             outcome=outcome,
             exit_status=status,
-            seconds=round(time.perf_counter() - self._started, 3),
+            seconds=round(time.perf_counter() - self._started + self._earlier.seconds, 3),
             problems=problems,
             notes=notes,
-            peak_mib=round(self._peak_mib, 1),
+            peak_mib=round(max(self._peak_mib, self._earlier.peak_mib), 1),
         )
         results = read_results(self._writer.path)
         self._html.write_text(render_html(results, self._baseline), encoding="utf-8")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -50,6 +50,8 @@ JOB_SOURCES = (fuzz.jobs, whole_models.jobs, fingerprint.jobs, unclaimed.jobs)
 _RUN = pytest.StashKey["Run"]()
 DESCRIPTION = "conformance_backend"
 """Key of what the backend says of itself, in what a worker gets from the controlling process."""
+LEFT = "conformance_left"
+"""Key of what is done, and of the time at which the run ends, in what a worker gets."""
 _FAULTS = (Exception, SystemExit)
 _FORMS: dict[Representation, Literal["QUANTIZED", "DECOMPOSED", "EXPORTED"]] = {
     Representation.QUANTIZED: "QUANTIZED",
@@ -66,7 +68,8 @@ class Run:
     """What is certified, and how.
 
     ``claims`` are those of the whole config, ``jobs`` those of the profile; ``selected`` are the IDs to run, ``known``
-    all that the backend has in any profile. ``findings`` are the texts of what the waivers name.
+    all that the backend has in any profile. ``findings`` are the texts of what the waivers name. ``done``: the selected
+    IDs that an earlier run has judged. ``ends_at``: the time after which no more begins, in seconds of `time.time`.
     """
 
     options: Options
@@ -79,6 +82,8 @@ class Run:
     waivers: Waivers
     waiver_file: Path | None
     findings: Mapping[str, str] = field(default_factory=dict)
+    done: Collection[str] = frozenset()
+    ends_at: float | None = None
 
     @property
     def units(self) -> dict[str, Unit]:
@@ -92,8 +97,9 @@ class Run:
         return unit.id in own if isinstance(unit, Claim) else bool(own)
 
     def make_params(self, kind: type[Unit]) -> list[Any]:
-        """Return pytest's parameters: the selected claims (or jobs), in order."""
-        return [pytest.param(unit, id=param_id(unit.id)) for unit in self.units.values() if isinstance(unit, kind)]
+        """Return pytest's parameters: the selected claims (or jobs) that are not done, in order."""
+        units = (unit for unit in self.units.values() if isinstance(unit, kind) and unit.id not in self.done)
+        return [pytest.param(unit, id=param_id(unit.id)) for unit in units]
 
     def make_bench(self) -> Bench:
         """Return a bench for the backend."""
@@ -104,9 +110,11 @@ class Run:
             spec=options.backend, repro=options.repro, waived=[name for names in covered for name in names],
         )  # fmt: skip
 
-    def make_header(self, claims: int) -> Header:
-        """Return the results file's first row; ``claims``: how many are to be judged."""
+    def make_header(self, claims: int | None = None) -> Header:
+        """Return the results file's first row; ``claims``: how many are to be judged, if not all that are selected."""
         options, backend = self.options, self.backend
+        if claims is None:
+            claims = sum(isinstance(unit, Claim) for unit in self.units.values())
         return Header(
             schema=SCHEMA,
             **describe_environment(ROOT),
@@ -172,7 +180,7 @@ def preflight(config: pytest.Config) -> Run | int | None:
         return None
     with raise_usage_error_for(ElsewhereError):
         options = adopt_bundle(read_options(config))
-    given: dict[str, str] | None = getattr(config, "workerinput", None)
+    given: dict[str, Any] | None = getattr(config, "workerinput", None)
     is_worker = given is not None
     backend = find_described(options, None if given is None else given[DESCRIPTION])
     if options.isa is not None and not is_worker:
@@ -188,10 +196,15 @@ def preflight(config: pytest.Config) -> Run | int | None:
     if options.list_claims:
         print("\n".join(unit.id for unit in run.units.values() if isinstance(unit, Claim) or options.claims))
         return pytest.ExitCode.OK
-    config.stash[_RUN] = run
     if getattr(config.option, "timeout", None) is None:
         config.option.timeout = 0  # pytest-timeout's: the suite has its own limits
-    return run
+    return limit_run(config, run) if given is None else limit_run(config, run, *given[LEFT])
+
+
+def limit_run(config: pytest.Config, run: Run, done: Iterable[str] = (), ends_at: float | None = None) -> Run:
+    """Make a run that of this process; return it. ``done``, ``ends_at``: as Run has them."""
+    config.stash[_RUN] = limited = replace(run, done=frozenset(done), ends_at=ends_at)
+    return limited
 
 
 def find_described(options: Options, text: str | None = None, *, needs_lower: bool = True) -> Backend:

@@ -1,0 +1,118 @@
+"""Resuming a run: what an earlier one has judged is taken from its results file, and only the rest is run.
+
+Both are one run in two parts: of the same suite, backend, torch, processor and options. Waivers may have changed since,
+as they are applied to what was judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from conformance.pipeline.job import Job
+from conformance.run.judging import rule_again
+from conformance.run.session import Run, Unit
+from reports.codec import encode
+from reports.results import Results, ResultsError, read_results
+from reports.schema import Footer, Header, Measurement, Row
+from reports.text import spell_count
+from reports.verdicts import Outcome
+
+KEPT = "results.resumed.jsonl"
+"""Name of the earlier file if the new one takes its place."""
+_MAY_DIFFER = frozenset({"started", "platform", "waivers", "findings"})
+"""Header fields in which the two parts may differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """What is taken from an earlier run: the rows of units that it has finished, by ID, and its footer, if it has one.
+
+    ``path``: its file; None: there is no earlier run.
+    """
+
+    path: Path | None = None
+    rows: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
+    started: str = ""
+    footer: Footer | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the earlier run; 0 if it was stopped before it could say."""
+        return self.footer.seconds if self.footer is not None else 0.0
+
+    @property
+    def peak_mib(self) -> float:
+        """Largest memory of one process of the earlier run, in MiB; 0 if it did not say."""
+        return (self.footer.peak_mib if self.footer is not None else None) or 0.0
+
+    def describe(self, total: int) -> Iterator[str]:
+        """Yield a note on what was taken, of how many units."""
+        if self.path is not None:
+            time = "" if self.footer is not None else ", whose time is not known, as it was stopped"
+            yield (
+                f"resumed: {len(self.rows)} of {spell_count(total)} claims, models and measurements are from the run "
+                f"that began at {self.started}{time}"
+            )
+
+
+def read_earlier(run: Run) -> Earlier:
+    """Read the results file of ``--resume``, if there is one.
+
+    Raises ResultsError for a file that cannot be read, that disagrees with itself, or that is of another run.
+    """
+    path = run.options.resume
+    if path is None:
+        return Earlier()
+    results, header = read_results(path), run.make_header()
+    _check_same(path, results, header)
+    return Earlier(
+        path=path, rows=dict(_take(run, results, header)), started=results.header.started, footer=results.footer
+    )  # fmt: skip
+
+
+def _check_same(path: Path, results: Results, header: Header) -> None:
+    for problem in results.problems:
+        if problem.startswith("the footer's "):  # its totals, or its digest; the header's are those of the whole run
+            raise ResultsError(f"{path}: disagrees with itself: {problem}")
+    earlier, now = encode(results.header), encode(header)
+    for key in sorted({*earlier, *now} - _MAY_DIFFER):
+        if earlier.get(key) != now.get(key):
+            found = f"{key} is {earlier.get(key)!r}, and {now.get(key)!r} in this run"
+            raise ResultsError(f"{path}: is of another run: {found}; run everything, without --resume")
+
+
+def _take(run: Run, results: Results, header: Header) -> Iterator[tuple[str, tuple[Row, ...]]]:
+    """Yield the finished units with their rows, as today's waivers rule on them.
+
+    A unit that waivers no longer cover is left out: its run writes the script. So is a fuzz job if the waivers differ,
+    as it draws no pattern that they cover, and a measuring job of a run that was stopped: no row says that it ended.
+    """
+    checks, units = results.checks_by_claim(), run.units
+    measured = _group(results.measurements, units)
+    has_same_waivers = results.header.waivers == header.waivers
+    for claim in results.claims:
+        if claim.claim in units:
+            ruled = rule_again(run, claim, checks[claim.claim])
+            if ruled.passes or not claim.passes:
+                yield claim.claim, (*checks[claim.claim], *measured.get(claim.claim, ()), ruled)
+    for model in results.models:
+        job = units.get(model.model)
+        if isinstance(job, Job) and (has_same_waivers or not job.is_adaptive):
+            yield model.model, (*measured.get(model.model, ()), rule_again(run, model))
+    if results.footer is not None and results.outcome is not Outcome.INCOMPLETE:
+        rows = measured.get("", ())
+        for unit in units.values():
+            if isinstance(unit, Job) and not unit.is_model:
+                yield unit.id, rows
+                rows = ()
+
+
+def _group(rows: Iterable[Measurement], units: Mapping[str, Unit]) -> dict[str, tuple[Measurement, ...]]:
+    """Group measurements by the claim or model that they are of; those of measuring jobs are under ""."""
+    groups = dict[str, tuple[Measurement, ...]]()
+    for row in rows:
+        name = row.subject if row.subject in units else ""
+        groups[name] = (*groups.get(name, ()), row)
+    return groups

@@ -1,0 +1,202 @@
+"""Resuming: what an earlier run has judged is taken from its file, ruled on by today's waivers; the rest is run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.run.resume import KEPT, Earlier, read_earlier
+from reports.results import ResultsError, comparable, read_results
+from reports.schema import Measurement
+from reports.verdicts import Outcome, Verdict
+from reports.writer import ResultsWriter
+from tests.conformance.support.made_up_runs import Session, checks, model, waiver, work
+from tests.conformance.support.suite_runs import FAKES, Ran, clean_environment, command, run
+
+BOTH = pytest.mark.parametrize("workers", ["-n0", "-n1"])
+WAIVER = """
+[[waiver]]
+glob = "*per_channel*"
+verdict = "REFUTED"
+reason = "weights per channel are declined"
+url = "https://example.org/issues/12"
+"""
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return run(tmp_path_factory.mktemp("good"), "fakes:Good")
+
+
+def resume(folder: Path, backend: str, *options: str, **variables: Any) -> Ran:
+    """Run the suite with --resume for the file that its own will replace."""
+    return run(folder, backend, f"--resume={folder / 'report' / 'results.jsonl'}", *options, **variables)
+
+
+@pytest.mark.slow
+@BOTH
+def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path, workers: str) -> None:
+    marker, path = tmp_path / "may go on", tmp_path / "report" / "results.jsonl"
+    given: dict[str, Any] = {"FAKE_MARKER": str(marker)}
+    both = "--claim=nn.Linear/*"
+    words = command(tmp_path, "fakes:Waits", workers, both)
+    process = subprocess.Popen(
+        words, cwd=FAKES, env=clean_environment() | given, start_new_session=True, stdout=subprocess.DEVNULL
+    )
+    until(lambda: path.exists() and '"kind": "claim"' in path.read_text())
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=60)
+    killed = read_results(path)
+    assert killed.outcome is Outcome.INCOMPLETE and len(killed.claims) == 1
+    marker.touch()
+    ran = resume(tmp_path, "fakes:Waits", workers, both, **given)
+    assert ran.status == 0 and "1 passed" in ran.out, ran.out
+    assert read_results(tmp_path / "report" / KEPT) == killed
+    whole = run(tmp_path / "whole", "fakes:Waits", both, **given)
+    assert comparable(ran.results) == comparable(whole.results)
+    assert ran.results.footer and "whose time is not known" in ran.results.footer.notes[0]
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    """Wait at most a minute."""
+    ends = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+@BOTH
+def test_a_run_beyond_its_deadline_is_incomplete_and_says_how_to_go_on(tmp_path: Path, good: Ran, workers: str) -> None:
+    ran = run(tmp_path, "fakes:Good", "--deadline=1e-6", workers)
+    path = ran.folder / "results.jsonl"
+    assert ran.status == 1 and ran.results.outcome is Outcome.INCOMPLETE and not ran.results.claims
+    assert f"--deadline: {len(good.results.judged)} were not begun; --resume={path} runs them" in ran.results.problems
+    assert (ran.folder / "report.html").exists()
+    second = resume(tmp_path, "fakes:Good", "--deadline=600", workers)
+    assert second.status == 0 and comparable(second.results) == comparable(good.results)
+
+
+@BOTH
+def test_of_a_run_that_came_to_its_end_nothing_is_run_again(tmp_path: Path, good: Ran, workers: str) -> None:
+    ran = run(tmp_path, "fakes:Good", f"--resume={good.folder / 'results.jsonl'}", workers)
+    assert ran.status == 0 and comparable(ran.results) == comparable(good.results)
+    count = len(good.results.judged)
+    note = f"resumed: {count} of {count} claims, models and measurements are from the run that began at "
+    assert ran.results.footer and ran.results.footer.notes[0].startswith(note)
+    assert good.results.footer and ran.results.footer.seconds > good.results.footer.seconds
+    assert not (ran.folder / KEPT).exists() and "passed" not in ran.out.rpartition("conformance")[2]
+
+
+def test_waivers_that_are_new_cover_what_was_judged_before_them(tmp_path: Path) -> None:
+    path = tmp_path / "waivers.toml"
+    path.write_text(WAIVER)
+    given: dict[str, Any] = {"FAKE_WAIVERS": str(path)}
+    without = run(tmp_path, "fakes:Deviates", "--no-waivers", **given)
+    waived = resume(tmp_path, "fakes:Deviates", **given)
+    assert (without.status, waived.status) == (1, 0)
+    assert comparable(waived.results) == comparable(run(tmp_path / "whole", "fakes:Deviates", **given).results)
+
+
+def test_what_no_waiver_covers_any_more_is_run_again_for_its_script(tmp_path: Path) -> None:
+    path = tmp_path / "waivers.toml"
+    path.write_text(WAIVER)
+    given: dict[str, Any] = {"FAKE_WAIVERS": str(path)}
+    run(tmp_path, "fakes:Deviates", **given)
+    without = resume(tmp_path, "fakes:Deviates", "--no-waivers", **given)
+    whole = run(tmp_path / "whole", "fakes:Deviates", "--no-waivers", **given)
+    assert without.status == 1 and comparable(without.results) == comparable(whole.results)
+    assert [claim.script for claim in without.results.claims if not claim.passes] != [""]
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--seed=4", "seed is 0, and 4 in this run; run everything, without --resume"),
+        ("--allow-quality", "options is "),
+        ("--claim=*per_channel*", "claims is 2, and 1 in this run"),
+    ],
+)
+def test_a_run_of_another_kind_is_refused_and_left_as_it_is(tmp_path: Path, good: Ran, option: str, told: str) -> None:
+    before = (good.folder / "results.jsonl").read_bytes()
+    ran = resume(good.folder.parent, "fakes:Good", option)
+    assert ran.status == 4 and "--resume: " in ran.err and f"is of another run: {told}" in ran.err
+    assert "Traceback" not in ran.err and (good.folder / "results.jsonl").read_bytes() == before
+
+
+def test_a_file_that_is_not_there_or_was_edited_is_refused(tmp_path: Path, good: Ran) -> None:
+    edited = tmp_path / "edited.jsonl"
+    missing = run(tmp_path, "fakes:Good", f"--resume={edited}")
+    edited.write_text((good.folder / "results.jsonl").read_text().replace('"outcome": "pass"', '"outcome": "skip"', 1))
+    ran = run(tmp_path, "fakes:Good", f"--resume={edited}")
+    assert [missing.status, ran.status] == [4, 4]
+    assert f"--resume: {edited}: cannot be read: No such file" in missing.err
+    assert f"--resume: {edited}: disagrees with itself: the footer's sha256" in ran.err
+
+
+# -- which units are taken --------------------------------------------------------------------------------------------
+
+FACT, FUZZ = "fact/fingerprint/linear", "model/fuzz/0/ptq"
+MEASURED = Measurement(topic="fingerprint", subject="linear, quint8", values={"ties": "half_even"})
+
+
+def earlier_of(folder: Path, *, is_stopped: bool = False, now: tuple[Any, ...] = (), **settings: Any) -> Earlier:
+    """What a run takes from one of the same units; ``now``: its waivers."""
+    first = Session(folder, ["a"], jobs=["model/resnet/ptq", FUZZ, FACT], **settings)
+    first.whole(first.claims[0], Verdict.REFUTED, "fail", message="far off")
+    for job in first.jobs[:2]:
+        first.ended(job, work(model(job.id)))
+    first.ended(first.jobs[2], work(MEASURED))
+    if not is_stopped:
+        first.finish(1)
+    path = first.path.rename(folder / "earlier.jsonl")
+    return read_earlier(Session(folder, ["a"], jobs=["model/resnet/ptq", FUZZ, FACT], waivers=now, resume=path).run)
+
+
+def test_all_is_taken_of_a_run_that_came_to_its_end(tmp_path: Path) -> None:
+    rows = earlier_of(tmp_path).rows
+    assert rows.keys() == {"a/static:int8", "model/resnet/ptq", FUZZ, FACT}
+    assert rows[FACT] == (MEASURED,) and len(rows["model/resnet/ptq"]) == 1
+
+
+def test_a_measurement_of_a_run_that_was_stopped_is_made_again(tmp_path: Path) -> None:
+    """A measuring job may give several rows or none: none of them says that it came to its end."""
+    rows = earlier_of(tmp_path, is_stopped=True).rows
+    assert rows.keys() == {"a/static:int8", "model/resnet/ptq", FUZZ}
+
+
+def test_a_reason_is_given_once_though_a_waiver_does_not_cover_it_twice(tmp_path: Path) -> None:
+    small = waiver("a/static:int8", Verdict.FALLBACK)
+    rows = earlier_of(tmp_path, waivers=[small], now=(small,)).rows
+    reason = rows["a/static:int8"][-1].reason  # type: ignore[union-attr]
+    assert reason.startswith("far off (not waived: ") and reason.count("not waived") == 1
+
+
+def test_graphs_are_drawn_again_where_the_waivers_differ(tmp_path: Path) -> None:
+    """They are drawn of patterns that no waiver covers."""
+    session = Session(tmp_path, [], jobs=[FUZZ, "model/resnet/ptq"])
+    for job in session.jobs:
+        session.ended(job, work(model(job.id)))
+    header = session.run.make_header()
+    path = tmp_path / "other.jsonl"
+    with ResultsWriter(path) as writer:
+        writer.write(replace(header, waivers={"file": "other.toml", "sha256": "0" * 64}))
+        for line in session.path.read_text().splitlines()[1:]:
+            writer.write_line(line)
+    run_now = Session(tmp_path, [], jobs=[FUZZ, "model/resnet/ptq"], resume=path).run
+    assert read_earlier(run_now).rows.keys() == {"model/resnet/ptq"}
+
+
+def test_without_resume_nothing_is_taken(tmp_path: Path) -> None:
+    session = Session(tmp_path, ["a"])
+    session.ended(session.claims[0], work(*checks(session.claims[0])))
+    assert read_earlier(session.run) == Earlier()
+    with pytest.raises(ResultsError, match="cannot be read"):
+        read_earlier(Session(tmp_path, ["a"], resume=tmp_path / "none").run)
