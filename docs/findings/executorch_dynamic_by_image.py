@@ -1,5 +1,5 @@
 """ExecuTorch: dynamic conv2d. XNNPACK's delegate quantizes each image by itself, and takes weights per channel alone.
-XNNPACKQuantizer annotates both schemes."""
+XNNPACKQuantizer annotates both schemes, but no depthwise layer, nor what it takes for one by the weight's shape."""
 
 import executorch.kernels.quantized  # noqa: F401
 import torch
@@ -47,6 +47,18 @@ for layer in (nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(3, 4, 3)):
         print(f"{type(layer).__name__}, scales of the weight: {weight}. {where}; off by {off_one:.1e},")
         print(f"    and by {off_two:.1e} with a dim image beside it")
         found.append(taken == is_per_channel and off_one < 1e-5 and (off_two > 1e-4) == taken)
+for layer in (nn.Conv2d(3, 3, 3, groups=3), nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, groups=2)):
+    x = torch.rand(1, layer.in_channels, 8, 8)
+    config = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True)
+    prepared = prepare_pt2e(export(nn.Sequential(layer).eval(), (x,)).module(), XNNPACKQuantizer().set_global(config))
+    prepared(x)
+    is_quantized = any("quantize" in str(node.target) for node in convert_pt2e(prepared).graph.nodes)
+    per_group = layer.in_channels // layer.groups
+    print(f"{per_group} of {layer.in_channels} channels per group: {'quantized' if is_quantized else 'left in float'}")
+    found.append(is_quantized == (per_group > 1))
+_, off_faint = run(nn.Conv2d(3, 4, 3), 1e-4 * image, is_per_channel=True)
+print(f"a faint image, which choose_qparams gives its smallest scale: off by {off_faint:.1e}")
+found.append(off_faint > 1e-5)
 shown = all(found)
 print("the fault shows" if shown else "the fault does not show with this version")
 raise SystemExit(not shown)
