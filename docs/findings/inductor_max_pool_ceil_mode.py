@@ -25,8 +25,9 @@ for kernel in (2, 3):
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True)(x)
     own = torch.ops.quantized.max_pool2d(x, [kernel] * 2, [kernel] * 2, [0, 0], [1, 1], True)
-    print(f"kernel {kernel}: compiled {(*compiled.shape,)}, eager {(*model(x).shape,)}, the kernel alone {(*own.shape,)}")
-    found.append(compiled.shape != model(x).shape and torch.equal(own, model(x)))
+    compiled_shape, eager_shape, own_shape = (tuple(each.shape) for each in (compiled, model(x), own))
+    print(f"kernel {kernel}: compiled {compiled_shape}, eager {eager_shape}, the kernel alone {own_shape}")
+    found.append(compiled_shape != eager_shape and torch.equal(own, model(x)))
 values = x.float()
 in_float = torch.compile(partial(torch.nn.functional.max_pool2d, kernel_size=2, ceil_mode=True), fullgraph=True)(values)
 print(f"in float: compiled {(*in_float.shape,)}")
