@@ -16,6 +16,7 @@ from conformance.annotations.reading import PatternReading
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims_of.candidates import plan_candidate
+from conformance.machine.guard import guard
 from conformance.ops.fused_modules import QAT_OF
 from conformance.ops.table import FAMILIES
 from conformance.pipeline.job import Job
@@ -78,6 +79,7 @@ def _read(problem: Problem | None) -> tuple[Verdict, str, str]:
     return (Verdict.VERIFIED, "DTY-02", "") if problem is None else (problem.verdict, problem.rule, problem.message)
 
 
+@guard("annotate.check_unclaimed")
 def check_unclaimed(found: Mapping[str, BothPlaces], claimed: set[str]) -> Problem | None:
     """Check that no op is annotated that no entry claims. (DTY-02)
 

@@ -67,10 +67,10 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if not isinstance(run, Run):
         return run
     if not hasattr(config, "workerinput") and not config.option.collectonly:
-        with raise_usage_error_for(ElsewhereError):
-            remove_calls(run.options.report_dir)
         with raise_usage_error_for(ResultsError, "--resume: "):
             earlier = read_earlier(run)
+        with raise_usage_error_for(ElsewhereError):
+            remove_calls(run.options.report_dir)
         ends_at = None if run.options.deadline is None else time.time() + run.options.deadline
         config.stash[_RECORDER] = Recorder(limit_run(config, run, earlier.rows, ends_at), earlier)
     return None

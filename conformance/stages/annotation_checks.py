@@ -13,6 +13,7 @@ from conformance.annotations.reading import Observed, PatternReading
 from conformance.claims.case import Case
 from conformance.claims.claim import NO_WEIGHT, Claim
 from conformance.claims.qconfigs import INTEGERS, WEIGHT_OBSERVERS, Kind, kind_of, weight_axis_of
+from conformance.machine.guard import guard
 from conformance.stages.stage import Problem
 from refimpl import DTypeConfig, DTypeWithConstraints, ObservationType
 from refimpl.decomposed import PLAIN_DTYPE
@@ -93,6 +94,7 @@ def _says_more(claim: Claim, places: BothPlaces) -> bool:
     return len({each is None for each in inputs}) < 2
 
 
+@guard("annotate.check_presence")
 def check_presence(annotated: Annotated) -> Problem | None:
     """Check that the pattern is annotated, as one: all of its inputs, its output, and nothing inside. (OBS-01)"""
     reading, kind = annotated.reading, annotated.kind
@@ -119,6 +121,7 @@ def check_presence(annotated: Annotated) -> Problem | None:
     return None
 
 
+@guard("annotate.check_flow")
 def check_flow(annotated: Annotated) -> Problem | None:
     """Check that training has fake quantizes, and nothing else has. (QAT-01)"""
     if annotated.kind is Kind.FLOAT16:
@@ -131,6 +134,7 @@ def check_flow(annotated: Annotated) -> Problem | None:
     return Problem(rule="QAT-01", message=f"uses {found}; {annotated.claim.flow.upper()} needs {expected}")
 
 
+@guard("annotate.check_dtypes")
 def check_dtypes(annotated: Annotated) -> Problem | None:
     """Check that each end has the claim's dtype, and keeps its bounds. (DTY-01, DTY-03 to DTY-05, DTY-07)"""
     dtypes = annotated.claim.dtypes
@@ -180,6 +184,7 @@ def _as_quantized(facts: ObserverFacts) -> ObserverFacts:
     )  # fmt: skip
 
 
+@guard("annotate.check_weight")
 def check_weight(annotated: Annotated) -> Problem | None:
     """Check that the weight has the claim's dtype, bounds, scheme and axis, and nothing but it is observed. (OBS-13)"""
     claim = annotated.claim
@@ -212,6 +217,7 @@ def _hold_scheme(claim: Claim, name: str, observed: Observed) -> Problem | None:
     return None
 
 
+@guard("annotate.check_bias")
 def check_bias(annotated: Annotated) -> Problem | None:
     """Check that the bias is float, or int32 of scale s_x·s_w where the Capabilities say so. (OBS-06, NUM-04)"""
     reading, bias = annotated.reading, annotated.reading.parameters.get("bias")
@@ -230,6 +236,7 @@ def check_bias(annotated: Annotated) -> Problem | None:
     return None
 
 
+@guard("annotate.check_sharing")
 def check_sharing(annotated: Annotated) -> Problem | None:
     """Check that inputs and output share one observer, or have one each, by the observation type. (OBS-01, OBS-02)"""
     if annotated.kind not in INTEGERS or not annotated.outputs:

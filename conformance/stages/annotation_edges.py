@@ -12,6 +12,7 @@ from conformance.annotations.probe import Probe, Probed
 from conformance.claims.case import Case
 from conformance.claims.claim import NO_WEIGHT, Claim
 from conformance.claims.pattern_plan import is_norm
+from conformance.machine.guard import guard
 from conformance.ops.op_model import PatternModel
 from conformance.stages.stage import Problem
 from refimpl import BackendConfig
@@ -67,6 +68,7 @@ def _make_integers(probe: Probe) -> Probe | None:
     return Probe(pattern=probe.pattern, inputs=inputs, activations=()) if is_integer else None
 
 
+@guard("annotate.find_edge_problem")
 def find_edge_problem(edge: Edge, probed: Probed) -> Problem | None:
     """Check that what is just outside of the claim is not annotated as if it were inside. (PAT-06, OBS-10)"""
     reading = probed.reading

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
+from importlib import import_module
 
 from conformance.claims.claim import enumerate_claims
 from conformance.mutation.mutant import Mutant
@@ -22,6 +23,7 @@ from tests.mutants import reference_run_faults as reference_run_faults
 from tests.mutants.fault_table import FAULTS, RATIO, Fault
 from tests.mutants.integer_faults import multiplier
 from tests.mutants.integer_kernels import SAMPLE, IntegerBackend, Make, varied
+from tests.support.torchao import ABSENCE
 
 LADDER = (12, 16)
 
@@ -57,6 +59,11 @@ def _fine() -> Iterator[tuple[str, Make, float | None]]:
     yield "15-bit multiplier", varied("rescale", multiplier(15)), None
 
 
+def _quantizer_faults() -> Iterable[Mutant]:
+    """Those of Quantizers, where torchao can be used: importing their module needs it."""
+    return () if ABSENCE else import_module("tests.mutants.quantizer_faults").MUTANTS
+
+
 MUTANTS: tuple[Mutant, ...] = (
     *_integer_faults(),
     *reference_faults.MUTANTS,
@@ -65,4 +72,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *qparams_faults.MUTANTS,
     *evidence_faults.MUTANTS,
     *honest.MUTANTS,
+    *_quantizer_faults(),
 )

@@ -101,6 +101,14 @@ class Changed(Quantizer):  # type: ignore[misc]
         """Accept anything."""
 
 
+class Unlicensed(Quantized):
+    """A backend whose Quantizer cannot be had."""
+
+    def quantizer(self, request: QuantizerRequest) -> Any:
+        """Raise."""
+        raise RuntimeError("no licence found")
+
+
 class QuantizedPrograms(Quantized):
     """The same backend for programs: those that the Quantizer has quantized are run as they are."""
 
@@ -153,18 +161,21 @@ _TRAINED = _spec(FakeQuantize.with_args(observer=MinMaxObserver, eps=2**-12), qs
 
 
 def _set_input(place: int, spec: Any) -> Callable[[Node, Any], object]:
-    """Return what annotates an argument as asked, where the op is annotated; None: not at all."""
+    """Return what annotates an argument as asked, where the op has it and is annotated; None: not at all."""
 
     def change(node: Node, note: Any) -> None:
-        if note.input_qspec_map:
+        if note.input_qspec_map and place < len(node.args):
             note.input_qspec_map[node.args[place]] = spec
 
     return change
 
 
 def _set_output(spec: Any) -> Callable[[Node, Any], object]:
+    """Return what annotates an output as asked, where it is no integer."""
+
     def change(node: Node, note: Any) -> None:
-        note.output_qspec = spec
+        if node.meta["val"].is_floating_point():
+            note.output_qspec = spec
 
     return change
 
@@ -237,6 +248,9 @@ fault(
 )
 
 MUTANTS += [
+    Mutant(
+        group="annotation", name="its Quantizer cannot be had", rules=("LOW-01",), make=Unlicensed, claims=(LINEAR,)
+    ),
     Mutant(
         group="annotation", name="enlarges the weights that it is to annotate", rules=("NUM-03", "NUM-04"),
         make=lambda: QuantizedPrograms(lambda honest: Enlarging(honest, "no op", _annotate)), claims=(LINEAR,),

@@ -15,11 +15,12 @@ def _describe_absence() -> str:
     return ""
 
 
-_ABSENCE = _describe_absence()
-needs_torchao = pytest.mark.skipif(bool(_ABSENCE), reason=_ABSENCE)
+ABSENCE = _describe_absence()
+"""Why torchao cannot be used; "" if it can be."""
+needs_torchao = pytest.mark.skipif(bool(ABSENCE), reason=ABSENCE)
 
 
 def require_torchao() -> None:
     """Skip what calls it, a test or a whole module, where torchao cannot be used."""
-    if _ABSENCE:
-        pytest.skip(_ABSENCE, allow_module_level=True)
+    if ABSENCE:
+        pytest.skip(ABSENCE, allow_module_level=True)

@@ -23,6 +23,7 @@ from conformance.mutation.power import Power, as_data, is_right, render_document
 from conformance.run.options import ROOT
 from reports.verdicts import Verdict
 from tests.mutants import mutants as shipped
+from tests.support.torchao import needs_torchao
 
 MUTANTS = {mutant.name: mutant for mutant in shipped.MUTANTS}
 CLASSES = {
@@ -171,6 +172,7 @@ def test_rates_are_of_faulty_mutants_and_honest_ones_may_not_be_red() -> None:
     assert data["trials"][1]["blamed_rightly"] is False and data["passes"] is False
 
 
+@needs_torchao
 def test_the_document_is_of_these_mutants_and_checks() -> None:
     text = (ROOT / "docs" / "detection-power.md").read_text(encoding="utf-8")
     for each in shipped.MUTANTS:
