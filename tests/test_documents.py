@@ -28,7 +28,8 @@ from reports.diff import Change
 from reports.families import OTHER, find_family
 from reports.results import read_results
 from reports.verdicts import VERDICTS, Outcome
-from tests.support.torchao import require_torchao
+from tests.mutants.mutants import MUTANTS
+from tests.support.torchao import needs_torchao, require_torchao
 from tests.support.warm_python import run_python
 
 ROOT = Path(__file__).parents[1]
@@ -253,6 +254,12 @@ def test_the_numbers_of_the_readme_are_those_of_the_documents() -> None:
     honest = re.search(r"without a false alarm: (\d+) of (\d+) ", DOCS["detection-power"])
     assert honest and honest[1] == honest[2]
     assert f"refutes none of {int(honest[2]) // 2} honest variants" in README  # each runs in two profiles
+
+
+@needs_torchao
+def test_the_honest_variants_of_the_readme_are_all_there_are() -> None:
+    variants = sum(mutant.is_honest for mutant in MUTANTS)
+    assert f"refutes none of {variants} honest variants" in README
 
 
 def test_headers_say_of_the_detection_power_what_the_document_says() -> None:

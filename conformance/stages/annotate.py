@@ -142,5 +142,5 @@ def _judge_edges(edges: Mapping[str, Edge], found: Found) -> Iterator[StageError
 
 
 def _make_error(case: str, problem: Problem) -> StageError:
-    text = f"the Quantizer: {problem.message}"
+    text = f"the Quantizer: {problem.message.removeprefix('the Quantizer ')}"
     return StageError(problem.rule, problem.verdict, text, where=Where(case=case))

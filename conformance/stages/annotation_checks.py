@@ -78,7 +78,7 @@ def find_problem(claim: Claim, case: Case, places: BothPlaces, capabilities: Cap
     is_between = _says_more(claim, places)
     probed = places.between if is_between and places.between is not None else places.alone
     if probed.reading is None:
-        return Problem(rule="LOW-01", message=probed.failure.removeprefix("the Quantizer "))
+        return Problem(rule="LOW-01", message=probed.failure)
     annotated = Annotated(
         claim=claim, case=case, reading=probed.reading, capabilities=capabilities,
         leaves_output=places.has_neighbours and not is_between,

@@ -73,9 +73,7 @@ def find_edge_problem(edge: Edge, probed: Probed) -> Problem | None:
     """Check that what is just outside of the claim is not annotated as if it were inside. (PAT-06, OBS-10)"""
     reading = probed.reading
     if reading is None:
-        return (
-            None if probed.is_refused else Problem(rule="LOW-01", message=probed.failure.removeprefix("the Quantizer "))
-        )
+        return None if probed.is_refused else Problem(rule="LOW-01", message=probed.failure)
     if edge.is_silent:
         text = f"{edge.name}: annotates {', '.join(reading.asking)}"
         return Problem(rule=edge.rule, message=text) if reading.asking else None
