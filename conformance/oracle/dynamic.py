@@ -14,7 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule
 
-from conformance.oracle.error_bounds import U64, Errors, OpCall, U, Value, bound_dot_products, gamma, read_operands
+from conformance.oracle.error_bounds import (
+    U64,
+    Errors,
+    OpCall,
+    U,
+    Value,
+    bound_dot_products,
+    bound_products,
+    gamma,
+    read_operands,
+)
 from refimpl import explain
 
 EPS = torch.finfo(torch.float32).eps  # the smallest scale of an observer that was given none (NUM-02)
@@ -155,7 +165,7 @@ def bound_linear_products(call: OpCall) -> Errors:
         return bound_dot_products(call)
     is_float = call.capabilities.float_accumulation or isinstance(x, Floating)
     capabilities = replace(call.capabilities, int32_bias=False, float_accumulation=is_float)
-    errors = bound_dot_products(replace(call, capabilities=capabilities))
+    errors = bound_products(replace(call, capabilities=capabilities))
     if isinstance(x, Dynamic):
         bias = None if bias is None else bias.double()
         products = call.result if bias is None else call.result - bias

@@ -1,11 +1,11 @@
 """Error bounds: how far a right backend's float value may be from the exact one, op by op (rules NUM-03 to NUM-05).
 
 A value on the oracle's walk is the exact real result and a bound on its error, split by cause: ``upstream`` (a rounding
-before this op that may fall either way), ``rescale`` (float32 factors), ``bias`` (rounded to int32), ``accumulation``
-(sums in floating point), ``function`` (a float32 evaluation), ``weights`` (only where the model before and after
-quantizing its weights is compared). Every bound takes the errors of the operands to that of the result; each bound is
-derived in its docstring. u = 2⁻²⁴ is the unit roundoff of float32; γₙ = n·u / (1 − n·u) (Higham, Accuracy and
-Stability of Numerical Algorithms, 2002, lemma 3.1).
+before this op that may fall either way), ``rescale`` (float32 factors), ``bias`` (rounded to int32, or added in
+float32), ``accumulation`` (sums in floating point), ``function`` (a float32 evaluation), ``weights`` (only where the
+model before and after quantizing its weights is compared). Every bound takes the errors of the operands to that of the
+result; each bound is derived in its docstring. u = 2⁻²⁴ is the unit roundoff of float32; γₙ = n·u / (1 − n·u) (Higham,
+Accuracy and Stability of Numerical Algorithms, 2002, lemma 3.1).
 """
 
 from __future__ import annotations
@@ -210,6 +210,25 @@ def propagate_product(run: Callable[[Tensor, Tensor], Tensor], x: Value, y: Valu
 
 
 def bound_dot_products(call: OpCall) -> Errors:
+    """Σ x·w + b of integers: as `bound_products`; a bias b that is kept in float adds 2u·|b| + 3u·|y − b| + u·|y|.
+
+    Either b is brought to the accumulator's steps, b / (s_x·s_w), which rounds product and quotient, and the integer
+    becomes a float: 2u·|b| + u·|y − b|; or the integer does, and is multiplied by s_x·s_w: 3u·|y − b|. The sum rounds
+    once. Product and bias may cancel, these errors do not.
+    """
+    errors = bound_products(call)
+    x, w, bias, _ = read_operands(call)
+    is_summed = call.capabilities.int32_bias or call.capabilities.float_accumulation
+    is_of_weights = "weights" in w.errors  # models in float64 are compared: nothing is rounded
+    has_steps = find_accumulator_step(call.function, x, w, call.result) is not None
+    if bias is None or is_summed or is_of_weights or not has_steps:
+        return errors
+    added = bias.double().reshape(-1, *[1] * (w.real.dim() - 2))
+    rounded = 2 * U * added.abs() + 3 * U * (call.result - added).abs() + U * call.result.abs()
+    return add_error(errors, "bias", torch.where(added == 0, 0.0, rounded))
+
+
+def bound_products(call: OpCall) -> Errors:
     """Σ x·w + b over n products: Σ|x|·e_w + e_x·|w| + e_x·e_w for each cause.
 
     A bias held as int32 of scale s_x·s_w is off by half such a step, and by what is beyond 2³¹ of them. Summing in
