@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import chain, takewhile
-from traceback import StackSummary, walk_stack
+from traceback import StackSummary, extract_tb, walk_stack
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -37,8 +37,7 @@ class QuantizationTracer(Tracer):
 
     def __init__(self, leaf_names: tuple[str, ...] = (), leaf_classes: tuple[type, ...] = ()) -> None:
         super().__init__()
-        self.leaf_names = leaf_names
-        self.leaf_classes = leaf_classes
+        self.leaf_names, self.leaf_classes = leaf_names, leaf_classes
         self._autowrap_search: list[Any] = []  # of the functions in ``math``; see _recorded_math
         self._functional: set[int] = set()
         self._lines: dict[tuple[CodeType, int], str] = {}
@@ -147,8 +146,7 @@ def notes_of(model: nn.Module) -> dict[str, Any]:
 def draft_of(model: GraphModule) -> Draft:
     """Return a draft with a copy of a graph module's graph; the graph module itself is not changed."""
     draft = Draft(model, copy.deepcopy(model.graph))
-    draft.training, draft.origin = model.training, type(model).__name__
-    draft.meta = dict(notes_of(model))
+    draft.training, draft.origin, draft.meta = model.training, type(model).__name__, dict(notes_of(model))
     return draft
 
 
@@ -158,8 +156,10 @@ def trace(model: nn.Module, leaf_names: tuple[str, ...] = (), leaf_classes: tupl
     try:
         graph = tracer.trace(model)
     except Exception as error:
+        own = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith((*torch.__path__, __file__))]
+        place = f" (at {own[-1].filename.rpartition('/')[2]}:{own[-1].lineno}: {own[-1].line})" if own else ""
         raise ModelError(
-            f"{type(model).__name__} cannot be traced by torch.fx: {error}. Make the untraceable part a leaf "
+            f"{type(model).__name__} cannot be traced by torch.fx: {error}{place}. Make the untraceable part a leaf "
             "(non-traceable module names or classes), or rewrite its data-dependent control flow"
         ) from error
     for node in graph.nodes:
