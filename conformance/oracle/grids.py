@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,10 @@ class Grid:
     def values(self, integers: Tensor) -> Tensor:
         """Return the float32 values of integers: what dequantize gives for them. (NUM-01)"""
         return ((integers.double() - self.zero_point) * self.scale).float()
+
+    def place(self, real: Tensor) -> Tensor:
+        """Return real values, each rounded to the nearest one of the grid."""
+        return self.values(self.integers(real).round().clamp(self.low, self.high))
 
     def nearness(self, integers: Tensor) -> Tensor:
         """Return how far from q float32 arithmetic may put the value of q, in steps: beyond it is between integers.
@@ -104,7 +108,15 @@ def is_range_clamp(node: Any) -> bool:
 
 def is_constant(node: Node) -> bool:
     """Tell whether a value depends only on attributes of the model: a weight, or a tensor that a function makes."""
-    return node.op == "get_attr" or (node.op != "placeholder" and all(map(is_constant, node.all_input_nodes)))
+    waiting, seen = [node], {node}
+    while waiting:
+        each = waiting.pop()
+        if each.op == "placeholder":
+            return False
+        new = [source for source in each.all_input_nodes if source not in seen]
+        waiting += new
+        seen.update(new)
+    return True
 
 
 def find_nodes_left_in_float(model: GraphModule) -> Iterator[Node]:
@@ -141,6 +153,12 @@ def grid_of(model: GraphModule, node: Node) -> Grid:
 def placeholder_grids(model: GraphModule) -> list[Grid | None]:
     """Return the grid of each input of a reference model, in order; None: it is not quantized before the run."""
     return [_find_grid(model, node) for node in model.graph.nodes if node.op == "placeholder"]
+
+
+def place_on_grids(model: GraphModule, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Round inputs of a reference model to its grids of these, so that nothing else rounds them."""
+    pairs = zip(batch, placeholder_grids(model), strict=True)
+    return tuple(value if grid is None else grid.place(value) for value, grid in pairs)
 
 
 _AT_RUN_TIME = ("to", torch.quantize_per_tensor_dynamic)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from conformance.claims.claim import Claim
-from conformance.oracle.grids import output_step, placeholder_grids
+from conformance.oracle.grids import output_step, place_on_grids
 from conformance.stages.bench import Bench
 from conformance.stages.lower import lower, run_lowered
 from conformance.stages.stage import StageError
@@ -70,7 +70,7 @@ def run(claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench) -> Iterator[
     train = partial(fit, images=seen, labels=seen_labels, epochs=QAT_EPOCHS, rate=QAT_RATE)
     try:
         reference = reference_of(bench, copy.deepcopy(network), claims, setup, calibration, train)
-        on_grid = place_on_grid(reference, unseen)
+        (on_grid,) = place_on_grids(reference, (unseen,))
         values["reference"] = measure_top1(reference, on_grid, unseen_labels)
         check = verify_model(bench, name, reference, [(batch,) for batch in torch.split(on_grid, BATCH)])
         lowered = lower(bench, reference, (on_grid,))
@@ -99,12 +99,6 @@ def fit(network: nn.Module, images: Tensor, labels: Tensor, epochs: int, rate: f
         falling = rate * (1 - epoch / epochs)
         for chosen in torch.split(torch.randperm(len(images)), BATCH):
             descend(network, F.cross_entropy(network(images[chosen]), labels[chosen]), falling)
-
-
-def place_on_grid(reference: GraphModule, images: Tensor) -> Tensor:
-    """Round images to the grid of the reference model's input, so that nothing else rounds them."""
-    grid = placeholder_grids(reference)[0]
-    return images if grid is None else grid.values(grid.integers(images).round().clamp(grid.low, grid.high))
 
 
 def measure_top1(network: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> float:
