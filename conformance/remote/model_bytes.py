@@ -20,8 +20,10 @@ from torch.fx.node import map_arg
 
 from refimpl.graph_modules import FlowModule
 
-_KEPT_META = ("nn_module_stack",)
-"""What a node's meta may say of where the node comes from; backends name ops by it."""
+_STACK = "nn_module_stack"
+"""What a node's meta says of where the node comes from; backends name ops by it."""
+_KNOWN = ("torch.", "refimpl.")
+"""Where classes are from whose names go along. Of a user's containers only the paths do: their package stays here."""
 _HOMES: tuple[Any, ...] = (torch, F, torch.Tensor, torch._C._nn)
 """Where functions without a module of their own are found by name."""
 _NAMED = (torch.dtype, torch.qscheme, torch.memory_format, torch.layout)
@@ -130,12 +132,18 @@ def _take_apart(model: GraphModule) -> tuple[Any, ...]:
     places: dict[Any, Any] = {node: _Place(number) for number, node in enumerate(model.graph.nodes)}
     nodes = [
         (node.op, node.target, map_arg(node.args, places.__getitem__), map_arg(node.kwargs, places.__getitem__),
-         node.name, node.type, {key: node.meta[key] for key in _KEPT_META if key in node.meta})
+         node.name, node.type, _strip_stack(node.meta[_STACK]) if _STACK in node.meta else None)
         for node in places
     ]  # fmt: skip
     attributes = {key: value for key, value in vars(model).items() if key not in _MADE_ANEW}
     graph: Any = model.graph
     return isinstance(model, FlowModule), type(model).__name__, nodes, graph._codegen, attributes
+
+
+def _strip_stack(stack: dict[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
+    """Return a node's stack of modules, with nn.Module for classes that are neither torch's nor refimpl's."""
+    kinds = {key: (path, kind, getattr(kind, "__module__", "")) for key, (path, kind) in stack.items()}
+    return {key: (path, kind if home.startswith(_KNOWN) else nn.Module) for key, (path, kind, home) in kinds.items()}
 
 
 _MADE_ANEW = frozenset({"_graph", "_code", "_tracer_cls", "_lineno_map", "_prologue_start"})
@@ -158,9 +166,10 @@ def _load_graph_module(
             return {key: node_at(item) for key, item in value.items()}
         return slice(*map(node_at, (value.start, value.stop, value.step))) if isinstance(value, slice) else value
 
-    for op, target, args, kwargs, node_name, kind, meta in nodes:
+    for op, target, args, kwargs, node_name, kind, stack in nodes:
         node = graph.create_node(op, target, node_at(args), node_at(kwargs), node_name, kind)
-        node.meta.update(meta)
+        if stack is not None:
+            node.meta[_STACK] = stack
         made.append(node)
     kind_of_module: Callable[..., GraphModule] = FlowModule if is_flow else GraphModule
     root = nn.Module()
