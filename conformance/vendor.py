@@ -1,6 +1,10 @@
-"""What a vendor's own code calls: ``register`` makes a pattern with the vendor's own ops buildable."""
+"""What a vendor's own code uses: ``register`` makes a pattern with the vendor's own ops buildable.
+
+``GivenModel`` is what a function that ``--model`` names returns.
+"""
 
 from conformance.claims.registry import register
 from conformance.ops.op_model import Input, Role
+from conformance.own_models.given import GivenModel
 
-__all__ = ["Input", "Role", "register"]
+__all__ = ["GivenModel", "Input", "Role", "register"]

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from reports.causes import find_cause, group
 from reports.coverage import RuleRow, WaiverRow, collect_rules, collect_waivers, find_slowest
 from reports.decision import count_unreached, describe_no_failure, list_untried
+from reports.deployments import DeploymentView, view_deployments
 from reports.diff import Differences, compare_runs
 from reports.evidence import Table, make_table, tabulate_values
 from reports.heatmap import HeatMap, make_heat_map
@@ -166,6 +167,7 @@ class Report:
     columns: Mapping[str, str]
     heat_map: HeatMap
     models: tuple[ModelResult, ...]
+    deployments: tuple[DeploymentView, ...]
     accuracy: Mapping[str, Mapping[str, object]]
     measurements: Mapping[str, Table]
     plots: tuple[Markup, ...]
@@ -221,6 +223,7 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         [view for view in worst_first if view.claim.allowed],
     )  # fmt: skip
     topics = _group_by_topic(results.measurements)
+    models = tuple(sorted(results.models, key=lambda model: (model.passes, model.verdict.rank, model.model)))
     return Report(
         no_failure=describe_no_failure(results),
         untried=tuple(list_untried(results)),
@@ -234,7 +237,8 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         unshown=_view_groups(results.unshown(), views),
         columns=configs,
         heat_map=make_heat_map(results.claims, list(columns)),
-        models=tuple(sorted(results.models, key=lambda model: (model.passes, model.verdict.rank, model.model))),
+        models=models,
+        deployments=view_deployments(models),
         accuracy={row.subject: row.values for row in results.measurements if row.topic == "accuracy"},
         measurements={topic: make_table(rows) for topic, rows in topics.items()},
         plots=plots,

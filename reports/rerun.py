@@ -115,6 +115,8 @@ def build_command(results: Results, waivers: Path | None) -> Iterator[str]:
         yield f"--isa={options['isa']}"
     if isinstance(outputs := options.get("outputs"), str):
         yield f"--outputs={outputs}"
+    if isinstance(models := options.get("model"), list):
+        yield from (f"--model={spec}" for spec in models)
 
 
 def _clamp_timeout(results: Results) -> float:

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from conformance.stages.bench import Bench
 from reports.schema import Measurement, ModelResult
 
+OWN = "model/own/"
+"""How the IDs of models begin that are handed in."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -33,6 +36,11 @@ class Job:
     def is_adaptive(self) -> bool:
         """Whether what it asks for next depends on the last answer: then no file can hold its questions."""
         return not self.is_model or self.id.startswith("model/fuzz/")
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it judges a model that is handed in, so that code of the user's runs."""
+        return self.id.startswith(OWN)
 
     def __str__(self) -> str:
         return self.id

@@ -57,7 +57,7 @@ def describe(results: Results, waivers: Path | None) -> RunDescription:
 def _options_of(header: Header) -> Options:
     """Return the options of the run, with the backend's own waivers."""
     given, timeout = header.options, header.options.get("claim_timeout")
-    most = given.get("max_examples")
+    most, models = given.get("max_examples"), given.get("model")
     return Options(
         backend=str(given.get("backend", header.backend)),
         report_dir=Path(),
@@ -65,6 +65,7 @@ def _options_of(header: Header) -> Options:
         profile=header.profile,
         claim_timeout=float(timeout) if isinstance(timeout, int | float) else CLAIM_TIMEOUTS[header.profile],
         max_examples=most if isinstance(most, int) else None,
+        models=tuple(map(str, models)) if isinstance(models, list) else (),
         allow_quality=bool(given.get("allow_quality")),
         without_execution_evidence=bool(given.get("without_execution_evidence")),
         isa=None if given.get("isa") is None else str(given["isa"]),

@@ -83,6 +83,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "run only this claim, model (model/...) or measurement (fact/...): an exact ID, or else a glob, "
         "in which brackets may stand for themselves; repeatable",
     },
+    "--model": {
+        "action": "append",
+        "default": [],
+        "metavar": "SPEC",
+        "help": "try a model of your own as well: my_package.my_module:make, a name from the entry-point group "
+        "fx_quant_conformance.models, or a model of a set with random weights, as torchvision:resnet18 or the glob "
+        "'timm:*lite*' (docs/models.md); repeatable",
+    },
     "--list-claims": {
         "action": "store_true",
         "help": "print the IDs of the claims, one per line, and exit; with --claim='model/*' or --claim='fact/*' those "
@@ -164,7 +172,8 @@ EXPORTING = ("--backend", "--profile", "--max-examples", "--claim", "--claim-tim
 class Options:
     """The options of the command line.
 
-    ``claims`` are IDs or globs of claims and jobs; none: all. ``claim_timeout`` is in seconds, for one claim or job.
+    ``claims`` are IDs or globs of claims and jobs; none: all. ``models``: what names models that are handed in.
+    ``claim_timeout`` is in seconds, for one claim or job.
     ``without_execution_evidence`` lets UNSHOWN pass. ``waivers`` replaces the backend's own file; ``no_waivers``
     ignores both. ``isa`` is a name of ``conformance.machine.isa.LEVELS``; None: what the CPU has. ``outputs``: what a
     device handed in. ``shard``: which part of how many is run; None: all. ``deadline``: seconds after which no more is
@@ -178,6 +187,7 @@ class Options:
     profile: str
     claim_timeout: float
     claims: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
     max_examples: int | None = None
     list_claims: bool = False
     allow_quality: bool = False
@@ -212,6 +222,7 @@ class Options:
             (self.no_waivers, "--no-waivers"),
         )
         words += [text for is_set, text in options if is_set]
+        words += [f"--model={shlex.quote(spec)}" for spec in self.models]
         return " ".join([*words, "--claim", shlex.quote(claim_id)])
 
 
@@ -243,6 +254,7 @@ def read_options(config: pytest.Config) -> Options:
         profile=option.profile,
         max_examples=option.max_examples,
         claims=tuple(option.claim),
+        models=tuple(option.model),
         list_claims=option.list_claims,
         allow_quality=option.allow_quality,
         without_execution_evidence=option.without_execution_evidence,

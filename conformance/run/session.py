@@ -29,6 +29,9 @@ from conformance.fuzz import search as fuzz
 from conformance.machine import isa
 from conformance.machine.environment import describe_environment, read_detection_power
 from conformance.machine.isolation import CAN_FORK
+from conformance.own_models import jobs as own_models
+from conformance.own_models.given import ModelSpecError, check_spec
+from conformance.own_models.sets import ModelSetError, expand
 from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
 from conformance.remote.description import DescriptionError, Limit, read_description
@@ -92,9 +95,12 @@ class Run:
         return {unit.id: unit for unit in units if unit.id in self.selected}
 
     def needs_own_code(self, unit: Unit) -> bool:
-        """Tell whether a unit cannot be judged without the vendor's code: a job may meet any entry of the config."""
+        """Tell whether a unit cannot be judged without the vendor's or the user's code.
+
+        A job may meet any entry of the config.
+        """
         own = self.backend.description.own if isinstance(self.backend, RemoteBackend) else frozenset()
-        return unit.id in own if isinstance(unit, Claim) else bool(own)
+        return unit.id in own if isinstance(unit, Claim) else bool(own) or unit.is_own
 
     def make_params(self, kind: type[Unit]) -> list[Any]:
         """Return pytest's parameters: the selected claims (or jobs) that are not done, in order."""
@@ -127,6 +133,7 @@ class Run:
             options={
                 "backend": options.backend,
                 "claim": list(options.claims),
+                "model": list(options.models),
                 "claim_timeout": options.claim_timeout,
                 "max_examples": options.max_examples,
                 "allow_quality": options.allow_quality,
@@ -252,7 +259,8 @@ def open_run(options: Options, backend: Backend) -> Run:
     if not claims:
         raise pytest.UsageError(f"backend {backend.name}: backend_config() claims nothing: no entry has a dtype config")
     of_quantizer = unclaimed_ops.jobs(claims) if gives_quantizer(backend) else ()
-    jobs = (*_jobs_of(options.profile, config, capabilities), *of_quantizer)
+    own = own_models.jobs(_find_models(options, backend), claims, capabilities)
+    jobs = (*own, *_jobs_of(options.profile, config, capabilities), *of_quantizer)
     if _runs_elsewhere(backend):
         jobs = tuple(job for job in jobs if not job.is_adaptive)
     stress_jobs = _jobs_of("stress", config, capabilities)
@@ -275,6 +283,19 @@ def open_run(options: Options, backend: Backend) -> Run:
         waiver_file=waiver_file,
         findings=findings,
     )
+
+
+def _find_models(options: Options, backend: Backend) -> list[str]:
+    """Return the specs of the models that are handed in, globs expanded. Raises UsageError."""
+    if options.models and _runs_elsewhere(backend):
+        raise pytest.UsageError(
+            f"--model={options.models[0]}: the models of {options.backend} run elsewhere, by files, which cannot hold "
+            "what an evaluation will ask for; give a backend in Python"
+        )
+    with raise_usage_error_for(ModelSpecError), raise_usage_error_for(ModelSetError, "--model: "):
+        for spec in options.models:
+            check_spec(spec)
+        return [one for spec in options.models for one in expand(spec)]
 
 
 def _runs_elsewhere(backend: Backend) -> bool:

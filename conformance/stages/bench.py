@@ -15,7 +15,7 @@ from conformance.claims.effort import PROFILES
 from conformance.claims.preparation import Preparation
 from conformance.claims.quick import Share, shares_of
 from conformance.remote.client import RemoteBackend
-from refimpl import BackendConfig, convert_to_reference_decomposed_fx
+from refimpl import BackendConfig, convert_to_reference_decomposed_fx, convert_to_reference_fx
 from refimpl.backend_config import as_backend_config
 from refimpl.convert import convert_to_bounded_reference_fx
 
@@ -57,8 +57,13 @@ class Bench:
         digest = hashlib.sha256("/".join([str(self.seed), *names]).encode()).digest()
         return int.from_bytes(digest[:6], "big")
 
-    def convert(self, prepared: GraphModule) -> GraphModule:
-        """Return the reference model in the backend's representation, or in that from which this is made."""
-        is_quantized = self.backend.representation is Representation.QUANTIZED
-        convert = convert_to_bounded_reference_fx if is_quantized else convert_to_reference_decomposed_fx
+    def convert(self, prepared: GraphModule, *, is_bounded: bool = True) -> GraphModule:
+        """Return the reference model in the backend's representation, or in that from which this is made.
+
+        ``is_bounded``: also quantized tensors keep ranges narrower than their dtype's, as to judge a claim of such a
+        range needs; else they are as users convert them. (CVT-09)
+        """
+        if self.backend.representation is not Representation.QUANTIZED:
+            return convert_to_reference_decomposed_fx(prepared, self.preparation.convert)
+        convert = convert_to_bounded_reference_fx if is_bounded else convert_to_reference_fx
         return convert(prepared, self.preparation.convert)

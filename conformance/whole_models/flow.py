@@ -105,16 +105,21 @@ def reference_of(
     setup: ModelSetup,
     batches: Sequence[Batch],
     train: Callable[[nn.Module], object] | None = None,
+    *,
+    mapping: QConfigMapping | None = None,
+    is_bounded: bool = True,
 ) -> GraphModule:
     """Take a float model to the backend's reference model, calibrated on `batches`; in QAT it is trained before.
 
-    ``train``: None: a few steps towards smaller outputs. Raises StageError for what prepare or convert refuses, and,
-    in PTQ, for a grid that does not fit what calibration has seen (`check_ranges`).
+    ``train``: None: a few steps towards smaller outputs. ``mapping``: None: that of `make_mapping`. ``is_bounded``: as
+    in `Bench.convert`. Raises StageError for what prepare or convert refuses, and, in PTQ, for a grid that does not fit
+    what calibration has seen (`check_ranges`).
     """
     is_qat = setup.flow == "qat"
     prepare = prepare_qat_fx if is_qat else prepare_fx
     custom = bench.preparation.prepare
-    mapping = make_mapping([replace(each, preparation=bench.preparation) for each in claims], setup, model)
+    if mapping is None:
+        mapping = make_mapping([replace(each, preparation=bench.preparation) for each in claims], setup, model)
     copies = [tuple(each.clone() for each in batch) for batch in batches]  # ops in place change them
     prepared = run_flow(
         "OBS-15", lambda: prepare(model.train(is_qat), mapping, batches[0], custom, backend_config=bench.config)
@@ -127,7 +132,7 @@ def reference_of(
             prepared(*batch)
     reference = run_flow("CVT-01", lambda: bench.convert(prepared))
     raise_problem(None if is_qat else check_ranges(reference, copies), reference)
-    return reference
+    return reference if is_bounded else run_flow("CVT-01", lambda: bench.convert(prepared, is_bounded=False))
 
 
 def _train(prepared: nn.Module, batches: Sequence[Batch]) -> None:

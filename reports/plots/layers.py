@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from reports.plots.axes import choose_ticks
-from reports.plots.drawing import WIDTH, Cell, Link, Mark, Plot, Stroke, Text
+from reports.plots.drawing import WIDTH, Bar, Cell, Link, Mark, Plot, Stroke, Text
 from reports.results import counts_of
-from reports.schema import Layer, ModelResult, Number
+from reports.schema import Layer, ModelPart, ModelResult, Number
 from reports.text import cut_end, cut_middle, pluralize, spell_count
 from reports.verdicts import Verdict
 
@@ -61,6 +61,42 @@ def _plot_model(name: str, model: ModelResult, layers: Sequence[Layer], more: st
         dots=tuple(_make_dot(number, layer, scale) for number, layer in enumerate(shown)),
         legend=counts_of(layer.verdict for layer in shown),
     )
+
+
+def plot_parts(name: str, model: str, parts: Sequence[ModelPart]) -> Plot:
+    """Plot a model that was handed in: the error that each pattern adds, and what runs in float."""
+    shown = parts[:MOST_LAYERS]
+    layers = [
+        Layer(node=part.node, pattern=part.pattern, verdict=part.verdict or Verdict.UNEXERCISED, sqnr_db=part.alone_db)
+        for part in shown
+    ]
+    scale = _make_scale(layers)
+    names = [(number, cut_end(shown[number].node, _LONGEST)) for number in _choose_named(len(shown))]
+    quantized = [number for number, part in enumerate(shown) if part.dtypes]
+    half = (WIDTH - _LEFT - _RIGHT) / len(shown) / 2
+    more = f" The first {MOST_LAYERS} of {spell_count(len(parts))} are drawn." if len(parts) > MOST_LAYERS else ""
+    return Plot(
+        name=name,
+        title=f"What quantizing each pattern adds: {cut_middle(model, 120)}",
+        description="The ratio of the float values to the error that quantizing each pattern alone adds, and the "
+        f"backend's verdict on it, in the order of the graph. A grey bar is an op that runs in float.{more}",
+        height=_SILENT + 18 + _LETTER * max(len(text) for _, text in names),
+        columns=("node", "pattern", "verdict", "dB"),
+        rows=tuple(
+            (part.node, part.pattern, part.verdict.value if part.verdict else "float", _spell(part.alone_db))
+            for part in shown
+        ),
+        texts=(*_label_scale(scale), *_label_patterns(names, scale)),
+        lines=tuple(_rule([], scale)),
+        bars=tuple(
+            Bar(x=scale.find_x(number) - half, y=_EXACT, width=2 * half, height=_SILENT - _EXACT, kind="float",
+                label=f"{cut_middle(part.node, 60)} ({cut_middle(part.pattern, 60)}) runs in float: {part.reason}")
+            for number, part in enumerate(shown) if not part.dtypes
+        ),
+        dots=tuple(_make_dot(number, layers[number], scale) for number in quantized),
+        legend=counts_of(layers[number].verdict for number in quantized),
+        is_wide=len(shown) > _MOST_NAMES,
+    )  # fmt: skip
 
 
 def _make_last_row(model: ModelResult) -> tuple[Cell, ...]:

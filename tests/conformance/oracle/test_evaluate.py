@@ -11,9 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import Graph
 
 from conformance.oracle.evaluate import Walk
-from conformance.oracle.grids import NoOracleError, is_range_clamp, placeholder_grids
+from conformance.oracle.grids import NoOracleError, is_constant, is_range_clamp, placeholder_grids
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
 from tests.conformance.support.by_hand import (
     SX,
@@ -251,3 +252,12 @@ def test_an_op_in_place_leaves_the_walks_operands_as_they_are(is_decomposed: boo
     (first,), (second,) = walk.exact((x,)), walk.exact((x,))
     assert torch.equal(first.integers, second.integers)
     assert first.integers.round().tolist() == [float(max(v, ZX)) for v in q.tolist()]
+
+
+def test_what_is_constant_is_found_at_any_depth() -> None:
+    graph = Graph()
+    moved, made = graph.placeholder("x"), graph.call_function(torch.zeros, (3,))
+    for _ in range(3000):
+        moved, made = graph.call_function(torch.relu, (moved,)), graph.call_function(torch.relu, (made,))
+    assert is_constant(made) and not is_constant(moved)
+    assert not is_constant(graph.call_function(torch.add, (made, moved)))

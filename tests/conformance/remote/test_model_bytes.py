@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.fx import GraphModule
 
 from backends.discovery import find_backend
 from conformance.claims.claim import Claim, enumerate_claims
@@ -12,6 +15,7 @@ from conformance.remote.model_bytes import dump_model, load_model
 from conformance.stages.bench import Bench
 from conformance.stages.meaning import tensors_of
 from refimpl.lower import lower
+from refimpl.tracing import trace
 from reports.schema import Where
 
 _BENCHES = {name: Bench(find_backend(name), seed=0, profile="quick") for name in ("qnnpack", "reference")}
@@ -50,3 +54,17 @@ def test_lowering_finds_the_decisions_of_prepare_in_it() -> None:
     reference = rebuild(_BENCHES["qnnpack"], claim, Where())
     model, _ = load_model(dump_model(reference.model, reference.inputs[0].tensors))
     assert str(lower(model).graph) == str(lower(reference.model).graph)
+
+
+class _Block(nn.Module):
+    """A container whose class the backend's process need not have."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(x)
+
+
+def test_of_a_users_container_only_the_path_goes_along() -> None:
+    traced = trace(nn.Sequential(_Block(), nn.ReLU()))
+    model, _ = load_model(dump_model(GraphModule(traced, traced.graph), ()))
+    stacks = {node.name: list(node.meta.get("nn_module_stack", {}).values()) for node in model.graph.nodes}
+    assert stacks["relu"] == [("0", nn.Module)] and stacks["_1"] == [("1", nn.ReLU)]

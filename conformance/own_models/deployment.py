@@ -1,0 +1,203 @@
+"""A model that was handed in, on the backend: judged as the suite's own models are, and measured against float."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.fx.node import map_arg
+
+from conformance.claims.claim import Claim
+from conformance.claims.inputs import Batch
+from conformance.oracle.grids import place_on_grids
+from conformance.own_models.given import Evaluate, GivenModel, ModelSpecError
+from conformance.own_models.multiplications import count_multiplications
+from conformance.stages.bench import Bench
+from conformance.stages.lower import LoweredModel, lower, run_lowered
+from conformance.stages.stage import StageError
+from conformance.whole_models.flow import ModelSetup, reference_of
+from conformance.whole_models.verify import make_failed_check, make_model_result, verify_model
+from refimpl import explain
+from refimpl.explain import dtypes_of
+from reports.schema import Check, Deployment, Metric, ModelPart, ModelResult, Number
+from reports.verdicts import Verdict
+
+JUDGED_BATCHES = 2
+"""Number of batches, the example inputs first, on which the model and its patterns are judged."""
+_REPEATS = 5
+
+
+def deploy(
+    bench: Bench, name: str, claims: Sequence[Claim], setup: ModelSetup, load: Callable[[], GivenModel]
+) -> Iterator[ModelResult]:
+    """Take a model to the backend; yield its row. What is wrong with the model itself leaves it UNEXERCISED.
+
+    ``setup``: how it is quantized if it has no QConfigMapping of its own.
+    """
+    started = time.perf_counter()
+    deployment = None
+    try:
+        given = load()
+        _run_once(given)
+        reference, qconfigs = _make_reference(bench, claims, setup, given)
+        inputs = [place_on_grids(reference, batch) for batch in _list_batches(given)[:JUDGED_BATCHES]]
+        check = verify_model(bench, name, reference, inputs, takes_apart=True)
+        deployment = _measure(bench, given, reference, qconfigs, check)
+    except StageError as error:
+        check = make_failed_check(name, error)
+    except ModelSpecError as error:
+        check = make_failed_check(name, StageError("", Verdict.UNEXERCISED, str(error)))
+    yield replace(make_model_result(check, time.perf_counter() - started), deployment=deployment)
+
+
+def _list_batches(given: GivenModel) -> list[Batch]:
+    """Return the example inputs, then the other calibration batches."""
+    return [given.example_inputs, *(batch for batch in given.calibration if batch is not given.example_inputs)]
+
+
+def _run_once(given: GivenModel) -> None:
+    """Raise ModelSpecError if the float model does not run on its own inputs."""
+    model = copy.deepcopy(given.model).eval()
+    try:
+        with torch.no_grad():
+            for batch in _list_batches(given):
+                model(*(value.clone() for value in batch))
+    except Exception as error:
+        text = f"the float model does not run on the inputs that come with it: {type(error).__name__}: {error}"
+        raise ModelSpecError(text) from error
+
+
+def _make_reference(
+    bench: Bench, claims: Sequence[Claim], setup: ModelSetup, given: GivenModel
+) -> tuple[GraphModule, str]:
+    """Return the reference model, and by which QConfigs it is quantized. Raises StageError."""
+    own = given.qconfig_mapping
+    batches = list(given.calibration) or [given.example_inputs]
+    model = copy.deepcopy(given.model)
+    reference = reference_of(bench, model, claims, setup, batches, mapping=own, is_bounded=False)
+    _fix_optional_inputs(reference, len(given.example_inputs))
+    return reference, f"those of the claims that fit {setup} best" if own is None else "the model's own QConfigMapping"
+
+
+def _fix_optional_inputs(model: GraphModule, count: int) -> None:
+    """Make constants of the inputs after the first `count`: of their defaults, which the example inputs leave."""
+    for node in list(model.graph.find_nodes(op="placeholder"))[count:]:
+        defaults = {node: node.args[0]}
+        for user in list(node.users):
+            user.args, user.kwargs = (map_arg(each, lambda n: defaults.get(n, n)) for each in (user.args, user.kwargs))  # noqa: B023
+        model.graph.erase_node(node)
+    model.recompile()
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+def _measure(bench: Bench, given: GivenModel, reference: GraphModule, qconfigs: str, check: Check) -> Deployment:
+    """Measure what is not judged: the error of each pattern, multiply-accumulates, metrics and times."""
+    batches = list(given.calibration) or [given.example_inputs]
+    quality = explain(reference, batches)
+    verdicts = {layer.node: layer.verdict for layer in check.statistics.layers} if check.statistics else {}
+    ratios = {layer.node: (layer.sqnr_alone, layer.sqnr_accumulated) for layer in quality.layers}
+    parts = [
+        replace(
+            part, verdict=verdicts.get(part.node), alone_db=_to_number(alone), accumulated_db=_to_number(accumulated)
+        )
+        for part in _list_parts(reference, count_multiplications(reference, given.example_inputs))
+        for alone, accumulated in [ratios.get(part.node, (None, None))]
+        if part.dtypes or part.multiplications or alone is not None  # else it computes a size, or asserts something
+    ]
+    notes = [f"the error of {node} was not measured: {reason}" for node, reason in quality.unmeasured]
+    sides: dict[str, nn.Module] = {"float": copy.deepcopy(given.model).eval(), "reference": reference}
+    try:
+        sides["backend"] = _Backend(lower(bench, reference, given.example_inputs))
+    except StageError as error:
+        notes.append(f"the backend does not run it: {error}")
+    metrics, failures = _evaluate(given.evaluate, sides) if given.evaluate is not None else ([], [])
+    return Deployment(
+        qconfigs=qconfigs,
+        parts=parts,
+        output_db=[ratio for value in quality.outputs if (ratio := _to_number(value)) is not None],
+        metrics=metrics,
+        seconds={name: _time(side, given.example_inputs) for name, side in sides.items()},
+        notes=[*notes, *failures],
+    )
+
+
+class _Backend(nn.Module):
+    """A lowered model as a module, for the functions that users write."""
+
+    def __init__(self, lowered: LoweredModel) -> None:
+        super().__init__()
+        self._lowered = lowered
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """Run it. Raises StageError where the backend's code raises."""
+        return run_lowered(self._lowered, "the evaluation", inputs)
+
+
+def _list_parts(reference: GraphModule, counts: Mapping[str, int]) -> list[ModelPart]:
+    """List the patterns of a reference model and its other calls, in the order of its graph."""
+    plan = explain(reference).plan
+    order = {node.name: place for place, node in enumerate(reference.graph.nodes)}
+    parts = [
+        ModelPart(
+            node=decision.node, pattern=decision.pattern, multiplications=sum(counts.get(n, 0) for n in decision.nodes),
+            dtypes=dtypes_of(decision) if decision.is_quantized else "",
+            reason="" if decision.is_quantized else decision.reason or "; ".join(map(str, decision.refusals)),
+        )
+        for decision in plan.decisions
+    ]  # fmt: skip
+    parts += [
+        ModelPart(node=node, pattern=kind, multiplications=counts.get(node, 0), reason="no pattern of the config")
+        for node, kind, _ in plan.unmatched
+    ]
+    return sorted((part for part in parts if part.node in order), key=lambda part: order[part.node])
+
+
+def _evaluate(evaluate: Evaluate, sides: Mapping[str, nn.Module]) -> tuple[list[Metric], list[str]]:
+    """Return the metrics of all sides, and notes on what failed. Raises StageError where the backend's code raises."""
+    values, notes = defaultdict[str, dict[str, Number | None]](dict), list[str]()
+    for side, model in sides.items():
+        try:
+            with torch.no_grad():
+                found = {str(name): _to_number(float(value)) for name, value in evaluate(model).items()}
+        except StageError:
+            raise
+        except Exception as error:
+            notes.append(f"the evaluation of the {side} model raised {type(error).__name__}: {error}")
+            continue
+        for name, value in found.items():
+            values[name][side] = value
+    return [
+        Metric(name=name, floating=each.get("float"), reference=each.get("reference"), backend=each.get("backend"))
+        for name, each in values.items()
+    ], notes
+
+
+def _time(side: nn.Module, batch: Batch) -> float:
+    """Return the median time of a run in seconds; the first run does not count."""
+    times = []
+    with torch.no_grad():
+        for _ in range(_REPEATS + 1):
+            inputs = [value.clone() for value in batch]
+            started = time.perf_counter()
+            side(*inputs)
+            times.append(time.perf_counter() - started)
+    return round(median(times[1:]), 6)
+
+
+def _to_number(value: float | None) -> Number | None:
+    """Return a number as a results file has it."""
+    if value is None or value != value:
+        return None if value is None else "nan"
+    if value in (float("inf"), float("-inf")):
+        return "inf" if value > 0 else "-inf"
+    return round(value, 6)

@@ -1,0 +1,37 @@
+"""Counting multiply-accumulates: what share of a model's work is quantized."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils.flop_counter import FlopCounterMode
+
+from conformance.claims.inputs import Batch
+
+
+def count_multiplications(model: GraphModule, batch: Batch) -> dict[str, int]:
+    """Run a reference model; return the number of multiply-accumulates of each node that has any, by its name.
+
+    Torch counts them: those of convolutions, matrix products and attention. A reference model does in float what its
+    quantized patterns stand for, so that its counts are those of the float model.
+    """
+    counter = _Counter(model)
+    with torch.no_grad():
+        counter.run(*(value.clone() for value in batch))
+    return counter.counts
+
+
+class _Counter(Interpreter):
+    def __init__(self, model: GraphModule) -> None:
+        super().__init__(model)
+        self.counts: dict[str, int] = {}
+
+    def run_node(self, n: Node) -> Any:
+        with FlopCounterMode(display=False) as counter:
+            value = super().run_node(n)
+        operations = int(counter.get_total_flops())
+        if operations:
+            self.counts[n.name] = operations // 2  # a multiplication and an addition are two
+        return value

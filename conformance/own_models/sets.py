@@ -1,0 +1,153 @@
+"""Model sets: the architectures of torchvision and timm, with random weights from a seed; nothing is downloaded.
+
+``torchvision:resnet18``, or a glob such as ``timm:*lite*``. The extra ``models`` installs both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from backends.discovery import describe_error
+
+SIDE = 64
+"""Height and width of the images, in pixels, unless a model takes only larger ones."""
+BATCHES, IMAGES = 2, 2
+"""Number of calibration batches, and of images in each."""
+_WILD = frozenset("*?[")
+_MISSING = "is not installed: pip install 'fx-quant-conformance[models]'"
+
+
+class ModelSetError(Exception):
+    """A model set that is not installed, or that has no such model; the message says what to do."""
+
+
+def is_of_set(spec: str) -> bool:
+    """Tell whether a spec names models of a set."""
+    return spec.partition(":")[0] in _SETS
+
+
+def expand(spec: str) -> tuple[str, ...]:
+    """Return the specs of single models that a glob stands for; any other spec as it is. Raises ModelSetError."""
+    of_set, _, glob = spec.partition(":")
+    if not is_of_set(spec) or not _WILD.intersection(glob):
+        return (spec,)
+    names = [name for name in _SETS[of_set]().list_models() if fnmatchcase(name, glob)]
+    if not names:
+        raise ModelSetError(f"{of_set} has no model that {glob!r} matches")
+    return tuple(f"{of_set}:{name}" for name in sorted(names))
+
+
+def make(spec: str, seed: int) -> tuple[nn.Module, tuple[Tensor, ...], Sequence[tuple[Tensor, ...]]]:
+    """Return a model of a set, example inputs and calibration batches: images of normal noise. Raises ModelSetError."""
+    of_set, _, name = spec.partition(":")
+    models = _SETS[of_set]()
+    if name not in models.list_models():
+        raise ModelSetError(f"{of_set} has no model {name!r}")
+    torch.default_generator.manual_seed(seed)
+    try:
+        model, side = models.create(name)
+    except Exception as error:
+        raise ModelSetError(f"{of_set} cannot make it: {describe_error(error)}") from error
+    batches = [(torch.randn(IMAGES, 3, side, side),) for _ in range(BATCHES)]
+    return _settle(model, batches), batches[0], batches
+
+
+def _settle(model: nn.Module, batches: Sequence[tuple[Tensor, ...]]) -> nn.Module:
+    """Return the model in eval mode, its batch norms with statistics of the images, and parameters as after training.
+
+    Without, values would grow from layer to layer, or vanish.
+    """
+    norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+    with torch.no_grad():
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over all batches
+            if norm.affine:
+                norm.weight.uniform_(0.5, 1.5)
+                norm.bias.uniform_(-0.5, 0.5)
+        model.train()
+        for batch in batches if norms else ():
+            model(*batch)
+    return model.eval()
+
+
+class _Torchvision:
+    """torchvision.models."""
+
+    def __init__(self) -> None:
+        _define_missing_operators()
+        self._models = _import("torchvision.models")
+
+    def list_models(self) -> Sequence[str]:
+        """Return the names of the classifiers."""
+        names: Sequence[str] = self._models.list_models(module=self._models)
+        return names
+
+    def create(self, name: str) -> tuple[nn.Module, int]:
+        """Return a model, and the height and width of its images.
+
+        Layers that leave out whole samples in training do nothing after it: they are replaced, as they call an operator
+        of torchvision, which the backend's process would have to import.
+        """
+        side = _SIDES.get(name, SIDE)
+        sized = {"image_size": side} if name.startswith("vit_") else {}
+        arguments = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
+        model: nn.Module = self._models.get_model(name, weights=None, **sized, **arguments)
+        for path, module in list(model.named_modules()):
+            if type(module).__name__ == "StochasticDepth":
+                model.set_submodule(path, nn.Identity())
+        return model, side
+
+
+class _Timm:
+    """timm."""
+
+    def __init__(self) -> None:
+        _define_missing_operators()
+        self._timm = _import("timm")
+
+    def list_models(self) -> Sequence[str]:
+        """Return the names of the models."""
+        names: Sequence[str] = self._timm.list_models()
+        return names
+
+    def create(self, name: str) -> tuple[nn.Module, int]:
+        """Return a model, and the height and width of its images: its own if it takes no other."""
+        model = self._timm.create_model(name, pretrained=False)
+        config: Mapping[str, Any] = model.pretrained_cfg
+        return model, config["input_size"][-1] if config.get("fixed_input_size") else SIDE
+
+
+_SETS: Mapping[str, Callable[[], _Torchvision | _Timm]] = {"torchvision": _Torchvision, "timm": _Timm}
+_SIDES = {"inception_v3": 96}
+"""Models of torchvision whose images must be larger."""
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        package = name.partition(".")[0]
+        if str(error.name).partition(".")[0] == package:
+            raise ModelSetError(f"{package} {_MISSING}") from error
+        raise ModelSetError(f"{name} does not import: {describe_error(error)}") from error
+    except Exception as error:
+        raise ModelSetError(f"{name} does not import: {describe_error(error)}") from error
+
+
+def _define_missing_operators() -> None:
+    """Define the operators that torchvision registers functions for as it is imported.
+
+    torchvision's wheel on PyPI is built for torch with CUDA: beside a CPU build its library of operators does not load,
+    and the import ends with "operator torchvision::nms does not exist". No classifier calls them.
+    """
+    for name in ("nms", "qnms"):
+        with contextlib.suppress(RuntimeError):  # it is defined: the library was loaded before
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -1,0 +1,113 @@
+"""Two models of a user's own, and functions that make no model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conformance.vendor import GivenModel
+from refimpl import QConfigMapping, get_default_qconfig_mapping
+
+
+class Small(nn.Module):
+    """Two convolutions, the second of stride 2, an op that no config claims, and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.relu = nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()
+        self.down, self.bend, self.classify = nn.Conv2d(8, 8, 3, stride=2), nn.Softsign(), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        """Take images (N, 3, H, W); give the scores of four classes, (N, 4)."""
+        x = self.bend(self.down(self.relu(self.stem(x))))
+        return self.classify(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
+
+
+class Rows(nn.Module):
+    """Two linears; the second argument is left out as a rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, scale: float | None = None) -> Any:
+        """Take rows (N, 8); give (N, 4)."""
+        return self.second(F.relu(self.first(x)))
+
+
+def small() -> GivenModel:
+    """The images are of noise; the right class is the one that the float model gives."""
+    model = Small().eval()
+    images = torch.randn(12, 3, 9, 9)
+    labels = model(images).argmax(1)
+
+    def evaluate(side: nn.Module) -> dict[str, float]:
+        return {"top-1": float((side(images).argmax(1) == labels).float().mean()), "sum": float(side(images).sum())}
+
+    batches = [(images[:6],), (images[6:],)]
+    return GivenModel(model=model, example_inputs=(images[:2],), calibration=batches, evaluate=evaluate)
+
+
+def rows() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The short form: a model and its example inputs."""
+    return Rows(), (torch.randn(5, 8),)
+
+
+def partly() -> GivenModel:
+    """A model whose own mapping leaves the first linear in float."""
+    mapping: QConfigMapping = get_default_qconfig_mapping("qnnpack").set_module_name("first", None)
+    return GivenModel(model=Rows(), example_inputs=(torch.randn(5, 8),), qconfig_mapping=mapping)
+
+
+def narrow() -> GivenModel:
+    """A mapping with ranges of 7 bits, as fbgemm's default has them."""
+    mapping: QConfigMapping = get_default_qconfig_mapping("fbgemm")
+    return GivenModel(model=Rows(), example_inputs=(torch.randn(5, 8),), qconfig_mapping=mapping)
+
+
+class Branching(nn.Module):
+    """A model whose way depends on its data."""
+
+    def forward(self, x: Tensor) -> Any:
+        """Take rows; give rows."""
+        return x if x.sum() > 0 else -x
+
+
+def branching() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """It cannot be traced."""
+    return Branching(), (torch.ones(2, 3),)
+
+
+def misfit() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The inputs do not fit the model."""
+    return nn.Linear(3, 4), (torch.ones(2, 5),)
+
+
+def number() -> int:
+    """No model."""
+    return 3
+
+
+def bare() -> tuple[nn.Module, Tensor]:
+    """The inputs are no tuple."""
+    return nn.Linear(3, 4), torch.ones(2, 3)
+
+
+def raises() -> None:
+    """It fails."""
+    raise RuntimeError("no weights here")
+
+
+def evaluation_fails() -> GivenModel:
+    """The metrics cannot be had of any side."""
+
+    def evaluate(side: nn.Module) -> dict[str, float]:
+        raise LookupError("no labels")
+
+    return GivenModel(model=Rows(), example_inputs=(torch.randn(5, 8),), evaluate=evaluate)
+
+
+something = 5

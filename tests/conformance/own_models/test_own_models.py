@@ -1,0 +1,177 @@
+"""Models of a user's own: found, judged on the backend, measured against float, and shown in the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.results import comparable
+from reports.schema import Deployment, ModelResult
+from reports.verdicts import Verdict
+from tests.conformance.support.suite_runs import Ran, run
+from tests.reports.pages import Page
+
+PACKAGE = Path(__file__).resolve().parent / "package"
+QUINT8 = "--claim=model/own/*/quint8/*"
+SETUP = "ptq/quint8/per_channel_symmetric"
+POINTS = "[fx_quant_conformance.models]\nrows_of_mine = nets:rows\n"
+
+
+def run_own(folder: Path, backend: str, *specs: str, selection: str = QUINT8) -> Ran:
+    """Run models of the package on a backend of the package."""
+    return run(folder, backend, *(f"--model={spec}" for spec in specs), selection, cwd=PACKAGE)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return run_own(tmp_path_factory.mktemp("good"), "device:Device", "nets:small", "nets:rows")
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return run_own(tmp_path_factory.mktemp("faulty"), "device:Faulty", "nets:small", "nets:rows")
+
+
+def find_model(ran: Ran, spec: str) -> ModelResult:
+    [row] = [row for row in ran.results.models if row.model.startswith(f"model/own/{spec}/")]
+    return row
+
+
+def measured(ran: Ran, spec: str) -> Deployment:
+    deployment = find_model(ran, spec).deployment
+    assert deployment is not None
+    return deployment
+
+
+def test_two_models_of_a_package_are_certified(good: Ran) -> None:
+    assert good.status == 0, good.said
+    assert [row.model for row in good.results.models] == [f"model/own/nets:{n}/{SETUP}" for n in ("rows", "small")]
+    assert {row.verdict for row in good.results.models} == {Verdict.VERIFIED}
+    assert good.results.header.options["model"] == ["nets:small", "nets:rows"]
+    reason = find_model(good, "nets:small").reason
+    assert reason.startswith(
+        "judged by its patterns only: no oracle: no rule in the oracle's table for module Softsign"
+    )
+    assert find_model(good, "nets:rows").reason == ""
+
+
+def test_a_fault_of_the_kernel_of_one_layer_is_named(faulty: Ran) -> None:
+    assert faulty.status == 1
+    small, rows = find_model(faulty, "nets:small"), find_model(faulty, "nets:rows")
+    assert (small.verdict, rows.verdict) == (Verdict.REFUTED, Verdict.VERIFIED)
+    assert "the first to differ is down (nn.Conv2d)" in small.reason
+    verdicts = {part.node: part.verdict for part in measured(faulty, "nets:small").quantized}
+    assert verdicts.pop("down") is Verdict.REFUTED and set(verdicts.values()) == {Verdict.VERIFIED}
+    page = Page((faulty.folder / "report.html").read_text())
+    assert "Your models handed in with --model; worst first" in page.text
+    [caption] = [each for each in page.tables if "nets:small" in each and "worst patterns" in each]
+    header, worst, *_ = page.tables[caption]
+    assert dict(zip(header, worst, strict=True))["node"] == "down"
+    assert dict(zip(header, worst, strict=True))["verdict"] == "REFUTED"
+
+
+def test_what_is_quantized_and_why_the_rest_is_not(good: Ran) -> None:
+    deployment = measured(good, "nets:small")
+    parts = {part.node: part for part in deployment.parts}
+    assert list(parts)[:3] == ["stem", "down", "bend"] and list(parts)[-1] == "classify"
+    assert parts["stem"].pattern == "nni.ConvReLU2d" and parts["stem"].dtypes == "in=quint8, w=qint8, out=quint8"
+    assert (parts["bend"].dtypes, parts["bend"].reason) == ("", "no pattern of the config")
+    # by hand, for two images of 9 × 9: 3·8·3² at each place, 8·8·3² at each of 4 × 4, 8·4 for the row
+    assert parts["stem"].multiplications == 2 * 81 * 216
+    assert parts["down"].multiplications == 2 * 16 * 576
+    assert parts["classify"].multiplications == 2 * 32
+    assert deployment.multiplications == sum(part.multiplications for part in deployment.quantized)
+
+
+def test_the_difference_of_a_metric_is_divided_between_quantization_and_backend(good: Ran, faulty: Ran) -> None:
+    metrics = {metric.name: metric for metric in measured(good, "nets:small").metrics}
+    assert metrics["top-1"].floating == 1
+    total = metrics["sum"]
+    values = (total.floating, total.reference, total.backend)
+    assert all(isinstance(value, float) for value in values) and total.floating != total.reference
+    wrong = {metric.name: metric for metric in measured(faulty, "nets:small").metrics}["sum"]
+    assert (wrong.floating, wrong.reference) == (total.floating, total.reference)
+    assert wrong.backend != total.backend
+    page = Page((faulty.folder / "report.html").read_text())
+    [caption] = [each for each in page.tables if "nets:small" in each and each.startswith("Metrics")]
+    assert page.tables[caption][0][1:] == ["float", "reference", "backend", "quantization's part", "the backend's part"]
+
+
+def test_the_error_of_each_pattern_is_drawn_and_told(good: Ran) -> None:
+    parts = measured(good, "nets:small").quantized
+    ratios = [part.alone_db for part in parts if isinstance(part.alone_db, float)]
+    assert len(ratios) >= 3 and all(20 < ratio < 80 for ratio in ratios)  # 8 bits: about 50 dB, less by the range
+    assert set(measured(good, "nets:small").seconds) == {"float", "reference", "backend"}
+    page = Page((good.folder / "report.html").read_text())
+    name = f"model/own/nets:small/{SETUP}"
+    assert f"What quantizing each pattern adds: {name}" in page.tables
+    assert "100.0 % of its 53,488 multiply-accumulates" in page.text
+
+
+def test_runs_are_equal_but_for_times(good: Ran, tmp_path: Path) -> None:
+    again = run_own(tmp_path, "device:Device", "nets:small", "nets:rows", "nets:small")
+    kept: list[Any] = [[row for row in comparable(ran.results) if row["kind"] == "model"] for ran in (good, again)]
+    assert kept[0] == kept[1] and len(kept[0]) == 2
+
+
+def test_a_mapping_of_its_own_decides(tmp_path: Path) -> None:
+    ran = run_own(tmp_path, "device:Device", "nets:partly")
+    deployment = measured(ran, "nets:partly")
+    assert ran.status == 0 and deployment.qconfigs == "the model's own QConfigMapping"
+    assert {part.node: part.dtypes for part in deployment.parts}["first"] == ""
+
+
+def test_ranges_of_7_bits_are_converted_as_users_convert_them(tmp_path: Path) -> None:
+    """The clamp that keeps a claim's narrow range has no kernel: with it all would run in float. (CVT-09)"""
+    ran = run_own(tmp_path, "device:Device", "nets:narrow")
+    assert ran.status == 0, ran.said
+    assert {part.verdict for part in measured(ran, "nets:narrow").quantized} == {Verdict.VERIFIED}
+
+
+def test_an_entry_point_names_a_model(tmp_path: Path) -> None:
+    info = tmp_path / "nets-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nets\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(POINTS)
+    (tmp_path / "nets.py").write_text((PACKAGE / "nets.py").read_text())
+    (tmp_path / "device.py").write_text((PACKAGE / "device.py").read_text())
+    path = f"{tmp_path}:{Path(__file__).resolve().parents[3]}"
+    ran = run(tmp_path, "device:Device", "--model=rows_of_mine", QUINT8, cwd=tmp_path, PYTHONPATH=path)
+    assert ran.status == 0, ran.said
+    assert [row.model for row in ran.results.models] == [f"model/own/rows_of_mine/{SETUP}"]
+
+
+@pytest.mark.parametrize(("spec", "told"), [
+    ("nets:branching", "at nets.py:"),
+    ("nets:misfit", "the float model does not run on the inputs that come with it: RuntimeError: "),
+    ("nets:number", "--model=nets:number: the function returned int; return conformance.vendor.GivenModel("),
+    ("nets:bare", "--model=nets:bare: example_inputs has "),
+    ("nets:raises", "--model=nets:raises: the function raised RuntimeError: no weights here"),
+    ("nets:something", "--model=nets:something: it is int, not a function that makes a model"),
+    ("nets:absent", "module 'nets' has no attribute 'absent'"),
+    ("no_such_module:make", "module 'no_such_module' does not import: ModuleNotFoundError"),
+])  # fmt: skip
+def test_what_is_wrong_with_a_model_is_said_and_no_fault_of_the_backend(tmp_path: Path, spec: str, told: str) -> None:
+    ran = run_own(tmp_path, "device:Device", spec)
+    assert ran.status == 1 and "Traceback" not in ran.out
+    [row] = ran.results.models
+    assert row.verdict is Verdict.UNEXERCISED and told in row.reason, row.reason
+    assert (ran.folder / "report.html").exists()
+
+
+def test_an_evaluation_that_fails_is_noted(tmp_path: Path) -> None:
+    ran = run_own(tmp_path, "device:Device", "nets:evaluation_fails")
+    assert ran.status == 0
+    notes = measured(ran, "nets:evaluation_fails").notes
+    sides = ("float", "reference", "backend")
+    assert notes == [f"the evaluation of the {side} model raised LookupError: no labels" for side in sides]
+
+
+@pytest.mark.parametrize(("spec", "told"), [
+    ("resnet", "--model=resnet: no model of this name (none is installed); give my_package.my_module:make"),
+])  # fmt: skip
+def test_a_name_that_nobody_gives_is_a_usage_error(tmp_path: Path, spec: str, told: str) -> None:
+    ran = run_own(tmp_path, "device:Device", spec)
+    assert ran.status == 4 and any(told in line for line in ran.said), ran.said
