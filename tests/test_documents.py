@@ -6,7 +6,7 @@ import ast
 import os
 import re
 import subprocess
-from collections import Counter
+from collections import Counter, defaultdict
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -27,7 +27,7 @@ from reports.compare import render_board
 from reports.diff import Change
 from reports.families import OTHER, find_family
 from reports.results import read_results
-from reports.verdicts import VERDICTS, Outcome
+from reports.verdicts import VERDICTS, Outcome, Verdict
 from tests.mutants.mutants import MUTANTS
 from tests.support.torchao import needs_torchao, require_torchao
 from tests.support.warm_python import run_python
@@ -223,6 +223,34 @@ def test_the_glossary_has_every_term_of_the_reports() -> None:
     wanted = words - PLAIN | {*STAGES, "passing", *Change} | {verdict.lower() for verdict in [*VERDICTS, *Outcome]}
     missing = sorted(word for word in wanted if word not in known and word.removesuffix("s") not in known)
     assert missing == []
+
+
+def test_the_table_of_architectures_is_made_of_the_committed_results() -> None:
+    """``UPDATE_GOLDEN=1 pytest tests/test_documents.py -k architectures`` writes it again."""
+    engines = ("qnnpack", "fbgemm", "x86", "onednn")
+    runs = {name: read_results(ROOT / "docs" / "results" / "models" / f"{name}.jsonl.xz") for name in engines}
+    cells = defaultdict[str, dict[str, str]](dict)
+    for engine, run in runs.items():
+        assert run.outcome is Outcome.PASS and len(run.models) == 12
+        assert re.fullmatch("[0-9a-f]{40}", run.header.suite_commit), "made of a clean checkout"
+        for model in run.models:
+            deployment = model.deployment
+            assert deployment is not None and deployment.multiplications
+            parts, wrong = deployment.quantized, [p for p in deployment.quantized if p.verdict is not Verdict.VERIFIED]
+            share = sum(part.multiplications for part in parts) / deployment.multiplications
+            name = model.model.split("/")[2]
+            cells[name].setdefault("quantized", f"{len(parts)} of {len(deployment.parts)}, {share:.1%} of the products")
+            cells[name][engine] = f"{model.verdict}, {len(wrong)} of {len(parts)}" if wrong else str(model.verdict)
+    columns = ("quantized", *engines)
+    rows = [f"| model | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    rows += [f"| `{name}` | {' | '.join(row[each] for each in columns)} |" for name, row in sorted(cells.items())]
+    before, start, rest = DOCS["models"].partition("<!-- architectures -->\n")
+    _, end, after = rest.partition("<!-- end of architectures -->")
+    right = f"{before}{start}" + "\n".join(rows) + f"\n{end}{after}"
+    if UPDATE:
+        (ROOT / "docs" / "models.md").write_text(right, encoding="utf-8")
+    assert DOCS["models"] == right or UPDATE
+    assert start and end
 
 
 @pytest.mark.slow

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from conformance.claims.inputs import Batch
@@ -18,9 +21,20 @@ def count_multiplications(model: GraphModule, batch: Batch) -> dict[str, int]:
     quantized patterns stand for, so that its counts are those of the float model.
     """
     counter = _Counter(model)
-    with torch.no_grad():
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _without_fast_path():
         counter.run(*(value.clone() for value in batch))
     return counter.counts
+
+
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """Have nn.MultiheadAttention call ops that are counted: torch knows no count of its fused one."""
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
 
 
 class _Counter(Interpreter):

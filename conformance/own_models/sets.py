@@ -72,6 +72,9 @@ def _settle(model: nn.Module, batches: Sequence[tuple[Tensor, ...]]) -> nn.Modul
             if norm.affine:
                 norm.weight.uniform_(0.5, 1.5)
                 norm.bias.uniform_(-0.5, 0.5)
+        for parameter in model.parameters():
+            if parameter.dim() > 1 and not parameter.any():  # a head that begins at zero: all outputs would be its bias
+                nn.init.trunc_normal_(parameter, std=0.02)
         model.train()
         for batch in batches if norms else ():
             model(*batch)
