@@ -65,6 +65,7 @@ from conformance.oracle.rules_dynamic import MODULES, NODES
 from conformance.oracle.rules_weighted import FLOAT_MODULES, REFERENCE_MODULES
 from conformance.oracle.table import rule_of
 from refimpl.invariants import is_dequantize, is_quantize
+from refimpl.patterns import leaf_name
 from refimpl.tracing import attribute_of
 
 READS_SHAPE = frozenset({"size", "dim", "numel", getattr})
@@ -186,7 +187,8 @@ class Walk:
             return function(*map_values(args, lambda value: value.real, Tensor.clone))
         if (rule := rule_of(target)) is not None:
             return self._call_op(rule, function, args, kwargs, is_left=node in self._left_in_float)
-        raise NoOracleError(f"no rule in the oracle's table for {node.op} {target}")
+        name = target if isinstance(target, str) else leaf_name(target)
+        raise NoOracleError(f"no rule in the oracle's table for {node.op} {name}")
 
     def _quantize(self, node: Node, value: Any) -> Any:
         """A weight is quantized by the model's own op; every other value keeps its exact real result."""
