@@ -52,14 +52,20 @@ def find_backend(spec: str, *, needs_lower: bool = True) -> Backend:
     ``needs_lower``: False where no model is lowered here. Then a class without ``lower`` is a backend too, and so is a
     BackendConfig, or a function that returns one.
     """
+    target, what = find_target(spec)
+    return _load(target, what, needs_lower)
+
+
+def find_target(spec: str) -> tuple[str, str]:
+    """Return the ``module:attribute`` that ``spec`` names, and how messages call it. Raises BackendNotFound."""
     if spec in SHIPPED:
-        return _load(SHIPPED[spec], f"shipped backend {spec!r}", needs_lower)
+        return SHIPPED[spec], f"shipped backend {spec!r}"
     targets = sorted({point.value for point in entry_points(group=ENTRY_POINT_GROUP, name=spec)})
     if len(targets) > 1:
         values = ", ".join(targets)
         raise BackendNotFound(f"backend {spec!r}: several installed packages give it: {values}; name one of these")
     if targets:
-        return _load(targets[0], f"entry point {spec!r}", needs_lower)
+        return targets[0], f"entry point {spec!r}"
     if ":" not in spec:
         names = list_names()
         near = get_close_matches(spec, names, n=1)
@@ -67,7 +73,7 @@ def find_backend(spec: str, *, needs_lower: bool = True) -> Backend:
         choices = ", ".join(names)
         raise BackendNotFound(f"unknown backend {spec!r}; {hint}choose one of {choices}, or give module:attribute")
     _import_from_here()
-    return _load(spec, f"backend {spec!r}", needs_lower)
+    return spec, f"backend {spec!r}"
 
 
 def list_names() -> list[str]:

@@ -86,6 +86,26 @@ class Results:
         return {text: counts[kind] for kind, text in kinds.items() if counts[kind]}
 
     @property
+    def lowerings(self) -> int:
+        """Number of lowerings that the backend's process was asked for, for claims and models."""
+        return sum(row.lowerings for row in self.judged)
+
+    @property
+    def runs(self) -> int:
+        """Number of runs that the backend's process made, for claims and models."""
+        return sum(row.runs for row in self.judged)
+
+    @property
+    def cached(self) -> int:
+        """Number of runs of claims and models that came from a cache."""
+        return sum(row.cached for row in self.judged)
+
+    @property
+    def share_cached(self) -> float:
+        """Share of the cached runs in all runs, from 0 to 1."""
+        return self.cached / max(self.runs + self.cached, 1)
+
+    @property
     def waived(self) -> int:
         """Number of waived claims, whatever their verdicts."""
         return sum(claim.waived for claim in self.claims)
@@ -158,7 +178,7 @@ class Results:
 
 
 def comparable(results: Results, *others: Results) -> list[dict[str, object]]:
-    """Return the rows that are equal in all runs of one suite, seed and selection: sorted and without timings.
+    """Return the rows that are equal in all runs of one suite, seed and selection: sorted, without timings and counts.
 
     Of a claim with a check whose evidence says `nondeterministic`, here or in one of `others` (runs to compare with),
     only the verdict is left: its numbers, its measurements, and whether a run notices it depend on chance.
@@ -166,9 +186,22 @@ def comparable(results: Results, *others: Results) -> list[dict[str, object]]:
     runs = (results, *others)
     varying = {check.claim for run in runs for check in run.checks if check.is_nondeterministic}
     rows: list[Row] = [results.header, *results.checks, *results.claims, *results.models, *results.measurements]
-    plain = [encode(row) for row in rows if not (isinstance(row, Check | Measurement) and _get_subject(row) in varying)]
+    plain = [
+        encode(_forget_cache(row))
+        for row in rows
+        if not (isinstance(row, Check | Measurement) and _get_subject(row) in varying)
+    ]
     stable = [_drop_varying(row, only_verdict=row.get("claim") in varying) for row in plain]
     return sorted(stable, key=lambda row: json.dumps(row, sort_keys=True))
+
+
+def _forget_cache(row: Row) -> Row:
+    """Return a row without what differs with a cache: the counts of work, and the option."""
+    if isinstance(row, ClaimResult | ModelResult):
+        return dataclasses.replace(row, lowerings=0, runs=0, cached=0)
+    if isinstance(row, Header):
+        return dataclasses.replace(row, options={k: v for k, v in row.options.items() if k != "cache"})
+    return row
 
 
 def _get_subject(row: Check | Measurement) -> str:

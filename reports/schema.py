@@ -338,6 +338,12 @@ class Judged:
     """How sure that is, in words."""
     accepted: bool = False
     """Whether the run lets it pass although it is UNSHOWN (``--without-execution-evidence``)."""
+    lowerings: int = 0
+    """Number of times that the backend's process was asked to lower a model."""
+    runs: int = 0
+    """Number of runs of lowered models that the backend's process made."""
+    cached: int = 0
+    """Number of runs that were not made, as their answers came from the cache (``--cache``)."""
 
     @property
     def id(self) -> str:

@@ -46,6 +46,19 @@ class Trace:
     """How sure that is, in words."""
 
 
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What was done for a piece of work: counted while it goes on, and sent at its end."""
+
+    kind: ClassVar[str] = "tally"
+    lowerings: int = 0
+    """Number of times that a process was asked to lower a model."""
+    runs: int = 0
+    """Number of runs of lowered models that a process has answered, with those that raised."""
+    cached: int = 0
+    """Number of runs whose answers were taken from the cache."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardsSeen:
     """The checks that found a fault, for the mutation gate."""
@@ -55,7 +68,7 @@ class GuardsSeen:
     """Names of the guards."""
 
 
-MESSAGES: Mapping[str, type[Message]] = {**KINDS, **{cls.kind: cls for cls in (Begin, Trace, GuardsSeen)}}
+MESSAGES: Mapping[str, type[Message]] = {**KINDS, **{cls.kind: cls for cls in (Begin, Trace, Tally, GuardsSeen)}}
 
 _FOLDERS = {*(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")), str(Path(__file__).parents[2])}
 _PLACES = tuple(json.dumps(f"{folder}{os.sep}")[1:-1] for folder in sorted(_FOLDERS, key=len, reverse=True))

@@ -6,39 +6,30 @@ model that is run elsewhere. If that process dies or hangs, `LostProcess` ends t
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
-import signal
-import socket
 import time
 import traceback
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from backends.base import Backend, Capabilities, Execution, QuantizerRequest, UnsupportedPattern
+from backends.base import Backend, Capabilities, Execution, QuantizerRequest
 from conformance.annotations.probe import BothPlaces, Probe
 from conformance.annotations.programs import OtherGridError
-from conformance.annotations.spelling import SpellingError, read_places
-from conformance.machine.isolation import Ending, LostProcess
 from conformance.machine.memory import current_filling
-from conformance.machine.process import MOST_OUTPUT, PATIENCE, describe_exit, note_peak_mib, read_output
+from conformance.machine.messages import Tally
 from conformance.remote.description import Description
-from conformance.remote.host import Host, HostError
+from conformance.remote.host import Host
 from conformance.remote.model_bytes import dump_model, dump_object
-from conformance.remote.wire import Frame, WireError, pack, receive_frame, send_frame, unpack
+from conformance.remote.wire import Frame, WireError, pack, unpack
+from conformance.remote.worker import Dialogue, RemoteError, RemoteWorker, WorkerDialogue, make_error
 from refimpl import BackendConfig
 from reports.verdicts import Verdict
 
-_POLL = 0.5
-"""Seconds between two looks at how much a process has printed."""
 MOST_TOGETHER = 1 << 20
 """Bytes of inputs that a process gets at a time."""
 
@@ -53,12 +44,6 @@ class Leftover(NamedTuple):
 
 class NoAnswer(Exception):
     """Nobody was asked: no fault of the backend; the message says why."""
-
-
-class RemoteError(Exception):
-    """What the backend's code raised, in its own process; ``trace`` is the traceback there."""
-
-    trace = ""
 
 
 def spell_trace(error: Exception) -> str:
@@ -96,8 +81,10 @@ class RemoteBackend(Backend):
         self.host = host
         self._share = share
         self._limit = limit
+        self.tally = Tally()
+        """What was done for the present piece of work so far."""
         self._deadline = 0.0
-        self._worker: _RemoteWorker | None = None
+        self._worker: RemoteWorker | None = None
 
     def unavailable_reason(self) -> str | None:
         """Return why the backend cannot run on this machine; None: it can."""
@@ -132,7 +119,7 @@ class RemoteBackend(Backend):
 
         Raises what the backend's code raises, or LostProcess.
         """
-        return self._find_worker().lower(reference_model, example_inputs)
+        return self._lower_from({"do": "lower"}, dump_model(reference_model, example_inputs))
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         """Return what the backend reports of a lowered model. Raises as `lower` does."""
@@ -151,7 +138,7 @@ class RemoteBackend(Backend):
         Raises OtherGridError where they cannot be, and as `lower` does.
         """
         given = {"do": "lower annotated", "request": asdict(request)}
-        return self._find_worker().lower_from(given, dump_object((model, reference, inputs)))
+        return self._lower_from(given, dump_object((model, reference, inputs)))
 
     def described_as(self, description: Description) -> RemoteBackend:
         """Return the same backend under another description."""
@@ -159,11 +146,12 @@ class RemoteBackend(Backend):
 
     def begin(self, work: str = "") -> None:
         """Begin a piece of work by its ID: its time runs from now, in a new process if the last one did its share."""
+        self.tally = Tally()
         self._deadline = time.monotonic() + self._limit
         if self._worker is not None and self._worker.served >= self._share:
             self.end()
         if self._worker is not None:
-            self._worker.begin(self._deadline)
+            self._worker.begin(self._deadline, self.tally)
 
     def conclude(self) -> None:
         """End a piece of work that came to its end."""
@@ -178,11 +166,26 @@ class RemoteBackend(Backend):
         if worker is not None:
             worker.close()
 
-    def _find_worker(self) -> _RemoteWorker:
+    def _lower_from(self, given: dict[str, Any], data: bytes) -> Callable[..., Any]:
+        """Have lowered what the bytes hold. ``given``: the request for that."""
+        dialogue = self._begin_dialogue()
+        head = {**given, "seed": torch.default_generator.initial_seed()}
+        answer = dialogue.ask(Frame(head=head, pieces=[data])).head
+        if "other_grid" in answer:
+            raise OtherGridError(str(answer["other_grid"]))
+        if "not_callable" in answer:
+            kind = type(str(answer["not_callable"]), (), {})
+            return kind()  # type: ignore[no-any-return]  # the stage says what it is
+        return RemoteModel(dialogue)
+
+    def _begin_dialogue(self) -> Dialogue:
+        return WorkerDialogue(self._find_worker())
+
+    def _find_worker(self) -> RemoteWorker:
         if self._worker is None:
             assert self.host is not None, "a backend that is only described runs nothing"
-            self._worker = _RemoteWorker(self.host, self._limit)
-            self._worker.begin(self._deadline or time.monotonic() + self._limit)
+            self._worker = RemoteWorker(self.host, self._limit)
+            self._worker.begin(self._deadline or time.monotonic() + self._limit, self.tally)
         return self._worker
 
 
@@ -212,10 +215,8 @@ class ElsewhereModel(ABC):
 class RemoteModel(ElsewhereModel):
     """A lowered model in the backend's process."""
 
-    def __init__(self, worker: _RemoteWorker, number: int) -> None:
-        self._worker = worker
-        self._number = number
-        weakref.finalize(self, worker.dropped.append, number)
+    def __init__(self, dialogue: Dialogue) -> None:
+        self._dialogue = dialogue
 
     def __call__(self, *inputs: Tensor) -> Any:
         """Run it on inputs, in their layout, with this thread's number of threads; it may write to the inputs."""
@@ -251,7 +252,7 @@ class RemoteModel(ElsewhereModel):
             try:
                 output, error = _read_run(answer, number, inputs)
             except (KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError, WireError) as unreadable:
-                self._worker.lose(f"the process sent no output that can be read: {unreadable}")
+                self._dialogue.lose(f"the process sent no output that can be read: {unreadable}")
             if error is not None:
                 raise error
             yield output
@@ -268,133 +269,14 @@ class RemoteModel(ElsewhereModel):
         return str(self._ask("graph").head["graph"])
 
     def _ask(self, action: str, pieces: list[bytes] | None = None, **head: Any) -> Frame:
-        return self._worker.ask(Frame(head={"do": action, "model": self._number, **head}, pieces=pieces or []))
-
-
-class _RemoteWorker:
-    """A process that runs the backend, seen from the judge."""
-
-    def __init__(self, host: Host, limit: float) -> None:
-        self.served = 0
-        self.dropped: list[int] = []
-        self._host = host
-        self._limit = limit
-        self._deadline = 0.0
-        self._lowered = 0
-        self._channel, theirs = socket.socketpair()
-        host.output.truncate(0)
-        try:
-            self._pid = host.fork(theirs, limit)
-        except HostError as error:
-            raise LostProcess(Ending.DIED, str(error), is_alone=True) from error
-        finally:
-            theirs.close()
-
-    def begin(self, deadline: float) -> None:
-        """Begin a piece of work."""
-        self.served += 1
-        self._deadline = deadline
-        self._host.output.truncate(0)
-
-    def lower(self, model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        """Have a model lowered."""
-        return self.lower_from({"do": "lower"}, dump_model(model, example_inputs))
-
-    def lower_from(self, given: dict[str, Any], data: bytes) -> Callable[..., Any]:
-        """Have lowered what the bytes hold. ``given``: the request for that."""
-        self._lowered += 1
-        number = self._lowered
-        head = {**given, "model": number, "seed": torch.default_generator.initial_seed()}
-        answer = self.ask(Frame(head=head, pieces=[data]))
-        if "other_grid" in answer.head:
-            raise OtherGridError(str(answer.head["other_grid"]))
-        if "not_callable" in answer.head:
-            kind = type(str(answer.head["not_callable"]), (), {})
-            return kind()  # type: ignore[no-any-return]  # the stage says what it is
-        return RemoteModel(self, number)
-
-    def annotate(self, request: QuantizerRequest, probes: Mapping[str, Probe]) -> dict[str, BothPlaces] | None:
-        """Have models annotated, and return the readings."""
-        head = {"do": "annotate", "request": asdict(request)}
-        found = self.ask(Frame(head=head, pieces=[dump_object(dict(probes))])).head.get("found")
-        try:
-            return None if found is None else read_places(found)
-        except SpellingError as error:
-            self.lose(f"the process sent no readings of annotations: {error}")
-
-    def ask(self, request: Frame) -> Frame:
-        """Send a request and return the answer. Raises what the backend's code raised, or LostProcess."""
-        request.head["drop"], self.dropped[:] = list(self.dropped), []
-        try:
-            self._channel.settimeout(self._left())
-            send_frame(self._channel, request)
-            answer = self._receive()
-        except TimeoutError:
-            self._dump_stack()
-            self._lose(Ending.TIMEOUT, f"did not end within {self._limit:g} s (--claim-timeout)")
-        except (WireError, OSError) as error:
-            if isinstance(error, WireError):
-                self.lose(f"the process sent an answer that cannot be read: {error}")
-            self._lose(Ending.DIED, describe_exit(self._host.wait_for(self._pid, PATIENCE)))
-        if answer is None:
-            self._lose(Ending.DIED, describe_exit(self._host.wait_for(self._pid, PATIENCE)))
-        note_peak_mib(float(answer.head.get("peak_mib", 0.0)))
-        if "raised" in answer.head:
-            raise _make_error(answer.head["raised"])
-        return answer
-
-    def lose(self, message: str) -> NoReturn:
-        """Give up a process that does not answer as it should. Raises LostProcess."""
-        self._lose(Ending.DIED, message)
-
-    def close(self) -> None:
-        """Kill the process, and what it has started."""
-        self._channel.close()
-        for kill in (os.killpg, os.kill):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(self._pid, signal.SIGKILL)
-
-    def _receive(self) -> Frame | None:
-        """Return the answer; meanwhile a flood of output is cut. Raises TimeoutError at the deadline."""
-        while not select.select([self._channel], [], [], min(_POLL, self._left()))[0]:
-            if os.fstat(self._host.output.fileno()).st_size > MOST_OUTPUT:
-                self._host.output.truncate(0)
-        self._channel.settimeout(self._left())
-        return receive_frame(self._channel)
-
-    def _left(self) -> float:
-        """Return how many seconds are left. Raises TimeoutError if none are."""
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        return left
-
-    def _dump_stack(self) -> None:
-        """Have the process print where it hangs, as far as it still can; this ends it."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self._pid, signal.SIGABRT)
-        self._host.wait_for(self._pid, PATIENCE)
-
-    def _lose(self, ending: Ending, message: str) -> NoReturn:
-        text = read_output(self._host.output)
-        raise LostProcess(ending, message, text=text, is_alone=self.served == 1)
+        return self._dialogue.ask(Frame(head={"do": action, **head}, pieces=pieces or []))
 
 
 def _read_run(answer: Frame, number: int, inputs: Sequence[Tensor]) -> tuple[Any, Exception | None]:
     """Return the output of one run, or what it raised; write to the inputs what the model has written to them."""
     done = answer.head["done"]
     if number == len(done) and "failed" in answer.head:
-        return None, _make_error(answer.head["failed"])
+        return None, make_error(answer.head["failed"])
     for place, value in done[number]["written"].items():
         inputs[int(place)].copy_(unpack(value, answer.pieces))
     return unpack(done[number]["output"], answer.pieces), None
-
-
-def _make_error(raised: dict[str, Any]) -> Exception:
-    """Return an error of the type's name and with the text of what was raised there."""
-    text = str(raised.get("text", ""))
-    if raised.get("declined"):
-        return UnsupportedPattern(text)
-    error: RemoteError = type(str(raised.get("type", "Exception")), (RemoteError,), {})(text)
-    error.trace = str(raised.get("trace", ""))
-    return error

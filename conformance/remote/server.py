@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from backends.base import Backend, Execution, QuantizerRequest, UnsupportedPattern
-from backends.discovery import BackendNotFound, find_backend
+from backends.discovery import BackendNotFound, find_backend, find_target
 from backends.lowering import lower_reference
 from conformance.annotations.asking import annotate, lower_annotated
 from conformance.annotations.probe import Probe
@@ -39,6 +39,7 @@ from conformance.machine.threads import run_with_threads
 from conformance.remote.description import DescriptionError, describe
 from conformance.remote.graph_spelling import spell_graph
 from conformance.remote.model_bytes import load_model, load_object
+from conformance.remote.sources import SourcesError, list_sources
 from conformance.remote.wire import Frame, memory_of, pack, receive_frame, send_frame, unpack
 
 _POLL = 0.005
@@ -51,7 +52,7 @@ def run_host(spec: str, control: socket.socket, output: int, *, needs_lower: boo
         settle(output)
         leave_files(control.fileno(), output)
         stand_guard()
-        _serve(control, _load(spec, control, needs_lower), output)
+        _serve(control, spec, _load(spec, control, needs_lower), output)
         status = 0
     except SystemExit as leaving:
         status = exit_status_of(leaving)
@@ -72,13 +73,15 @@ def _load(spec: str, control: socket.socket, needs_lower: bool) -> Backend:
     return backend
 
 
-def _serve(control: socket.socket, backend: Backend, output: int) -> None:
+def _serve(control: socket.socket, spec: str, backend: Backend, output: int) -> None:
     """Answer the judge's requests, one after the other: a mark that the answer repeats, a command, its arguments."""
     workers: dict[str, list[int]] = {}
     for mark, command, arguments, received in _receive_commands(control):
         answer: dict[str, Any] = {}
         if command == "describe":
             answer = _describe(backend)
+        elif command == "sources":
+            answer = _list_sources(spec, backend)
         elif command == "warm":
             answer = {"warning": _warm_up(backend)}
         elif command == "fork":
@@ -132,6 +135,14 @@ def _describe(backend: Backend) -> dict[str, Any]:
         return describe(backend)
     except DescriptionError as error:
         return {"error": "description", "text": f"backend {backend.name}: {error}"}
+
+
+def _list_sources(spec: str, backend: Backend) -> dict[str, Any]:
+    module = find_target(spec)[0].partition(":")[0]
+    try:
+        return {"places": list_sources(module, type(backend).__module__)}
+    except SourcesError as error:
+        return {"error": "sources", "text": f"backend {backend.name}: {error}"}
 
 
 def _warm_up(backend: Backend) -> str:

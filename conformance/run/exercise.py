@@ -11,7 +11,7 @@ from backends.discovery import find_backend
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.preparation import Preparation
-from conformance.machine.isolation import Ending, Forked, Isolation, Serve, WorkResult
+from conformance.machine.isolation import Ending, Forked, Isolation, LostProcess, Serve, WorkResult
 from conformance.machine.process import freeze_memory
 from conformance.pipeline.claim_run import run_claim
 from conformance.remote.client import RemoteBackend
@@ -136,7 +136,12 @@ def _serve_remote(make_run: Callable[[], Run]) -> Serve[Work]:
             made.append((run.backend, make_server(run.make_bench(), run.units)))
         ((backend, serve_here),) = made
         backend.begin(work if isinstance(work, str) else work.claim)
-        yield from serve_here(work)
+        try:
+            yield from serve_here(work)
+        except (Exception, LostProcess):
+            yield backend.tally
+            raise
+        yield backend.tally
         backend.conclude()
 
     return serve

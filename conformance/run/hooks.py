@@ -24,7 +24,7 @@ from conformance.run.options import register
 from conformance.run.progress import Progress
 from conformance.run.recorder import PAYLOAD, Recorder
 from conformance.run.resume import read_earlier
-from conformance.run.session import DESCRIPTION, LEFT, Run, limit_run, preflight, raise_usage_error_for, run_of
+from conformance.run.session import DESCRIPTION, LEFT, SCOPE, Run, limit_run, preflight, raise_usage_error_for, run_of
 from reports.results import ResultsError
 
 NAME = "fx-quant-conformance-hooks"
@@ -158,6 +158,7 @@ class Controller:
         """Give a worker what the backend says of itself, as it asks no process of its own, and what is left to do."""
         backend = self._run.backend
         node.workerinput[DESCRIPTION] = backend.text if isinstance(backend, RemoteBackend) else ""
+        node.workerinput[SCOPE] = self._run.scope
         node.workerinput[LEFT] = [sorted(self._run.done), self._run.ends_at]
 
     @pytest.hookimpl(optionalhook=True)

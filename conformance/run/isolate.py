@@ -6,8 +6,10 @@ import warnings
 from dataclasses import replace
 
 from conformance.machine.isolation import CAN_FORK, InProcess
+from conformance.remote.cached import CachingBackend
 from conformance.remote.client import RemoteBackend
 from conformance.remote.host import Host, HostError
+from conformance.run.caching import folder_of
 from conformance.run.elsewhere import CommandBackend
 from conformance.run.exercise import SHARES, WORTH_WARMING, Bailiff, Court, make_bailiff, make_server, warm
 from conformance.run.session import Run
@@ -35,5 +37,9 @@ def make_isolation(run: Run) -> Court:
         text = f"{error}; the claims start cold"
     if text:
         warnings.warn(text, stacklevel=2)
-    remote = RemoteBackend(backend.description, host, share=SHARES[options.profile], limit=options.claim_timeout)
+    share, limit = SHARES[options.profile], options.claim_timeout
+    remote = RemoteBackend(backend.description, host, share=share, limit=limit)
+    if options.cache is not None:
+        folder = folder_of(options, run.scope)
+        remote = CachingBackend(backend.description, host, folder, share=share, limit=limit)
     return make_bailiff(replace(run, backend=remote), host)

@@ -14,7 +14,7 @@ from typing import TypeVar
 from backends.discovery import SHIPPED
 from conformance.claims.claim import Claim
 from conformance.machine.isolation import Ending, WorkResult, verdict_of_lost_work
-from conformance.machine.messages import Begin, Trace, make_portable
+from conformance.machine.messages import Begin, Tally, Trace, make_portable
 from conformance.pipeline.job import Job
 from conformance.run.elsewhere import COMMAND, describe_lost_calls
 from conformance.run.expected import Drift, VerdictSeen, compare_expected, expected_path_of
@@ -41,6 +41,7 @@ def rows_of_claim(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
     if work.ending is not Ending.DONE:
         checks += _check_lost_stages(stages_of(run.backend), claim, work, checks)
     trace = next((message for message in work.messages if isinstance(message, Trace)), Trace())
+    tally = _find_tally(work)
     lead = leading_check(checks)
     varies = any(check.is_nondeterministic for check in checks)
     result = ClaimResult(
@@ -61,6 +62,9 @@ def rows_of_claim(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
         beside_own_code=run.needs_own_code(claim),
         execution=trace.execution,
         sureness=trace.sureness,
+        lowerings=tally.lowerings,
+        runs=tally.runs,
+        cached=tally.cached,
     )
     measurements = [message for message in work.messages if isinstance(message, Measurement)]
     return [*checks, *measurements, rule_on(run, result, checks)]
@@ -71,9 +75,20 @@ def rows_of_job(run: Run, job: Job, work: WorkResult) -> list[Row]:
     measurements = [message for message in work.messages if isinstance(message, Measurement)]
     if work.ending is not Ending.DONE:
         lost = _row_of_lost_job(job, work)
-        return [*measurements, rule_on(run, lost) if isinstance(lost, ModelResult) else lost]
+        return [*measurements, rule_on(run, _count(lost, work)) if isinstance(lost, ModelResult) else lost]
     models = [message for message in work.messages if isinstance(message, ModelResult)]
-    return [*measurements, *(rule_on(run, model) for model in models)]
+    return [*measurements, *(rule_on(run, _count(model, work)) for model in models)]
+
+
+def _count(model: ModelResult, work: WorkResult) -> ModelResult:
+    """Return a job's model, of which it has one, with what was done for the job."""
+    tally = _find_tally(work)
+    return replace(model, lowerings=tally.lowerings, runs=tally.runs, cached=tally.cached)
+
+
+def _find_tally(work: WorkResult) -> Tally:
+    """Return what was done for a piece of work; nothing is known where its process could not say."""
+    return next((message for message in work.messages if isinstance(message, Tally)), Tally())
 
 
 def find_problems(run: Run, header: Header, seen: Mapping[str, VerdictSeen]) -> tuple[list[str], list[str]]:

@@ -147,6 +147,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "results.jsonl of an earlier run of the same kind, such as one that was stopped: what it has judged is "
         "taken from it, and only the rest is run; waivers may have changed",
     },
+    "--cache": {
+        "metavar": "DIR",
+        "help": "keep the backend's answers in this folder, and take from it those to the same models and inputs, if "
+        "backend, versions, suite and processor are the same; the report and a certificate say how many",
+    },
     "--baseline": {
         "metavar": "FILE",
         "help": "results.jsonl of an earlier run: the report shows the differences to it, regressions first",
@@ -177,8 +182,9 @@ class Options:
     ``without_execution_evidence`` lets UNSHOWN pass. ``waivers`` replaces the backend's own file; ``no_waivers``
     ignores both. ``isa`` is a name of ``conformance.machine.isa.LEVELS``; None: what the CPU has. ``outputs``: what a
     device handed in. ``shard``: which part of how many is run; None: all. ``deadline``: seconds after which no more is
-    begun. ``resume``: the results of an earlier run, which are taken over. ``baseline``: those of one with which the
-    report compares, ``any_profile``: also if it is of another profile.
+    begun. ``resume``: the results of an earlier run, which are taken over. ``cache``: where answers are kept; None:
+    nowhere. ``baseline``: the results of a run with which the report compares, ``any_profile``: also if it is of
+    another profile.
     """
 
     backend: str
@@ -199,6 +205,7 @@ class Options:
     shard: Shard | None = None
     deadline: float | None = None
     resume: Path | None = None
+    cache: Path | None = None
     baseline: Path | None = None
     any_profile: bool = False
 
@@ -266,6 +273,7 @@ def read_options(config: pytest.Config) -> Options:
         shard=option.shard,
         deadline=option.deadline,
         resume=Path(option.resume).absolute() if option.resume else None,
+        cache=Path(option.cache).absolute() if option.cache else None,
         baseline=Path(option.baseline).absolute() if option.baseline else None,
         any_profile=option.any_profile,
     )

@@ -36,6 +36,7 @@ from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
 from conformance.remote.description import DescriptionError, Limit, read_description
 from conformance.remote.host import Host, HostError
+from conformance.run.caching import check_cache, find_scope
 from conformance.run.elsewhere import COMMAND, VECTORS, ElsewhereError, adopt_bundle, open_command, open_vectors
 from conformance.run.findings import read_findings
 from conformance.run.options import ROOT, Options, read_options, select_ids
@@ -55,6 +56,8 @@ DESCRIPTION = "conformance_backend"
 """Key of what the backend says of itself, in what a worker gets from the controlling process."""
 LEFT = "conformance_left"
 """Key of what is done, and of the time at which the run ends, in what a worker gets."""
+SCOPE = "conformance_scope"
+"""Key of the name of the run's folder in the cache, in what a worker gets."""
 _FAULTS = (Exception, SystemExit)
 _FORMS: dict[Representation, Literal["QUANTIZED", "DECOMPOSED", "EXPORTED"]] = {
     Representation.QUANTIZED: "QUANTIZED",
@@ -73,6 +76,7 @@ class Run:
     ``claims`` are those of the whole config, ``jobs`` those of the profile; ``selected`` are the IDs to run, ``known``
     all that the backend has in any profile. ``findings`` are the texts of what the waivers name. ``done``: the selected
     IDs that an earlier run has judged. ``ends_at``: the time after which no more begins, in seconds of `time.time`.
+    ``scope``: the folder of the run's answers in the cache; "": it has none.
     """
 
     options: Options
@@ -87,6 +91,7 @@ class Run:
     findings: Mapping[str, str] = field(default_factory=dict)
     done: Collection[str] = frozenset()
     ends_at: float | None = None
+    scope: str = ""
 
     @property
     def units(self) -> dict[str, Unit]:
@@ -140,6 +145,7 @@ class Run:
                 "without_execution_evidence": options.without_execution_evidence,
                 "isa": options.isa,
                 "outputs": None if options.outputs is None else str(options.outputs),
+                "cache": options.cache is not None,
             },
             config_name=self.config_name,
             config_sha256=config_digest(self.claims),
@@ -187,6 +193,7 @@ def preflight(config: pytest.Config) -> Run | int | None:
         return None
     with raise_usage_error_for(ElsewhereError):
         options = adopt_bundle(read_options(config))
+    check_cache(options)
     given: dict[str, Any] | None = getattr(config, "workerinput", None)
     is_worker = given is not None
     backend = find_described(options, None if given is None else given[DESCRIPTION])
@@ -205,7 +212,10 @@ def preflight(config: pytest.Config) -> Run | int | None:
         return pytest.ExitCode.OK
     if getattr(config.option, "timeout", None) is None:
         config.option.timeout = 0  # pytest-timeout's: the suite has its own limits
-    return limit_run(config, run) if given is None else limit_run(config, run, *given[LEFT])
+    if given is not None:
+        return limit_run(config, replace(run, scope=given[SCOPE]), *given[LEFT])
+    scope = find_scope(options, backend) if isinstance(backend, RemoteBackend) else ""
+    return limit_run(config, replace(run, scope=scope))
 
 
 def limit_run(config: pytest.Config, run: Run, done: Iterable[str] = (), ends_at: float | None = None) -> Run:

@@ -20,8 +20,9 @@ from backends.base import Execution, UnsupportedPattern
 from conformance.claims.inputs import Batch
 from conformance.machine.isolation import Ending, LostProcess
 from conformance.oracle.grids import Grid, placeholder_grids
-from conformance.remote.client import ElsewhereModel, Leftover, NoAnswer, RemoteBackend, RemoteError
+from conformance.remote.client import ElsewhereModel, Leftover, NoAnswer, RemoteBackend
 from conformance.remote.description import Description
+from conformance.remote.worker import RemoteError
 from conformance.vectors.bundle import Bundle, BundleError
 from conformance.vectors.files import FileFault, spell_json, unpack_arrays
 from conformance.vectors.graph_data import spell_model
