@@ -9,7 +9,7 @@ import os
 import string
 from collections.abc import Iterable, Iterator, Sequence
 
-from reports.decision import list_untried
+from reports.decision import list_untried, spell_work
 from reports.diff import compare_runs
 from reports.rerun_record import RerunRecord
 from reports.results import Results, leading_check
@@ -123,7 +123,8 @@ def _render_environment(results: Results) -> str:
         ("config", f"{header.config_name} sha256 {header.config_sha256[:12]}"),
         ("duration", spell_duration(footer.seconds) if footer else "-"),
     ]
-    return _to_table(("run", ""), rows)
+    work = spell_work(results)
+    return _to_table(("run", ""), [*rows, *([("work", work)] if work else [])])
 
 
 def _to_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

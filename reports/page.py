@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from reports.coverage import read_rule_texts
-from reports.decision import count_verified, passes_by_leave, spell_decision, spell_waived
+from reports.decision import count_verified, passes_by_leave, spell_decision, spell_waived, spell_work
 from reports.evidence import make_table, order_graphs, select_details, spell_value, tabulate_outputs, tabulate_qparams
 from reports.text import cut, shorten_commit, spell_count, spell_duration, spell_lsb, tame
 from reports.verdicts import VERDICT_TEXTS
@@ -61,6 +61,7 @@ def _make_environment() -> Environment:
         "commit": shorten_commit,
         "waived": spell_waived,
         "decision": spell_decision,
+        "work": spell_work,
         "passes_by_leave": passes_by_leave,
         "share": count_verified,
     }

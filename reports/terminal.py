@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tabulate import MIN_PADDING, tabulate
 
-from reports.decision import count_unreached, spell_decision, spell_waived
+from reports.decision import count_unreached, spell_decision, spell_waived, spell_work
 from reports.results import Results, leading_check
 from reports.schema import Check, ClaimResult, Judged
 from reports.text import cut_end, cut_middle, join_lines, pluralize, spell_lsb
@@ -49,6 +49,7 @@ def summary(results: Results, html_path: str | os.PathLike[str], *, width: int |
         _render_waived(results, width),
         "\n".join(f"note: {join_lines(note)}" for note in (results.footer.notes if results.footer else ())),
         _render_effort(results),
+        spell_work(results),
         f"report: {os.fspath(html_path)}",
     )
     return "\n\n".join(block for block in blocks if block) + "\n"
