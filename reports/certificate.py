@@ -143,7 +143,8 @@ def find_shortcomings(results: Results) -> Iterator[str]:
         yield f"the suite is neither a clean checkout nor an unchanged release: its commit is {header.suite_commit}"
     if results.share_cached > MOST_CACHED:
         share = spell_share(results.cached, results.runs + results.cached)
-        yield f"{share} of its runs are from a cache; at most {100 * MOST_CACHED:.0f} % may be: run again without --cache"
+        most = f"{100 * MOST_CACHED:.0f} %"
+        yield f"{share} of its runs are from a cache; at most {most} may be: run again without --cache"
     if selected := header.options.get("claim"):
         yield f"it is a selection: --claim is {_shorten(selected)}"
     timeout = header.options.get("claim_timeout", LONGEST_CLAIM)
