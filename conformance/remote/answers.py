@@ -1,7 +1,7 @@
 """Answers of a backend's process, kept as files: one file for each piece of work, which JSON and bytes make up.
 
-A file is a line with the sha256 of all that follows, a line of JSON with the heads of the answers, and their pieces,
-one after the other. It is written under another name and then renamed: it is whole, or it is not there.
+A file is a line with the sha256 of what follows. That is compressed: a line of JSON with the heads of the answers, and
+their pieces, one after the other. It is written under another name and then renamed: it is whole, or it is not there.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import hashlib
 import itertools
 import json
 import os
+import zlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 from conformance.remote.wire import Frame
 
@@ -22,6 +24,8 @@ _REFUSING = frozenset({"raised", "failed", "not_callable"})
 """What the head of an answer has if the backend's code did not do what was asked for."""
 _NOT_KEPT = frozenset({"peak_mib"})
 """What the head of an answer says of the process that gave it."""
+_QUICKLY = 1
+"""Level of the compression: outputs lie on few values, and shrink to about a sixth."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,8 +60,7 @@ class Book:
     def keep(self, key: str, answer: Frame) -> None:
         """Keep an answer, unless the backend's code raised or gave nothing that can be called."""
         if _REFUSING.isdisjoint(answer.head):
-            head = {name: value for name, value in answer.head.items() if name not in _NOT_KEPT}
-            self.answers[key] = Frame(head=head, pieces=[bytes(piece) for piece in answer.pieces])
+            self.answers[key] = Frame(head=_head_of(answer), pieces=[bytes(piece) for piece in answer.pieces])
             self.is_changed = True
 
     def write(self) -> None:
@@ -65,6 +68,15 @@ class Book:
         if self.is_changed:
             write_whole(self.path, pack_answers(self.answers))
             self.is_changed = False
+
+
+def is_same(answer: Frame, kept: Frame) -> bool:
+    """Tell whether an answer is the same as one that is kept, bit for bit."""
+    return _head_of(answer) == _head_of(kept) and list(map(bytes, answer.pieces)) == list(map(bytes, kept.pieces))
+
+
+def _head_of(answer: Frame) -> dict[str, Any]:
+    return {name: value for name, value in answer.head.items() if name not in _NOT_KEPT}
 
 
 def open_book(folder: Path, work: str) -> Book:
@@ -81,7 +93,7 @@ def pack_answers(answers: Mapping[str, Frame]) -> bytes:
         for key, answer in answers.items()
     ]
     pieces = (piece for answer in answers.values() for piece in answer.pieces)
-    content = b"".join([json.dumps(rows).encode(), b"\n", *pieces])
+    content = zlib.compress(b"".join([json.dumps(rows).encode(), b"\n", *pieces]), _QUICKLY)
     return hashlib.sha256(content).hexdigest().encode() + b"\n" + content
 
 
@@ -94,7 +106,7 @@ def read_answers(path: Path) -> dict[str, Frame]:
     digest, _, content = data.partition(b"\n")
     if digest != hashlib.sha256(content).hexdigest().encode():
         return {}
-    text, _, rest = content.partition(b"\n")
+    text, _, rest = zlib.decompress(content).partition(b"\n")
     rows = json.loads(text)
     ends = [0, *itertools.accumulate(size for row in rows for size in row["sizes"])]
     pieces = iter([rest[start:end] for start, end in itertools.pairwise(ends)])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from conformance.machine.messages import Tally
-from conformance.remote.answers import Book, open_book
+from conformance.remote.answers import Book, is_same, open_book
 from conformance.remote.client import RemoteBackend
 from conformance.remote.description import Description
 from conformance.remote.host import Host
@@ -50,7 +50,8 @@ class CachedDialogue:
     """A dialogue that is held with a process from the first request on that the book does not answer.
 
     The process then gets all earlier requests too, so that its model is in the state in which it would be without a
-    cache. ``begin``: begins a dialogue with a process.
+    cache. Where it answers as the book did, these runs count as made, and not as cached. ``begin``: begins a dialogue
+    with a process.
     """
 
     def __init__(self, book: Book, tally: Tally, begin: Callable[[], Dialogue]) -> None:
@@ -58,7 +59,7 @@ class CachedDialogue:
         self._tally = tally
         self._begin = begin
         self._key = book.start
-        self._answered: list[Frame] = []
+        self._answered: list[tuple[Frame, Frame]] = []
         self._process: Dialogue | None = None
 
     def ask(self, request: Frame) -> Frame:
@@ -66,7 +67,7 @@ class CachedDialogue:
         self._key = self._book.follow(self._key, request)
         known = self._book.answers.get(self._key) if self._process is None else None
         if known is not None:
-            self._answered.append(request)
+            self._answered.append((request, known))
             self._tally.cached += count_runs(request, known)
             return known
         answer = self._find_process().ask(request)
@@ -81,6 +82,7 @@ class CachedDialogue:
         if self._process is None:
             self._process = self._begin()
             earlier, self._answered = self._answered, []
-            for request in earlier:
-                self._process.ask(request)
+            for request, known in earlier:
+                if is_same(self._process.ask(request), known):
+                    self._tally.cached -= count_runs(request, known)
         return self._process
