@@ -18,19 +18,20 @@ from conformance.machine.isolation import CAN_FORK
 from conformance.remote.client import RemoteBackend
 from conformance.remote.host import Host, HostError
 from conformance.remote.sources import SUITE, SourcesError, digest_sources, list_installed
+from conformance.run.elsewhere import COMMAND, VECTORS
 from conformance.run.options import ROOT, Options
 
-_NEEDED = "run without --cache"
+_REMEDY = "run without --cache"
 
 
 def check_cache(options: Options) -> None:
     """Raise UsageError where nothing can be kept: the outputs of a device, or a platform that cannot fork."""
     if options.cache is None:
         return
-    if options.backend.startswith(("vectors:", "command:")):
-        raise pytest.UsageError(f"--cache: what {options.backend} ran lies in files of its own; {_NEEDED}")
+    if options.backend.startswith((VECTORS, COMMAND)):
+        raise pytest.UsageError(f"--cache: what {options.backend} ran lies in files of its own; {_REMEDY}")
     if not CAN_FORK:
-        raise pytest.UsageError(f"--cache needs processes that are forked, which this platform cannot; {_NEEDED}")
+        raise pytest.UsageError(f"--cache needs processes that are forked, which this platform cannot; {_REMEDY}")
 
 
 def find_scope(options: Options, backend: RemoteBackend) -> str:
@@ -48,7 +49,7 @@ def find_scope(options: Options, backend: RemoteBackend) -> str:
             sources = host.list_sources()
         digests = [digest_sources(places, left_out) for places in ([ROOT / name for name in SUITE], sources)]
     except (HostError, SourcesError) as error:
-        raise pytest.UsageError(f"--cache: {error}; {_NEEDED}") from error
+        raise pytest.UsageError(f"--cache: {error}; {_REMEDY}") from error
     description: dict[str, Any] = json.loads(backend.text)
     description.pop("waivers")
     about = {
@@ -60,7 +61,7 @@ def find_scope(options: Options, backend: RemoteBackend) -> str:
     try:
         (options.cache / scope).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise pytest.UsageError(f"--cache: cannot write to {options.cache}: {error.strerror}; {_NEEDED}") from error
+        raise pytest.UsageError(f"--cache: cannot write to {options.cache}: {error.strerror}; {_REMEDY}") from error
     return scope
 
 

@@ -18,7 +18,7 @@ from conformance.run.caching import check_cache
 from conformance.run.options import EXPORTING
 from reports.rerun import build_command
 from reports.results import Results, comparable, read_results
-from reports.verdicts import Outcome
+from reports.verdicts import Outcome, Verdict
 from tests.conformance.support.suite_runs import FAKES, Ran, clean_environment, command, options, run
 
 OWN = """
@@ -57,6 +57,14 @@ def test_without_the_option_all_is_run_and_nothing_is_kept(plain: Ran) -> None:
     assert lowerings > 0 and runs > lowerings and cached == 0 and plain.results.header.options["cache"] is False
     assert f"\n{lowerings} lowerings · {runs} runs\n" in plain.out
     assert [*plain.folder.parent.rglob("*.answers")] == []
+
+
+def test_the_work_of_a_claim_whose_process_died_is_counted(tmp_path: Path) -> None:
+    """A lowering that kills the process was asked for; no run was answered."""
+    died = run(tmp_path, "fakes:Misbehaves", f"--cache={tmp_path / 'cache'}", "--claim=nn.Conv1d/*").results
+    assert {claim.verdict for claim in died.claims} == {Verdict.CRASHED}
+    assert {(claim.lowerings, claim.runs, claim.cached) for claim in died.claims} == {(1, 0, 0)}
+    assert [*(tmp_path / "cache").rglob("*.answers")] == []
 
 
 def test_filling_a_cache_is_a_run_like_any_other(plain: Ran, filled: Ran) -> None:

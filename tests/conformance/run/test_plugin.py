@@ -56,6 +56,7 @@ def test_the_header_says_what_was_run(good: Ran, claim_ids: Sequence[str]) -> No
         "backend": "fakes:Good", "claim": [], "claim_timeout": 60.0, "isa": None, "outputs": None, "max_examples": None,
         "allow_quality": False,
         "without_execution_evidence": False,
+        "cache": False,
     }  # fmt: skip
     assert (header.profile, header.isolation, header.waivers) == ("quick", "fork", {})
     assert header.isa and good.results.footer and good.results.footer.peak_mib
