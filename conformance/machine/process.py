@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import logging
 import os
 import signal
 import sys
@@ -44,7 +45,7 @@ class Helper(Protocol):
 
 
 def settle(output: int) -> None:
-    """Leave the parent's terminal, signal handlers and streams; what is printed goes to the file ``output``."""
+    """Leave the parent's terminal, logs, signal handlers and streams; what is printed goes to the file ``output``."""
     import fcntl
     import resource
 
@@ -59,6 +60,19 @@ def settle(output: int) -> None:
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout, sys.stderr = (open(fd, "w", 1, "utf-8", "backslashreplace", closefd=False) for fd in (1, 2))  # noqa: SIM115
     faulthandler.enable(2, all_threads=False)
+    _leave_logs()
+
+
+def _leave_logs() -> None:
+    """Take away the handlers of pytest, which keeps each record of every logger.
+
+    torch makes records of each trace, with the stack, only where its logger has a handler.
+    """
+    named = (logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger))
+    for logger in (logging.root, *named):
+        for handler in list(logger.handlers):
+            if type(handler).__module__ == "_pytest.logging":
+                logger.removeHandler(handler)
 
 
 def leave_files(*kept: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -83,6 +84,29 @@ def test_work_that_ends_well_gives_its_messages(forked: Callable[..., Forked[str
     assert result.messages[1] == message(told="after") and len(result.messages) == 2
     assert said(result)[0]["pid"] != os.getpid() == said(result)[0]["parent"]
     assert 1 < result.peak_mib < 10_000 and 0 < result.seconds < LIMIT
+
+
+def list_log_handlers() -> list[str]:
+    """The modules of all handlers of all loggers."""
+    named = (logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger))
+    return [type(handler).__module__ for logger in (logging.root, *named) for handler in logger.handlers]
+
+
+def serve_log_handlers(name: str) -> Iterator[Measurement]:
+    yield message(handlers=" ".join(list_log_handlers()))
+
+
+def test_a_child_has_no_handlers_of_pytest_that_keep_its_logs() -> None:
+    logger = logging.getLogger("tests.isolation")
+    kept = logging.NullHandler()
+    logger.addHandler(kept)
+    try:
+        assert {"_pytest.logging", "logging"} <= set(list_log_handlers())
+        with closing(Forked(serve_log_handlers, limit=LIMIT, share=1)) as isolation:
+            handlers = str(said(isolation.run("handlers"))[0]["handlers"]).split()
+    finally:
+        logger.removeHandler(kept)
+    assert "logging" in handlers and "_pytest.logging" not in handlers
 
 
 @pytest.mark.parametrize(
