@@ -18,10 +18,12 @@ import torch
 from onnxscript import opset18 as op
 from onnxscript.function_libs.torch_lib.ops.common import constant
 from torch import nn
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node, symbolic_trace
 from torch.onnx._internal.exporter import _decomp, _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
+from torch.onnx._internal.fx.passes.type_promotion import TypePromotionTable
 
 from backends.exporting import decompose, owner
 from refimpl import export_reference
@@ -36,6 +38,7 @@ _WEIGHTS = (
     OPS.dequantize_per_channel.default,
 )
 _MAKE: Callable[[int], ONNXRegistry] = ONNXRegistry.from_torchlib
+_PROMOTE: Callable[[GraphModule], None] = _fx_passes.insert_type_promotion_nodes
 
 
 def onnx_bytes(program: ExportedProgram) -> bytes:
@@ -46,6 +49,7 @@ def onnx_bytes(program: ExportedProgram) -> bytes:
         warnings.catch_warnings(),
         patch.object(ONNXRegistry, "from_torchlib", staticmethod(_make_registry)),
         patch.object(_fx_passes, "decompose_with_registry", _decompose),
+        patch.object(_fx_passes, "insert_type_promotion_nodes", _promote),
     ):
         warnings.simplefilter("ignore")
         exported = torch.onnx.export(program, dynamo=True, verbose=False)
@@ -56,6 +60,25 @@ def onnx_bytes(program: ExportedProgram) -> bytes:
 
 def _decompose(program: ExportedProgram, registry: ONNXRegistry) -> ExportedProgram:
     return decompose(program, _decompositions(registry))
+
+
+def _promote(model: GraphModule) -> None:
+    """Insert casts as torch does, where an op may need one: torch runs the whole program to find that none does."""
+    parts = (part for part in model.modules() if isinstance(part, GraphModule))
+    if any(_may_cast(node) for part in parts for node in part.graph.nodes):
+        _PROMOTE(model)
+
+
+def _may_cast(node: Node) -> bool:
+    """Tell whether torch has a rule for the dtypes of an op's operands, and they are not all float32."""
+    if not isinstance(node.target, OpOverload) or _promotions().get_rule(node.target.overloadpacket) is None:
+        return False
+    return any(getattr(operand.meta.get("val"), "dtype", None) != torch.float32 for operand in node.all_input_nodes)
+
+
+@functools.cache
+def _promotions() -> TypePromotionTable:
+    return TypePromotionTable()
 
 
 def warm_up() -> None:

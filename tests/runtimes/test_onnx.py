@@ -14,6 +14,7 @@ from torch.ao.quantization import (
     default_per_channel_weight_observer,
     default_weight_observer,
 )
+from torch.fx import symbolic_trace
 
 from backends.discovery import find_backend
 from backends.lowering import lower_reference
@@ -91,6 +92,39 @@ class Moved(nn.Module):
 def normed() -> nn.Module:
     """A batch norm alone to decompose: it may be a view, says torch."""
     return nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))
+
+
+class Counted(nn.Module):
+    """A sum of floats and integers, which needs a cast, and one of floats, which needs none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.arange(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.steps) + x
+
+
+@pytest.mark.parametrize(("make", "casts"), ((Counted, 1), (Sum, 0)))
+def test_the_search_for_casts_is_spared_only_where_torch_finds_none(
+    make: Callable[[], nn.Module], casts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = (image(2, 6),) if casts else (image(2, 6), image(2, 6))
+    searched, insert_nodes = list[Any](), _fx_passes.insert_type_promotion_nodes
+
+    def insert(model: Any) -> None:
+        searched.append(model)
+        insert_nodes(model)
+
+    def kinds() -> list[str]:
+        written = _onnx.onnx_bytes(export_reference(symbolic_trace(make()), inputs))
+        return [node.op_type for node in onnx.load_from_string(written).graph.node]
+
+    monkeypatch.setattr(_onnx, "_PROMOTE", insert)
+    spared = kinds()
+    assert len(searched) == casts
+    monkeypatch.setattr(_onnx, "_promote", insert)
+    assert kinds() == spared and len(searched) == casts + 1
 
 
 @pytest.mark.parametrize("make", (normed, Moved))
