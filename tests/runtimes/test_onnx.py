@@ -97,6 +97,8 @@ def normed() -> nn.Module:
 class Counted(nn.Module):
     """A sum of floats and integers, which needs a cast, and one of floats, which needs none."""
 
+    steps: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("steps", torch.arange(6))
