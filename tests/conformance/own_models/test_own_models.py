@@ -116,6 +116,14 @@ def test_runs_are_equal_but_for_times(good: Ran, tmp_path: Path) -> None:
     assert kept[0] == kept[1] and len(kept[0]) == 2
 
 
+def test_a_resumed_run_takes_what_was_measured_of_a_model(good: Ran, tmp_path: Path) -> None:
+    specs = ("--model=nets:small", "--model=nets:rows", f"--resume={good.folder / 'results.jsonl'}")
+    ran = run(tmp_path, "device:Device", *specs, QUINT8, cwd=PACKAGE)
+    assert ran.status == 0 and ran.results.models == good.results.models
+    other = run(tmp_path / "other", "device:Device", *specs[1:], QUINT8, cwd=PACKAGE)
+    assert other.status == 4 and "is of another run: options is" in other.err
+
+
 def test_a_mapping_of_its_own_decides(tmp_path: Path) -> None:
     ran = run_own(tmp_path, "device:Device", "nets:partly")
     deployment = measured(ran, "nets:partly")
