@@ -167,20 +167,24 @@ def test_a_walk_through_the_code_is_short_and_names_what_exists(title: str) -> N
         assert defined or module.endswith(f"/{last}"), f"{module}.py defines no {name}"
 
 
+def hold_table(page: str, mark: str, rows: list[str]) -> None:
+    """Hold what a page has between two marks to these rows, or write it anew."""
+    before, start, rest = DOCS[page].partition(f"<!-- {mark} -->\n")
+    _, end, after = rest.partition(f"<!-- end of {mark} -->")
+    right = f"{before}{start}" + "\n".join(rows) + f"\n{end}{after}"
+    if UPDATE:
+        (ROOT / "docs" / f"{page}.md").write_text(right, encoding="utf-8")
+    assert DOCS[page] == right or UPDATE
+    assert start and end
+
+
 def test_the_page_of_options_is_what_help_says() -> None:
     """``UPDATE_GOLDEN=1 pytest tests/test_documents.py -k options`` writes the table again."""
     rows = ["| option | meaning |", "|---|---|"]
     for name, keywords in OPTIONS.items():
         value = "\\|".join(keywords.get("choices", ())) if name == "--profile" else keywords.get("metavar", "")
         rows.append(f"| `{name}{'=' + value if value else ''}` | {keywords['help']} |")
-    page = DOCS["options"]
-    before, start, rest = page.partition("<!-- options -->\n")
-    _, end, after = rest.partition("<!-- end of options -->")
-    right = f"{before}{start}" + "\n".join(rows) + f"\n{end}{after}"
-    if UPDATE:
-        (ROOT / "docs" / "options.md").write_text(right, encoding="utf-8")
-    assert page == right or UPDATE
-    assert start and end
+    hold_table("options", "options", rows)
 
 
 def test_the_page_of_limits_lists_the_ops_and_arguments_that_are_varied() -> None:
@@ -191,13 +195,7 @@ def test_the_page_of_limits_lists_the_ops_and_arguments_that_are_varied() -> Non
     rows = ["| ops | arguments |", "|---|---|", *(f"| {', '.join(ops)} | {names} |" for names, ops in groups.items())]
     rows += ["", "| argument | meaning |", "|---|---|"]
     rows += [f"| `{name}` | {meaning} |" for name, meaning in OWN_ARGUMENTS.items()]
-    before, start, rest = DOCS["limits"].partition("<!-- limits -->\n")
-    _, end, after = rest.partition("<!-- end of limits -->")
-    right = f"{before}{start}" + "\n".join(rows) + f"\n{end}{after}"
-    if UPDATE:
-        (ROOT / "docs" / "limits.md").write_text(right, encoding="utf-8")
-    assert DOCS["limits"] == right or UPDATE
-    assert start and end
+    hold_table("limits", "limits", rows)
 
 
 PLAIN = {
@@ -244,13 +242,7 @@ def test_the_table_of_architectures_is_made_of_the_committed_results() -> None:
     columns = ("quantized", *engines)
     rows = [f"| model | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     rows += [f"| `{name}` | {' | '.join(row[each] for each in columns)} |" for name, row in sorted(cells.items())]
-    before, start, rest = DOCS["models"].partition("<!-- architectures -->\n")
-    _, end, after = rest.partition("<!-- end of architectures -->")
-    right = f"{before}{start}" + "\n".join(rows) + f"\n{end}{after}"
-    if UPDATE:
-        (ROOT / "docs" / "models.md").write_text(right, encoding="utf-8")
-    assert DOCS["models"] == right or UPDATE
-    assert start and end
+    hold_table("models", "architectures", rows)
 
 
 @pytest.mark.slow

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +14,13 @@ from conformance.run.options import EXPORTING
 from reports.rerun import build_command
 from reports.results import Results, comparable, read_results
 from reports.verdicts import Outcome, Verdict
-from tests.conformance.support.suite_runs import FAKES, Ran, clean_environment, command, options, run
+from tests.conformance.support.suite_runs import (
+    Ran,
+    kill_after_a_claim,
+    options,
+    run,
+    start,
+)
 
 OWN = """
 import os
@@ -121,21 +122,10 @@ def test_a_kill_in_the_middle_leaves_a_cache_that_the_next_run_takes(tmp_path: P
     given: dict[str, Any] = {"FAKE_MARKER": str(marker)}
     both, cached = "--claim=nn.Linear/*", f"--cache={tmp_path / 'cache'}"
 
-    def start(folder: Path) -> subprocess.Popen[bytes]:
-        """Start a run, in a new interpreter each time."""
-        return subprocess.Popen(
-            command(folder, "fakes:Waits", workers, both, cached),
-            cwd=FAKES, env=clean_environment() | given, start_new_session=True, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-
-    process = start(tmp_path)
-    until(lambda: path.exists() and '"kind": "claim"' in path.read_text())
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait(timeout=60)
-    killed = read_results(path)
+    killed = kill_after_a_claim(tmp_path, "fakes:Waits", workers, both, cached, **given)
     assert killed.outcome is Outcome.INCOMPLETE and len(killed.claims) == 1
     marker.touch()
-    assert start(tmp_path / "again").wait(timeout=120) == 0
+    assert start(tmp_path / "again", "fakes:Waits", workers, both, cached, **given).wait(timeout=120) == 0
     again = read_results(tmp_path / "again" / "report" / "results.jsonl")
     whole = run(tmp_path / "whole", "fakes:Waits", both, **given).results
     resumed = run(tmp_path / "resumed", "fakes:Waits", both, cached, f"--resume={path}", **given).results
@@ -147,14 +137,6 @@ def test_a_kill_in_the_middle_leaves_a_cache_that_the_next_run_takes(tmp_path: P
         assert (new.lowerings, new.runs, new.cached) == (
             (0, 0, old.runs) if is_cached else (old.lowerings, old.runs, 0)
         ), new.claim
-
-
-def until(is_true: Callable[[], bool]) -> None:
-    """Wait at most a minute."""
-    ends = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
 
 
 def test_claims_that_the_killed_run_has_concluded_are_not_run_again(tmp_path: Path, filled: Ran, cache: Path) -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +14,7 @@ from reports.schema import Measurement
 from reports.verdicts import Outcome, Verdict
 from reports.writer import ResultsWriter
 from tests.conformance.support.made_up_runs import Session, checks, model, waiver, work
-from tests.conformance.support.suite_runs import FAKES, Ran, clean_environment, command, run
+from tests.conformance.support.suite_runs import Ran, kill_after_a_claim, run
 
 BOTH = pytest.mark.parametrize("workers", ["-n0", "-n1"])
 WAIVER = """
@@ -44,17 +39,10 @@ def resume(folder: Path, backend: str, *options: str, **variables: Any) -> Ran:
 @pytest.mark.slow
 @BOTH
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path, workers: str) -> None:
-    marker, path = tmp_path / "may go on", tmp_path / "report" / "results.jsonl"
+    marker = tmp_path / "may go on"
     given: dict[str, Any] = {"FAKE_MARKER": str(marker)}
     both = "--claim=nn.Linear/*"
-    words = command(tmp_path, "fakes:Waits", workers, both)
-    process = subprocess.Popen(
-        words, cwd=FAKES, env=clean_environment() | given, start_new_session=True, stdout=subprocess.DEVNULL
-    )
-    until(lambda: path.exists() and '"kind": "claim"' in path.read_text())
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait(timeout=60)
-    killed = read_results(path)
+    killed = kill_after_a_claim(tmp_path, "fakes:Waits", workers, both, **given)
     assert killed.outcome is Outcome.INCOMPLETE and len(killed.claims) == 1
     marker.touch()
     ran = resume(tmp_path, "fakes:Waits", workers, both, **given)
@@ -63,14 +51,6 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path, workers: str
     whole = run(tmp_path / "whole", "fakes:Waits", both, **given)
     assert comparable(ran.results) == comparable(whole.results)
     assert ran.results.footer and "whose time is not known" in ran.results.footer.notes[0]
-
-
-def until(is_true: Callable[[], bool]) -> None:
-    """Wait at most a minute."""
-    ends = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
 
 
 @BOTH

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +71,26 @@ def command(folder: Path, backend: str | None, *options: str, path: str = str(RE
     words = [sys.executable, "-m", "pytest", path, "-p", "no:cacheprovider", f"--report-dir={folder / 'report'}"]
     chosen = [f"--backend={backend}"] if backend else []
     return [*words, "--profile=quick", *chosen, *options]
+
+
+def start(folder: Path, backend: str, *options: str, **variables: str) -> subprocess.Popen[bytes]:
+    """Start such a command in a new interpreter, and go on."""
+    environment = clean_environment() | variables
+    words = command(folder, backend, *options)
+    return subprocess.Popen(words, cwd=FAKES, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
+
+
+def kill_after_a_claim(folder: Path, backend: str, *options: str, **variables: str) -> Results:
+    """Start such a command, and kill all its processes once a claim is judged; return what it has left."""
+    path = folder / "report" / "results.jsonl"
+    process = start(folder, backend, *options, **variables)
+    ends = time.monotonic() + 60
+    while not path.exists() or '"kind": "claim"' not in path.read_text():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=60)
+    return read_results(path)
 
 
 def options(folder: Path, **changes: Any) -> Options:
