@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from reports.decision import VerifiedShare, count_verified, pass_by_waiver
 from reports.diff import to_size
 from reports.families import FAMILIES, OTHER, find_family
+from reports.numbers import Number
 from reports.page import render_page
 from reports.results import Results, ResultsError
-from reports.schema import ClaimResult, Number
+from reports.schema import ClaimResult
 from reports.text import pluralize, spell_lsb
 from reports.verdicts import Outcome, Verdict
 

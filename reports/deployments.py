@@ -9,9 +9,11 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from reports.evidence import Table
+from reports.measured import Deployment, Metric, ModelPart
+from reports.numbers import Number
 from reports.page import render_page
 from reports.plots.layers import plot_parts
-from reports.schema import Deployment, Metric, ModelPart, ModelResult, Number
+from reports.schema import ModelResult
 from reports.text import pluralize, spell_count
 
 MOST_WORST = 8
@@ -34,7 +36,7 @@ class DeploymentView:
 
 
 def view_deployments(models: Sequence[ModelResult]) -> tuple[DeploymentView, ...]:
-    """Return the models that were measured beside their verdict, in their order."""
+    """Return the models of which more was measured than a verdict, in their order."""
     measured = [(model, model.deployment) for model in models if model.deployment is not None]
     return tuple(_view(number, model, each) for number, (model, each) in enumerate(measured, start=1))
 
@@ -62,8 +64,10 @@ def _list_facts(deployment: Deployment) -> Iterator[str]:
     quantized, parts, total = deployment.quantized, deployment.parts, deployment.multiplications
     share = f", {_spell_share(sum(part.multiplications for part in quantized), total)} of " if total else ""
     work = f"{share}its {spell_count(total)} multiply-accumulates" if total else ""
-    yield f"{len(quantized)} of its {pluralize(len(parts), 'pattern')} and ops are quantized{work}."
-    yield f"Its QConfigs are {deployment.qconfigs}."
+    if parts:
+        yield f"{len(quantized)} of its {pluralize(len(parts), 'pattern')} and ops are quantized{work}."
+    if deployment.qconfigs:
+        yield f"Its QConfigs are {deployment.qconfigs}."
     if deployment.output_db:
         ratios = ", ".join(map(_spell_db, deployment.output_db))
         yield f"Its outputs, float to the reference model's error: {ratios} dB."

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from reports.schema import Header, Scalar, Waiver
+from reports.numbers import Scalar
+from reports.schema import Header, Waiver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from reports.numbers import Number
 from reports.results import Results, ResultsError, read_results
-from reports.schema import ClaimResult, Judged, Number
+from reports.schema import ClaimResult, Judged
 from reports.selection import select_of_run
 from reports.text import cut_end, cut_middle, join_lines, spell_lsb
 from reports.text_enum import TextEnum

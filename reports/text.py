@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.schema import Number
+from reports.numbers import Number
 
 
 def spell_lsb(value: Number | None) -> str:

@@ -237,9 +237,11 @@ def test_the_table_of_architectures_is_made_of_the_committed_results() -> None:
             parts, wrong = deployment.quantized, [p for p in deployment.quantized if p.verdict is not Verdict.VERIFIED]
             share = sum(part.multiplications for part in parts) / deployment.multiplications
             name = model.model.split("/")[2]
-            cells[name].setdefault("quantized", f"{len(parts)} of {len(deployment.parts)}, {share:.1%} of the products")
+            cells[name].setdefault(
+                "quantized by qnnpack", f"{len(parts)} of {len(deployment.parts)}, {share:.1%} of the products"
+            )
             cells[name][engine] = f"{model.verdict}, {len(wrong)} of {len(parts)}" if wrong else str(model.verdict)
-    columns = ("quantized", *engines)
+    columns = ("quantized by qnnpack", *engines)
     rows = [f"| model | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     rows += [f"| `{name}` | {' | '.join(row[each] for each in columns)} |" for name, row in sorted(cells.items())]
     hold_table("models", "architectures", rows)

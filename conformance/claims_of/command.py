@@ -17,7 +17,8 @@ from conformance.claims_of.merging import Part, merge_parts
 from conformance.claims_of.writing import WIDTH, render_module, render_table
 from conformance.machine.isolation import CAN_FORK, Ending, Forked, InProcess
 from conformance.machine.release import DISTRIBUTION, read_suite_version
-from reports.schema import Measurement, Scalar
+from reports.numbers import Scalar
+from reports.schema import Measurement
 
 _ROOT = Path(__file__).resolve().parents[2]
 _TOPIC = "claims-of"

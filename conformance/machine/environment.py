@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from conformance.machine.release import read_suite_commit, read_suite_version
-from reports.schema import Scalar
+from reports.numbers import Scalar
 
 DETECTION = Path(__file__).resolve().parents[1] / "mutation" / "detection-power.json"
 CPUINFO = Path("/proc/cpuinfo")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, TypeVar, cast
 
 from reports.codec import KINDS, Message, decode, line_of, loads
-from reports.schema import Scalar
+from reports.numbers import Scalar
 
 Sent = TypeVar("Sent", bound=Message)
 

@@ -108,7 +108,8 @@ class Walk:
         Raises NoOracleError for an op without a rule, or an output that is no tensor.
         """
         outputs = self._evaluate_graph(tuple(map(_enter, inputs)), {})
-        return tuple(exact for output in flatten(outputs) for exact in self._read_results(output))
+        nodes = torch.utils._pytree.tree_leaves(outputs)
+        return tuple(exact for output in nodes for exact in self._read_results(output))
 
     def _evaluate_graph(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Evaluate every node on the values of the placeholders, in order or by name; return the output's argument."""

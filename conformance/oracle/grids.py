@@ -156,7 +156,7 @@ def placeholder_grids(model: GraphModule) -> list[Grid | None]:
 
 
 def place_on_grids(model: GraphModule, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Round inputs of a reference model to its grids of these, so that nothing else rounds them."""
+    """Return inputs, each rounded to the grid that a reference model has for it: so nothing else rounds them."""
     pairs = zip(batch, placeholder_grids(model), strict=True)
     return tuple(value if grid is None else grid.place(value) for value, grid in pairs)
 

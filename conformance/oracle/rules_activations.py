@@ -333,7 +333,8 @@ def _read_instance_norm(call: OpCall) -> Norm:
 def _read_batch_norm(call: OpCall) -> Norm:
     """Each channel, with the statistics that training kept; a module that keeps none takes those of the batch."""
     x = call.values()[0].real
-    return _read_channel_norm(call, 1, (0, *range(2, x.dim())), _read_option(call, "running_mean", 1) is None)
+    uses_input = _read_option(call, "running_mean", 1) is None or bool(_read_option(call, "training", 5, False))
+    return _read_channel_norm(call, 1, (0, *range(2, x.dim())), uses_input)
 
 
 def _read_channel_norm(call: OpCall, axis: int, axes: tuple[int, ...], uses_input: bool) -> Norm:
@@ -369,5 +370,5 @@ OP_RULES: dict[Any, OpRule] = {
     **_make_rules(partial(bound_norm, _read_instance_norm), "InstanceNorm2d",
                   nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, F.instance_norm),
     **_make_rules(partial(bound_norm, _read_batch_norm), "BatchNorm2d",
-                  nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+                  nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, F.batch_norm),
 }  # fmt: skip

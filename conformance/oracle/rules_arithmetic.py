@@ -67,6 +67,7 @@ OP_RULES: dict[Any, OpRule] = {
                   torch.stack, torch.chunk, torch.split, torch.flatten, torch.narrow, torch.transpose, torch.permute,
                   torch.permute_copy, torch.squeeze, torch.unsqueeze, torch.repeat_interleave, torch.pixel_shuffle,
                   torch.pixel_unshuffle, F.max_pool1d, F.max_pool2d, F.max_pool3d, nn.MaxPool1d, nn.MaxPool2d,
-                  nn.MaxPool3d, nn.Identity, nn.Flatten, nn.PixelShuffle, nn.PixelUnshuffle, "contiguous", "detach",
-                  "permute", "repeat", "repeat_interleave", "reshape", "squeeze", "transpose", "unsqueeze", "view"),
+                  nn.MaxPool3d, nn.Identity, nn.Flatten, nn.PixelShuffle, nn.PixelUnshuffle, "chunk", "contiguous",
+                  "detach", "expand", "flatten", "permute", "repeat", "repeat_interleave", "reshape", "squeeze",
+                  "transpose", "unbind", "unsqueeze", "view"),
 }  # fmt: skip

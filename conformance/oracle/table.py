@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.oracle import rules_activations, rules_arithmetic, rules_dynamic, rules_weighted
+from conformance.oracle import rules_activations, rules_arithmetic, rules_attention, rules_dynamic, rules_weighted
 from conformance.oracle.error_bounds import OpRule
 
 OP_RULES: dict[Any, OpRule] = {
     **rules_weighted.OP_RULES,
     **rules_arithmetic.OP_RULES,
     **rules_activations.OP_RULES,
+    **rules_attention.OP_RULES,
     **rules_dynamic.OP_RULES,
 }
 _vendor_rules: dict[Any, OpRule] = {}

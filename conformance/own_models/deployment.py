@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule
-from torch.fx.node import map_arg
 
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
 from conformance.oracle.grids import place_on_grids
-from conformance.own_models.given import Evaluate, GivenModel, ModelSpecError
+from conformance.own_models.given import Evaluate, GivenModel, ModelSpecError, check_runs, fix_arguments
 from conformance.own_models.multiplications import count_multiplications
+from conformance.remote.client import RemoteBackend
 from conformance.stages.bench import Bench
 from conformance.stages.lower import LoweredModel, lower, run_lowered
 from conformance.stages.stage import StageError
@@ -27,7 +27,9 @@ from conformance.whole_models.flow import ModelSetup, reference_of
 from conformance.whole_models.verify import make_failed_check, make_model_result, verify_model
 from refimpl import explain
 from refimpl.explain import dtypes_of
-from reports.schema import Check, Deployment, Metric, ModelPart, ModelResult, Number
+from reports.measured import Deployment, Metric, ModelPart
+from reports.numbers import Number
+from reports.schema import Check, ModelResult
 from reports.verdicts import Verdict
 
 JUDGED_BATCHES = 2
@@ -38,71 +40,48 @@ _REPEATS = 5
 def deploy(
     bench: Bench, name: str, claims: Sequence[Claim], setup: ModelSetup, load: Callable[[], GivenModel]
 ) -> Iterator[ModelResult]:
-    """Take a model to the backend; yield its row. What is wrong with the model itself leaves it UNEXERCISED.
+    """Take a model to the backend; yield its row once it is judged, and again with what else is measured.
 
-    ``setup``: how it is quantized if it has no QConfigMapping of its own.
+    What is wrong with the model itself leaves it UNEXERCISED. ``setup``: how it is quantized if it has no
+    QConfigMapping of its own.
     """
     started = time.perf_counter()
-    deployment = None
+    judged: tuple[GivenModel, GraphModule] | None = None
     try:
         given = load()
-        _run_once(given)
-        reference, qconfigs = _make_reference(bench, claims, setup, given)
+        check_runs(given)
+        reference = _make_reference(bench, claims, setup, given)
         inputs = [place_on_grids(reference, batch) for batch in _list_batches(given)[:JUDGED_BATCHES]]
         check = verify_model(bench, name, reference, inputs, takes_apart=True)
-        deployment = _measure(bench, given, reference, qconfigs, check)
+        judged = given, reference
     except StageError as error:
         check = make_failed_check(name, error)
     except ModelSpecError as error:
         check = make_failed_check(name, StageError("", Verdict.UNEXERCISED, str(error)))
-    yield replace(make_model_result(check, time.perf_counter() - started), deployment=deployment)
+    yield make_model_result(check, time.perf_counter() - started)
+    if judged is not None:
+        deployment = _measure(bench, *judged, setup, check)
+        yield replace(make_model_result(check, time.perf_counter() - started), deployment=deployment)
 
 
 def _list_batches(given: GivenModel) -> list[Batch]:
-    """Return the example inputs, then the other calibration batches."""
+    """Return the example inputs, then the calibration batches that are others."""
     return [given.example_inputs, *(batch for batch in given.calibration if batch is not given.example_inputs)]
 
 
-def _run_once(given: GivenModel) -> None:
-    """Raise ModelSpecError if the float model does not run on its own inputs."""
-    model = copy.deepcopy(given.model).eval()
-    try:
-        with torch.no_grad():
-            for batch in _list_batches(given):
-                model(*(value.clone() for value in batch))
-    except Exception as error:
-        text = f"the float model does not run on the inputs that come with it: {type(error).__name__}: {error}"
-        raise ModelSpecError(text) from error
-
-
-def _make_reference(
-    bench: Bench, claims: Sequence[Claim], setup: ModelSetup, given: GivenModel
-) -> tuple[GraphModule, str]:
-    """Return the reference model, and by which QConfigs it is quantized. Raises StageError."""
-    own = given.qconfig_mapping
+def _make_reference(bench: Bench, claims: Sequence[Claim], setup: ModelSetup, given: GivenModel) -> GraphModule:
+    """Return the reference model, converted as users convert it. Raises StageError, or ModelSpecError."""
+    model = fix_arguments(copy.deepcopy(given.model), len(given.example_inputs))
     batches = list(given.calibration) or [given.example_inputs]
-    model = copy.deepcopy(given.model)
-    reference = reference_of(bench, model, claims, setup, batches, mapping=own, is_bounded=False)
-    _fix_optional_inputs(reference, len(given.example_inputs))
-    return reference, f"those of the claims that fit {setup} best" if own is None else "the model's own QConfigMapping"
-
-
-def _fix_optional_inputs(model: GraphModule, count: int) -> None:
-    """Make constants of the inputs after the first `count`: of their defaults, which the example inputs leave."""
-    for node in list(model.graph.find_nodes(op="placeholder"))[count:]:
-        defaults = {node: node.args[0]}
-        for user in list(node.users):
-            user.args, user.kwargs = (map_arg(each, lambda n: defaults.get(n, n)) for each in (user.args, user.kwargs))  # noqa: B023
-        model.graph.erase_node(node)
-    model.recompile()
+    return reference_of(bench, model, claims, setup, batches, mapping=given.qconfig_mapping, is_bounded=False)
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
 
 
-def _measure(bench: Bench, given: GivenModel, reference: GraphModule, qconfigs: str, check: Check) -> Deployment:
+def _measure(bench: Bench, given: GivenModel, reference: GraphModule, setup: ModelSetup, check: Check) -> Deployment:
     """Measure what is not judged: the error of each pattern, multiply-accumulates, metrics and times."""
-    batches = list(given.calibration) or [given.example_inputs]
+    batches = [tuple(value.clone() for value in batch) for batch in given.calibration or [given.example_inputs]]
     quality = explain(reference, batches)
     verdicts = {layer.node: layer.verdict for layer in check.statistics.layers} if check.statistics else {}
     ratios = {layer.node: (layer.sqnr_alone, layer.sqnr_accumulated) for layer in quality.layers}
@@ -119,15 +98,17 @@ def _measure(bench: Bench, given: GivenModel, reference: GraphModule, qconfigs: 
     try:
         sides["backend"] = _Backend(lower(bench, reference, given.example_inputs))
     except StageError as error:
-        notes.append(f"the backend does not run it: {error}")
+        notes.append(f"the backend does not lower it: {error}")
     metrics, failures = _evaluate(given.evaluate, sides) if given.evaluate is not None else ([], [])
+    seconds, untimed = _time_all(bench, sides, given.example_inputs)
+    is_own = given.qconfig_mapping is not None
     return Deployment(
-        qconfigs=qconfigs,
+        qconfigs="the model's own QConfigMapping" if is_own else f"those of the claims that fit {setup} best",
         parts=parts,
         output_db=[ratio for value in quality.outputs if (ratio := _to_number(value)) is not None],
         metrics=metrics,
-        seconds={name: _time(side, given.example_inputs) for name, side in sides.items()},
-        notes=[*notes, *failures],
+        seconds=seconds,
+        notes=[*notes, *failures, *untimed],
     )
 
 
@@ -140,7 +121,7 @@ class _Backend(nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Run it. Raises StageError where the backend's code raises."""
-        return run_lowered(self._lowered, "the evaluation", inputs)
+        return run_lowered(self._lowered, "it", inputs)
 
 
 def _list_parts(reference: GraphModule, counts: Mapping[str, int]) -> list[ModelPart]:
@@ -163,23 +144,45 @@ def _list_parts(reference: GraphModule, counts: Mapping[str, int]) -> list[Model
 
 
 def _evaluate(evaluate: Evaluate, sides: Mapping[str, nn.Module]) -> tuple[list[Metric], list[str]]:
-    """Return the metrics of all sides, and notes on what failed. Raises StageError where the backend's code raises."""
+    """Return the metrics of all sides, and notes on what failed."""
     values, notes = defaultdict[str, dict[str, Number | None]](dict), list[str]()
     for side, model in sides.items():
         try:
             with torch.no_grad():
-                found = {str(name): _to_number(float(value)) for name, value in evaluate(model).items()}
-        except StageError:
-            raise
-        except Exception as error:
+                found = evaluate(model)
+            if not isinstance(found, Mapping):
+                raise TypeError(f"it returned {type(found).__name__}, not a mapping of names to numbers")
+            numbers = {str(name): _to_number(float(value)) for name, value in found.items()}
+        except (Exception, SystemExit) as error:
             notes.append(f"the evaluation of the {side} model raised {type(error).__name__}: {error}")
             continue
-        for name, value in found.items():
+        for name, value in numbers.items():
             values[name][side] = value
     return [
         Metric(name=name, floating=each.get("float"), reference=each.get("reference"), backend=each.get("backend"))
         for name, each in values.items()
     ], notes
+
+
+def _time_all(bench: Bench, sides: Mapping[str, nn.Module], batch: Batch) -> tuple[dict[str, float], list[str]]:
+    """Return the median time of a run of each side in seconds, and notes on what has none."""
+    seconds, notes = dict[str, float](), list[str]()
+    for name, side in sides.items():
+        before = _count_cached(bench)
+        try:
+            median_time = _time(side, batch)
+        except StageError as error:
+            notes.append(f"the backend's time was not measured: {error}")
+            continue
+        if _count_cached(bench) > before:
+            notes.append("the backend's time was not measured: its answers came from the cache")
+        else:
+            seconds[name] = median_time
+    return seconds, notes
+
+
+def _count_cached(bench: Bench) -> int:
+    return bench.backend.tally.cached if isinstance(bench.backend, RemoteBackend) else 0
 
 
 def _time(side: nn.Module, batch: Batch) -> float:

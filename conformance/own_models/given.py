@@ -5,12 +5,16 @@ Names are those of the entry-point group `fx_quant_conformance.models`, and thos
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
+from inspect import signature
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from backends.discovery import BackendNotFound, describe_error, find_attribute
 from conformance.claims.inputs import Batch
@@ -48,6 +52,8 @@ class GivenModel:
 
 def check_spec(spec: str) -> None:
     """Raise ModelSpecError for what can name no model; nothing is imported."""
+    if any(each.isspace() or not each.isprintable() for each in spec) or "" in spec.split(":"):
+        raise ModelSpecError(f"--model={spec!r}: names no model; {FORM}")
     if ":" not in spec and not entry_points(group=GROUP, name=spec):
         names = ", ".join(sorted(entry_points(group=GROUP).names)) or "none is installed"
         raise ModelSpecError(f"--model={spec}: no model of this name ({names}); {FORM}")
@@ -66,6 +72,11 @@ def load_given(spec: str, seed: int) -> GivenModel:
             f"--model={spec}: the function returned {type(made).__name__}; "
             "return conformance.vendor.GivenModel(model=…, example_inputs=…), or the tuple (model, example_inputs)"
         ) from None
+    try:
+        given = replace(given, calibration=tuple(given.calibration))  # a generator is read once
+    except TypeError:
+        kind = type(given.calibration).__name__
+        raise ModelSpecError(f"--model={spec}: calibration is {kind}, not a list of tuples of tensors") from None
     _check(spec, given)
     return given
 
@@ -112,3 +123,49 @@ def _check(spec: str, given: GivenModel) -> None:
 
 def _is_batch(value: object) -> bool:
     return isinstance(value, tuple) and bool(value) and all(isinstance(each, Tensor) for each in value)
+
+
+# -- making it fit the flow -------------------------------------------------------------------------------------------
+
+
+def check_runs(given: GivenModel) -> None:
+    """Raise ModelSpecError if the float model does not run on its own inputs, or computes what is not float32."""
+    model = copy.deepcopy(given.model).eval()
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        _check_floats(f"the model's {name}", value)
+    for batch in (given.example_inputs, *given.calibration):
+        for value in batch:
+            _check_floats("an input", value)
+        try:
+            with torch.no_grad():
+                outputs = model(*(value.clone() for value in batch))
+        except Exception as error:
+            text = f"the float model does not run on the inputs that come with it: {type(error).__name__}: {error}"
+            raise ModelSpecError(text) from error
+        for value in tree_leaves(outputs):
+            if isinstance(value, Tensor):
+                _check_floats("an output", value)
+
+
+def _check_floats(name: str, value: Tensor) -> None:
+    if value.is_floating_point() and value.dtype is not torch.float32:
+        raise ModelSpecError(f"{name} is {value.dtype}; the flow quantizes float32")
+    if not value.isfinite().all():
+        raise ModelSpecError(f"{name} is not finite")
+
+
+def fix_arguments(model: nn.Module, count: int) -> nn.Module:
+    """Return the model with a forward that takes `count` arguments: those left out have their defaults as it is traced.
+
+    Without, the flow would trace an optional argument as an input, and find that it is not None.
+    """
+    forward = type(model).forward
+    parameters = list(signature(forward).parameters.values())[1:]
+    named = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    if len(parameters) != count or len(named) != count:
+        names = ", ".join([*named[:count], *(f"input_{number}" for number in range(len(named), count))])
+        made: dict[str, Any] = {}
+        # fx reads the number of arguments off the function's code: it must have as many
+        exec(f"def forward(self, {names}):\n    return whole(self, {names})", {"whole": forward}, made)
+        model.__class__ = type(type(model).__name__, (type(model),), made)
+    return model

@@ -21,20 +21,22 @@ def count_multiplications(model: GraphModule, batch: Batch) -> dict[str, int]:
     quantized patterns stand for, so that its counts are those of the float model.
     """
     counter = _Counter(model)
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _without_fast_path():
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _without_fused_ops():
         counter.run(*(value.clone() for value in batch))
     return counter.counts
 
 
 @contextmanager
-def _without_fast_path() -> Iterator[None]:
-    """Have nn.MultiheadAttention call ops that are counted: torch knows no count of its fused one."""
-    was_enabled = torch.backends.mha.get_fastpath_enabled()
+def _without_fused_ops() -> Iterator[None]:
+    """Have attention and recurrent modules call ops that are counted: torch knows no count of the fused ones."""
+    has_fast_path, has_onednn = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    torch._C._set_mkldnn_enabled(False)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(was_enabled)
+        torch.backends.mha.set_fastpath_enabled(has_fast_path)
+        torch._C._set_mkldnn_enabled(has_onednn)
 
 
 class _Counter(Interpreter):

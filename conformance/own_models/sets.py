@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -85,7 +85,6 @@ class _Torchvision:
     """torchvision.models."""
 
     def __init__(self) -> None:
-        _define_missing_operators()
         self._models = _import("torchvision.models")
 
     def list_models(self) -> Sequence[str]:
@@ -113,7 +112,6 @@ class _Timm:
     """timm."""
 
     def __init__(self) -> None:
-        _define_missing_operators()
         self._timm = _import("timm")
 
     def list_models(self) -> Sequence[str]:
@@ -134,10 +132,11 @@ _SIDES = {"inception_v3": 96}
 
 
 def _import(name: str) -> Any:
+    """Import a module of torchvision or timm. Raises ModelSetError."""
+    package = name.partition(".")[0]
     try:
-        return importlib.import_module(name)
+        return _import_without_operators(name)
     except ModuleNotFoundError as error:
-        package = name.partition(".")[0]
         if str(error.name).partition(".")[0] == package:
             raise ModelSetError(f"{package} {_MISSING}") from error
         raise ModelSetError(f"{name} does not import: {describe_error(error)}") from error
@@ -145,12 +144,19 @@ def _import(name: str) -> Any:
         raise ModelSetError(f"{name} does not import: {describe_error(error)}") from error
 
 
-def _define_missing_operators() -> None:
-    """Define the operators that torchvision registers functions for as it is imported.
+def _import_without_operators(name: str) -> Any:
+    """Import a module; if torchvision's library of operators does not load, with empty ones in their place.
 
-    torchvision's wheel on PyPI is built for torch with CUDA: beside a CPU build its library of operators does not load,
-    and the import ends with "operator torchvision::nms does not exist". No classifier calls them.
+    torchvision's wheel on PyPI is built for torch with CUDA: with a CPU build of torch its library does not load, and
+    the import ends with "operator torchvision::nms does not exist". No classifier calls these operators.
     """
-    for name in ("nms", "qnms"):
-        with contextlib.suppress(RuntimeError):  # it is defined: the library was loaded before
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    try:
+        return importlib.import_module(name)
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+    for operator in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    for half_imported in [each for each in sys.modules if each.partition(".")[0] in _SETS]:
+        del sys.modules[half_imported]
+    return importlib.import_module(name)

@@ -42,7 +42,8 @@ from conformance.stages.stage import (
     make_skip,
 )
 from refimpl import explain
-from reports.schema import Check, Measurement, Scalar, Where
+from reports.numbers import Scalar
+from reports.schema import Check, Measurement, Where
 from reports.verdicts import Verdict
 
 ENOUGH = 4

@@ -12,7 +12,7 @@ import json
 import os
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -24,6 +24,7 @@ _REFUSING = frozenset({"raised", "failed", "not_callable"})
 """What the head of an answer has if the backend's code did not do what was asked for."""
 _NOT_KEPT = frozenset({"peak_mib"})
 """What the head of an answer says of the process that gave it."""
+_SOURCES = "sources.json"
 _QUICKLY = 1
 """Level of the compression: outputs lie on few values, and shrink to about a sixth."""
 
@@ -86,6 +87,19 @@ def open_book(folder: Path, work: str) -> Book:
     return Book(path=path, start=f"{folder.name}.{name}", answers=read_answers(path))
 
 
+def write_sources(folder: Path, places: Sequence[str]) -> None:
+    """Note in the folder of answers which files and folders its name tells. Raises OSError if it cannot be written."""
+    write_whole(folder / _SOURCES, json.dumps(list(places)).encode())
+
+
+def read_sources(folder: Path) -> list[str]:
+    """Return the files and folders that the name of a folder of answers tells; none if it does not say."""
+    try:
+        return [str(place) for place in json.loads((folder / _SOURCES).read_bytes())]
+    except (OSError, ValueError):
+        return []
+
+
 def pack_answers(answers: Mapping[str, Frame]) -> bytes:
     """Return answers as the bytes of a file."""
     rows = [
@@ -98,10 +112,10 @@ def pack_answers(answers: Mapping[str, Frame]) -> bytes:
 
 
 def read_answers(path: Path) -> dict[str, Frame]:
-    """Return the answers of a file; none if it is not there, or damaged. Raises OSError if it cannot be read."""
+    """Return the answers of a file; none if it is not there, damaged, or cannot be read."""
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except OSError:
         return {}
     digest, _, content = data.partition(b"\n")
     if digest != hashlib.sha256(content).hexdigest().encode():

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from conformance.machine.messages import Tally
-from conformance.remote.answers import Book, is_same, open_book
+from conformance.remote.answers import Book, is_same, open_book, read_sources
 from conformance.remote.client import RemoteBackend
 from conformance.remote.description import Description
 from conformance.remote.host import Host
+from conformance.remote.sources import covers
 from conformance.remote.wire import Frame
 from conformance.remote.worker import Dialogue, count_runs
 
@@ -39,8 +40,13 @@ class CachingBackend(RemoteBackend):
         self._book = open_book(self._folder, work)
 
     def conclude(self) -> None:
-        """Keep what was answered in a piece of work that came to its end. Raises OSError if it cannot be written."""
-        self._book.write()
+        """Keep what was answered in a piece of work that came to its end. Raises OSError if it cannot be written.
+
+        Nothing is kept if the process has imported code that the folder's name does not tell: it may change.
+        """
+        worker = self._worker
+        if worker is not None and self._book.is_changed and covers(read_sources(self._folder), worker.list_sources()):
+            self._book.write()
 
     def _begin_dialogue(self) -> Dialogue:
         return CachedDialogue(self._book, self.tally, super()._begin_dialogue)

@@ -63,6 +63,12 @@ def _is_installed(place: str) -> bool:
     return any(place.startswith(folder + os.sep) for folder in folders)
 
 
+def covers(places: Iterable[str], found: Iterable[str]) -> bool:
+    """Tell whether each of the places found is one of these, or lies below one."""
+    known = [Path(place) for place in places]
+    return all(any(Path(each).is_relative_to(place) for place in known) for each in found)
+
+
 def list_installed() -> list[str]:
     """Return the installed packages with their versions."""
     return sorted({f"{each.metadata['Name']} {each.version}" for each in distributions()})
@@ -77,6 +83,8 @@ def digest_sources(places: Iterable[str | Path], left_out: Collection[Path] = ()
     digest, skipped = hashlib.sha256(), {os.path.realpath(path) for path in left_out}
     try:
         for place in sorted(set(map(Path, places))):
+            if any(Path(os.path.realpath(place)).is_relative_to(path) for path in skipped):
+                raise SourcesError(f"{place} lies in a folder that the run writes to, with sources that cannot be told")
             for path in _list_files(place, skipped):
                 content = hashlib.sha256(path.read_bytes()).hexdigest()
                 digest.update(

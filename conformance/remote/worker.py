@@ -67,6 +67,10 @@ class RemoteWorker:
         self._numbered += 1
         return self._numbered
 
+    def list_sources(self) -> list[str]:
+        """Return the files and folders from which the process runs code by now."""
+        return [str(place) for place in self.ask(Frame(head={"do": "sources"}, pieces=[])).head["places"]]
+
     def annotate(self, request: QuantizerRequest, probes: Mapping[str, Probe]) -> dict[str, BothPlaces] | None:
         """Have models annotated, and return the readings."""
         head = {"do": "annotate", "request": asdict(request)}

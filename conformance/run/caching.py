@@ -15,6 +15,7 @@ import torch
 from conformance.machine.environment import CPUINFO, read_cpu
 from conformance.machine.isa import find_current_level
 from conformance.machine.isolation import CAN_FORK
+from conformance.remote.answers import write_sources
 from conformance.remote.client import RemoteBackend
 from conformance.remote.host import Host, HostError
 from conformance.remote.sources import SUITE, SourcesError, digest_sources, list_installed
@@ -59,7 +60,7 @@ def find_scope(options: Options, backend: RemoteBackend) -> str:
     }  # fmt: skip
     scope = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     try:
-        (options.cache / scope).mkdir(parents=True, exist_ok=True)
+        write_sources(options.cache / scope, sources)
     except OSError as error:
         raise pytest.UsageError(f"--cache: cannot write to {options.cache}: {error.strerror}; {_REMEDY}") from error
     return scope

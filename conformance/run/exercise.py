@@ -14,6 +14,7 @@ from conformance.claims.preparation import Preparation
 from conformance.machine.isolation import Ending, Forked, Isolation, LostProcess, Serve, WorkResult
 from conformance.machine.process import freeze_memory
 from conformance.pipeline.claim_run import run_claim
+from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
 from conformance.remote.host import Host
 from conformance.reproducers.of_claim import with_reproducer
@@ -68,14 +69,14 @@ class Court(Protocol):
 class Bailiff:
     """Has each piece of work done where it belongs.
 
-    ``plain``: in processes that import no code of the vendor's. ``own``: in processes that do, for claims about the
-    vendor's own classes and functions; their IDs are ``owned``.
+    ``plain``: in processes that import no code of the vendor's or a user's. ``others``: by IDs, in processes that do.
     """
 
-    def __init__(self, plain: Isolation[Work], own: Isolation[Work], owned: frozenset[str], host: Host | None) -> None:
+    def __init__(
+        self, plain: Isolation[Work], others: Mapping[str, Isolation[Work]] | None = None, host: Host | None = None
+    ) -> None:
         self._plain = plain
-        self._own = own
-        self._owned = owned
+        self._others = others or {}
         self._host = host
 
     def run(self, name: str) -> WorkResult:
@@ -92,13 +93,13 @@ class Bailiff:
 
     def close(self) -> None:
         """End all processes."""
-        self._plain.close()
-        self._own.close()
+        for place in (self._plain, *set(self._others.values())):
+            place.close()
         if self._host is not None:
             self._host.close()
 
     def _place_of(self, name: str) -> Isolation[Work]:
-        return self._own if name in self._owned else self._plain
+        return self._others.get(name, self._plain)
 
 
 def make_bailiff(run: Run, host: Host | None = None) -> Bailiff:
@@ -109,8 +110,16 @@ def make_bailiff(run: Run, host: Host | None = None) -> Bailiff:
         _serve_remote(lambda: _import_own(run)), limit=limit, grace=GRACE, share=SHARES[options.profile], helper=host,
         is_guarded=True,
     )  # fmt: skip
-    owned = frozenset(name for name, unit in run.units.items() if run.needs_own_code(unit))
-    return Bailiff(plain, own, owned, host)
+    given = Forked(
+        _serve_remote(lambda: run), limit=limit, grace=GRACE, share=1, helper=host, is_guarded=True
+    )  # what a user's model changes in its process, no other model finds
+    places = dict[str, Isolation[Work]]()
+    for name, unit in run.units.items():
+        if run.needs_own_code(unit):
+            places[name] = own
+        elif isinstance(unit, Job) and unit.is_own:
+            places[name] = given
+    return Bailiff(plain, places, host)
 
 
 def _import_own(run: Run) -> Run:

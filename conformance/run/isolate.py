@@ -20,7 +20,7 @@ def make_isolation(run: Run) -> Court:
     backend = run.backend
     if not CAN_FORK or not isinstance(backend, RemoteBackend):
         here = InProcess(make_server(run.make_bench(), run.units))
-        return Bailiff(here, here, frozenset(), None)
+        return Bailiff(here)
     if len(run.units) >= WORTH_WARMING:
         warm(backend.representation)
     if isinstance(backend, CommandBackend):

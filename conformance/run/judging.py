@@ -22,8 +22,10 @@ from conformance.run.findings import describe_missing
 from conformance.run.session import Run, Unit
 from conformance.stages.stage import stages_of
 from refimpl.releases import list_left_out
+from reports.measured import Deployment
+from reports.numbers import Number
 from reports.results import leading_check
-from reports.schema import Check, ClaimResult, Header, Measurement, ModelResult, Number, Row, Where, evidence
+from reports.schema import Check, ClaimResult, Header, Measurement, ModelResult, Row, Where, evidence
 from reports.verdicts import Verdict
 
 AnyJudged = TypeVar("AnyJudged", ClaimResult, ModelResult)
@@ -71,13 +73,19 @@ def rows_of_claim(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
 
 
 def rows_of_job(run: Run, job: Job, work: WorkResult) -> list[Row]:
-    """Return the job's rows; if it did not end well, one that says so replaces its models."""
+    """Return the job's rows; if it did not end well, one that says so replaces its models.
+
+    A model that is handed in is judged first, and then measured: its last row counts, also if measuring did not end.
+    """
     measurements = [message for message in work.messages if isinstance(message, Measurement)]
-    if work.ending is not Ending.DONE:
+    models = [message for message in work.messages if isinstance(message, ModelResult)]
+    if work.ending is not Ending.DONE and not (job.is_own and models):
         lost = _row_of_lost_job(job, work)
         return [*measurements, rule_on(run, _count(lost, work)) if isinstance(lost, ModelResult) else lost]
-    models = [message for message in work.messages if isinstance(message, ModelResult)]
-    return [*measurements, *(rule_on(run, _count(model, work)) for model in models)]
+    if work.ending is not Ending.DONE:
+        deployment = Deployment(notes=[f"nothing else was measured: {verdict_of_lost_work(work)[1]}"])
+        models[-1:] = [make_portable(replace(models[-1], deployment=deployment))]
+    return [*measurements, *(rule_on(run, _count(model, work)) for model in models[-1:])]
 
 
 def _count(model: ModelResult, work: WorkResult) -> ModelResult:

@@ -100,12 +100,9 @@ class Run:
         return {unit.id: unit for unit in units if unit.id in self.selected}
 
     def needs_own_code(self, unit: Unit) -> bool:
-        """Tell whether a unit cannot be judged without the vendor's or the user's code.
-
-        A job may meet any entry of the config.
-        """
+        """Tell whether a unit cannot be judged without the vendor's code: a job may meet any entry of the config."""
         own = self.backend.description.own if isinstance(self.backend, RemoteBackend) else frozenset()
-        return unit.id in own if isinstance(unit, Claim) else bool(own) or unit.is_own
+        return unit.id in own if isinstance(unit, Claim) else bool(own)
 
     def make_params(self, kind: type[Unit]) -> list[Any]:
         """Return pytest's parameters: the selected claims (or jobs) that are not done, in order."""

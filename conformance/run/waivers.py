@@ -330,7 +330,8 @@ def _why_uncovered(waiver: WaiverEntry, verdict: Verdict, max_lsb: float | None)
 
 
 def _why_unused(waiver: WaiverEntry, covered: Collection[str], known_ids: Collection[str]) -> str:
-    if covered or (waiver.claim or waiver.glob).startswith(OWN):  # such a model is there if --model hands it in
+    has_own = any(name.startswith(OWN) for name in known_ids)
+    if covered or (not has_own and (waiver.claim or waiver.glob).startswith(OWN)):  # no model is handed in
         return ""
     if any(waiver.matches(name) for name in known_ids):
         return "every claim that it matches has another waiver; remove this one"

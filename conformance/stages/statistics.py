@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reports.schema import BINS, Number, Statistics
+from reports.numbers import Number
+from reports.schema import BINS, Statistics
 
 _EDGES = torch.tensor(BINS, dtype=torch.float64)
 

@@ -122,14 +122,14 @@ def reference_of(
         mapping = make_mapping([replace(each, preparation=bench.preparation) for each in claims], setup, model)
     copies = [tuple(each.clone() for each in batch) for batch in batches]  # ops in place change them
     prepared = run_flow(
-        "OBS-15", lambda: prepare(model.train(is_qat), mapping, batches[0], custom, backend_config=bench.config)
+        "OBS-15", lambda: prepare(model.train(is_qat), mapping, copies[0], custom, backend_config=bench.config)
     )  # fmt: skip
     if is_qat:
         (train or partial(_train, batches=batches))(prepared)
     prepared.eval()
     with torch.no_grad():
-        for batch in batches:
-            prepared(*batch)
+        for batch in copies:
+            prepared(*(each.clone() for each in batch))
     reference = run_flow("CVT-01", lambda: bench.convert(prepared))
     raise_problem(None if is_qat else check_ranges(reference, copies), reference)
     return reference if is_bounded else run_flow("CVT-01", lambda: bench.convert(prepared, is_bounded=False))

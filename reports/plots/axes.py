@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from reports.schema import Number
+from reports.numbers import Number
 
 LIMIT = 0.5
 """The limit of correct rounding, in LSB. (NUM-03)"""

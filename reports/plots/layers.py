@@ -7,10 +7,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from reports.measured import ModelPart
+from reports.numbers import Number
 from reports.plots.axes import choose_ticks
 from reports.plots.drawing import WIDTH, Bar, Cell, Link, Mark, Plot, Stroke, Text
 from reports.results import counts_of
-from reports.schema import Layer, ModelPart, ModelResult, Number
+from reports.schema import Layer, ModelResult
 from reports.text import cut_end, cut_middle, pluralize, spell_count
 from reports.verdicts import Verdict
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from reports.numbers import Number
 from reports.plots.axes import LIMIT, Axis, choose_ticks, make_distance_axis
 from reports.plots.drawing import WIDTH, Link, Mark, Plot, Stroke, Text
 from reports.results import counts_of
-from reports.schema import Check, ClaimResult, Number
+from reports.schema import Check, ClaimResult
 from reports.text import cut_end, cut_middle, pluralize, spell_lsb
 from reports.verdicts import Verdict
 

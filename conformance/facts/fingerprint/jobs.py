@@ -23,7 +23,8 @@ from conformance.pipeline.job import Job, measuring_job
 from conformance.stages.bench import Bench
 from refimpl import BackendConfig, DTypeConfig
 from refimpl.patterns import leaves
-from reports.schema import Measurement, Scalar
+from reports.numbers import Scalar
+from reports.schema import Measurement
 
 OPS: Mapping[str, Op] = {**weighted.OPS, **sums_and_products.OPS, **unweighted.OPS}
 DTYPES = frozenset({torch.quint8, torch.qint8, torch.uint8, torch.int8})

@@ -6,9 +6,15 @@ import itertools
 
 import pytest
 
-from conformance.oracle import rules_activations, rules_arithmetic, rules_dynamic, rules_weighted
+from conformance.oracle import (
+    rules_activations,
+    rules_arithmetic,
+    rules_attention,
+    rules_dynamic,
+    rules_weighted,
+)
 
-TABLES = (rules_weighted, rules_arithmetic, rules_activations, rules_dynamic)
+TABLES = (rules_weighted, rules_arithmetic, rules_activations, rules_attention, rules_dynamic)
 
 
 @pytest.mark.rule("NUM-04")

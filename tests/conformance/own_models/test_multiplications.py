@@ -27,6 +27,27 @@ class Attention(nn.Module):
         return self.conv(F.relu(x).transpose(1, 2))
 
 
+class Recurrent(nn.Module):
+    """An LSTM, then a GRU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTM(8, 16, batch_first=True), nn.GRU(16, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Any:
+        """Take sequences (N, 5, 8); give (N, 5, 4)."""
+        states, _ = self.lstm(x)
+        states, _ = self.gru(states)
+        return states
+
+
+def test_counts_of_recurrent_modules_are_those_by_hand() -> None:
+    """Four gates, and three, of input and state, at each of five places of two sequences."""
+    traced = trace(Recurrent().eval())
+    counts = count_multiplications(GraphModule(traced, traced.graph), (torch.randn(2, 5, 8),))
+    assert counts == {"lstm": 2 * 5 * 4 * 16 * (8 + 16), "gru": 2 * 5 * 3 * 4 * (16 + 4)}
+
+
 def test_counts_are_those_by_hand_also_of_fused_attention() -> None:
     traced = trace(Attention().eval())
     enabled = torch.backends.mha.get_fastpath_enabled()

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from reports.measured import Deployment
 from reports.results import comparable
-from reports.schema import Deployment, ModelResult
+from reports.schema import ModelResult
 from reports.verdicts import Verdict
 from tests.conformance.support.suite_runs import Ran, run
 from tests.reports.pages import Page
@@ -50,11 +51,16 @@ def test_two_models_of_a_package_are_certified(good: Ran) -> None:
     assert [row.model for row in good.results.models] == [f"model/own/nets:{n}/{SETUP}" for n in ("rows", "small")]
     assert {row.verdict for row in good.results.models} == {Verdict.VERIFIED}
     assert good.results.header.options["model"] == ["nets:small", "nets:rows"]
-    reason = find_model(good, "nets:small").reason
-    assert reason.startswith(
-        "judged by its patterns only: no oracle: no rule in the oracle's table for module Softsign"
-    )
-    assert find_model(good, "nets:rows").reason == ""
+    assert {row.reason for row in good.results.models} == {""}
+
+
+def test_what_cannot_be_judged_end_to_end_does_not_pass_by_its_patterns(tmp_path: Path) -> None:
+    ran = run_own(tmp_path, "device:Device", "nets:unknown")
+    row = find_model(ran, "nets:unknown")
+    assert ran.status == 1 and row.verdict is Verdict.UNEXERCISED
+    assert row.reason.startswith("no oracle: no rule in the oracle's table for call_function ")
+    assert "bessel_j0; alone, on their reference inputs, all 2 patterns hold" in row.reason
+    assert len(measured(ran, "nets:unknown").quantized) == 2
 
 
 def test_a_fault_of_the_kernel_of_one_layer_is_named(faulty: Ran) -> None:
@@ -154,6 +160,8 @@ def test_an_entry_point_names_a_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("spec", "told"), [
     ("nets:branching", "at nets.py:"),
     ("nets:misfit", "the float model does not run on the inputs that come with it: RuntimeError: "),
+    ("nets:infinite", "the model's first.weight is not finite"),
+    ("nets:double", "the model's first.weight is torch.float64; the flow quantizes float32"),
     ("nets:number", "--model=nets:number: the function returned int; return conformance.vendor.GivenModel("),
     ("nets:bare", "--model=nets:bare: example_inputs has "),
     ("nets:raises", "--model=nets:raises: the function raised RuntimeError: no weights here"),
@@ -175,9 +183,56 @@ def test_an_evaluation_that_fails_is_noted(tmp_path: Path) -> None:
     notes = measured(ran, "nets:evaluation_fails").notes
     sides = ("float", "reference", "backend")
     assert notes == [f"the evaluation of the {side} model raised LookupError: no labels" for side in sides]
+    ran = run_own(tmp_path / "other", "device:Device", "nets:evaluation_of_no_mapping")
+    assert (
+        "it returned int, not a mapping of names to numbers" in measured(ran, "nets:evaluation_of_no_mapping").notes[0]
+    )
+
+
+def test_inputs_that_the_model_changes_are_copied(tmp_path: Path) -> None:
+    ran = run_own(tmp_path, "device:Device", "nets:shifting")
+    assert "call_method add_; alone, on their reference inputs, all 2 patterns hold" in ran.results.models[0].reason
+    ratio = measured(ran, "nets:shifting").output_db[0]
+    assert isinstance(ratio, float) and ratio > 30
+
+
+def test_calibration_batches_from_a_generator_count(tmp_path: Path) -> None:
+    """The first of them is judged too, and the examples are run again."""
+    ran = run_own(tmp_path, "device:Device", "nets:generated", "nets:rows")
+    assert ran.status == 0
+    assert [find_model(ran, spec).cases for spec in ("nets:generated", "nets:rows")] == [3, 2]
+
+
+def test_what_goes_wrong_in_measuring_costs_no_verdict(tmp_path: Path) -> None:
+    ran = run_own(tmp_path, "device:Fixed", "nets:larger")
+    row, deployment = find_model(ran, "nets:larger"), measured(ran, "nets:larger")
+    assert row.verdict is Verdict.VERIFIED and deployment.quantized
+    [note] = deployment.notes
+    assert note.startswith("the evaluation of the backend model raised StageError: running it, raised ValueError")
+    assert deployment.metrics[0].floating is not None and deployment.metrics[0].backend is None
+
+
+def test_an_evaluation_that_does_not_end_costs_no_verdict(tmp_path: Path) -> None:
+    ran = run(tmp_path, "device:Device", "--model=nets:slow", QUINT8, "--claim-timeout=15", cwd=PACKAGE)
+    assert find_model(ran, "nets:slow").verdict is Verdict.VERIFIED and ran.status == 0
+    [note] = measured(ran, "nets:slow").notes
+    assert note.startswith("nothing else was measured: ")
+    assert "nothing else was measured" in Page((ran.folder / "report.html").read_text()).text
+
+
+def test_what_a_model_changes_in_its_process_no_other_model_finds(tmp_path: Path) -> None:
+    ran = run_own(tmp_path, "device:Device", "nets:spoils", "nets:rows")
+    again = run_own(tmp_path / "alone", "device:Device", "nets:rows")
+    rows: list[Any] = [
+        [row for row in comparable(each.results) if row.get("model") == f"model/own/nets:rows/{SETUP}"]
+        for each in (ran, again)
+    ]
+    assert rows[0] == rows[1] and len(rows[0]) == 1
 
 
 @pytest.mark.parametrize(("spec", "told"), [
+    ("nets: small", "names no model"),
+    ("nets:", "names no model"),
     ("resnet", "--model=resnet: no model of this name (none is installed); give my_package.my_module:make"),
 ])  # fmt: skip
 def test_a_name_that_nobody_gives_is_a_usage_error(tmp_path: Path, spec: str, told: str) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from backends.base import Execution, UnsupportedPattern
 from conformance.machine.isolation import LostProcess
 from conformance.machine.memory import fill_memory
-from conformance.remote.answers import open_book, pack_answers, read_answers
+from conformance.remote.answers import open_book, pack_answers, read_answers, write_sources
 from conformance.remote.cached import CachingBackend
 from conformance.remote.client import RemoteBackend
 from conformance.remote.description import read_description
@@ -33,6 +33,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
     def make(name: str, work: str = "work") -> CachingBackend:
         host = Host(f"tests.conformance.remote.vendor:{name}", limit=20)
         hosts.append(host)
+        write_sources(tmp_path / "scope", host.list_sources())
         backend = CachingBackend(read_description(host.describe()), host, tmp_path / "scope", share=1, limit=20.0)
         backend.begin(work)
         return backend
@@ -173,7 +174,7 @@ def test_a_damaged_file_is_asked_for_again_and_replaced(begin: Begin, tmp_path: 
     path.write_bytes({"cut": data[:-9], "changed": changed, "empty": b"", "text": b"{}\n\xff"}[damage])
     backend = begin("Counts")
     assert number_runs(backend, INPUT) == [1] and counts(backend) == (1, 1, 0)
-    assert path.read_bytes() == data and [*tmp_path.glob("scope/*")] == [path]
+    assert path.read_bytes() == data and [*tmp_path.glob("scope/*.answers")] == [path]
 
 
 def test_a_file_gives_back_what_it_was_made_of(tmp_path: Path) -> None:

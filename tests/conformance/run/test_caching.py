@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from reports.results import Results, comparable, read_results
 from reports.verdicts import Outcome, Verdict
 from tests.conformance.support.suite_runs import (
     Ran,
+    clean_environment,
     kill_after_a_claim,
     options,
     run,
@@ -47,6 +49,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Ran:
     return run(tmp_path_factory.mktemp("filled"), "fakes:Good", f"--cache={cache}")
+
+
+LATE = """
+from fakes import Good
+
+
+class Late(Good):
+    def lower(self, reference_model, example_inputs):
+        import late_kernels
+
+        return super().lower(reference_model, example_inputs)
+"""
 
 
 def counts(results: Results) -> tuple[int, int, int]:
@@ -113,6 +127,30 @@ def test_what_answers_depend_on_is_asked_for_anew(tmp_path: Path) -> None:
     (tmp_path / "made_up.py").write_text(OWN)
     (tmp_path / "kernels.py").unlink()
     assert ran("as at first") == (0, 0, runs)
+
+
+def test_what_is_imported_late_from_elsewhere_is_not_kept(tmp_path: Path) -> None:
+    """A package that only ``lower`` imports, from another folder than the backend's: the key does not tell it."""
+    late, own = tmp_path / "elsewhere" / "late_kernels", tmp_path / "own"
+    for folder in (late, own):
+        folder.mkdir(parents=True)
+    (late / "__init__.py").write_text("")
+    (own / "made_up.py").write_text(LATE)
+    path = os.pathsep.join([*clean_environment()["PYTHONPATH"].split(os.pathsep), str(late.parent)])
+
+    def ran(name: str) -> tuple[int, int, int]:
+        options = (f"--cache={tmp_path / 'cache'}", "--claim=nn.Linear/*per_tensor*")
+        return counts(run(tmp_path / name, "made_up:Late", *options, cwd=own, PYTHONPATH=path).results)
+
+    first = ran("first")
+    assert first[0] and first[2] == 0 and ran("again") == first
+    assert [*(tmp_path / "cache").rglob("*.answers")] == []
+
+
+def test_a_report_in_the_folder_of_the_sources_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "made_up.py").write_text(OWN)
+    ran = run(tmp_path / "x", "made_up:Own", f"--cache={tmp_path}", "--claim=nn.Linear/*", cwd=tmp_path)
+    assert ran.status == 4 and "lies in a folder that the run writes to" in ran.err
 
 
 @pytest.mark.slow

@@ -20,7 +20,8 @@ from conformance.stages.bench import Bench
 from conformance.stages.execution import ExecutionEvidence
 from conformance.stages.stage import stages_of
 from reports.codec import Message
-from reports.schema import Check, Measurement, Scalar, evidence
+from reports.numbers import Scalar
+from reports.schema import Check, Measurement, evidence
 from reports.verdicts import Verdict
 from tests.conformance.support.fake_backends import fakes
 

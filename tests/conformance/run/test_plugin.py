@@ -53,7 +53,8 @@ def test_the_header_says_what_was_run(good: Ran, claim_ids: Sequence[str]) -> No
     assert (header.backend, header.config_name, header.representation) == ("good", "good config", "QUANTIZED")
     assert header.versions == {"good_compiler": "1.2"}
     assert header.options == {
-        "backend": "fakes:Good", "claim": [], "claim_timeout": 60.0, "isa": None, "outputs": None, "max_examples": None,
+        "backend": "fakes:Good", "claim": [], "model": [], "claim_timeout": 60.0, "isa": None, "outputs": None,
+        "max_examples": None,
         "allow_quality": False,
         "without_execution_evidence": False,
         "cache": False,

@@ -15,7 +15,7 @@ from conformance.ops.op_model import Role
 from conformance.stages.invariance import judge_invariance
 from conformance.stages.nonfinite import measure_nonfinite
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
-from reports.schema import Scalar
+from reports.numbers import Scalar
 from reports.verdicts import Verdict
 from tests.conformance.support.varying_kernels import (  # noqa: F401  (one is a fixture)
     Function,

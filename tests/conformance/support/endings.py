@@ -12,7 +12,8 @@ from collections.abc import Callable
 from multiprocessing import get_context
 
 from conformance.machine.isolation import WorkResult
-from reports.schema import Measurement, Scalar
+from reports.numbers import Scalar
+from reports.schema import Measurement
 
 
 def message(**values: Scalar) -> Measurement:

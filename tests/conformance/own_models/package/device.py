@@ -28,3 +28,23 @@ class Faulty(Device):
                 with torch.no_grad():
                     module.weight.mul_(1.05)
         return super().lower(reference_model, example_inputs)
+
+
+class Fixed(Device):
+    """Takes only batches of the example's size."""
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        """Hold each run to the size."""
+        lowered, size = super().lower(reference_model, example_inputs), len(example_inputs[0])
+
+        def run(*inputs: torch.Tensor) -> Any:
+            if len(inputs[0]) != size:
+                raise ValueError(f"compiled for a batch of {size}")
+            return lowered(*inputs)
+
+        self.inner = lowered
+        return run
+
+    def execution(self, lowered: Callable[..., Any]) -> Any:
+        """Say what QNNPACK's model executed."""
+        return super().execution(self.inner)

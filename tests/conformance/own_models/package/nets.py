@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ class Small(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.relu = nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()
-        self.down, self.bend, self.classify = nn.Conv2d(8, 8, 3, stride=2), nn.Softsign(), nn.Linear(8, 4)
+        self.down, self.bend, self.classify = nn.Conv2d(8, 8, 3, stride=2), nn.GELU(), nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Any:
         """Take images (N, 3, H, W); give the scores of four classes, (N, 4)."""
@@ -33,8 +34,10 @@ class Rows(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
 
-    def forward(self, x: Tensor, scale: float | None = None) -> Any:
+    def forward(self, x: Tensor, added: Tensor | None = None) -> Any:
         """Take rows (N, 8); give (N, 4)."""
+        if added is not None:
+            x = x + added
         return self.second(F.relu(self.first(x)))
 
 
@@ -68,6 +71,80 @@ def narrow() -> GivenModel:
     return GivenModel(model=Rows(), example_inputs=(torch.randn(5, 8),), qconfig_mapping=mapping)
 
 
+class Unknown(Rows):
+    """A float op of which the suite does not know the exact result, between two linears."""
+
+    def forward(self, x: Tensor, added: Tensor | None = None) -> Any:
+        """Take rows (N, 8); give (N, 4)."""
+        return self.second(torch.special.bessel_j0(self.first(x)))
+
+
+def unknown() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Its outputs cannot be judged end to end."""
+    return Unknown(), (torch.randn(5, 8),)
+
+
+class Shifting(nn.Module):
+    """A model that changes its input, and takes any number of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Take rows (N, 8); give (N, 4)."""
+        return self.second(self.first(inputs[0].add_(1.0)))
+
+
+def shifting() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The inputs are used more than once."""
+    return Shifting(), (torch.randn(5, 8),)
+
+
+def generated() -> GivenModel:
+    """Its calibration can be read once: rows a hundred times as large as the example's."""
+    rows = torch.randn(5, 8)
+    return GivenModel(model=Rows(), example_inputs=(rows,), calibration=((100 * rows,) for _ in range(2)))  # type: ignore[arg-type]
+
+
+def infinite() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A weight that is no number."""
+    model = Rows()
+    model.first.weight.data[0, 0] = torch.nan
+    return model, (torch.randn(5, 8),)
+
+
+def double() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A model in float64."""
+    return Rows().double(), (torch.randn(5, 8).double(),)
+
+
+def slow() -> GivenModel:
+    """Its evaluation takes longer than a job may."""
+
+    def evaluate(side: nn.Module) -> dict[str, float]:
+        time.sleep(60)
+        return {}
+
+    return GivenModel(model=Rows(), example_inputs=(torch.randn(5, 8),), evaluate=evaluate)
+
+
+def larger() -> GivenModel:
+    """Its evaluation runs another batch than the examples."""
+    rows = torch.randn(5, 8)
+
+    def evaluate(side: nn.Module) -> dict[str, float]:
+        return {"sum": float(side(torch.cat([rows, rows])).sum())}
+
+    return GivenModel(model=Rows(), example_inputs=(rows,), evaluate=evaluate)
+
+
+def spoils() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """It changes its process."""
+    torch.set_default_dtype(torch.float64)
+    return Rows().float(), (torch.randn(5, 8).float(),)
+
+
 class Branching(nn.Module):
     """A model whose way depends on its data."""
 
@@ -99,6 +176,11 @@ def bare() -> tuple[nn.Module, Tensor]:
 def raises() -> None:
     """It fails."""
     raise RuntimeError("no weights here")
+
+
+def evaluation_of_no_mapping() -> GivenModel:
+    """The evaluation gives no names."""
+    return GivenModel(model=Rows(), example_inputs=(torch.randn(5, 8),), evaluate=lambda side: 3)  # type: ignore[arg-type,return-value]
 
 
 def evaluation_fails() -> GivenModel:
