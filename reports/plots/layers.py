@@ -82,7 +82,7 @@ def plot_parts(name: str, model: str, parts: Sequence[ModelPart]) -> Plot:
         title=f"What quantizing each pattern adds: {cut_middle(model, 120)}",
         description="The ratio of the float values to the error that quantizing each pattern alone adds, and the "
         f"backend's verdict on it, in the order of the graph. A grey bar is an op that runs in float.{more}",
-        height=_SILENT + 18 + _LETTER * max(len(text) for _, text in names),
+        height=_SILENT + 26 + _LETTER * max(len(text) for _, text in names),
         columns=("node", "pattern", "verdict", "dB"),
         rows=tuple(
             (part.node, part.pattern, part.verdict.value if part.verdict else "float", _spell(part.alone_db))
