@@ -60,12 +60,9 @@ def find_target(spec: str) -> tuple[str, str]:
     """Return the ``module:attribute`` that ``spec`` names, and how messages call it. Raises BackendNotFound."""
     if spec in SHIPPED:
         return SHIPPED[spec], f"shipped backend {spec!r}"
-    targets = sorted({point.value for point in entry_points(group=ENTRY_POINT_GROUP, name=spec)})
-    if len(targets) > 1:
-        values = ", ".join(targets)
-        raise BackendNotFound(f"backend {spec!r}: several installed packages give it: {values}; name one of these")
-    if targets:
-        return targets[0], f"entry point {spec!r}"
+    target = find_entry_point(ENTRY_POINT_GROUP, spec, f"backend {spec!r}")
+    if target is not None:
+        return target, f"entry point {spec!r}"
     if ":" not in spec:
         names = list_names()
         near = get_close_matches(spec, names, n=1)
@@ -74,6 +71,18 @@ def find_target(spec: str) -> tuple[str, str]:
         raise BackendNotFound(f"unknown backend {spec!r}; {hint}choose one of {choices}, or give module:attribute")
     _import_from_here()
     return spec, f"backend {spec!r}"
+
+
+def find_entry_point(group: str, name: str, what: str) -> str | None:
+    """Return the ``module:attribute`` of an entry point; None: no package gives it. ``what`` begins messages.
+
+    Raises BackendNotFound if several do.
+    """
+    targets = sorted({point.value for point in entry_points(group=group, name=name)})
+    if len(targets) > 1:
+        values = ", ".join(targets)
+        raise BackendNotFound(f"{what}: several installed packages give it: {values}; name one of these")
+    return targets[0] if targets else None
 
 
 def list_names() -> list[str]:

@@ -39,7 +39,6 @@ def find_contradictions(results: Results) -> Iterator[str]:
         yield from (f"check {check.stage} of {check.claim!r} {what}" for what in _audit_check(check, half))
     for row in results.judged:
         yield from (f"{row.kind} {row.id!r} {what}" for what in _audit_waiver(row))
-    for row in results.judged:
         if min(row.lowerings, row.runs, row.cached) < 0:
             yield f"{row.kind} {row.id!r} counts less than no work"
     if results.cached and not results.header.options.get("cache"):

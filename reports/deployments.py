@@ -14,7 +14,7 @@ from reports.numbers import Number
 from reports.page import render_page
 from reports.plots.layers import plot_parts
 from reports.schema import ModelResult
-from reports.text import pluralize, spell_count
+from reports.text import pluralize, spell_count, spell_number
 
 MOST_WORST = 8
 """Number of patterns that the table of the worst has."""
@@ -83,7 +83,7 @@ def _list_facts(deployment: Deployment) -> Iterator[str]:
 def _row_of_metric(metric: Metric) -> tuple[str, ...]:
     values = (metric.floating, metric.reference, metric.backend)
     steps = [_subtract(after, before) for before, after in pairwise(values)]
-    return (metric.name, *map(_spell, values), *steps)
+    return (metric.name, *(spell_number(value, ".6g") for value in values), *steps)
 
 
 def _row_of_part(part: ModelPart, total: int) -> tuple[str, ...]:
@@ -105,12 +105,8 @@ def _subtract(after: Number | None, before: Number | None) -> str:
     return f"{after - before:+.4g}"
 
 
-def _spell(value: Number | None) -> str:
-    return "-" if value is None else value if isinstance(value, str) else f"{value:.6g}"
-
-
 def _spell_db(value: Number | None) -> str:
-    return "-" if value is None else "exact" if value == "inf" else value if isinstance(value, str) else f"{value:.1f}"
+    return "exact" if value == "inf" else spell_number(value, ".1f")
 
 
 def _spell_share(count: int, total: int) -> str:

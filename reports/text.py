@@ -5,9 +5,14 @@ from __future__ import annotations
 from reports.numbers import Number
 
 
+def spell_number(value: Number | None, form: str) -> str:
+    """Spell a number in a form as Python's format has it; `-` if there is none."""
+    return "-" if value is None else value if isinstance(value, str) else format(value, form)
+
+
 def spell_lsb(value: Number | None) -> str:
     """Spell a distance in LSB, short but never rounded onto a bound it exceeds by a visible amount."""
-    return "-" if value is None else value if isinstance(value, str) else f"{value:.6g}"
+    return spell_number(value, ".6g")
 
 
 def spell_duration(seconds: float) -> str:

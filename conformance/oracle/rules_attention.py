@@ -42,7 +42,7 @@ def bound_attention(call: OpCall) -> Errors:
     """
     _require_plain(call)
     query, key, value = (as_value(each) for each in call.args[:3])
-    exact = replace(call.capabilities, float_accumulation=True)
+    in_float, exact = (replace(call.capabilities, float_accumulation=each) for each in (True, False))
     scale = 1 / math.sqrt(query.real.shape[-1])
     turned = {name: each.expand_as(key.real).mT for name, each in key.errors.items()}
     turned_key = Value(real=key.real.mT, errors=turned)
@@ -50,17 +50,16 @@ def bound_attention(call: OpCall) -> Errors:
     spread = gamma(query.real.shape[-1] + 6) * torch.matmul(query.real.abs(), turned_key.real.abs())
     errors = {name: each * scale for name, each in scores.errors.items()}
     logits = Value(real=scores.real * scale, errors=add_error(errors, "accumulation", spread * scale))
-    soft = OpCall(function=torch.softmax, args=(logits, -1), kwargs={}, capabilities=exact)
     weights = torch.softmax(logits.real, -1)
-    found = bound_softmax(replace(soft, result=weights))
+    soft = OpCall(function=torch.softmax, args=(logits, -1), kwargs={}, capabilities=in_float, result=weights)
+    found = bound_softmax(soft)
     below = logits.real.amax(-1, keepdim=True) - logits.real.amin(-1, keepdim=True)
     rescaled = weights * (_RESCALE * weights.shape[-1] * U + U * below)
-    return dict(_multiply(Value(real=weights, errors=add_error(found, "function", rescaled)), value, exact).errors)
+    return dict(_multiply(Value(real=weights, errors=add_error(found, "function", rescaled)), value, in_float).errors)
 
 
 def _multiply(left: Value, right: Value, capabilities: Any) -> Value:
-    """Return the product of two matrices, with the bound on its error when it is summed in float32."""
-    left, right = replace(left, step=None), replace(right, step=None)
+    """Return the product of two matrices, with the bound on its error."""
     call = OpCall(function=torch.matmul, args=(left, right), kwargs={}, capabilities=capabilities)
     return Value(real=torch.matmul(left.real, right.real), errors=bound_matrix_products(call))
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from backends.discovery import BackendNotFound, describe_error, find_attribute
+from backends.discovery import BackendNotFound, describe_error, find_attribute, find_entry_point
 from conformance.claims.inputs import Batch
 from conformance.own_models import sets
 from refimpl import QConfigMapping
@@ -92,11 +92,9 @@ def _make(spec: str, seed: int) -> Any:
             return sets.make(spec, seed)
         except sets.ModelSetError as error:
             raise ModelSpecError(f"--model={spec}: {error}") from error
-    targets = sorted({point.value for point in entry_points(group=GROUP, name=spec)})
-    if len(targets) > 1:
-        raise ModelSpecError(f"--model={spec}: several packages give it: {', '.join(targets)}; name one of these")
+    what = f"--model={spec}"
     try:
-        make = find_attribute(targets[0] if targets else spec, f"--model={spec}")
+        make = find_attribute(find_entry_point(GROUP, spec, what) or spec, what)
     except BackendNotFound as error:
         raise ModelSpecError(str(error)) from error
     if not callable(make):

@@ -9,15 +9,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
+from conformance.machine.whole_files import write_whole
 from conformance.remote.wire import Frame
 
 _REFUSING = frozenset({"raised", "failed", "not_callable"})
@@ -127,16 +126,3 @@ def read_answers(path: Path) -> dict[str, Frame]:
     return {
         row["key"]: Frame(head=row["head"], pieces=list(itertools.islice(pieces, len(row["sizes"])))) for row in rows
     }
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file, so that at any time its name has the old one or the new one, whole. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=path.parent, prefix=".unfinished-", delete=False) as file:
-        try:
-            file.write(data)
-            file.flush()
-        except OSError:
-            os.unlink(file.name)
-            raise
-    os.replace(file.name, path)

@@ -28,6 +28,7 @@ class CachingBackend(RemoteBackend):
     ) -> None:
         super().__init__(description, host, share=share, limit=limit, text=text)
         self._folder = folder
+        self._sources = read_sources(folder)
         self._book = open_book(folder, "")
 
     def described_as(self, description: Description) -> RemoteBackend:
@@ -45,7 +46,7 @@ class CachingBackend(RemoteBackend):
         Nothing is kept if the process has imported code that the folder's name does not tell: it may change.
         """
         worker = self._worker
-        if worker is not None and self._book.is_changed and covers(read_sources(self._folder), worker.list_sources()):
+        if worker is not None and self._book.is_changed and covers(self._sources, worker.list_sources()):
             self._book.write()
 
     def _begin_dialogue(self) -> Dialogue:

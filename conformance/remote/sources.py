@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import sys
@@ -59,8 +60,13 @@ def _list_places(module: ModuleType) -> list[str]:
 
 def _is_installed(place: str) -> bool:
     """Tell whether a place is in Python's own library or among the installed packages, which their versions tell."""
-    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return any(place.startswith(folder + os.sep) for folder in folders)
+    return place.startswith(_find_installed())
+
+
+@functools.cache
+def _find_installed() -> tuple[str, ...]:
+    """Return how the paths of all that is installed begin."""
+    return tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def covers(places: Iterable[str], found: Iterable[str]) -> bool:

@@ -43,7 +43,6 @@ def rows_of_claim(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
     if work.ending is not Ending.DONE:
         checks += _check_lost_stages(stages_of(run.backend), claim, work, checks)
     trace = next((message for message in work.messages if isinstance(message, Trace)), Trace())
-    tally = _find_tally(work)
     lead = leading_check(checks)
     varies = any(check.is_nondeterministic for check in checks)
     result = ClaimResult(
@@ -64,12 +63,9 @@ def rows_of_claim(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
         beside_own_code=run.needs_own_code(claim),
         execution=trace.execution,
         sureness=trace.sureness,
-        lowerings=tally.lowerings,
-        runs=tally.runs,
-        cached=tally.cached,
     )
     measurements = [message for message in work.messages if isinstance(message, Measurement)]
-    return [*checks, *measurements, rule_on(run, result, checks)]
+    return [*checks, *measurements, rule_on(run, _count(result, work), checks)]
 
 
 def rows_of_job(run: Run, job: Job, work: WorkResult) -> list[Row]:
@@ -78,25 +74,26 @@ def rows_of_job(run: Run, job: Job, work: WorkResult) -> list[Row]:
     A model that is handed in is judged first, and then measured: its last row counts, also if measuring did not end.
     """
     measurements = [message for message in work.messages if isinstance(message, Measurement)]
-    models = [message for message in work.messages if isinstance(message, ModelResult)]
-    if work.ending is not Ending.DONE and not (job.is_own and models):
-        lost = _row_of_lost_job(job, work)
-        return [*measurements, rule_on(run, _count(lost, work)) if isinstance(lost, ModelResult) else lost]
+    judged: Sequence[ModelResult | Measurement] = [each for each in work.messages if isinstance(each, ModelResult)][-1:]
     if work.ending is not Ending.DONE:
-        deployment = Deployment(notes=[f"nothing else was measured: {verdict_of_lost_work(work)[1]}"])
-        models[-1:] = [make_portable(replace(models[-1], deployment=deployment))]
-    return [*measurements, *(rule_on(run, _count(model, work)) for model in models[-1:])]
+        judged = [_note_lost_measuring(each, work) for each in judged if isinstance(each, ModelResult) and job.is_own]
+        judged = judged or [_row_of_lost_job(job, work)]
+    return [
+        *measurements,
+        *(rule_on(run, _count(each, work)) if isinstance(each, ModelResult) else each for each in judged),
+    ]
 
 
-def _count(model: ModelResult, work: WorkResult) -> ModelResult:
-    """Return a job's model, of which it has one, with what was done for the job."""
-    tally = _find_tally(work)
-    return replace(model, lowerings=tally.lowerings, runs=tally.runs, cached=tally.cached)
+def _note_lost_measuring(model: ModelResult, work: WorkResult) -> ModelResult:
+    """Return the row of a model that was judged before its process was lost."""
+    deployment = Deployment(notes=[f"nothing else was measured: {verdict_of_lost_work(work)[1]}"])
+    return make_portable(replace(model, deployment=deployment))
 
 
-def _find_tally(work: WorkResult) -> Tally:
-    """Return what was done for a piece of work; nothing is known where its process could not say."""
-    return next((message for message in work.messages if isinstance(message, Tally)), Tally())
+def _count(result: AnyJudged, work: WorkResult) -> AnyJudged:
+    """Return a row with what was done for it; nothing is known where its process could not say."""
+    tally = next((message for message in work.messages if isinstance(message, Tally)), Tally())
+    return replace(result, lowerings=tally.lowerings, runs=tally.runs, cached=tally.cached)
 
 
 def find_problems(run: Run, header: Header, seen: Mapping[str, VerdictSeen]) -> tuple[list[str], list[str]]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from backends.discovery import describe_error
+from conformance.machine.whole_files import UNFINISHED
 from conformance.oracle.grids import Grid
 from conformance.vectors.files import (
-    UNFINISHED,
     Array,
     FileFault,
     digest_file,

@@ -11,18 +11,17 @@ import stat
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from conformance.machine.whole_files import write_whole
+
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 Array: TypeAlias = npt.NDArray[Any]
 MOST_BYTES = 1 << 28
 """Bytes that are read of one file at most, and to which one unpacks."""
-UNFINISHED = ".unfinished-"
-"""How the name of a file begins that is being written."""
 
 
 class FileFault(Exception):
@@ -138,10 +137,5 @@ def remove(path: Path) -> None:
 
 def write_once(path: Path, data: bytes) -> None:
     """Write a file whose name tells its content, unless it is there; others may write the same one at the same time."""
-    if path.exists():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=path.parent, prefix=UNFINISHED, delete=False) as file:
-        file.write(data)
-    os.chmod(file.name, 0o644)
-    Path(file.name).replace(path)
+    if not path.exists():
+        write_whole(path, data)

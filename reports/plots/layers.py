@@ -13,7 +13,7 @@ from reports.plots.axes import choose_ticks
 from reports.plots.drawing import WIDTH, Bar, Cell, Link, Mark, Plot, Stroke, Text
 from reports.results import counts_of
 from reports.schema import Layer, ModelResult
-from reports.text import cut_end, cut_middle, pluralize, spell_count
+from reports.text import cut_end, cut_middle, pluralize, spell_count, spell_number
 from reports.verdicts import Verdict
 
 MOST_MODELS = 6
@@ -121,7 +121,7 @@ def _describe(model: ModelResult, layers: Sequence[Layer]) -> str:
 
 
 def _spell(ratio: Number | None) -> str:
-    return "-" if ratio is None else ratio if isinstance(ratio, str) else f"{ratio:.1f}"
+    return spell_number(ratio, ".1f")
 
 
 # -- drawing ----------------------------------------------------------------------------------------------------------
