@@ -330,8 +330,7 @@ def _why_uncovered(waiver: WaiverEntry, verdict: Verdict, max_lsb: float | None)
 
 
 def _why_unused(waiver: WaiverEntry, covered: Collection[str], known_ids: Collection[str]) -> str:
-    has_own = any(name.startswith(OWN) for name in known_ids)
-    if covered or (not has_own and (waiver.claim or waiver.glob).startswith(OWN)):  # no model is handed in
+    if covered or (waiver.claim or waiver.glob).startswith(OWN):  # that model is not handed in: --model
         return ""
     if any(waiver.matches(name) for name in known_ids):
         return "every claim that it matches has another waiver; remove this one"

@@ -300,3 +300,9 @@ def test_a_run_that_does_not_try_all_cases_may_find_something_milder(verdict: st
     partly = Waivers((waiver(claim=LINEAR, verdict=Verdict.REFUTED),), TODAY, complete=False)
     assert partly.judge(LINEAR, Verdict(verdict), None).waived is is_waived
     assert ruling(waiver(claim=LINEAR, verdict=Verdict.REFUTED), verdict="FALLBACK").waived is False
+
+
+def test_a_waiver_of_a_model_that_is_not_handed_in_is_no_problem_also_beside_one_that_is() -> None:
+    others = waiver(glob="model/own/torchvision:mobilenet_v2/*")
+    for ids in ((), ("model/own/nets:make/ptq/quint8/per_tensor_symmetric",)):
+        assert Waivers((others,), TODAY).problems(ids, dict.fromkeys(ids, Verdict.VERIFIED)) == []
