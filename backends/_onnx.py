@@ -120,6 +120,12 @@ def sources(model: bytes) -> dict[str, str]:
     return names
 
 
+def origins(model: bytes) -> dict[str, str]:
+    """Map all ONNX nodes and their outputs to the nodes that they come from."""
+    nodes = onnx.load_from_string(model).graph.node
+    return {name: _source(node) for node in nodes for name in (node.name, *node.output)}
+
+
 def _source(node: onnx.NodeProto) -> str:
     scopes = next((prop.value for prop in node.metadata_props if prop.key == "pkg.torch.onnx.name_scopes"), "['']")
     *paths, name = literal_eval(scopes)

@@ -12,7 +12,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -80,19 +81,61 @@ class Generated(Compiled):
         super().__init__(program, self._run)
         from torch._inductor.graph import GraphLowering
 
-        self.sources = {node.name: owner_of(node) for node in program.graph.nodes}
+        self.sources = _map_sources(program)
         ends = program.graph_signature.user_inputs
         self._shapes = [node.meta["val"].shape for node in program.graph.nodes if node.name in ends]
         self._compiled = torch.compile(program.module().forward, fullgraph=True)
         codes = list[str]()
-        with patch.object(GraphLowering, "save_output_code", codes.append):  # a hook that exists to be replaced
-            self(*example_inputs)
-        [self.code] = codes
+        with _collect_origins() as origins, patch.object(GraphLowering, "save_output_code", codes.append):
+            self(*example_inputs)  # save_output_code is a hook that exists to be replaced
+        [code] = codes
+        self.code = "\n".join(_add_origins(code.splitlines(), origins))
 
     def _run(self, inputs: Tensors) -> list[Tensor]:
         with _apply_settings():
             outputs = self._compiled(*map(_mark_dynamic, inputs, self._shapes))
         return [value for value in torch.utils._pytree.tree_leaves(outputs) if isinstance(value, Tensor)]
+
+
+@contextmanager
+def _collect_origins() -> Iterator[dict[str, list[str]]]:
+    """Collect by its name, for each call of a loop, the comment that inductor writes before calls of other kernels."""
+    from torch._inductor.codegen.cpp import CppScheduling
+    from torch._inductor.utils import get_kernel_metadata
+    from torch._inductor.virtualized import V
+
+    origins = defaultdict[str, list[str]](list)
+    define: Callable[..., str] = CppScheduling.define_kernel
+    comment: Callable[..., tuple[str, str]] = get_kernel_metadata
+
+    def define_and_note(self: Any, source: str, nodes: Any, *others: Any) -> str:
+        name = define(self, source, nodes, *others)
+        origins[name].append(comment(nodes, V.graph.wrapper_code)[0])
+        return name
+
+    with patch.object(CppScheduling, "define_kernel", define_and_note):
+        yield origins
+
+
+def _add_origins(lines: Sequence[str], origins: Mapping[str, list[str]]) -> Iterator[str]:
+    """Yield the lines of code, with the comment on a loop before each call of it."""
+    left = {name: iter(comments) for name, comments in origins.items()}
+    for line in lines:
+        match = _KERNEL.search(line)
+        if match and match[0] in left and "cpp_pybinding" not in line:
+            yield next(left[match[0]], "")
+        yield line
+
+
+def _map_sources(program: ExportedProgram) -> dict[str, str]:
+    """Map the program's nodes to the reference model's; what quantizes an op's result, to the op."""
+    sources = {node.name: owner_of(node) for node in program.graph.nodes}
+    for node in program.graph.nodes:
+        if node.op == "call_function" and not _EDGES.sub("", node.name) and node.args:
+            made_by = node.args[0]
+            if made_by.op == "call_function" and _EDGES.sub("", made_by.name):
+                sources[node.name] = sources[made_by.name]
+    return sources
 
 
 def _mark_dynamic(value: Tensor, shape: torch.Size) -> Tensor:
@@ -124,7 +167,8 @@ class InductorBackend(ExportingBackend):
 
     def capabilities(self) -> Capabilities:
         """Per-channel weights, for which the fusions look; sums of loops are in float32."""
-        return Capabilities(weight_schemes=("per_channel_symmetric",), float_accumulation=True, limits=LIMITS)
+        schemes = ("per_channel_symmetric",)
+        return Capabilities(weight_schemes=schemes, float_accumulation=True, specializes=True, limits=LIMITS)
 
     def warm_up(self) -> None:
         """Import inductor and compile its headers, which takes ten seconds the first time."""
@@ -152,7 +196,9 @@ def read_execution(code: str, sources: Mapping[str, str]) -> Execution:
     floats = set[str]()  # names of buffers of floats
     for line in code[code.index("def call(") :].splitlines():
         if comment := _NODES.search(line):
-            nodes = [name.strip() for name in comment[1].split(",") if _EDGES.sub("", name)]
+            names = map(str.strip, comment[1].split(","))
+            owners = [(name, sources.get(name, name)) for name in names]
+            nodes = list(dict.fromkeys(own for name, own in owners if own != name or _EDGES.sub("", name)))
             continue
         result, _, call = line.partition(" = ")
         takes_floats = not floats.isdisjoint(_BUFFER.findall(call or result))
@@ -162,14 +208,19 @@ def read_execution(code: str, sources: Mapping[str, str]) -> Execution:
             makes_floats = "torch.float32" in call or takes_floats  # allocated, or another name
         elif kernel.startswith("cpp_fused_"):
             makes_floats = False  # the buffer that it fills was allocated before
-            quantized += [kernel] if _EDGES.sub("", kernel) else []
+            quantized += _name_kernel(kernel, nodes) if _EDGES.sub("", kernel) else []
         elif kernel.startswith(_INTEGER) or not takes_floats:
             makes_floats = "torch.float32" in call
-            quantized.append(kernel)
+            quantized += _name_kernel(kernel, nodes)
         else:
             makes_floats = True
-            floating.append(f"{sources.get(nodes[-1], nodes[-1]) if nodes else kernel} ({kernel})")
+            floating += _name_kernel(kernel, nodes[-1:])
         floats.update(_BUFFER.findall(result) if makes_floats else ())
     if not quantized and not floating:
         quantized = [NOTHING_LEFT]
     return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(dict.fromkeys(floating)))
+
+
+def _name_kernel(kernel: str, nodes: Sequence[str]) -> list[str]:
+    """Return a line for each node of the reference model that a kernel computes."""
+    return [f"{node} ({kernel})" for node in nodes] or [kernel]

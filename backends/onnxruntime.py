@@ -29,6 +29,8 @@ PATTERNS = (
     "nn.MaxPool?d", "F.max_pool?d", "nn.AvgPool?d", "*.avg_pool?d",
     "torch.flatten", "torch.narrow", "torch.stack", "*.*squeeze*", "*.transpose", ".permute", ".reshape", ".view",
 )  # fmt: skip
+_MADE_FROM = "_token_"
+"""What comes after a node's name in that of a node that the optimizer makes from it."""
 _INTEGER = ("QLinear", "QGemm", "QAttention", "ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul")
 
 
@@ -80,15 +82,15 @@ class OnnxRuntimeBackend(OnnxBackend):
             return None
         import onnx
 
-        from backends._onnx import sources
+        from backends._onnx import origins, sources
 
         with TemporaryDirectory() as folder:
             path = Path(folder) / "optimized.onnx"
             _load(lowered.model, path)
-            return read_execution(onnx.load(path), sources(lowered.model))
+            return read_execution(onnx.load(path), sources(lowered.model), origins(lowered.model))
 
 
-def read_execution(model: Any, sources: Mapping[str, str]) -> Execution:
+def read_execution(model: Any, sources: Mapping[str, str], origins: Mapping[str, str]) -> Execution:
     """Separate ops on integers from ops on floats that were dequantized before and are quantized again after them."""
     quantized, floating = list[str](), list[str]()
     floats = {value.name for value in model.graph.input}
@@ -98,14 +100,18 @@ def read_execution(model: Any, sources: Mapping[str, str]) -> Execution:
             stale[node.output[0]] = ()
         elif node.op_type == "QuantizeLinear":
             floating += stale.get(node.input[0], ())
-        elif node.op_type.startswith(_INTEGER):
-            quantized.append(node.op_type)
-        elif any(name in stale for name in node.input):
-            source = sources.get(node.output[0]) or sources.get(node.name.removeprefix("node_"), node.name)
-            ops = (*(op for name in node.input for op in stale.get(name, ())), f"{source} ({node.op_type})")
+        elif not node.op_type.startswith(_INTEGER) and any(name in stale for name in node.input):
+            ops = (*(op for name in node.input for op in stale.get(name, ())), _name_op(node, sources, {}))
             stale.update(dict.fromkeys(node.output, ops))
-        elif floats.isdisjoint(node.input):
-            quantized.append(node.op_type)
+        elif node.op_type.startswith(_INTEGER) or floats.isdisjoint(node.input):
+            quantized.append(_name_op(node, sources, origins))
     if not any(sources.get(name) for node in model.graph.node for name in node.output) and not floating:
         quantized.append(NOTHING_LEFT)
     return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(dict.fromkeys(floating)))
+
+
+def _name_op(node: Any, sources: Mapping[str, str], origins: Mapping[str, str]) -> str:
+    """Name an op of the optimized model after the reference model's node that it comes from."""
+    name, output = node.name.partition(_MADE_FROM)[0], node.output[0]
+    found = (sources.get(output), sources.get(name), origins.get(name), origins.get(output), name, output)
+    return f"{next(filter(None, found))} ({node.op_type})"

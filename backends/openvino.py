@@ -72,8 +72,12 @@ class OpenVinoBackend(OnnxBackend):
     waivers = Path(__file__).with_name("openvino.waivers.toml")
 
     def capabilities(self) -> Capabilities:
-        """Both symmetric schemes; the rescale is in float32, and sums of floats may be."""
-        return Capabilities(weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"), limits=LIMITS)
+        """Both symmetric schemes; the rescale is in float32, and sums of floats may be.
+
+        A pack takes as long as its cases do alone, and more where one of them has an unnamed layer in float.
+        """
+        schemes = ("per_tensor_symmetric", "per_channel_symmetric")
+        return Capabilities(weight_schemes=schemes, packs=False, limits=LIMITS)
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         """Read the precision of each layer off the runtime model."""

@@ -7,7 +7,7 @@ semantics (NUM-01), so that the program holds what a compiler reads: integers an
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from textwrap import shorten
@@ -63,24 +63,31 @@ def export_reference(
         ) from error
 
 
-def export_open(model: nn.Module, example_inputs: tuple[Any, ...], *, dynamic_batch: bool) -> ExportedProgram:
+def export_open(
+    model: nn.Module, example_inputs: tuple[Any, ...], *, dynamic_batch: bool | Sequence[bool]
+) -> ExportedProgram:
     """Export a model in eval mode, as the module ``model`` of a program whose inputs have no names.
 
-    With ``dynamic_batch`` axis 0 of each input that has the most rows is dynamic. Raises what torch.export raises.
+    ``dynamic_batch``: for each input whether its axis 0 is dynamic; True: as `find_batch_axes` says; False: none is.
+    Raises what torch.export raises.
     """
     inputs = tuple(value.contiguous() if isinstance(value, Tensor) else value for value in example_inputs)
-    sizes = [len(value) if isinstance(value, Tensor) and value.dim() else 0 for value in inputs]
-    is_batch = [dynamic_batch and size > 0 and size == max(sizes) for size in sizes]
-    setting = nullcontext()
-    if has("dynamic_row"):
-        setting = symbolic.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-    elif max(sizes, default=0) == 1:
-        inputs = tuple(torch.cat([value, value]) if own else value for value, own in zip(inputs, is_batch, strict=True))
+    is_batch = find_batch_axes(inputs) if dynamic_batch is True else dynamic_batch or [False] * len(inputs)
+    setting = symbolic.patch(backed_size_oblivious=True) if has("dynamic_row") else nullcontext()  # type: ignore[attr-defined]
+    if not has("dynamic_row"):
+        batches = zip(inputs, is_batch, strict=True)
+        inputs = tuple(torch.cat([value] * 2) if own and len(value) == 1 else value for value, own in batches)
     shapes = tuple({0: Dim.AUTO} if own else None for own in is_batch)
     wrapped = Unnamed(model)
     wrapped.training = False  # alone: a program's module refuses eval()
     with torch.no_grad(), setting:
         return export(wrapped, inputs, dynamic_shapes=(shapes,), strict=False)
+
+
+def find_batch_axes(inputs: Sequence[Any]) -> list[bool]:
+    """Tell for each input of a model whether axis 0 is a batch: of the tensors, those with the most rows have one."""
+    sizes = [len(value) if isinstance(value, Tensor) and value.dim() else 0 for value in inputs]
+    return [size > 0 and size == max(sizes) for size in sizes]
 
 
 def fold_weights(reference_model: GraphModule) -> GraphModule:
@@ -131,15 +138,11 @@ _ON_QUANTIZED_TENSORS = (torch.quantize_per_tensor, torch.quantize_per_channel, 
 
 def _name_ops(model: GraphModule) -> str:
     """Name what a model calls between dequantize and quantize."""
-    return shorten(", ".join(dict.fromkeys(_list_ops(model))) or "no op", _MOST_TEXT)
-
-
-def _list_ops(model: GraphModule) -> Iterator[str]:
-    for node in model.graph.nodes:
-        if node.op == "call_module":
-            yield f"{node.name}: {type(model.get_submodule(node.target)).__name__}"
-        elif node.op in ("call_function", "call_method") and not is_quantize(node) and not is_dequantize(node):
-            yield node.name
+    calls = [node for node in model.graph.nodes if node.op.startswith("call_")]
+    inner = [node for node in calls if not is_quantize(node) and not is_dequantize(node)]
+    modules = {node: type(model.get_submodule(node.target)) for node in inner if node.op == "call_module"}
+    names = [f"{node.name}: {modules[node].__name__}" if node in modules else node.name for node in inner]
+    return shorten(", ".join(names) or "no op", _MOST_TEXT)
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ class Begin:
     """Name of the stage."""
     case: str = ""
     """Name of the case; "" for a stage that looks at the claim as a whole."""
+    is_packed: bool = False
+    """Whether cases are lowered together: a process that is lost from here on may be lost by any of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,11 @@ verdict of the check that ended the claim.
 
 from __future__ import annotations
 
+import copy
+import itertools
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,12 +25,13 @@ from conformance.stages.bench import Bench
 from conformance.stages.config import plan_claim
 from conformance.stages.convert import ConvertStage, ReferenceCase
 from conformance.stages.evidence import PROBE, gather_evidence, needs_probe
-from conformance.stages.execution import ExecutionEvidence, ExecutionStage
+from conformance.stages.execution import ExecutedCase, ExecutionEvidence, ExecutionStage
 from conformance.stages.fuse import FuseStage
 from conformance.stages.invariance import check_invariance
-from conformance.stages.lower import LowerStage, check_leftover
+from conformance.stages.lower import LoweredCase, LowerStage, check_leftover
 from conformance.stages.nonfinite import measure_nonfinite
 from conformance.stages.numerics import ComparedCase, NumericsStage
+from conformance.stages.packing import MOST_PACKED, PackedPart, can_pack, lower_packed
 from conformance.stages.prepare import PrepareStage
 from conformance.stages.refusal import check_refusal
 from conformance.stages.stage import (
@@ -52,14 +55,18 @@ ENOUGH = 4
 ClaimMessage = Begin | Check | Trace | Measurement
 
 
-def run_claim(bench: Bench, claim: Claim) -> Iterator[ClaimMessage]:
-    """Take a claim through all stages; never raises for a backend's fault.
+Packed = tuple[LoweredCase, ExecutedCase, ComparedCase]
+"""What the last stages give for a case that was run in a pack."""
+
+
+def run_claim(bench: Bench, claim: Claim, *, may_pack: bool = True) -> Iterator[ClaimMessage]:
+    """Take a claim through all stages; never raises for a backend's fault. ``may_pack``: cases are lowered together.
 
     Yields a check for each stage, in order; a Begin before each piece of work that runs the backend's code; then the
     decisions and graphs, and the measurements. A failure of the suite itself is a check too (outcome "error",
     UNEXERCISED), and ends the claim.
     """
-    run = ClaimRun(bench, claim)
+    run = ClaimRun(bench, claim, may_pack=may_pack)
     verdicts = set[Verdict]()
     for message in run.steps():
         if isinstance(message, Check):
@@ -71,14 +78,34 @@ def run_claim(bench: Bench, claim: Claim) -> Iterator[ClaimMessage]:
     yield from run.measurements
 
 
+@dataclass(kw_only=True)
+class Reruns:
+    """Chooses the cases that are run again: each n-th, those of new ranks, and each that is the largest so far."""
+
+    every: int
+    asked: int = 0
+    ranks: set[tuple[int, ...]] = field(default_factory=set)
+    largest: int = 0
+
+    def chooses(self, case: Case) -> bool:
+        """Tell whether the next case is run again, and take note of it."""
+        ranks = tuple(len(each.shape) for each in case.inputs)
+        is_chosen = self.asked % self.every == 0 or ranks not in self.ranks or case.size > self.largest
+        if is_chosen:
+            self.ranks.add(ranks)
+            self.largest = max(self.largest, case.size)
+        self.asked += 1
+        return is_chosen
+
+
 class ClaimRun:
     """The work on one claim, and its results so far.
 
-    ``rerun_cases``: of the cases that passed all stages, each n-th, one of each rank, and the largest. ``faulty``: the
-    stages' results for the first case with a fault. ``measurements``: measurements so far.
+    ``rerun_cases``: of the cases that passed all stages, those that are run again. ``faulty``: the stages' results for
+    the first case with a fault. ``measurements``: measurements so far.
     """
 
-    def __init__(self, bench: Bench, claim: Claim) -> None:
+    def __init__(self, bench: Bench, claim: Claim, *, may_pack: bool = True) -> None:
         claim = replace(claim, preparation=bench.preparation)
         self.bench = bench
         self.claim = claim
@@ -90,14 +117,14 @@ class ClaimRun:
         self._execution = ExecutionStage(bench, claim)
         self._numerics = NumericsStage(bench, claim)
         self._lower = LowerStage(bench, claim)
-        self._stages: tuple[AnyStage, ...] = (
-            FuseStage(bench, claim), self._prepare, ConvertStage(bench, claim),
-            self._lower, self._execution, self._numerics,
-        )  # fmt: skip
+        self._to_reference: tuple[AnyStage, ...] = (FuseStage(bench, claim), self._prepare, ConvertStage(bench, claim))
+        self._on_backend: tuple[AnyStage, ...] = (self._lower, self._execution, self._numerics)
+        self._stages = (*self._to_reference, *self._on_backend)
+        self._packs = may_pack and can_pack(bench)
+        self._has_packed = False
         self._ended: Check | None = None
         self._done = 0
-        self._through = 0
-        self._ranks: set[tuple[int, ...]] = set()
+        self._reruns = Reruns(every=bench.effort.every)
 
     def steps(self) -> Iterator[Begin | Check]:
         """Take the claim through all stages."""
@@ -105,10 +132,11 @@ class ClaimRun:
         if gives_quantizer(self.bench.backend):
             yield Begin(stage="annotate")
             yield self._judge_whole("annotate", self._check_annotations)
-        for case in self.cases:
-            yield from self._take(case)
-            if self._is_over:
-                break
+        left = list(self.cases)
+        while left and not self._is_over:
+            size = MOST_PACKED if self._packs else 1
+            group, left = left[:size], left[size:]
+            yield from self._take(group)
         yield from self._look_at_numbers()
         yield from self._conclude()
         yield Begin(stage="refusal")
@@ -157,40 +185,109 @@ class ClaimRun:
 
     def _check_invariance(self) -> Check:
         check = check_invariance(self.bench, self.claim, self.rerun_cases)
+        if check.outcome != "pass" and any(isinstance(each.lowered, PackedPart) for each in self.rerun_cases):
+            self.rerun_cases = [self._run_alone(each) for each in self.rerun_cases]
+            check = check_invariance(self.bench, self.claim, self.rerun_cases)
         if check.outcome == "pass":
             check_leftover(self.bench)
         if self.bench.profile != "quick":
             self.measurements = list(measure_nonfinite(self.claim, self.rerun_cases[0]))
         return check
 
+    def _run_alone(self, compared: ComparedCase) -> ComparedCase:
+        """Lower and run a case of a pack alone. Raises StageError for a fault, which it then has only there."""
+        if not isinstance(compared.lowered, PackedPart):
+            return compared
+        result: Any = compared.reference
+        for stage in self._on_backend:
+            stage.seed(compared.case)
+            result = stage.run(result)
+            if result.is_faulty:
+                text = (
+                    f"{compared.case.name}: right when it is lowered with other cases, and not when it is lowered alone"
+                )
+                raise StageError("NUM-07", Verdict.REFUTED, text)
+        assert isinstance(result, ComparedCase)
+        return result
+
     # -- stages of a case ----------------------------------------------------------------------------------------------
 
-    def _take(self, case: Case) -> Iterator[Begin]:
-        """Take one case through the stages, as far as it goes."""
-        trail: list[CaseResult] = []
-        result: Any = case
-        for stage in self._stages:
+    def _take(self, group: Sequence[Case]) -> Iterator[Begin]:
+        """Take cases to their reference models, lower together those that can be, and take each as far as it goes."""
+        came = list[tuple[list[CaseResult], ReferenceCase | None]]()
+        for case in group:
+            trail = list[CaseResult]()
+            came.append((trail, (yield from self._go(case, self._to_reference, case, trail))))
+        packed = yield from self._run_packed([reference for _, reference in came if reference is not None])
+        for case, (trail, reference) in zip(group, came, strict=True):
+            if reference is not None:
+                known = packed.get(id(reference), ())
+                compared = yield from self._go(case, self._on_backend, reference, trail, known)
+                if compared is not None and self._reruns.chooses(case):
+                    self.rerun_cases.append(compared)
+            self._done += 1
+            if self._is_over:
+                return
+
+    def _go(
+        self, case: Case, stages: Sequence[AnyStage], before: Any, trail: list[CaseResult], known: Sequence[Any] = ()
+    ) -> Generator[Begin, None, Any]:
+        """Take a case through stages, as far as it goes, and note their results; return the last, or None.
+
+        ``known``: the results, if they are known.
+        """
+        for stage, result in itertools.zip_longest(stages, known):
             yield Begin(stage=stage.name, case=case.name)
-            attempt = stage.attempt(case, result)
+            attempt = stage.attempt(case, before, result)
             trail += [] if attempt.partial_result is None else [attempt.partial_result]
             if attempt.is_faulty and not self.faulty:
                 self.faulty = tuple(trail)
             if attempt.result is None:
-                break
-            result = attempt.result
-        else:
-            self._keep(result)
-        self._done += 1
+                return None
+            before = attempt.result
+        return before
 
-    def _keep(self, compared: ComparedCase) -> None:
-        """Note a case that came through all stages; keep each n-th, those of new ranks, and the largest so far."""
-        case = compared.case
-        ranks = tuple(len(each.shape) for each in case.inputs)
-        is_largest = case.size > max((each.case.size for each in self.rerun_cases), default=0)
-        if self._through % self.bench.effort.every == 0 or ranks not in self._ranks or is_largest:
-            self.rerun_cases.append(compared)
-            self._ranks.add(ranks)
-        self._through += 1
+    def _run_packed(self, references: Sequence[ReferenceCase]) -> Generator[Begin, None, dict[int, Packed]]:
+        """Lower cases together and judge each; return, by `id`, the results of those that are right in every way.
+
+        Lowered alone are the first case of a variant that the vendor's Quantizer has to annotate, cases that will be
+        run again where the backend specializes, and, if nothing is left of the claim's first pack, all further ones.
+        """
+        together, due, foreseen = list[ReferenceCase](), set(self._lower.annotated), copy.deepcopy(self._reruns)
+        for reference in references if self._packs else ():
+            is_rerun = foreseen.chooses(reference.case) and self.bench.capabilities.specializes
+            if reference.case.variant in due:
+                due.remove(reference.case.variant)
+            elif not is_rerun:
+                together.append(reference)
+        if len(together) < 2:
+            return {}
+        yield Begin(stage=self._lower.name, case=together[0].case.name, is_packed=True)
+        started = time.perf_counter()
+        self._lower.seed(together[0].case)
+        try:
+            parts = lower_packed(self.bench, together)
+        except Exception:  # whatever the backend's code raises: alone each case shows whether it does
+            parts = {}
+        judged = ((together[place], self._judge_part(together[place], part)) for place, part in parts.items())
+        packed = {id(reference): results for reference, results in judged if results is not None}
+        self._packs = self._has_packed = self._has_packed or bool(packed)
+        self._lower.spend(time.perf_counter() - started)
+        return packed
+
+    def _judge_part(self, reference: ReferenceCase, part: PackedPart) -> Packed | None:
+        """Take a case of a pack through the last stages; return their results, or None if some fault is found."""
+        lowered = LoweredCase(reference=reference, model=part)
+        try:
+            self._execution.seed(reference.case)
+            executed = self._execution.run(lowered)
+            if executed.is_faulty:
+                return None
+            self._numerics.seed(reference.case)
+            compared = self._numerics.run(executed)
+        except Exception:  # alone the case shows what it is, also a failure of the suite
+            return None
+        return None if compared.is_faulty else (lowered, executed, compared)
 
     @property
     def _is_over(self) -> bool:

@@ -12,6 +12,7 @@ from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.preparation import Preparation
 from conformance.machine.isolation import Ending, Forked, Isolation, LostProcess, Serve, WorkResult
+from conformance.machine.messages import Begin
 from conformance.machine.process import freeze_memory
 from conformance.pipeline.claim_run import run_claim
 from conformance.pipeline.job import Job
@@ -49,8 +50,15 @@ class Reproduce:
     checks: tuple[Check, ...]
 
 
-Work: TypeAlias = str | Reproduce
-"""The ID of a claim or job to run, or a claim to reproduce."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpacked:
+    """Work: run a claim without lowering cases together."""
+
+    claim: str
+
+
+Work: TypeAlias = str | Reproduce | Unpacked
+"""The ID of a claim or job to run, or a claim to reproduce or to run in another way."""
 
 
 class Court(Protocol):
@@ -80,8 +88,11 @@ class Bailiff:
         self._host = host
 
     def run(self, name: str) -> WorkResult:
-        """Run a claim or job by its ID."""
-        return self._place_of(name).run(name)
+        """Run a claim or job by its ID; again, without packs, if its process was lost after cases had been packed."""
+        place = self._place_of(name)
+        done = place.run(name)
+        was_packed = any(isinstance(message, Begin) and message.is_packed for message in done.messages)
+        return place.run(Unpacked(claim=name)) if was_packed and done.ending is not Ending.DONE else done
 
     def reproduce(self, claim: Claim, result: ClaimResult, checks: Sequence[Check]) -> ClaimResult:
         """Return a failing claim's result with a script and graphs, as far as they can be had."""
@@ -165,7 +176,8 @@ def make_server(bench: Bench, units: Mapping[str, Unit]) -> Serve[Work]:
             assert isinstance(unit, Claim)
             yield with_reproducer(bench, unit, work.result, work.checks)
         else:
-            yield from run_claim(bench, unit) if isinstance(unit, Claim) else unit.run(bench)
+            may_pack = not isinstance(work, Unpacked)
+            yield from run_claim(bench, unit, may_pack=may_pack) if isinstance(unit, Claim) else unit.run(bench)
 
     return serve
 

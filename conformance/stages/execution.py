@@ -13,6 +13,7 @@ from conformance.machine.guard import Finds, guard
 from conformance.stages.bench import Bench
 from conformance.stages.float_ops import explain_float
 from conformance.stages.lower import LoweredCase, LoweredModel, make_backend_error
+from conformance.stages.packing import PackedPart
 from conformance.stages.stage import CaseResult, CaseStage, Problem, StageError, make_failure, make_internal_error
 from reports.schema import Check
 from reports.verdicts import Verdict
@@ -78,9 +79,11 @@ class ExecutionStage(CaseStage[LoweredCase, ExecutedCase]):
 
     def run(self, before: LoweredCase) -> ExecutedCase:
         """Ask the backend. Raises StageError when its code raises."""
-        executed = check_execution(self.bench, before)
-        self._told += executed.is_told
-        return executed
+        return check_execution(self.bench, before)
+
+    def keep(self, result: ExecutedCase) -> None:
+        """Count the cases of which the backend says what it executes."""
+        self._told += result.is_told
 
     @property
     def reports(self) -> Reports:
@@ -119,7 +122,7 @@ class ExecutionStage(CaseStage[LoweredCase, ExecutedCase]):
 def ask_execution(bench: Bench, model: LoweredModel) -> Execution | None:
     """Ask the backend what a lowered model executes. Raises StageError when the backend's code raises."""
     try:
-        return bench.backend.execution(model)
+        return model.execution() if isinstance(model, PackedPart) else bench.backend.execution(model)
     except Exception as error:
         raise make_backend_error("execution", error) from error
 

@@ -205,15 +205,24 @@ class CaseStage(ABC, Generic[Before, After]):
         """Seed torch's generator for the work on a case, whatever ran before."""
         torch.default_generator.manual_seed(self.bench.seed_for(self.claim.id, self.name, case.name))
 
-    def attempt(self, case: Case, before: Before) -> Attempt[After]:
-        """Do the work on one case, from its own seed, and count the outcome."""
+    def keep(self, result: After) -> None:
+        """Keep of a case's result what the check over all cases needs."""
+        return
+
+    def spend(self, seconds: float) -> None:
+        """Count time that was spent on several cases at once."""
+        self._seconds += seconds
+
+    def attempt(self, case: Case, before: Before, known: After | None = None) -> Attempt[After]:
+        """Do the work on one case, from its own seed, and count the outcome. ``known``: the result, if it is known."""
         started = time.perf_counter()
         self.seed(case)
         self.tried.append(case)
         self.partial_result, result, fault = None, None, None
         try:
-            result = self.run(before)
+            result = self.run(before) if known is None else known
             fault = result.fault
+            self.keep(result)
         except StageError as error:
             fault = error
         except Exception as error:

@@ -84,7 +84,8 @@ class Kernels(Interpreter):
         if is_dequantize(n):
             return arguments[0]
         if n.op == "output":
-            return self.dequantize(arguments[0])
+            results = arguments[0]
+            return tuple(map(self.dequantize, results)) if isinstance(results, tuple) else self.dequantize(results)
         if n.op == "call_module":
             return self.call(self.fetch_attr(str(n.target)), arguments)
         if n.op == "call_function":
@@ -267,10 +268,13 @@ class IntegerBackend(Backend):
         return self._capabilities
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        return torch.no_grad()(self._kernels(reference_model).run)
+        run: Any = torch.no_grad()(self._kernels(reference_model).run)
+        ops = [node for node in reference_model.graph.nodes if node.op.startswith("call_")]
+        run.ops = tuple(node.name for node in ops if not is_quantize(node) and not is_dequantize(node))
+        return run  # type: ignore[no-any-return]
 
-    def execution(self, lowered: Callable[..., Any]) -> Execution | None:
-        return Execution(quantized_ops=("integer kernels",), float_fallbacks=()) if self._reports else None
+    def execution(self, lowered: Any) -> Execution | None:
+        return Execution(quantized_ops=getattr(lowered, "ops", ("all",)), float_fallbacks=()) if self._reports else None
 
 
 class SilentIntegers(IntegerBackend):

@@ -72,9 +72,9 @@ def executed(lowered: GraphModule) -> Execution:
     for node in lowered.graph.nodes:
         module = _called(lowered, node)
         if isinstance(module, Kernel):
-            quantized.append(module.name)
+            quantized.append(f"{node.name.removeprefix('npu_')} ({module.name})")
         elif node.target in MOVES and not _is(node.args[0], DEQUANTIZE):
-            quantized.append("move")
+            quantized.append(f"{node.name} (move)")
         elif node.op.startswith("call") and not (_is(node, QUANTIZE) or _is(node, DEQUANTIZE)):
             host.append(node.name)
     return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(host))

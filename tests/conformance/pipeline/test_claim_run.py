@@ -137,7 +137,7 @@ def test_a_case_that_fails_drops_out_and_the_others_go_on() -> None:
         return honest.lower(model, example)
 
     claim = claim_on(ADD)
-    checks = run(claim, lower=lower)
+    checks = run(claim, lower=lower, capabilities=lambda: IntegerBackend(packs=False).capabilities())
     assert [checks[stage].outcome for stage in STAGES] == ["pass"] * 4 + ["fail"] + ["pass"] * 4
     assert checks["lower"].evidence["where"].case == two_cases(claim)[1].name
     assert "others" not in checks["lower"].evidence
@@ -163,10 +163,10 @@ def test_a_float_fallback_does_not_end_the_claim(execution: Callable[..., Any], 
 
 
 class Refusing(IntegerBackend):
-    """The honest integer backend, which lowers only the first models that it gets."""
+    """The honest integer backend, which lowers only the first models that it gets, and one at a time."""
 
     def __init__(self, taken: int) -> None:
-        super().__init__()
+        super().__init__(packs=False)
         self.taken, self.asked = taken, 0
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
