@@ -67,13 +67,13 @@ def join_graphs(models: Sequence[GraphModule], *, has_only_modules: bool = False
     these, where it gives functions names of its own.
     """
     graph, root, outputs = Graph(), nn.Module(), list[Any]()
-    names = [f"{PART}{number}" for number in range(len(models))]
-    made = dict[Node, Node]()
-    for name, model in zip(names, models, strict=True):
+    parts = list[tuple[str, GraphModule, dict[Node, Node]]]()
+    for number, model in enumerate(models):
+        name = f"{PART}{number}"
         root.add_module(name, copy.deepcopy(model))
         ends = (node for node in model.graph.nodes if node.op == "placeholder")
-        made |= {node: graph.placeholder(f"{name}_{node.target}") for node in ends}
-    for name, model in zip(names, models, strict=True):
+        parts.append((name, model, {node: graph.placeholder(f"{name}_{node.target}") for node in ends}))
+    for name, model, made in parts:
         for node in model.graph.nodes:
             if node.op == "output":
                 outputs.append(map_arg(node.args[0], made.__getitem__))

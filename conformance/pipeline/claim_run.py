@@ -53,8 +53,6 @@ ENOUGH = 4
 """After this many cases, if the backend's code raised in all of them, the others are not tried: it does not run."""
 
 ClaimMessage = Begin | Check | Trace | Measurement
-
-
 Packed = tuple[LoweredCase, ExecutedCase, ComparedCase]
 """What the last stages give for a case that was run in a pack."""
 
@@ -203,10 +201,10 @@ class ClaimRun:
             stage.seed(compared.case)
             result = stage.run(result)
             if result.is_faulty:
-                text = (
-                    f"{compared.case.name}: right when it is lowered with other cases, and not when it is lowered alone"
+                name = compared.case.name
+                raise StageError(
+                    "NUM-07", Verdict.REFUTED, f"{name}: right in a pack, and not when it is lowered alone"
                 )
-                raise StageError("NUM-07", Verdict.REFUTED, text)
         assert isinstance(result, ComparedCase)
         return result
 

@@ -75,12 +75,14 @@ class PackedPart(ElsewhereModel):
 
 
 def can_pack(bench: Bench) -> bool:
-    """Tell whether the backend's cases are packed: it takes packs, and lowering takes the most of its time.
+    """Tell whether the backend's cases are packed: it takes packs, and lowering may take the most of its time.
 
-    torch's own lowering takes a twentieth. Files for a device hold a case each.
+    torch's own lowering takes a twentieth. Files for a device hold a case each. The profile ``stress`` packs nothing: a
+    fault that a pattern has only where it is alone would not show.
     """
     takes_graphs = bench.backend.representation is not Representation.QUANTIZED
-    return takes_graphs and bench.capabilities.packs and not bench.runs_elsewhere
+    takes_packs = takes_graphs and bench.capabilities.packs and not bench.runs_elsewhere
+    return takes_packs and bench.profile != "stress"
 
 
 def lower_packed(bench: Bench, references: Sequence[ReferenceCase]) -> dict[int, PackedPart]:

@@ -17,7 +17,7 @@ from backends.inductor import read_execution
 from backends.lowering import lower_reference
 from refimpl import QConfig, QConfigMapping
 from refimpl.default_qconfigs import get_default_qconfig_mapping
-from tests.runtimes.references import Flat, image, reference_of
+from tests.runtimes.references import Flat, check_pack, image, reference_of
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def test_a_small_network_runs_for_batches_of_any_size(backend: Backend, weight: 
         assert lowered(given).shape == (rows, 5) and torch.allclose(lowered(given), reference(given), atol=1e-6)
     execution = backend.execution(lowered)
     assert execution is not None
-    kernels = [each.split(".")[3] for each in execution.quantized_ops if each.startswith("torch.ops.")]
+    kernels = list(dict.fromkeys(each.split(".")[3] for each in execution.quantized_ops if " (torch.ops." in each))
     if weight is default_per_channel_weight_observer:
         assert execution.float_fallbacks == ()
         assert kernels == ["qconv_pointwise", "max_pool2d", "qlinear_pointwise"]
@@ -126,7 +126,11 @@ cpp_fused_relu_9 = async_compile.cpp_pybinding(['float*'])
         cpp_fused_dequantize_per_tensor_1(buf4, buf5)
 """
     execution = read_execution(code, {"linear_3": "fc", "x": "last"})
-    assert execution.quantized_ops == ("torch.ops.aten.cat.default", "torch.ops.onednn.qlinear_pointwise.tensor")
+    assert execution.quantized_ops == (
+        "cat (torch.ops.aten.cat.default)",
+        "fc (torch.ops.onednn.qlinear_pointwise.tensor)",
+        "last (torch.ops.onednn.qlinear_pointwise.tensor)",
+    )
     assert execution.float_fallbacks == ("last (extern_kernels.addmm)",), "of several nodes it is the last"
 
 
@@ -141,3 +145,9 @@ def test_versions_name_the_compiler_and_the_settings(backend: Backend) -> None:
     found = backend.versions()
     assert set(found) == {"g++", "torch", "settings"} and "12." not in found["settings"]
     assert "freezing=True" in found["settings"] and "g++" in found["g++"]
+
+
+@needs_compiler
+@pytest.mark.rule("LOW-04")
+def test_the_report_of_a_pack_names_its_parts(backend: Backend) -> None:
+    check_pack(backend)

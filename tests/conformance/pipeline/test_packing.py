@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +19,12 @@ from conformance.claims.plan import plan_cases
 from conformance.machine.messages import Begin
 from conformance.pipeline.claim_run import ENOUGH, Reruns, run_claim
 from conformance.stages.bench import Bench
-from conformance.stages.packing import MOST_PACKED
+from conformance.stages.packing import MOST_PACKED, can_pack
 from reports.codec import PlainRow, encode
 from reports.schema import Check
 from reports.verdicts import Verdict
 from tests.conformance.support.small_bench import ADD, claim_on, small_claims
+from tests.conformance.support.suite_runs import run
 from tests.mutants.integer_kernels import IntegerBackend
 
 
@@ -85,6 +87,11 @@ def test_a_backend_that_takes_no_packs_gets_none() -> None:
     backend, claim = Counted(packs=False), claim_on(ADD)
     checks_of(backend, claim)
     assert backend.outputs == [1] * cases_of(claim)
+
+
+def test_the_profile_that_looks_closest_packs_nothing() -> None:
+    benches = [Bench(Counted(), seed=0, profile=profile) for profile in ("quick", "full", "stress")]
+    assert [can_pack(bench) for bench in benches] == [True, True, False]
 
 
 def test_cases_that_are_run_again_are_lowered_alone_where_the_backend_specializes() -> None:
@@ -237,6 +244,16 @@ def test_a_part_counts_where_the_report_says_that_it_is_quantized(
     verdict = checks_of(backend, claim)["execution"].verdict
     assert verdict is (Verdict.UNSHOWN if report([]) is None else Verdict.VERIFIED)
     assert {size: backend.outputs.count(size) for size in lowered} == lowered
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["dies", "hangs"])
+def test_a_process_that_a_pack_has_cost_costs_no_claim(tmp_path: Path, ends: str) -> None:
+    """The claims are run again, with each case alone."""
+    marker = str(tmp_path / "process") if ends == "hangs" else ""
+    ran = run(tmp_path, "fakes:DiesInPacks", "--claim=nn.Linear/*", "--claim-timeout=10", FAKE_MARKER=marker)
+    assert {claim.verdict for claim in ran.results.claims} == {Verdict.VERIFIED} and ran.status == 0, ran.said
+    assert all(claim.lowerings > 1 for claim in ran.results.claims)
 
 
 def test_a_message_says_when_cases_are_packed() -> None:
