@@ -31,7 +31,7 @@ from conformance.stages.invariance import check_invariance
 from conformance.stages.lower import LoweredCase, LowerStage, check_leftover
 from conformance.stages.nonfinite import measure_nonfinite
 from conformance.stages.numerics import ComparedCase, NumericsStage
-from conformance.stages.packing import MOST_PACKED, PackedPart, can_pack, lower_packed
+from conformance.stages.packing import MOST_PACKED, PackedPart, Parts, can_pack, lower_packed
 from conformance.stages.prepare import PrepareStage
 from conformance.stages.refusal import check_refusal
 from conformance.stages.stage import (
@@ -248,15 +248,18 @@ class ClaimRun:
     def _run_packed(self, references: Sequence[ReferenceCase]) -> Generator[Begin, None, dict[int, Packed]]:
         """Lower cases together and judge each; return, by `id`, the results of those that are right in every way.
 
-        Lowered alone are the first case of a variant that the vendor's Quantizer has to annotate, cases that will be
-        run again where the backend specializes, and, if nothing is left of the claim's first pack, all further ones.
+        Lowered alone are the first case of all, but for the profile ``quick``: a fault may need a model of one pattern;
+        the first case of a variant that the vendor's Quantizer has to annotate; cases that will be run again where the
+        backend specializes; and, if nothing is left of the claim's first pack, all further ones.
         """
         together, due, foreseen = list[ReferenceCase](), set(self._lower.annotated), copy.deepcopy(self._reruns)
         for reference in references if self._packs else ():
-            is_rerun = foreseen.chooses(reference.case) and self.bench.capabilities.specializes
-            if reference.case.variant in due:
-                due.remove(reference.case.variant)
-            elif not is_rerun:
+            case = reference.case
+            is_alone = foreseen.chooses(case) and self.bench.capabilities.specializes
+            is_alone |= case.is_first and self.bench.profile != "quick"
+            if case.variant in due:
+                due.remove(case.variant)
+            elif not is_alone:
                 together.append(reference)
         if len(together) < 2:
             return {}
@@ -266,8 +269,9 @@ class ClaimRun:
         try:
             parts = lower_packed(self.bench, together)
         except Exception:  # whatever the backend's code raises: alone each case shows whether it does
-            parts = {}
-        judged = ((together[place], self._judge_part(together[place], part)) for place, part in parts.items())
+            parts = Parts({}, is_told=False)
+        self._execution.told_of_packs |= parts.is_told
+        judged = ((together[place], self._judge_part(together[place], part)) for place, part in parts.by_place.items())
         packed = {id(reference): results for reference, results in judged if results is not None}
         self._packs = self._has_packed = self._has_packed or bool(packed)
         self._lower.spend(time.perf_counter() - started)

@@ -34,10 +34,11 @@ class ExecutedCase(CaseResult):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reports:
-    """In how many cases the backend has said what it executes, of how many."""
+    """In how many cases the backend has said what it executes, of how many; and whether it has said so of packs."""
 
     told: int
     of: int
+    told_of_packs: bool = False
 
     @property
     def are_complete(self) -> bool:
@@ -47,6 +48,8 @@ class Reports:
     def __str__(self) -> str:
         if self.told and not self.are_complete:
             return f"the backend says what ran in {self.told} of {self.of} cases only"
+        if self.told_of_packs and not self.told:
+            return "the backend says what ran in a pack only"
         return "the backend says what ran" if self.told else "the backend does not say what ran"
 
 
@@ -67,7 +70,8 @@ class ExecutionStage(CaseStage[LoweredCase, ExecutedCase]):
 
     Judged is whether that includes a quantized op and no float fallback (LOW-04). A fault makes the claim FALLBACK, and
     the numbers are compared all the same; its evidence names the float ops and the kernels. Without a fault, what shows
-    the execution is judged: nothing (UNSHOWN), or a report that the numbers contradict (REFUTED).
+    the execution is judged: nothing (UNSHOWN), or a report that the numbers contradict (REFUTED). ``told_of_packs``:
+    the backend has said what some pack executes, also where this says nothing of the cases in it.
     """
 
     name = "execution"
@@ -75,6 +79,7 @@ class ExecutionStage(CaseStage[LoweredCase, ExecutedCase]):
     def __init__(self, bench: Bench, claim: Claim) -> None:
         super().__init__(bench, claim)
         self._told = 0
+        self.told_of_packs = False
         self._evidence: ExecutionEvidence | None = None
 
     def run(self, before: LoweredCase) -> ExecutedCase:
@@ -88,7 +93,7 @@ class ExecutionStage(CaseStage[LoweredCase, ExecutedCase]):
     @property
     def reports(self) -> Reports:
         """In how many cases so far the backend has said what it executes."""
-        return Reports(told=self._told, of=self.passed)
+        return Reports(told=self._told, of=self.passed, told_of_packs=self.told_of_packs)
 
     @property
     def evidence(self) -> ExecutionEvidence:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -85,27 +85,36 @@ def can_pack(bench: Bench) -> bool:
     return takes_packs and bench.profile != "stress"
 
 
-def lower_packed(bench: Bench, references: Sequence[ReferenceCase]) -> dict[int, PackedPart]:
-    """Have reference models lowered as one; return the parts, by their place among the models.
+class Parts(NamedTuple):
+    """The parts of a pack, by their place among the models; ``is_told``: the backend has said what a pack executes."""
+
+    by_place: dict[int, PackedPart]
+    is_told: bool
+
+
+def lower_packed(bench: Bench, references: Sequence[ReferenceCase]) -> Parts:
+    """Have reference models lowered as one; return the parts.
 
     Parts that the backend reports in float are left out. Where an op in float is of no part by its name, the others are
     lowered again without these, and if it is still there, none is left. Raises what the backend's code raises.
     """
-    places = list(range(len(references)))
+    places, is_told = list(range(len(references))), False
     while len(places) > 1:
         examples = [tuple(value.clone() for value in references[place].inputs[0].tensors) for place in places]
         models = [references[place].model for place in places]
         pack = _lower(bench, list(zip(models, examples, strict=True)))
-        reports, is_clear = split_report(bench.backend.execution(pack), len(places))
+        report = bench.backend.execution(pack)
+        is_told = is_told or report is not None
+        reports, is_clear = split_report(report, len(places))
         parts = {
-            place: PackedPart(pack, number, examples, report)
-            for number, (place, report) in enumerate(zip(places, reports, strict=True))
-            if report is None or not report.float_fallbacks
+            place: PackedPart(pack, number, examples, own)
+            for number, (place, own) in enumerate(zip(places, reports, strict=True))
+            if own is None or not own.float_fallbacks
         }
         if is_clear:
-            return parts
+            return Parts(parts, is_told)
         places = list(parts) if len(parts) < len(places) else []
-    return {}
+    return Parts({}, is_told)
 
 
 def _lower(bench: Bench, parts: Sequence[Part]) -> LoweredModel:
