@@ -172,7 +172,7 @@ class Capabilities:
     packs: bool = True
     """Whether several cases may be lowered as one model, a pack, of the forms DECOMPOSED and EXPORTED: their graphs
     side by side, without a common tensor. ``lower`` then takes the inputs of all, and the model returns a tuple of
-    their outputs. A case that is not right in a pack is lowered alone, and only that counts. (docs/reports.md)"""
+    their outputs. A case that is not right in a pack is lowered alone, and only that counts. (docs/vendor-guide.md)"""
 
     specializes: bool = False
     """Whether a lowered model is compiled anew when it runs with another batch size or number of threads. Cases that

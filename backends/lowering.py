@@ -1,7 +1,7 @@
 """Has a backend lower reference models: the one place where a model is brought to the form EXPORTED.
 
 Several models can be lowered as one, a pack. In it the names of a model's nodes begin with that of its part, ``part0_``
-and so on; in an exported program, the paths of the modules that the nodes are of do.
+and so on, and paths of its modules with ``part0.``; in an exported program, the paths of the modules of nodes do.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def lower_pack(backend: Backend, parts: Sequence[Part]) -> Callable[..., Any]:
     is_dynamic = backend.capabilities().dynamic_batch
     axes = [is_dynamic and is_batch for _, own in parts for is_batch in find_batch_axes(own)]
     pack = join_graphs([fold_weights(model) for model in models], has_only_modules=True)
-    return backend.lower(export_open(pack.eval(), inputs, dynamic_batch=axes), inputs)
+    return backend.lower(export_open(pack, inputs, dynamic_batch=axes), inputs)
 
 
 def join_graphs(models: Sequence[GraphModule], *, has_only_modules: bool = False) -> GraphModule:
@@ -82,7 +82,7 @@ def join_graphs(models: Sequence[GraphModule], *, has_only_modules: bool = False
                 if has_only_modules and node.op in ("call_function", "call_method"):
                     _call_as_module(root, made[node])
     graph.output(tuple(outputs))
-    return GraphModule(root, graph)
+    return GraphModule(root.eval(), graph).eval()
 
 
 def _copy_node(graph: Graph, node: Node, part: str, made: dict[Node, Node]) -> Node:
@@ -92,6 +92,9 @@ def _copy_node(graph: Graph, node: Node, part: str, made: dict[Node, Node]) -> N
     kwargs: Any = map_arg(node.kwargs, made.__getitem__)
     copied = graph.create_node(node.op, target, args, kwargs, f"{part}_{node.name}", node.type)
     copied.meta = dict(node.meta)
+    stack = node.meta.get("nn_module_stack")
+    if stack is not None:
+        copied.meta["nn_module_stack"] = {key: (f"{part}.{path}", kind) for key, (path, kind) in stack.items()}
     return copied
 
 

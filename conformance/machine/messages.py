@@ -30,7 +30,7 @@ class Begin:
     case: str = ""
     """Name of the case; "" for a stage that looks at the claim as a whole."""
     is_packed: bool = False
-    """Whether cases are lowered together: a process that is lost from here on may be lost by any of them."""
+    """Whether models run that several cases were lowered to: any of these may be what a process is lost by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

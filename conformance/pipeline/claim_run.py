@@ -139,7 +139,8 @@ class ClaimRun:
         yield from self._conclude()
         yield Begin(stage="refusal")
         yield self._judge_whole("refusal", lambda: check_refusal(self.bench, self.claim, self.rerun_cases[0]))
-        yield Begin(stage="invariance")
+        has_parts = any(isinstance(each.lowered, PackedPart) for each in self.rerun_cases)
+        yield Begin(stage="invariance", is_packed=has_parts)
         yield self._judge_whole("invariance", self._check_invariance)
 
     def decisions(self) -> list[dict[str, Scalar]]:
@@ -189,7 +190,7 @@ class ClaimRun:
         if check.outcome == "pass":
             check_leftover(self.bench)
         if self.bench.profile != "quick":
-            self.measurements = list(measure_nonfinite(self.claim, self.rerun_cases[0]))
+            self.measurements = list(measure_nonfinite(self.claim, self._run_alone(self.rerun_cases[0])))
         return check
 
     def _run_alone(self, compared: ComparedCase) -> ComparedCase:
@@ -248,19 +249,19 @@ class ClaimRun:
     def _run_packed(self, references: Sequence[ReferenceCase]) -> Generator[Begin, None, dict[int, Packed]]:
         """Lower cases together and judge each; return, by `id`, the results of those that are right in every way.
 
-        Lowered alone are the first case of all, but for the profile ``quick``: a fault may need a model of one pattern;
-        the first case of a variant that the vendor's Quantizer has to annotate; cases that will be run again where the
-        backend specializes; and, if nothing is left of the claim's first pack, all further ones.
+        Lowered alone are the claim's first case, but in ``quick``, as a fault may need a model of one pattern; the first
+        case of a variant that the vendor's Quantizer has to annotate; cases that will be run again where the backend
+        specializes; and, if nothing is left of the claim's first pack, all further ones.
         """
         together, due, foreseen = list[ReferenceCase](), set(self._lower.annotated), copy.deepcopy(self._reruns)
-        for reference in references if self._packs else ():
-            case = reference.case
+        has_none = not self._lower.entered and self.bench.profile != "quick"
+        for number, case in enumerate(reference.case for reference in references if self._packs):
             is_alone = foreseen.chooses(case) and self.bench.capabilities.specializes
-            is_alone |= case.is_first and self.bench.profile != "quick"
+            is_alone |= has_none and number == 0
             if case.variant in due:
                 due.remove(case.variant)
             elif not is_alone:
-                together.append(reference)
+                together.append(references[number])
         if len(together) < 2:
             return {}
         yield Begin(stage=self._lower.name, case=together[0].case.name, is_packed=True)

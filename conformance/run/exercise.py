@@ -88,11 +88,12 @@ class Bailiff:
         self._host = host
 
     def run(self, name: str) -> WorkResult:
-        """Run a claim or job by its ID; again, without packs, if its process was lost after cases had been packed."""
+        """Run a claim or job by its ID; again, without packs, if its process was lost in what is done with a pack."""
         place = self._place_of(name)
         done = place.run(name)
-        was_packed = any(isinstance(message, Begin) and message.is_packed for message in done.messages)
-        return place.run(Unpacked(claim=name)) if was_packed and done.ending is not Ending.DONE else done
+        last = next((message for message in reversed(done.messages) if isinstance(message, Begin)), None)
+        is_lost_by_pack = last is not None and last.is_packed and done.ending in (Ending.DIED, Ending.TIMEOUT)
+        return place.run(Unpacked(claim=name)) if is_lost_by_pack else done
 
     def reproduce(self, claim: Claim, result: ClaimResult, checks: Sequence[Check]) -> ClaimResult:
         """Return a failing claim's result with a script and graphs, as far as they can be had."""

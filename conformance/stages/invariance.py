@@ -23,9 +23,10 @@ from conformance.machine.threads import run_with_threads
 from conformance.ops.op_model import Role
 from conformance.stages import reruns
 from conformance.stages.bench import Bench
-from conformance.stages.comparison import Comparison
+from conformance.stages.comparison import Comparison, compare_unusable
 from conformance.stages.layouts import Layout, lay_in_channels_last, lay_strided
 from conformance.stages.numerics import ComparedCase
+from conformance.stages.packing import PackedPart
 from conformance.stages.stage import StageError, make_pass
 from reports.schema import Check, evidence
 from reports.verdicts import Verdict
@@ -250,7 +251,9 @@ def run_without_rows(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
         return  # the first axis is no batch
     try:
         outputs = repeat.run(rowless)
-    except Exception:  # whatever the backend's code raises: it is recorded, not judged
+    except Exception as error:  # whatever the backend's code raises: it is recorded, not judged
+        if isinstance(repeat.lowered, PackedPart):  # others of its pack have rows: alone it may run without
+            yield compare_unusable(repeat.where(reruns.EMPTY), f"raised {type(error).__name__}", rule="NUM-07")
         return
     expected, actual = ([torch.zeros(each.shape) for each in tensors] for tensors in (floats, outputs))
     yield reruns.compare_outputs(repeat.where(reruns.EMPTY), reruns.EMPTY, expected, actual)

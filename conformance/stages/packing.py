@@ -7,8 +7,9 @@ in a pack; any other one is lowered alone, and judged as if there had been no pa
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -33,7 +34,7 @@ class PackedPart(ElsewhereModel):
     ``number``: its place among the ``examples`` of all. ``report``: what the backend reports of this one.
     """
 
-    def __init__(self, pack: LoweredModel, number: int, examples: Sequence[Batch], report: Execution | None) -> None:
+    def __init__(self, pack: LoweredModel, number: int, examples: Sequence[Batch], report: Execution) -> None:
         self._pack = pack
         self._number = number
         self._examples = examples
@@ -52,7 +53,7 @@ class PackedPart(ElsewhereModel):
             with fill_memory(fill) if fill else contextlib.nullcontext():
                 yield self(*map(clone_with_strides, inputs))
 
-    def execution(self) -> Execution | None:
+    def execution(self) -> Execution:
         """Return what the backend reports of it."""
         return self._report
 
@@ -86,17 +87,17 @@ def can_pack(bench: Bench) -> bool:
 
 
 class Parts(NamedTuple):
-    """The parts of a pack, by their place among the models; ``is_told``: the backend has said what a pack executes."""
+    """Parts of a pack, by their place among the models. ``is_told``: the backend has said that a pack is quantized."""
 
     by_place: dict[int, PackedPart]
     is_told: bool
 
 
 def lower_packed(bench: Bench, references: Sequence[ReferenceCase]) -> Parts:
-    """Have reference models lowered as one; return the parts.
+    """Have reference models lowered as one; return the parts that the backend reports to be quantized.
 
-    Parts that the backend reports in float are left out. Where an op in float is of no part by its name, the others are
-    lowered again without these, and if it is still there, none is left. Raises what the backend's code raises.
+    Where an op in float is of no part by its name, the others are lowered again without those that have one, and if it
+    is still there, none is left. Raises what the backend's code raises.
     """
     places, is_told = list(range(len(references))), False
     while len(places) > 1:
@@ -104,16 +105,16 @@ def lower_packed(bench: Bench, references: Sequence[ReferenceCase]) -> Parts:
         models = [references[place].model for place in places]
         pack = _lower(bench, list(zip(models, examples, strict=True)))
         report = bench.backend.execution(pack)
-        is_told = is_told or report is not None
+        if report is None:
+            break  # it may say more of a case alone
+        is_told = is_told or bool(report.quantized_ops and not report.float_fallbacks)
         reports, is_clear = split_report(report, len(places))
-        parts = {
-            place: PackedPart(pack, number, examples, own)
-            for number, (place, own) in enumerate(zip(places, reports, strict=True))
-            if own is None or not own.float_fallbacks
-        }
+        own = list(enumerate(zip(places, reports, strict=True)))
         if is_clear:
-            return Parts(parts, is_told)
-        places = list(parts) if len(parts) < len(places) else []
+            shown = [each for each in own if each[1][1].quantized_ops and not each[1][1].float_fallbacks]
+            return Parts({place: PackedPart(pack, number, examples, of) for number, (place, of) in shown}, is_told)
+        left = [place for place, of in zip(places, reports, strict=True) if not of.float_fallbacks]
+        places = left if len(left) < len(places) else []
     return Parts({}, is_told)
 
 
@@ -126,25 +127,25 @@ def _lower(bench: Bench, parts: Sequence[Part]) -> LoweredModel:
     return pack
 
 
-def split_report(report: Execution | None, count: int) -> tuple[list[Execution | None], bool]:
+def split_report(report: Execution, count: int) -> tuple[list[Execution], bool]:
     """Share what a backend reports of a pack among its parts, by the names of their nodes. (LOW-04)
 
     An op that names no part says of none that it is quantized. Returned is also whether each op in float names a part.
     """
-    if report is None:
-        return [None] * count, True
-    parts = {f"{PART}{number}": number for number in range(count)}
-    quantized, floating = (_sort(names, parts) for names in (report.quantized_ops, report.float_fallbacks))
-    shares: list[Execution | None] = [
+    quantized, floating = (_sort_by_part(names) for names in (report.quantized_ops, report.float_fallbacks))
+    shares = [
         Execution(quantized_ops=tuple(quantized[number]), float_fallbacks=tuple(floating[number]))
         for number in range(count)
     ]
     return shares, None not in floating
 
 
-def _sort(names: Sequence[str], parts: Mapping[str, int]) -> defaultdict[int | None, list[str]]:
+def _sort_by_part(names: Sequence[str]) -> defaultdict[int | None, list[str]]:
     """Return names of ops by the number of the part with whose name they begin; None: they begin with none."""
     of_parts = defaultdict[int | None, list[str]](list)
     for name in map(str, names):
-        of_parts[parts.get(name.partition("_")[0])].append(name)
+        rest = name.removeprefix(PART)
+        number = "".join(itertools.takewhile(str.isdecimal, rest))
+        is_of_part = name.startswith(PART) and number and rest[len(number) :].startswith(("_", "."))
+        of_parts[int(number) if is_of_part else None].append(name)
     return of_parts
