@@ -249,7 +249,7 @@ class ClaimRun:
     def _run_packed(self, references: Sequence[ReferenceCase]) -> Generator[Begin, None, dict[int, Packed]]:
         """Lower cases together and judge each; return, by `id`, the results of those that are right in every way.
 
-        Lowered alone are the claim's first case, but in ``quick``, as a fault may need a model of one pattern; the first
+        Lowered alone are a claim's first case, but in ``quick``, as a fault may need a model of one pattern; the first
         case of a variant that the vendor's Quantizer has to annotate; cases that will be run again where the backend
         specializes; and, if nothing is left of the claim's first pack, all further ones.
         """
