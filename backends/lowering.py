@@ -82,7 +82,7 @@ def join_graphs(models: Sequence[GraphModule], *, has_only_modules: bool = False
                 if has_only_modules and node.op in ("call_function", "call_method"):
                     _call_as_module(root, made[node])
     graph.output(tuple(outputs))
-    return GraphModule(root.eval(), graph).eval()
+    return GraphModule(root, graph).eval()
 
 
 def _copy_node(graph: Graph, node: Node, part: str, made: dict[Node, Node]) -> Node:

@@ -18,7 +18,7 @@ from backends.onnxruntime import PATTERNS, TABLE
 
 
 class Evaluated(Compiled):
-    """An ONNX model, ``model``, under ``onnx.reference.ReferenceEvaluator``; ``nodes``: those of its graph.
+    """An ONNX model under ``onnx.reference.ReferenceEvaluator``; ``op_types``: the kinds of its nodes.
 
     It takes and returns tensors of the shapes and dtypes of the reference model's. Raises what the evaluator raises.
     """
@@ -27,9 +27,8 @@ class Evaluated(Compiled):
         super().__init__(program, self._run)
         from onnx.reference import ReferenceEvaluator
 
-        self.model = model
         self._evaluator = ReferenceEvaluator(model)
-        self.nodes = list(self._evaluator.proto_.graph.node)
+        self.op_types = tuple(node.op_type for node in self._evaluator.proto_.graph.node)
 
     def _run(self, inputs: Tensors) -> list[Tensor]:
         feed = {name: value.numpy() for name, value in zip(self._evaluator.input_names, inputs, strict=True)}
@@ -65,12 +64,7 @@ class OnnxReferenceBackend(OnnxBackend):
         """
         if not isinstance(lowered, Evaluated):
             return None
-        from backends._onnx import origins
-
-        products = [node for node in lowered.nodes if node.op_type == "MatMulInteger"]
-        if not products or any(node.op_type == "DequantizeLinear" for node in lowered.nodes):
+        products = tuple(kind for kind in lowered.op_types if kind == "MatMulInteger")
+        if not products or "DequantizeLinear" in lowered.op_types:
             return None
-        names = origins(lowered.model)
-        return Execution(
-            quantized_ops=tuple(f"{names[node.name]} ({node.op_type})" for node in products), float_fallbacks=()
-        )
+        return Execution(quantized_ops=products, float_fallbacks=())

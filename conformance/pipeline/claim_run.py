@@ -25,7 +25,7 @@ from conformance.stages.bench import Bench
 from conformance.stages.config import plan_claim
 from conformance.stages.convert import ConvertStage, ReferenceCase
 from conformance.stages.evidence import PROBE, gather_evidence, needs_probe
-from conformance.stages.execution import ExecutedCase, ExecutionEvidence, ExecutionStage
+from conformance.stages.execution import ExecutionEvidence, ExecutionStage
 from conformance.stages.fuse import FuseStage
 from conformance.stages.invariance import check_invariance
 from conformance.stages.lower import LoweredCase, LowerStage, check_leftover
@@ -53,8 +53,8 @@ ENOUGH = 4
 """After this many cases, if the backend's code raised in all of them, the others are not tried: it does not run."""
 
 ClaimMessage = Begin | Check | Trace | Measurement
-Packed = tuple[LoweredCase, ExecutedCase, ComparedCase]
-"""What the last stages give for a case that was run in a pack."""
+Packed = list[CaseResult]
+"""What the last stages give for a case that was run in a pack: one result of each."""
 
 
 def run_claim(bench: Bench, claim: Claim, *, may_pack: bool = True) -> Iterator[ClaimMessage]:
@@ -197,17 +197,26 @@ class ClaimRun:
         """Lower and run a case of a pack alone. Raises StageError for a fault, which it then has only there."""
         if not isinstance(compared.lowered, PackedPart):
             return compared
-        result: Any = compared.reference
-        for stage in self._on_backend:
-            stage.seed(compared.case)
-            result = stage.run(result)
-            if result.is_faulty:
-                name = compared.case.name
-                raise StageError(
-                    "NUM-07", Verdict.REFUTED, f"{name}: right in a pack, and not when it is lowered alone"
-                )
-        assert isinstance(result, ComparedCase)
-        return result
+        results = self._run_uncounted(compared.case, self._on_backend, compared.reference)
+        if results is None:
+            name = compared.case.name
+            raise StageError("NUM-07", Verdict.REFUTED, f"{name}: right in a pack, and not when it is lowered alone")
+        alone = results[-1]
+        assert isinstance(alone, ComparedCase)
+        return alone
+
+    def _run_uncounted(self, case: Case, stages: Sequence[AnyStage], before: CaseResult) -> list[CaseResult] | None:
+        """Take a case through stages, which do not count it; return ``before`` and their results, or None for a fault.
+
+        Raises what a stage raises.
+        """
+        results = [before]
+        for stage in stages:
+            stage.seed(case)
+            results.append(stage.run(results[-1]))
+            if results[-1].is_faulty:
+                return None
+        return results
 
     # -- stages of a case ----------------------------------------------------------------------------------------------
 
@@ -282,15 +291,9 @@ class ClaimRun:
         """Take a case of a pack through the last stages; return their results, or None if some fault is found."""
         lowered = LoweredCase(reference=reference, model=part)
         try:
-            self._execution.seed(reference.case)
-            executed = self._execution.run(lowered)
-            if executed.is_faulty:
-                return None
-            self._numerics.seed(reference.case)
-            compared = self._numerics.run(executed)
+            return self._run_uncounted(reference.case, (self._execution, self._numerics), lowered)
         except Exception:  # alone the case shows what it is, also a failure of the suite
             return None
-        return None if compared.is_faulty else (lowered, executed, compared)
 
     @property
     def _is_over(self) -> bool:

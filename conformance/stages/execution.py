@@ -10,10 +10,10 @@ from typing import Literal
 from backends.base import Execution
 from conformance.claims.claim import Claim
 from conformance.machine.guard import Finds, guard
+from conformance.remote.client import ElsewhereModel
 from conformance.stages.bench import Bench
 from conformance.stages.float_ops import explain_float
 from conformance.stages.lower import LoweredCase, LoweredModel, make_backend_error
-from conformance.stages.packing import PackedPart
 from conformance.stages.stage import CaseResult, CaseStage, Problem, StageError, make_failure, make_internal_error
 from reports.schema import Check
 from reports.verdicts import Verdict
@@ -127,7 +127,7 @@ class ExecutionStage(CaseStage[LoweredCase, ExecutedCase]):
 def ask_execution(bench: Bench, model: LoweredModel) -> Execution | None:
     """Ask the backend what a lowered model executes. Raises StageError when the backend's code raises."""
     try:
-        return model.execution() if isinstance(model, PackedPart) else bench.backend.execution(model)
+        return model.execution() if isinstance(model, ElsewhereModel) else bench.backend.execution(model)
     except Exception as error:
         raise make_backend_error("execution", error) from error
 

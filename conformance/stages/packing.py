@@ -109,12 +109,12 @@ def lower_packed(bench: Bench, references: Sequence[ReferenceCase]) -> Parts:
             break  # it may say more of a case alone
         is_told = is_told or bool(report.quantized_ops and not report.float_fallbacks)
         reports, is_clear = split_report(report, len(places))
-        own = list(enumerate(zip(places, reports, strict=True)))
+        integer = [number for number, own in enumerate(reports) if not own.float_fallbacks]
         if is_clear:
-            shown = [each for each in own if each[1][1].quantized_ops and not each[1][1].float_fallbacks]
-            return Parts({place: PackedPart(pack, number, examples, of) for number, (place, of) in shown}, is_told)
-        left = [place for place, of in zip(places, reports, strict=True) if not of.float_fallbacks]
-        places = left if len(left) < len(places) else []
+            shown = [number for number in integer if reports[number].quantized_ops]
+            parts = {places[number]: PackedPart(pack, number, examples, reports[number]) for number in shown}
+            return Parts(parts, is_told)
+        places = [places[number] for number in integer] if len(integer) < len(places) else []
     return Parts({}, is_told)
 
 
