@@ -302,13 +302,13 @@ QUERIES: dict[str, Callable[[dict[str, str]], bool]] = {
 
 
 @pytest.mark.parametrize("text", QUERIES)
-def test_a_query_shows_the_rows_that_it_asks_for(opened: Any, text: str) -> None:
+def test_a_query_shows_the_rows_that_it_asks_for(opened: Any, until: Any, text: str) -> None:
     page = opened()
     everything = [
         dict(zip(COLUMNS, row, strict=True)) for row in zip(*(cells(page, name) for name in COLUMNS), strict=True)
     ]
     page.fill("#filter", text)
-    page.wait_for_function("text => new URLSearchParams(location.search).get('q') === text", arg=text)
+    until(page, "text => new URLSearchParams(location.search).get('q') === text", text)
     wanted = [row["claim"] for row in everything if QUERIES[text](row)]
     assert cells(page, "claim") == wanted
     assert len(wanted) < len(everything)
@@ -316,12 +316,12 @@ def test_a_query_shows_the_rows_that_it_asks_for(opened: Any, text: str) -> None
     assert page.input_value("#filter") == text and cells(page, "claim") == wanted
 
 
-def test_a_waiver_leads_to_its_claims_and_its_reason_is_found(opened: Any) -> None:
+def test_a_waiver_leads_to_its_claims_and_its_reason_is_found(opened: Any, until: Any) -> None:
     page = opened()
     row = page.locator("#waivers ~ div tr[data-number]").first
     reason, count = row.locator("th").inner_text(), row.locator("td").last.inner_text()
     page.fill("#filter", f'waiver:"{reason}"')
-    page.wait_for_function("new URLSearchParams(location.search).get('q')")
+    until(page, "() => new URLSearchParams(location.search).get('q')")
     by_reason = cells(page, "claim")
     row.locator("a.v").first.click()
     assert cells(page, "claim") == by_reason

@@ -219,13 +219,13 @@ def test_the_page_itself_never_scrolls_sideways(
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_many_bars_are_scrolled_to_by_keyboard_and_printed_whole(opened: Any, history: Path) -> None:
+def test_many_bars_are_scrolled_to_by_keyboard_and_printed_whole(opened: Any, until: Any, history: Path) -> None:
     page = opened(history.as_uri(), viewport={"width": 1366, "height": 768})
     frame = page.locator(".trend").last
     assert frame.locator("rect").count() > 24 * 2
     frame.focus()
     for _ in range(5):
         page.keyboard.press("ArrowRight")
-    page.wait_for_function("[...document.querySelectorAll('.trend')].at(-1).scrollLeft > 0")
+    until(page, "() => [...document.querySelectorAll('.trend')].at(-1).scrollLeft > 0")
     page.emulate_media(media="print")
     assert frame.evaluate("frame => frame.querySelector('svg').getBoundingClientRect().width <= frame.clientWidth")
