@@ -250,7 +250,7 @@ class _Writer:
             return self._new[node]
         target = str(node.target)
         scope, _, name = target.rpartition(".")
-        _find_holder(self._root, scope).register_buffer(name, attribute_of(self._program, target))
+        setattr(_find_holder(self._root, scope), name, attribute_of(self._program, target))
         created = self._graph.get_attr(target)
         self._note(created, node, (node,))
         return created

@@ -68,7 +68,7 @@ from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.patterns import leaf_name
 from refimpl.tracing import attribute_of
 
-READS_SHAPE = frozenset({"size", "dim", "numel", getattr})
+READS_SHAPE = frozenset({"size", "dim", "numel", getattr, torch.ops.aten.sym_size.int})
 """What is called to read a shape: it is the same of a value and of its integers."""
 
 
@@ -162,7 +162,7 @@ class Walk:
         if node.op == "get_attr":
             return attribute_of(self.model, str(node.target))
         source = self.values[node.args[0]] if node.args and isinstance(node.args[0], Node) else None
-        if node.target in NODES and not (node.target is operator.getitem and isinstance(source, Value)):
+        if node.target in NODES and not (node.target is operator.getitem and isinstance(source, (Value, Tensor))):
             return NODES[node.target](self, node)
         if is_quantize(node) or is_dequantize(node):
             if node in self._constants:
@@ -187,7 +187,10 @@ class Walk:
         if target in READS_SHAPE:
             return function(*map_values(args, lambda value: value.real, Tensor.clone))
         if (rule := rule_of(target)) is not None:
-            return self._call_op(rule, function, args, kwargs, is_left=node in self._left_in_float)
+            is_aten = isinstance(target, torch._ops.OpOverload)  # an op that no pattern names: float, as written
+            return self._call_op(
+                rule, function, args, kwargs, is_left=node in self._left_in_float, sums_floats=is_aten
+            )  # fmt: skip
         name = target if isinstance(target, str) else leaf_name(target)
         raise NoOracleError(f"no rule in the oracle's table for {node.op} {name}")
 

@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
 from conformance.oracle.grids import place_on_grids
+from conformance.own_models.capturing import capture, spell_mapping
 from conformance.own_models.given import Evaluate, GivenModel, ModelSpecError, check_runs, fix_arguments
 from conformance.own_models.multiplications import count_multiplications
 from conformance.remote.client import RemoteBackend
@@ -71,9 +72,15 @@ def _list_batches(given: GivenModel) -> list[Batch]:
 
 def _make_reference(bench: Bench, claims: Sequence[Claim], setup: ModelSetup, given: GivenModel) -> GraphModule:
     """Return the reference model, converted as users convert it. Raises StageError, or ModelSpecError."""
-    model = fix_arguments(copy.deepcopy(given.model), len(given.example_inputs))
+    model: nn.Module
+    mapping = given.qconfig_mapping
+    if setup.is_exported:
+        captured = capture(given, bench.config)
+        model, mapping = captured, None if mapping is None else spell_mapping(captured, mapping)
+    else:
+        model = fix_arguments(copy.deepcopy(given.model), len(given.example_inputs))
     batches = list(given.calibration) or [given.example_inputs]
-    return reference_of(bench, model, claims, setup, batches, mapping=given.qconfig_mapping, is_bounded=False)
+    return reference_of(bench, model, claims, setup, batches, mapping=mapping, is_bounded=False)
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------

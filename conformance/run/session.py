@@ -266,7 +266,7 @@ def open_run(options: Options, backend: Backend) -> Run:
     if not claims:
         raise pytest.UsageError(f"backend {backend.name}: backend_config() claims nothing: no entry has a dtype config")
     of_quantizer = unclaimed_ops.jobs(claims) if gives_quantizer(backend) else ()
-    own = own_models.jobs(_find_models(options, backend), claims, capabilities)
+    own = own_models.jobs(_find_models(options, backend), claims, capabilities, backend.representation)
     jobs = (*own, *_jobs_of(options.profile, config, capabilities), *of_quantizer)
     if _runs_elsewhere(backend):
         jobs = tuple(job for job in jobs if not job.is_adaptive)

@@ -33,14 +33,19 @@ _Rank: TypeAlias = tuple[int, bool, bool, bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSetup:
-    """How a whole model is quantized: the flow ("ptq", "qat"), the dtype of activations, the weight scheme."""
+    """How a whole model is quantized: the flow ("ptq", "qat"), the dtype of activations, the weight scheme.
+
+    ``is_exported``: in PT2E, as torch.export captures the model.
+    """
 
     flow: Flow
     activation: torch.dtype
     scheme: str
+    is_exported: bool = False
 
     def __str__(self) -> str:
-        return f"{self.flow}/{str(self.activation).removeprefix('torch.')}/{self.scheme}"
+        flow = "pt2e" if self.is_exported else self.flow
+        return f"{flow}/{str(self.activation).removeprefix('torch.')}/{self.scheme}"
 
 
 def activation_dtypes_of(claims: Iterable[Claim]) -> tuple[torch.dtype, ...]:

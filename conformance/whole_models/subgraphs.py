@@ -61,7 +61,8 @@ def cut_subgraphs(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[
     order = {node.name: number for number, node in enumerate(reference.graph.nodes)}
     quantized = [decision for decision in explain(reference).plan.decisions if decision.is_quantized]
     for decision in sorted(quantized, key=lambda decision: order[decision.node]):
-        yield _Cut(reference, decision, recorded).cut()
+        of_data = _Cut(reference, decision, recorded).cut()
+        yield of_data if of_data.batches[0] else _Cut(reference, decision, recorded, enters_constants=True).cut()
 
 
 def _record(reference: GraphModule, batch: Batch) -> dict[Node, Any]:
@@ -73,11 +74,15 @@ def _record(reference: GraphModule, batch: Batch) -> dict[Node, Any]:
 
 @dataclass(eq=False)
 class _Cut:
-    """A sub-graph being cut out: the new graph, ``copies`` in it by node of the whole graph, and its inputs."""
+    """A sub-graph being cut out: the new graph, ``copies`` in it by node of the whole graph, and its inputs.
+
+    ``enters_constants``: constants that are quantized are inputs as well. A pattern that reads no data has no others.
+    """
 
     reference: GraphModule
     decision: Decision
     recorded: list[dict[Node, Any]]
+    enters_constants: bool = False
     graph: Graph = field(default_factory=Graph)
     copies: dict[Node, Any] = field(default_factory=dict)
     placeholders: list[Node] = field(default_factory=list)
@@ -111,7 +116,7 @@ class _Cut:
         """Bring a value in: constants and quantization as they are, data as an input, sizes as numbers."""
         if node in self.copies:
             return
-        if is_quantize(node) and not is_constant(node):
+        if is_quantize(node) and (self.enters_constants or not is_constant(node)):
             self._quantize(node)
         elif is_constant(node) or is_dequantize(node) or _is_chosen(node):
             for value in node.all_input_nodes:
@@ -132,7 +137,7 @@ class _Cut:
             self._take(number)
         clamp = value if is_range_clamp(value) else None
         source = value if clamp is None else value.all_input_nodes[0]
-        if source not in self.copies and not is_constant(source):
+        if source not in self.copies and (self.enters_constants or not is_constant(source)):
             on_grid = filter(is_dequantize, () if _is_dynamic(node) else node.users)
             self._enter(source, next(on_grid, source))
         for copied in (node,) if clamp is None else (clamp, node):

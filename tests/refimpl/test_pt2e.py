@@ -83,6 +83,19 @@ def test_the_calls_of_a_program_are_those_of_the_traced_model() -> None:
     assert type(calls.draft.get_submodule("body.0")) is nn.Conv2d
 
 
+def test_a_weight_that_is_read_outside_of_its_layer_too() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.layer(x) + F.linear(x, self.layer.weight)
+
+    _, quantizer = annotated(Tied(), torch.randn(2, 4))
+    assert [row["pattern"] for row in quantizer.explain().rows()] == ["nn.Linear", "F.linear", "operator.add"]
+
+
 def test_a_module_called_twice_is_two_calls() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

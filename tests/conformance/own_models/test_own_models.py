@@ -144,6 +144,15 @@ def test_ranges_of_7_bits_are_converted_as_users_convert_them(tmp_path: Path) ->
     assert {part.verdict for part in measured(ran, "nets:narrow").quantized} == {Verdict.VERIFIED}
 
 
+def test_a_pattern_of_constants_is_judged_too(tmp_path: Path) -> None:
+    ran = run_own(tmp_path, "device:Device", "nets:table")
+    row = find_model(ran, "nets:table")
+    assert row.verdict is Verdict.VERIFIED, row.reason
+    assert row.statistics is not None
+    verdicts = {layer.pattern: layer.verdict for layer in row.statistics.layers}
+    assert verdicts == dict.fromkeys((".view", "nn.Linear", "operator.add"), Verdict.VERIFIED)
+
+
 def test_an_entry_point_names_a_model(tmp_path: Path) -> None:
     info = tmp_path / "nets-1.0.dist-info"
     info.mkdir()

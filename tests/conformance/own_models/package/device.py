@@ -1,15 +1,18 @@
-"""A backend of the user's own: QNNPACK's kernels, and the same with a fault in convolutions of stride 2."""
+"""Backends of the user's own: QNNPACK's kernels, a compiler of programs, and both with a fault in one kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from backends.base import Execution, Representation
 from backends.qnnpack import QnnpackBackend
+from backends.reference import ReferenceBackend
 
 
 class Device(QnnpackBackend):
@@ -48,3 +51,36 @@ class Fixed(Device):
     def execution(self, lowered: Callable[..., Any]) -> Any:
         """Say what QNNPACK's model executed."""
         return super().execution(self.inner)
+
+
+class Programs(ReferenceBackend):
+    """Takes exported programs, and runs them."""
+
+    representation = Representation.EXPORTED
+
+    def lower(self, reference_model: Any, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        """Return the program's module."""
+        run: Callable[..., Any] = reference_model.module()
+        return torch.no_grad()(run)
+
+    def execution(self, lowered: Callable[..., Any]) -> Any:
+        """Say that nothing ran in float."""
+        return Execution(quantized_ops=("all of it",), float_fallbacks=())
+
+
+class FaultyPrograms(Programs):
+    """Convolutions of stride 2, and attention, give what is 5 % too large."""
+
+    def lower(self, reference_model: Any, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        """Plant the fault."""
+        aten = torch.ops.aten
+        for node in reference_model.graph.nodes:
+            is_down = node.target is aten.conv2d.default and node.args[3] == [2, 2]
+            if is_down or node.target is aten.scaled_dot_product_attention.default:
+                node.target = partial(_exaggerate, node.target)
+        reference_model.graph_module.recompile()
+        return super().lower(reference_model, example_inputs)
+
+
+def _exaggerate(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return function(*arguments, **options) * 1.05

@@ -145,6 +145,44 @@ def spoils() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Rows().float(), (torch.randn(5, 8).float(),)
 
 
+class Table(nn.Module):
+    """A linear, to which entries of a table are added as the model runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+        self.table = nn.Parameter(torch.randn(6, 2))
+        self.index = nn.Buffer(torch.tensor([4, 1]))
+
+    def forward(self, x: Tensor) -> Any:
+        """Take rows (N, 8); give (N, 4)."""
+        return self.layer(x) + self.table[self.index].view(1, 4)
+
+
+def table() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """One of its patterns reads no data."""
+    return Table(), (torch.randn(5, 8),)
+
+
+class Attending(nn.Module):
+    """Attention between two linears; torch.fx sees one module, and torch.export its ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Any:
+        """Take sequences (N, 3, 8); give (N, 12)."""
+        x = self.first(x)
+        return self.last(self.attend(x, x, x, need_weights=False)[0]).view(x.shape[0], -1)
+
+
+def attending() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Some of its ops are called by no function that a config could name."""
+    return Attending(), (torch.randn(4, 3, 8),)
+
+
 class Branching(nn.Module):
     """A model whose way depends on its data."""
 
@@ -156,6 +194,20 @@ class Branching(nn.Module):
 def branching() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """It cannot be traced."""
     return Branching(), (torch.ones(2, 3),)
+
+
+class Padding(Rows):
+    """A model whose way depends on the shape of its input."""
+
+    def forward(self, x: Tensor, added: Tensor | None = None) -> Any:
+        """Take rows (N, at most 8); give (N, 4)."""
+        missing = max(8 - x.shape[1], 0)
+        return super().forward(F.pad(x, (0, missing)) if missing > 0 else x, added)
+
+
+def padding() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """torch.fx cannot trace it, and torch.export takes it."""
+    return Padding(), (torch.randn(5, 7),)
 
 
 def misfit() -> tuple[nn.Module, tuple[Tensor, ...]]:

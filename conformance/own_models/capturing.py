@@ -1,0 +1,389 @@
+"""A float model as PT2E captures it: exported by torch.export, its calls read back, so that prepare decides about them.
+
+torch.export runs the model's code, and so takes many a model that torch.fx cannot trace. It writes aten ops; from which
+calls they come is read as `refimpl.pt2e.BackendConfigQuantizer` reads it. A call that does not do what its ops do is
+left as these ops, which no pattern names.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Interpreter, Node, symbolic_trace
+from torch.fx.node import map_arg
+from torch.utils._pytree import SequenceKey, tree_flatten_with_path, tree_leaves, tree_unflatten
+
+from backends.discovery import describe_error
+from conformance.claims.inputs import Batch
+from conformance.own_models.given import GivenModel, ModelSpecError
+from refimpl import BackendConfig, QConfigMapping
+from refimpl.exported import export_open
+from refimpl.exported_calls import Calls, read_calls
+from refimpl.qconfig import QConfigResolver, as_qconfig_mapping
+from refimpl.tracing import Places, attribute_of, parameter_names_of
+
+_Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+_Path: TypeAlias = tuple[int, ...]
+"""The indices that lead to a value in what a call returns; () is all of it."""
+_Found: TypeAlias = dict[int, dict[Node, set[_Path]]]
+"""By the number of the arguments that do: where the value of each op is in what the call returns."""
+_ROOT = "model"
+"""The model's name in its program."""
+_STACK = "nn_module_stack"
+
+
+def capture(given: GivenModel, config: BackendConfig) -> GraphModule:
+    """Return a copy of the float model, captured by torch.export, in which calls are called that patterns name.
+
+    Axis 0 is dynamic, unless prepare could then not trace what is captured. Raises ModelSpecError if torch.export does
+    not take the model, or if what is captured gives other bits than the model.
+    """
+    captured = _capture(given, config, dynamic_batch=True)
+    if not _can_be_traced(captured):
+        captured = _capture(given, config, dynamic_batch=False)
+    for batch in (given.example_inputs, *given.calibration):
+        model, own = copy.deepcopy(given.model).eval(), copy.deepcopy(captured)
+        with torch.no_grad(), _without_fast_path():
+            expected = model(*_clone(batch))
+            try:
+                found = own(*_clone(batch))
+            except Exception as error:
+                text = f"what torch.export writes does not run on all batches: {describe_error(error)}"
+                raise ModelSpecError(text) from error
+        if not _are_equal(found, expected):
+            raise ModelSpecError("as torch.export captures it, the model gives other bits than it does itself")
+    return captured
+
+
+def spell_mapping(captured: GraphModule, mapping: QConfigMapping) -> QConfigMapping:
+    """Return a mapping with which prepare gives each function of a captured model the QConfig of its place. (QCM-02)
+
+    Functions are called by the captured model itself; which module called them in the float model, `capture` noted.
+    """
+    spelled = copy.deepcopy(as_qconfig_mapping(mapping))
+    places, resolver = Places(captured), QConfigResolver(as_qconfig_mapping(mapping))
+    counts: dict[Any, int] = {}
+    for node in captured.graph.nodes:
+        if node.op in ("call_function", "call_method"):
+            found = resolver.resolve(places.object_types_of(node), places.name_of(node), places.order_of(node))
+            number = counts[node.target] = counts.get(node.target, -1) + 1
+            spelled.set_module_name_object_type_order("", node.target, number, found.qconfig)
+    return spelled
+
+
+def _capture(given: GivenModel, config: BackendConfig, *, dynamic_batch: bool) -> GraphModule:
+    """Return what torch.export writes, with calls in place of the ops that they became."""
+    try:
+        model = copy.deepcopy(given.model).eval()
+        exported = export_open(model, _clone(given.example_inputs), dynamic_batch=dynamic_batch)
+        program: Any = exported.module()
+    except Exception as error:
+        raise ModelSpecError(f"torch.export does not take the model: {describe_error(error)}") from error
+    try:
+        calls = read_calls(program, config.configs)
+        found = _find_calls(program, given, calls)
+        return _write(exported, program, copy.deepcopy(given.model).eval(), found)
+    except Exception as error:
+        text = f"what torch.export writes of the model cannot be read back: {describe_error(error)}"
+        raise ModelSpecError(text) from error
+
+
+def _can_be_traced(captured: GraphModule) -> bool:
+    """Tell whether torch.fx can trace it: it cannot give an op that makes a tensor a size that is not a number yet."""
+    try:
+        symbolic_trace(captured)
+    except Exception:  # whatever it is: without a dynamic axis it is met again, and reported, where prepare traces
+        return False
+    return True
+
+
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """Have attention compute by the ops that torch.export writes, not by a fused one that rounds in other places."""
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
+
+
+def _clone(batch: Batch) -> Batch:
+    return tuple(value.clone() for value in batch)
+
+
+def _are_equal(found: object, expected: object) -> bool:
+    """Tell whether the tensors and numbers of two values are equal, bit for bit."""
+    pairs = tree_leaves(found), tree_leaves(expected)
+    if len(pairs[0]) != len(pairs[1]):
+        return False
+    return all(
+        each.dtype is other.dtype and torch.equal(each, other)
+        if isinstance(each, Tensor) and isinstance(other, Tensor)
+        else type(each) is type(other) and bool(each == other)
+        for each, other in zip(*pairs, strict=True)
+    )
+
+
+# -- which calls are called -------------------------------------------------------------------------------------------
+
+
+class _Call(NamedTuple):
+    """A call that does what its ops do, of which some may work in place.
+
+    ``arguments``: of the program's nodes. ``results``: where the value of each op that others read is in what the call
+    returns. ``stack``: the modules that call it.
+    """
+
+    op: str
+    target: Any
+    arguments: _Arguments
+    parts: tuple[Node, ...]
+    results: dict[Node, _Path]
+    stack: dict[str, tuple[str, Any]]
+
+
+def _find_calls(program: GraphModule, given: GivenModel, calls: Calls) -> list[_Call]:
+    """Return the calls of a program that do what their ops do: on the example inputs, and on these with noise."""
+    trials = [_Trial(program, given.model, calls) for _ in range(2)]
+    with torch.no_grad(), _without_fast_path():
+        trials[0].run(*_make_contiguous(given.example_inputs))
+        with suppress(Exception):  # a model need not run on noise: then less is known of the calls that it misses
+            trials[1].run(*_make_contiguous(_add_noise(given.example_inputs)))
+    found = []
+    for draft, numbers in trials[0].found.items():
+        others = trials[1].found.get(draft, numbers)
+        both = {
+            number: {part: paths & others[number][part] for part, paths in places.items()}
+            for number, places in numbers.items()
+            if number in others
+        }
+        number = next((number for number, places in both.items() if all(places.values())), None)
+        if number is not None:
+            results = {part: min(paths) for part, paths in both[number].items()}
+            arguments = trials[0].list_arguments(draft)[number]
+            parts, stack = calls.parts[draft.name], draft.meta.get(_STACK, {})
+            found.append(_Call(draft.op, _target_of(draft), arguments, parts, results, _strip_root(stack)))
+    return found
+
+
+def _make_contiguous(batch: Batch) -> Batch:
+    return tuple(value.clone(memory_format=torch.contiguous_format) for value in batch)
+
+
+def _add_noise(batch: Batch) -> Batch:
+    """Return inputs whose floats have noise as large as their largest value, so that none is what others are."""
+    generator = torch.Generator().manual_seed(0)
+    return tuple(
+        value + torch.randn(value.shape, generator=generator) * (float(value.abs().max()) or 1.0)
+        if value.is_floating_point() and value.numel()
+        else value
+        for value in batch
+    )
+
+
+def _own_name(target: object) -> str:
+    """Return the model's own name for a part of it that its program names; of the model itself, the program's."""
+    return str(target).removeprefix(f"{_ROOT}.")
+
+
+def _target_of(draft: Node) -> Any:
+    return _own_name(draft.target) if draft.op == "call_module" else draft.target
+
+
+def _strip_root(stack: Mapping[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
+    return {key: (_own_name(name), kind) for key, (name, kind) in stack.items() if name != _ROOT}
+
+
+def _find_module(model: nn.Module, name: str) -> nn.Module:
+    return model if name == _ROOT and not hasattr(model, _ROOT) else model.get_submodule(name)
+
+
+class _Trial(Interpreter):
+    """Runs a program, and beside the ops of each call the call itself, on copies of the same values.
+
+    ``found``: by the draft's node, what is known of the arguments with which its call does what its ops do.
+    """
+
+    def __init__(self, program: GraphModule, model: nn.Module, calls: Calls) -> None:
+        super().__init__(copy.deepcopy(program), garbage_collect_values=False, graph=program.graph)
+        self.found: dict[Node, _Found] = {}
+        self._model = copy.deepcopy(model).eval()
+        self._calls = calls
+        drafts = [node for node in calls.draft.graph.nodes if node.op.startswith("call_") and calls.parts[node.name]]
+        self._of_first = {calls.parts[node.name][0]: node for node in drafts}
+        self._of_last = {calls.parts[node.name][-1]: node for node in drafts}
+        self._read: dict[Node, dict[Node, Any]] = {}  # by the draft's node: values before its first op
+        self._versions: dict[Node, dict[Node, list[int]]] = {}
+        self._made: dict[Node, Any] = {}
+
+    def run_node(self, n: Node) -> Any:
+        if n.op == "call_module":  # what checks the inputs
+            return None
+        if n in self._of_first:
+            draft = self._of_first[n]
+            read = {node for arguments in self.list_arguments(draft) for node in _nodes_of(arguments)}
+            self._read[draft] = {node: copy.deepcopy(self.env[node]) for node in read if node in self.env}
+            self._versions[draft] = {node: _versions_of(self.env[node]) for node in self._read[draft]}
+        value = super().run_node(n)
+        if n.op == "call_function":
+            self._made[n] = copy.deepcopy(value)
+        if n in self._of_last:
+            self.found[self._of_last[n]] = self._try(self._of_last[n])
+        return value
+
+    def _try(self, draft: Node) -> _Found:
+        """Call what a node of the draft calls, and compare with what its ops gave, and changed of their arguments."""
+        parts, read, found = self._calls.parts[draft.name], self._read.pop(draft), _Found()
+        changed = {node for node, before in self._versions.pop(draft).items() if _versions_of(self.env[node]) != before}
+        results = [part for part in parts if not set(parts).issuperset(part.users)] or [parts[-1]]
+        for number, arguments in enumerate(self.list_arguments(draft)):
+            nodes = _nodes_of(arguments)
+            if not read.keys() >= nodes:  # it reads what is not there before its first op
+                continue
+            given = {node: copy.deepcopy(read[node]) for node in nodes}
+            versions = {node: _versions_of(value) for node, value in given.items()}
+            try:
+                returned = self._call(draft, *map_arg(arguments, given.__getitem__))
+            except Exception:  # the call does not take these arguments
+                continue
+            places = {part: _find_places(self._made[part], returned) for part in results}
+            is_equal = all(places.values()) and all(_are_equal(given[node], self.env[node]) for node in nodes)
+            if is_equal and changed == {node for node in nodes if _versions_of(given[node]) != versions[node]}:
+                found[number] = places
+        return found
+
+    def list_arguments(self, draft: Node) -> list[_Arguments]:
+        """Return what a call may have been given: what its ops are given, then less, or more.
+
+        Of a module: the tensors, without sizes, which it reads itself; with those that are no part of it. Of a
+        function: what it has names for; to work in place; the other way round. A function of several ops may have been
+        given numbers that no op shows.
+        """
+        parts = self._calls.parts[draft.name]
+        if draft.op != "call_module" and len(parts) > 1:
+            return []
+        args, kwargs = map_arg((draft.args, draft.kwargs), lambda node: self._calls.values[node.name])
+        listed: list[_Arguments] = [(tuple(args), dict(kwargs))]
+        if draft.op == "call_module":
+            outer = [value for part in parts for value in part.all_input_nodes if value not in parts]
+            tensors = [
+                each for each in dict.fromkeys(outer) if isinstance(each.meta.get("val"), Tensor) or _is_held(each)
+            ]
+            own = f"{draft.target}."
+            listed += [
+                (tuple(each for each in tensors if not _is_held(each)), {}),
+                (tuple(each for each in tensors if not (_is_held(each) and str(each.target).startswith(own))), {}),
+            ]
+        elif draft.op == "call_function":
+            names = parameter_names_of(draft.target)
+            named = args[: len(names)], {name: value for name, value in kwargs.items() if name in names}
+            listed.append(named)
+            if "inplace" in names and _works_in_place(parts[0]):
+                listed.append((named[0], {**named[1], "inplace": True}))
+            listed.append((tuple(reversed(args)), {}))  # 1 - x
+        return listed
+
+    def _call(self, draft: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        target = _target_of(draft)
+        function: Callable[..., Any] = target
+        if draft.op == "call_module":
+            function = _find_module(self._model, target)
+        elif draft.op == "call_method":
+            function, args = getattr(args[0], target), args[1:]
+        return function(*args, **kwargs)
+
+
+def _nodes_of(arguments: _Arguments) -> set[Node]:
+    return {value for value in tree_leaves(arguments) if isinstance(value, Node)}
+
+
+def _versions_of(value: Any) -> list[int]:
+    """Return how often each tensor of a value was changed in place."""
+    return [leaf._version for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _is_held(node: Node) -> bool:
+    """Tell whether a node reads a tensor of the model."""
+    return node.op == "get_attr"
+
+
+def _works_in_place(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def _find_places(value: Any, returned: Any) -> set[_Path]:
+    """Return where a value is in what was returned."""
+    found = set[_Path]()
+    if isinstance(value, Tensor) is isinstance(returned, Tensor) and _are_equal(value, returned):
+        found.add(())
+    for path, leaf in tree_flatten_with_path(returned)[0]:
+        indices = tuple(key.idx for key in path if isinstance(key, SequenceKey))
+        if path and len(indices) == len(path) and _are_equal(value, leaf):
+            found.add(indices)
+    return found
+
+
+# -- writing them -----------------------------------------------------------------------------------------------------
+
+
+def _write(exported: ExportedProgram, program: GraphModule, model: nn.Module, calls: Sequence[_Call]) -> GraphModule:
+    """Write a program again, with calls in place of their ops, and the names that the model has for its parts."""
+    graph, new, held = Graph(), dict[Node, Node](), dict[str, Any]()
+    of_part = {part: call for call in calls for part in call.parts}
+    called = {call.target for call in calls if call.op == "call_module"}
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            new[node] = graph.placeholder(str(node.target))
+        elif node.op == "output":
+            leaves = [new[each] if isinstance(each, Node) else each for each in node.args[0]]
+            graph.output(tree_unflatten(leaves, exported.call_spec.out_spec))
+        elif node.op == "get_attr":
+            target = _name_tensor(_own_name(node.target), called)
+            held[target] = attribute_of(program, str(node.target))
+            new[node] = graph.get_attr(target)
+        elif node not in of_part:
+            if node.op == "call_function" and (node.users or _works_in_place(node)):
+                new[node] = graph.node_copy(node, new.__getitem__)
+                new[node].meta[_STACK] = _strip_root(node.meta.get(_STACK) or {})
+        elif node is of_part[node].parts[0]:
+            call = of_part[node]
+            if call.op == "call_module":
+                held[call.target] = _find_module(model, call.target)
+            new |= _write_call(graph, call, new)
+    acting = {new[node] for node in new if _works_in_place(node)}
+    for node in reversed(graph.nodes):
+        if not node.users and node.op in ("get_attr", "call_function") and node not in acting:
+            graph.erase_node(node)
+    return GraphModule(held, graph, type(model).__name__).eval()
+
+
+def _name_tensor(name: str, called: set[str]) -> str:
+    """Return the name of a tensor that ops read; another than its own if it is in a module that is called as well.
+
+    Such a module is replaced when it is quantized, and its tensors with it.
+    """
+    owners = name.split(".")[:-1]
+    is_replaced = any(".".join(owners[:depth]) in called for depth in range(1, len(owners) + 1))
+    return f"read_by_ops.{name.replace('.', '_')}" if is_replaced else name
+
+
+def _write_call(graph: Graph, call: _Call, new: dict[Node, Node]) -> dict[Node, Node]:
+    """Write a call; return the nodes that have the values of its ops."""
+    args, kwargs = map_arg(call.arguments, new.__getitem__)
+    created = graph.create_node(call.op, call.target, args, kwargs)
+    created.meta[_STACK] = call.stack
+    made = {call.parts[-1]: created}
+    for part, path in call.results.items():
+        made[part] = created
+        for index in path:
+            made[part] = graph.call_function(operator.getitem, (made[part], index))
+    return made
