@@ -296,13 +296,14 @@ def test_ops_that_nothing_calls_are_judged_end_to_end(faulty: Ran, tmp_path: Pat
     assert pt2e.deployment is not None
     assert {"aten.linear.default", "aten.transpose.int"} <= {part.pattern for part in pt2e.deployment.parts}
     _, wrong = find(faulty, "attending")
-    assert wrong.verdict is Verdict.REFUTED and "it goes wrong in context" in wrong.reason
+    assert wrong.verdict is Verdict.REFUTED and "batch 0: distance " in wrong.reason, wrong.reason
+    assert "alone, on their reference inputs, all 3 patterns hold: it goes wrong in context" in wrong.reason
 
 
 def test_a_fault_is_named_in_both_flows(faulty: Ran) -> None:
     for row in find(faulty, "small"):
         assert row.verdict is Verdict.REFUTED
-        assert "the first to differ is down (nn.Conv2d)" in row.reason, row.reason
+        assert "the first to differ is down (nn.Conv2d): batch 0: distance " in row.reason, row.reason
         assert row.deployment is not None
         assert [part.node for part in row.deployment.parts if part.verdict is Verdict.REFUTED] == ["down"]
         assert [metric.name for metric in row.deployment.metrics] == ["top-1", "sum"]

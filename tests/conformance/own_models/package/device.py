@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -77,10 +76,13 @@ class FaultyPrograms(Programs):
         for node in reference_model.graph.nodes:
             is_down = node.target is aten.conv2d.default and node.args[3] == [2, 2]
             if is_down or node.target is aten.scaled_dot_product_attention.default:
-                node.target = partial(_exaggerate, node.target)
+                node.target = _exaggerate(node.target)
         reference_model.graph_module.recompile()
         return super().lower(reference_model, example_inputs)
 
 
-def _exaggerate(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    return function(*arguments, **options) * 1.05
+def _exaggerate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def exaggerated(*arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **options) * 1.05
+
+    return exaggerated
