@@ -135,7 +135,7 @@ def _are_equal(found: object, expected: object) -> bool:
 # -- which calls are called -------------------------------------------------------------------------------------------
 
 
-class _Call(NamedTuple):
+class _CapturedCall(NamedTuple):
     """A call that does what its ops do, of which some may work in place.
 
     ``arguments``: of the program's nodes. ``results``: where the value of each op that others read is in what the call
@@ -150,7 +150,7 @@ class _Call(NamedTuple):
     stack: dict[str, tuple[str, Any]]
 
 
-def _find_calls(program: GraphModule, given: GivenModel, calls: Calls) -> list[_Call]:
+def _find_calls(program: GraphModule, given: GivenModel, calls: Calls) -> list[_CapturedCall]:
     """Return the calls of a program that do what their ops do: on the example inputs, and on these with noise."""
     trials = [_Trial(program, given.model, calls) for _ in range(2)]
     with torch.no_grad(), _without_fast_path():
@@ -170,7 +170,7 @@ def _find_calls(program: GraphModule, given: GivenModel, calls: Calls) -> list[_
             results = {part: min(paths) for part, paths in both[number].items()}
             arguments = trials[0].list_arguments(draft)[number]
             parts, stack = calls.parts[draft.name], draft.meta.get(_STACK, {})
-            found.append(_Call(draft.op, _target_of(draft), arguments, parts, results, _strip_root(stack)))
+            found.append(_CapturedCall(draft.op, _target_of(draft), arguments, parts, results, _strip_root(stack)))
     return found
 
 
@@ -335,7 +335,9 @@ def _find_places(value: Any, returned: Any) -> set[_Path]:
 # -- writing them -----------------------------------------------------------------------------------------------------
 
 
-def _write(exported: ExportedProgram, program: GraphModule, model: nn.Module, calls: Sequence[_Call]) -> GraphModule:
+def _write(
+    exported: ExportedProgram, program: GraphModule, model: nn.Module, calls: Sequence[_CapturedCall]
+) -> GraphModule:
     """Write a program again, with calls in place of their ops, and the names that the model has for its parts."""
     graph, new, held = Graph(), dict[Node, Node](), dict[str, Any]()
     of_part = {part: call for call in calls for part in call.parts}
@@ -376,7 +378,7 @@ def _name_tensor(name: str, called: set[str]) -> str:
     return f"read_by_ops.{name.replace('.', '_')}" if is_replaced else name
 
 
-def _write_call(graph: Graph, call: _Call, new: dict[Node, Node]) -> dict[Node, Node]:
+def _write_call(graph: Graph, call: _CapturedCall, new: dict[Node, Node]) -> dict[Node, Node]:
     """Write a call; return the nodes that have the values of its ops."""
     args, kwargs = map_arg(call.arguments, new.__getitem__)
     created = graph.create_node(call.op, call.target, args, kwargs)
