@@ -119,7 +119,7 @@ def leaf_name(leaf: Leaf) -> str:
     if is_match_all(leaf):
         return "*"
     full_name = f"{getattr(leaf, '__module__', '?')}.{getattr(leaf, '__qualname__', repr(leaf))}"
-    return str(leaf) if isinstance(leaf, torch._ops.OpOverload) else _known_names().get(id(leaf), full_name)
+    return _known_names().get(id(leaf), full_name)
 
 
 def pattern_name(pattern: Pattern) -> str:

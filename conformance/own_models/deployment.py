@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.fx import GraphModule
 
 from conformance.claims.claim import Claim
@@ -143,8 +144,14 @@ def _list_parts(reference: GraphModule, counts: Mapping[str, int]) -> list[Model
         )
         for decision in plan.decisions
     ]  # fmt: skip
+    ops = {node.name: str(node.target) for node in reference.graph.nodes if isinstance(node.target, OpOverload)}
     parts += [
-        ModelPart(node=node, pattern=kind, multiplications=counts.get(node, 0), reason="no pattern of the config")
+        ModelPart(
+            node=node,
+            pattern=ops.get(node, kind),
+            multiplications=counts.get(node, 0),
+            reason="no pattern of the config",
+        )
         for node, kind, _ in plan.unmatched
     ]
     return sorted((part for part in parts if part.node in order), key=lambda part: order[part.node])
