@@ -120,9 +120,10 @@ def _cast(walk: Walker, node: Node) -> Any:
 def _get_item(walk: Walker, node: Node) -> Any:
     """Pick one of several results."""
     value, index = cast(tuple[Node, Any], node.args)
-    if not isinstance(walk.values[value], (tuple, list)):
-        raise NoOracleError(f"no rule in the oracle's table for {node}: it picks from a tensor")
-    return walk.values[value][index]
+    picked = walk.values[value]
+    if not isinstance(picked, (tuple, list)):
+        raise NoOracleError(f"no rule in the oracle's table for {node}: it picks from {type(picked).__name__}")
+    return picked[index]
 
 
 NODES: Mapping[Any, NodeHandler] = {

@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule, Interpreter, Node, symbolic_trace
+from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import SequenceKey, tree_flatten_with_path, tree_leaves, tree_unflatten
 
 from backends.discovery import describe_error
 from conformance.claims.inputs import Batch
 from conformance.own_models.given import GivenModel, ModelSpecError
+from conformance.own_models.multiplications import without_fast_path
 from refimpl import BackendConfig, QConfigMapping
+from refimpl.errors import ModelError
 from refimpl.exported import export_open
 from refimpl.exported_calls import Calls, read_calls
 from refimpl.qconfig import QConfigResolver, as_qconfig_mapping
-from refimpl.tracing import Places, attribute_of, parameter_names_of
+from refimpl.tracing import Places, attribute_of, parameter_names_of, trace
 
 _Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _Path: TypeAlias = tuple[int, ...]
@@ -50,7 +52,7 @@ def capture(given: GivenModel, config: BackendConfig) -> GraphModule:
         captured = _capture(given, config, dynamic_batch=False)
     for batch in (given.example_inputs, *given.calibration):
         model, own = copy.deepcopy(given.model).eval(), copy.deepcopy(captured)
-        with torch.no_grad(), _without_fast_path():
+        with torch.no_grad(), without_fast_path():
             expected = model(*_clone(batch))
             try:
                 found = own(*_clone(batch))
@@ -98,21 +100,10 @@ def _capture(given: GivenModel, config: BackendConfig, *, dynamic_batch: bool) -
 def _can_be_traced(captured: GraphModule) -> bool:
     """Tell whether torch.fx can trace it: it cannot give an op that makes a tensor a size that is not a number yet."""
     try:
-        symbolic_trace(captured)
-    except Exception:  # whatever it is: without a dynamic axis it is met again, and reported, where prepare traces
+        trace(captured)
+    except ModelError:  # without a dynamic axis it is met again, and reported, where prepare traces
         return False
     return True
-
-
-@contextmanager
-def _without_fast_path() -> Iterator[None]:
-    """Have attention compute by the ops that torch.export writes, not by a fused one that rounds in other places."""
-    was_enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(was_enabled)
 
 
 def _clone(batch: Batch) -> Batch:
@@ -152,8 +143,10 @@ class _CapturedCall(NamedTuple):
 
 def _find_calls(program: GraphModule, given: GivenModel, calls: Calls) -> list[_CapturedCall]:
     """Return the calls of a program that do what their ops do: on the example inputs, and on these with noise."""
-    trials = [_Trial(program, given.model, calls) for _ in range(2)]
-    with torch.no_grad(), _without_fast_path():
+    drafts = [node for node in calls.draft.graph.nodes if node.op.startswith("call_") and calls.parts[node.name]]
+    listed = {draft: _list_arguments(calls, draft) for draft in drafts}
+    trials = [_Trial(program, given.model, calls, listed) for _ in range(2)]
+    with torch.no_grad(), without_fast_path():
         trials[0].run(*_make_contiguous(given.example_inputs))
         with suppress(Exception):  # a model need not run on noise: then less is known of the calls that it misses
             trials[1].run(*_make_contiguous(_add_noise(given.example_inputs)))
@@ -168,9 +161,9 @@ def _find_calls(program: GraphModule, given: GivenModel, calls: Calls) -> list[_
         number = next((number for number, places in both.items() if all(places.values())), None)
         if number is not None:
             results = {part: min(paths) for part, paths in both[number].items()}
-            arguments = trials[0].list_arguments(draft)[number]
-            parts, stack = calls.parts[draft.name], draft.meta.get(_STACK, {})
-            found.append(_CapturedCall(draft.op, _target_of(draft), arguments, parts, results, _strip_root(stack)))
+            arguments, parts = listed[draft][number], calls.parts[draft.name]
+            stack = _strip_root(draft.meta.get(_STACK, {}))
+            found.append(_CapturedCall(draft.op, _target_of(draft), arguments, parts, results, stack))
     return found
 
 
@@ -206,20 +199,53 @@ def _find_module(model: nn.Module, name: str) -> nn.Module:
     return model if name == _ROOT and not hasattr(model, _ROOT) else model.get_submodule(name)
 
 
+def _list_arguments(calls: Calls, draft: Node) -> list[_Arguments]:
+    """Return what a call may have been given: what its ops are given, then less, or more.
+
+    Of a module: the tensors, without sizes, which it reads itself; with those that are no part of it. Of a
+    function: what it has names for; to work in place; the other way round. A function of several ops may have been
+    given numbers that no op shows.
+    """
+    parts = calls.parts[draft.name]
+    if draft.op != "call_module" and len(parts) > 1:
+        return []
+    args, kwargs = map_arg((draft.args, draft.kwargs), lambda node: calls.values[node.name])
+    listed: list[_Arguments] = [(tuple(args), dict(kwargs))]
+    if draft.op == "call_module":
+        outer = [value for part in parts for value in part.all_input_nodes if value not in parts]
+        tensors = [each for each in dict.fromkeys(outer) if isinstance(each.meta.get("val"), Tensor) or _is_held(each)]
+        own = f"{draft.target}."
+        listed += [
+            (tuple(each for each in tensors if not _is_held(each)), {}),
+            (tuple(each for each in tensors if not (_is_held(each) and str(each.target).startswith(own))), {}),
+        ]
+    elif draft.op == "call_function":
+        names = parameter_names_of(draft.target)
+        named = args[: len(names)], {name: value for name, value in kwargs.items() if name in names}
+        listed.append(named)
+        if "inplace" in names and _works_in_place(parts[0]):
+            listed.append((named[0], {**named[1], "inplace": True}))
+        listed.append((tuple(reversed(args)), {}))  # 1 - x
+    return listed
+
+
 class _Trial(Interpreter):
     """Runs a program, and beside the ops of each call the call itself, on copies of the same values.
 
-    ``found``: by the draft's node, what is known of the arguments with which its call does what its ops do.
+    ``listed``: what each call may have been given, by the draft's node. ``found``: what is known of those of these
+    arguments with which the call does what its ops do.
     """
 
-    def __init__(self, program: GraphModule, model: nn.Module, calls: Calls) -> None:
+    def __init__(
+        self, program: GraphModule, model: nn.Module, calls: Calls, listed: Mapping[Node, list[_Arguments]]
+    ) -> None:
         super().__init__(copy.deepcopy(program), garbage_collect_values=False, graph=program.graph)
         self.found: dict[Node, _Found] = {}
         self._model = copy.deepcopy(model).eval()
         self._calls = calls
-        drafts = [node for node in calls.draft.graph.nodes if node.op.startswith("call_") and calls.parts[node.name]]
-        self._of_first = {calls.parts[node.name][0]: node for node in drafts}
-        self._of_last = {calls.parts[node.name][-1]: node for node in drafts}
+        self._listed = listed
+        self._of_first = {calls.parts[node.name][0]: node for node in listed}
+        self._of_last = {calls.parts[node.name][-1]: node for node in listed}
         self._read: dict[Node, dict[Node, Any]] = {}  # by the draft's node: values before its first op
         self._versions: dict[Node, dict[Node, list[int]]] = {}
         self._made: dict[Node, Any] = {}
@@ -229,7 +255,7 @@ class _Trial(Interpreter):
             return None
         if n in self._of_first:
             draft = self._of_first[n]
-            read = {node for arguments in self.list_arguments(draft) for node in _nodes_of(arguments)}
+            read = {node for arguments in self._listed[draft] for node in _nodes_of(arguments)}
             self._read[draft] = {node: copy.deepcopy(self.env[node]) for node in read if node in self.env}
             self._versions[draft] = {node: _versions_of(self.env[node]) for node in self._read[draft]}
         value = super().run_node(n)
@@ -244,7 +270,7 @@ class _Trial(Interpreter):
         parts, read, found = self._calls.parts[draft.name], self._read.pop(draft), _Found()
         changed = {node for node, before in self._versions.pop(draft).items() if _versions_of(self.env[node]) != before}
         results = [part for part in parts if not set(parts).issuperset(part.users)] or [parts[-1]]
-        for number, arguments in enumerate(self.list_arguments(draft)):
+        for number, arguments in enumerate(self._listed[draft]):
             nodes = _nodes_of(arguments)
             if not read.keys() >= nodes:  # it reads what is not there before its first op
                 continue
@@ -260,45 +286,10 @@ class _Trial(Interpreter):
                 found[number] = places
         return found
 
-    def list_arguments(self, draft: Node) -> list[_Arguments]:
-        """Return what a call may have been given: what its ops are given, then less, or more.
-
-        Of a module: the tensors, without sizes, which it reads itself; with those that are no part of it. Of a
-        function: what it has names for; to work in place; the other way round. A function of several ops may have been
-        given numbers that no op shows.
-        """
-        parts = self._calls.parts[draft.name]
-        if draft.op != "call_module" and len(parts) > 1:
-            return []
-        args, kwargs = map_arg((draft.args, draft.kwargs), lambda node: self._calls.values[node.name])
-        listed: list[_Arguments] = [(tuple(args), dict(kwargs))]
+    def _call(self, draft: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if draft.op == "call_module":
-            outer = [value for part in parts for value in part.all_input_nodes if value not in parts]
-            tensors = [
-                each for each in dict.fromkeys(outer) if isinstance(each.meta.get("val"), Tensor) or _is_held(each)
-            ]
-            own = f"{draft.target}."
-            listed += [
-                (tuple(each for each in tensors if not _is_held(each)), {}),
-                (tuple(each for each in tensors if not (_is_held(each) and str(each.target).startswith(own))), {}),
-            ]
-        elif draft.op == "call_function":
-            names = parameter_names_of(draft.target)
-            named = args[: len(names)], {name: value for name, value in kwargs.items() if name in names}
-            listed.append(named)
-            if "inplace" in names and _works_in_place(parts[0]):
-                listed.append((named[0], {**named[1], "inplace": True}))
-            listed.append((tuple(reversed(args)), {}))  # 1 - x
-        return listed
-
-    def _call(self, draft: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        target = _target_of(draft)
-        function: Callable[..., Any] = target
-        if draft.op == "call_module":
-            function = _find_module(self._model, target)
-        elif draft.op == "call_method":
-            function, args = getattr(args[0], target), args[1:]
-        return function(*args, **kwargs)
+            return _find_module(self._model, _target_of(draft))(*args, **kwargs)
+        return getattr(self, draft.op)(draft.target, args, kwargs)
 
 
 def _nodes_of(arguments: _Arguments) -> set[Node]:
@@ -353,7 +344,7 @@ def _write(
             held[target] = attribute_of(program, str(node.target))
             new[node] = graph.get_attr(target)
         elif node not in of_part:
-            if node.op == "call_function" and (node.users or _works_in_place(node)):
+            if node.op == "call_function":
                 new[node] = graph.node_copy(node, new.__getitem__)
                 new[node].meta[_STACK] = _strip_root(node.meta.get(_STACK) or {})
         elif node is of_part[node].parts[0]:
@@ -373,8 +364,7 @@ def _name_tensor(name: str, called: set[str]) -> str:
 
     Such a module is replaced when it is quantized, and its tensors with it.
     """
-    owners = name.split(".")[:-1]
-    is_replaced = any(".".join(owners[:depth]) in called for depth in range(1, len(owners) + 1))
+    is_replaced = any(name.startswith(f"{module}.") for module in called)
     return f"read_by_ops.{name.replace('.', '_')}" if is_replaced else name
 
 

@@ -27,15 +27,25 @@ def count_multiplications(model: GraphModule, batch: Batch) -> dict[str, int]:
 
 
 @contextmanager
-def _without_fused_ops() -> Iterator[None]:
-    """Have attention and recurrent modules call ops that are counted: torch knows no count of the fused ones."""
-    has_fast_path, has_onednn = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
+def without_fast_path() -> Iterator[None]:
+    """Have attention call the ops that it is written in, not a fused one that rounds in other places."""
+    has_fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    torch._C._set_mkldnn_enabled(False)
     try:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(has_fast_path)
+
+
+@contextmanager
+def _without_fused_ops() -> Iterator[None]:
+    """Have attention and recurrent modules call ops that are counted: torch knows no count of the fused ones."""
+    has_onednn = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with without_fast_path():
+            yield
+    finally:
         torch._C._set_mkldnn_enabled(has_onednn)
 
 
