@@ -18,12 +18,14 @@ from refimpl.dtype_choice import ObserverFacts, ObserverReader, Refusal, choose_
 from refimpl.dtype_config import DTypeConfig
 from refimpl.errors import QConfigError, blame
 from refimpl.example_run import Examples
+from refimpl.graph_modules import free_names
+from refimpl.infinite import find_infinite_values
 from refimpl.matching import Match, find_matches
 from refimpl.patterns import leaf_name
 from refimpl.placing import Placer, find_tuple_elements, find_weight_arguments
-from refimpl.plan import DIFFERENT, LSTM_RESULT, Decision, Kind, Place, Plan
+from refimpl.plan import DIFFERENT, LSTM_RESULT, OBSERVER_PREFIX, Decision, Kind, Place, Plan
 from refimpl.qconfig import GLOBAL, QConfig, QConfigMapping, QConfigResolver, ResolvedQConfig, as_qconfig
-from refimpl.tracing import CALLS, Places, positional_arguments_of
+from refimpl.tracing import CALLS, Places, find_constants, positional_arguments_of
 from refimpl.values import find_float_tensors
 
 
@@ -41,7 +43,7 @@ def make_plan(model: GraphModule, request: Request, examples: Examples) -> Plan:
     """Decide for a traced and fused model. The graph is not touched. (OBS-15)"""
     places = Places(model, qat_classes_of(request.config) if request.is_qat else {})
     floats = find_float_tensors(model, examples)
-    decider = _Decider(places, request, floats)
+    decider = _Decider(model, places, request, floats)
     special = {match.root: (match, kind) for match, kind in _match_special(model, places, request.custom)}
     patterns = find_matches(model.graph, places, request.config.configs)
     matches = list(special.values())
@@ -55,9 +57,10 @@ def make_plan(model: GraphModule, request: Request, examples: Examples) -> Plan:
     placer = Placer(floats, decider.indexes, quantized, decider.reader, default)
     placer.place(model.graph.nodes, accepted)
     matched = {node for match, _ in matches for node in match.nodes}
+    names = free_names(model, OBSERVER_PREFIX, request.custom.preserved_attributes)
     return Plan(
         decisions=tuple(decision for _, decision in decided),
-        slots=placer.freeze_slots(places, decider.has_qconfig),
+        slots=placer.freeze_slots(places, decider.has_qconfig, names),
         carried=tuple((value.name, source.name) for value, source in placer.carried.items()),
         unmatched=tuple(
             (node.name, leaf_name(places.object_type_of(node)), decider.resolve(node).qconfig)
@@ -97,11 +100,11 @@ def find_standalone(custom: PrepareCustomConfig, name: str, module: nn.Module) -
 class _Decider:
     """Resolves the QConfig of a match and chooses its dtype config."""
 
-    def __init__(self, places: Places, request: Request, floats: set[Node]) -> None:
+    def __init__(self, model: GraphModule, places: Places, request: Request, floats: set[Node]) -> None:
         self._places = places
         self._request = request
         self._resolver = QConfigResolver(request.mapping)
-        self._floats = floats
+        self._floats, self._constants, self._infinite = floats, find_constants(model), find_infinite_values(model)
         self._entries = {id(entry): number for number, entry in enumerate(request.config.configs)}
         self.indexes = {e.pattern: e._input_type_to_index for e in request.config.configs if e._input_type_to_index}
         self.reader = ObserverReader()
@@ -174,6 +177,12 @@ class _Decider:
     def _choose_dtype_config(
         self, match: Match, qconfig: QConfig, source: str
     ) -> tuple[DTypeConfig | None, tuple[Refusal, ...], str]:
+        if self._is_constant(match):
+            return None, (), "OBS-16: it is computed of parameters and buffers only"  # rule: OBS-16
+        around = (*match.nodes, *(value for node in match.nodes for value in node.all_input_nodes))
+        infinite = next((value for value in around if value in self._infinite), None)
+        if infinite is not None:
+            return None, (), f"OBS-18: {infinite.name} is infinite, by a constant"  # rule: OBS-18
         if match.last not in self._floats and match.last.op != "call_module":
             return None, (), f"OBS-10: {match.last.name} is not a float tensor"  # rule: OBS-10
         facts, configs = self.reader.read_qconfig(qconfig, source), match.entry.dtype_configs
@@ -182,6 +191,10 @@ class _Decider:
         if chosen is not None:
             return chosen, refusals, ""
         return None, refusals, "; ".join(map(str, refusals)) or "DTY-02: the entry has no dtype config"
+
+    def _is_constant(self, match: Match) -> bool:
+        """Tell whether a match without parameters of its own is computed of the model's parameters and buffers only."""
+        return self._constants.issuperset(match.nodes)
 
     def _has_weight(self, match: Match) -> bool:
         """Tell whether a match has a weight that a dtype config could quantize. (DTY-01)"""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from refimpl.decomposed import OPS, PLAIN_DTYPE
 from refimpl.errors import QConfigError, blame
+from refimpl.graph_modules import free_names
 from refimpl.observers import asks_whole_range
 from refimpl.plan import Slot
 from refimpl.qparams import QParams, dtype_range, fill_range, read_plain_observers, read_qparams
@@ -33,13 +32,11 @@ class Emitter:
     write_dynamic: Callable[..., tuple[Node, Node]]  # quantize with qparams chosen while running (CVT-03)
     write_float16: Callable[..., tuple[Node, Node]]  # cast to float16 and back (CVT-04)
 
-    def __init__(
-        self, graph: Graph, attributes: dict[str, Any], modules: Mapping[str, Any], observers: Iterable[Any]
-    ) -> None:
+    def __init__(self, graph: Graph, attributes: dict[str, Any], model: nn.Module, observers: Iterable[Any]) -> None:
         self.graph = graph
         self.attributes = attributes
-        self._modules = modules  # whose names are no buffer's
-        self._numbers: defaultdict[str, count[int]] = defaultdict(count)
+        self._model = model  # whose names are no buffer's
+        self._names: dict[str, Iterator[str]] = {}
         self._qparams = read_plain_observers(observers)  # by id
         self._read: list[Any] = []  # observers kept alive, so that no other one gets their id
 
@@ -52,17 +49,22 @@ class Emitter:
             return self.write_dynamic(value, observer)
         if observer.dtype == torch.float16:
             return self.write_float16(value)
+        return self.write_static(value, self.find_qparams(observer, slot), scope)
+
+    def find_qparams(self, observer: Any, slot: Slot) -> QParams:
+        """Return the qparams of a slot's observer; each is read once. Raises QConfigError if it gives none."""
         if id(observer) not in self._qparams:
             with blame(QConfigError, f"observer of {slot.value!r} ({slot.role})", "it"):
                 self._qparams[id(observer)] = read_qparams(observer)
             self._read.append(observer)
-        return self.write_static(value, self._qparams[id(observer)], scope)
+        return self._qparams[id(observer)]
 
     def add_buffer(self, stem: str, tensor: Tensor) -> Node:
         """Register a buffer under the next free name of a stem, and read it."""
         stem = stem.replace(".", "_")
-        names = (f"{stem}_{number}" for number in self._numbers[stem])
-        name = next(name for name in names if name not in self.attributes and name not in self._modules)
+        if stem not in self._names:
+            self._names[stem] = free_names(self._model, f"{stem}_", self.attributes)
+        name = next(self._names[stem])
         self.attributes[name] = tensor
         return self.graph.create_node("get_attr", name, name=name)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -21,8 +20,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from refimpl.errors import QConfigError, warn_user
+from refimpl.graph_modules import free_names
 from refimpl.observers import PerChannelMinMaxObserver
-from refimpl.plan import OBSERVER_PREFIX, Decision
+from refimpl.plan import Decision, is_observer
 from refimpl.qconfig import QConfig, QConfigMapping, QConfigResolver, as_qconfig_mapping
 from refimpl.qparams import PER_CHANNEL, PER_TENSOR, has_data, is_quantized_dtype
 from refimpl.tracing import Places, attribute_of, layer_of
@@ -174,7 +174,10 @@ def _argument_of(node: Node, name: str, default: Any = None) -> Any:
 
 
 def _is_observer(value: Any) -> bool:
-    return isinstance(value, Node) and value.op == "call_module" and str(value.target).startswith(OBSERVER_PREFIX)
+    if not isinstance(value, Node) or value.op != "call_module":
+        return False
+    model = value.graph.owning_module
+    return model is not None and is_observer(str(value.target), model.get_submodule(str(value.target)))
 
 
 def _find_constant(node: Node, name: str) -> Node | None:
@@ -199,15 +202,11 @@ def _insert_observers(model: GraphModule, root: Node, qconfig: QConfig, dimensio
             raise QConfigError(f"_equalization_config for {root.name}: {type(observer).__name__} has no {protocol}()")
         if isinstance(observer, InputEqualizationObserver):
             observer.ch_axis = -1 - dimensions
-        name = _find_free_name(model, f"{value.name}_equalization_process_")
+        name = next(free_names(model, f"{value.name}_equalization_process_"))
         model.add_module(name, observer.to(device).train(model.training))
         with model.graph.inserting_after(value):
             root.replace_input_with(value, model.graph.call_module(name, (value,)))
     return name
-
-
-def _find_free_name(model: nn.Module, prefix: str) -> str:
-    return next(name for number in count() if not hasattr(model, name := f"{prefix}{number}"))
 
 
 def convert_equalization(model: GraphModule) -> None:
@@ -229,7 +228,7 @@ def convert_equalization(model: GraphModule) -> None:
         if layer is not None:
             rows[layer] = columns[op]  # rule: EQL-01
             continue
-        name = _find_free_name(model, f"{value.name}_equalization_scale")
+        name = next(free_names(model, f"{value.name}_equalization_scale"))
         model.register_buffer(name, columns[op].reshape(-1, *[1] * (_dimensions_of(places, op) or 0)))
         with model.graph.inserting_before(observer):
             scaled = model.graph.call_function(torch.mul, (value, model.graph.get_attr(name)))
@@ -306,7 +305,7 @@ def _rescale(model: GraphModule, op: Node, column: Tensor | None, row: Tensor | 
             setattr(layer_of(module), name, nn.Parameter(scaled))
             continue
         constant: Any = _find_constant(op, name)
-        constant.target = _find_free_name(model, f"{constant.name}_equalized")
+        constant.target = next(free_names(model, f"{constant.name}_equalized"))
         model.register_buffer(constant.target, scaled)
     if module is not None:
         model.set_submodule(str(op.target), module)

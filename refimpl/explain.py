@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -11,10 +12,9 @@ from torch import nn
 
 from refimpl.dtype_config import DTypeConfig
 from refimpl.errors import ModelError
-from refimpl.plan import Decision, Plan, Slot
+from refimpl.grid_losses import LOUD, GridLoss
+from refimpl.plan import GRID_LOSSES, LEFT_FLOAT, PLAN, Decision, Plan
 from refimpl.tracing import notes_of
-
-PLAN = "refimpl_plan"  # the key under which a model's meta keeps the plan that made it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,10 @@ class DecisionLog:
     """The fused patterns, as ``pattern at node``."""
     not_fused: tuple[str, ...]
     """The patterns that were not fused, with the rule and the reason."""
+    left_float: Mapping[str, str] = field(default_factory=dict)
+    """The quantized matches that convert left in float, by their last nodes, with the reason."""
+    grid_losses: tuple[GridLoss, ...] = ()
+    """What arithmetic with a number loses by sharing its input's grid, in a converted model. (OBS-19)"""
 
     def rows(self) -> list[dict[str, str]]:
         """Return a row for each match, then one for each call that no pattern matches.
@@ -38,7 +42,7 @@ class DecisionLog:
         ``observation``, ``observers``, ``reason`` (why it stays float).
         """
         blank = {"qconfig": "", "observation": "", "observers": "", "dtype config": "float"}
-        return [_row_of(decision, self.plan.slots) for decision in self.plan.decisions] + [
+        return [self._row_of(decision) for decision in self.plan.decisions] + [
             {"node": node, "pattern": kind, **blank, "reason": "no pattern matches"}
             for node, kind, _ in self.plan.unmatched
         ]
@@ -46,7 +50,8 @@ class DecisionLog:
     def to_dict(self) -> dict[str, Any]:
         """Return the whole log as plain builtins.
 
-        The keys: ``decisions``, ``observers``, ``unmatched``, ``fusions``, ``not_fused``; a list for each.
+        The keys: ``decisions``, ``observers``, ``unmatched``, ``fusions``, ``not_fused``, ``left_float``,
+        ``grid_losses``; a list for each.
         """
         return {
             "decisions": _to_builtins(self.plan.decisions),
@@ -54,6 +59,28 @@ class DecisionLog:
             "unmatched": [{"node": node, "object_type": kind} for node, kind, _ in self.plan.unmatched],
             "fusions": list(self.fusions),
             "not_fused": list(self.not_fused),
+            "left_float": [{"node": node, "reason": reason} for node, reason in self.left_float.items()],
+            "grid_losses": [_to_builtins(loss) for loss in self.grid_losses],
+        }
+
+    def _row_of(self, decision: Decision) -> dict[str, str]:
+        left = self.left_float.get(decision.node)
+        losses = (str(loss) for loss in self.grid_losses if loss.node == decision.node and loss.decibels > LOUD)
+        reasons = [left] if left else [decision.reason or "; ".join(map(str, decision.refusals)), *losses]
+        inside = set(decision.nodes)
+        observers = [
+            f"{slot.role} {slot.value}: observer {slot.group} ({slot.rule})"
+            for slot in self.plan.slots
+            if (slot.role == "output" and slot.value == decision.node) or inside & set(slot.consumers or ())
+        ]
+        return {
+            "node": decision.node,
+            "pattern": decision.pattern,
+            "qconfig": decision.source,
+            "dtype config": "float" if left else dtypes_of(decision),
+            "observation": decision.observation.name,
+            "observers": "; ".join(observers),
+            "reason": "; ".join(filter(None, reasons)),
         }
 
     def __str__(self) -> str:
@@ -69,25 +96,8 @@ def read_decision_log(model: nn.Module) -> DecisionLog:
     plan = notes.get(PLAN)
     if not isinstance(plan, Plan):
         raise ModelError(f"{type(model).__name__} has no decision log: it was not made by refimpl's prepare_fx")
-    return DecisionLog(plan=plan, fusions=notes.get("fusions", ()), not_fused=notes.get("not_fused", ()))
-
-
-def _row_of(decision: Decision, slots: tuple[Slot, ...]) -> dict[str, str]:
-    inside = set(decision.nodes)
-    observers = [
-        f"{slot.role} {slot.value}: observer {slot.group} ({slot.rule})"
-        for slot in slots
-        if (slot.role == "output" and slot.value == decision.node) or inside & set(slot.consumers or ())
-    ]
-    return {
-        "node": decision.node,
-        "pattern": decision.pattern,
-        "qconfig": decision.source,
-        "dtype config": dtypes_of(decision),
-        "observation": decision.observation.name,
-        "observers": "; ".join(observers),
-        "reason": decision.reason or "; ".join(map(str, decision.refusals)),
-    }
+    names = ("fusions", "not_fused", LEFT_FLOAT, GRID_LOSSES)
+    return DecisionLog(plan=plan, **{name: notes[name] for name in names if name in notes})
 
 
 def dtypes_of(decision: Decision) -> str:

@@ -22,10 +22,11 @@ from torch.fx.experimental import _config as symbolic
 
 from refimpl.decomposed import OPS, PLAIN_DTYPE
 from refimpl.errors import ModelError
+from refimpl.graph_modules import free_name
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.qparams import dtype_range
 from refimpl.releases import has
-from refimpl.tracing import attribute_of
+from refimpl.tracing import attribute_of, is_effect
 
 _MOST_TEXT = 120
 """Characters of a model's ops in a message; what torch says may have four times as many."""
@@ -101,7 +102,7 @@ def fold_weights(reference_model: GraphModule) -> GraphModule:
     for node in model.graph.nodes:
         if is_quantize(node) and all(operand.op == "get_attr" for operand in node.all_input_nodes):
             _hold_result(model, node)
-    model.graph.eliminate_dead_code()
+    model.graph.eliminate_dead_code(lambda node: node.is_impure() or is_effect(node))
     model.recompile()
     return model
 
@@ -196,6 +197,7 @@ def _hold_result(model: GraphModule, node: Node) -> None:
     """Replace the node that quantizes a function's weight by the integers."""
     target: Any = node.target
     operands = [attribute_of(model, str(arg.target)) if isinstance(arg, Node) else arg for arg in node.args]
-    model.register_buffer(f"{node.name}_integers", target(*operands))
+    name = free_name(model, f"{node.name}_integers")
+    model.register_buffer(name, target(*operands))
     with model.graph.inserting_before(node):
-        node.replace_all_uses_with(model.graph.get_attr(f"{node.name}_integers"))
+        node.replace_all_uses_with(model.graph.get_attr(name))

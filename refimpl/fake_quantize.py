@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from refimpl.errors import QConfigError
 from refimpl.observers import Constructible, MovingAverageMinMaxObserver
-from refimpl.qparams import PER_CHANNEL, SYMMETRIC
+from refimpl.qparams import PER_CHANNEL, SYMMETRIC, saw_infinite
 
 
 class FakeQuantize(Constructible):
@@ -86,6 +86,8 @@ class FakeQuantize(Constructible):
         """Return `x`, of any shape: observed if that is enabled, then rounded to the grid if that is. (NUM-01)"""
         if self.observer_enabled[0]:
             self.activation_post_process(x.detach())
+            if saw_infinite(self):
+                return x  # rule: OBS-18
             for buffer, new in zip((self.scale, self.zero_point), self.calculate_qparams(), strict=True):
                 buffer.resize_(new.shape).copy_(new)
         return self._quantize(x) if self.fake_quant_enabled[0] else x
@@ -136,6 +138,23 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return FakeQuantize's result; the op itself updates ranges and qparams."""
+        if not self.observer_enabled[0]:
+            return self._observe_and_round(x)
+        inner = self.activation_post_process
+        buffers = (inner.min_val, inner.max_val, self.scale, self.zero_point)
+        before = [buffer.clone() for buffer in buffers]
+        try:
+            rounded = self._observe_and_round(x)
+            if (inner.min_val.isfinite() & inner.max_val.isfinite()).all():
+                return rounded
+        except RuntimeError:  # of qparams that are NaN
+            if x.isfinite().all():
+                raise
+        for buffer, numbers in zip(buffers, before, strict=True):
+            buffer.resize_(numbers.shape).copy_(numbers)
+        return super().forward(x)  # rule: OBS-18
+
+    def _observe_and_round(self, x: Tensor) -> Tensor:
         inner = self.activation_post_process
         return torch.fused_moving_avg_obs_fake_quant(
             x, self.observer_enabled, self.fake_quant_enabled, inner.min_val, inner.max_val,

@@ -23,11 +23,12 @@ from refimpl.example_run import Examples, Seen
 from refimpl.forms import check_model, instance_of, list_of
 from refimpl.fusers import linear_bn_is_foldable
 from refimpl.graph_modules import Draft
+from refimpl.in_place import trace_values
 from refimpl.invariants import check_graph
 from refimpl.matching import Match, Nested, find_matches, run_getter
 from refimpl.native import config_or_native
 from refimpl.patterns import MatchAllNode, is_match_all
-from refimpl.tracing import FUSED_PARTS, FusedPart, Places, class_of, finish, no_collection, trace
+from refimpl.tracing import FUSED_PARTS, FusedPart, Places, class_of, finish, keep_reads, list_reads, no_collection
 
 # Functions inside a fusable pattern, and the module that stands for each: (attribute, position, default). (FUS-05)
 _MODULE_OF_FUNCTION: dict[Any, tuple[type[nn.Module], tuple[tuple[str, int, Any], ...]]] = {
@@ -66,7 +67,7 @@ def trace_and_fuse(
     model: nn.Module, config: BackendConfig, *, leaves: tuple[type, ...] = (), preserved: Sequence[str] = ()
 ) -> GraphModule:
     """Trace a model in eval mode and fuse it; modules of the classes `leaves` stay whole, as in prepare. (CUS-02)"""
-    traced = trace(model, leaf_classes=leaves)
+    traced = trace_values(model, leaf_classes=leaves)
     fuse(traced, config, is_qat=False)
     values = {name: getattr(model, name) for name in preserved if hasattr(model, name)}
     return finish(traced, traced.graph, traced, values)
@@ -135,6 +136,7 @@ def fuse(model: Draft, config: BackendConfig, *, is_qat: bool, examples: Example
         for m, key in zip(matches, keys, strict=True)
         if (refusal := _refuse_shared(m, places, alike[key]) or _refuse_lost(m) or _refuse_folding(m, places, examples))
     }
+    reads = list_reads(model)
     replaced: dict[Node, Node] = {}
     fused: dict[tuple[Any, ...], nn.Module] = {}
     fusions, not_fused = [], []
@@ -147,6 +149,7 @@ def fuse(model: Draft, config: BackendConfig, *, is_qat: bool, examples: Example
         _apply(model, places, match, fused[key], replaced)
         examples.replace(match.last, match.root)
         fusions.append(name)
+    keep_reads(model, reads)
     model.meta["fusions"], model.meta["not_fused"] = tuple(fusions), tuple(not_fused)
     check_graph(model, "fuse")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
+from itertools import count
 from typing import Any
 from weakref import ref
 
+from torch import nn
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
@@ -76,3 +78,38 @@ class Draft(_Owner):
 
     def recompile(self) -> Any:
         """Do nothing: a draft is not run."""
+
+
+class ModeConstant(nn.Module):
+    """A constant that follows the mode, as by ``self.training``: one in training, another in deployment. (QAT-04)"""
+
+    def __init__(self, in_training: Any, in_deployment: Any) -> None:
+        super().__init__()
+        self.in_training, self.in_deployment = in_training, in_deployment
+
+    def forward(self) -> Any:
+        """Return the value of the mode that the module is in."""
+        return self.in_training if self.training else self.in_deployment
+
+    def extra_repr(self) -> str:
+        """Return both values, as printed models show them."""
+        return f"in_training={self.in_training}, in_deployment={self.in_deployment}"
+
+
+def free_names(model: nn.Module, prefix: str, taken: Container[str] = ()) -> Iterator[str]:
+    """Yield, in order, the numbered names with a prefix that no attribute of a model has, at any level. (TRC-02)
+
+    `prefix`: with the path of the module that is to hold the attribute. `taken`: further names that are not free.
+    """
+    scope, _, start = prefix.rpartition(".")
+    owner = model.get_submodule(scope)
+    for number in count():
+        name = f"{prefix}{number}"
+        if not hasattr(owner, f"{start}{number}") and name not in taken:  # rule: TRC-02
+            yield name
+
+
+def free_name(model: nn.Module, name: str, taken: Container[str] = ()) -> str:
+    """Return a name if no attribute of a model has it, else the first numbered one that is free. (TRC-02)"""
+    is_free = not hasattr(model, name) and name not in taken
+    return name if is_free else next(free_names(model, f"{name}_", taken))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from refimpl.errors import warn_user
 from refimpl.observers import RangeObserver
-from refimpl.qparams import has_data
+from refimpl.qparams import INFINITE, has_data, is_infinite
 
 _STEP = 1e-5
 _STEPS = 100_010  # enough for the shares of both sides to meet
@@ -51,13 +51,24 @@ class HistogramObserver(RangeObserver):
         self.register_buffer("histogram", self.min_val.new_zeros(bins))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Count the values of `x`, of any shape, and return it; infinite ones are left out, with a warning."""
+        """Count the values of `x`, of any shape, and return it; NaN and infinite ones are left out, with a warning."""
         values = x.detach() if x.is_floating_point() else x.to(self.min_val.dtype)  # torch.histc counts no integers
-        if values.numel() and any(bound.isinf() for bound in torch.aminmax(values)):
-            warn_user("HistogramObserver: infinite values in the input are ignored")
-            values = values[~values.isinf()]
+        if values.numel() and not _are_finite(bounds := torch.aminmax(values)):
+            values = self._leave_out(values)
+            bounds = torch.aminmax(values) if values.numel() else bounds
         if values.numel():
-            self._count(values, *torch.aminmax(values))
+            self._count(values, *bounds)
+        return x
+
+    def _leave_out(self, x: Tensor) -> Tensor:
+        """Return the values that a range of numbers can hold. (OBS-18)"""
+        if x.isnan().any():
+            self._warn_of_nan(x)
+            x = x[~x.isnan()]
+        if is_infinite(x):
+            warn_user("HistogramObserver: infinite values in the input are ignored")
+            self.saw_infinite = True
+            x = x[x.abs() < INFINITE]
         return x
 
     def _count(self, x: Tensor, low: Tensor, high: Tensor) -> None:
@@ -136,6 +147,10 @@ class HistogramObserver(RangeObserver):
                 steps_right = min(bisect_right(kept, -counted[end], key=to_share) - 1, _STEPS)
                 continue
             yield start, end
+
+
+def _are_finite(bounds: Iterable[Tensor]) -> bool:
+    return all(abs(float(bound)) < INFINITE for bound in bounds)
 
 
 def _compute_errors(ranges: Sequence[tuple[HistogramObserver, int, int]]) -> list[float]:

@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from refimpl.errors import RefimplError
-from refimpl.plan import OBSERVER_PREFIX as OBSERVER_PREFIX
+from refimpl.plan import is_observer
 
 QUANTIZE = torch.quantize_per_tensor
 QUANTIZE_DYNAMIC = torch.quantize_per_tensor_dynamic
@@ -47,18 +47,20 @@ def _lint(model: GraphModule) -> Iterator[str]:
         yield str(error)
 
 
-def _find_observers(model: GraphModule) -> Iterator[Node]:
-    return (n for n in model.graph.find_nodes(op="call_module") if str(n.target).startswith(OBSERVER_PREFIX))
+def find_observers(model: GraphModule) -> list[Node]:
+    """Return the calls of the observers that prepare put in."""
+    calls = model.graph.find_nodes(op="call_module")
+    return [node for node in calls if is_observer(str(node.target), model.get_submodule(str(node.target)))]
 
 
 def _find_orphans(model: GraphModule) -> Iterator[str]:
-    for node in _find_observers(model):
+    for node in find_observers(model):
         if not node.users and len(node.all_input_nodes[0].users) > 1:  # others read the value past it
             yield f"observer {node.name} has no user"
 
 
 def _find_left_observers(model: GraphModule) -> Iterator[str]:
-    return (f"observer {node.name} was not converted" for node in _find_observers(model))
+    return (f"observer {node.name} was not converted" for node in find_observers(model))
 
 
 def _find_dequantizes_of_floats(model: GraphModule) -> Iterator[str]:

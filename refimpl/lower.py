@@ -15,19 +15,20 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from refimpl.convert import convert_to_reference_fx
+from refimpl.convert import convert_unwarned
 from refimpl.convert_mapping import find_float_decisions
 from refimpl.errors import ModelError, warn_user
-from refimpl.explain import PLAN
 from refimpl.forms import read_flag
+from refimpl.grid_losses import warn_of_losses
 from refimpl.invariants import check_graph
 from refimpl.lower_calls import Call
 from refimpl.lower_sites import Sites
 from refimpl.observers import asks_whole_range
+from refimpl.plan import GRID_LOSSES, LEFT_FLOAT, PLAN
 from refimpl.prepare import PREPARED
 from refimpl.qconfig import as_qconfig_mapping
 from refimpl.reference import remove_qconfig
-from refimpl.tracing import attribute_of, finish, no_collection, notes_of
+from refimpl.tracing import add_notes, attribute_of, finish, is_effect, no_collection, notes_of
 
 NOT_LOWERED = "not_lowered"
 
@@ -51,10 +52,12 @@ def convert_fx(
     is_bare = read_flag("_remove_qconfig", _remove_qconfig)
     keep = read_flag("keep_original_weights", keep_original_weights)
     mapping = None if qconfig_mapping is None else as_qconfig_mapping(qconfig_mapping)
-    reference = convert_to_reference_fx(graph_module, convert_custom_config, False, mapping, backend_config)
+    reference = convert_unwarned(graph_module, convert_custom_config, mapping, backend_config)
     notes = notes_of(graph_module)
     floating = find_float_decisions(notes[PLAN], notes[PREPARED].mapping, mapping)  # rule: CVT-05
     lowered = _lower(reference, keep, floating)
+    losses, left = notes_of(reference)[GRID_LOSSES], {refused.node for refused in lowered.meta[NOT_LOWERED]}
+    warn_of_losses(losses, {loss.node for loss in losses} - left)
     if refused := lowered.meta[NOT_LOWERED]:  # rule: LOW-04
         suffix = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
         warn_user(f"convert_fx: not lowered: {refused[0]}{suffix}; meta[{NOT_LOWERED!r}] of the result lists all")
@@ -86,6 +89,7 @@ def _lower(
     keep_dropout: bool = False,
 ) -> GraphModule:
     plan = notes_of(reference).get(PLAN)
+    floating |= notes_of(reference).get(LEFT_FLOAT, {}).keys()  # rule: OBS-18
     decisions = [] if plan is None else [d for d in plan.decisions if d.dtype_config and d.node not in floating]
     quantized = None if plan is None else frozenset(name for d in decisions for name in d.nodes)  # rule: QCM-03
     unclaimed = frozenset(() if plan is None else (name for name, _, qconfig in plan.unmatched if qconfig))
@@ -99,8 +103,7 @@ def _lower(
         if isinstance(part, GraphModule):
             parts[name] = _lower(part, keep_original_weights, keep_dropout=keep_dropout)  # rule: STD-01
     model: Any = finish(parts, graph, reference)
-    for notes in (model.meta, model.refimpl_notes):  # the second survives saving
-        notes[NOT_LOWERED] = tuple(sites.refused)  # rule: LOW-04
+    add_notes(model, {NOT_LOWERED: tuple(sites.refused)})  # rule: LOW-04
     if keep_original_weights:
         model.original_weights_lookup = sites.originals
     model.register_state_dict_post_hook(_save_packed)
@@ -130,7 +133,7 @@ def _rebuild(graph: Graph, calls: dict[Node, Call]) -> Graph:
 
     needed: set[Node] = set()  # nodes that an output or side effect depends on
     for node in reversed(graph.nodes):
-        if node in needed or node.is_impure():
+        if node in needed or node.is_impure() or is_effect(node):
             needed.update((node, *calls.get(node, node).all_input_nodes))  # rule: CVT-06
     for node in graph.nodes:
         if node in needed:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from itertools import count
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -13,6 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from refimpl import lower_table as table
+from refimpl.graph_modules import free_names
 from refimpl.invariants import QUANTIZE, QUANTIZE_DYNAMIC, is_dequantize
 from refimpl.lower_calls import REQUANTIZE, Blocked, Call, InputGrid, NotLowered, Tail
 from refimpl.reference_build import pack_native
@@ -42,7 +42,7 @@ class Sites:
         self._quantized, self._unclaimed = quantized, unclaimed
         self._by_engine, self._keep_dropout = by_engine, keep_dropout
         self._calls_of = Counter(str(node.target) for node in model.graph.nodes if node.op == "call_module")
-        self._names: Counter[str] = Counter()
+        self._names: dict[str, Iterator[str]] = {}
         self._grids = {node: grid for node in model.graph.nodes if (grid := self._read_grid(node)) is not None}
         self._grids |= {owner: grid for node, grid in self._grids.items() if (owner := _find_owner(node)) is not None}
         for node in model.graph.nodes:
@@ -205,9 +205,13 @@ class Sites:
     def _name_module(self, node: Node) -> str:
         """Name the module that is made for this call: each call has its own output qparams. (LOW-03)"""
         target = str(node.target)
-        names = (f"{target}_{number}" for number in count())
-        free = (name for name in names if name not in self._modules and name not in self.parts)  # rule: LOW-03
-        return target if self._calls_of[target] == 1 else next(free)
+        return target if self._calls_of[target] == 1 else self._take_name(f"{target}_")  # rule: LOW-03
+
+    def _take_name(self, prefix: str) -> str:
+        """Return the next numbered name that is free, for a part."""
+        if prefix not in self._names:
+            self._names[prefix] = free_names(self._modules[""], prefix, self.parts)
+        return next(self._names[prefix])
 
     def _lower_packed_function(self, node: Node, kind: Any) -> None:
         """Lower a function whose quantized form takes a packed weight. (LOW-02)"""
@@ -250,9 +254,9 @@ class Sites:
         stack = node.meta.get("nn_module_stack")
         scope = str(next(reversed(stack.values()))[0]) if stack else ""
         prefix = f"{scope}_packed_weight_".replace(".", "_")
-        name = f"{prefix}{self._names[prefix]}"
-        self.parts[name] = _pack_or_block(row.prepack, *arguments)
-        self._names[prefix] += 1
+        packed = _pack_or_block(row.prepack, *arguments)
+        name = self._take_name(prefix)
+        self.parts[name] = packed
         self.originals[name.lower()] = sorted(tensors, key=torch.Tensor.numel, reverse=True)
         return Call(op="get_attr", target=name)
 
@@ -290,8 +294,9 @@ class Sites:
         """Run an op that keeps qparams on the quantized tensors themselves. (LOW-02)"""
         sources: dict[Any, Any] = {v: self._source_of(v) for v in node.all_input_nodes if is_dequantize(v)}
         tail = self._read_tail(node, tuple(sources.values()), node.target, keeps=True)
-        if kind in table.REQUANTIZING:  # rule: OBS-02
-            sources = {value: self._skip_requantize(node, source) for value, source in sources.items()}
+        if kind in table.REQUANTIZING:  # rule: OBS-02 (the first operand's grid is the result's)
+            first, *others = sources
+            sources = {first: sources[first]} | {v: self._skip_requantize(node, sources[v]) for v in others}
         args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda value: sources.get(value, value))
         self._write(node, tail, *args, **kwargs)
 

@@ -14,13 +14,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from refimpl.errors import QConfigError
+from refimpl.errors import QConfigError, warn_user
 from refimpl.qparams import (
     PER_CHANNEL,
     PER_TENSOR,
     SYMMETRIC,
     compute_qparams,
     has_data,
+    is_infinite,
     measure_channels,
     substitute_qparams,
 )
@@ -70,7 +71,15 @@ class Constructible(nn.Module):
 
 
 class Observer(Constructible):
-    """Base of refimpl's observers: ``forward`` is the identity, nothing is measured."""
+    """Base of refimpl's observers: ``forward`` is the identity, nothing is measured.
+
+    ``observes``: the value's name, which prepare sets. ``saw_infinite``: whether an infinite value was left out of what
+    is measured (OBS-18).
+    """
+
+    observes = ""
+    saw_infinite = False
+    has_warned = False
 
     def __init__(
         self,
@@ -165,9 +174,31 @@ class RangeObserver(Observer):
     def forward(self, x: Tensor) -> Tensor:
         """Take the values of `x`, of any shape, into the range; return `x`. An empty batch changes nothing."""
         if x.numel():
-            low, high = self._measure_bounds(x.detach().to(self.min_val.dtype))
-            self._keep(*(self._merge(low, high) if has_data(self.min_val, self.max_val) else (low, high)))
+            values = x.detach().to(self.min_val.dtype)
+            low, high = self._measure_bounds(values)
+            if low.isnan().any():
+                low, high = self._measure_without_nan(values)
+            if (low <= high).all():
+                self._keep(*(self._merge(low, high) if has_data(self.min_val, self.max_val) else (low, high)))
         return x
+
+    def _measure_without_nan(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the bounds of the values that are numbers, with a warning; (inf, -inf) if there are none. (OBS-18)"""
+        self._warn_of_nan(x)
+        low = self._measure_bounds(x.nan_to_num(math.inf, math.inf, -math.inf))[0]
+        high = self._measure_bounds(x.nan_to_num(-math.inf, math.inf, -math.inf))[1]
+        is_empty = low > high
+        if is_empty.all():
+            return low, high
+        return low.where(~is_empty, 0.0), high.where(~is_empty, 0.0)
+
+    def _warn_of_nan(self, x: Tensor) -> None:
+        """Warn once of values that are no numbers. (OBS-18)"""
+        if not self.has_warned:
+            self.has_warned = True
+            value = f" of {self.observes!r}" if self.observes else ""
+            share = f"{int(x.isnan().sum())} of {x.numel()} values are NaN, and are left out"
+            warn_user(f"{type(self).__name__}{value}: {share}")  # rule: OBS-18
 
     def _measure_bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return torch.aminmax(x)
@@ -238,8 +269,11 @@ class _MovingAverage(RangeObserver):
         super().__init__(**arguments)
 
     def _merge(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        share = self.averaging_constant
-        return self.min_val + share * (low - self.min_val), self.max_val + share * (high - self.max_val)
+        return self._move(self.min_val, low), self._move(self.max_val, high)
+
+    def _move(self, end: Tensor, new: Tensor) -> Tensor:
+        """Move an end of the range towards a batch's; an infinite one stays where it is."""
+        return torch.where(end.isinf(), end, end + self.averaging_constant * (new - end))
 
 
 class MovingAverageMinMaxObserver(_MovingAverage, MinMaxObserver):
@@ -313,3 +347,9 @@ class ReuseInputObserver(Observer):
 
     Give it as a QConfig's activation for such ops. It has no own qparams.
     """
+
+
+def note_infinite(observer: nn.Module, arguments: tuple[Any, ...]) -> None:
+    """Note, as a hook before forward, that an observer of torch's sees an infinite value. (OBS-18)"""
+    if arguments[0].numel() and is_infinite(arguments[0].detach()):
+        observer.saw_infinite = True  # type: ignore[assignment]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 from operator import getitem
@@ -15,9 +15,10 @@ from torch.fx import Node
 from refimpl.dtype_choice import ObserverFacts, ObserverReader, is_observed_dtype
 from refimpl.dtype_config import DTypeWithConstraints
 from refimpl.fake_quantize import FakeQuantize
+from refimpl.grid_losses import read_line
 from refimpl.matching import Match
 from refimpl.observers import MinMaxObserver
-from refimpl.plan import DIFFERENT, NOT_OBSERVED, OBSERVER_PREFIX, SHARE, Decision, Role, Slot
+from refimpl.plan import DIFFERENT, NOT_OBSERVED, SHARE, Decision, Role, Slot
 from refimpl.qconfig import QConfig
 from refimpl.qparams import dtype_range, is_quantized_dtype
 from refimpl.tracing import Places, list_nodes, positional_arguments_of
@@ -97,7 +98,10 @@ class Placer:
         elif not facts.reuses_input and (decision.observation is DIFFERENT or len(placed) < len(inputs)):
             # rule: OBS-01, OBS-11 (a value given quantized in addition to others has no observer here)
             self._add(match.last, make, "output", "OBS-01", None)
+        elif not facts.reuses_input and any(self._leaves_fixed_grid(match, slot, facts) for slot in placed):
+            self._add(match.last, make, "output", "OBS-17", None)  # rule: OBS-17
         elif placed:  # rule: OBS-09 (sharing with nothing observed upstream: no output observer)
+            placed = placed if facts.reuses_input else self._part_fixed(placed, match, make)
             first, rule = placed[0], "OBS-12" if facts.reuses_input else "OBS-02"
             joining = [self._free(slot, match, first) for slot in placed[1:]]
             for slot in (*joining, self._add(match.last, first.make, "output", rule, None)):  # rule: OBS-08
@@ -109,6 +113,34 @@ class Placer:
             return slot
         users = [node for node in match.nodes if slot.value in node.all_input_nodes]
         return self._add(slot.value, first.make, "input", "OBS-02", users)
+
+    def _leaves_fixed_grid(self, match: Match, slot: _OpenSlot, facts: ObserverFacts) -> bool:
+        """Tell whether arithmetic with a number may leave the fixed grid of its operand, another op's. (OBS-17)"""
+        fixed = self._facts_of(slot)
+        if fixed.fixed in (None, facts.fixed) or not match.entry._num_tensor_args_to_observation_type:
+            return False
+        line, (scale, zero_point) = read_line(match.root), fixed.fixed
+        return line is None or line.leaves(*((end - zero_point) * scale for end in _range_of(fixed)))
+
+    def _part_fixed(self, placed: list[_OpenSlot], match: Match, make: Make) -> list[_OpenSlot]:
+        """Return the slots that an op's inputs share; those on fixed grids get one more, if not all are. (OBS-17)
+
+        The constructor is that of the first input on no fixed grid, or the op's own.
+        """
+        fixed = [self._facts_of(slot).fixed for slot in placed]
+        if len(set(fixed)) == 1:
+            return placed
+        common = next((slot.make for slot, qparams in zip(placed, fixed, strict=True) if qparams is None), make)
+        parted = []
+        for slot, qparams in zip(placed, fixed, strict=True):
+            users = [node for node in match.nodes if slot.value in node.all_input_nodes]
+            is_own = qparams is None or qparams == self._reader.read(common).fixed
+            parted.append(slot if is_own else self._add(slot.value, common, "input", "OBS-17", users))
+        return parted
+
+    def _facts_of(self, slot: _OpenSlot) -> ObserverFacts:
+        """Return the facts of the observer that a slot has: of the first of its group."""
+        return self._slots[self._root_of(slot)].facts
 
     def _find_owner(self, match: Match) -> Node | None:
         """Return the one value whose grid all given inputs of a match are on, if its result is on it too. (OBS-11)
@@ -223,17 +255,20 @@ class Placer:
             group = self._parent[group]
         return group
 
-    def freeze_slots(self, places: Places, is_quantized: Callable[[Node], bool]) -> tuple[Slot, ...]:
+    def freeze_slots(
+        self, places: Places, is_quantized: Callable[[Node], bool], names: Iterator[str]
+    ) -> tuple[Slot, ...]:
         """Freeze the slots, in graph order, with groups numbered from 0.
 
-        `is_quantized` tells whether a QConfig holds for a node: its output is then named after itself.
+        `is_quantized` tells whether a QConfig holds for a node: its output is then named after itself. `names`: free
+        names for the observers.
         """
         groups: dict[int, int] = {}
         for slot in self._slots:
             groups.setdefault(self._root_of(slot), len(groups))
         return tuple(
             Slot(
-                name=f"{OBSERVER_PREFIX}{index}",
+                name=name,
                 value=slot.value.name,
                 group=groups[self._root_of(slot)],
                 make=self._slots[self._root_of(slot)].make,  # rule: OBS-02
@@ -242,7 +277,7 @@ class Placer:
                 rule=slot.rule,
                 scope=self._scope_of(slot, places, is_quantized),
             )
-            for index, slot in enumerate(self._slots)
+            for name, slot in zip(names, self._slots, strict=False)
         )
 
     def _scope_of(self, slot: _OpenSlot, places: Places, is_quantized: Callable[[Node], bool]) -> str:

@@ -18,7 +18,18 @@ SHARE = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
 NOT_OBSERVED = ObservationType.INPUT_OUTPUT_NOT_OBSERVED
 
 LSTM_RESULT = (0, (0, 0))  # the shape of an LSTM's result: outputs, and two states
+# Keys of a model's notes: the plan that made it; the matches that convert left in float, by the last node, with the
+# reasons; and what shared grids lose.
+PLAN, LEFT_FLOAT, GRID_LOSSES = "refimpl_plan", "left_float", "grid_losses"
 OBSERVER_PREFIX = "activation_post_process_"  # of observers' names
+
+_OBSERVERS_HAVE = ("calculate_qparams", "get_input_minmax", "get_weight_col_minmax")
+
+
+def is_observer(name: str, module: object) -> bool:
+    """Tell whether a module is an observer that prepare put in; the user's may have such names. (TRC-02)"""
+    return name.startswith(OBSERVER_PREFIX) and any(hasattr(module, method) for method in _OBSERVERS_HAVE)
+
 
 Kind = Literal["pattern", "custom module", "standalone module"]
 Role = Literal["input", "output", "weight", "bias"]

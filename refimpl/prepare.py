@@ -17,18 +17,19 @@ from refimpl.decide import Request, find_standalone, make_plan, qat_classes_of, 
 from refimpl.equalize import place_equalization
 from refimpl.errors import ConfigError, warn_user
 from refimpl.example_run import Examples
-from refimpl.explain import PLAN
 from refimpl.forms import check_model
 from refimpl.fuse import fuse
 from refimpl.graph_modules import Draft
+from refimpl.in_place import trace_values
 from refimpl.invariants import check_graph
+from refimpl.modes import trace_modes
 from refimpl.native import config_or_native
-from refimpl.observers import Constructor
+from refimpl.observers import Constructor, Observer, note_infinite
 from refimpl.patterns import leaf_name
-from refimpl.plan import Decision, Plan
+from refimpl.plan import PLAN, Decision, Plan
 from refimpl.qconfig import QConfigMapping, as_qconfig_mapping, warn_unmatched_keys
 from refimpl.reference import add_qconfig, copy_module, make_qat_module, swap_module
-from refimpl.tracing import TORCH_NOTES, Places, class_of, finish, no_collection, trace
+from refimpl.tracing import TORCH_NOTES, Places, class_of, finish, keep_reads, list_reads, no_collection
 
 PREPARED = "refimpl_prepared"  # the key of a prepared model's meta that holds its Prepared
 
@@ -149,7 +150,7 @@ def prepare(
     """Take a model through tracing, fusing, deciding and inserting."""
     custom = request.custom
     preserved = {name: getattr(model, name) for name in custom.preserved_attributes if hasattr(model, name)}
-    draft = trace(model, *_find_leaves(custom))
+    draft = (trace_modes if request.is_qat else trace_values)(model, *_find_leaves(custom))
     targets = {node.target for node in draft.graph.nodes if node.op in ("call_function", "call_method")}
     examples = Examples(draft, example_inputs)
     if not model.training:
@@ -190,6 +191,7 @@ def _swap_modules(model: Draft, plan: Plan, request: Request) -> None:
     The user's own modules are not changed: shallow copies get the QConfigs.
     """
     qat_classes = qat_classes_of(request.config) if request.is_qat else {}
+    reads = list_reads(model)
     modules = dict(model.named_modules(remove_duplicate=False))
     called = {node.name: str(node.target) for node in model.graph.nodes if node.op == "call_module"}
     for decision in plan.decisions:
@@ -204,6 +206,7 @@ def _swap_modules(model: Draft, plan: Plan, request: Request) -> None:
             else:
                 replacement = add_qconfig(module, decision.qconfig)
             model.set_submodule(target, replacement)
+    keep_reads(model, reads)
 
 
 def _prepare_standalone(module: nn.Module, target: str, decision: Decision, request: Request) -> nn.Module:
@@ -248,6 +251,7 @@ def insert_observers(model: Draft, plan: Plan) -> None:
     for slot in plan.slots:
         if slot.group not in instances:
             instances[slot.group] = _make_observer(slot.make, first).train(model.training).to(device)
+            _watch(instances[slot.group], slot.value)
         model.add_module(slot.name, instances[slot.group])
         value = visible.get(nodes[slot.value], nodes[slot.value])
         users = list(value.users) if slot.consumers is None else [nodes[user] for user in slot.consumers]
@@ -258,6 +262,15 @@ def insert_observers(model: Draft, plan: Plan) -> None:
         if slot.consumers is None:
             visible[nodes[slot.value]] = observer
     model.meta[PLAN] = plan
+
+
+def _watch(observer: nn.Module, value: str) -> None:
+    """Let an observer name its value in warnings; torch's, whose range may not show it, note infinite values."""
+    inner = getattr(observer, "activation_post_process", observer)
+    if isinstance(inner, Observer):
+        inner.observes = value
+    elif hasattr(inner, "min_val"):
+        observer.register_forward_pre_hook(note_infinite)  # rule: OBS-18
 
 
 def _make_observer(make: Any, first: dict[Any, nn.Module]) -> nn.Module:

@@ -87,6 +87,9 @@ def read_qparams(observer: Any) -> QParams:
         raise
     except Exception as error:  # of a foreign observer: torch's ReuseInputObserver raises Exception itself
         raise QConfigError(f"{type(observer).__name__} gives no qparams: {error}") from error
+    if not (scale.isfinite().all() and zero_point.isfinite().all()):  # rule: OBS-18
+        numbers = f"scale {scale.tolist()}, zero point {zero_point.tolist()}"
+        raise QConfigError(f"{type(observer).__name__} gives {numbers}: it has seen values that are NaN or infinite")
     return QParams(
         scale=scale.detach().to(torch.float32),
         zero_point=zero_point.detach(),
@@ -130,7 +133,7 @@ def compute_ranges_qparams(like: Any, ranges: Mapping[int, tuple[Tensor, Tensor]
     scales, zeros = compute_qparams(lows, highs, low, high, qscheme=like.qscheme, eps=eps, middle=0)
     axis = int(like.ch_axis) if like.qscheme in PER_CHANNEL else None
     common: dict[str, Any] = {"dtype": like.dtype, "quant_min": low, "quant_max": high, "axis": axis}
-    is_seen = iter((lows <= highs).tolist())
+    is_seen = iter(((lows <= highs) & (highs - lows).isfinite()).tolist())
     parts = zip(ranges, sizes, scales.split_with_sizes(sizes), zeros.split_with_sizes(sizes), strict=True)
     return {
         key: QParams(scale=scale, zero_point=zero, **common)
@@ -170,6 +173,26 @@ def substitute_qparams(observer: Any) -> tuple[Tensor, Tensor] | None:
     advice = "run the prepared model on calibration inputs before convert"
     warn_user(f"{type(inner).__name__} has seen no data: {advice}; its scale is 1, its zero point 0")
     return torch.ones(1, device=low.device), torch.zeros(1, dtype=torch.int64, device=low.device)
+
+
+INFINITE = torch.finfo(torch.float32).max / 2
+"""From here on a value stands for infinity, as -inf and the smallest float32 do in masks. (OBS-18)"""
+
+
+def is_infinite(values: Tensor) -> bool:
+    """Tell whether a value is infinite, or stands for infinity. (OBS-18)"""
+    return bool((values.abs() >= INFINITE).any())
+
+
+def saw_infinite(observer: Any) -> bool:
+    """Tell whether an observer or fake quantize has seen an infinite value. (OBS-18)"""
+    inner = getattr(observer, "activation_post_process", observer)
+    if any(getattr(each, "saw_infinite", False) is True for each in (observer, inner)):
+        return True
+    low, high = getattr(inner, "min_val", None), getattr(inner, "max_val", None)
+    if not (isinstance(low, Tensor) and isinstance(high, Tensor)) or not has_data(low, high):
+        return False
+    return is_infinite(low) or is_infinite(high)
 
 
 def has_data(low: Tensor, high: Tensor) -> bool:

@@ -18,8 +18,9 @@ from refimpl.equalize import EQUALIZATION
 from refimpl.errors import ModelError, RefimplError
 from refimpl.explain import DecisionLog, dtypes_of, read_decision_log
 from refimpl.fake_quantize import disable_fake_quant
+from refimpl.forms import check_model
+from refimpl.invariants import find_observers
 from refimpl.lower import NOT_LOWERED
-from refimpl.plan import OBSERVER_PREFIX
 from refimpl.quality_walk import LayerEdge, OutputGrid, QualityWalk, Reading, as_float, copy_tensors, flatten, record
 from refimpl.tracing import TORCH_NOTES, notes_of
 
@@ -111,9 +112,15 @@ class QualityReport:
 @overload
 def explain(model: nn.Module) -> DecisionLog: ...
 @overload
-def explain(model: nn.Module, sample_inputs: Any, *, against: nn.Module | None = None) -> QualityReport: ...
 def explain(
-    model: nn.Module, sample_inputs: Any = None, *, against: nn.Module | None = None
+    model: nn.Module, sample_inputs: Any, *, against: nn.Module | None = None, float_model: nn.Module | None = None
+) -> QualityReport: ...
+def explain(
+    model: nn.Module,
+    sample_inputs: Any = None,
+    *,
+    against: nn.Module | None = None,
+    float_model: nn.Module | None = None,
 ) -> DecisionLog | QualityReport:
     """Return the decision log of a model from prepare or convert, or of its copy, loaded ones too. (OBS-15)
 
@@ -126,6 +133,9 @@ def explain(
     lowered model has only packed integers, and needs it: the accumulated errors are then its own, and the errors that
     single layers add are the reference model's.
 
+    `float_model`: the user's model, with which the outputs are compared; without it that is the prepared model with its
+    observers off, or the float side of the reference model. What prepare changed shows only against the user's model.
+
     Raises ModelError for any other model, for a lowered one without `against`, and, with the node, for inputs that do
     not run.
     """
@@ -136,6 +146,9 @@ def explain(
     if not batches:
         raise ModelError("explain: sample_inputs is an empty list; give a tuple of inputs, or a list of such")
     reference, origin, lowered = _resolve(model, against)
+    if float_model is not None:
+        check_model("explain: float_model", float_model)
+        float_model = copy.deepcopy(float_model).eval()
     tally = _Tally()
     walk = QualityWalk(reference, origin, "", tally.measure)
     with torch.no_grad():
@@ -145,10 +158,11 @@ def explain(
                 tally.lowered = {}
                 result = record(lowered, copy_tensors(inputs), "", tally.lowered)
             floating, quantized = walk.run(copy_tensors(inputs), copy_tensors(inputs))
-            if origin is not None:  # the outputs are compared with those of the given model, not of the walk
-                floating = origin(*map_aggregate(copy_tensors(inputs), as_float))
+            whole = origin if float_model is None else float_model
+            if whole is not None:  # its outputs are compared, not those of the walk
+                floating = whole(*map_aggregate(copy_tensors(inputs), as_float))
             tally.add_output(floating, quantized if lowered is None else result)
-    return tally.report(log)
+    return tally.report(read_decision_log(reference))
 
 
 def _resolve(model: nn.Module, against: nn.Module | None) -> tuple[GraphModule, GraphModule | None, GraphModule | None]:
@@ -177,8 +191,7 @@ def _resolve(model: nn.Module, against: nn.Module | None) -> tuple[GraphModule, 
 
 def _is_prepared(model: Any) -> bool:
     """Tell whether a model was not converted yet: it has observers, or notes that a loaded one has lost."""
-    calls = (str(node.target) for node in model.graph.find_nodes(op="call_module", sort=False))
-    return TORCH_NOTES in model.meta or any(name.startswith(OBSERVER_PREFIX) for name in calls)
+    return TORCH_NOTES in model.meta or bool(find_observers(model))
 
 
 @dataclass(slots=True)

@@ -24,9 +24,8 @@ from torch.fx.node import map_aggregate, map_arg
 
 from refimpl.decomposed import OPS
 from refimpl.errors import ModelError, blame
-from refimpl.explain import PLAN
 from refimpl.invariants import QUANTIZE_DYNAMIC, is_dequantize, is_quantize
-from refimpl.plan import Decision
+from refimpl.plan import PLAN, Decision
 from refimpl.prepare import PREPARED
 from refimpl.qparams import dtype_range, is_quantized_dtype
 from refimpl.reference import float_module_of

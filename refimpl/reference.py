@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from refimpl.bounded import bound_weight
 from refimpl.dtype_choice import is_observed_dtype
-from refimpl.errors import ConfigError, QConfigError, blame
+from refimpl.errors import ConfigError, ModelError, QConfigError, blame
 from refimpl.qparams import (
     PER_CHANNEL,
     QParams,
@@ -133,6 +133,9 @@ def make_qat_module(module: nn.Module, qconfig: Any, qat_class: type[nn.Module],
     the hooks too. Raises ConfigError if ``from_float`` fails.
     """
     trainable = swap_module(module, qconfig, qat_class, where=where).train(module.training)  # rule: QAT-01
+    norm = getattr(trainable, "bn", None)
+    if isinstance(getattr(norm, "weight", None), Tensor) and bool((norm.weight == 0).any()):  # type: ignore[union-attr]
+        trainable._enable_slow_path_for_better_numerical_stability = True  # type: ignore[assignment]  # rule: QAT-05
     for name in _HOOK_DICTS:
         getattr(trainable, name).update(getattr(module, name))
     return trainable.to(next(module.parameters()).device)
@@ -198,10 +201,17 @@ def _measure_weight(observer: Any, weight: Tensor, is_decomposed: bool) -> dict[
     """Let the observer see the weight, and return its qparams with the keys that reference modules take. (OBS-13)"""
     if not is_quantized_dtype(observer.dtype):
         return {"qscheme": None, "dtype": observer.dtype, "is_decomposed": is_decomposed}  # float16: nothing to measure
+    refuse_nan(weight)
     with torch.no_grad():
         (observer if weight.device.type == "cpu" else observer.to(weight.device))(weight)  # rule: OBS-13
     qparams = read_qparams(observer)  # decomposed ops truncate a real zero point: such weights have one form
     return qparams.weight_dict(is_decomposed=is_decomposed and not qparams.zero_point.is_floating_point())
+
+
+def refuse_nan(weight: Tensor) -> None:
+    """Raise ModelError for a weight that has no integers. (OBS-18)"""
+    if weight.isnan().any():  # rule: OBS-18
+        raise ModelError(f"{int(weight.isnan().sum())} of the {weight.numel()} values of the weight are NaN")
 
 
 def _lay_out(root: nn.Module, measured: dict[str, dict[str, Any]], is_decomposed: bool) -> dict[str, Any]:

@@ -1,99 +1,35 @@
-"""Tracing a model to an fx graph whose leaves a BackendConfig can name (CUS-02), and facts that later stages need."""
+"""The graphs of traced models: how a pass starts and ends one, and the facts of their nodes that all passes need."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import inspect
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import chain, takewhile
-from traceback import StackSummary, extract_tb, walk_stack
-from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
 import torch.ao.nn.intrinsic as nni
-import torch.ao.nn.quantized as nnq
-from torch import nn
-from torch.fx import Graph, GraphModule, Node, Tracer
-from torch.fx._symbolic_trace import _create_wrapped_func
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY as _PRESERVED
 from torch.fx.node import map_arg
 from torch.fx.operator_schemas import get_signature_for_torch_op
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from refimpl.errors import ModelError
-from refimpl.graph_modules import Draft, FlowModule
+from refimpl.graph_modules import Draft, FlowModule, ModeConstant, free_name
 
 CALLS = ("call_module", "call_function", "call_method")  # the kinds of node that compute
-
-
-class QuantizationTracer(Tracer):
-    """Keeps as leaves: torch's own modules, fused modules, and those that the user names. (CUS-02)"""
-
-    def __init__(self, leaf_names: tuple[str, ...] = (), leaf_classes: tuple[type, ...] = ()) -> None:
-        super().__init__()
-        self.leaf_names, self.leaf_classes = leaf_names, leaf_classes
-        self._autowrap_search: list[Any] = []  # of the functions in ``math``; see _recorded_math
-        self._functional: set[int] = set()
-        self._lines: dict[tuple[CodeType, int], str] = {}
-
-    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> Graph:
-        """Trace as fx does; a FloatFunctional counts as the functions that it calls. (CUS-02)"""
-        self._functional = {id(m.activation_post_process) for m in root.modules() if isinstance(m, nnq.FloatFunctional)}
-        with _recorded_math():
-            return super().trace(root, concrete_args)
-
-    def create_node(self, *args: Any, **kwargs: Any) -> Node:
-        """Record a node and the lines of forward methods that made it; fx's own record takes as long as tracing."""
-        node = super().create_node(*args, **kwargs)
-        lines = [self._format_line(*item) for item in walk_stack(None) if item[0].f_code.co_name == "forward"]
-        node.stack_trace = "".join(reversed(lines)).strip()
-        return node
-
-    def _format_line(self, frame: FrameType, number: int) -> str:
-        """Return a line of a forward method as a traceback shows it; a line is looked up once."""
-        key = (frame.f_code, number)
-        if key not in self._lines:
-            self._lines[key] = "".join(StackSummary.extract([(frame, number)]).format())
-        return self._lines[key]
-
-    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Record a call; the identity inside a FloatFunctional is no op, but an eager observer's place."""
-        return args[0] if id(m) in self._functional else super().call_module(m, forward, args, kwargs)
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Tell whether a module stays one node. (CUS-02)"""
-        is_named = module_qualified_name in self.leaf_names or type(m) in self.leaf_classes  # rule: CUS-02
-        return is_named or is_whole(type(m))
 
 
 def is_whole(kind: type) -> bool:
     """Tell whether modules of a class are never traced into: torch's own are not, but for Sequential. (CUS-02)"""
     is_torchs = kind.__module__.startswith(("torch.nn", "torch.ao.nn")) and not issubclass(kind, nn.Sequential)
     return is_torchs or issubclass(kind, nni._FusedModule)  # type: ignore[attr-defined]
-
-
-@cache
-def _record_calls_of_math() -> dict[str, Callable[..., Any]]:
-    """Return the functions of ``math`` as fx records them; to make them anew takes a third of the time of a trace."""
-    functions = {name: each for name, each in vars(math).items() if not name.startswith("_") and callable(each)}
-    return {name: _create_wrapped_func(each) for name, each in functions.items()}
-
-
-@contextmanager
-def _recorded_math() -> Iterator[None]:
-    """Let ``math`` record calls on traced values, as fx does itself where it searches the module for each trace."""
-    before = dict(vars(math))
-    vars(math).update(_record_calls_of_math())
-    try:
-        yield
-    finally:
-        vars(math).update(before)
 
 
 @contextmanager
@@ -143,35 +79,17 @@ def notes_of(model: nn.Module) -> dict[str, Any]:
     return notes if isinstance(notes, dict) else {}  # a model's own attribute may have that name
 
 
+def add_notes(model: Any, notes: Mapping[str, Any]) -> None:
+    """Add to the notes of a finished model, also to those that survive saving. (CVT-12)"""
+    for own in (model.meta, getattr(model, _NOTES)):
+        own.update(notes)
+
+
 def draft_of(model: GraphModule) -> Draft:
     """Return a draft with a copy of a graph module's graph; the graph module itself is not changed."""
     draft = Draft(model, copy.deepcopy(model.graph))
     draft.training, draft.origin, draft.meta = model.training, type(model).__name__, dict(notes_of(model))
     return draft
-
-
-def trace(model: nn.Module, leaf_names: tuple[str, ...] = (), leaf_classes: tuple[type, ...] = ()) -> Draft:
-    """Trace a model. The modules are the original's. Raises ModelError naming its class if it cannot be traced."""
-    tracer = QuantizationTracer(leaf_names, leaf_classes)
-    try:
-        graph = tracer.trace(model)
-    except Exception as error:
-        own = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith((*torch.__path__, __file__))]
-        place = f" (at {own[-1].filename.rpartition('/')[2]}:{own[-1].lineno}: {own[-1].line})" if own else ""
-        raise ModelError(
-            f"{type(model).__name__} cannot be traced by torch.fx: {error}{place}. Make the untraceable part a leaf "
-            "(non-traceable module names or classes), or rewrite its data-dependent control flow"
-        ) from error
-    for node in graph.nodes:
-        if isinstance(node.type, str):
-            node.type = None  # rule: CVT-12  a GraphModule with an annotation that is a string cannot be saved
-        if node.op == "call_module" and node.kwargs:  # a replacement may have other names
-            names = parameter_names_of(tracer.root.get_submodule(str(node.target)).forward)
-            node.args, node.kwargs = _move_to_positions(node, names)  # rule: PAT-08
-    traced = Draft(tracer.root, graph)
-    traced.training, traced.origin = model.training, type(model).__name__
-    vars(tracer).clear()  # a cycle with fx's closures, which must not keep the model alive
-    return traced
 
 
 def class_of(module: nn.Module) -> type[nn.Module]:
@@ -271,10 +189,10 @@ def positional_arguments_of(node: Node, at_least: int = 0) -> tuple[Any, ...]:
     """Return a node's positional arguments, the first `at_least` of them also if passed by keyword. (PAT-08)"""
     if len(node.args) >= at_least or not node.kwargs or node.op == "call_module":  # modules' are laid out by `trace`
         return node.args
-    return _move_to_positions(node, _operand_names_of(node.target)[:at_least])[0]  # rule: PAT-08
+    return move_to_positions(node, _operand_names_of(node.target)[:at_least])[0]  # rule: PAT-08
 
 
-def _move_to_positions(node: Node, names: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def move_to_positions(node: Node, names: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return a node's arguments, those of the parameters `names` by position, up to the first that is not given."""
     moved = list(takewhile(node.kwargs.__contains__, names[len(node.args) :]))
     kwargs = {name: value for name, value in node.kwargs.items() if name not in moved}
@@ -306,13 +224,83 @@ def attribute_of(model: nn.Module, target: str) -> Any:
     return getattr(model.get_submodule(owner), name)
 
 
+def list_reads(model: GraphModule) -> list[tuple[Node, Any]]:
+    """List the nodes that read a tensor of a model, or a parametrization of it, with what they read. (TRC-03)"""
+    reads: list[tuple[Node, Any]] = [
+        (node, attribute_of(model, str(node.target))) for node in model.graph.find_nodes(op="get_attr")
+    ]
+    called = (node for node in model.graph.find_nodes(op="call_module") if ".parametrizations." in f".{node.target}")
+    return [*reads, *((node, model.get_submodule(str(node.target))) for node in called)]
+
+
+def keep_reads(model: GraphModule, reads: Iterable[tuple[Node, Any]]) -> None:
+    """Let reads have what they had before modules were replaced, under a name of the model's if need be. (TRC-03)"""
+    for node, value in reads:
+        try:
+            is_kept = attribute_of(model, str(node.target)) is value
+        except AttributeError:
+            is_kept = False
+        if not is_kept:
+            name = free_name(model, str(node.target).replace(".", "_"))  # rule: TRC-03
+            is_buffer = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+            (model.register_buffer if is_buffer else model.__setattr__)(name, value)
+            node.target = name
+
+
+def find_constants(model: GraphModule) -> set[Node]:
+    """Return the nodes whose value is computed of parameters and buffers only, and is the same each time. (OBS-16)"""
+    written = {str(value.target) for node in model.graph.nodes if is_effect(node) for value in _sources_of(node)}
+    constants: set[Node] = set()
+    for node in model.graph.nodes:
+        if node.op == "get_attr":
+            is_constant = str(node.target) not in written
+        else:
+            is_constant = constants.issuperset(node.all_input_nodes) and _is_repeatable(model, node)
+        if is_constant:
+            constants.add(node)
+    return constants
+
+
+def is_effect(node: Node) -> bool:
+    """Tell whether a node is kept for what it writes to an input or a buffer, though nothing reads it. (TRC-01)"""
+    return node.op == "call_method" and node.target == "copy_" and not node.users
+
+
+def _sources_of(effect: Node) -> Iterator[Node]:
+    """Yield the node that reads the buffer which an effect writes to."""
+    for value in effect.all_input_nodes[:1]:
+        yield from value.all_input_nodes[:1] if value.target is getattr else [value]
+
+
+def _is_repeatable(model: GraphModule, node: Node) -> bool:
+    """Tell whether a call gives the same result each time, and has no parameters of its own."""
+    if node.op == "call_module":
+        module = model.get_submodule(str(node.target))
+        if isinstance(module, ModeConstant):
+            return True
+        is_bare = is_whole(type(module)) and not any(True for _ in chain(module.parameters(), module.buffers()))
+        name = type(module).__name__.lower()
+    else:
+        is_bare = node.op in CALLS and bool(node.all_input_nodes)
+        name = str(getattr(node.target, "__name__", node.target))
+    is_random = name == "normal" or any(part in name for part in _RANDOM)
+    return is_bare and not name.endswith("_") and not is_random
+
+
+_RANDOM = ("rand", "dropout", "rrelu", "bernoulli", "multinomial", "poisson", "empty", "fractional", "gumbel")
+"""Parts of the names of ops that draw numbers, or give numbers that nobody wrote."""
+
+
 def layer_of(module: nn.Module) -> Any:
     """Return the layer itself, which is the first part of a fused module."""
     return module[0] if isinstance(module, nn.Sequential) else module
 
 
 def compute_constants(model: nn.Module, arguments: Any) -> dict[Node, Any] | None:
-    """Compute the nodes inside an argument structure and their inputs; None if one is an input of the model."""
+    """Compute the nodes inside an argument structure and their inputs; None if one is an input of the model.
+
+    Constants of the mode are those of deployment.
+    """
     needed = list_nodes(arguments)
     for node in needed:  # grows in the loop
         if node.op == "placeholder":
@@ -320,6 +308,10 @@ def compute_constants(model: nn.Module, arguments: Any) -> dict[Node, Any] | Non
         needed.extend(value for value in node.all_input_nodes if value not in needed)
     values: dict[Node, Any] = {}
     for node in sorted(needed):
+        constant = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(constant, ModeConstant):
+            values[node] = constant.in_deployment
+            continue
         with torch.no_grad():
             values[node] = call_node(model, node, values.__getitem__)
     return values
@@ -336,6 +328,16 @@ def call_node(model: nn.Module, node: Node, value_of: Callable[[Node], Any], mod
     elif node.op == "call_module":
         called = model.get_submodule(str(node.target)) if module is None else module
     return called(*args, **kwargs)
+
+
+def line_of(node: Node) -> str:
+    """Return the line of the user's code that made a node, as text for an error; "" if it is not known."""
+    frame, _, code = (node.stack_trace or "").rpartition("\n")
+    if not code:
+        return ""
+    place = frame.rpartition("\n")[2].strip().removeprefix('File "')
+    path, _, rest = place.partition('", line ')
+    return f" (at {path.rpartition('/')[2]}:{rest.partition(',')[0]}: {code.strip()})"
 
 
 def list_nodes(arguments: Any) -> list[Node]:

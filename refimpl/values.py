@@ -6,7 +6,7 @@ Tables of ops say it, forwards and backwards; the facts of a run of the example 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from refimpl.example_run import Examples, Fact, Seen
+from refimpl.graph_modules import ModeConstant
 from refimpl.tracing import attribute_of, list_nodes, positional_arguments_of
 
 # A value's kind: a float tensor, none, or a tuple of kinds; one that ends in ... has any number of the first.
@@ -111,6 +112,20 @@ def find_float_tensors(model: GraphModule, examples: Examples) -> set[Node]:
     return {node for node, kind in analysis.kinds.items() if kind is True}
 
 
+def find_tensors(model: GraphModule) -> set[Node]:
+    """Return the nodes whose value is (or may be) a tensor, of any dtype, or a tuple of tensors."""
+    return set(_Analysis(model, {}).kinds)
+
+
+def gives_number(node: Node, numbers: Container[Node]) -> bool:
+    """Tell whether a call gives what is no tensor: it reads a tensor's shape or dtype, or computes with `numbers`."""
+    callee = _callee_of(node)
+    if callee in _NUMBERS or callee is getattr:
+        return True
+    is_plain = getattr(callee, "__module__", "") in ("_operator", "builtins", "math")
+    return is_plain and all(map(numbers.__contains__, node.all_input_nodes))
+
+
 def observable_inputs_of(node: Node, floats: set[Node]) -> list[Node]:
     """Return the inputs of a node that are float tensors, in order, without repeats. (OBS-10)"""
     first = node.args[:1] or (node.kwargs.get("input"),)  # rule: PAT-08
@@ -153,7 +168,7 @@ class _Analysis:
         """
         callee = _callee_of(node)
         if callee is None:
-            return node.op != "output"
+            return node.op != "output" and not self._is_constant(node)
         if callee in _NUMBERS:
             return False
         if callee in (getattr, operator.getitem):
@@ -162,6 +177,9 @@ class _Analysis:
         if any(not isinstance(item, (Node, int)) for item in items):
             return True
         return any(value in self.kinds for value in node.all_input_nodes)
+
+    def _is_constant(self, node: Node) -> bool:
+        return node.op == "call_module" and isinstance(self._modules[str(node.target)], ModeConstant)
 
     def _kind_of_node(self, node: Node) -> Kind:
         """Return a node's kind by the tables."""

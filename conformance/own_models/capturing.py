@@ -29,7 +29,8 @@ from refimpl.errors import ModelError
 from refimpl.exported import export_open
 from refimpl.exported_calls import Calls, read_calls
 from refimpl.qconfig import QConfigResolver, as_qconfig_mapping
-from refimpl.tracing import Places, attribute_of, parameter_names_of, trace
+from refimpl.tracer import trace
+from refimpl.tracing import Places, attribute_of, parameter_names_of
 
 _Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _Path: TypeAlias = tuple[int, ...]

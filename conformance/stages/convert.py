@@ -30,7 +30,7 @@ from conformance.stages.meaning import run_in_float64
 from conformance.stages.prepare import PreparedCase
 from conformance.stages.stage import CaseResult, CaseStage, Problem, raise_problem, run_flow
 from refimpl.decomposed import PLAIN_DTYPE
-from refimpl.invariants import OBSERVER_PREFIX, is_dequantize, is_quantize
+from refimpl.invariants import find_observers, is_dequantize, is_quantize
 from refimpl.observers import is_quantized_dtype
 
 
@@ -92,7 +92,7 @@ def check_reference(claim: Claim, reference: GraphModule) -> Problem | None:
     if kind_of(claim.dtypes) not in INTEGERS:
         return check_reference_dynamic(claim, reference)
     nodes = list(reference.graph.nodes)
-    if any(node.op == "call_module" and str(node.target).startswith(OBSERVER_PREFIX) for node in nodes):
+    if find_observers(reference):
         return Problem(rule="CVT-01", message="an observer is left in the reference model")
     output: Any = reference.graph.output_node().args[0]
     if not is_dequantize(output):

@@ -18,7 +18,7 @@ from conformance.machine.guard import guard
 from conformance.stages.stage import Problem
 from refimpl import explain
 from refimpl.decomposed import OPS, PLAIN_DTYPE
-from refimpl.invariants import OBSERVER_PREFIX, is_dequantize, is_quantize
+from refimpl.invariants import find_observers, is_dequantize, is_quantize
 from refimpl.observers import dtype_range
 
 
@@ -62,7 +62,7 @@ def check_reference_dynamic(claim: Claim, reference: GraphModule) -> Problem | N
     No observer is left. (CVT-01)
     """
     nodes = list(reference.graph.nodes)
-    if any(node.op == "call_module" and str(node.target).startswith(OBSERVER_PREFIX) for node in nodes):
+    if find_observers(reference):
         return _make_problem("CVT-01", "an observer is left in the reference model")
     first, *others = (node for node in nodes if node.op == "placeholder")
     kind, outputs = kind_of(claim.dtypes), reference.graph.output_node().all_input_nodes

@@ -16,7 +16,7 @@ from refimpl import BackendPatternConfig, ModelError
 from refimpl.example_run import Examples, Seen
 from refimpl.fuse import fuse
 from refimpl.graph_modules import Draft
-from refimpl.tracing import trace
+from refimpl.tracer import trace
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.fusing import config_of
 

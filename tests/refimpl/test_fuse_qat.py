@@ -21,7 +21,8 @@ from backends.torch_engine import engine
 from refimpl import BackendPatternConfig, ConfigError, ModelError
 from refimpl.example_run import Examples
 from refimpl.fuse import fuse
-from refimpl.tracing import finish, trace
+from refimpl.tracer import trace
+from refimpl.tracing import finish
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.fusing import Net, X, called, config_of
 

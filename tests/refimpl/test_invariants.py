@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
+import refimpl
 from refimpl.invariants import INVARIANTS, InvariantError, check_graph, is_dequantize, is_quantize
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.flow_zoo import build
@@ -40,7 +40,7 @@ def orphan_observer(model: Any) -> None:
 
 
 def leave_an_observer(model: Any) -> None:
-    model.add_module("activation_post_process_9", torch.nn.Identity())
+    model.add_module("activation_post_process_9", refimpl.MinMaxObserver())
     node = first(model, lambda node: node.op == "placeholder")
     with model.graph.inserting_after(node):
         model.graph.call_module("activation_post_process_9", (node,))

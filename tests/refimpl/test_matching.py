@@ -13,7 +13,8 @@ from torch.nn.utils import parametrize
 
 from refimpl import BackendPatternConfig, MatchAllNode
 from refimpl.matching import Match, find_matches
-from refimpl.tracing import CALLS, Places, positional_arguments_of, trace
+from refimpl.tracer import trace
+from refimpl.tracing import CALLS, Places, positional_arguments_of
 from tests.refimpl.support import both_flows as flows
 
 

@@ -43,7 +43,9 @@ def observers_of(mapping: QConfigMapping, is_qat: bool = False) -> list[tuple[An
 
 
 def state_of(module: nn.Module) -> dict[str, Any]:
-    return {name: {k: v for k, v in vars(part).items() if k != "_buffers"} for name, part in module.named_modules()}
+    """Return all attributes but the buffers, and but the name of the observed value, which prepare sets."""
+    left_out = ("_buffers", "observes")
+    return {name: {k: v for k, v in vars(part).items() if k not in left_out} for name, part in module.named_modules()}
 
 
 @pytest.mark.rule("OBS-15")

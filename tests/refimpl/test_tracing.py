@@ -14,7 +14,7 @@ from torch.fx import Tracer
 
 import refimpl
 from refimpl import ModelError
-from refimpl.tracing import trace
+from refimpl.tracer import trace
 
 
 def _flatten(x: Tensor) -> Tensor:

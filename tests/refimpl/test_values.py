@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import refimpl
 from refimpl.example_run import Examples
-from refimpl.tracing import trace
+from refimpl.tracer import trace
 from refimpl.values import find_float_tensors
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import Net, assert_parity

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from conformance.own_models.multiplications import count_multiplications
-from refimpl.tracing import trace
+from refimpl.tracer import trace
 
 
 class Attention(nn.Module):

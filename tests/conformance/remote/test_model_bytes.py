@@ -15,7 +15,7 @@ from conformance.remote.model_bytes import dump_model, load_model
 from conformance.stages.bench import Bench
 from conformance.stages.meaning import tensors_of
 from refimpl.lower import lower
-from refimpl.tracing import trace
+from refimpl.tracer import trace
 from reports.schema import Where
 
 _BENCHES = {name: Bench(find_backend(name), seed=0, profile="quick") for name in ("qnnpack", "reference")}

@@ -24,7 +24,7 @@ from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import Grid, grid_of, placeholder_grids
 from conformance.stages.calibration import mapping_for, prepare_case
 from refimpl import FixedQParamsObserver, MinMaxObserver, convert_to_reference_decomposed_fx, explain
-from refimpl.invariants import OBSERVER_PREFIX
+from refimpl.plan import OBSERVER_PREFIX
 from tests.conformance.support.flows import input_grids
 
 CONFIG = native_config("qnnpack")

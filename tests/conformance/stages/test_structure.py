@@ -26,8 +26,8 @@ from conformance.stages.fuse import check_fused
 from conformance.stages.prepare import check_prepared, check_trained_meaning
 from conformance.stages.stage import Problem
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
-from refimpl.explain import PLAN
 from refimpl.fusers import fold_bn, fuse_bn, sequential
+from refimpl.plan import PLAN
 from reports.schema import Check
 from reports.verdicts import Verdict
 

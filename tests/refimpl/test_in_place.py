@@ -1,0 +1,422 @@
+"""Writes in place: prepared, reference and lowered models compute what the float model does (TRC-01)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.ao.quantization.quantize_fx as torch_fx
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import refimpl
+from backends.torch_engine import engine
+from refimpl.in_place import trace_values, write_part
+from refimpl.tracing import is_effect
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.ratios import decibels, make, run
+
+Run = Callable[[Any, Tensor], Any]
+X = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Net(nn.Module):
+    """A convolution, and what the statements of the tests need; `forward` is the test's."""
+
+    def __init__(self, body: Run) -> None:
+        super().__init__()
+        torch.default_generator.manual_seed(0)
+        self.conv, self.factor = nn.Conv2d(3, 4, 1), nn.Parameter(torch.rand(4, 1, 1) + 0.5)
+        self.relu, self.drop = nn.ReLU(inplace=True), nn.Dropout()
+        self.register_buffer("count", torch.ones(()))
+        self.register_buffer("cache", torch.zeros(4, 6, 6))
+        self.body = body
+
+    def forward(self, x: Tensor) -> Any:
+        return self.body(self, x)
+
+
+STATEMENTS: dict[str, Run] = {}
+
+
+def statement(body: Run) -> Run:
+    STATEMENTS[body.__name__] = body
+    return body
+
+
+@statement
+def method(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    y.mul_(net.factor)
+    return y + 1
+
+
+@statement
+def function(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    torch.relu_(y)
+    return y + 1
+
+
+@statement
+def functional(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    F.relu_(y)
+    return y + 1
+
+
+@statement
+def flag(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    F.leaky_relu(y, 0.2, inplace=True)
+    return y + 1
+
+
+@statement
+def module(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    net.relu(y)
+    return y + 1
+
+
+@statement
+def slice_of(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    y[:, 0].add_(1)
+    return y * 2
+
+
+@statement
+def copied(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    y.copy_(x.sum(1, keepdim=True))
+    return y * 2
+
+
+@statement
+def item(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    y[:, 0] = 0
+    return y * 2
+
+
+@statement
+def masked_item(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    y[x[:, :1].expand(-1, 4, -1, -1) < 0] = 0.5
+    return y * 2
+
+
+@statement
+def augmented_item(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    y[:, 0] += 1
+    return y * 2
+
+
+@statement
+def augmented_alias(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    z = y
+    z += 1
+    return y * 2
+
+
+@statement
+def augmented_number(net: Any, x: Tensor) -> Any:
+    size = x.size(2)
+    larger = size
+    larger += 1
+    return net.conv(x).reshape(-1, 4, size * size)
+
+
+@statement
+def without_twin(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    y[:, 1].fill_(2.0)
+    y[:, 2].zero_()
+    return y + net.conv(x)
+
+
+@statement
+def keywords(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    y.add_(other=net.factor, alpha=2)
+    return y * 3
+
+
+@statement
+def chained(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    y.mul_(2).add_(1)
+    return y * 3
+
+
+@statement
+def read_before(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    z = y + 1
+    y.relu_()
+    return y * z
+
+
+@statement
+def through_views(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    view = y.transpose(2, 3)
+    view[:, :, 0].clamp_(0, 0.1)
+    return y + view
+
+
+@statement
+def view_read_later(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    view = y[:, 0]
+    y.mul_(2)
+    return view + 1
+
+
+@statement
+def views_beside_each_other(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    left, right = y[:, :2], y[:, 1:3]
+    left.mul_(2)
+    right.sub_(1)
+    return torch.cat([y, left, right], 1)
+
+
+@statement
+def part_of_a_tuple(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    parts = y.chunk(2, 1)
+    y[:, 0].mul_(2)
+    return parts[0] + parts[1]
+
+
+@statement
+def data(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    y.data.mul_(2)
+    return y + 1
+
+
+@statement
+def shape(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    y.unsqueeze_(1)
+    return y.sum(1)
+
+
+@statement
+def residual(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    return net.relu(y) - 0.1 + y  # y is what the relu left
+
+
+@statement
+def copy_of_a_view(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    z = y.reshape(4, -1)
+    z.mul_(2)
+    return z + 1  # nothing reads y, whether or not z shares its memory
+
+
+OUTSIDE: dict[str, Run] = {}
+
+
+def outside(body: Run) -> Run:
+    OUTSIDE[body.__name__] = body
+    return body
+
+
+@outside
+def input_(net: Any, x: Tensor) -> Any:
+    x.mul_(2)
+    return net.conv(x)
+
+
+@outside
+def part_of_input(net: Any, x: Tensor) -> Any:
+    x[:, 0].zero_()
+    return net.conv(x)
+
+
+@outside
+def input_by_module(net: Any, x: Tensor) -> Any:
+    net.relu(x)
+    return net.conv(x)
+
+
+@outside
+def counter(net: Any, x: Tensor) -> Any:
+    net.count.add_(1)
+    return net.conv(x) * net.count
+
+
+@outside
+def augmented_counter(net: Any, x: Tensor) -> Any:
+    net.count += 1
+    return net.conv(x) * net.count
+
+
+@outside
+def assigned_counter(net: Any, x: Tensor) -> Any:
+    net.count = net.count + 1
+    return net.conv(x) * net.count
+
+
+@outside
+def cache(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    net.cache[0] = y[0, 0]
+    return y + net.cache
+
+
+@pytest.mark.rule("TRC-01")
+@pytest.mark.parametrize("name", STATEMENTS)
+@torch.no_grad()
+def test_what_is_written_in_place_is_read_later(name: str) -> None:
+    made = make(Net(STATEMENTS[name]).eval(), X)
+    assert decibels(made.want, run(made.prepared, (X,))) == float("inf"), "bit for bit"
+    assert made.worst > 25, made.ratios()
+
+
+@pytest.mark.rule("TRC-01")
+@pytest.mark.parametrize("name", sorted(STATEMENTS.keys() - {"augmented_number", "residual"}))
+@torch.no_grad()
+def test_torchs_flow_drops_such_a_write_or_cannot_trace_it(name: str) -> None:
+    """The other side of the row of deviations.md; of the two left out one writes nothing, one is read at once."""
+    net = Net(STATEMENTS[name]).eval()
+    want, config = run(net, (X,)), flows.torch_config("fbgemm")
+    try:
+        mapping = flows.torch_mappings.get_default_qconfig_mapping("x86")
+        prepared = torch_fx.prepare_fx(copy.deepcopy(net), mapping, (X,), backend_config=config)
+    except TypeError as error:
+        assert "does not support item assignment" in str(error)
+        return
+    prepared(X)
+    assert decibels(want, run(torch_fx.convert_to_reference_fx(prepared, backend_config=config), (X,))) < 20
+
+
+@pytest.mark.rule("TRC-01")
+@pytest.mark.parametrize("name", OUTSIDE)
+@torch.no_grad()
+def test_writes_to_inputs_and_buffers_reach_them_in_every_form(name: str) -> None:
+    net = Net(OUTSIDE[name]).eval()
+    before = {key: buffer.clone() for key, buffer in net.named_buffers()}
+    made = make(net, X)
+    assert all(torch.equal(buffer, before[key]) for key, buffer in net.named_buffers()), "tracing leaves no trace"
+    expected, given = copy.deepcopy(net), X.clone()
+    expected(given)
+    written = {key: value for key, value in expected.named_buffers() if not torch.equal(value, before[key])}
+    for form, model in {"prepared": made.prepared, **made.forms}.items():
+        copied, own = copy.deepcopy(model), X.clone()
+        for key in written:
+            copied.get_buffer(key).copy_(before[key])  # calibration wrote to it as well
+        with engine("x86"):
+            result = copied(own)
+        assert decibels(made.want, result) > 25, form
+        assert decibels(given, own) > 25 and torch.equal(given, X) == torch.equal(own, X), form
+        assert all(decibels(value, copied.get_buffer(key)) > 25 for key, value in written.items()), form
+
+
+@pytest.mark.rule("TRC-01")
+@torch.no_grad()
+def test_an_exported_program_keeps_what_is_written() -> None:
+    made = make(Net(counter).eval(), X)
+    program: Any = refimpl.export_reference(made.forms["decomposed"], (X,)).module()
+    before = float(program.model.count)
+    program(X)
+    assert float(program.model.count) == before + 1
+
+
+def may_be_a_view(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    z = y.flatten(1)
+    z.mul_(2)
+    return y + 1
+
+
+def in_place_dropout(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    z = net.drop(y)
+    z.sub_(1)
+    return y + z
+
+
+def resized(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    y.resize_(2, 3)
+    return y + 1
+
+
+@pytest.mark.rule("TRC-01")
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (may_be_a_view, "mul_ writes in place into flatten.*conv is read later.*by the layout of flatten"),
+        (in_place_dropout, "sub_ writes in place into drop.*conv is read later.*by the layout of drop"),
+        (resized, "resize_ resizes conv, which is read later"),
+    ],
+)
+def test_where_nobody_can_say_what_a_write_reaches_it_is_an_error_before_anything_runs(body: Run, message: str) -> None:
+    with pytest.raises(refimpl.ModelError, match=message):
+        make(Net(body).eval(), X)
+
+
+class Statement(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        y = x + 1
+        z = y.contiguous()
+        z.mul_(2)
+        return y
+
+
+@pytest.mark.rule("TRC-01")
+def test_the_error_says_the_users_line() -> None:
+    with pytest.raises(refimpl.ModelError, match=r"test_in_place.py:\d+: z.mul_\(2\)"):
+        refimpl.fuse_fx(Statement().eval())
+
+
+class Constant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Any:
+        self.mask = torch.ones(2)
+        return x * self.mask
+
+
+@pytest.mark.rule("TRC-01")
+def test_a_buffer_that_gets_a_new_constant_is_an_error_and_stays_as_it_was() -> None:
+    model = Constant().eval()
+    with pytest.raises(refimpl.ModelError, match="forward gives buffer 'mask' a new constant"):
+        refimpl.fuse_fx(model)
+    assert torch.equal(model.get_buffer("mask"), torch.zeros(2))
+
+
+@pytest.mark.rule("TRC-01")
+@pytest.mark.parametrize("name", [*sorted(STATEMENTS.keys() - {"augmented_number"}), *OUTSIDE])
+def test_the_traced_graph_has_no_write_but_those_that_are_to_be_kept(name: str) -> None:
+    graph = trace_values(Net((STATEMENTS | OUTSIDE)[name]).eval()).graph
+    assert all(
+        node.users or is_effect(node) for node in graph.nodes if node.op not in ("output", "placeholder", "get_attr")
+    )
+    assert any(map(is_effect, graph.nodes)) == (name in OUTSIDE)
+
+
+@pytest.mark.rule("TRC-01")
+def test_write_part_writes_to_a_copy_through_any_views() -> None:
+    whole = torch.arange(24.0).reshape(2, 3, 4)
+    expected = whole.clone()
+    expected.transpose(1, 2)[:, 1].copy_(torch.tensor([7.0, 8.0, 9.0]))
+    steps: Any = (("transpose", (1, 2), {}), ("getitem", ((slice(None), 1),), {}))
+    assert torch.equal(write_part(whole, torch.tensor([7.0, 8.0, 9.0]), *steps), expected)
+    parts = write_part(whole, 5, ("chunk", (2,), {"dim": 0}), ("getitem", (1,), {}), ("getattr", ("T",), {}))
+    assert torch.equal(parts[1], torch.full((3, 4), 5.0)) and torch.equal(parts[0], whole[0])
+    assert torch.equal(write_part(whole, -1.0, ("getitem", (whole > 20,), {})), whole.masked_fill(whole > 20, -1.0))
+    assert torch.equal(whole, torch.arange(24.0).reshape(2, 3, 4))
