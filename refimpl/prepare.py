@@ -270,7 +270,8 @@ def _watch(observer: nn.Module, value: str) -> None:
     if isinstance(inner, Observer):
         inner.observes = value
     elif hasattr(inner, "min_val"):
-        observer.register_forward_pre_hook(note_infinite)  # rule: OBS-18
+        observer.saw_infinite = False  # type: ignore[assignment]  # rule: OBS-18
+        observer.register_forward_pre_hook(note_infinite)
 
 
 def _make_observer(make: Any, first: dict[Any, nn.Module]) -> nn.Module:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import refimpl
-from refimpl.qparams import saw_infinite
+from refimpl.qparams import INFINITE, saw_infinite
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.ratios import decibels, make, run, torch_ratios
 
@@ -178,6 +178,20 @@ def test_a_fake_quantize_passes_infinite_values_on_and_keeps_its_qparams() -> No
         scale = fake.scale.clone()
         x = torch.tensor([-math.inf, 0.3])
         assert torch.equal(fake(x), x) and torch.equal(fake.scale, scale)
+
+
+@pytest.mark.rule("OBS-18")
+@pytest.mark.parametrize("is_qat", [False, True], ids=["ptq", "qat"])
+def test_a_prepared_model_with_torchs_observers_can_be_scripted_and_notes_it_there(is_qat: bool) -> None:
+    assert INFINITE == 1.7014117331926443e38, "the number in note_infinite, which TorchScript compiles"
+    prepare: Any = refimpl.prepare_qat_fx if is_qat else refimpl.prepare_fx
+    qat_mapping = flows.torch_mappings.get_default_qat_qconfig_mapping("qnnpack")
+    mapping = qat_mapping if is_qat else flows.global_mapping()
+    prepared = prepare(nn.Sequential(nn.Linear(8, 8)).train(is_qat), mapping, (X,))
+    scripted: Any = torch.jit.script(prepared)
+    for values, expected in ((X, False), (torch.full((1, 8), math.inf), True)):
+        scripted(values)
+        assert scripted.activation_post_process_0.saw_infinite is expected
 
 
 # -- NaN --------------------------------------------------------------------------------------------------------------
