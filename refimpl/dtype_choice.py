@@ -142,13 +142,13 @@ def _find_misfits(facts: QConfigFacts, config: DTypeConfig, has_weight: bool, is
     if not is_dynamic:
         roles.append(("output", facts.activation, config.output_dtype_with_constraints))
     for role, facts_of_role, constraints in roles:
-        for rule, field, value, bound in _find_violations(facts_of_role, constraints):
+        for rule, field, value, bound in find_violations(facts_of_role, constraints):
             yield rule, role, f"{role} {field}", value, bound
     if has_weight and config.bias_dtype not in (None, facts.bias_dtype):  # rule: DTY-08
         yield "DTY-08", "bias", "bias dtype", facts.bias_dtype, config.bias_dtype
 
 
-def _find_violations(facts: ObserverFacts, constraints: DTypeWithConstraints) -> Iterator[Violation]:
+def find_violations(facts: ObserverFacts, constraints: DTypeWithConstraints) -> Iterator[Violation]:
     """Yield every constraint that is not kept."""
     if constraints.dtype is None:
         return  # rule: DTY-01

@@ -24,20 +24,20 @@ _PRODUCTS: frozenset[Any] = frozenset({operator.mul, torch.mul, "mul"})
 _QUOTIENTS: frozenset[Any] = frozenset({operator.truediv, torch.div, torch.true_divide, "div"})
 
 
-class Line(NamedTuple):
+class LinearOp(NamedTuple):
     """What an op with one tensor x and a number computes: factor · x + shift; ``number`` as the model has it."""
 
     factor: float
     shift: float
     number: float
 
-    def leaves(self, low: float, high: float) -> bool:
-        """Tell whether a value from `low` to `high` may leave that range by the op. (OBS-17)"""
+    def map_range(self, low: float, high: float) -> tuple[float, float]:
+        """Return the range of the results for values from `low` to `high`."""
         ends = sorted((self.factor * low + self.shift, self.factor * high + self.shift))
-        return ends[0] < low or ends[1] > high
+        return ends[0], ends[1]
 
 
-def read_line(root: Node) -> Line | None:
+def read_linear_op(root: Node) -> LinearOp | None:
     """Return what an arithmetic op of one tensor and a number computes; None for any other op."""
     operands = positional_arguments_of(root, at_least=2)
     number = next((each for each in operands if isinstance(each, (int, float)) and not isinstance(each, bool)), None)
@@ -46,12 +46,14 @@ def read_line(root: Node) -> Line | None:
         return None
     is_second = operands[1] is number
     if root.target in _SUMS:
-        return Line(1.0, float(number), float(number))
+        return LinearOp(1.0, float(number), float(number))
     if root.target in _DIFFERENCES:
-        return Line(1.0, -float(number), float(number)) if is_second else Line(-1.0, float(number), float(number))
+        return (
+            LinearOp(1.0, -float(number), float(number)) if is_second else LinearOp(-1.0, float(number), float(number))
+        )
     if root.target in _PRODUCTS:
-        return Line(float(number), 0.0, float(number))
-    return Line(1 / number, 0.0, float(number)) if root.target in _QUOTIENTS and is_second and number else None
+        return LinearOp(float(number), 0.0, float(number))
+    return LinearOp(1 / number, 0.0, float(number)) if root.target in _QUOTIENTS and is_second and number else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ class GridLoss:
         return f"OBS-19: it loses {self.decibels:.0f} dB on the grid of its input"
 
 
-def measure_loss(node: str, pattern: str, line: Line, width: float) -> GridLoss:
+def measure_loss(node: str, pattern: str, line: LinearOp, width: float) -> GridLoss:
     """Compute what is lost on a shared grid of that width: it holds both the input's range and the result's. (OBS-19)
 
     By a factor c the wider of the two has that width, and the other is |c| or 1/|c| times as wide: 20·lg|c| dB. By a
@@ -107,7 +109,7 @@ def find_losses(
     for decision in plan.decisions:
         if decision.observation is not SHARE or not decision.is_quantized or decision.node in floating:
             continue
-        line = read_line(nodes[decision.root])
+        line = read_linear_op(nodes[decision.root])
         slot = next((slots[str(user.target)] for user in nodes[decision.node].users if str(user.target) in slots), None)
         width = None if line is None or slot is None or slot.rule == "OBS-17" else find_width(slot)
         if line is not None and width is not None:

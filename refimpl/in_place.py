@@ -61,7 +61,7 @@ class _Step(NamedTuple):
 _Path: TypeAlias = tuple[_Step, ...]
 
 
-class _Place(NamedTuple):
+class _Memory(NamedTuple):
     """Where a value lies: in the memory of ``owner``, at the end of a path of views."""
 
     owner: Node
@@ -199,7 +199,7 @@ class _Rewriter:
     def __init__(self, model: Draft, writes: set[Node]) -> None:
         self.model, self.graph, self.writes = model, model.graph, writes
         self.tensors = find_tensors(model)
-        self.places: dict[Node, _Place] = {}
+        self.places: dict[Node, _Memory] = {}
         self.sharing: defaultdict[Node, list[Node]] = defaultdict(list)
         self.attributes: dict[str, Node] = {}
         self.touched: set[Node] = set()
@@ -209,7 +209,7 @@ class _Rewriter:
         """Visit each node of the graph as it was."""
         for node in list(self.graph.nodes):
             if node.op == "get_attr":
-                self._join(node, _Place(self.attributes.setdefault(str(node.target), node), ()))
+                self._join(node, _Memory(self.attributes.setdefault(str(node.target), node), ()))
             elif node in self.writes and _written_by(node) in self.tensors:
                 self._visit_write(node, _written_by(node))
             elif isinstance(source := _first_argument_of(node), Node) and node.op != "output":
@@ -218,15 +218,15 @@ class _Rewriter:
             if node in self.touched and not node.users and node.op.startswith("call_") and not is_effect(node):
                 self.graph.erase_node(node)
 
-    def _join(self, node: Node, place: _Place) -> None:
+    def _join(self, node: Node, place: _Memory) -> None:
         """Note that a value lies at a place, and holds what is there now."""
         self.places[node] = place
         self.touched.add(node)
         self.sharing[place.owner].append(node)
 
-    def _place_of(self, value: Node) -> _Place:
+    def _place_of(self, value: Node) -> _Memory:
         if value not in self.places:
-            self._join(value, _Place(value, ()))
+            self._join(value, _Memory(value, ()))
         return self.places[value]
 
     def _visit_reader(self, node: Node, source: Node) -> None:
@@ -235,7 +235,7 @@ class _Rewriter:
             self._join(node, self._place_of(source))
         elif (step := _find_view(self.model, node, self.tensors)) is not None:
             place = self._place_of(source)
-            self._join(node, _Place(place.owner, (*place.path, step)))
+            self._join(node, _Memory(place.owner, (*place.path, step)))
 
     def _visit_write(self, node: Node, value: Node) -> None:
         """Let later readers of the memory read what the write leaves there."""
@@ -245,7 +245,7 @@ class _Rewriter:
         if _name_of(node) in _RESHAPES:  # of this value only: its memory stays as it is
             result = self._make_value(node, value) if readers[value] else node
             self._replace(value, result, readers[value])
-            self._join(result, _Place(place.owner, (*place.path, _Step(node, is_sure=True))))
+            self._join(result, _Memory(place.owner, (*place.path, _Step(node, is_sure=True))))
             return
         is_outside = place.owner.op == "get_attr" or (place.owner.op == "placeholder" and not node.users)
         if not is_outside and not any(readers.values()):

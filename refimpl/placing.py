@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from refimpl.dtype_choice import ObserverFacts, ObserverReader, is_observed_dtype
+from refimpl.dtype_choice import ObserverFacts, ObserverReader, find_violations, is_observed_dtype
 from refimpl.dtype_config import DTypeWithConstraints
-from refimpl.fake_quantize import FakeQuantize
-from refimpl.grid_losses import read_line
+from refimpl.fake_quantize import FakeQuantize, FixedQParamsFakeQuantize
+from refimpl.grid_losses import read_linear_op
 from refimpl.matching import Match
-from refimpl.observers import MinMaxObserver
+from refimpl.observers import FixedQParamsObserver, MinMaxObserver
 from refimpl.plan import DIFFERENT, NOT_OBSERVED, SHARE, Decision, Role, Slot
 from refimpl.qconfig import QConfig
 from refimpl.qparams import dtype_range, is_quantized_dtype
@@ -98,8 +98,8 @@ class Placer:
         elif not facts.reuses_input and (decision.observation is DIFFERENT or len(placed) < len(inputs)):
             # rule: OBS-01, OBS-11 (a value given quantized in addition to others has no observer here)
             self._add(match.last, make, "output", "OBS-01", None)
-        elif not facts.reuses_input and any(self._leaves_fixed_grid(match, slot, facts) for slot in placed):
-            self._add(match.last, make, "output", "OBS-17", None)  # rule: OBS-17
+        elif not facts.reuses_input and (own := self._find_own_grid(match, decision, placed)) is not None:
+            self._add(match.last, own, "output", "OBS-17", None)  # rule: OBS-17
         elif placed:  # rule: OBS-09 (sharing with nothing observed upstream: no output observer)
             placed = placed if facts.reuses_input else self._part_fixed(placed, match, make)
             first, rule = placed[0], "OBS-12" if facts.reuses_input else "OBS-02"
@@ -114,13 +114,32 @@ class Placer:
         users = [node for node in match.nodes if slot.value in node.all_input_nodes]
         return self._add(slot.value, first.make, "input", "OBS-02", users)
 
-    def _leaves_fixed_grid(self, match: Match, slot: _OpenSlot, facts: ObserverFacts) -> bool:
-        """Tell whether arithmetic with a number may leave the fixed grid of its operand, another op's. (OBS-17)"""
-        fixed = self._facts_of(slot)
-        if fixed.fixed in (None, facts.fixed) or not match.entry._num_tensor_args_to_observation_type:
-            return False
-        line, (scale, zero_point) = read_line(match.root), fixed.fixed
-        return line is None or line.leaves(*((end - zero_point) * scale for end in _range_of(fixed)))
+    def _find_own_grid(self, match: Match, decision: Decision, placed: list[_OpenSlot]) -> Make | None:
+        """Return the constructor of an output observer of its own, for arithmetic that can leave a fixed grid. (OBS-17)
+
+        Where the number is known, its grid is fixed too, and holds what the op can give; else, and where the op's dtype
+        config forbids such a grid, it is the QConfig's. None: the op is no such arithmetic, or cannot leave the grid.
+        """
+        assert decision.qconfig is not None
+        make = decision.qconfig.activation
+        facts = [self._facts_of(slot) for slot in placed]
+        fixed = next((each for each in facts if each.fixed not in (None, self._reader.read(make).fixed)), None)
+        if fixed is None or fixed.fixed is None or not match.entry._num_tensor_args_to_observation_type:
+            return None
+        line, (scale, zero_point), (least, most) = read_linear_op(match.root), fixed.fixed, _range_of(fixed)
+        if line is None:
+            return make
+        old = ((least - zero_point) * scale, (most - zero_point) * scale)
+        low, high = line.map_range(*old)
+        if old[0] <= low and high <= old[1]:
+            return None
+        low, high = min(low, 0.0), max(high, 0.0)
+        scale = (high - low) / (most - least)
+        grid = {"scale": scale, "zero_point": round(least - low / scale), "dtype": fixed.dtype}
+        own = FixedQParamsObserver.with_args(**grid, quant_min=least, quant_max=most)
+        own = FixedQParamsFakeQuantize.with_args(observer=own) if _is_fake(fixed) else own
+        output = decision.dtype_config.output_dtype_with_constraints if decision.dtype_config else _UNBOUNDED
+        return make if any(find_violations(self._reader.read(own), output)) else own
 
     def _part_fixed(self, placed: list[_OpenSlot], match: Match, make: Make) -> list[_OpenSlot]:
         """Return the slots that an op's inputs share; those on fixed grids get one more, if not all are. (OBS-17)
@@ -202,8 +221,7 @@ class Placer:
             is_same_kind = (common.dtype, common.is_dynamic) == (facts.dtype, facts.is_dynamic)
             if is_same_kind and common.fixed is None and not common.reuses_input:
                 return self._default.activation  # rule: OBS-14
-        is_fake = hasattr(facts.observer_class, "enable_fake_quant")
-        return (FakeQuantize if is_fake else MinMaxObserver).with_args(dtype=facts.dtype)
+        return (FakeQuantize if _is_fake(facts) else MinMaxObserver).with_args(dtype=facts.dtype)
 
     def _observe(
         self, value: Node, user: Node, make: Make, role: Role, rule: str, bounds: DTypeWithConstraints = _UNBOUNDED
@@ -288,6 +306,10 @@ class Placer:
             return places.name_of(slot.value)
         linear = [user for user in slot.consumers if user.target is torch.nn.functional.linear]
         return f"{places.name_of((linear or slot.consumers)[0])}_input"
+
+
+def _is_fake(facts: ObserverFacts) -> bool:
+    return hasattr(facts.observer_class, "enable_fake_quant")
 
 
 def _bounds_of(decision: Decision) -> DTypeWithConstraints:

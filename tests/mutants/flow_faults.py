@@ -62,15 +62,15 @@ def _on_the_bound(honest: Any, found: Any, wanted: Any) -> Iterator[Any]:
         yield "DTY-04", "eps (smallest scale)", found.eps, "above its bound"
 
 
-patched("claims", "integers beyond the bounds are taken", "refimpl.dtype_choice._find_violations", _lenient("DTY-03"),
+patched("claims", "integers beyond the bounds are taken", "refimpl.dtype_choice.find_violations", _lenient("DTY-03"),
         "DTY-03")  # fmt: skip
-patched("claims", "scales below the bound are taken", "refimpl.dtype_choice._find_violations", _lenient("DTY-04"),
+patched("claims", "scales below the bound are taken", "refimpl.dtype_choice.find_violations", _lenient("DTY-04"),
         "DTY-04")  # fmt: skip
-patched("claims", "other than the fixed qparams are taken", "refimpl.dtype_choice._find_violations", _lenient("DTY-05"),
+patched("claims", "other than the fixed qparams are taken", "refimpl.dtype_choice.find_violations", _lenient("DTY-05"),
         "DTY-05")  # fmt: skip
-patched("claims", "another dtype is taken", "refimpl.dtype_choice._find_violations", _lenient("DTY-01"), "DTY-01")
+patched("claims", "another dtype is taken", "refimpl.dtype_choice.find_violations", _lenient("DTY-01"), "DTY-01")
 patched("claims", "dynamic is taken for static", "refimpl.dtype_choice._find_misfits", _lenient("DTY-07"), "DTY-07")
-patched("claims", "what is exactly on a bound is refused", "refimpl.dtype_choice._find_violations", _on_the_bound,
+patched("claims", "what is exactly on a bound is refused", "refimpl.dtype_choice.find_violations", _on_the_bound,
         "DTY-02")  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def _no_fine_scales(honest: Any, found: Any, wanted: Any) -> Iterator[Any]:
         yield "DTY-04", "eps (smallest scale)", found.eps, "at least 2^-24"
 
 
-patched("claims", "small scales within the bound are refused", "refimpl.dtype_choice._find_violations", _no_fine_scales,
+patched("claims", "small scales within the bound are refused", "refimpl.dtype_choice.find_violations", _no_fine_scales,
         "DTY-02", make=_fine_scales, claims=("nn.Identity/*", "torch.flatten/*"))  # fmt: skip
 
 # -- where observers go -----------------------------------------------------------------------------------------------

@@ -40,7 +40,6 @@ RUNS: Mapping[str, Run] = {
     "F.linear": lambda net, x: F.relu(F.linear(net.a(x), net.weight, net.bias)),
     "F.linear without bias": lambda net, x: F.linear(net.a(x), net.weight),
     "F.linear, bias by keyword": lambda net, x: F.linear(net.a(x), net.weight, bias=net.bias),
-    "a computed weight": lambda net, x: F.linear(x, net.weight * 2, net.bias),
     "matmul": lambda net, x: torch.matmul(net.a(x), net.b(x).t()),
     "bmm": lambda net, x: torch.bmm(net.a(x).unsqueeze(0), net.b(x).unsqueeze(0).transpose(1, 2)),
     "a constant operand": lambda net, x: net.a(x) + net.constant,

@@ -62,8 +62,8 @@ def test_an_observer_is_what_its_constructor_makes(engine: str, is_qat: bool) ->
         assert all(torch.equal(mine[key], alone[key]) for key in alone)
         assert repr(observer) == repr(expected)
         for name, state in state_of(expected).items():
-            own = vars(observer.get_submodule(name))
-            assert list(own) == list(vars(expected.get_submodule(name)))
+            own = state_of(observer)[name]
+            assert list(own) == list(state)
             assert all(own[key] == value for key, value in state.items() if key != "_modules")
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import refimpl
-from refimpl.grid_losses import GridLoss, Line, measure_loss, read_line
+from refimpl.grid_losses import GridLoss, LinearOp, measure_loss, read_linear_op
 from refimpl.tracer import trace
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.ratios import make, torch_ratios
@@ -82,6 +82,51 @@ def test_torchs_reference_model_clips_it(name: str) -> None:
 def test_native_lowering_stays_as_it_is(name: str) -> None:
     ours, torchs = make(Net(LEAVING[name]), IMAGES).ratios(), torch_ratios(Net(LEAVING[name]), IMAGES)
     assert ours["lowered"] == pytest.approx(torchs["lowered"], abs=0.3)
+
+
+def own_grid(body: Body, config: Any = None, is_qat: bool = False) -> Any:
+    """Return the observer of the last slot."""
+    prepare: Any = refimpl.prepare_qat_fx if is_qat else refimpl.prepare_fx
+    name = f"get_default_{'qat_' if is_qat else ''}qconfig_mapping"
+    prepared = prepare(Net(body).train(is_qat), getattr(refimpl, name)("x86"), (IMAGES,), backend_config=config)
+    return prepared.get_submodule(refimpl.explain(prepared).plan.slots[-1].name)
+
+
+@pytest.mark.rule("OBS-17")
+def test_its_grid_is_fixed_too_and_a_product_loses_nothing() -> None:
+    for is_qat in (False, True):
+        observer = own_grid(lambda net, x: torch.tanh(net.a(x)) * -3.0, is_qat=is_qat)
+        scale, zero_point = map(float, observer.calculate_qparams())
+        assert (scale, zero_point) == (3 * 2 / 256, 255 - 128), "the range of tanh, mirrored, three times as wide"
+        assert type(observer).__name__ == ("FixedQParamsFakeQuantize" if is_qat else "FixedQParamsObserver")
+    made = make(Net(lambda net, x: torch.tanh(net.a(x)) * -3.0), IMAGES)
+    alone = make(Net(lambda net, x: torch.tanh(net.a(x))), IMAGES)
+    for form in ("reference", "decomposed"):
+        product, tanh = (flows_run(each.forms[form]) for each in (made, alone))
+        assert torch.allclose(product, tanh * -3.0, atol=1e-6, rtol=0), "derived: every integer of tanh has its own"
+
+
+def flows_run(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model(IMAGES)  # type: ignore[no-any-return]
+
+
+@pytest.mark.rule("OBS-17")
+def test_its_grid_holds_0_and_all_results() -> None:
+    observer = own_grid(lambda net, x: torch.sigmoid(net.a(x)) + 3)
+    scale, zero_point = map(float, observer.calculate_qparams())
+    assert zero_point == 0 and scale * 255 == pytest.approx(3 + 255 / 256)
+
+
+@pytest.mark.rule("OBS-17")
+def test_where_the_number_is_not_known_or_the_config_forbids_it_the_qconfig_makes_the_observer() -> None:
+    assert isinstance(own_grid(lambda net, x: torch.sigmoid(net.a(x)) * x.size(1)), refimpl.HistogramObserver)
+    config = refimpl.default_backend_config()
+    bound = refimpl.DTypeWithConstraints(torch.quint8, quant_min_lower_bound=0, quant_max_upper_bound=127)
+    for entry in config.configs:
+        if entry._num_tensor_args_to_observation_type:
+            entry.set_dtype_configs([refimpl.DTypeConfig(bound, bound)])
+    assert isinstance(own_grid(lambda net, x: torch.sigmoid(net.a(x)) * 2, config), refimpl.HistogramObserver)
 
 
 STAYING: dict[str, Body] = {
@@ -221,29 +266,29 @@ class Ops(nn.Module):
 @pytest.mark.rule("OBS-19")
 def test_which_ops_compute_a_line() -> None:
     nodes = [node for node in trace(Ops()).graph.nodes if node.op.startswith("call")]
-    plus, times = Line(1.0, 2.0, 2.0), Line(3.0, 0.0, 3.0)
+    plus, times = LinearOp(1.0, 2.0, 2.0), LinearOp(3.0, 0.0, 3.0)
     expected = [
         plus,
         plus,
         plus,
         plus,
-        Line(1.0, -2.0, 2.0),
-        Line(-1.0, 2.0, 2.0),
+        LinearOp(1.0, -2.0, 2.0),
+        LinearOp(-1.0, 2.0, 2.0),
         times,
         times,
-        Line(0.25, 0.0, 4.0),
+        LinearOp(0.25, 0.0, 4.0),
         times,
     ]
-    assert [read_line(node) for node in nodes] == [*expected, *[None] * 6]
-    assert times.leaves(0.0, 1.0) and not Line(0.5, 0.0, 0.5).leaves(0.0, 1.0) and Line(-1.0, 1.0, 1.0).leaves(0.0, 0.5)
+    assert [read_linear_op(node) for node in nodes] == [*expected, *[None] * 6]
+    assert times.map_range(-1.0, 2.0) == (-3.0, 6.0) and LinearOp(-1.0, 1.0, 1.0).map_range(0.0, 0.5) == (0.5, 1.0)
 
 
 @pytest.mark.rule("OBS-19")
 def test_what_is_lost_by_a_factor_and_by_a_shift() -> None:
-    wide, narrow = (measure_loss("y", "mul", Line(c, 0.0, c), 8.0) for c in (10.0, 0.1))
+    wide, narrow = (measure_loss("y", "mul", LinearOp(c, 0.0, c), 8.0) for c in (10.0, 0.1))
     assert (wide.of_input, wide.of_result) == pytest.approx((20.0, 0.0))
     assert (narrow.of_input, narrow.of_result) == pytest.approx((0.0, 20.0))
-    shift = measure_loss("y", "add", Line(1.0, -4.0, 4.0), 8.0)
+    shift = measure_loss("y", "add", LinearOp(1.0, -4.0, 4.0), 8.0)
     assert (shift.of_input, shift.of_result) == pytest.approx((20 * math.log10(2),) * 2)
-    assert measure_loss("y", "add", Line(1.0, 8.0, 8.0), 8.0).decibels == math.inf, "nothing of the value is left"
-    assert measure_loss("y", "mul", Line(0.0, 0.0, 0.0), 8.0).decibels == 0.0, "a result that is 0 has no precision"
+    assert measure_loss("y", "add", LinearOp(1.0, 8.0, 8.0), 8.0).decibels == math.inf, "nothing of the value is left"
+    assert measure_loss("y", "mul", LinearOp(0.0, 0.0, 0.0), 8.0).decibels == 0.0, "a result that is 0 has no precision"

@@ -212,14 +212,14 @@ def test_a_rule_that_is_not_kept_is_named(
 def test_a_bound_must_be_taken_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = DTypeWithConstraints(dtype=torch.quint8, scale_min_lower_bound=2.0**-30)
     claim, config = claim_of("nn.ReLU", DTypeConfig(tiny, tiny))
-    right = dtype_choice._find_violations
+    right = dtype_choice.find_violations
 
     def strict(found: ObserverFacts, wanted: DTypeWithConstraints) -> Iterator[Violation]:
         yield from right(found, wanted)
         if found.eps == wanted.scale_min_lower_bound:
             yield "DTY-04", "eps", found.eps, "more"
 
-    monkeypatch.setattr(dtype_choice, "_find_violations", strict)
+    monkeypatch.setattr(dtype_choice, "find_violations", strict)
     problem, _ = checked(claim, config)
     assert problem is not None
     assert problem.rule == "DTY-02"

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from refimpl.releases import has
-from tests.refimpl.support.graph_generator import OPS, Program, Step
+from tests.refimpl.support.graph_generator import Program, Step
+from tests.refimpl.support.graph_ops import OPS
 from tests.refimpl.support.parity import STAGES, Run
 
 LOWERED = ("lowered", "lowered names")

@@ -1,0 +1,199 @@
+"""The accuracy check: refimpl's forms beside the better of torch's two, on the default mappings of an engine.
+
+Inputs are drawn ten times; the models are calibrated, or trained without steps, on all of them. The float model is the
+user's own, with norms whose statistics training does not change.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.ao.quantization.quantize_fx as torch_fx
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.nn.modules.batchnorm import _BatchNorm
+
+import refimpl
+from backends.torch_engine import engine as engine_of
+from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.ratios import CONFIGS, decibels, run
+
+Build = Callable[[], tuple[nn.Module, tuple[Any, ...]]]
+DRAWS, ROUNDS = 10, 10
+MEDIAN, MOST = 0.5, 3.0
+"""Decibels that refimpl may lie below the better of torch's models: in the median of the draws, and in any."""
+KNOWN_LOSS = 6.0
+"""Decibels, one bit, from which on what an op with a number loses on a shared grid explains more (OBS-19)."""
+SAME = 100.0
+"""Decibels from which on a prepared model is the float model: folded norms round a weight, by 2⁻²⁴ of itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """What a model gives on each draw, in dB: refimpl's forms and torch's; and what convert said of grids that lose.
+
+    ``prepared``: of the prepared model with its observers and fake quantizes off. ``warned``: the forms for which
+    convert warned. ``lost``: what an op with a number loses by the log of each form, at most. ``own_form``: the forms
+    that are held to torch's of the same kind only, see `measure`.
+    """
+
+    prepared: float
+    ours: Mapping[str, list[float]]
+    torchs: Mapping[str, list[float]]
+    warned: frozenset[str]
+    lost: Mapping[str, float]
+    own_form: frozenset[str] = frozenset()
+
+    def problems(self) -> list[str]:
+        """List what is less accurate than torch without a word, and a prepared model that computes otherwise."""
+        found = [] if self.prepared > SAME else [f"prepared: {self.prepared:.1f} dB from the float model"]
+        for form in (form for form in self.ours if form not in self.warned and self.lost[form] < KNOWN_LOSS):
+            best = self._best_of_torch(form)
+            lost = [
+                max(right - own, 0.0) if right > own else 0.0 for right, own in zip(best, self.ours[form], strict=True)
+            ]
+            if statistics.median(lost) > MEDIAN or max(lost) > MOST:
+                found.append(f"{form}: median {statistics.median(lost):.1f}, at most {max(lost):.1f} dB below torch")
+        return found
+
+    def _best_of_torch(self, form: str) -> list[float]:
+        """Return the ratios to hold a form to: of the better of torch's reference and lowered model, by draw."""
+        names: tuple[str, ...] = ("reference", "lowered")
+        if form in self.own_form and form in self.torchs:
+            names = (form,)
+        rows = [self.torchs[name] for name in names if name in self.torchs]
+        return [max(column) for column in zip(*rows, strict=True)] if rows else [-math.inf] * DRAWS
+
+
+def measure(build: Build, engine: str, *, is_qat: bool = False) -> Accuracy:
+    """Take a model through both flows and compare them. `build`: a new model in eval mode, and example inputs.
+
+    Two kinds of forms are held to torch's of the same kind, and not to another that cannot lose in this way:
+
+    - The exported program of an engine whose QConfigs reduce the range: what lies beyond 0..127 is clipped, as in
+      torch's decomposed model. Quantized tensors have no narrow range, and clip nothing there. (CVT-07, CVT-09)
+    - In training, the reference and the program of a model with dropout: its fake quantize has seen values that dropout
+      scaled up. Torch's quantized dropout returns its input, and drops that grid. (LOW-03)
+    """
+    model, examples = build()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.momentum = 0.0
+    batches = [draw_like(examples, draw) for draw in range(DRAWS)]
+    ours, warned, prepared, losses = _convert_ours(model, batches, engine, is_qat)
+    torchs = _convert_torchs(model, batches, engine, is_qat)
+    off = copy.deepcopy(prepared).apply(_switch_off)
+    found: dict[str, list[float]] = {form: [] for form in ours}
+    theirs: dict[str, list[float]] = {form: [] for form in torchs}
+    same = math.inf
+    with engine_of(engine):
+        for inputs in batches:
+            want = run(model, inputs)
+            same = min(same, decibels(want, run(off, inputs)))
+            for form, converted in ours.items():
+                found[form].append(decibels(want, run(converted, inputs)))
+            for form, converted in torchs.items():
+                theirs[form].append(_ratio(converted, inputs, want))
+    own_form = {"exported"} if engine in ("x86", "fbgemm") else set()
+    if is_qat and any("dropout" in str(node.target).lower() or "drop" in node.name for node in prepared.graph.nodes):
+        own_form |= {"reference", "exported"}
+    return Accuracy(prepared=same, ours=found, torchs=theirs, warned=warned, lost=losses, own_form=frozenset(own_form))
+
+
+def draw_like(examples: tuple[Any, ...], draw: int) -> tuple[Any, ...]:
+    """Draw inputs: uniform floats of an example's mean and deviation, so that no draw has a range of its own."""
+    generator = torch.Generator().manual_seed(draw)
+
+    def like(value: Any) -> Any:
+        is_float = isinstance(value, Tensor) and value.is_floating_point() and bool(value.isfinite().all())
+        if not is_float or value.numel() < 2:
+            return value
+        if bool((value == value.round()).all()):  # pixels, and masks of 0 and 1
+            return value[torch.randperm(len(value), generator=generator)]
+        return (torch.rand(value.shape, generator=generator) - 0.5) * math.sqrt(12) * value.std() + value.mean()
+
+    return tuple(torch.utils._pytree.tree_map(like, examples))
+
+
+def _switch_off(module: nn.Module) -> None:
+    for switch in ("disable_observer", "disable_fake_quant"):
+        getattr(module, switch, lambda: None)()
+
+
+def _convert_ours(
+    model: nn.Module, batches: Sequence[tuple[Any, ...]], engine: str, is_qat: bool
+) -> tuple[dict[str, nn.Module], frozenset[str], GraphModule, dict[str, float]]:
+    prepare: Any = refimpl.prepare_qat_fx if is_qat else refimpl.prepare_fx
+    mapping = getattr(refimpl, f"get_default_{'qat_' if is_qat else ''}qconfig_mapping")(engine)
+    config = flows.our_config(CONFIGS[engine])
+    with engine_of(engine), torch.no_grad():
+        torch.default_generator.manual_seed(1)
+        floating = copy.deepcopy(model).train(is_qat)
+        prepared = prepare(floating, mapping, copy.deepcopy(batches[0]), backend_config=config)
+        flows.calibrate(prepared, list(copy.deepcopy(batches)) * (ROUNDS if is_qat else 1))
+        prepared.eval()
+        converts: dict[str, Callable[..., Any]] = {
+            "reference": refimpl.convert_to_reference_fx,
+            "decomposed": refimpl.convert_to_reference_decomposed_fx,
+            "lowered": refimpl.convert_fx,
+        }
+        forms, warned = {}, set()
+        for form, convert in converts.items():
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                forms[form] = convert(prepared, backend_config=config)
+            warned |= {form} if any(" dB: " in str(each.message) for each in caught) else set()
+        losses = {form: _find_loss(converted, form) for form, converted in forms.items()}
+        losses["exported"] = losses.pop("decomposed")
+        forms["exported"] = refimpl.export_reference(forms.pop("decomposed"), copy.deepcopy(batches[0])).module()
+    renamed = frozenset("exported" if form == "decomposed" else form for form in warned)
+    return forms, renamed, prepared, losses
+
+
+def _find_loss(converted: nn.Module, form: str) -> float:
+    losses = refimpl.explain(converted).grid_losses
+    return max((loss.of_input if form == "lowered" else loss.decibels for loss in losses), default=0.0)
+
+
+def _convert_torchs(
+    model: nn.Module, batches: Sequence[tuple[Any, ...]], engine: str, is_qat: bool
+) -> dict[str, nn.Module]:
+    """Return torch's forms, as far as torch can make them: what it cannot is no number to be held to."""
+    prepare: Any = torch_fx.prepare_qat_fx if is_qat else torch_fx.prepare_fx
+    mapping = getattr(flows.torch_mappings, f"get_default_{'qat_' if is_qat else ''}qconfig_mapping")(engine)
+    config = flows.torch_config(CONFIGS[engine])
+    converts: dict[str, Callable[..., Any]] = {
+        "reference": torch_fx.convert_to_reference_fx,
+        "lowered": torch_fx.convert_fx,
+        "exported": torch_fx._convert_to_reference_decomposed_fx,
+    }
+    made: dict[str, nn.Module] = {}
+    with engine_of(engine), torch.no_grad():
+        try:
+            torch.default_generator.manual_seed(1)
+            floating = copy.deepcopy(model).train(is_qat)
+            prepared = prepare(floating, mapping, copy.deepcopy(batches[0]), backend_config=config)
+            flows.calibrate(prepared, list(copy.deepcopy(batches)) * (ROUNDS if is_qat else 1))
+        except Exception:
+            return made
+        for form, convert in converts.items():
+            try:
+                made[form] = convert(copy.deepcopy(prepared.eval()), backend_config=config)
+            except Exception:
+                continue
+    return made
+
+
+def _ratio(model: nn.Module, inputs: tuple[Any, ...], want: Any) -> float:
+    try:
+        ratio = decibels(want, run(model, inputs))
+    except Exception:  # of a model of torch's that cannot run
+        return -math.inf
+    return -math.inf if math.isnan(ratio) else ratio

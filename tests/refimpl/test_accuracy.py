@@ -1,0 +1,103 @@
+"""The flow is right on models as people write them: no less accurate than torch, or with a warning, in every form.
+
+On small models of each kind that real networks hold (`zoo_constructs`), and on drawn ones. The list of the parity tests
+is held to the same in `test_parity`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from tests.refimpl.support import zoo_constructs
+from tests.refimpl.support.accuracy import measure
+from tests.refimpl.support.graph_generator import Program, Step, programs
+from tests.refimpl.support.graph_generator import build as build_program
+from tests.refimpl.support.graph_ops import CONSTRUCTS, EVERY
+
+RULES = ("TRC-01", "TRC-02", "TRC-03", "OBS-16", "OBS-17", "OBS-18", "OBS-19", "QAT-04", "PAT-08")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """The models are small: more threads take longer."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+WARNED = {"normalizes pixels", "times ten", "plus a hundred"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_qat", [False, True], ids=["ptq", "qat"])
+@pytest.mark.parametrize("engine", ["x86", "qnnpack", "fbgemm", "onednn"])
+@pytest.mark.parametrize("name", zoo_constructs.CONSTRUCTS)
+def test_no_form_is_less_accurate_than_the_better_of_torchs_or_convert_says_so(
+    name: str, engine: str, is_qat: bool
+) -> None:
+    found = measure(partial(zoo_constructs.build, name), engine, is_qat=is_qat)
+    assert not found.problems(), found
+    assert not found.warned or name in WARNED, "no warning without need"
+
+
+CHUNKS, EXAMPLES = int(os.environ.get("ACCURACY_CHUNKS", "2")), 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("is_qat", [False, True], ids=["ptq", "qat"])
+def test_drawn_models_are_prepared_as_they_are(is_qat: bool, chunk: int) -> None:
+    """With its observers off the prepared model is the float model; no form falls far below torch's in silence."""
+
+    @seed(chunk)
+    @settings(
+        max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow],
+        phases=[Phase.generate],
+    )  # fmt: skip
+    @given(program=programs(5, tuple(EVERY), may_take_names=True))
+    def check(program: Program) -> None:
+        found = measure(partial(_built, program), "x86", is_qat=is_qat)
+        assert not found.problems(), (program, found)
+
+    check()
+
+
+def _built(program: Program) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    model, batches = build_program(program)
+    return model, batches[0]
+
+
+@pytest.mark.parametrize("op", CONSTRUCTS)
+def test_each_construct_is_prepared_as_it_is(op: str) -> None:
+    takes = EVERY[op].takes
+    inputs = tuple("rows" if shape == "any" else shape for shape in takes[:1])
+    program = Program(inputs, (Step(op, tuple(0 for _ in takes)),), takes_names=True)
+    found = measure(partial(_built, program), "qnnpack")
+    assert found.prepared > 100 and all(min(ratios) > 15 for ratios in found.ours.values()), found
+
+
+def test_the_check_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prepared model that computes something else, and forms that are worse than torch's, are problems."""
+    monkeypatch.setattr("refimpl.in_place.make_functional", lambda model: None)
+    statement = measure(partial(zoo_constructs.build, "statement"), "x86")
+    assert statement.problems() == [] or statement.prepared > 100
+    assert min(statement.ours["reference"]) < 20, "the statement is dropped, as torch drops it"
+    monkeypatch.undo()
+    honest = measure(partial(zoo_constructs.build, "rms norm"), "qnnpack")
+    assert honest.problems() == []
+    worse = replace(honest, prepared=90.0, ours={"lowered": [value - 1 for value in honest.torchs["lowered"]]})
+    assert [text.partition(":")[0] for text in worse.problems()] == ["prepared", "lowered"]
+    assert replace(worse, prepared=math.inf, warned=frozenset({"lowered"})).problems() == []
+
+
+for _rule in RULES:
+    pytestmark = [*globals().get("pytestmark", []), pytest.mark.rule(_rule)]
