@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from tests.refimpl.support import zoo_constructs
+from tests.refimpl.support import zoo, zoo_constructs
 from tests.refimpl.support.accuracy import measure
 from tests.refimpl.support.graph_generator import Program, Step, programs
 from tests.refimpl.support.graph_generator import build as build_program
@@ -34,21 +34,54 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+IS_ALL = bool(os.environ.get("ACCURACY_ALL"))
+"""All engines, and the list of the parity tests too: `tox -e accuracy`."""
+ENGINES = ("x86", "qnnpack", "fbgemm", "onednn") if IS_ALL else ("x86", "qnnpack")
+BEYOND_ONEDNN = {
+    "folded weight that is read": "finding 17: onednn's conv_add takes no summand that broadcasts",
+    "residual block in place": "torch's fuser method of a convolution, norm and sum has no class in training",
+}
 WARNED = {"normalizes pixels", "times ten", "plus a hundred"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_qat", [False, True], ids=["ptq", "qat"])
-@pytest.mark.parametrize("engine", ["x86", "qnnpack", "fbgemm", "onednn"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", zoo_constructs.CONSTRUCTS)
 def test_no_form_is_less_accurate_than_the_better_of_torchs_or_convert_says_so(
     name: str, engine: str, is_qat: bool
 ) -> None:
+    if engine == "onednn" and name in BEYOND_ONEDNN:
+        pytest.skip(BEYOND_ONEDNN[name])
     found = measure(partial(zoo_constructs.build, name), engine, is_qat=is_qat)
     assert not found.problems(), found
     assert not found.warned or name in WARNED, "no warning without need"
 
 
+ARCHITECTURES = {
+    entry.name: entry
+    for entry in zoo.ENTRIES
+    if entry.prepare_custom() is entry.convert_custom() is entry.convert_mapping() is None
+}
+
+
+def _built_entry(name: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    model, batches = zoo.build(ARCHITECTURES[name])
+    return model, tuple(batches[0])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_ALL, reason="takes half an hour: ACCURACY_ALL=1, or tox -e accuracy")
+@pytest.mark.parametrize("is_qat", [False, True], ids=["ptq", "qat"])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_no_architecture_of_the_list_is_less_accurate(name: str, engine: str, is_qat: bool) -> None:
+    found = measure(partial(_built_entry, name), engine, is_qat=is_qat)
+    assert not found.problems(), found
+
+
+NEAR = 15.0
+"""Decibels from which on a form is the float model with rounding errors; one that computes something else has fewer."""
 CHUNKS, EXAMPLES = int(os.environ.get("ACCURACY_CHUNKS", "2")), 40
 
 
@@ -56,7 +89,10 @@ CHUNKS, EXAMPLES = int(os.environ.get("ACCURACY_CHUNKS", "2")), 40
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize("is_qat", [False, True], ids=["ptq", "qat"])
 def test_drawn_models_are_prepared_as_they_are(is_qat: bool, chunk: int) -> None:
-    """With its observers off the prepared model is the float model; no form falls far below torch's in silence."""
+    """With its observers off the prepared model is the float model; no form is far from it where torch's is not.
+
+    Some are less accurate than torch's because torch leaves an op in float whose operands are keywords (PAT-08).
+    """
 
     @seed(chunk)
     @settings(
@@ -66,7 +102,9 @@ def test_drawn_models_are_prepared_as_they_are(is_qat: bool, chunk: int) -> None
     @given(program=programs(5, tuple(EVERY), may_take_names=True))
     def check(program: Program) -> None:
         found = measure(partial(_built, program), "x86", is_qat=is_qat)
-        assert not found.problems(), (program, found)
+        near = frozenset(form for form, ratios in found.ours.items() if min(ratios) > NEAR)
+        problems = replace(found, warned=found.warned | near).problems()
+        assert not problems, (problems, program, found)
 
     check()
 

@@ -220,7 +220,7 @@ CONSTRUCTS: dict[str, Op] = {
     "2 - x": _function(lambda x: 2 - x),
     "sigmoid * 2 - 0.5": _function(lambda x: torch.sigmoid(x) * 2 - 0.5),
     "tanh * 3 + 1": _function(lambda x: torch.tanh(x) * 3 + 1),
-    "cat of a sigmoid": _function(lambda x, y: torch.cat([x.sigmoid(), y], 0)[: len(x)], ANY, ANY),
+    "cat of a sigmoid": _function(lambda x, y: torch.cat([x.sigmoid(), y], 0)[:3], ANY, ANY),
     "reads its weight": Op(takes=(ROWS,), make=lambda: nn.Linear(8, 8), call=lambda m, x: m(x) + m.weight.sum(0) * 0.1),
     "reads its dtype": Op(takes=(ROWS,), make=lambda: nn.Linear(8, 8), call=lambda m, x: m(x.to(m.weight.dtype))),
     "reads its size": Op(
@@ -324,6 +324,6 @@ def _spelled(name: str, spelling: str) -> Op:
 CONSTRUCTS |= {f"{name}, {spelling}": _spelled(name, spelling) for name in SPELLED for spelling in SPELLINGS}
 CONSTRUCTS |= {
     "module by keyword": Op(takes=(ROWS,), make=lambda: nn.Linear(8, 8), call=lambda m, x: m(input=x)),
-    "cat by keyword": _function(lambda x, y: torch.cat(tensors=[x, y], dim=0)[: len(x)], ANY, ANY),
+    "cat by keyword": _function(lambda x, y: torch.cat(tensors=[x, y], dim=0)[:3], ANY, ANY),
 }
 EVERY: Mapping[str, Op] = {**OPS, **CONSTRUCTS}

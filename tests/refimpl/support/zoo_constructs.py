@@ -163,7 +163,7 @@ CONSTRUCTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
         "cat of a sigmoid": (lambda net, x: torch.cat([net.conv(x).sigmoid(), net.last(net.conv(x))], 1), IMAGES),
         "squeeze and excite": (squeeze, IMAGES),
         "residual block in place": (inplace_block, IMAGES),
-        "statement": (lambda net, x: (lambda y: (y.mul_(0.25), y + 1)[1])(net.conv(x)), IMAGES),
+        "statement": (lambda net, x: (lambda y: (y.mul_(0.25), net.last(y))[1])(net.conv(x)), IMAGES),
         "statement of a module": (lambda net, x: (lambda y: (net.relu(y), net.last(y))[1])(net.conv(x)), IMAGES),
         "folded weight that is read": (lambda net, x: net.norm(net.conv(x)) + net.conv.weight.sum(), IMAGES),
         "penalty": (lambda net, x: (net.norm(net.conv(x)), net.conv.weight.square().mean()), IMAGES),
