@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.ao.quantization.quantize_fx as torch_fx
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import refimpl
@@ -26,7 +26,8 @@ from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.ratios import CONFIGS, decibels, run
 
 Build = Callable[[], tuple[nn.Module, tuple[Any, ...]]]
-DRAWS, ROUNDS = 10, 10
+DRAWS, BATCHES, ROUNDS = 10, 6, 3
+"""Draws of inputs; batches in each, so that no single tie decides; and how often training sees all of them."""
 MEDIAN, MOST = 0.5, 3.0
 """Decibels that refimpl may lie below the better of torch's models: in the median of the draws, and in any."""
 KNOWN_LOSS = 6.0
@@ -75,6 +76,7 @@ class Accuracy:
 def measure(build: Build, engine: str, *, is_qat: bool = False) -> Accuracy:
     """Take a model through both flows and compare them. `build`: a new model in eval mode, and example inputs.
 
+    The lowered model is held to the better one unless it gives what torch's gives: then the kernels lose, not the flow.
     Two kinds of forms are held to torch's of the same kind, and not to another that cannot lose in this way:
 
     - The exported program of an engine whose QConfigs reduce the range: what lies beyond 0..127 is clipped, as in
@@ -86,25 +88,30 @@ def measure(build: Build, engine: str, *, is_qat: bool = False) -> Accuracy:
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             module.momentum = 0.0
-    batches = [draw_like(examples, draw) for draw in range(DRAWS)]
+    batches = [draw_like(examples, draw) for draw in range(DRAWS * BATCHES)]
     ours, warned, prepared, losses = _convert_ours(model, batches, engine, is_qat)
     torchs = _convert_torchs(model, batches, engine, is_qat)
     off = copy.deepcopy(prepared).apply(_switch_off)
-    found: dict[str, list[float]] = {form: [] for form in ours}
-    theirs: dict[str, list[float]] = {form: [] for form in torchs}
-    same = math.inf
+    want = [run(model, inputs) for inputs in batches]
+    same = min(decibels(right, run(off, inputs)) for right, inputs in zip(want, batches, strict=True))
     with engine_of(engine):
-        for inputs in batches:
-            want = run(model, inputs)
-            same = min(same, decibels(want, run(off, inputs)))
-            for form, converted in ours.items():
-                found[form].append(decibels(want, run(converted, inputs)))
-            for form, converted in torchs.items():
-                theirs[form].append(_ratio(converted, inputs, want))
+        found = {form: _measure_draws(converted, batches, want) for form, converted in ours.items()}
+        theirs = {form: _try_draws(converted, batches, want) for form, converted in torchs.items()}
     own_form = {"exported"} if engine in ("x86", "fbgemm") else set()
-    if is_qat and any("dropout" in str(node.target).lower() or "drop" in node.name for node in prepared.graph.nodes):
+    if found["lowered"] == theirs.get("lowered"):
+        own_form.add("lowered")
+    drops = any(map(_is_dropout, prepared.modules())) or any(map(_calls_dropout, prepared.graph.nodes))
+    if is_qat and drops:
         own_form |= {"reference", "exported"}
     return Accuracy(prepared=same, ours=found, torchs=theirs, warned=warned, lost=losses, own_form=frozenset(own_form))
+
+
+def _is_dropout(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.dropout._DropoutNd)
+
+
+def _calls_dropout(node: Node) -> bool:
+    return "dropout" in str(getattr(node.target, "__name__", node.target))
 
 
 def draw_like(examples: tuple[Any, ...], draw: int) -> tuple[Any, ...]:
@@ -191,9 +198,19 @@ def _convert_torchs(
     return made
 
 
-def _ratio(model: nn.Module, inputs: tuple[Any, ...], want: Any) -> float:
+def _measure_draws(model: nn.Module, batches: Sequence[tuple[Any, ...]], want: Sequence[Any]) -> list[float]:
+    """Return the ratio of each draw, over its batches; -inf for NaN."""
+    ratios = []
+    for start in range(0, len(batches), BATCHES):
+        part = slice(start, start + BATCHES)
+        ratio = decibels(list(want[part]), [run(model, inputs) for inputs in batches[part]])
+        ratios.append(-math.inf if math.isnan(ratio) else ratio)
+    return ratios
+
+
+def _try_draws(model: nn.Module, batches: Sequence[tuple[Any, ...]], want: Sequence[Any]) -> list[float]:
+    """Return the same of a model of torch's, which may fail where it runs."""
     try:
-        ratio = decibels(want, run(model, inputs))
-    except Exception:  # of a model of torch's that cannot run
-        return -math.inf
-    return -math.inf if math.isnan(ratio) else ratio
+        return _measure_draws(model, batches, want)
+    except Exception:
+        return [-math.inf] * DRAWS
