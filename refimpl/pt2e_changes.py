@@ -1,0 +1,387 @@
+"""find_changes: what torchao's PT2E flow changes in what a program computes, found before the program is prepared.
+
+``prepare_pt2e`` folds each batch norm into the convolution or linear layer that it reads, before it asks the Quantizer.
+``convert_pt2e`` folds those that ``prepare_qat_pt2e`` has made trainable. Neither asks who else reads the layer's
+result, its weight or its bias. ``eval()`` and ``train()`` write batch norms and dropouts again, with torch's default
+constants. The folds are listed here as torchao makes them, and each is held to the program. torchao is not needed.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from refimpl.exported_calls import arguments_of, callers_of, refuse_other_programs
+from refimpl.tracing import attribute_of
+
+
+class ChangeKind(Enum):
+    """What is changed, and why."""
+
+    RESULT_READ = "result read"
+    """Something else reads the layer's result, and gets it with the batch norm."""
+    NORM_DROPPED = "norm dropped"
+    """Another batch norm has been folded into the same weight, and this one is left out."""
+    TENSOR_READ = "tensor read"
+    """Something else reads the weight or bias into which the batch norm is folded."""
+    BIAS_LOST = "bias lost"
+    """The layer is called again before the same batch norm, and does not get the bias that the first call gets."""
+    NAME_TAKEN = "name taken"
+    """The bias that the fold makes takes the place of a tensor that something reads."""
+    BATCH_STATISTICS = "batch statistics"
+    """The batch norm takes mean and variance of its batch; the fold takes the running ones."""
+    WITHOUT_BATCH = "without batch"
+    """The layer's input has no batch, so that the batch norm's channels are not those of the layer."""
+    RAISES = "raises"
+    """torchao cannot fold the batch norm, and raises an error that does not say where."""
+    CONSTANT_REPLACED = "constant replaced"
+    """A constant of a batch norm or dropout becomes torch's default, or its mode the program's."""
+    LEFT_IN_TRAINING = "left in training"
+    """``eval()`` does not reach an op that drops or draws values."""
+
+
+_APART = "write norm(layer(x).clone()), as a batch norm that reads a copy is not folded"
+_BY_HAND = "set modes without torchao, as docs/pt2e.md shows"
+_REMEDIES = {
+    ChangeKind.BIAS_LOST: f"give the layer a bias, if it has none; or {_APART}",
+    ChangeKind.BATCH_STATISTICS: f"call model.eval() before torch.export.export; if the batch's are meant, {_APART}",
+    ChangeKind.CONSTANT_REPLACED: f"build the model with torch's default; or, of a norm behind a layer, {_APART}, and "
+    f"{_BY_HAND}",
+    ChangeKind.LEFT_IN_TRAINING: _BY_HAND,
+    ChangeKind.NAME_TAKEN: "give the layer a bias, or the tensor another name",
+    ChangeKind.WITHOUT_BATCH: f"give the layer a batch, layer(x[None]); or {_APART}",
+}
+"""What to write instead; for every other kind ``_APART``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What torchao changes at one node of an exported program. ``str()`` is a line to print."""
+
+    kind: ChangeKind
+    node: str
+    """The node of the batch norm, or of the op that drops values."""
+    layer: str
+    """The node of the convolution or linear layer into which the batch norm is folded; "" if none is."""
+    reason: str
+    """What is changed, with the modules that are called there."""
+    line: str
+    """The user's line that calls it, as ``file:number: code``; "" if the program does not note it."""
+
+    @property
+    def remedy(self) -> str:
+        """What to write instead."""
+        return _REMEDIES.get(self.kind, _APART)
+
+    def __str__(self) -> str:
+        return f"{self.reason}. Instead: {self.remedy}" + (f" ({self.line})" if self.line else "")
+
+
+def find_changes(program: GraphModule, *, is_qat: bool = False) -> tuple[Change, ...]:
+    """Return what torchao changes in what an exported program's module computes, beside quantizing it.
+
+    ``program``: what ``prepare_pt2e`` is going to get, ``torch.export.export(model, inputs).module()``; it is not
+    changed. ``is_qat``: it is for ``prepare_qat_pt2e``; then what ``convert_pt2e`` folds is meant, of layers whose
+    weight the Quantizer annotates, and what torchao's ``eval()`` and ``train()`` do. In PTQ it is the same for every
+    Quantizer. An empty result says that the prepared program, while nothing is quantized, computes what the program
+    does, up to the rounding of floats.
+
+    Raises ModelError for what is no exported program, or is prepared already.
+    """
+    refuse_other_programs(program)
+    reader = _Reader(program)
+    folds = _list_trained_folds(reader) if is_qat else _list_folds(reader)
+    groups = _group_folds(folds, is_qat)
+    found = [change for fold in folds for change in _judge_fold(reader, fold, groups[fold], is_qat)]
+    if is_qat:
+        trained = {fold.norm for fold in folds}
+        found += [change for node in reader.nodes for change in _judge_constants(node, node in trained)]
+    order = {node.name: index for index, node in enumerate(reader.nodes)}
+    return tuple(sorted(found, key=lambda change: order[change.node]))
+
+
+# -- the program ---------------------------------------------------------------------------------------------------
+
+_READS_FORM = {
+    "_assert_tensor_metadata": "a", "empty_like": "self", "expand_as": "other", "full_like": "self",
+    "new_empty": "self", "new_full": "self", "new_ones": "self", "new_zeros": "self", "ones_like": "self",
+    "rand_like": "self", "randn_like": "self", "reshape_as": "other", "sym_numel": "self", "sym_size": "self",
+    "sym_stride": "self", "type_as": "other", "view_as": "other", "zeros_like": "self",
+}  # fmt: skip
+"""Ops, each with the argument of which it reads shape, dtype and device, and no number."""
+
+
+class _Reader:
+    """Says who reads a value of a program. What leads to no result does not count: torchao takes it away."""
+
+    def __init__(self, program: GraphModule) -> None:
+        self.program = program
+        self.nodes: list[Node] = list(program.graph.nodes)
+        self.live: set[Node] = set()
+        for node in reversed(self.nodes):
+            if node.op == "output" or node.is_impure() or not self.live.isdisjoint(node.users):
+                self.live.add(node)
+        self._holders: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            if node.op == "get_attr":
+                self._holders.setdefault(str(node.target), []).append(node)
+
+    def list_users(self, value: Node) -> list[Node]:
+        """List what takes a value."""
+        return [user for user in value.users if user in self.live]
+
+    def list_readers(self, *values: Node) -> list[Node]:
+        """List what reads the numbers of values."""
+        return [user for value in values for user in self.list_users(value) if _reads_numbers(user, value)]
+
+    def list_tensor_readers(self, target: str) -> list[Node]:
+        """List what reads the numbers of a tensor that the program holds."""
+        return self.list_readers(*self._holders.get(target, ()))
+
+    def find_tensor(self, target: str) -> Any:
+        """Return a tensor that the program holds; None: it holds none of that name."""
+        try:
+            return attribute_of(self.program, target)
+        except AttributeError:
+            return None
+
+
+def _reads_numbers(user: Node, value: Node) -> bool:
+    names = {name for name, argument in arguments_of(user).items() if argument is value}
+    return names != {_READS_FORM.get(_name_op(user))}
+
+
+def _name_op(node: Node) -> str:
+    """Return the name of an op without its overload; "" for what is no op."""
+    schema = getattr(node.target, "_schema", None)
+    return "" if schema is None else str(schema.name).rpartition("::")[2]
+
+
+def _describe(node: Node) -> str:
+    """Return the name of a node, with the module that is called there."""
+    callers = callers_of(node)
+    return f"{node.name} ({callers[-1].name})" if callers else node.name
+
+
+def _describe_all(nodes: Sequence[Node]) -> str:
+    names = list(dict.fromkeys(_describe(node) for node in nodes))
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+_FRAME = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.*)')
+_TORCH = Path(torch.__file__).parent
+
+
+def _find_line(node: Node) -> str:
+    """Return the innermost line outside of torch that led to a node, as ``file:number: code``; "" if none is noted."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    own = [frame for frame in frames if _TORCH not in Path(frame[0]).parents]
+    return "{}:{}: {}".format(*own[-1]) if own else ""
+
+
+# -- which batch norms are folded ----------------------------------------------------------------------------------
+
+_TRANSPOSED = {"aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input"}
+_CONVOLUTIONS = {f"aten.conv{rank}d.{kind}" for rank in (1, 2, 3) for kind in ("default", "padding")} | _TRANSPOSED
+_TRAINED = {
+    "aten.conv1d.default",
+    "aten.conv2d.default",
+    "aten.conv_transpose1d.default",
+    "aten.conv_transpose2d.input",
+}
+_LINEAR = "aten.linear.default"
+_NORM = "aten.batch_norm.default"
+_NORMS = {_NORM, "aten._native_batch_norm_legit_no_training.default"}  # the second: of a program that is decomposed
+_STATISTICS = ("running_mean", "running_var")
+_TENSORS = ("weight", "bias", *_STATISTICS)
+
+
+class _Fold(NamedTuple):
+    """A batch norm that torchao folds into a layer. ``is_chained``: it reads one that is folded into the same layer."""
+
+    layer: Node
+    norm: Node
+    is_chained: bool = False
+
+
+def _list_folds(reader: _Reader) -> list[_Fold]:
+    """List what prepare_pt2e folds, convolutions first. A norm's readers then read the layer: so is a second norm."""
+    folds: list[_Fold] = []
+    layers: dict[Any, Node] = {}  # folded norm → layer
+    for is_layer in (_is_convolution, _is_folded_linear):
+        for norm in (node for node in reader.nodes if str(node.target) in _NORMS):
+            value = arguments_of(norm)["input"]
+            if value.target is operator.getitem and value.args[1] == 0:
+                value = value.args[0]
+            layer = layers.get(value, value)
+            is_removed = norm not in reader.live and (folds or is_layer is _is_folded_linear)  # with other dead code
+            if is_layer(layer) and not is_removed:
+                layers[norm] = layer
+                folds.append(_Fold(layer, norm, value in layers))
+    return folds
+
+
+def _is_convolution(node: Node) -> bool:
+    return str(node.target) in _CONVOLUTIONS
+
+
+def _is_folded_linear(node: Node) -> bool:
+    """Tell whether a node is a linear layer whose input has at most two axes: torchao leaves the others alone."""
+    if str(node.target) != _LINEAR:
+        return False
+    value = arguments_of(node)["input"].meta.get("val")
+    return not isinstance(value, Tensor) or value.dim() <= 2
+
+
+def _list_trained_folds(reader: _Reader) -> list[_Fold]:
+    """List what prepare_qat_pt2e makes trainable, so that convert_pt2e folds it: a norm alone takes the layer."""
+    norms = [node for node in reader.nodes if str(node.target) == _NORM and node in reader.live]
+    folds = [_Fold(arguments_of(norm)["input"], norm) for norm in norms]
+    return [
+        fold for fold in folds if str(fold.layer.target) in _TRAINED and reader.list_users(fold.layer) == [fold.norm]
+    ]
+
+
+def _group_folds(folds: Sequence[_Fold], is_qat: bool) -> dict[_Fold, list[_Fold]]:
+    """Return, for each fold, those of its weight: prepare_pt2e folds the first of them, convert_pt2e each by itself."""
+    groups: dict[Any, list[_Fold]] = {}
+    keys = {fold: fold if is_qat else arguments_of(fold.layer).get("weight") for fold in folds}
+    for fold in folds:
+        groups.setdefault(keys[fold], []).append(fold)
+    return {fold: groups[keys[fold]] for fold in folds}
+
+
+# -- what a fold changes -------------------------------------------------------------------------------------------
+
+
+def _judge_fold(reader: _Reader, fold: _Fold, group: Sequence[_Fold], is_qat: bool) -> Iterator[Change]:
+    """Yield what a fold changes. ``group``: the folds of the same weight, in order."""
+    obstacle = _find_obstacle(reader, fold, is_qat)
+    faults = [(ChangeKind.RAISES, obstacle)] if obstacle else _find_faults(reader, fold, group, is_qat)
+    for kind, text in faults:
+        reason = f"{_describe(fold.norm)}, folded into {_describe(fold.layer)}: {text}"
+        yield Change(kind=kind, node=fold.norm.name, layer=fold.layer.name, reason=reason, line=_find_line(fold.norm))
+
+
+def _find_obstacle(reader: _Reader, fold: _Fold, is_qat: bool) -> str:
+    """Say why torchao cannot fold a norm, and raises; "" if it can."""
+    layer, norm = arguments_of(fold.layer), arguments_of(fold.norm)
+    tensors = {"its weight": layer["weight"], "its bias": layer.get("bias")}
+    tensors |= {f"the norm's {name}": norm.get(name) for name in _TENSORS}
+    for name, node in tensors.items():
+        if node is not None and node.op != "get_attr":
+            return f"{name} is {'an input' if node.op == 'placeholder' else 'computed'}, where torchao expects a tensor"
+    if missing := [name for name in (_TENSORS if is_qat else _STATISTICS) if norm.get(name) is None]:
+        return f"the norm has no {' and no '.join(missing)}"
+    targets = [str(node.target) for node in (layer["weight"], layer.get("bias")) if node is not None]
+    targets += [_name_bias(fold)] if len(targets) == 1 else []
+    for target in targets:
+        if not isinstance(reader.find_tensor(target), (nn.Parameter, type(None))):
+            return f"{target} is no parameter, and torchao writes one in its place"
+    if str(fold.layer.target) in _TRANSPOSED and layer.get("groups", 1) != 1:
+        return "it is transposed and has several groups"
+    return ""
+
+
+def _find_faults(
+    reader: _Reader, fold: _Fold, group: Sequence[_Fold], is_qat: bool
+) -> Iterator[tuple[ChangeKind, str]]:
+    """Yield what a fold that torchao makes changes, with the kind of each."""
+    first, (layer, norm, _) = group[0], fold
+    norms = [each.norm for each in group if each.layer is layer]
+    others = [user for user in reader.list_readers(layer) if user not in norms]
+    if norm is norms[0] and others:
+        yield ChangeKind.RESULT_READ, f"its result is read by {_describe_all(others)} as well"
+    if fold is first:
+        yield from _find_tensor_readers(reader, fold, group)
+    elif fold.is_chained or _identify_norm(norm) != _identify_norm(first.norm):
+        yield ChangeKind.NORM_DROPPED, f"left out, as {_describe(first.norm)} is folded into the same weight first"
+    elif layer is not first.layer and (_bias_of(layer) is None or _bias_of(layer) is not _bias_of(first.layer)):
+        yield ChangeKind.BIAS_LOST, f"the norm's part of the bias is lost: {_describe(first.layer)} has the same weight"
+    if not is_qat and arguments_of(norm).get("training"):
+        yield ChangeKind.BATCH_STATISTICS, "the norm takes the statistics of its batch, the fold the running ones"
+    ranks = [node.meta["val"].dim() for node in (layer, arguments_of(layer)["weight"]) if "val" in node.meta]
+    if str(layer.target) != _LINEAR and len(set(ranks)) > 1:
+        yield ChangeKind.WITHOUT_BATCH, "its input has no batch, and the norm takes another axis for its channels"
+
+
+def _find_tensor_readers(reader: _Reader, fold: _Fold, group: Sequence[_Fold]) -> Iterator[tuple[ChangeKind, str]]:
+    """Yield who else reads the tensors that a fold writes: other than the layers of its group, and the norms."""
+    weight, bias, own = (
+        arguments_of(fold.layer)["weight"],
+        _bias_of(fold.layer),
+        {node for each in group for node in each[:2]},
+    )
+
+    def list_others(target: str) -> list[Node]:
+        return [user for user in reader.list_tensor_readers(target) if user not in own]
+
+    read = {str(node.target): list_others(str(node.target)) for node in (weight, bias) if node is not None}
+    if any(read.values()):
+        names = " and ".join(target for target, others in read.items() if others)
+        others = _describe_all([user for users in read.values() for user in users])
+        yield ChangeKind.TENSOR_READ, f"it writes {names}, read by {others} as well"
+    if bias is None and (new := list_others(_name_bias(fold))):
+        yield ChangeKind.NAME_TAKEN, f"its bias is written as {_name_bias(fold)}, read by {_describe_all(new)}"
+
+
+def _bias_of(layer: Node) -> Any:
+    return arguments_of(layer).get("bias")
+
+
+def _name_bias(fold: _Fold) -> str:
+    """Return the name that torchao gives to the bias of a layer that has none."""
+    return f"{arguments_of(fold.layer)['weight'].target}_bias"
+
+
+def _identify_norm(norm: Node) -> tuple[Any, ...]:
+    """Return what two calls of one norm have in common."""
+    arguments = arguments_of(norm)
+    return *(arguments.get(name) for name in _TENSORS), arguments.get("eps")
+
+
+# -- what eval() and train() change --------------------------------------------------------------------------------
+
+_SWITCHED = {
+    "batch_norm": ("training", {"momentum": 0.1, "eps": 1e-5}), "dropout": ("train", {"p": 0.5}),
+    "dropout_": ("train", {"p": 0.5}),
+}  # fmt: skip
+"""The ops that torchao's eval() and train() write again: the argument of the mode, and the constants then written."""
+
+_NOT_SWITCHED = {
+    "alpha_dropout": ("train", "p"), "alpha_dropout_": ("train", "p"), "feature_alpha_dropout": ("train", "p"),
+    "feature_alpha_dropout_": ("train", "p"), "feature_dropout": ("train", "p"), "feature_dropout_": ("train", "p"),
+    "gru": ("train", "dropout"), "lstm": ("train", "dropout"), "rnn_relu": ("train", "dropout"),
+    "rnn_tanh": ("train", "dropout"), "rrelu": ("training", "upper"), "rrelu_": ("training", "upper"),
+    "scaled_dot_product_attention": ("dropout_p", "dropout_p"),
+}  # fmt: skip
+"""Ops that drop or draw values, which these leave as they are: the arguments that both are true if this one does."""
+
+
+def _judge_constants(node: Node, is_trained: bool) -> Iterator[Change]:
+    """Yield what happens to a node's constants and its mode. ``is_trained``: prepare_qat_pt2e writes it again too."""
+    arguments, name = arguments_of(node), _name_op(node)
+    found: list[tuple[ChangeKind, str]] = []
+    if name in _SWITCHED:
+        mode, defaults = _SWITCHED[name]
+        by = "prepare_qat_pt2e" if is_trained else "eval() and train()"
+        lost = [
+            f"{key}={arguments[key]:g} becomes {value:g}" for key, value in defaults.items() if arguments[key] != value
+        ]
+        lost += [] if arguments[mode] else [f"{mode}=False becomes True"]
+        found += [(ChangeKind.CONSTANT_REPLACED, f"{', '.join(lost)}, by {by}")] if lost else []
+        if name == "batch_norm" and arguments["running_mean"] is None and not is_trained:
+            found.append((ChangeKind.CONSTANT_REPLACED, "training=True becomes False by eval(), without statistics"))
+    elif name in _NOT_SWITCHED and all(arguments.get(key) for key in _NOT_SWITCHED[name]):
+        found.append((ChangeKind.LEFT_IN_TRAINING, "eval() does not reach it"))
+    for kind, text in found:
+        yield Change(kind=kind, node=node.name, layer="", reason=f"{_describe(node)}: {text}", line=_find_line(node))
