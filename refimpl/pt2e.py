@@ -21,7 +21,7 @@ from refimpl.custom_config import PrepareCustomConfig
 from refimpl.decide import Request, make_plan, qat_classes_of
 from refimpl.decomposed import PLAIN_DTYPE
 from refimpl.dtype_choice import ObserverFacts, ObserverReader, is_observed_dtype
-from refimpl.errors import RefimplError
+from refimpl.errors import RefimplError, warn_user
 from refimpl.explain import DecisionLog
 from refimpl.exported_calls import ANNOTATION, Calls, arguments_of, read_calls
 from refimpl.fuse import fuse
@@ -29,6 +29,7 @@ from refimpl.matching import find_matches
 from refimpl.native import config_or_native
 from refimpl.plan import Decision, Plan
 from refimpl.prepare import references_of
+from refimpl.pt2e_changes import find_changes
 from refimpl.qconfig import as_qconfig_mapping
 from refimpl.tracing import Places, class_of, layer_of
 
@@ -77,8 +78,13 @@ class BackendConfigQuantizer(Quantizer):  # type: ignore[misc]
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate the nodes of an exported program's module; return it. ``prepare_pt2e`` calls this.
 
+        In QAT it warns of what torchao is going to change in the program (``find_changes``). In PTQ it comes too late:
+        ``prepare_pt2e`` has folded the batch norms before.
+
         Raises ModelError for a graph module that was traced, or is prepared already.
         """
+        if self._request.is_qat:
+            _warn_of_changes(model)
         calls = read_calls(model, self._request.config.configs)
         _fuse(calls, self._request)
         plan = _refuse_inexpressible(make_plan(calls.draft, self._request, calls.examples))
@@ -101,6 +107,12 @@ class BackendConfigQuantizer(Quantizer):  # type: ignore[misc]
         if self._log is None:
             raise RefimplError("the quantizer has annotated no program yet: call prepare_pt2e(program, quantizer)")
         return self._log
+
+
+def _warn_of_changes(model: GraphModule) -> None:
+    if changes := find_changes(model, is_qat=True):
+        more = "; find_changes(program, is_qat=True) lists all" if len(changes) > 1 else ""
+        warn_user(f"torchao changes what the program computes at {len(changes)} of its nodes{more}: {changes[0]}")
 
 
 # -- fusing --------------------------------------------------------------------------------------------------------

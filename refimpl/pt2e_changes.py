@@ -43,21 +43,23 @@ class ChangeKind(Enum):
     """The layer's input has no batch, so that the batch norm's channels are not those of the layer."""
     RAISES = "raises"
     """torchao cannot fold the batch norm, and raises an error that does not say where."""
-    CONSTANT_REPLACED = "constant replaced"
-    """A constant of a batch norm or dropout becomes torch's default, or its mode the program's."""
+    TRAINED_WITH_DEFAULTS = "trained with defaults"
+    """``prepare_qat_pt2e`` writes a batch norm behind a convolution again, with torch's default constants."""
+    SWITCHED_TO_DEFAULTS = "switched to defaults"
+    """``eval()`` and ``train()`` write a batch norm or dropout again, with torch's default constants."""
     LEFT_IN_TRAINING = "left in training"
     """``eval()`` does not reach an op that drops or draws values."""
 
 
 _APART = "write norm(layer(x).clone()), as a batch norm that reads a copy is not folded"
-_BY_HAND = "set modes without torchao, as docs/pt2e.md shows"
+_BY_HAND = "set the modes without torchao, as docs/pt2e.md shows"
 _REMEDIES = {
-    ChangeKind.BIAS_LOST: f"give the layer a bias, if it has none; or {_APART}",
     ChangeKind.BATCH_STATISTICS: f"call model.eval() before torch.export.export; if the batch's are meant, {_APART}",
-    ChangeKind.CONSTANT_REPLACED: f"build the model with torch's default; or, of a norm behind a layer, {_APART}, and "
-    f"{_BY_HAND}",
+    ChangeKind.BIAS_LOST: f"give the layer a bias, if it has none; or {_APART}",
     ChangeKind.LEFT_IN_TRAINING: _BY_HAND,
     ChangeKind.NAME_TAKEN: "give the layer a bias, or the tensor another name",
+    ChangeKind.SWITCHED_TO_DEFAULTS: _BY_HAND,
+    ChangeKind.TRAINED_WITH_DEFAULTS: f"build the model with the defaults; or {_APART}",
     ChangeKind.WITHOUT_BATCH: f"give the layer a batch, layer(x[None]); or {_APART}",
 }
 """What to write instead; for every other kind ``_APART``."""
@@ -370,18 +372,17 @@ _NOT_SWITCHED = {
 def _judge_constants(node: Node, is_trained: bool) -> Iterator[Change]:
     """Yield what happens to a node's constants and its mode. ``is_trained``: prepare_qat_pt2e writes it again too."""
     arguments, name = arguments_of(node), _name_op(node)
-    found: list[tuple[ChangeKind, str]] = []
+    kind, text = ChangeKind.LEFT_IN_TRAINING, "eval() does not reach it"
     if name in _SWITCHED:
         mode, defaults = _SWITCHED[name]
-        by = "prepare_qat_pt2e" if is_trained else "eval() and train()"
-        lost = [
-            f"{key}={arguments[key]:g} becomes {value:g}" for key, value in defaults.items() if arguments[key] != value
-        ]
-        lost += [] if arguments[mode] else [f"{mode}=False becomes True"]
-        found += [(ChangeKind.CONSTANT_REPLACED, f"{', '.join(lost)}, by {by}")] if lost else []
+        lost = [f"{key} {arguments[key]:g} to {value:g}" for key, value in defaults.items() if arguments[key] != value]
+        lost += [] if arguments[mode] else [f"{mode} False to True"]
         if name == "batch_norm" and arguments["running_mean"] is None and not is_trained:
-            found.append((ChangeKind.CONSTANT_REPLACED, "training=True becomes False by eval(), without statistics"))
-    elif name in _NOT_SWITCHED and all(arguments.get(key) for key in _NOT_SWITCHED[name]):
-        found.append((ChangeKind.LEFT_IN_TRAINING, "eval() does not reach it"))
-    for kind, text in found:
-        yield Change(kind=kind, node=node.name, layer="", reason=f"{_describe(node)}: {text}", line=_find_line(node))
+            lost.append("training True to False, without running statistics")
+        if not lost:
+            return
+        kind = ChangeKind.TRAINED_WITH_DEFAULTS if is_trained else ChangeKind.SWITCHED_TO_DEFAULTS
+        text = f"{'prepare_qat_pt2e changes' if is_trained else 'eval() and train() change'} {', '.join(lost)}"
+    elif name not in _NOT_SWITCHED or not all(arguments.get(key) for key in _NOT_SWITCHED[name]):
+        return
+    yield Change(kind=kind, node=node.name, layer="", reason=f"{_describe(node)}: {text}", line=_find_line(node))
