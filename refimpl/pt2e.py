@@ -29,7 +29,7 @@ from refimpl.matching import find_matches
 from refimpl.native import config_or_native
 from refimpl.plan import Decision, Plan
 from refimpl.prepare import references_of
-from refimpl.pt2e_changes import find_changes
+from refimpl.pt2e_changes import find_changes, list_trained_layers
 from refimpl.qconfig import as_qconfig_mapping
 from refimpl.tracing import Places, class_of, layer_of
 
@@ -91,7 +91,8 @@ class BackendConfigQuantizer(Quantizer):  # type: ignore[misc]
         notes = calls.draft.meta
         self._log = DecisionLog(plan=plan, fusions=notes["fusions"], not_fused=notes["not_fused"])
         requests = list(_list_requests(calls, plan, self._request))
-        _annotate(model, requests, list(_list_biases(calls, plan, requests)) if self._derives_bias else [])
+        biases = list(_list_biases(calls, plan, requests)) if self._derives_bias else []
+        _annotate(_order_nodes(model, self._request.is_qat), requests, biases)
         if self._request.is_qat:
             _name_inputs_and_weights(model)
         return model
@@ -237,9 +238,19 @@ def _list_biases(calls: Calls, plan: Plan, requests: Collection[_Request]) -> It
 # -- annotations ---------------------------------------------------------------------------------------------------
 
 
-def _annotate(model: GraphModule, requests: Collection[_Request], biases: Collection[_Bias]) -> None:
-    """Write the annotations: in graph order, the first point of a group has the spec that the others share."""
-    order = {node: index for index, node in enumerate(model.graph.nodes)}
+def _order_nodes(model: GraphModule, is_qat: bool) -> dict[Node, float]:
+    """Return each node's place in the graph as torchao reads annotations: of one that it writes again, the new place.
+
+    In QAT a convolution and its batch norm are written again right before what reads the norm.
+    """
+    order: dict[Node, float] = {node: index for index, node in enumerate(model.graph.nodes)}
+    for layer, norm in list_trained_layers(model) if is_qat else ():
+        order[layer] = min(order[user] for user in norm.users) - 0.5
+    return order
+
+
+def _annotate(order: dict[Node, float], requests: Collection[_Request], biases: Collection[_Bias]) -> None:
+    """Write the annotations: in that order, the first point of a group has the spec that the others share."""
     found = {request.point: request for request in requests}
     first: dict[object, _Point] = {}
     reader = ObserverReader()
@@ -277,7 +288,7 @@ def _name_inputs_and_weights(model: GraphModule) -> None:
             note.input_qspec_map = {**{value: own.get(value) for value in first}, **own}
 
 
-def _rank(point: _Point, order: dict[Node, int]) -> tuple[int, int, int]:
+def _rank(point: _Point, order: dict[Node, float]) -> tuple[float, int, int]:
     """Return a point's place in the order in which torchao reads annotations: a node's inputs, then its output."""
     if isinstance(point, Node):
         return order[point], 1, 0

@@ -111,6 +111,11 @@ def find_changes(program: GraphModule, *, is_qat: bool = False) -> tuple[Change,
     return tuple(sorted(found, key=lambda change: order[change.node]))
 
 
+def list_trained_layers(program: GraphModule) -> list[tuple[Node, Node]]:
+    """List the convolutions that prepare_qat_pt2e writes again, each with its batch norm."""
+    return [(fold.layer, fold.norm) for fold in _list_trained_folds(_Reader(program))]
+
+
 # -- the program ---------------------------------------------------------------------------------------------------
 
 _READS_FORM = {
