@@ -29,7 +29,7 @@ from refimpl.matching import find_matches
 from refimpl.native import config_or_native
 from refimpl.plan import Decision, Plan
 from refimpl.prepare import references_of
-from refimpl.pt2e_changes import find_changes, list_trained_layers
+from refimpl.pt2e_changes import ChangeKind, find_changes, list_trained_layers
 from refimpl.qconfig import as_qconfig_mapping
 from refimpl.tracing import Places, class_of, layer_of
 
@@ -83,10 +83,10 @@ class BackendConfigQuantizer(Quantizer):  # type: ignore[misc]
 
         Raises ModelError for a graph module that was traced, or is prepared already.
         """
-        if self._request.is_qat:
-            _warn_of_changes(model)
         calls = read_calls(model, self._request.config.configs)
         _fuse(calls, self._request)
+        if self._request.is_qat:
+            _warn_of_changes(model, calls)
         plan = _refuse_inexpressible(make_plan(calls.draft, self._request, calls.examples))
         notes = calls.draft.meta
         self._log = DecisionLog(plan=plan, fusions=notes["fusions"], not_fused=notes["not_fused"])
@@ -110,10 +110,17 @@ class BackendConfigQuantizer(Quantizer):  # type: ignore[misc]
         return self._log
 
 
-def _warn_of_changes(model: GraphModule) -> None:
-    if changes := find_changes(model, is_qat=True):
-        more = "; find_changes(program, is_qat=True) lists all" if len(changes) > 1 else ""
-        warn_user(f"torchao changes what the program computes at {len(changes)} of its nodes{more}: {changes[0]}")
+def _warn_of_changes(model: GraphModule, calls: Calls) -> None:
+    """Warn of what torchao changes in QAT; convert folds only what is fused, with no observer in between."""
+    fused = [{node.name for node in parts} for parts in calls.parts.values()]
+    found = [
+        change
+        for change in find_changes(model, is_qat=True)
+        if change.kind is not ChangeKind.TENSOR_READ or any({change.node, change.layer} <= names for names in fused)
+    ]
+    if found:
+        more = "; find_changes(program, is_qat=True) lists all" if len(found) > 1 else ""
+        warn_user(f"torchao changes what the program computes at {len(found)} of its nodes{more}: {found[0]}")
 
 
 # -- fusing --------------------------------------------------------------------------------------------------------

@@ -322,22 +322,21 @@ def _find_faults(
 
 
 def _find_tensor_readers(reader: _Reader, fold: _Fold, group: Sequence[_Fold]) -> Iterator[tuple[ChangeKind, str]]:
-    """Yield who else reads the tensors that a fold writes: other than the layers of its group, and the norms."""
-    weight, bias, own = (
-        arguments_of(fold.layer)["weight"],
-        _bias_of(fold.layer),
-        {node for each in group for node in each[:2]},
-    )
-
-    def list_others(target: str) -> list[Node]:
-        return [user for user in reader.list_tensor_readers(target) if user not in own]
-
-    read = {str(node.target): list_others(str(node.target)) for node in (weight, bias) if node is not None}
-    if any(read.values()):
-        names = " and ".join(target for target, others in read.items() if others)
-        others = _describe_all([user for users in read.values() for user in users])
-        yield ChangeKind.TENSOR_READ, f"it writes {names}, read by {others} as well"
-    if bias is None and (new := list_others(_name_bias(fold))):
+    """Yield who else reads the tensors that a fold writes: other than the layers of its group, and their norms."""
+    own = {node for each in group for node in (each.layer, each.norm)}
+    bias = _bias_of(fold.layer)
+    others: dict[str, list[Node]] = {}
+    for target in (
+        str(arguments_of(fold.layer)["weight"].target),
+        _name_bias(fold) if bias is None else str(bias.target),
+    ):
+        others[target] = [user for user in reader.list_tensor_readers(target) if user not in own]
+    new = others.pop(_name_bias(fold), []) if bias is None else []
+    if any(others.values()):
+        names = " and ".join(target for target, users in others.items() if users)
+        users = _describe_all([user for users in others.values() for user in users])
+        yield ChangeKind.TENSOR_READ, f"it writes {names}, read by {users} as well"
+    if new:
         yield ChangeKind.NAME_TAKEN, f"its bias is written as {_name_bias(fold)}, read by {_describe_all(new)}"
 
 
