@@ -21,7 +21,7 @@ from refimpl.custom_config import PrepareCustomConfig
 from refimpl.decide import Request, make_plan, qat_classes_of
 from refimpl.decomposed import PLAIN_DTYPE
 from refimpl.dtype_choice import ObserverFacts, ObserverReader, is_observed_dtype
-from refimpl.errors import RefimplError, warn_user
+from refimpl.errors import RefimplError
 from refimpl.explain import DecisionLog
 from refimpl.exported_calls import ANNOTATION, Calls, arguments_of, read_calls
 from refimpl.fuse import fuse
@@ -29,7 +29,8 @@ from refimpl.matching import find_matches
 from refimpl.native import config_or_native
 from refimpl.plan import Decision, Plan
 from refimpl.prepare import references_of
-from refimpl.pt2e_changes import ChangeKind, find_changes, list_trained_layers
+from refimpl.pt2e_changes import warn_of_changes
+from refimpl.pt2e_folds import order_nodes
 from refimpl.qconfig import as_qconfig_mapping
 from refimpl.tracing import Places, class_of, layer_of
 
@@ -86,13 +87,13 @@ class BackendConfigQuantizer(Quantizer):  # type: ignore[misc]
         calls = read_calls(model, self._request.config.configs)
         _fuse(calls, self._request)
         if self._request.is_qat:
-            _warn_of_changes(model, calls)
+            warn_of_changes(model, calls.parts.values())
         plan = _refuse_inexpressible(make_plan(calls.draft, self._request, calls.examples))
         notes = calls.draft.meta
         self._log = DecisionLog(plan=plan, fusions=notes["fusions"], not_fused=notes["not_fused"])
         requests = list(_list_requests(calls, plan, self._request))
         biases = list(_list_biases(calls, plan, requests)) if self._derives_bias else []
-        _annotate(_order_nodes(model, self._request.is_qat), requests, biases)
+        _annotate(order_nodes(model, is_qat=self._request.is_qat), requests, biases)
         if self._request.is_qat:
             _name_inputs_and_weights(model)
         return model
@@ -108,19 +109,6 @@ class BackendConfigQuantizer(Quantizer):  # type: ignore[misc]
         if self._log is None:
             raise RefimplError("the quantizer has annotated no program yet: call prepare_pt2e(program, quantizer)")
         return self._log
-
-
-def _warn_of_changes(model: GraphModule, calls: Calls) -> None:
-    """Warn of what torchao changes in QAT; convert folds only what is fused, with no observer in between."""
-    fused = [{node.name for node in parts} for parts in calls.parts.values()]
-    found = [
-        change
-        for change in find_changes(model, is_qat=True)
-        if change.kind is not ChangeKind.TENSOR_READ or any({change.node, change.layer} <= names for names in fused)
-    ]
-    if found:
-        more = "; find_changes(program, is_qat=True) lists all" if len(found) > 1 else ""
-        warn_user(f"torchao changes what the program computes at {len(found)} of its nodes{more}: {found[0]}")
 
 
 # -- fusing --------------------------------------------------------------------------------------------------------
@@ -243,17 +231,6 @@ def _list_biases(calls: Calls, plan: Plan, requests: Collection[_Request]) -> It
 
 
 # -- annotations ---------------------------------------------------------------------------------------------------
-
-
-def _order_nodes(model: GraphModule, is_qat: bool) -> dict[Node, float]:
-    """Return each node's place in the graph as torchao reads annotations: of one that it writes again, the new place.
-
-    In QAT a convolution and its batch norm are written again right before what reads the norm.
-    """
-    order: dict[Node, float] = {node: index for index, node in enumerate(model.graph.nodes)}
-    for layer, norm in list_trained_layers(model) if is_qat else ():
-        order[layer] = min(order[user] for user in norm.users) - 0.5
-    return order
 
 
 def _annotate(order: dict[Node, float], requests: Collection[_Request], biases: Collection[_Bias]) -> None:

@@ -3,25 +3,34 @@
 ``prepare_pt2e`` folds each batch norm into the convolution or linear layer that it reads, before it asks the Quantizer.
 ``convert_pt2e`` folds those that ``prepare_qat_pt2e`` has made trainable. Neither asks who else reads the layer's
 result, its weight or its bias. ``eval()`` and ``train()`` write batch norms and dropouts again, with torch's default
-constants. The folds are listed here as torchao makes them, and each is held to the program. torchao is not needed.
+constants. The folds are listed as torchao makes them, and each is held to the program. torchao is not needed.
 """
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule, Node
 
+from refimpl.errors import warn_user
 from refimpl.exported_calls import arguments_of, callers_of, refuse_other_programs
-from refimpl.tracing import attribute_of
+from refimpl.pt2e_folds import (
+    LINEAR,
+    TRANSPOSED,
+    NormFold,
+    Readers,
+    group_folds,
+    list_folds,
+    list_trained_folds,
+    name_op,
+)
 
 
 class ChangeKind(Enum):
@@ -66,7 +75,7 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ProgramChange:
     """What torchao changes at one node of an exported program. ``str()`` is a line to print."""
 
     kind: ChangeKind
@@ -88,89 +97,46 @@ class Change:
         return f"{self.reason}. Instead: {self.remedy}" + (f" ({self.line})" if self.line else "")
 
 
-def find_changes(program: GraphModule, *, is_qat: bool = False) -> tuple[Change, ...]:
+def find_changes(program: GraphModule, *, is_qat: bool = False) -> tuple[ProgramChange, ...]:
     """Return what torchao changes in what an exported program's module computes, beside quantizing it.
 
     ``program``: what ``prepare_pt2e`` is going to get, ``torch.export.export(model, inputs).module()``; it is not
-    changed. ``is_qat``: it is for ``prepare_qat_pt2e``; then what ``convert_pt2e`` folds is meant, of layers whose
-    weight the Quantizer annotates, and what torchao's ``eval()`` and ``train()`` do. In PTQ it is the same for every
-    Quantizer. An empty result says that the prepared program, while nothing is quantized, computes what the program
-    does, up to the rounding of floats.
+    changed. ``is_qat``: it is for ``prepare_qat_pt2e``; then what ``convert_pt2e`` folds is meant, where the Quantizer
+    annotates layer and batch norm as one, and what torchao's ``eval()`` and ``train()`` do. In PTQ it is the same for
+    every Quantizer. An empty result says that the prepared program, while nothing is quantized, computes what the
+    program does, up to the rounding of floats.
 
     Raises ModelError for what is no exported program, or is prepared already.
     """
     refuse_other_programs(program)
-    reader = _Reader(program)
-    folds = _list_trained_folds(reader) if is_qat else _list_folds(reader)
-    groups = _group_folds(folds, is_qat)
-    found = [change for fold in folds for change in _judge_fold(reader, fold, groups[fold], is_qat)]
+    readers = Readers(program)
+    folds = list_trained_folds(readers) if is_qat else list_folds(readers)
+    groups = group_folds(folds, is_qat)
+    found = [change for fold in folds for change in _judge_fold(readers, fold, groups[fold], is_qat)]
     if is_qat:
         trained = {fold.norm for fold in folds}
-        found += [change for node in reader.nodes for change in _judge_constants(node, node in trained)]
-    order = {node.name: index for index, node in enumerate(reader.nodes)}
+        found += [change for node in readers.nodes for change in _judge_constants(node, node in trained)]
+    order = {node.name: index for index, node in enumerate(readers.nodes)}
     return tuple(sorted(found, key=lambda change: order[change.node]))
 
 
-def list_trained_layers(program: GraphModule) -> list[tuple[Node, Node]]:
-    """List the convolutions that prepare_qat_pt2e writes again, each with its batch norm."""
-    return [(fold.layer, fold.norm) for fold in _list_trained_folds(_Reader(program))]
+def warn_of_changes(program: GraphModule, fused: Collection[Collection[Node]]) -> None:
+    """Warn of what torchao changes in a program in QAT. ``fused``: the nodes of each pattern that is annotated as one.
+
+    Only what is fused is folded: elsewhere an observer stands between a layer and its batch norm.
+    """
+    names = [{node.name for node in nodes} for nodes in fused]
+    found = [
+        change
+        for change in find_changes(program, is_qat=True)
+        if change.kind is not ChangeKind.TENSOR_READ or any({change.node, change.layer} <= own for own in names)
+    ]
+    if found:
+        more = "; find_changes(program, is_qat=True) lists all" if len(found) > 1 else ""
+        warn_user(f"torchao changes what the program computes at {len(found)} of its nodes{more}: {found[0]}")
 
 
-# -- the program ---------------------------------------------------------------------------------------------------
-
-_READS_FORM = {
-    "_assert_tensor_metadata": "a", "empty_like": "self", "expand_as": "other", "full_like": "self",
-    "new_empty": "self", "new_full": "self", "new_ones": "self", "new_zeros": "self", "ones_like": "self",
-    "rand_like": "self", "randn_like": "self", "reshape_as": "other", "sym_numel": "self", "sym_size": "self",
-    "sym_stride": "self", "type_as": "other", "view_as": "other", "zeros_like": "self",
-}  # fmt: skip
-"""Ops, each with the argument of which it reads shape, dtype and device, and no number."""
-
-
-class _Reader:
-    """Says who reads a value of a program. What leads to no result does not count: torchao takes it away."""
-
-    def __init__(self, program: GraphModule) -> None:
-        self.program = program
-        self.nodes: list[Node] = list(program.graph.nodes)
-        self.live: set[Node] = set()
-        for node in reversed(self.nodes):
-            if node.op == "output" or node.is_impure() or not self.live.isdisjoint(node.users):
-                self.live.add(node)
-        self._holders: dict[str, list[Node]] = {}
-        for node in self.nodes:
-            if node.op == "get_attr":
-                self._holders.setdefault(str(node.target), []).append(node)
-
-    def list_users(self, value: Node) -> list[Node]:
-        """List what takes a value."""
-        return [user for user in value.users if user in self.live]
-
-    def list_readers(self, *values: Node) -> list[Node]:
-        """List what reads the numbers of values."""
-        return [user for value in values for user in self.list_users(value) if _reads_numbers(user, value)]
-
-    def list_tensor_readers(self, target: str) -> list[Node]:
-        """List what reads the numbers of a tensor that the program holds."""
-        return self.list_readers(*self._holders.get(target, ()))
-
-    def find_tensor(self, target: str) -> Any:
-        """Return a tensor that the program holds; None: it holds none of that name."""
-        try:
-            return attribute_of(self.program, target)
-        except AttributeError:
-            return None
-
-
-def _reads_numbers(user: Node, value: Node) -> bool:
-    names = {name for name, argument in arguments_of(user).items() if argument is value}
-    return names != {_READS_FORM.get(_name_op(user))}
-
-
-def _name_op(node: Node) -> str:
-    """Return the name of an op without its overload; "" for what is no op."""
-    schema = getattr(node.target, "_schema", None)
-    return "" if schema is None else str(schema.name).rpartition("::")[2]
+# -- what is said --------------------------------------------------------------------------------------------------
 
 
 def _describe(node: Node) -> str:
@@ -184,7 +150,7 @@ def _describe_all(nodes: Sequence[Node]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-_FRAME = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.*)')
+_FRAME = re.compile(r'File "(.+)", line (\d+), in .*(?:\n\s*(?!File ")(.*))?')  # torch may know no line of code
 _TORCH = Path(torch.__file__).parent
 
 
@@ -192,94 +158,27 @@ def _find_line(node: Node) -> str:
     """Return the innermost line outside of torch that led to a node, as ``file:number: code``; "" if none is noted."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     own = [frame for frame in frames if _TORCH not in Path(frame[0]).parents]
-    return "{}:{}: {}".format(*own[-1]) if own else ""
-
-
-# -- which batch norms are folded ----------------------------------------------------------------------------------
-
-_TRANSPOSED = {"aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input"}
-_CONVOLUTIONS = {f"aten.conv{rank}d.{kind}" for rank in (1, 2, 3) for kind in ("default", "padding")} | _TRANSPOSED
-_TRAINED = {
-    "aten.conv1d.default",
-    "aten.conv2d.default",
-    "aten.conv_transpose1d.default",
-    "aten.conv_transpose2d.input",
-}
-_LINEAR = "aten.linear.default"
-_NORM = "aten.batch_norm.default"
-_NORMS = {_NORM, "aten._native_batch_norm_legit_no_training.default"}  # the second: of a program that is decomposed
-_STATISTICS = ("running_mean", "running_var")
-_TENSORS = ("weight", "bias", *_STATISTICS)
-
-
-class _Fold(NamedTuple):
-    """A batch norm that torchao folds into a layer. ``is_chained``: it reads one that is folded into the same layer."""
-
-    layer: Node
-    norm: Node
-    is_chained: bool = False
-
-
-def _list_folds(reader: _Reader) -> list[_Fold]:
-    """List what prepare_pt2e folds, convolutions first. A norm's readers then read the layer: so is a second norm."""
-    folds: list[_Fold] = []
-    layers: dict[Any, Node] = {}  # folded norm → layer
-    for is_layer in (_is_convolution, _is_folded_linear):
-        for norm in (node for node in reader.nodes if str(node.target) in _NORMS):
-            value = arguments_of(norm)["input"]
-            if value.target is operator.getitem and value.args[1] == 0:
-                value = value.args[0]
-            layer = layers.get(value, value)
-            is_removed = norm not in reader.live and (folds or is_layer is _is_folded_linear)  # with other dead code
-            if is_layer(layer) and not is_removed:
-                layers[norm] = layer
-                folds.append(_Fold(layer, norm, value in layers))
-    return folds
-
-
-def _is_convolution(node: Node) -> bool:
-    return str(node.target) in _CONVOLUTIONS
-
-
-def _is_folded_linear(node: Node) -> bool:
-    """Tell whether a node is a linear layer whose input has at most two axes: torchao leaves the others alone."""
-    if str(node.target) != _LINEAR:
-        return False
-    value = arguments_of(node)["input"].meta.get("val")
-    return not isinstance(value, Tensor) or value.dim() <= 2
-
-
-def _list_trained_folds(reader: _Reader) -> list[_Fold]:
-    """List what prepare_qat_pt2e makes trainable, so that convert_pt2e folds it: a norm alone takes the layer."""
-    norms = [node for node in reader.nodes if str(node.target) == _NORM and node in reader.live]
-    folds = [_Fold(arguments_of(norm)["input"], norm) for norm in norms]
-    return [
-        fold for fold in folds if str(fold.layer.target) in _TRAINED and reader.list_users(fold.layer) == [fold.norm]
-    ]
-
-
-def _group_folds(folds: Sequence[_Fold], is_qat: bool) -> dict[_Fold, list[_Fold]]:
-    """Return, for each fold, those of its weight: prepare_pt2e folds the first of them, convert_pt2e each by itself."""
-    groups: dict[Any, list[_Fold]] = {}
-    keys = {fold: fold if is_qat else arguments_of(fold.layer).get("weight") for fold in folds}
-    for fold in folds:
-        groups.setdefault(keys[fold], []).append(fold)
-    return {fold: groups[keys[fold]] for fold in folds}
+    return "{}:{}: {}".format(*own[-1]).removesuffix(": ") if own else ""
 
 
 # -- what a fold changes -------------------------------------------------------------------------------------------
 
+_STATISTICS = ("running_mean", "running_var")
+_TENSORS = ("weight", "bias", *_STATISTICS)
 
-def _judge_fold(reader: _Reader, fold: _Fold, group: Sequence[_Fold], is_qat: bool) -> Iterator[Change]:
+
+def _judge_fold(readers: Readers, fold: NormFold, group: Sequence[NormFold], is_qat: bool) -> Iterator[ProgramChange]:
     """Yield what a fold changes. ``group``: the folds of the same weight, in order."""
-    obstacle = _find_obstacle(reader, fold, is_qat)
-    faults = [(ChangeKind.RAISES, obstacle)] if obstacle else _find_faults(reader, fold, group, is_qat)
+    obstacle = _find_obstacle(readers, fold, is_qat)
+    faults = [(ChangeKind.RAISES, obstacle)] if obstacle else _find_faults(readers, fold, group, is_qat)
     for kind, text in faults:
         reason = f"{_describe(fold.norm)}, folded into {_describe(fold.layer)}: {text}"
-        yield Change(kind=kind, node=fold.norm.name, layer=fold.layer.name, reason=reason, line=_find_line(fold.norm))
+        yield ProgramChange(
+            kind=kind, node=fold.norm.name, layer=fold.layer.name, reason=reason, line=_find_line(fold.norm)
+        )
 
 
-def _find_obstacle(reader: _Reader, fold: _Fold, is_qat: bool) -> str:
+def _find_obstacle(readers: Readers, fold: NormFold, is_qat: bool) -> str:
     """Say why torchao cannot fold a norm, and raises; "" if it can."""
     layer, norm = arguments_of(fold.layer), arguments_of(fold.norm)
     tensors = {"its weight": layer["weight"], "its bias": layer.get("bias")}
@@ -292,24 +191,24 @@ def _find_obstacle(reader: _Reader, fold: _Fold, is_qat: bool) -> str:
     targets = [str(node.target) for node in (layer["weight"], layer.get("bias")) if node is not None]
     targets += [_name_bias(fold)] if len(targets) == 1 else []
     for target in targets:
-        if not isinstance(reader.find_tensor(target), (nn.Parameter, type(None))):
+        if not isinstance(readers.find_tensor(target), (nn.Parameter, type(None))):
             return f"{target} is no parameter, and torchao writes one in its place"
-    if str(fold.layer.target) in _TRANSPOSED and layer.get("groups", 1) != 1:
+    if str(fold.layer.target) in TRANSPOSED and layer.get("groups", 1) != 1:
         return "it is transposed and has several groups"
     return ""
 
 
 def _find_faults(
-    reader: _Reader, fold: _Fold, group: Sequence[_Fold], is_qat: bool
+    readers: Readers, fold: NormFold, group: Sequence[NormFold], is_qat: bool
 ) -> Iterator[tuple[ChangeKind, str]]:
     """Yield what a fold that torchao makes changes, with the kind of each."""
     first, (layer, norm, _) = group[0], fold
     norms = [each.norm for each in group if each.layer is layer]
-    others = [user for user in reader.list_readers(layer) if user not in norms]
+    others = [user for user in readers.list_readers(layer) if user not in norms]
     if norm is norms[0] and others:
         yield ChangeKind.RESULT_READ, f"its result is read by {_describe_all(others)} as well"
     if fold is first:
-        yield from _find_tensor_readers(reader, fold, group)
+        yield from _find_tensor_readers(readers, fold, group)
     elif fold.is_chained or _identify_norm(norm) != _identify_norm(first.norm):
         yield ChangeKind.NORM_DROPPED, f"left out, as {_describe(first.norm)} is folded into the same weight first"
     elif layer is not first.layer and (_bias_of(layer) is None or _bias_of(layer) is not _bias_of(first.layer)):
@@ -317,11 +216,13 @@ def _find_faults(
     if not is_qat and arguments_of(norm).get("training"):
         yield ChangeKind.BATCH_STATISTICS, "the norm takes the statistics of its batch, the fold the running ones"
     ranks = [node.meta["val"].dim() for node in (layer, arguments_of(layer)["weight"]) if "val" in node.meta]
-    if str(layer.target) != _LINEAR and len(set(ranks)) > 1:
+    if str(layer.target) != LINEAR and len(set(ranks)) > 1:
         yield ChangeKind.WITHOUT_BATCH, "its input has no batch, and the norm takes another axis for its channels"
 
 
-def _find_tensor_readers(reader: _Reader, fold: _Fold, group: Sequence[_Fold]) -> Iterator[tuple[ChangeKind, str]]:
+def _find_tensor_readers(
+    readers: Readers, fold: NormFold, group: Sequence[NormFold]
+) -> Iterator[tuple[ChangeKind, str]]:
     """Yield who else reads the tensors that a fold writes: other than the layers of its group, and their norms."""
     own = {node for each in group for node in (each.layer, each.norm)}
     bias = _bias_of(fold.layer)
@@ -330,7 +231,7 @@ def _find_tensor_readers(reader: _Reader, fold: _Fold, group: Sequence[_Fold]) -
         str(arguments_of(fold.layer)["weight"].target),
         _name_bias(fold) if bias is None else str(bias.target),
     ):
-        others[target] = [user for user in reader.list_tensor_readers(target) if user not in own]
+        others[target] = [user for user in readers.list_tensor_readers(target) if user not in own]
     new = others.pop(_name_bias(fold), []) if bias is None else []
     if any(others.values()):
         names = " and ".join(target for target, users in others.items() if users)
@@ -344,7 +245,7 @@ def _bias_of(layer: Node) -> Any:
     return arguments_of(layer).get("bias")
 
 
-def _name_bias(fold: _Fold) -> str:
+def _name_bias(fold: NormFold) -> str:
     """Return the name that torchao gives to the bias of a layer that has none."""
     return f"{arguments_of(fold.layer)['weight'].target}_bias"
 
@@ -373,9 +274,9 @@ _NOT_SWITCHED = {
 """Ops that drop or draw values, which these leave as they are: the arguments that both are true if this one does."""
 
 
-def _judge_constants(node: Node, is_trained: bool) -> Iterator[Change]:
+def _judge_constants(node: Node, is_trained: bool) -> Iterator[ProgramChange]:
     """Yield what happens to a node's constants and its mode. ``is_trained``: prepare_qat_pt2e writes it again too."""
-    arguments, name = arguments_of(node), _name_op(node)
+    arguments, name = arguments_of(node), name_op(node)
     kind, text = ChangeKind.LEFT_IN_TRAINING, "eval() does not reach it"
     if name in _SWITCHED:
         mode, defaults = _SWITCHED[name]
@@ -389,4 +290,4 @@ def _judge_constants(node: Node, is_trained: bool) -> Iterator[Change]:
         text = f"{'prepare_qat_pt2e changes' if is_trained else 'eval() and train() change'} {', '.join(lost)}"
     elif name not in _NOT_SWITCHED or not all(arguments.get(key) for key in _NOT_SWITCHED[name]):
         return
-    yield Change(kind=kind, node=node.name, layer="", reason=f"{_describe(node)}: {text}", line=_find_line(node))
+    yield ProgramChange(kind=kind, node=node.name, layer="", reason=f"{_describe(node)}: {text}", line=_find_line(node))

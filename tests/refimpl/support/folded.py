@@ -93,6 +93,10 @@ def integers(*shape: int) -> Tensor:
     return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(2)).double()
 
 
+def export(model: nn.Module, inputs: tuple[Tensor, ...], **options: Any) -> Any:
+    return torch.export.export(model, inputs, **options).module()
+
+
 class Folded(NamedTuple):
     """A model, the kinds of what is named, and the shapes of its inputs."""
 
