@@ -225,20 +225,16 @@ def _find_tensor_readers(
 ) -> Iterator[tuple[ChangeKind, str]]:
     """Yield who else reads the tensors that a fold writes: other than the layers of its group, and their norms."""
     own = {node for each in group for node in (each.layer, each.norm)}
-    bias = _bias_of(fold.layer)
-    others: dict[str, list[Node]] = {}
-    for target in (
-        str(arguments_of(fold.layer)["weight"].target),
-        _name_bias(fold) if bias is None else str(bias.target),
-    ):
-        others[target] = [user for user in readers.list_tensor_readers(target) if user not in own]
-    new = others.pop(_name_bias(fold), []) if bias is None else []
+    weight, bias, new_bias = arguments_of(fold.layer)["weight"], _bias_of(fold.layer), _name_bias(fold)
+    targets = str(weight.target), new_bias if bias is None else str(bias.target)
+    others = {target: [user for user in readers.list_tensor_readers(target) if user not in own] for target in targets}
+    misled = others.pop(new_bias) if bias is None else []
     if any(others.values()):
         names = " and ".join(target for target, users in others.items() if users)
         users = _describe_all([user for users in others.values() for user in users])
         yield ChangeKind.TENSOR_READ, f"it writes {names}, read by {users} as well"
-    if new:
-        yield ChangeKind.NAME_TAKEN, f"its bias is written as {_name_bias(fold)}, read by {_describe_all(new)}"
+    if misled:
+        yield ChangeKind.NAME_TAKEN, f"its bias is written as {new_bias}, read by {_describe_all(misled)}"
 
 
 def _bias_of(layer: Node) -> Any:
