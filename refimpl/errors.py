@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-_MACHINERY = ("refimpl", "torch", "contextlib")  # packages whose lines say nothing to a user
+_MACHINERY = ("refimpl", "torch", "torchao", "contextlib")  # packages whose lines say nothing to a user
 
 
 class RefimplError(ValueError):

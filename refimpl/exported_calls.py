@@ -82,16 +82,25 @@ def read_calls(program: GraphModule, entries: Sequence[BackendPatternConfig]) ->
 
     Raises ModelError for a graph module that calls modules or methods: it was not exported, or is prepared already.
     """
+    refuse_other_programs(program)
+    named = {leaf for entry in entries for leaf in leaves(entry.normal_pattern) if isinstance(leaf, type)}
+    calls = _Writer(program).write(_group_calls(program, named))
+    _choose_callees(calls, entries)
+    return calls
+
+
+def refuse_other_programs(program: object) -> None:
+    """Raise ModelError for what is not the module of an exported program, or is prepared already."""
+    if not isinstance(program, GraphModule):
+        raise ModelError(
+            f"{type(program).__name__} is no graph module: give torch.export.export(model, inputs).module()"
+        )
     for node in program.graph.nodes:
         if node.op == "call_method" or (node.op == "call_module" and node.users):  # what checks the inputs has none
             raise ModelError(
                 f"{type(program).__name__} is no exported program: {node.name} calls {node.target}, where aten ops are "
                 "expected. Give torch.export.export(model, inputs).module()"
             )
-    named = {leaf for entry in entries for leaf in leaves(entry.normal_pattern) if isinstance(leaf, type)}
-    calls = _Writer(program).write(_group_calls(program, named))
-    _choose_callees(calls, entries)
-    return calls
 
 
 def _choose_callees(calls: Calls, entries: Sequence[BackendPatternConfig]) -> None:
@@ -131,7 +140,7 @@ def _group_calls(program: GraphModule, named: Collection[type]) -> list[Exported
     for node in program.graph.nodes:
         if node.op != "call_function":
             continue
-        scopes = _callers_of(node)
+        scopes = callers_of(node)
         kinds = [each.kind for each in scopes]
         depth = next((at for at, kind in enumerate(kinds) if kind and (kind in named or is_whole(kind))), None)
         source = (scopes, node.meta.get(_NOTE))
@@ -151,7 +160,7 @@ def _group_calls(program: GraphModule, named: Collection[type]) -> list[Exported
     return calls
 
 
-def _callers_of(node: Node) -> tuple[CallingModule, ...]:
+def callers_of(node: Node) -> tuple[CallingModule, ...]:
     """Return the modules that were being called at an exported node, without the program itself."""
     stack = node.meta.get(_STACK) or {}
     callers = (CallingModule(key, name.partition("@")[0], _find_class(kind)) for key, (name, kind) in stack.items())
@@ -259,7 +268,7 @@ class _Writer:
         """Put a module of the called one's class in its place, with its parts and the tensors that the call reads."""
         assert call.module is not None
         own = call.module.name
-        called = {each.name: each.kind for node in call.nodes for each in _callers_of(node)}
+        called = {each.name: each.kind for node in call.nodes for each in callers_of(node)}
         for name in sorted(name for name in called if f"{name}.".startswith(f"{own}.")):
             scope, _, last = name.rpartition(".")
             _find_holder(self._root, scope).add_module(last, _make_stand_in(called[name] or nn.Module))

@@ -29,6 +29,8 @@ from refimpl.matching import find_matches
 from refimpl.native import config_or_native
 from refimpl.plan import Decision, Plan
 from refimpl.prepare import references_of
+from refimpl.pt2e_changes import warn_of_changes
+from refimpl.pt2e_folds import order_nodes
 from refimpl.qconfig import as_qconfig_mapping
 from refimpl.tracing import Places, class_of, layer_of
 
@@ -77,15 +79,21 @@ class BackendConfigQuantizer(Quantizer):  # type: ignore[misc]
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate the nodes of an exported program's module; return it. ``prepare_pt2e`` calls this.
 
+        In QAT it warns of what torchao is going to change in the program (``find_changes``). In PTQ it comes too late:
+        ``prepare_pt2e`` has folded the batch norms before.
+
         Raises ModelError for a graph module that was traced, or is prepared already.
         """
         calls = read_calls(model, self._request.config.configs)
         _fuse(calls, self._request)
+        if self._request.is_qat:
+            warn_of_changes(model, calls.parts.values())
         plan = _refuse_inexpressible(make_plan(calls.draft, self._request, calls.examples))
         notes = calls.draft.meta
         self._log = DecisionLog(plan=plan, fusions=notes["fusions"], not_fused=notes["not_fused"])
         requests = list(_list_requests(calls, plan, self._request))
-        _annotate(model, requests, list(_list_biases(calls, plan, requests)) if self._derives_bias else [])
+        biases = list(_list_biases(calls, plan, requests)) if self._derives_bias else []
+        _annotate(order_nodes(model, is_qat=self._request.is_qat), requests, biases)
         if self._request.is_qat:
             _name_inputs_and_weights(model)
         return model
@@ -225,9 +233,8 @@ def _list_biases(calls: Calls, plan: Plan, requests: Collection[_Request]) -> It
 # -- annotations ---------------------------------------------------------------------------------------------------
 
 
-def _annotate(model: GraphModule, requests: Collection[_Request], biases: Collection[_Bias]) -> None:
-    """Write the annotations: in graph order, the first point of a group has the spec that the others share."""
-    order = {node: index for index, node in enumerate(model.graph.nodes)}
+def _annotate(order: dict[Node, float], requests: Collection[_Request], biases: Collection[_Bias]) -> None:
+    """Write the annotations: in that order, the first point of a group has the spec that the others share."""
     found = {request.point: request for request in requests}
     first: dict[object, _Point] = {}
     reader = ObserverReader()
@@ -265,7 +272,7 @@ def _name_inputs_and_weights(model: GraphModule) -> None:
             note.input_qspec_map = {**{value: own.get(value) for value in first}, **own}
 
 
-def _rank(point: _Point, order: dict[Node, int]) -> tuple[int, int, int]:
+def _rank(point: _Point, order: dict[Node, float]) -> tuple[float, int, int]:
     """Return a point's place in the order in which torchao reads annotations: a node's inputs, then its output."""
     if isinstance(point, Node):
         return order[point], 1, 0

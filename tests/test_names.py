@@ -20,6 +20,7 @@ PARSES = {
     "conformance/stages/float_ops.py": "what a backend reports of an op in float",
     "conformance/run/findings.py": "the headings of a vendor's Markdown",
     "conformance/vectors/outputs.py": "names of a device's files",
+    "refimpl/pt2e_changes.py": "the stack traces that torch.export notes",
     "refimpl/qconfig.py": "a user's regular expressions",
     "reports/causes.py": "the numbers in any message: what faults of one cause have in common is the text around them",
     "reports/findings.py": "the paragraphs of a vendor's Markdown",

@@ -3,8 +3,10 @@
 # ruff: noqa: E402
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -322,6 +324,67 @@ def test_training_names_input_and_weight_of_a_convolution_first(is_left: bool) -
     assert named[node.args[1]] is not None
 
 
+class Early(nn.Module):
+    """The input of a convolution goes into an op that stands before what reads the convolution's batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.other = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(1, 2, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        first = self.norm(self.conv(x))
+        return first + self.other(x * 2)
+
+
+def test_ops_of_one_input_share_its_observer_wherever_torchao_writes_the_convolution_again() -> None:
+    program = torch.export.export(Early().train(), (torch.randn(3, 1, 5, 5),)).module()
+    mapping = refimpl.get_default_qat_qconfig_mapping("x86")
+    prepared = prepare_qat_pt2e(program, BackendConfigQuantizer(NATIVE, mapping, is_qat=True))
+    (x,) = prepared.graph.find_nodes(op="placeholder")
+    observers = [node for node in x.users if node.op == "call_module" and node.users]
+    readers = [user.name for node in observers for user in node.users]
+    assert sorted(readers) == ["conv2d_2", "mul"]
+    assert len({id(prepared.get_submodule(str(node.target))) for node in observers}) == 1
+
+
+class OneWeight(nn.Module):
+    """Two layers of one weight, or one layer that is called twice; a batch norm behind the first call."""
+
+    def __init__(self, is_one_layer: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.norm = nn.Conv2d(1, 2, 3), nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)
+        self.second.weight, self.is_one_layer = self.first.weight, is_one_layer
+
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(self.first(x)), (self.first if self.is_one_layer else self.second)(x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(0.5)), ""),
+        (
+            nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, eps=1e-3)),
+            "at 1 of its nodes: batch_norm .*eps 0.001 to",
+        ),
+        (nn.Sequential(nn.Dropout(0.1), nn.Dropout(0.2)), "at 2 of its nodes; .* lists all: dropout .*p 0.1 to 0.5"),
+        (OneWeight(is_one_layer=False), "it writes .*weight, read by conv2d_1"),
+        (OneWeight(is_one_layer=True), ""),  # a layer that is called twice is not fused, and so not folded
+    ],
+)
+def test_in_qat_the_quantizer_warns_of_what_torchao_is_going_to_change(model: nn.Module, said: str) -> None:
+    program = torch.export.export(model.train(), (torch.randn(3, 1, 5, 5),)).module()
+    quantizer = BackendConfigQuantizer(NATIVE, refimpl.get_default_qat_qconfig_mapping("x86"), is_qat=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        prepare_qat_pt2e(program, quantizer)
+    found = [warning for warning in caught if "torchao changes what the program computes" in str(warning.message)]
+    assert len(found) == bool(said)
+    for warning in found:
+        assert re.search(said, str(warning.message)) and warning.filename == __file__
+
+
 def test_a_bad_mapping_is_refused_at_once() -> None:
     with pytest.raises(refimpl.QConfigError, match="QConfigMapping"):
         BackendConfigQuantizer(NATIVE, 3)
@@ -341,5 +404,5 @@ def test_without_torchao_the_rest_works_and_the_extra_is_named() -> None:
 def test_the_commands_of_the_document_run() -> None:
     text = (Path(__file__).parents[2] / "docs" / "pt2e.md").read_text(encoding="utf-8")
     blocks = [part.partition("```")[0] for part in text.split("```python\n")[1:]]
-    assert len(blocks) == 3
+    assert len(blocks) == 6
     exec("\n".join(blocks), {})
