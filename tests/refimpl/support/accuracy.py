@@ -76,8 +76,9 @@ class Accuracy:
 def measure(build: Build, engine: str, *, is_qat: bool = False) -> Accuracy:
     """Take a model through both flows and compare them. `build`: a new model in eval mode, and example inputs.
 
-    The lowered model is held to the better one unless it gives what torch's gives: then the kernels lose, not the flow.
-    Two kinds of forms are held to torch's of the same kind, and not to another that cannot lose in this way:
+    The lowered model and the program are held to the better one unless they give what torch's of the same kind gives:
+    then the kernels and the rounding of that form lose, not the flow, which the reference model shows. Two more kinds
+    of forms are held to torch's of the same kind, and not to another that cannot lose in this way:
 
     - The exported program of an engine whose QConfigs reduce the range: what lies beyond 0..127 is clipped, as in
       torch's decomposed model. Quantized tensors have no narrow range, and clip nothing there. (CVT-07, CVT-09)
@@ -98,8 +99,7 @@ def measure(build: Build, engine: str, *, is_qat: bool = False) -> Accuracy:
         found = {form: _measure_draws(converted, batches, want) for form, converted in ours.items()}
         theirs = {form: _try_draws(converted, batches, want) for form, converted in torchs.items()}
     own_form = {"exported"} if engine in ("x86", "fbgemm") else set()
-    if found["lowered"] == theirs.get("lowered"):
-        own_form.add("lowered")
+    own_form |= {form for form in ("lowered", "exported") if found[form] == theirs.get(form)}
     drops = any(map(_is_dropout, prepared.modules())) or any(map(_calls_dropout, prepared.graph.nodes))
     if is_qat and drops:
         own_form |= {"reference", "exported"}
@@ -203,7 +203,9 @@ def _measure_draws(model: nn.Module, batches: Sequence[tuple[Any, ...]], want: S
     ratios = []
     for start in range(0, len(batches), BATCHES):
         part = slice(start, start + BATCHES)
-        ratio = decibels(list(want[part]), [run(model, inputs) for inputs in batches[part]])
+        with torch.no_grad():
+            results = [model(*copy.deepcopy(inputs)) for inputs in batches[part]]
+        ratio = decibels(list(want[part]), results)
         ratios.append(-math.inf if math.isnan(ratio) else ratio)
     return ratios
 
