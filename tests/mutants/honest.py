@@ -165,7 +165,8 @@ for kind, made in FIXED_GRIDS.items():
     machine(f"fixed grid, {kind}", made, *fixed_grids.CLAIMS, *fixed_grids.MODELS)
 sharing = ("torch.cat/*", "nn.MaxPool2d/*", "nn.ReLU/*", "torch.flatten/*", "nn.Conv2d/*")
 one_grid = Fixing(patterns=(*FIXING, *PLAIN))
-machine("fixed grid, in integers", lambda: FixedGridIntegers(Fixing()), *fixed_grids.CLAIMS)
+machine("fixed grid, in integers", lambda: FixedGridIntegers(Fixing()), *fixed_grids.CLAIMS,
+        in_full=("nn.Linear/*", "operator.*/ptq/*"))  # fmt: skip
 machine("fixed grid, of all ops", lambda: FixedGridBackend(one_grid), *fixed_grids.CLAIMS, *sharing)
 for layer in LAYERS:
     machine(f"reference module of its own, {layer}", partial(OwnModules, layer))
