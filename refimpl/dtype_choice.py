@@ -164,10 +164,11 @@ def find_violations(facts: ObserverFacts, constraints: DTypeWithConstraints) -> 
     if least is not None and (facts.eps is None or facts.eps < least):  # rule: DTY-04
         yield "DTY-04", "eps (smallest scale)", facts.eps, f">= {least}"
     if constraints.scale_exact_match is not None and constraints.zero_point_exact_match is not None:  # rule: DTY-05
-        exact = (_round_to_float32(constraints.scale_exact_match), int(constraints.zero_point_exact_match))
-        if facts.fixed is None or (_round_to_float32(facts.fixed[0]), facts.fixed[1]) != exact:
+        exact = (round_to_float32(constraints.scale_exact_match), int(constraints.zero_point_exact_match))
+        if facts.fixed is None or (round_to_float32(facts.fixed[0]), facts.fixed[1]) != exact:
             yield "DTY-05", "fixed (scale, zero point)", facts.fixed, exact
 
 
-def _round_to_float32(value: float) -> float:  # as observers hold their scales
+def round_to_float32(value: float) -> float:
+    """Return the nearest float32 number, as which observers hold a scale."""
     return float(torch.tensor(value, dtype=torch.float32))

@@ -21,7 +21,8 @@ class Regime:
     that s_x·s_w / s_y differs from what calibration would give. ``weight``, ``bias``: factors on those; an infinite one
     makes the bias just less than 2³¹ steps of s_x·s_w, in the channel where it has most. ``has_ties``: the scales of
     activations and weights (before a batch norm is folded in) are powers of two, so that exact results lie half-way
-    between two integers, or a step of the sum next to it.
+    between two integers, or a step of the sum next to it. ``goes_beyond``: one input of each profile lies between
+    the steps of the inputs' grids and beyond their ends.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Regime:
     weight: float = 1.0
     bias: float = 1.0
     has_ties: bool = False
+    goes_beyond: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

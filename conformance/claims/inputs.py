@@ -108,6 +108,7 @@ def _draw_coarse(shape: tuple[int, ...], grid: Grid) -> Tensor:
     return grid.zero_point + 32 * torch.randint(low + 1, high + 1, shape)
 
 
+BEYOND: tuple[str, Directed] = ("between steps and beyond the ends", _draw_off_grid)
 DIRECTED: tuple[tuple[str, Directed], ...] = (
     ("random", _draw_any),
     ("alternating ends", _alternate),
@@ -117,7 +118,7 @@ DIRECTED: tuple[tuple[str, Directed], ...] = (
     ("all at the high end", lambda shape, grid: torch.full(shape, grid.high)),
     ("all at the low end", lambda shape, grid: torch.full(shape, grid.low)),
     ("all at the zero point", lambda shape, grid: torch.full(shape, grid.zero_point)),
-    ("between steps and beyond the ends", _draw_off_grid),
+    BEYOND,
 )
 """The directed inputs, by name; the first ones find most."""
 
@@ -139,10 +140,13 @@ def draw_static_inputs(
 ) -> list[NamedInputs]:
     """Draw inputs that lie on the inputs' grids: the first `directed` ones of DIRECTED (None: all), then `random` ones.
 
-    In a regime of ties, one is in coarse steps. Inputs without a grid are drawn as for calibration.
+    In a regime of ties, one is in coarse steps; in one that goes beyond, one is between steps and beyond the ends.
+    Inputs without a grid are drawn as for calibration.
     """
+    chosen = DIRECTED[:directed]
     tied = (("in coarse steps", _draw_coarse),) * case.regime.has_ties
-    kinds = itertools.chain(DIRECTED[:directed], tied, ((f"random {n + 2}", _draw_any) for n in range(random)))
+    beyond = tuple(each for each in (BEYOND,) if case.regime.goes_beyond and each not in chosen)
+    kinds = itertools.chain(chosen, tied, beyond, ((f"random {n + 2}", _draw_any) for n in range(random)))
     return [NamedInputs(name, tuple(_draw_each(case, grids, draw))) for name, draw in kinds]
 
 

@@ -14,9 +14,9 @@ from conformance.claims.build import Preluded
 from conformance.claims.case import Case, Regime
 from conformance.claims.claim import NO_WEIGHT, Claim
 from conformance.claims.pattern_plan import PatternPlan, is_norm, is_taken, plan_pattern
-from conformance.claims.qconfigs import Kind, kind_of
+from conformance.claims.qconfigs import Kind, fixed_qparams_of, fixed_range_of, kind_of
 from conformance.claims.quick import Share, choose_cases
-from conformance.claims.registered_plan import keep_finite, list_registered
+from conformance.claims.registered_plan import evaluate, keep_finite, list_registered
 from conformance.claims.registry import Registered, registered_for
 from conformance.claims.traits import moves_only
 from conformance.ops.fused_modules import MEMBERS, QAT_OF
@@ -68,7 +68,7 @@ def plan_cases(
 
     They are within the limits that the backend declares. With a `limit` the claims on one op share that many cases, and
     this one gets its share. ``has_prelude``: an identity may stand before the pattern, so that a pattern of fixed
-    qparams also gets inputs outside of them.
+    qparams also gets an input outside of them that another op made.
     """
     kind, registered = kind_of(claim.dtypes), registered_for(claim.entry.normal_pattern)
     if kind is Kind.OTHER:
@@ -77,9 +77,11 @@ def plan_cases(
     if not isinstance(plan, str) and (variants := list(_variants_of(plan, claim, capabilities))):
         cases = _assign_regimes(claim, variants)
         if has_prelude and kind is Kind.FIXED:
-            cases = [_add_prelude(case) if number % 2 == 0 else case for number, case in enumerate(cases)]
+            takes = [number % 2 == 0 and len(case.inputs) == 1 for number, case in enumerate(cases)]
+            cases = [_add_prelude(case) if is_taken else case for case, is_taken in zip(cases, takes, strict=True)]
         chosen += choose_cases(cases, limit, share)
         chosen += _in_regimes(claim, variants[0], BENDS) if plan.bends else []
+        chosen += _try_fixed_grid(claim, variants[0])
     elif registered is None:
         outside = "no case is within the limits that the backend declares of"
         return plan if isinstance(plan, str) else f"{outside} {leaf_name(plan.root)}"
@@ -101,13 +103,15 @@ def _plan_registered(
 ) -> list[Case] | str:
     """Return the cases of a vendor's models, or the reason why there are none: those of a claim's share, then others.
 
-    In every profile each model that is given is tried, and the first one beyond its bends and in the vendor's ranges.
+    In every profile each model that is given is tried, and the first one beyond its bends, on and beyond a grid that
+    the claim fixes, and in the vendor's ranges.
     """
     models = list_registered(claim, registered, vary, REGIMES[0])
     if isinstance(models, str):
         return models
     usual = keep_finite(_assign_regimes(claim, models))
     always = keep_finite(_in_regimes(claim, models[0], (*BENDS, *registered.regimes)))
+    always += _try_fixed_grid(claim, models[0])
     shared = choose(usual) if usual else ()
     met, missed = {case.variant for case in shared}, dict[str, Case]()
     for case in usual if registered.builds else ():
@@ -192,6 +196,26 @@ def _assign_regimes(claim: Claim, variants: Sequence[Case]) -> list[Case]:
 def _in_regimes(claim: Claim, variant: Case, regimes: Iterable[Regime]) -> list[Case]:
     """Return a variant in each of these regimes that the claim can be in."""
     return [_set_regime(variant, regime) for regime in regimes if _is_relevant(regime, claim)]
+
+
+def _try_fixed_grid(claim: Claim, variant: Case) -> list[Case]:
+    """Return a variant with inputs that fill just the grid that its claim fixes, and with inputs thrice as wide.
+
+    The result of an op that can leave the grid is then beyond both of its ends, that of a product too: a second input
+    goes beyond 1 whatever the grid. Of an op that cannot, such as a sigmoid, there are none.
+    """
+    fixed, ends = fixed_qparams_of(claim.dtypes), fixed_range_of(claim.dtypes)
+    if fixed is None or ends is None or kind_of(claim.dtypes) is not Kind.FIXED:
+        return []
+    (low, high), width, step = ends, ends[1] - ends[0], fixed[0]
+    regimes = (
+        Regime(name="fixed_grid", ranges=(ends,), goes_beyond=True),
+        Regime(name="beyond_fixed_grid", ranges=((low - width, high + width), (-2.0, 2.0)), goes_beyond=True),
+    )
+    cases = keep_finite(_in_regimes(claim, variant, regimes))
+    results = [each for case in cases for each in evaluate(case) if each.numel()]
+    leaves_it = any(float(each.min()) < low - step or float(each.max()) > high + step for each in results)
+    return cases if leaves_it else []
 
 
 def _set_regime(variant: Case, regime: Regime) -> Case:

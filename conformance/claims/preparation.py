@@ -5,7 +5,7 @@ They hold for every claim and every model of a run. A claim that none of the QCo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -48,14 +48,22 @@ class Preparation:
         return frozenset(kind for kinds in self.prepare.float_to_observed_mapping.values() for kind in kinds)
 
     def choose_qconfig(
-        self, dtypes: DTypeConfig, qscheme: torch.qscheme | None, *, has_weight: bool, is_qat: bool
+        self,
+        dtypes: DTypeConfig,
+        qscheme: torch.qscheme | None,
+        *,
+        has_weight: bool,
+        is_qat: bool,
+        activation: Callable[..., Any] | None = None,
     ) -> QConfig:
         """Return the first QConfig that a dtype config takes, whose weight has this qscheme (None: any).
 
-        In training each observer is that of a fake quantize. Raises QConfigError, with the reasons, where none fits.
+        ``activation``: what observes activations in the place of each QConfig's own. In training each observer is that
+        of a fake quantize. Raises QConfigError, with the reasons, where none fits.
         """
         misfits: list[str] = []
-        for number, qconfig in enumerate(self.qconfigs or ()):
+        for number, given in enumerate(self.qconfigs or ()):
+            qconfig = given if activation is None else given._replace(activation=activation)
             facts = ObserverReader().read_qconfig(qconfig, f"Backend.qconfigs()[{number}]")
             chosen, refusals = choose_dtype_config(facts, [dtypes], has_weight=has_weight)
             found = getattr(qconfig.weight(), "qscheme", None)
@@ -68,17 +76,22 @@ class Preparation:
     def choose_input_qconfig(self, dtypes: DTypeConfig, *, is_qat: bool = False) -> QConfig:
         """Return the first QConfig that measures values of the dtype of a dtype config's input, within its range.
 
-        Raises QConfigError where there is none.
+        Where those of that dtype are all of fixed qparams, the first of these: what stands before the op is measured
+        all the same (OBS-14). Raises QConfigError where none is of that dtype.
         """
         end = dtypes.input_dtype_with_constraints
         low, high = end.quant_min_lower_bound, end.quant_max_upper_bound
         bare = type(end)(end.dtype, low, high)
-        for qconfig in self.qconfigs or ():
-            facts = ObserverReader().read_qconfig(qconfig)
-            is_measured = facts.activation.fixed is None
-            if is_measured and choose_dtype_config(facts, [DTypeConfig(bare, bare)], has_weight=False)[0] is not None:
-                return _with_fake_quantizes(qconfig, facts) if is_qat else qconfig
-        raise QConfigError(f"no QConfig of Backend.qconfigs() measures values of {end.dtype} from {low} to {high}")
+        read = [(qconfig, ObserverReader().read_qconfig(qconfig)) for qconfig in self.qconfigs or ()]
+        taken = [
+            (qconfig, facts)
+            for qconfig, facts in sorted(read, key=lambda each: each[1].activation.fixed is not None)
+            if choose_dtype_config(facts, [DTypeConfig(bare, bare)], has_weight=False)[0] is not None
+        ]
+        if not taken:
+            raise QConfigError(f"no QConfig of Backend.qconfigs() measures values of {end.dtype} from {low} to {high}")
+        qconfig, facts = taken[0]
+        return _with_fake_quantizes(qconfig, facts) if is_qat else qconfig
 
 
 OWN_OF_THE_SUITE = Preparation()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 import refimpl
 from conformance.claims.claim import NO_WEIGHT, Claim
 from conformance.ops.fused_modules import root_of
+from refimpl.dtype_choice import round_to_float32
 from refimpl.dtype_config import DTypeConfig
 from refimpl.observers import dtype_range, is_quantized_dtype
 from refimpl.patterns import leaves
@@ -58,25 +61,56 @@ def kind_of(dtypes: DTypeConfig) -> Kind:
     if dtypes.is_dynamic:
         return Kind.DYNAMIC
     if is_quantized_dtype(dtypes.input_dtype):
-        ends = (dtypes.input_dtype_with_constraints, dtypes.output_dtype_with_constraints)
-        return Kind.FIXED if any(end.scale_exact_match is not None for end in ends) else Kind.STATIC
+        return Kind.STATIC if fixed_qparams_of(dtypes) is None else Kind.FIXED
     is_float = dtypes.input_dtype in (None, torch.float32)
     return Kind.WEIGHT_ONLY if is_float and is_quantized_dtype(dtypes.weight_dtype) else Kind.OTHER
+
+
+def fixed_qparams_of(dtypes: DTypeConfig) -> tuple[float, int] | None:
+    """Return the scale, as float32, and the zero point that a dtype config fixes at an end; None: it fixes none.
+
+    Wherever they are named, they are the result's, and the input is measured. (OBS-14)
+
+    One observer is asked for both ends of a static one; one of the two numbers without the other requires nothing, and
+    neither does what is said of any dtype. (DTY-01, DTY-05)
+    """
+    ends = [dtypes.input_dtype_with_constraints, *[dtypes.output_dtype_with_constraints] * (not dtypes.is_dynamic)]
+    pairs = [(each.scale_exact_match, each.zero_point_exact_match) for each in ends if each.dtype is not None]
+    fixed = ((round_to_float32(s), int(z)) for s, z in pairs if s is not None and z is not None)  # rule: DTY-05
+    return next(fixed, None)
+
+
+def fixed_range_of(dtypes: DTypeConfig) -> tuple[float, float] | None:
+    """Return the ends, as reals, of the widest range of the grid that a dtype config fixes; None: it fixes none."""
+    fixed = fixed_qparams_of(dtypes)
+    if fixed is None:
+        return None
+    ends = (dtypes.input_dtype_with_constraints, dtypes.output_dtype_with_constraints)
+    arguments = _add_bounds(observer_arguments_of(*ends))
+    scale, zero_point = fixed
+    return (arguments["quant_min"] - zero_point) * scale, (arguments["quant_max"] - zero_point) * scale
 
 
 def qconfig_for(claim: Claim, *, is_symmetric: bool = False) -> refimpl.QConfig:
     """Return the QConfig that a claim is about: the vendor's own where it gives any, else the suite's.
 
-    With `is_symmetric` the suite's observes activations symmetrically. Raises QConfigError if no QConfig of the vendor
-    fits.
+    Qparams that the dtype config fixes leave no choice: if no QConfig of the vendor has them, the suite's observer of
+    activations takes the place of the vendor's. With `is_symmetric` the suite's observes activations symmetrically.
+    Raises QConfigError if no QConfig of the vendor fits.
     """
-    if claim.preparation.qconfigs is None or kind_of(claim.dtypes) is Kind.FIXED:  # the dtype config leaves no choice
-        return suite_qconfig_for(claim, is_symmetric=is_symmetric)
+    suite = suite_qconfig_for(claim, is_symmetric=is_symmetric)
+    if claim.preparation.qconfigs is None:
+        return suite
     qscheme = WEIGHT_OBSERVERS[claim.scheme][1] if claim.scheme in WEIGHT_OBSERVERS else None
-    has_weight = claim.scheme != NO_WEIGHT
-    return claim.preparation.choose_qconfig(
-        claim.dtypes, qscheme, has_weight=has_weight, is_qat=claim.flow == "qat"
+    choose = partial(
+        claim.preparation.choose_qconfig, claim.dtypes, qscheme, has_weight=claim.scheme != NO_WEIGHT,
+        is_qat=claim.flow == "qat",
     )  # fmt: skip
+    if kind_of(claim.dtypes) is Kind.FIXED:
+        with contextlib.suppress(refimpl.QConfigError):
+            return choose()
+        return choose(activation=suite.activation)
+    return choose()
 
 
 def describe_misfit(claim: Claim) -> str | None:
@@ -163,12 +197,10 @@ def _make_activation(dtypes: DTypeConfig, kind: Kind, is_qat: bool, is_symmetric
             )
         return refimpl.PlaceholderObserver.with_args(**arguments)
     if kind is Kind.FIXED:
-        end = next(end for end in ends if end.scale_exact_match is not None)
+        scale, zero_point = fixed_qparams_of(dtypes) or (1.0, 0)
         arguments = _add_bounds(observer_arguments_of(*ends))
         arguments.pop("eps", None)
-        observer = refimpl.FixedQParamsObserver.with_args(
-            scale=end.scale_exact_match, zero_point=end.zero_point_exact_match, **arguments
-        )
+        observer = refimpl.FixedQParamsObserver.with_args(scale=scale, zero_point=zero_point, **arguments)
         return refimpl.FixedQParamsFakeQuantize.with_args(observer=observer) if is_qat else observer
     qscheme = torch.per_tensor_symmetric if is_symmetric else torch.per_tensor_affine
     return make_min_max(is_qat, observer_arguments_of(*ends) | {"qscheme": qscheme})

@@ -57,14 +57,19 @@ def keep_finite(cases: Sequence[Case]) -> list[Case]:
 
 def describe_fault(case: Case, *, is_finite: bool = False) -> str:
     """Say why the float model of a case cannot be tried; "" if it runs and, if asked, gives finite numbers."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.default_generator.manual_seed(0)
-        try:
-            model = build_model(case)
-            outputs = [model(*inputs) for inputs in draw_calibration_inputs(case)]
-        except Exception as error:  # the vendor's code may raise anything; the claim says so
-            return f"{case.name}: {type(error).__name__}: {error}"
-    results = [each for each in flatten(outputs) if isinstance(each, torch.Tensor)]
+    try:
+        results = evaluate(case)
+    except Exception as error:  # the vendor's code may raise anything; the claim says so
+        return f"{case.name}: {type(error).__name__}: {error}"
     if is_finite and not all(bool(each.isfinite().all()) for each in results):
         return f"{case.name}: the results are not finite"
     return ""
+
+
+def evaluate(case: Case) -> list[torch.Tensor]:
+    """Return what the float model of a case gives for its calibration inputs; torch's generator is left as it was."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.default_generator.manual_seed(0)
+        model = build_model(case)
+        outputs = [model(*inputs) for inputs in draw_calibration_inputs(case)]
+    return [each for each in flatten(outputs) if isinstance(each, torch.Tensor)]

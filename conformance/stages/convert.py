@@ -26,6 +26,7 @@ from conformance.oracle.grids import Grid, NoOracleError, integers_of, lay_along
 from conformance.oracle.own_modules import HELD, find_reference_kind, is_custom
 from conformance.stages.calibration import keeps_statistics
 from conformance.stages.dynamic_checks import check_reference_dynamic
+from conformance.stages.fixed_grids import check_fixed_grids
 from conformance.stages.meaning import run_in_float64
 from conformance.stages.prepare import PreparedCase
 from conformance.stages.stage import CaseResult, CaseStage, Problem, raise_problem, run_flow
@@ -76,6 +77,7 @@ class ConvertStage(CaseStage[PreparedCase, ReferenceCase]):
         draw = partial(draw_inputs, self.claim, case, effort=self.bench.effort, seed=seed)
         reference = self.partial_result = ReferenceCase(prepared=before, model=model, draw=draw)
         raise_problem(check_reference(self.claim, model), model)
+        raise_problem(check_fixed_grids(model), model)
         if case.variant not in self.proven:
             is_trained = self.claim.flow == "qat" and keeps_statistics(before.model)
             original = before.model if is_trained else before.built.model

@@ -9,7 +9,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from conformance.claims.build import build_model
+from conformance.claims.build import PRELUDE, build_model
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import draw_calibration_inputs
@@ -73,8 +73,9 @@ def check_fused(claim: Claim, fused: GraphModule, unfused: Callable[[], GraphMod
 
 
 def calls_of(model: GraphModule) -> list[Node]:
-    """List the nodes that call a module, a function or a method."""
-    return [node for node in model.graph.nodes if node.op in ("call_module", "call_function", "call_method")]
+    """List the nodes that call a module, a function or a method, but for the identity before the pattern."""
+    calls = [node for node in model.graph.nodes if node.op in ("call_module", "call_function", "call_method")]
+    return [node for node in calls if node.target != PRELUDE]
 
 
 @guard("fuse.check_fused_meaning")

@@ -6,7 +6,7 @@ the reference model and in the backend's: comparing these two shows nothing, but
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -16,16 +16,20 @@ from torch.fx import GraphModule
 
 from conformance.claims.inputs import Batch
 from conformance.machine.guard import guard
+from conformance.stages.fixed_grids import find_fixed_grids, grid_fixed_for, slot_of, slots_in
 from conformance.stages.stage import Problem
-from refimpl import MinMaxObserver, RefimplError, explain
-from refimpl.dtype_choice import ObserverFacts
-from refimpl.dtype_config import DTypeConfig
-from refimpl.plan import Plan
+from refimpl import MinMaxObserver, RefimplError
+from refimpl.plan import Slot
 from refimpl.qparams import is_quantized_dtype, read_qparams
 from refimpl.quality_walk import LayerEdge, OutputGrid, QualityWalk, Reading, copy_tensors, flatten
 
 Seen: TypeAlias = dict[LayerEdge, tuple[float, float, OutputGrid]]
 """The smallest and the largest value of each observed layer, and its output's grid."""
+
+Slots: TypeAlias = Sequence[tuple[str, Slot]]
+"""The slots of activations, each with the prefix of names in its standalone module."""
+Group: TypeAlias = tuple[str, int]
+"""That prefix, and the number of a group of slots."""
 
 ROUNDING = 2.0**-18
 """Relative float32 error of a range: a few roundings of 2⁻²⁴, and sums of some tens of terms."""
@@ -43,15 +47,14 @@ def check_ranges(reference: GraphModule, batches: Sequence[Batch]) -> Problem | 
     - s <= 2 max(a, b) / n: symmetric ranges are as wide, affine ones, -a to b with 0 in it, no wider; or s is the
       smallest scale that the observer may give. Values that share an observer count together.
 
-    Qparams that the claim fixes are for results that reach the end of a whole step, as 1 where the largest integer is
-    255/256. They are not checked on inputs, and on values that share an observer with such a result: a pool may sum
-    them. Float32 rounding comes on top (`ROUNDING`).
+    Float32 rounding comes on top (`ROUNDING`). A grid that a claim fixes need not hold what calibration saw: it is
+    given (`check_fixed_grids`), and clipping to it is right.
 
     Of any other observer, such as a vendor's own, a new one of its kind that sees the same values says what is right.
     """
     seen: Seen = {}
-    plan = explain(reference).plan
-    again = _Observers(plan)
+    slots = slots_in(reference)
+    again = _Observers(slots)
 
     def measure(layer: LayerEdge, reading: Reading) -> None:
         values = [each for each in flatten(reading.floating) if isinstance(each, Tensor) and each.numel()]
@@ -69,65 +72,66 @@ def check_ranges(reference: GraphModule, batches: Sequence[Batch]) -> Problem | 
                 walk.run(copy_tensors(batch), copy_tensors(batch))
     except RefimplError:
         return None  # numerics will say so
-    return next(_find_misfits(walk, plan, seen, again), None)
+    fixed = find_fixed_grids(reference)
+    measured = {layer: ends for layer, ends in seen.items() if grid_fixed_for(layer, fixed) is None}
+    return next(_find_misfits(slots, measured, again), None)
 
 
 class _Observers:
     """New observers of the kinds in a plan that do not measure the smallest and the largest value, by group."""
 
-    def __init__(self, plan: Plan) -> None:
-        slots = [slot for slot in plan.slots if slot.role != "weight"]
-        kinds = {make for make in {slot.make for slot in slots} if not _measures_ends(make())}
-        groups = Counter(value for value, _ in {(slot.value, slot.group) for slot in slots})
-        others = [slot for slot in slots if slot.make in kinds and groups[slot.value] == 1]  # else one value, two grids
-        self._others = {slot.group: slot.make() for slot in others}
-        self._groups = {slot.value: slot.group for slot in others}
+    def __init__(self, slots: Slots) -> None:
+        kinds = {make for make in {slot.make for _, slot in slots} if not _measures_ends(make())}
+        self._others = {(prefix, slot.group): slot.make() for prefix, slot in slots if slot.make in kinds}
+        self._slots = defaultdict[str, list[Slot]](list)
+        for prefix, slot in slots:
+            self._slots[prefix + slot.value].append(slot)
+
+    def _find(self, layer: LayerEdge) -> Any:
+        slot = slot_of(layer, self._slots.get(layer.name, ()))
+        return None if slot is None else self._others.get((layer.prefix, slot.group))
 
     def show(self, layer: LayerEdge, values: Sequence[Tensor]) -> None:
         """Show the values of a layer to its observer."""
-        if layer.name in self._groups:
+        if (observer := self._find(layer)) is not None:
             for each in values:
-                self._others[self._groups[layer.name]](each)
+                observer(each)
 
     def grid_of(self, layer: LayerEdge) -> OutputGrid | None:
         """Return the grid that a layer's observer gives; None: it is one of the smallest and the largest value."""
-        if layer.name not in self._groups:
+        if (observer := self._find(layer)) is None:
             return None
-        qparams = read_qparams(self._others[self._groups[layer.name]])
+        qparams = read_qparams(observer)
         scale, zero_point = float(qparams.scale), int(qparams.zero_point)
         low, high = ((end - zero_point) * scale for end in (qparams.quant_min, qparams.quant_max))
         return OutputGrid(scale, low, high)
 
 
 def _measures_ends(observer: Any) -> bool:
-    """Tell whether an observer's qparams are those of the smallest and the largest value, or none that it measures."""
+    """Tell whether an observer's qparams are those of the smallest and the largest value, or none before the run."""
     inner = getattr(observer, "activation_post_process", observer)
-    is_open = ObserverFacts.of(observer).fixed is None and is_quantized_dtype(getattr(inner, "dtype", None))
-    return type(inner) is MinMaxObserver or not is_open or bool(getattr(inner, "is_dynamic", False))
+    is_static = is_quantized_dtype(getattr(inner, "dtype", None)) and not getattr(inner, "is_dynamic", False)
+    return type(inner) is MinMaxObserver or not is_static
 
 
-def _find_misfits(walk: QualityWalk, plan: Plan, seen: Seen, again: _Observers) -> Iterator[Problem]:
-    groups = defaultdict[str, set[int]](set)  # of the observers that see a value, by the value's name (OBS-02)
-    for slot in plan.slots:
-        groups[slot.value].add(slot.group)
+def _find_misfits(slots: Slots, seen: Seen, again: _Observers) -> Iterator[Problem]:
+    groups = defaultdict[str, set[Group]](set)  # of the observers that see a value, by the value's name (OBS-02)
+    for prefix, slot in slots:
+        groups[prefix + slot.value].add((prefix, slot.group))
     together = _find_largest_values(groups, seen)
-    exact = _exact_groups_of(plan)
-    smallest = max(map(_smallest_scale_of, {slot.make for slot in plan.slots if slot.role != "weight"}), default=0.0)
+    smallest = max(map(_smallest_scale_of, {slot.make for _, slot in slots}), default=0.0)
     for layer, (low, high, grid) in seen.items():
-        at_output = layer.decision is not None and _is_exact(layer.decision.dtype_config, "output")
-        if not at_output and (_is_fixed_input(walk, layer) or not exact.isdisjoint(groups[layer.name])):
-            continue
         right = again.grid_of(layer)
         if right is not None:
             if not _is_same(grid, right):
                 yield Problem(rule="CVT-01", message=f"{_describe(layer, grid)}; its observer gives {_spell(right)}")
             continue
         steps = (grid.high - grid.low) / grid.scale
-        slack = grid.scale * ((1.0 if at_output else 0.5) + steps * ROUNDING)
+        slack = grid.scale * (0.5 + steps * ROUNDING)
         text = _describe(layer, grid)
         if low < grid.low - slack or high > grid.high + slack:
             yield Problem(rule="CVT-01", message=f"{text}; it is {low:.6g}..{high:.6g} in calibration")
-        elif not at_output and grid.scale > max(2 * together[layer] / steps, smallest) * (1 + ROUNDING):
+        elif grid.scale > max(2 * together[layer] / steps, smallest) * (1 + ROUNDING):
             reason = f"calibration has at most {together[layer]:.6g} there, which explains no such step"
             yield Problem(rule="CVT-01", message=f"{text}; {reason}")
 
@@ -147,15 +151,9 @@ def _spell(grid: OutputGrid) -> str:
     return f"{grid.low:.6g}..{grid.high:.6g} in steps of {grid.scale:.6g}"
 
 
-def _exact_groups_of(plan: Plan) -> set[int]:
-    """Return the groups of observers that see a result whose qparams a claim fixes. (OBS-02)"""
-    exact = {decision.node for decision in plan.decisions if _is_exact(decision.dtype_config, "output")}
-    return {slot.group for slot in plan.slots if slot.role == "output" and slot.value in exact}
-
-
-def _find_largest_values(groups: dict[str, set[int]], seen: Seen) -> dict[LayerEdge, float]:
+def _find_largest_values(groups: dict[str, set[Group]], seen: Seen) -> dict[LayerEdge, float]:
     """Return the largest absolute value of each layer and of those that share an observer with it. (OBS-02)"""
-    largest: dict[int, float] = defaultdict(float)
+    largest = defaultdict[Group, float](float)
     own = {layer: max(-low, high) for layer, (low, high, _) in seen.items()}
     for layer, value in own.items():
         for group in groups[layer.name]:
@@ -167,15 +165,3 @@ def _smallest_scale_of(make: Callable[..., Any]) -> float:
     """Return the smallest scale that a slot's observer gives."""
     observer = make()
     return float(getattr(getattr(observer, "activation_post_process", observer), "eps", 0.0))
-
-
-def _is_fixed_input(walk: QualityWalk, layer: LayerEdge) -> bool:
-    """Tell whether a value is rounded for a pattern that fixes the qparams of its input."""
-    if layer.decision is not None or layer.source in walk.back:  # a second range (OBS-14) is no pattern's own input
-        return False
-    takers = [walk.decisions.get(user.name) for user in layer.at.users]
-    return any(taker is not None and _is_exact(taker.dtype_config, "input") for taker in takers)
-
-
-def _is_exact(dtypes: DTypeConfig | None, end: str) -> bool:
-    return dtypes is not None and getattr(dtypes, f"{end}_dtype_with_constraints").scale_exact_match is not None

@@ -20,7 +20,7 @@ import refimpl
 from conformance.claims.build import Preluded
 from conformance.claims.case import Case
 from conformance.claims.claim import NO_WEIGHT, Claim
-from conformance.claims.qconfigs import make_min_max, observer_arguments_of, suite_qconfig_for
+from conformance.claims.qconfigs import fixed_qparams_of, make_min_max, observer_arguments_of, suite_qconfig_for
 from conformance.machine.guard import guard
 from conformance.stages.bench import Bench
 from conformance.stages.calibration import leaves_of
@@ -194,21 +194,15 @@ def _bind_bounds(ends: Constraints, make: Constructor) -> Constructor:
     return make if bounds is None else _bind(make, quant_min=bounds[0], quant_max=bounds[1])
 
 
-def _fixed_qparams_of(ends: Constraints) -> tuple[float, int] | None:
-    """Return the prescribed scale and zero point; DTY-05 takes only both together."""
-    pairs = [(each.scale_exact_match, each.zero_point_exact_match) for each in ends]
-    return next(((float(s), int(z)) for s, z in pairs if s is not None and z is not None), None)
-
-
-def _change_scale(_: Claim, ends: Constraints, make: Constructor) -> tuple[Any, object] | None:
-    if (exact := _fixed_qparams_of(ends)) is None:
+def _change_scale(claim: Claim, _: Constraints, make: Constructor) -> tuple[Any, object] | None:
+    if (exact := fixed_qparams_of(claim.dtypes)) is None:
         return None
     scale = _step_towards(exact[0], float("inf"))
     return _bind(make, scale=scale), (scale, exact[1])
 
 
-def _change_zero_point(_: Claim, ends: Constraints, make: Constructor) -> tuple[Any, object] | None:
-    exact, bounds = _fixed_qparams_of(ends), _range_of(ends)
+def _change_zero_point(claim: Claim, ends: Constraints, make: Constructor) -> tuple[Any, object] | None:
+    exact, bounds = fixed_qparams_of(claim.dtypes), _range_of(ends)
     if exact is None or bounds is None:
         return None
     zero_point = exact[1] + (1 if exact[1] < bounds[1] else -1)
@@ -217,7 +211,7 @@ def _change_zero_point(_: Claim, ends: Constraints, make: Constructor) -> tuple[
 
 def _measure_qparams(claim: Claim, ends: Constraints, _: Constructor) -> tuple[Any, object] | None:
     """Measure qparams where fixed ones are prescribed."""
-    if _fixed_qparams_of(ends) is None:
+    if fixed_qparams_of(claim.dtypes) is None:
         return None
     return make_min_max(claim.flow == "qat", observer_arguments_of(*ends)), None
 

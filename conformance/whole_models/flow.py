@@ -18,6 +18,7 @@ from conformance.claims.claim import NO_WEIGHT, Claim, Flow
 from conformance.claims.inputs import Batch
 from conformance.claims.qconfigs import Kind, describe_misfit, kind_of, qconfig_for, weight_axis_of
 from conformance.stages.bench import Bench
+from conformance.stages.fixed_grids import check_fixed_grids
 from conformance.stages.meaning import tensors_of
 from conformance.stages.ranges import check_ranges
 from conformance.stages.stage import raise_problem, run_flow
@@ -117,8 +118,8 @@ def reference_of(
     """Take a float model to the backend's reference model, calibrated on `batches`; in QAT it is trained before.
 
     ``train``: None: a few steps towards smaller outputs. ``mapping``: None: that of `make_mapping`. ``is_bounded``: as
-    in `Bench.convert`. Raises StageError for what prepare or convert refuses, and, in PTQ, for a grid that does not fit
-    what calibration has seen (`check_ranges`).
+    in `Bench.convert`. Raises StageError for what prepare or convert refuses, for another grid than one that a claim
+    fixes (`check_fixed_grids`), and, in PTQ, for a grid that does not fit what calibration has seen (`check_ranges`).
     """
     is_qat = setup.flow == "qat"
     prepare = prepare_qat_fx if is_qat else prepare_fx
@@ -136,6 +137,7 @@ def reference_of(
         for batch in copies:
             prepared(*(each.clone() for each in batch))
     reference = run_flow("CVT-01", lambda: bench.convert(prepared))
+    raise_problem(check_fixed_grids(reference), reference)
     raise_problem(None if is_qat else check_ranges(reference, copies), reference)
     return reference if is_bounded else run_flow("CVT-01", lambda: bench.convert(prepared, is_bounded=False))
 

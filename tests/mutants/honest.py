@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from backends.base import Backend
+from backends.base import Backend, Representation
 from conformance.mutation.mutant import Mutant
+from tests.mutants import fixed_grids
 from tests.mutants.custom_modules import CustomModules
+from tests.mutants.fixed_grids import FIXING, MEASURED, PLAIN, SEVEN, FixedGridBackend, FixedGridIntegers, Fixing
 from tests.mutants.integer_kernels import CLAIMS, IntegerBackend, Integers, Kernels, Make, Sum, varied
 from tests.mutants.integer_kernels import SAMPLE as INTEGER_SAMPLE
 from tests.mutants.own_modules import LAYERS, OwnModules
@@ -131,6 +133,23 @@ reference("results in a buffer of its own", lambda: Wrapped(_own_buffer))
 reference("results in channels_last", lambda: Wrapped(lambda f, *_: lambda *x: in_rows(f(*x), _in_last)))
 reference("sums in float64", lambda: Edited(in_double))
 
+# -- results on a grid that the claims fix ----------------------------------------------------------------------------
+
+OWN = Fixing().observer()
+FIXED_GRIDS: dict[str, Callable[[], Backend]] = {
+    "of both ends": lambda: FixedGridBackend(Fixing()),
+    "of the input alone": lambda: FixedGridBackend(Fixing(ends=("input",))),
+    "of the output alone": lambda: FixedGridBackend(Fixing(ends=("output",))),
+    "narrower than the data": lambda: FixedGridBackend(Fixing(scale=2.0**-9)),
+    "wider than the data": lambda: FixedGridBackend(Fixing(scale=0.7)),
+    "from zero on": lambda: FixedGridBackend(Fixing(scale=0.01, zero_point=0)),
+    "of 7 bits": lambda: FixedGridBackend(SEVEN, representation=Representation.QUANTIZED),
+    "by own observers": lambda: FixedGridBackend(Fixing(), observers=[OWN]),
+    "by own observers beside others": lambda: FixedGridBackend(Fixing(), observers=[MEASURED, OWN]),
+    "beside own observers that measure": lambda: FixedGridBackend(Fixing(), observers=[MEASURED]),
+    "by own observers, not claimed": lambda: FixedGridBackend(Fixing(ends=()), observers=[OWN]),
+}
+
 # -- machines of other kinds ------------------------------------------------------------------------------------------
 
 
@@ -142,5 +161,12 @@ machine("tables for functions of fixed qparams", TableBackend)
 machine("smallest scale, claimed", FlooredBackend, *CLAIMS)
 machine("scales of powers of two, with observers for them", PowerOfTwoBackend, *CLAIMS, in_full=INTEGER_SAMPLE)
 machine("custom module", CustomModules)
+for kind, made in FIXED_GRIDS.items():
+    machine(f"fixed grid, {kind}", made, *fixed_grids.CLAIMS, *fixed_grids.MODELS)
+sharing = ("torch.cat/*", "nn.MaxPool2d/*", "nn.ReLU/*", "torch.flatten/*", "nn.Conv2d/*")
+one_grid = Fixing(patterns=(*FIXING, *PLAIN))
+machine("fixed grid, in integers", lambda: FixedGridIntegers(Fixing()), *fixed_grids.CLAIMS,
+        in_full=("nn.Linear/*", "operator.*/ptq/*"))  # fmt: skip
+machine("fixed grid, of all ops", lambda: FixedGridBackend(one_grid), *fixed_grids.CLAIMS, *sharing)
 for layer in LAYERS:
     machine(f"reference module of its own, {layer}", partial(OwnModules, layer))

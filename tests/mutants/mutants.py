@@ -12,6 +12,7 @@ from conformance.run.options import select_ids
 from tests.mutants import config_faults as config_faults  # it and the next enter theirs into reference_faults.MUTANTS
 from tests.mutants import (
     evidence_faults,
+    fixed_grid_faults,
     flow_faults,
     honest,
     pattern_faults,
@@ -70,6 +71,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *flow_faults.MUTANTS,
     *pattern_faults.MUTANTS,
     *qparams_faults.MUTANTS,
+    *fixed_grid_faults.MUTANTS,
     *evidence_faults.MUTANTS,
     *honest.MUTANTS,
     *_quantizer_faults(),

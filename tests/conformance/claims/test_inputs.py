@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from conformance.claims.case import Case, Regime
-from conformance.claims.inputs import DIRECTED, draw_calibration_inputs, draw_float_inputs, draw_static_inputs
+from conformance.claims.inputs import BEYOND, DIRECTED, draw_calibration_inputs, draw_float_inputs, draw_static_inputs
 from conformance.claims.plan import REGIMES
 from conformance.ops.op_model import Input, Role
 from conformance.oracle.grids import Grid
@@ -120,6 +122,18 @@ def test_fewer_directed_inputs_are_the_first_ones_and_what_has_no_grid_is_drawn_
     drawn = draw_static_inputs(given, [GRIDS[0], None], directed=3, random=0)
     assert [name for name, _ in drawn] == [name for name, _ in DIRECTED[:3]]
     assert all(indices.dtype == torch.int64 and int(indices[-1]) == 2 for _, (_, indices) in drawn)
+
+
+@pytest.mark.parametrize("directed", [3, None])
+def test_in_a_regime_that_goes_beyond_one_input_is_beyond_the_ends(directed: int | None) -> None:
+    given = case(Input(shape=(9,)))
+    beyond = replace(given, regime=replace(given.regime, goes_beyond=True))
+    names, more = (
+        [name for name, _ in draw_static_inputs(each, [GRIDS[0]], directed=directed, random=1)]
+        for each in (given, beyond)
+    )
+    expected = names if directed is None else [*names[:3], BEYOND[0], *names[3:]]
+    assert more == expected and more.count(BEYOND[0]) == 1
 
 
 @pytest.mark.rule("NUM-01")

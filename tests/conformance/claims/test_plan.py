@@ -22,7 +22,7 @@ from conformance.claims.qconfigs import INTEGERS, Kind, kind_of
 from conformance.claims.quick import shares_of
 from conformance.ops.fused_modules import MEMBERS, QAT_OF
 from conformance.ops.op_model import Input, OneInput, Step, TwoInputs
-from refimpl import BackendConfig, DTypeConfig, MatchAllNode
+from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, MatchAllNode
 from refimpl.patterns import leaves, pattern_name
 from tests.conformance.support.planning import claim_on, claims_of, names_of, planned
 
@@ -232,6 +232,38 @@ def test_a_claim_of_fixed_qparams_is_also_given_inputs_outside_of_them() -> None
     x = torch.linspace(-9, 9, 5)
     assert torch.equal(built[0](x), x.sigmoid())
     assert not any(isinstance(build_model(case), Preluded) for case in planned(claim))
+
+
+def exact(scale: float, zero_point: int = 128) -> DTypeConfig:
+    fixed = DTypeWithConstraints(torch.quint8, scale_exact_match=scale, zero_point_exact_match=zero_point)
+    return DTypeConfig(fixed, fixed)
+
+
+def planned_of(*patterns: Any, dtypes: DTypeConfig) -> list[dict[str, Case]]:
+    """The cases of each pattern alone, of a config that takes an identity, by name."""
+    entries = [BackendPatternConfig(pattern).set_dtype_configs([dtypes]) for pattern in patterns]
+    claims = enumerate_claims(BackendConfig("c").set_backend_pattern_configs(entries), Capabilities())
+    plans = [plan_cases(each, Capabilities(), limit=2, has_prelude=True) for each in claims if each.flow == "ptq"]
+    return [{case.name: case for case in plan} for plan in plans if not isinstance(plan, str)]
+
+
+@pytest.mark.rule("DTY-05")
+def test_a_claim_that_fixes_a_grid_is_tried_on_it_and_beyond_it_in_every_profile() -> None:
+    relu, add = planned_of(nn.ReLU, torch.add, dtypes=exact(2.0**-4))
+    for cases in (relu, add):
+        given, beyond = cases["default fixed_grid"], cases["default beyond_fixed_grid"]
+        assert given.regime.ranges == ((-8.0, 7.9375),) and beyond.regime.ranges[0] == (-8 - 15.9375, 7.9375 + 15.9375)
+        assert given.regime.goes_beyond and beyond.regime.goes_beyond
+    (sigmoid,) = planned_of(nn.Sigmoid, dtypes=exact(2.0**-8, 0))
+    assert not [name for name in sigmoid if "fixed_grid" in name], "its results are all on the grid"
+    (clipped,) = planned_of(nn.Sigmoid, dtypes=exact(2.0**-9, 0))
+    assert [name for name in clipped if "fixed_grid" in name] == ["default fixed_grid", "default beyond_fixed_grid"]
+
+
+def test_an_identity_stands_before_a_pattern_of_one_input() -> None:
+    relu, add = planned_of(nn.ReLU, torch.add, dtypes=exact(2.0**-4))
+    assert [any("behind an identity" in name for name in cases) for cases in (relu, add)] == [True, False]
+    assert all(build_model(case)(*draw_calibration_inputs(case)[0]) is not None for case in add.values())
 
 
 # -- building ---------------------------------------------------------------------------------------------------------

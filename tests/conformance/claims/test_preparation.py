@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from backends.base import Capabilities, Representation
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.preparation import Preparation
-from conformance.claims.qconfigs import qconfig_for, wide_qconfig_for
+from conformance.claims.qconfigs import describe_misfit, qconfig_for, wide_qconfig_for
 from conformance.mutation.gate import MutantRun, Task, run_mutant
 from conformance.mutation.mutant import Mutant
 from conformance.pipeline.claim_run import ClaimRun, run_claim
@@ -27,6 +28,7 @@ from refimpl import (
     BackendPatternConfig,
     DTypeConfig,
     FakeQuantize,
+    FixedQParamsObserver,
     HistogramObserver,
     MinMaxObserver,
     PerChannelMinMaxObserver,
@@ -38,6 +40,7 @@ from reports.schema import Check
 from reports.verdicts import Verdict
 from tests.conformance.support.fake_backends.reporting import ReportingReference
 from tests.mutants.custom_modules import CustomModules, QuantizedBend
+from tests.mutants.fixed_grids import MEASURED, FixedGridBackend, Fixing, OwnFixedObserver
 from tests.mutants.integer_kernels import CLAIMS
 from tests.mutants.power_of_two import (
     PowerOfTwoBackend,
@@ -237,6 +240,48 @@ def test_what_stands_before_fixed_qparams_is_measured_by_the_vendors_observer() 
         assert type(getattr(made, "activation_post_process", made)) is PowerOfTwoObserver
         verdicts = {each.verdict for each in run_claim(bench, claim) if isinstance(each, Check)}
         assert verdicts == {Verdict.VERIFIED}
+
+
+ONE_GRID = Fixing()
+"""Of layers and sums; by a vendor's own observer, if it gives one."""
+
+
+def fixed_claim(pattern: str, *observers: Any, flow: str = "ptq") -> tuple[Claim, BackendConfig]:
+    backend = FixedGridBackend(ONE_GRID, observers=observers)
+    return claim_on(backend, pattern, "no_weight" if "operator" in pattern else "per_channel_symmetric", flow), (
+        backend.backend_config()
+    )
+
+
+@pytest.mark.rule("DTY-05")
+@pytest.mark.parametrize("flow", ["ptq", "qat"])
+def test_fixed_qparams_are_given_by_the_vendors_own_observer(flow: str) -> None:
+    pattern = "nn.Linear" if flow == "ptq" else "nnqat.Linear"
+    claim, config = fixed_claim(pattern, MEASURED, ONE_GRID.observer(), flow=flow)
+    fixed, wide = (make.activation() for make in (qconfig_for(claim), wide_qconfig_for(claim, config)))
+    found = [getattr(each, "activation_post_process", each) for each in (fixed, wide)]
+    assert [type(each) for each in found] == [OwnFixedObserver, MinMaxObserver]
+    assert isinstance(fixed, FakeQuantize) == isinstance(wide, FakeQuantize) == (flow == "qat")
+
+
+@pytest.mark.rule("DTY-05")
+def test_a_vendor_without_such_an_observer_has_the_suites_and_its_own_weights() -> None:
+    made: Any = qconfig_for(fixed_claim("nn.Linear", MEASURED)[0])
+    assert type(made.activation()) is FixedQParamsObserver
+    assert (made.weight().quant_min, made.weight().quant_max) == (-127, 127)
+    with pytest.raises(QConfigError, match=r"the weight's qscheme is torch\.per_channel_symmetric"):
+        qconfig_for(replace(fixed_claim("nn.Linear", MEASURED)[0], scheme="per_tensor_symmetric"))
+
+
+@pytest.mark.rule("OBS-14")
+def test_a_vendor_whose_observers_are_all_of_fixed_qparams_leaves_the_input_to_the_flow() -> None:
+    claim, config = fixed_claim("operator.add", ONE_GRID.observer())
+    assert type(wide_qconfig_for(claim, config).activation()) is OwnFixedObserver
+    assert describe_misfit(claim) is None
+    signed = MinMaxObserver.with_args(dtype=torch.qint8)
+    assert describe_misfit(fixed_claim("operator.add", signed)[0]) == (
+        "no QConfig of Backend.qconfigs() measures values of torch.quint8 from 0 to 255"
+    )
 
 
 # -- ranges of a vendor's own -----------------------------------------------------------------------------------------

@@ -12,7 +12,16 @@ from torch.ao.nn import qat as nnqat
 
 from backends.base import WEIGHT_SCHEMES, Capabilities
 from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.qconfigs import Kind, dynamic_range_of, kind_of, qconfig_for, weight_axis_of, wide_qconfig_for
+from conformance.claims.qconfigs import (
+    Kind,
+    dynamic_range_of,
+    fixed_qparams_of,
+    fixed_range_of,
+    kind_of,
+    qconfig_for,
+    weight_axis_of,
+    wide_qconfig_for,
+)
 from refimpl import (
     BackendConfig,
     BackendPatternConfig,
@@ -62,7 +71,11 @@ def settings(observer: Any) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     ("dtypes", "kind"),
     (
-        (STATIC, Kind.STATIC), (FIXED, Kind.FIXED), (DYNAMIC, Kind.DYNAMIC), (HALF, Kind.FLOAT16),
+        (STATIC, Kind.STATIC), (FIXED, Kind.FIXED), (DTypeConfig(SIGMOID, torch.quint8), Kind.FIXED),
+        (DTypeConfig(torch.quint8, SIGMOID), Kind.FIXED),
+        (DTypeConfig(DTypeWithConstraints(torch.quint8, scale_exact_match=0.5), torch.quint8), Kind.STATIC),
+        (DTypeConfig(DTypeWithConstraints(torch.quint8, zero_point_exact_match=0), torch.quint8), Kind.STATIC),
+        (DYNAMIC, Kind.DYNAMIC), (HALF, Kind.FLOAT16),
         (DTypeConfig(torch.float16, torch.float, torch.float16, torch.float, is_dynamic=True), Kind.FLOAT16),
         (WEIGHT_ONLY, Kind.WEIGHT_ONLY), (DTypeConfig(None, None, torch.qint8), Kind.WEIGHT_ONLY),
         (DTypeConfig(torch.float32, torch.float32), Kind.OTHER), (DTypeConfig(torch.bfloat16), Kind.OTHER),
@@ -174,6 +187,29 @@ def test_fixed_qparams_are_the_ones_that_are_prescribed(flow: str) -> None:
     scale, zero_point = activation.calculate_qparams()
     assert (float(scale), int(zero_point)) == (1 / 256, 0)
     assert (activation.quant_min, activation.quant_max) == (0, 255)
+
+
+@pytest.mark.rule("DTY-05")
+@pytest.mark.parametrize("ends", ("input", "output", "both"))
+def test_qparams_that_are_fixed_at_one_end_are_those_of_the_one_observer(ends: str) -> None:
+    fixed = DTypeWithConstraints(torch.qint8, scale_exact_match=0.7, zero_point_exact_match=-28)
+    narrow = DTypeWithConstraints(torch.qint8, quant_min_lower_bound=-100, quant_max_upper_bound=101)
+    first, last = (fixed if ends in (end, "both") else narrow for end in ("input", "output"))
+    dtypes = DTypeConfig(first, last)
+    activation, _ = qconfig(claim_of(dtypes, pattern=nn.Hardswish))
+    assert [float(each) for each in activation.calculate_qparams()] == [float(torch.tensor(0.7)), -28]
+    low, high = (-128, 127) if ends == "both" else (-100, 101)
+    assert (activation.quant_min, activation.quant_max) == (low, high)
+    assert fixed_qparams_of(dtypes) == (float(torch.tensor(0.7)), -28)
+    assert fixed_range_of(dtypes) == pytest.approx(((low + 28) * 0.7, (high + 28) * 0.7))
+    assert fixed_range_of(STATIC) is None
+
+
+@pytest.mark.rule("DTY-01")
+def test_nothing_is_fixed_of_any_dtype_or_of_a_float_result() -> None:
+    anything = DTypeWithConstraints(scale_exact_match=0.5, zero_point_exact_match=0)
+    assert fixed_qparams_of(DTypeConfig(torch.quint8, anything)) is None
+    assert fixed_qparams_of(DTypeConfig(torch.quint8, SIGMOID, torch.qint8, is_dynamic=True)) is None
 
 
 @pytest.mark.parametrize("flow", ("ptq", "qat"))

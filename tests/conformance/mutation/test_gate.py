@@ -39,6 +39,7 @@ EACH = (
     "convert leaves roots in float", "declines what it claims", "scales below the bound are taken", "dies on one op",
     "channels_last read as contiguous", "wrong beyond the first of a batch", "second call differs",
     "table for inputs on the grid of the result", "one table for all grids",
+    "fixed grid: clips at the other end", "fixed grid: stands on the input",
 )  # fmt: skip
 HONEST = ("ties away from zero", "rescale by a 31-bit multiplier", "bias as int32, declared", "rescale in float32",
           "results in a buffer of its own")  # fmt: skip
@@ -49,6 +50,7 @@ ALONE = {
     "isolation": "dies on one op",
     "convert.check_meaning": "reference module reverses its channels",
     "convert.check_ranges": "convert writes twice each step",
+    "convert.check_fixed_grids": "fixed grid: an observer measures the result",
     "convert.check_own_weights": "own reference module rounds its weight down",
     "refusal.check_refused": "scales below the bound are taken",
 }

@@ -43,6 +43,11 @@ STATIC_HALF = DTypeConfig(torch.float16, torch.float16, torch.float16, torch.flo
 LOOKUP = DTypeConfig(torch.float, torch.float, torch.quint8)
 PRESCRIBED = DTypeWithConstraints(dtype=torch.quint8, scale_exact_match=1 / 256, zero_point_exact_match=0)
 FIXED = DTypeConfig(PRESCRIBED, PRESCRIBED)
+DECIMAL = DTypeWithConstraints(torch.quint8, 10, 250, scale_exact_match=0.7, zero_point_exact_match=128)
+SEVEN_TENTHS = DTypeConfig(torch.quint8, DECIMAL, torch.qint8)
+"""No float32 number is 0.7, and the log names the scale that observers hold."""
+HALF_FIXED = DTypeConfig(DTypeWithConstraints(torch.quint8, scale_exact_match=0.5), torch.quint8, torch.qint8)
+"""A scale without a zero point requires nothing."""
 
 
 def config_of(*dtypes: DTypeConfig) -> BackendConfig:
@@ -94,6 +99,8 @@ CLAIMS = (
     ("nn.Embedding", LOOKUP, "ptq", {"DTY-01": 2, "DTY-07": 1}),
     ("nn.Sigmoid", FIXED, "ptq", {"DTY-01": 1, "DTY-05": 3, "DTY-07": 1}),
     ("nn.Sigmoid", FIXED, "qat", {"DTY-01": 1, "DTY-05": 3, "DTY-07": 1}),
+    ("nn.Linear", SEVEN_TENTHS, "ptq", {"DTY-01": 2, "DTY-03": 2, "DTY-05": 3, "DTY-07": 1}),
+    ("nn.Linear", HALF_FIXED, "ptq", {"DTY-01": 2, "DTY-07": 1}),
     ("nn.ReLU", BOUNDED, "qat", {"DTY-01": 1, "DTY-03": 2, "DTY-04": 1, "DTY-07": 1}),
 )  # fmt: skip
 

@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from backends.base import Backend, Capabilities, Execution, Representation
 from backends.reference import ReferenceBackend
+from conformance.claims.build import Preluded
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.traits import moves_only
 from conformance.pipeline.claim_run import ClaimRun
@@ -208,6 +209,17 @@ def test_a_pattern_that_fuse_left_alone() -> None:
     problem = check_fused(claim, LINEAR_AND_RELU, lambda: LINEAR_AND_RELU)
     assert problem is not None
     assert problem.rule == "FUS-03" and problem.message.startswith("fuse left 2 calls, should leave one module")
+
+
+@pytest.mark.rule("FUS-03")
+@pytest.mark.parametrize("has_fuser", [True, False])
+def test_the_identity_before_a_pattern_is_no_call_that_fuse_left(has_fuser: bool) -> None:
+    entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)
+    claim = one(entry.set_fuser_method(sequential(nni.LinearReLU)) if has_fuser else entry)
+    layers = [nn.Linear(1, 1)] if has_fuser else [nn.Linear(1, 1), nn.ReLU(), nn.Tanh()]
+    preluded = torch.fx.symbolic_trace(Preluded(nn.Sequential(*layers)))
+    assert len(preluded.graph.nodes) == 3 + len(layers)
+    assert check_fused(claim, preluded, lambda: preluded) is None
 
 
 @pytest.mark.rule("FUS-01")

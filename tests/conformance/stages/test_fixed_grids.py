@@ -1,0 +1,292 @@
+"""Grids that claims fix: given, whatever calibration saw; and nothing but them where they belong (CVT-01, DTY-05)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.ao.nn.quantized.reference as nnqr
+from torch import Tensor, nn
+
+import refimpl
+from conformance.claims.build import build_model
+from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.inputs import BEYOND
+from conformance.claims.plan import plan_cases
+from conformance.mutation.gate import Task, run_mutant
+from conformance.oracle.evaluate import Walk
+from conformance.stages.bench import Bench
+from conformance.stages.convert import ConvertStage
+from conformance.stages.fixed_grids import check_fixed_grids
+from conformance.stages.fuse import BuiltCase
+from conformance.stages.prepare import PrepareStage
+from conformance.stages.ranges import check_ranges
+from refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    FixedQParamsObserver,
+    MinMaxObserver,
+    ObservationType,
+    QConfig,
+    QConfigMapping,
+    convert_to_reference_decomposed_fx,
+)
+from refimpl.convert import convert_to_bounded_reference_fx
+from tests.mutants import honest
+from tests.mutants.fixed_grids import FIXING, FixedGridBackend, Fixing, OwnFixedObserver
+
+FORMS = (convert_to_bounded_reference_fx, convert_to_reference_decomposed_fx)  # those of the suite
+X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+SCALE, ZERO_POINT = 2.0**-6, 100
+WEIGHT: Any = MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
+AFFINE = MinMaxObserver.with_args(dtype=torch.quint8)
+FIXED = FixedQParamsObserver.with_args(scale=SCALE, zero_point=ZERO_POINT)
+EXACT = DTypeWithConstraints(torch.quint8, scale_exact_match=SCALE, zero_point_exact_match=ZERO_POINT)
+
+
+class Net(nn.Module):
+    """The result of ``fixed`` is pooled, joined with a plain layer's, and taken by another one."""
+
+    def __init__(self, *, is_first: bool = True) -> None:
+        super().__init__()
+        self.before, self.fixed, self.beside, self.last = (nn.Linear(8, 8) for _ in range(4))
+        self.pool, self.is_first = nn.MaxPool1d(2), is_first
+
+    def forward(self, x: Tensor) -> Any:
+        """Take (N, C, 8)."""
+        x = self.before(x)
+        y, z = self.pool(self.fixed(x)), self.pool(self.beside(x))
+        joined = torch.cat([y, z] if self.is_first else [z, y], -1)
+        return self.last(joined), x
+
+
+def config_of(ends: str = "both", observation: Any = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT) -> Any:
+    """All linear layers take what is fixed, or plain dtypes."""
+    exact = DTypeConfig(
+        EXACT if ends != "output" else torch.quint8, EXACT if ends != "input" else torch.quint8, torch.qint8
+    )
+    plain = DTypeConfig(torch.quint8, torch.quint8, torch.qint8)
+    linear = BackendPatternConfig(nn.Linear).set_root_module(nn.Linear).set_reference_quantized_module(nnqr.Linear)
+    linear.set_observation_type(observation).set_dtype_configs([exact, plain] if ends else [plain])
+    sharing = [
+        BackendPatternConfig(op)
+        .set_observation_type(ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT)
+        .set_dtype_configs([DTypeConfig(torch.quint8, torch.quint8)])
+        for op in (nn.MaxPool1d, torch.cat)
+    ]
+    return BackendConfig("exact").set_backend_pattern_configs([linear, *sharing])
+
+
+def prepared(model: nn.Module | None = None, make: Any = FIXED, ends: str = "both", x: Tensor = 4 * X) -> Any:
+    """A calibrated model whose layer ``fixed`` has the fixed qparams, and the others measured ones."""
+    torch.manual_seed(1)
+    mapping = QConfigMapping().set_global(QConfig(AFFINE, WEIGHT)).set_module_name("fixed", QConfig(make, WEIGHT))
+    found = refimpl.prepare_fx((model or Net()).eval(), mapping, (x,), backend_config=config_of(ends))
+    with torch.no_grad():
+        found(x)
+    return found
+
+
+def find_slot(model: Any, value: str, role: str = "output") -> Any:
+    return next(each for each in refimpl.explain(model).plan.slots if (each.value, each.role) == (value, role))
+
+
+def observer_of(model: Any, value: str) -> Any:
+    return model.get_submodule(find_slot(model, value).name)
+
+
+# -- what is fixed is given -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CVT-01")
+@pytest.mark.rule("OBS-02")
+@pytest.mark.parametrize("convert", FORMS)
+@pytest.mark.parametrize("ends", ["both", "input", "output"])
+@pytest.mark.parametrize("factor", [0.01, 4.0], ids=["wider", "narrower"])
+def test_a_fixed_grid_need_not_hold_what_calibration_saw(factor: float, ends: str, convert: Callable[..., Any]) -> None:
+    model = prepared(ends=ends, x=factor * X)
+    reference = convert(model)
+    groups = {value: find_slot(model, value).group for value in ("fixed", "pool", "cat", "beside")}
+    assert len(set(groups.values())) == 1 or groups["fixed"] == groups["pool"] == groups["cat"]
+    assert check_fixed_grids(reference) is None
+    assert check_ranges(reference, [(factor * X,)]) is None
+
+
+@pytest.mark.rule("OBS-02")
+@pytest.mark.parametrize("convert", FORMS)
+def test_a_fixed_result_that_joins_others_is_on_their_grid(convert: Callable[..., Any]) -> None:
+    """It is the first input of the cat that decides; the pool before it stays where it is."""
+    model = prepared(Net(is_first=False))
+    assert type(observer_of(model, "cat")) is MinMaxObserver
+    assert check_fixed_grids(convert(model)) is None and check_ranges(convert(model), [(4 * X,)]) is None
+
+
+@pytest.mark.rule("CVT-01")
+def test_an_own_observer_of_fixed_qparams_is_followed_where_nothing_is_claimed() -> None:
+    own = Fixing(scale=SCALE, zero_point=ZERO_POINT).observer()
+    model = prepared(make=own, ends="")
+    assert type(observer_of(model, "fixed")) is OwnFixedObserver
+    assert check_ranges(convert_to_reference_decomposed_fx(model), [(4 * X,)]) is None
+    observer_of(model, "fixed").zero_point.add_(1)
+    problem = check_ranges(convert_to_reference_decomposed_fx(model), [(4 * X,)])
+    assert problem is not None and "its observer gives -1.5625..2.42188 in steps of 0.015625" in problem.message
+
+
+# -- and nothing else -------------------------------------------------------------------------------------------------
+
+
+def more_of(name: str, amount: Any) -> Callable[[Any], None]:
+    def change(observer: Any) -> None:
+        value = getattr(observer, name)
+        setattr(observer, name, value + amount)
+
+    return change
+
+
+FAULTS = {
+    "scale": (more_of("scale", 2.0**-29), "scale 0.01562500186264515, zero point 100"),
+    "zero point": (more_of("zero_point", -1), "scale 0.015625, zero point 99, integers 0..255"),
+    "shorter": (more_of("quant_max", -1), "integers 0..254"),
+    "later": (more_of("quant_min", 1), "integers 1..255"),
+}
+
+
+@pytest.mark.rule("CVT-01")
+@pytest.mark.rule("DTY-05")
+@pytest.mark.parametrize("convert", FORMS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_another_grid_than_the_fixed_one_is_found(fault: str, convert: Callable[..., Any]) -> None:
+    change, told = FAULTS[fault]
+    model = prepared()
+    change(observer_of(model, "fixed"))
+    problem = check_fixed_grids(convert(model))
+    assert problem is not None and problem.rule == "CVT-01"
+    assert problem.message.startswith("fixed is quantized with ") and told in problem.message
+    assert problem.message.endswith("the claim fixes scale 0.015625, zero point 100, integers 0..255")
+
+
+def swapped(model: Any, value: str, observer: Any) -> Any:
+    """Put another observer in the place of a value's own, and show it what the value is."""
+    model.add_module(find_slot(model, value).name, observer)
+    with torch.no_grad():
+        model(4 * X)
+    return convert_to_reference_decomposed_fx(model)
+
+
+@pytest.mark.rule("CVT-01")
+@pytest.mark.rule("OBS-02")
+@pytest.mark.parametrize("value", ["fixed", "pool", "cat"])
+def test_a_measured_grid_is_found_on_a_fixed_result_and_on_what_shares_it(value: str) -> None:
+    problem = check_fixed_grids(swapped(prepared(), value, AFFINE()))
+    assert problem is not None and problem.message.startswith(f"{value} is quantized with ")
+
+
+@pytest.mark.rule("CVT-01")
+@pytest.mark.parametrize("value", ["before", "beside", "last"])
+def test_values_next_to_a_fixed_one_keep_their_checks(value: str) -> None:
+    """Before all the value that the op of fixed qparams takes. What a cat joins to the fixed one is on its grid."""
+    model = prepared()
+    batches = [(4 * X,)]
+    assert check_ranges(convert_to_reference_decomposed_fx(model), batches) is None
+    observer_of(model, value).max_val.mul_(0.5)
+    problem = check_ranges(convert_to_reference_decomposed_fx(model), batches)
+    assert problem is not None and problem.message.startswith(f"{value} is quantized to ")
+
+
+@pytest.mark.rule("OBS-14")
+@pytest.mark.parametrize("convert", FORMS)
+def test_fixed_qparams_on_the_input_are_found(convert: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refimpl.placing.Placer._choose_input_constructor", lambda _, each: each.qconfig.activation)
+    model = nn.Sequential()
+    model.fixed = nn.Linear(8, 8)
+    problem = check_fixed_grids(convert(prepared(model)))
+    assert problem is not None and problem.rule == "OBS-14"
+    assert problem.message.endswith("has the qparams that its consumer fixes for its result; it must be measured"), (
+        problem.message
+    )
+
+
+@pytest.mark.rule("STD-01")
+def test_a_standalone_modules_own_plan_counts() -> None:
+    mapping = QConfigMapping().set_global(QConfig(AFFINE, WEIGHT)).set_module_name("fixed", QConfig(FIXED, WEIGHT))
+    custom = refimpl.PrepareCustomConfig().set_standalone_module_name("child", mapping, (X,), None, config_of())
+    model = nn.Sequential()
+    model.before, model.child = nn.Linear(8, 8), Net()
+    found = refimpl.prepare_fx(model.eval(), QConfigMapping().set_global(QConfig(AFFINE, WEIGHT)), (X,), custom,
+                               backend_config=config_of())  # fmt: skip
+    with torch.no_grad():
+        found(4 * X)
+    reference = convert_to_reference_decomposed_fx(found)
+    assert check_fixed_grids(reference) is None and check_ranges(reference, [(4 * X,)]) is None
+    child: Any = found.child
+    observer_of(child, "fixed").zero_point.add_(1)
+    problem = check_fixed_grids(convert_to_reference_decomposed_fx(found))
+    assert problem is not None and problem.message.startswith("child.fixed is quantized with ")
+
+
+# -- claims -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.rule("DTY-05")
+@pytest.mark.parametrize("name", [each.name for each in honest.MUTANTS if each.name.startswith("fixed grid")])
+def test_an_honest_machine_of_a_fixed_grid_passes(name: str) -> None:
+    mutant = next(each for each in honest.MUTANTS if each.name == name)
+    found = run_mutant(mutant, Task(mutant=name, profile="quick"))
+    assert found.units > 3 and not found.failures and not found.open
+
+
+def claims_of(fixing: Fixing) -> tuple[Bench, list[Claim]]:
+    bench = Bench(FixedGridBackend(fixing), seed=0, profile="quick")
+    return bench, [each for each in enumerate_claims(bench.config, bench.capabilities) if each.pattern in FIXING]
+
+
+@pytest.mark.rule("NUM-01")
+@pytest.mark.parametrize("zero_point", [0, 100, 255])
+@pytest.mark.parametrize("scale", [2.0**-9, 0.7])
+def test_results_are_clipped_at_both_ends_of_a_fixed_grid(scale: float, zero_point: int) -> None:
+    """In profile quick, for each op that can leave the grid; a relu takes what is below zero away."""
+    bench, claims = claims_of(Fixing(scale=scale, zero_point=zero_point))
+    tried = [each for each in claims if each.flow == "ptq"]
+    assert len(tried) == 5
+    for claim in tried:
+        cases = plan_cases(claim, bench.capabilities, limit=8)
+        assert not isinstance(cases, str)
+        below = above = inside = 0
+        for case in (each for each in cases if each.regime.name.endswith("fixed_grid")):
+            built = BuiltCase(case=case, model=build_model(case))
+            reference = ConvertStage(bench, claim).run(PrepareStage(bench, claim).run(built))
+            (given, *_) = reference.grids
+            ends = (-zero_point * scale, (255 - zero_point) * scale)
+            if case.regime.name == "fixed_grid" and given is not None:
+                assert [(each - given.zero_point) * given.scale for each in (0, 255)] == pytest.approx(ends, abs=scale)
+            assert BEYOND[0] in [each.name for each in reference.inputs]
+            for _, inputs in reference.inputs:
+                position = Walk(reference.model).exact(inputs)[0].real / scale + zero_point
+                below += int((position < -1).sum())
+                above += int((position > 256).sum())
+                inside += int(((position > 0) & (position < 255)).sum())
+        is_rectified = "ReLU" in claim.pattern
+        assert above and (is_rectified or (below and inside)), (claim.pattern, below, inside, above)
+
+
+@pytest.mark.rule("CVT-01")
+def test_a_claim_whose_result_is_measured_instead_is_refuted_in_the_convert_stage() -> None:
+    bench, claims = claims_of(Fixing())
+    claim = next(each for each in claims if each.pattern == "nn.Linear")
+    cases = plan_cases(claim, bench.capabilities, limit=1)
+    assert not isinstance(cases, str)
+    case = replace(cases[0], is_first=False)
+    stage = PrepareStage(bench, claim)
+    before = stage.run(BuiltCase(case=case, model=build_model(case)))
+    slot = next(each for each in refimpl.explain(before.model).plan.slots if each.role == "output")
+    before.model.add_module(slot.name, AFFINE())
+    before.model(*(torch.rand(each.shape) for each in case.inputs))
+    with pytest.raises(Exception, match=r"the claim fixes scale 0\.0625, zero point 128") as caught:
+        ConvertStage(bench, claim).run(before)
+    assert getattr(caught.value, "rule", None) == "CVT-01"
