@@ -73,8 +73,8 @@ def _hold(model: GraphModule, layer: LayerEdge, expected: FixedGrid | None) -> P
 def find_fixed_grids(reference: GraphModule) -> FixedGrids:
     """Find which values of a reference model must be on a grid that a claim fixes.
 
-    These are the results of its op, and the values that share them first (OBS-02). Where a sharing op has another first
-    input, all that share are on that one's grid.
+    These are the results of its op, and the values that share them (OBS-02). Where an op joins them with values on other
+    grids, they have a second grid for that op, which is measured (OBS-17).
     """
     found: dict[str, list[tuple[Slot, FixedGrid | None]]] = defaultdict(list)
     for prefix, _, plan in _models_in(reference):
@@ -138,7 +138,10 @@ def _find_result_grid(decision: Decision) -> FixedGrid | None:
 
 def _find_group_grid(slots: Sequence[Slot], results: Mapping[str, FixedGrid]) -> FixedGrid | None:
     """Return the grid that is fixed for values that share one observer."""
-    owners = [slot for slot in slots if slot.rule not in ("OBS-02", "OBS-12")]  # the others joined them
+    joined = [
+        slot for slot in slots if slot.rule in ("OBS-02", "OBS-12") or (slot.rule, slot.role) == ("OBS-17", "input")
+    ]
+    owners = [slot for slot in slots if slot not in joined]
     claimed = [results[slot.value] for slot in owners if slot.role == "output" and slot.value in results]
     if not claimed:
         return None
