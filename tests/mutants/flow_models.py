@@ -52,6 +52,20 @@ class Scaled(nn.Module):
         return self.last(self.second(x) * self.gain + 0.5)
 
 
+class Statement(nn.Module):
+    """An op in place whose result is not assigned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        """Take rows (N, 8); give the same shape."""
+        y = self.first(x)
+        y.mul_(0.25)
+        return self.last(y)
+
+
 def branches() -> Made:
     """Return a model, with norms as after some training, and its inputs."""
     return settle(Branches()), (torch.randn(2, 3, 5, 5),)
@@ -60,6 +74,11 @@ def branches() -> Made:
 def reader() -> Made:
     """Return a model, with a norm as after some training, and its inputs."""
     return settle(Reader()), (torch.randn(2, 3, 5, 5),)
+
+
+def statement() -> Made:
+    """Return a model and its inputs."""
+    return Statement(), (torch.randn(6, 8),)
 
 
 def scaled() -> Made:

@@ -114,6 +114,11 @@ patched("flow", "prepare enlarges biases by 2^-16", "conformance.stages.calibrat
 # -- convert ----------------------------------------------------------------------------------------------------------
 
 
+def _drop_products(model: Any) -> None:
+    for node in [each for each in model.graph.nodes if each.name.startswith("mul")]:
+        _bypass(node)
+
+
 def _overwrite_buffer(model: Any) -> None:
     node = next(each for each in model.graph.find_nodes(op="get_attr") if "gain" in str(each.target))
     setattr(model, str(node.target), torch.tensor(0.0123))
@@ -140,7 +145,8 @@ def _shift_bias(model: Any) -> None:
         module.bias = nn.Parameter(module.bias.detach() + 0.125)
 
 
-convert("convert drops a product", "scaled", lambda model: _bypass(_find(model, "mul")), "CVT-01")
+convert("convert drops a product", "scaled", _drop_products, "CVT-01")
+convert("convert drops a statement in place", "statement", _drop_products, "CVT-01")
 convert("qparams overwrite a buffer", "scaled", _overwrite_buffer, "CVT-01")
 convert("convert takes the weight of another layer", "branches", _take_other_weight, "CVT-02", "CVT-01")
 convert("a reader takes integers for numbers", "scaled", _read_integers, "CVT-06")
