@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
-
-from conformance.oracle.error_bounds import flatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 _WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__")
 SWITCHES = ("fake_quant_enabled", "observer_enabled")
@@ -121,4 +119,4 @@ def _as_double(value: Any) -> Any:
 
 def tensors_of(output: Any) -> list[Tensor]:
     """Return the tensors of a model's output, in order."""
-    return [each for each in flatten(output) if isinstance(each, Tensor)]
+    return [each for each in tree_leaves(output) if isinstance(each, Tensor)]

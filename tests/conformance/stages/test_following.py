@@ -180,6 +180,16 @@ def test_another_number_of_outputs_and_another_shape_are_differences() -> None:
     assert difference.node == "flatten" and "of shape (200,), not (2, 4, 5, 5)" in difference.text
 
 
+def test_tensors_in_any_structure_that_is_returned_count() -> None:
+    def named(net: Any, x: Tensor) -> Any:
+        return {"rest": [net.norm_a(net.a(x))], "sum": (net.a(x).sum(), x)}
+
+    assert find_difference(made(named), fuse_fx(made(named)), (X,)) is None
+    other = made(named)
+    other.norm_a.weight.data[1] *= 2
+    assert (found(made(named), fuse_fx(other)).node, found(made(named), fuse_fx(other)).reader) == ("norm_a", "output")
+
+
 def test_values_that_are_not_finite_in_both_are_equal() -> None:
     def infinite(net: Any, x: Tensor) -> Any:
         return torch.log(net.a(x) * 0), torch.sqrt(net.a(x) - 100)
