@@ -19,7 +19,7 @@ from refimpl.tracing import layer_of
 from tests.mutants.flow_faults import patched
 
 Change = Callable[[Any], object]
-OWN = ("model/own/*",)
+OWN = ("model/own/*/quint8/*",)
 PREPARE = "conformance.whole_models.flow.prepare_fx"
 CONVERT = "conformance.stages.bench.convert_to_reference_decomposed_fx"
 
@@ -148,7 +148,7 @@ def _shift_bias(model: Any) -> None:
 convert("convert drops a product", "scaled", _drop_products, "CVT-01")
 convert("convert drops a statement in place", "statement", _drop_products, "CVT-01")
 convert("qparams overwrite a buffer", "scaled", _overwrite_buffer, "CVT-01")
-convert("convert takes the weight of another layer", "branches", _take_other_weight, "CVT-02", "CVT-01")
+convert("convert takes the weight of another layer", "branches", _take_other_weight, "CVT-02")
 convert("a reader takes integers for numbers", "scaled", _read_integers, "CVT-06")
 convert("dequantized by another scale", "scaled", _dequantize_otherwise, "CVT-01")
 patched("flow", "convert shifts what training has learned", CONVERT, _changed(_shift_bias), "CVT-01",
