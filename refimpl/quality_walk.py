@@ -33,7 +33,7 @@ from refimpl.tracing import CALLS, attribute_of, call_node, class_of, notes_of
 
 Values = dict[Node, Any]
 
-_FLOAT_WEIGHTS: dict[str, Callable[[Any], Any]] = {  # float weights by the methods of torch's reference modules
+FLOAT_WEIGHTS: dict[str, Callable[[Any], Any]] = {  # float weights by the methods of torch's reference modules
     "get_weight": lambda module: module.weight,
     "get_weight_ih": lambda module: module.weight_ih,
     "get_weight_hh": lambda module: module.weight_hh,
@@ -253,7 +253,7 @@ class QualityWalk:
         """Return a copy of a reference module with its float weights; a float module as it is; else None."""
         root = module[0] if isinstance(module, nni._FusedModule) else module  # type: ignore[attr-defined]
         weight = decision.dtype_config.weight_dtype if decision.dtype_config and is_root else None
-        methods = [name for name in _FLOAT_WEIGHTS if hasattr(root, name)]
+        methods = [name for name in FLOAT_WEIGHTS if hasattr(root, name)]
         if methods and weight is torch.float16:
             return None  # rounded when it was made (CVT-04)
         if not methods:
@@ -262,7 +262,7 @@ class QualityWalk:
             return module if is_float or holds_none else None
         copied = copy.copy(root)
         for name in methods:
-            copied.__dict__[name] = partial(_FLOAT_WEIGHTS[name], root)
+            copied.__dict__[name] = partial(FLOAT_WEIGHTS[name], root)
         if root is module:
             return copied
         fused: Any = copy.copy(module)

@@ -14,7 +14,7 @@ from reports.numbers import Number
 from reports.page import render_page
 from reports.plots.layers import plot_parts
 from reports.schema import ModelResult
-from reports.text import pluralize, spell_count, spell_number
+from reports.text import pluralize, spell_count, spell_db, spell_number
 
 MOST_WORST = 8
 """Number of patterns that the table of the worst has."""
@@ -69,7 +69,7 @@ def _list_facts(deployment: Deployment) -> Iterator[str]:
     if deployment.qconfigs:
         yield f"Its QConfigs are {deployment.qconfigs}."
     if deployment.output_db:
-        ratios = ", ".join(map(_spell_db, deployment.output_db))
+        ratios = ", ".join(map(spell_db, deployment.output_db))
         yield f"Its outputs, float to the reference model's error: {ratios} dB."
     times = deployment.seconds
     if times.get("float"):
@@ -89,7 +89,7 @@ def _row_of_metric(metric: Metric) -> tuple[str, ...]:
 def _row_of_part(part: ModelPart, total: int) -> tuple[str, ...]:
     verdict = part.verdict.value if part.verdict is not None else "-"
     share = _spell_share(part.multiplications, total) if part.multiplications else "-"
-    ratios = (_spell_db(part.alone_db), _spell_db(part.accumulated_db))
+    ratios = (spell_db(part.alone_db), spell_db(part.accumulated_db))
     return part.node, part.pattern, part.dtypes or "float", verdict, *ratios, share, part.reason or "-"
 
 
@@ -103,10 +103,6 @@ def _subtract(after: Number | None, before: Number | None) -> str:
     if not isinstance(after, (int, float)) or not isinstance(before, (int, float)):
         return "-"
     return f"{after - before:+.4g}"
-
-
-def _spell_db(value: Number | None) -> str:
-    return "exact" if value == "inf" else spell_number(value, ".1f")
 
 
 def _spell_share(count: int, total: int) -> str:

@@ -12,3 +12,8 @@ NonFinite = Literal["inf", "-inf", "nan"]
 
 Number = float | NonFinite
 """A float64, or its spelling if it is not finite."""
+
+
+def rank_number(value: Number) -> float:
+    """Return a float64 by which numbers are ordered; what is no number comes first."""
+    return float("-inf" if value == "nan" else value)

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from reports.coverage import read_rule_texts
 from reports.decision import count_verified, passes_by_leave, spell_decision, spell_waived, spell_work
 from reports.evidence import make_table, order_graphs, select_details, spell_value, tabulate_outputs, tabulate_qparams
-from reports.text import cut, shorten_commit, spell_count, spell_duration, spell_lsb, tame
+from reports.text import cut, shorten_commit, spell_count, spell_db, spell_duration, spell_lsb, tame
 from reports.verdicts import VERDICT_TEXTS
 
 LONGEST = 4000
@@ -52,6 +52,7 @@ def _make_environment() -> Environment:
     )  # fmt: skip
     environment.filters |= {
         "lsb": spell_lsb,
+        "db": spell_db,
         "duration": spell_duration,
         "number": spell_count,
         "value": spell_value,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypedDict, cast
 
 from reports.measured import Deployment
-from reports.numbers import Number, Scalar
+from reports.numbers import Number, Scalar, rank_number
 from reports.shard import Shard
 from reports.verdicts import Outcome, Verdict
 
@@ -343,8 +343,15 @@ class ModelResult(Judged):
     """Facts that the verdict rests on."""
     statistics: Statistics | None = None
     """Statistics of the outputs end to end, and of the model's patterns."""
+    float_db: list[Number] = field(default_factory=list)
+    """Ratio of each output of the float model to the reference model's error, in dB: the backend has no part in it."""
     deployment: Deployment | None = None
     """What else was measured of a model that was handed in."""
+
+    @property
+    def worst_db(self) -> Number | None:
+        """The smallest of ``float_db``; None without any."""
+        return min(self.float_db, key=rank_number, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from tabulate import MIN_PADDING, tabulate
 
 from reports.decision import count_unreached, spell_decision, spell_waived, spell_work
+from reports.numbers import rank_number
 from reports.results import Results, leading_check
 from reports.schema import Check, ClaimResult, Judged
-from reports.text import cut_end, cut_middle, join_lines, pluralize, spell_lsb
+from reports.text import cut_end, cut_middle, join_lines, pluralize, spell_db, spell_lsb
 from reports.verdicts import VERDICTS, Verdict
 
 WORST = 20
@@ -43,6 +44,7 @@ def summary(results: Results, html_path: str | os.PathLike[str], *, width: int |
         _render_verdicts(results),
         _render_failures(results, width),
         _render_models(results, width),
+        _render_distances(results, width),
         _render_unreached(results),
         _render_reasons("unexercised, by reason:", results.unexercised(), width),
         _render_reasons("execution not shown, by reason:", results.unshown(), width),
@@ -148,6 +150,14 @@ def _render_models(results: Results, width: int) -> str:
     models = results.failing_models()
     lines = [cut_end(f"{m.verdict:<11}  {join_lines(f'{m.model}: {m.reason}')}", width) for m in models]
     return "\n".join(["models that do not pass, worst first:", *lines]) if lines else ""
+
+
+def _render_distances(results: Results, width: int) -> str:
+    """List how far the reference models of models that were handed in are from float, the farthest first."""
+    own = [(each.worst_db, each.model) for each in results.models if each.deployment is not None]
+    known = sorted((rank_number(ratio), spell_db(ratio), name) for ratio, name in own if ratio is not None)
+    lines = [cut_middle(f"{ratio:>8}  {join_lines(name)}", width) for _, ratio, name in known]
+    return "\n".join(["float model to the reference model's error, dB:", *lines]) if lines else ""
 
 
 def _render_waived(results: Results, width: int) -> str:

@@ -15,6 +15,11 @@ def spell_lsb(value: Number | None) -> str:
     return spell_number(value, ".6g")
 
 
+def spell_db(value: Number | None) -> str:
+    """Spell a ratio in dB; without any error it is exact."""
+    return "exact" if value == "inf" else spell_number(value, ".1f")
+
+
 def spell_duration(seconds: float) -> str:
     """Spell a time for readers: `4.2 s`, `3 min 7 s`, `1 h 5 min`."""
     minutes, remainder = divmod(round(seconds), 60)

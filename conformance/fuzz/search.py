@@ -45,7 +45,7 @@ from conformance.reproducers.standalone import fails_standalone
 from conformance.stages.bench import Bench
 from conformance.stages.meaning import tensors_of
 from conformance.stages.stage import StageError
-from conformance.whole_models.flow import RATE, ModelSetup, descend, reference_of
+from conformance.whole_models.flow import RATE, ModelSetup, descend, quantize_model
 from conformance.whole_models.jobs import DIRECTED_INPUTS, EXTENTS, setups_of
 from conformance.whole_models.subgraphs import cut_subgraphs
 from conformance.whole_models.verify import make_failed_check, make_model_result, run_and_judge, verify_model
@@ -242,7 +242,7 @@ class Search:
         case = graph.to_case()
         model, calibration = build_model(case), draw_calibration_inputs(case)
         train = partial(_train, batches=calibration)
-        reference = reference_of(self._bench, model, self._claims, self._setup, calibration, train)
+        reference = quantize_model(self._bench, model, self._claims, self._setup, calibration, train).reference
         inputs = draw_static_inputs(case, placeholder_grids(reference), directed=DIRECTED_INPUTS, random=1)
         return reference, [batch for _, batch in inputs]
 

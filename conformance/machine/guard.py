@@ -20,6 +20,7 @@ class Finds(TextEnum):
 
     PROBLEM = "returns a Problem, else None"
     PROBLEMS = "yields Problems"
+    OPEN = "returns a Problem of the flow's, which leaves a model open, else None"
     TEXT = "returns what is wrong, else an empty text"
     ERROR = "raises a StageError"
     FALLBACK = "raises a StageError, or returns a result with a fault"

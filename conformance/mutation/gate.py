@@ -15,6 +15,7 @@ from unittest.mock import patch
 import torch
 
 from conformance.claims.claim import Claim
+from conformance.machine.guard import GUARDS, Finds
 from conformance.machine.isolation import Forked, Serve
 from conformance.machine.messages import GuardsSeen
 from conformance.mutation.guards import remove_guard, watch_guards
@@ -34,7 +35,7 @@ LIMIT = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedUnit:
-    """A claim or model whose verdict shows a fault.
+    """A claim or model whose verdict shows a fault, or that a fault of the flow leaves open.
 
     ``pattern``: that of the claim; "" for a model. ``rule``: that of the leading check. ``guards``: the checks that
     found something. ``failing``, ``cases``: of how many comparisons. ``max_lsb``: the largest distance, if any.
@@ -147,6 +148,7 @@ def _make_options(mutant: Mutant, task: Task) -> Options:
         seed=task.seed,
         profile=task.profile,
         claims=task.units or (mutant.in_full if task.profile == "full" and mutant.in_full else mutant.claims),
+        models=mutant.models,
         claim_timeout=LIMIT,
         no_waivers=True,
     )
@@ -164,7 +166,7 @@ def _run_units(run: Run, units: Mapping[str, Unit], profile: str) -> tuple[list[
             rows = rows_of(run, unit, work)
             guards = seen.union(*in_child)  # the controlling process also finds faults: deaths
             judged = [row for row in rows if isinstance(row, Judged)][-1]
-            if judged.verdict in FAULTY:
+            if judged.verdict in FAULTY or any(GUARDS[name] is Finds.OPEN for name in guards):
                 failures.append(_describe_failure(unit, judged, rows, guards))
             elif judged.verdict not in (Verdict.VERIFIED, Verdict.UNSHOWN):
                 undecided.append(f"{name}: {judged.verdict}: {judged.reason}")

@@ -138,10 +138,12 @@ def _pass_all(function: Function) -> Function:
     return call
 
 
+_PROBLEM = GuardKind(
+    has_found=lambda _, result: result is not None, blind=lambda _: lambda *arguments, **keywords: None
+)
 KINDS: Mapping[Finds, GuardKind] = {
-    Finds.PROBLEM: GuardKind(
-        has_found=lambda _, result: result is not None, blind=lambda _: lambda *arguments, **keywords: None
-    ),
+    Finds.PROBLEM: _PROBLEM,
+    Finds.OPEN: _PROBLEM,
     Finds.PROBLEMS: GuardKind(
         has_found=lambda _, result: bool(result), blind=lambda _: lambda *arguments: iter(()), is_stream=True
     ),

@@ -40,6 +40,9 @@ class Mutant:
     in_full: tuple[str, ...] = ()
     """Globs of the claims and models for profile ``full``; none: ``claims``."""
 
+    models: tuple[str, ...] = ()
+    """Models that are handed in, as ``--model`` takes them."""
+
     patches: tuple[tuple[str, Any], ...] = ()
     """Dotted names and their replacements during the run: for faults of the flow and not of a kernel."""
 

@@ -25,7 +25,7 @@ from conformance.remote.client import RemoteBackend
 from conformance.stages.bench import Bench
 from conformance.stages.lower import LoweredModel, lower, run_lowered
 from conformance.stages.stage import StageError
-from conformance.whole_models.flow import ModelSetup, reference_of
+from conformance.whole_models.flow import ModelSetup, QuantizedModel, quantize_model
 from conformance.whole_models.verify import make_failed_check, make_model_result, verify_model
 from refimpl import explain
 from refimpl.explain import dtypes_of
@@ -49,10 +49,12 @@ def deploy(
     """
     started = time.perf_counter()
     judged: tuple[GivenModel, GraphModule] | None = None
+    float_db = list[Number]()
     try:
         given = load()
         check_runs(given)
-        reference = _make_reference(bench, claims, setup, given)
+        made = _quantize(bench, claims, setup, given)
+        reference, float_db = made.reference, made.float_db
         inputs = [place_on_grids(reference, batch) for batch in _list_batches(given)[:JUDGED_BATCHES]]
         check = verify_model(bench, name, reference, inputs, takes_apart=True)
         judged = given, reference
@@ -60,10 +62,11 @@ def deploy(
         check = make_failed_check(name, error)
     except ModelSpecError as error:
         check = make_failed_check(name, StageError("", Verdict.UNEXERCISED, str(error)))
-    yield make_model_result(check, time.perf_counter() - started)
+    yield make_model_result(check, time.perf_counter() - started, float_db=float_db)
     if judged is not None:
         deployment = _measure(bench, *judged, setup, check)
-        yield replace(make_model_result(check, time.perf_counter() - started), deployment=deployment)
+        row = make_model_result(check, time.perf_counter() - started, float_db=float_db)
+        yield replace(row, deployment=deployment)
 
 
 def _list_batches(given: GivenModel) -> list[Batch]:
@@ -71,7 +74,7 @@ def _list_batches(given: GivenModel) -> list[Batch]:
     return [given.example_inputs, *(batch for batch in given.calibration if batch is not given.example_inputs)]
 
 
-def _make_reference(bench: Bench, claims: Sequence[Claim], setup: ModelSetup, given: GivenModel) -> GraphModule:
+def _quantize(bench: Bench, claims: Sequence[Claim], setup: ModelSetup, given: GivenModel) -> QuantizedModel:
     """Return the reference model, converted as users convert it. Raises StageError, or ModelSpecError."""
     model: nn.Module
     mapping = given.qconfig_mapping
@@ -81,7 +84,7 @@ def _make_reference(bench: Bench, claims: Sequence[Claim], setup: ModelSetup, gi
     else:
         model = fix_arguments(copy.deepcopy(given.model), len(given.example_inputs))
     batches = list(given.calibration) or [given.example_inputs]
-    return reference_of(bench, model, claims, setup, batches, mapping=mapping, is_bounded=False)
+    return quantize_model(bench, model, claims, setup, batches, mapping=mapping, is_bounded=False)
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------

@@ -45,13 +45,13 @@ def prepare_case(
     case: Case,
     model: nn.Module,
     config: BackendConfig,
-    on_untrained: Callable[[GraphModule], object] = lambda _: None,
+    on_prepared: Callable[[GraphModule, tuple[Batch, ...]], object] = lambda *_: None,
     on_calibrated: Callable[[GraphModule, tuple[Batch, ...]], object] = lambda *_: None,
 ) -> GraphModule:
     """Return the prepared model, calibrated (in QAT: trained for a step, then calibrated), in eval mode.
 
-    In QAT ``on_untrained`` gets the model before it is trained, in training mode. ``on_calibrated`` gets it with its
-    calibration batches, before the ranges are moved to the grids of the regime.
+    ``on_prepared`` gets the model, with its calibration batches, before it is run; in QAT it is in training mode.
+    ``on_calibrated`` gets both before the ranges are moved to the grids of the regime.
 
     Ranges seen in training are forgotten: a batch norm's statistics move in it, and with them the weight that it is
     folded into, which would then fill a few of the steps of its earlier range. In a regime of ties, the parameters of
@@ -64,7 +64,7 @@ def prepare_case(
     mapping = mapping_for(claim, case, config)
     if claim.flow == "qat":
         prepared = prepare_qat_fx(copy.deepcopy(model).train(), mapping, None, leaves_of(claim), backend_config=config)
-        on_untrained(prepared)
+        on_prepared(prepared, copies)
         training = batches
         if any(isinstance(module, _BatchNorm) for module in prepared.modules()):  # more than one value per channel
             training = (tuple(torch.cat(parts) for parts in zip(*batches, strict=True)),)
@@ -75,6 +75,7 @@ def prepare_case(
         forget_ranges(prepared)
     else:
         prepared = prepare_fx(model, mapping, None, leaves_of(claim), backend_config=config)
+        on_prepared(prepared, copies)
     with torch.no_grad():
         for inputs in batches:
             prepared(*inputs)

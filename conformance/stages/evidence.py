@@ -238,7 +238,7 @@ def _set_parameters(model: nn.Module, claim: Claim, sums: LongSums) -> None:
             module.running_var.fill_(1 - module.eps)
 
 
-def _hold_statistics(prepared: GraphModule) -> None:
+def _hold_statistics(prepared: GraphModule, _: object) -> None:
     """Let the step of training leave the statistics of norms as they are."""
     for module in prepared.modules():
         if isinstance(module, _NormBase):

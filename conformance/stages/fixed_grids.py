@@ -73,8 +73,8 @@ def _hold(model: GraphModule, layer: LayerEdge, expected: FixedGrid | None) -> P
 def find_fixed_grids(reference: GraphModule) -> FixedGrids:
     """Find which values of a reference model must be on a grid that a claim fixes.
 
-    These are the results of its op, and the values that share them (OBS-02). Where an op joins them with values on other
-    grids, they have a second grid for that op, which is measured (OBS-17).
+    These are the results of its op, and the values that share them (OBS-02). Where an op joins them with values on
+    other grids, they have a second grid for that op, which is measured (OBS-17).
     """
     found: dict[str, list[tuple[Slot, FixedGrid | None]]] = defaultdict(list)
     for prefix, _, plan in _models_in(reference):

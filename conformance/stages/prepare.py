@@ -13,16 +13,17 @@ from torch.fx import GraphModule, Node
 
 from conformance.claims.build import PRELUDE
 from conformance.claims.claim import Claim
-from conformance.claims.inputs import Batch, draw_calibration_inputs
+from conformance.claims.inputs import Batch
 from conformance.claims.qconfigs import INTEGERS, kind_of
 from conformance.machine.guard import guard
 from conformance.stages.bench import Bench
-from conformance.stages.calibration import keeps_statistics, prepare_case
+from conformance.stages.calibration import prepare_case
 from conformance.stages.dynamic_checks import check_prepared_dynamic
+from conformance.stages.following import find_difference
 from conformance.stages.fuse import BuiltCase
-from conformance.stages.meaning import describe_difference
 from conformance.stages.ranges import check_ranges
 from conformance.stages.stage import CaseResult, CaseStage, Problem, raise_problem, run_flow
+from conformance.stages.unrounded import without_observers
 from refimpl import ObservationType, RefimplError, explain
 from refimpl.plan import Decision
 from reports.verdicts import Verdict
@@ -43,9 +44,9 @@ class PreparedCase(CaseResult):
 class PrepareStage(CaseStage[BuiltCase, PreparedCase]):
     """Prepares and calibrates the float model, in the flow of the claim.
 
-    Judged are the decision on the pattern (PAT-07, DTY-02), its observation type and observers (OBS), and in QAT the
-    function before training (QAT-01). A fault refutes the claim, an entry that cannot be reached is UNEXERCISED; the
-    evidence is the prepared graph.
+    Judged are the decision on the pattern (PAT-07, DTY-02), its observation type and observers (OBS), and once per
+    variant the function before training (OBS-15, QAT-01). A fault refutes the claim, an entry that cannot be reached is
+    UNEXERCISED; the evidence is the prepared graph.
     """
 
     name = "prepare"
@@ -58,34 +59,41 @@ class PrepareStage(CaseStage[BuiltCase, PreparedCase]):
     def run(self, before: BuiltCase) -> PreparedCase:
         """Prepare and calibrate. Raises StageError for a fault, or if prepare refuses."""
         variant = before.case.variant
-        problems: list[Problem] = []
-        misfits: list[Problem] = []  # of the two checks only one is made in a flow: the first in QAT, the other in PTQ
+        is_new, is_qat = variant not in self.proven, self.claim.flow == "qat"
+        misfits: list[Problem] = []
 
-        def check_untrained(prepared: GraphModule) -> None:
-            """Check the function of a model that training changes only by statistics: later it is another one."""
-            if variant not in self.proven and keeps_statistics(prepared):
-                inputs = draw_calibration_inputs(before.case)[0]
-                if (problem := check_trained_meaning(before.model, prepared, inputs)) is None:
-                    self.proven.add(variant)
-                else:
-                    problems.append(problem)
+        def check_untrained(prepared: GraphModule, batches: tuple[Batch, ...]) -> None:
+            """Check the function of a model that is not trained yet: later it is another one."""
+            problem = check_prepared_meaning(before.model, prepared, batches[0], is_qat=is_qat) if is_new else None
+            if problem is not None:
+                raise _ChangedError(problem, prepared)
 
         def check_calibrated(prepared: GraphModule, batches: tuple[Batch, ...]) -> None:
             """Check the ranges: later they are those of the regime."""
-            if self.claim.flow != "ptq" or variant in self.proven:
-                return
-            with contextlib.suppress(RefimplError):  # which the convert stage finds as well
-                if (problem := check_ranges(self.bench.convert(prepared), batches)) is not None:
-                    misfits.append(problem)
-            if not misfits:
-                self.proven.add(variant)
+            if is_new and not is_qat:
+                with contextlib.suppress(RefimplError):  # which the convert stage finds as well
+                    if (problem := check_ranges(self.bench.convert(prepared), batches)) is not None:
+                        misfits.append(problem)
 
         arguments = (self.claim, before.case, before.model, self.bench.config, check_untrained, check_calibrated)
-        prepared = run_flow("OBS-15", lambda: prepare_case(*arguments))
-        raise_problem(next(iter(problems), None), prepared)
+        try:
+            prepared = run_flow("OBS-15", lambda: prepare_case(*arguments))
+        except _ChangedError as changed:
+            raise_problem(changed.problem, changed.model)
+            raise
+        if not misfits:
+            self.proven.add(variant)
         self.first = self.first or prepared
         raise_problem(check_prepared(self.claim, prepared), prepared)
         return PreparedCase(built=before, model=prepared, misfit=next(iter(misfits), None))
+
+
+class _ChangedError(Exception):
+    """A model is not the float model any more, and need not run."""
+
+    def __init__(self, problem: Problem, model: GraphModule) -> None:
+        super().__init__(problem.message)
+        self.problem, self.model = problem, model
 
 
 @guard("prepare.check_prepared")
@@ -169,11 +177,19 @@ def check_observers(decision: Decision, prepared: GraphModule) -> Problem | None
     return None
 
 
-@guard("prepare.check_trained_meaning")
-def check_trained_meaning(model: nn.Module, prepared: GraphModule, inputs: tuple[Tensor, ...]) -> Problem | None:
-    """Check that a model prepared for training, and not trained yet, computes the float model's function. (QAT-01)"""
-    prepared.eval()
-    difference = describe_difference(model, prepared, inputs)
-    prepared.train()
-    text = f"the modules for training compute something else, {difference}"
-    return Problem(rule="QAT-01", message=text) if difference else None
+@guard("prepare.check_prepared_meaning")
+def check_prepared_meaning(
+    model: nn.Module, prepared: GraphModule, inputs: tuple[Tensor, ...], *, is_qat: bool
+) -> Problem | None:
+    """Check that a prepared model, not trained yet, is the float model. (OBS-15, FUS-06, QAT-01)"""
+    return find_change(model, without_observers(prepared), inputs, is_qat=is_qat)
+
+
+def find_change(model: nn.Module, floating: GraphModule, inputs: tuple[Tensor, ...], *, is_qat: bool) -> Problem | None:
+    """Find what prepare changed of a model's function; ``floating``: what it made, without observers."""
+    found = find_difference(model, floating, inputs)
+    if found is None:
+        return None
+    fused = {text.rpartition(" at ")[2] for text in explain(floating).fusions}
+    rule = "QAT-01" if is_qat else "FUS-06" if found.node in fused else "OBS-15"
+    return Problem(rule=rule, message=f"prepare changed what the model computes: {found}", node=found.node)

@@ -50,11 +50,12 @@ MOST_OTHERS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A broken rule, and how it shows."""
+    """A broken rule, and how it shows. ``node``: the first node that shows it, if one is known."""
 
     rule: str
     message: str
     verdict: Verdict = Verdict.REFUTED
+    node: str = ""
 
 
 class StageError(Exception):
@@ -83,7 +84,8 @@ def stages_of(backend: Backend) -> tuple[str, ...]:
 def raise_problem(problem: Problem | None, model: GraphModule) -> None:
     """Raise a StageError for a problem of a model."""
     if problem is not None:
-        raise StageError(problem.rule, problem.verdict, problem.message, graph=model.code)
+        shown = {"node": problem.node} if problem.node else {}
+        raise StageError(problem.rule, problem.verdict, problem.message, graph=model.code, **shown)
 
 
 @guard("flow", Finds.ERROR)

@@ -37,7 +37,7 @@ def summarize(samples: Iterable[Sample]) -> Statistics | None:
         return None
     distance = torch.cat([sample.distance.flatten() for sample in nonempty])
     exact = torch.cat([sample.exact.flatten() for sample in nonempty])
-    ratio = _compute_decibels(float(exact @ exact), float(distance @ distance))
+    ratio = compute_decibels(float(exact @ exact), float(distance @ distance))
     on_grid = [sample for sample in nonempty if not sample.is_float_output]
     if not on_grid:
         return Statistics(sqnr_db=ratio)
@@ -50,8 +50,20 @@ def summarize(samples: Iterable[Sample]) -> Statistics | None:
     )
 
 
-def _compute_decibels(signal: float, noise: float) -> Number:
-    """Return 10·log10(signal / noise); "inf" where there is no noise, "-inf" where there is nothing else."""
+def compute_decibels(signal: float, noise: float) -> Number:
+    """Return 10·log10(signal / noise); "inf" where there is no noise, "-inf" where there is nothing else.
+
+    "nan": one of them is not finite.
+    """
+    if not math.isfinite(signal + noise):
+        return "nan"
     if not noise or not signal:
         return "inf" if not noise else "-inf"
     return round(10 * math.log10(signal / noise), 3)
+
+
+def measure_decibels(expected: Iterable[Tensor], found: Iterable[Tensor]) -> list[Number]:
+    """Return for each output that is a float tensor the ratio of its expected power to that of the error, in dB."""
+    pairs = zip(expected, found, strict=True)
+    floats = [(right.double(), value.double()) for right, value in pairs if right.is_floating_point() and right.numel()]
+    return [compute_decibels(*(float(x.square().sum()) for x in (right, value - right))) for right, value in floats]

@@ -23,8 +23,9 @@ from conformance.oracle.grids import output_step, place_on_grids
 from conformance.stages.bench import Bench
 from conformance.stages.lower import lower, run_lowered
 from conformance.stages.stage import StageError
-from conformance.whole_models.flow import ModelSetup, descend, reference_of
+from conformance.whole_models.flow import ModelSetup, descend, quantize_model
 from conformance.whole_models.verify import make_failed_check, make_model_result, verify_model
+from reports.numbers import Number
 from reports.schema import Check, Measurement, ModelResult, Where
 
 NEEDS = (nn.Conv2d, nn.Linear)
@@ -68,8 +69,10 @@ def run(claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench) -> Iterator[
     values: dict[str, Any] = {"images": len(unseen), "float": measure_top1(network, unseen, unseen_labels)}
     calibration = [(batch,) for batch in torch.split(seen, BATCH)[:CALIBRATING_BATCHES]]
     train = partial(fit, images=seen, labels=seen_labels, epochs=QAT_EPOCHS, rate=QAT_RATE)
+    float_db = list[Number]()
     try:
-        reference = reference_of(bench, copy.deepcopy(network), claims, setup, calibration, train)
+        made = quantize_model(bench, copy.deepcopy(network), claims, setup, calibration, train)
+        reference, float_db = made.reference, made.float_db
         (on_grid,) = place_on_grids(reference, (unseen,))
         values["reference"] = measure_top1(reference, on_grid, unseen_labels)
         check = verify_model(bench, name, reference, [(batch,) for batch in torch.split(on_grid, BATCH)])
@@ -80,7 +83,7 @@ def run(claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench) -> Iterator[
     except StageError as error:
         check = make_failed_check(name, error)
     yield Measurement(topic="accuracy", subject=name, values=values)
-    yield make_model_result(check, time.perf_counter() - started)
+    yield make_model_result(check, time.perf_counter() - started, float_db=float_db)
 
 
 def load() -> tuple[Tensor, Tensor] | None:

@@ -5,6 +5,7 @@ Rules QCM-02, DTY-02, QAT-01, QAT-02.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,12 +20,16 @@ from conformance.claims.inputs import Batch
 from conformance.claims.qconfigs import Kind, describe_misfit, kind_of, qconfig_for, weight_axis_of
 from conformance.stages.bench import Bench
 from conformance.stages.fixed_grids import check_fixed_grids
-from conformance.stages.meaning import tensors_of
+from conformance.stages.meaning import run_in_float32, tensors_of
 from conformance.stages.ranges import check_ranges
 from conformance.stages.stage import raise_problem, run_flow
+from conformance.stages.statistics import measure_decibels
+from conformance.stages.unrounded import without_observers
+from conformance.whole_models.flow_checks import check_prepared, check_reference, check_roundings
 from refimpl import QConfig, QConfigMapping, prepare_fx, prepare_qat_fx
 from refimpl.observers import is_quantized_dtype
 from refimpl.patterns import Leaf, is_match_all, leaves
+from reports.numbers import Number
 
 TRAINING_STEPS = 3
 RATE = 0.01
@@ -104,7 +109,18 @@ def _rank(claim: Claim, setup: ModelSetup) -> _Rank | None:
     return kind, is_longer, claim.scheme != scheme, claim.flow != setup.flow
 
 
-def reference_of(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedModel:
+    """A backend's reference model, which is a float model but for its roundings.
+
+    ``float_db``: for each output, the ratio of the float model's (in QAT, of the trained one's) to the error, in dB.
+    """
+
+    reference: GraphModule
+    float_db: list[Number]
+
+
+def quantize_model(
     bench: Bench,
     model: nn.Module,
     claims: Sequence[Claim],
@@ -114,32 +130,43 @@ def reference_of(
     *,
     mapping: QConfigMapping | None = None,
     is_bounded: bool = True,
-) -> GraphModule:
+) -> QuantizedModel:
     """Take a float model to the backend's reference model, calibrated on `batches`; in QAT it is trained before.
 
     ``train``: None: a few steps towards smaller outputs. ``mapping``: None: that of `make_mapping`. ``is_bounded``: as
-    in `Bench.convert`. Raises StageError for what prepare or convert refuses, for another grid than one that a claim
-    fixes (`check_fixed_grids`), and, in PTQ, for a grid that does not fit what calibration has seen (`check_ranges`).
+    in `Bench.convert`. Raises StageError for what prepare or convert refuses, for a model that is not the float model
+    any more (`flow_checks`), for another grid than one that a claim fixes (`check_fixed_grids`), and, in PTQ, for a
+    grid that does not fit what calibration has seen (`check_ranges`).
     """
     is_qat = setup.flow == "qat"
     prepare = prepare_qat_fx if is_qat else prepare_fx
     custom = bench.preparation.prepare
+    can_clip = is_qat or mapping is not None or bench.preparation.qconfigs is not None
+    original = copy.deepcopy(model).eval()
     if mapping is None:
         mapping = make_mapping([replace(each, preparation=bench.preparation) for each in claims], setup, model)
     copies = [tuple(each.clone() for each in batch) for batch in batches]  # ops in place change them
     prepared = run_flow(
         "OBS-15", lambda: prepare(model.train(is_qat), mapping, copies[0], custom, backend_config=bench.config)
     )  # fmt: skip
+    floating = without_observers(prepared)
+    raise_problem(check_prepared(original, floating, copies[0], is_qat=is_qat), prepared)
     if is_qat:
         (train or partial(_train, batches=batches))(prepared)
+        floating = without_observers(prepared)
     prepared.eval()
     with torch.no_grad():
         for batch in copies:
             prepared(*(each.clone() for each in batch))
     reference = run_flow("CVT-01", lambda: bench.convert(prepared))
     raise_problem(check_fixed_grids(reference), reference)
+    raise_problem(check_reference(floating, reference, copies[0]), reference)
+    raise_problem(check_roundings(floating, reference, can_clip=can_clip), reference)
     raise_problem(None if is_qat else check_ranges(reference, copies), reference)
-    return reference if is_bounded else run_flow("CVT-01", lambda: bench.convert(prepared, is_bounded=False))
+    if not is_bounded:
+        reference = run_flow("CVT-01", lambda: bench.convert(prepared, is_bounded=False))
+    outputs = (run_in_float32(each, copies[0]) for each in (floating, reference))
+    return QuantizedModel(reference=reference, float_db=measure_decibels(*outputs))
 
 
 def _train(prepared: nn.Module, batches: Sequence[Batch]) -> None:

@@ -23,10 +23,11 @@ from conformance.stages.bench import Bench
 from conformance.stages.stage import StageError
 from conformance.whole_models import digits
 from conformance.whole_models.architectures import ARCHITECTURES, Architecture
-from conformance.whole_models.flow import ModelSetup, activation_dtypes_of, reference_of
+from conformance.whole_models.flow import ModelSetup, activation_dtypes_of, quantize_model
 from conformance.whole_models.verify import make_failed_check, make_model_result, verify_model
 from refimpl import BackendConfig
 from refimpl.patterns import Leaf, leaves
+from reports.numbers import Number
 from reports.schema import Measurement, ModelResult
 
 RunModel: TypeAlias = Callable[[tuple[Claim, ...], ModelSetup, Bench], Iterator[ModelResult | Measurement]]
@@ -95,12 +96,13 @@ def _run(
     started = time.perf_counter()
     name = f"model/{architecture.name}/{setup}"
     torch.default_generator.manual_seed(bench.seed_for(name))
-    case = architecture.case()
+    case, float_db = architecture.case(), list[Number]()
     try:
-        reference = reference_of(bench, case.build(), claims, setup, draw_calibration_inputs(case))
+        made = quantize_model(bench, case.build(), claims, setup, draw_calibration_inputs(case))
+        reference, float_db = made.reference, made.float_db
         torch.default_generator.manual_seed(bench.seed_for(name, "inputs"))
         drawn = draw_static_inputs(case, placeholder_grids(reference), directed=DIRECTED_INPUTS, random=1)
         check = verify_model(bench, name, reference, [batch for _, batch in drawn])
     except StageError as error:
         check = make_failed_check(name, error)
-    yield make_model_result(check, time.perf_counter() - started)
+    yield make_model_result(check, time.perf_counter() - started, float_db=float_db)

@@ -28,6 +28,7 @@ from conformance.stages.reruns import REPETITION, compare_outputs
 from conformance.stages.stage import StageError
 from conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
 from refimpl import explain
+from reports.numbers import Number
 from reports.schema import Check, Layer, ModelResult, Statistics, Where, evidence
 from reports.verdicts import PASSING, Verdict
 
@@ -202,8 +203,10 @@ def make_failed_check(name: str, error: StageError) -> Check:
     return replace(_make_check(name, error.verdict, error.rule, str(error)), evidence=evidence(error.evidence))
 
 
-def make_model_result(check: Check, seconds: float, *, script: str = "") -> ModelResult:
-    """Return the results-file row of a model, by its check."""
+def make_model_result(
+    check: Check, seconds: float, *, script: str = "", float_db: Sequence[Number] = ()
+) -> ModelResult:
+    """Return the results-file row of a model, by its check; ``float_db``: as the row has it."""
     shown: dict[str, Any] = {**check.evidence}
     execution = shown.pop("execution", "")
     return ModelResult(
@@ -218,6 +221,7 @@ def make_model_result(check: Check, seconds: float, *, script: str = "") -> Mode
         evidence=evidence(shown),
         statistics=check.statistics,
         script=script,
+        float_db=list(float_db),
     )
 
 

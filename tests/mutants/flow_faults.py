@@ -35,15 +35,17 @@ def patched(
     make: Callable[[], Any] = SmallReference,
     claims: tuple[str, ...] = CLAIMS,
     into: list[Mutant] = MUTANTS,
+    **more: Any,
 ) -> None:
-    """Enter a fault: the body gets the honest function, then its arguments."""
+    """Enter a fault: the body gets the honest function, then its arguments. ``more``: of the mutant."""
     owner, attribute = owner_of(target)
     honest = getattr(owner, attribute)
 
     def value(*arguments: Any, **keywords: Any) -> Any:
         return body(honest, *arguments, **keywords)
 
-    into.append(Mutant(group=group, name=name, make=make, rules=rules, claims=claims, patches=((target, value),)))
+    patches = ((target, value),)
+    into.append(Mutant(group=group, name=name, make=make, rules=rules, claims=claims, patches=patches, **more))
 
 
 # -- which QConfigs are taken -----------------------------------------------------------------------------------------

@@ -157,6 +157,10 @@ def machine(name: str, make: Callable[[], Backend], *claims: str, in_full: tuple
     MUTANTS.append(Mutant(group="honest", name=name, make=make, claims=claims, in_full=in_full))
 
 
+MUTANTS.append(Mutant(
+    group="honest", name="models that are handed in", make=SmallReference, claims=("model/own/*/quint8/*",),
+    models=tuple(f"tests.mutants.flow_models:{name}" for name in ("branches", "scaled")),
+))  # fmt: skip
 machine("tables for functions of fixed qparams", TableBackend)
 machine("smallest scale, claimed", FlooredBackend, *CLAIMS)
 machine("scales of powers of two, with observers for them", PowerOfTwoBackend, *CLAIMS, in_full=INTEGER_SAMPLE)

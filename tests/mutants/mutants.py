@@ -20,6 +20,7 @@ from tests.mutants import (
     reference_faults,
     requantize_kinds,
 )
+from tests.mutants import model_faults as model_faults  # it enters its into flow_faults.MUTANTS
 from tests.mutants import reference_run_faults as reference_run_faults
 from tests.mutants.fault_table import FAULTS, RATIO, Fault
 from tests.mutants.integer_faults import multiplier

@@ -175,7 +175,7 @@ class Made:
     def _beside(self) -> list[Row]:
         off = {"where": {"case": "batch 0"}, "node": "up1", "expected": [1.5], "found": [9]}
         return [
-            self.model(),
+            self.model(float_db=[38.5, 41.25]),
             self.model("model/unet/ptq", verdict="REFUTED", reason="3 LSB, not 0.6", max_lsb=3.0, evidence=off),
             self.measurement("model/unet/ptq", "accuracy", float=0.97, backend=0.96),
             self.measurement("linear, quint8", ties="half_even", bias="int32")

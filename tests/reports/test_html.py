@@ -182,12 +182,15 @@ def test_a_waiver_says_why_how_long_and_how_much(runs: Any, made: Any) -> None:
 
 def test_models_are_shown_worst_first_with_their_evidence(runs: Any, made: Any) -> None:
     evidence = {"where": {"case": "batch of 2"}, "expected": [1.5], "found": [9], "node": "up1"}
-    red = made.model("model/unet/ptq", verdict="REFUTED", reason="wrong in a branch", max_lsb=7.5, evidence=evidence)
+    more = {"max_lsb": 7.5, "evidence": evidence, "float_db": ["inf", 31.25, "-inf"]}
+    red = made.model("model/unet/ptq", verdict="REFUTED", reason="wrong in a branch", **more)
     waived = made.model("model/lstm/qat", verdict="CRASHED", waived=True, waiver=made.waiver, cases=None)
     accuracy = made.measurement("model/unet/ptq", "accuracy", top1=0.97)
     rows = [runs.header(pairs=1), runs.claim(), made.model(), waived, red, accuracy]
     found = Page(render_html(made.results(rows)))
-    first = "model/unet/ptq REFUTED 7.5 3 up1 top1 0.97 wrong in a branch Evidence Case batch of 2 Outputs, as real"
+    first = (
+        "model/unet/ptq REFUTED 7.5 3 up1 -inf dB top1 0.97 wrong in a branch Evidence Case batch of 2 Outputs, as real"
+    )
     order = [
         found.text.index(words) for words in (first, "model/lstm/qat WAIVED · CRASHED", "model/resnet/ptq VERIFIED")
     ]

@@ -30,6 +30,16 @@ def test_models_are_counted_and_those_that_do_not_pass_named(runs: Any, made: An
     assert "worst first:\nREFUTED      model/unet/ptq: up1: 3 LSB\n\nWAIVED" in text
 
 
+def test_the_distance_from_float_of_models_that_were_handed_in_is_said_the_farthest_first(runs: Any, made: Any) -> None:
+    ratios = {"near": [40.25, 61.0], "far": [12.0, -3.5], "exact": ["inf"], "unknown": [8.0, "nan"], "none": []}
+    rows = [made.model(f"model/own/{name}", deployment={}, float_db=each) for name, each in ratios.items()]
+    rows.append(made.model("model/of/the/suite", float_db=[3.0]))
+    text = summary(made.results([runs.header(pairs=1, claims=1), runs.claim(), *rows]), "out.html", width=200)
+    told = ("nan  model/own/unknown", "-3.5  model/own/far", "40.2  model/own/near", "exact  model/own/exact")
+    block = text.partition("float model to the reference model's error, dB:\n")[2].partition("\n\n")[0]
+    assert [line.strip() for line in block.split("\n")] == list(told)
+
+
 def test_waivers_are_told_by_reason(runs: Any, made: Any) -> None:
     until = made.waiver | {"url": None, "reason": "no kernel"}
     rows = [runs.claim(f"c{n}", verdict="REFUTED", waived=True, waiver=made.waiver) for n in range(2)]

@@ -40,7 +40,7 @@ from conformance.pipeline.job import Job
 from conformance.reproducers.script import Failure, script_of
 from conformance.reproducers.standalone import fails_standalone
 from conformance.stages.bench import Bench
-from conformance.whole_models.flow import ModelSetup, reference_of
+from conformance.whole_models.flow import ModelSetup, quantize_model
 from conformance.whole_models.verify import run_and_judge
 from reports.codec import decode
 from reports.schema import ModelResult
@@ -272,7 +272,7 @@ def test_a_kernel_of_qnnpack_that_is_wrong_shows_in_a_script(finding: str, tmp_p
     torch.manual_seed(0)
     claims = enumerate_claims(bench.config, bench.capabilities)
     setup = replace(PTQ, activation=dtype)
-    reference = reference_of(bench, build_model(case), claims, setup, draw_calibration_inputs(case))
+    reference = quantize_model(bench, build_model(case), claims, setup, draw_calibration_inputs(case)).reference
     batches = [batch for _, batch in draw_static_inputs(case, placeholder_grids(reference), directed=3, random=0)]
     failures = [
         Failure(model=reference, batch=batch, check=check)

@@ -28,7 +28,7 @@ from tests.support.torchao import needs_torchao
 MUTANTS = {mutant.name: mutant for mutant in shipped.MUTANTS}
 CLASSES = {
     "rounding", "zero point", "scale", "accumulation", "bias", "activation", "geometry", "layout", "sharing", "dynamic",
-    "structure", "claims", "state", "fixed qparams",
+    "structure", "claims", "state", "fixed qparams", "flow",
 }  # fmt: skip
 EACH = (
     "rounds twice", "input zero point off by one", "next channel's scale", "15-bit multiplier",
@@ -40,6 +40,7 @@ EACH = (
     "channels_last read as contiguous", "wrong beyond the first of a batch", "second call differs",
     "table for inputs on the grid of the result", "one table for all grids",
     "fixed grid: clips at the other end", "fixed grid: stands on the input",
+    "fuse swaps the norms of two branches", "convert drops a product", "a reader takes integers for numbers",
 )  # fmt: skip
 HONEST = ("ties away from zero", "rescale by a 31-bit multiplier", "bias as int32, declared", "rescale in float32",
           "results in a buffer of its own")  # fmt: skip
@@ -53,6 +54,9 @@ ALONE = {
     "convert.check_fixed_grids": "fixed grid: an observer measures the result",
     "convert.check_own_weights": "own reference module rounds its weight down",
     "refusal.check_refused": "scales below the bound are taken",
+    "prepare.check_prepared_meaning": "prepare enlarges biases by 2^-16",
+    "models.check_prepared": "prepare changes a number",
+    "models.check_roundings": "a reader takes integers for numbers",
 }
 
 
@@ -85,6 +89,13 @@ def test_an_honest_variant_is_verified(name: str) -> None:
     found = quick(name)
     assert found.units > 60
     assert not found.failures and not found.open
+
+
+def test_models_that_are_handed_in_are_run_and_a_fault_of_the_flow_is_found_by_what_it_leaves_open() -> None:
+    honest, faulty = quick("models that are handed in"), quick("prepare changes a number")
+    assert honest.units == 2 and not honest.failures and not honest.open
+    assert {each.verdict for each in faulty.failures} == {Verdict.UNEXERCISED} and not faulty.open
+    assert {each.guards for each in faulty.failures} == {("models.check_prepared",)}
 
 
 def test_mutants_are_of_every_class_that_is_tried_here() -> None:

@@ -239,6 +239,37 @@ def test_what_a_model_changes_in_its_process_no_other_model_finds(tmp_path: Path
     assert rows[0] == rows[1] and len(rows[0]) == 1
 
 
+@pytest.mark.parametrize("backend", ["device:Device", "device:Programs"])
+def test_a_model_that_the_flow_changes_is_unexercised_and_the_first_node_named(tmp_path: Path, backend: str) -> None:
+    """The backend agrees with the reference model, which is nobody's; captured by torch.export too."""
+    first = "the first node that differs is second, as output reads it: "
+    told = {
+        "prepared": f"prepare changed what the model computes: {first}",
+        "converted": f"convert changed what the model computes, beside rounding it: {first}",
+        "weighted": "second's weight is not that of the float model, rounded by half a step at most",
+    }
+    ran = run_own(tmp_path, backend, *(f"nets:{name}_otherwise" for name in told))
+    rows = {row.model: row for row in ran.results.models}
+    assert ran.status == 1 and len(rows) == (6 if backend == "device:Programs" else 3)
+    for model, row in rows.items():
+        assert row.verdict is Verdict.UNEXERCISED and row.evidence["node"] == "second"  # type: ignore[typeddict-item]
+        assert told[model.partition(":")[2].partition("_")[0]] in row.reason, row.reason
+    assert {row.rule for row in rows.values()} == {"OBS-15", "CVT-01", "CVT-02"}
+
+
+def test_the_distance_from_float_is_in_the_row_on_the_page_and_said(good: Ran) -> None:
+    for row in good.results.models:
+        [ratio] = row.float_db
+        assert isinstance(ratio, float) and 20 < ratio < 60
+        assert row.worst_db == ratio and f"{ratio:>8.1f}  {row.model}" in good.out
+    assert "float model to the reference model's error, dB:" in good.out
+    page = Page((good.folder / "report.html").read_text())
+    [caption] = [each for each in page.tables if "first node that diverges" in each]
+    header, *rows = page.tables[caption]
+    cells = {row[0]: row[header.index("from float")] for row in rows}
+    assert sorted(cells.values()) == sorted(f"{row.float_db[0]:.1f} dB" for row in good.results.models)
+
+
 @pytest.mark.parametrize(("spec", "told"), [
     ("nets: small", "names no model"),
     ("nets:", "names no model"),

@@ -17,7 +17,7 @@ from conformance.stages.bench import Bench
 from conformance.stages.ranges import check_ranges
 from conformance.stages.stage import StageError
 from conformance.whole_models.architectures import ARCHITECTURES
-from conformance.whole_models.flow import ModelSetup, reference_of
+from conformance.whole_models.flow import ModelSetup, quantize_model
 from refimpl import (
     FixedQParamsObserver,
     MinMaxObserver,
@@ -140,7 +140,7 @@ def test_whole_models_are_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     case = next(each for each in ARCHITECTURES if each.is_small).case()
     setup = ModelSetup(flow="ptq", activation=torch.quint8, scheme="per_tensor_symmetric")
     batches = draw_calibration_inputs(case)
-    reference = reference_of(bench, case.build(), claims, setup, batches)
+    reference = quantize_model(bench, case.build(), claims, setup, batches).reference
     assert check_ranges(reference, batches) is None
     honest = bench.convert
 
@@ -151,5 +151,5 @@ def test_whole_models_are_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(bench, "convert", halved)
     with pytest.raises(StageError, match=r"is quantized to .* in calibration") as caught:
-        reference_of(bench, case.build(), claims, setup, batches)
+        quantize_model(bench, case.build(), claims, setup, batches)
     assert (caught.value.rule, caught.value.verdict) == ("CVT-01", Verdict.REFUTED)

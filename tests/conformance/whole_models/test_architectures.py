@@ -18,7 +18,7 @@ from conformance.claims.inputs import draw_calibration_inputs
 from conformance.stages.bench import Bench
 from conformance.stages.meaning import tensors_of
 from conformance.whole_models.architectures import ARCHITECTURES, Architecture
-from conformance.whole_models.flow import ModelSetup, activation_dtypes_of, make_mapping, reference_of
+from conformance.whole_models.flow import ModelSetup, activation_dtypes_of, make_mapping, quantize_model
 from conformance.whole_models.subgraphs import cut_subgraphs
 from refimpl import explain
 from refimpl.invariants import is_dequantize, is_quantize
@@ -48,7 +48,9 @@ def converted(name: str, flow: Flow) -> tuple[Any, GraphModule, tuple[Tensor, ..
     model, batches = case.build(), draw_calibration_inputs(case)
     claims = enumerate_claims(bench().config, bench().capabilities)
     setup = ModelSetup(flow=flow, activation=torch.quint8, scheme="per_channel_symmetric")
-    reference = reference_of(bench(), model, claims, setup, batches)  # QAT trains the float model's own parameters
+    reference = quantize_model(
+        bench(), model, claims, setup, batches
+    ).reference  # QAT trains the float model's own parameters
     return model.eval(), reference, batches[0]
 
 

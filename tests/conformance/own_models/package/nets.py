@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -181,6 +182,46 @@ class Attending(nn.Module):
 def attending() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Some of its ops are called by no function that a config could name."""
     return Attending(), (torch.randn(4, 3, 8),)
+
+
+def _change_flow(name: str, change: Callable[[Any], object]) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Change what a step of the flow makes, in the judge's process, which imports this. Returns a model."""
+    from conformance.stages import bench
+    from conformance.whole_models import flow
+
+    owner: Any = {"prepare_fx": flow, "convert": bench.Bench}[name]
+    honest = getattr(owner, name)
+
+    def step(*arguments: Any, **keywords: Any) -> Any:
+        made = honest(*arguments, **keywords)
+        change(made)
+        return made
+
+    setattr(owner, name, step)
+    return Rows(), (torch.randn(5, 8),)
+
+
+def _shift(model: Any) -> None:
+    model.second.bias = nn.Parameter(model.second.bias.detach() + 1)
+
+
+def _turn(model: Any) -> None:
+    model.second.weight = nn.Parameter(model.second.weight.detach().flip(0))
+
+
+def prepared_otherwise() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Prepare gives a layer another bias."""
+    return _change_flow("prepare_fx", _shift)
+
+
+def converted_otherwise() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Convert gives a layer another bias."""
+    return _change_flow("convert", _shift)
+
+
+def weighted_otherwise() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Convert turns the rows of a weight around."""
+    return _change_flow("convert", _turn)
 
 
 class Branching(nn.Module):

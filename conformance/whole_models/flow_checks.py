@@ -1,0 +1,110 @@
+"""Checks of the flow on a whole model: that what is judged is the float model, but for its roundings. (OBS-15, CVT-01)
+
+The backend is compared with the reference model. If the flow had changed the model, both would compute the changed one,
+and agree. The flow is then at fault, and not the backend: nothing is shown of the model, which is UNEXERCISED.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from conformance.claims.inputs import Batch
+from conformance.machine.guard import Finds, guard
+from conformance.oracle.evaluate import READS_SHAPE
+from conformance.oracle.grids import lay_along
+from conformance.stages.following import find_difference
+from conformance.stages.prepare import find_change
+from conformance.stages.stage import Problem
+from conformance.stages.unrounded import ModuleCall, find_written, list_modules, without_roundings
+from refimpl import explain
+from refimpl.invariants import is_dequantize, is_quantize
+from refimpl.observers import is_quantized_dtype
+from refimpl.tracing import layer_of
+from reports.verdicts import Verdict
+
+TAKES_INTEGERS = ("q_scale", "q_zero_point", *READS_SHAPE)
+"""What reads of a quantized value something else than its numbers."""
+
+
+@guard("models.check_prepared", Finds.OPEN)
+def check_prepared(model: nn.Module, floating: GraphModule, batch: Batch, *, is_qat: bool) -> Problem | None:
+    """Check that a model that is prepared, and not trained yet, is the float model. (OBS-15, FUS-06, QAT-01)
+
+    ``floating``: the prepared model without observers.
+    """
+    problem = find_change(model, floating, batch, is_qat=is_qat)
+    return None if problem is None else replace(problem, verdict=Verdict.UNEXERCISED)
+
+
+@guard("models.check_reference", Finds.OPEN)
+def check_reference(floating: GraphModule, reference: GraphModule, batch: Batch) -> Problem | None:
+    """Check that a reference model, its roundings left out, is the prepared model. (CVT-01)"""
+    found = find_difference(floating, without_roundings(reference, floating), batch)
+    if found is None:
+        return None
+    return _make_problem("CVT-01", found.node, f"convert changed what the model computes, beside rounding it: {found}")
+
+
+@guard("models.check_roundings", Finds.OPEN)
+def check_roundings(floating: GraphModule, reference: GraphModule, *, can_clip: bool) -> Problem | None:
+    """Check that what is rounded is read as numbers, and each weight is within half a step. (CVT-06, CVT-02)
+
+    ``can_clip``: weights may also be left beyond the ends of their range, by an observer that is not the suite's.
+    """
+    others = (each for each in explain(reference).plan.decisions if each.kind != "pattern")
+    taking = {name for each in others for name in each.nodes}  # custom and standalone modules may take integers
+    for node in filter(is_quantize, find_written(reference, floating)):
+        value = node.all_input_nodes[0].name
+        for user in node.users:
+            if not _takes_integers(user) and user.name not in taking:
+                text = f"{user.name} reads the integers of {value}, and not the numbers that they stand for"
+                return _make_problem("CVT-06", user.name, text)
+            if is_dequantize(user) and len(user.args) > 1 and user.args[1:] != node.args[1:]:
+                text = f"{value} is quantized by {node.args[1:]}, and dequantized by {user.args[1:]}"
+                return _make_problem("CVT-01", value, text)
+    calls = (call for call in list_modules(reference, floating) if call.weights)
+    return next((problem for call in calls if (problem := _check_weights(call, can_clip=can_clip)) is not None), None)
+
+
+def _takes_integers(node: Node) -> bool:
+    return is_dequantize(node) or node.op == "output" or node.target in TAKES_INTEGERS
+
+
+def _check_weights(call: ModuleCall, *, can_clip: bool) -> Problem | None:
+    """Check that a reference module's weights are the float ones, each rounded by half a step at most. (CVT-02)"""
+    module: Any = layer_of(call.quantized)
+    for method, read in call.weights.items():
+        is_flat = method == "get_flat_weights"
+        names = module._flat_weights_names if is_flat else [method.removeprefix("get_")]
+        pairs = (getattr(module, method)(), read()) if is_flat else ([getattr(module, method)()], [read()])
+        for name, found, right in zip(names, *pairs, strict=True):
+            if found.shape != right.shape or _is_far(module, name, found, right, can_clip=can_clip):
+                text = f"{call.target}'s {name} is not that of the float model, rounded by half a step at most"
+                return _make_problem("CVT-02", call.target, text)
+    return None
+
+
+def _is_far(module: Any, name: str, found: Tensor, right: Tensor, *, can_clip: bool) -> bool:
+    """Tell whether a weight is farther from the float one than its rounding explains, or that and clipping."""
+    found, right = found.detach().double(), right.detach().double()
+    dtype = getattr(module, f"{name}_dtype", None)
+    bound = torch.zeros(())
+    if dtype is torch.float16:
+        bound = 2.0**-11 * right.abs() + 2.0**-25  # half a step of 10 bits, or of the smallest numbers
+    elif is_quantized_dtype(dtype):
+        scale, axis = getattr(module, f"{name}_scale"), int(getattr(module, f"{name}_axis", 0))
+        (step,) = lay_along(axis, found, scale.double()) if scale.numel() > 1 else (scale.double(),)
+        bound = (0.5 + 2.0**-10) * step  # float32 rounds the quotient
+    is_far = ~((found - right).abs() <= bound)  # NaN is far
+    if can_clip:
+        is_far &= (found * right < 0) | (found.abs() > right.abs())  # what is clipped comes nearer to zero
+    return bool(is_far.any())
+
+
+def _make_problem(rule: str, node: str, message: str) -> Problem:
+    return Problem(rule=rule, message=message, verdict=Verdict.UNEXERCISED, node=node)
