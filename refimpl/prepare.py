@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ from refimpl.example_run import Examples
 from refimpl.explain import PLAN
 from refimpl.forms import check_model
 from refimpl.fuse import fuse
-from refimpl.graph_modules import Draft
+from refimpl.graph_modules import Draft, can_be_saved
 from refimpl.invariants import check_graph
 from refimpl.native import config_or_native
 from refimpl.observers import Constructor
@@ -44,6 +45,11 @@ class Prepared:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
         return self  # read, never changed: copies of a model share it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kept = {root: kind for root, kind in self.references.items() if can_be_saved((root, kind))}  # rule: CVT-12
+        parts = {part.name: getattr(self, part.name) for part in fields(self)}
+        return partial(Prepared, **parts | {"references": kept}), ()
 
 
 def references_of(config: object) -> dict[type[nn.Module], type[nn.Module]]:
@@ -170,8 +176,9 @@ def prepare(
     )
     prepared = finish(draft, draft.graph, draft, preserved)  # rule: CUS-03
     stacks = {node.name: node.meta.get("nn_module_stack") or {"": ("", type(model))} for node in prepared.graph.nodes}
-    prepared.meta[TORCH_NOTES] = SimpleNamespace(  # as torch.ao.ns reads it
-        node_name_to_scope={name: next(reversed(stack.values())) for name, stack in stacks.items()},
+    scopes = {name: next(reversed(stack.values())) for name, stack in stacks.items()}
+    prepared.meta[TORCH_NOTES] = SimpleNamespace(  # as torch.ao.ns reads it; classes by name, as some cannot be saved
+        node_name_to_scope={name: (scope, kind.__name__) for name, (scope, kind) in scopes.items()},
         equalization_node_name_to_qconfig={item.op: SimpleNamespace(weight=item.make_columns) for item in equalized},
     )
     return prepared

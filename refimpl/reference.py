@@ -63,7 +63,8 @@ def make_reference(
     if reference is None and _weight_names_of(root) and is_observed_dtype(weight_dtype):
         raise ConfigError(  # rule: CVT-10
             f"{where!r}: prepare accepted a weight of {weight_dtype}, but no entry gives a reference module for root "
-            f"{class_of(root).__name__}: set root_module and reference_quantized_module together"
+            f"{class_of(root).__name__}: set root_module and reference_quantized_module together; if they are set, and "
+            "the model was loaded, give convert the backend_config: a class that is made in a function is not saved"
         )
     trained = getattr(module, "weight_fake_quant", None)  # rule: QAT-03
     with blame(QConfigError, repr(where), "the weight's observer"):

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import chain, takewhile
 from traceback import StackSummary, extract_tb, walk_stack
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 import torch.ao.nn.intrinsic as nni
@@ -27,7 +27,7 @@ from torch.fx.operator_schemas import get_signature_for_torch_op
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from refimpl.errors import ModelError
-from refimpl.graph_modules import Draft, FlowModule
+from refimpl.graph_modules import Draft, FlowModule, can_be_saved
 
 CALLS = ("call_module", "call_function", "call_method")  # the kinds of node that compute
 
@@ -163,8 +163,8 @@ def trace(model: nn.Module, leaf_names: tuple[str, ...] = (), leaf_classes: tupl
             "(non-traceable module names or classes), or rewrite its data-dependent control flow"
         ) from error
     for node in graph.nodes:
-        if isinstance(node.type, str):
-            node.type = None  # rule: CVT-12  a GraphModule with an annotation that is a string cannot be saved
+        if not _is_of_classes(node.type):
+            node.type = None  # rule: CVT-12  a GraphModule with such an annotation cannot be saved
         if node.op == "call_module" and node.kwargs:  # a replacement may have other names
             names = parameter_names_of(tracer.root.get_submodule(str(node.target)).forward)
             node.args, node.kwargs = _move_to_positions(node, names)  # rule: PAT-08
@@ -172,6 +172,13 @@ def trace(model: nn.Module, leaf_names: tuple[str, ...] = (), leaf_classes: tupl
     traced.training, traced.origin = model.training, type(model).__name__
     vars(tracer).clear()  # a cycle with fx's closures, which must not keep the model alive
     return traced
+
+
+def _is_of_classes(annotation: Any) -> bool:
+    """Tell whether an annotation is a class that can be saved, or generic and made of such: fx can write no other."""
+    if parts := get_args(annotation):
+        return all(map(_is_of_classes, parts))
+    return annotation in (None, ..., Any) or (isinstance(annotation, type) and can_be_saved(annotation))
 
 
 def class_of(module: nn.Module) -> type[nn.Module]:
