@@ -14,10 +14,13 @@ from typing import Any, TypeVar
 import torch
 import torch.ao.nn.intrinsic as nni
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrize import is_parametrized
 
 from refimpl.bounded import bound_weight
 from refimpl.dtype_choice import is_observed_dtype
-from refimpl.errors import ConfigError, QConfigError, blame
+from refimpl.errors import ConfigError, ModelError, QConfigError, blame
+from refimpl.fusers import copy_plain, find_computed
 from refimpl.qparams import (
     PER_CHANNEL,
     QParams,
@@ -57,8 +60,7 @@ def make_reference(
     ConfigError where a weight has no reference class or that class fails, QConfigError for the weight's observer.
     """
     floating: Any = float_module_of(module, where=where)
-    is_fused = isinstance(floating, nni._FusedModule)  # type: ignore[attr-defined]
-    root = floating[0] if is_fused else floating
+    root = _root_of(floating)
     reference: Any = references.get(class_of(root))
     if reference is None and _weight_names_of(root) and is_observed_dtype(weight_dtype):
         raise ConfigError(  # rule: CVT-10
@@ -86,11 +88,7 @@ def make_reference(
             _round_weight(quantized, name)
         elif is_bounded and (qparams["quant_min"], qparams["quant_max"]) != dtype_range(qparams["dtype"]):
             bound_weight(quantized, name, qparams)
-    if not is_fused:
-        return quantized
-    floating = _copy_shallow(floating)
-    floating[0] = quantized  # rule: CVT-02
-    return floating  # type: ignore[no-any-return]
+    return _put_root(floating, quantized)  # rule: CVT-02
 
 
 def measure_weights(modules: Iterable[tuple[nn.Module, Any]]) -> dict[int, QParams]:
@@ -100,7 +98,7 @@ def measure_weights(modules: Iterable[tuple[nn.Module, Any]]) -> dict[int, QPara
     """
     makers: dict[Any, tuple[Any, dict[int, tuple[Tensor, Tensor]]]] = {}
     for module, qconfig in modules:
-        root: Any = module[0] if isinstance(module, nni._FusedModule) else module  # type: ignore[attr-defined]
+        root = _root_of(module)
         weight = getattr(root, "weight", None)
         if not isinstance(weight, Tensor) or not weight.numel() or hasattr(module, "weight_fake_quant"):
             continue
@@ -130,13 +128,47 @@ def float_module_of(module: nn.Module, *, where: str) -> nn.Module:
 def make_qat_module(module: nn.Module, qconfig: Any, qat_class: type[nn.Module], *, where: str) -> nn.Module:
     """Return `module`, a float or fused one, as a `qat_class`, on the same device and in the same mode. (QAT-01)
 
-    Its parameters and batch norm statistics are the module's own tensors: training it trains the user's model. It gets
-    the hooks too. Raises ConfigError if ``from_float`` fails.
+    Its parameters, parametrizations and batch norm statistics are the module's own: training it trains the user's
+    model. It gets the hooks too. Raises ModelError for a weight that a hook computes, ConfigError if ``from_float``
+    fails.
     """
-    trainable = swap_module(module, qconfig, qat_class, where=where).train(module.training)  # rule: QAT-01
+    layer = _root_of(module)
+    for name, (hook, remove) in find_computed(layer).items():  # rule: QAT-01
+        raise ModelError(
+            f"{where!r}: {type(hook).__name__} computes its {name} before each call, which training cannot take over; "
+            f"call {remove.__module__}.{remove.__name__}(module, {name!r}) before prepare_qat_fx, or let a "
+            "parametrization compute it (torch.nn.utils.parametrize), which is trained"
+        )
+    plain = _put_root(module, copy_plain(layer)) if is_parametrized(layer) else module
+    trainable = swap_module(plain, qconfig, qat_class, where=where).train(module.training)  # rule: QAT-01
     for name in _HOOK_DICTS:
         getattr(trainable, name).update(getattr(module, name))
+    if is_parametrized(layer):
+        _parametrize(trainable, layer)
     return trainable.to(next(module.parameters()).device)
+
+
+def _parametrize(trainable: Any, layer: Any) -> None:
+    """Give a QAT module its layer's own parametrizations; torch registers them again, which changes what they hold."""
+    parametrize._inject_new_class(trainable)
+    for name in layer.parametrizations:
+        delattr(trainable, name)
+        parametrize._inject_property(trainable, name)
+    trainable.parametrizations = layer.parametrizations
+
+
+def _root_of(module: Any) -> Any:
+    """Return the layer itself, which is the first part of a fused module."""
+    return module[0] if isinstance(module, nni._FusedModule) else module  # type: ignore[attr-defined]
+
+
+def _put_root(module: nn.Module, layer: nn.Module) -> nn.Module:
+    """Return a layer; in the place of a fused module, a copy of that with it as the first part."""
+    if _root_of(module) is module:
+        return layer
+    copied: Any = _copy_shallow(module)
+    copied[0] = layer
+    return copied  # type: ignore[no-any-return]
 
 
 def swap_module(
