@@ -24,7 +24,7 @@ from refimpl.decide import quant_type_of
 from refimpl.dtype_choice import is_observed_dtype
 from refimpl.emit import Decomposed, Emitter, QuantizedTensors
 from refimpl.equalize import EQUALIZATION, convert_equalization
-from refimpl.errors import ConfigError, ModelError
+from refimpl.errors import ConfigError, ModelError, blame
 from refimpl.explain import PLAN
 from refimpl.forms import read_flag
 from refimpl.invariants import check_graph
@@ -33,7 +33,17 @@ from refimpl.prepare import PREPARED, Prepared, references_of
 from refimpl.qparams import is_quantized_dtype
 from refimpl.reference import add_qconfig, float_module_of, make_reference, measure_weights, remove_qconfig, swap_module
 from refimpl.reference_convs import settle_size
-from refimpl.tracing import attribute_of, class_of, compute_constants, draft_of, finish, no_collection, notes_of
+from refimpl.tracing import (
+    CONVERTED,
+    add_note,
+    attribute_of,
+    class_of,
+    compute_constants,
+    draft_of,
+    finish,
+    no_collection,
+    notes_of,
+)
 
 
 def convert_to_reference_fx(
@@ -100,6 +110,8 @@ def _convert(
     plan, state = notes.get(PLAN), notes.get(PREPARED)
     if not isinstance(plan, Plan) or not isinstance(state, Prepared):
         raise ModelError(f"convert: {type(prepared).__name__} was not made by refimpl's prepare_fx or prepare_qat_fx")
+    if CONVERTED in notes:
+        raise ModelError(f"convert: {type(prepared).__name__} was converted already, and convert takes a prepared one")
     if backend_config is not None:
         state = replace(state, references=references_of(backend_config))
     custom = ConvertCustomConfig.of(custom_config)
@@ -113,6 +125,7 @@ def _convert(
         floating = frozenset(decision.node for decision in plan.decisions)
     graph, attributes = _Walk(source, plan, state, custom, floating, form).write()
     model = finish(attributes, graph, prepared, preserved=preserved or None)
+    add_note(model, CONVERTED, True)
     check_graph(model, "convert")
     return remove_qconfig(model) if is_bare else model  # rule: CVT-08
 
@@ -346,13 +359,13 @@ class _Walk:
 
     def _convert_standalone(self, node: Node, name: str, decision: Decision) -> None:
         """Convert a standalone module separately; its own config says what its boundary is. (STD-01)"""
-        child = self.modules[name]
-        assert isinstance(child, GraphModule)
+        child: Any = self.modules[name]
         indexes = () if self.is_decomposed else decision.quantized_inputs or ()
         args = tuple(map_arg(a, self._integers_of if i in indexes else self._float_of) for i, a in enumerate(node.args))
         call = self.graph.call_module(name, args, map_arg(node.kwargs, self._float_of))
         call.meta = dict(node.meta)
         if name not in self.attributes:
             is_left = decision.node in self.floating  # rule: CVT-05
-            self.attributes[name] = _convert(child, self.custom, None, None, False, self.form, is_left)  # rule: STD-01
+            with blame(ModelError, f"standalone module {name!r}", "convert"):  # rule: STD-01
+                self.attributes[name] = _convert(child, self.custom, None, None, False, self.form, is_left)
         self.env[node] = self._dequantize(call) if decision.quantized_output and not self.is_decomposed else call

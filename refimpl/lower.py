@@ -27,7 +27,7 @@ from refimpl.observers import asks_whole_range
 from refimpl.prepare import PREPARED
 from refimpl.qconfig import as_qconfig_mapping
 from refimpl.reference import remove_qconfig
-from refimpl.tracing import attribute_of, finish, no_collection, notes_of
+from refimpl.tracing import add_note, attribute_of, finish, no_collection, notes_of
 
 NOT_LOWERED = "not_lowered"
 
@@ -99,8 +99,7 @@ def _lower(
         if isinstance(part, GraphModule):
             parts[name] = _lower(part, keep_original_weights, keep_dropout=keep_dropout)  # rule: STD-01
     model: Any = finish(parts, graph, reference)
-    for notes in (model.meta, model.refimpl_notes):  # the second survives saving
-        notes[NOT_LOWERED] = tuple(sites.refused)  # rule: LOW-04
+    add_note(model, NOT_LOWERED, tuple(sites.refused))  # rule: LOW-04
     if keep_original_weights:
         model.original_weights_lookup = sites.originals
     model.register_state_dict_post_hook(_save_packed)

@@ -16,7 +16,7 @@ from refimpl.backend_config import as_backend_config
 from refimpl.custom_config import PrepareCustomConfig
 from refimpl.decide import Request, find_standalone, make_plan, qat_classes_of, quant_type_of
 from refimpl.equalize import place_equalization
-from refimpl.errors import ConfigError, warn_user
+from refimpl.errors import ConfigError, ModelError, blame, warn_user
 from refimpl.example_run import Examples
 from refimpl.explain import PLAN
 from refimpl.forms import check_model
@@ -29,7 +29,7 @@ from refimpl.patterns import leaf_name
 from refimpl.plan import Decision, Plan
 from refimpl.qconfig import QConfigMapping, as_qconfig_mapping, warn_unmatched_keys
 from refimpl.reference import add_qconfig, copy_module, make_qat_module, swap_module
-from refimpl.tracing import TORCH_NOTES, Places, class_of, finish, no_collection, trace
+from refimpl.tracing import CONVERTED, TORCH_NOTES, Places, class_of, finish, no_collection, notes_of, trace
 
 PREPARED = "refimpl_prepared"  # the key of a prepared model's meta that holds its Prepared
 
@@ -154,8 +154,10 @@ def prepare(
 ) -> GraphModule:
     """Take a model through tracing, fusing, deciding and inserting."""
     custom = request.custom
+    leaf_names, leaf_classes = _find_leaves(custom)
+    _refuse_prepared(model, leaf_names, leaf_classes)
     preserved = {name: getattr(model, name) for name in custom.preserved_attributes if hasattr(model, name)}
-    draft = trace(model, *_find_leaves(custom))
+    draft = trace(model, leaf_names, leaf_classes)
     targets = {node.target for node in draft.graph.nodes if node.op in ("call_function", "call_method")}
     examples = Examples(draft, example_inputs)
     if not model.training:
@@ -182,6 +184,20 @@ def prepare(
         equalization_node_name_to_qconfig={item.op: SimpleNamespace(weight=item.make_columns) for item in equalized},
     )
     return prepared
+
+
+def _refuse_prepared(model: nn.Module, leaf_names: tuple[str, ...], leaf_classes: tuple[type, ...]) -> None:
+    """Raise ModelError for a model that prepare or convert has made, or that would trace into a prepared one."""
+    leaves: list[str] = []
+    for name, part in model.named_modules():
+        if name.startswith(tuple(leaves)) or name in leaf_names or type(part) in leaf_classes:
+            leaves.append(f"{name}.")
+        elif isinstance(part, GraphModule):
+            notes = notes_of(part)
+            stage = "converted" if CONVERTED in notes else "prepared" if {PREPARED, TORCH_NOTES} & notes.keys() else ""
+            if stage == "prepared" or (stage and part is model):
+                what = f"{type(model).__name__}'s submodule {name!r}" if name else type(model).__name__
+                raise ModelError(f"prepare: {what} was {stage} already; give prepare the float model")
 
 
 def _find_leaves(custom: PrepareCustomConfig) -> tuple[tuple[str, ...], tuple[type, ...]]:
@@ -223,7 +239,8 @@ def _prepare_standalone(module: nn.Module, target: str, decision: Decision, requ
         mapping=entry.qconfig_mapping or QConfigMapping().set_global(decision.qconfig),
         custom=entry.prepare_custom_config or PrepareCustomConfig(),
     )
-    prepared = prepare(module, inner, entry.example_inputs)
+    with blame(ModelError, f"standalone module {target!r}", "prepare"):
+        prepared = prepare(module, inner, entry.example_inputs)
     result = next(node for node in reversed(prepared.graph.nodes) if node.op == "output").args[0]
     if inner.custom.output_quantized_indexes and not isinstance(result, Node):
         raise ConfigError(

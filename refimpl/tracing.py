@@ -113,6 +113,7 @@ def no_collection() -> Iterator[None]:
 
 
 _NOTES = "refimpl_notes"
+CONVERTED = "refimpl_converted"  # the key of a note that convert has made the model
 TORCH_NOTES = "_observed_graph_module_attrs"  # where torch's tools (torch.ao.ns) look for prepare's data
 
 
@@ -141,6 +142,12 @@ def notes_of(model: nn.Module) -> dict[str, Any]:
     """Return the notes of the passes in a model's ``meta``, also after torch.save and load. (CVT-12)"""
     notes = getattr(model, "meta", None) or getattr(model, _NOTES, {})  # rule: CVT-12
     return notes if isinstance(notes, dict) else {}  # a model's own attribute may have that name
+
+
+def add_note(model: GraphModule, key: str, value: Any) -> None:
+    """Add a note to a finished model, where `notes_of` finds it. (CVT-12)"""
+    for notes in (model.meta, getattr(model, _NOTES)):
+        notes[key] = value
 
 
 def draft_of(model: GraphModule) -> Draft:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import pytest
 import torch
+import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -209,3 +211,111 @@ def test_running_the_example_inputs_changes_neither_them_nor_buffers_nor_the_ran
     refimpl.prepare_fx(model, flows.global_mapping(), (inputs,), custom)
     assert float(model.noisy.calls) == 0 and torch.equal(inputs, torch.zeros(2))
     assert torch.equal(random, torch.random.get_rng_state())
+
+
+def made(stage: str, model: nn.Module | None = None) -> Any:
+    """A model that a pass has made: of refimpl's, or prepared by torch."""
+    if stage == "torch's prepared":
+        return torch_fx.prepare_fx(net(), flows.global_mapping(), (X,))
+    if stage == "trained":
+        qconfig = flows.torch_qconfigs.get_default_qat_qconfig("x86")
+        return refimpl.prepare_qat_fx(net().train(), flows.global_mapping(qconfig), (X,))
+    prepared = prepare(model)
+    prepared(X)
+    passes: Mapping[str, Callable[[Any], Any]] = {
+        "prepared": lambda prepared: prepared,
+        "reference": refimpl.convert_to_reference_fx,
+        "decomposed": refimpl.convert_to_reference_decomposed_fx,
+        "lowered": refimpl.convert_fx,
+    }
+    return passes[stage](prepared)
+
+
+PREPARED = ("prepared", "trained", "torch's prepared")
+CONVERTED = ("reference", "decomposed", "lowered")
+
+
+@pytest.mark.rule("OBS-15")
+@pytest.mark.parametrize("is_qat", [False, True], ids=["ptq", "qat"])
+@pytest.mark.parametrize("stage", [*PREPARED, *CONVERTED])
+def test_preparing_what_a_pass_has_made_says_so(stage: str, is_qat: bool) -> None:
+    door: Any = refimpl.prepare_qat_fx if is_qat else refimpl.prepare_fx
+    model, word = made(stage), "prepared" if stage in PREPARED else "converted"
+    name = type(model).__name__
+    for given in (model, copy.deepcopy(model)):
+        with pytest.raises(ModelError, match=rf"prepare: (GraphModule|{name}) was {word} already; give .* the float"):
+            door(given.train(is_qat), flows.global_mapping(), (X,))
+
+
+@pytest.mark.rule("OBS-15")
+@pytest.mark.parametrize("stage", ["trained", *CONVERTED])
+def test_torch_prepares_it_once_more_in_silence_and_ours_says_so(stage: str) -> None:
+    model = made(stage).train(stage == "trained")
+    for flow in (torch_fx, refimpl):
+        door: Any = flow.prepare_qat_fx if stage == "trained" else flow.prepare_fx
+        if flow is refimpl:
+            with pytest.raises(ModelError, match="already"):
+                door(model, flows.global_mapping(), (X,))
+        else:
+            assert door(copy.deepcopy(model), flows.global_mapping(), (X,))(X).shape == X.shape
+
+
+class Holder(nn.Module):
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([inner])
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.parts[0](x))
+
+
+@pytest.mark.rule("OBS-15")
+@pytest.mark.parametrize("stage", PREPARED)
+def test_a_prepared_model_inside_another_is_named_unless_it_is_not_traced_into(stage: str) -> None:
+    model = Holder(made(stage)).eval()
+    with pytest.raises(ModelError, match=r"prepare: Holder's submodule 'parts\.0' was prepared already"):
+        prepare(model)
+    custom = refimpl.PrepareCustomConfig().set_non_traceable_module_names(["parts.0"])
+    assert prepare(model, prepare_custom_config=custom)(X).shape == X.shape
+
+
+@pytest.mark.rule("OBS-15")
+@pytest.mark.parametrize("stage", CONVERTED)
+def test_a_converted_model_inside_another_is_a_part_of_it_as_in_torch(stage: str) -> None:
+    for door in (refimpl.prepare_fx, torch_fx.prepare_fx):
+        prepared: Any = door(Holder(made(stage)).eval(), flows.global_mapping(), (X,))
+        prepared(X)
+        assert type(prepared.get_submodule("last")) is nn.Linear
+
+
+def standalone(inner: Any) -> Any:
+    """A prepared model with that standalone module."""
+    custom = refimpl.PrepareCustomConfig().set_standalone_module_name("parts.0", None, (X,), None, None)
+    return prepare(Holder(inner).eval(), prepare_custom_config=custom)
+
+
+@pytest.mark.rule("STD-01")
+@pytest.mark.parametrize("convert", [refimpl.convert_to_reference_fx, refimpl.convert_fx], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("stage", CONVERTED)
+def test_a_standalone_module_that_was_converted_is_named(stage: str, convert: Callable[[Any], Any]) -> None:
+    with pytest.raises(ModelError, match=r"standalone module 'parts\.0': prepare: .* was converted already"):
+        standalone(made(stage))
+    prepared = standalone(net())
+    prepared(X)
+    replaced: Any = made(stage)
+    prepared.set_submodule("parts.0", replaced)
+    with pytest.raises(ModelError, match=r"standalone module 'parts\.0': convert: .* was converted already"):
+        convert(prepared)
+    for other in (nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4))):
+        prepared.set_submodule("parts.0", other)
+        with pytest.raises(ModelError, match=r"standalone module 'parts\.0': convert: \w+ was not made by refimpl's"):
+            convert(prepared)
+
+
+@pytest.mark.rule("CVT-01")
+@pytest.mark.parametrize("convert", [refimpl.convert_to_reference_fx, refimpl.convert_fx], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("stage", CONVERTED)
+def test_converting_what_was_converted_says_so(stage: str, convert: Callable[[Any], Any]) -> None:
+    with pytest.raises(ModelError, match="was converted already, and convert takes a prepared one"):
+        convert(made(stage))
