@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 from torch.nn.modules.conv import _ConvTransposeNd
@@ -17,7 +18,7 @@ from refimpl.custom_config import PrepareCustomConfig
 from refimpl.decide import Request, find_standalone, make_plan, qat_classes_of, quant_type_of
 from refimpl.equalize import place_equalization
 from refimpl.errors import ConfigError, ModelError, blame, warn_user
-from refimpl.example_run import Examples
+from refimpl.example_run import Examples, Seen
 from refimpl.explain import PLAN
 from refimpl.forms import check_model
 from refimpl.fuse import fuse
@@ -28,8 +29,19 @@ from refimpl.observers import Constructor
 from refimpl.patterns import leaf_name
 from refimpl.plan import Decision, Plan
 from refimpl.qconfig import QConfigMapping, as_qconfig_mapping, warn_unmatched_keys
+from refimpl.qparams import is_quantized_dtype
 from refimpl.reference import add_qconfig, copy_module, make_qat_module, swap_module
-from refimpl.tracing import CONVERTED, TORCH_NOTES, Places, class_of, finish, no_collection, notes_of, trace
+from refimpl.tracing import (
+    CONVERTED,
+    TORCH_NOTES,
+    Places,
+    attribute_of,
+    class_of,
+    finish,
+    no_collection,
+    notes_of,
+    trace,
+)
 
 PREPARED = "refimpl_prepared"  # the key of a prepared model's meta that holds its Prepared
 
@@ -168,6 +180,7 @@ def prepare(
     plan = make_plan(draft, request, examples)
     _swap_modules(draft, plan, request)
     insert_observers(draft, plan)
+    _check_dtypes(draft, plan, examples)
     equalized = () if equalization is None else place_equalization(draft, plan.decisions, equalization)  # rule: EQL-01
     check_graph(draft, "prepare")
     draft.meta[PREPARED] = Prepared(
@@ -205,6 +218,39 @@ def _find_leaves(custom: PrepareCustomConfig) -> tuple[tuple[str, ...], tuple[ty
     observed = {kind for mapping in custom.float_to_observed_mapping.values() for kind in mapping}
     names = (*custom.non_traceable_module_names, *custom.standalone_module_names)
     return names, (*custom.non_traceable_module_classes, *custom.standalone_module_classes, *observed)
+
+
+def _check_dtypes(model: Draft, plan: Plan, examples: Examples) -> None:
+    """Warn of what is to be quantized and is not float32; raise ModelError where it can run in no form. (OBS-15)
+
+    That is a weight of float64, or one with a bias. The dtypes of values are those of the example inputs only.
+    """
+    nodes, facts = {node.name: node for node in model.graph.nodes}, examples.known
+    found: list[tuple[str, torch.dtype, bool]] = []  # with whether no form can run
+    for decision in plan.decisions:
+        if decision.target and decision.dtype_config and is_quantized_dtype(decision.dtype_config.weight_dtype):
+            parameters = dict(model.get_submodule(decision.target).named_parameters())
+            has_bias, what = any("bias" in name for name in parameters), f"the weight of {decision.target!r}"
+            dtypes = [each.dtype for name, each in parameters.items() if "weight" in name]
+            found += ((what, dtype, has_bias or dtype == torch.float64) for dtype in dtypes)
+    for slot in plan.slots:
+        node, fact = nodes[slot.value], facts.get(nodes[slot.value])
+        if not is_quantized_dtype(getattr(model.get_submodule(slot.name), "dtype", None)):
+            continue
+        if node.op == "get_attr" and slot.role == "weight":
+            dtype = attribute_of(model, str(node.target)).dtype
+            found.append((f"the weight {node.target!r}", dtype, dtype == torch.float64))
+        elif isinstance(fact, Seen):
+            found.append((f"{node.name!r}, with these example_inputs,", fact.dtype, False))
+    odd = [row for row in found if row[1].is_floating_point and row[1] != torch.float32]
+    fatal = [row for row in odd if row[2]]
+    if odd:
+        what, dtype, _ = (fatal or odd)[0]
+        more = f", and {len(odd) - 1} more are not float32" if len(odd) > 1 else ""
+        text = f"prepare: {what} is {dtype}{more}; torch makes quantized tensors of float32 alone"
+        if fatal:  # rule: OBS-15
+            raise ModelError(f"{text}: call .float() on the model, or set None in the place of its QConfig")
+        warn_user(f"{text}: a converted model can run in the decomposed form at most; call .float() on the model")
 
 
 def _swap_modules(model: Draft, plan: Plan, request: Request) -> None:

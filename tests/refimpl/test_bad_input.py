@@ -26,7 +26,7 @@ from refimpl import (
     RefimplError,
 )
 from tests.refimpl.support import both_flows as flows
-from tests.refimpl.support.both_core import Net, X
+from tests.refimpl.support.both_core import NAMED, Net, X
 
 DTYPES = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
 
@@ -319,3 +319,85 @@ def test_a_standalone_module_that_was_converted_is_named(stage: str, convert: Ca
 def test_converting_what_was_converted_says_so(stage: str, convert: Callable[[Any], Any]) -> None:
     with pytest.raises(ModelError, match="was converted already, and convert takes a prepared one"):
         convert(made(stage))
+
+
+def embedding_net() -> nn.Module:
+    return Net(lambda net, x: net.e(x.to(torch.int64).clamp(0, 3)), e=nn.Embedding(4, 4)).eval()
+
+
+def function_net() -> nn.Module:
+    return Net(lambda net, x: F.linear(x, net.weight)).eval()
+
+
+DTYPES_OF_FLOATS = (torch.float64, torch.float16, torch.bfloat16)
+EMBEDDING = flows.torch_qconfigs.float_qparams_weight_only_qconfig
+DYNAMIC = flows.torch_qconfigs.default_dynamic_qconfig
+DECOMPOSED = torch_fx._convert_to_reference_decomposed_fx
+MODELS: Mapping[str, tuple[Callable[[], nn.Module], Any, str]] = {
+    "layers": (net, flows.QCONFIG, r"the weight of 'a' is torch\.\w+, and \d more"),
+    "dynamic": (net, DYNAMIC, r"the weight of 'a' is torch\.\w+, and \d more"),
+    "per channel": (net, flows.PER_CHANNEL, r"the weight of 'a' is torch\.\w+, and \d more"),
+    "a function": (function_net, flows.QCONFIG, r"the weight 'weight' is torch\.\w+|'x', with .*torch\.\w+"),
+    "an embedding": (embedding_net, EMBEDDING, r"the weight of 'e' is torch\.\w+"),
+}
+WITHOUT_BIAS = ("a function", "an embedding")
+
+
+@pytest.mark.rule("OBS-15")
+@pytest.mark.parametrize("dtype", DTYPES_OF_FLOATS, ids=str)
+@pytest.mark.parametrize("what", MODELS)
+def test_a_weight_that_torch_cannot_quantize_is_an_error_where_no_form_of_torchs_runs(
+    what: str, dtype: torch.dtype
+) -> None:
+    make, qconfig, message = MODELS[what]
+    mapping, x = flows.global_mapping(qconfig), X.to(dtype)
+    runs = what in WITHOUT_BIAS and dtype is not torch.float64
+    for is_qat in (False, True):
+        door: Any = refimpl.prepare_qat_fx if is_qat else refimpl.prepare_fx
+        expected = f"prepare: ({message}).*float32 alone.*"
+        with pytest.warns(UserWarning, match=expected) if runs else pytest.raises(ModelError, match=expected):
+            door(make().to(dtype).train(is_qat), mapping, (x,))
+    kept = refimpl.prepare_fx(make().to(dtype), QConfigMapping(), (x,))
+    assert refimpl.convert_fx(kept)(x).dtype is dtype, "what stays float may be of any dtype"
+    theirs: Any = torch_fx.prepare_fx(make().to(dtype), mapping, (x,))
+    theirs(x)
+    for convert in (torch_fx.convert_to_reference_fx, DECOMPOSED):
+        if runs and convert is DECOMPOSED:
+            assert convert(copy.deepcopy(theirs))(x).shape == kept(x).shape
+        else:
+            with pytest.raises((RuntimeError, AssertionError)):
+                convert(copy.deepcopy(theirs))(x)
+
+
+@pytest.mark.rule("OBS-15")
+@pytest.mark.parametrize("dtype", DTYPES_OF_FLOATS, ids=str)
+def test_a_value_that_torch_cannot_quantize_is_a_warning_as_the_inputs_are_an_example(dtype: torch.dtype) -> None:
+    model = Net(lambda net, x: torch.add(x, x)).eval()
+    said = rf"'x', with these example_inputs, is {dtype}"
+    with pytest.warns(UserWarning, match=rf"{said}, and 1 more .* float32 alone"):
+        prepared = prepare(model, inputs=(X.to(dtype),))
+    prepared(X)
+    assert refimpl.convert_fx(prepared)(X).dtype is torch.float32
+    with pytest.warns(UserWarning, match=said):
+        refimpl.prepare_qat_fx(net().train(), flows.global_mapping(), (X.to(dtype),))
+
+
+QUIET: Mapping[str, Callable[[Any, Any], Any]] = {
+    "a cast before": lambda net, x: net.a(x.float()),
+    "a buffer": lambda net, x: net.a(x.float()) * net.odd.float(),
+    "a cast behind": lambda net, x: net.a(x.float()).double(),
+}
+
+
+@pytest.mark.rule("OBS-15")
+@pytest.mark.filterwarnings("error:prepare:UserWarning")
+@pytest.mark.parametrize("dtype", DTYPES_OF_FLOATS, ids=str)
+@pytest.mark.parametrize("what", QUIET)
+def test_other_dtypes_where_nothing_is_quantized_are_no_matter(what: str, dtype: torch.dtype) -> None:
+    model, x = Net(QUIET[what]).eval(), X.to(dtype)
+    model.register_buffer("odd", torch.ones(1, dtype=dtype))
+    prepared = prepare(model, inputs=(x,))
+    prepared(x)
+    assert refimpl.convert_fx(prepared)(x).shape == x.shape
+    half = refimpl.prepare_fx(net().to(dtype), flows.global_mapping(NAMED.float16_static_qconfig), (x,))
+    assert half(x).dtype is dtype, "nothing becomes integers"
