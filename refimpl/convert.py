@@ -24,7 +24,7 @@ from refimpl.decide import quant_type_of
 from refimpl.dtype_choice import is_observed_dtype
 from refimpl.emit import Decomposed, Emitter, QuantizedTensors
 from refimpl.equalize import EQUALIZATION, convert_equalization
-from refimpl.errors import ConfigError, ModelError, blame
+from refimpl.errors import ConfigError, ModelError, QConfigError, blame
 from refimpl.explain import PLAN
 from refimpl.forms import read_flag
 from refimpl.invariants import check_graph
@@ -282,7 +282,8 @@ class _Walk:
         if not is_observed_dtype(observer.dtype):
             return
         if slot.role == "weight":
-            observer = self._observe_weight(value, observer)
+            with blame(QConfigError, f"observer of {slot.value!r} (weight)", "it"):
+                observer = self._observe_weight(value, observer)
         scope = self._find_scope(node, slot) if self.floating else slot.scope
         quantized, dequantized = self.emitter.write(self.env[value], observer, scope, slot)  # rule: CVT-01
         self.env[node] = dequantized
@@ -307,6 +308,8 @@ class _Walk:
         observer = copy.deepcopy(observer)
         with torch.no_grad():
             observer(values[value])  # rule: OBS-06, CVT-11
+        if getattr(observer, "ch_axis", 0) < 0:  # counted from the end, as no quantize op takes it
+            observer.ch_axis %= values[value].dim()
         return observer
 
     def _make_root(self, name: str, decision: Decision) -> nn.Module:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ from refimpl.fusers import copy_plain, find_computed
 from refimpl.qparams import (
     PER_CHANNEL,
     QParams,
+    check_axis,
     compute_ranges_qparams,
     dtype_range,
     is_plain,
@@ -94,7 +96,8 @@ def make_reference(
 def measure_weights(modules: Iterable[tuple[nn.Module, Any]]) -> dict[int, QParams]:
     """Measure at once the weights that plain min/max observers see, keyed by the ``id`` of the module. (OBS-13)
 
-    `modules`: with their QConfigs. Trained, recurrent and other weights are left to `make_reference`.
+    `modules`: with their QConfigs. Trained, recurrent and other weights, and those without the axis that is asked for,
+    are left to `make_reference`.
     """
     makers: dict[Any, tuple[Any, dict[int, tuple[Tensor, Tensor]]]] = {}
     for module, qconfig in modules:
@@ -108,6 +111,8 @@ def measure_weights(modules: Iterable[tuple[nn.Module, Any]]) -> dict[int, QPara
         if is_plain(observer) and weight.dtype == torch.float32 and weight.device.type == "cpu":
             axis = observer.ch_axis if observer.qscheme in PER_CHANNEL else None
             values = weight.detach()
+            if axis is not None and (type(axis) is not int or axis not in range(values.dim())):
+                continue
             ranges[id(module)] = torch.aminmax(values) if axis is None else measure_channels(values, axis)
     measured = (compute_ranges_qparams(observer, ranges) for observer, ranges in makers.values())
     return {key: qparams for weights in measured for key, qparams in weights.items()}
@@ -231,9 +236,13 @@ def _measure_weight(observer: Any, weight: Tensor, is_decomposed: bool) -> dict[
     """Let the observer see the weight, and return its qparams with the keys that reference modules take. (OBS-13)"""
     if not is_quantized_dtype(observer.dtype):
         return {"qscheme": None, "dtype": observer.dtype, "is_decomposed": is_decomposed}  # float16: nothing to measure
+    if getattr(observer, "qscheme", None) in PER_CHANNEL:
+        check_axis(weight, observer.ch_axis)
     with torch.no_grad():
         (observer if weight.device.type == "cpu" else observer.to(weight.device))(weight)  # rule: OBS-13
     qparams = read_qparams(observer)  # decomposed ops truncate a real zero point: such weights have one form
+    if qparams.axis is not None:
+        qparams = replace(qparams, axis=qparams.axis % weight.dim())
     return qparams.weight_dict(is_decomposed=is_decomposed and not qparams.zero_point.is_floating_point())
 
 
