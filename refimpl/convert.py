@@ -153,7 +153,7 @@ class _Walk:
         )
         self.graph = Graph()
         self.attributes: dict[str, Any] = {}
-        observers = [self.modules[name] for name in self.slots if name in self.modules]  # saving keeps one name of each
+        observers = [self.modules[name] for name in self.slots if name in self.modules]  # packages keep one name
         self.emitter = self.form(self.graph, self.attributes, self.modules, observers)
         self.env: dict[Node, Node] = {}
         self.quantized: dict[Node, Node] = {}  # float value → the value that was dequantized to it
