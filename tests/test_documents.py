@@ -372,5 +372,5 @@ def test_refimpl_stays_readable_in_an_evening() -> None:
     assert exported <= 160, exported
     pt2e = code.pop("pt2e.py") + code.pop("exported_calls.py")  # the other flow's door to the same decisions
     assert pt2e <= 640, pt2e
-    assert sum(code.values()) <= 6200 and measured <= 700 and lacking <= 320, code
+    assert sum(code.values()) <= 6520 and measured <= 700 and lacking <= 320, code
     assert max(lines.values()) <= 400, lines
