@@ -29,7 +29,15 @@ from refimpl.equalize import EqualizationQConfig, default_equalization_qconfig
 from refimpl.errors import ConfigError, ModelError, QConfigError, RefimplError
 from refimpl.explain import DecisionLog
 from refimpl.exported import export_reference
-from refimpl.fake_quantize import FakeQuantize, FixedQParamsFakeQuantize, FusedMovingAvgObsFakeQuantize
+from refimpl.fake_quantize import (
+    FakeQuantize,
+    FixedQParamsFakeQuantize,
+    FusedMovingAvgObsFakeQuantize,
+    disable_fake_quant,
+    disable_observer,
+    enable_fake_quant,
+    enable_observer,
+)
 from refimpl.fuse import fuse_fx
 from refimpl.histogram import HistogramObserver
 from refimpl.lower import convert_fx, lower
@@ -58,7 +66,7 @@ __all__ = [  # noqa: RUF022
     "QConfigError", "QConfigMapping", "QualityReport", "QuantType", "RefimplError", "ReuseInputObserver",
     "StandaloneModuleConfigEntry", "_convert_to_reference_decomposed_fx", "convert_fx",
     "convert_to_reference_decomposed_fx", "convert_to_reference_fx", "default_backend_config",
-    "default_equalization_qconfig", "explain", "export_reference", "fuse_fx", "get_default_qat_qconfig",
-    "get_default_qat_qconfig_mapping", "get_default_qconfig", "get_default_qconfig_mapping", "lower", "prepare_fx",
-    "prepare_qat_fx",
+    "default_equalization_qconfig", "disable_fake_quant", "disable_observer", "enable_fake_quant", "enable_observer",
+    "explain", "export_reference", "fuse_fx", "get_default_qat_qconfig", "get_default_qat_qconfig_mapping",
+    "get_default_qconfig", "get_default_qconfig_mapping", "lower", "prepare_fx", "prepare_qat_fx",
 ]

@@ -24,7 +24,7 @@ from refimpl.modes import MODE_DIFFERENCE
 from refimpl.plan import GRID_LOSSES, LEFT_FLOAT, PLAN, Plan
 from refimpl.prepare import PREPARED, Prepared, references_of
 from refimpl.reference import remove_qconfig
-from refimpl.tracing import add_notes, draft_of, finish, no_collection, notes_of
+from refimpl.tracing import CONVERTED, add_notes, draft_of, finish, no_collection, notes_of
 
 
 def convert_to_reference_fx(
@@ -106,6 +106,8 @@ def _convert(
     plan, state = notes.get(PLAN), notes.get(PREPARED)
     if not isinstance(plan, Plan) or not isinstance(state, Prepared):
         raise ModelError(f"convert: {type(prepared).__name__} was not made by refimpl's prepare_fx or prepare_qat_fx")
+    if CONVERTED in notes:
+        raise ModelError(f"convert: {type(prepared).__name__} was converted already, and convert takes a prepared one")
     if difference := notes.get(MODE_DIFFERENCE):  # rule: QAT-04
         warn_user(
             f"convert: forward has other ops in training than in deployment, first at {difference}; the result has "
@@ -132,6 +134,6 @@ def _convert(
     graph, attributes = walk.write()
     model = finish(attributes, graph, prepared, preserved=preserved or None)
     losses = find_losses(prepared.graph, plan, floating, walk.find_width)
-    add_notes(model, {LEFT_FLOAT: infinite, GRID_LOSSES: losses})
+    add_notes(model, {CONVERTED: True, LEFT_FLOAT: infinite, GRID_LOSSES: losses})
     check_graph(model, "convert")
     return remove_qconfig(model) if is_bare else model  # rule: CVT-08

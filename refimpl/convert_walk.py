@@ -23,7 +23,7 @@ from refimpl.custom_config import ConvertCustomConfig
 from refimpl.decide import quant_type_of
 from refimpl.dtype_choice import is_observed_dtype
 from refimpl.emit import Decomposed, Emitter
-from refimpl.errors import ConfigError, QConfigError, blame
+from refimpl.errors import ConfigError, ModelError, QConfigError, blame
 from refimpl.graph_modules import ModeConstant, free_name
 from refimpl.part_reads import PartReads
 from refimpl.plan import LSTM_RESULT, Decision, Plan, Slot
@@ -58,7 +58,7 @@ class ConvertWalk:
         )
         self.graph = Graph()
         self.attributes: dict[str, Any] = {}
-        observers = [self.modules[name] for name in self.slots if name in self.modules]  # saving keeps one name of each
+        observers = [self.modules[name] for name in self.slots if name in self.modules]  # packages keep one name
         self.emitter = self.form(self.graph, self.attributes, self.prepared, observers)
         self.env: dict[Node, Any] = {}
         self.quantized: dict[Node, Node] = {}  # float value → the value that was dequantized to it
@@ -233,6 +233,8 @@ class ConvertWalk:
         with torch.no_grad(), blame(QConfigError, f"observer of {value.name!r} (weight)", "it"):
             refuse_nan(values[value])
             observer(values[value])  # rule: OBS-06, CVT-11
+        if getattr(observer, "ch_axis", 0) < 0:  # counted from the end, as no quantize op takes it
+            observer.ch_axis %= values[value].dim()
         if value.op == "get_attr":
             return observer, self.env[value]
         name = free_name(self.prepared, f"{value.name}_folded", self.attributes)
@@ -289,13 +291,13 @@ class ConvertWalk:
 
     def _convert_standalone(self, node: Node, name: str, decision: Decision) -> None:
         """Convert a standalone module separately; its own config says what its boundary is. (STD-01)"""
-        child = self.modules[name]
-        assert isinstance(child, GraphModule)
+        child: Any = self.modules[name]
         indexes = () if self.is_decomposed else decision.quantized_inputs or ()
         args = tuple(map_arg(a, self._integers_of if i in indexes else self._float_of) for i, a in enumerate(node.args))
         call = self.graph.call_module(name, args, map_arg(node.kwargs, self._float_of))
         call.meta = dict(node.meta)
         if name not in self.attributes:
             is_left = decision.node in self.floating  # rule: CVT-05
-            self.attributes[name] = self.convert_child(child, is_left)  # rule: STD-01
+            with blame(ModelError, f"standalone module {name!r}", "convert"):  # rule: STD-01
+                self.attributes[name] = self.convert_child(child, is_left)
         self.env[node] = self._dequantize(call) if decision.quantized_output and not self.is_decomposed else call

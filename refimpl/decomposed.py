@@ -6,7 +6,6 @@ it is missing, those that no other package has registered are registered from he
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from torch.library import Library
 
 from refimpl.errors import RefimplError
 from refimpl.qparams import compute_qparams
+from refimpl.releases import find_torchs
 
 NAMESPACE = "quantized_decomposed"
 OPS = getattr(torch.ops, NAMESPACE)
@@ -226,12 +226,8 @@ def _list_missing() -> Iterator[Operator]:
 
 def _register() -> str:
     """Register torch's operators, or ours where this torch has none; name the module whose import does so."""
-    try:
-        importlib.import_module(TORCHS_MODULE)
+    if find_torchs(TORCHS_MODULE) is not None:
         return TORCHS_MODULE
-    except ModuleNotFoundError as error:
-        if not TORCHS_MODULE.startswith(str(error.name)):
-            raise  # torch's module is there, but one that it needs is not
     for operator in _list_missing():
         _LIBRARY.define(operator.schema)
         _LIBRARY.impl(operator.name, operator.kernel, "CompositeExplicitAutograd")

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from refimpl.errors import QConfigError
-from refimpl.observers import Constructible, MovingAverageMinMaxObserver
+from refimpl.observers import Constructible, MovingAverageMinMaxObserver, Observer
 from refimpl.qparams import PER_CHANNEL, SYMMETRIC, saw_infinite
+from refimpl.releases import find_torchs
 
 
 class FakeQuantize(Constructible):
@@ -177,3 +178,14 @@ enable_observer = _make_switch("enable_observer")
 disable_observer = _make_switch("disable_observer")
 enable_fake_quant = _make_switch("enable_fake_quant")
 disable_fake_quant = _make_switch("disable_fake_quant")
+
+
+def _register_with_torch() -> None:
+    """Let torch's tools, which ask for their base classes, take ours: its switches, for instance. (CFG-14)"""
+    torchs = find_torchs("torch.ao.quantization")
+    if torchs is not None:
+        torchs.ObserverBase.register(Observer)  # rule: CFG-14
+        torchs.FakeQuantizeBase.register(FakeQuantize)
+
+
+_register_with_torch()

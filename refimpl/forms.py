@@ -67,6 +67,16 @@ CALLABLE = instance_of(Callable, "something that can be called")
 HASHABLE = Form("something that can be a key of a dict", lambda value: next(iter({value})))
 
 
+def _take_whole(value: Any) -> int:
+    whole = int(_expect(Real, value))
+    if isinstance(value, bool) or whole != value:
+        raise TypeError
+    return whole
+
+
+WHOLE = Form("a whole number", _take_whole)
+
+
 def optional(form: Form) -> Form:
     """Return the form that takes None as well."""
     return Form(f"{form.words} or None", lambda value: value if value is None else form.take(value))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import torch
@@ -137,6 +138,10 @@ def fuse(model: Draft, config: BackendConfig, *, is_qat: bool, examples: Example
         if (refusal := _refuse_shared(m, places, alike[key]) or _refuse_lost(m) or _refuse_folding(m, places, examples))
     }
     reads = list_reads(model)
+    order = {node: index for index, node in enumerate(model.graph.nodes)}
+    accepted = [match for match, key in zip(matches, keys, strict=True) if key not in refusals]
+    gone = {node: match for match in accepted for node in match.nodes if node is not match.last}
+    extras = {id(match): _find_extra_inputs(match, gone, order) for match in accepted}
     replaced: dict[Node, Node] = {}
     fused: dict[tuple[Any, ...], nn.Module] = {}
     fusions, not_fused = [], []
@@ -146,7 +151,7 @@ def fuse(model: Draft, config: BackendConfig, *, is_qat: bool, examples: Example
             not_fused.append(f"{name}: {refusals[key]}")
             continue
         fused[key] = fused.get(key) or _make_fused_module(places, match, is_qat)
-        _apply(model, places, match, fused[key], replaced)
+        _apply(model, places, match, fused[key], extras[id(match)], replaced)
         examples.replace(match.last, match.root)
         fusions.append(name)
     keep_reads(model, reads)
@@ -154,15 +159,31 @@ def fuse(model: Draft, config: BackendConfig, *, is_qat: bool, examples: Example
     check_graph(model, "fuse")
 
 
-def _apply(model: GraphModule, places: Places, match: Match, fused: nn.Module, replaced: dict[Node, Node]) -> None:
+def _find_extra_inputs(match: Match, gone: Mapping[Node, Match], order: Mapping[Node, int]) -> list[Any]:
+    """Return the further arguments of a fused module's call, in terms of the graph before fusing. (FUS-04)
+
+    `gone`: the nodes whose values no longer exist after fusing. Raises ConfigError for one that cannot be an argument.
+    """
+    getter = match.entry._extra_inputs_getter
+    if getter is None:
+        return []
+    extra: list[Any] = run_getter(getter, "extra inputs getter", match.entry, match.nested, _EXTRA_INPUTS)
+    for value in (value for value in extra if isinstance(value, Node)):
+        taken = match if value is match.last else gone.get(value)
+        if taken is not None or order.get(value, inf) > order[match.last]:  # rule: FUS-04
+            why = "is computed after the match" if taken is None else f"is fused, as a part of {taken.name}"
+            raise ConfigError(f"extra inputs getter of {match.name}: it gives {value.name!r}, which {why}")
+    return extra
+
+
+def _apply(
+    model: GraphModule, places: Places, match: Match, fused: nn.Module, extra: list[Any], replaced: dict[Node, Node]
+) -> None:
     """Put the fused module in the root's place, rewire the users, and erase the other nodes. (FUS-03, FUS-04)
 
     `replaced` maps the last nodes of earlier fusions, which may be extra inputs, to their replacements.
     """
     root, last, absorbed = match.root, match.last, [node for node in match.nodes if node is not match.root]
-    getter = match.entry._extra_inputs_getter
-    role = "extra inputs getter"
-    extra = [] if getter is None else run_getter(getter, role, match.entry, match.nested, _EXTRA_INPUTS)
     extra = [replaced.get(value, value) if isinstance(value, Node) else value for value in extra]  # rule: FUS-04
     root.meta[FUSED_PARTS] = tuple(FusedPart(places.object_type_of(p), places.name_of(p)) for p in (root, *absorbed))
     model.set_submodule(str(root.target), fused)

@@ -22,13 +22,23 @@ import torch.ao.nn.intrinsic as nni
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils import prune
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
+from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
+from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
 from refimpl.errors import ConfigError, ModelError
 
 FuserMethod: TypeAlias = Callable[..., nn.Module]
 _LayerT = TypeVar("_LayerT", bound=_ConvNd | nn.Linear)
+
+# Hooks that compute a weight before each call, with the attribute that names it; torch's function that ends it.
+_REMOVERS: dict[tuple[type, str], Callable[..., Any]] = {
+    (prune.BasePruningMethod, "_tensor_name"): prune.remove,
+    (WeightNorm, "name"): remove_weight_norm,
+    (SpectralNorm, "name"): remove_spectral_norm,
+}
 
 
 def _conv_bn(d: int) -> tuple[type[nn.Module], ...]:
@@ -54,7 +64,7 @@ def fold_bn(layer: _LayerT, bn: _BatchNorm) -> _LayerT:
     Raises ModelError in train mode, for a batch norm without running statistics, or one of another width.
     """
     statistics = _read_statistics(layer, bn)
-    fused = _copy_plain(layer)
+    fused = copy_plain(layer)
     fold = fuse_linear_bn_weights if isinstance(layer, nn.Linear) else fuse_conv_bn_weights
     weight, fused.bias = fold(_by_output_channel(fused.weight, layer), fused.bias, *statistics)
     fused.weight = nn.Parameter(_by_output_channel(weight.detach(), layer), weight.requires_grad)
@@ -85,12 +95,29 @@ def _read_statistics(layer: _LayerT, bn: _BatchNorm) -> tuple[Tensor, Tensor, fl
     return mean, variance, bn.eps, weight, bias
 
 
-def _copy_plain(layer: _LayerT) -> _LayerT:
-    """Copy a layer and share its parameters, which folding replaces; a parametrized weight becomes a plain one.
+def find_computed(layer: nn.Module) -> dict[str, tuple[Any, Callable[..., Any]]]:
+    """Find the weights that a hook computes before each call: by name, the hook and torch's function that ends it."""
+    found: dict[str, tuple[Any, Callable[..., Any]]] = {}
+    for hook in layer._forward_pre_hooks.values():
+        for (kind, name), remove in _REMOVERS.items():
+            if isinstance(hook, kind):
+                found[getattr(hook, name)] = hook, remove
+    return found
 
-    ``remove_parametrizations`` would change the class, which a copy has in common with its original.
+
+def copy_plain(layer: _LayerT) -> _LayerT:
+    """Copy a layer and share its parameters, which folding replaces; one that is computed becomes a plain one.
+
+    It may be pruned, or parametrized: ``remove_parametrizations`` would change the class, which a copy has in common
+    with its original.
     """
-    fused = copy.deepcopy(layer, {id(value): value for value in layer._parameters.values()})
+    computed = find_computed(layer)
+    memo: dict[int, Any] = {id(value): value for value in layer._parameters.values()}
+    if computed:  # ending a pruning writes into the parameters, and deepcopy refuses what was computed
+        memo = {id(value): value.detach() for value in vars(layer).values() if isinstance(value, Tensor)}
+    fused = copy.deepcopy(layer, memo)
+    for name, (_, remove) in computed.items():
+        remove(fused, name)
     if is_parametrized(fused):
         parametrized = fused.get_submodule("parametrizations").named_children()
         values = {name: getattr(fused, name).detach() for name, _ in parametrized}

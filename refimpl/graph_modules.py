@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+import pickle
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import count
+from pkgutil import resolve_name
 from typing import Any
 from weakref import ref
 
 from torch import nn
-from torch.fx import Graph, GraphModule
+from torch.ao.nn.quantized.modules.conv import _ConvNd
+from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.node import _get_qualified_name, map_aggregate, map_arg
 
 
 class _Owned(Graph):
@@ -66,6 +71,94 @@ class FlowModule(_Owner, _LazyGraphModule):
     def __prepare_scriptable__(self) -> GraphModule:
         self.real_recompile()
         return self
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Save what the model has, and its graph as it is: fx would save code, and trace it to load it. (CVT-12)"""
+        places = {node: index for index, node in enumerate(self.graph.nodes)}
+        state = {key: value for key, value in vars(self).items() if key != "_graph"}
+        rows = [_save_node(node, places) for node in places]
+        return _load, (type(self).__name__, {**state, "_modules": _save_modules(self, {})}, rows)
+
+
+def can_be_saved(value: object) -> bool:
+    """Tell whether loading finds a class, or an annotation, again: not if it was made in a function. (CVT-12)"""
+    try:
+        pickle.dumps(value)
+    except Exception:  # of several kinds
+        return False
+    return True
+
+
+def _load(name: str, state: dict[str, Any], rows: list[tuple[Any, ...]]) -> FlowModule:
+    """Return the model that was saved: with its class, names, notes and hooks, which fx's own loading loses."""
+    graph, nodes = Graph(), list[Node]()
+    for op, target, arguments, node_name, kind, meta in rows:
+        args, kwargs = map_aggregate(arguments, lambda arg: nodes[arg.place] if isinstance(arg, _SavedArg) else arg)
+        target = resolve_name(target.name) if isinstance(target, _SavedName) else target
+        nodes.append(graph.create_node(op, target, args, kwargs, node_name, kind))
+        nodes[-1].meta = meta
+    root = _restore(nn.Module, state)
+    model = FlowModule(root, graph, class_name=name)
+    model.__dict__.update(vars(root))  # rule: CVT-12
+    return model
+
+
+@dataclass(frozen=True)  # no tuple, which the arguments of a node may hold
+class _SavedArg:
+    """An argument that is the result of a node, by its place in the graph."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class _SavedName:
+    """A function that cannot be saved, such as one of ``torch.ops``, and is found by its name."""
+
+    name: str
+
+
+def _save_node(node: Node, places: Mapping[Node, int]) -> tuple[Any, ...]:
+    arguments = map_arg((node.args, dict(node.kwargs)), lambda arg: _SavedArg(places[arg]))  # type: ignore[arg-type,return-value]
+    target: Any = node.target
+    if callable(target) and not can_be_saved(target):
+        target = _SavedName(_get_qualified_name(target))
+    return node.op, target, arguments, node.name, node.type, _save_meta(node)
+
+
+def _save_meta(node: Node) -> dict[str, Any]:
+    """Return what is saved of a node's meta: where it comes from, with nn.Module for a class that cannot be saved."""
+    stack = node.meta.get("nn_module_stack") or {}
+    scopes = {key: (name, kind if can_be_saved(kind) else nn.Module) for key, (name, kind) in stack.items()}
+    return {"stack_trace": node.meta.get("stack_trace"), "nn_module_stack": scopes}
+
+
+def _save_modules(module: nn.Module, saved: dict[nn.Module | None, Any]) -> dict[str, Any]:
+    """Return what is saved in the place of a module's parts: copies that can be loaded, if they have convolutions."""
+    for part in module._modules.values():
+        if part in saved or isinstance(part, FlowModule):
+            continue  # it saves itself
+        if isinstance(part, _ConvNd):
+            saved[part] = _SavedConv(part)
+        elif part is not None and any(isinstance(inner, _ConvNd) for inner in part.modules()):
+            saved[part] = type(part).__new__(type(part))
+            saved[part].__dict__.update({**vars(part), "_modules": _save_modules(part, saved)})
+    return {name: saved.get(part, part) for name, part in module._modules.items()}
+
+
+class _SavedConv:
+    """A quantized convolution as it is saved: with torch's own ``__setstate__`` it cannot be loaded (finding 109)."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return _restore, (type(self.module), self.module.__dict__)
+
+
+def _restore(kind: type[nn.Module], attributes: dict[str, Any]) -> nn.Module:
+    module = kind.__new__(kind)
+    module.__dict__.update(attributes)
+    return module
 
 
 class Draft(_Owner):

@@ -77,7 +77,11 @@ class GridLoss:
         return max(self.of_input, self.of_result)
 
     def __str__(self) -> str:
-        return f"OBS-19: it loses {self.decibels:.0f} dB on the grid of its input"
+        return f"OBS-19: it loses {_spell(self.decibels)} on the grid of its input"
+
+
+def _spell(decibels: float) -> str:
+    return "all precision" if decibels == inf else f"{decibels:.0f} dB"
 
 
 def measure_loss(node: str, pattern: str, line: LinearOp, width: float) -> GridLoss:
@@ -126,8 +130,8 @@ def warn_of_losses(losses: Iterable[GridLoss], own_results: Collection[str] = ()
         decibels = loss.of_input if loss.node in own_results else loss.decibels
         if decibels > LOUD:  # rule: OBS-19
             warn_user(
-                f"convert: {loss.node} ({loss.pattern} with the number {loss.number:g}) loses {decibels:.0f} dB: the "
-                "config lets its input and its result share a grid. Give the config's entry for it "
+                f"convert: {loss.node} ({loss.pattern} with the number {loss.number:g}) loses {_spell(decibels)}: "
+                "the config lets its input and its result share a grid. Give the config's entry for it "
                 "_set_num_tensor_args_to_observation_type({1: OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT, …}), or give "
                 "the op no QConfig"
             )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from refimpl.backend_config import BackendPatternConfig
 from refimpl.errors import ConfigError, blame
@@ -65,6 +66,9 @@ def find_matches(graph: Graph, places: Places, entries: Iterable[BackendPatternC
                 root, getter = claimed[0], entry._root_node_getter
                 if getter is not None:  # rule: FUS-03
                     root = run_getter(getter, "root node getter", entry, nested, _ROOT)
+                    if root not in claimed:
+                        name = pattern_name(entry.normal_pattern)
+                        raise ConfigError(f"root node getter of {name}: it gives {root.name!r}, which is not matched")
                 matches.append(Match(entry=entry, nodes=tuple(claimed), nested=nested, root=root))
                 matched.update(claimed)
                 break
@@ -79,6 +83,14 @@ def run_getter(getter: Callable[[Any], Any], what: str, entry: BackendPatternCon
     return coerce(ConfigError, where, form, value)
 
 
+def count_reads(node: Node) -> int:
+    """Count the arguments that a node is, of all its users. (PAT-06)"""
+    leaves: list[Node] = []
+    for user in node.users:
+        map_arg((user.args, user.kwargs), leaves.append)
+    return leaves.count(node)
+
+
 def _descend(
     node: Any, pattern: Pattern, places: Places, claimed: list[Node], *, is_inner: bool = False
 ) -> Nested | None:
@@ -87,7 +99,7 @@ def _descend(
         return node  # rule: PAT-05, PAT-09
     if not isinstance(node, Node) or node.op not in CALLS or node in claimed:
         return None
-    if is_inner and len(node.users) != 1:  # rule: PAT-06
+    if is_inner and count_reads(node) != 1:  # rule: PAT-06
         return None
     head, *inner = pattern if isinstance(pattern, tuple) else (pattern,)
     if places.object_type_of(node) != head:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from refimpl.errors import QConfigError, warn_user
+from refimpl.forms import WHOLE, Form, coerce, optional
 from refimpl.qparams import (
     PER_CHANNEL,
     PER_TENSOR,
@@ -93,8 +94,8 @@ class Observer(Constructible):
         super().__init__()
         self.dtype, self.qscheme, self.is_dynamic = dtype, qscheme, is_dynamic
         self.asks_whole_range = reduce_range is False
-        self.quant_min: Any = quant_min
-        self.quant_max: Any = quant_max
+        self.quant_min: Any = self._coerce("quant_min", optional(WHOLE), quant_min)
+        self.quant_max: Any = self._coerce("quant_max", optional(WHOLE), quant_max)
 
     def extra_repr(self) -> str:
         """Return dtype, scheme and range of integers, as printed models show them."""
@@ -107,6 +108,9 @@ class Observer(Constructible):
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Return (scale, zero point) in subclasses that have them; raise QConfigError in others."""
         raise QConfigError(f"{type(self).__name__} has no qparams")
+
+    def _coerce(self, name: str, form: Form, value: object) -> Any:
+        return coerce(QConfigError, f"{type(self).__name__}.{name}", form, value)  # rule: CFG-14
 
     def _fill_range(self) -> None:
         """Set an end of the range that was not given to the dtype's. Raises QConfigError if the range does not fit."""
@@ -255,7 +259,7 @@ class PerChannelMinMaxObserver(RangeObserver):
 
     def __init__(self, ch_axis: int = 0, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.ch_axis = ch_axis
+        self.ch_axis = self._coerce("ch_axis", WHOLE, ch_axis)
 
     def _measure_bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return measure_channels(x, self.ch_axis)
@@ -351,7 +355,7 @@ class ReuseInputObserver(Observer):
 def note_infinite(self: Any, input: tuple[Tensor]) -> None:
     """Note, as a hook before forward, that an observer of torch's sees an infinite value. (OBS-18)
 
-    TorchScript compiles it, which knows no constants of modules: the number is `refimpl.qparams.INFINITE`.
+    It can be traced, and compiled by TorchScript, which knows no constants of modules: the number is
+    `refimpl.qparams.INFINITE`.
     """
-    if bool((input[0].abs() >= 1.7014117331926443e38).any()):
-        self.saw_infinite = True
+    self.saw_infinite.logical_or_((input[0].abs() >= 1.7014117331926443e38).any())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 from torch.nn.modules.conv import _ConvTransposeNd
@@ -15,11 +17,11 @@ from refimpl.backend_config import as_backend_config
 from refimpl.custom_config import PrepareCustomConfig
 from refimpl.decide import Request, find_standalone, make_plan, qat_classes_of, quant_type_of
 from refimpl.equalize import place_equalization
-from refimpl.errors import ConfigError, warn_user
-from refimpl.example_run import Examples
+from refimpl.errors import ConfigError, ModelError, blame, warn_user
+from refimpl.example_run import Examples, Seen
 from refimpl.forms import check_model
 from refimpl.fuse import fuse
-from refimpl.graph_modules import Draft
+from refimpl.graph_modules import Draft, can_be_saved
 from refimpl.in_place import trace_values
 from refimpl.invariants import check_graph
 from refimpl.modes import trace_modes
@@ -28,8 +30,20 @@ from refimpl.observers import Constructor, Observer, note_infinite
 from refimpl.patterns import leaf_name
 from refimpl.plan import PLAN, Decision, Plan
 from refimpl.qconfig import QConfigMapping, as_qconfig_mapping, warn_unmatched_keys
+from refimpl.qparams import is_quantized_dtype
 from refimpl.reference import add_qconfig, copy_module, make_qat_module, swap_module
-from refimpl.tracing import TORCH_NOTES, Places, class_of, finish, keep_reads, list_reads, no_collection
+from refimpl.tracing import (
+    CONVERTED,
+    TORCH_NOTES,
+    Places,
+    attribute_of,
+    class_of,
+    finish,
+    keep_reads,
+    list_reads,
+    no_collection,
+    notes_of,
+)
 
 PREPARED = "refimpl_prepared"  # the key of a prepared model's meta that holds its Prepared
 
@@ -45,6 +59,11 @@ class Prepared:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
         return self  # read, never changed: copies of a model share it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kept = {root: kind for root, kind in self.references.items() if can_be_saved((root, kind))}  # rule: CVT-12
+        parts = {part.name: getattr(self, part.name) for part in fields(self)}
+        return partial(Prepared, **parts | {"references": kept}), ()
 
 
 def references_of(config: object) -> dict[type[nn.Module], type[nn.Module]]:
@@ -149,8 +168,10 @@ def prepare(
 ) -> GraphModule:
     """Take a model through tracing, fusing, deciding and inserting."""
     custom = request.custom
+    leaf_names, leaf_classes = _find_leaves(custom)
+    _refuse_prepared(model, leaf_names, leaf_classes)
     preserved = {name: getattr(model, name) for name in custom.preserved_attributes if hasattr(model, name)}
-    draft = (trace_modes if request.is_qat else trace_values)(model, *_find_leaves(custom))
+    draft = (trace_modes if request.is_qat else trace_values)(model, leaf_names, leaf_classes)
     targets = {node.target for node in draft.graph.nodes if node.op in ("call_function", "call_method")}
     examples = Examples(draft, example_inputs)
     if not model.training:
@@ -161,6 +182,7 @@ def prepare(
     plan = make_plan(draft, request, examples)
     _swap_modules(draft, plan, request)
     insert_observers(draft, plan)
+    _check_dtypes(draft, plan, examples)
     equalized = () if equalization is None else place_equalization(draft, plan.decisions, equalization)  # rule: EQL-01
     check_graph(draft, "prepare")
     draft.meta[PREPARED] = Prepared(
@@ -171,11 +193,26 @@ def prepare(
     )
     prepared = finish(draft, draft.graph, draft, preserved)  # rule: CUS-03
     stacks = {node.name: node.meta.get("nn_module_stack") or {"": ("", type(model))} for node in prepared.graph.nodes}
-    prepared.meta[TORCH_NOTES] = SimpleNamespace(  # as torch.ao.ns reads it
-        node_name_to_scope={name: next(reversed(stack.values())) for name, stack in stacks.items()},
+    scopes = {name: next(reversed(stack.values())) for name, stack in stacks.items()}
+    prepared.meta[TORCH_NOTES] = SimpleNamespace(  # as torch.ao.ns reads it; classes by name, as some cannot be saved
+        node_name_to_scope={name: (scope, kind.__name__) for name, (scope, kind) in scopes.items()},
         equalization_node_name_to_qconfig={item.op: SimpleNamespace(weight=item.make_columns) for item in equalized},
     )
     return prepared
+
+
+def _refuse_prepared(model: nn.Module, leaf_names: tuple[str, ...], leaf_classes: tuple[type, ...]) -> None:
+    """Raise ModelError for a model that prepare or convert has made, or that would trace into a prepared one."""
+    leaves: list[str] = []
+    for name, part in model.named_modules():
+        if name.startswith(tuple(leaves)) or name in leaf_names or type(part) in leaf_classes:
+            leaves.append(f"{name}.")
+        elif isinstance(part, GraphModule):
+            notes = notes_of(part)
+            stage = "converted" if CONVERTED in notes else "prepared" if {PREPARED, TORCH_NOTES} & notes.keys() else ""
+            if stage == "prepared" or (stage and part is model):
+                what = f"{type(model).__name__}'s submodule {name!r}" if name else type(model).__name__
+                raise ModelError(f"prepare: {what} was {stage} already; give prepare the float model")
 
 
 def _find_leaves(custom: PrepareCustomConfig) -> tuple[tuple[str, ...], tuple[type, ...]]:
@@ -183,6 +220,39 @@ def _find_leaves(custom: PrepareCustomConfig) -> tuple[tuple[str, ...], tuple[ty
     observed = {kind for mapping in custom.float_to_observed_mapping.values() for kind in mapping}
     names = (*custom.non_traceable_module_names, *custom.standalone_module_names)
     return names, (*custom.non_traceable_module_classes, *custom.standalone_module_classes, *observed)
+
+
+def _check_dtypes(model: Draft, plan: Plan, examples: Examples) -> None:
+    """Warn of what is to be quantized and is not float32; raise ModelError where it can run in no form. (OBS-15)
+
+    That is a weight of float64, or one with a bias. The dtypes of values are those of the example inputs only.
+    """
+    nodes, facts = {node.name: node for node in model.graph.nodes}, examples.known
+    found: list[tuple[str, torch.dtype, bool]] = []  # with whether no form can run
+    for decision in plan.decisions:
+        if decision.target and decision.dtype_config and is_quantized_dtype(decision.dtype_config.weight_dtype):
+            parameters = dict(model.get_submodule(decision.target).named_parameters())
+            has_bias, what = any("bias" in name for name in parameters), f"the weight of {decision.target!r}"
+            dtypes = [each.dtype for name, each in parameters.items() if "weight" in name]
+            found += ((what, dtype, has_bias or dtype == torch.float64) for dtype in dtypes)
+    for slot in plan.slots:
+        node, fact = nodes[slot.value], facts.get(nodes[slot.value])
+        if not is_quantized_dtype(getattr(model.get_submodule(slot.name), "dtype", None)):
+            continue
+        if node.op == "get_attr" and slot.role == "weight":
+            dtype = attribute_of(model, str(node.target)).dtype
+            found.append((f"the weight {node.target!r}", dtype, dtype == torch.float64))
+        elif isinstance(fact, Seen):
+            found.append((f"{node.name!r}, with these example_inputs,", fact.dtype, False))
+    odd = [row for row in found if row[1].is_floating_point and row[1] != torch.float32]
+    fatal = [row for row in odd if row[2]]
+    if odd:
+        what, dtype, _ = (fatal or odd)[0]
+        more = f", and {len(odd) - 1} more are not float32" if len(odd) > 1 else ""
+        text = f"prepare: {what} is {dtype}{more}; torch makes quantized tensors of float32 alone"
+        if fatal:  # rule: OBS-15
+            raise ModelError(f"{text}: call .float() on the model, or set None in the place of its QConfig")
+        warn_user(f"{text}: a converted model can run in the decomposed form at most; call .float() on the model")
 
 
 def _swap_modules(model: Draft, plan: Plan, request: Request) -> None:
@@ -219,7 +289,8 @@ def _prepare_standalone(module: nn.Module, target: str, decision: Decision, requ
         mapping=entry.qconfig_mapping or QConfigMapping().set_global(decision.qconfig),
         custom=entry.prepare_custom_config or PrepareCustomConfig(),
     )
-    prepared = prepare(module, inner, entry.example_inputs)
+    with blame(ModelError, f"standalone module {target!r}", "prepare"):
+        prepared = prepare(module, inner, entry.example_inputs)
     result = next(node for node in reversed(prepared.graph.nodes) if node.op == "output").args[0]
     if inner.custom.output_quantized_indexes and not isinstance(result, Node):
         raise ConfigError(
@@ -270,7 +341,9 @@ def _watch(observer: nn.Module, value: str) -> None:
     if isinstance(inner, Observer):
         inner.observes = value
     elif hasattr(inner, "min_val"):
-        observer.saw_infinite = False  # type: ignore[assignment]  # rule: OBS-18
+        like: Any = inner.min_val
+        note = torch.zeros((), dtype=torch.bool, device=like.device)
+        observer.register_buffer("saw_infinite", note, persistent=False)  # rule: OBS-18
         observer.register_forward_pre_hook(note_infinite)
 
 

@@ -127,7 +127,7 @@ def compute_ranges_qparams(like: Any, ranges: Mapping[int, tuple[Tensor, Tensor]
     """
     if not ranges:
         return {}
-    low, high = like.quant_min, like.quant_max
+    low, high = fill_range(like.dtype, like.quant_min, like.quant_max)
     lows, highs = (torch.cat([bounds[end].reshape(-1) for bounds in ranges.values()]) for end in (0, 1))
     eps, sizes = like.eps.to(lows.device), [bounds[0].numel() for bounds in ranges.values()]
     scales, zeros = compute_qparams(lows, highs, low, high, qscheme=like.qscheme, eps=eps, middle=0)
@@ -142,9 +142,19 @@ def compute_ranges_qparams(like: Any, ranges: Mapping[int, tuple[Tensor, Tensor]
 
 
 def measure_channels(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest value of each slice along an axis, two tensors (channels,)."""
+    """Return the smallest and the largest value of each slice along an axis, two tensors (channels,).
+
+    Raises QConfigError for an axis that `x` has not.
+    """
+    check_axis(x, axis)
     rows = x.movedim(axis, 0).reshape(x.shape[axis], -1)
     return torch.amin(rows, 1), torch.amax(rows, 1)  # many times as fast as aminmax along an axis
+
+
+def check_axis(x: Tensor, axis: Any) -> None:
+    """Raise QConfigError for what is no axis of a tensor; negative ones count from the last."""
+    if type(axis) is not int or not -x.dim() <= axis < x.dim():
+        raise QConfigError(f"ch_axis {axis!r} is no axis of a tensor of shape {tuple(x.shape)}")
 
 
 def read_plain_observers(observers: Iterable[Any]) -> dict[int, QParams]:
@@ -187,7 +197,7 @@ def is_infinite(values: Tensor) -> bool:
 def saw_infinite(observer: Any) -> bool:
     """Tell whether an observer or fake quantize has seen an infinite value. (OBS-18)"""
     inner = getattr(observer, "activation_post_process", observer)
-    if any(getattr(each, "saw_infinite", False) is True for each in (observer, inner)):
+    if any(bool(getattr(each, "saw_infinite", False)) for each in (observer, inner)):
         return True
     low, high = getattr(inner, "min_val", None), getattr(inner, "max_val", None)
     if not (isinstance(low, Tensor) and isinstance(high, Tensor)) or not has_data(low, high):

@@ -19,10 +19,9 @@ from refimpl.errors import ModelError, RefimplError
 from refimpl.explain import DecisionLog, dtypes_of, read_decision_log
 from refimpl.fake_quantize import disable_fake_quant
 from refimpl.forms import check_model
-from refimpl.invariants import find_observers
 from refimpl.lower import NOT_LOWERED
 from refimpl.quality_walk import LayerEdge, OutputGrid, QualityWalk, Reading, as_float, copy_tensors, flatten, record
-from refimpl.tracing import TORCH_NOTES, notes_of
+from refimpl.tracing import CONVERTED, notes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,19 +178,15 @@ def _resolve(model: nn.Module, against: nn.Module | None) -> tuple[GraphModule, 
         )
     lowered: Any = copied if NOT_LOWERED in notes_of(copied) else None
     reference: Any = copied if lowered is None else origin
-    if _is_prepared(reference):
+    if CONVERTED not in notes_of(reference):
         try:
             reference = convert_to_reference_fx(reference)
         except RefimplError as error:  # convert's arguments are not known
             advice = "convert it, and give explain the reference model, with the prepared one as against="
             raise ModelError(f"explain: {error}; {advice}") from error
-    is_float_side = _is_prepared(origin) and not notes_of(origin).get(EQUALIZATION)  # else weights are not yet scaled
+    notes = notes_of(origin)
+    is_float_side = CONVERTED not in notes and not notes.get(EQUALIZATION)  # else weights are not yet scaled
     return reference, origin.apply(disable_fake_quant) if is_float_side else None, lowered
-
-
-def _is_prepared(model: Any) -> bool:
-    """Tell whether a model was not converted yet: it has observers, or notes that a loaded one has lost."""
-    return TORCH_NOTES in model.meta or bool(find_observers(model))
 
 
 @dataclass(slots=True)

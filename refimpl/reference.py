@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 import torch.ao.nn.intrinsic as nni
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrize import is_parametrized
 
 from refimpl.bounded import bound_weight
 from refimpl.dtype_choice import is_observed_dtype
 from refimpl.errors import ConfigError, ModelError, QConfigError, blame
+from refimpl.fusers import copy_plain, find_computed
 from refimpl.qparams import (
     PER_CHANNEL,
     QParams,
+    check_axis,
     compute_ranges_qparams,
     dtype_range,
     is_plain,
@@ -57,13 +62,13 @@ def make_reference(
     ConfigError where a weight has no reference class or that class fails, QConfigError for the weight's observer.
     """
     floating: Any = float_module_of(module, where=where)
-    is_fused = isinstance(floating, nni._FusedModule)  # type: ignore[attr-defined]
-    root = floating[0] if is_fused else floating
+    root = _root_of(floating)
     reference: Any = references.get(class_of(root))
     if reference is None and _weight_names_of(root) and is_observed_dtype(weight_dtype):
         raise ConfigError(  # rule: CVT-10
             f"{where!r}: prepare accepted a weight of {weight_dtype}, but no entry gives a reference module for root "
-            f"{class_of(root).__name__}: set root_module and reference_quantized_module together"
+            f"{class_of(root).__name__}: set root_module and reference_quantized_module together; if they are set, and "
+            "the model was loaded, give convert the backend_config: a class that is made in a function is not saved"
         )
     trained = getattr(module, "weight_fake_quant", None)  # rule: QAT-03
     with blame(QConfigError, repr(where), "the weight's observer"):
@@ -85,21 +90,18 @@ def make_reference(
             _round_weight(quantized, name)
         elif is_bounded and (qparams["quant_min"], qparams["quant_max"]) != dtype_range(qparams["dtype"]):
             bound_weight(quantized, name, qparams)
-    if not is_fused:
-        return quantized
-    floating = _copy_shallow(floating)
-    floating[0] = quantized  # rule: CVT-02
-    return floating  # type: ignore[no-any-return]
+    return _put_root(floating, quantized)  # rule: CVT-02
 
 
 def measure_weights(modules: Iterable[tuple[nn.Module, Any]]) -> dict[int, QParams]:
     """Measure at once the weights that plain min/max observers see, keyed by the ``id`` of the module. (OBS-13)
 
-    `modules`: with their QConfigs. Trained, recurrent and other weights are left to `make_reference`.
+    `modules`: with their QConfigs. Trained, recurrent and other weights, and those without the axis that is asked for,
+    are left to `make_reference`.
     """
     makers: dict[Any, tuple[Any, dict[int, tuple[Tensor, Tensor]]]] = {}
     for module, qconfig in modules:
-        root: Any = module[0] if isinstance(module, nni._FusedModule) else module  # type: ignore[attr-defined]
+        root = _root_of(module)
         weight = getattr(root, "weight", None)
         if not isinstance(weight, Tensor) or not weight.numel() or hasattr(module, "weight_fake_quant"):
             continue
@@ -109,6 +111,8 @@ def measure_weights(modules: Iterable[tuple[nn.Module, Any]]) -> dict[int, QPara
         if is_plain(observer) and weight.dtype == torch.float32 and weight.device.type == "cpu":
             axis = observer.ch_axis if observer.qscheme in PER_CHANNEL else None
             values = weight.detach()
+            if axis is not None and (type(axis) is not int or axis not in range(values.dim())):
+                continue
             ranges[id(module)] = torch.aminmax(values) if axis is None else measure_channels(values, axis)
     measured = (compute_ranges_qparams(observer, ranges) for observer, ranges in makers.values())
     return {key: qparams for weights in measured for key, qparams in weights.items()}
@@ -129,16 +133,50 @@ def float_module_of(module: nn.Module, *, where: str) -> nn.Module:
 def make_qat_module(module: nn.Module, qconfig: Any, qat_class: type[nn.Module], *, where: str) -> nn.Module:
     """Return `module`, a float or fused one, as a `qat_class`, on the same device and in the same mode. (QAT-01)
 
-    Its parameters and batch norm statistics are the module's own tensors: training it trains the user's model. It gets
-    the hooks too. Raises ConfigError if ``from_float`` fails.
+    Its parameters, parametrizations and batch norm statistics are the module's own: training it trains the user's
+    model. It gets the hooks too. Raises ModelError for a weight that a hook computes, ConfigError if ``from_float``
+    fails.
     """
-    trainable = swap_module(module, qconfig, qat_class, where=where).train(module.training)  # rule: QAT-01
+    layer = _root_of(module)
+    for name, (hook, remove) in find_computed(layer).items():  # rule: QAT-01
+        raise ModelError(
+            f"{where!r}: {type(hook).__name__} computes its {name} before each call, which training cannot take over; "
+            f"call {remove.__module__}.{remove.__name__}(module, {name!r}) before prepare_qat_fx, or let a "
+            "parametrization compute it (torch.nn.utils.parametrize), which is trained"
+        )
+    plain = _put_root(module, copy_plain(layer)) if is_parametrized(layer) else module
+    trainable = swap_module(plain, qconfig, qat_class, where=where).train(module.training)  # rule: QAT-01
     norm = getattr(trainable, "bn", None)
     if isinstance(getattr(norm, "weight", None), Tensor) and bool((norm.weight == 0).any()):  # type: ignore[union-attr]
         trainable._enable_slow_path_for_better_numerical_stability = True  # type: ignore[assignment]  # rule: QAT-05
     for name in _HOOK_DICTS:
         getattr(trainable, name).update(getattr(module, name))
+    if is_parametrized(layer):
+        _parametrize(trainable, layer)
     return trainable.to(next(module.parameters()).device)
+
+
+def _parametrize(trainable: Any, layer: Any) -> None:
+    """Give a QAT module its layer's own parametrizations; torch registers them again, which changes what they hold."""
+    parametrize._inject_new_class(trainable)
+    for name in layer.parametrizations:
+        delattr(trainable, name)
+        parametrize._inject_property(trainable, name)
+    trainable.parametrizations = layer.parametrizations
+
+
+def _root_of(module: Any) -> Any:
+    """Return the layer itself, which is the first part of a fused module."""
+    return module[0] if isinstance(module, nni._FusedModule) else module  # type: ignore[attr-defined]
+
+
+def _put_root(module: nn.Module, layer: nn.Module) -> nn.Module:
+    """Return a layer; in the place of a fused module, a copy of that with it as the first part."""
+    if _root_of(module) is module:
+        return layer
+    copied: Any = _copy_shallow(module)
+    copied[0] = layer
+    return copied  # type: ignore[no-any-return]
 
 
 def swap_module(
@@ -202,9 +240,13 @@ def _measure_weight(observer: Any, weight: Tensor, is_decomposed: bool) -> dict[
     if not is_quantized_dtype(observer.dtype):
         return {"qscheme": None, "dtype": observer.dtype, "is_decomposed": is_decomposed}  # float16: nothing to measure
     refuse_nan(weight)
+    if getattr(observer, "qscheme", None) in PER_CHANNEL:
+        check_axis(weight, observer.ch_axis)
     with torch.no_grad():
         (observer if weight.device.type == "cpu" else observer.to(weight.device))(weight)  # rule: OBS-13
     qparams = read_qparams(observer)  # decomposed ops truncate a real zero point: such weights have one form
+    if qparams.axis is not None:
+        qparams = replace(qparams, axis=qparams.axis % weight.dim())
     return qparams.weight_dict(is_decomposed=is_decomposed and not qparams.zero_point.is_floating_point())
 
 

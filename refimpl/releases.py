@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -100,6 +101,16 @@ def list_left_out() -> list[str]:
 def spell_release(release: Release) -> str:
     """Return a release as torch spells it, such as ``2.6``."""
     return ".".join(map(str, release))
+
+
+def find_torchs(module: str) -> Any | None:
+    """Import a module of ``torch.ao.quantization``, a package that torch announces to remove; None where it is gone."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not module.startswith(str(error.name)):
+            raise  # torch's module is there, but one that it needs is not
+        return None
 
 
 def refuse_unfit() -> None:

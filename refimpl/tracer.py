@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cache
 from traceback import StackSummary, extract_tb, walk_stack
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.ao.nn.quantized as nnq
@@ -18,7 +18,7 @@ from torch.fx import Graph, Node, Proxy, Tracer
 from torch.fx._symbolic_trace import _create_wrapped_func
 
 from refimpl.errors import ModelError
-from refimpl.graph_modules import Draft
+from refimpl.graph_modules import Draft, can_be_saved
 from refimpl.tracing import is_whole, move_to_positions, parameter_names_of
 
 IN_PLACE = "refimpl_in_place"  # the key of the meta of a call that an operator such as += made
@@ -144,8 +144,8 @@ def trace(model: nn.Module, leaf_names: tuple[str, ...] = (), leaf_classes: tupl
             advice = "compute it in the module's constructor, or make the module a leaf"
             raise ModelError(f"{type(model).__name__}: forward gives buffer {written[0]!r} a new constant: {advice}")
     for node in graph.nodes:
-        if isinstance(node.type, str):
-            node.type = None  # rule: CVT-12  a GraphModule with an annotation that is a string cannot be saved
+        if not _is_of_classes(node.type):
+            node.type = None  # rule: CVT-12  a GraphModule with such an annotation cannot be saved
         if node.op == "call_module" and node.kwargs:  # a replacement may have other names
             names = parameter_names_of(tracer.root.get_submodule(str(node.target)).forward)
             node.args, node.kwargs = move_to_positions(node, names)  # rule: PAT-08
@@ -187,3 +187,10 @@ def _find_assigned(model: nn.Module, before: dict[str, dict[str, Any]]) -> dict[
         for name, buffer in before[prefix].items()
         if module._buffers.get(name) is not buffer
     }
+
+
+def _is_of_classes(annotation: Any) -> bool:
+    """Tell whether an annotation is a class that can be saved, or generic and made of such: fx can write no other."""
+    if parts := get_args(annotation):
+        return all(map(_is_of_classes, parts))
+    return annotation in (None, ..., Any) or (isinstance(annotation, type) and can_be_saved(annotation))

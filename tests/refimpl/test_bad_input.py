@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -57,6 +58,24 @@ def failing() -> nn.Module:
     raise RuntimeError("no memory")
 
 
+def converted(activation: Any, weight: Any, run: Callable[..., Any] = lambda net, x: net.a(x)) -> Any:
+    prepared = prepare(Net(run).eval(), not_a_qconfig(activation, weight))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it was not calibrated
+        return refimpl.convert_to_reference_fx(prepared)
+
+
+def channels(axis: Any, of: Any = refimpl) -> Any:
+    return of.PerChannelMinMaxObserver.with_args(dtype=torch.qint8, ch_axis=axis)
+
+
+def weight_function(net: Any, x: Any) -> Any:
+    return F.linear(x, net.weight)
+
+
+BOUNDED = refimpl.MinMaxObserver.with_args(quant_min=True)
+WIDE = refimpl.FakeQuantize.with_args(quant_min=0, quant_max=1.5)
+
 BAD: Mapping[str, tuple[Callable[[], Any], type[RefimplError], str]] = {
     "a model that cannot be traced": (lambda: prepare(Looping()), ModelError, "Looping cannot be traced by torch.fx"),
     "the same for training": (
@@ -93,6 +112,36 @@ BAD: Mapping[str, tuple[Callable[[], Any], type[RefimplError], str]] = {
         QConfigError,
         r"the observer constructor .*failing.* raised \w+: no memory",
     ),
+    "a bound that is a flag": (
+        lambda: converted(BOUNDED, flows.QCONFIG.weight),
+        QConfigError,
+        r"QConfig \(global\): MinMaxObserver.quant_min: expected a whole number or None, found True",
+    ),
+    "a fake quantize's bound with a fraction": (
+        lambda: converted(WIDE, flows.QCONFIG.weight),
+        QConfigError,
+        r"QConfig \(global\): MovingAverageMinMaxObserver.quant_max: expected a whole number or None, found 1.5",
+    ),
+    "an axis that is a flag": (
+        lambda: converted(flows.QCONFIG.activation, channels(True)),
+        QConfigError,
+        r"PerChannelMinMaxObserver.ch_axis: expected a whole number, found True",
+    ),
+    "an axis that a weight has not": (
+        lambda: converted(flows.QCONFIG.activation, channels(127)),
+        QConfigError,
+        r"'a': ch_axis 127 is no axis of a tensor of shape \(4, 4\)",
+    ),
+    "the same of a torch's observer": (
+        lambda: converted(flows.QCONFIG.activation, channels(127, flows.torchs)),
+        QConfigError,
+        r"'a': ch_axis 127 is no axis of a tensor of shape \(4, 4\)",
+    ),
+    "the same of a function's weight": (
+        lambda: converted(flows.QCONFIG.activation, channels(127), weight_function),
+        QConfigError,
+        r"observer of 'weight' \(weight\): ch_axis 127 is no axis of a tensor of shape \(4, 4\)",
+    ),
     "a regex that does not compile": (
         lambda: prepare(mapping=QConfigMapping().set_module_name_regex("a(", flows.QCONFIG)),
         QConfigError,
@@ -128,6 +177,19 @@ def test_bad_input_is_one_clear_error(what: str) -> None:
 @pytest.mark.parametrize("inputs", [(X,), [X], X], ids=["tuple", "list", "tensor"])
 def test_example_inputs_may_be_a_tuple_a_list_or_one_tensor(inputs: Any) -> None:
     assert prepare(inputs=inputs)(X).shape == X.shape
+
+
+@pytest.mark.rule("CVT-02")
+@pytest.mark.parametrize("of", [refimpl, flows.torchs], ids=["ours", "torch's"])
+@pytest.mark.parametrize("run", [lambda net, x: net.a(x), weight_function], ids=["a layer", "a function"])
+def test_a_weights_axis_may_be_counted_from_the_end_where_torchs_model_cannot_run(run: Any, of: Any) -> None:
+    found = [converted(flows.QCONFIG.activation, channels(axis, of), run)(X) for axis in (-1, 1)]
+    assert torch.equal(*found)
+    qconfig = flows.torch_qconfigs.QConfig(activation=flows.QCONFIG.activation, weight=channels(-1, of))
+    theirs: Any = torch_fx.prepare_fx(Net(run).eval(), flows.global_mapping(qconfig), (X,))
+    theirs(X)
+    with pytest.raises(RuntimeError, match="Channel axis out of range"):
+        torch_fx.convert_to_reference_fx(theirs)(X)
 
 
 UNMATCHED: Mapping[str, tuple[Callable[[QConfigMapping], Any], str]] = {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.quantization as torch_quantization
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -31,7 +31,7 @@ from refimpl import (
 from refimpl.custom_config import StandaloneModuleConfigEntry
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import X
-from tests.refimpl.support.odd_values import net, odd, setters_of, some_of
+from tests.refimpl.support.odd_values import fuzz, leaves, net, odd, setters_of, some_of
 
 CONFIGS: tuple[Any, ...] = (
     BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, QConfigMapping, FuseCustomConfig,
@@ -45,9 +45,6 @@ TAKES = {
 }
 PATTERNS = (nn.Linear, (nn.Linear, nn.ReLU), None)
 INT8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
-fuzz = settings(
-    derandomize=True, database=None, deadline=None, max_examples=60, suppress_health_check=list(HealthCheck)
-)
 
 
 def only_ours(call: Callable[[], Any]) -> Any:
@@ -146,6 +143,47 @@ def test_arguments_of_the_passes(name: str, data: st.DataObject) -> None:
     made = only_ours(lambda: door(**arguments))
     if name.startswith("prepare") and made is not None:
         only_ours(lambda: refimpl.convert_to_reference_fx(made))
+
+
+OBSERVERS: tuple[Any, ...] = (
+    refimpl.MinMaxObserver, refimpl.PerChannelMinMaxObserver, refimpl.HistogramObserver, refimpl.PlaceholderObserver,
+    refimpl.MovingAveragePerChannelMinMaxObserver, refimpl.FixedQParamsObserver, refimpl.FakeQuantize,
+    torch_quantization.MinMaxObserver, torch_quantization.PerChannelMinMaxObserver, torch_quantization.FakeQuantize,
+)  # fmt: skip
+NUMBERS = st.sampled_from([True, False, -1, 0, 1, 127, 10**30, 1.0, 1.5, -0.5, 255, torch.tensor(3), None])
+ARGUMENTS: Mapping[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys(("quant_min", "quant_max", "ch_axis", "scale", "zero_point"), NUMBERS | odd),
+    **dict.fromkeys(("qscheme", "eps", "reduce_range", "is_dynamic", "bins"), NUMBERS | odd),
+    "dtype": st.sampled_from([torch.quint8, torch.qint8, torch.float16, torch.qint32]) | odd,
+    "observer": st.sampled_from(OBSERVERS) | odd,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.rule("CFG-14")
+@settings(fuzz, max_examples=300)
+@given(data=st.data())
+def test_observers_with_odd_arguments(data: st.DataObject) -> None:
+    made: dict[str, Any] = {"activation": flows.QCONFIG.activation, "weight": flows.QCONFIG.weight}
+    for part in data.draw(st.sampled_from([("weight",), ("activation",), ("activation", "weight")])):
+        make = data.draw(st.sampled_from(OBSERVERS), label=part)
+        names = data.draw(st.lists(st.sampled_from(sorted(ARGUMENTS)), max_size=2, unique=True))
+        given = {"dtype": torch.qint8} | {name: data.draw(ARGUMENTS[name], label=name) for name in names}
+        made[part] = make.with_args(**given)
+    mapping = QConfigMapping().set_global(refimpl.QConfig(**made))
+    run({"qconfig_mapping": mapping}, is_qat=data.draw(st.booleans()))
+
+
+@pytest.mark.rule("CFG-14")
+@pytest.mark.rule("STD-01")
+@fuzz
+@given(replaced=leaves.filter(lambda value: isinstance(value, nn.Module)))
+def test_what_stands_in_the_place_of_a_standalone_module(replaced: nn.Module) -> None:
+    custom = PrepareCustomConfig().set_standalone_module_name("a", None, (X,), None, None)
+    prepared = refimpl.prepare_fx(net(), flows.global_mapping(), (X,), custom)
+    prepared.set_submodule("a", replaced)
+    for door in (refimpl.convert_to_reference_fx, refimpl.convert_to_reference_decomposed_fx, refimpl.convert_fx):
+        only_ours(partial(door, prepared))
 
 
 CUSTOM: Any = PrepareCustomConfig

@@ -191,7 +191,7 @@ def test_a_prepared_model_with_torchs_observers_can_be_scripted_and_notes_it_the
     scripted: Any = torch.jit.script(prepared)
     for values, expected in ((X, False), (torch.full((1, 8), math.inf), True)):
         scripted(values)
-        assert scripted.activation_post_process_0.saw_infinite is expected
+        assert bool(scripted.activation_post_process_0.saw_infinite) is expected
 
 
 # -- NaN --------------------------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def _convert_ours(
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 forms[form] = convert(prepared, backend_config=config)
-            warned |= {form} if any(" dB: " in str(each.message) for each in caught) else set()
+            warned |= {form} if any(" loses " in str(each.message) for each in caught) else set()
         losses = {form: _find_loss(converted, form) for form, converted in forms.items()}
         losses["exported"] = losses.pop("decomposed")
         forms["exported"] = refimpl.export_reference(forms.pop("decomposed"), copy.deepcopy(batches[0])).module()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.ao.quantization as torch_quantization
 import torch.nn.functional as F
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -19,6 +21,10 @@ from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, QConfig, Q
 from refimpl.custom_config import StandaloneModuleConfigEntry
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import Net, X
+
+fuzz = settings(
+    derandomize=True, database=None, deadline=None, max_examples=60, suppress_health_check=list(HealthCheck)
+)
 
 
 def net() -> nn.Module:
@@ -29,12 +35,20 @@ def fails(*_: Any) -> Any:
     raise RuntimeError("no memory")
 
 
+def _make(convert: Callable[[Any], Any] | None) -> Any:
+    """A model that passes have made."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it was not calibrated
+        prepared = refimpl.prepare_fx(net(), flows.global_mapping(), (X,))
+        return prepared if convert is None else convert(prepared)
+
+
 # Makers, for some of what they make can be changed.
 LEAVES: tuple[Callable[[], Any], ...] = (
     *((lambda value=value: value) for value in (
         None, True, 0, -1, 3, 10**30, 1.5, math.nan, "", "a", "relu", "(", "weight", "global", "static", b"a", 1j,
-        range(2), int, str, dict, object, len, print, fails, operator.add, torch.relu, F.relu, torch.add, F, ...,
-        nn.Module, nn.Linear, nn.ReLU, nn.Conv2d, nn.LSTM, nn.Identity, torch.Tensor, type,
+        range(2), int, str, dict, list, reversed, object, len, print, fails, operator.add, torch.relu, F.relu,
+        torch.add, F, ..., nn.Module, nn.Linear, nn.ReLU, nn.Conv2d, nn.LSTM, nn.Identity, torch.Tensor, type,
         torch.quint8, torch.qint8, torch.float16, torch.float32, torch.per_tensor_affine, torch.device("cpu"),
         flows.QCONFIG, flows.QCONFIG.activation, QConfig, BackendConfig, DTypeConfig, QConfigMapping, QuantType.STATIC,
         refimpl.MinMaxObserver, refimpl.PlaceholderObserver, refimpl.ObservationType(1), refimpl.MatchAllNode,
@@ -51,6 +65,9 @@ LEAVES: tuple[Callable[[], Any], ...] = (
     lambda: StandaloneModuleConfigEntry(None, (), None, None),
     lambda: BackendPatternConfig(nn.Linear).add_dtype_config(DTypeConfig(torch.quint8, torch.quint8, torch.qint8)),
     *((lambda parts=parts: QConfig(*parts)) for parts in ((fails, fails), (dict, print), (nn.ReLU, nn.LSTM))),
+    *((lambda convert=convert: _make(convert)) for convert in (
+        None, refimpl.convert_to_reference_fx, refimpl.convert_to_reference_decomposed_fx, refimpl.convert_fx,
+    )),
 )  # fmt: skip
 
 KEYS = (
