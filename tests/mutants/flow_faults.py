@@ -199,11 +199,13 @@ def _other_step(factor: float) -> Callable[..., Any]:
 patched("structure", "fuse_fx fuses nothing", "conformance.stages.fuse.trace_and_fuse", _unfused, "FUS-03")
 patched("structure", "fuse_fx forgets a batch norm's eps", "conformance.stages.fuse.trace_and_fuse", _eps_forgotten,
         "FUS-06")  # fmt: skip
-patched("structure", "convert leaves roots in float", "refimpl.convert._Walk._make_root", _float_root(is_dynamic=False),
+_WALK = "refimpl.convert_walk.ConvertWalk"
+patched("structure", "convert leaves roots in float", f"{_WALK}._make_root", _float_root(is_dynamic=False),
         "CVT-02", claims=("nn.Conv1d/*", "nn.Linear/static:*", "torch.flatten/*"))  # fmt: skip
-patched("dynamic", "convert leaves dynamic roots in float", "refimpl.convert._Walk._make_root",
-        _float_root(is_dynamic=True), "CVT-02")  # fmt: skip
-patched("structure", "convert quantizes no output", "refimpl.convert._Walk._write_observer", _not_quantized, "CVT-06")
+patched(
+    "dynamic", "convert leaves dynamic roots in float", f"{_WALK}._make_root", _float_root(is_dynamic=True), "CVT-02"
+)
+patched("structure", "convert quantizes no output", f"{_WALK}._write_observer", _not_quantized, "CVT-06")
 patched("structure", "convert writes another dtype", "refimpl.emit.Decomposed.write_static", _other_zero, "CVT-01")
 patched("structure", "convert writes half of each range", "refimpl.emit.Decomposed.write_static", _other_step(0.5),
         "CVT-01")  # fmt: skip

@@ -159,7 +159,7 @@ def machine(name: str, make: Callable[[], Backend], *claims: str, in_full: tuple
 
 MUTANTS.append(Mutant(
     group="honest", name="models that are handed in", make=SmallReference, claims=("model/own/*/quint8/*",),
-    models=tuple(f"tests.mutants.flow_models:{name}" for name in ("branches", "scaled")),
+    models=tuple(f"tests.mutants.flow_models:{name}" for name in ("branches", "reader", "scaled", "statement")),
 ))  # fmt: skip
 machine("tables for functions of fixed qparams", TableBackend)
 machine("smallest scale, claimed", FlooredBackend, *CLAIMS)

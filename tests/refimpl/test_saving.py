@@ -64,6 +64,8 @@ def make_local() -> nn.Module:
 class Counting(nn.Module):
     """Writes to a buffer, computes of it alone, and reads a shape before it needs it: to trace again changes these."""
 
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)

@@ -82,8 +82,8 @@ def measure(build: Build, engine: str, *, is_qat: bool = False) -> Accuracy:
 
     - The exported program of an engine whose QConfigs reduce the range: what lies beyond 0..127 is clipped, as in
       torch's decomposed model. Quantized tensors have no narrow range, and clip nothing there. (CVT-07, CVT-09)
-    - In training, the reference and the program of a model with dropout: its fake quantize has seen values that dropout
-      scaled up. Torch's quantized dropout returns its input, and drops that grid. (LOW-03)
+    - The reference and the program of a model with dropout, which round to the grid of its result. In training it has
+      seen values that dropout scaled up. Torch's quantized dropout returns its input, and drops that grid. (LOW-03)
     """
     model, examples = build()
     for module in model.modules():
@@ -101,7 +101,7 @@ def measure(build: Build, engine: str, *, is_qat: bool = False) -> Accuracy:
     own_form = {"exported"} if engine in ("x86", "fbgemm") else set()
     own_form |= {form for form in ("lowered", "exported") if found[form] == theirs.get(form)}
     drops = any(map(_is_dropout, prepared.modules())) or any(map(_calls_dropout, prepared.graph.nodes))
-    if is_qat and drops:
+    if drops:
         own_form |= {"reference", "exported"}
     return Accuracy(prepared=same, ours=found, torchs=theirs, warned=warned, lost=losses, own_form=frozenset(own_form))
 
