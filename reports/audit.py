@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from reports.numbers import Number
+from reports.numbers import BINS, Number
 from reports.results import Results, leading_check
-from reports.schema import BINS, Check, ClaimResult, Judged
+from reports.schema import Check, ClaimResult, Judged
 from reports.verdicts import Verdict
 
 MOST_BY_CHANCE = 10

@@ -1,7 +1,6 @@
-"""The rows of a results file (schema 2): one frozen class per kind of row.
+"""The rows of a results file (schema 2, docs/reports.md): one frozen class per kind of row.
 
 The annotations *are* the schema: `reports.codec` checks every value by them. Fields with a default may be absent.
-Contract: docs/reports.md, "Results file".
 """
 
 from __future__ import annotations
@@ -122,10 +121,6 @@ class Statistics:
     """Range, in steps, of the exact result of the comparison with the largest distance."""
     layers: list[Layer] = field(default_factory=list)
     """The patterns of a model in the order of its graph, if it was judged pattern by pattern."""
-
-
-BINS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.501, 0.51, 0.6, 1.0, 2.0, 8.0, 64.0)
-"""Upper ends, in LSB, of the bins in which distances are counted; up to 0.5 a result is correctly rounded. (NUM-03)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

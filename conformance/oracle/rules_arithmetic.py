@@ -37,9 +37,9 @@ def _make_average_rules(rank: int, *ops: Any) -> dict[Any, OpRule]:
 
 
 OP_RULES: dict[Any, OpRule] = {
-    **_make_rules(RESCALE, bounds.bound_sums, "NUM-04", operator.add, torch.add, operator.sub, torch.sub,
+    **_make_rules(RESCALE, bounds.bound_sums, "NUM-04", operator.add, torch.add, "add", operator.sub, torch.sub, "sub",
                   step=lambda call: torch.zeros((), dtype=torch.float64)),
-    **_make_rules(RESCALE, arithmetic.bound_products, "NUM-04", operator.mul, torch.mul,
+    **_make_rules(RESCALE, arithmetic.bound_products, "NUM-04", operator.mul, torch.mul, "mul",
                   step=arithmetic.find_step_of_product),
     **_make_rules(RESCALE, arithmetic.bound_quotients, "torch.div; NUM-04", operator.truediv, torch.div, "div"),
     **_make_rules(DOT_PRODUCT, bounds.bound_matrix_products, "torch.matmul; NUM-03",

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reports.numbers import Number
-from reports.schema import BINS, Statistics
+from reports.numbers import BINS, Number
+from reports.schema import Statistics
 
 _EDGES = torch.tensor(BINS, dtype=torch.float64)
 

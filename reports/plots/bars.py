@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from reports.numbers import Number
+from reports.numbers import BINS, Number
 from reports.plots.axes import LIMIT, choose_step, choose_ticks
 from reports.plots.drawing import WIDTH, Bar, Plot, Stroke, Text, shorten_count
-from reports.schema import BINS, Check
+from reports.schema import Check
 from reports.text import pluralize, spell_count
 
 DECIBELS = 5

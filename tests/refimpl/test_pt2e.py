@@ -3,10 +3,8 @@
 # ruff: noqa: E402
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -345,44 +343,6 @@ def test_ops_of_one_input_share_its_observer_wherever_torchao_writes_the_convolu
     readers = [user.name for node in observers for user in node.users]
     assert sorted(readers) == ["conv2d_2", "mul"]
     assert len({id(prepared.get_submodule(str(node.target))) for node in observers}) == 1
-
-
-class OneWeight(nn.Module):
-    """Two layers of one weight, or one layer that is called twice; a batch norm behind the first call."""
-
-    def __init__(self, is_one_layer: bool) -> None:
-        super().__init__()
-        self.first, self.second, self.norm = nn.Conv2d(1, 2, 3), nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)
-        self.second.weight, self.is_one_layer = self.first.weight, is_one_layer
-
-    def forward(self, x: Tensor) -> Any:
-        return self.norm(self.first(x)), (self.first if self.is_one_layer else self.second)(x)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(0.5)), ""),
-        (
-            nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, eps=1e-3)),
-            "at 1 of its nodes: batch_norm .*eps 0.001 to",
-        ),
-        (nn.Sequential(nn.Dropout(0.1), nn.Dropout(0.2)), "at 2 of its nodes; .* lists all: dropout .*p 0.1 to 0.5"),
-        (OneWeight(is_one_layer=False), "it writes .*weight, read by conv2d_1"),
-        (OneWeight(is_one_layer=True), ""),  # a layer that is called twice is not fused, and so not folded
-    ],
-)
-def test_in_qat_the_quantizer_warns_of_what_torchao_is_going_to_change(model: nn.Module, said: str) -> None:
-    program = torch.export.export(model.train(), (torch.randn(3, 1, 5, 5),)).module()
-    quantizer = BackendConfigQuantizer(NATIVE, refimpl.get_default_qat_qconfig_mapping("x86"), is_qat=True)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        prepare_qat_pt2e(program, quantizer)
-    found = [warning for warning in caught if "torchao changes what the program computes" in str(warning.message)]
-    assert len(found) == bool(said)
-    for warning in found:
-        assert re.search(said, str(warning.message)) and warning.filename == __file__
 
 
 def test_a_bad_mapping_is_refused_at_once() -> None:

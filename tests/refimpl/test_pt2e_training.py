@@ -3,6 +3,8 @@
 # ruff: noqa: E402
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +23,9 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt
 from torchao.quantization.pt2e.quantizer import ComposableQuantizer
 from torchao.testing.pt2e._xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
 
+import refimpl
 from conformance.annotations.remembered import remember_patterns
+from refimpl.pt2e import BackendConfigQuantizer
 from refimpl.pt2e_changes import ChangeKind, find_changes
 from tests.refimpl.support.folded import REFUSED, Model, conv, export, integers, norm, settle
 
@@ -189,3 +193,42 @@ def test_convert_changes_what_is_named_of_a_trained_program(name: str) -> None:
 def _tensor(value: Tensor | None) -> Tensor:
     assert value is not None
     return value
+
+
+class OneWeight(nn.Module):
+    """Two layers of one weight, or one layer that is called twice; a batch norm behind the first call."""
+
+    def __init__(self, is_one_layer: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.norm = nn.Conv2d(1, 2, 3), nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)
+        self.second.weight, self.is_one_layer = self.first.weight, is_one_layer
+
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(self.first(x)), (self.first if self.is_one_layer else self.second)(x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(0.5)), ""),
+        (
+            nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, eps=1e-3)),
+            "at 1 of its nodes: batch_norm .*eps 0.001 to",
+        ),
+        (nn.Sequential(nn.Dropout(0.1), nn.Dropout(0.2)), "at 2 of its nodes; .* lists all: dropout .*p 0.1 to 0.5"),
+        (OneWeight(is_one_layer=False), "it writes .*weight, read by conv2d_1"),
+        (OneWeight(is_one_layer=True), ""),  # a layer that is called twice is not fused, and so not folded
+    ],
+)
+def test_in_qat_the_quantizer_warns_of_what_torchao_is_going_to_change(model: nn.Module, said: str) -> None:
+    program = torch.export.export(model.train(), (torch.randn(3, 1, 5, 5),)).module()
+    mapping = refimpl.get_default_qat_qconfig_mapping("x86")
+    quantizer = BackendConfigQuantizer(refimpl.default_backend_config(), mapping, is_qat=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        prepare_qat_pt2e(program, quantizer)
+    found = [warning for warning in caught if "torchao changes what the program computes" in str(warning.message)]
+    assert len(found) == bool(said)
+    for warning in found:
+        assert re.search(said, str(warning.message)) and warning.filename == __file__

@@ -93,7 +93,8 @@ def test_an_honest_variant_is_verified(name: str) -> None:
 
 def test_models_that_are_handed_in_are_run_and_a_fault_of_the_flow_is_found_by_what_it_leaves_open() -> None:
     honest, faulty = quick("models that are handed in"), quick("prepare changes a number")
-    assert honest.units == 2 and not honest.failures and not honest.open
+    assert honest.units == len(MUTANTS["models that are handed in"].models) == 4
+    assert not honest.failures and not honest.open
     assert {each.verdict for each in faulty.failures} == {Verdict.UNEXERCISED} and not faulty.open
     assert {each.guards for each in faulty.failures} == {("models.check_prepared",)}
 

@@ -63,6 +63,17 @@ def test_a_division_by_a_number(op: Any, is_decomposed: bool) -> None:
     assert float(exact.slack.max()) < 0.01
 
 
+@pytest.mark.rule("NUM-03")
+@both_forms
+@pytest.mark.parametrize(("op", "function"), (("add", operator.add), ("sub", operator.sub), ("mul", operator.mul)))
+def test_methods_of_arithmetic(op: str, function: Any, is_decomposed: bool) -> None:
+    """Statements in place become these methods. (TRC-01)"""
+    p, q = drawn_integers(64, seed=1), drawn_integers(64, seed=2)
+    exact = quantized(op, Two(lambda x, y: getattr(x, op)(y)), p, q, is_decomposed=is_decomposed)
+    agree(exact, [function(real(a), real(b)) for a, b in zip(p.tolist(), q.tolist(), strict=True)])
+    assert float(exact.errors["rescale"].max()) < 0.01 * SCALE
+
+
 @both_forms
 def test_a_division_by_a_tensor_has_no_oracle(is_decomposed: bool) -> None:
     q = drawn_integers(64, seed=1)

@@ -149,8 +149,8 @@ def test_a_pattern_of_constants_is_judged_too(tmp_path: Path) -> None:
     row = find_model(ran, "nets:table")
     assert row.verdict is Verdict.VERIFIED, row.reason
     assert row.statistics is not None
-    verdicts = {layer.pattern: layer.verdict for layer in row.statistics.layers}
-    assert verdicts == dict.fromkeys((".view", "nn.Linear", "operator.add"), Verdict.VERIFIED)
+    verdicts = [(layer.pattern, layer.verdict) for layer in row.statistics.layers]
+    assert sorted(verdicts) == [(name, Verdict.VERIFIED) for name in ("nn.Linear", "nn.Linear", "operator.add")]
 
 
 def test_an_entry_point_names_a_model(tmp_path: Path) -> None:

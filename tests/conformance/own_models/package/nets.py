@@ -147,17 +147,17 @@ def spoils() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 class Table(nn.Module):
-    """A linear, to which entries of a table are added as the model runs."""
+    """A linear, to which what another one makes of entries of a table is added as the model runs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(8, 4)
+        self.layer, self.shift = nn.Linear(8, 4), nn.Linear(2, 4)
         self.table = nn.Parameter(torch.randn(6, 2))
-        self.index = nn.Buffer(torch.tensor([4, 1]))
+        self.index = nn.Buffer(torch.tensor([4]))
 
     def forward(self, x: Tensor) -> Any:
         """Take rows (N, 8); give (N, 4)."""
-        return self.layer(x) + self.table[self.index].view(1, 4)
+        return self.layer(x) + self.shift(self.table[self.index])
 
 
 def table() -> tuple[nn.Module, tuple[Tensor, ...]]:
