@@ -116,7 +116,7 @@ class Examples:
         is_open = any(name.startswith("*") for name in names)
         if is_open or sum(not node.args for node in parameters) <= len(self._inputs) <= len(parameters):
             return ""
-        return f"{self._model.origin} takes ({', '.join(names)}), found {len(self._inputs)} inputs"
+        return f"{type(self._model).__name__} takes ({', '.join(names)}), found {len(self._inputs)} inputs"
 
 
 class _Reader(Interpreter):

@@ -216,8 +216,8 @@ class _Writer:
                 self._graph.output(map_arg(node.args[0], self._value_of))
             elif node in ends:
                 self._write_call(ends[node])
-        draft = Draft(self._root, self._graph)
-        draft.training, draft.origin = False, type(self._program).__name__
+        draft = Draft(self._root, self._graph, type(self._program).__name__)
+        draft.training = False
         examples = Examples.of_facts(draft, self._facts)
         return Calls(draft=draft, examples=examples, values=self._values, parts=self._parts, callees=self._callees)
 

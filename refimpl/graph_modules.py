@@ -162,12 +162,10 @@ def _restore(kind: type[nn.Module], attributes: dict[str, Any]) -> nn.Module:
 
 
 class Draft(_Owner):
-    """A GraphModule on its way through the passes: it makes no code.
+    """A GraphModule on its way through the passes: it makes no code. Its class has the name of the source's.
 
     Modules and tensors are shared with its source; the containers that hold them are its own.
     """
-
-    origin: str  # class name of the source model
 
     def recompile(self) -> Any:
         """Do nothing: a draft is not run."""

@@ -30,9 +30,7 @@ class PartReads:
         for node in model.graph.nodes:
             if node.op == "get_attr":
                 values[node] = attribute_of(model, str(node.target))
-            elif (
-                node.all_input_nodes and values.keys() >= set(node.all_input_nodes) and gives_number(node, self.numbers)
-            ):
+            elif self._is_known(node, values):
                 value = call_node(model, node, values.__getitem__)
                 if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
                     values[node] = self.numbers[node] = value  # rule: TRC-03

@@ -18,7 +18,7 @@ from torch.fx import Graph, Node, Proxy, Tracer
 from torch.fx._symbolic_trace import _create_wrapped_func
 
 from refimpl.errors import ModelError
-from refimpl.graph_modules import Draft, can_be_saved
+from refimpl.graph_modules import Draft, FlowModule, can_be_saved
 from refimpl.tracing import is_whole, move_to_positions, parameter_names_of
 
 IN_PLACE = "refimpl_in_place"  # the key of the meta of a call that an operator such as += made
@@ -149,8 +149,9 @@ def trace(model: nn.Module, leaf_names: tuple[str, ...] = (), leaf_classes: tupl
         if node.op == "call_module" and node.kwargs:  # a replacement may have other names
             names = parameter_names_of(tracer.root.get_submodule(str(node.target)).forward)
             node.args, node.kwargs = move_to_positions(node, names)  # rule: PAT-08
-    traced = Draft(tracer.root, graph)
-    traced.training, traced.origin = model.training, type(model).__name__
+    _check_names(model, graph)
+    traced = Draft(tracer.root, graph, type(model).__name__)
+    traced.training = model.training
     vars(tracer).clear()  # a cycle with fx's closures, which must not keep the model alive
     return traced
 
@@ -177,6 +178,15 @@ def _trace(model: nn.Module, tracer: QuantizationTracer) -> tuple[Graph, list[st
             module._buffers.update(before[prefix])
     concrete = [name for name, value in assigned.items() if not isinstance(value, Proxy)]
     return graph, [*concrete, *tracer.restore_buffers()]
+
+
+def _check_names(model: nn.Module, graph: Graph) -> None:
+    """Raise ModelError where the graph names an attribute that each graph module has of its own. (TRC-02)"""
+    own = set(dir(FlowModule(nn.Module(), Graph()))) - set(dir(nn.Module()))
+    named = (str(node.target).partition(".")[0] for node in graph.nodes if node.op in ("get_attr", "call_module"))
+    if (name := next(filter(own.__contains__, named), None)) is not None:  # rule: TRC-02
+        of_fx = "a graph module of torch.fx, which the result is, has an attribute of that name"
+        raise ModelError(f"{type(model).__name__}: {of_fx}: rename the model's {name!r}")
 
 
 def _find_assigned(model: nn.Module, before: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def finish(
     `preserved`: attributes that it, and its copies, must have (CUS-03). Attributes that fx preserves survive deepcopy;
     the notes are one, and so survive saving, which loses the meta.
     """
-    model = FlowModule(root, graph, class_name=getattr(like, "origin", type(like).__name__))
+    model = FlowModule(root, graph, class_name=type(like).__name__)
     model.training = like.training
     for part in model.modules():
         if type(part) is nn.Module:  # the containers; the modules in them are the model's own
@@ -88,8 +88,8 @@ def add_notes(model: Any, notes: Mapping[str, Any]) -> None:
 
 def draft_of(model: GraphModule) -> Draft:
     """Return a draft with a copy of a graph module's graph; the graph module itself is not changed."""
-    draft = Draft(model, copy.deepcopy(model.graph))
-    draft.training, draft.origin, draft.meta = model.training, type(model).__name__, dict(notes_of(model))
+    draft = Draft(model, copy.deepcopy(model.graph), type(model).__name__)
+    draft.training, draft.meta = model.training, dict(notes_of(model))
     return draft
 
 

@@ -149,3 +149,22 @@ def test_what_is_free_is_asked_of_attributes_of_any_kind_at_any_level() -> None:
     assert next(free_names(model, "0.a_")) == "0.a_1"
     assert free_name(model, "b") == "b" and free_name(model, "a_2") == "a_2_0" and free_name(model, "b", ["b"]) == "b_0"
     assert copy.deepcopy(model).a_2 == "text"
+
+
+@pytest.mark.rule("TRC-02")
+@pytest.mark.parametrize("name", ("graph", "code", "meta", "recompile", "_graph"))
+def test_a_name_that_each_graph_module_has_is_an_error_that_names_it(name: str) -> None:
+    for part, read in (
+        (nn.Linear(8, 8), lambda net, y: getattr(net, name)(y)),
+        (nn.Parameter(X[0]), lambda net, y: y + getattr(net, name)),
+    ):
+        model = Named(read, **{name: part})
+        with pytest.raises(refimpl.ModelError, match=f"Named: .* rename the model's '{name}'"):
+            refimpl.prepare_fx(model.eval(), refimpl.get_default_qconfig_mapping("x86"), (X,))
+
+
+@pytest.mark.rule("TRC-02")
+def test_an_attribute_that_is_no_part_of_the_graph_may_have_any_name() -> None:
+    model = Named(lambda net, y: y * net.origin * net.meta["gain"], origin=torch.tensor(2.0), meta={"gain": 0.5}).eval()
+    assert make(model, X).worst > 25
+    assert type(make(model, X).prepared).__name__ == "Named"
