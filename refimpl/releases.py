@@ -47,6 +47,11 @@ DIFFERENCES = {
         since=(2, 9),
         instead="models with torch.cat of a module's tuple, or torch.arange of a size, cannot be traced",
     ),
+    "traces_buffers": ReleaseDifference(
+        what="trace of a module that gives a buffer a new value",
+        since=(2, 9),
+        instead="a model that does so cannot be traced, and a write in place, such as copy_, can",
+    ),
     "histogram_of_constant": ReleaseDifference(
         what="HistogramObserver that keeps the count of a constant batch in its bin once the range grows",
         since=(2, 9),

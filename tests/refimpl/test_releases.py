@@ -34,6 +34,25 @@ def traces_lists() -> bool:
     return True
 
 
+class Counter(nn.Module):
+    """It gives its buffer a new value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = nn.Buffer(torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        self.count = x + self.count
+
+
+def traces_buffers() -> bool:
+    try:
+        torch.fx.symbolic_trace(Counter())
+    except TypeError:
+        return False
+    return True
+
+
 def counts_of_constant() -> bool:
     observer = torchs.HistogramObserver()
     observer(torch.tensor([0.25])), observer(torch.tensor([1.0, -2.0]))
@@ -72,6 +91,7 @@ LOOKED_FOR: dict[str, Callable[[], bool]] = {
     "dynamic_row": lambda: hasattr(symbolic, "backed_size_oblivious"),
     "names_of_calls": lambda: takes(torch.fx.Graph.call_function, "name"),
     "traces_lists": traces_lists,
+    "traces_buffers": traces_buffers,
     "histogram_of_constant": counts_of_constant,
     "norm_bias": lambda: all(takes(norm, "bias") for norm in (nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm)),
     "adds_before_rounding": adds_before_rounding,
