@@ -273,12 +273,15 @@ def restrict(entry: refimpl.BackendPatternConfig, dtypes: refimpl.DTypeConfig) -
 def _prepare_copies(
     claim: Claim, case: Case, model: nn.Module, edges: Sequence[EdgeQConfig], config: refimpl.BackendConfig
 ) -> GraphModule:
-    """Prepare a copy of the model for each QConfig, all next to each other on the same inputs: one pass costs least."""
+    """Prepare a copy of the model for each QConfig, all next to each other, as one pass costs least.
+
+    Each has inputs of its own: one op in place, and the next would read what it wrote. (TRC-01)
+    """
     mapping, graph = refimpl.QConfigMapping(), Graph()
-    inputs = tuple(graph.placeholder(f"x{number}") for number in range(len(case.inputs)))
     shared = {id(each): each for each in (*model.parameters(), *model.buffers())}
     names = [f"edge{number}" for number in range(len(edges))]
-    graph.output(tuple(graph.call_module(name, inputs) for name in names))
+    inputs = [tuple(graph.placeholder(f"{name}_x{number}") for number in range(len(case.inputs))) for name in names]
+    graph.output(tuple(graph.call_module(name, own) for name, own in zip(names, inputs, strict=True)))
     copies = GraphModule({name: copy.deepcopy(model, dict(shared)) for name in names}, graph)
     for name, edge in zip(names, edges, strict=True):
         mapping.set_module_name(name, edge.qconfig)

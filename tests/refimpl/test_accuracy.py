@@ -121,7 +121,7 @@ def test_drawn_models_are_prepared_as_they_are(is_qat: bool, chunk: int) -> None
     )  # fmt: skip
     @given(program=programs(5, tuple(EVERY), may_take_names=True))
     def check(program: Program) -> None:
-        found = measure(partial(_built, program), "x86", is_qat=is_qat)
+        found = measure(partial(_built, program), "x86", is_qat=is_qat, draws=3)
         near = frozenset(form for form, ratios in found.ours.items() if min(ratios) > NEAR)
         problems = replace(found, warned=found.warned | near).problems()
         assert not problems, (problems, program, found)
@@ -139,7 +139,7 @@ def test_each_construct_is_prepared_as_it_is(op: str) -> None:
     takes = EVERY[op].takes
     inputs = tuple("rows" if shape == "any" else shape for shape in takes[:1])
     program = Program(inputs, (Step(op, tuple(0 for _ in takes)),), takes_names=True)
-    found = measure(partial(_built, program), "qnnpack")
+    found = measure(partial(_built, program), "qnnpack", draws=1)
     assert found.prepared > 100 and all(min(ratios) > 15 for ratios in found.ours.values()), found
 
 

@@ -67,6 +67,7 @@ def config_of(*dtypes: DTypeConfig) -> BackendConfig:
         BackendPatternConfig((torch.conv2d, nn.ReLU)),
         BackendPatternConfig(nn.Sigmoid),
         BackendPatternConfig(nn.ReLU),
+        BackendPatternConfig("tanh_"),
         BackendPatternConfig(nn.Embedding).set_root_module(nn.Embedding)
         .set_reference_quantized_module(nnqr.Embedding),
     ]  # fmt: skip
@@ -102,6 +103,7 @@ CLAIMS = (
     ("nn.Linear", SEVEN_TENTHS, "ptq", {"DTY-01": 2, "DTY-03": 2, "DTY-05": 3, "DTY-07": 1}),
     ("nn.Linear", HALF_FIXED, "ptq", {"DTY-01": 2, "DTY-07": 1}),
     ("nn.ReLU", BOUNDED, "qat", {"DTY-01": 1, "DTY-03": 2, "DTY-04": 1, "DTY-07": 1}),
+    (".tanh_", STATIC, "ptq", {"DTY-01": 1, "DTY-07": 1}),  # in place: no copy may read what another wrote
 )  # fmt: skip
 
 
@@ -248,7 +250,7 @@ def test_the_log_must_say_what_was_found_and_why(field: str, monkeypatch: pytest
 def test_a_refused_pattern_has_no_observers(monkeypatch: pytest.MonkeyPatch) -> None:
     claim, config = claim_of("nn.ReLU", STATIC)
     slot = Slot(
-        name="activation_post_process_0", value="x0", consumers=None, role="input", group=0, rule="OBS-01", scope="",
+        name="activation_post_process_0", value="edge0_x0", consumers=None, role="input", group=0, rule="OBS-01", scope="",
         make=qconfig_for(claim).activation,
     )  # fmt: skip
     monkeypatch.setattr(Placer, "freeze_slots", lambda *_: (slot,))

@@ -70,10 +70,10 @@ class Accuracy:
         if form in self.own_form and form in self.torchs:
             names = (form,)
         rows = [self.torchs[name] for name in names if name in self.torchs]
-        return [max(column) for column in zip(*rows, strict=True)] if rows else [-math.inf] * DRAWS
+        return [max(column) for column in zip(*rows, strict=True)] if rows else [-math.inf] * len(self.ours[form])
 
 
-def measure(build: Build, engine: str, *, is_qat: bool = False) -> Accuracy:
+def measure(build: Build, engine: str, *, is_qat: bool = False, draws: int = DRAWS) -> Accuracy:
     """Take a model through both flows and compare them. `build`: a new model in eval mode, and example inputs.
 
     The lowered model and the program are held to the better one unless they give what torch's of the same kind gives:
@@ -89,7 +89,7 @@ def measure(build: Build, engine: str, *, is_qat: bool = False) -> Accuracy:
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             module.momentum = 0.0
-    batches = [draw_like(examples, draw) for draw in range(DRAWS * BATCHES)]
+    batches = [draw_like(examples, draw) for draw in range(draws * BATCHES)]
     ours, warned, prepared, losses = _convert_ours(model, batches, engine, is_qat)
     torchs = _convert_torchs(model, batches, engine, is_qat)
     off = copy.deepcopy(prepared).apply(_switch_off)
@@ -215,4 +215,4 @@ def _try_draws(model: nn.Module, batches: Sequence[tuple[Any, ...]], want: Seque
     try:
         return _measure_draws(model, batches, want)
     except Exception:
-        return [-math.inf] * DRAWS
+        return [-math.inf] * (len(batches) // BATCHES)
