@@ -91,8 +91,9 @@ class ConvertWalk:
             if node in self.carried:
                 self._carry(node)
         for node in reversed(self.graph.nodes):  # no quantize or dequantize stays without need (CVT-06)
-            is_pure = node.op in ("call_module", "get_attr") or not (node.is_impure() or is_effect(node))
-            if not node.users and is_pure:
+            if node.users:
+                continue
+            if node.op in ("call_module", "get_attr") or not (node.is_impure() or is_effect(node)):
                 self.graph.erase_node(node)
         targets = {str(node.target) for node in self.graph.nodes if node.op in ("call_module", "get_attr")}
         return self.graph, {name: value for name, value in self.attributes.items() if name in targets}
@@ -110,7 +111,7 @@ class ConvertWalk:
 
     def _copy(self, node: Node) -> None:
         """Copy a node whose inputs are floats. (CVT-06)"""
-        if node in self.reads.numbers:
+        if self.reads.numbers and node in self.reads.numbers:
             self.env[node] = self.reads.numbers[node]  # rule: TRC-03
             return
         copied = self.graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)

@@ -180,7 +180,7 @@ class _Decider:
         if self._is_constant(match):
             return None, (), "OBS-16: it is computed of parameters and buffers only"  # rule: OBS-16
         around = (*match.nodes, *(value for node in match.nodes for value in node.all_input_nodes))
-        infinite = next((value for value in around if value in self._infinite), None)
+        infinite = next(filter(self._infinite.__contains__, around), None) if self._infinite else None
         if infinite is not None:
             return None, (), f"OBS-18: {infinite.name} is infinite, by a constant"  # rule: OBS-18
         if match.last not in self._floats and match.last.op != "call_module":
@@ -194,7 +194,7 @@ class _Decider:
 
     def _is_constant(self, match: Match) -> bool:
         """Tell whether a match without parameters of its own is computed of the model's parameters and buffers only."""
-        return self._constants.issuperset(match.nodes)
+        return bool(self._constants) and self._constants.issuperset(match.nodes)
 
     def _has_weight(self, match: Match) -> bool:
         """Tell whether a match has a weight that a dtype config could quantize. (DTY-01)"""

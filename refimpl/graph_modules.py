@@ -193,11 +193,19 @@ def free_names(model: nn.Module, prefix: str, taken: Container[str] = ()) -> Ite
     `prefix`: with the path of the module that is to hold the attribute. `taken`: further names that are not free.
     """
     scope, _, start = prefix.rpartition(".")
-    owner = model.get_submodule(scope)
+    owner = model.get_submodule(scope) if scope else model
     for number in count():
         name = f"{prefix}{number}"
-        if not hasattr(owner, f"{start}{number}") and name not in taken:  # rule: TRC-02
+        if not _has(owner, f"{start}{number}") and name not in taken:  # rule: TRC-02
             yield name
+
+
+def _has(owner: nn.Module, name: str) -> bool:
+    """Tell whether a module has an attribute, as hasattr does, which takes longer where it has none."""
+    if type(owner).__getattr__ is not nn.Module.__getattr__:
+        return hasattr(owner, name)
+    is_part = name in owner._modules or name in owner._buffers or name in owner._parameters
+    return is_part or name in vars(owner) or hasattr(type(owner), name)
 
 
 def free_name(model: nn.Module, name: str, taken: Container[str] = ()) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from typing import Any, NamedTuple, TypeAlias
 
@@ -83,7 +83,8 @@ def make_functional(model: Draft) -> None:
 
     Raises ModelError, with the node and the line, where it depends on the layout whether a later reader is reached.
     """
-    writes = {node for node in model.graph.nodes if node.meta.pop(IN_PLACE, False) or _writes(model, node)}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    writes = {node for node in model.graph.nodes if node.meta.pop(IN_PLACE, False) or _writes(node, modules)}
     if writes:
         _Rewriter(model, writes).run()
 
@@ -116,10 +117,10 @@ def _take_view(value: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, A
 # -- what writes, and what is a view ----------------------------------------------------------------------------------
 
 
-def _writes(model: Draft, node: Node) -> bool:
+def _writes(node: Node, modules: Mapping[str, nn.Module]) -> bool:
     """Tell whether a node writes into the memory of a value that it is given."""
     if node.op == "call_module":
-        return getattr(model.get_submodule(str(node.target)), "inplace", False) is True
+        return getattr(modules[str(node.target)], "inplace", False) is True
     if node.op not in ("call_method", "call_function"):
         return False
     name = _name_of(node)

@@ -6,14 +6,11 @@ afterwards.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_aggregate
 
 from refimpl.plan import Plan
-from refimpl.qparams import INFINITE, is_infinite, saw_infinite
+from refimpl.qparams import INFINITE, is_infinite, may_have_seen_infinite, saw_infinite
 from refimpl.tracing import attribute_of
 
 # Ops whose result holds what an operand holds.
@@ -32,7 +29,7 @@ def find_infinite_values(model: GraphModule) -> set[Node]:
             value = attribute_of(model, str(node.target))
             if isinstance(value, Tensor) and value.is_floating_point() and is_infinite(value):
                 infinite.add(node)
-        elif _is_passing(node) and (_has_infinite_number(node) or not infinite.isdisjoint(node.all_input_nodes)):
+        elif (_has_infinite_number(node) or not infinite.isdisjoint(node.all_input_nodes)) and _is_passing(node):
             infinite.add(node)
     return infinite
 
@@ -43,19 +40,19 @@ def _is_passing(node: Node) -> bool:
 
 
 def _has_infinite_number(node: Node) -> bool:
-    numbers: list[Any] = []
-    map_aggregate((node.args, dict(node.kwargs)), numbers.append)
-    return any(isinstance(number, float) and abs(number) >= INFINITE for number in numbers)
+    return any(isinstance(each, float) and abs(each) >= INFINITE for each in (*node.args, *node.kwargs.values()))
 
 
 def find_infinite_matches(prepared: GraphModule, plan: Plan) -> dict[str, str]:
     """Return the last nodes of quantized matches that saw an infinite value in calibration, with reasons. (OBS-18)"""
-    modules = dict(prepared.named_modules(remove_duplicate=False))  # saving keeps one name of each
-    slots = (slot for slot in plan.slots if slot.role != "weight" and slot.name in modules)
+    modules = prepared._modules  # saving keeps one name of each
+    slots = [slot for slot in plan.slots if slot.role != "weight" and slot.name in modules]
+    if not may_have_seen_infinite([modules[slot.name] for slot in slots]):
+        return {}
     seen = {slot.name: slot.value for slot in slots if saw_infinite(modules[slot.name])}
-    nodes = {node.name: node for node in prepared.graph.nodes} if seen else {}
+    nodes = {node.name: node for node in prepared.graph.nodes}
     found: dict[str, str] = {}
-    for decision in plan.decisions if seen else ():
+    for decision in plan.decisions:
         around = [value for name in decision.nodes for value in nodes[name].all_input_nodes]
         around += nodes[decision.node].users
         values = [seen[str(node.target)] for node in around if node.op == "call_module" and str(node.target) in seen]

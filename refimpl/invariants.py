@@ -49,8 +49,8 @@ def _lint(model: GraphModule) -> Iterator[str]:
 
 def find_observers(model: GraphModule) -> list[Node]:
     """Return the calls of the observers that prepare put in."""
-    calls = model.graph.find_nodes(op="call_module")
-    return [node for node in calls if is_observer(str(node.target), model.get_submodule(str(node.target)))]
+    modules, calls = model._modules, model.graph.find_nodes(op="call_module")  # prepare adds them to the model itself
+    return [node for node in calls if is_observer(str(node.target), modules.get(str(node.target)))]
 
 
 def _find_orphans(model: GraphModule) -> Iterator[str]:

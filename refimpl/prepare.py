@@ -18,7 +18,7 @@ from refimpl.custom_config import PrepareCustomConfig
 from refimpl.decide import Request, find_standalone, make_plan, qat_classes_of, quant_type_of
 from refimpl.equalize import place_equalization
 from refimpl.errors import ConfigError, ModelError, blame, warn_user
-from refimpl.example_run import Examples, Seen
+from refimpl.example_run import Examples
 from refimpl.forms import check_model
 from refimpl.fuse import fuse
 from refimpl.graph_modules import Draft, can_be_saved
@@ -231,20 +231,19 @@ def _check_dtypes(model: Draft, plan: Plan, examples: Examples) -> None:
     found: list[tuple[str, torch.dtype, bool]] = []  # with whether no form can run
     for decision in plan.decisions:
         if decision.target and decision.dtype_config and is_quantized_dtype(decision.dtype_config.weight_dtype):
-            parameters = dict(model.get_submodule(decision.target).named_parameters())
-            has_bias, what = any("bias" in name for name in parameters), f"the weight of {decision.target!r}"
-            dtypes = [each.dtype for name, each in parameters.items() if "weight" in name]
+            parameters = list(model.get_submodule(decision.target).named_parameters())
+            has_bias, what = any("bias" in name for name, _ in parameters), f"the weight of {decision.target!r}"
+            dtypes = [each.dtype for name, each in parameters if "weight" in name and each.dtype != torch.float32]
             found += ((what, dtype, has_bias or dtype == torch.float64) for dtype in dtypes)
     for slot in plan.slots:
         node, fact = nodes[slot.value], facts.get(nodes[slot.value])
-        if not is_quantized_dtype(getattr(model.get_submodule(slot.name), "dtype", None)):
+        is_weight = node.op == "get_attr" and slot.role == "weight"
+        dtype = attribute_of(model, str(node.target)).dtype if is_weight else getattr(fact, "dtype", torch.float32)
+        if dtype == torch.float32 or not is_quantized_dtype(getattr(model._modules[slot.name], "dtype", None)):
             continue
-        if node.op == "get_attr" and slot.role == "weight":
-            dtype = attribute_of(model, str(node.target)).dtype
-            found.append((f"the weight {node.target!r}", dtype, dtype == torch.float64))
-        elif isinstance(fact, Seen):
-            found.append((f"{node.name!r}, with these example_inputs,", fact.dtype, False))
-    odd = [row for row in found if row[1].is_floating_point and row[1] != torch.float32]
+        what = f"the weight {node.target!r}" if is_weight else f"{node.name!r}, with these example_inputs,"
+        found.append((what, dtype, is_weight and dtype == torch.float64))
+    odd = [row for row in found if row[1].is_floating_point]
     fatal = [row for row in odd if row[2]]
     if odd:
         what, dtype, _ = (fatal or odd)[0]

@@ -205,6 +205,21 @@ def saw_infinite(observer: Any) -> bool:
     return is_infinite(low) or is_infinite(high)
 
 
+def may_have_seen_infinite(observers: Iterable[Any]) -> bool:
+    """Tell whether one of many observers may have seen an infinite value; to ask each costs more. (OBS-18)"""
+    ends: list[Tensor] = []
+    for observer in observers:
+        inner = observer._modules.get("activation_post_process", observer)
+        if any(bool(getattr(each, "saw_infinite", False)) for each in {observer, inner}):
+            return True
+        if not hasattr(type(inner), "find_ranges"):  # a histogram leaves infinite values out, and notes that
+            ends += (inner._buffers[name] for name in ("min_val", "max_val") if name in inner._buffers)
+    single = [end for end in ends if not end.dim()]
+    is_one = len({end.device for end in single}) == 1
+    rest = ends if not is_one else [torch.stack(single), *(end for end in ends if end.dim())]
+    return any(map(is_infinite, rest))
+
+
 def has_data(low: Tensor, high: Tensor) -> bool:
     """Tell whether these are bounds of data: an observer starts with none, or with inf and -inf."""
     return low.numel() > 1 or (low.numel() == 1 and not (low.item() == math.inf and high.item() == -math.inf))

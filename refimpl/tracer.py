@@ -158,10 +158,10 @@ def trace(model: nn.Module, leaf_names: tuple[str, ...] = (), leaf_classes: tupl
 
 def _trace(model: nn.Module, tracer: QuantizationTracer) -> tuple[Graph, list[str]]:
     """Trace a model; return the names of the buffers that it wrote to without a trace. The model stays as it was."""
-    before = {prefix: dict(module._buffers) for prefix, module in model.named_modules()}
+    before = [(prefix, module, dict(module._buffers)) for prefix, module in model.named_modules() if module._buffers]
     try:
         graph = tracer.trace(model)
-        assigned = _find_assigned(model, before)
+        assigned = _find_assigned(before)
         for name, value in assigned.items():
             if isinstance(value, Proxy) and IN_PLACE not in value.node.meta:
                 with graph.inserting_before(graph.output_node()):  # rule: TRC-01
@@ -174,27 +174,32 @@ def _trace(model: nn.Module, tracer: QuantizationTracer) -> tuple[Graph, list[st
             "(non-traceable module names or classes), or rewrite its data-dependent control flow"
         ) from error
     finally:
-        for prefix, module in model.named_modules():
-            module._buffers.update(before[prefix])
+        for _, module, buffers in before:
+            module._buffers.update(buffers)
     concrete = [name for name, value in assigned.items() if not isinstance(value, Proxy)]
     return graph, [*concrete, *tracer.restore_buffers()]
 
 
+@cache
+def _list_own_names() -> frozenset[str]:
+    """Return the names of the attributes that each graph module has of its own."""
+    return frozenset(dir(FlowModule(nn.Module(), Graph()))) - frozenset(dir(nn.Module()))
+
+
 def _check_names(model: nn.Module, graph: Graph) -> None:
     """Raise ModelError where the graph names an attribute that each graph module has of its own. (TRC-02)"""
-    own = set(dir(FlowModule(nn.Module(), Graph()))) - set(dir(nn.Module()))
     named = (str(node.target).partition(".")[0] for node in graph.nodes if node.op in ("get_attr", "call_module"))
-    if (name := next(filter(own.__contains__, named), None)) is not None:  # rule: TRC-02
+    if (name := next(filter(_list_own_names().__contains__, named), None)) is not None:  # rule: TRC-02
         of_fx = "a graph module of torch.fx, which the result is, has an attribute of that name"
         raise ModelError(f"{type(model).__name__}: {of_fx}: rename the model's {name!r}")
 
 
-def _find_assigned(model: nn.Module, before: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _find_assigned(before: list[tuple[str, nn.Module, dict[str, Any]]]) -> dict[str, Any]:
     """Return the values that forward put in the place of buffers, by the buffers' full names."""
     return {
         f"{prefix}.{name}".lstrip("."): module._buffers.get(name)
-        for prefix, module in model.named_modules()
-        for name, buffer in before[prefix].items()
+        for prefix, module, buffers in before
+        for name, buffer in buffers.items()
         if module._buffers.get(name) is not buffer
     }
 

@@ -250,8 +250,8 @@ def test_the_log_must_say_what_was_found_and_why(field: str, monkeypatch: pytest
 def test_a_refused_pattern_has_no_observers(monkeypatch: pytest.MonkeyPatch) -> None:
     claim, config = claim_of("nn.ReLU", STATIC)
     slot = Slot(
-        name="activation_post_process_0", value="edge0_x0", consumers=None, role="input", group=0, rule="OBS-01", scope="",
-        make=qconfig_for(claim).activation,
+        name="activation_post_process_0", value="edge0_x0", consumers=None, role="input", group=0, rule="OBS-01",
+        scope="", make=qconfig_for(claim).activation,
     )  # fmt: skip
     monkeypatch.setattr(Placer, "freeze_slots", lambda *_: (slot,))
     problem, _ = checked(claim, config)
