@@ -98,7 +98,7 @@ def test_the_list_is_large_enough_and_its_names_are_unique() -> None:
 
 # ---- drawn models -----------------------------------------------------------------------------------------
 
-CHUNKS, EXAMPLES = int(os.environ.get("PARITY_CHUNKS", "4")), 50
+CHUNKS, EXAMPLES = int(os.environ.get("PARITY_CHUNKS", "3")), 50
 RECIPES_OF = {
     "chosen": (
         "minmax", "native", "per channel", "x86 minmax", "onednn minmax", "fixed", "dynamic", "mixed",
