@@ -76,6 +76,7 @@ EXPLAINED = {
     ("FunctionalTransposed", "x86"): TRANSPOSED,
     ("FunctionalTransposed", "onednn"): TRANSPOSED,
     ("ConvNet(3)", "qnnpack"): "finding 4: QNNPACK has no kernel for max_pool3d",
+    ("Video", "qnnpack"): "finding 4: QNNPACK has no kernel for max_pool3d",
 }
 """Where a kernel is wrong, or none is there: by architecture and engine."""
 OTHER_GRID = {
