@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from math import inf
 from typing import Any
 
 import torch
@@ -138,10 +137,9 @@ def fuse(model: Draft, config: BackendConfig, *, is_qat: bool, examples: Example
         if (refusal := _refuse_shared(m, places, alike[key]) or _refuse_lost(m) or _refuse_folding(m, places, examples))
     }
     reads = list_reads(model)
-    order = {node: index for index, node in enumerate(model.graph.nodes)}
     accepted = [match for match, key in zip(matches, keys, strict=True) if key not in refusals]
     gone = {node: match for match in accepted for node in match.nodes if node is not match.last}
-    extras = {id(match): _find_extra_inputs(match, gone, order) for match in accepted}
+    extras = {id(match): _find_extra_inputs(match, gone) for match in accepted}
     replaced: dict[Node, Node] = {}
     fused: dict[tuple[Any, ...], nn.Module] = {}
     fusions, not_fused = [], []
@@ -159,7 +157,7 @@ def fuse(model: Draft, config: BackendConfig, *, is_qat: bool, examples: Example
     check_graph(model, "fuse")
 
 
-def _find_extra_inputs(match: Match, gone: Mapping[Node, Match], order: Mapping[Node, int]) -> list[Any]:
+def _find_extra_inputs(match: Match, gone: Mapping[Node, Match]) -> list[Any]:
     """Return the further arguments of a fused module's call, in terms of the graph before fusing. (FUS-04)
 
     `gone`: the nodes whose values no longer exist after fusing. Raises ConfigError for one that cannot be an argument.
@@ -170,7 +168,7 @@ def _find_extra_inputs(match: Match, gone: Mapping[Node, Match], order: Mapping[
     extra: list[Any] = run_getter(getter, "extra inputs getter", match.entry, match.nested, _EXTRA_INPUTS)
     for value in (value for value in extra if isinstance(value, Node)):
         taken = match if value is match.last else gone.get(value)
-        if taken is not None or order.get(value, inf) > order[match.last]:  # rule: FUS-04
+        if taken is not None or value.graph is not match.last.graph or match.last < value:  # rule: FUS-04
             why = "is computed after the match" if taken is None else f"is fused, as a part of {taken.name}"
             raise ConfigError(f"extra inputs getter of {match.name}: it gives {value.name!r}, which {why}")
     return extra

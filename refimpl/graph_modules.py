@@ -210,5 +210,5 @@ def _has(owner: nn.Module, name: str) -> bool:
 
 def free_name(model: nn.Module, name: str, taken: Container[str] = ()) -> str:
     """Return a name if no attribute of a model has it, else the first numbered one that is free. (TRC-02)"""
-    is_free = not hasattr(model, name) and name not in taken
+    is_free = not _has(model, name) and name not in taken
     return name if is_free else next(free_names(model, f"{name}_", taken))

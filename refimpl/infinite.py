@@ -45,7 +45,7 @@ def _has_infinite_number(node: Node) -> bool:
 
 def find_infinite_matches(prepared: GraphModule, plan: Plan) -> dict[str, str]:
     """Return the last nodes of quantized matches that saw an infinite value in calibration, with reasons. (OBS-18)"""
-    modules = prepared._modules  # saving keeps one name of each
+    modules = prepared._modules  # packages keep one name
     slots = [slot for slot in plan.slots if slot.role != "weight" and slot.name in modules]
     if not may_have_seen_infinite([modules[slot.name] for slot in slots]):
         return {}

@@ -197,7 +197,7 @@ def is_infinite(values: Tensor) -> bool:
 def saw_infinite(observer: Any) -> bool:
     """Tell whether an observer or fake quantize has seen an infinite value. (OBS-18)"""
     inner = getattr(observer, "activation_post_process", observer)
-    if any(bool(getattr(each, "saw_infinite", False)) for each in (observer, inner)):
+    if _noted_infinite(observer, inner):
         return True
     low, high = getattr(inner, "min_val", None), getattr(inner, "max_val", None)
     if not (isinstance(low, Tensor) and isinstance(high, Tensor)) or not has_data(low, high):
@@ -205,19 +205,22 @@ def saw_infinite(observer: Any) -> bool:
     return is_infinite(low) or is_infinite(high)
 
 
+def _noted_infinite(*parts: Any) -> bool:
+    return any(bool(getattr(each, "saw_infinite", False)) for each in parts)
+
+
 def may_have_seen_infinite(observers: Iterable[Any]) -> bool:
     """Tell whether one of many observers may have seen an infinite value; to ask each costs more. (OBS-18)"""
     ends: list[Tensor] = []
     for observer in observers:
         inner = observer._modules.get("activation_post_process", observer)
-        if any(bool(getattr(each, "saw_infinite", False)) for each in {observer, inner}):
+        if _noted_infinite(observer, inner):
             return True
         if not hasattr(type(inner), "find_ranges"):  # a histogram leaves infinite values out, and notes that
             ends += (inner._buffers[name] for name in ("min_val", "max_val") if name in inner._buffers)
-    single = [end for end in ends if not end.dim()]
-    is_one = len({end.device for end in single}) == 1
-    rest = ends if not is_one else [torch.stack(single), *(end for end in ends if end.dim())]
-    return any(map(is_infinite, rest))
+    if len({(end.device, end.shape) for end in ends}) == 1:
+        ends = [torch.stack(ends)]
+    return any(map(is_infinite, ends))
 
 
 def has_data(low: Tensor, high: Tensor) -> bool:

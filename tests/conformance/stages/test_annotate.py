@@ -98,7 +98,8 @@ def test_there_are_more_than_ten_kinds_of_faults() -> None:
     assert len(FAULTY) >= 10 and len({rule for mutant in FAULTY.values() for rule in mutant.rules}) >= 8
 
 
-HONEST = [each for each in MUTANTS if each.is_honest][1:3]
+NAMED = ("honest Quantizer, float bias, exported", "honest Quantizer, int32 bias, decomposed")
+HONEST = [each for each in MUTANTS if each.name in NAMED]
 """One of each kind of bias and of program; the mutation gate has all four."""
 
 
