@@ -1,7 +1,8 @@
 """Differences between two results files: the gate of a merge, and the baseline section of a report.
 
-Claims and models of both runs are compared. One is worse if it passed and no longer does, has a worse verdict, or fails
-as before but in more cases or by a larger error.
+Claims and models of both runs are compared: verdict, deciding rule and stage, count of failing cases, and distance. One
+is worse if it passed and no longer does, has a worse verdict, or fails by the same rule but in more cases or by a
+larger error. What fails by another rule has changed, and is neither better nor worse.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tabulate import tabulate
 
 from reports.numbers import Number
-from reports.results import Results, ResultsError, read_results
+from reports.results import Cause, Results, ResultsError, read_results
 from reports.schema import ClaimResult, Judged
 from reports.selection import select_of_run
 from reports.text import cut_end, cut_middle, join_lines, spell_lsb
@@ -116,7 +118,7 @@ def compare_runs(old: Results, new: Results) -> Differences:
 
     What the later run was not to run, by its ``--claim`` or as a shard, is not compared; ``basis`` counts it.
     """
-    before, after = _index_by_id(old), _index_by_id(new)
+    before, after = _index(old), _index(new)
     asked = select_of_run(new.header, {*before, *after})
     left_out = [before.pop(name) for name in list(before) if name not in asked and name not in after]
     rows = [_compare_rows(name, before.get(name), after.get(name)) for name in sorted({*before, *after})]
@@ -143,8 +145,20 @@ def diff_text(differences: Differences, width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _index_by_id(results: Results) -> dict[str, Judged]:
-    return {row.id: row for row in results.judged}
+class _Side(NamedTuple):
+    """A claim or model in one of the runs."""
+
+    row: Judged
+    cause: Cause
+
+    @property
+    def failing(self) -> int | None:
+        return self.row.failing if isinstance(self.row, ClaimResult) else None
+
+
+def _index(results: Results) -> dict[str, _Side]:
+    causes = results.causes()
+    return {row.id: _Side(row, causes[row.id]) for row in results.judged}
 
 
 def _compare_headers(old: Results, new: Results) -> Iterator[str]:
@@ -154,36 +168,39 @@ def _compare_headers(old: Results, new: Results) -> Iterator[str]:
             yield join_lines(f"{name}: {str(was)[:60]} in the old run, {str(now)[:60]} in the new one")
 
 
-def _describe_left_out(rows: Sequence[Judged]) -> Iterator[str]:
+def _describe_left_out(rows: Sequence[_Side]) -> Iterator[str]:
     if rows:
         yield f"selection: {len(rows)} of the old run's claims and models are not compared: the new run left them out"
 
 
-def _compare_rows(name: str, old: Judged | None, new: Judged | None) -> Difference:
+def _compare_rows(name: str, old: _Side | None, new: _Side | None) -> Difference:
     if old is None or new is None:
         change, why = (Change.ADDED, "not in the old run") if old is None else (Change.REMOVED, "not in the new run")
     elif why := _describe_regression(old, new):
         change = Change.REGRESSED
-    elif why := _describe_regression(new, old):
-        change, why = Change.IMPROVED, _describe_improvement(old, new)
+    elif _describe_regression(new, old):
+        change, why = Change.IMPROVED, _describe_improvement(old.row, new.row)
     elif why := _describe_change(old, new):
         change = Change.CHANGED
     else:
         change = Change.UNCHANGED
-    return Difference(name=name, change=change, old=old, new=new, why=why)
+    return Difference(name=name, change=change, old=old and old.row, new=new and new.row, why=why)
 
 
-def _describe_regression(old: Judged, new: Judged) -> str:
-    """Say how `new` is worse; "" if it is not."""
+def _describe_regression(before: _Side, after: _Side) -> str:
+    """Say how a row is worse than before; "" if it is not."""
+    old, new = before.row, after.row
     if old.passes and not new.passes:
         return "passed before" if old.verdict in PASSING else "is not waived any more"
     if new.verdict.rank < old.verdict.rank:
         return f"was {old.verdict}"
     if new.verdict is not old.verdict or new.passes is not old.passes or new.verdict in PASSING:
         return ""
+    if before.cause != after.cause:  # what one rule counts and measures says nothing of another
+        return ""
     if to_size(new.max_lsb) > to_size(old.max_lsb):
         return f"the largest error was {spell_lsb(old.max_lsb)} LSB"
-    was, now = _count_failing(old), _count_failing(new)
+    was, now = before.failing, after.failing
     return f"{now} cases fail, not {was}" if was is not None and now is not None and now > was else ""
 
 
@@ -198,17 +215,15 @@ def to_size(value: Number | None) -> float:
     return 0.0 if value is None else math.inf if isinstance(value, str) else value
 
 
-def _count_failing(row: Judged) -> int | None:
-    return row.failing if isinstance(row, ClaimResult) else None
-
-
-def _describe_change(old: Judged, new: Judged) -> str:
+def _describe_change(before: _Side, after: _Side) -> str:
     """Say how two rows differ, neither of which is worse; "" if they are equal."""
+    old, new = before.row, after.row
     pairs = {
         "verdict": (old.verdict, new.verdict),
+        "rule": (before.cause, after.cause),
         "waived": (old.waived, new.waived),
         "LSB": (spell_lsb(old.max_lsb), spell_lsb(new.max_lsb)),
-        "failing cases": (_count_failing(old), _count_failing(new)),
+        "failing cases": (before.failing, after.failing),
     }
     return ", ".join(f"{name} was {was}, is {now}" for name, (was, now) in pairs.items() if was != now)
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 from reports.codec import PlainRow, SchemaError, decode, encode, loads
 from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
@@ -34,6 +34,16 @@ _VARYING = frozenset({"seconds", "started", "sha256", "peak_mib", "printed"})
 
 class ResultsError(Exception):
     """A file that cannot be read or written, or runs that do not go together; the message begins with the file."""
+
+
+class Cause(NamedTuple):
+    """The rule that decided a verdict, and the stage of a claim in which it did; "" where nothing is wrong."""
+
+    rule: str = ""
+    stage: str = ""
+
+    def __str__(self) -> str:
+        return " in ".join(filter(None, self)) or "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +148,12 @@ class Results:
         for check in self.checks:
             groups.setdefault(check.claim, []).append(check)
         return {name: tuple(checks) for name, checks in groups.items()}
+
+    def causes(self) -> dict[str, Cause]:
+        """Return, by the ID of each claim and model, what decided its verdict."""
+        leads = ((name, leading_check(checks)) for name, checks in self.checks_by_claim().items())
+        causes = {name: Cause(lead.rule, lead.stage) if lead else Cause() for name, lead in leads}
+        return causes | {model.model: Cause(model.rule) for model in self.models}
 
     def failures(self) -> tuple[ClaimResult, ...]:
         """Return the claims that show a fault and do not pass, worst first, then by ID."""

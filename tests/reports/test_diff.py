@@ -56,6 +56,23 @@ def test_other_numbers_are_neither(runs: Any, old: Any, new: Any, why: str) -> N
     assert change(runs, old, new) == (Change.CHANGED, why)
 
 
+@pytest.mark.parametrize(
+    ("rule", "stage"), [("LOW-01", "lower"), ("NUM-07", "numerics"), ("NUM-03", "refusal")], ids=str
+)
+def test_another_rule_or_stage_is_a_change_and_no_smaller_error(runs: Any, rule: str, stage: str) -> None:
+    """Before, a wrong number that became a structural fault had "improved: a smaller error"."""
+    number = runs.results(runs.refuted("a"))
+    check = runs.check("a", outcome="fail", verdict="REFUTED", rule=rule, stage=stage)
+    structure = runs.results([check, runs.claim("a", verdict="REFUTED", max_lsb=None)])
+    [row] = compare_runs(number, structure).changed_rows
+    assert (row.change, row.why) == (
+        Change.CHANGED,
+        f"rule was NUM-03 in numerics, is {rule} in {stage}, LSB was 18, is -",
+    )
+    [back] = compare_runs(structure, number).changed_rows
+    assert back.change is Change.CHANGED
+
+
 def test_equal_runs_are_unchanged_whatever_they_took(runs: Any) -> None:
     diff = compare_runs(*(runs.results(runs.large(), started=f"2026-01-0{day}") for day in (1, 2)))
     assert diff.counts[Change.UNCHANGED] == 404 and diff.changed_rows == () and not diff.regressed and diff.basis == ()
