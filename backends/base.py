@@ -169,15 +169,6 @@ class Capabilities:
     the tail of a vector loop round exact ties differently, or sum floats in another order. If it is not 0, two
     different results may both be right. (NUM-06, NUM-07)"""
 
-    packs: bool = True
-    """Whether several cases may be lowered as one model, a pack, of the forms DECOMPOSED and EXPORTED: their graphs
-    side by side, without a common tensor. ``lower`` then takes the inputs of all, and the model returns a tuple of
-    their outputs. A case that is not right in a pack is lowered alone, and only that counts. (docs/vendor-guide.md)"""
-
-    specializes: bool = False
-    """Whether a lowered model is compiled anew when it runs with another batch size or number of threads. Cases that
-    are run so are then not packed: a whole pack would be compiled anew for each of them."""
-
     limits: Mapping[str, Mapping[str, Taken]] = field(default_factory=dict)
     """Op (as patterns name it: ``"nn.Conv2d"``) → argument → the supported values. Other values, for example left in
     float, cannot be said in a BackendConfig and are not tested. docs/limits.md lists all ops and arguments; another one
@@ -201,8 +192,7 @@ class Execution:
     """
 
     quantized_ops: tuple[str, ...]
-    """Names of the ops that execute on integers. If they begin with names of the reference model's nodes, as those of
-    ``float_fallbacks`` do, cases can be lowered together (``Capabilities.packs``); else each is lowered alone."""
+    """Names of the ops that execute on integers."""
 
     float_fallbacks: tuple[str, ...]
     """Names of the ops that execute in float although the claims say that they are quantized. If one begins with the

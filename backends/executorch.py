@@ -193,15 +193,10 @@ class ExecuTorchBackend(ExportingBackend):
         )
 
     def capabilities(self) -> Capabilities:
-        """Both symmetric schemes; a bias becomes int32 of scale s_x·s_w, choose_qparams has a smallest scale.
-
-        A pack takes as long as its cases do alone.
-        """
+        """Both symmetric schemes; a bias becomes int32 of scale s_x·s_w, choose_qparams has a smallest scale."""
         schemes = ("per_tensor_symmetric", "per_channel_symmetric")
         floor = float(torch.tensor(6.1e-5))
-        return Capabilities(
-            weight_schemes=schemes, int32_bias=True, dynamic_scale_floor=floor, packs=False, limits=LIMITS
-        )  # fmt: skip
+        return Capabilities(weight_schemes=schemes, int32_bias=True, dynamic_scale_floor=floor, limits=LIMITS)
 
     def warm_up(self) -> None:
         """Lower a model; do not load it: the runtime has threads."""

@@ -168,7 +168,7 @@ class InductorBackend(ExportingBackend):
     def capabilities(self) -> Capabilities:
         """Per-channel weights, for which the fusions look; sums of loops are in float32."""
         schemes = ("per_channel_symmetric",)
-        return Capabilities(weight_schemes=schemes, float_accumulation=True, specializes=True, limits=LIMITS)
+        return Capabilities(weight_schemes=schemes, float_accumulation=True, limits=LIMITS)
 
     def warm_up(self) -> None:
         """Import inductor and compile its headers, which takes ten seconds the first time."""

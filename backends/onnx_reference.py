@@ -49,12 +49,9 @@ class OnnxReferenceBackend(OnnxBackend):
     waivers = Path(__file__).with_name("onnx_reference.waivers.toml")
 
     def capabilities(self) -> Capabilities:
-        """Both symmetric schemes; the bias stays float32, products are summed in float32, and so is the rescale.
-
-        A pack saves little, and NumPy takes long for each of its runs.
-        """
+        """Both symmetric schemes; the bias stays float32, products are summed in float32, and so is the rescale."""
         schemes = ("per_tensor_symmetric", "per_channel_symmetric")
-        return Capabilities(weight_schemes=schemes, float_accumulation=True, packs=False, limits=LIMITS)
+        return Capabilities(weight_schemes=schemes, float_accumulation=True, limits=LIMITS)
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         """Report MatMulInteger, of dynamic linear layers: NumPy sums integers there. (LOW-04)

@@ -72,12 +72,9 @@ class OpenVinoBackend(OnnxBackend):
     waivers = Path(__file__).with_name("openvino.waivers.toml")
 
     def capabilities(self) -> Capabilities:
-        """Both symmetric schemes; the rescale is in float32, and sums of floats may be.
-
-        A pack takes as long as its cases do alone, and more where one of them has an unnamed layer in float.
-        """
+        """Both symmetric schemes; the rescale is in float32, and sums of floats may be."""
         schemes = ("per_tensor_symmetric", "per_channel_symmetric")
-        return Capabilities(weight_schemes=schemes, packs=False, limits=LIMITS)
+        return Capabilities(weight_schemes=schemes, limits=LIMITS)
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         """Read the precision of each layer off the runtime model."""

@@ -44,8 +44,8 @@ class ReferenceBackend(Backend):
         return torch.no_grad()(reference_model)
 
     def capabilities(self) -> Capabilities:
-        """Every weight scheme; float32 arithmetic accumulates rounding errors; a pack saves nothing."""
-        return Capabilities(weight_schemes=WEIGHT_SCHEMES, float_accumulation=True, packs=False)
+        """Every weight scheme; float32 arithmetic accumulates rounding errors."""
+        return Capabilities(weight_schemes=WEIGHT_SCHEMES, float_accumulation=True)
 
     def versions(self) -> dict[str, str]:
         """Return the version of torch, which runs the reference model."""

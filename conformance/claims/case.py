@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -53,6 +53,13 @@ class Case:
     variant: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
     is_first: bool = False
+
+    @property
+    def twin(self) -> Case:
+        """The same model with other weights, on inputs whose grids have another scale and zero point."""
+        ranges = tuple((0.75 * low, 0.5 * high) for low, high in self.regime.ranges)
+        regime = replace(self.regime, ranges=ranges)
+        return replace(self, name=f"{self.name}, other numbers", regime=regime, is_first=False)
 
     @property
     def size(self) -> int:

@@ -106,7 +106,7 @@ def _try(entry: BackendPatternConfig, dtypes: DTypeConfig, bench: Bench) -> str:
         claims = enumerate_claims(config, own.capabilities)
         claim = next(each for each in claims if each.entry.normal_pattern == entry.normal_pattern)
         own.shares = {claim.id: Share()}  # the others of this op are not tried: all cases are this claim's
-        checks = [message for message in run_claim(own, claim, may_pack=False) if isinstance(message, Check)]
+        checks = [message for message in run_claim(own, claim) if isinstance(message, Check)]
         if any(check.verdict is not Verdict.VERIFIED for check in checks) or not claiming.is_shown:
             return ""
         cases = next(check.cases for check in checks if check.stage == "execution")

@@ -29,8 +29,6 @@ class Begin:
     """Name of the stage."""
     case: str = ""
     """Name of the case; "" for a stage that looks at the claim as a whole."""
-    is_packed: bool = False
-    """Whether models run that several cases were lowered to: any of these may be what a process is lost by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,8 @@ verdict of the check that ended the claim.
 
 from __future__ import annotations
 
-import copy
-import itertools
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -28,10 +26,9 @@ from conformance.stages.evidence import PROBE, gather_evidence, needs_probe
 from conformance.stages.execution import ExecutionEvidence, ExecutionStage
 from conformance.stages.fuse import FuseStage
 from conformance.stages.invariance import check_invariance
-from conformance.stages.lower import LoweredCase, LowerStage, check_leftover
+from conformance.stages.lower import LowerStage, check_leftover
 from conformance.stages.nonfinite import measure_nonfinite
 from conformance.stages.numerics import ComparedCase, NumericsStage
-from conformance.stages.packing import MOST_PACKED, PackedPart, Parts, can_pack, lower_packed
 from conformance.stages.prepare import PrepareStage
 from conformance.stages.refusal import check_refusal
 from conformance.stages.stage import (
@@ -53,18 +50,16 @@ ENOUGH = 4
 """After this many cases, if the backend's code raised in all of them, the others are not tried: it does not run."""
 
 ClaimMessage = Begin | Check | Trace | Measurement
-Packed = list[CaseResult]
-"""What the last stages give for a case that was run in a pack: one result of each."""
 
 
-def run_claim(bench: Bench, claim: Claim, *, may_pack: bool = True) -> Iterator[ClaimMessage]:
-    """Take a claim through all stages; never raises for a backend's fault. ``may_pack``: cases are lowered together.
+def run_claim(bench: Bench, claim: Claim) -> Iterator[ClaimMessage]:
+    """Take a claim through all stages; never raises for a backend's fault.
 
     Yields a check for each stage, in order; a Begin before each piece of work that runs the backend's code; then the
     decisions and graphs, and the measurements. A failure of the suite itself is a check too (outcome "error",
     UNEXERCISED), and ends the claim.
     """
-    run = ClaimRun(bench, claim, may_pack=may_pack)
+    run = ClaimRun(bench, claim)
     verdicts = set[Verdict]()
     for message in run.steps():
         if isinstance(message, Check):
@@ -103,7 +98,7 @@ class ClaimRun:
     the first case with a fault. ``measurements``: measurements so far.
     """
 
-    def __init__(self, bench: Bench, claim: Claim, *, may_pack: bool = True) -> None:
+    def __init__(self, bench: Bench, claim: Claim) -> None:
         claim = replace(claim, preparation=bench.preparation)
         self.bench = bench
         self.claim = claim
@@ -115,11 +110,10 @@ class ClaimRun:
         self._execution = ExecutionStage(bench, claim)
         self._numerics = NumericsStage(bench, claim)
         self._lower = LowerStage(bench, claim)
-        self._to_reference: tuple[AnyStage, ...] = (FuseStage(bench, claim), self._prepare, ConvertStage(bench, claim))
-        self._on_backend: tuple[AnyStage, ...] = (self._lower, self._execution, self._numerics)
-        self._stages = (*self._to_reference, *self._on_backend)
-        self._packs = may_pack and can_pack(bench)
-        self._has_packed = False
+        self._stages: tuple[AnyStage, ...] = (
+            FuseStage(bench, claim), self._prepare, ConvertStage(bench, claim), self._lower, self._execution,
+            self._numerics,
+        )  # fmt: skip
         self._ended: Check | None = None
         self._done = 0
         self._reruns = Reruns(every=bench.effort.every)
@@ -130,17 +124,15 @@ class ClaimRun:
         if gives_quantizer(self.bench.backend):
             yield Begin(stage="annotate")
             yield self._judge_whole("annotate", self._check_annotations)
-        left = list(self.cases)
-        while left and not self._is_over:
-            size = MOST_PACKED if self._packs else 1
-            group, left = left[:size], left[size:]
-            yield from self._take(group)
+        for case in self.cases:
+            yield from self._take(case)
+            if self._is_over:
+                break
         yield from self._look_at_numbers()
         yield from self._conclude()
         yield Begin(stage="refusal")
         yield self._judge_whole("refusal", lambda: check_refusal(self.bench, self.claim, self.rerun_cases[0]))
-        has_parts = any(isinstance(each.lowered, PackedPart) for each in self.rerun_cases)
-        yield Begin(stage="invariance", is_packed=has_parts)
+        yield Begin(stage="invariance")
         yield self._judge_whole("invariance", self._check_invariance)
 
     def decisions(self) -> list[dict[str, Scalar]]:
@@ -183,117 +175,43 @@ class ClaimRun:
         return check_annotations(self.bench, self.claim, self.cases, self._lower.annotated)
 
     def _check_invariance(self) -> Check:
-        check = check_invariance(self.bench, self.claim, self.rerun_cases)
-        if check.outcome != "pass" and any(isinstance(each.lowered, PackedPart) for each in self.rerun_cases):
-            self.rerun_cases = [self._run_alone(each) for each in self.rerun_cases]
-            check = check_invariance(self.bench, self.claim, self.rerun_cases)
+        has_twin = not self._has_fault and not self.bench.runs_elsewhere
+        check = check_invariance(self.bench, self.claim, self.rerun_cases, self._run_twin if has_twin else None)
         if check.outcome == "pass":
             check_leftover(self.bench)
         if self.bench.profile != "quick":
-            self.measurements = list(measure_nonfinite(self.claim, self._run_alone(self.rerun_cases[0])))
+            self.measurements = list(measure_nonfinite(self.claim, self.rerun_cases[0]))
         return check
 
-    def _run_alone(self, compared: ComparedCase) -> ComparedCase:
-        """Lower and run a case of a pack alone. Raises StageError for a fault, which it then has only there."""
-        if not isinstance(compared.lowered, PackedPart):
-            return compared
-        results = self._run_uncounted(compared.case, self._on_backend, compared.reference)
-        if results is None:
-            name = compared.case.name
-            raise StageError("NUM-07", Verdict.REFUTED, f"{name}: right in a pack, and not when it is lowered alone")
-        alone = results[-1]
-        assert isinstance(alone, ComparedCase)
-        return alone
-
-    def _run_uncounted(self, case: Case, stages: Sequence[AnyStage], before: CaseResult) -> list[CaseResult] | None:
-        """Take a case through stages, which do not count it; return ``before`` and their results, or None for a fault.
-
-        Raises what a stage raises.
-        """
-        results = [before]
-        for stage in stages:
+    def _run_twin(self) -> ComparedCase:
+        """Take the twin of the first case through all stages, which do not count it. Raises StageError for a fault."""
+        case = self.rerun_cases[0].case.twin
+        result: Any = case
+        for stage in self._stages:
             stage.seed(case)
-            results.append(stage.run(results[-1]))
-            if results[-1].is_faulty:
-                return None
-        return results
+            result = stage.run(result)
+        assert isinstance(result, ComparedCase)
+        return result
 
     # -- stages of a case ----------------------------------------------------------------------------------------------
 
-    def _take(self, group: Sequence[Case]) -> Iterator[Begin]:
-        """Take cases to their reference models, lower together those that can be, and take each as far as it goes."""
-        came = list[tuple[list[CaseResult], ReferenceCase | None]]()
-        for case in group:
-            trail = list[CaseResult]()
-            came.append((trail, (yield from self._go(case, self._to_reference, case, trail))))
-        packed = yield from self._run_packed([reference for _, reference in came if reference is not None])
-        for case, (trail, reference) in zip(group, came, strict=True):
-            if reference is not None:
-                known = packed.get(id(reference), ())
-                compared = yield from self._go(case, self._on_backend, reference, trail, known)
-                if compared is not None and self._reruns.chooses(case):
-                    self.rerun_cases.append(compared)
-            self._done += 1
-            if self._is_over:
-                return
-
-    def _go(
-        self, case: Case, stages: Sequence[AnyStage], before: Any, trail: list[CaseResult], known: Sequence[Any] = ()
-    ) -> Generator[Begin, None, Any]:
-        """Take a case through stages, as far as it goes, and note their results; return the last, or None.
-
-        ``known``: the results, if they are known.
-        """
-        for stage, result in itertools.zip_longest(stages, known):
+    def _take(self, case: Case) -> Iterator[Begin]:
+        """Take a case through the stages, as far as it goes, and note their results."""
+        result: Any = case
+        trail = list[CaseResult]()
+        for stage in self._stages:
             yield Begin(stage=stage.name, case=case.name)
-            attempt = stage.attempt(case, before, result)
+            attempt = stage.attempt(case, result)
             trail += [] if attempt.partial_result is None else [attempt.partial_result]
             if attempt.is_faulty and not self.faulty:
                 self.faulty = tuple(trail)
-            if attempt.result is None:
-                return None
-            before = attempt.result
-        return before
-
-    def _run_packed(self, references: Sequence[ReferenceCase]) -> Generator[Begin, None, dict[int, Packed]]:
-        """Lower cases together and judge each; return, by `id`, the results of those that are right in every way.
-
-        Lowered alone are a claim's first case, but in ``quick``, as a fault may need a model of one pattern; the first
-        case of a variant that the vendor's Quantizer has to annotate; cases that will be run again where the backend
-        specializes; and, if nothing is left of the claim's first pack, all further ones.
-        """
-        together, due, foreseen = list[ReferenceCase](), set(self._lower.annotated), copy.deepcopy(self._reruns)
-        has_none = not self._lower.entered and self.bench.profile != "quick"
-        for number, case in enumerate(reference.case for reference in references if self._packs):
-            is_alone = foreseen.chooses(case) and self.bench.capabilities.specializes
-            is_alone |= has_none and number == 0
-            if case.variant in due:
-                due.remove(case.variant)
-            elif not is_alone:
-                together.append(references[number])
-        if len(together) < 2:
-            return {}
-        yield Begin(stage=self._lower.name, case=together[0].case.name, is_packed=True)
-        started = time.perf_counter()
-        self._lower.seed(together[0].case)
-        try:
-            parts = lower_packed(self.bench, together)
-        except Exception:  # whatever the backend's code raises: alone each case shows whether it does
-            parts = Parts({}, is_told=False)
-        self._execution.told_of_packs |= parts.is_told
-        judged = ((together[place], self._judge_part(together[place], part)) for place, part in parts.by_place.items())
-        packed = {id(reference): results for reference, results in judged if results is not None}
-        self._packs = self._has_packed = self._has_packed or bool(packed)
-        self._lower.spend(time.perf_counter() - started)
-        return packed
-
-    def _judge_part(self, reference: ReferenceCase, part: PackedPart) -> Packed | None:
-        """Take a case of a pack through the last stages; return their results, or None if some fault is found."""
-        lowered = LoweredCase(reference=reference, model=part)
-        try:
-            return self._run_uncounted(reference.case, (self._execution, self._numerics), lowered)
-        except Exception:  # alone the case shows what it is, also a failure of the suite
-            return None
+            result = attempt.result
+            if result is None:
+                break
+        else:
+            if self._reruns.chooses(case):
+                self.rerun_cases.append(result)
+        self._done += 1
 
     @property
     def _is_over(self) -> bool:
@@ -301,10 +219,14 @@ class ClaimRun:
         has_broken = any(stage.internal is not None for stage in self._stages)
         return has_broken or ENOUGH <= sum(stage.raised for stage in self._stages) == self._done
 
+    @property
+    def _has_fault(self) -> bool:
+        """Whether some stage has found a fault in some case."""
+        return any(stage.errors or stage.internal for stage in self._stages) or not self._numerics.passes
+
     def _look_at_numbers(self) -> Iterator[Begin]:
         """Gather what numbers show of the execution, in a claim without a fault so far."""
-        has_fault = any(stage.errors or stage.internal for stage in self._stages) or not self._numerics.passes
-        if has_fault or not self._execution.passed:
+        if self._has_fault or not self._execution.passed:
             return
         if needs_probe(self.bench, self.claim, self._execution.reports):
             yield Begin(stage=self._execution.name, case=PROBE.case)

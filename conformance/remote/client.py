@@ -121,10 +121,6 @@ class RemoteBackend(Backend):
         """
         return self._lower_from({"do": "lower"}, dump_model(reference_model, example_inputs))
 
-    def lower_pack(self, parts: Sequence[tuple[GraphModule, tuple[Any, ...]]]) -> Callable[..., Any]:
-        """Have reference models lowered as one, as `backends.lowering.lower_pack` does. Raises as `lower` does."""
-        return self._lower_from({"do": "lower pack"}, dump_object(list(parts)))
-
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         """Return what the backend reports of a lowered model. Raises as `lower` does."""
         assert isinstance(lowered, ElsewhereModel), "a model that another backend lowered"

@@ -19,7 +19,7 @@ import torch
 
 from backends.base import Backend, Execution, QuantizerRequest, UnsupportedPattern
 from backends.discovery import BackendNotFound, find_backend, find_target
-from backends.lowering import lower_pack, lower_reference
+from backends.lowering import lower_reference
 from conformance.annotations.asking import annotate, lower_annotated
 from conformance.annotations.probe import Probe
 from conformance.annotations.programs import OtherGridError
@@ -206,8 +206,7 @@ class _Worker:
         self._models: dict[int, Callable[..., Any]] = {}
         self._actions: dict[str, Callable[[Frame], Frame]] = {
             "lower": self._lower, "run": self._run, "execution": self._execution, "graph": self._graph,
-            "annotate": self._annotate, "lower annotated": self._lower_annotated, "lower pack": self._lower_pack,
-            "sources": self._list_sources,
+            "annotate": self._annotate, "lower annotated": self._lower_annotated, "sources": self._list_sources,
         }  # fmt: skip
 
     def answer(self, request: Frame) -> Frame:
@@ -225,11 +224,6 @@ class _Worker:
         model, example_inputs = load_model(bytes(request.pieces[0]))
         torch.default_generator.manual_seed(request.head["seed"])
         return self._keep(request, lower_reference(self._backend, model, example_inputs))
-
-    def _lower_pack(self, request: Frame) -> Frame:
-        parts = load_object(bytes(request.pieces[0]))
-        torch.default_generator.manual_seed(request.head["seed"])
-        return self._keep(request, lower_pack(self._backend, parts))
 
     def _lower_annotated(self, request: Frame) -> Frame:
         """Lower a float model's program as the vendor's Quantizer has it quantized, on its reference model's grids."""

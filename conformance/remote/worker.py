@@ -25,7 +25,7 @@ from conformance.remote.wire import Frame, WireError, receive_frame, send_frame
 
 _POLL = 0.5
 """Seconds between two looks at how much a process has printed."""
-LOWERS = frozenset({"lower", "lower annotated", "lower pack"})
+LOWERS = frozenset({"lower", "lower annotated"})
 """The requests that have a model lowered."""
 
 

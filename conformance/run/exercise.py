@@ -12,7 +12,6 @@ from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.preparation import Preparation
 from conformance.machine.isolation import Ending, Forked, Isolation, LostProcess, Serve, WorkResult
-from conformance.machine.messages import Begin
 from conformance.machine.process import freeze_memory
 from conformance.pipeline.claim_run import run_claim
 from conformance.pipeline.job import Job
@@ -50,15 +49,8 @@ class Reproduce:
     checks: tuple[Check, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unpacked:
-    """Work: run a claim without lowering cases together."""
-
-    claim: str
-
-
-Work: TypeAlias = str | Reproduce | Unpacked
-"""The ID of a claim or job to run, or a claim to reproduce or to run in another way."""
+Work: TypeAlias = str | Reproduce
+"""The ID of a claim or job to run, or a claim to reproduce."""
 
 
 class Court(Protocol):
@@ -88,12 +80,8 @@ class Bailiff:
         self._host = host
 
     def run(self, name: str) -> WorkResult:
-        """Run a claim or job by its ID; again, without packs, if its process was lost in what is done with a pack."""
-        place = self._place_of(name)
-        done = place.run(name)
-        last = next((message for message in reversed(done.messages) if isinstance(message, Begin)), None)
-        is_lost_by_pack = last is not None and last.is_packed and done.ending in (Ending.DIED, Ending.TIMEOUT)
-        return place.run(Unpacked(claim=name)) if is_lost_by_pack else done
+        """Run a claim or job by its ID."""
+        return self._place_of(name).run(name)
 
     def reproduce(self, claim: Claim, result: ClaimResult, checks: Sequence[Check]) -> ClaimResult:
         """Return a failing claim's result with a script and graphs, as far as they can be had."""
@@ -177,8 +165,7 @@ def make_server(bench: Bench, units: Mapping[str, Unit]) -> Serve[Work]:
             assert isinstance(unit, Claim)
             yield with_reproducer(bench, unit, work.result, work.checks)
         else:
-            may_pack = not isinstance(work, Unpacked)
-            yield from run_claim(bench, unit, may_pack=may_pack) if isinstance(unit, Claim) else unit.run(bench)
+            yield from run_claim(bench, unit) if isinstance(unit, Claim) else unit.run(bench)
 
     return serve
 

@@ -115,7 +115,7 @@ def weigh_evidence(reports: Reports, sums: Sums) -> ExecutionEvidence:
 @guard("execution.evidence")
 def contradict(reports: Reports, sums: Sums) -> Problem | None:
     """Find that a backend reports kernels of integers, declares no sums in float, and yet sums in float. (LOW-04)"""
-    if not (reports.told or reports.told_of_packs) or sums.are_exact is not False:
+    if not reports.told or sums.are_exact is not False:
         return None
     text = (
         f"{reports}, and that it was quantized; but {sums.text}. If its kernels multiply integers and sum in float, "

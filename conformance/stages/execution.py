@@ -34,11 +34,10 @@ class ExecutedCase(CaseResult):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reports:
-    """In how many cases the backend has said what it executes, of how many; and whether it has said so of packs."""
+    """In how many cases the backend has said what it executes, of how many."""
 
     told: int
     of: int
-    told_of_packs: bool = False
 
     @property
     def are_complete(self) -> bool:
@@ -48,8 +47,6 @@ class Reports:
     def __str__(self) -> str:
         if self.told and not self.are_complete:
             return f"the backend says what ran in {self.told} of {self.of} cases only"
-        if self.told_of_packs and not self.told:
-            return "the backend says what ran in a pack only"
         return "the backend says what ran" if self.told else "the backend does not say what ran"
 
 
@@ -70,8 +67,7 @@ class ExecutionStage(CaseStage[LoweredCase, ExecutedCase]):
 
     Judged is whether that includes a quantized op and no float fallback (LOW-04). A fault makes the claim FALLBACK, and
     the numbers are compared all the same; its evidence names the float ops and the kernels. Without a fault, what shows
-    the execution is judged: nothing (UNSHOWN), or a report that the numbers contradict (REFUTED). ``told_of_packs``:
-    the backend has said what some pack executes, also where this says nothing of the cases in it.
+    the execution is judged: nothing (UNSHOWN), or a report that the numbers contradict (REFUTED).
     """
 
     name = "execution"
@@ -79,7 +75,6 @@ class ExecutionStage(CaseStage[LoweredCase, ExecutedCase]):
     def __init__(self, bench: Bench, claim: Claim) -> None:
         super().__init__(bench, claim)
         self._told = 0
-        self.told_of_packs = False
         self._evidence: ExecutionEvidence | None = None
 
     def run(self, before: LoweredCase) -> ExecutedCase:
@@ -93,7 +88,7 @@ class ExecutionStage(CaseStage[LoweredCase, ExecutedCase]):
     @property
     def reports(self) -> Reports:
         """In how many cases so far the backend has said what it executes."""
-        return Reports(told=self._told, of=self.passed, told_of_packs=self.told_of_packs)
+        return Reports(told=self._told, of=self.passed)
 
     @property
     def evidence(self) -> ExecutionEvidence:

@@ -1,4 +1,4 @@
-"""The invariance stage: repetition, batch split, memory layout and threads change no bit of an output. (NUM-07)
+"""The invariance stage: repetition, batch split, layout, threads and other models change no bit of an output. (NUM-07)
 
 A case is run again on the values of its first input, under each change that its float model takes as well: an op that
 mixes the rows of a batch has no batch to split, one that views its input takes no other layout.
@@ -18,25 +18,31 @@ from backends.base import Capabilities
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
 from conformance.claims.qconfigs import Kind, kind_of
+from conformance.claims.traits import moves_only
 from conformance.machine.guard import Finds, guard
 from conformance.machine.threads import run_with_threads
 from conformance.ops.op_model import Role
 from conformance.stages import reruns
 from conformance.stages.bench import Bench
-from conformance.stages.comparison import Comparison, compare_unusable
+from conformance.stages.comparison import Comparison
 from conformance.stages.layouts import Layout, lay_in_channels_last, lay_strided
-from conformance.stages.numerics import ComparedCase
-from conformance.stages.packing import PackedPart
+from conformance.stages.numerics import ComparedCase, message_of, verdict_of
 from conformance.stages.stage import StageError, make_pass
 from reports.schema import Check, evidence
-from reports.verdicts import Verdict
+from reports.verdicts import PASSING, Verdict
 
 SPLIT = (1, 3, 5)
 """The sizes into which a batch is split: more rows than known kernels' tiles have, and no size is whole tiles."""
 
 
-def check_invariance(bench: Bench, claim: Claim, cases: Sequence[ComparedCase]) -> Check:
-    """Run cases of a claim again. Raises StageError if none of them gave an output."""
+def check_invariance(
+    bench: Bench, claim: Claim, cases: Sequence[ComparedCase], run_twin: Callable[[], ComparedCase] | None
+) -> Check:
+    """Run cases of a claim again. Raises StageError if none of them gave an output.
+
+    ``run_twin``: has the first case's twin lowered and run; None: the claim has a fault already, or its models are not
+    lowered in one process.
+    """
     ran = [each for each in cases if each.first is not None]  # numerics reports the others
     if not ran:
         raise StageError("NUM-07", Verdict.UNEXERCISED, "no case gave an output that could be compared")
@@ -56,6 +62,8 @@ def check_invariance(bench: Bench, claim: Claim, cases: Sequence[ComparedCase]) 
         if bench.runs_elsewhere:
             left_out.add(reruns.OPERANDS)  # which a device would have to hand in too
         comparisons += compare_changes(repeat, other_inputs, capabilities, left_out=left_out)
+        if run_twin is not None and compared is ran[0] and not any(each.problem for each in comparisons):
+            comparisons += keep_models_apart(repeat, run_twin(), moves_only(claim))
     return judge_invariance(claim.id, comparisons)
 
 
@@ -251,9 +259,7 @@ def run_without_rows(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
         return  # the first axis is no batch
     try:
         outputs = repeat.run(rowless)
-    except Exception as error:  # whatever the backend's code raises: it is recorded, not judged
-        if isinstance(repeat.lowered, PackedPart):  # others of its pack have rows: alone it may run without
-            yield compare_unusable(repeat.where(reruns.EMPTY), f"raised {type(error).__name__}", rule="NUM-07")
+    except Exception:  # whatever the backend's code raises: it is recorded, not judged
         return
     expected, actual = ([torch.zeros(each.shape) for each in tensors] for tensors in (floats, outputs))
     yield reruns.compare_outputs(repeat.where(reruns.EMPTY), reruns.EMPTY, expected, actual)
@@ -280,6 +286,22 @@ def watch_operands(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
         yield repeat.compare(repeat.where(reruns.OPERANDS), run, expected=expected)
 
 
+@guard("invariance.models", Finds.CHANGES)
+def keep_models_apart(repeat: reruns.RepeatRun, twin: ComparedCase, only_moves: bool) -> Iterator[Comparison]:
+    """Find a cache whose key leaves out weights or qparams, and a kernel that holds those of one model.
+
+    The twin was lowered after the case, in the same process. Its numbers must be right, and the case's as before.
+    """
+    where = repeat.where(reruns.MODELS, "other weights, scales and zero points")
+    verdicts = [(each, verdict_of(each, only_moves)) for each in twin.comparisons]
+    wrong = [(each, verdict) for each, verdict in verdicts if verdict not in PASSING]
+    for each, verdict in wrong[:1]:
+        text = f"{reruns.CHANGES[reruns.MODELS]}: lowered second, {message_of(each, verdict)}"
+        yield replace(each, where=where, problem=text, rule="NUM-07", evidence={**each.evidence, "where": where})
+    if not wrong:
+        yield repeat.compare(where, partial(repeat.run, repeat.inputs))
+
+
 _COMPARED: dict[str, Callable[[reruns.RepeatRun], Iterator[Comparison]]] = {
     reruns.CHANNELS_LAST: lay_out_in_channels_last,
     reruns.STRIDED: lay_out_strided,
@@ -288,4 +310,4 @@ _COMPARED: dict[str, Callable[[reruns.RepeatRun], Iterator[Comparison]]] = {
     reruns.EMPTY: run_without_rows,
     reruns.OPERANDS: watch_operands,
 }
-assert {reruns.REPETITION, *_COMPARED} == set(reruns.CHANGES)
+assert {reruns.REPETITION, reruns.MODELS, *_COMPARED} == set(reruns.CHANGES)

@@ -31,7 +31,7 @@ Run = Callable[[], list[Tensor]]
 """Runs a lowered model; returns its output tensors."""
 
 REPETITION, BATCH, CHANNELS_LAST, STRIDED, THREADS = "repetition", "batch", "channels_last", "strided", "threads"
-EMPTY, OPERANDS = "no rows", "operands"
+EMPTY, OPERANDS, MODELS = "no rows", "operands", "models"
 CHANGES: dict[str, str] = {
     REPETITION: "a second run on the same input gave another output",
     BATCH: "a batch in parts gave another output than the whole",
@@ -40,9 +40,10 @@ CHANGES: dict[str, str] = {
     THREADS: "two threads gave another output than one",
     EMPTY: "a batch without rows gave another shape than the float model's",
     OPERANDS: "the inputs were written to, which the float model leaves as they are",
+    MODELS: "two models of one structure are not kept apart",
 }
 """The changes that may make no difference, with the message for one that does."""
-REORDERING = frozenset(CHANGES) - {REPETITION, EMPTY, OPERANDS}
+REORDERING = frozenset(CHANGES) - {REPETITION, EMPTY, OPERANDS, MODELS}
 """The changes under which sums may have another order, or a value another place in a vector."""
 
 MOST_SHOWN = 8

@@ -211,18 +211,14 @@ class CaseStage(ABC, Generic[Before, After]):
         """Keep of a case's result what the check over all cases needs."""
         return
 
-    def spend(self, seconds: float) -> None:
-        """Count time that was spent on several cases at once."""
-        self._seconds += seconds
-
-    def attempt(self, case: Case, before: Before, known: After | None = None) -> Attempt[After]:
-        """Do the work on one case, from its own seed, and count the outcome. ``known``: the result, if it is known."""
+    def attempt(self, case: Case, before: Before) -> Attempt[After]:
+        """Do the work on one case, from its own seed, and count the outcome."""
         started = time.perf_counter()
         self.seed(case)
         self.tried.append(case)
         self.partial_result, result, fault = None, None, None
         try:
-            result = self.run(before) if known is None else known
+            result = self.run(before)
             fault = result.fault
             self.keep(result)
         except StageError as error:

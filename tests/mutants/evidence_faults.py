@@ -39,7 +39,7 @@ class Liar(SmallReference):
         self._forward, self._tells, self._asked = forward, tells, 0
 
     def capabilities(self) -> Capabilities:
-        return replace(super().capabilities(), float_accumulation=False, packs=True)
+        return replace(super().capabilities(), float_accumulation=False)
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         for module in weighted(reference_model) if self._forward else ():

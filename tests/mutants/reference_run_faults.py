@@ -26,6 +26,35 @@ from tests.mutants.reference_faults import (
 )
 from tests.mutants.reference_kernels import SmallReference, Steps, in_rows
 
+# -- other models -----------------------------------------------------------------------------------------------------
+
+
+class OneForAll(SmallReference):
+    """Keeps one model of each structure, whatever its weights, scales and zero points: the first, or the latest."""
+
+    def __init__(self, *, is_latest: bool) -> None:
+        super().__init__()
+        self._is_latest = is_latest
+        self._kept: dict[str, Callable[..., Any]] = {}
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        structure = "; ".join(map(_describe, reference_model.graph.nodes)) + str(dict(reference_model.named_children()))
+        lowered = super().lower(reference_model, example_inputs)
+        if self._is_latest:  # a kernel that holds the numbers of one model
+            self._kept[structure] = lowered
+            return lambda *inputs: self._kept[structure](*inputs)
+        return self._kept.setdefault(structure, lowered)  # a compiler's cache
+
+
+def _describe(node: Node) -> str:
+    """Return a node as text, without the numbers of a grid."""
+    return f"{node.name}: {node.target}({'' if is_quantize(node) or is_dequantize(node) else (node.args, node.kwargs)})"
+
+
+seed("models", "compiled models cached by structure alone", lambda: OneForAll(is_latest=False), *NUMBERS, "NUM-07")
+seed("models", "one slot for the numbers of all models", lambda: OneForAll(is_latest=True), "NUM-07")
+
+
 # -- layout, batch, threads, memory -----------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from backends.inductor import read_execution
 from backends.lowering import lower_reference
 from refimpl import QConfig, QConfigMapping
 from refimpl.default_qconfigs import get_default_qconfig_mapping
-from tests.runtimes.references import Flat, check_pack, image, reference_of
+from tests.runtimes.references import Flat, image, reference_of
 
 pytestmark = pytest.mark.slow
 
@@ -145,9 +145,3 @@ def test_versions_name_the_compiler_and_the_settings(backend: Backend) -> None:
     found = backend.versions()
     assert set(found) == {"g++", "torch", "settings"} and "12." not in found["settings"]
     assert "freezing=True" in found["settings"] and "g++" in found["g++"]
-
-
-@needs_compiler
-@pytest.mark.rule("LOW-04")
-def test_the_report_of_a_pack_names_its_parts(backend: Backend) -> None:
-    check_pack(backend)

@@ -22,7 +22,7 @@ from refimpl import QConfig, QConfigMapping, export_reference
 from refimpl.decomposed import OPS
 from refimpl.default_qconfigs import get_default_qconfig_mapping
 from refimpl.exported import fold_weights
-from tests.runtimes.references import Flat, check_pack, image, reference_of
+from tests.runtimes.references import Flat, image, reference_of
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -245,8 +245,3 @@ def test_where_nothing_is_left_to_run_that_is_said() -> None:
 def test_versions_name_the_runtime_and_the_exporters() -> None:
     found = find_backend("onnxruntime").versions()
     assert {"onnxruntime", "onnx", "onnxscript", "torch", "settings"} == set(found) and all(found.values())
-
-
-@pytest.mark.rule("LOW-04")
-def test_the_report_of_a_pack_names_its_parts() -> None:
-    check_pack(find_backend("onnxruntime"))

@@ -22,6 +22,7 @@ from conformance.machine.messages import Trace
 from conformance.pipeline.claim_run import ENOUGH, ClaimRun, run_claim
 from conformance.stages import fuse
 from conformance.stages.bench import Bench
+from conformance.stages.config import plan_claim
 from conformance.stages.stage import RULES, stages_of
 from refimpl import BackendConfig, BackendPatternConfig, ConfigError, DTypeConfig, RefimplError
 from reports.codec import PlainRow, encode
@@ -29,6 +30,7 @@ from reports.schema import Check
 from reports.verdicts import Verdict
 from tests.conformance.support.small_bench import ADD, CAT, Altered, claim_on, small_bench, small_claims, without_shares
 from tests.mutants.integer_kernels import IntegerBackend
+from tests.mutants.reference_run_faults import OneForAll
 
 U8 = DTypeConfig(torch.quint8, torch.quint8)
 STAGES = stages_of(IntegerBackend())  # it gives no Quantizer
@@ -137,7 +139,7 @@ def test_a_case_that_fails_drops_out_and_the_others_go_on() -> None:
         return honest.lower(model, example)
 
     claim = claim_on(ADD)
-    checks = run(claim, lower=lower, capabilities=lambda: IntegerBackend(packs=False).capabilities())
+    checks = run(claim, lower=lower)
     assert [checks[stage].outcome for stage in STAGES] == ["pass"] * 4 + ["fail"] + ["pass"] * 4
     assert checks["lower"].evidence["where"].case == two_cases(claim)[1].name
     assert "others" not in checks["lower"].evidence
@@ -163,10 +165,10 @@ def test_a_float_fallback_does_not_end_the_claim(execution: Callable[..., Any], 
 
 
 class Refusing(IntegerBackend):
-    """The honest integer backend, which lowers only the first models that it gets, and one at a time."""
+    """The honest integer backend, which lowers only the first models that it gets."""
 
     def __init__(self, taken: int) -> None:
-        super().__init__(packs=False)
+        super().__init__()
         self.taken, self.asked = taken, 0
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
@@ -209,6 +211,21 @@ def test_some_case_of_each_rank_is_kept_for_other_layouts() -> None:
     kept = [compared.case for compared in claim_run.rerun_cases]
     assert len(kept) < len(cases)
     assert {len(case.inputs[0].shape) for case in kept} == {len(case.inputs[0].shape) for case in cases}
+
+
+@pytest.mark.rule("NUM-07")
+@pytest.mark.parametrize("is_latest", [False, True], ids=["cached by structure", "one slot"])
+@pytest.mark.parametrize(
+    "pattern", ["nn.Linear", "nn.Conv2d+nn.BatchNorm2d", "nn.Hardswish", "torch.cat", "nn.LSTMCell"]
+)
+def test_models_of_one_structure_are_kept_apart(pattern: str, is_latest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single case shows a compiler's cache that knows the structure alone, and a kernel that holds one model."""
+    bench = Bench(OneForAll(is_latest=is_latest), seed=0, profile="quick")
+    claim = next(each for each in enumerate_claims(bench.config, bench.capabilities) if each.pattern == pattern)
+    monkeypatch.setattr("conformance.pipeline.claim_run.plan_claim", lambda bench, claim: plan_claim(bench, claim)[:1])
+    check = next(each for each in run_claim(bench, claim) if isinstance(each, Check) and each.stage == "invariance")
+    assert (check.rule, check.verdict) == ("NUM-07", Verdict.REFUTED)
+    assert "two models of one structure are not kept apart" in check.message
 
 
 @pytest.mark.rule("LOW-04")

@@ -62,13 +62,6 @@ def test_a_lowered_model_runs_elsewhere(remote: Make) -> None:
     assert lowered.spell_graph().startswith("input_1 = input")  # type: ignore[attr-defined]
 
 
-def test_a_pack_is_lowered_elsewhere_in_one_request(remote: Make) -> None:
-    backend = remote("Packs")
-    lowered = backend.lower_pack([(MODEL, (INPUT,)), (MODEL, (INPUT * 2,))])
-    assert torch.equal(torch.stack(lowered(INPUT, INPUT * 3)), torch.stack([MODEL(INPUT), MODEL(INPUT * 3)]))
-    assert (backend.tally.lowerings, backend.tally.runs) == (1, 1)
-
-
 def test_what_the_backend_raises_is_raised_here(remote: Make) -> None:
     backend = remote("Raises")
     with pytest.raises(Exception, match=r"^no such kernel$") as caught:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from backends.base import Execution, Representation, UnsupportedPattern
+from backends.base import Execution, UnsupportedPattern
 from conformance.machine.memory import current_filling
 from tests.conformance.support.fake_backends.fakes import Good
 
@@ -33,15 +33,6 @@ class Plain(Good):
 
     def execution(self, lowered: Callable[..., Any]) -> Execution:
         return Execution(quantized_ops=("linear",), float_fallbacks=(), kernels=("k",))
-
-
-class Packs(Good):
-    """Runs the graph that it is given."""
-
-    representation = Representation.DECOMPOSED
-
-    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        return torch.no_grad()(reference_model)
 
 
 class DeviceError(Exception):

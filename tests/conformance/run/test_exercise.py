@@ -66,7 +66,7 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Serving:
 
     def serve(*given: Check | Begin, **found: Any) -> Serve[str]:
         run = Given(given=given, **found)
-        monkeypatch.setattr("conformance.pipeline.claim_run.ClaimRun", lambda bench, claim, may_pack: run)
+        monkeypatch.setattr("conformance.pipeline.claim_run.ClaimRun", lambda bench, claim: run)
         return exercise.make_server(cast(Bench, None), {CLAIM.id: CLAIM})
 
     return serve

@@ -214,11 +214,8 @@ def test_quick_contradicts_complete_reports_once_for_an_op_and_full_always(
 
 
 @pytest.mark.rule("LOW-04")
-@pytest.mark.parametrize(
-    "reports", [Reports(told=told, of=8) for told in (1, 4, 8)] + [Reports(told=0, of=8, told_of_packs=True)], ids=str
-)
+@pytest.mark.parametrize("reports", [Reports(told=told, of=8) for told in (1, 4, 8)], ids=str)
 def test_a_report_of_integers_with_sums_of_float32_is_refuted(reports: Reports) -> None:
-    """Also one of a pack, where none was of a case."""
     evidence = gather_evidence(without_shares(bench_of(Liar())), reference_claim("nn.Linear"), reports)
     assert evidence.problem is not None and evidence.problem.rule == "LOW-04"
     assert evidence.problem.verdict is Verdict.REFUTED and evidence.kind == "none"

@@ -160,18 +160,6 @@ class Misbehaves(Good):
         return reference_model
 
 
-class DiesInPacks(Good):
-    """Dies of a graph of several outputs; with FAKE_MARKER it never ends instead."""
-
-    name = "dies_in_packs"
-    representation = Representation.DECOMPOSED
-
-    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        if isinstance(reference_model.graph.output_node().args[0], tuple):
-            _hang() if os.environ["FAKE_MARKER"] else _abort()
-        return reference_model
-
-
 class OneOpPerProcess(Misbehaves):
     """Dies when a process that has lowered one op lowers another: what it leaves behind is the next claim's death."""
 
