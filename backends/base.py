@@ -125,6 +125,13 @@ class Requantize:
         return f"{factor}, {'rounded twice, ' * self.rounds_twice}{self.rounding.value}"
 
 
+REMOVED_CAPABILITIES = {
+    "packs": "each case is lowered alone: leave it out",
+    "specializes": "each case is lowered alone: leave it out",
+}
+"""Fields of `Capabilities` in earlier versions, and what to do instead."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What a BackendConfig cannot say about a backend; the defaults suit a plain int8 backend.

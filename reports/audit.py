@@ -39,10 +39,8 @@ def find_contradictions(results: Results) -> Iterator[str]:
         yield from (f"check {check.stage} of {check.claim!r} {what}" for what in _audit_check(check, half))
     for row in results.judged:
         yield from (f"{row.kind} {row.id!r} {what}" for what in _audit_waiver(row))
-        if min(row.lowerings, row.runs, row.cached) < 0:
+        if min(row.lowerings, row.runs) < 0:
             yield f"{row.kind} {row.id!r} counts less than no work"
-    if results.cached and not results.header.options.get("cache"):
-        yield f"{results.cached} runs are from a cache; the run was made without --cache"
     varying = sum(any(check.is_nondeterministic for check in each) for each in checks.values())
     if varying > max(FEW, len(checks) // MOST_BY_CHANCE):
         yield f"{varying} of {len(checks)} claims are said to vary by chance; at most one in {MOST_BY_CHANCE} may"

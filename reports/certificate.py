@@ -18,21 +18,12 @@ from statistics import median
 from typing import Any
 
 from reports.audit import LONGEST_CLAIM, find_contradictions, is_timeout
-from reports.decision import spell_share
 from reports.html import render_html
 from reports.results import Results, ResultsError, digest_ids, read_results
 from reports.signature import SIGNATURE
-from reports.text import cut_end, pluralize
+from reports.text import cut_end, pluralize, spell_count
 from reports.verdicts import Outcome
 
-MOST_CACHED = 0.5
-"""Largest share of runs from a cache, of all runs, that a certificate may rest on.
-
-A cached answer was given by the same sources, versions and kind of processor, but another time, and nobody but the
-vendor knows when: what the key does not tell (a driver, a variable of the environment, a device that wears) may have
-changed since. At least as many runs as were taken over must have been made in the run that is certified. It is not
-zero, so that a run that was killed late, or of which few claims changed, need not be made whole again.
-"""
 FORMAT = 2
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "urn:fx-quant-conformance:certificate:2"
@@ -141,10 +132,6 @@ def find_shortcomings(results: Results) -> Iterator[str]:
         yield "its claims are not those of the config: the sha256 of their IDs is not the header's"
     if header.suite_commit == "unknown" or header.suite_commit.endswith("-dirty"):
         yield f"the suite is neither a clean checkout nor an unchanged release: its commit is {header.suite_commit}"
-    if results.share_cached > MOST_CACHED:
-        share = spell_share(results.cached, results.runs + results.cached)
-        most = f"{100 * MOST_CACHED:.0f} %"
-        yield f"{share} of its runs are from a cache; at most {most} may be: run again without --cache"
     if selected := header.options.get("claim"):
         yield f"it is a selection: --claim is {_shorten(selected)}"
     timeout = header.options.get("claim_timeout", LONGEST_CLAIM)
@@ -215,18 +202,11 @@ def _describe_execution(results: Results) -> dict[str, Any]:
 
 
 def _describe_work(results: Results) -> dict[str, Any]:
-    """Say how often the backend lowered and ran for claims and models, and how much was taken from a cache."""
-    counts = {"lowerings": results.lowerings, "runs": results.runs, "cached": results.cached}
-    share = spell_share(results.cached, results.runs + results.cached)
-    if not results.runs and not results.cached:
-        statement = "the results do not say how much was run by a process here"
-    elif results.cached:
-        statement = f"{share} of all runs of claims and models were not made, as a cache had their answers"
-    elif results.header.options.get("cache"):
-        statement = "all runs of claims and models were made; a cache kept their answers"
-    else:
-        statement = "all runs of claims and models were made, without a cache"
-    return {**counts, "share_cached": round(results.share_cached, 4), "statement": statement}
+    """Say how often the backend lowered and ran for claims and models, and how many of these an earlier run judged."""
+    resumed = results.header.resumed
+    made = "all runs of claims and models were made" if results.runs else "the results do not say how much was run"
+    statement = f"{made}, of {spell_count(resumed)} claims and models in an earlier run (--resume)" if resumed else made
+    return {"lowerings": results.lowerings, "runs": results.runs, "resumed": resumed, "statement": statement}
 
 
 def _describe_sampling(results: Results) -> dict[str, Any]:

@@ -82,11 +82,9 @@ def spell_share(part: int, whole: int) -> str:
 
 def spell_work(results: Results) -> str:
     """Say what the backend's process did for claims and models: `4,142 lowerings · 10,370 runs`; "" if nothing did."""
-    if not (results.lowerings or results.runs or results.cached):
+    if not (results.lowerings or results.runs):
         return ""
-    made = f"{pluralize(results.lowerings, 'lowering')} · {pluralize(results.runs, 'run')}"
-    share = spell_share(results.cached, results.runs + results.cached)
-    return f"{made} · {share} of all runs from the cache" if results.cached else made
+    return f"{pluralize(results.lowerings, 'lowering')} · {pluralize(results.runs, 'run')}"
 
 
 def _spell_reason(results: Results) -> str:
@@ -136,6 +134,8 @@ def list_untried(results: Results) -> Iterator[str]:
     header = results.header
     if handed_in := header.versions.get(HANDED_IN):
         yield f"that a device computed the outputs, and left its inputs as they are: files were handed in ({handed_in})"
+    if header.resumed:
+        yield f"anything new of {spell_count(header.resumed)} claims and models: an earlier run judged them (--resume)"
     if header.shard:
         yield f"the claims of the other shards: this is shard {header.shard}"
     elif header.claims < header.claims_in_config:

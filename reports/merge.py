@@ -8,12 +8,12 @@ from pathlib import Path
 
 from reports.codec import encode
 from reports.handed_in import BUNDLE, HANDED_IN
-from reports.results import Results, ResultsError, read_results
+from reports.results import Results, ResultsError, digest_ids, read_results
 from reports.schema import Header, Row
 from reports.verdicts import Outcome
 from reports.writer import ResultsWriter
 
-_OWN = frozenset({"shard", "claims", "started", "platform", "cpu", "cpu_flags"})
+_OWN = frozenset({"shard", "claims", "started", "platform", "cpu", "cpu_flags", "resumed"})
 """Header fields in which shards of one run may differ; all others are equal."""
 
 
@@ -29,6 +29,7 @@ def merge(paths: Sequence[Path], target: Path) -> Results:
     for path, results in shards:
         _check_shard(path, results, shards[0])
     runs = [results for _, results in shards]
+    _check_whole([claim.claim for run in runs for claim in run.claims], runs[0].header)
     try:
         with ResultsWriter(target) as writer:
             for row in _merge_rows(runs):
@@ -67,10 +68,21 @@ def _check_shard(path: Path, results: Results, first: tuple[Path, Results]) -> N
         raise ResultsError(f"{path}: shard {results.header.shard} is incomplete; run it again")
     if broken := [problem for problem in results.problems if problem not in results.footer.problems]:
         raise ResultsError(f"{path}: disagrees with itself: {broken[0]}")
+    if not results.header.sources_sha256:
+        raise ResultsError(f"{path}: does not say which sources it is of: the other shards may be of others")
     ours, theirs = (encode(_without_bundle(header)) for header in (results.header, first[1].header))
     for key in sorted({*ours, *theirs} - _OWN):
         if ours.get(key) != theirs.get(key):
             raise ResultsError(f"{path}: {key} is {ours.get(key)!r}; {first[0]} has {theirs.get(key)!r}: another run")
+
+
+def _check_whole(names: Sequence[str], header: Header) -> None:
+    """Raise ResultsError if claims are missing from a run that selected none."""
+    if not header.options.get("claim") and digest_ids(names) != header.claims_sha256:
+        raise ResultsError(
+            f"the shards have {len(names)} of {header.claims_in_config} claims, or other ones: a shard has lost rows; "
+            "run it again"
+        )
 
 
 def _without_bundle(header: Header) -> Header:
@@ -101,6 +113,7 @@ def _merge_headers(runs: Sequence[Results]) -> Header:
         shard=None,
         versions=_merge_versions(headers),
         claims=sum(header.claims for header in headers),
+        resumed=sum(header.resumed for header in headers),
         started=min(header.started for header in headers),
         platform="; ".join(dict.fromkeys(header.platform for header in headers)),
         cpu="; ".join(dict.fromkeys(header.cpu for header in headers)),

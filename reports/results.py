@@ -106,16 +106,6 @@ class Results:
         return sum(row.runs for row in self.judged)
 
     @property
-    def cached(self) -> int:
-        """Number of runs of claims and models that came from a cache."""
-        return sum(row.cached for row in self.judged)
-
-    @property
-    def share_cached(self) -> float:
-        """Share of the cached runs in all runs, from 0 to 1."""
-        return self.cached / max(self.runs + self.cached, 1)
-
-    @property
     def waived(self) -> int:
         """Number of waived claims, whatever their verdicts."""
         return sum(claim.waived for claim in self.claims)
@@ -203,7 +193,7 @@ def comparable(results: Results, *others: Results) -> list[dict[str, object]]:
     varying = {check.claim for run in runs for check in run.checks if check.is_nondeterministic}
     rows: list[Row] = [results.header, *results.checks, *results.claims, *results.models, *results.measurements]
     plain = [
-        encode(_forget_cache(row))
+        encode(_forget_work(row))
         for row in rows
         if not (isinstance(row, Check | Measurement) and _get_subject(row) in varying)
     ]
@@ -211,12 +201,12 @@ def comparable(results: Results, *others: Results) -> list[dict[str, object]]:
     return sorted(stable, key=lambda row: json.dumps(row, sort_keys=True))
 
 
-def _forget_cache(row: Row) -> Row:
-    """Return a row without what differs with a cache: the counts of work, and the option."""
-    if isinstance(row, ClaimResult | ModelResult):
-        return dataclasses.replace(row, lowerings=0, runs=0, cached=0)
+def _forget_work(row: Row) -> Row:
+    """Return a row without what was done for it, how often, and in which run."""
     if isinstance(row, Header):
-        return dataclasses.replace(row, options={k: v for k, v in row.options.items() if k != "cache"})
+        return dataclasses.replace(row, resumed=0)
+    if isinstance(row, ClaimResult | ModelResult):
+        return dataclasses.replace(row, lowerings=0, runs=0)
     return row
 
 
@@ -311,7 +301,7 @@ def _audit(header: Header, rows: Sequence[Row], digest: str, cut_at: int | None)
         measurements=tuple(sorted(_select(Measurement, rows), key=lambda row: (row.topic, row.subject))),
         footer=footer,
     )
-    problems = [*_check_rows(results)]
+    problems = [*check_rows(results)]
     if footer is not None:
         problems += [*_check_totals(results, footer, digest), *_check_ending(results, footer), *footer.problems]
     else:
@@ -337,7 +327,8 @@ def _select(kind: type[Data], rows: Sequence[Row]) -> tuple[Data, ...]:
     return tuple(row for row in rows if isinstance(row, kind))
 
 
-def _check_rows(results: Results) -> Iterator[str]:
+def check_rows(results: Results) -> Iterator[str]:
+    """Yield how the rows of a file contradict each other."""
     names = [("claim", claim.claim) for claim in results.claims] + [("model", row.model) for row in results.models]
     for (kind, name), count in Counter(names).items():
         if count > 1:
@@ -354,7 +345,7 @@ def _check_rows(results: Results) -> Iterator[str]:
         verdict, name = verdicts.get(check.claim), f"{check.stage}/{check.rule}"
         if verdict is None and results.footer is not None:
             yield f"check {name} names claim {check.claim!r}, which has no claim row"
-        elif verdict is not None and check.failed and verdict.rank > check.verdict.rank:
+        elif verdict is not None and verdict.rank > check.verdict.rank:
             yield f"claim {check.claim!r} is {verdict}, but its check {name} says {check.verdict}"
 
 

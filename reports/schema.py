@@ -184,6 +184,10 @@ class Header:
     """What else the backend declares, where that is not the default: it decides what a right result is."""
     shard: Shard | None = None
     """Part of the run that this file holds; None for a whole run."""
+    sources_sha256: str = ""
+    """Digest of the files that the backend's code, and the suite's, came from; "" if they cannot be told."""
+    resumed: int = 0
+    """Number of claims and models that an earlier run judged, and whose rows were taken over (``--resume``)."""
     claims_sha256: str = ""
     """Digest of the sorted IDs of all claims of the config, each followed by a newline."""
     detection: dict[str, dict[str, Scalar]] = field(default_factory=dict)
@@ -266,8 +270,6 @@ class Judged:
     """Number of times that the backend's process was asked to lower a model."""
     runs: int = 0
     """Number of runs of lowered models that the backend's process made."""
-    cached: int = 0
-    """Number of runs that were not made, as their answers came from the cache (``--cache``)."""
 
     @property
     def id(self) -> str:

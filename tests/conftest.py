@@ -71,6 +71,7 @@ class Runs:
             "options": {"strict": False, "jobs": 4}, "config_name": "qnnpack_config",
             "config_sha256": "ab" * 32,
             "claims": 1, "claims_in_config": 404, "pairs": 202, "started": "2025-01-02T03:04:05+00:00",
+            "sources_sha256": "ef" * 32,
         }  # fmt: skip
         return row | changes
 

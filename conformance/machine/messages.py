@@ -55,8 +55,6 @@ class Tally:
     """Number of times that a process was asked to lower a model."""
     runs: int = 0
     """Number of runs of lowered models that a process has answered, with those that raised."""
-    cached: int = 0
-    """Number of runs whose answers were taken from the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

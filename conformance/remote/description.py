@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from backends.base import Backend, Capabilities, Representation, Requantize, RoundingMode, Taken
+from backends.base import REMOVED_CAPABILITIES, Backend, Capabilities, Representation, Requantize, RoundingMode, Taken
 from backends.discovery import describe_error
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.limits import LimitsError, check_limits
@@ -38,6 +38,7 @@ class Description:
 
     ``own``: the IDs of claims that need the vendor's own classes or functions: of the pattern, of its fusion or root;
     all claims if the vendor ``prepares`` models its own way. ``has_quantizer``: it gives a torchao Quantizer.
+    ``sources``: the files and folders that its code comes from; None: they cannot be told.
     ``preparation`` is known where its code is imported.
     """
 
@@ -52,6 +53,7 @@ class Description:
     own: frozenset[str] = frozenset()
     prepares: bool = False
     has_quantizer: bool = False
+    sources: tuple[str, ...] | None = None
     preparation: Preparation = OWN_OF_THE_SUITE
 
 
@@ -103,7 +105,15 @@ def _ask(backend: Backend, method: str) -> Any:
     try:
         return getattr(backend, method)()
     except _FAULTS as error:
-        raise DescriptionError(f"{method}() raised {describe_error(error)}") from error
+        raise DescriptionError(f"{method}() raised {describe_error(error)}{_find_remedy(error)}") from error
+
+
+def _find_remedy(error: BaseException) -> str:
+    """Say what to do about a field of Capabilities that was removed; "" for any other error."""
+    for name, remedy in REMOVED_CAPABILITIES.items():
+        if isinstance(error, TypeError) and f"unexpected keyword argument '{name}'" in str(error):
+            return f"; Capabilities has no {name} any more: {remedy}"
+    return ""
 
 
 # -- capabilities -----------------------------------------------------------------------------------------------------
@@ -188,9 +198,10 @@ def _read_description(data: Mapping[str, Any]) -> Description:
         if prepares or claim.id in registered or needs_own_code(claim)
     }
     versions = {str(key): str(value) for key, value in data["versions"].items()}
+    sources = data.get("sources")
     return replace(
         known, versions=versions, capabilities=capabilities, config=config, own=frozenset(own), prepares=prepares,
-        has_quantizer=bool(data.get("has_quantizer")),
+        has_quantizer=bool(data.get("has_quantizer")), sources=None if sources is None else tuple(map(str, sources)),
     )  # fmt: skip
 
 

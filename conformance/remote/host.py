@@ -84,14 +84,6 @@ class Host:
         answer.pop("mark")  # which differs from process to process
         return answer
 
-    def list_sources(self) -> list[str]:
-        """Return the files and folders from which the process runs code. Raises HostError if they cannot be found."""
-        self.describe()  # which imports what a backend imports late
-        answer = self._ask("sources", during="the backend's sources could not be listed")
-        if "error" in answer:
-            raise HostError(str(answer["text"]))
-        return [str(place) for place in answer["places"]]
-
     def warm(self) -> str:
         """Have the backend warm up; return what there is to warn of, or "". Raises HostError."""
         self.start()

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -52,7 +53,8 @@ def run_host(spec: str, control: socket.socket, output: int, *, needs_lower: boo
         settle(output)
         leave_files(control.fileno(), output)
         stand_guard()
-        _serve(control, spec, _load(spec, control, needs_lower), output)
+        before = frozenset(sys.modules)
+        _serve(control, spec, _load(spec, control, needs_lower), output, before)
         status = 0
     except SystemExit as leaving:
         status = exit_status_of(leaving)
@@ -73,15 +75,13 @@ def _load(spec: str, control: socket.socket, needs_lower: bool) -> Backend:
     return backend
 
 
-def _serve(control: socket.socket, spec: str, backend: Backend, output: int) -> None:
+def _serve(control: socket.socket, spec: str, backend: Backend, output: int, before: frozenset[str]) -> None:
     """Answer the judge's requests, one after the other: a mark that the answer repeats, a command, its arguments."""
     workers: dict[str, list[int]] = {}
     for mark, command, arguments, received in _receive_commands(control):
         answer: dict[str, Any] = {}
         if command == "describe":
-            answer = _describe(backend)
-        elif command == "sources":
-            answer = _list_sources(spec, backend)
+            answer = _describe(spec, backend, before)
         elif command == "warm":
             answer = {"warning": _warm_up(backend)}
         elif command == "fork":
@@ -130,19 +130,15 @@ def _end_all(workers: list[int]) -> None:
             _wait_for(pid, PATIENCE)
 
 
-def _describe(backend: Backend) -> dict[str, Any]:
+def _describe(spec: str, backend: Backend, before: frozenset[str]) -> dict[str, Any]:
     try:
-        return describe(backend)
+        said = describe(backend)
     except DescriptionError as error:
         return {"error": "description", "text": f"backend {backend.name}: {error}"}
-
-
-def _list_sources(spec: str, backend: Backend) -> dict[str, Any]:
     module = find_target(spec)[0].partition(":")[0]
-    try:
-        return {"places": list_sources(module, type(backend).__module__)}
-    except SourcesError as error:
-        return {"error": "sources", "text": f"backend {backend.name}: {error}"}
+    with contextlib.suppress(SourcesError):  # they are then not among what it says: no file can be bound to them
+        said["sources"] = list_sources(module, type(backend).__module__, before)
+    return said
 
 
 def _warm_up(backend: Backend) -> str:

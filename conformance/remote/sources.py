@@ -9,7 +9,6 @@ import sys
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator
 from importlib.machinery import all_suffixes
-from importlib.metadata import distributions
 from pathlib import Path
 from types import ModuleType
 
@@ -23,8 +22,10 @@ class SourcesError(Exception):
     """The sources of a module cannot be found, or not be read; one line."""
 
 
-def list_sources(spec_module: str, backend_module: str) -> list[str]:
+def list_sources(spec_module: str, backend_module: str, before: Collection[str] = ()) -> list[str]:
     """Return the files and folders that this process has imported code from, for a backend of these modules.
+
+    ``before``: names of the modules that were imported before the backend's, for something else.
 
     Of a package that is its outermost folder. Left out are Python's own library, the suite, and what is installed, but
     for the backend's own package; beside a backend's single module lies what it may yet import. Raises SourcesError.
@@ -32,7 +33,7 @@ def list_sources(spec_module: str, backend_module: str) -> list[str]:
     own = {name.partition(".")[0] for name in (spec_module, backend_module)}.difference(SUITE)
     places = {place for name in own for place in _list_own(name)}
     others = {name: module for name, module in sys.modules.items() if "." not in name}
-    for name in others.keys() - own - _NO_SOURCES.union(SUITE):
+    for name in others.keys() - own - _NO_SOURCES.union(SUITE, before):
         places.update(place for place in _list_places(others[name]) if not _is_installed(place))
     return sorted(places)
 
@@ -67,17 +68,6 @@ def _is_installed(place: str) -> bool:
 def _find_installed() -> tuple[str, ...]:
     """Return how the paths of all that is installed begin."""
     return tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-
-
-def covers(places: Iterable[str], found: Iterable[str]) -> bool:
-    """Tell whether each of the places found is one of these, or lies below one."""
-    known = [Path(place) for place in places]
-    return all(any(Path(each).is_relative_to(place) for place in known) for each in found)
-
-
-def list_installed() -> list[str]:
-    """Return the installed packages with their versions."""
-    return sorted({f"{each.metadata['Name']} {each.version}" for each in distributions()})
 
 
 def digest_sources(places: Iterable[str | Path], left_out: Collection[Path] = ()) -> str:

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from backends.base import QuantizerRequest, UnsupportedPattern
 from conformance.annotations.probe import BothPlaces, Probe
@@ -66,10 +66,6 @@ class RemoteWorker:
         """Return a number for a further model."""
         self._numbered += 1
         return self._numbered
-
-    def list_sources(self) -> list[str]:
-        """Return the files and folders from which the process runs code by now."""
-        return [str(place) for place in self.ask(Frame(head={"do": "sources"}, pieces=[])).head["places"]]
 
     def annotate(self, request: QuantizerRequest, probes: Mapping[str, Probe]) -> dict[str, BothPlaces] | None:
         """Have models annotated, and return the readings."""
@@ -140,18 +136,8 @@ class RemoteWorker:
         raise LostProcess(ending, message, text=text, is_alone=self.served == 1)
 
 
-class Dialogue(Protocol):
+class Dialogue:
     """What is asked of one lowered model, and answered: first that it be lowered."""
-
-    def ask(self, request: Frame) -> Frame:
-        """Send a request and return the answer. Raises what the backend's code raised, or LostProcess."""
-
-    def lose(self, message: str) -> NoReturn:
-        """Give up a process whose answer cannot be read. Raises LostProcess."""
-
-
-class WorkerDialogue:
-    """A dialogue with a process."""
 
     def __init__(self, worker: RemoteWorker) -> None:
         self._worker = worker

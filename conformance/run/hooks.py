@@ -6,8 +6,8 @@ Two doors register them: ``conformance/conftest.py`` for a path, `fx_quant_confo
 from __future__ import annotations
 
 import os
+import signal
 import sys
-import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from conformance.run.options import register
 from conformance.run.progress import Progress
 from conformance.run.recorder import PAYLOAD, Recorder
 from conformance.run.resume import read_earlier
-from conformance.run.session import DESCRIPTION, LEFT, SCOPE, Run, limit_run, preflight, raise_usage_error_for, run_of
+from conformance.run.session import DESCRIPTION, DONE, Run, limit_run, preflight, raise_usage_error_for, run_of
 from reports.results import ResultsError
 
 NAME = "fx-quant-conformance-hooks"
@@ -71,8 +71,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             earlier = read_earlier(run)
         with raise_usage_error_for(ElsewhereError):
             remove_calls(run.options.report_dir)
-        ends_at = None if run.options.deadline is None else time.time() + run.options.deadline
-        config.stash[_RECORDER] = Recorder(limit_run(config, run, earlier.rows, ends_at), earlier)
+        config.stash[_RECORDER] = Recorder(limit_run(config, run, earlier.rows), earlier)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends the run as Ctrl-C does, with its report
     return None
 
 
@@ -158,8 +158,7 @@ class Controller:
         """Give a worker what the backend says of itself, as it asks no process of its own, and what is left to do."""
         backend = self._run.backend
         node.workerinput[DESCRIPTION] = backend.text if isinstance(backend, RemoteBackend) else ""
-        node.workerinput[SCOPE] = self._run.scope
-        node.workerinput[LEFT] = [sorted(self._run.done), self._run.ends_at]
+        node.workerinput[DONE] = sorted(self._run.done)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: object, ids: Sequence[str]) -> None:

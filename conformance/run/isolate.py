@@ -6,10 +6,8 @@ import warnings
 from dataclasses import replace
 
 from conformance.machine.isolation import CAN_FORK, InProcess
-from conformance.remote.cached import CachingBackend
 from conformance.remote.client import RemoteBackend
 from conformance.remote.host import Host, HostError
-from conformance.run.caching import folder_of
 from conformance.run.elsewhere import CommandBackend
 from conformance.run.exercise import SHARES, WORTH_WARMING, Bailiff, Court, make_bailiff, make_server, warm
 from conformance.run.session import Run
@@ -39,7 +37,4 @@ def make_isolation(run: Run) -> Court:
         warnings.warn(text, stacklevel=2)
     share, limit = SHARES[options.profile], options.claim_timeout
     remote = RemoteBackend(backend.description, host, share=share, limit=limit)
-    if options.cache is not None:
-        folder = folder_of(options, run.scope)
-        remote = CachingBackend(backend.description, host, folder, share=share, limit=limit)
     return make_bailiff(replace(run, backend=remote), host)

@@ -93,7 +93,7 @@ def _note_lost_measuring(model: ModelResult, work: WorkResult) -> ModelResult:
 def _count(result: AnyJudged, work: WorkResult) -> AnyJudged:
     """Return a row with what was done for it; nothing is known where its process could not say."""
     tally = next((message for message in work.messages if isinstance(message, Tally)), Tally())
-    return replace(result, lowerings=tally.lowerings, runs=tally.runs, cached=tally.cached)
+    return replace(result, lowerings=tally.lowerings, runs=tally.runs)
 
 
 def find_problems(run: Run, header: Header, seen: Mapping[str, VerdictSeen]) -> tuple[list[str], list[str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from heapq import nlargest
@@ -136,21 +136,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "K/N",
         "help": "run the K-th of N parts of the selection; python -m reports merge joins the results",
     },
-    "--deadline": {
-        "type": _parse_seconds,
-        "metavar": "SECONDS",
-        "help": "begin no claim, model or measurement after this time, and end the run as INCOMPLETE, with its report; "
-        "--resume runs the rest",
-    },
     "--resume": {
         "metavar": "FILE",
         "help": "results.jsonl of an earlier run of the same kind, such as one that was stopped: what it has judged is "
         "taken from it, and only the rest is run; waivers may have changed",
-    },
-    "--cache": {
-        "metavar": "DIR",
-        "help": "keep the backend's answers in this folder, and take from it those to the same models and inputs, if "
-        "backend, versions, suite and processor are the same; the report and a certificate say how many",
     },
     "--baseline": {
         "metavar": "FILE",
@@ -181,10 +170,9 @@ class Options:
     ``claim_timeout`` is in seconds, for one claim or job.
     ``without_execution_evidence`` lets UNSHOWN pass. ``waivers`` replaces the backend's own file; ``no_waivers``
     ignores both. ``isa`` is a name of ``conformance.machine.isa.LEVELS``; None: what the CPU has. ``outputs``: what a
-    device handed in. ``shard``: which part of how many is run; None: all. ``deadline``: seconds after which no more is
-    begun. ``resume``: the results of an earlier run, which are taken over. ``cache``: where answers are kept; None:
-    nowhere. ``baseline``: the results of a run with which the report compares, ``any_profile``: also if it is of
-    another profile.
+    device handed in. ``shard``: which part of how many is run; None: all. ``resume``: the results
+    of an earlier run, which are taken over. ``baseline``: the results of a run with which the report compares,
+    ``any_profile``: also if it is of another profile.
     """
 
     backend: str
@@ -203,9 +191,7 @@ class Options:
     isa: str | None = None
     outputs: Path | None = None
     shard: Shard | None = None
-    deadline: float | None = None
     resume: Path | None = None
-    cache: Path | None = None
     baseline: Path | None = None
     any_profile: bool = False
 
@@ -233,11 +219,29 @@ class Options:
         return " ".join([*words, "--claim", shlex.quote(claim_id)])
 
 
+REMOVED = {
+    "--cache": "answers are not kept any more; --resume takes over what an earlier run has judged",
+    "--deadline": "stop the run with Ctrl-C or SIGTERM, which end it with its report, and go on with --resume",
+}
+"""Options of earlier versions, and what to do instead."""
+
+
 def register(parser: pytest.Parser) -> None:
     """Add the suite's options to pytest's."""
     group = parser.getgroup("conformance")
     for name, settings in OPTIONS.items():
         group.addoption(name, **settings)
+    for name in REMOVED:
+        group.addoption(name, type=_refuse_removed(name), help=argparse.SUPPRESS)
+
+
+def _refuse_removed(name: str) -> Callable[[str], str]:
+    """Return a type of an option that was removed: it refuses each value, and says what to do instead."""
+
+    def refuse(value: str) -> str:
+        raise argparse.ArgumentTypeError(f"is gone: {REMOVED[name]}")
+
+    return refuse
 
 
 def read_options(config: pytest.Config) -> Options:
@@ -271,9 +275,7 @@ def read_options(config: pytest.Config) -> Options:
         isa=option.isa,
         outputs=Path(option.outputs) if option.outputs else None,
         shard=option.shard,
-        deadline=option.deadline,
         resume=Path(option.resume).absolute() if option.resume else None,
-        cache=Path(option.cache).absolute() if option.cache else None,
         baseline=Path(option.baseline).absolute() if option.baseline else None,
         any_profile=option.any_profile,
     )

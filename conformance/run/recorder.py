@@ -9,6 +9,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -93,7 +94,7 @@ class Recorder:
         if self._header is not None or (not found and not self._has_no_work):
             return
         units = self._run.units
-        self._header = self._run.make_header()
+        self._header = replace(self._run.make_header(), resumed=len(self._earlier.rows))
         self._writer.write(self._header)
         self._waiting = set(units)
         for name, rows in self._earlier.rows.items():
@@ -135,8 +136,6 @@ class Recorder:
         problems, notes = find_problems(self._run, self._header, self._seen)
         problems += _describe_left_out(self._left_out)
         notes += self._earlier.describe(len(self._run.units))
-        if not complete and self._run.ends_at is not None and time.time() >= self._run.ends_at:
-            problems.append(f"--deadline: {len(self._waiting)} were not begun; --resume={self._writer.path} runs them")
         if change := find_change(ROOT):
             notes.append(f"the suite is not as it was released: {change}")
         status = int(pytest_status) or (0 if complete and self._all_pass and not problems else 1)

@@ -13,15 +13,16 @@ from pathlib import Path
 from conformance.pipeline.job import Job
 from conformance.run.judging import rule_again
 from conformance.run.session import Run, Unit
+from conformance.stages.stage import stages_of
 from reports.codec import encode
-from reports.results import Results, ResultsError, read_results
+from reports.results import Results, ResultsError, check_rows, read_results
 from reports.schema import Footer, Header, Measurement, Row
 from reports.text import spell_count
 from reports.verdicts import Outcome
 
 KEPT = "results.resumed.jsonl"
 """Name of the earlier file if the new one takes its place."""
-_MAY_DIFFER = frozenset({"started", "platform", "waivers", "findings"})
+_MAY_DIFFER = frozenset({"started", "platform", "waivers", "findings", "resumed"})
 """Header fields in which the two parts may differ."""
 
 
@@ -73,9 +74,11 @@ def read_earlier(run: Run) -> Earlier:
 
 
 def _check_same(path: Path, results: Results, header: Header) -> None:
-    for problem in results.problems:
-        if problem.startswith("the footer's "):  # its totals, or its digest; the header's are those of the whole run
-            raise ResultsError(f"{path}: disagrees with itself: {problem}")
+    totals = (each for each in results.problems if each.startswith("the footer's "))  # the header's are of a whole run
+    for problem in (*check_rows(results), *totals):
+        raise ResultsError(f"{path}: disagrees with itself: {problem}")
+    if not results.header.sources_sha256:
+        raise ResultsError(f"{path}: does not say which sources it is of; run everything, without --resume")
     earlier, now = encode(results.header), encode(header)
     for key in sorted({*earlier, *now} - _MAY_DIFFER):
         if earlier.get(key) != now.get(key):
@@ -86,14 +89,15 @@ def _check_same(path: Path, results: Results, header: Header) -> None:
 def _take(run: Run, results: Results, header: Header) -> Iterator[tuple[str, tuple[Row, ...]]]:
     """Yield the finished units with their rows, as today's waivers rule on them.
 
-    A unit that waivers no longer cover is left out: its run writes the script. So is a fuzz job if the waivers differ,
-    as it draws no pattern that they cover, and a measuring job of a run that was stopped: no row says that it ended.
+    Left out is a claim that has not a check of each stage, and a unit that waivers no longer cover: its run writes the
+    script. So is a fuzz job if the waivers differ, as it draws no pattern that they cover, and a measuring job of a run
+    that was stopped: no row says that it ended.
     """
-    checks, units = results.checks_by_claim(), run.units
+    checks, units, stages = results.checks_by_claim(), run.units, list(stages_of(run.backend))
     measured = _group(results.measurements, units)
     has_same_waivers = results.header.waivers == header.waivers
     for claim in results.claims:
-        if claim.claim in units:
+        if claim.claim in units and [check.stage for check in checks[claim.claim]] == stages:
             ruled = rule_again(run, claim, checks[claim.claim])
             if ruled.passes or not claim.passes:
                 yield claim.claim, (*checks[claim.claim], *measured.get(claim.claim, ()), ruled)

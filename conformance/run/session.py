@@ -36,7 +36,7 @@ from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
 from conformance.remote.description import DescriptionError, Limit, read_description
 from conformance.remote.host import Host, HostError
-from conformance.run.caching import check_cache, find_scope
+from conformance.remote.sources import SUITE, SourcesError, digest_sources
 from conformance.run.elsewhere import COMMAND, VECTORS, ElsewhereError, adopt_bundle, open_command, open_vectors
 from conformance.run.findings import read_findings
 from conformance.run.options import ROOT, Options, read_options, select_ids
@@ -54,10 +54,8 @@ JOB_SOURCES = (fuzz.jobs, whole_models.jobs, fingerprint.jobs, unclaimed.jobs)
 _RUN = pytest.StashKey["Run"]()
 DESCRIPTION = "conformance_backend"
 """Key of what the backend says of itself, in what a worker gets from the controlling process."""
-LEFT = "conformance_left"
-"""Key of what is done, and of the time at which the run ends, in what a worker gets."""
-SCOPE = "conformance_scope"
-"""Key of the name of the run's folder in the cache, in what a worker gets."""
+DONE = "conformance_done"
+"""Key of the IDs that an earlier run has judged, in what a worker gets."""
 _FAULTS = (Exception, SystemExit)
 _FORMS: dict[Representation, Literal["QUANTIZED", "DECOMPOSED", "EXPORTED"]] = {
     Representation.QUANTIZED: "QUANTIZED",
@@ -75,8 +73,7 @@ class Run:
 
     ``claims`` are those of the whole config, ``jobs`` those of the profile; ``selected`` are the IDs to run, ``known``
     all that the backend has in any profile. ``findings`` are the texts of what the waivers name. ``done``: the selected
-    IDs that an earlier run has judged. ``ends_at``: the time after which no more begins, in seconds of `time.time`.
-    ``scope``: the folder of the run's answers in the cache; "": it has none.
+    IDs that an earlier run has judged. ``sources_sha256``: the digest of the files that the backend's code comes from.
     """
 
     options: Options
@@ -90,8 +87,7 @@ class Run:
     waiver_file: Path | None
     findings: Mapping[str, str] = field(default_factory=dict)
     done: Collection[str] = frozenset()
-    ends_at: float | None = None
-    scope: str = ""
+    sources_sha256: str = ""
 
     @property
     def units(self) -> dict[str, Unit]:
@@ -142,7 +138,6 @@ class Run:
                 "without_execution_evidence": options.without_execution_evidence,
                 "isa": options.isa,
                 "outputs": None if options.outputs is None else str(options.outputs),
-                "cache": options.cache is not None,
             },
             config_name=self.config_name,
             config_sha256=config_digest(self.claims),
@@ -156,6 +151,7 @@ class Run:
             findings=dict(self.findings),
             limits=describe_limits(backend.capabilities().limits),
             capabilities=_describe_capabilities(backend.capabilities()),
+            sources_sha256=self.sources_sha256,
             claims_sha256=digest_ids(claim.id for claim in self.claims),
             shard=options.shard,
             detection=read_detection_power(),
@@ -190,7 +186,6 @@ def preflight(config: pytest.Config) -> Run | int | None:
         return None
     with raise_usage_error_for(ElsewhereError):
         options = adopt_bundle(read_options(config))
-    check_cache(options)
     given: dict[str, Any] | None = getattr(config, "workerinput", None)
     is_worker = given is not None
     backend = find_described(options, None if given is None else given[DESCRIPTION])
@@ -210,14 +205,25 @@ def preflight(config: pytest.Config) -> Run | int | None:
     if getattr(config.option, "timeout", None) is None:
         config.option.timeout = 0  # pytest-timeout's: the suite has its own limits
     if given is not None:
-        return limit_run(config, replace(run, scope=given[SCOPE]), *given[LEFT])
-    scope = find_scope(options, backend) if isinstance(backend, RemoteBackend) else ""
-    return limit_run(config, replace(run, scope=scope))
+        return limit_run(config, run, given[DONE])
+    return limit_run(config, replace(run, sources_sha256=_digest_sources(options, backend)))
 
 
-def limit_run(config: pytest.Config, run: Run, done: Iterable[str] = (), ends_at: float | None = None) -> Run:
-    """Make a run that of this process; return it. ``done``, ``ends_at``: as Run has them."""
-    config.stash[_RUN] = limited = replace(run, done=frozenset(done), ends_at=ends_at)
+def _digest_sources(options: Options, backend: Backend) -> str:
+    """Return the digest of the files of the suite and of the backend's code; "" if these cannot be told."""
+    places = backend.description.sources if isinstance(backend, RemoteBackend) else None
+    if places is None:
+        return ""
+    left_out = [path for path in (options.report_dir, backend.waivers) if path is not None]
+    try:
+        return digest_sources([*(ROOT / name for name in SUITE), *places], left_out)
+    except SourcesError:
+        return ""
+
+
+def limit_run(config: pytest.Config, run: Run, done: Iterable[str] = ()) -> Run:
+    """Make a run that of this process; return it. ``done``: as Run has it."""
+    config.stash[_RUN] = limited = replace(run, done=frozenset(done))
     return limited
 
 

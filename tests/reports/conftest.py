@@ -61,7 +61,7 @@ class Made:
             "backend": "npu", "versions": {"npu_compiler": "1.2"}, "torch": "2.13.0+cpu", "python": "3.11.9",
             "platform": "Linux-6.1-x86_64", "cpu": "Some CPU @ 2.60GHz", "cpu_flags": ["avx2", "avx512_vnni"],
             "engine": "", "representation": "DECOMPOSED", "seed": 7, "profile": "full",
-            "options": {"backend": "npu", "strict": False, "cache": True},
+            "options": {"backend": "npu", "strict": False},
             "config_name": "npu config", "config_sha256": "ab" * 32,
             "claims": 8, "claims_in_config": 9, "pairs": 9, "started": "2026-11-01T03:04:05+00:00", "isa": "avx2",
             "isolation": "fork", "waivers": {"file": "npu.toml", "sha256": "cd" * 32},
@@ -141,7 +141,7 @@ class Made:
             seconds=9.5,
             cases=30,
             statistics={"distances": [10, 20, 30, 40, 50, 0, 0, 0, 0, 0, 0, 0, 0], "sqnr_db": 48.25, "span_lsb": 255.0},
-            of={"lowerings": 8, "runs": 1500, "cached": 4500},
+            of={"lowerings": 8, "runs": 1500},
         )
         rows += self._claim(
             "torch.reshape",

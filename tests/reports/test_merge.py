@@ -9,7 +9,7 @@ import pytest
 
 from reports.__main__ import main
 from reports.merge import merge
-from reports.results import ResultsError, comparable, read_results
+from reports.results import ResultsError, comparable, digest_ids, read_results
 from reports.verdicts import Outcome
 
 
@@ -29,7 +29,32 @@ def claim(runs: Any, number: int) -> list[Any]:
     return [runs.check(name), runs.claim(name, pattern=f"nn.Op{number % 5}")]
 
 
-WHOLE = {"claims_in_config": 12, "pairs": 5}
+WHOLE = {
+    "claims_in_config": 12, "pairs": 5, "claims_sha256": digest_ids(f"claim {number:02}" for number in range(12)),
+}  # fmt: skip
+
+
+def test_a_shard_that_has_lost_rows_is_refused(runs: Any) -> None:
+    """Before, three shards of which two were emptied, header and totals with them, were PASS with 4 of 12 claims."""
+    paths = [shards(runs)[0], *(runs.lines([], shard={"place": place, "of": 3}, **WHOLE) for place in (2, 3))]
+    told = "the shards have 4 of 12 claims, or other ones: a shard has lost rows; run it again"
+    with pytest.raises(ResultsError, match=told):
+        merge(paths, runs.directory / "all.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("sources", "told"), [("12" * 32, "sources_sha256 is '1212"), ("", "does not say which sources it is of")]
+)
+def test_shards_of_other_sources_are_refused(runs: Any, sources: str, told: str) -> None:
+    """Before, a kernel that was edited between two shards was merged with what the other one showed."""
+    paths = [*shards(runs)[:2], shard(runs, 3, 3, sources_sha256=sources)]
+    with pytest.raises(ResultsError, match=told):
+        merge(paths, runs.directory / "all.jsonl")
+
+
+def test_the_merged_file_counts_what_earlier_runs_judged(runs: Any) -> None:
+    paths = [shard(runs, place, 3, resumed=place) for place in (1, 2, 3)]
+    assert merge(paths, runs.directory / "all.jsonl").header.resumed == 6
 
 
 def test_shards_together_are_the_whole(runs: Any) -> None:

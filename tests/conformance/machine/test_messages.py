@@ -75,7 +75,7 @@ SENT: tuple[Message, ...] = (
     Begin(stage="refusal"),
     Trace(decisions=[{"node": "x", "count": 1}], graphs={"float model": "x = input\nreturn x"}),
     Trace(),
-    Tally(lowerings=2, runs=30, cached=4),
+    Tally(lowerings=2, runs=30),
     GuardsSeen(names=["lower", "numerics.distance"]),
 )
 

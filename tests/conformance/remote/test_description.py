@@ -41,6 +41,18 @@ def test_a_shipped_config_comes_back_with_the_same_claims(name: str) -> None:
     assert (there.name, there.versions) == (backend.name, backend.versions())
 
 
+class Packs(Good):
+    """Declares what version 0.2.0 had no words for, and later ones have not any more."""
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(packs=False)  # type: ignore[call-arg]
+
+
+def test_a_capability_that_was_removed_is_named_with_what_to_do() -> None:
+    with pytest.raises(DescriptionError, match="no packs any more: each case is lowered alone: leave it out"):
+        describe(Packs())
+
+
 class Squash(nn.Module):
     """A vendor's own module."""
 

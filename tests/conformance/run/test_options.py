@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conformance.run.options import _parse_seconds, default_report_dir, parse_positive, select_ids
-from tests.conformance.support.suite_runs import options
+from tests.conformance.support.suite_runs import options, run
 
 IDS = [
     "nn.Linear/static:in=quint8[0..127]/ptq/x",
@@ -88,3 +88,10 @@ def test_a_limit_is_a_positive_number_of_seconds(text: str) -> None:
     assert _parse_seconds("0.5") == 0.5
     with pytest.raises(argparse.ArgumentTypeError, match="expected a positive number of seconds, found"):
         _parse_seconds(text)
+
+
+@pytest.mark.parametrize(("option", "told"), [("--cache=d", "--resume takes over"), ("--deadline=5", "with --resume")])
+def test_an_option_that_was_removed_says_what_to_do(tmp_path: Path, option: str, told: str) -> None:
+    ran = run(tmp_path, "fakes:Good", option)
+    assert ran.status == 4 and f"{option.partition('=')[0]}: is gone: " in ran.err and told in ran.err
+    assert "Traceback" not in ran.err

@@ -57,7 +57,6 @@ def test_the_header_says_what_was_run(good: Ran, claim_ids: Sequence[str]) -> No
         "max_examples": None,
         "allow_quality": False,
         "without_execution_evidence": False,
-        "cache": False,
     }  # fmt: skip
     assert (header.profile, header.isolation, header.waivers) == ("quick", "fork", {})
     assert header.isa and good.results.footer and good.results.footer.peak_mib
@@ -228,7 +227,9 @@ def test_no_claim_pays_for_what_another_left_behind(tmp_path: Path, profile: str
 
 @pytest.mark.slow
 @BOTH
-def test_an_interrupt_ends_the_run_and_keeps_what_was_judged(tmp_path: Path, workers: str) -> None:
+@pytest.mark.parametrize("how", ["SIGINT to all", "SIGTERM", "SIGTERM to all"])
+def test_an_interrupt_ends_the_run_and_keeps_what_was_judged(tmp_path: Path, workers: str, how: str) -> None:
+    """As a terminal sends SIGINT, to all processes of the command; as `kill` and a service manager send SIGTERM."""
     marker = tmp_path / "process"
     words = command(tmp_path, "fakes:Misbehaves", workers, "--claim=nn.*")
     process = subprocess.Popen(
@@ -237,7 +238,8 @@ def test_an_interrupt_ends_the_run_and_keeps_what_was_judged(tmp_path: Path, wor
     )  # fmt: skip  # a background job of a shell ignores interrupts, and its children with it
     _until(lambda: marker.exists() and marker.read_text() != "")
     _until(lambda: '"kind": "claim"' in (tmp_path / "report" / "results.jsonl").read_text())
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the command
+    name, *to_all = how.split(maxsplit=1)
+    (os.killpg if to_all else os.kill)(process.pid, signal.Signals[name])
     out, _ = process.communicate(timeout=60)
     results = read_results(tmp_path / "report" / "results.jsonl")
     assert process.returncode == 2 and results.outcome is Outcome.INCOMPLETE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from reports.schema import Measurement
 from reports.verdicts import Outcome, Verdict
 from reports.writer import ResultsWriter
 from tests.conformance.support.made_up_runs import Session, checks, model, waiver, work
-from tests.conformance.support.suite_runs import Ran, kill_after_a_claim, run
+from tests.conformance.support.suite_runs import FAKES, REPO, Ran, kill_after_a_claim, run
 
 BOTH = pytest.mark.parametrize("workers", ["-n0", "-n1"])
 WAIVER = """
@@ -51,17 +52,6 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path, workers: str
     whole = run(tmp_path / "whole", "fakes:Waits", both, **given)
     assert comparable(ran.results) == comparable(whole.results)
     assert ran.results.footer and "whose time is not known" in ran.results.footer.notes[0]
-
-
-@BOTH
-def test_a_run_beyond_its_deadline_is_incomplete_and_says_how_to_go_on(tmp_path: Path, good: Ran, workers: str) -> None:
-    ran = run(tmp_path, "fakes:Good", "--deadline=1e-6", workers)
-    path = ran.folder / "results.jsonl"
-    assert ran.status == 1 and ran.results.outcome is Outcome.INCOMPLETE and not ran.results.claims
-    assert f"--deadline: {len(good.results.judged)} were not begun; --resume={path} runs them" in ran.results.problems
-    assert (ran.folder / "report.html").exists()
-    second = resume(tmp_path, "fakes:Good", "--deadline=600", workers)
-    assert second.status == 0 and comparable(second.results) == comparable(good.results)
 
 
 @BOTH
@@ -109,6 +99,58 @@ def test_a_run_of_another_kind_is_refused_and_left_as_it_is(tmp_path: Path, good
     ran = resume(good.folder.parent, "fakes:Good", option)
     assert ran.status == 4 and "--resume: " in ran.err and f"is of another run: {told}" in ran.err
     assert "Traceback" not in ran.err and (good.folder / "results.jsonl").read_bytes() == before
+
+
+def test_a_kernel_that_was_edited_since_is_run_again(tmp_path: Path) -> None:
+    """Before, a kernel that was edited to be wrong passed with the results of the right one."""
+    kernel = tmp_path / "device.py"
+    kernel.write_text("from fakes import Good\n\n\nclass Device(Good):\n    pass\n")
+    given: dict[str, Any] = {"cwd": tmp_path, "PYTHONPATH": os.pathsep.join([str(REPO), str(FAKES), str(tmp_path)])}
+    one = "--claim=nn.Linear/*"
+    right = run(tmp_path, "device:Device", one, **given)
+    assert right.status == 0 and right.results.header.resumed == 0
+    taken = resume(tmp_path, "device:Device", one, **given)
+    assert taken.status == 0 and taken.results.header.resumed == len(taken.results.claims)
+    assert "an earlier run judged them (--resume)" in (taken.folder / "report.html").read_text()
+    kernel.write_text(kernel.read_text() + "    def execution(self, lowered):\n        return None\n")
+    wrong = resume(tmp_path, "device:Device", one, **given)
+    assert wrong.status == 4 and "is of another run: sources_sha256 is " in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"verdict": "REFUTED"', '"verdict": "VERIFIED"', "is VERIFIED, but its check invariance/R-1 says REFUTED"),
+        ('"sources_sha256": "0000', '"sources_sha256_": "0000', "does not say which sources it is of"),
+    ],
+    ids=["verdict", "sources"],
+)  # fmt: skip
+def test_what_is_taken_over_must_agree_with_itself(tmp_path: Path, old: str, new: str, told: str) -> None:
+    """Before, a claim was taken as VERIFIED whose check had failed."""
+    first = Session(tmp_path, ["a"])
+    first.whole(first.claims[0], Verdict.REFUTED, "fail", message="far off")
+    first.finish(1)
+    *lines, _ = first.path.read_text().splitlines()
+    edited = [line.replace(old, new) if '"kind": "check"' not in line else line for line in lines]
+    assert edited != lines
+    path = tmp_path / "earlier.jsonl"
+    path.write_text("\n".join(edited) + "\n")
+    with pytest.raises(ResultsError, match=told):
+        read_earlier(Session(tmp_path, ["a"], resume=path).run)
+
+
+def test_a_claim_without_all_of_its_checks_is_run_again(tmp_path: Path) -> None:
+    first = Session(tmp_path, ["a", "b"])
+    for claim in first.claims:
+        first.whole(claim, Verdict.VERIFIED, "pass")
+    first.finish(0)
+    *lines, _ = first.path.read_text().splitlines()
+    name, other = (claim.id for claim in first.claims)
+    kept = [line for line in lines if f'"claim": "{name}"' not in line or '"stage": "refusal"' not in line]
+    assert len(kept) == len(lines) - 1
+    path = tmp_path / "earlier.jsonl"
+    path.write_text("\n".join(kept) + "\n")
+    assert list(read_earlier(Session(tmp_path, ["a", "b"], resume=path).run).rows) == [other]
 
 
 def test_a_file_that_is_not_there_or_was_edited_is_refused(tmp_path: Path, good: Ran) -> None:

@@ -93,6 +93,7 @@ class Session:
             options=given, backend=fakes.Good(), config_name="c", claims=self.claims,
             jobs=self.jobs, selected=known[:selected], known=known,
             waivers=Waivers(tuple(waivers), TODAY, given.is_complete), waiver_file=None,
+            sources_sha256="0" * 64,
         )  # fmt: skip
         self.path = folder / "results.jsonl"
         self.recorder = Recorder(self.run)
