@@ -30,7 +30,7 @@ commands:
   run DEVICE OUT --backend=NAME
                         run such files by a backend in Python, in a process of its own
   judge DIR OUT         judge what a device handed in for them
-  report COMMAND        make reports and comparisons from results files: render, markdown, compare, history, diff,
+  report COMMAND        make reports and comparisons from results files: render, markdown, compare, diff,
                         merge; "report certify RESULTS.jsonl -o DIR" writes the certificate of a run that passed,
                         and "report verify DIR" checks one
 

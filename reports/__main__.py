@@ -22,7 +22,6 @@ from reports.compare import name_runs, render_board
 from reports.completion import complete
 from reports.description import Opened
 from reports.diff import compare_runs, diff_text, read_baseline
-from reports.history import render_history
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.merge import merge
@@ -35,7 +34,9 @@ from reports.terminal import count_line, summary, verdict_line
 from reports.text import join_lines
 from reports.verdicts import Outcome
 
-OK, FAILED, UNUSABLE, PARTLY = 0, 1, 2, 3
+OK, FAILED, UNUSABLE, PARTLY, USAGE = 0, 1, 2, 3, 4
+REMOVED = {"history": "keep the results file of each run; diff OLD NEW shows what changed between two of them"}
+"""Commands of earlier versions, and what to do instead."""
 BUILD = Path("build")
 """Where the pages of several runs go if nothing else is asked: the folder for what is made."""
 _HOLDS = {OK: "holds", FAILED: "does not hold", PARTLY: "holds as far as it could be checked"}
@@ -45,7 +46,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m reports"
     """Run one command; return the exit status. ``prog``: how the user calls it."""
     parser = _make_parser(prog)
     complete(parser)
-    options = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if words and words[0] in REMOVED:
+        print(f"{prog}: {words[0]} is gone: {REMOVED[words[0]]}", file=sys.stderr)
+        return USAGE
+    options = parser.parse_args(words)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     run: Callable[[argparse.Namespace], int] = options.run
@@ -94,13 +99,6 @@ def _write_reports(options: argparse.Namespace, runs: Sequence[Results]) -> Sequ
         _make_build(page)
         _write_file(page, render_html(run), *options.files)
     return pages
-
-
-def _history(options: argparse.Namespace) -> int:
-    runs = [read_results(path) for path in options.files]
-    _write_page(options, render_history(runs))
-    print(f"{len(runs)} runs in order: {options.output}")
-    return OK
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -250,9 +248,6 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     sub.add_argument("files", type=Path, nargs="+", metavar="FILE")
     _add_output(sub, "OUT.html", BUILD / "scoreboard.html")
     sub.add_argument("--reports", action="store_true", help="write each run's report beside it, and link cells there")
-    sub = add_command(_history, "history", "draw the verdict counts of each backend's runs over commits")
-    sub.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    _add_output(sub, "OUT.html", BUILD / "history.html")
     sub = add_command(_diff, "diff", "show what differs between two runs; status 1 if something got worse")
     sub.add_argument("old", type=Path, metavar="OLD")
     sub.add_argument("new", type=Path, metavar="NEW")

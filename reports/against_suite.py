@@ -26,7 +26,7 @@ _SAME = (
 )  # fmt: skip
 """Fields of the header that follow from suite and backend."""
 _SOFTWARE = ("torch", "versions")
-_BY_JOBS = frozenset({"fingerprint", "unclaimed"})
+_BY_JOBS = frozenset({"fingerprint"})
 """Topics of measurements that have jobs of their own; others belong to claims and models."""
 _MOST_NAMED = 3
 

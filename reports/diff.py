@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 from reports.numbers import Number
-from reports.results import Cause, Results, ResultsError, read_results
+from reports.results import Lead, Results, ResultsError, read_results
 from reports.schema import ClaimResult, Judged
 from reports.selection import select_of_run
 from reports.text import cut_end, cut_middle, join_lines, spell_lsb
@@ -149,7 +149,7 @@ class _Side(NamedTuple):
     """A claim or model in one of the runs."""
 
     row: Judged
-    cause: Cause
+    lead: Lead
 
     @property
     def failing(self) -> int | None:
@@ -157,8 +157,8 @@ class _Side(NamedTuple):
 
 
 def _index(results: Results) -> dict[str, _Side]:
-    causes = results.causes()
-    return {row.id: _Side(row, causes[row.id]) for row in results.judged}
+    leads = results.leads()
+    return {row.id: _Side(row, leads[row.id]) for row in results.judged}
 
 
 def _compare_headers(old: Results, new: Results) -> Iterator[str]:
@@ -196,7 +196,7 @@ def _describe_regression(before: _Side, after: _Side) -> str:
         return f"was {old.verdict}"
     if new.verdict is not old.verdict or new.passes is not old.passes or new.verdict in PASSING:
         return ""
-    if before.cause != after.cause:  # what one rule counts and measures says nothing of another
+    if before.lead != after.lead:  # what one rule counts and measures says nothing of another
         return ""
     if to_size(new.max_lsb) > to_size(old.max_lsb):
         return f"the largest error was {spell_lsb(old.max_lsb)} LSB"
@@ -220,7 +220,7 @@ def _describe_change(before: _Side, after: _Side) -> str:
     old, new = before.row, after.row
     pairs = {
         "verdict": (old.verdict, new.verdict),
-        "rule": (before.cause, after.cause),
+        "rule": (before.lead, after.lead),
         "waived": (old.waived, new.waived),
         "LSB": (spell_lsb(old.max_lsb), spell_lsb(new.max_lsb)),
         "failing cases": (before.failing, after.failing),

@@ -36,7 +36,7 @@ class ResultsError(Exception):
     """A file that cannot be read or written, or runs that do not go together; the message begins with the file."""
 
 
-class Cause(NamedTuple):
+class Lead(NamedTuple):
     """The rule that decided a verdict, and the stage of a claim in which it did; "" where nothing is wrong."""
 
     rule: str = ""
@@ -139,11 +139,11 @@ class Results:
             groups.setdefault(check.claim, []).append(check)
         return {name: tuple(checks) for name, checks in groups.items()}
 
-    def causes(self) -> dict[str, Cause]:
+    def leads(self) -> dict[str, Lead]:
         """Return, by the ID of each claim and model, what decided its verdict."""
-        leads = ((name, leading_check(checks)) for name, checks in self.checks_by_claim().items())
-        causes = {name: Cause(lead.rule, lead.stage) if lead else Cause() for name, lead in leads}
-        return causes | {model.model: Cause(model.rule) for model in self.models}
+        checks = ((name, leading_check(checks)) for name, checks in self.checks_by_claim().items())
+        claims = {name: Lead(check.rule, check.stage) if check else Lead() for name, check in checks}
+        return claims | {model.model: Lead(model.rule) for model in self.models}
 
     def failures(self) -> tuple[ClaimResult, ...]:
         """Return the claims that show a fault and do not pass, worst first, then by ID."""

@@ -357,7 +357,7 @@ class Measurement:
 
     kind: ClassVar[str] = "measurement"
     topic: str
-    """Topic: ``fingerprint``, ``unclaimed``, ``accuracy`` or ``nonfinite``."""
+    """Topic: ``fingerprint``, ``accuracy`` or ``nonfinite``."""
     subject: str
     """The claim, op or model that was measured."""
     values: dict[str, Scalar]

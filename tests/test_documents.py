@@ -38,7 +38,7 @@ FINDINGS = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
 NEEDS_ANOTHER_CPU = 77  # what a finding's script ends with where this CPU takes another kernel
 ENGINES = ("qnnpack", "fbgemm", "x86", "onednn")
 RUNTIMES = ("onnxruntime", "openvino", "inductor", "executorch", "pt2e-x86", "pt2e-xnnpack")
-COMMANDS = ("render", "markdown", "diff", "merge", "compare", "history", "certify", "verify")
+COMMANDS = ("render", "markdown", "diff", "merge", "compare", "certify", "verify")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCS = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
 UPDATE = bool(os.environ.get("UPDATE_GOLDEN"))
@@ -202,11 +202,11 @@ PLAIN = {
     "all claims", "claim or model", "column", "covers", "cpu", "cpu flags", "days left",
     "differences from the baseline", "dtypes", "error", "expires", "fail", "failures", "finding", "first to diverge",
     "is", "options", "pass", "platform", "plots", "reason", "requirement", "seconds", "skip",
-    "slowest claims", "software", "started", "suite", "ticket", "torch", "up to lsb", "version", "waivers in force",
+    "slowest claims", "software", "started", "suite", "ticket", "torch", "up to lsb", "waivers in force",
     "was", "what differs",
 }  # fmt: skip
 """Labels of the reports that say what they mean."""
-PAGES = ("report", "scoreboard", "history")
+PAGES = ("report", "scoreboard")
 
 
 def test_the_glossary_has_every_term_of_the_reports() -> None:
@@ -326,12 +326,6 @@ def test_a_constraint_is_given_for_every_dependency() -> None:
     given = [*project["dependencies"], *(each for group in project["optional-dependencies"].values() for each in group)]
     wanted = {re.split(r"[><=\[ ]", each)[0] for each in given}
     assert len(wanted) > 20 and wanted <= pinned, f"not pinned in constraints.txt: {sorted(wanted - pinned)}"
-
-
-@pytest.mark.slow
-def test_the_benchmark_runs() -> None:
-    done = run("benchmarks/linear_growth.py", "--nodes", "40", "80")
-    assert "time(80 nodes) / time(40 nodes)" in done.stdout, done.stderr
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ DOORS = (
     "backends.lowering.lower_reference", "conformance.vendor.register", "conformance.vendor.Input",
     "reports.results.read_results",
     "reports.html.render_html", "reports.markdown.markdown", "reports.diff.compare_runs", "reports.merge.merge",
-    "reports.compare.render_board", "reports.history.render_history", "reports.certificate.certify",
+    "reports.compare.render_board", "reports.certificate.certify",
     "reports.certificate.verify",
 )  # fmt: skip
 

@@ -23,7 +23,6 @@ from conformance.claims.claim import Claim, config_digest, enumerate_claims
 from conformance.claims.limits import LimitsError, check_limits
 from conformance.claims.preparation import Preparation
 from conformance.claims_of import unclaimed_ops
-from conformance.facts import unclaimed
 from conformance.facts.fingerprint import jobs as fingerprint
 from conformance.fuzz import search as fuzz
 from conformance.machine import isa
@@ -49,7 +48,7 @@ from refimpl.backend_config import as_backend_config
 from reports.results import digest_ids
 from reports.schema import SCHEMA, Header
 
-JOB_SOURCES = (fuzz.jobs, whole_models.jobs, fingerprint.jobs, unclaimed.jobs)
+JOB_SOURCES = (fuzz.jobs, whole_models.jobs, fingerprint.jobs)
 """Functions that list the jobs of a profile, those with the longest jobs first."""
 _RUN = pytest.StashKey["Run"]()
 DESCRIPTION = "conformance_backend"

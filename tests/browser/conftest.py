@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from reports.__main__ import main
-from reports.history import render_history
 from reports.html import render_html
 from tests.conftest import Runs
 
@@ -132,18 +131,6 @@ def _vary(rows: list[Row], backend: str) -> list[Row]:
         claim["verdict"] = worse.get(claim["verdict"], claim["verdict"])
         claim["waived"] = backend == "fbgemm"
     return claims
-
-
-@pytest.fixture
-def history(runs: Any, written: Writing) -> Path:
-    """The history of two backends, one of them with more runs than fit on a screen."""
-
-    def render() -> str:
-        days = [f"2026-{month:02}-{day:02}T03:04:05+00:00" for month in (1, 2) for day in range(1, 13)]
-        many = [runs.results(runs.large(40 + place), started=day) for place, day in enumerate(days)]
-        return render_history([*many, runs.results(runs.large(20), backend="fbgemm")])
-
-    return written("history", render)
 
 
 @pytest.fixture

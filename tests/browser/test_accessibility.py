@@ -28,10 +28,10 @@ def troubled(runs: Any) -> Path:
 
 
 @pytest.fixture
-def pages(report_of: Callable[[int], Path], boards: Path, history: Path, troubled: Path) -> dict[str, Path]:
+def pages(report_of: Callable[[int], Path], boards: Path, troubled: Path) -> dict[str, Path]:
     linked, plain = boards / "linked.html", boards / "plain.html"
     return {
-        "report": report_of(90), "scoreboard": linked, "scoreboard alone": plain, "history": history,
+        "report": report_of(90), "scoreboard": linked, "scoreboard alone": plain,
         "troubled": troubled,
     }  # fmt: skip
 
@@ -43,7 +43,7 @@ def test_the_report_that_is_judged_has_every_part(opened: Any, pages: dict[str, 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["report", "scoreboard", "scoreboard alone", "history", "troubled"])
+@pytest.mark.parametrize("name", ["report", "scoreboard", "scoreboard alone", "troubled"])
 def test_axe_finds_nothing(opened: Any, pages: dict[str, Path], name: str, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
     page = opened(pages[name].as_uri(), color_scheme=scheme)

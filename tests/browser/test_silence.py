@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from reports.compare import render_board
-from reports.history import render_history
 from reports.html import render_html
 
 pytestmark = pytest.mark.slow
@@ -62,7 +61,6 @@ def hostile(runs: Any) -> dict[str, Path]:
     pages = {
         "hostile report": render_html(run, before),
         "hostile scoreboard": render_board([run, before]),
-        "hostile history": render_history([run, before]),
     }
     paths = {name: runs.directory / f"{name}.html" for name in pages}
     for name, path in paths.items():
@@ -71,13 +69,11 @@ def hostile(runs: Any) -> dict[str, Path]:
 
 
 @pytest.fixture
-def pages(report: Path, boards: Path, history: Path, hostile: dict[str, Path]) -> dict[str, Path]:
-    return {"report": report, "scoreboard": boards / "linked.html", "history": history, **hostile}
+def pages(report: Path, boards: Path, hostile: dict[str, Path]) -> dict[str, Path]:
+    return {"report": report, "scoreboard": boards / "linked.html", **hostile}
 
 
-@pytest.mark.parametrize(
-    "name", ["report", "scoreboard", "history", "hostile report", "hostile scoreboard", "hostile history"]
-)
+@pytest.mark.parametrize("name", ["report", "scoreboard", "hostile report", "hostile scoreboard"])
 def test_one_request_and_no_complaint(opened: Any, pages: dict[str, Path], name: str) -> None:
     page = opened(pages[name].as_uri())
     page.evaluate("document.querySelectorAll('details').forEach((element) => { element.open = true; })")
@@ -90,7 +86,7 @@ def test_one_request_and_no_complaint(opened: Any, pages: dict[str, Path], name:
     assert page.noted == [pages[name].as_uri()]
 
 
-@pytest.mark.parametrize("name", ["hostile report", "hostile scoreboard", "hostile history"])
+@pytest.mark.parametrize("name", ["hostile report", "hostile scoreboard"])
 def test_hostile_text_stays_text(opened: Any, hostile: dict[str, Path], name: str) -> None:
     page = opened(hostile[name].as_uri())
     assert page.evaluate("window.hit") is None

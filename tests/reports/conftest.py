@@ -180,7 +180,6 @@ class Made:
             self.measurement("model/unet/ptq", "accuracy", float=0.97, backend=0.96),
             self.measurement("linear, quint8", ties="half_even", bias="int32")
             | {"claims": ["nn.Linear/static:in=quint8,w=qint8,out=quint8/ptq/per_tensor"]},
-            self.measurement("nn.GELU", "unclaimed", runs="quantized"),
         ]
 
 

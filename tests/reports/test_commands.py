@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from reports.__main__ import main
+from reports.__main__ import REMOVED, main
 from reports.coverage import read_rule_texts
 from reports.html import render_html
 from reports.markdown import markdown
@@ -61,17 +61,16 @@ def _replace(path: Path, old: str, new: str) -> None:
 
 def words(command: str, bad: Path, good: Path, folder: Path) -> list[str]:
     """A command line that reads a bad file, beside a good one where it takes two."""
-    both = {name: [str(good), str(bad)] for name in ("diff", "compare", "history")}
+    both = {name: [str(good), str(bad)] for name in ("diff", "compare")}
     target = {
         "certify": folder / "certificate", "merge": folder / "m.jsonl", "compare": folder / "c.html",
-        "history": folder / "h.html",
     }  # fmt: skip
     out = ["-o", str(target[command])] if command in target else []
     return [command, *both.get(command, [str(bad)]), *out]
 
 
 @pytest.mark.parametrize("fault", BAD)
-@pytest.mark.parametrize("command", ["render", "markdown", "diff", "compare", "history", "merge", "certify"])
+@pytest.mark.parametrize("command", ["render", "markdown", "diff", "compare", "merge", "certify"])
 def test_a_file_that_cannot_be_read_is_one_line_and_status_2(runs: Any, command: str, fault: str, capsys: Any) -> None:
     good, bad = (runs.lines([runs.check(), runs.claim()]) for _ in range(2))
     spoil, told = BAD[fault]
@@ -140,6 +139,11 @@ runpy.run_module("reports", run_name="__main__")
 """
 
 
+def test_a_command_that_was_removed_says_what_to_do(capsys: Any) -> None:
+    assert main(["history", "a.jsonl"]) == 4
+    assert capsys.readouterr().err == f"python -m reports: history is gone: {REMOVED['history']}\n"
+
+
 def test_no_command_needs_torch_or_another_package(runs: Any) -> None:
     parts = ({"place": place, "of": 2} for place in (1, 2))
     of_none = {"claims_sha256": digest_ids(["linear", "linear"])}  # merged, the file has one claim twice
@@ -147,7 +151,7 @@ def test_no_command_needs_torch_or_another_package(runs: Any) -> None:
     out, whole = str(runs.directory / "out"), str(runs.lines([runs.claim()]))
     commands = {
         ("render", a, "-o", out, "--baseline", b): 0, ("markdown", a): 0, ("diff", a, b): 0,
-        ("compare", whole, "-o", out): 0, ("history", whole, "-o", out): 0, ("certify", a, "-o", out + "c"): 1,
+        ("compare", whole, "-o", out): 0, ("certify", a, "-o", out + "c"): 1,
         ("merge", a, b, "-o", out): 1, ("verify", out): 2,
     }  # fmt: skip
     for command, status in commands.items():

@@ -16,7 +16,6 @@ import pytest
 
 from reports.compare import render_board
 from reports.diff import compare_runs, diff_text
-from reports.history import render_history
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.results import Results
@@ -29,7 +28,6 @@ FILES: dict[str, Callable[[Results, Results], str]] = {
     "summary.txt": lambda results, _: summary(results, "report.html", width=120),
     "diff.txt": lambda results, old: diff_text(compare_runs(old, results), 120),
     "scoreboard.html": lambda results, old: render_board([results, old], {"npu avx2": "npu.html"}),
-    "history.html": lambda results, old: render_history([results, _put_before(results, old)]),
 }
 
 

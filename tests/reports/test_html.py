@@ -202,11 +202,11 @@ def test_models_are_shown_worst_first_with_their_evidence(runs: Any, made: Any) 
 def test_measurements_are_tables_by_topic(runs: Any, made: Any) -> None:
     rows = [
         made.measurement("b", ties="half_even"),
-        made.measurement("c", "unclaimed", runs="yes"),
+        made.measurement("c", "energy", runs="yes"),
         made.measurement("a", bits=31),
     ]
     found = page(runs, [runs.claim(), *rows])
-    assert "Unclaimed (1) Unclaimed subject runs c yes" in found.text
+    assert "Energy (1) Energy subject runs c yes" in found.text
     assert "Fingerprint (2) Fingerprint subject bits ties a 31 b half_even" in found.text
     assert "#measurements" in found.links()
     assert "#measurements" not in page(runs, [runs.claim()]).links()

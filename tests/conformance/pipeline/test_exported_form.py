@@ -69,13 +69,6 @@ def test_the_batch_is_dynamic_unless_the_backend_says_otherwise(tmp_path: Path) 
     assert "lower raised AssertionError: a dynamic size" in check(ran, "lower", "REFUTED")["message"]
 
 
-@pytest.mark.slow
-def test_what_is_not_claimed_is_measured_on_programs_too(tmp_path: Path) -> None:
-    ran = run(tmp_path, "programs:Runs", "--profile=full", "--claim=fact/unclaimed/nn.Conv2d")
-    (fact,) = [row for row in ran.rows if row["kind"] == "measurement"]
-    assert "executes quantized and correctly" in str(fact["values"]), ran.said
-
-
 @pytest.mark.rule("LOW-01")
 def test_a_model_without_a_program_is_declined_before_the_backend_sees_it() -> None:
     with pytest.raises(UnsupportedPattern, match=SAID):
