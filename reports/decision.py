@@ -90,10 +90,10 @@ def spell_work(results: Results) -> str:
 def _spell_reason(results: Results) -> str:
     if results.outcome is Outcome.PASS:
         return _spell_let(results)
-    if results.outcome is Outcome.INCOMPLETE:
+    causes = [*_spell_failing(results), *_spell_problems(results)]
+    if results.outcome is Outcome.INCOMPLETE and (count_unreached(results) or not causes):
         total = pluralize(results.header.claims, "claim")
         return f" because the run stopped after {spell_count(len(results.claims))} of {total}"
-    causes = [*_spell_failing(results), *_spell_problems(results)]
     return f" because {_enumerate(causes)}" if causes else ""
 
 

@@ -67,7 +67,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if not isinstance(run, Run):
         return run
     if not hasattr(config, "workerinput") and not config.option.collectonly:
-        with raise_usage_error_for(ResultsError, "--resume: "):
+        with raise_usage_error_for(ResultsError, "--failed-of: " if run.options.failed_of else "--resume: "):
             earlier = read_earlier(run)
         with raise_usage_error_for(ElsewhereError):
             remove_calls(run.options.report_dir)

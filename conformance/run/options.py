@@ -141,6 +141,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "results.jsonl of an earlier run of the same kind, such as one that was stopped: what it has judged is "
         "taken from it, and only the rest is run; waivers may have changed",
     },
+    "--failed-of": {
+        "metavar": "FILE",
+        "help": "results.jsonl of an earlier run: run again what did not pass in it, and take over the rest; where the "
+        "backend's sources have changed since, the result is INCOMPLETE: it is for the work on a kernel",
+    },
     "--baseline": {
         "metavar": "FILE",
         "help": "results.jsonl of an earlier run: the report shows the differences to it, regressions first",
@@ -170,9 +175,9 @@ class Options:
     ``claim_timeout`` is in seconds, for one claim or job.
     ``without_execution_evidence`` lets UNSHOWN pass. ``waivers`` replaces the backend's own file; ``no_waivers``
     ignores both. ``isa`` is a name of ``conformance.machine.isa.LEVELS``; None: what the CPU has. ``outputs``: what a
-    device handed in. ``shard``: which part of how many is run; None: all. ``resume``: the results
-    of an earlier run, which are taken over. ``baseline``: the results of a run with which the report compares,
-    ``any_profile``: also if it is of another profile.
+    device handed in. ``shard``: which part of how many is run; None: all. ``resume``: the results of an earlier run,
+    which are taken over; ``failed_of``: those of one of which only what passes is. ``baseline``: the results of a run
+    with which the report compares, ``any_profile``: also if it is of another profile.
     """
 
     backend: str
@@ -192,6 +197,7 @@ class Options:
     outputs: Path | None = None
     shard: Shard | None = None
     resume: Path | None = None
+    failed_of: Path | None = None
     baseline: Path | None = None
     any_profile: bool = False
 
@@ -252,6 +258,8 @@ def read_options(config: pytest.Config) -> Options:
             "the suite needs a backend: pytest --pyargs conformance --backend=NAME "
             "(such as qnnpack, or my_package.my_module:MyBackend)"
         )
+    if option.resume and option.failed_of:
+        raise pytest.UsageError("--resume and --failed-of: give one; both name the run that is gone on with")
     if option.waivers and option.no_waivers:
         raise pytest.UsageError("--waivers and --no-waivers: give one of the two")
     if option.strict and option.allow_quality:
@@ -276,6 +284,7 @@ def read_options(config: pytest.Config) -> Options:
         outputs=Path(option.outputs) if option.outputs else None,
         shard=option.shard,
         resume=Path(option.resume).absolute() if option.resume else None,
+        failed_of=Path(option.failed_of).absolute() if option.failed_of else None,
         baseline=Path(option.baseline).absolute() if option.baseline else None,
         any_profile=option.any_profile,
     )

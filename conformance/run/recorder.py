@@ -94,7 +94,8 @@ class Recorder:
         if self._header is not None or (not found and not self._has_no_work):
             return
         units = self._run.units
-        self._header = replace(self._run.make_header(), resumed=len(self._earlier.rows))
+        header = replace(self._run.make_header(), resumed=len(self._earlier.rows))
+        self._header = replace(header, sources_sha256="") if self._earlier.is_of_other_sources else header
         self._writer.write(self._header)
         self._waiting = set(units)
         for name, rows in self._earlier.rows.items():
@@ -136,6 +137,9 @@ class Recorder:
         problems, notes = find_problems(self._run, self._header, self._seen)
         problems += _describe_left_out(self._left_out)
         notes += self._earlier.describe(len(self._run.units))
+        if self._earlier.is_of_other_sources:
+            complete = False
+            problems.append(f"--failed-of: {self._earlier.path} is of other sources; run everything to see what holds")
         if change := find_change(ROOT):
             notes.append(f"the suite is not as it was released: {change}")
         status = int(pytest_status) or (0 if complete and self._all_pass and not problems else 1)

@@ -1,12 +1,13 @@
 """Resuming a run: what an earlier one has judged is taken from its results file, and only the rest is run.
 
-Both are one run in two parts: of the same suite, backend, torch, processor and options. Waivers may have changed since,
-as they are applied to what was judged.
+Both are one run in two parts: of the same suite, backend, torch, processor, options and sources. Waivers may have
+changed since, as they are applied to what was judged. With ``--failed-of`` only what passes is taken, and the sources
+may have changed: then the rows are of two kernels, the file says of no sources, and the run is INCOMPLETE.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from conformance.run.session import Run, Unit
 from conformance.stages.stage import stages_of
 from reports.codec import encode
 from reports.results import Results, ResultsError, check_rows, read_results
-from reports.schema import Footer, Header, Measurement, Row
+from reports.schema import Footer, Header, Judged, Measurement, Row
 from reports.text import spell_count
 from reports.verdicts import Outcome
 
@@ -30,13 +31,14 @@ _MAY_DIFFER = frozenset({"started", "platform", "waivers", "findings", "resumed"
 class Earlier:
     """What is taken from an earlier run: the rows of units that it has finished, by ID, and its footer, if it has one.
 
-    ``path``: its file; None: there is no earlier run.
+    ``path``: its file; None: there is no earlier run. ``is_of_other_sources``: they have changed since.
     """
 
     path: Path | None = None
     rows: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
     started: str = ""
     footer: Footer | None = None
+    is_of_other_sources: bool = False
 
     @property
     def seconds(self) -> float:
@@ -59,28 +61,37 @@ class Earlier:
 
 
 def read_earlier(run: Run) -> Earlier:
-    """Read the results file of ``--resume``, if there is one.
+    """Read the results file of ``--resume`` or ``--failed-of``, if there is one.
 
     Raises ResultsError for a file that cannot be read, that disagrees with itself, or that is of another run.
     """
-    path = run.options.resume
+    path, only_passing = run.options.resume or run.options.failed_of, run.options.failed_of is not None
     if path is None:
         return Earlier()
     results, header = read_results(path), run.make_header()
-    _check_same(path, results, header)
+    _check_same(path, results, header, _MAY_DIFFER | {"sources_sha256"} if only_passing else _MAY_DIFFER)
+    taken = _take(run, results, header)
     return Earlier(
-        path=path, rows=dict(_take(run, results, header)), started=results.header.started, footer=results.footer
-    )  # fmt: skip
+        path=path,
+        rows={name: rows for name, rows in taken if not only_passing or all(map(_lets_pass, rows))},
+        started=results.header.started,
+        footer=results.footer,
+        is_of_other_sources=results.header.sources_sha256 != header.sources_sha256,
+    )
 
 
-def _check_same(path: Path, results: Results, header: Header) -> None:
+def _lets_pass(row: Row) -> bool:
+    return not isinstance(row, Judged) or row.passes
+
+
+def _check_same(path: Path, results: Results, header: Header, may_differ: Collection[str]) -> None:
     totals = (each for each in results.problems if each.startswith("the footer's "))  # the header's are of a whole run
     for problem in (*check_rows(results), *totals):
         raise ResultsError(f"{path}: disagrees with itself: {problem}")
-    if not results.header.sources_sha256:
+    if not results.header.sources_sha256 and "sources_sha256" not in may_differ:
         raise ResultsError(f"{path}: does not say which sources it is of; run everything, without --resume")
     earlier, now = encode(results.header), encode(header)
-    for key in sorted({*earlier, *now} - _MAY_DIFFER):
+    for key in sorted({*earlier, *now}.difference(may_differ)):
         if earlier.get(key) != now.get(key):
             found = f"{key} is {earlier.get(key)!r}, and {now.get(key)!r} in this run"
             raise ResultsError(f"{path}: is of another run: {found}; run everything, without --resume")

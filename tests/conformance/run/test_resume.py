@@ -117,6 +117,45 @@ def test_a_kernel_that_was_edited_since_is_run_again(tmp_path: Path) -> None:
     assert wrong.status == 4 and "is of another run: sources_sha256 is " in wrong.err
 
 
+PARTLY = """
+import torch
+from fakes import Good
+
+
+class Device(Good):
+    def lower(self, model, inputs):
+        if torch.per_channel_affine in [getattr(module, "weight_qscheme", None) for module in model.modules()]:
+            raise ValueError("no such kernel")
+        return super().lower(model, inputs)
+"""
+
+
+def test_a_vendor_runs_again_what_failed_and_merges_it_into_the_whole(tmp_path: Path) -> None:
+    """A kernel is mended: what failed is run again. The rest is of the old kernel, so nothing is certified yet."""
+    kernel = tmp_path / "device.py"
+    kernel.write_text(PARTLY)
+    given: dict[str, Any] = {"cwd": tmp_path, "PYTHONPATH": os.pathsep.join([str(REPO), str(FAKES), str(tmp_path)])}
+    first = run(tmp_path / "first", "device:Device", **given)
+    failing = [row.id for row in first.results.judged if not row.passes]
+    assert first.status == 1 and 0 < len(failing) < len(first.results.judged)
+    file = f"--failed-of={first.folder / 'results.jsonl'}"
+    again = run(tmp_path / "again", "device:Device", file, **given)
+    assert (again.status, again.results.outcome) == (1, Outcome.FAIL)
+    assert comparable(again.results) == comparable(first.results)
+    assert again.results.header.resumed == len(first.results.judged) - len(failing)
+    kernel.write_text("from fakes import Good\n\n\nclass Device(Good):\n    pass\n")
+    mended = run(tmp_path / "mended", "device:Device", file, **given)
+    assert all(row.passes for row in mended.results.judged)
+    assert [row.id for row in mended.results.judged] == [row.id for row in first.results.judged]
+    assert (mended.status, mended.results.outcome, mended.results.header.sources_sha256) == (1, Outcome.INCOMPLETE, "")
+    assert "is of other sources; run everything to see what holds" in mended.out
+    one, other = f"--resume={mended.folder / 'results.jsonl'}", f"--failed-of={mended.folder / 'results.jsonl'}"
+    refused, loop = (run(tmp_path / "on", "device:Device", option, **given) for option in (one, other))
+    assert refused.status == 4 and "does not say which sources it is of" in refused.err
+    assert loop.status == 1 and loop.results.outcome is Outcome.INCOMPLETE, "also the next time"
+    assert run(tmp_path, "device:Device", one, file, **given).status == 4
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
