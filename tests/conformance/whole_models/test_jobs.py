@@ -387,4 +387,6 @@ def test_digits_are_learnt_and_kept_by_quantization(flow: str) -> None:
     values: Any = measurement.values
     assert values["images"] == 360
     assert values["float"] > 0.9 and abs(values["reference"] - values["float"]) < 0.05
-    assert abs(values["backend"] - values["reference"]) <= values["undecided"] < 0.1
+    assert abs(values["backend"] - values["reference"]) <= values["undecided"]
+    if flow == "ptq":  # further training ends elsewhere on each kind of processor, and the bound of one output with it
+        assert values["undecided"] < 0.1
