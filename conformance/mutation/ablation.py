@@ -15,6 +15,8 @@ CANDIDATES = 3
 WHY: Mapping[str, str] = {
     "config.modules": "prepare and convert refuse the same, at the first model; it names the part of the entry, "
     "without one",
+    "invariance.models": "in full a claim's other cases are models of its structure as well; in quick it is what sees "
+    "the fault in most claims",
     "prepare.check_prepared_dynamic": "what it finds shows in the reference model as well; it names the rule of "
     "prepare, where the fault is",
     "prepare.check_unobserved": "for a size to be observed OBS-03 and OBS-10 would both have to fail in the flow; "
