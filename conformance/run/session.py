@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import date, datetime, timezone
@@ -205,12 +205,15 @@ def preflight(config: pytest.Config) -> Run | int | None:
         config.option.timeout = 0  # pytest-timeout's: the suite has its own limits
     if given is not None:
         return limit_run(config, run, given[DONE])
-    return limit_run(config, replace(run, sources_sha256=_digest_sources(options, backend)))
+    return limit_run(config, replace(run, sources_sha256=digest_code(options, backend)))
 
 
-def _digest_sources(options: Options, backend: Backend) -> str:
+def digest_code(options: Options, backend: Backend) -> str:
     """Return the digest of the files of the suite and of the backend's code; "" if these cannot be told."""
-    places = backend.description.sources if isinstance(backend, RemoteBackend) else None
+    if _runs_elsewhere(backend):
+        places: Sequence[str] | None = ()  # the versions have the digests of a device's files
+    else:
+        places = backend.description.sources if isinstance(backend, RemoteBackend) else None
     if places is None:
         return ""
     left_out = [path for path in (options.report_dir, backend.waivers) if path is not None]

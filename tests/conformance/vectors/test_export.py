@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,10 @@ import pytest
 import torch
 
 from backends.base import Representation
+from backends.reference import ReferenceBackend
 from conformance.run.elsewhere import ElsewhereError, adopt_bundle, open_vectors
 from conformance.run.export import ExportError, export
+from conformance.run.session import digest_code
 from conformance.vectors.files import digest_folder, pack_arrays, unpack_arrays
 from conformance.vectors.formats import FormatError, choose_form, choose_formats
 from reports.verdicts import Verdict
@@ -282,3 +285,11 @@ def test_outputs_belong_to_a_bundle(made: Made) -> None:
         adopt_bundle(make_options("qnnpack", outputs=made.outputs))
     with pytest.raises(ElsewhereError, match="needs --outputs"):
         open_vectors(make_options(f"vectors:{made.bundle}"))
+
+
+def test_the_results_of_a_device_can_be_merged_and_resumed(made: Made, tmp_path: Path) -> None:
+    """They are bound to the suite's sources; those of the device are in the versions, as digests of its files."""
+    options = replace(make_options(f"vectors:{made.bundle}", outputs=made.outputs), report_dir=tmp_path)
+    device = open_vectors(options)
+    assert re.fullmatch("[0-9a-f]{64}", digest_code(options, device))
+    assert digest_code(options, ReferenceBackend()) == "", "what no process has described may come from anywhere"
