@@ -202,7 +202,7 @@ class _Worker:
         self._models: dict[int, Callable[..., Any]] = {}
         self._actions: dict[str, Callable[[Frame], Frame]] = {
             "lower": self._lower, "run": self._run, "execution": self._execution, "graph": self._graph,
-            "annotate": self._annotate, "lower annotated": self._lower_annotated, "sources": self._list_sources,
+            "annotate": self._annotate, "lower annotated": self._lower_annotated,
         }  # fmt: skip
 
     def answer(self, request: Frame) -> Frame:
@@ -260,13 +260,6 @@ class _Worker:
     def _graph(self, request: Frame) -> Frame:
         model = self._models[request.head["model"]]
         return Frame(head={"graph": spell_graph(getattr(model, "graph_module", model))})
-
-    def _list_sources(self, request: Frame) -> Frame:
-        module = type(self._backend).__module__
-        try:
-            return Frame(head={"places": list_sources(module, module)}, pieces=[])
-        except SourcesError:
-            return Frame(head={"places": [os.sep]}, pieces=[])  # it may be anywhere
 
     def _annotate(self, request: Frame) -> Frame:
         """Have the vendor's Quantizer annotate models, and read what it did; None: there is no Quantizer for these."""

@@ -94,8 +94,9 @@ class Recorder:
         if self._header is not None or (not found and not self._has_no_work):
             return
         units = self._run.units
-        header = replace(self._run.make_header(), resumed=len(self._earlier.rows))
-        self._header = replace(header, sources_sha256="") if self._earlier.is_of_other_sources else header
+        header = self._run.make_header()
+        sources = "" if self._earlier.is_of_other_sources else header.sources_sha256
+        self._header = replace(header, resumed=len(self._earlier.rows), sources_sha256=sources)
         self._writer.write(self._header)
         self._waiting = set(units)
         for name, rows in self._earlier.rows.items():

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +25,8 @@ from conformance.ops.op_model import Role
 from conformance.stages import reruns
 from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison
-from conformance.stages.layouts import Layout, clone_with_strides, lay_in_channels_last, lay_strided
-from conformance.stages.numerics import ComparedCase, message_of, verdict_of
+from conformance.stages.layouts import Layout, lay_in_channels_last, lay_strided
+from conformance.stages.numerics import ComparedCase, message_of, rule_of, verdict_of
 from conformance.stages.stage import StageError, make_pass
 from reports.schema import Check, evidence
 from reports.verdicts import PASSING, Verdict
@@ -295,25 +294,21 @@ def keep_models_apart(repeat: reruns.RepeatRun, twin: ComparedCase, only_moves: 
     they are wrong, and those that the case's own model gives, the two are one; else the kernel is wrong for the twin.
     """
     where = repeat.where(reruns.MODELS, "other weights, scales and zero points")
-    verdicts = [(each, verdict_of(each, only_moves)) for each in twin.comparisons]
-    wrong = [(each, verdict) for each, verdict in verdicts if verdict not in PASSING]
-    for each, verdict in wrong[:1]:
-        inputs = dict(twin.reference.inputs).get(each.where.input, twin.reference.inputs[0].tensors)
-        is_same = not reruns.compare_outputs(where, reruns.MODELS, *_run_both(repeat, twin, inputs)).problem
-        text = f"{reruns.CHANGES[reruns.MODELS]}: lowered second, " if is_same else "of another model, "
-        rule = "NUM-07" if is_same else each.rule or ("NUM-05" if only_moves else "NUM-03")
-        shown = {**each.evidence, "where": where}
-        yield replace(each, where=where, problem=f"{text}{message_of(each, verdict)}", rule=rule, evidence=shown)
-    if not wrong:
+    wrong = next((each for each in twin.comparisons if verdict_of(each, only_moves) not in PASSING), None)
+    if wrong is None:
         yield repeat.compare(where, partial(repeat.run, repeat.inputs))
-
-
-def _run_both(repeat: reruns.RepeatRun, twin: ComparedCase, inputs: Batch) -> tuple[Any, Any]:
-    """Return what a case's model and its twin's give for the twin's inputs; nothing equal if one raises."""
-    try:
-        return repeat.lowered(*map(clone_with_strides, inputs)), twin.lowered(*map(clone_with_strides, inputs))
-    except Exception:  # whatever the backend's code raises: the comparison says so
-        return torch.zeros(0), torch.zeros(1)
+        return
+    inputs = dict(twin.reference.inputs)[wrong.where.input]
+    of_twin = replace(repeat, lowered=twin.lowered)
+    are_one = not repeat.compare(where, partial(of_twin.run, inputs), plain=inputs).problem
+    text = f"{reruns.CHANGES[reruns.MODELS]}: lowered second, " if are_one else "of another model, "
+    yield replace(
+        wrong,
+        where=where,
+        problem=f"{text}{message_of(wrong, verdict_of(wrong, only_moves))}",
+        rule="NUM-07" if are_one else rule_of(wrong, only_moves),
+        evidence={**wrong.evidence, "where": where},
+    )
 
 
 _COMPARED: dict[str, Callable[[reruns.RepeatRun], Iterator[Comparison]]] = {

@@ -168,7 +168,7 @@ def judge_comparisons(claim: str, comparisons: Sequence[Comparison], *, moves_on
     return Check(
         claim=claim,
         stage="numerics",
-        rule=lead.rule or ("NUM-05" if moves_only else "NUM-03"),
+        rule=rule_of(lead, moves_only),
         outcome="pass" if verdict in PASSING else "fail",
         verdict=verdict,
         message="; ".join(filter(None, (message_of(lead, verdict), _describe_rounding(comparisons, verdict)))),
@@ -207,6 +207,11 @@ def verdict_of(comparison: Comparison, moves_only: bool) -> Verdict:
         return Verdict.VERIFIED
     is_approximation = comparison.is_within_one and comparison.is_function and not moves_only
     return Verdict.QUALITY if is_approximation else Verdict.REFUTED  # rule: NUM-03
+
+
+def rule_of(comparison: Comparison, moves_only: bool) -> str:
+    """Return the rule that a comparison holds a claim to: that of its problem, else that of the numbers."""
+    return comparison.rule or ("NUM-05" if moves_only else "NUM-03")
 
 
 def message_of(comparison: Comparison, verdict: Verdict) -> str:
