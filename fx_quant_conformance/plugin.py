@@ -40,6 +40,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         from conformance.run.hooks import register_hooks  # imports torch
 
         register_hooks(manager)
+        # A folder of this name, as in a checkout, is not meant: its conftest.py would be loaded as that of the package.
+        asked.file_or_dir[:] = [str(_ROOT / PACKAGE) if each == PACKAGE else each for each in asked.file_or_dir]
     else:
         own = manager.unregister(sys.modules[__name__])
         listed = getattr(manager, "_plugin_distinfo", [])

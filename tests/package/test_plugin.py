@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -124,6 +125,14 @@ def test_the_conftest_of_a_checkout_and_the_plugin_register_the_hooks_once(relea
         done = release.run("-m", "pytest", *words, "--backend=qnnpack", f"--claim={CLAIM}", "--list-claims", cwd=empty)
         assert (done.returncode, done.stdout) == (0, f"{CLAIM}\n"), done.stderr
     done = release.run(*SUITE, "--backend=qnnpack", f"--claim={CLAIM}", "--list-claims", cwd=release.checkout)
+    assert (done.returncode, done.stdout) == (0, f"{CLAIM}\n"), done.stderr
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs python -P, which leaves the current folder out")
+def test_a_release_is_run_from_within_a_checkout(release: Release) -> None:
+    """As README says, by pytest's own script, which does not put the current folder first, as ``-m`` does."""
+    words = ("--backend=qnnpack", f"--claim={CLAIM}", "--list-claims")
+    done = release.run("-P", *SUITE, *words, cwd=release.checkout)
     assert (done.returncode, done.stdout) == (0, f"{CLAIM}\n"), done.stderr
 
 
