@@ -1,11 +1,11 @@
 # PYTHON_ARGCOMPLETE_OK
 """The suite's own commands; certifying is ``pytest --pyargs conformance --backend=NAME``.
 
-``python -m conformance init NAME`` writes the skeleton of a vendor's package; ``python -m conformance expect
-RESULTS.jsonl`` writes a run's verdicts as the expected ones; ``python -m conformance describe RESULTS.jsonl`` says what
-the suite here knows of a run, for ``python -m reports verify``; ``python -m conformance claims-of MODULE:QUANTIZER``
-writes the BackendConfig that torchao Quantizers amount to. Exit status: 0 success, 2 the run does not allow it, 4 usage
-error. ``export``, ``run`` and ``judge`` are about devices that do not run Python (docs/vectors.md).
+``python -m conformance init NAME`` writes the skeleton of a vendor's package; ``python -m conformance describe
+RESULTS.jsonl`` says what the suite here knows of a run, for ``python -m reports verify``; ``python -m conformance
+claims-of MODULE:QUANTIZER`` writes the BackendConfig that torchao Quantizers amount to. ``export``, ``run`` and
+``judge`` are about devices that do not run Python (docs/vectors.md). Exit status: 0 success, 2 the run does not allow
+it, 4 usage error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from conformance.machine.release import DISTRIBUTION
-from conformance.run.expected import FOLDER, ExpectedError, write_expected
 from reports.codec import line_of
 from reports.completion import complete
 from reports.results import ResultsError, read_results
@@ -26,11 +25,16 @@ from reports.results import ResultsError, read_results
 REFUSED = 2
 USAGE = 4
 INTERRUPTED = 130
+REMOVED = {"expect": "python -m reports baseline writes what a run is known to give"}
+"""Commands of earlier versions, and what to do instead."""
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m conformance") -> int:
     """Run the command line; return the exit status. ``prog``: how the user calls it."""
     words = sys.argv[1:] if arguments is None else list(arguments)
+    if words and words[0] in REMOVED:
+        print(f"{prog}: {words[0]} is gone: {REMOVED[words[0]]}", file=sys.stderr)
+        return USAGE
     try:
         if words[:1] == ["export"]:
             return _export(words[1:], f"{prog} export")
@@ -40,18 +44,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m conforma
     except SystemExit as end:
         return USAGE if end.code else 0
     commands = {
-        "init": _init, "expect": _expect, "describe": _describe, "run": _run, "judge": _judge, "claims-of": _claims_of,
+        "init": _init, "describe": _describe, "run": _run, "judge": _judge, "claims-of": _claims_of,
     }  # fmt: skip
     return commands[options.command](options)
-
-
-def _expect(options: argparse.Namespace) -> int:
-    try:
-        print(write_expected(options.files, options.folder))
-    except (ResultsError, ExpectedError, OSError) as error:
-        print(f"ERROR: {error}", file=sys.stderr)
-        return REFUSED
-    return 0
 
 
 def _describe(options: argparse.Namespace) -> int:
@@ -174,18 +169,11 @@ def _judge(options: argparse.Namespace) -> int:
 
 def _make_parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description="The conformance suite's own command.")
-    commands = parser.add_subparsers(
-        dest="command", required=True, metavar="init|expect|describe|claims-of|export|run|judge"
-    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="init|describe|claims-of|export|run|judge")
     init = commands.add_parser(
         "init", help="write a backend's package", description="Write a package with a backend that runs at once."
     )
     init.add_argument("name", metavar="NAME", help="of the backend and its package, such as my_npu: a folder made here")
-    expect = commands.add_parser(
-        "expect", help="write the verdicts to expect", description="Write the verdicts of a run as those to expect."
-    )
-    expect.add_argument("files", nargs="+", type=Path, metavar="RESULTS.jsonl", help="of full runs of all claims")
-    expect.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR", help=f"default: {FOLDER}")
     describe = commands.add_parser(
         "describe", help="write what the suite knows of a run", description="Write, as JSON, what the suite and the "
         "backend here say of the run of a results file: its claims, jobs, limits and waivers. Nothing is run.",

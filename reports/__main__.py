@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from reports.against_suite import Findings, compare_with_suite
+from reports.baseline import compare_with_baseline, is_baseline, write_baseline
 from reports.beside import find_report, name_reports, spell_url
 from reports.certificate import CERTIFICATE, RESULTS, WAIVERS, NotCertified, certify, verify
 from reports.compare import name_runs, render_board
@@ -102,9 +103,21 @@ def _write_reports(options: argparse.Namespace, runs: Sequence[Results]) -> Sequ
 
 
 def _diff(options: argparse.Namespace) -> int:
-    differences = compare_runs(read_results(options.old), read_results(options.new))
+    new = read_results(options.new)
+    if is_baseline(options.old):
+        differences = compare_with_baseline(options.old, new)
+    else:
+        differences = compare_runs(read_results(options.old), new)
     print(diff_text(differences, shutil.get_terminal_size().columns), end="")
     return FAILED if differences.regressed else OK
+
+
+def _write_baseline(options: argparse.Namespace) -> int:
+    try:
+        print(write_baseline(options.files, options.output))
+    except OSError as error:
+        raise ResultsError(f"{options.output}: cannot be written: {error.strerror}") from error
+    return OK
 
 
 def _merge(options: argparse.Namespace) -> int:
@@ -249,8 +262,13 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     _add_output(sub, "OUT.html", BUILD / "scoreboard.html")
     sub.add_argument("--reports", action="store_true", help="write each run's report beside it, and link cells there")
     sub = add_command(_diff, "diff", "show what differs between two runs; status 1 if something got worse")
-    sub.add_argument("old", type=Path, metavar="OLD")
+    sub.add_argument("old", type=Path, metavar="OLD", help="results, or a baseline")
     sub.add_argument("new", type=Path, metavar="NEW")
+    sub = add_command(_write_baseline, "baseline", "write the small file of what a whole run is known to give")
+    sub.add_argument(
+        "files", type=Path, nargs="+", metavar="FILE", help="of full runs of all claims, alike but by chance"
+    )
+    _add_output(sub, "DIR", Path())
     sub = add_command(_merge, "merge", "make one results file, and its report, of all shards of a run")
     sub.add_argument("files", type=Path, nargs="+", metavar="SHARD")
     _add_output(sub, "OUT.jsonl", Path("results.jsonl"))

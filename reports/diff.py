@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from reports.schema import ClaimResult, Judged
 from reports.selection import select_of_run
 from reports.text import cut_end, cut_middle, join_lines, spell_lsb
 from reports.text_enum import TextEnum
-from reports.verdicts import PASSING, Outcome
+from reports.verdicts import PASSING, Outcome, Verdict
 
 _BASIS = ("backend", "config_sha256", "torch", "python", "suite_version", "suite_commit", "isa", "cpu", "profile",
           "seed")  # fmt: skip
@@ -45,6 +45,23 @@ class Change(TextEnum):
     """The same."""
 
 
+class Side(NamedTuple):
+    """What is compared of a claim or model in one of the runs."""
+
+    verdict: Verdict
+    """Its verdict, before waivers."""
+    lead: Lead
+    """What decided the verdict."""
+    failing: int | None = None
+    """In how many cases and comparisons it fails; None: that varies, or is not known."""
+    max_lsb: Number | None = None
+    """Its largest error, in steps of the output's scale; None: no number was measured, or it is not known."""
+    passes: bool = False
+    """Whether it lets the run pass."""
+    waived: bool = False
+    """Whether a waiver lets it pass."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """A claim or model in one or both of two runs."""
@@ -53,10 +70,10 @@ class Difference:
     """ID of the claim or model."""
     change: Change
     """Kind of the change."""
-    old: Judged | None
-    """Row in the earlier run; None if it has none."""
-    new: Judged | None
-    """Row in the later run; None if it has none."""
+    old: Side | None
+    """What the earlier run says of it; None: nothing."""
+    new: Side | None
+    """What the later run says of it; None: nothing."""
     why: str
     """What differs, in words."""
 
@@ -121,14 +138,19 @@ def compare_runs(old: Results, new: Results) -> Differences:
     before, after = _index(old), _index(new)
     asked = select_of_run(new.header, {*before, *after})
     left_out = [before.pop(name) for name in list(before) if name not in asked and name not in after]
-    rows = [_compare_rows(name, before.get(name), after.get(name)) for name in sorted({*before, *after})]
-    order = list(Change)
     return Differences(
-        rows=tuple(sorted(rows, key=lambda row: order.index(row.change))),
+        rows=compare_sides(before, after),
         basis=(*_compare_headers(old, new), *_describe_left_out(left_out)),
         is_complete=new.outcome is not Outcome.INCOMPLETE,
         title=f"{old.header.backend} of {old.header.started[:10]}, profile {old.header.profile}",
     )
+
+
+def compare_sides(before: Mapping[str, Side], after: Mapping[str, Side]) -> tuple[Difference, ...]:
+    """Compare what two runs say, by ID; the worst changes come first."""
+    rows = [_compare_rows(name, before.get(name), after.get(name)) for name in sorted({*before, *after})]
+    order = list(Change)
+    return tuple(sorted(rows, key=lambda row: order.index(row.change)))
 
 
 def diff_text(differences: Differences, width: int) -> str:
@@ -145,20 +167,15 @@ def diff_text(differences: Differences, width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-class _Side(NamedTuple):
-    """A claim or model in one of the runs."""
-
-    row: Judged
-    lead: Lead
-
-    @property
-    def failing(self) -> int | None:
-        return self.row.failing if isinstance(self.row, ClaimResult) else None
-
-
-def _index(results: Results) -> dict[str, _Side]:
+def _index(results: Results) -> dict[str, Side]:
     leads = results.leads()
-    return {row.id: _Side(row, leads[row.id]) for row in results.judged}
+    return {row.id: make_side(row, leads[row.id]) for row in results.judged}
+
+
+def make_side(row: Judged, lead: Lead) -> Side:
+    """Return what is compared of a row."""
+    failing = row.failing if isinstance(row, ClaimResult) else None
+    return Side(row.verdict, lead, failing, row.max_lsb, row.passes, row.waived)
 
 
 def _compare_headers(old: Results, new: Results) -> Iterator[str]:
@@ -168,43 +185,42 @@ def _compare_headers(old: Results, new: Results) -> Iterator[str]:
             yield join_lines(f"{name}: {str(was)[:60]} in the old run, {str(now)[:60]} in the new one")
 
 
-def _describe_left_out(rows: Sequence[_Side]) -> Iterator[str]:
+def _describe_left_out(rows: Sequence[Side]) -> Iterator[str]:
     if rows:
         yield f"selection: {len(rows)} of the old run's claims and models are not compared: the new run left them out"
 
 
-def _compare_rows(name: str, old: _Side | None, new: _Side | None) -> Difference:
+def _compare_rows(name: str, old: Side | None, new: Side | None) -> Difference:
     if old is None or new is None:
         change, why = (Change.ADDED, "not in the old run") if old is None else (Change.REMOVED, "not in the new run")
     elif why := _describe_regression(old, new):
         change = Change.REGRESSED
     elif _describe_regression(new, old):
-        change, why = Change.IMPROVED, _describe_improvement(old.row, new.row)
+        change, why = Change.IMPROVED, _describe_improvement(old, new)
     elif why := _describe_change(old, new):
         change = Change.CHANGED
     else:
         change = Change.UNCHANGED
-    return Difference(name=name, change=change, old=old and old.row, new=new and new.row, why=why)
+    return Difference(name=name, change=change, old=old, new=new, why=why)
 
 
-def _describe_regression(before: _Side, after: _Side) -> str:
-    """Say how a row is worse than before; "" if it is not."""
-    old, new = before.row, after.row
+def _describe_regression(old: Side, new: Side) -> str:
+    """Say how a claim or model is worse than before; "" if it is not."""
     if old.passes and not new.passes:
         return "passed before" if old.verdict in PASSING else "is not waived any more"
     if new.verdict.rank < old.verdict.rank:
         return f"was {old.verdict}"
     if new.verdict is not old.verdict or new.passes is not old.passes or new.verdict in PASSING:
         return ""
-    if before.lead != after.lead:  # what one rule counts and measures says nothing of another
+    if old.lead != new.lead:  # what one rule counts and measures says nothing of another
         return ""
     if to_size(new.max_lsb) > to_size(old.max_lsb):
         return f"the largest error was {spell_lsb(old.max_lsb)} LSB"
-    was, now = before.failing, after.failing
+    was, now = old.failing, new.failing
     return f"{now} cases fail, not {was}" if was is not None and now is not None and now > was else ""
 
 
-def _describe_improvement(old: Judged, new: Judged) -> str:
+def _describe_improvement(old: Side, new: Side) -> str:
     if new.waived and not old.waived:
         return "is waived now"
     return f"was {old.verdict}" if new.verdict is not old.verdict else "a smaller error, or fewer cases"
@@ -215,20 +231,19 @@ def to_size(value: Number | None) -> float:
     return 0.0 if value is None else math.inf if isinstance(value, str) else value
 
 
-def _describe_change(before: _Side, after: _Side) -> str:
-    """Say how two rows differ, neither of which is worse; "" if they are equal."""
-    old, new = before.row, after.row
+def _describe_change(old: Side, new: Side) -> str:
+    """Say how a claim or model differs, if it is not worse; "" if it is the same."""
     pairs = {
         "verdict": (old.verdict, new.verdict),
-        "rule": (before.lead, after.lead),
+        "rule": (old.lead, new.lead),
         "waived": (old.waived, new.waived),
         "LSB": (spell_lsb(old.max_lsb), spell_lsb(new.max_lsb)),
-        "failing cases": (before.failing, after.failing),
+        "failing cases": (old.failing, new.failing),
     }
     return ", ".join(f"{name} was {was}, is {now}" for name, (was, now) in pairs.items() if was != now)
 
 
-def _spell_state(row: Judged | None) -> str:
-    if row is None:
+def _spell_state(side: Side | None) -> str:
+    if side is None:
         return "-"
-    return f"{'WAIVED ' if row.waived else ''}{row.verdict} {spell_lsb(row.max_lsb)}"
+    return f"{'WAIVED ' if side.waived else ''}{side.verdict} {spell_lsb(side.max_lsb)}"

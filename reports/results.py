@@ -141,9 +141,8 @@ class Results:
 
     def leads(self) -> dict[str, Lead]:
         """Return, by the ID of each claim and model, what decided its verdict."""
-        checks = ((name, leading_check(checks)) for name, checks in self.checks_by_claim().items())
-        claims = {name: Lead(check.rule, check.stage) if check else Lead() for name, check in checks}
-        return claims | {model.model: Lead(model.rule) for model in self.models}
+        checks = self.checks_by_claim()
+        return {row.id: lead_of(row, checks.get(row.id, ())) for row in self.judged}
 
     def failures(self) -> tuple[ClaimResult, ...]:
         """Return the claims that show a fault and do not pass, worst first, then by ID."""
@@ -231,6 +230,14 @@ def leading_check(checks: Sequence[Check]) -> Check | None:
     """Return the check that decides a claim's verdict: the first of the worst ones that did not simply pass."""
     notable = [c for c in checks if c.failed or c.verdict is not Verdict.VERIFIED]
     return min(notable, key=lambda c: (c.verdict.rank, not c.failed), default=None)
+
+
+def lead_of(row: Judged, checks: Sequence[Check]) -> Lead:
+    """Return what decided the verdict of a model, or of a claim that has these checks."""
+    if isinstance(row, ModelResult):
+        return Lead(row.rule)
+    check = leading_check(checks)
+    return Lead(check.rule, check.stage) if check else Lead()
 
 
 def read_results(path: str | os.PathLike[str]) -> Results:

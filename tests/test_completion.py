@@ -44,7 +44,7 @@ def answer(tmp_path: Path, line: str, words: int, folder: Path = ROOT) -> list[s
         ("python -m conformance de", ["describe"]),
         ("python -m conformance cl", ["claims-of"]),
         ("python -m conformance claims-of --pa", ["--pattern"]),
-        ("python -m conformance expect --fo", ["--folder"]),
+        ("python -m conformance judge --out", ["--outputs"]),
     ],
 )
 def test_commands_and_options_are_completed(tmp_path: Path, line: str, expected: list[str]) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 from collections import Counter, defaultdict
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
@@ -19,17 +18,18 @@ from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.limits import OWN_ARGUMENTS, list_arguments
 from conformance.machine.environment import read_detection_power
 from conformance.ops.table import OP_SAMPLES
-from conformance.run.expected import expected_path_of, read_expected
+from conformance.run.judging import BASELINES
 from conformance.run.options import OPTIONS
 from conformance.stages.stage import STAGES
 from refimpl.patterns import leaf_name
+from reports.baseline import name_file, read_baseline_file
 from reports.compare import render_board
 from reports.diff import Change
 from reports.families import OTHER, find_family
 from reports.results import read_results
 from reports.verdicts import VERDICTS, Outcome, Verdict
 from tests.mutants.mutants import MUTANTS
-from tests.support.torchao import needs_torchao, require_torchao
+from tests.support.torchao import needs_torchao
 from tests.support.warm_python import run_python
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +38,7 @@ FINDINGS = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
 NEEDS_ANOTHER_CPU = 77  # what a finding's script ends with where this CPU takes another kernel
 ENGINES = ("qnnpack", "fbgemm", "x86", "onednn")
 RUNTIMES = ("onnxruntime", "openvino", "inductor", "executorch", "pt2e-x86", "pt2e-xnnpack")
-COMMANDS = ("render", "markdown", "diff", "merge", "compare", "certify", "verify")
+COMMANDS = ("render", "markdown", "baseline", "diff", "merge", "compare", "certify", "verify")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCS = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
 UPDATE = bool(os.environ.get("UPDATE_GOLDEN"))
@@ -51,48 +51,6 @@ def claims_of(name: str) -> tuple[Claim, ...]:
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     return run_python(*words, cwd=ROOT)
-
-
-def owner_of(script: Path) -> str:
-    """The backend that a finding's script is named after, or torch for what all engines share, or torchao."""
-    owners = [name for name in ("torch", "torchao", *SHIPPED) if script.stem.startswith(f"{name.replace('-', '_')}_")]
-    return max(owners, key=len)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_a_finding_holds(script: Path) -> None:
-    owner = owner_of(script)
-    if owner == "torchao":
-        require_torchao()
-    elif owner != "torch" and (reason := find_backend(owner).unavailable_reason()):
-        pytest.skip(reason)
-    done = run("-W", "ignore", str(script))
-    if done.returncode == NEEDS_ANOTHER_CPU:
-        pytest.skip(done.stdout.strip())
-    assert done.returncode == 0, f"{script.name} ended with {done.returncode}; does torch behave otherwise now?\n" + (
-        done.stdout + done.stderr
-    )
-    assert done.stdout.endswith("the fault shows\n")
-
-
-def test_every_finding_script_is_in_the_document_and_the_reverse() -> None:
-    named = set(re.findall(r"\(findings/(\w+\.py)\)", FINDINGS))
-    assert named == {script.name for script in SCRIPTS}
-
-
-def test_every_finding_has_a_row_and_a_section() -> None:
-    rows = [int(number) for number in re.findall(r"^\| (\d+) \|", FINDINGS, re.MULTILINE)]
-    sections = [int(number) for number in re.findall(r"^## (\d+)\. ", FINDINGS, re.MULTILINE)]
-    assert rows == sections == list(range(1, len(rows) + 1))
-
-
-def test_what_a_finding_says_of_claims_names_patterns_that_there_are() -> None:
-    patterns = {claim.pattern for name in (*ENGINES, *RUNTIMES) for claim in claims_of(name)}
-    globs = re.findall(r"`([^`]+)/\*`", FINDINGS)
-    assert len(globs) >= 30
-    for glob in globs:
-        assert any(fnmatchcase(pattern, glob) for pattern in patterns), f"no engine claims {glob}"
 
 
 def test_the_readme_is_read_in_three_minutes() -> None:
@@ -308,10 +266,10 @@ def test_committed_results_are_whole_clean_and_as_expected(name: str) -> None:
     header = results.header
     assert (results.outcome, header.profile, header.shard) == (Outcome.PASS, "full", None)
     assert re.fullmatch("[0-9a-f]{40}", header.suite_commit), "made of a clean checkout"
-    expected = read_expected(expected_path_of(header))
-    found = {claim.claim: claim.verdict for claim in results.claims}
-    assert header.config_sha256 == expected.config_sha256 and found.keys() == expected.verdicts.keys()
-    assert [name for name, verdict in found.items() if not expected.verdicts[name].may_be(verdict)] == []
+    known = read_baseline_file(BASELINES / name_file(header))
+    found = {claim.claim: claim.verdict for claim in results.claims if claim.verdict is not Verdict.VERIFIED}
+    assert header.config_sha256 == known.basis.config_sha256 and found.keys() == known.deviations.keys()
+    assert [name for name, verdict in found.items() if not known.deviations[name].verdict.may_be(verdict)] == []
 
 
 def test_the_architecture_names_every_stage() -> None:

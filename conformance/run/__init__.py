@@ -1,1 +1,1 @@
-"""The command line, the session, judging, recording, waivers, and the expected verdicts."""
+"""The command line, the session, judging, recording, and waivers."""

@@ -15,15 +15,15 @@ import pytest
 from conformance.claims.effort import PROFILES
 from conformance.machine.environment import read_detection_power
 from conformance.machine.release import read_suite_commit, read_suite_version
-from conformance.run.expected import VerdictSeen
 from conformance.run.judging import AnyJudged, find_problems, rule_on
 from conformance.run.options import CLAIM_TIMEOUTS, ROOT, Options
 from conformance.run.session import Run, find_described, open_run
 from conformance.run.waivers import WaiverError, Waivers, load_waivers
 from conformance.stages.stage import OF_A_QUANTIZER, STAGES, stages_of
 from reports.description import DescribedClaim, DescribedJob, Opened, RunDescription
+from reports.diff import make_side
 from reports.results import Results
-from reports.schema import ClaimResult, Header
+from reports.schema import Header
 
 
 def describe(results: Results, waivers: Path | None) -> RunDescription:
@@ -90,7 +90,8 @@ def _describe_run(own: Run, waivers: Waivers, results: Results) -> Opened:
         *(rule_on(run, _take_back(row), checks[row.claim]) for row in results.claims),
         *(rule_on(run, _take_back(row)) for row in results.models),
     ]
-    seen = {row.id: VerdictSeen(row.verdict, row.failing if isinstance(row, ClaimResult) else None) for row in judged}
+    leads = results.leads()
+    seen = {row.id: make_side(row, leads[row.id]) for row in judged}
     problems, _ = find_problems(run, results.header, seen)
     return Opened(
         header=header,

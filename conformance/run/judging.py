@@ -17,18 +17,22 @@ from conformance.machine.isolation import Ending, WorkResult, verdict_of_lost_wo
 from conformance.machine.messages import Begin, Tally, Trace, make_portable
 from conformance.pipeline.job import Job
 from conformance.run.elsewhere import COMMAND, describe_lost_calls
-from conformance.run.expected import Drift, VerdictSeen, compare_expected, expected_path_of
 from conformance.run.findings import describe_missing
+from conformance.run.options import ROOT
 from conformance.run.session import Run, Unit
 from conformance.stages.stage import stages_of
 from refimpl.releases import list_left_out
+from reports.baseline import Drift, compare_baseline, name_file
+from reports.diff import Side
 from reports.measured import Deployment
 from reports.numbers import Number
-from reports.results import leading_check
+from reports.results import lead_of, leading_check
 from reports.schema import Check, ClaimResult, Header, Measurement, ModelResult, Row, Where, evidence
 from reports.verdicts import Verdict
 
 AnyJudged = TypeVar("AnyJudged", ClaimResult, ModelResult)
+BASELINES = ROOT / "backends" / "baselines"
+"""The folder of the shipped backends' baselines."""
 _NOT_WAIVED = "(not waived: "
 
 
@@ -96,16 +100,16 @@ def _count(result: AnyJudged, work: WorkResult) -> AnyJudged:
     return replace(result, lowerings=tally.lowerings, runs=tally.runs)
 
 
-def find_problems(run: Run, header: Header, seen: Mapping[str, VerdictSeen]) -> tuple[list[str], list[str]]:
-    """Return what fails the run in addition to the verdicts in ``seen`` (by ID), and notes that do not.
+def find_problems(run: Run, header: Header, seen: Mapping[str, Side]) -> tuple[list[str], list[str]]:
+    """Return what fails the run in addition to what is in ``seen`` (by ID), and notes that do not.
 
-    Waivers that do not fit fail it, and verdicts that differ from those expected of a shipped backend.
+    Waivers that do not fit fail it, and differences from the baseline of a shipped backend.
     """
     problems = run.waivers.problems(run.known, {name: each.verdict for name, each in seen.items()})
     drift = Drift()
     if run.options.backend in SHIPPED:
         claims = {claim.id: seen[claim.id] for claim in run.claims if claim.id in seen}
-        drift = compare_expected(expected_path_of(header), claims, header)
+        drift = compare_baseline(BASELINES / name_file(header), claims, header)
     lost = describe_lost_calls(run.options.report_dir) if run.options.backend.startswith(COMMAND) else ""
     notes = (drift.note, lost, describe_missing(run.waivers.entries, run.findings), *list_left_out())
     return [*problems, *drift.differences], [note for note in notes if note]
@@ -142,7 +146,7 @@ def _row_of_lost_job(job: Job, work: WorkResult) -> ModelResult | Measurement:
 def rule_on(run: Run, result: AnyJudged, checks: Sequence[Check] = ()) -> AnyJudged:
     """Return the row with what lets it pass: a waiver, or an option of the run. ``checks``: those of a claim."""
     max_lsb = None if result.max_lsb is None else float(result.max_lsb)
-    ruling = run.waivers.judge(result.id, result.verdict, max_lsb)
+    ruling = run.waivers.judge(result.id, result.verdict, lead_of(result, checks).rule, max_lsb)
     if ruling.problem:
         result = replace(result, reason=f"{result.reason} {_NOT_WAIVED}{ruling.problem})".strip())
     if ruling.waived and ruling.entry is not None:

@@ -15,17 +15,16 @@ import pytest
 
 from conformance.machine.isolation import Ending, WorkResult
 from conformance.machine.release import find_change
-from conformance.run.expected import VerdictSeen
 from conformance.run.judging import find_problems, rows_of
 from conformance.run.options import ROOT
 from conformance.run.resume import KEPT, Earlier
 from conformance.run.session import Run, Unit, param_id, raise_usage_error_for
 from reports.codec import line_of
-from reports.diff import read_baseline
+from reports.diff import Side, make_side, read_baseline
 from reports.html import render_html
 from reports.markdown import write_job_summary
-from reports.results import ResultsError, read_results
-from reports.schema import ClaimResult, Header, Judged
+from reports.results import ResultsError, lead_of, read_results
+from reports.schema import Check, Header, Judged
 from reports.terminal import summary, verdict_line
 from reports.verdicts import Outcome, Verdict
 from reports.writer import ResultsWriter
@@ -77,7 +76,7 @@ class Recorder:
         self._header: Header | None = None
         self._waiting: set[str] = set()
         self._left_out: list[str] = []
-        self._seen: dict[str, VerdictSeen] = {}
+        self._seen: dict[str, Side] = {}
         self._verdicts = Counter[Verdict]()
         self._total = 0
         self._all_pass = True
@@ -161,12 +160,14 @@ class Recorder:
 
     def _record(self, unit: Unit, lines: Iterable[str]) -> None:
         """Write a unit's rows; count its verdicts, and write its scripts into the report folder."""
+        checks: list[Check] = []
         for line in lines:
             row = self._writer.write_line(line)
+            if isinstance(row, Check):
+                checks.append(row)
             if not isinstance(row, Judged):
                 continue
-            failing = row.failing if isinstance(row, ClaimResult) else None
-            self._seen[row.id] = VerdictSeen(row.verdict, failing, row.waived)
+            self._seen[row.id] = make_side(row, lead_of(row, checks))
             self._verdicts[row.verdict] += 1
             self._all_pass &= row.passes
             if row.script_path:

@@ -1,6 +1,16 @@
 """ExecuTorch: dynamic conv2d. XNNPACK's delegate quantizes each image by itself, and takes weights per channel alone.
 XNNPACKQuantizer annotates both schemes, but no depthwise layer, nor what it takes for one by the weight's shape."""
 
+# finding: 89
+# engine: executorch, XNNPACKQuantizer
+# claimed: dynamic conv2d and transposed conv2d
+# fault of: delegate, by 58; Quantizer for weights per tensor
+# largest error: thousands of LSB; runs in float
+# cpu: all
+# claims: `*Conv2d*/*`, `torch.conv2d/*`, `*ConvTranspose2d*/*`, `torch.conv_transpose2d/*`, `nniqat.ConvBn*/*` at
+#   dynamic
+# reason: each image of a dynamic input gets qparams of its own
+
 import executorch.kernels.quantized  # noqa: F401
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner

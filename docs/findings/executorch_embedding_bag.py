@@ -1,5 +1,14 @@
 """ExecuTorch: a program with an EmbeddingBag lowers and cannot be loaded: the runtime has no kernel for it."""
 
+# finding: 67
+# engine: executorch
+# claimed: a model with an EmbeddingBag in float
+# fault of: runtime's kernels
+# largest error: raises
+# cpu: all
+# claims: none; the model dlrm
+# reason: the runtime has no kernel for EmbeddingBag
+
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower

@@ -1,5 +1,23 @@
 """ExecuTorch: a convolution that the delegate does not take reads what an empty delegate should have written."""
 
+# finding: 69
+# engine: executorch
+# claimed: a convolution of a dequantized input or weight that the delegate does not take
+# fault of: partitioner
+# largest error: memory that nobody wrote; wrong shape
+# cpu: all
+# claims: `nn.ConvTranspose[12]d*/*`, `torch.conv_transpose[12]d*/*`
+# reason: a convolution left outside reads what an empty delegate did not write
+#
+# finding: 91
+# engine: pt2e-xnnpack
+# claimed: fused modules with a batch norm, in eval mode
+# fault of: config (no words for training alone)
+# largest error: memory that nobody wrote; wrong shape; raises
+# cpu: all
+# claims: `nni.*Bn*/*` at ptq
+# reason: a config cannot claim training alone, and the norm is not folded
+
 import executorch.kernels.quantized  # noqa: F401  # registers the ops
 import torch
 import torch.ao.quantization.fx._decomposed

@@ -1,6 +1,15 @@
 """ExecuTorch: a cat of one tensor, and a dynamic linear layer with one scale for its weight, stay outside of XNNPACK's
 delegate, and run in float."""
 
+# finding: 64
+# engine: executorch
+# claimed: cat of one tensor; dynamic linear, one scale for the weight
+# fault of: partitioner
+# largest error: runs in float
+# cpu: all
+# claims: `torch.cat/*`, `*inear*/*` at dynamic
+# reason: a cat of one tensor, or a dynamic layer with one scale for its weight, is left outside
+
 import torch
 import torch.ao.quantization.fx._decomposed
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner

@@ -1,5 +1,14 @@
 """ExecuTorch: max_pool2d of one image without a batch, on integers, does not lower."""
 
+# finding: 63
+# engine: executorch
+# claimed: max_pool2d without a batch
+# fault of: partitioner
+# largest error: raises
+# cpu: all
+# claims: `nn.MaxPool2d/*`, `F.max_pool2d/*`
+# reason: a max pool of one image without a batch does not lower
+
 import torch
 import torch.ao.quantization.fx._decomposed
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner

@@ -1,5 +1,14 @@
 """ExecuTorch: XNNPACK's delegate takes mul + relu, which XNNPACKQuantizer annotates as one, and multiplies floats."""
 
+# finding: 90
+# engine: executorch, XNNPACKQuantizer
+# claimed: mul + relu
+# fault of: partitioner
+# largest error: runs in float
+# cpu: all
+# claims: `operator.mul+*/*`, `torch.mul+*/*`
+# reason: a product and a relu are one op of floats
+
 import json
 import re
 from pathlib import Path

@@ -1,5 +1,14 @@
 """ExecuTorch: a transposed convolution whose output_padding is not below its stride loads, and does not run."""
 
+# finding: 70
+# engine: executorch
+# claimed: transposed convolution, output_padding not below stride
+# fault of: delegate
+# largest error: raises
+# cpu: all
+# claims: `nn.ConvTranspose[12]d*/*`, `torch.conv_transpose[12]d*/*`
+# reason: output_padding that is not below the stride
+
 import executorch.kernels.quantized  # noqa: F401  # registers the ops
 import torch
 import torch.ao.quantization.fx._decomposed

@@ -1,6 +1,14 @@
 """ExecuTorch: two ops of integers that read the same dequantized tensor do not lower where one depends on the other by
 an op that stays outside of the delegate, as in any residual block with such an op."""
 
+# finding: 66
+# engine: executorch
+# claimed: two ops that read one dequantized tensor, with an op outside of the delegate between them
+# fault of: partitioner
+# largest error: raises
+# cpu: all
+# claims: none: the backend avoids it
+
 import torch
 import torch.ao.quantization.fx._decomposed
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner

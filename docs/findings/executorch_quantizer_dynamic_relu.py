@@ -1,5 +1,13 @@
 """ExecuTorch: XNNPACKQuantizer, dynamic, leaves a convolution in float if a relu follows it."""
 
+# finding: 82
+# engine: XNNPACKQuantizer
+# claimed: dynamic conv2d and transposed conv2d, followed by a relu
+# fault of: Quantizer
+# largest error: runs in float
+# cpu: all
+# claims: none: no claim of a backend is made with it
+
 import torch
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
     XNNPACKQuantizer,

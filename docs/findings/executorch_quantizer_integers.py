@@ -1,5 +1,14 @@
 """ExecuTorch: XNNPACKQuantizer annotates a cat of integers, such as indices, and calibration raises."""
 
+# finding: 92
+# engine: XNNPACKQuantizer
+# claimed: cat of integers
+# fault of: Quantizer
+# largest error: raises in calibration
+# cpu: all
+# claims: `torch.cat/*`
+# reason: a cat of integers is annotated
+
 import torch
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
     XNNPACKQuantizer,

@@ -3,6 +3,14 @@
 XNNPACKQuantizer asks for axis 1 of transposed convolutions. In PTQ they get it; in QAT they get axis 0.
 """
 
+# finding: 79
+# engine: torchao, XNNPACKQuantizer
+# claimed: QAT of a transposed convolution, weights per channel
+# fault of: prepare (`prepare.py`)
+# largest error: one scale for each input channel
+# cpu: all
+# claims: none: no claim of a backend is made with it
+
 import torch
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
     XNNPACKQuantizer,

@@ -1,5 +1,14 @@
 """ExecuTorch: a layer whose output has a small scale, as of outputs that are all zero, lowers and does not load."""
 
+# finding: 71
+# engine: executorch
+# claimed: a layer with s_x·s_w/s_y of 256 or more
+# fault of: delegate
+# largest error: raises
+# cpu: all
+# claims: layers whose output is all zero
+# reason: outputs that are all zero have a scale that does not load
+
 import executorch.kernels.quantized  # noqa: F401  # registers the ops
 import torch
 import torch.ao.quantization.fx._decomposed

@@ -1,5 +1,13 @@
 """ExecuTorch: a convolution that is returned, and read outside of the delegate as well, has its axes in disorder."""
 
+# finding: 62
+# engine: executorch
+# claimed: a convolution whose result is returned, and read outside of the delegate
+# fault of: delegate
+# largest error: wrong shape, or any number
+# cpu: all
+# claims: none: the backend avoids it
+
 from collections.abc import Callable
 
 import executorch.kernels.quantized  # noqa: F401  # registers the ops

@@ -1,5 +1,14 @@
 """ExecuTorch: a view between two scales is given to the delegate, which does not take it: the program does not load."""
 
+# finding: 68
+# engine: executorch
+# claimed: view, reshape, transpose between two scales
+# fault of: partitioner
+# largest error: raises
+# cpu: all
+# claims: none alone; the model transformer in QAT
+# reason: a view between two scales does not load
+
 from collections.abc import Callable
 
 import executorch.kernels.quantized  # noqa: F401  # registers the ops

@@ -1,5 +1,14 @@
 """ExecuTorch: flatten with a dynamic batch, which XNNPACKQuantizer annotates, stays outside of XNNPACK's delegate."""
 
+# finding: 95
+# engine: executorch, XNNPACKQuantizer
+# claimed: flatten of a dynamic batch
+# fault of: partitioner
+# largest error: runs in float
+# cpu: all
+# claims: `torch.flatten/*`, `nn.Flatten/*`
+# reason: a view of a dynamic batch stays outside of the delegate
+
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (

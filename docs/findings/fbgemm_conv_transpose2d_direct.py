@@ -1,5 +1,14 @@
 """fbgemm: conv_transpose2d with a kernel 2 high and channels in multiples of 8 takes a faulty path of its own."""
 
+# finding: 13
+# engine: fbgemm; x86 with output_padding
+# claimed: conv_transpose2d, kernel 2 high, C_in and C_out multiples of 8
+# fault of: kernel
+# largest error: 229 LSB; not repeatable
+# cpu: all
+# claims: `nn.ConvTranspose2d*/*`, `torch.conv_transpose2d/*`
+# reason: the direct path of a transposed convolution of kernel 2
+
 import torch
 import torch.nn.functional as F
 

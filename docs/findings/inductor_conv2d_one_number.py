@@ -1,6 +1,15 @@
 """TorchInductor: conv2d of integers does not compile where an argument is one number in a list, as the padding "valid"
 of an exported program is."""
 
+# finding: 57
+# engine: inductor
+# claimed: conv2d with padding "valid", or one number in a list for padding, stride or dilation
+# fault of: pattern of the fusion
+# largest error: raises
+# cpu: all
+# claims: `torch.conv2d*/*`
+# reason: conv2d with one number in a list for both axes does not compile
+
 from typing import Any
 
 import torch

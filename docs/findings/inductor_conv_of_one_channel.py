@@ -1,6 +1,15 @@
 """TorchInductor: a convolution of integers with one input channel and a dynamic batch ends in an assertion: its result
 is in another memory format than the generated code expects."""
 
+# finding: 65
+# engine: inductor
+# claimed: Conv2d, Conv1d of one input channel, with a dynamic batch
+# fault of: layout that the lowering expects
+# largest error: raises
+# cpu: all
+# claims: none alone; the model digits
+# reason: a convolution of one channel with a dynamic batch is not compiled
+
 import torch
 import torch.ao.quantization.fx._decomposed
 from torch import Tensor, nn

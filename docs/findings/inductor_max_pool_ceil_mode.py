@@ -1,6 +1,15 @@
 """TorchInductor: max_pool2d on integers forgets ceil_mode. The fusion takes the place of ceil_mode for an argument that
 the pool no longer has; the kernel itself, and the pool in float, are right."""
 
+# finding: 99
+# engine: inductor
+# claimed: max_pool2d with `ceil_mode`
+# fault of: pattern of the fusion
+# largest error: wrong shape
+# cpu: all
+# claims: `nn.MaxPool2d/*`, `F.max_pool2d/*`
+# reason: a max pool forgets ceil_mode
+
 from functools import partial
 
 import torch

@@ -1,6 +1,15 @@
 """TorchInductor: a max pool between dequantize and quantize is taken for max_pool2d of a batch: max_pool3d, and
 max_pool2d of one image without a batch, end the compilation."""
 
+# finding: 55
+# engine: inductor
+# claimed: MaxPool3d, `F.max_pool3d`; MaxPool2d, `F.max_pool2d` without a batch
+# fault of: pattern of the fusion
+# largest error: raises
+# cpu: all
+# claims: `nn.MaxPool[23]d/*`, `F.max_pool[23]d/*`
+# reason: a max pool is taken for max_pool2d of a batch, and does not compile
+
 from collections.abc import Callable
 from functools import partial
 

@@ -1,5 +1,14 @@
 """TorchInductor: choose_qparams of a range that does not hold zero is not widened to it, as it is in eager mode."""
 
+# finding: 54
+# engine: inductor
+# claimed: dynamic linear, of an input that is all positive, all negative or one number
+# fault of: decomposition of choose_qparams
+# largest error: as large as the values
+# cpu: all
+# claims: `*inear*/*` at dynamic
+# reason: the range of a dynamic input is not widened to hold zero
+
 import torch
 import torch.ao.quantization.fx._decomposed
 

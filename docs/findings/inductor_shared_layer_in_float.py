@@ -1,5 +1,14 @@
 """TorchInductor: a linear layer of integers that is called at two places runs in float at both."""
 
+# finding: 56
+# engine: inductor
+# claimed: a linear layer (module) that is called at two places
+# fault of: pattern of the fusion
+# largest error: runs in float
+# cpu: all
+# claims: none; the model shared_linear
+# reason: a layer that is called at two places runs in float
+
 import torch
 import torch.ao.quantization.fx._decomposed
 from torch import Tensor, nn

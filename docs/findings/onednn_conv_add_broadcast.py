@@ -1,5 +1,14 @@
 """onednn: conv2d_add with a summand that broadcasts is taken as if it did not: a crash, or its shape."""
 
+# finding: 17
+# engine: onednn
+# claimed: conv + add with a summand that broadcasts
+# fault of: kernel
+# largest error: process dies
+# cpu: all
+# claims: `*.add(*Conv2d*/*`
+# reason: a summand that broadcasts is read and written beyond its end
+
 import multiprocessing
 import resource
 

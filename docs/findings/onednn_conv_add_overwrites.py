@@ -1,5 +1,14 @@
 """onednn: conv2d_add and conv2d_add_relu write their result into the summand, which other ops may still read."""
 
+# finding: 16
+# engine: onednn
+# claimed: conv + add, conv + add + relu: the summand is overwritten
+# fault of: kernel, or config that fuses it
+# largest error: 96 LSB behind it
+# cpu: all
+# claims: `*.add(*Conv2d*/*`, `nni.ConvAdd*/*`
+# reason: conv + add writes into its summand
+
 import torch
 
 torch.backends.quantized.engine = "onednn"

@@ -1,5 +1,14 @@
 """onednn, x86: a transposed convolution of C_in/groups != C_out/groups, both above 1, mixes up its weight."""
 
+# finding: 7
+# engine: onednn, x86
+# claimed: transposed convolution of C_in/groups ≠ C_out/groups, both above 1
+# fault of: kernel (packing)
+# largest error: 234 LSB
+# cpu: all
+# claims: `nn.ConvTranspose?d*/*`, `torch.conv_transpose?d/*`
+# reason: the packed weight is read with its channel axes exchanged
+
 import torch
 import torch.nn.functional as F
 

@@ -1,5 +1,14 @@
 """onednn, fbgemm, x86: dynamic modules quantize their input to 7 bits, whatever the QConfig says."""
 
+# finding: 27
+# engine: onednn, fbgemm, x86
+# claimed: dynamic quantization to 0…255: 7 bits are taken
+# fault of: lowering (modules)
+# largest error: half of the steps
+# cpu: all
+# claims: `nn.Linear/*`, `nn.LSTM/*`, `nn.*Cell/*`, at `dynamic:in=quint8`
+# reason: dynamic modules take 7 bits of their input
+
 import torch
 import torch.ao.nn.quantized.dynamic as nnqd
 from torch import nn

@@ -1,5 +1,14 @@
 """onednn: what its config claims and the engine, or torch's flow for it, refuses."""
 
+# finding: 31
+# engine: onednn
+# claimed: affine weights, output_padding, qint8 embeddings, QAT of conv + bn + add, conv + number
+# fault of: config
+# largest error: raises
+# cpu: all
+# claims: `nn.Linear*/*`, `nn.ConvTranspose?d*/*`, `nn.Embedding*/*`, `*.add(*Conv2d*/*`
+# reason: no kernel for what is claimed, such as qint8 embeddings
+
 from collections.abc import Callable
 from typing import Any
 

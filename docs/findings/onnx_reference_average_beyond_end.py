@@ -1,5 +1,14 @@
 """onnx.reference: AveragePool with ceil_mode shifts all windows, if the last one goes beyond the end by two or more."""
 
+# finding: 77
+# engine: onnx-reference
+# claimed: avg_pool with `ceil_mode`, a window that goes two or more elements beyond the end
+# fault of: evaluator
+# largest error: 80 LSB
+# cpu: all
+# claims: `nn.AvgPool[23]d/*`, `F.avg_pool[23]d/*`
+# reason: windows are shifted where the last goes beyond the end
+
 import numpy
 import onnx
 from onnx import TensorProto, helper

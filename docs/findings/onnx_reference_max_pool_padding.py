@@ -1,5 +1,14 @@
 """onnx.reference: MaxPool of stride 1, with padding, raises or has a wrong shape, where one of stride 2 is right."""
 
+# finding: 76
+# engine: onnx-reference
+# claimed: max pools of stride 1 and dilation 1, with padding
+# fault of: evaluator
+# largest error: raises; wrong shape
+# cpu: all
+# claims: `nn.MaxPool?d/*`, `F.max_pool?d/*`
+# reason: padding of a max pool of stride 1
+
 from typing import Any
 
 import numpy

@@ -1,5 +1,14 @@
 """ONNX Runtime: QLinearAveragePool with ceil_mode divides a window that goes beyond the end by its whole size."""
 
+# finding: 45
+# engine: onnxruntime
+# claimed: avg_pool with `ceil_mode`, padding counted, a window beyond the end
+# fault of: kernel
+# largest error: 80 LSB
+# cpu: all
+# claims: `nn.AvgPool?d/*`, `*.avg_pool?d/*`
+# reason: a window beyond the end is divided by its whole size
+
 import numpy
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper

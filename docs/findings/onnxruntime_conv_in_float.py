@@ -1,6 +1,24 @@
 """ONNX Runtime: a convolution of integers runs in float before a batch norm, and before a relu whose output has a zero
 point that is not the smallest integer."""
 
+# finding: 42
+# engine: onnxruntime
+# claimed: an op and a relu, where the output's zero point is not its smallest integer
+# fault of: optimizer
+# largest error: runs in float
+# cpu: all
+# claims: `*ReLU*/*`, `*relu/*`
+# reason: a relu whose output's zero point is not the smallest integer runs in float
+#
+# finding: 43
+# engine: onnxruntime
+# claimed: fused modules with a batch norm, in eval mode
+# fault of: config
+# largest error: runs in float
+# cpu: all
+# claims: `nni.*Bn*/*` at ptq
+# reason: a batch norm that is not folded runs in float
+
 import tempfile
 from pathlib import Path
 

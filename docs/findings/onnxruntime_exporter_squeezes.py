@@ -3,6 +3,15 @@
 ONNX Runtime and the ONNX package's own evaluator both refuse it, as ONNX has it.
 """
 
+# finding: 41
+# engine: onnxruntime, openvino, onnx-reference
+# claimed: squeeze along an axis of several elements
+# fault of: exporter (onnxscript)
+# largest error: raises
+# cpu: all
+# claims: `*squeeze*/*`
+# reason: the exporter squeezes an axis of several elements
+
 import logging
 from typing import Any
 

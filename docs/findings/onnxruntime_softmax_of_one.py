@@ -1,5 +1,14 @@
 """ONNX Runtime: QLinearSoftmax gives 0 for 1.0 along an axis of one element, at the usual scale of 1/256."""
 
+# finding: 44
+# engine: onnxruntime
+# claimed: softmax along an axis of one element
+# fault of: kernel
+# largest error: 255 LSB
+# cpu: all
+# claims: `nn.Softmax/*`
+# reason: softmax of one element is 0
+
 import numpy
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper

@@ -1,5 +1,14 @@
 """OpenVINO: where a quantized convolution is added to something, its result is not rounded to its own grid first."""
 
+# finding: 50
+# engine: openvino
+# claimed: a convolution whose result is added to something
+# fault of: plugin's fusion
+# largest error: 4 LSB
+# cpu: all
+# claims: none alone; the models branches, mobilenet and resnet
+# reason: the result of a convolution is not rounded before something is added
+
 import numpy
 import onnx
 import openvino

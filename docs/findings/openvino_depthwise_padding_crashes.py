@@ -1,5 +1,14 @@
 """OpenVINO: a depthwise convolution of integers whose windows are all padding in some row kills the process."""
 
+# finding: 47
+# engine: openvino
+# claimed: a depthwise convolution with a row that is all padding
+# fault of: kernel
+# largest error: process dies
+# cpu: all
+# claims: `nn.Conv2d/*`, `torch.conv2d/*`
+# reason: a depthwise convolution dies where a row is all padding
+
 import subprocess
 import sys
 

@@ -3,6 +3,15 @@
 The stride is moved in front of the convolution, to a pool, and the padding stays behind: the border is not strided.
 """
 
+# finding: 46
+# engine: openvino
+# claimed: a 1×1 convolution with a stride and padding
+# fault of: optimizer
+# largest error: wrong shape
+# cpu: all
+# claims: `nn.Conv?d*/*`, `torch.conv?d*/*`, `nni.Conv*/*`, `nniqat.Conv*/*`, `nnqat.Conv*/*`
+# reason: a 1x1 convolution with a stride forgets its padding
+
 import numpy
 import onnx
 import openvino

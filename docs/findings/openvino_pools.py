@@ -1,6 +1,15 @@
 """OpenVINO: a pool of no rows gives the shape of the batch before; max pools with ceil_mode keep a window that begins
 behind the image. The ONNX package's own evaluator does neither, on the same model."""
 
+# finding: 49
+# engine: openvino
+# claimed: pools of no rows; max pools with `ceil_mode`
+# fault of: plugin; ONNX front end
+# largest error: wrong shape
+# cpu: all
+# claims: `nn.MaxPool?d/*`, `F.max_pool?d/*`, `nn.AvgPool?d/*`, `*.avg_pool?d/*`
+# reason: a batch of no rows has the shape of the last one; ceil_mode gives a window too many
+
 from typing import Any
 
 import numpy

@@ -1,5 +1,14 @@
 """OpenVINO: a linear layer on integers, scales per channel, gives a vector an axis too many."""
 
+# finding: 51
+# engine: openvino
+# claimed: linear of one vector, weights per channel
+# fault of: plugin
+# largest error: wrong shape
+# cpu: all
+# claims: `*Linear*/*`, `F.linear*/*`
+# reason: a vector gets an axis too many
+
 import numpy
 import onnx
 import openvino

@@ -1,5 +1,14 @@
 """qnnpack: add refuses an output scale more than 2**8 times smaller than an input's; the config states no bound."""
 
+# finding: 5
+# engine: qnnpack
+# claimed: add and add + relu of quint8, any scales
+# fault of: config
+# largest error: raises
+# cpu: all
+# claims: `operator.add*/*`, `torch.add*/*`
+# reason: add bounds the ratio of scales
+
 import torch
 
 torch.backends.quantized.engine = "qnnpack"

@@ -1,5 +1,14 @@
 """qnnpack: average pooling ignores count_include_pad=False and divisor_override."""
 
+# finding: 3
+# engine: qnnpack
+# claimed: average pooling in 1-d and 2-d with `count_include_pad=False` or `divisor_override`
+# fault of: kernel's dispatch
+# largest error: 155 LSB
+# cpu: all
+# claims: `nn.AvgPool[12]d/*`, `F.avg_pool2d/*`, `torch.avg_pool1d/*`
+# reason: count_include_pad and divisor_override are dropped
+
 from typing import Any
 
 import torch

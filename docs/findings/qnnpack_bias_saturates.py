@@ -1,5 +1,13 @@
 """qnnpack: a bias is held as int32 of scale s_x·s_w, and saturates at 2**31; fbgemm keeps it in float."""
 
+# finding: 23
+# engine: qnnpack
+# claimed: a bias beyond 2³¹ steps of s_x·s_w
+# fault of: kernel (format)
+# largest error: 150 LSB
+# cpu: all
+# claims: `*Linear*/*`, `*Conv*/*`, `F.linear*/*`, `torch.conv*/*`
+
 import torch
 
 x = torch.quantize_per_tensor(torch.zeros(1, 4), 0.01, 0, torch.quint8)

@@ -1,5 +1,14 @@
 """qnnpack: relu6, hardtanh and clamp of a channels_last tensor write their values in the order of contiguous memory."""
 
+# finding: 9
+# engine: qnnpack
+# claimed: relu6, hardtanh, clamp of a quint8 tensor in channels_last memory
+# fault of: kernel
+# largest error: 96 LSB
+# cpu: all
+# claims: `nn.ReLU6/*`, `F.relu6/*`, `nn.Hardtanh/*`, `F.hardtanh*/*`, `torch.clamp/*`, `.clamp/*`
+# reason: clamps ignore the memory format
+
 import torch
 import torch.nn.functional as F
 

@@ -1,5 +1,14 @@
 """qnnpack: ConvTranspose3d computes the first slice of the output's depth; the others are what memory held."""
 
+# finding: 8
+# engine: qnnpack
+# claimed: ConvTranspose3d with an output deeper than 1
+# fault of: kernel
+# largest error: all of the value; not repeatable
+# cpu: all
+# claims: `nn.ConvTranspose3d*/*`, `torch.conv_transpose3d/*`
+# reason: the output is written at depth 0 only
+
 import torch
 
 torch.backends.quantized.engine = "qnnpack"

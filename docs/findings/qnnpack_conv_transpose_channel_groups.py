@@ -1,5 +1,14 @@
 """qnnpack: conv_transpose with a weight per output channel (axis 1) and groups reads scales beyond their end."""
 
+# finding: 18
+# engine: qnnpack
+# claimed: conv_transpose with a weight per channel of axis 1 and groups
+# fault of: kernel
+# largest error: raises
+# cpu: all
+# claims: `torch.conv_transpose?d/*`, `nn.ConvTranspose?d*/*`
+# reason: too few scales are read for groups
+
 import torch
 import torch.nn.functional as F
 

@@ -1,5 +1,14 @@
 """qnnpack: hardswish, hardsigmoid and softmax of an empty batch divide by zero: the process dies with SIGFPE."""
 
+# finding: 26
+# engine: qnnpack
+# claimed: hardswish and hardsigmoid of an empty batch, softmax along one
+# fault of: kernel
+# largest error: process dies
+# cpu: all
+# claims: `nn.Softmax/*`, `nn.Hardswish/*`, `F.hardswish/*`, `nn.Hardsigmoid/*`, `F.hardsigmoid/*`, `.hardsigmoid*/*`
+# reason: an empty batch ends the process
+
 import multiprocessing
 from collections.abc import Callable
 

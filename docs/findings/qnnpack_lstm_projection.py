@@ -3,6 +3,14 @@
 The other engines raise for it: no quantized LSTM of torch has a projection.
 """
 
+# finding: 25
+# engine: qnnpack
+# claimed: dynamic LSTM with proj_size
+# fault of: module
+# largest error: wrong shape and values
+# cpu: all
+# claims: `nn.LSTM/*`
+
 import torch
 import torch.ao.nn.quantized.dynamic as nnqd
 from torch import nn

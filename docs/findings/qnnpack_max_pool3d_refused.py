@@ -1,5 +1,14 @@
 """qnnpack: the config claims MaxPool3d; the engine has no kernel for it."""
 
+# finding: 4
+# engine: qnnpack
+# claimed: MaxPool3d, `F.max_pool3d`
+# fault of: config
+# largest error: raises
+# cpu: all
+# claims: `nn.MaxPool3d/*`, `F.max_pool3d/*`
+# reason: no MaxPool3d kernel
+
 import torch
 import torch.nn.functional as F
 

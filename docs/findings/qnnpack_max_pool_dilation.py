@@ -1,5 +1,14 @@
 """qnnpack: max pooling with dilation takes values that lie outside the window, at padded borders."""
 
+# finding: 2
+# engine: qnnpack
+# claimed: max pooling in 1-d and 2-d, with dilation and padding
+# fault of: kernel
+# largest error: 255 LSB
+# cpu: all
+# claims: `nn.MaxPool[12]d/*`, `F.max_pool[12]d/*`
+# reason: a dilated window reads rows that it skips
+
 import torch
 import torch.nn.functional as F
 

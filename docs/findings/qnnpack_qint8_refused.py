@@ -1,5 +1,14 @@
 """qnnpack: the config claims qint8 activations for linear and convolutions; the kernels of this build refuse them."""
 
+# finding: 1
+# engine: qnnpack
+# claimed: qint8 activations for linear and Conv1d/2d/3d, with and without batch norm and relu
+# fault of: config (for this build)
+# largest error: raises
+# cpu: all
+# claims: `nn.Linear/*`, `nn.Conv?d/*`, `F.linear/*`, `torch.conv?d/*` and those with norm and relu, at `in=qint8`
+# reason: the wheels for x86 are built without XNNPACK, which serves qint8
+
 import torch
 
 torch.backends.quantized.engine = "qnnpack"

@@ -1,5 +1,16 @@
 """qnnpack: what its config claims and the engine refuses, beside qint8 activations and MaxPool3d."""
 
+# finding: 30
+# engine: qnnpack
+# claimed: float16 dynamic linear and RNNs; quint8 pools unbatched or of kernel 1; clamp with one bound; qint8
+#   transposed convolution and PReLU
+# fault of: config
+# largest error: raises
+# cpu: all
+# claims: `*Linear*/*`, `nn.LSTM/*`, `nn.GRU/*`, `nn.*Cell/*`, `nn.MaxPool?d/*`, `nn.AvgPool?d/*`, `torch.clamp/*`,
+#   `nn.ConvTranspose?d/*`, `nn.PReLU/*`
+# reason: no kernel for what is claimed, such as float16 or clamp with one bound
+
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,13 @@
 """qnnpack: softmax is wrong for a view that is not contiguous, and a negative dim that is not the innermost raises."""
 
+# finding: 10
+# engine: qnnpack
+# claimed: softmax of a view that is not contiguous; negative `dim`
+# fault of: kernel
+# largest error: 224 LSB; raises
+# cpu: all
+# claims: `nn.Softmax/*`
+
 import torch
 
 torch.backends.quantized.engine = "qnnpack"

@@ -3,6 +3,15 @@
 The wheels of torch 2.6 to 2.12 have XNNPACK, 2.13's do not.
 """
 
+# finding: 75
+# engine: qnnpack built with XNNPACK
+# claimed: qint8 linear of an input in channels_last memory
+# fault of: kernel's dispatch
+# largest error: 7 LSB: as large as the values
+# cpu: torch 2.6 to 2.12, all
+# claims: `*Linear*/*`, `F.linear*/*`, at `in=qint8`
+# reason: XNNPACK reads channels_last memory in another order
+
 import torch
 
 NEEDS_ANOTHER_BUILD = 77

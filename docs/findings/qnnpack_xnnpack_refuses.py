@@ -3,6 +3,16 @@
 The config claims all four; XNNPACK's wrappers refuse them. The wheels of torch 2.6 to 2.12 have XNNPACK, 2.13's do not.
 """
 
+# finding: 74
+# engine: qnnpack built with XNNPACK
+# claimed: qint8 activations for conv3d, transposed conv3d, and weights per channel of linear and transposed
+#   convolutions
+# fault of: config
+# largest error: raises
+# cpu: torch 2.6 to 2.12, all
+# claims: `*Conv*3d*/*`, `torch.conv*3d*/*`, `*Linear*/*`, `F.linear*/*`, `*ConvTranspose?d*/*`, at `in=qint8`
+# reason: XNNPACK refuses these qint8 calls
+
 from collections.abc import Callable
 from typing import Any
 

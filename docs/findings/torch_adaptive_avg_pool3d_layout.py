@@ -1,5 +1,14 @@
 """All engines: adaptive_avg_pool3d of an unbatched tensor whose memory is channels_last reads it as contiguous."""
 
+# finding: 20
+# engine: all
+# claimed: adaptive_avg_pool3d of an unbatched tensor in channels_last memory
+# fault of: kernel
+# largest error: 23 LSB
+# cpu: all
+# claims: `nn.AdaptiveAvgPool3d/*`, `F.adaptive_avg_pool3d/*`
+# reason: an unbatched image in channels_last is read in another order
+
 import torch
 import torch.nn.functional as F
 

@@ -1,5 +1,13 @@
 """torch: a quantized convolution that is saved as a module cannot be loaded; a quantized linear layer can."""
 
+# finding: 109
+# engine: all
+# claimed: a lowered model with a convolution, saved as a whole
+# fault of: module (`nnq.Conv1d` to `nnq.ConvTranspose3d`)
+# largest error: raises when it is loaded
+# cpu: all
+# claims: none: no claim of a backend is made with it
+
 import io
 import warnings
 from typing import Any

@@ -4,6 +4,16 @@ It takes include_last_offset for a 2-d input too, where float ignores it. A 4-bi
 comes back one column longer.
 """
 
+# finding: 19
+# engine: all
+# claimed: EmbeddingBag: mode mean and max, padding_idx, max_norm, include_last_offset of a 2-d input; 4-bit rows of
+#   odd length
+# fault of: module; kernel for the last two
+# largest error: as large as the values; wrong shape
+# cpu: all
+# claims: `nn.EmbeddingBag/*`, `nn.Embedding/*` and their `nnqat.Embedding*/*`
+# reason: arguments of embedding bags are dropped; rows of odd length at 4 bits
+
 from typing import Any
 
 import torch

@@ -1,5 +1,14 @@
 """All engines: EmbeddingBag reads per_sample_weights that are not contiguous as if they were."""
 
+# finding: 38
+# engine: all
+# claimed: EmbeddingBag with per_sample_weights that are not contiguous
+# fault of: kernel
+# largest error: as large as the values
+# cpu: all
+# claims: `nn.EmbeddingBag/*`, `nnqat.EmbeddingBag/*`
+# reason: per_sample_weights with strides are read in another order
+
 import torch
 
 ops = torch.ops.quantized

@@ -1,5 +1,14 @@
 """torch: the fixed qparams of sigmoid's output are put at its input too, and spread to what is concatenated with it."""
 
+# finding: 73
+# engine: torch
+# claimed: sigmoid, tanh, softmax and the like on a value that nothing observes, or in one `cat` with others, under
+#   the default mapping
+# fault of: prepare
+# largest error: the value is clipped to 0…1
+# cpu: all
+# claims: none: the suite gives inputs an observer of their own
+
 import warnings
 
 import torch

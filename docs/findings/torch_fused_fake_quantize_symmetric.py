@@ -1,5 +1,13 @@
 """torch: FusedMovingAvgObsFakeQuantize, symmetric: a model is trained on other qparams than it is converted with."""
 
+# finding: 72
+# engine: torch
+# claimed: symmetric fused fake quantizes: what is trained is what is converted
+# fault of: training (`FusedMovingAvgObsFakeQuantize`)
+# largest error: another scale, another zero point
+# cpu: all
+# claims: none: a model is converted by its observer
+
 import torch
 from torch.ao.quantization import FusedMovingAvgObsFakeQuantize, MovingAverageMinMaxObserver
 

@@ -1,5 +1,14 @@
 """torch's convert_fx leaves claimed patterns in float without a word: group_norm, and F.linear with a post-op."""
 
+# finding: 33
+# engine: all
+# claimed: group_norm; on onednn F.linear + leaky_relu, F.linear + tanh
+# fault of: lowering
+# largest error: runs in float
+# cpu: all
+# claims: `F.group_norm/*`, `F.linear+*eaky*/*`, `F.linear+*anh/*`
+# reason: the lowering has no row for it
+
 from collections.abc import Callable
 from typing import Any
 

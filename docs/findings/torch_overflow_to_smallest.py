@@ -3,6 +3,14 @@
 It takes a vectorized build of torch's kernels (AVX2 or AVX-512), and ends with 77 on another.
 """
 
+# finding: 21
+# engine: all; x86 and onednn convolutions and onednn linear are right
+# claimed: results beyond 2³¹ output steps: 0 in place of 255
+# fault of: kernel
+# largest error: 255 LSB
+# cpu: AVX2, AVX-512; not the scalar code
+# claims: `operator.mul*/*`, `operator.add*/*`, `nn.ELU/*`, `nn.LeakyReLU/*`, `nn.Linear*/*`
+
 from collections.abc import Callable
 
 import torch

@@ -1,5 +1,14 @@
 """fbgemm, x86, onednn: per-channel weights of ConvTranspose, and of PReLU in every engine, end in an error."""
 
+# finding: 35
+# engine: all; the kernel is right on qnnpack
+# claimed: per-channel weights of ConvTranspose and PReLU
+# fault of: config
+# largest error: raises
+# cpu: all
+# claims: `nn.ConvTranspose?d*/*`, `torch.conv_transpose?d/*`, `nn.PReLU/*`
+# reason: no weights per channel in transposed convolutions and PReLU
+
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,14 @@
 """All engines: pools and interpolation of an image of 1x1 pixels give channels in the place of positions."""
 
+# finding: 39
+# engine: all; max_pool2d and avg_pool2d of qnnpack have kernels of their own
+# claimed: pools, adaptive pools and interpolate of an image of 1×1 pixels, several channels, to more than one
+# fault of: kernel
+# largest error: 255 LSB
+# cpu: all
+# claims: `nn.*Pool?d/*`, `F.interpolate/*`
+# reason: an image of one pixel is written channels first
+
 import warnings
 from collections.abc import Callable
 

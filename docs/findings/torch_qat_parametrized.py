@@ -1,5 +1,13 @@
 """torch: prepare_qat_fx registers a layer's parametrization again, which gives the user's own layer another weight."""
 
+# finding: 110
+# engine: torch
+# claimed: QAT of a parametrized linear layer: the weight is the model's
+# fault of: prepare (`nnqat.Linear.from_float`)
+# largest error: another weight, also in the user's model
+# cpu: all
+# claims: none: no claim of a backend is made with it
+
 import copy
 import warnings
 from typing import Any

@@ -1,5 +1,13 @@
 """torchao: prepare_pt2e folds a batch norm that normalizes by its batch, with the running statistics."""
 
+# finding: 104
+# engine: torchao
+# claimed: `F.batch_norm(training=True)` behind a layer
+# fault of: prepare (`utils.py`)
+# largest error: as large as the values: 8 dB
+# cpu: all
+# claims: none: no claim of a backend is made with it
+
 from typing import Any
 
 import torch

@@ -1,5 +1,14 @@
 """torchao: prepare_pt2e takes a second batch norm behind a weight for the same as the first, and drops it."""
 
+# finding: 102
+# engine: torchao
+# claimed: one layer before several batch norms, as heads of detectors have; a batch norm of a batch norm; a layer
+#   without a bias, called twice
+# fault of: prepare (`utils.py`)
+# largest error: as large as the values: 2 dB
+# cpu: all
+# claims: none: no claim of a backend is made with it
+
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,13 @@
 """torchao: prepare_pt2e cannot fold a batch norm into a transposed convolution of several groups, and raises."""
 
+# finding: 98
+# engine: torchao
+# claimed: a transposed convolution of several groups, then a batch norm
+# fault of: prepare (`utils.py`)
+# largest error: raises
+# cpu: all
+# claims: none: no claim of a backend is made with it
+
 import torch
 from torch import nn
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e

@@ -1,5 +1,13 @@
 """torchao: prepare_pt2e raises for a model with one batch norm that cannot be folded, or only not in its way."""
 
+# finding: 106
+# engine: torchao
+# claimed: a batch norm behind a layer whose weight is computed or a buffer, or without running statistics
+# fault of: prepare (`utils.py`)
+# largest error: raises
+# cpu: all
+# claims: none: no claim of a backend is made with it
+
 from collections.abc import Callable
 from typing import Any
 

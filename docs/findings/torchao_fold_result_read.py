@@ -1,5 +1,13 @@
 """torchao: prepare_pt2e folds a batch norm into a layer whose result others read as well: they get the norm."""
 
+# finding: 100
+# engine: torchao
+# claimed: a convolution or linear layer whose result is read by a batch norm and by something else
+# fault of: prepare (`utils.py`)
+# largest error: as large as the values: 3.5 dB
+# cpu: all
+# claims: none: no claim of a backend is made with it
+
 from typing import Any
 
 import torch

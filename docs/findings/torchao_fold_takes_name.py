@@ -1,5 +1,13 @@
 """torchao: prepare_pt2e writes the bias of a fold as weight_bias, also over a tensor of that name."""
 
+# finding: 103
+# engine: torchao
+# claimed: a layer without a bias and a tensor named `weight_bias`
+# fault of: prepare (`utils.py`)
+# largest error: as large as the values
+# cpu: all
+# claims: none: no claim of a backend is made with it
+
 from typing import Any
 
 import torch

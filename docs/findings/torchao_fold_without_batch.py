@@ -1,5 +1,13 @@
 """torchao: behind a convolution of an input without a batch, prepare_pt2e folds a batch norm along the wrong axis."""
 
+# finding: 105
+# engine: torchao
+# claimed: a convolution of an input without a batch, then a batch norm
+# fault of: prepare (`utils.py`)
+# largest error: as large as the values: 0.4 dB; raises
+# cpu: all
+# claims: none: no claim of a backend is made with it
+
 import torch
 from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e

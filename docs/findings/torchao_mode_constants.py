@@ -1,5 +1,13 @@
 """torchao: eval() and train() of an exported program give batch norms and dropouts the default constants."""
 
+# finding: 108
+# engine: torchao
+# claimed: `eval()` and `train()` of an exported program
+# fault of: `export_utils.py`
+# largest error: another eps, momentum and p
+# cpu: all
+# claims: none: no claim of a backend is made with it
+
 from typing import Any
 
 import torch

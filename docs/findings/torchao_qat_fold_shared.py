@@ -1,5 +1,13 @@
 """torchao: after QAT, convert_pt2e folds each batch norm into a weight that others read as well, one into the other."""
 
+# finding: 107
+# engine: torchao
+# claimed: QAT of a convolution and a batch norm whose weight or bias is also read elsewhere
+# fault of: convert (`qat_utils.py`)
+# largest error: as large as the values: −5 dB
+# cpu: all
+# claims: none: no claim of a backend is made with it
+
 import copy
 from collections.abc import Callable
 from typing import Any

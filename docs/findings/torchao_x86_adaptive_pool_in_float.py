@@ -1,5 +1,14 @@
 """torchao: X86InductorQuantizer annotates any adaptive_avg_pool2d; Inductor calls floats for large windows."""
 
+# finding: 94
+# engine: torchao, X86InductorQuantizer
+# claimed: adaptive_avg_pool2d whose windows have more than 25 elements, of unequal sizes
+# fault of: Quantizer
+# largest error: runs in float
+# cpu: all
+# claims: `nn.AdaptiveAvgPool2d/*`, `F.adaptive_avg_pool2d/*`
+# reason: an adaptive pool of large windows runs in float
+
 import torch
 from torch import nn
 from torch._inductor import config

@@ -1,5 +1,13 @@
 """torchao: X86InductorQuantizer leaves a conv1d without a relu in float, though conv1d is a quantizable op."""
 
+# finding: 81
+# engine: torchao, X86InductorQuantizer
+# claimed: conv1d without a relu
+# fault of: Quantizer
+# largest error: runs in float
+# cpu: all
+# claims: none: no claim of a backend is made with it
+
 import torch
 from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e

@@ -1,5 +1,14 @@
 """torchao: X86InductorQuantizer, dynamic, annotates convolutions and products, which Inductor has in float alone."""
 
+# finding: 87
+# engine: torchao, X86InductorQuantizer
+# claimed: dynamic convolutions and products
+# fault of: Quantizer
+# largest error: runs in float
+# cpu: all
+# claims: `nn.Conv[12]d*/*`, `nni.Conv*/*` at dynamic
+# reason: a dynamic convolution or product runs in float
+
 import torch
 from torch import Tensor, nn
 from torch._inductor import config

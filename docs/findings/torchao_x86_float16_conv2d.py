@@ -1,5 +1,13 @@
 """torchao: the config for linear layers with float16 weights rounds those of convolutions too, which stay float32."""
 
+# finding: 85
+# engine: torchao, X86InductorQuantizer
+# claimed: float16 weights are for linear layers (`get_x86_inductor_linear_dynamic_fp16_config`)
+# fault of: Quantizer
+# largest error: conv2d's weight is rounded to float16
+# cpu: all
+# claims: none: no claim of a backend is made with it
+
 import torch
 from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e

@@ -1,5 +1,13 @@
 """torchao: X86InductorQuantizer sees no functions in a program of non-strict export, the default: they stay float."""
 
+# finding: 80
+# engine: torchao, X86InductorQuantizer
+# claimed: linear, conv2d and relu as functions, exported as torch.export does by default
+# fault of: Quantizer
+# largest error: runs in float
+# cpu: all
+# claims: none: no claim of a backend is made with it
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,5 +1,14 @@
 """torchao: X86InductorQuantizer annotates products of integers, such as indices, and calibration raises."""
 
+# finding: 97
+# engine: torchao, X86InductorQuantizer
+# claimed: products of integers
+# fault of: Quantizer
+# largest error: raises in calibration
+# cpu: all
+# claims: `operator.mul/*`, `torch.mul/*`
+# reason: a product of integers is annotated
+
 import torch
 from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e

@@ -1,5 +1,14 @@
 """torchao: X86InductorQuantizer raises for conv2d + relu whose padding is a word; conv1d + relu it leaves in float."""
 
+# finding: 96
+# engine: torchao, X86InductorQuantizer
+# claimed: convolutions whose padding is a word
+# fault of: Quantizer
+# largest error: conv2d raises, for the whole model; conv1d runs in float
+# cpu: all
+# claims: `nn.Conv[12]d*/*`, `nni.Conv*/*`, `*.add(*Conv2d*/*`
+# reason: a padding in a word makes the Quantizer raise, or leaves the layer in float
+
 import torch
 from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e

@@ -1,5 +1,13 @@
 """torchao: X86InductorQuantizer leaves conv1d + batch norm + relu in float in QAT, and quantizes it in PTQ."""
 
+# finding: 84
+# engine: torchao, X86InductorQuantizer
+# claimed: QAT of conv1d + batch norm + relu
+# fault of: Quantizer
+# largest error: runs in float
+# cpu: all
+# claims: none: no claim of a backend is made with it
+
 import torch
 from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e, prepare_qat_pt2e

@@ -136,7 +136,9 @@ def invent_claim(forgery: Forgery) -> None:
 
 
 def widen_waiver(forgery: Forgery) -> None:
-    forgery.waivers = WAIVERS.replace('verdict = "REFUTED"\nreason', 'verdict = "REFUTED"\nmax_lsb = inf\nreason')
+    forgery.waivers = WAIVERS.replace(
+        'verdict = "REFUTED"\nrule = "NUM-03"\nreason', 'verdict = "REFUTED"\nrule = "NUM-03"\nmax_lsb = inf\nreason'
+    )
     assert forgery.waivers != WAIVERS
     forgery.fit_waivers()
 
@@ -147,7 +149,9 @@ def widen_waiver_and_row(forgery: Forgery) -> None:
 
 
 def add_waiver(forgery: Forgery) -> None:
-    forgery.waivers += f'[[waiver]]\nclaim = "{PER_TENSOR}"\nverdict = "REFUTED"\nreason = "r"\nurl = "https://a.b"\n'
+    forgery.waivers += (
+        f'[[waiver]]\nclaim = "{PER_TENSOR}"\nverdict = "REFUTED"\nrule = "NUM-03"\nreason = "r"\nurl = "https://a.b"\n'
+    )
     forgery.fit_waivers()
 
 

@@ -56,7 +56,7 @@ def test_a_function_within_a_step_passes_only_where_that_is_allowed(
 @pytest.mark.slow
 def test_a_waiver_is_as_good_and_both_options_are_too_many(tmp_path: Path) -> None:
     waivers = tmp_path / "waivers.toml"
-    entry = 'glob = "nn.Sigmoid/*"\nverdict = "QUALITY"\nreason = "a table"\nexpires = 2100-01-01\n'
+    entry = 'glob = "nn.Sigmoid/*"\nverdict = "QUALITY"\nrule = "NUM-03"\nreason = "a table"\nexpires = 2100-01-01\n'
     waivers.write_text(f"[[waiver]]\n{entry}", encoding="utf-8")
     assert ran(tmp_path, "ROUGH_SIGMOID", SIGMOID, f"--waivers={waivers}").status == 0
     both = ran(tmp_path, "ROUGH_SIGMOID", SIGMOID, "--strict", "--allow-quality")

@@ -19,7 +19,7 @@ from reports.schema import Row
 from reports.verdicts import Outcome
 from reports.writer import ResultsWriter
 
-TEXT = '[[waiver]]\nclaim = "c1"\nverdict = "REFUTED"\nreason = "known"\nexpires = 2027-01-31\n'
+TEXT = '[[waiver]]\nclaim = "c1"\nverdict = "REFUTED"\nrule = "NUM-03"\nreason = "known"\nexpires = 2027-01-31\n'
 FAILED = {"verdict": "REFUTED", "outcome": "fail"}
 WAIVED = {"waived": True, "verdict": "REFUTED",
           "waiver": {"reason": "known", "url": None, "expires": "2027-01-31", "max_lsb": None}}  # fmt: skip

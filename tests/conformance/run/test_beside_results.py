@@ -318,7 +318,9 @@ def test_distances_are_counted_of_every_output_element(far_off: Ran, tmp_path: P
 
 def test_waivers_are_kept_beside_the_results(tmp_path: Path) -> None:
     waivers = tmp_path / "own.toml"
-    waivers.write_text('[[waiver]]\nglob = "*per_channel*"\nverdict = "REFUTED"\nreason = "r"\nexpires = 2099-01-01\n')
+    waivers.write_text(
+        '[[waiver]]\nglob = "*per_channel*"\nverdict = "REFUTED"\nrule = "LOW-01"\nreason = "r"\nexpires = 2099-01-01\n'
+    )
     ran = run(tmp_path, "fakes:Deviates", FAKE_WAIVERS=str(waivers))
     assert (ran.folder / "waivers.toml").read_bytes() == waivers.read_bytes()
     assert run(tmp_path, "fakes:Good").status == 0
@@ -327,7 +329,9 @@ def test_waivers_are_kept_beside_the_results(tmp_path: Path) -> None:
 
 def test_the_copy_of_an_earlier_run_in_the_same_folder_serves_as_waivers(tmp_path: Path) -> None:
     waivers = tmp_path / "waivers.toml"
-    text = '[[waiver]]\nglob = "*per_channel*"\nverdict = "REFUTED"\nreason = "r"\nexpires = 2099-01-01\n'
+    text = (
+        '[[waiver]]\nglob = "*per_channel*"\nverdict = "REFUTED"\nrule = "LOW-01"\nreason = "r"\nexpires = 2099-01-01\n'
+    )
     waivers.write_text(text)
     run(tmp_path, "fakes:Deviates", f"--report-dir={tmp_path}", f"--waivers={waivers}")
     assert waivers.read_text() == text, "what the user gave is not removed before it is read"

@@ -69,7 +69,9 @@ def test_waivers_count_as_on_the_day_of_the_run(
 ) -> None:
     """Which was 2025-01-02; that of an earlier waiver is long over."""
     path = tmp_path / "npu.toml"
-    path.write_text(f'[[waiver]]\nclaim = "{LINEAR}"\nverdict = "REFUTED"\nreason = "r"\nexpires = {expires}\n')
+    path.write_text(
+        f'[[waiver]]\nclaim = "{LINEAR}"\nverdict = "REFUTED"\nrule = "NUM-03"\nreason = "r"\nexpires = {expires}\n'
+    )
     opened = describe(results(), path).opened
     assert opened is not None and list(opened.waivers) == waived
     assert [problem in each for each in opened.problems if problem] == ([True] if problem else [])

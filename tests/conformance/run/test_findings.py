@@ -104,7 +104,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 def test_the_header_of_a_run_has_the_texts_and_a_row_the_names(tmp_path: Path) -> None:
     entries(tmp_path)
-    table = '[[waiver]]\nclaim = "c"\nverdict = "REFUTED"\nreason = "r"\nurl = "https://a.b"\n'
+    table = '[[waiver]]\nclaim = "c"\nverdict = "REFUTED"\nrule = "NUM-03"\nreason = "r"\nurl = "https://a.b"\n'
     path = tmp_path / "npu" / "w.toml"
     path.write_text(f'{table}findings = ["../errata.md#why"]\n')
     (entry,) = load_waivers(path, "avx2", "2.13.0")

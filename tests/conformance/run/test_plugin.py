@@ -260,7 +260,7 @@ def test_an_interrupt_ends_the_run_and_keeps_what_was_judged(tmp_path: Path, wor
 def test_waivers_are_applied_and_held_to_account(
     tmp_path: Path, glob: str, options: list[str], status: int, told: str
 ) -> None:
-    table = f'[[waiver]]\nglob = "{glob}"\nverdict = "REFUTED"\nreason = "no such kernel"\nurl = "https://a.b/1"\n'
+    table = f'[[waiver]]\nglob = "{glob}"\nverdict = "REFUTED"\nrule = "LOW-01"\nreason = "no such kernel"\nurl = "https://a.b/1"\n'
     waivers = tmp_path / "npu.toml"
     waivers.write_text(table)
     ran = run(tmp_path, "fakes:Deviates", "--claim=nn.*", *options, FAKE_WAIVERS=str(waivers))

@@ -22,6 +22,7 @@ WAIVER = """
 [[waiver]]
 glob = "*per_channel*"
 verdict = "REFUTED"
+rule = "LOW-01"
 reason = "weights per channel are declined"
 url = "https://example.org/issues/12"
 """
