@@ -14,6 +14,9 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
+from reports.compare import render_board  # noqa: E402  # of this checkout
+from reports.results import read_results  # noqa: E402
+
 project = "FX Quantization Conformance Suite"
 extensions = ["sphinx.ext.autodoc", "myst_parser"]
 myst_enable_extensions = ["deflist"]
@@ -71,7 +74,15 @@ class Links(SphinxPostTransform):
                 link.replace_self(link.children)
 
 
+def write_scoreboard(app: Any, error: Exception | None) -> None:
+    """Write the scoreboard of the committed results into the site."""
+    if error is None:
+        runs = [read_results(path) for path in sorted((DOCS / "results").glob("*.xz"))]
+        (Path(app.outdir) / "scoreboard.html").write_text(render_board(runs), encoding="utf-8")
+
+
 def setup(app: Any) -> None:
-    """Connect what changes signatures and links."""
+    """Connect what changes signatures and links, and what is made of results."""
     app.connect("autodoc-process-signature", readable)
+    app.connect("build-finished", write_scoreboard)
     app.add_post_transform(Links)

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from tabulate import tabulate
 
@@ -45,7 +44,8 @@ class Change(TextEnum):
     """The same."""
 
 
-class Side(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Side:
     """What is compared of a claim or model in one of the runs."""
 
     verdict: Verdict

@@ -93,5 +93,10 @@ def test_links_between_documents_lead_to_pages_of_the_site(built: Path) -> None:
     """GitHub's links to Markdown files must not be left: the site has none of these files."""
     for page in built.glob("*.html"):
         targets = re.findall(r'href="([^"#?]+)[^"]*"', page.read_text(encoding="utf-8"))
-        own = [target for target in targets if "://" not in target]
+        own = [target for target in targets if ":" not in target]
         assert [target for target in own if not (built / target).exists()] == [], page.name
+
+
+def test_the_site_has_the_scoreboard_of_the_committed_results(built: Path) -> None:
+    text = (built / "scoreboard.html").read_text(encoding="utf-8")
+    assert all(path.name.removesuffix(".jsonl.xz") in text for path in (DOCS / "results").glob("*.xz"))
