@@ -37,6 +37,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         arguments = os.environ.get("COMP_LINE", "").split()
         pyargs = "--pyargs" in arguments
     if pyargs and _names_suite(arguments) and _is_beside():
+        from conformance.machine.bytecode import compile_sources
+
+        compile_sources()
         from conformance.run.hooks import register_hooks  # imports torch
 
         register_hooks(manager)
