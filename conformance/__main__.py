@@ -2,8 +2,7 @@
 """The suite's own commands; certifying is ``pytest --pyargs conformance --backend=NAME``.
 
 ``python -m conformance init NAME`` writes the skeleton of a vendor's package; ``python -m conformance expect
-RESULTS.jsonl`` writes a run's verdicts as the expected ones; ``python -m conformance describe RESULTS.jsonl`` says what
-the suite here knows of a run, for ``python -m reports verify``; ``python -m conformance claims-of MODULE:QUANTIZER``
+RESULTS.jsonl`` writes a run's verdicts as the expected ones; ``python -m conformance claims-of MODULE:QUANTIZER``
 writes the BackendConfig that torchao Quantizers amount to. Exit status: 0 success, 2 the run does not allow it, 4 usage
 error. ``export``, ``run`` and ``judge`` are about devices that do not run Python (docs/vectors.md).
 """
@@ -19,18 +18,22 @@ from typing import Any
 
 from conformance.machine.release import DISTRIBUTION
 from conformance.run.expected import FOLDER, ExpectedError, write_expected
-from reports.codec import line_of
 from reports.completion import complete
-from reports.results import ResultsError, read_results
+from reports.results import ResultsError
 
 REFUSED = 2
 USAGE = 4
 INTERRUPTED = 130
+REMOVED = {"describe": "python -m reports verify DIR --rerun=N runs N claims of a certificate again"}
+"""Commands of earlier versions, and what to do instead."""
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m conformance") -> int:
     """Run the command line; return the exit status. ``prog``: how the user calls it."""
     words = sys.argv[1:] if arguments is None else list(arguments)
+    if words and words[0] in REMOVED:
+        print(f"{prog}: {words[0]} is gone: {REMOVED[words[0]]}", file=sys.stderr)
+        return USAGE
     try:
         if words[:1] == ["export"]:
             return _export(words[1:], f"{prog} export")
@@ -39,9 +42,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m conforma
         options = parser.parse_args(words)
     except SystemExit as end:
         return USAGE if end.code else 0
-    commands = {
-        "init": _init, "expect": _expect, "describe": _describe, "run": _run, "judge": _judge, "claims-of": _claims_of,
-    }  # fmt: skip
+    commands = {"init": _init, "expect": _expect, "run": _run, "judge": _judge, "claims-of": _claims_of}
     return commands[options.command](options)
 
 
@@ -49,18 +50,6 @@ def _expect(options: argparse.Namespace) -> int:
     try:
         print(write_expected(options.files, options.folder))
     except (ResultsError, ExpectedError, OSError) as error:
-        print(f"ERROR: {error}", file=sys.stderr)
-        return REFUSED
-    return 0
-
-
-def _describe(options: argparse.Namespace) -> int:
-    from conformance.run.description import describe  # needs torch
-
-    try:
-        text = line_of(describe(read_results(options.file), options.waivers))
-        options.output.write_text(f"{text}\n", encoding="utf-8")
-    except (ResultsError, OSError) as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return REFUSED
     return 0
@@ -174,9 +163,7 @@ def _judge(options: argparse.Namespace) -> int:
 
 def _make_parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description="The conformance suite's own command.")
-    commands = parser.add_subparsers(
-        dest="command", required=True, metavar="init|expect|describe|claims-of|export|run|judge"
-    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="init|expect|claims-of|export|run|judge")
     init = commands.add_parser(
         "init", help="write a backend's package", description="Write a package with a backend that runs at once."
     )
@@ -186,13 +173,6 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     )
     expect.add_argument("files", nargs="+", type=Path, metavar="RESULTS.jsonl", help="of full runs of all claims")
     expect.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR", help=f"default: {FOLDER}")
-    describe = commands.add_parser(
-        "describe", help="write what the suite knows of a run", description="Write, as JSON, what the suite and the "
-        "backend here say of the run of a results file: its claims, jobs, limits and waivers. Nothing is run.",
-    )  # fmt: skip
-    describe.add_argument("file", type=Path, metavar="RESULTS.jsonl")
-    describe.add_argument("--waivers", type=Path, metavar="FILE", help="the waivers that the run used; default: none")
-    describe.add_argument("-o", dest="output", type=Path, metavar="OUT.json", default=Path("description.json"))
     _add_claims_of(commands)
     commands.add_parser("export", help="write a bundle of models and inputs for a device; it has a --help of its own")
     run = commands.add_parser(
