@@ -1,4 +1,7 @@
-"""The door for ``pytest PATH/TO/conformance``; the one for ``pytest --pyargs conformance`` is fx_quant_conformance."""
+"""The door for ``pytest PATH/TO/conformance``; the one for ``pytest --pyargs conformance`` is fx_quant_conformance.
+
+PYTEST_DONT_REWRITE: what pytest caches of it is its own code, and can be compared with it.
+"""
 
 from __future__ import annotations
 

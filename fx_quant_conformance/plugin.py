@@ -1,4 +1,7 @@
-"""pytest's entry point: registers the suite's hooks when the suite is asked for, and otherwise does nothing."""
+"""pytest's entry point: registers the suite's hooks when the suite is asked for, and otherwise does nothing.
+
+PYTEST_DONT_REWRITE: what pytest caches of it is its own code, and can be compared with it.
+"""
 
 from __future__ import annotations
 

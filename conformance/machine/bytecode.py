@@ -1,9 +1,9 @@
 """The suite's modules in a run: compiled from their sources in each process, in half a second.
 
 Python takes a cached file for the code of a source that has the time and size which the file names; it may hold
-anything, and neither git nor a release's RECORD knows it. What pytest loads before a door of the suite calls
-`compile_sources`, it takes from the cache: the doors (``conftest.py``, ``fx_quant_conformance/plugin.py``) and this
-module with its package.
+anything, and neither git nor a release's RECORD knows it. What is loaded before a door of the suite calls
+`compile_sources` comes from the cache: `conformance.machine.release.FIRST`, whose cached files are compared with their
+sources, so that the run is not one of a clean checkout if they differ.
 """
 
 from __future__ import annotations

@@ -11,11 +11,15 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import marshal
 import os
 import subprocess
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from importlib.machinery import all_suffixes
 from importlib.metadata import Distribution, distributions
+from importlib.util import cache_from_source, source_hash
+from itertools import chain
 from pathlib import Path
 
 from conformance.machine.toml import TomlError, parse_toml
@@ -32,6 +36,15 @@ _CODE = tuple(all_suffixes())
 _OF_PYTEST = frozenset({"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "pyproject.toml", "tox.ini",
                         "setup.cfg"})  # fmt: skip
 """Names of files that tell pytest what to load."""
+FIRST = (
+    "conftest.py", "conformance/__init__.py", "conformance/conftest.py", "conformance/machine/__init__.py",
+    "conformance/machine/bytecode.py", "conformance/machine/release.py", "conformance/machine/toml.py",
+    "fx_quant_conformance/__init__.py", "fx_quant_conformance/plugin.py",
+)  # fmt: skip
+"""The modules that a run may load before it compiles the suite from its sources (`conformance.machine.bytecode`)."""
+_BY_TIME, _BY_HASH = 0, 3
+"""How a cached file names its source: by time and size, or by its hash."""
+_WORD = 0xFFFFFFFF
 _LINK, _FOLDER = "120000", "160000"
 """How git spells the mode of a symbolic link, and of another repository."""
 
@@ -70,9 +83,38 @@ def find_change(root: Path) -> str:
     The first file is named that is missing, differs, or is code that the commit, or the release, does not have.
     """
     if (root / ".git").exists():
-        return next(_list_differences(root), "")
-    record = _read_record(root)
-    return "no RECORD names its files" if record is None else next(_list_changes(root, record), "")
+        changes = _list_differences(root)
+    else:
+        record = _read_record(root)
+        changes = iter(["no RECORD names its files"]) if record is None else _list_changes(root, record)
+    return next(chain(changes, _list_planted(root)), "")
+
+
+def _list_planted(root: Path) -> Iterator[str]:
+    """Yield what is cached of the modules that a run loads first, and Python or pytest takes, but is not their code."""
+    for name in FIRST:
+        source = root / name
+        folder = Path(cache_from_source(str(source))).parent
+        for cached in sorted(folder.glob(f"{source.stem}.{sys.implementation.cache_tag}*.pyc")):
+            if (".opt-" in cached.name) == bool(sys.flags.optimize) and not _is_faithful(cached, source):
+                yield f"{cached} is not the code of {name}"
+
+
+def _is_faithful(cached: Path, source: Path) -> bool:
+    """Tell whether a cached file has a source's code, or says itself that it is of another source, and is not taken."""
+    try:
+        about, text, data = source.stat(), source.read_bytes(), cached.read_bytes()
+        time_and_size = (int(about.st_mtime) & _WORD).to_bytes(4, "little") + (about.st_size & _WORD).to_bytes(
+            4, "little"
+        )
+        named = {_BY_TIME: time_and_size, _BY_HASH: source_hash(text)}.get(data[4], data[8:16])
+        if data[8:16] != named:
+            return True
+        return bool(marshal.loads(data[16:]) == compile(text, str(source), "exec", dont_inherit=True))
+    except FileNotFoundError:  # without its source it is not loaded
+        return True
+    except (OSError, EOFError, IndexError, ValueError, TypeError):
+        return False
 
 
 # -- checkouts --------------------------------------------------------------------------------------------------------

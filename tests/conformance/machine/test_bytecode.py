@@ -5,27 +5,34 @@ from __future__ import annotations
 import importlib.util
 import marshal
 import os
+import py_compile
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from conformance.machine.release import FIRST, _list_planted
+from reports.results import read_results
 from tests.conformance.support.suite_runs import FAKES, clean_environment
 from tests.support.checkout import make_checkout
 
 ROOT = Path(__file__).resolve().parents[3]
+PLANTED_MARK = b"PLANTED"
 PLANTED = "print('PLANTED')\nVALUE = 'planted'\n"
 
 
-def plant(source: Path) -> Path:
+def plant(source: Path, *, by_hash: bool = False) -> Path:
     """Write other code into Python's cache of a module, as Python would take it for that of its source."""
     about = source.stat()
-    fields = (0, int(about.st_mtime) & 0xFFFFFFFF, about.st_size & 0xFFFFFFFF)
-    header = importlib.util.MAGIC_NUMBER + b"".join(field.to_bytes(4, "little") for field in fields)
+    if by_hash:  # as pytest has it
+        header = struct.pack("<I", 3) + importlib.util.source_hash(source.read_bytes())
+    else:
+        header = struct.pack("<III", 0, int(about.st_mtime) & 0xFFFFFFFF, about.st_size & 0xFFFFFFFF)
     cached = Path(importlib.util.cache_from_source(str(source)))
     cached.parent.mkdir(exist_ok=True)
-    cached.write_bytes(header + marshal.dumps(compile(PLANTED, str(source), "exec")))
+    cached.write_bytes(importlib.util.MAGIC_NUMBER + header + marshal.dumps(compile(PLANTED, str(source), "exec")))
     return cached
 
 
@@ -50,10 +57,25 @@ def test_a_planted_cache_is_neither_read_nor_replaced(tmp_path: Path) -> None:
     assert cached.read_bytes() == before
 
 
+@pytest.mark.parametrize("name", FIRST)
+def test_what_is_cached_of_the_first_modules_is_compared_with_them(tmp_path: Path, name: str) -> None:
+    """It is executed: nothing can tell Python before that not to."""
+    source = tmp_path / name
+    source.parent.mkdir(parents=True, exist_ok=True)
+    source.write_text("VALUE = 1\n")
+    py_compile.compile(str(source))
+    assert list(_list_planted(tmp_path)) == []
+    for by_hash in (True, False):
+        cached = plant(source, by_hash=by_hash)
+        assert list(_list_planted(tmp_path)) == [f"{cached} is not the code of {name}"]
+    os.utime(source, (1, 1))
+    assert list(_list_planted(tmp_path)) == [], "of an earlier source, which Python does not take"
+
+
 @pytest.mark.slow
 def test_a_run_executes_no_planted_code(tmp_path: Path) -> None:
     """Nor does its worker, which starts anew."""
-    make_checkout(tmp_path / "suite")
+    commit = make_checkout(tmp_path / "suite")
     for name in ("conformance/run/options", "conformance/oracle/evaluate", "refimpl/convert", "reports/text"):
         plant(tmp_path / "suite" / f"{name}.py")
     words = ("-m", "pytest", str(tmp_path / "suite" / "conformance"), "-p", "no:cacheprovider", "-n1")
@@ -64,3 +86,14 @@ def test_a_run_executes_no_planted_code(tmp_path: Path) -> None:
         timeout=300,
     )  # fmt: skip
     assert done.returncode == 0 and "PLANTED" not in done.stdout + done.stderr, done.stdout + done.stderr
+    before = list_cached(tmp_path / "suite")
+    assert before <= set(FIRST), before
+    header = read_results(tmp_path / "report" / "results.jsonl").header
+    assert header.suite_commit == commit, "what lies in a cache and is not executed changes no suite"
+
+
+def list_cached(suite: Path) -> set[str]:
+    """Return the suite's modules whose code was cached while it ran: they were not compiled from their sources."""
+    cached = [path for path in suite.rglob("__pycache__/*.pyc") if PLANTED_MARK not in path.read_bytes()]
+    sources = (path.parent.parent / f"{path.name.partition('.')[0]}.py" for path in cached)
+    return {source.relative_to(suite).as_posix() for source in sources}
