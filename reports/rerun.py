@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from reports.certificate import WAIVERS, Findings
+from reports.certificate import WAIVERS, Findings, read_regular
 from reports.diff import Difference, compare_runs
 from reports.results import Results, ResultsError, digest_ids, read_results
 from reports.text import join_lines
@@ -50,12 +50,15 @@ def rerun(results: Results, claims: Sequence[str], folder: Path) -> Findings:
     with tempfile.TemporaryDirectory() as made:
         work, report = Path(made, "work"), Path(made, "report")
         work.mkdir()
-        options = list(_list_options(results, spec, folder))
+        waivers = Path(made, WAIVERS) if results.header.waivers else None
+        if waivers is not None:
+            waivers.write_bytes(read_regular(folder / WAIVERS))
+        options = list(_list_options(results, spec, waivers))
         command = [*options, f"--report-dir={report}", *(f"--claim={claim}" for claim in claims)]
         status, output = _run_suite(command, work, folder, _STARTING + 2 * len(claims) * _find_limit(results))
         if not (report / "results.jsonl").is_file():
             said = join_lines(output[-400:])
-            if "matches no claim" in said:
+            if "matches no claim" in output:
                 return Findings(problems=[f"the backend here does not claim what the certificate says: {said}"])
             raise ResultsError(f"--rerun: the suite ended with status {status}: {said}")
         new = read_results(report / "results.jsonl")
@@ -89,11 +92,11 @@ def _is_same_verdict(row: Difference) -> bool:
     return len({each and (each.verdict, each.waived, each.allowed, each.accepted) for each in pair}) == 1
 
 
-def _list_options(results: Results, spec: str, folder: Path) -> Iterator[str]:
+def _list_options(results: Results, spec: str, waivers: Path | None) -> Iterator[str]:
     """Yield the options that repeat a run; what is none of the suite's it refuses itself."""
     header, options = results.header, results.header.options
     yield from (f"--backend={spec}", f"--seed={header.seed}", f"--profile={header.profile}")
-    yield f"--waivers={(folder / WAIVERS).resolve()}" if header.waivers else "--no-waivers"
+    yield f"--waivers={waivers}" if waivers is not None else "--no-waivers"
     for name in ("claim_timeout", "max_examples", "isa"):
         if options.get(name) is not None:
             yield f"--{name.replace('_', '-')}={options[name]}"

@@ -315,14 +315,15 @@ def test_a_signature_is_named_with_the_command_that_checks_it(folder: Path, caps
 TRAP = "print('TRAPPED')\n"
 
 
-def test_nothing_that_lies_in_the_folder_or_below_the_caller_is_executed(folder: Path) -> None:
-    """Neither where ``verify`` is called in the certificate's folder, nor where its variables name that."""
+@pytest.mark.parametrize("command", ["reports", "fx_quant_conformance report"])
+@pytest.mark.parametrize("more", ["", os.pathsep])
+def test_nothing_that_lies_in_the_folder_is_executed(folder: Path, command: str, more: str) -> None:
+    """Where ``verify`` is called in the certificate's folder, also if an empty entry of the path names that."""
     for name in ("argparse", "json", "hashlib", "jinja2", "tabulate", "torch", "lzma"):
         (folder / f"{name}.py").write_text(TRAP)
-    for variable in (str(ROOT), f"{ROOT}{os.pathsep}"):
-        done = subprocess.run(
-            [sys.executable, "-m", "reports", "verify", "."], cwd=folder, env=os.environ | {"PYTHONPATH": variable},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 1 and "TRAPPED" not in done.stdout, done.stdout + done.stderr
-        assert "! json.py: is not part of a certificate" in done.stdout
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split(), "verify", "."], cwd=folder, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{more}"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "TRAPPED" not in done.stdout, done.stdout + done.stderr
+    assert "! json.py: is not part of a certificate" in done.stdout
