@@ -141,9 +141,7 @@ def _certify(options: argparse.Namespace) -> int:
     except NotCertified as error:
         print(f"reports: {join_lines(str(error))}", file=sys.stderr)
         return FAILED
-    print(
-        f"{options.output}: certificate of {content['counts']['claims']} claims of {join_lines(results.header.backend)}"
-    )
+    print(f"{options.output}: certificate of {len(results.claims)} claims of {join_lines(results.header.backend)}")
     if text := content["without_execution_evidence"]:
         print(f"WITHOUT EXECUTION EVIDENCE: {join_lines(text)}")
     print(verdict_line(results))

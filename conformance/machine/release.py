@@ -13,6 +13,7 @@ import csv
 import hashlib
 import marshal
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -104,9 +105,7 @@ def _is_faithful(cached: Path, source: Path) -> bool:
     """Tell whether a cached file has a source's code, or says itself that it is of another source, and is not taken."""
     try:
         about, text, data = source.stat(), source.read_bytes(), cached.read_bytes()
-        time_and_size = (int(about.st_mtime) & _WORD).to_bytes(4, "little") + (about.st_size & _WORD).to_bytes(
-            4, "little"
-        )
+        time_and_size = struct.pack("<II", int(about.st_mtime) & _WORD, about.st_size & _WORD)
         named = {_BY_TIME: time_and_size, _BY_HASH: source_hash(text)}.get(data[4], data[8:16])
         if data[8:16] != named:
             return True
@@ -157,7 +156,7 @@ def _digest_blob(path: Path, mode: str, length: int) -> str:
 def _list_strangers(root: Path, tracked: Collection[str]) -> Iterator[str]:
     """Yield what the commit does not have, beside its files, and Python imports, pytest reads, or the suite may read.
 
-    Python's caches do not count: no run reads them (`conformance.machine.bytecode`).
+    Python's caches do not count: a run does not read them (`conformance.machine.bytecode`).
     """
     folders = {"", *(parent.as_posix() for path in tracked for parent in Path(path).parents)} - {"."}
     for folder in sorted(folders):
