@@ -1,4 +1,7 @@
-"""For completion by the shell alone: argcomplete runs pytest without arguments, so that it reads no other conftest."""
+"""For completion by the shell alone: argcomplete runs pytest without arguments, so that it reads no other conftest.
+
+PYTEST_DONT_REWRITE: what pytest caches of it is its own code, and can be compared with it.
+"""
 
 from __future__ import annotations
 

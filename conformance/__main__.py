@@ -1,11 +1,10 @@
 # PYTHON_ARGCOMPLETE_OK
 """The suite's own commands; certifying is ``pytest --pyargs conformance --backend=NAME``.
 
-``python -m conformance init NAME`` writes the skeleton of a vendor's package; ``python -m conformance describe
-RESULTS.jsonl`` says what the suite here knows of a run, for ``python -m reports verify``; ``python -m conformance
-claims-of MODULE:QUANTIZER`` writes the BackendConfig that torchao Quantizers amount to. ``export``, ``run`` and
-``judge`` are about devices that do not run Python (docs/vectors.md). Exit status: 0 success, 2 the run does not allow
-it, 4 usage error.
+``python -m conformance init NAME`` writes the skeleton of a vendor's package; ``python -m conformance claims-of
+MODULE:QUANTIZER`` writes the BackendConfig that torchao Quantizers amount to. ``export``, ``run`` and ``judge`` are
+about devices that do not run Python (docs/vectors.md). Exit status: 0 success, 2 the run does not allow it, 4 usage
+error.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from conformance.machine.release import DISTRIBUTION
-from reports.codec import line_of
 from reports.completion import complete
-from reports.results import ResultsError, read_results
 
 REFUSED = 2
 USAGE = 4
 INTERRUPTED = 130
-REMOVED = {"expect": "python -m reports baseline writes what a run is known to give"}
+REMOVED = {
+    "describe": "python -m reports verify DIR --rerun=N runs N claims of a certificate again",
+    "expect": "python -m reports baseline writes what a run is known to give",
+}
 """Commands of earlier versions, and what to do instead."""
 
 
@@ -43,22 +43,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m conforma
         options = parser.parse_args(words)
     except SystemExit as end:
         return USAGE if end.code else 0
-    commands = {
-        "init": _init, "describe": _describe, "run": _run, "judge": _judge, "claims-of": _claims_of,
-    }  # fmt: skip
+    commands = {"init": _init, "run": _run, "judge": _judge, "claims-of": _claims_of}
     return commands[options.command](options)
-
-
-def _describe(options: argparse.Namespace) -> int:
-    from conformance.run.description import describe  # needs torch
-
-    try:
-        text = line_of(describe(read_results(options.file), options.waivers))
-        options.output.write_text(f"{text}\n", encoding="utf-8")
-    except (ResultsError, OSError) as error:
-        print(f"ERROR: {error}", file=sys.stderr)
-        return REFUSED
-    return 0
 
 
 def _init(options: argparse.Namespace) -> int:
@@ -169,18 +155,11 @@ def _judge(options: argparse.Namespace) -> int:
 
 def _make_parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description="The conformance suite's own command.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="init|describe|claims-of|export|run|judge")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="init|claims-of|export|run|judge")
     init = commands.add_parser(
         "init", help="write a backend's package", description="Write a package with a backend that runs at once."
     )
     init.add_argument("name", metavar="NAME", help="of the backend and its package, such as my_npu: a folder made here")
-    describe = commands.add_parser(
-        "describe", help="write what the suite knows of a run", description="Write, as JSON, what the suite and the "
-        "backend here say of the run of a results file: its claims, jobs, limits and waivers. Nothing is run.",
-    )  # fmt: skip
-    describe.add_argument("file", type=Path, metavar="RESULTS.jsonl")
-    describe.add_argument("--waivers", type=Path, metavar="FILE", help="the waivers that the run used; default: none")
-    describe.add_argument("-o", dest="output", type=Path, metavar="OUT.json", default=Path("description.json"))
     _add_claims_of(commands)
     commands.add_parser("export", help="write a bundle of models and inputs for a device; it has a --help of its own")
     run = commands.add_parser(

@@ -21,8 +21,6 @@ commands:
                         writes results and a report, and ends with pytest's status (no certificate: see below)
   init NAME             write the package of a backend that runs at once
   expect RESULTS.jsonl  write the verdicts of a run as those to expect of a shipped backend
-  describe RESULTS.jsonl
-                        write what the suite and the backend here say of a run
   claims-of MODULE:QUANTIZER
                         write the BackendConfig that a torchao Quantizer amounts to
   export --backend=NAME -o DIR
@@ -88,6 +86,7 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "certify": _certify, "init": _ask_suite, "expect": _ask_suite, "describe": _ask_suite, "export": _ask_suite,
     "run": _ask_suite, "judge": _ask_suite, "claims-of": _ask_suite, "report": _report,
 }  # fmt: skip
+"""What answers each command; the suite says what stands for ``describe``, which is gone."""
 
 
 def _describe_version() -> str:

@@ -1,4 +1,7 @@
-"""pytest's entry point: registers the suite's hooks when the suite is asked for, and otherwise does nothing."""
+"""pytest's entry point: registers the suite's hooks when the suite is asked for, and otherwise does nothing.
+
+PYTEST_DONT_REWRITE: what pytest caches of it is its own code, and can be compared with it.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         arguments = os.environ.get("COMP_LINE", "").split()
         pyargs = "--pyargs" in arguments
     if pyargs and _names_suite(arguments) and _is_beside():
+        from conformance.machine.bytecode import compile_sources
+
+        compile_sources()
         from conformance.run.hooks import register_hooks  # imports torch
 
         register_hooks(manager)

@@ -2,45 +2,62 @@
 """`python -m reports`: generates every report from results files, without torch.
 
 Exit status: 0 success; 1 the run did not pass, something got worse, or a certificate does not hold; 2 a file cannot
-be read or written, or --rerun not run; 3 a certificate holds as far as it could be checked here.
+be read or written, or --rerun not run; 3 a certificate holds, with doubts; 4 what an earlier version had.
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
+
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+if __name__ == "__main__" and os.getcwd() != _HERE:
+    # Python looks for modules in the current folder, which may be a certificate's: nothing is imported from there.
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != os.getcwd()]
 
 import argparse
 import io
-import random
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from reports.against_suite import Findings, compare_with_suite
 from reports.baseline import compare_with_baseline, is_baseline, write_baseline
 from reports.beside import find_report, name_reports, spell_url
-from reports.certificate import CERTIFICATE, RESULTS, WAIVERS, NotCertified, certify, verify
+from reports.certificate import (
+    WAIVERS,
+    NotCertified,
+    OldFormat,
+    certify,
+    describe_signature,
+    verify,
+)
 from reports.compare import name_runs, render_board
 from reports.completion import complete
-from reports.description import Opened
 from reports.diff import compare_runs, diff_text, read_baseline
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.merge import merge
-from reports.rerun import RerunOutcome, count_varying, describe_chance, draw, list_units, rerun
-from reports.rerun_record import RerunRecord, read_record, write_record
+from reports.rerun import draw, rerun
 from reports.results import Results, ResultsError, read_results
-from reports.signature import describe_signature
-from reports.suite import LONGEST_DESCRIPTION, SuiteError, describe
 from reports.terminal import count_line, summary, verdict_line
 from reports.text import join_lines
 from reports.verdicts import Outcome
 
 OK, FAILED, UNUSABLE, PARTLY, USAGE = 0, 1, 2, 3, 4
-REMOVED = {"history": "keep the results file of each run; diff OLD NEW shows what changed between two of them"}
-"""Commands of earlier versions, and what to do instead."""
+REMOVED = {
+    "history": "keep the results file of each run; diff OLD NEW shows what changed between two of them",
+    "verify --record": "run the suite yourself, and compare: diff OLD NEW",
+    "verify --draw": "verify draws the claims of --rerun=N itself",
+    "verify --files-only": "verify asks neither the suite nor the backend, but for --rerun=N",
+    "verify --timeout": "--rerun=N ends within twice the time of its claims and 5 minutes",
+    "render --rerun": "run the suite yourself, and show the differences: render NEW --baseline=OLD",
+    "markdown --rerun": "run the suite yourself, and show the differences: markdown NEW --baseline=OLD",
+}
+"""Commands of earlier versions, and their options, with what to do instead."""
 BUILD = Path("build")
 """Where the pages of several runs go if nothing else is asked: the folder for what is made."""
-_HOLDS = {OK: "holds", FAILED: "does not hold", PARTLY: "holds as far as it could be checked"}
+_HOLDS = {OK: "holds", FAILED: "does not hold", PARTLY: "holds, with doubts"}
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m reports") -> int:
@@ -48,8 +65,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m reports"
     parser = _make_parser(prog)
     complete(parser)
     words = sys.argv[1:] if arguments is None else arguments
-    if words and words[0] in REMOVED:
-        print(f"{prog}: {words[0]} is gone: {REMOVED[words[0]]}", file=sys.stderr)
+    given = [*words[:1], *(f"{words[0]} {word.partition('=')[0]}" for word in words[1:])]
+    if gone := next((name for name in given if name in REMOVED), None):
+        print(f"{prog}: {gone} is gone: {REMOVED[gone]}", file=sys.stderr)
         return USAGE
     options = parser.parse_args(words)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -59,15 +77,14 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m reports"
         return run(options)
     except ResultsError as error:
         print(f"reports: {join_lines(str(error))}", file=sys.stderr)
-        return UNUSABLE
+        return USAGE if isinstance(error, OldFormat) else UNUSABLE
 
 
 def _write_html(options: argparse.Namespace) -> int:
     target: Path = options.output or options.file.with_suffix(".html")
     results = read_results(options.file)
     baseline = read_baseline(options.baseline, results.header.profile, any_profile=options.any_profile)
-    record = read_record(options.rerun, results)
-    _write_file(target, render_html(results, baseline, record), options.file)
+    _write_file(target, render_html(results, baseline), options.file)
     print(f"{summary(results, target)}{verdict_line(results)}")
     return _find_status(results)
 
@@ -75,7 +92,7 @@ def _write_html(options: argparse.Namespace) -> int:
 def _write_markdown(options: argparse.Namespace) -> int:
     results = read_results(options.file)
     baseline = read_baseline(options.baseline, results.header.profile, any_profile=options.any_profile)
-    text = markdown(results, baseline, read_record(options.rerun, results))
+    text = markdown(results, baseline)
     if options.output is None:
         print(text, end="")
     else:
@@ -137,77 +154,37 @@ def _certify(options: argparse.Namespace) -> int:
     except NotCertified as error:
         print(f"reports: {join_lines(str(error))}", file=sys.stderr)
         return FAILED
-    print(f"{options.output}: certificate of {content['counts']['claims']} claims of {join_lines(content['backend'])}")
-    print(join_lines(content["execution"]["statement"]))
+    print(f"{options.output}: certificate of {len(results.claims)} claims of {join_lines(results.header.backend)}")
+    if text := content["without_execution_evidence"]:
+        print(f"WITHOUT EXECUTION EVIDENCE: {join_lines(text)}")
     print(verdict_line(results))
     return OK
 
 
 def _verify(options: argparse.Namespace) -> int:
-    if options.record is not None and not options.rerun:
-        raise ResultsError("--record: needs --rerun=N; nothing else is recorded")
-    if options.record is not None and options.record.resolve().is_relative_to(options.folder.resolve()):
-        raise ResultsError(f"{options.record}: would change the certificate; choose a place outside of it")
-    results, faults = verify(options.folder)
-    found = Findings(problems=[str(fault) for fault in faults])
-    signature = ""
-    try:
-        signature = describe_signature(options.folder, options.folder / CERTIFICATE)
-    except ResultsError as error:
-        found.problems.append(str(error))
-    if results is not None and not found.problems:
-        found += _ask_suite(options, results)
-    lines = [*(f"! {line}" for line in found.problems), *(f"? {line}" for line in found.unchecked), signature]
-    for line in filter(None, lines):
+    results, found = verify(options.folder)
+    left = [
+        describe_signature(options.folder),
+        "whether the machine that ran it was honest: only your own run shows that",
+    ]
+    if results is not None and options.rerun and not found.problems:
+        claims = draw(results, options.rerun)
+        for claim in claims:
+            print(f"run again: {join_lines(claim)}")
+        found += rerun(results, claims, options.folder)
+        left.append(f"the other {len(results.claims) - len(claims)} claims, the models and the measurements")
+    else:
+        left.append("whether the backend gives these results: --rerun=N runs N claims again, where it is installed")
+    lines = [*(f"! {line}" for line in found.problems), *(f"? {line}" for line in found.doubts)]
+    for line in (*lines, *(f"not checked: {line}" for line in left)):
         print(join_lines(line))
-    status = FAILED if found.problems else PARTLY if found.unchecked else OK
+    status = FAILED if found.problems else PARTLY if found.doubts else OK
     if results is not None:
         print(f"{count_line(results)}\n{verdict_line(results)}")
         if text := results.describe_execution():
             print(f"WITHOUT EXECUTION EVIDENCE: {join_lines(text)}")
     print(f"{options.folder}: {_HOLDS[status]}")
     return status
-
-
-def _ask_suite(options: argparse.Namespace, results: Results) -> Findings:
-    """Hold a certificate to the suite and backend here, and run parts of it again if that is asked."""
-    if options.files_only:
-        return Findings(unchecked=["--files-only: neither the suite nor the backend was asked"])
-    waivers = options.folder / WAIVERS if results.header.waivers else None
-    try:
-        said = describe(options.folder / RESULTS, waivers, options.timeout or LONGEST_DESCRIPTION)
-    except SuiteError as error:
-        if options.rerun:
-            raise
-        return Findings(unchecked=[f"{error}; not compared: what suite and backend say of this run"])
-    found = compare_with_suite(results, said)
-    if not options.rerun or found.problems:
-        return found
-    if said.opened is None:
-        raise ResultsError(f"--rerun: the backend cannot be run here: {said.error}")
-    return found + _run_again(options, results, said.opened, waivers).findings
-
-
-def _run_again(options: argparse.Namespace, results: Results, opened: Opened, waivers: Path | None) -> RerunOutcome:
-    """Draw units, run them again and compare; record what came of it if that is asked."""
-    seed = random.SystemRandom().randrange(2**32) if options.draw is None else options.draw
-    known = list_units(results, opened)
-    units = draw(known, options.rerun, seed)
-    print(f"{len(units)} claims, models and measurements run again (--draw={seed})")
-    if chance := describe_chance(results, units):
-        print(chance)
-    compared = rerun(results, units, opened, waivers, options.timeout)
-    if options.record is not None and results.footer is not None:
-        ran = compared.header
-        record = RerunRecord(
-            results=results.footer.sha256, units=list(units), of=len(known), seed=seed,
-            chosen=options.draw is not None, differing=list(compared.differing), tolerated=list(compared.tolerated),
-            varying=count_varying(results, units),
-            **{name: getattr(ran, name) for name in ("started", "cpu", "torch") if ran is not None},
-        )  # fmt: skip
-        write_record(record, options.record)
-        print(f"{options.record}: {join_lines(record.describe())}")
-    return compared
 
 
 def _find_status(results: Results) -> int:
@@ -256,7 +233,6 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         sub.add_argument("-o", dest="output", type=Path, metavar="OUT", help=f"default: {default}")
         sub.add_argument("--baseline", type=Path, metavar="FILE", help="an earlier run, to show the differences from")
         sub.add_argument("--any-profile", action="store_true", help="take a baseline of another profile as well")
-        sub.add_argument("--rerun", type=Path, metavar="FILE", help="what verify --record wrote of a rerun, to show it")
     sub = add_command(_compare, "compare", "put runs of several backends side by side in one page")
     sub.add_argument("files", type=Path, nargs="+", metavar="FILE")
     _add_output(sub, "OUT.html", BUILD / "scoreboard.html")
@@ -280,13 +256,9 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "--without-execution-evidence", action="store_true",
         help="certify although nothing shows that integers computed all claims; the certificate says so",
     )  # fmt: skip
-    sub = add_command(_verify, "verify", "recompute all of a certificate; status 1 if something does not hold")
+    sub = add_command(_verify, "verify", "recompute digests, counts and report of a certificate")
     sub.add_argument("folder", type=Path, metavar="DIR")
-    sub.add_argument("--rerun", type=_parse_count, metavar="N", help="run N units, drawn at random, again")
-    sub.add_argument("--draw", type=int, metavar="SEED", help="the seed of that draw; default: a new one")
-    sub.add_argument("--record", type=Path, metavar="FILE", help="write what the rerun proved, for render --rerun=FILE")
-    sub.add_argument("--files-only", action="store_true", help="ask neither the suite nor the backend (no torch)")
-    sub.add_argument("--timeout", type=_parse_count, metavar="SECONDS", help="of each command of the suite that is run")
+    sub.add_argument("--rerun", type=_parse_count, metavar="N", help="run N claims, drawn at random, again")
     return parser
 
 

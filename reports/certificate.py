@@ -1,54 +1,64 @@
-"""Certificates: a folder that says what a run showed of a backend, and holds everything that is needed to check it.
+"""Certificates: a folder with a run that passed, and a manifest of it.
 
-``certificate.json`` is an in-toto statement about the other files. Anyone who can write to the folder can make it anew,
-unless it is signed: `reports.signature` says where a signature lies. `reports.against_suite` holds the results to what
-the installed suite and backend say of them, and `reports.rerun` runs parts of them again.
+``certificate.json`` is an in-toto statement: the digests of the other files, the run's header, and counts. Anyone who
+can write to the folder can make it anew: docs/reports.md has the threat model. `reports.rerun` runs claims of it again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
-from collections import Counter
+import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from reports.audit import LONGEST_CLAIM, find_contradictions, is_timeout
+from reports.codec import encode
 from reports.html import render_html
-from reports.results import Results, ResultsError, digest_ids, read_results
-from reports.signature import SIGNATURE
-from reports.text import cut_end, pluralize, spell_count
-from reports.verdicts import Outcome
+from reports.levels import may_run_at
+from reports.results import Results, ResultsError, digest_ids, parse_results, read_results
+from reports.text import cut_end
+from reports.verdicts import Outcome, Verdict
 
-FORMAT = 2
+FORMAT = 3
 STATEMENT = "https://in-toto.io/Statement/v1"
-PREDICATE = "urn:fx-quant-conformance:certificate:2"
+PREDICATE = f"urn:fx-quant-conformance:certificate:{FORMAT}"
 """Type of the statement's predicate, a certificate of this format."""
-CERTIFICATE, RESULTS, HTML = "certificate.json", "results.jsonl", "report.html"
-WAIVERS, DECISIONS = "waivers.toml", "decisions.json"
-_UNSURE = 0.05
-"""1 minus the confidence of the statement of sampling strength."""
+CERTIFICATE, RESULTS, HTML, WAIVERS = "certificate.json", "results.jsonl", "report.html", "waivers.toml"
+SIGNATURE = "certificate.sigstore.json"
+"""The signature: a Sigstore bundle, as GitHub's attestations write it for the vendor's CI."""
+FILES = (CERTIFICATE, RESULTS, HTML, WAIVERS, SIGNATURE)
+"""All that a certificate's folder may hold."""
+MOST_BYTES = 1 << 29
+"""Size of the largest file that is read."""
+FIRST_DAY = date(2026, 11, 21)
+"""The day of the suite's first commit: no run is older."""
 
 
 class NotCertified(Exception):
     """A run that cannot be certified; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """A fault in a certificate's folder."""
+class OldFormat(ResultsError):
+    """A certificate of an earlier format; the message says what to do instead."""
 
-    file: str
-    """Name of the file in the folder."""
-    what: str
-    """What is wrong with the file, in words."""
 
-    def __str__(self) -> str:
-        return f"{self.file}: {self.what}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What is found in a certificate, a line each: what is wrong, and what leaves a doubt."""
+
+    problems: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+
+    def __add__(self, other: Findings) -> Findings:
+        return Findings(problems=self.problems + other.problems, doubts=self.doubts + other.doubts)
+
+
+# -- making -----------------------------------------------------------------------------------------------------------
 
 
 def certify(
@@ -58,9 +68,9 @@ def certify(
 
     `source`: results file of the run. `waivers`: the file that the run used; None: the copy next to the results.
     `without_execution_evidence`: certify claims and models although nothing shows that integers computed them; the
-    certificate says so. Raises NotCertified if a claim of the config is missing or does not pass, nothing shows its
-    execution, or the suite is neither a clean checkout nor an unchanged release; ResultsError for files that cannot be
-    read or written, or a folder that is not empty.
+    certificate says so. Raises NotCertified if a claim of the config is missing or does not pass, none is VERIFIED,
+    nothing shows the execution of one, or the suite is neither a clean checkout nor an unchanged release; ResultsError
+    for files that cannot be read or written, or a folder that is not empty.
     """
     results = read_results(source)
     reasons = list(find_shortcomings(results))
@@ -71,7 +81,10 @@ def certify(
         reasons.append(f"{text}; {remedy}")
     if reasons:
         raise NotCertified(f"{source}: no certificate: {'; '.join(reasons)}")
+    if source.suffix == ".xz":
+        raise ResultsError(f"{source}: is packed; unpack it first")
     waiver_file = _find_waivers(results, waivers or source.parent / WAIVERS)
+    predicate = _build_predicate(results)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -79,48 +92,17 @@ def certify(
         shutil.copyfile(source, folder / RESULTS)
         if waiver_file is not None:
             shutil.copyfile(waiver_file, folder / WAIVERS)
-        for name, text in _render_files(results).items():
-            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-        predicate = _build_predicate(results)
-        text = json.dumps(_build_statement(_digest_files(folder), predicate), indent=1, ensure_ascii=False)
-        (folder / CERTIFICATE).write_text(f"{text}\n", encoding="utf-8")
+        (folder / HTML).write_bytes(_render(results))
+        digests = {name: _digest((folder / name).read_bytes()) for name in sorted(os.listdir(folder))}
+        text = json.dumps(_build_statement(digests, predicate), indent=1, ensure_ascii=False)
+        (folder / CERTIFICATE).write_text(f"{text}\n", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ResultsError(f"{folder}: cannot be written: {error.strerror}") from error
     return results, predicate
 
 
-def verify(folder: Path) -> tuple[Results | None, list[Mismatch]]:
-    """Recompute everything in a certificate's folder from its results; return these and the faults.
-
-    Results that cannot be read are None. Neither suite nor backend is asked. Raises ResultsError for a folder without a
-    certificate.
-    """
-    files, stated = _read_certificate(folder)
-    try:
-        results = read_results(folder / RESULTS)
-    except ResultsError as error:
-        return None, [Mismatch(RESULTS, str(error))]
-    problems = [Mismatch(RESULTS, reason) for reason in find_shortcomings(results)]
-    problems += _find_edits(folder, files)
-    rendered = _render_files(results)
-    for name, text in rendered.items():
-        if _read(folder / name) != text.encode("utf-8", "backslashreplace"):
-            problems.append(Mismatch(name, "is not what this version of the suite makes of results.jsonl"))
-    if (folder / WAIVERS).exists() != bool(results.header.waivers):
-        problems.append(Mismatch(WAIVERS, "is unexpected or missing, compared with the header of the run"))
-    elif results.header.waivers and _digest(folder / WAIVERS) != results.header.waivers.get("sha256"):
-        problems.append(Mismatch(WAIVERS, "is not the file that the run used"))
-    recomputed = _build_predicate(results)
-    problems += [
-        Mismatch(CERTIFICATE, f"{key} is {_shorten(stated.get(key))}; the results give {_shorten(recomputed.get(key))}")
-        for key in sorted({*recomputed, *stated})
-        if stated.get(key) != recomputed.get(key)
-    ]
-    return results, problems
-
-
 def find_shortcomings(results: Results) -> Iterator[str]:
-    """Yield the reasons why a run shows too little for a certificate."""
+    """Yield the reasons why a run cannot be certified."""
     header = results.header
     if header.shard:
         yield f"it is shard {header.shard}; merge all of them first"
@@ -130,110 +112,75 @@ def find_shortcomings(results: Results) -> Iterator[str]:
         yield f"it has {len(results.claims)} of {header.claims_in_config} claims"
     if header.claims_sha256 != digest_ids(claim.claim for claim in results.claims):
         yield "its claims are not those of the config: the sha256 of their IDs is not the header's"
+    if not results.counts.get(Verdict.VERIFIED):
+        yield "no claim is VERIFIED"
     if header.suite_commit == "unknown" or header.suite_commit.endswith("-dirty"):
         yield f"the suite is neither a clean checkout nor an unchanged release: its commit is {header.suite_commit}"
     if selected := header.options.get("claim"):
         yield f"it is a selection: --claim is {_shorten(selected)}"
-    timeout = header.options.get("claim_timeout", LONGEST_CLAIM)
-    if not is_timeout(timeout):
-        yield f"--claim-timeout is {_shorten(timeout)}; at most {LONGEST_CLAIM:g} s are allowed"
-    yield from find_contradictions(results)
+    if not may_run_at(header.isa, header.cpu_flags, header.platform):
+        yield f"no kernel runs at the level {header.isa!r} on a CPU with the flags {' '.join(header.cpu_flags)}"
+    yield from _find_strange_times(results)
 
 
-def _build_statement(files: Mapping[str, str], predicate: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the in-toto statement of a certificate; `files`: digests of the folder's other files."""
-    subjects = [{"name": name, "digest": {"sha256": digest}} for name, digest in files.items()]
+def _find_strange_times(results: Results) -> Iterator[str]:
+    """Yield what no run can have of time: its start, its end, and the days on which its waivers were over."""
+    stated, seconds = results.header.started, results.footer.seconds if results.footer else 0.0
+    try:
+        started = datetime.fromisoformat(stated).astimezone(timezone.utc)
+        ended = started + timedelta(seconds=seconds)
+    except (ValueError, OverflowError):
+        yield f"it started {stated!r} and took {seconds} s, which is no time"
+        return
+    if started.date() < FIRST_DAY:
+        yield f"it started {stated}, before there was a suite ({FIRST_DAY})"
+    if ended < started:
+        yield f"it ended before it started: it took {seconds} s"
+    if ended > datetime.now(timezone.utc):
+        yield f"it ended in the future: it started {stated} and took {seconds} s"
+    over = [row.id for row, last in _list_expiries(results) if last < started.date()]
+    if over:
+        yield f"{over[0]}{_count_more(over)} waived by a waiver that had expired on the day of the run"
+
+
+def _list_expiries(results: Results) -> Iterator[tuple[Any, date]]:
+    """Yield each waived row whose waiver expires, with its last day; what is no day is long over."""
+    for row in results.judged:
+        if row.waiver is not None and row.waiver.expires is not None:
+            try:
+                yield row, date.fromisoformat(row.waiver.expires)
+            except ValueError:
+                yield row, date.min
+
+
+def _build_statement(digests: Mapping[str, str], predicate: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the in-toto statement of a certificate; `digests`: those of the folder's other files."""
+    subjects = [{"name": name, "digest": {"sha256": digest}} for name, digest in digests.items()]
     return {"_type": STATEMENT, "subject": subjects, "predicateType": PREDICATE, "predicate": predicate}
 
 
 def _build_predicate(results: Results) -> dict[str, Any]:
-    """Return what a certificate states of its files."""
-    header, footer = results.header, results.footer
+    """Return what a certificate states of its files: the run's header, but for texts of findings, and counts."""
+    header = encode(results.header)
     return {
         "certificate": FORMAT,
-        "backend": header.backend,
-        "versions": header.versions,
-        "engine": header.engine,
-        "representation": header.representation,
-        "config": {"name": header.config_name, "sha256": header.config_sha256, "claims_sha256": header.claims_sha256},
-        "suite": {"version": header.suite_version, "commit": header.suite_commit},
-        "environment": {
-            "torch": header.torch, "python": header.python, "platform": header.platform, "cpu": header.cpu,
-            "cpu_flags": header.cpu_flags, "isa": header.isa, "isolation": header.isolation,
-        },
-        "seed": header.seed,
-        "profile": header.profile,
-        "options": header.options,
-        "limits": header.limits,
-        "capabilities": header.capabilities,
-        "started": header.started,
-        "seconds": footer.seconds if footer else None,
         "outcome": results.outcome.value,
         "counts": {
             "claims": len(results.claims), "pairs": len(results.pairs), "checks": len(results.checks),
-            "waived": results.waived, "allowed": results.allowed,
+            "waived": results.waived, "allowed": results.allowed, "resumed": results.header.resumed,
             "beside_own_code": sum(claim.beside_own_code for claim in results.claims),
             "verdicts": {verdict.value: n for verdict, n in results.counts.items()},
             "models": {verdict.value: n for verdict, n in results.model_counts.items()},
+            "execution": results.execution_counts,
+            "comparisons": sum(check.cases or 0 for check in results.checks if check.stage == "numerics"),
         },
-        "execution": _describe_execution(results),
-        "work": _describe_work(results),
-        "sampling": _describe_sampling(results),
-        "detection": header.detection,
-        "waivers": header.waivers,
+        "without_execution_evidence": results.describe_execution(),
+        "run": {name: value for name, value in header.items() if name not in ("kind", "findings")},
     }  # fmt: skip
 
 
-def _describe_execution(results: Results) -> dict[str, Any]:
-    """Say what shows that integers computed the claims, and how sure that is."""
-    counts = Counter(claim.execution for claim in results.claims)
-    reported, shown = (pluralize(counts[kind], "claim") for kind in ("reported", "numbers"))
-    lacking = results.describe_execution()
-    parts = (
-        (bool(lacking), f"WITHOUT EXECUTION EVIDENCE: {lacking}"),
-        (counts["reported"] > 0, f"what ran of {reported} is the backend's own report"),
-        (
-            counts["numbers"] > 0,
-            f"of {shown} long sums show that nothing was summed in float32 (int32, or float64, was)",
-        ),
-    )
-    statement = "; ".join(text for is_so, text in parts if is_so) or "the results do not say what shows the execution"
-    return {"claims": results.execution_counts, "statement": statement}
-
-
-def _describe_work(results: Results) -> dict[str, Any]:
-    """Say how often the backend lowered and ran for claims and models, and how many of these an earlier run judged."""
-    resumed = results.header.resumed
-    made = "all runs of claims and models were made" if results.runs else "the results do not say how much was run"
-    statement = f"{made}, of {spell_count(resumed)} claims and models in an earlier run (--resume)" if resumed else made
-    return {"lowerings": results.lowerings, "runs": results.runs, "resumed": resumed, "statement": statement}
-
-
-def _describe_sampling(results: Results) -> dict[str, Any]:
-    """Say how much was tested, and how frequent a fault could be without being found.
-
-    After n comparisons without a failure, a fault that shows in a share p of all comparisons, independently of each
-    other, was missed with probability (1 - p)^n: with 95 % confidence p is at most 1 - 0.05^(1/n).
-    """
-    counts = [check.cases for check in results.checks if check.stage == "numerics" and check.outcome == "pass"]
-    known = sorted(count for count in counts if count)
-    if not known:
-        return {"comparisons": 0, "statement": "no claim was compared with the exact result"}
-    least, middle = known[0], round(median(known))
-    shares = [100 * (1 - _UNSURE ** (1 / count)) for count in (middle, least)]
-    statement = (
-        f"{len(known)} claims were compared with the exact result {sum(known)} times, the median claim {middle} times "
-        f"and the least {least}. A fault that shows at random in more than {shares[0]:.2g} % of comparisons of the "
-        f"median claim ({shares[1]:.2g} % of the least) would have been seen with 95 % confidence; inputs are aimed "
-        "at faults rather than random, and the detection power says which seeded faults are found"
-    )
-    return {"claims": len(known), "comparisons": sum(known), "median": middle, "least": least, "statement": statement}
-
-
-def _render_files(results: Results) -> dict[str, str]:
-    """Return the files that are generated only from the results, by name."""
-    decisions = {claim.claim: claim.decisions for claim in results.claims}
-    return {HTML: render_html(results), DECISIONS: json.dumps(decisions, indent=1, ensure_ascii=False) + "\n"}
+def _render(results: Results) -> bytes:
+    return render_html(results).encode("utf-8", "backslashreplace")
 
 
 def _find_waivers(results: Results, path: Path) -> Path | None:
@@ -242,69 +189,142 @@ def _find_waivers(results: Results, path: Path) -> Path | None:
         return None
     if not path.is_file():
         raise ResultsError(f"{path}: the waivers of the run are not there; name the file with --waivers")
-    if _digest(path) != results.header.waivers.get("sha256"):
+    if _digest(path.read_bytes()) != results.header.waivers.get("sha256"):
         raise ResultsError(f"{path}: is not the file of waivers that the run used; name that one with --waivers")
     return path
 
 
-def _find_edits(folder: Path, digests: Mapping[str, str]) -> Iterator[Mismatch]:
-    """Yield the files whose digests are not the stated ones, and missing and additional files."""
-    actual = _digest_files(folder)
-    for name in sorted({*actual, *digests}):
-        if name not in actual:
-            yield Mismatch(name, "is missing")
-        elif name not in digests:
-            yield Mismatch(name, "is not part of the certificate")
-        elif digests[name] != actual[name]:
-            yield Mismatch(name, "was changed: its sha256 is not the certificate's")
+# -- checking ---------------------------------------------------------------------------------------------------------
 
 
-def _read_certificate(folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the digests that a certificate states, by file, and its predicate."""
-    path = folder / CERTIFICATE
+def verify(folder: Path) -> tuple[Results | None, Findings]:
+    """Recompute digests, counts and report of a certificate's folder; return its results, and what is found.
+
+    Results that cannot be read are None. Raises ResultsError for a folder without a certificate, OldFormat for one of
+    an earlier format.
+    """
+    files, problems = _read_folder(folder)
+    if CERTIFICATE not in files:
+        raise ResultsError(f"{folder / CERTIFICATE}: {problems.get(CERTIFICATE, 'is missing')}")
+    digests, stated = _read_statement(folder / CERTIFICATE, files[CERTIFICATE])
+    found = Findings(problems=[f"{name}: {what}" for name, what in problems.items()])
+    found.problems.extend(_compare_digests(digests, files))
+    if RESULTS not in files:
+        return None, found
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        results = parse_results(files[RESULTS], folder / RESULTS)
+    except ResultsError as error:
+        found.problems.append(str(error))
+        return None, found
+    found.problems.extend(f"{RESULTS}: {reason}" for reason in find_shortcomings(results))
+    if HTML in files and files[HTML] != _render(results):
+        found.problems.append(
+            f"{HTML}: is not what this version of the suite makes of {RESULTS}; verify with that which made it: "
+            f"version {results.header.suite_version}, commit {results.header.suite_commit}"
+        )
+    digest = _digest(files[WAIVERS]) if WAIVERS in files else None
+    if digest != results.header.waivers.get("sha256"):
+        found.problems.append(f"{WAIVERS}: is not the file that the run used, if it used one")
+    recomputed = _build_predicate(results)
+    found.problems.extend(f"{CERTIFICATE}: {line}" for line in _compare_values(stated, recomputed))
+    over = [row.id for row, last in _list_expiries(results) if last < date.today()]
+    if over:
+        found.doubts.append(f"{over[0]}{_count_more(over)} waived by a waiver that has expired: a run would fail today")
+    return results, found
+
+
+def _read_folder(folder: Path) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Return the contents of the files that a certificate may have, by name, and what is wrong with others."""
+    files, problems = dict[str, bytes](), dict[str, str]()
+    try:
+        names = sorted(os.listdir(folder))
     except OSError as error:
-        raise ResultsError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ResultsError(f"{folder}: cannot be read: {error.strerror}") from error
+    for name in names:
+        if name not in FILES:
+            problems[name] = "is not part of a certificate"
+            continue
+        try:
+            files[name] = read_regular(folder / name)
+        except OSError as error:
+            problems[name] = f"cannot be read: {error.strerror}"
+    return files, problems
+
+
+def read_regular(path: Path) -> bytes:
+    """Return what a regular file holds. Raises OSError for a link, anything else, and more than MOST_BYTES."""
+    if path.is_symlink():
+        raise OSError(0, "it is a link")
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    try:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(0, "it is no regular file")
+        if about.st_size > MOST_BYTES:
+            raise OSError(0, f"it has {about.st_size} bytes; at most {MOST_BYTES} are read")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(about.st_size)
+    finally:
+        os.close(descriptor)
+
+
+def _read_statement(path: Path, data: bytes) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the digests that a certificate states, by file, and its predicate."""
+    try:
+        content = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ResultsError(f"{path}: is not JSON: {error}") from error
-    if isinstance(content, dict) and content.get("certificate") == 1:
-        raise ResultsError(
-            f"{path}: is a certificate of format 1, which made no statement; verify it with the suite that made it, "
-            f"commit {_shorten(_get_in(content, 'suite', 'commit'))}, or certify {RESULTS} of its folder anew"
+    predicate = content.get("predicate", content) if isinstance(content, dict) else None
+    number = predicate.get("certificate") if isinstance(predicate, dict) else None
+    if number in (1, 2):
+        raise OldFormat(
+            f"{path}: is of format {number}; certify {RESULTS} of its folder anew, or verify with the suite that made "
+            "it"
         )
-    kind = tuple(_get_in(content, *keys) for keys in (("_type",), ("predicateType",), ("predicate", "certificate")))
-    if kind != (STATEMENT, PREDICATE, FORMAT):
+    if number != FORMAT or (content.get("_type"), content.get("predicateType")) != (STATEMENT, PREDICATE):
         raise ResultsError(f"{path}: is no certificate of format {FORMAT}, but {_shorten(content)}")
     try:
-        digests = {str(each["name"]): str(each["digest"]["sha256"]) for each in content["subject"]}
+        return {str(each["name"]): str(each["digest"]["sha256"]) for each in content["subject"]}, content["predicate"]
     except (KeyError, TypeError) as error:
         raise ResultsError(f"{path}: its subject is no list of files with their sha256") from error
-    return digests, content["predicate"]
 
 
-def _get_in(content: object, *keys: str) -> object:
-    """Return what nested objects of JSON hold under keys; None if nothing."""
-    for key in keys:
-        content = content.get(key) if isinstance(content, dict) else None
-    return content
+def _compare_digests(stated: Mapping[str, str], files: Mapping[str, bytes]) -> Iterator[str]:
+    subject = {name: _digest(data) for name, data in files.items() if name not in (CERTIFICATE, SIGNATURE)}
+    for name in sorted({*subject, *stated, RESULTS, HTML}):
+        if name not in subject:
+            yield f"{name}: is missing"
+        elif stated.get(name) != subject[name]:
+            yield f"{name}: was changed: its sha256 is not the certificate's"
 
 
-def _digest_files(folder: Path) -> dict[str, str]:
-    """Return the sha256 of every file of the folder except the certificate and its signature."""
-    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {name: _digest(path) for name, path in files.items() if name not in (CERTIFICATE, SIGNATURE)}
+def _compare_values(stated: Mapping[str, Any], recomputed: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    """Yield where values of JSON differ from those that the results give."""
+    for key in sorted({*stated, *recomputed}):
+        pair = stated.get(key), recomputed.get(key)
+        if all(isinstance(value, dict) for value in pair):
+            yield from _compare_values(*pair, f"{within}{key}.")  # type: ignore[arg-type]
+        elif pair[0] != pair[1]:
+            yield f"{within}{key} is {_shorten(pair[0])}; the results give {_shorten(pair[1])}"
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(_read(path)).hexdigest()
+def describe_signature(folder: Path) -> str:
+    """Say in a line whether a certificate is signed, and what checks the signature: nothing here does."""
+    certificate, bundle = folder / CERTIFICATE, folder / SIGNATURE
+    if not os.path.lexists(bundle):
+        return f"who made it: it is unsigned, there is no {SIGNATURE}"
+    return (
+        f"its signature: gh attestation verify {certificate} --bundle {bundle} --predicate-type {PREDICATE} "
+        "--repo OWNER/NAME, with the vendor's repository"
+    )
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:  # _find_edits reports missing files
-        return b""
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _count_more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more are" if names[1:] else " is"
 
 
 def _shorten(value: object) -> str:

@@ -7,7 +7,7 @@ has a largest length (`reports.page`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
@@ -20,7 +20,6 @@ from reports.evidence import Table, make_table, tabulate_values
 from reports.heatmap import HeatMap, make_heat_map
 from reports.page import ID_WIDTH, anchor, render_page
 from reports.plots import make_plots
-from reports.rerun_record import RerunRecord
 from reports.results import Results, counts_of, leading_check
 from reports.schema import Check, ClaimResult, Measurement, ModelResult, Waiver
 from reports.text import cut, join_lines, spell_lsb
@@ -177,16 +176,14 @@ class Report:
     slowest: tuple[ClaimResult, ...]
     detection: Table
     baseline: Differences | None
-    rerun: RerunRecord | None = None
 
 
-def render_html(results: Results, baseline: Results | None = None, rerun: RerunRecord | None = None) -> str:
+def render_html(results: Results, baseline: Results | None = None) -> str:
     """Return the report of a run as one HTML file, with the differences from an earlier run if one is given.
 
-    ``rerun``: what a rerun of parts of it proved, to say so. The page makes no request and is readable without
-    JavaScript. A pure function of the three: same runs, same text.
+    The page makes no request and is readable without JavaScript. A pure function of the two: same runs, same text.
     """
-    report = replace(build_report(results, baseline), rerun=rerun)
+    report = build_report(results, baseline)
     return render_page(
         "report.html.j2", results=results, report=report, most_changes=MOST_CHANGES, most_hidden=MOST_HIDDEN
     )

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from reports.decision import list_untried, spell_work
 from reports.diff import compare_runs
-from reports.rerun_record import RerunRecord
 from reports.results import Results, leading_check
 from reports.terminal import count_line, spell_reason, verdict_line
 from reports.text import join_lines, pluralize, shorten_commit, spell_duration, spell_lsb
@@ -24,17 +23,16 @@ VARIABLE = "GITHUB_STEP_SUMMARY"
 _ESCAPED = str.maketrans({c: f"&#{ord(c)};" for c in string.punctuation if c not in ".,-+/ ="})
 
 
-def markdown(results: Results, baseline: Results | None = None, rerun: RerunRecord | None = None) -> str:
+def markdown(results: Results, baseline: Results | None = None) -> str:
     """Return the report of a run as Markdown, at most 1 MiB.
 
-    `baseline`: an earlier run, whose differences it shows. `rerun`: what a rerun of parts of it proved.
+    `baseline`: an earlier run, whose differences it shows.
     """
     header = results.header
     blocks: list[str] = [
         f"## {results.outcome}: {_escape(header.backend)} against {_escape(header.config_name)}",
         f"**{_escape(verdict_line(results))}**",
         _escape(count_line(results)),
-        _escape(rerun.describe()) if rerun else "",
     ]
     if untried := list(list_untried(results)):
         blocks.append("\n".join(["Not shown by this run:", "", *(f"- {_escape(line)}" for line in untried)]))

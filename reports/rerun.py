@@ -1,224 +1,160 @@
-"""Running parts of a certificate again: drawn at random, by the suite here, compared bit for bit.
-
-Drawn are claims, models and measurements alike. What a kernel gives by chance cannot be compared bit for bit: such a
-claim must vary again, under the same verdict and waiver. One in four of those drawn need not: it may be steady this
-time, or crash in one run and give wrong numbers in the other.
-"""
+"""Running claims of a certificate again: drawn here, run by the suite here, compared by `reports.diff`."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import signal
+import subprocess
+import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
 
-from reports.against_suite import Findings, unit_of_measurement
-from reports.audit import is_timeout
-from reports.description import DescribedJob, Opened
-from reports.results import Results, ResultsError, comparable, read_results
-from reports.schema import Header, Judged, Measurement
-from reports.suite import ROOT, run_python
+from reports.certificate import WAIVERS, Findings, read_regular
+from reports.diff import Difference, compare_runs
+from reports.results import Results, ResultsError, digest_ids, read_results
 from reports.text import join_lines
-from reports.verdicts import Verdict
+from reports.verdicts import Outcome
 
-_LEEWAY = 4
-"""One in how many of the claims that may differ by chance may do so."""
-_USUAL_CLAIM = 60.0
-"""Time of one claim, in seconds, if the run's is none."""
+ROOT = Path(__file__).resolve().parent.parent
 _STARTING = 300.0
 """Seconds that a run may take besides its claims."""
-_NOT_COMPARED = frozenset({"repro"})
-"""The command line differs with the path of the waivers; `against_suite` compares it."""
-_HEADING_ENDS = '\n"""\n'
-"""End of the heading of a script, which quotes the command line."""
-_BASIS = ("suite_commit", "torch", "python", "isa", "cpu", "isolation", "versions")
+_LONGEST_CLAIM = 3600.0
+_USUAL_CLAIM = 600.0
+"""Seconds that a claim may take at most, by default, in any profile."""
+_GRACE = 10.0
+"""Seconds in which an interrupted run has to end the processes that it started."""
+_ON_DEVICES = ("vectors:", "command:")
+"""How the names of backends begin that are devices, which the certificate does not hold."""
 
-Groups = Mapping[str, list[dict[str, Any]]]
+
+def draw(results: Results, count: int) -> list[str]:
+    """Draw `count` claims (at most all) of a run."""
+    names = [claim.claim for claim in results.claims]
+    return sorted(random.SystemRandom().sample(names, min(count, len(names))))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RerunOutcome:
-    """What came of a rerun.
+def rerun(results: Results, claims: Sequence[str], folder: Path) -> Findings:
+    """Run claims of a certificate's folder again, at its seed and by its options, and compare.
 
-    ``differing``: what is not as before, by unit. ``tolerated``: the same, where chance lets it be. ``basis``: how
-    machine and software differ. ``header``: that of the rerun; None: nothing was run.
+    The suite beside this package runs them, in a process that finds neither that folder nor the current one. Raises
+    ResultsError if the suite or the backend is not there, or the run does not end within the time of its claims.
     """
-
-    differing: Mapping[str, list[str]]
-    tolerated: Mapping[str, list[str]] = field(default_factory=dict)
-    basis: tuple[str, ...] = ()
-    header: Header | None = None
-
-    @property
-    def findings(self) -> Findings:
-        """What does not hold, and what could not be held to the certificate, a line each."""
-        problems, tolerated = (
-            [f"{unit}: {line}" for unit, lines in groups.items() for line in lines]
-            for groups in (self.differing, self.tolerated)
-        )
-        return Findings(problems=problems, unchecked=[*self.basis, *tolerated])
-
-
-def list_units(results: Results, opened: Opened) -> tuple[str, ...]:
-    """List what can be run again: all claims and jobs, of the backend and of the results, by ID."""
-    theirs = (*(claim.claim for claim in opened.claims), *(job.id for job in opened.jobs))
-    return tuple(sorted({*theirs, *(row.id for row in results.judged)}))
-
-
-def draw(units: Sequence[str], count: int, seed: int) -> tuple[str, ...]:
-    """Draw `count` of the units (at most all); the same seed gives the same draw."""
-    return tuple(random.Random(seed).sample(units, min(count, len(units))))
-
-
-def rerun(
-    results: Results, units: Sequence[str], opened: Opened, waivers: Path | None, seconds: float | None = None
-) -> RerunOutcome:
-    """Run units again as the header says, by the suite beside this package, and compare.
-
-    `waivers`: the file that the run used, or None. `seconds`: the time for all; None: that of the units' limits. Raises
-    ResultsError if the suite is not there, or does not run, or not within that time.
-    """
+    spec = str(results.header.options.get("backend", results.header.backend))
     if not (ROOT / "conformance").is_dir():
         raise ResultsError(f"{ROOT}: has no conformance/: --rerun needs the suite, not reports alone")
-    known = {claim.claim for claim in opened.claims} | {job.id for job in opened.jobs}
-    if strange := [unit for unit in units if unit not in known]:
-        return RerunOutcome(differing={unit: ["the backend has nothing of this name to run"] for unit in strange})
-    limit = seconds or _STARTING + 2 * len(units) * _clamp_timeout(results)
-    with tempfile.TemporaryDirectory() as folder:
-        selection = [f"--claim={unit}" for unit in units]
-        command = [*build_command(results, waivers), f"--report-dir={folder}", *selection]
-        status, output = run_python(command, limit)
-        path = Path(folder) / "results.jsonl"
-        if status not in (0, 1) or not path.is_file():
-            raise ResultsError(f"the suite ended with status {status}: {join_lines(output[-400:])}")
-        repeated = read_results(path)
-    return compare_rerun(results, repeated, units, opened.jobs)
+    if spec.startswith(_ON_DEVICES):
+        raise ResultsError(f"--rerun: {spec} is a device, which is not here; run the suite on it, and diff the results")
+    with tempfile.TemporaryDirectory() as made:
+        work, report = Path(made, "work"), Path(made, "report")
+        work.mkdir()
+        waivers = Path(made, WAIVERS) if results.header.waivers else None
+        if waivers is not None:
+            waivers.write_bytes(read_regular(folder / WAIVERS))
+        options = list(_list_options(results, spec, waivers))
+        command = [*options, f"--report-dir={report}", *(f"--claim={claim}" for claim in claims)]
+        status, output = _run_suite(command, work, folder, _STARTING + 2 * len(claims) * _find_limit(results))
+        if not (report / "results.jsonl").is_file():
+            said = join_lines(output[-400:])
+            if "matches no claim" in output:
+                return Findings(problems=[f"the backend here does not claim what the certificate says: {said}"])
+            raise ResultsError(f"--rerun: the suite ended with status {status}: {said}")
+        new = read_results(report / "results.jsonl")
+        if new.outcome is Outcome.INCOMPLETE:
+            raise ResultsError(f"--rerun: the run stopped with status {status}: {join_lines(output[-400:])}")
+        return compare_rerun(results, new)
 
 
-def build_command(results: Results, waivers: Path | None) -> Iterator[str]:
-    """Yield the words after ``python`` that repeat the run; what its options cannot be is left out."""
+def compare_rerun(old: Results, new: Results) -> Findings:
+    """Compare a certificate with a run of some of its claims. Of what varies by chance only verdict and waiver count.
+
+    That something else ran here (suite, torch, processor) leaves a doubt; it may also be why claims differ.
+    """
+    found = Findings()
+    if new.header.claims_sha256 != digest_ids(claim.claim for claim in old.claims):
+        found.problems.append(
+            f"the backend here has {new.header.claims_in_config} claims, and the certificate {len(old.claims)}: "
+            "they are not the same"
+        )
+    differences = compare_runs(old, new)
+    found.doubts.extend(line for line in differences.basis if not line.startswith("selection: "))
+    varying = {check.claim for run in (old, new) for check in run.checks if check.is_nondeterministic}
+    for row in differences.changed_rows:
+        line = f"{row.name}: {row.change} when it was run again: {row.why}"
+        (found.doubts if row.name in varying and _is_same_verdict(row) else found.problems).append(line)
+    return found
+
+
+def _is_same_verdict(row: Difference) -> bool:
+    pair = (row.old, row.new)
+    return len({each and (each.verdict, each.waived, each.passes) for each in pair}) == 1
+
+
+def _list_options(results: Results, spec: str, waivers: Path | None) -> Iterator[str]:
+    """Yield the options that repeat a run; what is none of the suite's it refuses itself."""
     header, options = results.header, results.header.options
-    yield from ("-m", "pytest", str(ROOT / "conformance"), "-q", "-p", "no:cacheprovider")
-    yield from (f"--backend={options.get('backend', header.backend)}", f"--seed={header.seed}")
-    yield from (f"--profile={header.profile}", f"--claim-timeout={_clamp_timeout(results):g}")
-    yield "--no-waivers" if waivers is None else f"--waivers={waivers.resolve()}"
-    if options.get("allow_quality"):
-        yield "--allow-quality"
-    if options.get("without_execution_evidence"):
-        yield "--without-execution-evidence"
-    if isinstance(most := options.get("max_examples"), int):
-        yield f"--max-examples={most}"
-    if options.get("isa") is not None:
-        yield f"--isa={options['isa']}"
-    if isinstance(outputs := options.get("outputs"), str):
-        yield f"--outputs={outputs}"
-    if isinstance(models := options.get("model"), list):
-        yield from (f"--model={spec}" for spec in models)
+    yield from (f"--backend={spec}", f"--seed={header.seed}", f"--profile={header.profile}")
+    yield f"--waivers={waivers}" if waivers is not None else "--no-waivers"
+    for name in ("claim_timeout", "max_examples", "isa"):
+        if options.get(name) is not None:
+            yield f"--{name.replace('_', '-')}={options[name]}"
+    for name in ("allow_quality", "without_execution_evidence"):
+        if options.get(name):
+            yield f"--{name.replace('_', '-')}"
 
 
-def _clamp_timeout(results: Results) -> float:
-    """Return the seconds for one claim: the run's, if that is a time that a certificate may have."""
+def _find_limit(results: Results) -> float:
+    """Return the seconds for one claim: the run's, if that is a time to wait."""
     stated = results.header.options.get("claim_timeout")
-    return float(cast("float", stated)) if is_timeout(stated) else _USUAL_CLAIM
+    is_time = isinstance(stated, int | float) and 0 < stated <= _LONGEST_CLAIM
+    return float(stated) if is_time else _USUAL_CLAIM  # type: ignore[arg-type]
 
 
-# -- comparing --------------------------------------------------------------------------------------------------------
+# -- processes --------------------------------------------------------------------------------------------------------
 
 
-def compare_rerun(old: Results, new: Results, units: Sequence[str], jobs: list[DescribedJob]) -> RerunOutcome:
-    """Compare units of two runs: their rows without times; of those that vary by chance, verdict and waiver."""
-    groups = [_group_rows(run, other, jobs) for run, other in ((old, new), (new, old))]
-    judged = [{row.id: row for row in run.judged} for run in (old, new)]
-    lines = {
-        unit: [
-            *_compare_rows(*(rows.get(unit, []) for rows in groups)),
-            *_compare_judged(*(rows.get(unit) for rows in judged)),
-        ]
-        for unit in units
-    }
-    steady = _find_varying(old).intersection(units) - _find_varying(new)
-    for unit in steady:
-        lines[unit].append("is said to vary by chance, and did not when it was run again")
-    chance = steady | {unit for unit in units if _may_crash(*(rows.get(unit) for rows in judged))}
-    is_bounded = len(chance) <= len(_find_unsteady(old).intersection(units)) // _LEEWAY
-    let = chance if is_bounded else set[str]()
-    return RerunOutcome(
-        differing={unit: found for unit, found in lines.items() if found and unit not in let},
-        tolerated={unit: found for unit, found in lines.items() if found and unit in let},
-        basis=tuple(_compare_machines(old, new)),
-        header=new.header,
-    )
+def make_environment(folder: Path) -> dict[str, str]:
+    """Return the environment of a run: no variable of Python or pytest, and modules from no folder but named ones.
+
+    Of PYTHONPATH stay the absolute paths, but for the current folder, the certificate's and what lies in that.
+    """
+    own, here = folder.resolve(), Path.cwd()
+    given = [Path(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(each)]
+    paths = [each for each in given if each.resolve() != here and not each.resolve().is_relative_to(own)]
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "PYTHON"))}
+    return kept | {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, *paths]))}
 
 
-def _compare_machines(old: Results, new: Results) -> Iterator[str]:
-    """Yield the differences of machine and software: they may explain other differences."""
-    for name in _BASIS:
-        was, now = getattr(old.header, name), getattr(new.header, name)
-        if was != now:
-            yield f"not the same machine or software: {name} was {was}, is {now}"
+def _run_suite(options: Sequence[str], work: Path, folder: Path, seconds: float) -> tuple[int, str]:
+    """Run the suite in an empty folder; return its exit status and all it printed. Raises ResultsError after a time."""
+    command = [sys.executable, "-m", "pytest", str(ROOT / "conformance"), "-q", "-p", "no:cacheprovider", *options]
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command, cwd=work, env=make_environment(folder), stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise ResultsError(f"--rerun: the run did not end within {seconds:g} s") from None
+        finally:
+            _end(process)
+        output.seek(0)
+        return status, output.read().decode(errors="replace")
 
 
-def _compare_rows(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Iterator[str]:
-    if before == after:
-        return
-    pairs = zip(before, after, strict=False)
-    keys = sorted({key for a, b in pairs for key in {*a, *b} if a.get(key) != b.get(key)})
-    yield f"{', '.join(keys)} differ" if keys else f"{len(after)} rows, not {len(before)}"
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a run: it is interrupted, so that it ends what it started, and then killed with its group."""
+    if process.poll() is None:
+        _signal(process, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE)
+    _signal(process, signal.SIGKILL)
+    process.wait()
 
 
-def _compare_judged(old: Judged | None, new: Judged | None) -> Iterator[str]:
-    """Compare the need for a waiver, of what varies by chance as well."""
-    if old is None or new is None:
-        return
-    if old.waived and new.verdict is Verdict.VERIFIED:
-        yield f"is waived as {old.verdict}, but needs no waiver: it is VERIFIED when it is run again"
-    elif old.waiver != new.waiver:
-        now = f"waived for {new.waiver.reason!r}" if new.waiver else "not waived"
-        yield f"is {'waived' if old.waived else 'not waived'}; run again it is {new.verdict}, {now}"
-
-
-def _may_crash(old: Judged | None, new: Judged | None) -> bool:
-    """Tell whether a kernel crashed in one run and gave wrong numbers in the other, as one may out of bounds."""
-    if old is None or new is None or old.verdict is new.verdict:
-        return False
-    return old.verdict.may_be(new.verdict) or new.verdict.may_be(old.verdict)
-
-
-def _group_rows(run: Results, other: Results, jobs: list[DescribedJob]) -> Groups:
-    """Group the comparable rows by claim or job."""
-    groups = defaultdict[str, list[dict[str, Any]]](list)
-    for row in comparable(run, other):
-        plain: dict[str, Any] = {key: value for key, value in row.items() if key not in _NOT_COMPARED}
-        if "script" in plain:
-            plain["script"] = plain["script"].partition(_HEADING_ENDS)[2] or plain["script"]
-        groups[_unit_of(plain, jobs)].append(plain)
-    return groups
-
-
-def _unit_of(row: dict[str, Any], jobs: list[DescribedJob]) -> str:
-    if row["kind"] == Measurement.kind:
-        return unit_of_measurement(Measurement(topic=row["topic"], subject=row["subject"], values={}), jobs)
-    return str(row.get("claim", row.get("model", "")))
-
-
-def _find_varying(results: Results) -> set[str]:
-    return {check.claim for check in results.checks if check.is_nondeterministic}
-
-
-def _find_unsteady(results: Results) -> set[str]:
-    """Return what a repetition may find otherwise: what varies by chance, and crashes."""
-    return _find_varying(results) | {row.id for row in results.judged if row.verdict is Verdict.CRASHED}
-
-
-def count_varying(results: Results, units: Iterable[str]) -> int:
-    """Return how many of the units vary by chance."""
-    return len(_find_varying(results).intersection(units))
-
-
-def describe_chance(results: Results, units: Iterable[str]) -> str:
-    """Say how many of the units vary by chance, so that only their verdicts are compared; "" if none does."""
-    count = count_varying(results, units)
-    return f"{count} of them vary by chance: only their verdicts and waivers are compared" if count else ""
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty, or gone
+        os.killpg(process.pid, number)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import json
 import lzma
 import os
 from collections import Counter
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
-from reports.codec import PlainRow, SchemaError, decode, encode, loads
+from reports.codec import PlainRow, SchemaError, decode, loads
 from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
 from reports.text import pluralize, spell_count
 from reports.upgrade import OLD, upgrade
@@ -28,8 +27,6 @@ Pair = tuple[str, str]
 Data = TypeVar("Data", bound=Row)
 _GROUPED = (Verdict.UNEXERCISED, Verdict.UNSHOWN)
 """Verdicts whose claims reports list by reason, as they show no fault."""
-_VARYING = frozenset({"seconds", "started", "sha256", "peak_mib", "printed"})
-"""Keys of values that each run measures again."""
 
 
 class ResultsError(Exception):
@@ -182,45 +179,6 @@ class Results:
         return f"{text}; the run accepts that (--without-execution-evidence)" if accepts else text
 
 
-def comparable(results: Results, *others: Results) -> list[dict[str, object]]:
-    """Return the rows that are equal in all runs of one suite, seed and selection: sorted, without timings and counts.
-
-    Of a claim with a check whose evidence says `nondeterministic`, here or in one of `others` (runs to compare with),
-    only the verdict is left: its numbers, its measurements, and whether a run notices it depend on chance.
-    """
-    runs = (results, *others)
-    varying = {check.claim for run in runs for check in run.checks if check.is_nondeterministic}
-    rows: list[Row] = [results.header, *results.checks, *results.claims, *results.models, *results.measurements]
-    plain = [
-        encode(_forget_work(row))
-        for row in rows
-        if not (isinstance(row, Check | Measurement) and _get_subject(row) in varying)
-    ]
-    stable = [_drop_varying(row, only_verdict=row.get("claim") in varying) for row in plain]
-    return sorted(stable, key=lambda row: json.dumps(row, sort_keys=True))
-
-
-def _forget_work(row: Row) -> Row:
-    """Return a row without what was done for it, how often, and in which run."""
-    if isinstance(row, Header):
-        return dataclasses.replace(row, resumed=0)
-    if isinstance(row, ClaimResult | ModelResult):
-        return dataclasses.replace(row, lowerings=0, runs=0)
-    return row
-
-
-def _get_subject(row: Check | Measurement) -> str:
-    return row.claim if isinstance(row, Check) else row.subject
-
-
-def _drop_varying(row: Mapping[str, object], only_verdict: bool) -> dict[str, object]:
-    """Return a row, and its evidence, without the values that each run measures again."""
-    if only_verdict:
-        return {key: row[key] for key in ("kind", "claim", "verdict")}
-    nested = {key: _drop_varying(value, False) for key, value in row.items() if isinstance(value, dict)}
-    return {key: nested.get(key, value) for key, value in row.items() if key not in _VARYING}
-
-
 def digest_ids(ids: Iterable[str]) -> str:
     """Return the sha256 of claim IDs in any order, as the header has it for all claims of its config."""
     return hashlib.sha256("".join(f"{name}\n" for name in sorted(ids)).encode(errors="surrogatepass")).hexdigest()
@@ -247,7 +205,11 @@ def read_results(path: str | os.PathLike[str]) -> Results:
     disagrees with itself is read, says so in ``problems``, and never passes. Raises ResultsError, with file and line,
     for a file that cannot be read or is none.
     """
-    data = _read_bytes(Path(path))
+    return parse_results(_read_bytes(Path(path)), path)
+
+
+def parse_results(data: bytes, path: str | os.PathLike[str]) -> Results:
+    """Read and audit what a results file holds, as `read_results` does. ``path``: where it lies, for errors."""
     *lines, cut = data.split(b"\n")
     rows = list(_decode_lines(lines, path))
     if not rows or not isinstance(rows[0], Header):

@@ -41,7 +41,7 @@ def answer(tmp_path: Path, line: str, words: int, folder: Path = ROOT) -> list[s
         ("python -m reports ver", ["verify"]),
         ("python -m reports mer", ["merge"]),
         ("python -m reports render --ba", ["--baseline"]),
-        ("python -m conformance de", ["describe"]),
+        ("python -m conformance in", ["init"]),
         ("python -m conformance cl", ["claims-of"]),
         ("python -m conformance claims-of --pa", ["--pattern"]),
         ("python -m conformance judge --out", ["--outputs"]),

@@ -20,6 +20,7 @@ import sys
 from dataclasses import dataclass
 
 from conformance.machine.environment import CPUINFO, read_cpu
+from reports.levels import FLAGS
 
 VARIABLES = ("ATEN_CPU_CAPABILITY", "FBGEMM_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 MARK = "FX_CONFORMANCE_ISA_PROCESS"
@@ -32,9 +33,8 @@ class IsaError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """One level: the CPU flags (as Linux spells them) that it needs, and its value of each engine's variable."""
+    """One level: its value of each engine's variable."""
 
-    flags: frozenset[str]
     aten: str
     fbgemm: str
     onednn: str
@@ -45,19 +45,15 @@ class Level:
         return dict(zip(VARIABLES, (self.aten, self.fbgemm, self.onednn), strict=True))
 
 
-_SSE41 = frozenset({"sse4_1"})
-_AVX2 = _SSE41 | {"avx2", "fma", "f16c"}
-_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
-_VNNI = _AVX512 | {"avx512_vnni"}
 LEVELS = {
-    "sse41": Level(flags=_SSE41, aten="default", fbgemm="AVX2", onednn="SSE41"),
-    "avx2": Level(flags=_AVX2, aten="avx2", fbgemm="AVX2", onednn="AVX2"),
-    "avx2_vnni": Level(flags=_AVX2 | {"avx_vnni"}, aten="avx2", fbgemm="AVX2", onednn="AVX2_VNNI"),
-    "avx512": Level(flags=_AVX512, aten="avx512", fbgemm="AVX512", onednn="AVX512_CORE"),
-    "avx512_vnni": Level(flags=_VNNI, aten="avx512", fbgemm="AVX512_E1", onednn="AVX512_CORE_VNNI"),
-    "amx": Level(flags=_VNNI | {"amx_tile", "amx_int8"}, aten="avx512", fbgemm="AVX512_E1", onednn="AVX512_CORE_AMX"),
+    "sse41": Level(aten="default", fbgemm="AVX2", onednn="SSE41"),
+    "avx2": Level(aten="avx2", fbgemm="AVX2", onednn="AVX2"),
+    "avx2_vnni": Level(aten="avx2", fbgemm="AVX2", onednn="AVX2_VNNI"),
+    "avx512": Level(aten="avx512", fbgemm="AVX512", onednn="AVX512_CORE"),
+    "avx512_vnni": Level(aten="avx512", fbgemm="AVX512_E1", onednn="AVX512_CORE_VNNI"),
+    "amx": Level(aten="avx512", fbgemm="AVX512_E1", onednn="AVX512_CORE_AMX"),
 }
-"""From low to high; a CPU's own level is the last one whose flags it has."""
+"""From low to high, as in `reports.levels.FLAGS`."""
 
 _WITHOUT = {("fbgemm", "sse41"), ("x86", "sse41")}
 """Engines that torch does not offer at a level: both need AVX2."""
@@ -66,7 +62,7 @@ _ASKS_THE_CPU = {"x86": "avx512_vnni"}
 
 NAMES = (
     *LEVELS,
-    *(f"{name}_on_{flag}" for name in LEVELS for flag in _ASKS_THE_CPU.values() if flag not in LEVELS[name].flags),
+    *(f"{name}_on_{flag}" for name in LEVELS for flag in _ASKS_THE_CPU.values() if flag not in FLAGS[name]),
 )
 """Every name that `find_current_level` gives a level of x86, but "custom"."""
 
@@ -105,7 +101,7 @@ def find_current_level(engine: str = "") -> str:
         return find_own_level()
     name = next((name for name in _usable_levels("") if LEVELS[name].variables == forced), "custom")
     flag = _ASKS_THE_CPU.get(engine)
-    if name == "custom" or flag not in _read_flags() or flag in LEVELS[name].flags:
+    if name == "custom" or flag not in _read_flags() or flag in FLAGS[name]:
         return name
     return f"{name}_on_{flag}"
 
@@ -122,7 +118,7 @@ def _read_flags() -> frozenset[str]:
 def _usable_levels(engine: str) -> list[str]:
     """List the levels that the CPU and the engine have, from low to high."""
     flags = _read_flags()
-    return [name for name, level in LEVELS.items() if level.flags <= flags and (engine, name) not in _WITHOUT]
+    return [name for name in LEVELS if FLAGS[name] <= flags and (engine, name) not in _WITHOUT]
 
 
 def _read_variables() -> dict[str, str]:
@@ -130,7 +126,7 @@ def _read_variables() -> dict[str, str]:
 
 
 def _explain_refusal(level: str, engine: str, usable: list[str]) -> str:
-    lacking = sorted(LEVELS[level].flags - _read_flags())
+    lacking = sorted(FLAGS[level] - _read_flags())
     why = f"this CPU lacks {', '.join(lacking)}" if lacking else f"torch has no engine {engine} at this level"
     choice = f"choose one of {', '.join(usable)}" if usable else "run without --isa"
     return f"--isa={level}: {why}; the CPU's own level is {find_own_level()}; {choice}"

@@ -141,7 +141,7 @@ class Recorder:
             complete = False
             problems.append(f"--failed-of: {self._earlier.path} is of other sources; run everything to see what holds")
         if change := find_change(ROOT):
-            notes.append(f"the suite is not as it was released: {change}")
+            notes.append(f"the suite is not as its commit has it: {change}")
         status = int(pytest_status) or (0 if complete and self._all_pass and not problems else 1)
         outcome = Outcome.PASS if status == 0 else Outcome.FAIL if complete else Outcome.INCOMPLETE
         self._writer.close(

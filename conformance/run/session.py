@@ -28,6 +28,7 @@ from conformance.fuzz import search as fuzz
 from conformance.machine import isa
 from conformance.machine.environment import describe_environment, read_detection_power
 from conformance.machine.isolation import CAN_FORK
+from conformance.machine.release import PACKAGES
 from conformance.own_models import jobs as own_models
 from conformance.own_models.given import ModelSpecError, check_spec
 from conformance.own_models.sets import ModelSetError, expand
@@ -35,7 +36,7 @@ from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
 from conformance.remote.description import DescriptionError, Limit, read_description
 from conformance.remote.host import Host, HostError
-from conformance.remote.sources import SUITE, SourcesError, digest_sources
+from conformance.remote.sources import SourcesError, digest_sources
 from conformance.run.elsewhere import COMMAND, VECTORS, ElsewhereError, adopt_bundle, open_command, open_vectors
 from conformance.run.findings import read_findings
 from conformance.run.options import ROOT, Options, read_options, select_ids
@@ -218,7 +219,7 @@ def digest_code(options: Options, backend: Backend) -> str:
         return ""
     left_out = [path for path in (options.report_dir, backend.waivers) if path is not None]
     try:
-        return digest_sources([*(ROOT / name for name in SUITE), *places], left_out)
+        return digest_sources([*(ROOT / name for name in PACKAGES), *places], left_out)
     except SourcesError:
         return ""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +15,7 @@ from conformance.mutation.mutant import Mutant
 from conformance.run.judging import rows_of
 from conformance.run.session import open_run
 from reports.__main__ import main
-from reports.results import read_results
+from reports.results import digest_ids, read_results
 from reports.schema import Check, ClaimResult
 from reports.verdicts import Outcome, Verdict
 from tests.conformance.support.fake_backends import fakes
@@ -141,22 +141,23 @@ def test_rows_cannot_accept_for_a_run_that_does_not(tmp_path: Path, silent: Ran)
     assert any("is UNSHOWN and accepted; the run accepts nothing" in problem for problem in problems)
 
 
-def test_a_certificate_needs_evidence_or_says_that_there_is_none(tmp_path: Path, accepted: Ran) -> None:
-    path = tmp_path / "results.jsonl"
-    text = (accepted.folder / "results.jsonl").read_text()
-    header = json.loads(text.partition("\n")[0])
-    clean = header | {"suite_commit": "4fd1c0ffee" * 4}
-    path.write_text(_sealed([clean, *map(json.loads, text.splitlines()[1:])]))
+def test_a_certificate_needs_evidence_or_says_that_there_is_none(tmp_path: Path, runs: Any) -> None:
+    rows = [runs.check("a"), runs.claim("a", execution="numbers"), runs.check("b", verdict="UNSHOWN", outcome="fail"),
+            runs.claim("b", verdict="UNSHOWN", execution="none", accepted=True)]  # fmt: skip
+    path = runs.lines(
+        rows, options={"without_execution_evidence": True}, claims_in_config=2, claims_sha256=digest_ids("ab"),
+        started="2026-11-25T03:04:05+00:00",
+    )  # fmt: skip
     assert main(["certify", str(path), "-o", str(tmp_path / "none")]) == 1 and not (tmp_path / "none").exists()
     folder = tmp_path / "certificate"
     assert main(["certify", str(path), "-o", str(folder), OPTION]) == 0
     said = json.loads((folder / "certificate.json").read_text())["predicate"]
-    assert said["execution"]["statement"].startswith("WITHOUT EXECUTION EVIDENCE: nothing shows that integers computed")
-    assert said["execution"]["claims"] == {"not shown": len(accepted.results.claims)}
-    assert main(["verify", str(folder), "--files-only"]) == 3
+    assert said["without_execution_evidence"].startswith("nothing shows that integers computed 1 of 2 claims")
+    assert said["counts"]["execution"] == {"shown by numbers": 1, "not shown": 1}
+    assert main(["verify", str(folder)]) == 0
 
 
-def _sealed(rows: list[dict[str, object]]) -> str:
-    """The rows as a file whose footer has their digest."""
-    body = "".join(f"{json.dumps(row, sort_keys=True)}\n" for row in rows[:-1])
-    return body + json.dumps(rows[-1] | {"sha256": hashlib.sha256(body.encode()).hexdigest()}, sort_keys=True) + "\n"
+def test_a_run_of_which_nothing_is_shown_gets_none(tmp_path: Path, accepted: Ran, capsys: Any) -> None:
+    """Though it passes, by its option: nothing in it is VERIFIED."""
+    assert main(["certify", str(accepted.folder / "results.jsonl"), "-o", str(tmp_path / "none"), OPTION]) == 1
+    assert "no claim is VERIFIED" in capsys.readouterr().err

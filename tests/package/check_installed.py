@@ -70,10 +70,10 @@ def main(folder: Path) -> None:
     # `init` gives a package that runs in float; what shows integers is left to the vendor (docs/vendor-guide.md).
     mine = ("--backend=my_npu.backend:MyNpu", "--without-execution-evidence")
     run(door, "certify", "-n", "2", "-q", *mine, cwd=empty / "my_npu")
-    results = Path("build", "conformance", "my_npu.backend_MyNpu", "results.jsonl")
+    results = Path("build", "conformance", "qnnpack", "results.jsonl")  # nothing of my_npu is VERIFIED
     if "-dirty" not in run(door, "--version", cwd=empty):
-        run(door, "report", "certify", results, "-o", "certificate", mine[1], cwd=empty / "my_npu")
-        run(door, "report", "verify", "certificate", cwd=empty / "my_npu")
+        run(door, "report", "certify", results, "-o", "certificate", cwd=empty)
+        run(door, "report", "verify", "certificate", "--rerun=3", cwd=empty)
     if (after := run_other_project(programs, folder / "other")) != before:
         raise SystemExit(f"another project's tests print something else where the suite is installed:\n{after}")
 

@@ -31,7 +31,6 @@ def test_what_is_no_command_is_a_usage_error(words: list[str], capsys: pytest.Ca
     ("words", "usage"),
     [
         (["init", "--help"], "init [-h] NAME"),
-        (["describe", "--help"], "describe [-h]"),
         (["expect", "-h"], "expect [-h]"),
     ],
 )
@@ -40,6 +39,12 @@ def test_commands_of_the_suite_are_spelled_as_they_are_called(
 ) -> None:
     assert main(words) == 0
     assert capsys.readouterr().out.startswith(f"usage: {NAME} {usage}")
+
+
+def test_a_command_that_was_removed_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["describe", "results.jsonl"]) == USAGE
+    said = f"{NAME}: describe is gone: python -m reports verify DIR --rerun=N runs N claims of a certificate again\n"
+    assert capsys.readouterr().err == said
 
 
 def test_reports_keep_their_statuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +87,7 @@ def test_a_release_certifies_and_verifies(release: Release, empty: Path) -> None
     done = release.run(*DOOR, "report", "certify", str(results), "-o", "certificate", cwd=empty)
     assert done.returncode == 0, done.stdout + done.stderr
     stated = json.loads((empty / "certificate" / "certificate.json").read_text())["predicate"]
-    assert stated["suite"]["commit"] == release.commit
+    assert stated["run"]["suite_commit"] == release.commit
     done = release.run(*DOOR, "report", "verify", "certificate", "--rerun=2", cwd=empty)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("certificate: holds\n")

@@ -94,7 +94,7 @@ def test_a_changed_release_is_named_in_the_run(release: Release, empty: Path, tm
         file.write("# changed\n")
     done = release.run(*SUITE, "--backend=qnnpack", "--profile=quick", f"--claim={CLAIM}", cwd=empty, site=site)
     assert (
-        "note: the suite is not as it was released: backends/qnnpack.py differs from its digest in RECORD"
+        "note: the suite is not as its commit has it: backends/qnnpack.py differs from its digest in RECORD"
         in done.stdout
     )
     header = read_results(empty / "build" / "conformance" / "qnnpack" / "results.jsonl").header

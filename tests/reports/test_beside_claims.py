@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.codec import decode, encode
-from reports.results import ResultsError, comparable, read_results
+from reports.results import ResultsError, read_results
 from reports.verdicts import Outcome
 from reports.writer import ResultsWriter
+from tests.support.comparable import comparable
 
 text = st.text(max_size=20)
 scalar = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(allow_nan=False, allow_infinity=False) | text

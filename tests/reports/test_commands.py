@@ -139,9 +139,11 @@ runpy.run_module("reports", run_name="__main__")
 """
 
 
-def test_a_command_that_was_removed_says_what_to_do(capsys: Any) -> None:
-    assert main(["history", "a.jsonl"]) == 4
-    assert capsys.readouterr().err == f"python -m reports: history is gone: {REMOVED['history']}\n"
+@pytest.mark.parametrize("name", REMOVED)
+def test_what_was_removed_says_what_to_do(name: str, capsys: Any) -> None:
+    command, *option = name.split()
+    assert main([command, "a", *(f"{each}=b" for each in option)]) == 4
+    assert capsys.readouterr().err == f"python -m reports: {name} is gone: {REMOVED[name]}\n"
 
 
 def test_no_command_needs_torch_or_another_package(runs: Any) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from reports.against_suite import compare_with_suite
-from reports.description import Opened, RunDescription
 from reports.findings import LONGEST_FINDING, MOST_TEXT, lay_out_findings
 from reports.html import render_html
-from reports.schema import Waiver
 from tests.reports.pages import Page
 
 TEXTS = {"e.md#1": "1. ELU\n\nSixteen\npieces.\n\n| a |\n|---|\n", "e.md#2": "2. Only a heading"}
@@ -53,24 +49,3 @@ def test_waivers_of_an_older_run_have_no_findings(runs: Any, made: Any) -> None:
     assert "findings" not in made.waiver
     found = Page(render_html(runs.results(runs.refuted(waived=True, waiver=made.waiver))))
     assert found.tables["Accepted deviations, the first to expire first"][1][1] == "-"
-
-
-def test_a_text_that_is_another_here_is_said_and_not_held_against_a_certificate(runs: Any, made: Any) -> None:
-    waiver = made.waiver | {"findings": ["e.md#1"]}
-    waivers = {"file": "w.toml", "sha256": "ab"}
-    results = runs.results(runs.refuted(waived=True, waiver=waiver), findings={"e.md#1": "a"}, waivers=waivers)
-    opened = Opened(
-        header=results.header, claims=[], jobs=[], waivers={"broken": Waiver(**waiver)}, allowed=[], problems=[]
-    )
-    said = RunDescription(
-        suite_version="0.1.0", suite_commit="4fd1c0ffee" * 4, detection={}, stages=["numerics"], random=0, opened=opened
-    )
-    results = replace(results, header=replace(results.header, options={"backend": "qnnpack"}))
-
-    def unchecked(texts: dict[str, str]) -> list[str]:
-        there = replace(opened, header=replace(opened.header, findings=texts))
-        return compare_with_suite(results, replace(said, opened=there)).unchecked
-
-    assert unchecked({"e.md#1": "a", "e.md#2": "b"}) == []
-    assert unchecked({"e.md#1": "b"}) == ["the texts of 1 finding are others here: e.md#1"]
-    assert unchecked({}) == ["the texts of 1 finding are not here: e.md#1"]

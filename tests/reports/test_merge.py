@@ -9,8 +9,9 @@ import pytest
 
 from reports.__main__ import main
 from reports.merge import merge
-from reports.results import ResultsError, comparable, digest_ids, read_results
+from reports.results import ResultsError, digest_ids, read_results
 from reports.verdicts import Outcome
+from tests.support.comparable import comparable
 
 
 def shards(runs: Any, of: int = 3, **changes: Any) -> list[Path]:

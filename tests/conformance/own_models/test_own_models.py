@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from reports.measured import Deployment
-from reports.results import comparable
 from reports.schema import ModelResult
 from reports.verdicts import Verdict
 from tests.conformance.support.suite_runs import Ran, run
 from tests.reports.pages import Page
+from tests.support.comparable import comparable
 
 PACKAGE = Path(__file__).resolve().parent / "package"
 QUINT8 = "--claim=model/own/*/quint8/*"

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from conformance.run.resume import KEPT, Earlier, read_earlier
-from reports.results import ResultsError, comparable, read_results
+from reports.results import ResultsError, read_results
 from reports.schema import Measurement
 from reports.verdicts import Outcome, Verdict
 from reports.writer import ResultsWriter
 from tests.conformance.support.made_up_runs import Session, checks, model, waiver, work
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, kill_after_a_claim, run
+from tests.support.comparable import comparable
 
 BOTH = pytest.mark.parametrize("workers", ["-n0", "-n1"])
 WAIVER = """

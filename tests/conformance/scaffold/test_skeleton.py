@@ -10,8 +10,7 @@ import tomllib
 
 from conformance.__main__ import USAGE, main
 from conformance.scaffold.skeleton import FILES, render_files
-from reports.certificate import PREDICATE
-from reports.signature import SIGNATURE
+from reports.certificate import PREDICATE, SIGNATURE
 
 
 def test_it_writes_what_it_says(

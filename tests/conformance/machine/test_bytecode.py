@@ -1,0 +1,99 @@
+"""What Python has cached of the suite's modules is not executed by a run: such a file may hold anything."""
+
+from __future__ import annotations
+
+import importlib.util
+import marshal
+import os
+import py_compile
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conformance.machine.release import FIRST, _list_planted
+from reports.results import read_results
+from tests.conformance.support.suite_runs import FAKES, clean_environment
+from tests.support.checkout import make_checkout
+
+ROOT = Path(__file__).resolve().parents[3]
+PLANTED_MARK = b"PLANTED"
+PLANTED = "print('PLANTED')\nVALUE = 'planted'\n"
+
+
+def plant(source: Path, *, by_hash: bool = False) -> Path:
+    """Write other code into Python's cache of a module, as Python would take it for that of its source."""
+    about = source.stat()
+    if by_hash:  # as pytest has it
+        header = struct.pack("<I", 3) + importlib.util.source_hash(source.read_bytes())
+    else:
+        header = struct.pack("<III", 0, int(about.st_mtime) & 0xFFFFFFFF, about.st_size & 0xFFFFFFFF)
+    cached = Path(importlib.util.cache_from_source(str(source)))
+    cached.parent.mkdir(exist_ok=True)
+    cached.write_bytes(importlib.util.MAGIC_NUMBER + header + marshal.dumps(compile(PLANTED, str(source), "exec")))
+    return cached
+
+
+def read_value(folder: Path, *, is_run: bool) -> str:
+    """Return what a new process finds in ``refimpl.module`` of a folder."""
+    begin = "from conformance.machine.bytecode import compile_sources; compile_sources(); " if is_run else ""
+    command = [sys.executable, "-c", f"{begin}from refimpl.module import VALUE; print(VALUE)"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT)))}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_a_planted_cache_is_neither_read_nor_replaced(tmp_path: Path) -> None:
+    module = tmp_path / "refimpl" / "module.py"
+    module.parent.mkdir()
+    (module.parent / "__init__.py").write_text("")
+    module.write_text("VALUE = 'source'\n")
+    cached = plant(module)
+    before = cached.read_bytes()
+    assert read_value(tmp_path, is_run=False) == "PLANTED\nplanted\n", "else nothing is shown"
+    assert read_value(tmp_path, is_run=True) == "source\n"
+    assert cached.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_what_is_cached_of_the_first_modules_is_compared_with_them(tmp_path: Path, name: str) -> None:
+    """It is executed: nothing can tell Python before that not to."""
+    source = tmp_path / name
+    source.parent.mkdir(parents=True, exist_ok=True)
+    source.write_text("VALUE = 1\n")
+    py_compile.compile(str(source))
+    assert list(_list_planted(tmp_path)) == []
+    for by_hash in (True, False):
+        cached = plant(source, by_hash=by_hash)
+        assert list(_list_planted(tmp_path)) == [f"{cached} is not the code of {name}"]
+    os.utime(source, (1, 1))
+    assert list(_list_planted(tmp_path)) == [], "of an earlier source, which Python does not take"
+
+
+@pytest.mark.slow
+def test_a_run_executes_no_planted_code(tmp_path: Path) -> None:
+    """Nor does its worker, which starts anew."""
+    commit = make_checkout(tmp_path / "suite")
+    for name in ("conformance/run/options", "conformance/oracle/evaluate", "refimpl/convert", "reports/text"):
+        plant(tmp_path / "suite" / f"{name}.py")
+    words = ("-m", "pytest", str(tmp_path / "suite" / "conformance"), "-p", "no:cacheprovider", "-n1")
+    options = ("--backend=fakes:Good", "--profile=quick", "--claim=nn.Linear/*", f"--report-dir={tmp_path / 'report'}")
+    environment = clean_environment() | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path / "suite", FAKES)))}
+    done = subprocess.run(
+        [sys.executable, *words, *options], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0 and "PLANTED" not in done.stdout + done.stderr, done.stdout + done.stderr
+    before = list_cached(tmp_path / "suite")
+    assert before <= set(FIRST), before
+    header = read_results(tmp_path / "report" / "results.jsonl").header
+    assert header.suite_commit == commit, "what lies in a cache and is not executed changes no suite"
+
+
+def list_cached(suite: Path) -> set[str]:
+    """Return the suite's modules whose code was cached while it ran: they were not compiled from their sources."""
+    cached = [path for path in suite.rglob("__pycache__/*.pyc") if PLANTED_MARK not in path.read_bytes()]
+    sources = (path.parent.parent / f"{path.name.partition('.')[0]}.py" for path in cached)
+    return {source.relative_to(suite).as_posix() for source in sources}
