@@ -44,7 +44,7 @@ def answer(tmp_path: Path, line: str, words: int, folder: Path = ROOT) -> list[s
         ("python -m conformance in", ["init"]),
         ("python -m conformance cl", ["claims-of"]),
         ("python -m conformance claims-of --pa", ["--pattern"]),
-        ("python -m conformance judge --out", ["--outputs"]),
+        ("python -m conformance run --ca", ["--case-timeout"]),
     ],
 )
 def test_commands_and_options_are_completed(tmp_path: Path, line: str, expected: list[str]) -> None:
@@ -70,8 +70,9 @@ def test_argcompletes_script_finds_the_mark_of_a_module(module: str) -> None:
 @pytest.mark.parametrize("module", ["reports", "conformance"])
 def test_without_argcomplete_a_command_is_as_ever(tmp_path: Path, module: str) -> None:
     """Also where the shell asks, as one does that is set up for another environment."""
-    (tmp_path / "argcomplete.py").write_text("raise ImportError('not here')\n")
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    (folder := tmp_path / "modules").mkdir()
+    (folder / "argcomplete.py").write_text("raise ImportError('not here')\n")
+    path = os.pathsep.join([str(folder), str(ROOT)])
     for asked in ({}, {"_ARGCOMPLETE": "1", "COMP_LINE": "", "COMP_POINT": "0"}):
         environment = os.environ | {"PYTHONPATH": path} | asked
         command = [sys.executable, "-m", module, "--help"]

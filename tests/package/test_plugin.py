@@ -144,7 +144,7 @@ def test_a_release_is_run_from_within_a_checkout(release: Release) -> None:
         ("fx-quant-conformance ce", "fx_quant_conformance", {"certify"}),
         ("fx-quant-conformance certify --without-ex", "fx_quant_conformance", {"--without-execution-evidence"}),
         ("fx-quant-conformance report mer", "fx_quant_conformance", {"merge"}),
-        ("fx-quant-conformance judge --out", "fx_quant_conformance", {"--outputs"}),
+        ("fx-quant-conformance run --ca", "fx_quant_conformance", {"--case-timeout"}),
     ],
 )
 def test_the_shell_completes(
