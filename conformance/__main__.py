@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.machine.release import DISTRIBUTION
+from conformance.machine.seconds import parse_seconds
 from conformance.run.expected import FOLDER, ExpectedError, write_expected
 from reports.codec import line_of
 from reports.completion import complete
@@ -153,8 +154,8 @@ def _export(words: Sequence[str], prog: str) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from backends.discovery import BackendNotFound, find_backend
-    from conformance.vectors.files import FileFault
     from conformance.vectors.runner import run_bundle
+    from reports.reading import FileFault
 
     try:
         count = run_bundle(options.folder, options.outputs, find_backend(options.backend), limit=options.case_timeout)
@@ -202,7 +203,9 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     run.add_argument("folder", type=Path, metavar="DEVICE", help="the bundle's folder for the device")
     run.add_argument("outputs", type=Path, metavar="OUT", help="the folder to fill")
     run.add_argument("--backend", required=True, metavar="NAME", help="as in certify")
-    run.add_argument("--case-timeout", type=float, default=60.0, metavar="SECONDS", help="for one case (default: 60)")
+    run.add_argument(
+        "--case-timeout", type=parse_seconds, default=60.0, metavar="SECONDS", help="for one case (default: 60)"
+    )
     judge = commands.add_parser(
         "judge", help="judge what a device handed in for a bundle", description="Judge the outputs of a device: pytest "
         "--pyargs conformance --backend=vectors:DIR --outputs=OUT; further words are passed to pytest.",
@@ -235,7 +238,9 @@ def _add_claims_of(commands: Any) -> None:
         metavar="GLOB",
         help="only patterns of such a name, as nn.Conv2d*; may be repeated",
     )
-    claims_of.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS", help="for all (default: 3600)")
+    claims_of.add_argument(
+        "--timeout", type=parse_seconds, default=3600.0, metavar="SECONDS", help="for all (default: 3600)"
+    )
     claims_of.add_argument(
         "-o", dest="output", type=Path, metavar="FILE", help="the module to write; default: claims_of_QUANTIZER.py"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import itertools
 import json
 import lzma
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
 from reports.codec import PlainRow, SchemaError, decode, encode, loads
+from reports.reading import FileFault, read_bytes, read_most
 from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
 from reports.text import pluralize, spell_count
 from reports.upgrade import OLD, upgrade
@@ -240,7 +242,7 @@ def read_results(path: str | os.PathLike[str]) -> Results:
     disagrees with itself is read, says so in ``problems``, and never passes. Raises ResultsError, with file and line,
     for a file that cannot be read or is none.
     """
-    data = _read_bytes(Path(path))
+    data = _read(Path(path))
     *lines, cut = data.split(b"\n")
     rows = list(_decode_lines(lines, path))
     if not rows or not isinstance(rows[0], Header):
@@ -257,13 +259,16 @@ def read_results(path: str | os.PathLike[str]) -> Results:
     return _audit(rows[0], rows[1:], digest, cut_at=len(lines) + 1 if cut else None)
 
 
-def _read_bytes(path: Path) -> bytes:
+def _read(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
-        return lzma.decompress(data) if path.suffix == ".xz" else data
-    except OSError as error:
-        raise ResultsError(f"{path}: cannot be read: {error.strerror}") from error
-    except lzma.LZMAError as error:
+        data = read_bytes(path)
+        if path.suffix != ".xz":
+            return data
+        with lzma.open(io.BytesIO(data)) as packed:
+            return read_most(packed)
+    except FileFault as fault:
+        raise ResultsError(f"{path}: {fault}") from fault
+    except (lzma.LZMAError, EOFError) as error:
         raise ResultsError(f"{path}: is no xz file: {error}") from error
 
 

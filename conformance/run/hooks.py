@@ -19,12 +19,12 @@ from conformance.claims.claim import Claim
 from conformance.machine.isolation import CAN_FORK
 from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
-from conformance.run.elsewhere import ElsewhereError, remove_calls
 from conformance.run.options import register
 from conformance.run.progress import Progress
 from conformance.run.recorder import PAYLOAD, Recorder
 from conformance.run.resume import read_earlier
 from conformance.run.session import DESCRIPTION, DONE, Run, limit_run, preflight, raise_usage_error_for, run_of
+from reports.reading import FileFault, open_to_append
 from reports.results import ResultsError
 
 NAME = "fx-quant-conformance-hooks"
@@ -69,11 +69,25 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         with raise_usage_error_for(ResultsError, "--failed-of: " if run.options.failed_of else "--resume: "):
             earlier = read_earlier(run)
-        with raise_usage_error_for(ElsewhereError):
-            remove_calls(run.options.report_dir)
+        _check_junit(config)
         config.stash[_RECORDER] = Recorder(limit_run(config, run, earlier.rows), earlier)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends the run as Ctrl-C does, with its report
     return None
+
+
+def _check_junit(config: pytest.Config) -> None:
+    """Raise UsageError if pytest could not write its own file at the end."""
+    given: str | None = getattr(config.option, "xmlpath", None)
+    if not given:
+        return
+    path = Path(os.path.expanduser(os.path.expandvars(given))).absolute()  # as pytest reads it
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        open_to_append(path).close()
+    except OSError as error:
+        raise pytest.UsageError(f"--junit-xml: {path} cannot be written: {error.strerror}") from error
+    except FileFault as fault:
+        raise pytest.UsageError(f"--junit-xml: {path} {fault}") from fault
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -177,8 +191,9 @@ class Controller:
         self._recorder.take(report)
         self._progress.show(*self._recorder.count_progress())
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Finish the results file; the recorder derives the run's exit status from pytest's."""
+        """Finish the results file, before any plugin can fail; the run's exit status follows from pytest's."""
         self._progress.end()
         session.exitstatus = self._recorder.finish(exitstatus)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +27,16 @@ class Wrong(Good):
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         return lambda *inputs: reference_model(*inputs) * 0
+
+
+class TakesPlaces(Wrong):
+    """Puts a folder where the run is going to write its page, and a file in the place of the folder of scripts."""
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        report = Path(os.environ["HOSTILE_REPORT"])
+        (report / "report.html" / "taken").mkdir(parents=True, exist_ok=True)
+        (report / "scripts").touch()
+        return super().lower(reference_model, example_inputs)
 
 
 class PatchesJudge(Wrong):
