@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 import conformance.stages.comparison as comparison
 import conformance.stages.numerics as numerics
 import reports.writer as writer
+from backends.base import Capabilities
 from reports.schema import ClaimResult
 from reports.verdicts import Verdict
 from tests.conformance.support.fake_backends.fakes import Good
@@ -37,6 +38,14 @@ class TakesPlaces(Wrong):
         (report / "report.html" / "taken").mkdir(parents=True, exist_ok=True)
         (report / "scripts").touch()
         return super().lower(reference_model, example_inputs)
+
+
+class DeclaresOddly(Good):
+    """Declares a text, or a tensor, where a number is to be."""
+
+    def capabilities(self) -> Capabilities:
+        odd: Any = {"text": "many", "tensor": torch.ones(2, 2)}[os.environ["HOSTILE_KIND"]]
+        return Capabilities(tie_steps=odd)
 
 
 class PatchesJudge(Wrong):
