@@ -129,8 +129,8 @@ class Requantize:
     What is declared is right within the bound that follows from it (NUM-04), and nothing else is. TFLite and gemmlowp:
     ``Requantize(multiplier_bits=31, rounds_twice=True, rounding=RoundingMode.HALF_AWAY)``.
 
-    Raises ValueError for a number of bits that is none from 8 to 62, ``rounds_twice`` without a multiplier or that is no
-    bool, or a rounding that is no RoundingMode.
+    Raises ValueError for a number of bits that is none from 8 to 62, ``rounds_twice`` that is no bool or has no
+    multiplier, or a rounding that is no RoundingMode.
     """
 
     multiplier_bits: int | None = None

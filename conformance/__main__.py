@@ -23,6 +23,7 @@ from conformance.run.expected import FOLDER, ExpectedError, write_expected
 from reports.codec import line_of
 from reports.completion import complete
 from reports.results import ResultsError, read_results
+from reports.text import join_lines, show
 
 REFUSED = 2
 USAGE = 4
@@ -46,12 +47,17 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m conforma
     return commands[options.command](options)
 
 
+def _complain(why: object, status: int) -> int:
+    """Print what is wrong, which a vendor's code may have said; return the exit status."""
+    print(f"ERROR: {show(str(why))}", file=sys.stderr)
+    return status
+
+
 def _expect(options: argparse.Namespace) -> int:
     try:
         print(write_expected(options.files, options.folder))
     except (ResultsError, ExpectedError, OSError) as error:
-        print(f"ERROR: {error}", file=sys.stderr)
-        return REFUSED
+        return _complain(error, REFUSED)
     return 0
 
 
@@ -62,8 +68,7 @@ def _describe(options: argparse.Namespace) -> int:
         text = line_of(describe(read_results(options.file), options.waivers))
         options.output.write_text(f"{text}\n", encoding="utf-8")
     except (ResultsError, OSError) as error:
-        print(f"ERROR: {error}", file=sys.stderr)
-        return REFUSED
+        return _complain(error, REFUSED)
     return 0
 
 
@@ -73,8 +78,7 @@ def _init(options: argparse.Namespace) -> int:
     try:
         folder = write_skeleton(options.name, Path.cwd())
     except SkeletonError as error:
-        print(f"ERROR: {error}", file=sys.stderr)
-        return USAGE
+        return _complain(error, USAGE)
     is_installed = bool(entry_points(group="pytest11", name=DISTRIBUTION))
     command = f"pytest {'--pyargs conformance' if is_installed else Path(__file__).parent}"
     print(
@@ -96,19 +100,16 @@ def _claims_of(options: argparse.Namespace) -> int:
         config_name=options.name, width=options.line_length,
     )  # fmt: skip
     if not request.flows:
-        print("ERROR: no Quantizer is named: give MODULE:QUANTIZER, or --qat MODULE:QUANTIZER", file=sys.stderr)
-        return USAGE
+        return _complain("no Quantizer is named: give MODULE:QUANTIZER, or --qat MODULE:QUANTIZER", USAGE)
     output = options.output or Path(f"claims_of_{request.name}.py")
     try:
         written = write_claims(request, limit=options.timeout)
         output.write_text(written.module, encoding="utf-8")
     except (QuantizerNotFound, OSError) as error:
-        print(f"ERROR: {error}", file=sys.stderr)
-        return USAGE
+        return _complain(error, USAGE)
     except ProbingFailed as error:
-        print(f"ERROR: {error}", file=sys.stderr)
-        return REFUSED
-    print(f"{written.table}\n\n{output}: {written.claims} claims, of {written.patterns} patterns")
+        return _complain(error, REFUSED)
+    print(f"{show(written.table)}\n\n{output}: {written.claims} claims, of {written.patterns} patterns")
     return 0
 
 
@@ -138,17 +139,14 @@ def _export(words: Sequence[str], prog: str) -> int:
         formats = choose_formats(options.format.split(","))
         done = export(make_options(options), options.folder.absolute(), formats, options.max_bytes)
     except FormatError as error:
-        print(f"ERROR: --format: {error}", file=sys.stderr)
-        return USAGE
+        return _complain(f"--format: {error}", USAGE)
     except (ExportError, ElsewhereError, pytest.UsageError, OSError) as error:
-        print(f"ERROR: {error}", file=sys.stderr)
-        return USAGE
+        return _complain(error, USAGE)
     except KeyboardInterrupt:
-        print("ERROR: interrupted; nothing was written", file=sys.stderr)
-        return INTERRUPTED
+        return _complain("interrupted; nothing was written", INTERRUPTED)
     print(f"{done.folder}: {done.cases} cases of {done.claims} claims and models, {done.size / 2**20:.1f} MiB")
     for name, reason in done.left_out.items():
-        print(f"without a case: {name}: {reason}")
+        print(join_lines(f"without a case: {name}: {reason}"))
     return 0
 
 
@@ -160,8 +158,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         count = run_bundle(options.folder, options.outputs, find_backend(options.backend), limit=options.case_timeout)
     except (BackendNotFound, FileFault, OSError) as error:
-        print(f"ERROR: {error}", file=sys.stderr)
-        return USAGE
+        return _complain(error, USAGE)
     print(f"{options.outputs}: {count} cases")
     return 0
 

@@ -26,6 +26,7 @@ from conformance.run.resume import read_earlier
 from conformance.run.session import DESCRIPTION, DONE, Run, limit_run, preflight, raise_usage_error_for, run_of
 from reports.reading import FileFault, open_to_append
 from reports.results import ResultsError
+from reports.text import show
 
 NAME = "fx-quant-conformance-hooks"
 """The plugin's name in pytest, by which it is registered once."""
@@ -61,8 +62,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Open the run before pytest does anything; if there is nothing to run, end with an exit status.
 
-    The controlling process gets a recorder; a worker, and a run that only collects, writes nothing.
+    The controlling process gets a recorder; a worker, and a run that only collects, writes nothing. The message of a
+    UsageError may have what a vendor's code says.
     """
+    try:
+        return _open_run(config)
+    except pytest.UsageError as error:
+        raise pytest.UsageError(show(str(error))) from error
+
+
+def _open_run(config: pytest.Config) -> int | None:
     run = preflight(config)
     if not isinstance(run, Run):
         return run
@@ -184,7 +193,7 @@ class Controller:
     def pytest_testnodedown(self, node: object, error: object) -> None:
         """End the run, with status 1, if a worker dies before it has collected its tests."""
         if error and node not in self._ready:  # another worker would end the same way
-            raise pytest.exit.Exception(f"a worker process could not start: {error}", returncode=1)
+            raise pytest.exit.Exception(show(f"a worker process could not start: {error}"), returncode=1)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Pass a test's report to the recorder, and show the progress."""

@@ -47,6 +47,7 @@ from refimpl import BackendConfig
 from refimpl.backend_config import as_backend_config
 from reports.results import digest_ids
 from reports.schema import SCHEMA, Header
+from reports.text import join_lines, show
 
 JOB_SOURCES = (fuzz.jobs, whole_models.jobs, fingerprint.jobs)
 """Functions that list the jobs of a profile, those with the longest jobs first."""
@@ -197,11 +198,13 @@ def preflight(config: pytest.Config) -> Run | int | None:
             isa.apply(options.isa, backend.engine)
     reason = None if is_worker else backend.unavailable_reason()
     if reason is not None:
-        print(f"backend {backend.name} skipped: {reason}")
+        print(join_lines(f"backend {backend.name} skipped: {reason}"))
         return pytest.ExitCode.NO_TESTS_COLLECTED
     run = open_run(options, backend)
     if options.list_claims:
-        print("\n".join(unit.id for unit in run.units.values() if isinstance(unit, Claim) or options.claims))
+        for unit in run.units.values():
+            if isinstance(unit, Claim) or options.claims:
+                print(show(unit.id.replace("\n", "\\n")))
         return pytest.ExitCode.OK
     if getattr(config.option, "timeout", None) is None:
         config.option.timeout = 0  # pytest-timeout's: the suite has its own limits
@@ -339,8 +342,8 @@ def run_of(config: pytest.Config) -> Run:
 
 
 def param_id(unit_id: str) -> str:
-    """Return the bracketed part of a test's node ID, in characters that pytest leaves as they are."""
-    return unit_id.encode("unicode_escape").decode("ascii").replace("\\", "~")
+    """Return the bracketed part of a test's node ID, in characters that pytest, and CI's log, leave as they are."""
+    return unit_id.encode("unicode_escape").decode("ascii").replace("\\", "~").replace("##", "#~x23")
 
 
 def _digest(path: Path | None, data: bytes) -> dict[str, str]:
