@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from lzma import LZMAFile
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -55,7 +56,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES, *, follows_links: bool = True
             raise FileFault(f"cannot be read: {error.strerror}") from error
 
 
-def read_most(file: BinaryIO, most: int = MOST_BYTES) -> bytes:
+def read_most(file: BinaryIO | LZMAFile, most: int = MOST_BYTES) -> bytes:
     """Return what is left of a file. Raises FileFault for more than ``most`` bytes."""
     pieces, size = list[bytes](), 0
     while piece := file.read(min(1 << 20, most + 1 - size)):  # Python reserves as many bytes as are asked for

@@ -89,8 +89,8 @@ def read_settings(file: Path) -> CommandSettings:
             raise CommandError(f"{file}: {key} is {value!r}; give a {kinds}")
         if isinstance(value, (int, float)) and not value >= _LEAST.get(key, value):  # NaN is not
             raise CommandError(f"{file}: {key} is {value!r}; give {_LEAST[key]} or more")
-        if key == "timeout" and value > LONGEST:
-            raise CommandError(f"{file}: timeout is {value!r}; give at most {LONGEST:.0f} seconds")
+    if data.get("timeout", 0) > LONGEST:
+        raise CommandError(f"{file}: timeout is {data['timeout']!r}; give at most {LONGEST:.0f}")
     for key in ("config", "command"):
         if not data.get(key):
             raise CommandError(f"{file}: {key} is missing")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.support.suite_runs import Ran, clean_environment, run_python
+from tests.conformance.support.suite_runs import Ran, clean_environment
 from tests.hostile.test_processes import VENDORS, run_hostile
+from tests.support.warm_python import run_python
 
 BACKEND = "shouts:Shouts"
 ENDINGS = ("lower", "declines", "crash", "execution")

@@ -82,15 +82,33 @@ def link(name: str) -> Callable[[Path], object]:
     return spoil
 
 
+def edit_script(folder: Path) -> None:
+    next((folder / SCRIPTS).iterdir()).write_text("print('mine')\n")
+
+
+def leave_only(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Empty the folder first."""
+
+    def spoil(folder: Path) -> None:
+        shutil.rmtree(folder)
+        folder.mkdir()
+        make(folder)
+
+    return spoil
+
+
+def put_pipe(folder: Path) -> None:
+    (folder / WAIVERS).unlink()
+    os.mkfifo(folder / WAIVERS)
+
+
 STRANGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a script of the user's": ("scripts/train.py", write("scripts/train.py")),
-    "a script that was edited": (
-        "scripts/", lambda folder: next((folder / SCRIPTS).iterdir()).write_text("print('mine')\n")
-    ),
+    "a script that was edited": ("scripts/", edit_script),
     "other waivers": (WAIVERS, write(WAIVERS)),
     "another page": (HTML, write(HTML, b"<html>mine</html>\n")),
     "no results file": (RESULTS, write(RESULTS)),
-    "no results file, and nothing else": (RESULTS, lambda folder: (_empty(folder), write(RESULTS)(folder))),
+    "no results file, and nothing else": (RESULTS, leave_only(write(RESULTS))),
     "results that lost their header": (RESULTS, write(RESULTS, b'{"kind": "claim"}\n')),
     "a report without results": (SCRIPTS, lambda folder: (folder / RESULTS).unlink()),
     "calls of no command": ("device-calls", write("device-calls/photos.txt")),
@@ -98,14 +116,9 @@ STRANGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a link to a page": (HTML, link(HTML)),
     "a link to waivers": (WAIVERS, link(WAIVERS)),
     "a link to scripts": (SCRIPTS, link(SCRIPTS)),
-    "a link that leads nowhere": (RESULTS, lambda folder: (_empty(folder), (folder / RESULTS).symlink_to("none"))),
-    "a pipe": (WAIVERS, lambda folder: ((folder / WAIVERS).unlink(), os.mkfifo(folder / WAIVERS))),
-}  # fmt: skip
-
-
-def _empty(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.mkdir()
+    "a link that leads nowhere": (RESULTS, leave_only(lambda folder: (folder / RESULTS).symlink_to("none"))),
+    "a pipe": (WAIVERS, put_pipe),
+}
 
 
 @pytest.mark.parametrize("name", STRANGE)

@@ -152,6 +152,9 @@ BROKEN = {
     "no seconds": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\ntimeout = 0', "timeout is 0"),
     "NaN seconds": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\ntimeout = nan', "timeout is nan"),
     "endless": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\ntimeout = inf', "timeout is inf"),
+    "a long timeout": (
+        'config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\ntimeout = 1e300', "give at most 604800",
+    ),
     "a name with =": (
         'config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\n[environment]\n"A=B" = "1"', "a NUL or =",
     ),
