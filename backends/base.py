@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -80,6 +80,44 @@ class RoundingMode(Enum):
         return self in (RoundingMode.DOWN, RoundingMode.TOWARDS_ZERO)
 
 
+def _is_number(value: object, *kinds: type) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value < float("inf")  # type: ignore[operator]
+
+
+def _are_schemes(value: object) -> bool:
+    return (
+        isinstance(value, tuple)
+        and bool(value)
+        and all(isinstance(each, str) and each in WEIGHT_SCHEMES for each in value)
+    )
+
+
+def _is_nested(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(each, Mapping) for each in value.values())
+
+
+_FITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "bool": (lambda value: isinstance(value, bool), "True or False"),
+    "int": (lambda value: _is_number(value, int), "a whole number, 0 or more"),
+    "float": (lambda value: _is_number(value, int, float), "a number, 0 or more"),
+    "tuple[str, ...]": (_are_schemes, f"a tuple of one or more of {', '.join(WEIGHT_SCHEMES)}"),
+    "Requantize": (lambda value: isinstance(value, Requantize), "a backends.base.Requantize"),
+    "Mapping[str, Mapping[str, Taken]]": (_is_nested, "a dict of ops with dicts of arguments (docs/limits.md)"),
+}
+"""By the annotation of a field: whether a value fits, and what to give."""
+
+
+def _check_fields(declared: Capabilities | Requantize) -> None:
+    """Raise ValueError, in one line, for the first field whose value does not fit its annotation."""
+    for item in fields(declared):
+        fits, wanted = _FITS.get(str(item.type), (lambda value: True, ""))
+        value = getattr(declared, item.name)
+        if not fits(value):
+            found = " ".join(repr(value).split())[:_LONGEST_FOUND]
+            raise ValueError(f"{type(declared).__name__}.{item.name}: found {found}; give {wanted}")
+
+
+_LONGEST_FOUND = 200
 LEAST_BITS, MOST_BITS = 8, 62
 """Bits that a multiplier may have: with fewer, results of 8 bits would be more than a step off."""
 
@@ -91,8 +129,8 @@ class Requantize:
     What is declared is right within the bound that follows from it (NUM-04), and nothing else is. TFLite and gemmlowp:
     ``Requantize(multiplier_bits=31, rounds_twice=True, rounding=RoundingMode.HALF_AWAY)``.
 
-    Raises ValueError for a number of bits that is none from 8 to 62, ``rounds_twice`` without a multiplier, or a
-    rounding that is no RoundingMode.
+    Raises ValueError for a number of bits that is none from 8 to 62, ``rounds_twice`` that is no bool or has no
+    multiplier, or a rounding that is no RoundingMode.
     """
 
     multiplier_bits: int | None = None
@@ -107,6 +145,7 @@ class Requantize:
     """The last rounding. One that is named is judged at exact ties too; NEAREST leaves them open."""
 
     def __post_init__(self) -> None:
+        _check_fields(self)
         bits = self.multiplier_bits
         is_number = isinstance(bits, int) and not isinstance(bits, bool) and LEAST_BITS <= bits <= MOST_BITS
         if bits is not None and not is_number:
@@ -136,8 +175,8 @@ REMOVED_CAPABILITIES = {
 class Capabilities:
     """What a BackendConfig cannot say about a backend; the defaults suit a plain int8 backend.
 
-    Raises ValueError for a weight scheme that is not one of WEIGHT_SCHEMES, for no weight scheme, or for a
-    ``requantize`` that is no Requantize.
+    Raises ValueError for a value that does not fit its field, as for a weight scheme that is not one of WEIGHT_SCHEMES,
+    or for none.
     """
 
     weight_schemes: tuple[str, ...] = ("per_tensor_symmetric",)
@@ -182,13 +221,7 @@ class Capabilities:
     is an error."""
 
     def __post_init__(self) -> None:
-        if not self.weight_schemes or not {*self.weight_schemes} <= {*WEIGHT_SCHEMES}:
-            raise ValueError(
-                f"Capabilities.weight_schemes: found {self.weight_schemes!r}; "
-                f"give one or more of {', '.join(WEIGHT_SCHEMES)}"
-            )
-        if not isinstance(self.requantize, Requantize):
-            raise ValueError(f"Capabilities.requantize: found {self.requantize!r}; give a backends.base.Requantize")
+        _check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from conformance.machine.release import DISTRIBUTION
+from conformance.machine.seconds import parse_seconds
 from reports.completion import complete
+from reports.text import join_lines, show
 
 REFUSED = 2
 USAGE = 4
@@ -47,14 +49,19 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m conforma
     return commands[options.command](options)
 
 
+def _complain(why: object, status: int) -> int:
+    """Print what is wrong, which a vendor's code may have said; return the exit status."""
+    print(f"ERROR: {show(str(why))}", file=sys.stderr)
+    return status
+
+
 def _init(options: argparse.Namespace) -> int:
     from conformance.scaffold.skeleton import FILES, SkeletonError, class_of, write_skeleton  # needs torch
 
     try:
         folder = write_skeleton(options.name, Path.cwd())
     except SkeletonError as error:
-        print(f"ERROR: {error}", file=sys.stderr)
-        return USAGE
+        return _complain(error, USAGE)
     is_installed = bool(entry_points(group="pytest11", name=DISTRIBUTION))
     command = f"pytest {'--pyargs conformance' if is_installed else Path(__file__).parent}"
     print(
@@ -76,19 +83,16 @@ def _claims_of(options: argparse.Namespace) -> int:
         config_name=options.name, width=options.line_length,
     )  # fmt: skip
     if not request.flows:
-        print("ERROR: no Quantizer is named: give MODULE:QUANTIZER, or --qat MODULE:QUANTIZER", file=sys.stderr)
-        return USAGE
+        return _complain("no Quantizer is named: give MODULE:QUANTIZER, or --qat MODULE:QUANTIZER", USAGE)
     output = options.output or Path(f"claims_of_{request.name}.py")
     try:
         written = write_claims(request, limit=options.timeout)
         output.write_text(written.module, encoding="utf-8")
     except (QuantizerNotFound, OSError) as error:
-        print(f"ERROR: {error}", file=sys.stderr)
-        return USAGE
+        return _complain(error, USAGE)
     except ProbingFailed as error:
-        print(f"ERROR: {error}", file=sys.stderr)
-        return REFUSED
-    print(f"{written.table}\n\n{output}: {written.claims} claims, of {written.patterns} patterns")
+        return _complain(error, REFUSED)
+    print(f"{show(written.table)}\n\n{output}: {written.claims} claims, of {written.patterns} patterns")
     return 0
 
 
@@ -118,30 +122,26 @@ def _export(words: Sequence[str], prog: str) -> int:
         formats = choose_formats(options.format.split(","))
         done = export(make_options(options), options.folder.absolute(), formats, options.max_bytes)
     except FormatError as error:
-        print(f"ERROR: --format: {error}", file=sys.stderr)
-        return USAGE
+        return _complain(f"--format: {error}", USAGE)
     except (ExportError, ElsewhereError, pytest.UsageError, OSError) as error:
-        print(f"ERROR: {error}", file=sys.stderr)
-        return USAGE
+        return _complain(error, USAGE)
     except KeyboardInterrupt:
-        print("ERROR: interrupted; nothing was written", file=sys.stderr)
-        return INTERRUPTED
+        return _complain("interrupted; nothing was written", INTERRUPTED)
     print(f"{done.folder}: {done.cases} cases of {done.claims} claims and models, {done.size / 2**20:.1f} MiB")
     for name, reason in done.left_out.items():
-        print(f"without a case: {name}: {reason}")
+        print(join_lines(f"without a case: {name}: {reason}"))
     return 0
 
 
 def _run(options: argparse.Namespace) -> int:
     from backends.discovery import BackendNotFound, find_backend
-    from conformance.vectors.files import FileFault
     from conformance.vectors.runner import run_bundle
+    from reports.reading import FileFault
 
     try:
         count = run_bundle(options.folder, options.outputs, find_backend(options.backend), limit=options.case_timeout)
     except (BackendNotFound, FileFault, OSError) as error:
-        print(f"ERROR: {error}", file=sys.stderr)
-        return USAGE
+        return _complain(error, USAGE)
     print(f"{options.outputs}: {count} cases")
     return 0
 
@@ -169,7 +169,9 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     run.add_argument("folder", type=Path, metavar="DEVICE", help="the bundle's folder for the device")
     run.add_argument("outputs", type=Path, metavar="OUT", help="the folder to fill")
     run.add_argument("--backend", required=True, metavar="NAME", help="as in certify")
-    run.add_argument("--case-timeout", type=float, default=60.0, metavar="SECONDS", help="for one case (default: 60)")
+    run.add_argument(
+        "--case-timeout", type=parse_seconds, default=60.0, metavar="SECONDS", help="for one case (default: 60)"
+    )
     judge = commands.add_parser(
         "judge", help="judge what a device handed in for a bundle", description="Judge the outputs of a device: pytest "
         "--pyargs conformance --backend=vectors:DIR --outputs=OUT; further words are passed to pytest.",
@@ -202,7 +204,9 @@ def _add_claims_of(commands: Any) -> None:
         metavar="GLOB",
         help="only patterns of such a name, as nn.Conv2d*; may be repeated",
     )
-    claims_of.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS", help="for all (default: 3600)")
+    claims_of.add_argument(
+        "--timeout", type=parse_seconds, default=3600.0, metavar="SECONDS", help="for all (default: 3600)"
+    )
     claims_of.add_argument(
         "-o", dest="output", type=Path, metavar="FILE", help="the module to write; default: claims_of_QUANTIZER.py"
     )

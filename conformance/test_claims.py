@@ -22,6 +22,7 @@ from conformance.run.session import Unit, run_of
 from reports.codec import line_of
 from reports.results import leading_check
 from reports.schema import Check, ClaimResult, Judged, ModelResult
+from reports.text import show
 from reports.verdicts import Verdict
 
 
@@ -61,8 +62,8 @@ def exercise(unit: Unit, isolation: Court, item: pytest.Item) -> None:
         if judged.passes:
             continue
         if judged.verdict is Verdict.UNEXERCISED:
-            pytest.skip(judged.reason)
-        pytest.fail(judged.reason, pytrace=False)
+            pytest.skip(show(judged.reason))
+        pytest.fail(show(judged.reason), pytrace=False)
 
 
 def _rule(judged: Judged, checks: list[Check]) -> str:

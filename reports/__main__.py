@@ -205,7 +205,7 @@ def _make_build(target: Path) -> None:
 
 def _write_file(target: Path, text: str, *sources: Path) -> None:
     """Write a report. Raises ResultsError if it would replace one of its sources, or cannot be written."""
-    if target.resolve() in {source.resolve() for source in sources}:
+    if os.path.realpath(target) in map(os.path.realpath, sources):
         raise ResultsError(f"{target}: the report would replace the results file; choose another with -o")
     try:
         target.write_text(text, encoding="utf-8", errors="backslashreplace")

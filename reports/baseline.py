@@ -20,6 +20,7 @@ from typing import ClassVar, NamedTuple, cast
 
 from reports.codec import SchemaError, decode, line_of, loads
 from reports.diff import Change, Difference, Differences, Side, compare_sides, make_side
+from reports.reading import FileFault, open_regular, read_text
 from reports.results import Lead, Results, ResultsError, read_results
 from reports.schema import Header
 from reports.text import cut_end
@@ -107,11 +108,11 @@ def _release_of(version: str) -> str:
 def read_baseline_file(path: Path) -> Baseline:
     """Read a baseline. Raises ResultsError for any other file."""
     try:
-        first, *lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        first, *lines = read_text(path).removesuffix("\n").split("\n")
         basis = cast("Basis", decode(loads(first), {Basis.kind: Basis}))
         return Baseline(basis=basis, deviations=dict(map(_parse_deviation, lines)))
-    except OSError as error:
-        raise ResultsError(f"{path}: cannot be read: {error.strerror}") from error
+    except FileFault as fault:
+        raise ResultsError(f"{path}: {fault}") from fault
     except (SchemaError, ValueError) as error:
         raise ResultsError(f"{path}: is no baseline: {error}; {_COMMAND} makes one of a results file") from error
 
@@ -213,9 +214,9 @@ def compare_with_baseline(path: Path, results: Results) -> Differences:
 def is_baseline(path: Path) -> bool:
     """Tell whether a file is a baseline, by its first bytes."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return b'"kind": "baseline"' in file.read(2000)
-    except OSError:
+    except (FileFault, OSError):
         return False  # who reads it says why
 
 

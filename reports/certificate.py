@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
@@ -20,6 +19,7 @@ from typing import Any
 from reports.codec import encode
 from reports.html import render_html
 from reports.levels import may_run_at
+from reports.reading import FileFault, read_bytes
 from reports.results import Results, ResultsError, digest_ids, parse_results, read_results
 from reports.text import cut_end
 from reports.verdicts import Outcome, Verdict
@@ -33,8 +33,6 @@ SIGNATURE = "certificate.sigstore.json"
 """The signature: a Sigstore bundle, as GitHub's attestations write it for the vendor's CI."""
 FILES = (CERTIFICATE, RESULTS, HTML, WAIVERS, SIGNATURE)
 """All that a certificate's folder may hold."""
-MOST_BYTES = 1 << 29
-"""Size of the largest file that is read."""
 FIRST_DAY = date(2026, 11, 21)
 """The day of the suite's first commit: no run is older."""
 
@@ -245,27 +243,10 @@ def _read_folder(folder: Path) -> tuple[dict[str, bytes], dict[str, str]]:
             problems[name] = "is not part of a certificate"
             continue
         try:
-            files[name] = read_regular(folder / name)
-        except OSError as error:
-            problems[name] = f"cannot be read: {error.strerror}"
+            files[name] = read_bytes(folder / name, follows_links=False)
+        except FileFault as fault:
+            problems[name] = str(fault)
     return files, problems
-
-
-def read_regular(path: Path) -> bytes:
-    """Return what a regular file holds. Raises OSError for a link, anything else, and more than MOST_BYTES."""
-    if path.is_symlink():
-        raise OSError(0, "it is a link")
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    try:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(0, "it is no regular file")
-        if about.st_size > MOST_BYTES:
-            raise OSError(0, f"it has {about.st_size} bytes; at most {MOST_BYTES} are read")
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(about.st_size)
-    finally:
-        os.close(descriptor)
 
 
 def _read_statement(path: Path, data: bytes) -> tuple[dict[str, str], dict[str, Any]]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import string
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from reports.decision import list_untried, spell_work
 from reports.diff import compare_runs
+from reports.reading import FileFault, open_to_append
 from reports.results import Results, leading_check
 from reports.terminal import count_line, spell_reason, verdict_line
 from reports.text import join_lines, pluralize, shorten_commit, spell_duration, spell_lsb
@@ -54,11 +56,13 @@ def write_job_summary(results: Results, baseline: Results | None = None) -> str:
     if not path:
         return ""
     try:
-        with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(markdown(results, baseline))
+        with open_to_append(Path(path)) as file:
+            file.write(markdown(results, baseline).encode(errors="backslashreplace"))
+    except FileFault as fault:
+        return join_lines(f"job summary: {path} {fault}") + "\n"
     except OSError as error:
-        return f"job summary: {path} cannot be written: {error.strerror}\n"
-    return f"job summary: {path}\n"
+        return join_lines(f"job summary: {path} cannot be written: {error.strerror}") + "\n"
+    return join_lines(f"job summary: {path}") + "\n"
 
 
 def _render_totals(results: Results) -> str:

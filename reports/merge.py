@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ def merge(paths: Sequence[Path], target: Path) -> Results:
     Raises ResultsError for a shard that is missing, duplicated, incomplete, inconsistent, or of another run, and if
     `target` is one of the shards or cannot be written.
     """
-    if target.resolve() in {path.resolve() for path in paths}:
+    if os.path.realpath(target) in map(os.path.realpath, paths):
         raise ResultsError(f"{target}: the merged file would replace a shard; choose another with -o")
     shards = _order_shards([(path, read_results(path)) for path in paths])
     for path, results in shards:

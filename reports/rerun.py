@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from reports.certificate import WAIVERS, Findings, read_regular
+from reports.certificate import WAIVERS, Findings
 from reports.diff import Difference, compare_runs
+from reports.reading import FileFault, read_bytes
 from reports.results import Results, ResultsError, digest_ids, read_results
 from reports.text import join_lines
 from reports.verdicts import Outcome
@@ -52,7 +53,10 @@ def rerun(results: Results, claims: Sequence[str], folder: Path) -> Findings:
         work.mkdir()
         waivers = Path(made, WAIVERS) if results.header.waivers else None
         if waivers is not None:
-            waivers.write_bytes(read_regular(folder / WAIVERS))
+            try:
+                waivers.write_bytes(read_bytes(folder / WAIVERS, follows_links=False))
+            except FileFault as fault:
+                raise ResultsError(f"{folder / WAIVERS} {fault}") from fault
         options = list(_list_options(results, spec, waivers))
         command = [*options, f"--report-dir={report}", *(f"--claim={claim}" for claim in claims)]
         status, output = _run_suite(command, work, folder, _STARTING + 2 * len(claims) * _find_limit(results))

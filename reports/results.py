@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import itertools
 import lzma
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
 from reports.codec import PlainRow, SchemaError, decode, loads
+from reports.reading import FileFault, read_bytes, read_most
 from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
 from reports.text import pluralize, spell_count
 from reports.upgrade import OLD, upgrade
@@ -205,7 +207,7 @@ def read_results(path: str | os.PathLike[str]) -> Results:
     disagrees with itself is read, says so in ``problems``, and never passes. Raises ResultsError, with file and line,
     for a file that cannot be read or is none.
     """
-    return parse_results(_read_bytes(Path(path)), path)
+    return parse_results(_read(Path(path)), path)
 
 
 def parse_results(data: bytes, path: str | os.PathLike[str]) -> Results:
@@ -226,13 +228,16 @@ def parse_results(data: bytes, path: str | os.PathLike[str]) -> Results:
     return _audit(rows[0], rows[1:], digest, cut_at=len(lines) + 1 if cut else None)
 
 
-def _read_bytes(path: Path) -> bytes:
+def _read(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
-        return lzma.decompress(data) if path.suffix == ".xz" else data
-    except OSError as error:
-        raise ResultsError(f"{path}: cannot be read: {error.strerror}") from error
-    except lzma.LZMAError as error:
+        data = read_bytes(path)
+        if path.suffix != ".xz":
+            return data
+        with lzma.open(io.BytesIO(data)) as packed:
+            return read_most(packed)
+    except FileFault as fault:
+        raise ResultsError(f"{path}: {fault}") from fault
+    except (lzma.LZMAError, EOFError) as error:
         raise ResultsError(f"{path}: is no xz file: {error}") from error
 
 

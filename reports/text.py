@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from reports.numbers import Number
 
 
@@ -44,18 +46,27 @@ def spell_count(count: int) -> str:
 
 
 def tame(text: str) -> str:
-    """Replace each character that controls a page or terminal: control characters, and marks of direction."""
+    """Spell out each character that controls a page or terminal: control characters, and marks of direction."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+_COMMAND = re.compile(r"^[ \t]*(?=::)|#(?=#\w*\[)", re.MULTILINE)
+"""Where a line would be a command to the service that runs a job: ``::error::``, ``##[error]``, ``##vso[…]``."""
+
+
+def show(text: str) -> str:
+    """Return foreign text as terminals and logs may show it: tame, and no line of it a command to the CI's service."""
+    return _COMMAND.sub(lambda match: f"{match[0]}\\", tame(text))
 
 
 LONGEST_LINE = 2000
 
 
 def join_lines(text: str) -> str:
-    """Return `text` in one line, tame, and at most LONGEST_LINE long."""
-    line = tame(" ".join(text[: 4 * LONGEST_LINE].split()))
+    """Return foreign text in one line, as `show` has it, and at most LONGEST_LINE long."""
+    line = show(" ".join(text[: 4 * LONGEST_LINE].split()))
     return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}… ({len(text)} characters)"
 
 

@@ -16,4 +16,7 @@ TomlError = tomllib.TOMLDecodeError
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Return the content of a TOML text. Raises TomlError."""
-    return tomllib.loads(text)
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise TomlError("its arrays or tables are nested too deeply") from error

@@ -18,10 +18,11 @@ from conformance.remote.description import Description, read_description
 from conformance.remote.host import Host
 from conformance.run.options import CLAIM_TIMEOUTS, Options, parse_shard
 from conformance.vectors.bundle import JUDGE, LOST_CALLS, Bundle, BundleError, read_bundle
-from conformance.vectors.files import FileFault, digest_file, digest_folder, remove
+from conformance.vectors.files import digest_file, digest_folder
 from conformance.vectors.formats import FormatError, choose_form, choose_formats
 from conformance.vectors.replay import ReplayBackend
 from reports.handed_in import BUNDLE, HANDED_IN
+from reports.reading import FileFault, read_text
 
 if TYPE_CHECKING:
     from conformance.vectors.command import CommandSettings
@@ -166,26 +167,31 @@ def open_command(options: Options, text: str | None) -> CommandBackend:
     return CommandBackend(read_description(json.loads(text)), settings, text=text)
 
 
-def remove_calls(report_dir: Path) -> None:
-    """Remove what an earlier run's command has left; before the first process needs a claim.
-
-    Raises ElsewhereError if it stays: it would be taken for this run's.
-    """
-    try:
-        remove(report_dir / CALLS)
-    except OSError as error:
-        raise ElsewhereError(f"{report_dir / CALLS} cannot be removed: {error.strerror}; remove it") from error
-
-
 def describe_lost_calls(report_dir: Path) -> str:
     """Return a note on the calls of the command that did not end well; "" if all did."""
-    logs = sorted((report_dir / CALLS).glob(f"*/{LOST_CALLS}"))
-    lines = [json.loads(line) for log in logs for line in log.read_text(encoding="utf-8").splitlines()]
-    if not lines:
-        return ""
-    cases = {case for line in lines for case in line["cases"]}
-    statuses = sorted({"killed at the limit" if line["code"] is None else str(line["code"]) for line in lines})
-    return (
-        f"{len(lines)} calls of the command did not end with status 0 ({', '.join(statuses)}), of {len(cases)} cases, "
-        f"some of which may have passed in another call: {CALLS}/*/{LOST_CALLS} lists them"
-    )
+    calls, faults = list[dict[str, Any]](), list[str]()
+    for log in sorted((report_dir / CALLS).glob(f"*/{LOST_CALLS}")):
+        try:
+            calls += map(_read_call, read_text(log).splitlines())
+        except FileFault as fault:
+            faults.append(f"{log.relative_to(report_dir)} {fault}: not all calls are counted")
+    if calls:
+        cases = {case for each in calls for case in each["cases"]}
+        statuses = sorted({"killed at the limit" if each["code"] is None else str(each["code"]) for each in calls})
+        faults.insert(
+            0,
+            f"{len(calls)} calls of the command did not end with status 0 ({', '.join(statuses)}), of {len(cases)} "
+            f"cases, some of which may have passed in another call: {CALLS}/*/{LOST_CALLS} lists them",
+        )
+    return "; ".join(faults)
+
+
+def _read_call(line: str) -> dict[str, Any]:
+    """Return a line that `Caller` has written. Raises FileFault for another one: a device can write there too."""
+    try:
+        call = json.loads(line)
+        if all(isinstance(case, str) for case in call["cases"]) and isinstance(call["code"], int | None):
+            return dict(call)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise FileFault(f"has a line that is no call: {line[:60]!r}")

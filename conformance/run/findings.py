@@ -14,6 +14,7 @@ from pathlib import Path
 
 from conformance.run.waivers import MOST_NAMED, WaiverEntry, WaiverError
 from reports.findings import LONGEST_FINDING
+from reports.reading import FileFault, read_text
 from reports.text import cut, tame
 
 _LARGEST_FILE = 4_000_000
@@ -75,15 +76,9 @@ def _locate(waiver: WaiverEntry, name: str) -> Path:
 
 def _read_file(path: Path, waiver: WaiverEntry) -> str:
     try:
-        with path.open("rb") as file:
-            data = file.read(_LARGEST_FILE + 1)
-        if len(data) > _LARGEST_FILE:
-            raise WaiverError(f"{waiver}: {path} is larger than {_LARGEST_FILE} bytes; name a smaller file")
-        return data.decode()
-    except OSError as error:
-        raise WaiverError(f"{waiver}: {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise WaiverError(f"{waiver}: {path} is not UTF-8: {error}") from error
+        return read_text(path, _LARGEST_FILE)
+    except FileFault as fault:
+        raise WaiverError(f"{waiver}: {path} {fault}") from fault
 
 
 def _find_section(text: str, anchor: str, what: str) -> str:

@@ -19,13 +19,14 @@ from conformance.claims.claim import Claim
 from conformance.machine.isolation import CAN_FORK
 from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
-from conformance.run.elsewhere import ElsewhereError, remove_calls
 from conformance.run.options import register
 from conformance.run.progress import Progress
 from conformance.run.recorder import PAYLOAD, Recorder
 from conformance.run.resume import read_earlier
 from conformance.run.session import DESCRIPTION, DONE, Run, limit_run, preflight, raise_usage_error_for, run_of
+from reports.reading import FileFault, open_to_append
 from reports.results import ResultsError
+from reports.text import show
 
 NAME = "fx-quant-conformance-hooks"
 """The plugin's name in pytest, by which it is registered once."""
@@ -61,19 +62,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Open the run before pytest does anything; if there is nothing to run, end with an exit status.
 
-    The controlling process gets a recorder; a worker, and a run that only collects, writes nothing.
+    The controlling process gets a recorder; a worker, and a run that only collects, writes nothing. The message of a
+    UsageError may have what a vendor's code says.
     """
+    try:
+        return _open_run(config)
+    except pytest.UsageError as error:
+        raise pytest.UsageError(show(str(error))) from error
+
+
+def _open_run(config: pytest.Config) -> int | None:
     run = preflight(config)
     if not isinstance(run, Run):
         return run
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         with raise_usage_error_for(ResultsError, "--failed-of: " if run.options.failed_of else "--resume: "):
             earlier = read_earlier(run)
-        with raise_usage_error_for(ElsewhereError):
-            remove_calls(run.options.report_dir)
+        _check_junit(config)
         config.stash[_RECORDER] = Recorder(limit_run(config, run, earlier.rows), earlier)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends the run as Ctrl-C does, with its report
     return None
+
+
+def _check_junit(config: pytest.Config) -> None:
+    """Raise UsageError if pytest could not write its own file at the end."""
+    given: str | None = getattr(config.option, "xmlpath", None)
+    if not given:
+        return
+    path = Path(os.path.expanduser(os.path.expandvars(given))).absolute()  # as pytest reads it
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        open_to_append(path).close()
+    except OSError as error:
+        raise pytest.UsageError(f"--junit-xml: {path} cannot be written: {error.strerror}") from error
+    except FileFault as fault:
+        raise pytest.UsageError(f"--junit-xml: {path} {fault}") from fault
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -170,15 +193,16 @@ class Controller:
     def pytest_testnodedown(self, node: object, error: object) -> None:
         """End the run, with status 1, if a worker dies before it has collected its tests."""
         if error and node not in self._ready:  # another worker would end the same way
-            raise pytest.exit.Exception(f"a worker process could not start: {error}", returncode=1)
+            raise pytest.exit.Exception(show(f"a worker process could not start: {error}"), returncode=1)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Pass a test's report to the recorder, and show the progress."""
         self._recorder.take(report)
         self._progress.show(*self._recorder.count_progress())
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Finish the results file; the recorder derives the run's exit status from pytest's."""
+        """Finish the results file, before any plugin can fail; the run's exit status follows from pytest's."""
         self._progress.end()
         session.exitstatus = self._recorder.finish(exitstatus)
 

@@ -19,6 +19,7 @@ import pytest
 
 from conformance.claims.effort import PROFILES
 from conformance.machine.isa import LEVELS
+from conformance.machine.seconds import parse_seconds
 from reports.selection import find_matches
 from reports.shard import Shard
 
@@ -41,16 +42,6 @@ def parse_shard(text: str) -> Shard:
     if not 1 <= place <= of:
         raise argparse.ArgumentTypeError(f"expected K/N with 1 <= K <= N, such as 2/8, found {text!r}")
     return Shard(place=place, of=of)
-
-
-def _parse_seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, found {text!r}")
-    return value
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -97,7 +88,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "of the models or measurements",
     },
     "--claim-timeout": {
-        "type": _parse_seconds,
+        "type": parse_seconds,
         "metavar": "SECONDS",
         "help": "time after which a claim, model or measurement is killed (default: 60; 600 with --profile=stress)",
     },

@@ -6,6 +6,7 @@ It works only in the controlling process (docs/architecture.md, "Results and rep
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +18,8 @@ from conformance.machine.isolation import Ending, WorkResult
 from conformance.machine.release import find_change
 from conformance.run.judging import find_problems, rows_of
 from conformance.run.options import ROOT
-from conformance.run.resume import KEPT, Earlier
+from conformance.run.report_folder import HTML, RESULTS, WAIVERS, FolderError, ReportFolder
+from conformance.run.resume import Earlier
 from conformance.run.session import Run, Unit, param_id, raise_usage_error_for
 from reports.codec import line_of
 from reports.diff import Side, make_side, read_baseline
@@ -26,6 +28,7 @@ from reports.markdown import write_job_summary
 from reports.results import ResultsError, lead_of, read_results
 from reports.schema import Check, Header, Judged
 from reports.terminal import summary, verdict_line
+from reports.text import join_lines
 from reports.verdicts import Outcome, Verdict
 from reports.writer import ResultsWriter
 
@@ -33,8 +36,6 @@ PAYLOAD = pytest.StashKey[str]()
 """Of a test item: the lines of its rows in the results file, and the memory that they took, for the test's report.
 
 They are JSON, because execnet, which carries reports between processes, fails for an integer below -2^31."""
-WAIVERS = "waivers.toml"
-"""Name of the copy of the waivers in the report's folder, for a certificate."""
 _PHASES = ("setup", "call", "teardown")
 
 
@@ -46,27 +47,20 @@ class Recorder:
 
         ``earlier``: what is taken from an earlier run. If its file lies where the new one goes, it is renamed.
         """
-        folder = run.options.report_dir
         with raise_usage_error_for(ResultsError, "--baseline: "):
             options = run.options
             self._baseline = read_baseline(options.baseline, options.profile, any_profile=options.any_profile)
-        self._html = folder / "report.html"
+        with raise_usage_error_for(FolderError, "--report-dir: "):
+            self._folder = ReportFolder(options.report_dir)
+            target = self._folder.path / RESULTS
+            is_there = earlier.path is not None and os.path.realpath(earlier.path) == os.path.realpath(target)
+            self._folder.clear(run.waiver_bytes, keeps_results=is_there)
+        self._writer = ResultsWriter(target)
+        self._html = self._folder.path / HTML
         self.summary = "no claim was tested\n"
         self.verdict = ""
         """The decision on the run in a line; "" if it came to none."""
         self.passes = False
-        waivers = run.waiver_file.read_bytes() if run.waiver_file else None  # they may be those removed below
-        target = folder / "results.jsonl"
-        try:
-            if earlier.path is not None and earlier.path.resolve() == target.resolve():
-                target.replace(folder / KEPT)
-            self._writer = ResultsWriter(target)
-            for old in (self._html, *folder.glob("scripts/*.py"), folder / WAIVERS):
-                old.unlink(missing_ok=True)
-            if waivers is not None:
-                (folder / WAIVERS).write_bytes(waivers)
-        except OSError as error:
-            raise pytest.UsageError(f"--report-dir: cannot write to {folder}: {error.strerror}") from error
         self._run = run
         self._earlier = earlier
         # Other shards, or the run before this, have all work.
@@ -76,6 +70,7 @@ class Recorder:
         self._header: Header | None = None
         self._waiting: set[str] = set()
         self._left_out: list[str] = []
+        self._lost: list[str] = []
         self._seen: dict[str, Side] = {}
         self._verdicts = Counter[Verdict]()
         self._total = 0
@@ -97,6 +92,8 @@ class Recorder:
         sources = "" if self._earlier.is_of_other_sources else header.sources_sha256
         self._header = replace(header, resumed=len(self._earlier.rows), sources_sha256=sources)
         self._writer.write(self._header)
+        if self._run.waiver_file is not None:
+            self._write(WAIVERS, self._run.waiver_bytes.decode())
         self._waiting = set(units)
         for name, rows in self._earlier.rows.items():
             self._record(units[name], map(line_of, rows))
@@ -128,14 +125,23 @@ class Recorder:
         return "" if seen is None else f"WAIVED {seen.verdict}" if seen.waived else str(seen.verdict)
 
     def finish(self, pytest_status: int) -> int:
-        """Write the footer and the HTML; return the exit status: 0 only if all selected claims are judged and pass."""
+        """Write the footer and the HTML; return the exit status: 0 only if all selected claims are judged and pass.
+
+        Then another run may have the folder.
+        """
+        try:
+            return self._finish(pytest_status)
+        finally:
+            self._folder.release()
+
+    def _finish(self, pytest_status: int) -> int:
         if self._header is None:
             return int(pytest_status) or 1
         if self._has_no_work and pytest_status == pytest.ExitCode.NO_TESTS_COLLECTED:
             pytest_status = pytest.ExitCode.OK
         complete = not self._waiting
         problems, notes = find_problems(self._run, self._header, self._seen)
-        problems += _describe_left_out(self._left_out)
+        problems += [*_describe_left_out(self._left_out), *self._lost]
         notes += self._earlier.describe(len(self._run.units))
         if self._earlier.is_of_other_sources:
             complete = False
@@ -153,10 +159,20 @@ class Recorder:
             peak_mib=round(max(self._peak_mib, self._earlier.peak_mib), 1),
         )
         results = read_results(self._writer.path)
-        self._html.write_text(render_html(results, self._baseline), encoding="utf-8")
-        self.summary = summary(results, self._html) + write_job_summary(results, self._baseline)
+        self._lost.clear()
+        self._write(HTML, render_html(results, self._baseline))
+        lost = "".join(f"! {join_lines(line)}\n" for line in self._lost)
+        self.summary = summary(results, self._html) + lost + write_job_summary(results, self._baseline)
+        status = status or len(self._lost)
         self.verdict, self.passes = verdict_line(results), status == 0
         return status
+
+    def _write(self, name: str, text: str) -> None:
+        """Write a file into the report folder; one that cannot be written ends no run, but fails it."""
+        try:
+            self._folder.write(name, text.encode())
+        except OSError as error:
+            self._lost.append(f"{self._folder.path / name} cannot be written: {error.strerror}")
 
     def _record(self, unit: Unit, lines: Iterable[str]) -> None:
         """Write a unit's rows; count its verdicts, and write its scripts into the report folder."""
@@ -171,9 +187,7 @@ class Recorder:
             self._verdicts[row.verdict] += 1
             self._all_pass &= row.passes
             if row.script_path:
-                path = self._html.parent / row.script_path
-                path.parent.mkdir(exist_ok=True)
-                path.write_text(row.script, encoding="utf-8")
+                self._write(row.script_path, row.script)
         self._waiting.remove(unit.id)
 
     def _find_unit(self, node_id: str) -> Unit | None:

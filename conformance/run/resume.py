@@ -21,8 +21,6 @@ from reports.schema import Footer, Header, Judged, Measurement, Row
 from reports.text import spell_count
 from reports.verdicts import Outcome
 
-KEPT = "results.resumed.jsonl"
-"""Name of the earlier file if the new one takes its place."""
 _MAY_DIFFER = frozenset({"started", "platform", "waivers", "findings", "resumed"})
 """Header fields in which the two parts may differ."""
 

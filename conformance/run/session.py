@@ -40,7 +40,7 @@ from conformance.remote.sources import SourcesError, digest_sources
 from conformance.run.elsewhere import COMMAND, VECTORS, ElsewhereError, adopt_bundle, open_command, open_vectors
 from conformance.run.findings import read_findings
 from conformance.run.options import ROOT, Options, read_options, select_ids
-from conformance.run.waivers import WaiverError, Waivers, load_waivers
+from conformance.run.waivers import WaiverError, Waivers, parse_waivers, read_waivers
 from conformance.stages.bench import Bench
 from conformance.stages.stage import gives_quantizer
 from conformance.whole_models import jobs as whole_models
@@ -48,6 +48,7 @@ from refimpl import BackendConfig
 from refimpl.backend_config import as_backend_config
 from reports.results import digest_ids
 from reports.schema import SCHEMA, Header
+from reports.text import join_lines, show
 
 JOB_SOURCES = (fuzz.jobs, whole_models.jobs, fingerprint.jobs)
 """Functions that list the jobs of a profile, those with the longest jobs first."""
@@ -72,8 +73,9 @@ class Run:
     """What is certified, and how.
 
     ``claims`` are those of the whole config, ``jobs`` those of the profile; ``selected`` are the IDs to run, ``known``
-    all that the backend has in any profile. ``findings`` are the texts of what the waivers name. ``done``: the selected
-    IDs that an earlier run has judged. ``sources_sha256``: the digest of the files that the backend's code comes from.
+    all that the backend has in any profile. ``waiver_bytes`` are those of the file of waivers, which is read once.
+    ``findings`` are the texts of what the waivers name. ``done``: the selected IDs that an earlier run has judged.
+    ``sources_sha256``: the digest of the files that the backend's code comes from.
     """
 
     options: Options
@@ -85,6 +87,7 @@ class Run:
     known: Collection[str]
     waivers: Waivers
     waiver_file: Path | None
+    waiver_bytes: bytes = b""
     findings: Mapping[str, str] = field(default_factory=dict)
     done: Collection[str] = frozenset()
     sources_sha256: str = ""
@@ -147,7 +150,7 @@ class Run:
             started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             isa=_find_level(backend),
             isolation="fork" if CAN_FORK else "none",
-            waivers=_digest(self.waiver_file),
+            waivers=_digest(self.waiver_file, self.waiver_bytes),
             findings=dict(self.findings),
             limits=describe_limits(backend.capabilities().limits),
             capabilities=_describe_capabilities(backend.capabilities()),
@@ -196,11 +199,13 @@ def preflight(config: pytest.Config) -> Run | int | None:
             isa.apply(options.isa, backend.engine)
     reason = None if is_worker else backend.unavailable_reason()
     if reason is not None:
-        print(f"backend {backend.name} skipped: {reason}")
+        print(join_lines(f"backend {backend.name} skipped: {reason}"))
         return pytest.ExitCode.NO_TESTS_COLLECTED
     run = open_run(options, backend)
     if options.list_claims:
-        print("\n".join(unit.id for unit in run.units.values() if isinstance(unit, Claim) or options.claims))
+        for unit in run.units.values():
+            if isinstance(unit, Claim) or options.claims:
+                print(show(unit.id.replace("\n", "\\n")))
         return pytest.ExitCode.OK
     if getattr(config.option, "timeout", None) is None:
         config.option.timeout = 0  # pytest-timeout's: the suite has its own limits
@@ -285,7 +290,8 @@ def open_run(options: Options, backend: Backend) -> Run:
     waiver_file = None if options.no_waivers else options.waivers or backend.waivers
     with raise_usage_error_for(WaiverError):
         level = _find_level(backend)
-        waivers = load_waivers(waiver_file, level, str(torch.__version__)) if waiver_file else ()
+        waiver_bytes = read_waivers(waiver_file) if waiver_file else b""
+        waivers = parse_waivers(waiver_bytes, waiver_file, level, str(torch.__version__)) if waiver_file else ()
         findings = read_findings(waivers)
     return Run(
         options=options,
@@ -297,6 +303,7 @@ def open_run(options: Options, backend: Backend) -> Run:
         known=tuple(dict.fromkeys([*claim_ids, *(job.id for job in (*jobs, *stress_jobs))])),
         waivers=Waivers(waivers, date.today(), options.is_complete),
         waiver_file=waiver_file,
+        waiver_bytes=waiver_bytes,
         findings=findings,
     )
 
@@ -336,12 +343,12 @@ def run_of(config: pytest.Config) -> Run:
 
 
 def param_id(unit_id: str) -> str:
-    """Return the bracketed part of a test's node ID, in characters that pytest leaves as they are."""
-    return unit_id.encode("unicode_escape").decode("ascii").replace("\\", "~")
+    """Return the bracketed part of a test's node ID, in characters that pytest, and CI's log, leave as they are."""
+    return unit_id.encode("unicode_escape").decode("ascii").replace("\\", "~").replace("##", "#~x23")
 
 
-def _digest(path: Path | None) -> dict[str, str]:
-    return {} if path is None else {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+def _digest(path: Path | None, data: bytes) -> dict[str, str]:
+    return {} if path is None else {"file": path.name, "sha256": hashlib.sha256(data).hexdigest()}
 
 
 @contextmanager

@@ -42,6 +42,7 @@ from conformance.machine.toml import parse_toml
 from conformance.pipeline.job import OWN
 from refimpl.errors import suggest_name
 from reports.coverage import read_rule_texts
+from reports.reading import MOST_TEXT, FileFault, read_bytes
 from reports.schema import Waiver
 from reports.selection import matches_glob
 from reports.verdicts import PASSING, VERDICTS, Verdict
@@ -285,10 +286,21 @@ def load_waivers(path: Path, level: str, torch: str) -> tuple[WaiverEntry, ...]:
 
     Raises WaiverError if it is unreadable or has a bad one.
     """
+    return parse_waivers(read_waivers(path), path, level, torch)
+
+
+def read_waivers(path: Path) -> bytes:
+    """Return the bytes of a file of waivers. Raises WaiverError if it cannot be read."""
     try:
-        content = parse_toml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise WaiverError(f"{path}: cannot be read: {error.strerror}") from error
+        return read_bytes(path, MOST_TEXT)
+    except FileFault as fault:
+        raise WaiverError(f"{path}: {fault}") from fault
+
+
+def parse_waivers(data: bytes, path: Path, level: str, torch: str) -> tuple[WaiverEntry, ...]:
+    """Return the waivers in a file's bytes that count at a level and for a version of torch. Raises WaiverError."""
+    try:
+        content = parse_toml(data.decode())
     except ValueError as error:  # bad TOML, or no UTF-8
         raise WaiverError(f"{path}: is not TOML: {error}") from error
     if unknown := sorted(set(content) - {"waiver"}):

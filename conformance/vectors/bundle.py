@@ -16,7 +16,6 @@ from conformance.machine.whole_files import UNFINISHED
 from conformance.oracle.grids import Grid
 from conformance.vectors.files import (
     Array,
-    FileFault,
     digest_file,
     digest_of,
     pack_arrays,
@@ -28,6 +27,7 @@ from conformance.vectors.formats import FORMATS
 from conformance.vectors.graph_data import Data, as_array, integer_dtype_of, spell_grid
 from conformance.vectors.interval import Interval
 from conformance.vectors.recording import RecordedCase
+from reports.reading import FileFault
 
 SCHEMA = 1
 DEVICE, JUDGE = "device", "judge"
@@ -207,8 +207,8 @@ class Bundle:
         """Hold a file to the manifest. Raises BundleError if it is missing or changed."""
         try:
             found = digest_file(self.device / path)
-        except OSError as error:
-            raise BundleError(f"{self.device / path}: {error.strerror}; write the bundle anew") from error
+        except FileFault as fault:
+            raise BundleError(f"{self.device / path} {fault}; write the bundle anew") from fault
         if found != self.manifest["files"][path]["sha256"]:
             raise BundleError(f"{self.device / path} was changed: its sha256 is not the manifest's; write it anew")
 

@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from conformance.machine.process import describe_exit
+from conformance.machine.seconds import LONGEST
 from conformance.machine.toml import TomlError, parse_toml
 from conformance.vectors.bundle import DEVICE, LOST_CALLS, MANIFEST, Bundle
 from conformance.vectors.files import remove, spell_json
 from conformance.vectors.outputs import STATUS, HandedIn
+from reports.reading import FileFault, open_to_append, read_text
 
 PLACES = ("{bundle}", "{outputs}", "{device}")
 _MOST_PRINTED = 1 << 14
@@ -74,10 +76,10 @@ _LEAST: dict[str, float] = {"timeout": 1e-3, "batch": 1, "devices": 1, "retries"
 def read_settings(file: Path) -> CommandSettings:
     """Read a file. Raises CommandError, naming the key, for anything but the attributes of CommandSettings."""
     try:
-        data = parse_toml(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CommandError(f"{file}: {error.strerror}") from error
-    except (TomlError, UnicodeDecodeError) as error:
+        data = parse_toml(read_text(file))
+    except FileFault as fault:
+        raise CommandError(f"{file}: {fault}") from fault
+    except TomlError as error:
         raise CommandError(f"{file}: no TOML: {error}") from error
     for key, value in data.items():
         if key not in _KINDS:
@@ -87,6 +89,8 @@ def read_settings(file: Path) -> CommandSettings:
             raise CommandError(f"{file}: {key} is {value!r}; give a {kinds}")
         if isinstance(value, (int, float)) and not value >= _LEAST.get(key, value):  # NaN is not
             raise CommandError(f"{file}: {key} is {value!r}; give {_LEAST[key]} or more")
+    if data.get("timeout", 0) > LONGEST:
+        raise CommandError(f"{file}: timeout is {data['timeout']!r}; give at most {LONGEST:.0f}")
     for key in ("config", "command"):
         if not data.get(key):
             raise CommandError(f"{file}: {key} is missing")
@@ -191,7 +195,7 @@ class _Tail:
 @contextlib.contextmanager
 def lock_file(path: Path) -> Iterator[None]:
     """Hold the lock of a file; wait for it."""
-    with path.open("a") as file:
+    with open_to_append(path, follows_links=False) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield
@@ -204,7 +208,7 @@ def occupy_device(folder: Path, count: int) -> Iterator[int]:
     """Occupy one of the devices, as soon as one is free in all processes; yield its number."""
     while True:
         for number in range(count):
-            with (folder / f"device-{number}.lock").open("a") as file:
+            with open_to_append(folder / f"device-{number}.lock", follows_links=False) as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -300,8 +304,8 @@ class Caller:
             remove(folder)
         if not result.is_done:
             line = {"cases": list(names), "code": result.code, "printed": result.printed[-_MOST_LOGGED:]}
-            with (self._bundle.folder / LOST_CALLS).open("a", encoding="utf-8") as log:
-                log.write(spell_json(line) + "\n")
+            with open_to_append(self._bundle.folder / LOST_CALLS, follows_links=False) as log:
+                log.write(f"{spell_json(line)}\n".encode())
         return result
 
     def _link(self, device: Path, names: Sequence[str]) -> None:

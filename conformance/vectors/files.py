@@ -17,15 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.machine.whole_files import write_whole
+from reports.reading import FileFault, open_regular, read_bytes
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 Array: TypeAlias = npt.NDArray[Any]
 MOST_BYTES = 1 << 28
 """Bytes that are read of one file at most, and to which one unpacks."""
-
-
-class FileFault(Exception):
-    """A file is missing, or not what it should be; one line."""
 
 
 def pack_arrays(arrays: Mapping[str, Array]) -> bytes:
@@ -39,23 +36,12 @@ def pack_arrays(arrays: Mapping[str, Array]) -> bytes:
     return buffer.getvalue()
 
 
-def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the bytes of a regular file that is no link. Raises FileFault for anything else, or a larger one."""
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+def read_file(path: Path) -> bytes:
+    """Return the bytes of a regular file that is no link. Raises FileFault, with its name, for anything else."""
     try:
-        with open(os.open(path, flags), "rb") as file:
-            about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode):
-                raise FileFault(f"{path.name} is no regular file")
-            data = file.read(min(about.st_size, most) + 1)  # Python reserves as many bytes as are asked for
-    except FileNotFoundError as error:
-        raise FileFault(f"{path.name} is missing") from error
-    except OSError as error:
-        what = "is a symbolic link" if path.is_symlink() else f"cannot be read: {error.strerror}"
-        raise FileFault(f"{path.name} {what}") from error
-    if len(data) > most:
-        raise FileFault(f"{path.name} has more than {most} bytes")
-    return data
+        return read_bytes(path, MOST_BYTES, follows_links=False)
+    except FileFault as fault:
+        raise FileFault(f"{path.name} {fault}") from fault
 
 
 def unpack_arrays(path: Path) -> dict[str, Array]:
@@ -101,9 +87,9 @@ def digest_of(data: bytes) -> str:
 
 
 def digest_file(path: Path) -> str:
-    """Return the sha256 of a file. Raises OSError if it cannot be read."""
+    """Return the sha256 of a regular file. Raises FileFault for anything else."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

@@ -20,7 +20,8 @@ from torch import Tensor
 from backends.base import Execution
 from conformance.oracle.grids import Grid
 from conformance.vectors.bundle import key_of_output
-from conformance.vectors.files import Array, FileFault, read_file, read_json, unpack_arrays
+from conformance.vectors.files import Array, read_file, read_json, unpack_arrays
+from reports.reading import FileFault
 
 OUTPUTS, EXECUTION, STATUS = "outputs.npz", "execution.json", "status.json"
 STATUSES = ("done", "refused", "raised", "crashed", "timeout")

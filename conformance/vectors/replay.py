@@ -24,12 +24,13 @@ from conformance.remote.client import ElsewhereModel, Leftover, NoAnswer, Remote
 from conformance.remote.description import Description
 from conformance.remote.worker import RemoteError
 from conformance.vectors.bundle import Bundle, BundleError
-from conformance.vectors.files import FileFault, spell_json, unpack_arrays
+from conformance.vectors.files import spell_json, unpack_arrays
 from conformance.vectors.graph_data import spell_model
 from conformance.vectors.outputs import HandedIn, Status
 from conformance.vectors.recording import name_case
 from conformance.vectors.runs import key_of, read_operand
 from refimpl.invariants import is_dequantize
+from reports.reading import FileFault
 from reports.verdicts import Verdict
 
 

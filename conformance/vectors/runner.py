@@ -27,10 +27,11 @@ from conformance.oracle.grids import Grid
 from conformance.remote.client import spell_trace
 from conformance.remote.model_bytes import load_model
 from conformance.vectors.bundle import MANIFEST, key_of_output
-from conformance.vectors.files import Array, FileFault, pack_arrays, read_json, remove, spell_json, unpack_arrays
+from conformance.vectors.files import Array, pack_arrays, read_json, remove, spell_json, unpack_arrays
 from conformance.vectors.graph_data import as_array
 from conformance.vectors.outputs import EXECUTION, OUTPUTS, STATUS
 from conformance.vectors.runs import read_operand
+from reports.reading import FileFault
 
 _POLL = 0.002
 

@@ -124,7 +124,7 @@ def test_the_suites_packages_stay_first_on_the_path() -> None:
 
 
 def test_capabilities_refuse_an_unknown_weight_scheme() -> None:
-    with pytest.raises(ValueError, match="found \\('per_group',\\); give one or more of per_tensor"):
+    with pytest.raises(ValueError, match="found \\('per_group',\\); give a tuple of one or more of per_tensor"):
         Capabilities(weight_schemes=("per_group",))
     with pytest.raises(ValueError, match="found \\(\\)"):
         Capabilities(weight_schemes=())

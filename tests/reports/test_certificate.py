@@ -119,10 +119,10 @@ EDITS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no results": (lambda d: (d / RESULTS).unlink(), f"{RESULTS}: is missing"),
     "a file too many": (lambda d: (d / "more.txt").write_text("x"), "more.txt: is not part of a certificate"),
     "an empty folder": (lambda d: (d / "a").mkdir(), "a: is not part of a certificate"),
-    "a link to the results": (lambda d: _link(d, RESULTS), f"{RESULTS}: cannot be read: it is a link"),
+    "a link to the results": (lambda d: _link(d, RESULTS), f"{RESULTS}: is a symbolic link"),
     "a link to nothing": (lambda d: (d / "x").symlink_to("y"), "x: is not part of a certificate"),
-    "a pipe for the page": (lambda d: _pipe(d / HTML), f"{HTML}: cannot be read: it is no regular file"),
-    "a folder for the signature": (lambda d: (d / SIGNATURE).mkdir(), f"{SIGNATURE}: cannot be read: it is no regular"),
+    "a pipe for the page": (lambda d: _pipe(d / HTML), f"{HTML}: is no regular file"),
+    "a folder for the signature": (lambda d: (d / SIGNATURE).mkdir(), f"{SIGNATURE}: is no regular file"),
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from reports.results import digest_ids, read_results
 ROOT = Path(__file__).resolve().parents[2]
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (lambda path: path.unlink(), "cannot be read: No such file or directory"),
-    "a folder": (lambda path: _folder(path), "cannot be read: Is a directory"),
+    "a folder": (lambda path: _folder(path), "is no regular file"),
     "no JSON": (lambda path: path.write_text("hello\n"), "not a line of JSON"),
     "binary": (lambda path: path.write_bytes(b"\xff\xfe\n"), "not a line of JSON"),
     "a list": (lambda path: path.write_text("[]\n"), "expected a JSON object, found list"),

@@ -23,7 +23,7 @@ Row = dict[str, Any]
 EVIL = (
     "</script></style></title></textarea><script>alert(1)</script><img src=x onerror=alert(1)><!-- ]]> \"'` onload=x "
     "javascript:alert(1) [x](http://x.invalid/) ![](http://x.invalid/) |a|b| {{ 7*7 }} {% raw %} ${x} &lt;b&gt; "
-    "\x00\x07\x1b[2J\x1b]0;t\x07 \u202e\u2066\u200f \ud800 \ufffe line\nbreak\r\ttab"
+    "\x00\x07\x1b[2J\x1b]0;t\x07 \u202e\u2066\u200f \ud800 \ufffe line\nbreak\r\ttab\n::error::x\n ##[error]x"
 )
 HARMLESS = "x\ny"
 """Of two lines, as EVIL: of one line it would be a fact and not a text."""
@@ -104,6 +104,16 @@ def test_no_character_steers_what_shows_it(made: Any, plain: list[Row], kind: st
     text = dict(outputs(read(made, plain, EVIL), read(made, plain[:1], EVIL)))[kind]
     assert {c for c in text if not c.isprintable()} <= {"\n", "\t"}
     assert "\ud800" not in text and text.encode()
+
+
+COMMANDS = "::error::owned ##[error]owned ##vso[task.complete]owned"
+
+
+@pytest.mark.parametrize("kind", ["markdown", "terminal", "diff"])
+def test_no_line_is_a_command_to_the_service_that_shows_the_log(made: Any, plain: list[Row], kind: str) -> None:
+    text = dict(outputs(read(made, plain, COMMANDS), read(made, plain[:1], COMMANDS)))[kind]
+    assert "owned" in text
+    assert [line for line in text.splitlines() if line.strip().startswith("::") or re.search(r"##\w*\[", line)] == []
 
 
 def test_a_waivers_address_is_a_link_only_if_it_leads_to_a_page(runs: Any, made: Any) -> None:

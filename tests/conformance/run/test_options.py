@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.run.options import _parse_seconds, default_report_dir, parse_positive, select_ids
+from conformance.run.options import default_report_dir, parse_positive, select_ids
 from tests.conformance.support.suite_runs import options, run
 
 IDS = [
@@ -81,13 +81,6 @@ def test_a_count_is_a_positive_integer(text: str) -> None:
     assert parse_positive("12") == 12
     with pytest.raises(argparse.ArgumentTypeError, match="expected a positive integer, found"):
         parse_positive(text)
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "", "soon"])
-def test_a_limit_is_a_positive_number_of_seconds(text: str) -> None:
-    assert _parse_seconds("0.5") == 0.5
-    with pytest.raises(argparse.ArgumentTypeError, match="expected a positive number of seconds, found"):
-        _parse_seconds(text)
 
 
 @pytest.mark.parametrize(("option", "told"), [("--cache=d", "--resume takes over"), ("--deadline=5", "with --resume")])

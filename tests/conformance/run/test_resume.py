@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from conformance.run.resume import KEPT, Earlier, read_earlier
+from conformance.run.report_folder import KEPT
+from conformance.run.resume import Earlier, read_earlier
 from reports.results import ResultsError, read_results
 from reports.schema import Measurement
 from reports.verdicts import Outcome, Verdict
@@ -219,8 +220,8 @@ def earlier_of(folder: Path, *, is_stopped: bool = False, now: tuple[Any, ...] =
     first.ended(first.jobs[2], work(MEASURED))
     if not is_stopped:
         first.finish(1)
-    path = first.path.rename(folder / "earlier.jsonl")
-    return read_earlier(Session(folder, ["a"], jobs=["model/resnet/ptq", FUZZ, FACT], waivers=now, resume=path).run)
+    again = Session(folder / "now", ["a"], jobs=["model/resnet/ptq", FUZZ, FACT], waivers=now, resume=first.path)
+    return read_earlier(again.run)
 
 
 def test_all_is_taken_of_a_run_that_came_to_its_end(tmp_path: Path) -> None:

@@ -223,8 +223,8 @@ WHOLE: dict[str, tuple[Damage, str]] = {
     ),
     "surplus case": (lambda made, case: (made.outputs / ("0" * 16)).mkdir(), "is no case of the bundle"),
     "no outputs": (lambda made, case: shutil.rmtree(made.outputs), "there is no such folder"),
-    "no manifest": (lambda made, case: (made.bundle / "device" / "manifest.json").unlink(), "manifest.json is missing"),
-    "no plan": (lambda made, case: (made.bundle / "judge" / "judge.json").unlink(), "judge.json is missing"),
+    "no manifest": (lambda made, case: (made.bundle / "device" / "manifest.json").unlink(), "manifest.json cannot"),
+    "no plan": (lambda made, case: (made.bundle / "judge" / "judge.json").unlink(), "judge.json cannot be"),
     "plan no JSON": (cut(lambda made, case: made.bundle / "judge" / "judge.json"), "cannot be read"),
     "manifest changed": (
         change_json(lambda made: made.bundle / "device" / "manifest.json", "seed", 7),

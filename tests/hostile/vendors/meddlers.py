@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch.fx import GraphModule
 import conformance.stages.comparison as comparison
 import conformance.stages.numerics as numerics
 import reports.writer as writer
+from backends.base import Capabilities
 from reports.schema import ClaimResult
 from reports.verdicts import Verdict
 from tests.conformance.support.fake_backends.fakes import Good
@@ -25,6 +28,24 @@ class Wrong(Good):
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         return lambda *inputs: reference_model(*inputs) * 0
+
+
+class TakesPlaces(Wrong):
+    """Puts a folder where the run is going to write its page, and a file in the place of the folder of scripts."""
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        report = Path(os.environ["HOSTILE_REPORT"])
+        (report / "report.html" / "taken").mkdir(parents=True, exist_ok=True)
+        (report / "scripts").touch()
+        return super().lower(reference_model, example_inputs)
+
+
+class DeclaresOddly(Good):
+    """Declares a text, or a tensor, where a number is to be."""
+
+    def capabilities(self) -> Capabilities:
+        odd: Any = {"text": "many", "tensor": torch.ones(2, 2)}[os.environ["HOSTILE_KIND"]]
+        return Capabilities(tie_steps=odd)
 
 
 class PatchesJudge(Wrong):

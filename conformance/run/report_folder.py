@@ -1,0 +1,133 @@
+"""The folder of a run's report: locked while the run lasts, and nothing of a user's in it is ever replaced.
+
+What an earlier run has written says its results file: the texts of the scripts, the digest of the waivers, and its own
+digest, which its page states. That alone gives way to the new run; anything else where a run writes is refused. No link
+in the folder is followed: files are written aside, and then renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from conformance.machine.whole_files import write_whole
+from conformance.run.elsewhere import CALLS, COMMAND
+from conformance.vectors.files import remove
+from reports.reading import FileFault, open_to_append, read_bytes
+from reports.results import Results, ResultsError, read_results
+
+if sys.platform != "win32":
+    import fcntl
+
+RESULTS, HTML, SCRIPTS = "results.jsonl", "report.html", "scripts"
+WAIVERS = "waivers.toml"
+"""Name of the copy of the waivers, for a certificate."""
+KEPT = "results.resumed.jsonl"
+"""Name of the earlier results if the new ones take their place."""
+LOCK = ".lock"
+
+
+class FolderError(Exception):
+    """A folder cannot take the report; one line."""
+
+
+class ReportFolder:
+    """A folder that this process alone writes a report to, until it is released or the process ends."""
+
+    def __init__(self, path: Path) -> None:
+        """Make and lock a folder. Raises FolderError if it cannot be written to, or another run has it."""
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = open_to_append(path / LOCK, follows_links=False)
+        except OSError as error:
+            raise FolderError(f"cannot write to {path}: {error.strerror}") from error
+        except FileFault as fault:
+            raise FolderError(f"cannot write to {path}: {LOCK} {fault}") from fault
+        try:
+            if sys.platform != "win32":
+                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # processes that this one forks do not hold it
+        except OSError as error:
+            self._lock.close()
+            raise FolderError(f"another run writes to {path}; wait for it, or name another folder") from error
+
+    def release(self) -> None:
+        """Let another run have the folder."""
+        self._lock.close()
+
+    def clear(self, waivers: bytes = b"", *, keeps_results: bool = False) -> None:
+        """Remove what an earlier run has written; with ``keeps_results`` its results are renamed to KEPT.
+
+        ``waivers``: those of this run, which may be the copy that lies there. Raises FolderError, before anything is
+        removed, for a file that no earlier run has written, and if one stays.
+        """
+        target = self.path / RESULTS
+        own = list(_list_own(self.path, _read_earlier(target), waivers))
+        if keeps_results:
+            _read_earlier(self.path / KEPT)
+        try:
+            for path in own:
+                remove(path)
+            if keeps_results:
+                target.replace(self.path / KEPT)
+            write_whole(target, b"")
+        except OSError as error:
+            raise FolderError(f"cannot write to {self.path}: {error.strerror}") from error
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file, in the place of a link too. Raises OSError."""
+        write_whole(self.path / name, data)
+
+
+def _read_earlier(path: Path) -> Results | None:
+    """Return an earlier run's results; None where there are none, as of a run that ended before its first row."""
+    if not os.path.lexists(path) or not _read(path):
+        return None
+    try:
+        return read_results(path)
+    except ResultsError as error:
+        raise _refuse(path) from error
+
+
+def _list_own(folder: Path, earlier: Results | None, waivers: bytes) -> Iterator[Path]:
+    """Yield what an earlier run has written beside its results. Raises FolderError for what it has not."""
+    scripts, copy, page, calls = (folder / name for name in (SCRIPTS, WAIVERS, HTML, CALLS))
+    if os.path.lexists(scripts) and not _is_folder(scripts):
+        raise _refuse(scripts)
+    texts = {row.script_path: row.script.encode() for row in earlier.judged} if earlier else {}
+    for path in sorted(scripts.glob("*.py")):
+        yield _hold(path, _read(path) == texts.get(f"{SCRIPTS}/{path.name}"))
+    if os.path.lexists(copy):
+        data, known = _read(copy), earlier.header.waivers.get("sha256") if earlier else None
+        yield _hold(copy, data == waivers or hashlib.sha256(data).hexdigest() == known)
+    if os.path.lexists(page):
+        digest = earlier.footer.sha256 if earlier and earlier.footer else None
+        yield _hold(page, digest is not None and digest.encode() in _read(page))
+    if os.path.lexists(calls):
+        backend = str(earlier.header.options.get("backend")) if earlier else ""
+        yield _hold(calls, _is_folder(calls) and backend.startswith(COMMAND))
+
+
+def _hold(path: Path, is_own: bool) -> Path:
+    """Return the path of what is our own. Raises FolderError for other files."""
+    if not is_own:
+        raise _refuse(path)
+    return path
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_bytes(path, follows_links=False)
+    except FileFault as fault:
+        raise _refuse(path) from fault
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _refuse(path: Path) -> FolderError:
+    return FolderError(f"{path} is not what an earlier run has written: move it away, or name another folder")
