@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from conformance.machine.messages import MESSAGES, Begin, GuardsSeen, Tally, Trace, from_line, make_portable, to_line
+from conformance.machine.messages import MESSAGES, Begin, Tally, Trace, from_line, make_portable, to_line
 from reports.codec import KINDS, Message, SchemaError
 from reports.schema import (
     SCHEMA,
@@ -76,7 +76,6 @@ SENT: tuple[Message, ...] = (
     Trace(decisions=[{"node": "x", "count": 1}], graphs={"float model": "x = input\nreturn x"}),
     Trace(),
     Tally(lowerings=2, runs=30),
-    GuardsSeen(names=["lower", "numerics.distance"]),
 )
 
 
