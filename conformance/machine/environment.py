@@ -13,7 +13,7 @@ import torch
 from conformance.machine.release import read_suite_commit, read_suite_version
 from reports.numbers import Scalar
 
-DETECTION = Path(__file__).resolve().parents[1] / "mutation" / "detection-power.json"
+DETECTION = Path(__file__).resolve().parents[1] / "detection-power.json"
 CPUINFO = Path("/proc/cpuinfo")
 # The instruction sets by which quantized kernels are chosen, on x86 and on Arm.
 _RELEVANT = re.compile(
@@ -39,7 +39,7 @@ def read_detection_power() -> dict[str, dict[str, Scalar]]:
     """Return the mutation gate's last result: class of faults → their number, and how many each profile finds."""
     try:
         power: dict[str, dict[str, Scalar]] = json.loads(DETECTION.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # python -m conformance.mutation --write-doc writes it
+    except (OSError, ValueError):  # python -m tests.mutation --write-doc writes it
         return {}
     return power
 

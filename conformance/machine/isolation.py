@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 from typing import IO, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
 
 from backends.discovery import describe_error
-from conformance.machine.guard import Finds, guard
+from conformance.machine.guard import guard
 from conformance.machine.messages import MESSAGES, from_line, to_line
 from conformance.machine.process import (
     MOST_OUTPUT,
@@ -103,7 +103,7 @@ class WorkResult:
     is_final: bool = False
 
 
-@guard("isolation", Finds.LOST)
+@guard("isolation")
 def verdict_of_lost_work(result: WorkResult) -> tuple[Verdict, str, Evidence]:
     """Return the verdict, message and evidence of work that did not end well."""
     origin = "internal error of the suite: " if result.ending is Ending.ERROR else ""

@@ -57,16 +57,7 @@ class Tally:
     """Number of runs of lowered models that a process has answered, with those that raised."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardsSeen:
-    """The checks that found a fault, for the mutation gate."""
-
-    kind: ClassVar[str] = "guards"
-    names: list[str]
-    """Names of the guards."""
-
-
-MESSAGES: Mapping[str, type[Message]] = {**KINDS, **{cls.kind: cls for cls in (Begin, Trace, Tally, GuardsSeen)}}
+MESSAGES: Mapping[str, type[Message]] = {**KINDS, **{cls.kind: cls for cls in (Begin, Trace, Tally)}}
 
 _FOLDERS = {*(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")), str(Path(__file__).parents[2])}
 _PLACES = tuple(json.dumps(f"{folder}{os.sep}")[1:-1] for folder in sorted(_FOLDERS, key=len, reverse=True))

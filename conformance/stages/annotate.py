@@ -18,7 +18,7 @@ from conformance.claims.case import Case
 from conformance.claims.claim import FLOAT_QPARAMS, Claim
 from conformance.claims.pattern_plan import is_norm
 from conformance.claims.qconfigs import Kind, kind_of
-from conformance.machine.guard import Finds, guard
+from conformance.machine.guard import guard
 from conformance.ops.fused_modules import MEMBERS, QAT_OF
 from conformance.remote.client import RemoteBackend, spell_trace
 from conformance.stages.annotation_checks import find_problem, is_exported, is_whole, says_something
@@ -81,7 +81,7 @@ def request_for(claim: Claim) -> QuantizerRequest:
     )  # fmt: skip
 
 
-@guard("annotate.ask", Finds.ERROR)
+@guard("annotate.ask")
 def ask(bench: Bench, request: QuantizerRequest, probes: Mapping[str, Probe]) -> Found:
     """Return what came of probes. Raises StageError if there is no Quantizer, or the backend's code raises."""
     backend = bench.backend

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.machine.guard import Finds, guard
+from conformance.machine.guard import guard
 from conformance.oracle.error_bounds import flatten
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import Grid
@@ -110,7 +110,7 @@ def _compare_floats(where: Where, exact: Exact, output: Tensor, grids: InputGrid
     )
 
 
-@guard("numerics.grid", Finds.OFF_GRID)
+@guard("numerics.grid")
 def compare_off_grid(where: Where, exact: Exact, position: Tensor, grids: InputGrids) -> Comparison:
     """Compare an output between two integers: it was computed in float, and may still be the right number."""
     assert exact.grid is not None
@@ -130,7 +130,7 @@ def compare_off_grid(where: Where, exact: Exact, position: Tensor, grids: InputG
     )
 
 
-@guard("numerics.form", Finds.TEXT)
+@guard("numerics.form")
 def describe_form_fault(exact: Exact, output: Any) -> str:
     """Say what is wrong with an output's form; "" for a finite float32 tensor of the right shape."""
     if not isinstance(output, Tensor):
@@ -152,7 +152,7 @@ def compare_unusable(where: Where, problem: str, *, rule: str = "", **evidence: 
     )  # fmt: skip
 
 
-@guard("numerics.runs", Finds.FAILED_RUN)
+@guard("numerics.runs")
 def compare_failed_run(where: Where, rule: str, problem: str, evidence: Mapping[str, object]) -> Comparison:
     """Return the comparison of a run without an output."""
     return Comparison(

@@ -20,7 +20,7 @@ from conformance.claims.claim import Claim
 from conformance.claims.plan import plan_cases
 from conformance.claims.qconfigs import Kind, describe_misfit, kind_of, wide_qconfig_for
 from conformance.claims.quick import Share
-from conformance.machine.guard import Finds, guard
+from conformance.machine.guard import guard
 from conformance.stages.bench import Bench
 from conformance.stages.stage import Problem, StageError
 from refimpl import BackendConfig, BackendPatternConfig, DTypeWithConstraints
@@ -126,7 +126,7 @@ def _covers(wide: Pattern, narrow: Pattern) -> bool:
 # -- constraints -------------------------------------------------------------------------------------------------------
 
 
-@guard("config.constraints", Finds.PROBLEMS)
+@guard("config.constraints")
 def check_constraints(claim: Claim, _: _Facts) -> Iterator[Problem]:
     """Find constraints that no QConfig keeps. One observer serves a static pattern's input and output. (DTY-01)"""
     dtypes = claim.dtypes
@@ -198,7 +198,7 @@ def _join(values: Iterable[object]) -> str:
 # -- the entry ---------------------------------------------------------------------------------------------------------
 
 
-@guard("config.modules", Finds.PROBLEMS)
+@guard("config.modules")
 def check_modules(claim: Claim, facts: _Facts) -> Iterator[Problem]:
     """Find modules that cannot be made of the float ones, or are not swapped in."""
     entry, name = claim.entry, claim.pattern
@@ -216,7 +216,7 @@ def check_modules(claim: Claim, facts: _Facts) -> Iterator[Problem]:
         yield Problem(rule="CFG-11", message=f"no entry gives a reference module for root_module {root.__name__}")
 
 
-@guard("config.fuser", Finds.PROBLEMS)
+@guard("config.fuser")
 def check_fuser(claim: Claim, facts: _Facts) -> Iterator[Problem]:
     """Find a fuser method that cannot be called, or makes a module that no entry quantizes."""
     entry = claim.entry
@@ -257,7 +257,7 @@ def _is_folded(claim: Claim) -> bool:
     return claim.flow == "ptq" and any(issubclass(leaf, _BatchNorm) for leaf in followers)
 
 
-@guard("config.matching", Finds.PROBLEMS)
+@guard("config.matching")
 def check_matching(claim: Claim, facts: _Facts) -> Iterator[Problem]:
     """Find an entry that can never match."""
     pattern = claim.entry.normal_pattern

@@ -9,7 +9,7 @@ from typing import Literal
 
 from backends.base import Execution
 from conformance.claims.claim import Claim
-from conformance.machine.guard import Finds, guard
+from conformance.machine.guard import guard
 from conformance.remote.client import ElsewhereModel
 from conformance.stages.bench import Bench
 from conformance.stages.float_ops import explain_float
@@ -127,7 +127,7 @@ def ask_execution(bench: Bench, model: LoweredModel) -> Execution | None:
         raise make_backend_error("execution", error) from error
 
 
-@guard("execution", Finds.FALLBACK)
+@guard("execution")
 def check_execution(bench: Bench, lowered: LoweredCase) -> ExecutedCase:
     """Ask the backend what it executed. Raises StageError when the backend's code raises."""
     execution = ask_execution(bench, lowered.model)

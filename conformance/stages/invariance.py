@@ -19,7 +19,7 @@ from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
 from conformance.claims.qconfigs import Kind, kind_of
 from conformance.claims.traits import moves_only
-from conformance.machine.guard import Finds, guard
+from conformance.machine.guard import guard
 from conformance.machine.threads import run_with_threads
 from conformance.ops.op_model import Role
 from conformance.stages import reruns
@@ -124,7 +124,7 @@ def judge_invariance(claim: str, comparisons: Iterable[Comparison]) -> Check:
 # -- repetition and threads -------------------------------------------------------------------------------------------
 
 
-@guard("invariance.repetition", Finds.CHANGES)
+@guard("invariance.repetition")
 def report_repetitions(comparisons: Iterable[Comparison]) -> Iterator[Comparison]:
     """Yield what runs of the same input gave."""
     yield from comparisons
@@ -153,7 +153,7 @@ def _repeat_after(repeat: reruns.RepeatRun, other_inputs: Batch) -> Iterator[Com
     yield repeat.compare(repeat.where(reruns.REPETITION, "after other inputs"), run_both)
 
 
-@guard("invariance.threads", Finds.CHANGES)
+@guard("invariance.threads")
 def run_in_threads(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
     """Run with two threads."""
     yield repeat.compare(repeat.where(reruns.THREADS), partial(run_with_threads, 2, partial(repeat.run, repeat.inputs)))
@@ -173,13 +173,13 @@ def _are_close(left: list[Tensor] | None, right: list[Tensor] | None) -> bool:
 # -- layouts -----------------------------------------------------------------------------------------------------------
 
 
-@guard("invariance.channels_last", Finds.CHANGES)
+@guard("invariance.channels_last")
 def lay_out_in_channels_last(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
     """Run on equal values in channels_last."""
     return _lay_out(reruns.CHANNELS_LAST, lay_in_channels_last, repeat)
 
 
-@guard("invariance.strided", Finds.CHANGES)
+@guard("invariance.strided")
 def lay_out_strided(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
     """Run on equal values that are not contiguous."""
     return _lay_out(reruns.STRIDED, lay_strided, repeat)
@@ -202,7 +202,7 @@ def _lay_out(
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
-@guard("invariance.batch", Finds.CHANGES)
+@guard("invariance.batch")
 def split_batch(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
     """Run a batch in parts, where each row of the output depends on one row of inputs.
 
@@ -247,7 +247,7 @@ def _make_batch(repeat: reruns.RepeatRun) -> Batch | None:
     )
 
 
-@guard("invariance.no rows", Finds.CHANGES)
+@guard("invariance.no rows")
 def run_without_rows(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
     """Compare the shape for a batch of no rows, where the float model and the lowered one take it.
 
@@ -265,7 +265,7 @@ def run_without_rows(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
     yield reruns.compare_outputs(repeat.where(reruns.EMPTY), reruns.EMPTY, expected, actual)
 
 
-@guard("invariance.operands", Finds.CHANGES)
+@guard("invariance.operands")
 def watch_operands(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
     """Run on inputs that are not copied: the backend may not write to them, unless the op itself is in place."""
     floating, operands = ([each.clone() for each in repeat.inputs] for _ in range(2))
@@ -286,7 +286,7 @@ def watch_operands(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
         yield repeat.compare(repeat.where(reruns.OPERANDS), run, expected=expected)
 
 
-@guard("invariance.models", Finds.CHANGES)
+@guard("invariance.models")
 def keep_models_apart(repeat: reruns.RepeatRun, twin: ComparedCase, only_moves: bool) -> Iterator[Comparison]:
     """Find a cache whose key leaves out weights or qparams, and a kernel that holds those of one model.
 

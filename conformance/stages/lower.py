@@ -17,7 +17,7 @@ from conformance.annotations.asking import lower_annotated
 from conformance.annotations.programs import OtherGridError
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
-from conformance.machine.guard import Finds, guard
+from conformance.machine.guard import guard
 from conformance.machine.memory import fill_memory
 from conformance.remote.client import ElsewhereModel, NoAnswer, RemoteBackend, spell_trace
 from conformance.stages.annotate import request_for
@@ -70,7 +70,7 @@ class LowerStage(CaseStage[ReferenceCase, LoweredCase]):
         return fault is not None and fault.verdict is Verdict.REFUTED
 
 
-@guard("lower", Finds.ERROR)
+@guard("lower")
 def lower(
     bench: Bench, reference: GraphModule, example_inputs: Batch, lower_by_flow: Lowering | None = None
 ) -> LoweredModel:

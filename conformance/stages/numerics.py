@@ -14,7 +14,7 @@ from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
 from conformance.claims.qconfigs import dynamic_range_of
 from conformance.claims.traits import moves_only
-from conformance.machine.guard import Finds, guard
+from conformance.machine.guard import guard
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import NoOracleError
@@ -159,7 +159,7 @@ class NumericsStage(CaseStage[ExecutedCase, ComparedCase]):
         return replace(check, cases=len(comparisons) + len(errors), failing=check.failing + len(errors))
 
 
-@guard("numerics.distance", Finds.DISTANCES)
+@guard("numerics.distance")
 def judge_comparisons(claim: str, comparisons: Sequence[Comparison], *, moves_only: bool) -> Check:
     """Judge a claim's numbers by all comparisons: the worst decides. (NUM-03, NUM-05)"""
     lead = max(comparisons, key=lambda comparison: (-verdict_of(comparison, moves_only).rank, comparison.excess))

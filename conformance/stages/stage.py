@@ -20,7 +20,7 @@ from backends.base import Backend
 from backends.discovery import describe_error
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
-from conformance.machine.guard import Finds, guard
+from conformance.machine.guard import guard
 from conformance.remote.client import RemoteBackend
 from conformance.stages.bench import Bench
 from conformance.stages.shared import find_shared
@@ -88,7 +88,7 @@ def raise_problem(problem: Problem | None, model: GraphModule) -> None:
         raise StageError(problem.rule, problem.verdict, problem.message, graph=model.code, **shown)
 
 
-@guard("flow", Finds.ERROR)
+@guard("flow")
 def run_flow(rule: str, step: Callable[[], GraphModule]) -> GraphModule:
     """Run a step of refimpl. Raises StageError: a ConfigError refutes the claim, any other RefimplError leaves it open.
 

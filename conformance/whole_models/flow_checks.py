@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from conformance.claims.inputs import Batch
-from conformance.machine.guard import Finds, guard
+from conformance.machine.guard import guard
 from conformance.oracle.evaluate import READS_SHAPE
 from conformance.oracle.grids import lay_along
 from conformance.stages.following import find_difference
@@ -31,7 +31,7 @@ TAKES_INTEGERS = ("q_scale", "q_zero_point", *READS_SHAPE)
 """What reads of a quantized value something else than its numbers."""
 
 
-@guard("models.check_prepared", Finds.OPEN)
+@guard("models.check_prepared")
 def check_prepared(model: nn.Module, floating: GraphModule, batch: Batch, *, is_qat: bool) -> Problem | None:
     """Check that a model that is prepared, and not trained yet, is the float model. (OBS-15, FUS-06, QAT-01)
 
@@ -41,7 +41,7 @@ def check_prepared(model: nn.Module, floating: GraphModule, batch: Batch, *, is_
     return None if problem is None else replace(problem, verdict=Verdict.UNEXERCISED)
 
 
-@guard("models.check_reference", Finds.OPEN)
+@guard("models.check_reference")
 def check_reference(floating: GraphModule, reference: GraphModule, batch: Batch) -> Problem | None:
     """Check that a reference model, its roundings left out, is the prepared model. (CVT-01)"""
     found = find_difference(floating, without_roundings(reference, floating), batch)
@@ -50,7 +50,7 @@ def check_reference(floating: GraphModule, reference: GraphModule, batch: Batch)
     return _make_problem("CVT-01", found.node, f"convert changed what the model computes, beside rounding it: {found}")
 
 
-@guard("models.check_roundings", Finds.OPEN)
+@guard("models.check_roundings")
 def check_roundings(floating: GraphModule, reference: GraphModule, *, can_clip: bool) -> Problem | None:
     """Check that what is rounded is read as numbers, and each weight is within half a step. (CVT-06, CVT-02)
 

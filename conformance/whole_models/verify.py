@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch.fx import GraphModule
 
 from conformance.claims.inputs import Batch
-from conformance.machine.guard import Finds, guard
+from conformance.machine.guard import guard
 from conformance.oracle.dynamic import find_dynamic_range
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import NoOracleError, placeholder_grids
@@ -36,7 +36,7 @@ BLIND_LSB = 1.0
 """Beyond the rounding itself, a bound this wide admits integers that are not next to the exact result."""
 
 
-@guard("models", Finds.CHECK)
+@guard("models")
 def verify_model(
     bench: Bench, name: str, reference: GraphModule, batches: Sequence[Batch], *, takes_apart: bool = False
 ) -> Check:

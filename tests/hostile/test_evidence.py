@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from conformance.machine.isolation import Ending, WorkResult
-from conformance.mutation.gate import Task, run_mutant
-from conformance.mutation.mutant import Mutant
 from conformance.run.judging import rows_of
 from conformance.run.session import open_run
 from reports.__main__ import main
@@ -21,6 +19,8 @@ from reports.verdicts import Outcome, Verdict
 from tests.conformance.support.fake_backends import fakes
 from tests.conformance.support.suite_runs import Ran, options, run
 from tests.mutants.evidence_faults import MUTANTS
+from tests.mutation.gate import Task, run_mutant
+from tests.mutation.mutant import Mutant
 
 OPTION = "--without-execution-evidence"
 INTEGERS = "tests.mutants.integer_kernels:SilentIntegers"

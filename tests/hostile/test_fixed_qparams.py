@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.mutation.gate import Task, run_mutant
-from conformance.mutation.mutant import Mutant
 from reports.verdicts import Verdict
 from tests.mutants.integer_kernels import CLAIMS
 from tests.mutants.qparams_faults import MUTANTS
 from tests.mutants.table_kernels import FlooredBackend, TableBackend
+from tests.mutation.gate import Task, run_mutant
+from tests.mutation.mutant import Mutant
 
 
 @pytest.mark.rule("OBS-14")

@@ -16,7 +16,6 @@ from torch.fx import GraphModule
 from conformance.claims import registry
 from conformance.claims.claim import enumerate_claims
 from conformance.claims.registry import register
-from conformance.mutation.mutant import Mutant
 from conformance.oracle import table
 from conformance.pipeline.claim_run import run_claim
 from conformance.stages.bench import Bench
@@ -27,6 +26,7 @@ from reports.schema import Check
 from reports.verdicts import Verdict
 from tests.conformance.support.fake_backends.reporting import ReportingReference
 from tests.mutants.pattern_faults import MUTANTS
+from tests.mutation.mutant import Mutant
 
 WEIGHTED = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
 

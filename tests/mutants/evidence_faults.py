@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from backends.base import Capabilities, Execution
-from conformance.mutation.mutant import Mutant
 from tests.mutants.reference_kernels import SmallReference, weighted
+from tests.mutation.mutant import Mutant
 
 MUTANTS: list[Mutant] = []
 LINEAR, CONV = ("nn.Linear/static:*", "nnqat.Linear/static:*"), ("nn.Conv2d/*", "torch.conv2d/*")

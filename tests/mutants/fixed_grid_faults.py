@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from conformance.mutation.mutant import Mutant
 from tests.mutants.fixed_grids import CLAIMS, MEASURED, MODELS, SEVEN, FixedGridBackend, Fixing, OwnFixedObserver
 from tests.mutants.flow_faults import patched
 from tests.mutants.reference_kernels import Stepped
+from tests.mutation.mutant import Mutant
 
 MUTANTS: list[Mutant] = []
 FIXED = Fixing()

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from conformance.mutation.mutant import Mutant, owner_of
 from refimpl import BackendConfig, DTypeConfig, DTypeWithConstraints, ObservationType
 from refimpl.reference import float_module_of
 from tests.mutants.reference_kernels import SmallReference, config_with
+from tests.mutation.mutant import Mutant, owner_of
 
 MUTANTS: list[Mutant] = []
 CLAIMS = (

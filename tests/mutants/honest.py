@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from backends.base import Backend, Representation
-from conformance.mutation.mutant import Mutant
 from tests.mutants import fixed_grids
 from tests.mutants.custom_modules import CustomModules
 from tests.mutants.fixed_grids import FIXING, MEASURED, PLAIN, SEVEN, FixedGridBackend, FixedGridIntegers, Fixing
@@ -23,6 +22,7 @@ from tests.mutants.power_of_two import PowerOfTwoBackend
 from tests.mutants.reference_faults import to_integers
 from tests.mutants.reference_kernels import SAMPLE, Edited, SmallReference, Stepped, Wrapped, in_rows, weighted
 from tests.mutants.table_kernels import FlooredBackend, TableBackend
+from tests.mutation.mutant import Mutant
 
 MUTANTS: list[Mutant] = []
 

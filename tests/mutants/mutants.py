@@ -1,4 +1,4 @@
-"""All mutants: ``python -m conformance.mutation`` runs these (docs/detection-power.md)."""
+"""All mutants: ``python -m tests.mutation`` runs these (docs/detection-power.md)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from functools import partial
 from importlib import import_module
 
 from conformance.claims.claim import enumerate_claims
-from conformance.mutation.mutant import Mutant
 from conformance.run.options import select_ids
 from tests.mutants import config_faults as config_faults  # it and the next enter theirs into reference_faults.MUTANTS
 from tests.mutants import (
@@ -25,6 +24,7 @@ from tests.mutants import reference_run_faults as reference_run_faults
 from tests.mutants.fault_table import FAULTS, RATIO, Fault
 from tests.mutants.integer_faults import multiplier
 from tests.mutants.integer_kernels import SAMPLE, IntegerBackend, Make, varied
+from tests.mutation.mutant import Mutant
 from tests.support.torchao import ABSENCE
 
 LADDER = (12, 16)
@@ -45,7 +45,7 @@ def _integer(fault: Fault) -> Mutant:
 
 
 def _integer_faults() -> Iterator[Mutant]:
-    """Those that are found wherever they touch (tests/conformance/mutation/test_detection.py), and finer ones."""
+    """Those that are found wherever they touch (tests/mutation/test_detection.py), and finer ones."""
     for fault in FAULTS:
         yield _integer(fault)
     for fault in requantize_kinds.FINE:

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.mutation.mutant import Mutant
 from tests.mutants.pattern_kernels import Around, Clip, Gain, Patterned
+from tests.mutation.mutant import Mutant
 
 MUTANTS: list[Mutant] = []
 STATIC = ("*/static:*",)

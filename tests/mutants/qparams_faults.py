@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.mutation.mutant import Mutant
 from tests.mutants.integer_kernels import Integers
 from tests.mutants.table_kernels import FIXED, TableBackend, TableKernels
+from tests.mutation.mutant import Mutant
 
 MUTANTS: list[Mutant] = []
 

@@ -19,12 +19,12 @@ from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantiza
 import refimpl
 from backends.base import Capabilities, QuantizerRequest, Representation
 from conformance.claims.qconfigs import make_qconfig
-from conformance.mutation.mutant import Mutant
 from refimpl import BackendConfig, DTypeConfig, DTypeWithConstraints
 from refimpl.exported_calls import ANNOTATION
 from refimpl.patterns import pattern_name
 from refimpl.pt2e import BackendConfigQuantizer
 from tests.mutants.reference_kernels import SCHEMES, SmallReference, entries
+from tests.mutation.mutant import Mutant
 
 aten = torch.ops.aten
 PATTERNS = (

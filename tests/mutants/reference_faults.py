@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from backends.base import Backend, Capabilities
-from conformance.mutation.mutant import Mutant
 from refimpl.decomposed import OPS
 from tests.mutants.reference_kernels import SAMPLE, Edited, Stepped, Wrapped, weighted
+from tests.mutation.mutant import Mutant
 
 MUTANTS: list[Mutant] = []
 NUMBERS = ("NUM-03", "NUM-05")

@@ -26,8 +26,8 @@ from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.releases import has
 from tests.refimpl.support import both_core as core
 from tests.refimpl.support import both_flows as flows
-from tests.refimpl.support.flow_zoo import build
 from tests.refimpl.support.qconfigs import minmax_qconfig
+from tests.refimpl.support.zoo import build_named
 
 U8, S8 = torch.quint8, torch.qint8
 FORMS: list[Callable[..., Any]] = [refimpl.convert_to_reference_fx, refimpl.convert_to_reference_decomposed_fx]
@@ -40,7 +40,7 @@ def mapping(**arguments: Any) -> refimpl.QConfigMapping:
 
 
 def prepared(name: str = "Residual", qconfigs: Any = None, *, calibrated: bool = True) -> tuple[Any, Any]:
-    model, batches = build(name)
+    model, batches = build_named(name)
     found = refimpl.prepare_fx(model, qconfigs or mapping(), batches[0], backend_config=flows.our_config("qnnpack"))
     if calibrated:
         flows.calibrate(found, batches)
@@ -90,7 +90,7 @@ def test_both_forms_give_the_same_numbers(name: str, per_channel: bool) -> None:
 
 @pytest.mark.rule("CVT-07")
 @pytest.mark.rule("NUM-06")
-@pytest.mark.parametrize("name", ["MobileNet", "ConvNet1d"])
+@pytest.mark.parametrize("name", ["PoolFunctions", "ConvNet(1)"])
 def test_averages_are_ties_that_the_two_quantize_ops_round_apart(name: str) -> None:
     """The mean of an even number of integers often lies halfway; one release's two quantize ops round it apart."""
     found, batches = prepared(name)
@@ -135,7 +135,7 @@ def interpreted(model: Any, *inputs: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_the_decomposed_form_has_a_narrow_range_and_quantized_tensors_the_dtypes_as_torchs(per_channel: bool) -> None:
     """Inputs far outside of calibration saturate at the range's end, or use the headroom that the dtype has."""
-    model, batches = build("Mlp")
+    model, batches = build_named("Mlp")
     narrow = flows.torchs.MinMaxObserver.with_args(quant_min=0, quant_max=127)
     weight = (flows.PER_CHANNEL if per_channel else flows.QCONFIG).weight
     qconfigs = flows.global_mapping(flows.torch_qconfigs.QConfig(narrow, weight))
@@ -371,4 +371,4 @@ def test_a_module_called_twice_is_swapped_once() -> None:
     found, batches = prepared("SharedConv")
     reference = refimpl.convert_to_reference_fx(found)
     assert [type(part) for part in reference.modules()].count(nnqr.Conv2d) == 1
-    assert F.mse_loss(reference(*batches[0]), build("SharedConv")[0](*batches[0])) < 1e-3
+    assert F.mse_loss(reference(*batches[0]), build_named("SharedConv")[0](*batches[0])) < 1e-3

@@ -13,12 +13,12 @@ import refimpl
 from refimpl import ModelError
 from tests.refimpl.support import both_core as core
 from tests.refimpl.support import both_flows as flows
-from tests.refimpl.support.flow_zoo import build
+from tests.refimpl.support.zoo import build_named
 
 
 @pytest.mark.rule("OBS-15")
 def test_the_log_has_a_row_per_match_in_graph_order() -> None:
-    model, batches = build("Residual")
+    model, batches = build_named("Residual")
     prepared = refimpl.prepare_fx(model, flows.global_mapping(), batches[0], backend_config=flows.our_config("fbgemm"))
     rows = refimpl.explain(prepared).rows()
     assert [row["pattern"] for row in rows] == ["nni.ConvReLU2d", "nn.Conv2d", "operator.add+F.relu"]
@@ -40,7 +40,7 @@ def test_a_refusal_can_be_read_in_the_table() -> None:
 
 @pytest.mark.rule("OBS-15")
 def test_converted_models_keep_the_log_and_others_have_none() -> None:
-    model, batches = build("Mlp")
+    model, batches = build_named("Mlp")
     flow = flows.our_flow(model, flows.global_mapping(), batches)
     assert refimpl.explain(flow.reference).rows() == refimpl.explain(flow.prepared).rows()
     assert refimpl.explain(refimpl.convert_fx(flow.prepared)).rows() == refimpl.explain(flow.prepared).rows()

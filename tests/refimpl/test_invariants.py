@@ -10,13 +10,13 @@ import pytest
 import refimpl
 from refimpl.invariants import INVARIANTS, InvariantError, check_graph, is_dequantize, is_quantize
 from tests.refimpl.support import both_flows as flows
-from tests.refimpl.support.flow_zoo import build
+from tests.refimpl.support.zoo import build_named
 
 PASSES = ("fuse", "prepare", "convert", "lower")
 
 
 def model_after(stage: str) -> Any:
-    model, batches = build("Mlp")
+    model, batches = build_named("Mlp")
     flow = flows.our_flow(model, flows.global_mapping(), batches)
     return flow.prepared if stage in ("fuse", "prepare") else flow.reference
 
@@ -90,7 +90,7 @@ def test_every_invariant_is_broken_above_and_holds_of_every_stage() -> None:
 def test_quantize_and_dequantize_are_known_in_both_forms() -> None:
     from refimpl import convert_to_reference_decomposed_fx
 
-    model, batches = build("Functions")
+    model, batches = build_named("Functions")
     flow = flows.our_flow(model, flows.global_mapping(flows.PER_CHANNEL), batches)
     for converted in (flow.reference, convert_to_reference_decomposed_fx(flow.prepared)):
         assert flows.graph_counts(converted, is_quantize, is_dequantize) == [6, 6]

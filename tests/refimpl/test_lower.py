@@ -16,8 +16,8 @@ from refimpl import ModelError
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.lower import NOT_LOWERED, lower
 from tests.refimpl.support import both_flows as flows
-from tests.refimpl.support.flow_zoo import ZOO, build
 from tests.refimpl.support.lowering import Net, X, each_engine, float_ops, small, torch_lowered  # noqa: F401  (a fixture)
+from tests.refimpl.support.zoo import BASIC, build_named
 
 
 def outputs(found: Any) -> list[Tensor]:
@@ -26,11 +26,11 @@ def outputs(found: Any) -> list[Tensor]:
     return [tensor for part in (found.values() if isinstance(found, dict) else found) for tensor in outputs(part)]
 
 
-# Models of which every op is lowered. Left are: an op or argument that the table does not have (Scalars, FloatIsland,
-# Slices; the method flatten, which no native config names, in PoolFunctions), a layer called twice, which torch cannot
-# (SharedConv, TwoInputs: test_lower_calls), and a model without a quantized value but its input (ReluOnly).
-LEFT = ("FloatIsland", "Scalars", "Slices", "SharedConv", "ReluOnly", "PoolFunctions", "TwoInputs")
-WHOLE = [name for name in ZOO if name not in LEFT]
+# Models of which every op is lowered. Left are: an op or argument that the table does not have (FloatIsland; the method
+# flatten, which no native config names, in PoolFunctions), a layer called twice, which torch cannot (SharedConv:
+# test_lower_calls), and a model without a quantized value but its input (ReluOnly).
+LEFT = ("FloatIsland", "SharedConv", "ReluOnly", "PoolFunctions")
+WHOLE = [entry.name for entry in BASIC if entry.name not in LEFT]
 
 
 @pytest.mark.slow
@@ -38,12 +38,12 @@ WHOLE = [name for name in ZOO if name not in LEFT]
 @pytest.mark.rule("LOW-02")
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_lowered_model_gives_the_reference_models_integers(name: str, engine: str) -> None:
-    model, batches = build(name)
+    model, batches = build_named(name)
     flow, qconfig = small(model, batches)
     lowered = refimpl.convert_fx(flow.prepared)
     torchs = torch_lowered(model, flows.global_mapping(qconfig), batches)
     assert float_ops(lowered) == [], f"not lowered: {lowered.meta[NOT_LOWERED]}"
-    if name == "ConvNet3d" and engine == "qnnpack":
+    if name == "ConvNet(3)" and engine == "qnnpack":
         for one in (lowered, torchs):
             with pytest.raises(RuntimeError, match="QNNPACK backend doesn't support"):
                 one(*batches[0])
@@ -69,11 +69,11 @@ def test_the_lowered_model_gives_the_reference_models_integers(name: str, engine
         ("Mlp", {"LinearReLU": 2, "Linear": 1}),
         ("Functions", {"linear_relu": 1, "conv1d": 1, "unsqueeze": 1}),
         ("DeadBranch", {"Linear": 2, "LinearReLU": 1}),
-        ("ConvNet3d", {"Conv3d": 1, "ConvReLU3d": 1, "MaxPool3d": 1, "AvgPool3d": 1, "relu": 1}),
+        ("ConvNet(3)", {"Conv3d": 1, "ConvReLU3d": 1, "MaxPool3d": 1, "AvgPool3d": 1, "relu": 1}),
     ],
 )
 def test_the_graph_has_the_quantized_ops(name: str, ops: dict[str, int], engine: str) -> None:
-    model, batches = build(name)
+    model, batches = build_named(name)
     lowered = refimpl.convert_fx(small(model, batches)[0].prepared)
     found: dict[str, int] = {}
     for node in lowered.graph.nodes:
@@ -206,7 +206,7 @@ def test_a_value_with_two_users_blocks_only_its_own_site(engine: str) -> None:
 
 @pytest.mark.rule("LOW-01")
 def test_lowering_leaves_the_reference_model_as_it_was(engine: str) -> None:
-    model, batches = build("Residual")
+    model, batches = build_named("Residual")
     flow, _ = small(model, batches)
     code, expected = flow.reference.code, flow(*batches[0])
     lower(flow.reference)

@@ -18,8 +18,6 @@ from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.preparation import Preparation
 from conformance.claims.qconfigs import describe_misfit, qconfig_for, wide_qconfig_for
-from conformance.mutation.gate import MutantRun, Task, run_mutant
-from conformance.mutation.mutant import Mutant
 from conformance.pipeline.claim_run import ClaimRun, run_claim
 from conformance.run.options import ROOT
 from conformance.stages.bench import Bench
@@ -51,6 +49,8 @@ from tests.mutants.power_of_two import (
 )
 from tests.mutants.reference_kernels import SmallReference
 from tests.mutants.table_kernels import TableBackend
+from tests.mutation.gate import MutantRun, Task, run_mutant
+from tests.mutation.mutant import Mutant
 
 WEIGHT = MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
 CHANNEL = PerChannelMinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_channel_symmetric)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from conformance.machine.messages import MESSAGES, Begin, GuardsSeen, Tally, Trace, from_line, make_portable, to_line
+from conformance.machine.messages import MESSAGES, Begin, Tally, Trace, from_line, make_portable, to_line
 from reports.codec import KINDS, Message, SchemaError
 from reports.schema import (
     SCHEMA,
@@ -76,7 +76,6 @@ SENT: tuple[Message, ...] = (
     Trace(decisions=[{"node": "x", "count": 1}], graphs={"float model": "x = input\nreturn x"}),
     Trace(),
     Tally(lowerings=2, runs=30),
-    GuardsSeen(names=["lower", "numerics.distance"]),
 )
 
 
@@ -172,8 +171,11 @@ def test_a_message_of_another_type_is_refused_where_it_arrives(sent: Message, wh
         ('{"kind": "npu"}', "unknown kind of row 'npu'; expected one of header, check, claim, model, measurement"),
         ('{"kind": ["begin"]}', r"unknown kind of row \['begin'\]"),
         ('{"kind": "begin"}', "begin row has no 'stage'"),
-        ('{"kind": "guards", "names": ["a", 3]}', r"'names\[1\]' is 3; expected a string"),
-        ('{"kind": "guards", "names": NaN}', "NaN is not JSON"),
+        (
+            '{"kind": "measurement", "topic": "", "subject": "", "values": {}, "claims": ["a", 3]}',
+            r"'claims\[1\]' is 3",
+        ),
+        ('{"kind": "tally", "runs": NaN}', "NaN is not JSON"),
     ],
 )
 def test_a_line_without_a_message_is_refused(line: str, why: str) -> None:

@@ -22,7 +22,6 @@ from conformance.annotations.programs import make_program
 from conformance.annotations.spelling import SpellingError, read_places, spell_places
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims_of.candidates import copy_entry, list_entries
-from conformance.mutation.gate import Task, run_mutant
 from conformance.pipeline.claim_run import rebuild
 from conformance.stages.annotate import check_annotations
 from conformance.stages.bench import Bench
@@ -35,6 +34,7 @@ from reports.verdicts import Verdict
 from tests.conformance.support.quantizers import ByTarget, StaticLinear, aten, derived_bias, mark, weighted
 from tests.mutants.quantizer_faults import MUTANTS, Quantized
 from tests.mutants.reference_kernels import SmallReference
+from tests.mutation.gate import Task, run_mutant
 
 FAULTY = {mutant.name: mutant for mutant in MUTANTS if not mutant.is_honest and "NUM-03" not in mutant.rules}
 """Those that the annotations show; one has its fault in the program that comes of them."""

@@ -16,7 +16,6 @@ from conformance.claims.build import build_model
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.inputs import BEYOND
 from conformance.claims.plan import plan_cases
-from conformance.mutation.gate import Task, run_mutant
 from conformance.oracle.evaluate import Walk
 from conformance.stages.bench import Bench
 from conformance.stages.convert import ConvertStage
@@ -39,6 +38,7 @@ from refimpl import (
 from refimpl.convert import convert_to_bounded_reference_fx
 from tests.mutants import honest
 from tests.mutants.fixed_grids import FIXING, FixedGridBackend, Fixing, OwnFixedObserver
+from tests.mutation.gate import Task, run_mutant
 
 FORMS = (convert_to_bounded_reference_fx, convert_to_reference_decomposed_fx)  # those of the suite
 X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))

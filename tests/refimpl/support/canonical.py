@@ -15,8 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-import torch.ao.nn.quantized as nnq
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
@@ -28,9 +26,6 @@ ATTRIBUTES = (
 QPARAMS = re.compile(r"(, )?\b(scale|zero_point)=[^,]+")  # in a module's repr: numbers, and part of its state
 
 
-CLAMPS = frozenset(
-    {nn.ReLU6, nn.Hardtanh, nnq.ReLU6, F.relu6, F.hardtanh, F.hardtanh_, torch.clamp, "clamp"}
-)  # fmt: skip
 TRAINED = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RNNBase)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from refimpl import BackendConfig, BackendPatternConfig
-from tests.refimpl.support.flow_zoo import settle
+from tests.refimpl.support.zoo_basic import settle
 
 X = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(1))
 

@@ -1,4 +1,4 @@
-"""The fixed list of the parity tests: every model with its inputs and the recipes that it is taken through."""
+"""The float models of the tests, each with its inputs and the recipes that the parity tests take it through."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.ao.quantization.fx import custom_config
 
-from tests.refimpl.support import flow_zoo as basic
+from conformance.whole_models import zoo as published
+from tests.refimpl.support import zoo_basic as basic
 from tests.refimpl.support import zoo_features as features
 from tests.refimpl.support import zoo_modern as modern
 from tests.refimpl.support import zoo_recipes as recipes
@@ -67,6 +68,11 @@ def build(entry: Entry) -> tuple[nn.Module, Batches]:
     return model, [tuple(maker() for maker in make) for _ in range(3)]
 
 
+def build_named(name: str) -> tuple[nn.Module, Batches]:
+    """Build the model that has this name."""
+    return build(next(entry for entry in ENTRIES if entry.name == name))
+
+
 def keyed(name: str, tweak: recipes.Tweak, base: Any = QCONFIG, **options: Any) -> tuple[str, Recipe]:
     """Return a recipe for one model: a global QConfig and keys of its own."""
     return name, Recipe(mapping=only_global(base, tweak), **options)
@@ -96,20 +102,12 @@ QAT = ("qat qnnpack",)
 
 BASIC = (
     Entry(make=basic.Residual, inputs=(MAPS,), recipes=(*STATIC, "x86", "qat fbgemm", "onednn minmax", "tensorrt")),
-    Entry(make=basic.ResidualDownsample, inputs=(MAPS,), recipes=("native", "qat x86", "fbgemm")),
     Entry(make=basic.Branches, inputs=(MAPS,), recipes=("minmax", "qnnpack")),
     Entry(make=basic.CatThenConv, inputs=(MAPS,), recipes=(*STATIC, "narrow", "qat onednn")),
-    Entry(make=basic.CatOfInput, inputs=(MAPS,), recipes=("minmax", "signed")),
-    Entry(make=basic.SharedReLU, inputs=(ROWS,), recipes=("minmax", "dynamic")),
     Entry(make=basic.SharedConv, inputs=(MAPS,), recipes=("minmax",)),
     Entry(make=basic.Mlp, inputs=(ROWS,), recipes=(*STATIC, "dynamic", "float16 dynamic", "float16 static", *QAT)),
-    Entry(make=basic.Vgg, inputs=(MAPS,), recipes=("native", "onednn", *QAT)),
-    Entry(make=basic.MobileNet, inputs=(MAPS,), recipes=("per channel", "narrow", "executorch", *QAT)),
     Entry(make=basic.Reshapes, inputs=(ROWS,), recipes=("minmax", "fixed", "dynamic")),
-    Entry(make=basic.MultiOutput, inputs=(ROWS,), recipes=("minmax", "dynamic per channel")),
-    Entry(make=basic.TwoInputs, inputs=(ROWS, ROWS), recipes=("minmax", "float16 static")),
     Entry(make=basic.Functions, inputs=(ROWS,), recipes=("minmax", "dynamic", "float16 dynamic")),
-    Entry(make=basic.Scalars, inputs=(ROWS,), recipes=("minmax", "narrow")),
     Entry(make=basic.FloatIsland, inputs=(ROWS,), recipes=("minmax",)),
     Entry(make=basic.DeadBranch, inputs=(ROWS,), recipes=("minmax", "dynamic")),
     Entry(make=basic.Nested, inputs=(ROWS,), recipes=("minmax", "histogram", "moving")),
@@ -117,11 +115,7 @@ BASIC = (
     Entry(make=basic.Keywords, inputs=(MAPS,), recipes=("minmax",)),
     Entry(make=basic.LinearBn, inputs=(ROWS,), recipes=("minmax", "qat onednn", *QAT)),
     Entry(make=basic.DenseBlock, inputs=(MAPS,), recipes=("minmax", "histogram")),
-    Entry(make=basic.SqueezeExcite, inputs=(MAPS,), recipes=("minmax",)),
     Entry(make=basic.ReluOnly, inputs=(ROWS,), recipes=("minmax",)),
-    Entry(make=basic.AddOfInputs, inputs=(ROWS, ROWS), recipes=("minmax", "onednn minmax")),
-    Entry(make=basic.SelfAdd, inputs=(ROWS,), recipes=("minmax",)),
-    Entry(make=basic.Slices, inputs=(ROWS,), recipes=("minmax",)),
     *(
         Entry(
             make=partial(basic.ConvNet, d),
@@ -132,20 +126,22 @@ BASIC = (
     ),
 )
 
+IMAGES = (3, 16, 16)
 VISION = (
-    Entry(make=vision.ResNet, inputs=(MAPS,), recipes=("minmax", "x86", "qat fbgemm", "onednn minmax")),
-    Entry(make=vision.MobileNetV3, inputs=(MAPS,), recipes=("fixed", "minmax", "qat qnnpack")),
+    Entry(
+        make=published.ResNet,
+        inputs=((3, 32, 32),),
+        recipes=("minmax", "fbgemm", "native", "qat fbgemm", "onednn minmax"),
+    ),
+    Entry(make=published.MobileNet, inputs=(IMAGES,), recipes=("fixed", "minmax", "executorch", "qat qnnpack")),
+    Entry(make=published.UNet, inputs=(IMAGES,), recipes=("minmax", "qat qnnpack")),
     Entry(make=vision.EfficientNet, inputs=(MAPS,), recipes=("fixed", "per channel")),
-    Entry(make=vision.UNet, inputs=(MAPS,), recipes=("minmax", "qnnpack", "qat qnnpack")),
     Entry(make=vision.DenseNet, inputs=(MAPS,), recipes=("minmax", "narrow", "qat qnnpack")),
-    Entry(make=vision.Inception, inputs=(MAPS,), recipes=("per channel", "qat x86")),
-    Entry(make=vision.Fire, inputs=(MAPS,), recipes=("minmax", "onednn minmax")),
     Entry(make=vision.ShuffleNet, inputs=(MAPS,), recipes=("minmax", "native")),
     Entry(make=vision.SuperResolution, inputs=(MAPS,), recipes=("minmax", "native")),
     Entry(make=vision.Autoencoder, inputs=(MAPS,), recipes=("fixed", "qat qnnpack")),
     Entry(make=vision.FeaturePyramid, inputs=(MAPS,), recipes=("minmax", "fixed")),
     Entry(make=vision.SpatialAttention, inputs=(MAPS,), recipes=("fixed", "minmax")),
-    Entry(make=vision.PyramidPooling, inputs=(MAPS,), recipes=("minmax",)),
     Entry(make=vision.Activations, inputs=(MAPS,), recipes=("fixed", "minmax", "float16 static", "x86 minmax")),
     Entry(make=vision.Norms, inputs=(MAPS,), recipes=("fixed", "qat qnnpack")),
     Entry(make=vision.Video, inputs=((2, 4, 8, 8),), recipes=("x86 minmax",)),
@@ -183,7 +179,6 @@ TEXT = (
     ),
     Entry(make=text.Gru, inputs=(WORDS,), recipes=("dynamic", "mixed", "float16 dynamic")),
     Entry(make=text.Cells, inputs=(WORDS, (6,)), recipes=("dynamic", "float16 dynamic")),
-    Entry(make=text.PositionalAdd, inputs=(WORDS,), recipes=("minmax",)),
     Entry(make=text.Pointer, inputs=(WORDS, mask(BATCH, 5)), recipes=("minmax", "fixed")),
     Entry(make=text.Gated, inputs=(ROWS,), recipes=("fixed", "minmax", "qat qnnpack")),
 )
@@ -202,7 +197,6 @@ FEATURES = (
     Entry(make=features.Float, inputs=(ROWS,), recipes=("minmax", "native")),
     Entry(make=features.InPlace, inputs=(MAPS,), recipes=("minmax",)),
     Entry(make=features.InPlaceOperators, inputs=(ROWS,), recipes=("minmax", "onednn minmax")),
-    Entry(make=features.CalledTwice, inputs=(ROWS,)),
     Entry(make=features.Stacks, inputs=(ROWS,), recipes=("minmax", "fixed")),
     Entry(make=features.NamedOutput, inputs=(ROWS,), recipes=("minmax",)),
     Entry(make=features.NestedOutput, inputs=(ROWS,), recipes=("minmax",)),
@@ -212,7 +206,6 @@ FEATURES = (
     Entry(make=features.Permutations, inputs=(MAPS,), recipes=("minmax", "fixed")),
     Entry(make=features.ScalarOps, inputs=(ROWS,), recipes=("minmax", "float16 static")),
     Entry(make=features.Matmuls, inputs=(ROWS,), recipes=("minmax", "native")),
-    Entry(make=features.SharedBlock, inputs=(ROWS,), recipes=("minmax",)),
     Entry(make=features.SharedAlias, inputs=(ROWS,), recipes=("minmax",)),
     Entry(make=features.Dropouts, inputs=(MAPS,), recipes=("minmax", "qat qnnpack")),
     Entry(make=features.Identities, inputs=(ROWS,), recipes=("minmax",)),
@@ -262,12 +255,10 @@ FEATURES = (
 MODERN = (
     Entry(make=modern.SqueezeNet, inputs=(MAPS,), recipes=("fbgemm", "qat qnnpack")),
     Entry(make=modern.InceptionBlocks, inputs=(MAPS,), recipes=("fbgemm", "onednn")),
-    Entry(make=modern.RegNet, inputs=(MAPS,), recipes=("fbgemm", "onednn", "qat fbgemm")),
     Entry(make=modern.SharedHead, inputs=(MAPS,), recipes=("minmax",)),
     Entry(make=modern.ConvNeXt, inputs=(MAPS,), recipes=("onednn", "dynamic fbgemm")),
     Entry(make=modern.WindowAttention, inputs=((8, 8, 8),), recipes=("onednn", "dynamic fbgemm")),
     Entry(make=modern.FaceNet, inputs=(MAPS,), recipes=("fbgemm",)),
-    Entry(make=modern.GatedLinear, inputs=(ROWS,), recipes=("fbgemm",)),
     Entry(make=modern.CausalDecoder, inputs=(WORDS,), recipes=("onednn", "dynamic per channel x86")),
 )
 

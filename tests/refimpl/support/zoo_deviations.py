@@ -79,8 +79,7 @@ DEVIATIONS = (
         rule="LOW-03",
         why="torch gives a module that is called at two places the output scale of one of them",
         cases=(
-            "SharedConv, minmax", "TwoInputs, minmax", "CalledTwice, minmax", "SharedBlock, minmax",
-            "SharedAlias, minmax", "SharedHead, minmax", "SharedHead, x86", "SharedHead, qnnpack",
+            "SharedConv, minmax", "SharedAlias, minmax", "SharedHead, minmax", "SharedHead, x86", "SharedHead, qnnpack",
         ),
         stages=LOWERED,
         text=r"only torch: \d+ ao\.nn\.(intrinsic\.)?quantized\.modules\.",
@@ -96,7 +95,7 @@ DEVIATIONS = (
         rule="LOW-03",
         why="torch's quantized sigmoid has fixed output qparams; lowering drops the ones that the next op asked for",
         cases=(
-            "MobileNetV3, minmax", "EfficientNet, per channel", "SpatialAttention, minmax", "Audio, minmax",
+            "MobileNet, minmax", "EfficientNet, per channel", "SpatialAttention, minmax", "Audio, minmax",
             "Activations, minmax", "Activations, x86 minmax", "FunctionalActivations, minmax",
         ),
         stages=LOWERED,
@@ -173,9 +172,8 @@ DEVIATIONS = (
         rule="OBS-02",
         why="torch replaces a shared observer that a later op shares too at some places only; ours has one more",
         cases=(
-            "PyramidPooling, minmax", "PyramidPooling, x86", "PyramidPooling, qnnpack", "GlobalPools, minmax",
-            "GlobalPools, per channel", "GlobalPools, x86", "GlobalPools, qnnpack", "InceptionBlocks, x86",
-            "InceptionBlocks, fbgemm", "InceptionBlocks, onednn", "InceptionBlocks, qnnpack",
+            "GlobalPools, minmax", "GlobalPools, per channel", "GlobalPools, x86", "GlobalPools, qnnpack",
+            "InceptionBlocks, x86", "InceptionBlocks, fbgemm", "InceptionBlocks, onednn", "InceptionBlocks, qnnpack",
         ),
         stages=UNTIL_LOWERED,
         text=ONE_MORE,
@@ -183,7 +181,7 @@ DEVIATIONS = (
     Known(
         rule="OBS-02",
         why="the same; in QAT it sees values that the other one has rounded",
-        cases=("PyramidPooling, qat x86", "GlobalPools, qat x86", "InceptionBlocks, qat x86"),
+        cases=("GlobalPools, qat x86", "InceptionBlocks, qat x86"),
         stages=(*UNTIL_LOWERED, "lowered"),
         text=ONE_MORE,
     ),

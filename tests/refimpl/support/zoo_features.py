@@ -137,17 +137,6 @@ class InPlaceOperators(nn.Module):
         return torch.sub(self.c(y), x) / 2
 
 
-class CalledTwice(nn.Module):
-    """One linear at two places: its results have two ranges. (LOW-03)"""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Any:
-        return F.hardswish(self.fc(x)) * self.fc(x * 5)
-
-
 class Stacks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -261,18 +250,6 @@ class Matmuls(nn.Module):
     def forward(self, x: Tensor) -> Any:
         left, right = self.a(x), self.b(x)
         return torch.matmul(left, right.t()) @ left, torch.mm(left, right.T)
-
-
-class SharedBlock(nn.Module):
-    """One submodule with linear and relu, called three times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-
-    def forward(self, x: Tensor) -> Any:
-        first = self.block(x)
-        return self.block(self.block(first)) + first
 
 
 class SharedAlias(nn.Module):

@@ -37,27 +37,6 @@ class InceptionBlocks(nn.Module):
         return F.adaptive_avg_pool2d(self.last(x), 1).flatten(1)
 
 
-class RegNet(nn.Module):
-    """A residual bottleneck with a grouped convolution, batch norms, and squeeze-excite by a sigmoid."""
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(4, width, 1)
-        self.a = nn.Sequential(nn.Conv2d(width, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
-        grouped = nn.Conv2d(width, width, 3, padding=1, groups=4, bias=False)
-        self.b = nn.Sequential(grouped, nn.BatchNorm2d(width), nn.ReLU())
-        self.excite = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Conv2d(width, 2, 1), nn.ReLU(), nn.Conv2d(2, width, 1), nn.Sigmoid()
-        )
-        self.c = nn.Sequential(nn.Conv2d(width, width, 1, bias=False), nn.BatchNorm2d(width))
-        self.relu = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.stem(x)
-        y = self.b(self.a(x))
-        return self.relu(x + self.c(y * self.excite(y)))
-
-
 class SharedHead(nn.Module):
     """A detector: one head of convolutions is called for each level of a pyramid."""
 
@@ -131,17 +110,6 @@ class FaceNet(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.out(self.drop(torch.flatten(self.body(self.stem(x)), 1)))
-
-
-class GatedLinear(nn.Module):
-    """The inputs of sigmoid and tanh, whose outputs have fixed qparams, are those of linears; a product and a sum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide, self.gate, self.more, self.out = (nn.Linear(8, 8) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.out(self.wide(x) * torch.sigmoid(self.gate(x)) + torch.tanh(self.more(x)))
 
 
 class CausalDecoder(nn.Module):

@@ -177,19 +177,6 @@ class Cells(nn.Module):
         return self.fc(self.relu(self.tanh(gru, state)))
 
 
-class PositionalAdd(nn.Module):
-    """A parameter and a buffer as operands."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.out, self.places = nn.Linear(8, 8), nn.Linear(8, 4), nn.Parameter(torch.randn(1, 5, 8))
-        self.table: Tensor
-        self.register_buffer("table", torch.randn(5, 8))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.out((self.fc(x) + self.places) * self.table)
-
-
 class Pointer(nn.Module):
     """Indices: topk, gather, index by tensor, where with a mask, argmax."""
 

@@ -21,40 +21,6 @@ def conv_bn_act(
     return nn.Sequential(conv_bn(into, out, kernel, stride, groups), act)
 
 
-class Bottleneck(nn.Module):
-    def __init__(self, channels: int, stride: int = 1) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(channels, 2, 1, bias=False), nn.BatchNorm2d(2)
-        self.conv2, self.bn2 = nn.Conv2d(2, 2, 3, stride, 1, bias=False), nn.BatchNorm2d(2)
-        self.conv3, self.bn3 = nn.Conv2d(2, channels, 1, bias=False), nn.BatchNorm2d(channels)
-        self.relu = nn.ReLU(inplace=True)
-        self.downsample = None if stride == 1 else conv_bn(channels, channels, 1, stride)
-
-    def forward(self, x: Tensor) -> Any:
-        identity = x
-        out = self.relu(self.bn1(self.conv1(x)))
-        out = self.relu(self.bn2(self.conv2(out)))
-        out = self.bn3(self.conv3(out))
-        if self.downsample is not None:
-            identity = self.downsample(x)
-        out += identity
-        return self.relu(out)
-
-
-class ResNet(nn.Module):
-    """Stem, two bottlenecks (one relu module called at three places in each), pool and head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = conv_bn_act(4, 4, nn.ReLU(inplace=True), 3, 1)
-        self.maxpool = nn.MaxPool2d(3, 2, 1)
-        self.layer1 = nn.Sequential(Bottleneck(4, 2), Bottleneck(4))
-        self.avgpool, self.fc = nn.AdaptiveAvgPool2d((1, 1)), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.fc(torch.flatten(self.avgpool(self.layer1(self.maxpool(self.stem(x)))), 1))
-
-
 class SqueezeExcite(nn.Module):
     def __init__(self, channels: int, act: nn.Module, gate: nn.Module) -> None:
         super().__init__()
@@ -64,21 +30,6 @@ class SqueezeExcite(nn.Module):
     def forward(self, x: Tensor) -> Any:
         scale = self.gate(self.fc2(self.act(self.fc1(self.pool(x)))))
         return scale * x
-
-
-class MobileNetV3(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = conv_bn_act(4, 4, nn.Hardswish(), stride=2)
-        self.expand, self.depthwise = (conv_bn_act(4, 8, nn.Hardswish(), 1), conv_bn_act(8, 8, nn.ReLU(), groups=8))
-        self.excite = SqueezeExcite(8, nn.ReLU(), nn.Hardsigmoid())
-        self.project = conv_bn(8, 4, 1)
-        self.head = nn.Sequential(nn.Linear(4, 6), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(6, 3))
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.stem(x)
-        x = x + self.project(self.excite(self.depthwise(self.expand(x))))
-        return self.head(x.mean([2, 3]))
 
 
 class EfficientNet(nn.Module):
@@ -91,19 +42,6 @@ class EfficientNet(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.project(self.excite(self.depthwise(self.expand(x)))) + x
-
-
-class UNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.down, self.bottom = conv_bn_act(4, 4, nn.ReLU()), conv_bn_act(4, 6, nn.ReLU())
-        self.pool, self.up = nn.MaxPool2d(2), nn.ConvTranspose2d(6, 4, 2, 2)
-        self.join, self.out = conv_bn_act(8, 4, nn.ReLU()), nn.Conv2d(4, 2, 1)
-
-    def forward(self, x: Tensor) -> Any:
-        skip = self.down(x)
-        y = self.up(self.bottom(self.pool(skip)))
-        return self.out(self.join(torch.cat([skip, y], dim=1)))
 
 
 class DenseNet(nn.Module):
@@ -120,32 +58,6 @@ class DenseNet(nn.Module):
         features.append(self.conv1(self.relu(self.norm1(torch.cat(features, 1)))))
         features.append(self.conv2(F.relu(self.norm2(torch.cat(features, 1)))))
         return self.pool(torch.cat(features, 1))
-
-
-class Inception(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.branch1 = conv_bn_act(4, 2, nn.ReLU(), 1)
-        self.branch2 = nn.Sequential(conv_bn_act(4, 2, nn.ReLU(), 1), conv_bn_act(2, 3, nn.ReLU()))
-        self.branch3 = nn.Sequential(nn.Conv2d(4, 2, (1, 3), padding=(0, 1)), nn.Conv2d(2, 2, (3, 1), padding=(1, 0)))
-        self.branch_pool = conv_bn_act(4, 2, nn.ReLU(), 1)
-
-    def forward(self, x: Tensor) -> Any:
-        pooled = self.branch_pool(F.avg_pool2d(x, kernel_size=3, stride=1, padding=1))
-        return torch.cat([self.branch1(x), self.branch2(x), self.branch3(x), pooled], 1)
-
-
-class Fire(nn.Module):
-    """SqueezeNet's module: squeeze, two expansions of one value, cat."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.squeeze, self.expand1, self.expand3 = nn.Conv2d(4, 2, 1), nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 3, padding=1)
-        self.activations = nn.ModuleList([nn.ReLU(inplace=True) for _ in range(3)])
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.activations[0](self.squeeze(x))
-        return torch.cat([self.activations[1](self.expand1(x)), self.activations[2](self.expand3(x))], 1)
 
 
 class ShuffleNet(nn.Module):
@@ -216,20 +128,6 @@ class SpatialAttention(nn.Module):
         x = self.features(x)
         pooled = torch.cat([torch.mean(x, dim=1, keepdim=True), torch.max(x, dim=1, keepdim=True)[0]], dim=1)
         return x * torch.sigmoid(self.conv(pooled))
-
-
-class PyramidPooling(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(4, 4, 1)
-        self.stages = nn.ModuleList(
-            [nn.Sequential(nn.AdaptiveAvgPool2d(n), nn.Conv2d(4, 2, 1), nn.ReLU()) for n in (1, 2)]
-        )
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.stem(x)
-        sizes = x.shape[2:]
-        return torch.cat([x, *(F.interpolate(stage(x), sizes) for stage in self.stages)], 1)
 
 
 class Activations(nn.Module):

@@ -1,4 +1,4 @@
-"""``python -m conformance.mutation``: run the gate and report its result.
+"""``python -m tests.mutation``, in a checkout: run the gate and report its result.
 
 Exit status: 0 the gate passes, 1 it does not, 4 usage error.
 """
@@ -15,26 +15,28 @@ from pathlib import Path
 import torch
 
 from conformance.machine.environment import DETECTION, describe_environment
-from conformance.mutation.ablation import ablate
-from conformance.mutation.gate import MutantRun, Task, run_all
-from conformance.mutation.mutant import SHIPPED, Mutant, MutantError, load_mutants
-from conformance.mutation.power import PROFILES, Power, as_data, as_header, render_document, render_terminal, runs_of
 from conformance.run.options import ROOT
+from tests.mutants.mutants import MUTANTS
+from tests.mutation.ablation import ablate
+from tests.mutation.gate import MutantRun, Task, run_all
+from tests.mutation.mutant import Mutant
+from tests.mutation.power import PROFILES, Power, as_data, as_header, render_document, render_terminal, runs_of
 
 DOCUMENT = ROOT / "docs" / "detection-power.md"
 USAGE = 4
+
+
+class GateError(Exception):
+    """An option does not lead to mutants or their runs; the message is one line."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the gate. Returns the exit status."""
     options = _make_parser().parse_args(arguments)
     try:
-        if options.write_doc and not DOCUMENT.parent.is_dir():
-            raise MutantError(f"--write-doc: {DOCUMENT.parent} is not there; it needs a checkout of the suite")
-        known = load_mutants(options.mutants)
-        mutants = _select(known, options.mutant)
-        runs = _read_earlier(options.earlier, [each for each in known if each not in mutants])
-    except MutantError as error:
+        mutants = _select(options.mutant)
+        runs = _read_earlier(options.earlier, [each for each in MUTANTS if each not in mutants])
+    except GateError as error:
         print(error, file=sys.stderr)
         return USAGE
     torch.set_num_threads(1)
@@ -43,35 +45,34 @@ def main(arguments: Sequence[str]) -> int:
         runs.append(run)
         print(f"{number}/{len(tasks)} {_describe_run(run)}", file=sys.stderr, flush=True)
     names = {run.mutant for run in runs}
-    measured = tuple(mutant for mutant in known if mutant.name in names)
+    measured = tuple(mutant for mutant in MUTANTS if mutant.name in names)
     last = [run for run in runs if run.profile == runs[-1].profile and run.seed == 0]
     removals = () if options.no_ablation else tuple(ablate(measured, last, options.processes))
-    is_whole = options.mutants == SHIPPED and len(measured) == len(known)
-    power = Power(mutants=measured, runs=tuple(runs), removals=removals, is_whole=is_whole)
+    power = Power(mutants=measured, runs=tuple(runs), removals=removals, is_whole=len(measured) == len(MUTANTS))
     _write(power, options)
     print(render_terminal(power))
     return int(not power.passes)
 
 
-def _select(mutants: Sequence[Mutant], globs: Sequence[str]) -> tuple[Mutant, ...]:
-    """Return the mutants whose name or class matches. Raises MutantError if none does."""
+def _select(globs: Sequence[str]) -> tuple[Mutant, ...]:
+    """Return the mutants whose name or class matches. Raises GateError if none does."""
     matches = tuple(
-        mutant for mutant in mutants
+        mutant for mutant in MUTANTS
         if not globs or any(fnmatchcase(each, glob) for glob in globs for each in (mutant.name, mutant.group))
     )  # fmt: skip
     if not matches:
-        raise MutantError(f"--mutant: {', '.join(globs)} matches no mutant")
+        raise GateError(f"--mutant: {', '.join(globs)} matches no mutant")
     return matches
 
 
 def _read_earlier(path: str | None, mutants: Sequence[Mutant]) -> list[MutantRun]:
-    """Return the runs of these mutants in the file of an earlier gate. Raises MutantError for any other file."""
+    """Return the runs of these mutants in the file of an earlier gate. Raises GateError for any other file."""
     if path is None:
         return []
     try:
         runs = runs_of(json.loads(Path(path).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise MutantError(f"--earlier: {path} cannot be read: {type(error).__name__}: {error}") from error
+        raise GateError(f"--earlier: {path} cannot be read: {type(error).__name__}: {error}") from error
     names = {mutant.name for mutant in mutants}
     return [run for run in runs if run.mutant in names]
 
@@ -103,10 +104,9 @@ def _write(power: Power, options: argparse.Namespace) -> None:
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m conformance.mutation", description="Measure which seeded faults the suite finds."
+        prog="python -m tests.mutation", description="Measure which seeded faults the suite finds."
     )
     add = parser.add_argument
-    add("--mutants", default=SHIPPED, metavar="MODULE:NAME", help="a tuple of Mutant (default: those of tests/mutants)")
     add("--mutant", action="append", default=[], metavar="GLOB", help="only these names or classes (repeatable)")
     add("--profile", action="append", choices=PROFILES, help="only this profile (repeatable; default: quick and full)")
     add("--seeds", type=int, default=1, metavar="N", help="seeds of each honest variant (default: 1)")
@@ -114,7 +114,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--no-ablation", action="store_true", help="do not take each check away in turn")
     add("--earlier", metavar="JSON", help="an earlier detection-power.json, for the mutants that --mutant leaves out")
     add("--report-dir", default=str(Path("build", "mutation")), metavar="DIR", help="where detection-power.json goes")
-    add("--write-doc", action="store_true", help="write docs/detection-power.md, and in short what headers say")
+    add("--write-doc", action="store_true", help="write docs/detection-power.md, and what headers of results say")
     return parser
 
 

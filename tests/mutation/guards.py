@@ -1,18 +1,19 @@
 """Watch the checks of the suite, or remove one of them.
 
 The checks are marked in place (`conformance.machine.guard`). ``watch_guards`` notes which of them find a fault;
-``remove_guard`` makes one of them blind, so that the faults that only this one finds survive.
+``remove_guard`` makes one of them blind, so that the faults that only this one finds survive. A guard returns a Problem
+or None, but for those of ``KINDS``.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
-from conformance.machine.guard import GUARDS, Finds, replace_guards
+from conformance.machine.guard import GUARDS
 from conformance.stages.comparison import Comparison, compare
 from conformance.stages.execution import ExecutedCase
 from conformance.stages.stage import StageError
@@ -34,35 +35,48 @@ class GuardKind:
     is_stream: bool = False
 
 
-def watch_guards(seen: set[str]) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def watch_guards(seen: set[str]) -> Iterator[None]:
     """Add the names of the guards that find a fault in the context to ``seen``."""
-
-    def watch(name: str, function: Function) -> Function:
-        kind = KINDS[GUARDS[name]]
-
-        @wraps(function)
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            try:
-                result = function(*arguments, **keywords)
-            except StageError as error:
-                if kind.has_found(arguments, error):
-                    seen.add(name)
-                raise
-            if kind.is_stream:
-                result = list(result)
-            if kind.has_found(arguments, result):
-                seen.add(name)
-            return iter(result) if kind.is_stream else result
-
-        return call
-
-    return replace_guards(watch)
+    with _replace({name: _watch(name, function, seen) for name, function in GUARDS.items()}):
+        yield
 
 
-def remove_guard(name: str) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def remove_guard(name: str) -> Iterator[None]:
     """Make the guard of this name blind. Raises KeyError for any other name."""
-    blind = KINDS[GUARDS[name]].blind
-    return replace_guards(lambda each, function: blind(function) if each == name else function)
+    with _replace({name: kind_of(name).blind(GUARDS[name])}):
+        yield
+
+
+@contextlib.contextmanager
+def _replace(functions: Mapping[str, Function]) -> Iterator[None]:
+    before = {name: GUARDS[name] for name in functions}
+    GUARDS.update(functions)
+    try:
+        yield
+    finally:
+        GUARDS.update(before)
+
+
+def _watch(name: str, function: Function, seen: set[str]) -> Function:
+    kind = kind_of(name)
+
+    @wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            result = function(*arguments, **keywords)
+        except StageError as error:
+            if kind.has_found(arguments, error):
+                seen.add(name)
+            raise
+        if kind.is_stream:
+            result = list(result)
+        if kind.has_found(arguments, result):
+            seen.add(name)
+        return iter(result) if kind.is_stream else result
+
+    return call
 
 
 # -- kinds of guards --------------------------------------------------------------------------------------------------
@@ -141,32 +155,50 @@ def _pass_all(function: Function) -> Function:
 _PROBLEM = GuardKind(
     has_found=lambda _, result: result is not None, blind=lambda _: lambda *arguments, **keywords: None
 )
-KINDS: Mapping[Finds, GuardKind] = {
-    Finds.PROBLEM: _PROBLEM,
-    Finds.OPEN: _PROBLEM,
-    Finds.PROBLEMS: GuardKind(
-        has_found=lambda _, result: bool(result), blind=lambda _: lambda *arguments: iter(()), is_stream=True
+_PROBLEMS = GuardKind(
+    has_found=lambda _, result: bool(result), blind=lambda _: lambda *arguments: iter(()), is_stream=True
+)
+_CHANGES = GuardKind(
+    has_found=lambda _, result: any(each.problem for each in result), blind=_ignore_changes, is_stream=True
+)
+_ERROR = GuardKind(has_found=_is_fault, blind=_leave_open)
+KINDS: Mapping[str, GuardKind] = {
+    "isolation": GuardKind(
+        has_found=lambda *_: True, blind=lambda function: lambda work: (Verdict.UNEXERCISED, *function(work)[1:])
     ),
-    Finds.TEXT: GuardKind(has_found=lambda _, result: bool(result), blind=lambda _: lambda *arguments: ""),
-    Finds.ERROR: GuardKind(has_found=_is_fault, blind=_leave_open),
-    Finds.FALLBACK: GuardKind(
+    "config.constraints": _PROBLEMS,
+    "config.modules": _PROBLEMS,
+    "config.fuser": _PROBLEMS,
+    "config.matching": _PROBLEMS,
+    "flow": _ERROR,
+    "annotate.ask": _ERROR,
+    "lower": _ERROR,
+    "execution": GuardKind(
         has_found=lambda _, result: _is_fault((), result if isinstance(result, StageError) else result.fault),
         blind=_ignore_fallback,
     ),
-    Finds.FAILED_RUN: GuardKind(
+    "numerics.runs": GuardKind(
         has_found=lambda *_: True, blind=lambda _: lambda where, *arguments: Comparison(where=where)
     ),
-    Finds.OFF_GRID: GuardKind(has_found=lambda *_: True, blind=_take_nearest),
-    Finds.DISTANCES: GuardKind(
+    "numerics.form": GuardKind(has_found=lambda _, result: bool(result), blind=lambda _: lambda *arguments: ""),
+    "numerics.grid": GuardKind(has_found=lambda *_: True, blind=_take_nearest),
+    "numerics.distance": GuardKind(
         has_found=lambda arguments, _: any(map(_is_distance, arguments[1])), blind=_take_any_distance
     ),
-    Finds.CHANGES: GuardKind(
-        has_found=lambda _, result: any(each.problem for each in result), blind=_ignore_changes, is_stream=True
-    ),
-    Finds.CHECK: GuardKind(
-        has_found=lambda _, result: result.verdict in FAULTY, blind=_pass_all
-    ),
-    Finds.LOST: GuardKind(
-        has_found=lambda *_: True, blind=lambda function: lambda work: (Verdict.UNEXERCISED, *function(work)[1:])
-    ),
-}  # fmt: skip
+    "invariance.repetition": _CHANGES,
+    "invariance.threads": _CHANGES,
+    "invariance.channels_last": _CHANGES,
+    "invariance.strided": _CHANGES,
+    "invariance.batch": _CHANGES,
+    "invariance.no rows": _CHANGES,
+    "invariance.operands": _CHANGES,
+    "invariance.models": _CHANGES,
+    "models": GuardKind(has_found=lambda _, result: result.verdict in FAULTY, blind=_pass_all),
+}
+OPEN = {"models.check_prepared", "models.check_reference", "models.check_roundings"}
+"""Guards of the flow, not of the backend: what they find leaves a model open."""
+
+
+def kind_of(name: str) -> GuardKind:
+    """Return the kind of the guard of this name."""
+    return KINDS.get(name, _PROBLEM)

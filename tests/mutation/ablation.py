@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from conformance.machine.guard import GUARDS
-from conformance.mutation.gate import MutantRun, Task, run_all
-from conformance.mutation.mutant import Mutant
+from tests.mutation.gate import MutantRun, Task, run_all
+from tests.mutation.mutant import Mutant
 
 CANDIDATES = 3
 """Number of mutants that are run without each check; as many again if none of them survives."""

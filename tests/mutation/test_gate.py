@@ -1,28 +1,32 @@
 """The mutation gate: mutants of each class are killed and blamed rightly, honest ones are not, each check can be taken
-away; the reduced form of ``python -m conformance.mutation``."""
+away; the reduced form of ``python -m tests.mutation``."""
 
 from __future__ import annotations
 
 import json
 import re
+import runpy
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conformance.machine.guard import GUARDS, Finds
-from conformance.mutation import __main__ as command
-from conformance.mutation.ablation import WHY, Removal, ablate
-from conformance.mutation.gate import FailedUnit, MutantRun, Task, run_all, run_mutant
-from conformance.mutation.guards import KINDS
-from conformance.mutation.mutant import Mutant, MutantError, load_mutants
-from conformance.mutation.power import Power, as_data, is_right, render_document, render_terminal
+from conformance.machine.environment import DETECTION
+from conformance.machine.guard import GUARDS
 from conformance.run.options import ROOT
 from reports.verdicts import Verdict
 from tests.mutants import mutants as shipped
+from tests.mutants.integer_kernels import IntegerBackend, varied
+from tests.mutation import __main__ as command
+from tests.mutation.ablation import WHY, Removal, ablate
+from tests.mutation.gate import FailedUnit, MutantRun, Task, run_all, run_mutant
+from tests.mutation.guards import KINDS, OPEN
+from tests.mutation.mutant import Mutant
+from tests.mutation.power import Power, as_data, is_right, render_document, render_terminal
 from tests.support.torchao import needs_torchao
 
 MUTANTS = {mutant.name: mutant for mutant in shipped.MUTANTS}
@@ -121,8 +125,15 @@ def marked() -> Counter[str]:
 def test_every_guard_has_its_own_name() -> None:
     assert marked().keys() == GUARDS.keys(), "the gate knows every guard that there is"
     assert max(marked().values()) == 1
-    assert KINDS.keys() == set(Finds) == set(GUARDS.values())
-    assert GUARDS.keys() >= WHY.keys()
+    assert GUARDS.keys() >= {*KINDS, *OPEN, *WHY}
+
+
+def test_a_guard_of_no_special_kind_returns_a_problem_or_none() -> None:
+    returned = {name: signature(function).return_annotation for name, function in GUARDS.items() if name not in KINDS}
+    assert returned == dict.fromkeys(returned, "Problem | None")
+    assert {KINDS[name].is_stream for name in KINDS if "Iterator" in signature(GUARDS[name]).return_annotation} == {
+        True
+    }
 
 
 @pytest.mark.slow
@@ -187,66 +198,63 @@ def test_rates_are_of_faulty_mutants_and_honest_ones_may_not_be_red() -> None:
 
 
 @needs_torchao
-def test_the_document_is_of_these_mutants_and_checks() -> None:
+def test_the_document_and_the_headers_are_of_these_mutants() -> None:
     text = (ROOT / "docs" / "detection-power.md").read_text(encoding="utf-8")
-    for each in shipped.MUTANTS:
-        assert f"| {each.group} | {each.name} |" in re.sub(" +", " ", text), each.name
-    for name in GUARDS:
-        assert f"| {name} |" in re.sub(" +", " ", text), name
-    count = sum(not each.is_honest for each in shipped.MUTANTS)
-    assert f"killed by full: {count} of {count} (100.0 %)" in text
+    said = json.loads(DETECTION.read_text(encoding="utf-8"))
+    honest = said.pop("honest variants")
+    total = said.pop("every class")
+    faulty = Counter(each.group for each in shipped.MUTANTS if not each.is_honest)
+    assert {name: row["faults"] for name, row in said.items()} == faulty
+    assert total["faults"] == total["full"] == faulty.total() and honest["runs"] == honest["without a false alarm"]
+    for name, row in {**said, "every class": total}.items():
+        line = "| {} | {} | {} | {} |".format(name, *row.values())
+        assert name == "every class" or line in re.sub(" +", " ", text), name
+    assert f"killed by full: {total['full']} of {total['faults']} (100.0 %)" in text
     assert "- the gate passes" in text
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
 
-TINY = """
-from conformance.mutation.mutant import Mutant
-from tests.mutants.integer_kernels import varied
-from tests.mutants.integer_kernels import IntegerBackend
-
-CLAIM = ("torch.flatten/static:in=quint8*/ptq/*", "nn.ReLU/static:in=quint8*/ptq/*")
-HONEST = Mutant(name="honest", group="honest", make=IntegerBackend, claims=CLAIM)
-FAULTY = Mutant(name="no relu", group="activation", rules=("NUM-05",), claims=CLAIM,
-                make=lambda: IntegerBackend(varied("relu", lambda honest, x: x)))
-HIDDEN = Mutant(name="hidden", group="state", rules=("NUM-07",), claims=CLAIM, make=IntegerBackend)
-GOOD, SURVIVES, TWICE, STRANGE = (HONEST, FAULTY), (HIDDEN,), (HONEST, HONEST), (HONEST, 3)
-"""
+CLAIMS = ("torch.flatten/static:in=quint8*/ptq/*", "nn.ReLU/static:in=quint8*/ptq/*")
+HONEST_ONE = Mutant(name="honest", group="honest", make=IntegerBackend, claims=CLAIMS)
+FAULTY_ONE = Mutant(name="no relu", group="activation", rules=("NUM-05",), claims=CLAIMS,
+                    make=lambda: IntegerBackend(varied("relu", lambda honest, x: x)))  # fmt: skip
+HIDDEN = Mutant(name="hidden", group="state", rules=("NUM-07",), claims=CLAIMS, make=IntegerBackend)
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    name = f"tiny_{abs(hash(str(tmp_path)))}"
-    (tmp_path / f"{name}.py").write_text(TINY, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "MUTANTS", (HONEST_ONE, FAULTY_ONE, HIDDEN))
     monkeypatch.setattr(command, "DOCUMENT", tmp_path / "doc.md")
-    monkeypatch.setattr(command, "DETECTION", tmp_path / "summarize_data.json")
-    return name
+    monkeypatch.setattr(command, "DETECTION", tmp_path / "header.json")
 
 
-@pytest.mark.parametrize(("mutants", "status"), (("GOOD", 0), ("SURVIVES", 1)))
-def test_the_command_runs_anyones_mutants(
-    tiny: str, mutants: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(("names", "status"), ((("honest", "no relu"), 0), (("hidden",), 1)))
+def test_the_command_writes_what_the_mutants_show(
+    names: tuple[str, ...], status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--profile=quick", "-n1", f"--report-dir={tmp_path}/out", "--write-doc")
-    assert command.main([f"--mutants={tiny}:{mutants}", *options]) == status
+    assert command.main([*(f"--mutant={name}" for name in names), *options]) == status
     printed = capsys.readouterr()
     data = json.loads((tmp_path / "out" / "detection-power.json").read_text(encoding="utf-8"))
     assert data["passes"] is (status == 0) and data["suite_commit"]
     assert ("the gate passes" in printed.out) is (status == 0)
-    assert printed.err.count("quick seed 0") == len(data["trials"])
+    assert printed.err.count("quick seed 0") == len(data["trials"]) == len(names)
     written = (tmp_path / "doc.md").read_text(encoding="utf-8")
     assert written.startswith("# Detection power") and "seconds" not in written
-    summarize_data = json.loads((tmp_path / "summarize_data.json").read_text(encoding="utf-8"))
-    assert summarize_data["every class"]["quick"] == sum(trial["killed"] for trial in data["trials"])
+    assert ("- hidden (state)" in written) is (status == 1)
+    header = json.loads((tmp_path / "header.json").read_text(encoding="utf-8"))
+    assert header["every class"]["quick"] == sum(trial["killed"] for trial in data["trials"])
 
 
+@pytest.mark.usefixtures("tiny")
 def test_a_few_mutants_are_measured_again_beside_what_an_earlier_run_found(
-    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [f"--mutants={tiny}:GOOD", "--profile=quick", "-n1", "--no-ablation", f"--report-dir={tmp_path}"]
+    given = ["--profile=quick", "-n1", "--no-ablation", f"--report-dir={tmp_path}"]
     path = tmp_path / "detection-power.json"
-    assert command.main(given) == 0
+    assert command.main([*given, "--mutant=honest", "--mutant=no relu"]) == 0
     first = json.loads(path.read_text(encoding="utf-8"))
     capsys.readouterr()
     assert command.main([*given, f"--earlier={path}", "--mutant=honest"]) == 0
@@ -269,27 +277,20 @@ def test_the_document_is_the_same_text_for_the_same_runs() -> None:
     assert render_document(power, facts) == render_document(slower, facts)
 
 
-@pytest.mark.parametrize(
-    ("spec", "told"),
-    (("nowhere", "not of the form"), ("no_such_module:X", "cannot be loaded: ModuleNotFoundError"),
-     ("{}:MISSING", "cannot be loaded: AttributeError"), ("{}:TWICE", "two mutants of the name 'honest'"),
-     ("{}:STRANGE", "has 3; give a tuple"), ("{}:CLAIM", "give a tuple")),
-)  # fmt: skip
-def test_mutants_that_cannot_be_had_are_a_usage_error(
-    tiny: str, spec: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command.main([f"--mutants={spec.format(tiny)}"]) == command.USAGE
-    assert told in capsys.readouterr().err
-    with pytest.raises(MutantError):
-        load_mutants(spec.format(tiny))
-
-
 def test_a_mutant_whose_claims_are_not_in_its_config_is_not_killed() -> None:
     lost = replace(MUTANTS["rounds twice"], claims=("nn.Nothing/*",))
     found = run_mutant(lost, Task(mutant=lost.name, profile="quick"))
     assert not found.is_killed and "matches no claim" in found.open[0]
 
 
-def test_a_glob_without_a_mutant_is_a_usage_error(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([f"--mutants={tiny}:GOOD", "--mutant=nothing*"]) == command.USAGE
+@pytest.mark.usefixtures("tiny")
+def test_a_glob_without_a_mutant_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--mutant=nothing*"]) == command.USAGE
     assert "matches no mutant" in capsys.readouterr().err
+
+
+def test_the_command_of_earlier_releases_names_this_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("conformance.mutation")
+    assert ended.value.code == command.USAGE
+    assert "is gone: run `python -m tests.mutation`" in capsys.readouterr().err

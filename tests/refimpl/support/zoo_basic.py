@@ -1,8 +1,7 @@
-"""Float models of many shapes for the parity tests: each a class, with the batch that it takes (see `ZOO`)."""
+"""Float models of a few layers, of many shapes (see `zoo`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -28,17 +27,6 @@ class Residual(nn.Module):
         return F.relu(y + x)
 
 
-class ResidualDownsample(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(conv_bn_relu(4, 8, 2), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
-        self.down = nn.Sequential(nn.Conv2d(4, 8, 1, 2), nn.BatchNorm2d(8))
-        self.relu = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.relu(torch.add(self.body(x), self.down(x)))
-
-
 class Branches(nn.Module):
     """Inception-like: branches of other depth, concatenated."""
 
@@ -60,26 +48,6 @@ class CatThenConv(nn.Module):
         return self.c(torch.cat((F.relu(self.a(x)), self.b(x)), dim=1))
 
 
-class CatOfInput(nn.Module):
-    """A branch of the cat is the graph's own input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(4, 4, 1)
-
-    def forward(self, x: Tensor) -> Any:
-        return torch.cat([self.conv(x), x], 1)
-
-
-class SharedReLU(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.relu = nn.Linear(8, 8), nn.Linear(8, 4), nn.ReLU()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.relu(self.b(self.relu(self.a(x))))
-
-
 class SharedConv(nn.Module):
     """One convolution with its state, called twice."""
 
@@ -98,40 +66,6 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.layers(x)
-
-
-class Vgg(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(
-            conv_bn_relu(4, 8), nn.MaxPool2d(2), conv_bn_relu(8, 8), conv_bn_relu(8, 8), nn.MaxPool2d(2)
-        )
-        self.head = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 4))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.head(torch.flatten(self.features(x), 1))
-
-
-class InvertedResidual(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.expand, self.depthwise = conv_bn_relu(channels, 12), conv_bn_relu(12, 12, groups=12)
-        self.project = nn.Sequential(nn.Conv2d(12, channels, 1, bias=False), nn.BatchNorm2d(channels))
-
-    def forward(self, x: Tensor) -> Any:
-        return x + self.project(self.depthwise(self.expand(x)))
-
-
-class MobileNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = conv_bn_relu(4, 4, 2)
-        self.blocks = nn.Sequential(InvertedResidual(4), InvertedResidual(4))
-        self.pool, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.pool(self.blocks(self.stem(x)))
-        return self.head(y.reshape(y.size(0), -1))
 
 
 class ConvNet(nn.Module):
@@ -157,25 +91,6 @@ class Reshapes(nn.Module):
         return self.b(torch.flatten(y, 1))
 
 
-class MultiOutput(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk, self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.trunk(x).relu()
-        return self.a(y), {"b": self.b(y), "trunk": y}
-
-
-class TwoInputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        return self.a(x) * self.b(y) + self.a(y)
-
-
 class Functions(nn.Module):
     """Weights as function arguments, positional."""
 
@@ -187,15 +102,6 @@ class Functions(nn.Module):
     def forward(self, x: Tensor) -> Any:
         y = F.relu(F.linear(x, self.weight, self.bias))
         return F.conv1d(y.unsqueeze(1), self.kernel, None, 1, 1)
-
-
-class Scalars(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Any:
-        return torch.relu((self.a(x) * 2.0) + 1.0)
 
 
 class FloatIsland(nn.Module):
@@ -277,77 +183,11 @@ class DenseBlock(nn.Module):
         return torch.cat(seen, 1)
 
 
-class SqueezeExcite(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool, self.down, self.up = nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1), nn.Conv2d(2, 4, 1)
-
-    def forward(self, x: Tensor) -> Any:
-        return x * F.relu(self.up(F.relu(self.down(self.pool(x)))))
-
-
 class ReluOnly(nn.Module):
     """Nothing upstream is observed."""
 
     def forward(self, x: Tensor) -> Any:
         return F.relu(x).reshape(-1, 4)
-
-
-class AddOfInputs(nn.Module):
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        return torch.relu(torch.add(x, y)) * x
-
-
-class SelfAdd(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.a(x)
-        return y + y
-
-
-class Slices(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.a(x)
-        left, right = torch.chunk(y, 2, dim=1)
-        return self.b(left) + right
-
-
-_ROWS, _MAPS = (8,), (4, 8, 8)
-_SHAPES: Mapping[Callable[[], nn.Module], tuple[tuple[int, ...], ...]] = {
-    Residual: (_MAPS,), ResidualDownsample: (_MAPS,), Branches: (_MAPS,), CatThenConv: (_MAPS,), CatOfInput: (_MAPS,),
-    SharedReLU: (_ROWS,), SharedConv: (_MAPS,), Mlp: (_ROWS,), Vgg: (_MAPS,), MobileNet: (_MAPS,), Reshapes: (_ROWS,),
-    MultiOutput: (_ROWS,), TwoInputs: (_ROWS, _ROWS), Functions: (_ROWS,), Scalars: (_ROWS,), FloatIsland: (_ROWS,),
-    DeadBranch: (_ROWS,), Nested: (_ROWS,), PoolFunctions: (_MAPS,), Keywords: (_MAPS,), LinearBn: (_ROWS,),
-    DenseBlock: (_MAPS,), SqueezeExcite: (_MAPS,), ReluOnly: (_ROWS,), AddOfInputs: (_ROWS, _ROWS), SelfAdd: (_ROWS,),
-    Slices: (_ROWS,),
-}  # fmt: skip
-_DIMENSIONS = {f"ConvNet{d}d": (d, (4, *[8] * d)) for d in (1, 2, 3)}
-ZOO = [*(kind.__name__ for kind in _SHAPES), *_DIMENSIONS]
-
-Batches = list[tuple[Tensor, ...]]
-
-
-def build(name: str, seed: int = 0) -> tuple[nn.Module, Batches]:
-    """Make a model of the zoo in eval mode, its batch norms not at their initial values, and three batches."""
-    torch.default_generator.manual_seed(seed)
-    by_name: dict[str, Any] = {kind.__name__: kind for kind in _SHAPES}
-    if name in _DIMENSIONS:
-        d, shape = _DIMENSIONS[name]
-        model: nn.Module = ConvNet(d)
-        shapes: tuple[tuple[int, ...], ...] = (shape,)
-    else:
-        model, shapes = by_name[name](), _SHAPES[by_name[name]]
-    for module in model.modules():
-        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
-            settle(module)
-    return model.eval(), [tuple(torch.randn(3, *shape) for shape in shapes) for _ in range(3)]
 
 
 def settle(norm: Any) -> None:

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from backends.base import Backend
-from conformance.run.options import ROOT
-
-SHIPPED = "tests.mutants.mutants:MUTANTS"
-
-
-class MutantError(Exception):
-    """``--mutants`` does not lead to mutants; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,34 +48,6 @@ class Mutant:
 
     def __str__(self) -> str:
         return self.name
-
-
-def load_mutants(spec: str) -> tuple[Mutant, ...]:
-    """Return the mutants that ``module:attribute`` names, a tuple or list of Mutant.
-
-    Python also looks in the checkout, for tests/mutants. Raises MutantError for another form, a module that cannot be
-    imported, other objects than mutants, or two mutants of one name.
-    """
-    module_name, _, attribute = spec.partition(":")
-    if not module_name or not attribute:
-        raise MutantError(f"--mutants: {spec!r} is not of the form module:attribute")
-    if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))
-    try:
-        value: Any = getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:
-        where = "; the suite's own mutants are in its checkout, not in an installed suite" if spec == SHIPPED else ""
-        raise MutantError(f"--mutants: {spec!r} cannot be loaded: {type(error).__name__}: {error}{where}") from error
-    mutants = tuple(value) if isinstance(value, (tuple, list)) else ()
-    strange = [each for each in mutants if not isinstance(each, Mutant)]
-    if strange or not mutants:
-        what = strange[0] if strange else value
-        raise MutantError(f"--mutants: {spec!r} has {what!r:.80}; give a tuple of conformance.mutation.mutant.Mutant")
-    names = [each.name for each in mutants]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise MutantError(f"--mutants: {spec!r} has two mutants of the name {repeated[0]!r}")
-    return mutants
 
 
 def owner_of(target: str) -> tuple[Any, str]:

@@ -15,22 +15,22 @@ from unittest.mock import patch
 import torch
 
 from conformance.claims.claim import Claim
-from conformance.machine.guard import GUARDS, Finds
 from conformance.machine.isolation import Forked, Serve
-from conformance.machine.messages import GuardsSeen
-from conformance.mutation.guards import remove_guard, watch_guards
-from conformance.mutation.mutant import Mutant, owner_of
 from conformance.run.exercise import SHARES, make_server
 from conformance.run.judging import rows_of
 from conformance.run.options import Options
 from conformance.run.session import Run, Unit, open_run
 from reports.codec import Message
 from reports.results import leading_check
-from reports.schema import Check, Judged, ModelResult, Row
+from reports.schema import Check, Judged, Measurement, ModelResult, Row
 from reports.verdicts import FAULTY, Verdict
+from tests.mutation.guards import OPEN, remove_guard, watch_guards
+from tests.mutation.mutant import Mutant, owner_of
 
 LIMIT = 20.0
 """Seconds for one claim."""
+TOPIC = "guards"
+"""Of the measurement in which a child process names the guards that found something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +162,11 @@ def _run_units(run: Run, units: Mapping[str, Unit], profile: str) -> tuple[list[
         for name, unit in units.items():
             seen.clear()
             work = isolation.run(name)
-            in_child = (each.names for each in work.messages if isinstance(each, GuardsSeen))
+            in_child = (each.values for each in work.messages if isinstance(each, Measurement) and each.topic == TOPIC)
             rows = rows_of(run, unit, work)
             guards = seen.union(*in_child)  # the controlling process also finds faults: deaths
             judged = [row for row in rows if isinstance(row, Judged)][-1]
-            if judged.verdict in FAULTY or any(GUARDS[name] is Finds.OPEN for name in guards):
+            if judged.verdict in FAULTY or guards & OPEN:
                 failures.append(_describe_failure(unit, judged, rows, guards))
             elif judged.verdict not in (Verdict.VERIFIED, Verdict.UNSHOWN):
                 undecided.append(f"{name}: {judged.verdict}: {judged.reason}")
@@ -179,7 +179,7 @@ def _add_guards(serve: Serve[str], seen: set[str]) -> Serve[str]:
     def serve_and_send(name: str) -> Iterator[Message]:
         seen.clear()
         yield from serve(name)
-        yield GuardsSeen(names=sorted(seen))
+        yield Measurement(topic=TOPIC, subject=name, values=dict.fromkeys(sorted(seen), True))
 
     return serve_and_send
 
