@@ -61,8 +61,8 @@ class ReportFolder:
     def clear(self, waivers: bytes | None = None, *, keeps_results: bool = False) -> None:
         """Remove what an earlier run has written; with ``keeps_results`` its results are renamed to KEPT.
 
-        ``waivers``: those of this run; a file with just these, as the user's own, stays. Raises FolderError, before anything is
-        removed, for a file that no earlier run has written, and if one stays.
+        ``waivers``: those of this run; a file with just these, as the user's own, stays. Raises FolderError, before
+        anything is removed, for a file that no earlier run has written, and if one cannot be removed.
         """
         target = self.path / RESULTS
         own = list(_list_own(self.path, _read_earlier(target), waivers))
