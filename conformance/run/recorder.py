@@ -54,7 +54,7 @@ class Recorder:
             self._folder = ReportFolder(options.report_dir)
             target = self._folder.path / RESULTS
             is_there = earlier.path is not None and os.path.realpath(earlier.path) == os.path.realpath(target)
-            self._folder.clear(run.waiver_bytes, keeps_results=is_there)
+            self._folder.clear(run.waiver_bytes if run.waiver_file else None, keeps_results=is_there)
         self._writer = ResultsWriter(target)
         self._html = self._folder.path / HTML
         self.summary = "no claim was tested\n"

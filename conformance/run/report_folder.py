@@ -58,11 +58,11 @@ class ReportFolder:
         """Let another run have the folder."""
         self._lock.close()
 
-    def clear(self, waivers: bytes = b"", *, keeps_results: bool = False) -> None:
+    def clear(self, waivers: bytes | None = None, *, keeps_results: bool = False) -> None:
         """Remove what an earlier run has written; with ``keeps_results`` its results are renamed to KEPT.
 
-        ``waivers``: those of this run, which may be the copy that lies there. Raises FolderError, before anything is
-        removed, for a file that no earlier run has written, and if one stays.
+        ``waivers``: those of this run; a file with just these, as the user's own, stays. Raises FolderError, before
+        anything is removed, for a file that no earlier run has written, and if one cannot be removed.
         """
         target = self.path / RESULTS
         own = list(_list_own(self.path, _read_earlier(target), waivers))
@@ -92,7 +92,7 @@ def _read_earlier(path: Path) -> Results | None:
         raise _refuse(path) from error
 
 
-def _list_own(folder: Path, earlier: Results | None, waivers: bytes) -> Iterator[Path]:
+def _list_own(folder: Path, earlier: Results | None, waivers: bytes | None) -> Iterator[Path]:
     """Yield what an earlier run has written beside its results. Raises FolderError for what it has not."""
     scripts, copy, page, calls = (folder / name for name in (SCRIPTS, WAIVERS, HTML, CALLS))
     if os.path.lexists(scripts) and not _is_folder(scripts):
@@ -100,9 +100,9 @@ def _list_own(folder: Path, earlier: Results | None, waivers: bytes) -> Iterator
     texts = {row.script_path: row.script.encode() for row in earlier.judged} if earlier else {}
     for path in sorted(scripts.glob("*.py")):
         yield _hold(path, _read(path) == texts.get(f"{SCRIPTS}/{path.name}"))
-    if os.path.lexists(copy):
-        data, known = _read(copy), earlier.header.waivers.get("sha256") if earlier else None
-        yield _hold(copy, data == waivers or hashlib.sha256(data).hexdigest() == known)
+    if os.path.lexists(copy) and (data := _read(copy)) != waivers:
+        known = earlier.header.waivers.get("sha256") if earlier else None
+        yield _hold(copy, hashlib.sha256(data).hexdigest() == known)
     if os.path.lexists(page):
         digest = earlier.footer.sha256 if earlier and earlier.footer else None
         yield _hold(page, digest is not None and digest.encode() in _read(page))

@@ -106,6 +106,7 @@ STRANGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a script of the user's": ("scripts/train.py", write("scripts/train.py")),
     "a script that was edited": ("scripts/", edit_script),
     "other waivers": (WAIVERS, write(WAIVERS)),
+    "empty waivers": (WAIVERS, write(WAIVERS, b"")),
     "another page": (HTML, write(HTML, b"<html>mine</html>\n")),
     "no results file": (RESULTS, write(RESULTS)),
     "no results file, and nothing else": (RESULTS, leave_only(write(RESULTS))),
@@ -136,8 +137,10 @@ def test_what_no_earlier_run_has_written_is_refused_and_stays(used: Path, name: 
 
 
 def test_waivers_that_the_run_is_given_may_be_the_copy(used: Path) -> None:
+    """They stay: they may be the user's only ones."""
     write(WAIVERS)(used)
     ReportFolder(used).clear(b"mine\n")
+    assert (used / WAIVERS).read_bytes() == b"mine\n"
 
 
 def test_a_kept_file_of_the_users_is_not_replaced(used: Path) -> None:
