@@ -2,7 +2,8 @@
 """`python -m reports`: generates every report from results files, without torch.
 
 Exit status: 0 success; 1 the run did not pass, something got worse, or a certificate does not hold; 2 a file cannot
-be read or written, or --rerun not run; 3 a certificate holds as far as it could be checked here.
+be read or written, or --rerun not run; 3 a certificate holds as far as it could be checked here; 4 a command or a
+results file of a version that is gone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from reports.markdown import markdown
 from reports.merge import merge
 from reports.rerun import RerunOutcome, count_varying, describe_chance, draw, list_units, rerun
 from reports.rerun_record import RerunRecord, read_record, write_record
-from reports.results import Results, ResultsError, read_results
+from reports.results import OtherVersionError, Results, ResultsError, read_results
 from reports.signature import describe_signature
 from reports.suite import LONGEST_DESCRIPTION, SuiteError, describe
 from reports.terminal import count_line, summary, verdict_line
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m reports"
         return run(options)
     except ResultsError as error:
         print(f"reports: {join_lines(str(error))}", file=sys.stderr)
-        return UNUSABLE
+        return USAGE if isinstance(error, OtherVersionError) else UNUSABLE
 
 
 def _write_html(options: argparse.Namespace) -> int:
