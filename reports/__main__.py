@@ -17,9 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from reports.against_suite import Findings, compare_with_suite
-from reports.beside import find_report, name_reports, spell_url
 from reports.certificate import CERTIFICATE, RESULTS, WAIVERS, NotCertified, certify, verify
-from reports.compare import name_runs, render_board
+from reports.compare import render_board
 from reports.completion import complete
 from reports.description import Opened
 from reports.diff import compare_runs, diff_text, read_baseline
@@ -36,8 +35,11 @@ from reports.text import join_lines
 from reports.verdicts import Outcome
 
 OK, FAILED, UNUSABLE, PARTLY, USAGE = 0, 1, 2, 3, 4
-REMOVED = {"history": "keep the results file of each run; diff OLD NEW shows what changed between two of them"}
-"""Commands of earlier versions, and what to do instead."""
+REMOVED = {
+    "history": "keep the results file of each run; diff OLD NEW shows what changed between two of them",
+    "--reports": "render FILE -o OUT.html writes the report of a run",
+}
+"""Commands and options of earlier versions, and what to do instead."""
 BUILD = Path("build")
 """Where the pages of several runs go if nothing else is asked: the folder for what is made."""
 _HOLDS = {OK: "holds", FAILED: "does not hold", PARTLY: "holds as far as it could be checked"}
@@ -48,8 +50,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m reports"
     parser = _make_parser(prog)
     complete(parser)
     words = sys.argv[1:] if arguments is None else arguments
-    if words and words[0] in REMOVED:
-        print(f"{prog}: {words[0]} is gone: {REMOVED[words[0]]}", file=sys.stderr)
+    asked = [*words[:1], *(word for word in words if word.startswith("--"))]
+    for word in filter(REMOVED.get, asked):
+        print(f"{prog}: {word} is gone: {REMOVED[word]}", file=sys.stderr)
         return USAGE
     options = parser.parse_args(words)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -85,21 +88,12 @@ def _write_markdown(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     runs = [read_results(path) for path in options.files]
-    names = name_runs(runs)
-    pages = _write_reports(options, runs) if options.reports else list(map(find_report, options.files, runs))
-    urls = {name: spell_url(options.output, page) for name, page in zip(names, pages, strict=True) if page}
-    _write_page(options, render_board(runs, urls))
+    board = render_board(runs)
+    if options.output.parent == BUILD:
+        BUILD.mkdir(exist_ok=True)
+    _write_file(options.output, board, *options.files)
     print(f"{len(runs)} runs side by side: {options.output}")
     return OK
-
-
-def _write_reports(options: argparse.Namespace, runs: Sequence[Results]) -> Sequence[Path]:
-    """Write the report of each run next to the scoreboard."""
-    pages = name_reports(options.output, runs)
-    for page, run in zip(pages, runs, strict=True):
-        _make_build(page)
-        _write_file(page, render_html(run), *options.files)
-    return pages
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -202,18 +196,6 @@ def _find_status(results: Results) -> int:
     return OK if results.outcome is Outcome.PASS else FAILED
 
 
-def _write_page(options: argparse.Namespace, text: str) -> None:
-    """Write a page of several runs."""
-    _make_build(options.output)
-    _write_file(options.output, text, *options.files)
-
-
-def _make_build(target: Path) -> None:
-    """Make the folder of what goes where nothing else is asked."""
-    if target.parent == BUILD:
-        BUILD.mkdir(exist_ok=True)
-
-
 def _write_file(target: Path, text: str, *sources: Path) -> None:
     """Write a report. Raises ResultsError if it would replace one of its sources, or cannot be written."""
     if target.resolve() in {source.resolve() for source in sources}:
@@ -248,7 +230,6 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     sub = add_command(_compare, "compare", "put runs of several backends side by side in one page")
     sub.add_argument("files", type=Path, nargs="+", metavar="FILE")
     _add_output(sub, "OUT.html", BUILD / "scoreboard.html")
-    sub.add_argument("--reports", action="store_true", help="write each run's report beside it, and link cells there")
     sub = add_command(_diff, "diff", "show what differs between two runs; status 1 if something got worse")
     sub.add_argument("old", type=Path, metavar="OLD")
     sub.add_argument("new", type=Path, metavar="NEW")

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.decision import VerifiedShare, count_verified, pass_by_waiver
-from reports.diff import to_size
 from reports.families import FAMILIES, OTHER, find_family
 from reports.numbers import Number
 from reports.page import render_page
 from reports.results import Results, ResultsError
-from reports.schema import ClaimResult
+from reports.schema import ClaimResult, Header
 from reports.text import pluralize, spell_lsb
 from reports.verdicts import Outcome, Verdict
 
@@ -21,7 +20,7 @@ from reports.verdicts import Outcome, Verdict
 class Cell:
     """The claims of one backend on one op and dtypes: worst verdict, largest error, and time.
 
-    ``worst``: the ID of the claim whose evidence the cell leads to. ``waived``: none fails, by a waiver.
+    ``waived``: none fails, by a waiver.
     """
 
     verdict: Verdict
@@ -29,7 +28,6 @@ class Cell:
     claims: int
     max_lsb: Number | None
     seconds: float
-    worst: str
 
     @property
     def words(self) -> str:
@@ -41,17 +39,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One run and its coverage; `rate` is in claims per second of the run.
-
-    ``report``: the URL of the run's own report, with the evidence; "" if there is none beside the page.
-    """
+    """One run and its coverage; `rate` is in claims per second of the run."""
 
     name: str
     results: Results
     verdicts: Mapping[Verdict, int]
     ops: int
     rate: float | None
-    report: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,42 +105,44 @@ class Board:
     prints: tuple[Print, ...]
 
 
-def render_board(runs: Sequence[Results], reports: Mapping[str, str] | None = None) -> str:
+def render_board(runs: Sequence[Results]) -> str:
     """Return the scoreboard as one HTML file: runs of several backends side by side.
 
-    ``reports``: URLs of the runs' own reports, by the names of their columns (`name_runs`); cells lead there. A pure
-    function of runs and URLs. Raises ResultsError for a run that is incomplete or a shard, or that is given twice.
+    A pure function of the runs. Raises ResultsError for a run that is incomplete or a shard, or that is given twice.
     """
-    return render_page("scoreboard.html.j2", board=build_board(runs, reports))
+    return render_page("scoreboard.html.j2", board=build_board(runs))
 
 
-def build_board(runs: Sequence[Results], reports: Mapping[str, str] | None = None) -> Board:
+def build_board(runs: Sequence[Results]) -> Board:
     """Arrange the runs side by side, in the order of their names; what has the worst verdict comes first."""
-    names = name_runs(runs)
-    places = sorted(range(len(runs)), key=lambda place: _order_runs(runs[place]))
-    ordered = [runs[place] for place in places]
-    columns = tuple(_make_column(names[place], runs[place], (reports or {}).get(names[place], "")) for place in places)
-    cells = [_make_cells(run) for run in ordered]
-    keys = {key for each in cells for key in each}
+    named = dict(zip(_name_runs(runs), runs, strict=True))
+    ordered = sorted(named.items(), key=lambda item: _order(item[1].header))
+    cells = [_make_cells(run) for _, run in ordered]
     lines = (
         Line(pattern=pattern, dtypes=dtypes, cells=tuple(each.get((pattern, dtypes)) for each in cells))
-        for pattern, dtypes in keys
+        for pattern, dtypes in {key for each in cells for key in each}
     )
     return Board(
-        columns=columns,
-        families=_make_families(ordered),
-        total=tuple(count_verified(run.claims) for run in ordered),
+        columns=tuple(_make_column(name, run) for name, run in ordered),
+        families=_make_families([run for _, run in ordered]),
+        total=tuple(count_verified(run.claims) for _, run in ordered),
         lines=tuple(sorted(lines, key=lambda line: (line.worst.rank, line.pattern, line.dtypes))),
-        prints=_make_prints(ordered),
+        prints=_make_prints([run for _, run in ordered]),
     )
 
 
-def name_runs(runs: Sequence[Results]) -> list[str]:
+def _order(header: Header) -> tuple[str, ...]:
+    return header.backend, header.isa, header.started
+
+
+def _name_runs(runs: Sequence[Results]) -> list[str]:
     """Name runs by backend, and by what distinguishes runs of one backend: level, profile, start.
 
     Raises ResultsError for a run that is incomplete or a shard, or that is given twice.
     """
-    refuse_parts(runs)
+    for run in runs:
+        if run.outcome is Outcome.INCOMPLETE or run.header.shard:
+            raise ResultsError(f"{run.header.backend}: the run of {run.header.started} is incomplete or a shard")
     names = [run.header.backend for run in runs]
     for field in ("isa", "profile", "started"):
         count = Counter(names)
@@ -159,22 +155,11 @@ def name_runs(runs: Sequence[Results]) -> list[str]:
     return names
 
 
-def refuse_parts(runs: Sequence[Results]) -> None:
-    """Raise ResultsError for a run that is incomplete or a shard: its counts are not those of its config."""
-    for run in runs:
-        if run.outcome is Outcome.INCOMPLETE or run.header.shard:
-            raise ResultsError(f"{run.header.backend}: the run of {run.header.started} is incomplete or a shard")
-
-
-def _order_runs(run: Results) -> tuple[str, ...]:
-    return run.header.backend, run.header.isa, run.header.started
-
-
-def _make_column(name: str, run: Results, report: str) -> Column:
+def _make_column(name: str, run: Results) -> Column:
     seconds = run.footer.seconds if run.footer else 0.0
     patterns = {claim.pattern for claim in run.claims}
     rate = len(run.claims) / seconds if seconds else None
-    return Column(name=name, results=run, verdicts=run.counts, ops=len(patterns), rate=rate, report=report)
+    return Column(name=name, results=run, verdicts=run.counts, ops=len(patterns), rate=rate)
 
 
 def _make_families(runs: Sequence[Results]) -> tuple[FamilyLine, ...]:
@@ -199,7 +184,6 @@ def _make_cells(run: Results) -> dict[tuple[str, str], Cell]:
 
 
 def _make_cell(claims: Sequence[ClaimResult]) -> Cell:
-    worst = min(claims, key=lambda claim: (claim.passes, claim.verdict.rank, -to_size(claim.max_lsb), claim.claim))
     distances = [claim.max_lsb for claim in claims if claim.max_lsb is not None]
     nonfinite = [value for value in ("nan", "inf") if value in distances]
     largest: Number | None = max((value for value in distances if not isinstance(value, str)), default=None)
@@ -209,7 +193,6 @@ def _make_cell(claims: Sequence[ClaimResult]) -> Cell:
         claims=len(claims),
         max_lsb=nonfinite[0] if nonfinite else largest,
         seconds=sum(claim.seconds for claim in claims),
-        worst=worst.claim,
     )
 
 

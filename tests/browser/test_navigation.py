@@ -96,7 +96,7 @@ def test_a_table_that_has_dates_is_sorted_by_day(opened: Any, runs: Any) -> None
     path: Path = runs.directory / "waivers.html"
     path.write_text(render_html(runs.results(rows)), encoding="utf-8")
     page, table = opened(path.as_uri()), "table:has(caption:text('Accepted deviations'))"
-    title(page, "ticket", table).click()  # nothing to sort by
+    title(page, "up to LSB", table).click()  # nothing to sort by
     for expected in (sorted(days), sorted(days, reverse=True)):
         title(page, "expires", table).click()
         assert cells(page, "expires", table) == expected
@@ -319,11 +319,11 @@ def test_a_query_shows_the_rows_that_it_asks_for(opened: Any, until: Any, text: 
 def test_a_waiver_leads_to_its_claims_and_its_reason_is_found(opened: Any, until: Any) -> None:
     page = opened()
     row = page.locator("#waivers ~ div tr[data-number]").first
-    reason, count = row.locator("th").inner_text(), row.locator("td").last.inner_text()
+    reason, count = row.locator("th").inner_text(), int(row.locator("td").first.inner_text())
     page.fill("#filter", f'waiver:"{reason}"')
     until(page, "() => new URLSearchParams(location.search).get('q')")
     by_reason = cells(page, "claim")
     row.locator("a.v").first.click()
     assert cells(page, "claim") == by_reason
-    assert len(by_reason) == sum(int(word) for word in count.split() if word.isdecimal())
+    assert len(by_reason) == count - 1  # a model is covered, too
     assert all("WAIVED" in verdict for verdict in cells(page, "verdict"))

@@ -86,9 +86,7 @@ def test_a_file_of_another_version_is_one_line_that_says_what_to_do_and_status_4
     good, bad = (runs.lines([runs.check(), runs.claim()]) for _ in range(2))
     _replace(bad, '"schema": 2', f'"schema": {schema}')
     assert main(words(command, bad, good, runs.directory)) == 4
-    what = (
-        f"schema {schema}, this suite reads 2: use the suite that wrote it ('0.1.0'), or run again"
-    )
+    what = f"schema {schema}, this suite reads 2: use the suite that wrote it ('0.1.0'), or run again"
     assert capsys.readouterr() == ("", f"reports: {bad}:1: {what}\n")
 
 
@@ -151,9 +149,11 @@ runpy.run_module("reports", run_name="__main__")
 """
 
 
-def test_a_command_that_was_removed_says_what_to_do(capsys: Any) -> None:
-    assert main(["history", "a.jsonl"]) == 4
-    assert capsys.readouterr().err == f"python -m reports: history is gone: {REMOVED['history']}\n"
+@pytest.mark.parametrize("words", [["history", "a.jsonl"], ["compare", "a.jsonl", "--reports"]])
+def test_what_was_removed_says_what_to_do(words: list[str], capsys: Any) -> None:
+    assert main(words) == 4
+    [gone] = REMOVED.keys() & set(words)
+    assert capsys.readouterr().err == f"python -m reports: {gone} is gone: {REMOVED[gone]}\n"
 
 
 def test_no_command_needs_torch_or_another_package(runs: Any) -> None:

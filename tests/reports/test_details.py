@@ -79,7 +79,7 @@ def test_what_a_comment_may_point_at_has_an_id_and_a_link_to_itself(runs: Any, m
     rows = [*runs.refuted("broken", waived=True, waiver=made.waiver), made.model("model/unet/ptq")]
     found = Page(render_html(runs.results(rows)))
     links = {attrs["href"] for tag, attrs in found.tags if tag == "a" and attrs.get("class") == "here"}
-    wanted = {"failures", "waivers", "models", "rules", "slowest", "waiver-1", "rule-NUM-03", anchor("model/unet/ptq")}
+    wanted = {"failures", "waivers", "models", "rules", "matrix", "waiver-1", "rule-NUM-03", anchor("model/unet/ptq")}
     assert {f"#{name}" for name in wanted} <= links
     assert {str(link).removeprefix("#") for link in links} <= set(found.ids())
     labels = [attrs.get("aria-label") for tag, attrs in found.tags if attrs.get("class") == "here"]

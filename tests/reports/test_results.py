@@ -260,7 +260,7 @@ def test_an_incomplete_footer_is_incomplete(runs: Any) -> None:
         (2, lambda row: row | {"reason": None}, "'reason' is None; expected a string"),
         (2, lambda row: row | {"decisions": {}}, "'decisions' is {}; expected a list"),
         (2, lambda row: row | {"decisions": [{"a": [1]}]}, "'decisions[0].a' is [1]"),
-        (1, lambda row: row | {"schema": 3}, "schema 3, this suite reads 2: use the suite that wrote it ('0.1.0'), or run"),
+        (1, lambda row: row | {"schema": 3}, "schema 3, this suite reads 2: use the suite that wrote it ('0.1.0')"),
         (1, lambda row: row | {"seed": "7"}, "'seed' is '7'; expected an integer"),
         (1, lambda row: row | {"cpu_flags": "avx2"}, "'cpu_flags' is 'avx2'; expected a list"),
         (1, lambda row: row | {"versions": {"a": 1}}, "'versions.a' is 1; expected a string"),
