@@ -22,6 +22,7 @@ from reports.compare import render_board
 from reports.completion import complete
 from reports.description import Opened
 from reports.diff import compare_runs, diff_text, read_baseline
+from reports.digest import count_line, verdict_line
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.merge import merge
@@ -30,7 +31,7 @@ from reports.rerun_record import RerunRecord, read_record, write_record
 from reports.results import OtherVersionError, Results, ResultsError, read_results
 from reports.signature import describe_signature
 from reports.suite import LONGEST_DESCRIPTION, SuiteError, describe
-from reports.terminal import count_line, summary, verdict_line
+from reports.terminal import summary
 from reports.text import join_lines
 from reports.verdicts import Outcome
 

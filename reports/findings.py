@@ -107,7 +107,8 @@ def _spell_bound(waivers: Sequence[Waiver]) -> str:
     bounds: list[Number] = [waiver.max_lsb for waiver in waivers if waiver.max_lsb is not None]
     if not bounds:
         return "-"
-    return spell_lsb(max(bounds, key=rank_number)) + (" or any" if len(bounds) < len(waivers) else "")
+    largest: Number = max(bounds, key=rank_number)
+    return spell_lsb(largest) + (" or any" if len(bounds) < len(waivers) else "")
 
 
 def _count_days(started: str, expires: str | None) -> int | None:

@@ -67,13 +67,14 @@ def test_a_query_of_a_long_list_answers_at_once(opened: Any, until: Any, runs: A
 
     def milliseconds() -> float:
         page = opened(large.as_uri())
+        start: float = page.evaluate("performance.now()")
         page.fill("#filter", "lstm refuted")
-        taken: float = until(page, answered, f"{expected} of {COUNT:,} claims")
+        taken: float = until(page, answered, f"{expected} of {COUNT:,} claims") - start
         page.context.close()
         return taken
 
-    # the one time that a test asks for, for it was asked for: the best of some loads, so that no noise fails it
-    assert any(milliseconds() <= 3000 for _ in range(5))
+    # the one time that a test asks for: the best of some queries, so that no noise fails it
+    assert any(milliseconds() <= 1000 for _ in range(5))
 
 
 def test_a_claim_that_is_not_among_the_first_is_shown_with_those_that_follow(

@@ -15,10 +15,11 @@ import pytest
 
 from reports.compare import render_board
 from reports.decision import list_untried, spell_decision, spell_share
+from reports.digest import verdict_line
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.results import Results, read_results
-from reports.terminal import summary, verdict_line
+from reports.terminal import summary
 from reports.verdicts import VERDICT_TEXTS, VERDICTS
 from tests.reports.pages import Page
 
