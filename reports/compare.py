@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from reports.decision import VerifiedShare, count_verified, pass_by_waiver
 from reports.families import FAMILIES, OTHER, find_family
@@ -14,6 +15,8 @@ from reports.results import Results, ResultsError
 from reports.schema import ClaimResult, Header
 from reports.text import pluralize, spell_lsb
 from reports.verdicts import Outcome, Verdict
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +38,6 @@ class Cell:
         parts = [f"{self.verdict}{' waived' if self.waived else ''}", pluralize(self.claims, "claim")]
         parts += [] if self.max_lsb is None else [f"up to {spell_lsb(self.max_lsb)} LSB"]
         return ", ".join([*parts, f"{self.seconds:.1f} s"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """One run and its coverage; `rate` is in claims per second of the run."""
-
-    name: str
-    results: Results
-    verdicts: Mapping[Verdict, int]
-    ops: int
-    rate: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,36 +65,18 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FamilyLine:
-    """What each backend has VERIFIED of one family of ops."""
-
-    family: str
-    shares: tuple[VerifiedShare, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Print:
-    """A property of kernels of one kind, with its value for each backend ("" if not measured)."""
-
-    subject: str
-    key: str
-    values: tuple[str, ...]
-
-    @property
-    def differs(self) -> bool:
-        """Whether two backends that have the property have different values."""
-        return len({value for value in self.values if value}) > 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """Everything the page shows."""
+    """Everything the page shows.
 
-    columns: tuple[Column, ...]
-    families: tuple[FamilyLine, ...]
+    ``runs``: by name. ``families``: what each run has VERIFIED of each family of ops, and of all of them. ``prints``:
+    the values of a property, by the kind of kernels and its name, in each run; "" where it was not measured.
+    """
+
+    runs: Mapping[str, Results]
+    families: Mapping[str, tuple[VerifiedShare, ...]]
     total: tuple[VerifiedShare, ...]
     lines: tuple[Line, ...]
-    prints: tuple[Print, ...]
+    prints: Mapping[tuple[str, str], tuple[str, ...]]
 
 
 def render_board(runs: Sequence[Results]) -> str:
@@ -115,19 +89,19 @@ def render_board(runs: Sequence[Results]) -> str:
 
 def build_board(runs: Sequence[Results]) -> Board:
     """Arrange the runs side by side, in the order of their names; what has the worst verdict comes first."""
-    named = dict(zip(_name_runs(runs), runs, strict=True))
-    ordered = sorted(named.items(), key=lambda item: _order(item[1].header))
-    cells = [_make_cells(run) for _, run in ordered]
+    named = sorted(zip(_name_runs(runs), runs, strict=True), key=lambda item: _order(item[1].header))
+    ordered = [run for _, run in named]
+    cells = [_make_cells(run) for run in ordered]
     lines = (
         Line(pattern=pattern, dtypes=dtypes, cells=tuple(each.get((pattern, dtypes)) for each in cells))
         for pattern, dtypes in {key for each in cells for key in each}
     )
     return Board(
-        columns=tuple(_make_column(name, run) for name, run in ordered),
-        families=_make_families([run for _, run in ordered]),
-        total=tuple(count_verified(run.claims) for _, run in ordered),
+        runs=dict(named),
+        families=_share_families(ordered),
+        total=tuple(count_verified(run.claims) for run in ordered),
         lines=tuple(sorted(lines, key=lambda line: (line.worst.rank, line.pattern, line.dtypes))),
-        prints=_make_prints([run for _, run in ordered]),
+        prints=_collect_prints(ordered),
     )
 
 
@@ -155,31 +129,25 @@ def _name_runs(runs: Sequence[Results]) -> list[str]:
     return names
 
 
-def _make_column(name: str, run: Results) -> Column:
-    seconds = run.footer.seconds if run.footer else 0.0
-    patterns = {claim.pattern for claim in run.claims}
-    rate = len(run.claims) / seconds if seconds else None
-    return Column(name=name, results=run, verdicts=run.counts, ops=len(patterns), rate=rate)
-
-
-def _make_families(runs: Sequence[Results]) -> tuple[FamilyLine, ...]:
+def _share_families(runs: Sequence[Results]) -> dict[str, tuple[VerifiedShare, ...]]:
     """Sum up the claims of each family that any run claims, in the order of the table of families."""
-    groups: list[dict[str, list[ClaimResult]]] = []
-    for run in runs:
-        groups.append({})
-        for claim in run.claims:
-            groups[-1].setdefault(find_family(claim.pattern), []).append(claim)
-    return tuple(
-        FamilyLine(family=family, shares=tuple(count_verified(group.get(family, ())) for group in groups))
+    groups = [_group(run.claims, lambda claim: find_family(claim.pattern)) for run in runs]
+    return {
+        family: tuple(count_verified(group.get(family, ())) for group in groups)
         for family in (*FAMILIES, OTHER)
         if any(family in group for group in groups)
-    )
+    }
+
+
+def _group(claims: Sequence[ClaimResult], key_of: Callable[[ClaimResult], Key]) -> dict[Key, list[ClaimResult]]:
+    groups: dict[Key, list[ClaimResult]] = {}
+    for claim in claims:
+        groups.setdefault(key_of(claim), []).append(claim)
+    return groups
 
 
 def _make_cells(run: Results) -> dict[tuple[str, str], Cell]:
-    groups: dict[tuple[str, str], list[ClaimResult]] = {}
-    for claim in run.claims:
-        groups.setdefault((claim.pattern, claim.dtypes), []).append(claim)
+    groups = _group(run.claims, lambda claim: (claim.pattern, claim.dtypes))
     return {key: _make_cell(claims) for key, claims in groups.items()}
 
 
@@ -196,14 +164,11 @@ def _make_cell(claims: Sequence[ClaimResult]) -> Cell:
     )
 
 
-def _make_prints(runs: Sequence[Results]) -> tuple[Print, ...]:
+def _collect_prints(runs: Sequence[Results]) -> dict[tuple[str, str], tuple[str, ...]]:
     properties = [
-        {(fact.subject, key): str(value) for fact in run.measurements if fact.topic == "fingerprint"
-         for key, value in fact.values.items()}
+        {(row.subject, key): str(value) for row in run.measurements if row.topic == "fingerprint"
+         for key, value in row.values.items()}
         for run in runs
     ]  # fmt: skip
     keys = sorted({key for each in properties for key in each})
-    return tuple(
-        Print(subject=subject, key=key, values=tuple(each.get((subject, key), "") for each in properties))
-        for subject, key in keys
-    )
+    return {key: tuple(each.get(key, "") for each in properties) for key in keys}
