@@ -12,6 +12,8 @@ from reports.digest import Listing, digest
 from reports.results import Results
 from reports.text import cut_end, cut_middle, join_lines
 
+_RIGHT = ("LSB", "dB", "claims", "covers")
+"""Columns of numbers."""
 UNCUT = 10_000
 """Columns where the output is no terminal: a log is searched, and its lines are cut nowhere."""
 
@@ -25,7 +27,7 @@ def summary(results: Results, html_path: str | os.PathLike[str], *, width: int |
     blocks = [join_lines(each) if isinstance(each, str) else _draw(each, width) for each in digest(results)]
     failures = results.failures()
     if failures and failures[0].repro:
-        blocks.append(f"reproduce the first failing claim: {join_lines(failures[0].repro)}")
+        blocks.append(f"reproduce the first: {join_lines(failures[0].repro)}")
     return "\n\n".join([*blocks, f"report: {os.fspath(html_path)}"]) + "\n"
 
 
@@ -48,5 +50,6 @@ def _draw(listing: Listing, width: int) -> str:
         )
         for row in rows
     ]
-    table = tabulate(fitted, headers=columns, tablefmt="simple", disable_numparse=True)
+    align = ["right" if name in _RIGHT else "left" for name in columns]
+    table = tabulate(fitted, headers=columns, tablefmt="simple", disable_numparse=True, colalign=align)
     return f"{listing.title}{more}:\n{table}"

@@ -58,11 +58,13 @@ def test_a_text_stands_in_the_first_row_that_names_it(runs: Any, made: Any) -> N
     names = (["e.md#1", "e.md#1"], ["e.md#2", "e.md#1"], ["gone.md"])
     rows = collect_waivers(waived(runs, made, *({"findings": each} for each in names), findings=TEXTS))
     found = [[(each.title, each.anchor, each.paragraphs) for each in row.findings] for row in rows.values()]
-    assert sorted(found) == sorted([
+    assert len(found) == 3
+    for row in (
         [("1. ELU", "finding-1", ("Sixteen pieces.", "| a |\n|---|"))],
         [("2. Only a heading", "", ()), ("1. ELU", "finding-1", ())],
         [("gone.md", "", ())],
-    ])  # fmt: skip
+    ):
+        assert row in found
 
 
 def test_texts_are_cut(runs: Any, made: Any) -> None:

@@ -114,7 +114,7 @@ def test_the_patterns_of_a_model_stand_in_order_at_their_ratios(made: Any) -> No
     step = (ticks["60"] - ticks["0"]) / 60
     for dot, (node, verdict, ratio) in zip(drawing.dots, LAYERS, strict=True):
         named = {"inf": ticks["no error"], None: ticks["no ratio"]}
-        expected = ticks["0"] + step * ratio if isinstance(ratio, float) else named[ratio]  # type: ignore[index]
+        expected = ticks["0"] + step * ratio if isinstance(ratio, float) else named[ratio]
         assert dot.y == pytest.approx(expected), node
         assert dot.verdict == verdict and dot.label.startswith(f"{node} (nn.Conv2d): ")
     steps = {round(b.x - a.x, 6) for a, b in zip(drawing.dots, drawing.dots[1:], strict=False)}

@@ -73,7 +73,7 @@ def test_failures_are_worst_first_with_the_deciding_check(runs: Any) -> None:
     ]
     text = summary(runs.results(rows), "out.html", width=160)
     assert text.index("signal 11") < text.index("NUM-03: 3 of 24 outputs")
-    assert "reproduce the first failing claim: pytest conformance --backend=qnnpack --claim='dead'" in text
+    assert "reproduce the first: pytest conformance --backend=qnnpack --claim='dead'" in text
 
 
 def test_what_failing_cases_share_stands_first_if_it_is_short(runs: Any) -> None:
