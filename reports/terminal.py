@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from itertools import groupby
 
 from tabulate import MIN_PADDING, tabulate
 
@@ -24,7 +25,10 @@ def summary(results: Results, html_path: str | os.PathLike[str], *, width: int |
     ``width``: columns that it is fitted to (None: the terminal's; nothing is cut where there is none).
     """
     width = width or (shutil.get_terminal_size().columns if sys.stdout.isatty() else UNCUT)
-    blocks = [join_lines(each) if isinstance(each, str) else _draw(each, width) for each in digest(results)]
+    blocks = []
+    for is_text, group in groupby(digest(results), key=lambda each: isinstance(each, str)):
+        said = [join_lines(each) if isinstance(each, str) else _draw(each, width) for each in group]
+        blocks.append(("\n" if is_text else "\n\n").join(said))
     failures = results.failures()
     if failures and failures[0].repro:
         blocks.append(f"reproduce the first: {join_lines(failures[0].repro)}")

@@ -182,7 +182,7 @@ def hold_table(page: str, mark: str, rows: list[str]) -> None:
 
 def test_readme_and_glossary_explain_the_verdicts_as_the_reports_do() -> None:
     """``UPDATE_GOLDEN=1 pytest tests/test_documents.py -k verdicts`` writes both again."""
-    best_first = list(reversed(VERDICT_TEXTS.items()))
+    best_first = list(VERDICT_TEXTS.items())[::-1]
     rows = ["| verdict | meaning |", "|---|---|"]
     rows += [f"| {verdict} | {text.meaning} {text.passing} |" for verdict, text in best_first]
     hold_table("README", "verdicts", [re.sub(r"(--[a-z-]+\w)", r"`\1`", row) for row in rows])

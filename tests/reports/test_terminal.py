@@ -61,7 +61,7 @@ def test_what_was_run_is_told(runs: Any, made: Any) -> None:
         "torch 2.13.0+cpu, Python 3.11.9; Some CPU @ 2.60GHz; profile quick, seed 7; 2 checks in 4.0 s, largest process"
     )
     assert (
-        "note: nothing compared\n\nsuite 0.1.0 4fd1c0ffee4f; config qnnpack_config" in text
+        "note: nothing compared\nsuite 0.1.0 4fd1c0ffee4f; config qnnpack_config" in text
         and f"{told} 312 MiB\n" in text
     )
 
@@ -121,7 +121,7 @@ def test_problems_are_told(runs: Any) -> None:
 
 
 def test_an_empty_run_has_a_summary(runs: Any) -> None:
-    assert summary(runs.results([]), "out.html").startswith("0 claims: none ran\n\n! no claim was tested")
+    assert summary(runs.results([]), "out.html").startswith("0 claims: none ran\n! no claim was tested")
 
 
 @pytest.mark.parametrize(("value", "text"), [(None, "-"), (0.5006, "0.5006"), (255.0, "255"), (3, "3"), ("inf", "inf")])
