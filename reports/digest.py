@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from reports.decision import count_unreached, list_untried, spell_decision, spell_waived, spell_work
+from reports.decision import list_untried, spell_decision, spell_waived, spell_work
 from reports.diff import Differences, compare_runs
 from reports.findings import collect_waivers
 from reports.numbers import rank_number
@@ -65,12 +65,12 @@ def digest(
     if rerun:
         yield rerun.describe()
     yield from (f"! {problem}" for problem in results.problems[:WORST])
+    if len(results.problems) > WORST:
+        yield f"! {pluralize(len(results.problems) - WORST, 'further problem')}, in the report"
     if text := results.describe_execution():
         yield f"! {text}"
         if any(row.verdict is Verdict.UNSHOWN and not row.passes for row in results.judged):
             yield f"next: {NEXT_STEP}"
-    if unreached := count_unreached(results):
-        yield f"! {pluralize(unreached, 'claim')} of {results.header.claims} never reached"
     yield from (f"not shown by this run: {line}" for line in list_untried(results))
     differences = None if baseline is None else compare_runs(baseline, results)
     if differences is not None:
@@ -83,44 +83,38 @@ def digest(
 
 def _list_tables(results: Results, differences: Differences | None) -> Iterator[Listing]:
     failures, checks = results.failures(), results.checks_by_claim()
-    yield Listing(
-        title=f"{pluralize(len(failures), 'failing claim')}, worst first",
-        columns=("verdict", "stage", "rule", "LSB", "claim", "what is wrong"),
-        rows=tuple(_list_failure(claim, leading_check(checks[claim.claim])) for claim in failures[:WORST]),
-        more=max(len(failures) - WORST, 0),
+    yield _list(
+        f"{pluralize(len(failures), 'failing claim')}, worst first",
+        ("verdict", "stage", "rule", "LSB", "claim", "what is wrong"),
+        [_list_failure(claim, leading_check(checks[claim.claim])) for claim in failures],
     )
-    models = results.failing_models()
-    yield Listing(
-        title="models that do not pass, worst first",
-        columns=("verdict", "model", "what is wrong"),
-        rows=tuple((model.verdict.value, model.model, model.reason) for model in models[:WORST]),
-        more=max(len(models) - WORST, 0),
+    yield _list(
+        "models that do not pass, worst first",
+        ("verdict", "model", "what is wrong"),
+        [(model.verdict.value, model.model, model.reason) for model in results.failing_models()],
     )
     ratios = sorted(
         (rank_number(model.worst_db), spell_db(model.worst_db), model.model)
         for model in results.models if model.deployment is not None and model.worst_db is not None
     )  # fmt: skip
-    yield Listing(
-        title="float model to the reference model's error, dB",
-        columns=("dB", "model"),
-        rows=tuple((ratio, name) for _, ratio, name in ratios),
-    )
-    yield _list_reasons("unexercised, by reason", results.unexercised())
-    yield _list_reasons("execution not shown, by reason", results.unshown())
+    title = "float model to the reference model's error, dB"
+    yield _list(title, ("dB", "model"), [(ratio, name) for _, ratio, name in ratios])
+    yield _list("unexercised, by reason", ("claims", "reason"), _list_reasons(results.unexercised()))
+    yield _list("execution not shown, by reason", ("claims", "reason"), _list_reasons(results.unshown()))
     waivers = sorted(collect_waivers(results).values(), key=lambda row: -row.covered)
-    yield Listing(
-        title="waived, by finding or reason",
-        columns=("covers", "until", "reason"),
-        rows=tuple((str(row.covered), row.expires or "ever", row.title) for row in waivers[:WORST]),
-        more=max(len(waivers) - WORST, 0),
-    )
+    rows = [(str(row.covered), row.expires or "ever", row.title) for row in waivers]
+    yield _list("waived, by finding or reason", ("covers", "until", "reason"), rows)
     if differences is not None:
-        yield Listing(
-            title="differences from the baseline",
-            columns=("change", "was", "is", "claim or model", "what differs"),
-            rows=tuple((row.change.value, *row.states, row.name, row.why) for row in differences.changed_rows[:WORST]),
-            more=max(len(differences.changed_rows) - WORST, 0),
+        yield _list(
+            "differences from the baseline",
+            ("change", "was", "is", "claim or model", "what differs"),
+            [(row.change.value, *row.states, row.name, row.why) for row in differences.changed_rows],
         )
+
+
+def _list(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Listing:
+    """Make a table of the first WORST rows."""
+    return Listing(title=title, columns=columns, rows=tuple(rows[:WORST]), more=max(len(rows) - WORST, 0))
 
 
 def _list_failure(claim: ClaimResult, check: Check | None) -> tuple[str, ...]:
@@ -132,12 +126,11 @@ def _list_failure(claim: ClaimResult, check: Check | None) -> tuple[str, ...]:
     return claim.verdict.value, stage, rule, spell_lsb(claim.max_lsb), claim.claim, message
 
 
-def _list_reasons(title: str, groups: Mapping[str, Sequence[ClaimResult]]) -> Listing:
-    rows = tuple(
+def _list_reasons(groups: Mapping[str, Sequence[ClaimResult]]) -> list[tuple[str, ...]]:
+    return [
         (str(len(claims)), f"({waived}) {reason}" if (waived := spell_waived(claims)) else reason)
         for reason, claims in groups.items()
-    )
-    return Listing(title=title, columns=("claims", "reason"), rows=rows[:WORST], more=max(len(rows) - WORST, 0))
+    ]
 
 
 def _spell_run(results: Results) -> str:

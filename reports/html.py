@@ -7,7 +7,7 @@ and has a largest length (`reports.page`).
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from reports.causes import find_cause
 from reports.coverage import RuleRow, collect_rules
@@ -131,7 +131,7 @@ class Report:
     ``no_failure``: what is said where no claim is listed as a failure. ``untried``: what the run does not show.
     ``unreached``: number of claims that it did not reach. ``detailed``: the IDs of the claims with their evidence.
     ``columns``: the dtype configs by D number. ``accuracy``: what was measured of a model, by its ID. ``rerun``: what a
-    rerun of parts of it proved.
+    rerun of parts of it proved. ``waiver_numbers``: the number of the row of waivers, by the ID of what is waived.
     """
 
     results: Results
@@ -155,9 +155,8 @@ class Report:
     waivers: Mapping[Hashable, WaiverRow]
     detection: Table
     baseline: Differences | None
-    rerun: RerunRecord | None = None
-    waiver_numbers: Mapping[str, int] = field(default_factory=dict)
-    """The number of the row of waivers, by the ID of a claim or model that is waived."""
+    rerun: RerunRecord | None
+    waiver_numbers: Mapping[str, int]
 
     @property
     def is_long(self) -> bool:

@@ -120,6 +120,12 @@ def test_problems_are_told(runs: Any) -> None:
     assert "! the header's claims: 5; the rows give 1" in text
 
 
+def test_of_many_problems_the_first_are_told_and_the_others_counted(runs: Any, made: Any) -> None:
+    results = made.results([runs.header(pairs=1), runs.claim()], problems=[f"problem {n}" for n in range(25)])
+    text = summary(results, "out.html")
+    assert "! problem 19\n! 5 further problems, in the report\n" in text and "problem 20" not in text
+
+
 def test_an_empty_run_has_a_summary(runs: Any) -> None:
     assert summary(runs.results([]), "out.html").startswith("0 claims: none ran\n! no claim was tested")
 
