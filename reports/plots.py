@@ -1,7 +1,4 @@
-"""Plots as data: the page draws them as inline SVG with a title, a description, and a table of the same numbers.
-
-Places are in SVG's units. Text of a run is put in by the template alone, which escapes it.
-"""
+"""Plots as data, in SVG's units: the page draws them with a title, a description, and a table of the same numbers."""
 
 from __future__ import annotations
 
@@ -101,11 +98,7 @@ class Plot:
 
 def make_plots(results: Results) -> tuple[Plot, ...]:
     """Make the plots for which a run has data."""
-    of_run = (plot_distances(results.checks), plot_ratios(results.checks))
-    return (*(plot for plot in of_run if plot is not None), *plot_models(results.models))
-
-
-# -- histograms -------------------------------------------------------------------------------------------------------
+    return (*plot_distances(results.checks), *plot_ratios(results.checks), *plot_models(results.models))
 
 
 class Bin(NamedTuple):
@@ -116,7 +109,7 @@ class Bin(NamedTuple):
     label: str
 
 
-def plot_distances(checks: Iterable[Check]) -> Plot | None:
+def plot_distances(checks: Iterable[Check]) -> Iterator[Plot]:
     """Plot the distances of output elements from the exact result. (NUM-03)"""
     names = [*(f"≤ {end:g}" for end in BINS), f"> {BINS[-1]:g}"]
     counts = [0] * len(names)
@@ -124,9 +117,9 @@ def plot_distances(checks: Iterable[Check]) -> Plot | None:
         for place, number in enumerate(check.statistics.distances[: len(names)] if check.statistics else ()):
             counts[place] += number
     if not any(counts):
-        return None
+        return
     beyond = sum(counts[BINS.index(LIMIT) + 1 :])
-    return _plot_bins(
+    yield _plot_bins(
         [Bin(name, count, name) for name, count in zip(names, counts, strict=True)],
         name="distances",
         title="Distance of outputs from the exact result",
@@ -137,16 +130,16 @@ def plot_distances(checks: Iterable[Check]) -> Plot | None:
     )
 
 
-def plot_ratios(checks: Iterable[Check]) -> Plot | None:
+def plot_ratios(checks: Iterable[Check]) -> Iterator[Plot]:
     """Plot the signal-to-noise ratio of the outputs, claim by claim."""
     ratios = [check.statistics.sqnr_db for check in checks if check.statistics and check.statistics.sqnr_db is not None]
     if not ratios:
-        return None
-    others = [Bin(name, ratios.count(value), name) for value, name in _OTHERS if value in ratios]
+        return
+    others = (Bin(name, ratios.count(value), name) for value, name in _OTHERS if value in ratios)
     numbers = [value for value in ratios if not isinstance(value, str)]
     span = max(numbers, default=0.0) - min(numbers, default=0.0)
     width = DECIBELS * max(1, math.ceil(span / DECIBELS / MOST_BINS))
-    return _plot_bins(
+    yield _plot_bins(
         [*_bin_ratios(numbers, width), *others],
         name="sqnr",
         title="Signal-to-quantization-noise ratio, claim by claim",
