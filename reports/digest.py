@@ -102,7 +102,7 @@ def _list_tables(results: Results, differences: Differences | None) -> Iterator[
     yield _list("unexercised, by reason", ("claims", "reason"), _list_reasons(results.unexercised()))
     yield _list("execution not shown, by reason", ("claims", "reason"), _list_reasons(results.unshown()))
     waivers = sorted(collect_waivers(results).values(), key=lambda row: -row.covered)
-    rows = [(str(row.covered), row.expires or "ever", row.title) for row in waivers]
+    rows = [(str(row.covered), row.expires or "-", row.title) for row in waivers]
     yield _list("waived, by finding or reason", ("covers", "until", "reason"), rows)
     if differences is not None:
         yield _list(
