@@ -23,30 +23,30 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from reports.baseline import compare_with_baseline, is_baseline, write_baseline
-from reports.beside import find_report, name_reports, spell_url
 from reports.certificate import (
     WAIVERS,
     NotCertified,
-    OldFormat,
     certify,
     describe_signature,
     verify,
 )
-from reports.compare import name_runs, render_board
+from reports.compare import render_board
 from reports.completion import complete
 from reports.diff import compare_runs, diff_text, read_baseline
+from reports.digest import count_line, verdict_line
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.merge import merge
 from reports.rerun import draw, rerun
-from reports.results import Results, ResultsError, read_results
-from reports.terminal import count_line, summary, verdict_line
+from reports.results import OtherVersionError, Results, ResultsError, read_results
+from reports.terminal import summary
 from reports.text import join_lines
 from reports.verdicts import Outcome
 
 OK, FAILED, UNUSABLE, PARTLY, USAGE = 0, 1, 2, 3, 4
 REMOVED = {
     "history": "keep the results file of each run; diff OLD NEW shows what changed between two of them",
+    "compare --reports": "render FILE -o OUT.html writes the report of a run",
     "verify --record": "run the suite yourself, and compare: diff OLD NEW",
     "verify --draw": "verify draws the claims of --rerun=N itself",
     "verify --files-only": "verify asks neither the suite nor the backend, but for --rerun=N",
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m reports"
         return run(options)
     except ResultsError as error:
         print(f"reports: {join_lines(str(error))}", file=sys.stderr)
-        return USAGE if isinstance(error, OldFormat) else UNUSABLE
+        return USAGE if isinstance(error, OtherVersionError) else UNUSABLE
 
 
 def _write_html(options: argparse.Namespace) -> int:
@@ -102,29 +102,19 @@ def _write_markdown(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     runs = [read_results(path) for path in options.files]
-    names = name_runs(runs)
-    pages = _write_reports(options, runs) if options.reports else list(map(find_report, options.files, runs))
-    urls = {name: spell_url(options.output, page) for name, page in zip(names, pages, strict=True) if page}
-    _write_page(options, render_board(runs, urls))
+    board = render_board(runs)
+    if options.output.parent == BUILD:
+        BUILD.mkdir(exist_ok=True)
+    _write_file(options.output, board, *options.files)
     print(f"{len(runs)} runs side by side: {options.output}")
     return OK
 
 
-def _write_reports(options: argparse.Namespace, runs: Sequence[Results]) -> Sequence[Path]:
-    """Write the report of each run next to the scoreboard."""
-    pages = name_reports(options.output, runs)
-    for page, run in zip(pages, runs, strict=True):
-        _make_build(page)
-        _write_file(page, render_html(run), *options.files)
-    return pages
-
-
 def _diff(options: argparse.Namespace) -> int:
-    new = read_results(options.new)
     if is_baseline(options.old):
-        differences = compare_with_baseline(options.old, new)
+        differences = compare_with_baseline(options.old, read_results(options.new))
     else:
-        differences = compare_runs(read_results(options.old), new)
+        differences = compare_runs(read_results(options.old), read_results(options.new))
     print(diff_text(differences, shutil.get_terminal_size().columns), end="")
     return FAILED if differences.regressed else OK
 
@@ -191,18 +181,6 @@ def _find_status(results: Results) -> int:
     return OK if results.outcome is Outcome.PASS else FAILED
 
 
-def _write_page(options: argparse.Namespace, text: str) -> None:
-    """Write a page of several runs."""
-    _make_build(options.output)
-    _write_file(options.output, text, *options.files)
-
-
-def _make_build(target: Path) -> None:
-    """Make the folder of what goes where nothing else is asked."""
-    if target.parent == BUILD:
-        BUILD.mkdir(exist_ok=True)
-
-
 def _write_file(target: Path, text: str, *sources: Path) -> None:
     """Write a report. Raises ResultsError if it would replace one of its sources, or cannot be written."""
     if os.path.realpath(target) in map(os.path.realpath, sources):
@@ -236,7 +214,6 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     sub = add_command(_compare, "compare", "put runs of several backends side by side in one page")
     sub.add_argument("files", type=Path, nargs="+", metavar="FILE")
     _add_output(sub, "OUT.html", BUILD / "scoreboard.html")
-    sub.add_argument("--reports", action="store_true", help="write each run's report beside it, and link cells there")
     sub = add_command(_diff, "diff", "show what differs between two runs; status 1 if something got worse")
     sub.add_argument("old", type=Path, metavar="OLD", help="results, or a baseline")
     sub.add_argument("new", type=Path, metavar="NEW")

@@ -1,15 +1,14 @@
-"""Claims grouped by cause: one waiver, or one message but for its numbers, is read once."""
+"""Claims grouped by cause: what one row of waivers covers, or one message but for its numbers, is read once."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Sequence
-from typing import TypeVar
+from collections.abc import Hashable, Sequence
 
+from reports.findings import find_waiver_key
 from reports.results import leading_check
 from reports.schema import Check, ClaimResult
 
-Item = TypeVar("Item")
 _NUMBER = re.compile(r"[-+]?\b\d+(?:\.\d+)?(?:e[-+]?\d+)?\b")
 """A number in a message; what is left without them is what two faults of one cause have in common."""
 
@@ -20,7 +19,7 @@ def find_cause(claim: ClaimResult, checks: Sequence[Check]) -> Hashable:
     The message counts without its numbers and without the case that it was seen in.
     """
     if claim.waiver is not None:
-        return claim.waiver
+        return find_waiver_key(claim.waiver)
     lead = leading_check(checks)
     message = (lead.message if lead else "") or claim.reason
     where = str(lead.evidence.get("where", "")) if lead else ""
@@ -29,11 +28,3 @@ def find_cause(claim: ClaimResult, checks: Sequence[Check]) -> Hashable:
         lead.rule if lead else "",
         _NUMBER.sub("#", message.replace(f"{where}: ", "") if where else message),
     )
-
-
-def group(items: Sequence[Item], cause_of: Callable[[Item], Hashable]) -> tuple[tuple[Item, ...], ...]:
-    """Group items with equal causes; both groups and members stay in the order of the items."""
-    groups: dict[Hashable, list[Item]] = {}
-    for item in items:
-        groups.setdefault(cause_of(item), []).append(item)
-    return tuple(map(tuple, groups.values()))

@@ -20,7 +20,7 @@ from reports.codec import encode
 from reports.html import render_html
 from reports.levels import may_run_at
 from reports.reading import FileFault, read_bytes
-from reports.results import Results, ResultsError, digest_ids, parse_results, read_results
+from reports.results import OtherVersionError, Results, ResultsError, digest_ids, parse_results, read_results
 from reports.text import cut_end
 from reports.verdicts import Outcome, Verdict
 
@@ -39,10 +39,6 @@ FIRST_DAY = date(2026, 11, 21)
 
 class NotCertified(Exception):
     """A run that cannot be certified; the message says why."""
-
-
-class OldFormat(ResultsError):
-    """A certificate of an earlier format; the message says what to do instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,8 +194,8 @@ def _find_waivers(results: Results, path: Path) -> Path | None:
 def verify(folder: Path) -> tuple[Results | None, Findings]:
     """Recompute digests, counts and report of a certificate's folder; return its results, and what is found.
 
-    Results that cannot be read are None. Raises ResultsError for a folder without a certificate, OldFormat for one of
-    an earlier format.
+    Results that cannot be read are None. Raises ResultsError for a folder without a certificate, OtherVersionError for
+    one of an earlier format.
     """
     files, problems = _read_folder(folder)
     if CERTIFICATE not in files:
@@ -258,7 +254,7 @@ def _read_statement(path: Path, data: bytes) -> tuple[dict[str, str], dict[str, 
     predicate = content.get("predicate", content) if isinstance(content, dict) else None
     number = predicate.get("certificate") if isinstance(predicate, dict) else None
     if number in (1, 2):
-        raise OldFormat(
+        raise OtherVersionError(
             f"{path}: is of format {number}; certify {RESULTS} of its folder anew, or verify with the suite that made "
             "it"
         )

@@ -36,6 +36,10 @@ class SchemaError(ValueError):
     """A row that does not fit its class; the message says which key, the value found, and what is expected."""
 
 
+class OtherSchemaError(SchemaError):
+    """The header of another version of the schema."""
+
+
 # -- lines ------------------------------------------------------------------------------------------------------------
 
 
@@ -83,7 +87,10 @@ def decode(row: Mapping[str, object], kinds: Mapping[str, type[Message]] = KINDS
     if not isinstance(kind, str) or kind not in kinds:
         raise SchemaError(f"unknown kind of row {_cut(kind)}; expected one of {', '.join(kinds)}")
     if kind == "header" and row.get("schema", SCHEMA) != SCHEMA:
-        raise SchemaError(f"schema {_cut(row['schema'])}; expected {SCHEMA}: use the suite that wrote it")
+        raise OtherSchemaError(
+            f"schema {_cut(row['schema'])}, this suite reads {SCHEMA}: use the suite that wrote it "
+            f"({_cut(row.get('suite_version', 'unknown'))}), or run again"
+        )
     return cast("Message", _read_record(row, kinds[kind], f"{kind} row", ""))
 
 

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from reports.decision import VerifiedShare, count_verified, pass_by_waiver
-from reports.diff import to_size
 from reports.families import FAMILIES, OTHER, find_family
 from reports.numbers import Number
 from reports.page import render_page
 from reports.results import Results, ResultsError
-from reports.schema import ClaimResult
+from reports.schema import ClaimResult, Header
 from reports.text import pluralize, spell_lsb
 from reports.verdicts import Outcome, Verdict
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """The claims of one backend on one op and dtypes: worst verdict, largest error, and time.
 
-    ``worst``: the ID of the claim whose evidence the cell leads to. ``waived``: none fails, by a waiver.
+    ``waived``: none fails, by a waiver.
     """
 
     verdict: Verdict
@@ -29,7 +31,6 @@ class Cell:
     claims: int
     max_lsb: Number | None
     seconds: float
-    worst: str
 
     @property
     def words(self) -> str:
@@ -37,21 +38,6 @@ class Cell:
         parts = [f"{self.verdict}{' waived' if self.waived else ''}", pluralize(self.claims, "claim")]
         parts += [] if self.max_lsb is None else [f"up to {spell_lsb(self.max_lsb)} LSB"]
         return ", ".join([*parts, f"{self.seconds:.1f} s"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """One run and its coverage; `rate` is in claims per second of the run.
-
-    ``report``: the URL of the run's own report, with the evidence; "" if there is none beside the page.
-    """
-
-    name: str
-    results: Results
-    verdicts: Mapping[Verdict, int]
-    ops: int
-    rate: float | None
-    report: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,74 +65,58 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FamilyLine:
-    """What each backend has VERIFIED of one family of ops."""
-
-    family: str
-    shares: tuple[VerifiedShare, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Print:
-    """A property of kernels of one kind, with its value for each backend ("" if not measured)."""
-
-    subject: str
-    key: str
-    values: tuple[str, ...]
-
-    @property
-    def differs(self) -> bool:
-        """Whether two backends that have the property have different values."""
-        return len({value for value in self.values if value}) > 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """Everything the page shows."""
+    """Everything the page shows.
 
-    columns: tuple[Column, ...]
-    families: tuple[FamilyLine, ...]
+    ``runs``: by name. ``families``: what each run has VERIFIED of each family of ops, and of all of them. ``prints``:
+    the values of a property, by the kind of kernels and its name, in each run; "" where it was not measured.
+    """
+
+    runs: Mapping[str, Results]
+    families: Mapping[str, tuple[VerifiedShare, ...]]
     total: tuple[VerifiedShare, ...]
     lines: tuple[Line, ...]
-    prints: tuple[Print, ...]
+    prints: Mapping[tuple[str, str], tuple[str, ...]]
 
 
-def render_board(runs: Sequence[Results], reports: Mapping[str, str] | None = None) -> str:
+def render_board(runs: Sequence[Results]) -> str:
     """Return the scoreboard as one HTML file: runs of several backends side by side.
 
-    ``reports``: URLs of the runs' own reports, by the names of their columns (`name_runs`); cells lead there. A pure
-    function of runs and URLs. Raises ResultsError for a run that is incomplete or a shard, or that is given twice.
+    A pure function of the runs. Raises ResultsError for a run that is incomplete or a shard, or that is given twice.
     """
-    return render_page("scoreboard.html.j2", board=build_board(runs, reports))
+    return render_page("scoreboard.html.j2", board=build_board(runs))
 
 
-def build_board(runs: Sequence[Results], reports: Mapping[str, str] | None = None) -> Board:
+def build_board(runs: Sequence[Results]) -> Board:
     """Arrange the runs side by side, in the order of their names; what has the worst verdict comes first."""
-    names = name_runs(runs)
-    places = sorted(range(len(runs)), key=lambda place: _order_runs(runs[place]))
-    ordered = [runs[place] for place in places]
-    columns = tuple(_make_column(names[place], runs[place], (reports or {}).get(names[place], "")) for place in places)
+    named = sorted(zip(_name_runs(runs), runs, strict=True), key=lambda item: _order(item[1].header))
+    ordered = [run for _, run in named]
     cells = [_make_cells(run) for run in ordered]
-    keys = {key for each in cells for key in each}
     lines = (
         Line(pattern=pattern, dtypes=dtypes, cells=tuple(each.get((pattern, dtypes)) for each in cells))
-        for pattern, dtypes in keys
+        for pattern, dtypes in {key for each in cells for key in each}
     )
     return Board(
-        columns=columns,
-        families=_make_families(ordered),
+        runs=dict(named),
+        families=_share_families(ordered),
         total=tuple(count_verified(run.claims) for run in ordered),
         lines=tuple(sorted(lines, key=lambda line: (line.worst.rank, line.pattern, line.dtypes))),
-        prints=_make_prints(ordered),
+        prints=_collect_prints(ordered),
     )
 
 
-def name_runs(runs: Sequence[Results]) -> list[str]:
+def _order(header: Header) -> tuple[str, ...]:
+    return header.backend, header.isa, header.started
+
+
+def _name_runs(runs: Sequence[Results]) -> list[str]:
     """Name runs by backend, and by what distinguishes runs of one backend: level, profile, start.
 
     Raises ResultsError for a run that is incomplete or a shard, or that is given twice.
     """
-    refuse_parts(runs)
+    for run in runs:
+        if run.outcome is Outcome.INCOMPLETE or run.header.shard:
+            raise ResultsError(f"{run.header.backend}: the run of {run.header.started} is incomplete or a shard")
     names = [run.header.backend for run in runs]
     for field in ("isa", "profile", "started"):
         count = Counter(names)
@@ -159,47 +129,29 @@ def name_runs(runs: Sequence[Results]) -> list[str]:
     return names
 
 
-def refuse_parts(runs: Sequence[Results]) -> None:
-    """Raise ResultsError for a run that is incomplete or a shard: its counts are not those of its config."""
-    for run in runs:
-        if run.outcome is Outcome.INCOMPLETE or run.header.shard:
-            raise ResultsError(f"{run.header.backend}: the run of {run.header.started} is incomplete or a shard")
-
-
-def _order_runs(run: Results) -> tuple[str, ...]:
-    return run.header.backend, run.header.isa, run.header.started
-
-
-def _make_column(name: str, run: Results, report: str) -> Column:
-    seconds = run.footer.seconds if run.footer else 0.0
-    patterns = {claim.pattern for claim in run.claims}
-    rate = len(run.claims) / seconds if seconds else None
-    return Column(name=name, results=run, verdicts=run.counts, ops=len(patterns), rate=rate, report=report)
-
-
-def _make_families(runs: Sequence[Results]) -> tuple[FamilyLine, ...]:
+def _share_families(runs: Sequence[Results]) -> dict[str, tuple[VerifiedShare, ...]]:
     """Sum up the claims of each family that any run claims, in the order of the table of families."""
-    groups: list[dict[str, list[ClaimResult]]] = []
-    for run in runs:
-        groups.append({})
-        for claim in run.claims:
-            groups[-1].setdefault(find_family(claim.pattern), []).append(claim)
-    return tuple(
-        FamilyLine(family=family, shares=tuple(count_verified(group.get(family, ())) for group in groups))
+    groups = [_group(run.claims, lambda claim: find_family(claim.pattern)) for run in runs]
+    return {
+        family: tuple(count_verified(group.get(family, ())) for group in groups)
         for family in (*FAMILIES, OTHER)
         if any(family in group for group in groups)
-    )
+    }
+
+
+def _group(claims: Sequence[ClaimResult], key_of: Callable[[ClaimResult], Key]) -> dict[Key, list[ClaimResult]]:
+    groups: dict[Key, list[ClaimResult]] = {}
+    for claim in claims:
+        groups.setdefault(key_of(claim), []).append(claim)
+    return groups
 
 
 def _make_cells(run: Results) -> dict[tuple[str, str], Cell]:
-    groups: dict[tuple[str, str], list[ClaimResult]] = {}
-    for claim in run.claims:
-        groups.setdefault((claim.pattern, claim.dtypes), []).append(claim)
+    groups = _group(run.claims, lambda claim: (claim.pattern, claim.dtypes))
     return {key: _make_cell(claims) for key, claims in groups.items()}
 
 
 def _make_cell(claims: Sequence[ClaimResult]) -> Cell:
-    worst = min(claims, key=lambda claim: (claim.passes, claim.verdict.rank, -to_size(claim.max_lsb), claim.claim))
     distances = [claim.max_lsb for claim in claims if claim.max_lsb is not None]
     nonfinite = [value for value in ("nan", "inf") if value in distances]
     largest: Number | None = max((value for value in distances if not isinstance(value, str)), default=None)
@@ -209,18 +161,14 @@ def _make_cell(claims: Sequence[ClaimResult]) -> Cell:
         claims=len(claims),
         max_lsb=nonfinite[0] if nonfinite else largest,
         seconds=sum(claim.seconds for claim in claims),
-        worst=worst.claim,
     )
 
 
-def _make_prints(runs: Sequence[Results]) -> tuple[Print, ...]:
+def _collect_prints(runs: Sequence[Results]) -> dict[tuple[str, str], tuple[str, ...]]:
     properties = [
-        {(fact.subject, key): str(value) for fact in run.measurements if fact.topic == "fingerprint"
-         for key, value in fact.values.items()}
+        {(row.subject, key): str(value) for row in run.measurements if row.topic == "fingerprint"
+         for key, value in row.values.items()}
         for run in runs
     ]  # fmt: skip
     keys = sorted({key for each in properties for key in each})
-    return tuple(
-        Print(subject=subject, key=key, values=tuple(each.get((subject, key), "") for each in properties))
-        for subject, key in keys
-    )
+    return {key: tuple(each.get(key, "") for each in properties) for key in keys}

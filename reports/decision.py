@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from reports.handed_in import HANDED_IN
 from reports.results import Results, counts_of
 from reports.schema import ClaimResult, Judged
 from reports.text import pluralize, spell_count
-from reports.verdicts import Outcome, Verdict
-
-_FAILS: Mapping[Verdict, tuple[str, str]] = {
-    Verdict.CRASHED: ("crashed", "crashed"),
-    Verdict.TIMEOUT: ("did not end in time", "did not end in time"),
-    Verdict.REFUTED: ("is refuted", "are refuted"),
-    Verdict.FALLBACK: ("fell back to float", "fell back to float"),
-    Verdict.UNEXERCISED: ("is unexercised", "are unexercised"),
-    Verdict.UNSHOWN: ("does not show its execution", "do not show their execution"),
-    Verdict.QUALITY: ("is only within one step", "are only within one step"),
-}
-"""What a reader is told of one row, and of several, with a verdict that does not pass."""
+from reports.verdicts import VERDICT_TEXTS, Outcome, Verdict
 
 
 def spell_decision(results: Results) -> str:
@@ -115,7 +104,7 @@ def _spell_failing(results: Results) -> Iterator[str]:
     groups: tuple[tuple[str, Sequence[Judged]], ...] = (("claim", results.claims), ("model", results.models))
     for noun, rows in groups:
         for verdict, count in counts_of(row.verdict for row in rows if not row.passes).items():
-            yield f"{pluralize(count, noun)} {_FAILS[verdict][count > 1]}"
+            yield f"{pluralize(count, noun)} {VERDICT_TEXTS[verdict].many if count > 1 else VERDICT_TEXTS[verdict].one}"
 
 
 def _spell_problems(results: Results) -> Iterator[str]:

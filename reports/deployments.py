@@ -6,13 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from markupsafe import Markup
-
 from reports.evidence import Table
 from reports.measured import Deployment, Metric, ModelPart
 from reports.numbers import Number
-from reports.page import render_page
-from reports.plots.layers import plot_parts
+from reports.plots import Plot, plot_parts
 from reports.schema import ModelResult
 from reports.text import pluralize, spell_count, spell_db, spell_number
 
@@ -32,7 +29,7 @@ class DeploymentView:
     metrics: Table
     worst: Table
     parts: Table
-    plot: Markup
+    plot: Plot | None
 
 
 def view_deployments(models: Sequence[ModelResult]) -> tuple[DeploymentView, ...]:
@@ -45,7 +42,6 @@ def _view(number: int, model: ModelResult, deployment: Deployment) -> Deployment
     """Sort what was measured of a model into facts, tables and a picture."""
     total = deployment.multiplications
     worst = sorted(deployment.quantized, key=_rank)[:MOST_WORST]
-    plot = plot_parts(f"parts-{number}", model.model, deployment.parts) if deployment.parts else None
     return DeploymentView(
         model=model,
         facts=tuple(_list_facts(deployment)),
@@ -55,7 +51,7 @@ def _view(number: int, model: ModelResult, deployment: Deployment) -> Deployment
         ),
         worst=Table(columns=_PARTS[:-1], rows=tuple(_row_of_part(part, total)[:-1] for part in worst)),
         parts=Table(columns=_PARTS, rows=tuple(_row_of_part(part, total) for part in deployment.parts)),
-        plot=Markup(render_page("plot.html.j2", plot=plot) if plot is not None else ""),
+        plot=plot_parts(f"parts-{number}", model.model, deployment.parts) if deployment.parts else None,
     )
 
 

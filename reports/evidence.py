@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
+
+from reports.text import cut
 
 OUTPUTS_SHOWN = 48
 VALUE_WIDTH = 160
 MOST_LISTED = 50
 """Largest number of entries of a list or mapping that are laid out."""
+LONGEST_LINE = 1000
 _SHOWN_ELSEWHERE = {"where", "expected", "found", "index", "qparams", "attribution", "float_ops", "worst", "shared"}
 
 _LABELS = {
@@ -86,66 +89,46 @@ def tabulate_qparams(parameters: Mapping[str, Mapping[str, object]]) -> Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fold:
-    """Evidence that is folded under its label: ``facts`` (a value by label), ``items`` of a list, or else a ``text``.
-
-    ``more``: number of facts or items that are left out.
-    """
-
-    label: str
-    facts: Mapping[str, str] = field(default_factory=dict)
-    items: tuple[str, ...] = ()
-    text: str = ""
-    more: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Details:
-    """Evidence that has no table of its own: short values by label, and what is folded."""
+    """Evidence that has no table of its own, by label: short values, and texts that are folded."""
 
     facts: Mapping[str, str]
-    folds: tuple[Fold, ...]
+    folds: Mapping[str, str]
 
 
 def select_details(evidence: Mapping[str, object]) -> Details:
     """Return the evidence that has no table of its own, whatever its kind, under labels for readers."""
-    others = {key: value for key, value in evidence.items() if key not in _SHOWN_ELSEWHERE and _says_something(value)}
-    short = {key: _spell_fact(value) for key, value in others.items() if _is_fact(value)}
-    folds = tuple(_fold(_label(key), value) for key, value in others.items() if key not in short)
-    return Details(facts={_label(key): text for key, text in short.items()}, folds=folds)
+    facts, folds = {}, {}
+    for key, value in evidence.items():
+        label = _LABELS.get(key) or key[:1].upper() + key[1:].replace("_", " ")
+        if key in _SHOWN_ELSEWHERE or value is None or value is False or value in ("", [], {}):
+            continue
+        if isinstance(value, int | float) or _is_line(value):
+            facts[label] = _spell_plain(value)
+        elif isinstance(value, dict) and all(map(_is_plain, value.values())):
+            folds[label] = _list_lines([f"{name}: {_spell_plain(item)}" for name, item in value.items()])
+        elif isinstance(value, list) and all(map(_is_plain, value)):
+            folds[f"{label} ({len(value)})"] = _list_lines([_spell_plain(item) for item in value])
+        else:
+            folds[label] = value if isinstance(value, str) else json.dumps(value, indent=1, ensure_ascii=False)
+    return Details(facts=facts, folds=folds)
 
 
-def _says_something(value: object) -> bool:
-    return value is not None and value is not False and value not in ("", [], {})
+def _is_line(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= VALUE_WIDTH and value.isprintable()
 
 
-def _label(key: str) -> str:
-    return _LABELS.get(key) or key[:1].upper() + key[1:].replace("_", " ")
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | int | float) or value is None
 
 
-def _is_fact(value: object) -> bool:
-    """Tell whether a value is a number, a truth value or a short line of text."""
-    if isinstance(value, str):
-        return len(value) <= VALUE_WIDTH and value.isprintable()
-    return isinstance(value, int | float) or value is None
-
-
-def _spell_fact(value: object) -> str:
+def _spell_plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value is None else str(value)
 
 
-def _fold(label: str, value: object) -> Fold:
-    """Lay out a longer value: plain entries one by one, all else as text."""
-    if isinstance(value, dict) and all(_is_line(each) for each in value.values()):
-        facts = {str(key): _spell_fact(each) for key, each in list(value.items())[:MOST_LISTED]}
-        return Fold(label=label, facts=facts, more=len(value) - len(facts))
-    if isinstance(value, list) and all(_is_line(each) for each in value):
-        items = tuple(_spell_fact(each) for each in value[:MOST_LISTED])
-        return Fold(label=f"{label} ({len(value)})", items=items, more=len(value) - len(items))
-    return Fold(label=label, text=value if isinstance(value, str) else json.dumps(value, indent=1, ensure_ascii=False))
-
-
-def _is_line(value: object) -> bool:
-    return isinstance(value, str | int | float) or value is None
+def _list_lines(lines: Sequence[str]) -> str:
+    """Return the first MOST_LISTED lines, each cut, and how many more there are."""
+    more = [f"… and {len(lines) - MOST_LISTED} more, in results.jsonl"] if len(lines) > MOST_LISTED else []
+    return "\n".join([*(cut(line, LONGEST_LINE) for line in lines[:MOST_LISTED]), *more])

@@ -1,56 +1,132 @@
-"""Findings as a page shows them: the text of each once, with the first waiver that names it; the others link to it."""
+"""Waivers in force, a row for each finding, or for each reason where none is named, with the findings' texts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
 
-from reports.text import cut
+from reports.numbers import Number, rank_number
+from reports.results import Results
+from reports.schema import Header, Judged, Waiver
+from reports.text import cut, pluralize, spell_lsb
 
 LONGEST_FINDING = 4000
 """Largest number of characters of a finding's text, in a results file and on a page."""
-MOST_TEXT = 150_000
-"""Largest number of characters of all findings on a page; beyond it they have no text."""
+MOST_NAMED = 4
+"""Largest number of ops that a row names."""
 _AS_WRITTEN = re.compile(r"\s*(?:[|>`~]|[-*+] |\d+[.)] )|    ")
 """Begin of a line of a table, a quotation, code or a list: its paragraph keeps the ends of its lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A finding beside a waiver.
+    """A finding beside a waiver: its heading, or its name without one, and its text where it is first named.
 
-    ``title`` is the heading, or the name where there is no text. ``anchor`` is the fragment of the text, "" without
-    one. ``paragraphs`` are those of the text, at the first waiver only.
+    ``anchor`` is the fragment of the text, "" without one.
     """
 
     title: str
     anchor: str
-    paragraphs: tuple[str, ...] = ()
+    paragraphs: tuple[str, ...]
 
 
-def lay_out_findings(names: Iterable[Sequence[str]], texts: Mapping[str, str]) -> list[tuple[Finding, ...]]:
-    """Return the findings of each waiver in turn. ``names``: what each waiver names. ``texts``: by name."""
-    shown: dict[str, Finding] = {}
-    room = MOST_TEXT
-    rows = []
-    for each in names:
-        row = []
-        for name in dict.fromkeys(each):
-            first = name not in shown
-            if first:
-                text = cut(texts.get(name, ""), LONGEST_FINDING)
-                shown[name] = _read(name, text if len(text) <= room else "", len(shown) + 1)
-                room -= len(text)
-            row.append(shown[name] if first else replace(shown[name], paragraphs=()))
-        rows.append(tuple(row))
-    return rows
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaiverRow:
+    """The waivers of one finding or reason, and what they cover.
+
+    ``expires``: the first day on which one of them ends; ``days``: from the run to it; None: none ends. ``bound``: the
+    largest distance that is covered. ``verdicts``: number of claims and models that are covered, by verdict. ``first``:
+    ID of the first of them; ``ops``: their patterns, or the ID of a model.
+    """
+
+    reasons: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    urls: tuple[str, ...]
+    expires: str | None
+    days: int | None
+    bound: str
+    verdicts: Mapping[str, int]
+    first: str
+    ops: tuple[str, ...]
+
+    @property
+    def covered(self) -> int:
+        """Number of claims and models that are covered."""
+        return sum(self.verdicts.values())
+
+    @property
+    def title(self) -> str:
+        """What the deviation is, in words."""
+        return "; ".join(self.reasons)
+
+    @property
+    def what(self) -> str:
+        """The ops, and how many more there are."""
+        more = len(self.ops) - MOST_NAMED
+        return ", ".join(self.ops[:MOST_NAMED]) + (f" and {pluralize(more, 'other')}" if more > 0 else "")
 
 
-def _read(name: str, text: str, number: int) -> Finding:
-    title, _, body = text.strip().partition("\n")
+def find_waiver_key(waiver: Waiver) -> Hashable:
+    """Return a key that is equal for waivers of one row."""
+    return tuple(waiver.findings) or waiver.reason
+
+
+def collect_waivers(results: Results) -> dict[Hashable, WaiverRow]:
+    """Return the rows by their keys: the first to expire first, then the one that covers most."""
+    groups: dict[Hashable, list[Judged]] = {}
+    for row in results.judged:
+        if row.waived and row.waiver is not None:
+            groups.setdefault(find_waiver_key(row.waiver), []).append(row)
+    seen: set[str] = set()
+    rows = {key: _make_row(group, results.header, seen) for key, group in groups.items()}
+    return dict(sorted(rows.items(), key=lambda item: (item[1].expires or "9999", -item[1].covered, item[1].title)))
+
+
+def _make_row(rows: Sequence[Judged], header: Header, seen: set[str]) -> WaiverRow:
+    """Sum up the waivers of some rows; a finding that is ``seen`` already has its text in another row."""
+    waivers = list(dict.fromkeys(row.waiver for row in rows if row.waiver is not None))
+    expires = min((waiver.expires for waiver in waivers if waiver.expires), default=None)
+    names = dict.fromkeys(name for waiver in waivers for name in waiver.findings)
+    return WaiverRow(
+        reasons=tuple(dict.fromkeys(waiver.reason for waiver in waivers)),
+        findings=tuple(_read(name, header.findings, seen) for name in names),
+        urls=tuple(dict.fromkeys(waiver.url for waiver in waivers if waiver.url)),
+        expires=expires,
+        days=_count_days(header.started, expires),
+        bound=_spell_bound(waivers),
+        verdicts=Counter(row.verdict.value for row in rows),
+        first=rows[0].id,
+        ops=tuple(dict.fromkeys(getattr(row, "pattern", row.id) for row in rows)),
+    )
+
+
+def _spell_bound(waivers: Sequence[Waiver]) -> str:
+    bounds: list[Number] = [waiver.max_lsb for waiver in waivers if waiver.max_lsb is not None]
+    if not bounds:
+        return "-"
+    largest: Number = max(bounds, key=rank_number)
+    return spell_lsb(largest) + (" or any" if len(bounds) < len(waivers) else "")
+
+
+def _count_days(started: str, expires: str | None) -> int | None:
+    """Count the days left after the day of the run; None: it does not expire, or a date is not readable."""
+    try:
+        return None if expires is None else (date.fromisoformat(expires) - datetime.fromisoformat(started).date()).days
+    except ValueError:
+        return None
+
+
+def _read(name: str, texts: Mapping[str, str], seen: set[str]) -> Finding:
+    """Return a finding; its text only where it is not seen yet."""
+    title, _, body = cut(texts.get(name, ""), LONGEST_FINDING).strip().partition("\n")
     paragraphs = tuple(_join(each) for each in re.split(r"\n\s*\n", body.strip("\n")) if each.strip())
-    return Finding(title=title or name, anchor=f"finding-{number}" if paragraphs else "", paragraphs=paragraphs)
+    anchor = f"finding-{list(texts).index(name) + 1}" if paragraphs else ""
+    shown = () if name in seen else paragraphs
+    seen.add(name)
+    return Finding(title=title or name, anchor=anchor, paragraphs=shown)
 
 
 def _join(paragraph: str) -> str:

@@ -50,9 +50,6 @@ def make_heat_map(claims: Sequence[ClaimResult], configs: Sequence[str]) -> Heat
     by_pattern: dict[str, dict[str, list[ClaimResult]]] = {}
     for claim in claims:
         by_pattern.setdefault(claim.pattern, {}).setdefault(claim.dtype_config, []).append(claim)
-    by_config: dict[str, list[ClaimResult]] = {config: [] for config in configs}
-    for claim in claims:
-        by_config[claim.dtype_config].append(claim)
     rows = tuple(
         PatternRow(
             pattern=pattern,
@@ -61,7 +58,8 @@ def make_heat_map(claims: Sequence[ClaimResult], configs: Sequence[str]) -> Heat
         )
         for pattern, pairs in by_pattern.items()
     )
-    return HeatMap(rows=rows, totals=tuple(map(count_verified, by_config.values())), total=count_verified(claims))
+    totals = tuple(count_verified(claim for claim in claims if claim.dtype_config == config) for config in configs)
+    return HeatMap(rows=rows, totals=totals, total=count_verified(claims))
 
 
 def _make_cell(claims: Sequence[ClaimResult]) -> PairCell:

@@ -18,6 +18,7 @@ from markupsafe import Markup, escape
 from reports.coverage import read_rule_texts
 from reports.decision import count_verified, passes_by_leave, spell_decision, spell_waived, spell_work
 from reports.evidence import make_table, order_graphs, select_details, spell_value, tabulate_outputs, tabulate_qparams
+from reports.plots import SHAPES
 from reports.text import cut, shorten_commit, spell_count, spell_db, spell_duration, spell_lsb, tame
 from reports.verdicts import VERDICT_TEXTS
 
@@ -79,6 +80,7 @@ def _make_environment() -> Environment:
         "page_style": Markup(style), "page_script": Markup(script), "rule_texts": read_rule_texts(),
         "verdict_texts": VERDICT_TEXTS,
         "terms": TERMS,
+        "shapes": SHAPES,
         "policy": f"default-src 'none'; img-src data:; style-src {_hash_csp(style)}; script-src {_hash_csp(script)}",
     }  # fmt: skip
     return environment

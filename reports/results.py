@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
-from reports.codec import PlainRow, SchemaError, decode, loads
+from reports.codec import OtherSchemaError, PlainRow, SchemaError, decode, loads
 from reports.reading import FileFault, read_bytes, read_most
 from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
 from reports.text import pluralize, spell_count
-from reports.upgrade import OLD, upgrade
 from reports.verdicts import VERDICTS, Outcome, Verdict
 
 Pair = tuple[str, str]
@@ -33,6 +32,10 @@ _GROUPED = (Verdict.UNEXERCISED, Verdict.UNSHOWN)
 
 class ResultsError(Exception):
     """A file that cannot be read or written, or runs that do not go together; the message begins with the file."""
+
+
+class OtherVersionError(ResultsError):
+    """A results file, or a certificate, of a version that this suite does not read."""
 
 
 class Lead(NamedTuple):
@@ -242,14 +245,13 @@ def _read(path: Path) -> bytes:
 
 
 def _decode_lines(lines: Sequence[bytes], path: object) -> Iterator[Row]:
-    """Decode each line once; those of a file of schema 1 are upgraded."""
-    is_old = False
+    """Decode each line once."""
     for number, line in enumerate(lines, start=1):
         where = f"{path}:{number}"
-        row = _parse(line, where)
-        is_old = is_old or (number == 1 and row.get("kind") == Header.kind and row.get("schema") == OLD)
         try:
-            yield cast("Row", decode(upgrade(row) if is_old else row))
+            yield cast("Row", decode(_parse(line, where)))
+        except OtherSchemaError as error:
+            raise OtherVersionError(f"{where}: {error}") from error
         except SchemaError as error:
             raise ResultsError(f"{where}: {error}") from error
 
@@ -265,7 +267,6 @@ def _parse(line: bytes, where: str) -> PlainRow:
 
 
 def _audit(header: Header, rows: Sequence[Row], digest: str, cut_at: int | None) -> Results:
-    rows = [_allow_as_before(row, header) for row in rows]
     footer = rows[-1] if rows and isinstance(rows[-1], Footer) else None
     results = Results(
         header=header,
@@ -283,18 +284,6 @@ def _audit(header: Header, rows: Sequence[Row], digest: str, cut_at: int | None)
     if cut_at is not None:
         problems.insert(1, f"line {cut_at} is cut and was left out: the run was killed while it wrote")
     return dataclasses.replace(results, problems=tuple(problems))
-
-
-def passed_before(row: Judged, header: Header) -> bool:
-    """Tell whether a row has QUALITY that passed before there was ``--allow-quality``, but for ``--strict``."""
-    is_before = "allow_quality" not in header.options and not header.options.get("strict")
-    return is_before and row.verdict is Verdict.QUALITY and not row.waived
-
-
-def _allow_as_before(row: Row, header: Header) -> Row:
-    if isinstance(row, ClaimResult | ModelResult) and passed_before(row, header):
-        return dataclasses.replace(row, allowed=True)
-    return row
 
 
 def _select(kind: type[Data], rows: Sequence[Row]) -> tuple[Data, ...]:

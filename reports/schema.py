@@ -129,7 +129,7 @@ class Header:
 
     kind: ClassVar[str] = "header"
     schema: int
-    """Version of this schema; files of version 1 can be read as well."""
+    """Version of this schema."""
     suite_version: str
     """Version of the suite."""
     suite_commit: str

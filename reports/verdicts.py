@@ -9,24 +9,16 @@ from reports.text_enum import TextEnum
 
 
 class Verdict(TextEnum):
-    """The suite's judgement of a claim, worst first; compared by ``rank``, not as text."""
+    """The suite's judgement of a claim, worst first; compared by ``rank``, not as text. VERDICT_TEXTS explains them."""
 
     CRASHED = "CRASHED"
-    """The process died in the backend's code."""
     TIMEOUT = "TIMEOUT"
-    """The backend's code did not end in time."""
     REFUTED = "REFUTED"
-    """A rule is broken: wrong structure, wrong number, an error where the config claims support."""
     FALLBACK = "FALLBACK"
-    """The numbers are right, but the pattern did not run quantized."""
     UNEXERCISED = "UNEXERCISED"
-    """The suite could not build or run a case."""
     UNSHOWN = "UNSHOWN"
-    """Every stage holds and the numbers are right, but nothing shows that integers computed them."""
     QUALITY = "QUALITY"
-    """A function is approximated within one step, but not correctly rounded within the derived slack."""
     VERIFIED = "VERIFIED"
-    """Every stage holds, and every output is correctly rounded."""
 
     @property
     def rank(self) -> int:
@@ -66,32 +58,65 @@ class Outcome(TextEnum):
 
 
 class VerdictText(NamedTuple):
-    """What a report says of a verdict, in place: its glyph, what it means, and whether it passes.
+    """What is said of a verdict, in reports and documents.
 
-    The glyph tells verdicts apart where there is room for one character, and where there is no colour.
+    ``glyph`` tells verdicts apart where there is room for one character, and where there is no colour. ``passing``:
+    what it does to a run. ``one`` and ``many``: what a reader is told of one row with the verdict, and of several.
     """
 
     glyph: str
     meaning: str
     passing: str
+    one: str
+    many: str
 
 
 VERDICT_TEXTS: Mapping[Verdict, VerdictText] = {
-    Verdict.CRASHED: VerdictText("‼", "The process died in the backend's code.", "Fails."),
-    Verdict.TIMEOUT: VerdictText("…", "The backend's code did not end in time.", "Fails."),
-    Verdict.REFUTED: VerdictText("✗", "A rule is broken: a wrong number, a wrong structure, or an error.", "Fails."),
-    Verdict.FALLBACK: VerdictText("ƒ", "The numbers are right, but the pattern ran in float.", "Fails."),
-    Verdict.UNEXERCISED: VerdictText("○", "The suite could not build or run a case: nothing is known.", "Fails."),
+    Verdict.CRASHED: VerdictText("‼", "The process died in the backend's code.", "Fails.", "crashed", "crashed"),
+    Verdict.TIMEOUT: VerdictText(
+        "…", "The backend's code did not end in time.", "Fails.", "did not end in time", "did not end in time"
+    ),
+    Verdict.REFUTED: VerdictText(
+        "✗",
+        "A rule is broken: a wrong number, a wrong structure, or an error.",
+        "Fails.",
+        "is refuted",
+        "are refuted",
+    ),
+    Verdict.FALLBACK: VerdictText(
+        "ƒ",
+        "Right numbers, but the pattern ran in float.",
+        "Fails.",
+        "fell back to float",
+        "fell back to float",
+    ),
+    Verdict.UNEXERCISED: VerdictText(
+        "○",
+        "Nothing is known: no case could be built or run, or the flow changed a model.",
+        "Fails.",
+        "is unexercised",
+        "are unexercised",
+    ),
     Verdict.UNSHOWN: VerdictText(
         "?",
-        "The numbers are right, but nothing shows that integers computed them.",
-        "Fails, unless the run has --without-execution-evidence.",
+        "Right numbers, but nothing shows that integers computed them.",
+        "Fails without --without-execution-evidence.",
+        "does not show its execution",
+        "do not show their execution",
     ),
     Verdict.QUALITY: VerdictText(
         "≈",
         "A function is within one step of the exact result, but not correctly rounded.",
-        "Fails, unless the run has --allow-quality.",
+        "Fails without --allow-quality.",
+        "is only within one step",
+        "are only within one step",
     ),
-    Verdict.VERIFIED: VerdictText("✓", "Every stage holds, and every output is within the derived bound.", "Passes."),
+    Verdict.VERIFIED: VerdictText(
+        "✓",
+        "Every stage holds, and every output is within the derived bound.",
+        "Passes.",
+        "is verified",
+        "are verified",
+    ),
 }
-"""The legend of the reports."""
+"""The one table of verdicts: reports take it as their legend, README and glossary are made of it."""

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from reports.codec import SchemaError, line_of, row_of
-from reports.results import ResultsError, counts_of, passed_before, spell_counts
+from reports.results import ResultsError, counts_of, spell_counts
 from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
 from reports.verdicts import Outcome
 
@@ -81,8 +81,7 @@ class ResultsWriter:
         if self._file.closed or self._header is None:
             self._refuse("close() needs an open file whose header is written, and ends it once")
         judged: tuple[Judged, ...] = (*self._claims, *self._models)
-        header = self._header
-        failing = counts_of(row.verdict for row in judged if not (row.passes or passed_before(row, header)))
+        failing = counts_of(row.verdict for row in judged if not row.passes)
         if outcome == Outcome.PASS and (failing or exit_status or problems):
             failures = f"{spell_counts(failing)}, {len(problems)} problems"
             self._refuse(f"outcome PASS with exit status {exit_status} and {failures}; pass FAIL")

@@ -26,7 +26,7 @@ from reports.baseline import name_file, read_baseline_file
 from reports.diff import Change
 from reports.families import OTHER, find_family
 from reports.results import read_results
-from reports.verdicts import VERDICTS, Outcome, Verdict
+from reports.verdicts import VERDICT_TEXTS, VERDICTS, Outcome, Verdict
 from tests.mutants.mutants import MUTANTS
 from tests.support.torchao import needs_torchao
 from tests.support.warm_python import run_python
@@ -126,13 +126,25 @@ def test_a_walk_through_the_code_is_short_and_names_what_exists(title: str) -> N
 
 def hold_table(page: str, mark: str, rows: list[str]) -> None:
     """Hold what a page has between two marks to these rows, or write it anew."""
-    before, start, rest = DOCS[page].partition(f"<!-- {mark} -->\n")
+    path = ROOT / "README.md" if page == "README" else ROOT / "docs" / f"{page}.md"
+    text = path.read_text(encoding="utf-8")
+    before, start, rest = text.partition(f"<!-- {mark} -->\n")
     _, end, after = rest.partition(f"<!-- end of {mark} -->")
     right = f"{before}{start}" + "\n".join(rows) + f"\n{end}{after}"
     if UPDATE:
-        (ROOT / "docs" / f"{page}.md").write_text(right, encoding="utf-8")
-    assert DOCS[page] == right or UPDATE
+        path.write_text(right, encoding="utf-8")
+    assert text == right or UPDATE
     assert start and end
+
+
+def test_readme_and_glossary_explain_the_verdicts_as_the_reports_do() -> None:
+    """``UPDATE_GOLDEN=1 pytest tests/test_documents.py -k verdicts`` writes both again."""
+    best_first = list(VERDICT_TEXTS.items())[::-1]
+    rows = ["| verdict | meaning |", "|---|---|"]
+    rows += [f"| {verdict} | {text.meaning} {text.passing} |" for verdict, text in best_first]
+    hold_table("README", "verdicts", [re.sub(r"(--[a-z-]+\w)", r"`\1`", row) for row in rows])
+    entries = [f"{verdict}\n: {text.meaning}" for verdict, text in best_first]
+    hold_table("glossary", "verdicts", ["\n\n".join(entries)])
 
 
 def test_the_page_of_options_is_what_help_says() -> None:
@@ -158,8 +170,8 @@ def test_the_page_of_limits_lists_the_ops_and_arguments_that_are_varied() -> Non
 PLAIN = {
     "all claims", "claim or model", "column", "covers", "cpu", "cpu flags", "days left",
     "differences from the baseline", "dtypes", "error", "expires", "fail", "failures", "finding", "first to diverge",
-    "is", "options", "pass", "platform", "plots", "reason", "requirement", "seconds", "skip",
-    "slowest claims", "software", "started", "suite", "ticket", "torch", "up to lsb", "waivers in force",
+    "is", "options", "pass", "patterns and models", "platform", "plots", "reason", "requirement", "seconds", "skip",
+    "software", "started", "suite", "ticket", "torch", "up to lsb", "waivers in force",
     "was", "what differs",
 }  # fmt: skip
 """Labels of the reports that say what they mean."""

@@ -26,7 +26,6 @@ PARSES = {
     "reports/findings.py": "the paragraphs of a vendor's Markdown",
     "reports/page.py": "the separators of an ID, which may be a vendor's",
     "reports/schema.py": "any name as the name of a file",
-    "reports/upgrade.py": "the dtype configs of results files of schema 1",
 }
 """Modules that use regular expressions, and on what."""
 

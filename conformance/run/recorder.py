@@ -23,11 +23,12 @@ from conformance.run.resume import Earlier
 from conformance.run.session import Run, Unit, param_id, raise_usage_error_for
 from reports.codec import line_of
 from reports.diff import Side, make_side, read_baseline
+from reports.digest import verdict_line
 from reports.html import render_html
 from reports.markdown import write_job_summary
 from reports.results import ResultsError, lead_of, read_results
 from reports.schema import Check, Header, Judged
-from reports.terminal import summary, verdict_line
+from reports.terminal import summary
 from reports.text import join_lines
 from reports.verdicts import Outcome, Verdict
 from reports.writer import ResultsWriter

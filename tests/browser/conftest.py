@@ -112,14 +112,14 @@ def report(report_of: Callable[[int], Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def boards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the scoreboard of three backends, ``linked.html`` with their reports and ``plain.html`` without."""
+def board_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scoreboard of three backends."""
     runs = Runs(tmp_path_factory.mktemp("boards"))
     count = {"onednn": 240, "fbgemm": 120, "qnnpack": 180}
     files = [runs.lines(_vary(runs.large(count[name]), name), backend=name) for name in count]
-    for name, options in {"plain": [], "linked": ["--reports"]}.items():
-        assert main(["compare", *map(str, files), *options, "-o", str(runs.directory / f"{name}.html")]) == 0
-    return runs.directory
+    target = runs.directory / "board.html"
+    assert main(["compare", *map(str, files), "-o", str(target)]) == 0
+    return target
 
 
 def _vary(rows: list[Row], backend: str) -> list[Row]:

@@ -13,8 +13,8 @@ from reports.page import anchor
 
 pytestmark = pytest.mark.slow
 
-MOST_BYTES = 10_000_000
-PAGE = 100  # rows at a time
+MOST_BYTES = 15_000_000
+PAGE = 500  # rows at a time
 Row = dict[str, Any]
 ROWS = """
 rows => rows.map(row => [...row.cells].map(cell => [cell.innerText.trim(), cell.firstElementChild?.className]))
@@ -40,10 +40,10 @@ def claims(rows: list[Row], **values: str) -> list[str]:
     return [row["claim"] for row in rows if row["kind"] == "claim" and values.items() <= row.items()]
 
 
-def test_twenty_thousand_claims_take_ten_megabytes(opened: Any, large: Path) -> None:
+def test_twenty_thousand_claims_take_fifteen_megabytes(opened: Any, large: Path) -> None:
     assert large.stat().st_size <= MOST_BYTES
     page = opened(large.as_uri())
-    assert page.inner_text("#shown") == f"{COUNT:,} of {COUNT:,} claims"
+    assert page.inner_text("#shown") == f"{COUNT:,} of {COUNT:,} claims, the first {PAGE} are shown"
     assert page.locator("#all-claims tbody tr").count() == PAGE
 
 
@@ -56,10 +56,9 @@ def test_a_query_of_a_long_list_finds_what_the_rows_have(opened: Any, runs: Any,
     assert 20 < len(expected) <= PAGE
     assert page.inner_text("#shown") == f"{len(expected)} of {COUNT:,} claims"
     assert page.locator("#all-claims tbody th").all_inner_texts() == expected
-    assert not page.locator("[data-pager]").is_visible()
     page.fill("#filter", "verdict:waived")
     waived = [row["claim"] for row in runs.large(COUNT) if row["kind"] == "claim" and row["waived"]]
-    assert page.inner_text("#shown") == f"{len(waived):,} of {COUNT:,} claims"
+    assert page.inner_text("#shown").startswith(f"{len(waived):,} of {COUNT:,} claims")
 
 
 def test_a_query_of_a_long_list_answers_at_once(opened: Any, until: Any, runs: Any, large: Path) -> None:
@@ -68,28 +67,26 @@ def test_a_query_of_a_long_list_answers_at_once(opened: Any, until: Any, runs: A
 
     def milliseconds() -> float:
         page = opened(large.as_uri())
+        start: float = page.evaluate("performance.now()")
         page.fill("#filter", "lstm refuted")
-        taken: float = until(page, answered, f"{expected} of {COUNT:,} claims")
+        taken: float = until(page, answered, f"{expected} of {COUNT:,} claims") - start
         page.context.close()
         return taken
 
-    # the one time that a test asks for, for it was asked for: the best of some loads, so that no noise fails it
-    assert any(milliseconds() <= 3000 for _ in range(5))
+    # the one time that a test asks for: the best of some queries, so that no noise fails it
+    assert any(milliseconds() <= 1000 for _ in range(5))
 
 
-def test_one_walks_through_the_pages_of_a_long_list(opened: Any, runs: Any, large: Path) -> None:
+def test_a_claim_that_is_not_among_the_first_is_shown_with_those_that_follow(
+    opened: Any, in_sight: Any, runs: Any, large: Path
+) -> None:
     names = sorted(claims(runs.large(COUNT)))
     page = opened(large.as_uri())
     rows = page.locator("#all-claims tbody th")
-    previous, following = page.get_by_role("button", name="Previous"), page.get_by_role("button", name="Next")
-    assert rows.all_inner_texts() == names[:PAGE] and previous.is_disabled()
-    following.click()
-    assert rows.all_inner_texts() == names[PAGE : 2 * PAGE]
-    assert page.inner_text("[data-pager] span") == f"{PAGE + 1} to {2 * PAGE}"
-    previous.click()
-    assert rows.first.inner_text() == names[0]
-    page.goto(f"{large.as_uri()}#{anchor(names[-1])}")
-    assert rows.last.inner_text() == names[-1] and following.is_disabled()
+    assert rows.all_inner_texts() == names[:PAGE]
+    page.goto(f"{large.as_uri()}#{anchor(names[-3])}")
+    in_sight(page, anchor(names[-3]))
+    assert rows.all_inner_texts() == names[-3:]
 
 
 def test_rows_of_a_long_report_are_found_sorted_and_linked(opened: Any, in_sight: Any, runs: Any, large: Path) -> None:
@@ -126,12 +123,11 @@ def test_a_row_of_a_long_list_is_as_one_of_a_short_list(opened: Any, runs: Any) 
     assert any(verdict.startswith("WAIVED") for verdict, *_ in (row[4] for row in short))
 
 
-def test_where_there_is_no_script_a_long_list_has_lines(opened: Any, runs: Any, large: Path) -> None:
+def test_where_there_is_no_script_a_long_list_is_a_table(opened: Any, runs: Any, large: Path) -> None:
     verified = claims(runs.large(COUNT), verdict="VERIFIED")
     page = opened(f"{large.as_uri()}#{anchor(verified[-1])}", java_script_enabled=False)
-    assert not page.locator("#all-claims").is_visible()
-    line = page.locator(f"[id='{anchor(verified[-1])}']")
-    assert line.is_visible() and verified[-1] in line.inner_text()
+    row = page.locator(f"tr[id='{anchor(verified[-1])}']")
+    assert row.is_visible() and verified[-1] in row.inner_text()
 
 
 def test_counts_with_thousands_are_sorted_as_numbers(opened: Any, large: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_table_that_has_dates_is_sorted_by_day(opened: Any, runs: Any) -> None
     path: Path = runs.directory / "waivers.html"
     path.write_text(render_html(runs.results(rows)), encoding="utf-8")
     page, table = opened(path.as_uri()), "table:has(caption:text('Accepted deviations'))"
-    title(page, "ticket", table).click()  # nothing to sort by
+    title(page, "up to LSB", table).click()  # nothing to sort by
     for expected in (sorted(days), sorted(days, reverse=True)):
         title(page, "expires", table).click()
         assert cells(page, "expires", table) == expected
@@ -219,34 +219,7 @@ def test_escape_undoes_what_a_count_at_the_top_filters(opened: Any) -> None:
     assert len(cells(page, "claim")) == 404
 
 
-def test_j_and_k_go_through_the_failures(opened: Any, in_sight: Any) -> None:
-    page = opened()
-    page.evaluate("document.querySelectorAll('details').forEach((element) => { element.open = true; })")  # no failures
-    failures = page.eval_on_selector_all("#failures-list article", "all => all.map((article) => article.id)")
-    assert len(failures) > 20
-    for key, place in [*(("j", n) for n in range(3)), ("k", 1), ("k", 0), ("k", -1), ("k", -2), ("j", -1), ("j", 0)]:
-        page.keyboard.press(key)
-        assert page.evaluate("location.hash") == f"#{failures[place]}"
-        in_sight(page, failures[place])
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.closest('article').id") == failures[0]
-
-
-@pytest.mark.parametrize("keys", ["s", "js", "jjs", "jks"])
-def test_the_script_of_a_failure_is_at_most_four_keys_away(opened: Any, runs: Any, tmp_path: Path, keys: str) -> None:
-    rows: list[Any] = []
-    for name in "abc":
-        check, claim = runs.refuted(name)
-        rows += [check, claim | {"script": f"print('{name}')"}]
-    (tmp_path / "scripts.html").write_text(render_html(runs.results(rows)), encoding="utf-8")
-    page = opened((tmp_path / "scripts.html").as_uri())
-    for key in keys:
-        page.keyboard.press(key)
-    wanted = {"jjs": "b", "jks": "c"}.get(keys, "a")  # before the first comes the last
-    assert page.locator(":focus").inner_text() == f"print('{wanted}')"
-
-
-@pytest.mark.parametrize("key", ["Alt+j", "Control+k", "Meta+j", "Alt+/"])
+@pytest.mark.parametrize("key", ["Control+/", "Meta+/", "Alt+/"])
 def test_the_browsers_own_keys_are_left_to_it(opened: Any, report: Path, key: str) -> None:
     page = opened()
     page.keyboard.press(key)
@@ -254,12 +227,11 @@ def test_the_browsers_own_keys_are_left_to_it(opened: Any, report: Path, key: st
     assert page.evaluate("document.activeElement.tagName") == "BODY"
 
 
-def test_letters_in_the_filter_are_text(opened: Any) -> None:
+def test_a_slash_in_the_filter_is_text(opened: Any) -> None:
     page = opened()
     page.focus("#filter")
     page.keyboard.type("jk/j")
     assert page.input_value("#filter") == "jk/j"
-    assert page.evaluate("location.hash") == ""
 
 
 STOP = """() => {
@@ -319,11 +291,11 @@ def test_a_query_shows_the_rows_that_it_asks_for(opened: Any, until: Any, text: 
 def test_a_waiver_leads_to_its_claims_and_its_reason_is_found(opened: Any, until: Any) -> None:
     page = opened()
     row = page.locator("#waivers ~ div tr[data-number]").first
-    reason, count = row.locator("th").inner_text(), row.locator("td").last.inner_text()
+    reason, count = row.locator("th").inner_text(), int(row.locator("td").first.inner_text())
     page.fill("#filter", f'waiver:"{reason}"')
     until(page, "() => new URLSearchParams(location.search).get('q')")
     by_reason = cells(page, "claim")
     row.locator("a.v").first.click()
     assert cells(page, "claim") == by_reason
-    assert len(by_reason) == sum(int(word) for word in count.split() if word.isdecimal())
+    assert len(by_reason) == count - 1  # a model is covered, too
     assert all("WAIVED" in verdict for verdict in cells(page, "verdict"))

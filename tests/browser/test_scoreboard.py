@@ -1,4 +1,4 @@
-"""The scoreboard in a real browser: glyphs with names, order, differences, families, and the way to the evidence."""
+"""The scoreboard in a real browser: glyphs with names, order, differences and families."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ import pytest
 
 from reports.verdicts import VERDICT_TEXTS, VERDICTS, Verdict
 from tests.browser.test_navigation import title
-from tests.reports.pages import Page
 
 pytestmark = pytest.mark.slow
 
 ROWS = """rows => rows.map(row => [...row.cells].map(
   cell => cell.querySelector(".mark")?.getAttribute("aria-label") ?? cell.textContent.trim()))"""
-BACKENDS = ["fbgemm", "onednn", "qnnpack"]
 
 
 def rows(page: Any) -> list[list[str]]:
@@ -38,17 +36,17 @@ def query(page: Any) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def board(opened: Any, boards: Path) -> Any:
-    return opened((boards / "linked.html").as_uri(), viewport={"width": 1000, "height": 600})
+def board(opened: Any, board_page: Path) -> Any:
+    return opened(board_page.as_uri(), viewport={"width": 1000, "height": 600})
 
 
-def test_rows_stand_worst_first_with_and_without_javascript(opened: Any, boards: Path, board: Any) -> None:
+def test_rows_stand_worst_first_with_and_without_javascript(opened: Any, board_page: Path, board: Any) -> None:
     found = rows(board)
     assert [severity(row[2]) for row in found] == [min(map(severity, row[3:])) for row in found]
     keys = [(severity(row[2]), row[0], row[1]) for row in found]
     assert keys == sorted(keys) and len({key[0] for key in keys}) > 2
     assert board.locator("#all-rows [aria-sort=ascending]").all_inner_texts() == ["worst"]
-    assert rows(opened((boards / "plain.html").as_uri(), java_script_enabled=False)) == found
+    assert rows(opened(board_page.as_uri(), java_script_enabled=False)) == found
 
 
 def test_a_glyph_is_that_of_the_verdict_in_its_name(board: Any) -> None:
@@ -102,66 +100,24 @@ def test_differs_only_leaves_the_rows_in_which_backends_differ(opened: Any, boar
     assert rows(board) == everything and query(board) == {}
 
 
-def test_without_javascript_nothing_promises_what_it_cannot_do(opened: Any, boards: Path) -> None:
-    page = opened((boards / "linked.html").as_uri(), java_script_enabled=False)
+def test_without_javascript_nothing_promises_what_it_cannot_do(opened: Any, board_page: Path) -> None:
+    page = opened(board_page.as_uri(), java_script_enabled=False)
     assert not page.get_by_label("differs only").is_visible() and not page.locator("#filter").is_visible()
     assert page.locator("button >> visible=true").count() == 0
-    assert page.locator("#all-rows a.mark").first.is_visible()
+    assert page.locator("#all-rows .mark").first.is_visible()
 
 
-def test_a_click_leads_to_the_evidence_in_the_report_of_that_backend(
-    opened: Any, boards: Path, board: Any, in_sight: Any
-) -> None:
-    for place, backend in enumerate(BACKENDS, start=4):
-        for kind in ("REFUTED", "UNEXERCISED, 1", "CRASHED", "VERIFIED"):
-            links = board.locator(f"#all-rows tbody td:nth-child({place}) a[aria-label^='{kind}']")
-            if not links.count():
-                continue
-            page = opened(board.url)
-            address = links.first.get_attribute("href")
-            page.locator(f"#all-rows a[href='{address}']").first.click()
-            file, _, name = address.partition("#")
-            page.wait_for_url(f"**/{file}*")
-            assert file == f"linked.{backend}.html"
-            in_sight(page, name)
-            assert links.first.get_attribute("aria-label").split(",")[0].split()[0] in page.inner_text(f"[id='{name}']")
-
-
-def test_every_link_has_its_target(boards: Path) -> None:
-    links = [link for link in Page((boards / "linked.html").read_text(encoding="utf-8")).links() if "html#" in link]
-    ids = {
-        f"linked.{name}.html": set(Page((boards / f"linked.{name}.html").read_text(encoding="utf-8")).ids())
-        for name in BACKENDS
-    }
-    assert len(links) > 100
-    assert [link for link in links if link.split("#")[1] not in ids[link.split("#")[0]]] == []
-    plain = Page((boards / "plain.html").read_text(encoding="utf-8"))
-    assert [link for link in plain.links() if not link.startswith("#")] == []
-
-
-def test_a_cell_and_the_box_are_used_by_keyboard(board: Any, in_sight: Any) -> None:
+def test_the_box_is_used_by_keyboard(board: Any) -> None:
     board.focus("#filter")
     board.keyboard.press("Tab")
     assert board.evaluate("document.activeElement.id") == "differs"
     board.keyboard.press("Space")
     assert rows(board) and all(map(differs, rows(board)))
-    first = board.locator("#all-rows tbody tr:not([hidden]) a.mark").first
-    address = first.get_attribute("href")
-    for _ in range(20):
-        board.keyboard.press("Tab")
-        if board.evaluate("document.activeElement.matches('a.mark')"):
-            break
-    assert board.evaluate("document.activeElement.getAttribute('href')") == address
-    assert first.evaluate("mark => getComputedStyle(mark).outlineStyle") == "solid"  # a waived one, too
-    board.keyboard.press("Enter")
-    file, _, name = address.partition("#")
-    board.wait_for_url(f"**/{file}*")
-    in_sight(board, name)
 
 
 @pytest.mark.parametrize("width", [390, 1000])
-def test_ops_and_backends_stay_in_sight_where_the_table_is_scrolled(opened: Any, boards: Path, width: int) -> None:
-    page = opened((boards / "linked.html").as_uri(), viewport={"width": width, "height": 500})
+def test_ops_and_backends_stay_in_sight_where_the_table_is_scrolled(opened: Any, board_page: Path, width: int) -> None:
+    page = opened(board_page.as_uri(), viewport={"width": width, "height": 500})
     frame = page.locator(".scroll:has(> #all-rows)")
     frame.evaluate("frame => { frame.style.width = '380px'; frame.scrollTo(300, 400); }")
     assert frame.evaluate("frame => frame.scrollLeft > 100 && frame.scrollTop === 400")
@@ -179,7 +135,7 @@ def test_ops_and_backends_stay_in_sight_where_the_table_is_scrolled(opened: Any,
 
 def test_targets_are_large_enough(board: Any) -> None:
     sizes = "all => all.map(e => { const box = e.getBoundingClientRect(); return Math.min(box.width, box.height); })"
-    found = board.eval_on_selector_all("#all-rows a.mark, #differs", sizes)
+    found = board.eval_on_selector_all("#all-rows .mark, #differs", sizes)
     assert len(found) > 100 and min(found) >= 24
 
 
@@ -198,8 +154,8 @@ def test_a_family_shows_its_ops(board: Any, in_sight: Any) -> None:
     assert total == len(rows(board))
 
 
-def test_printed_the_table_is_whole_and_its_rows_are_low(opened: Any, boards: Path) -> None:
-    page = opened((boards / "linked.html").as_uri(), viewport={"width": 1040, "height": 700}, color_scheme="dark")
+def test_printed_the_table_is_whole_and_its_rows_are_low(opened: Any, board_page: Path) -> None:
+    page = opened(board_page.as_uri(), viewport={"width": 1040, "height": 700}, color_scheme="dark")
     page.emulate_media(media="print")
     assert page.locator("nav, input, .sort:not(th *)").locator("visible=true").count() == 0
     frame = page.locator(".scroll:has(> #all-rows)")
@@ -209,7 +165,7 @@ def test_printed_the_table_is_whole_and_its_rows_are_low(opened: Any, boards: Pa
 
 
 @pytest.mark.parametrize("width", [360, 1920])
-def test_the_page_itself_never_scrolls_sideways(opened: Any, boards: Path, width: int) -> None:
-    page = opened((boards / "linked.html").as_uri(), viewport={"width": width, "height": 800})
+def test_the_page_itself_never_scrolls_sideways(opened: Any, board_page: Path, width: int) -> None:
+    page = opened(board_page.as_uri(), viewport={"width": width, "height": 800})
     page.evaluate("document.querySelectorAll('details').forEach((element) => { element.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -69,8 +69,8 @@ def hostile(runs: Any) -> dict[str, Path]:
 
 
 @pytest.fixture
-def pages(report: Path, boards: Path, hostile: dict[str, Path]) -> dict[str, Path]:
-    return {"report": report, "scoreboard": boards / "linked.html", **hostile}
+def pages(report: Path, board_page: Path, hostile: dict[str, Path]) -> dict[str, Path]:
+    return {"report": report, "scoreboard": board_page, **hostile}
 
 
 @pytest.mark.parametrize("name", ["report", "scoreboard", "hostile report", "hostile scoreboard"])

@@ -61,7 +61,7 @@ class Made:
             "backend": "npu", "versions": {"npu_compiler": "1.2"}, "torch": "2.13.0+cpu", "python": "3.11.9",
             "platform": "Linux-6.1-x86_64", "cpu": "Some CPU @ 2.60GHz", "cpu_flags": ["avx2", "avx512_vnni"],
             "engine": "", "representation": "DECOMPOSED", "seed": 7, "profile": "full",
-            "options": {"backend": "npu", "strict": False},
+            "options": {"backend": "npu", "allow_quality": True},
             "config_name": "npu config", "config_sha256": "ab" * 32,
             "claims": 8, "claims_in_config": 9, "pairs": 9, "started": "2026-11-01T03:04:05+00:00", "isa": "avx2",
             "isolation": "fork", "waivers": {"file": "npu.toml", "sha256": "cd" * 32},
@@ -130,6 +130,7 @@ class Made:
             max_lsb=0.6,
             outcome="pass",
             statistics={"distances": [5, 4, 3, 2, 1, 0, 0, 6, 0, 0, 0, 0, 0], "sqnr_db": 41.5, "span_lsb": 200.0},
+            of={"allowed": True},
         )
         rows += self._claim(
             "nn.Conv1d",

@@ -28,11 +28,6 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty": (lambda path: path.write_text(""), "no header row; a results file begins with one"),
     "no header": (lambda path: _lines(path, lambda lines: lines[1:]), "no header row"),
     "two headers": (lambda path: _lines(path, lambda lines: [lines[0], *lines]), "a second header row"),
-    "an older schema": (
-        lambda path: _replace(path, '"schema": 2', '"schema": 0'),
-        "schema 0; expected 2: use the suite that",
-    ),
-    "a newer schema": (lambda path: _replace(path, '"schema": 2', '"schema": 3'), "schema 3; expected 2"),
     "an unknown kind": (lambda path: _replace(path, '"kind": "check"', '"kind": "chick"'), "unknown kind of row 'ch"),
     "a field too few": (lambda path: _replace(path, '"stage"', '"stag"'), "check row has no 'stage'"),
     "a field of another type": (
@@ -69,8 +64,11 @@ def words(command: str, bad: Path, good: Path, folder: Path) -> list[str]:
     return [command, *both.get(command, [str(bad)]), *out]
 
 
+COMMANDS = ("render", "markdown", "diff", "compare", "merge", "certify")
+
+
 @pytest.mark.parametrize("fault", BAD)
-@pytest.mark.parametrize("command", ["render", "markdown", "diff", "compare", "merge", "certify"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_file_that_cannot_be_read_is_one_line_and_status_2(runs: Any, command: str, fault: str, capsys: Any) -> None:
     good, bad = (runs.lines([runs.check(), runs.claim()]) for _ in range(2))
     spoil, told = BAD[fault]
@@ -78,6 +76,18 @@ def test_a_file_that_cannot_be_read_is_one_line_and_status_2(runs: Any, command:
     assert main(words(command, bad, good, runs.directory)) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1) and err.startswith(f"reports: {bad}") and told in err
+
+
+@pytest.mark.parametrize("schema", [1, 3])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_file_of_another_version_is_one_line_that_says_what_to_do_and_status_4(
+    runs: Any, command: str, schema: int, capsys: Any
+) -> None:
+    good, bad = (runs.lines([runs.check(), runs.claim()]) for _ in range(2))
+    _replace(bad, '"schema": 2', f'"schema": {schema}')
+    assert main(words(command, bad, good, runs.directory)) == 4
+    what = f"schema {schema}, this suite reads 2: use the suite that wrote it ('0.1.0'), or run again"
+    assert capsys.readouterr() == ("", f"reports: {bad}:1: {what}\n")
 
 
 @pytest.mark.parametrize("command", ["render", "markdown"])

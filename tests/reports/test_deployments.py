@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reports.html import render_html
-from tests.reports.drawings import Drawings
+from reports.html import build_report, render_html
 from tests.reports.pages import Page
 
 NAME = "model/own/nets:make/ptq"
@@ -64,9 +63,9 @@ def test_the_worst_patterns_come_first(made: Any) -> None:
 
 def test_the_picture_has_a_point_for_each_pattern_and_a_bar_for_each_float_op(made: Any) -> None:
     model = made.model(NAME, deployment=DEPLOYMENT)
-    drawing = Drawings(render_html(made.results([*made.everything(), model]))).found["parts-1"]
-    assert [dot.attributes["class"] for dot in drawing.dots] == ["dot VERIFIED", "dot REFUTED"]
-    assert [bar.words for bar in drawing.bars] == ["bend (nn.Softsign) runs in float: no pattern of the config"]
+    [view] = build_report(made.results([*made.everything(), model])).deployments
+    assert view.plot is not None and [dot.verdict for dot in view.plot.dots] == ["VERIFIED", "REFUTED"]
+    assert [bar.label for bar in view.plot.bars] == ["bend (nn.Softsign) runs in float: no pattern of the config"]
 
 
 def test_a_model_without_parts_has_no_picture_and_a_run_without_such_models_no_section(made: Any) -> None:

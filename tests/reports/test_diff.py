@@ -80,7 +80,7 @@ def test_equal_runs_are_unchanged_whatever_they_took(runs: Any) -> None:
 
 def test_a_model_regresses_as_a_claim_does(runs: Any, made: Any) -> None:
     old, new = (
-        made.results([runs.header(pairs=1), runs.claim(), made.model(verdict=v)]) for v in ("QUALITY", "REFUTED")
+        made.results([runs.header(pairs=1), runs.claim(), made.model(verdict=v)]) for v in ("VERIFIED", "REFUTED")
     )
     [row] = compare_runs(old, new).changed_rows
     assert (row.name, row.change, row.why) == ("model/resnet/ptq", Change.REGRESSED, "passed before")

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reports.compare import render_board
 from reports.diff import compare_runs, diff_text
 from reports.html import render_html
 from reports.markdown import markdown
@@ -27,14 +25,7 @@ FILES: dict[str, Callable[[Results, Results], str]] = {
     "summary.md": markdown,
     "summary.txt": lambda results, _: summary(results, "report.html", width=120),
     "diff.txt": lambda results, old: diff_text(compare_runs(old, results), 120),
-    "scoreboard.html": lambda results, old: render_board([results, old], {"npu avx2": "npu.html"}),
 }
-
-
-def _put_before(results: Results, old: Results) -> Results:
-    """The earlier run as one of the same level, a month before."""
-    header = replace(old.header, isa=results.header.isa, started="2026-10-01T03:04:05+00:00", suite_commit="5" * 40)
-    return replace(old, header=header)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reports.html import MOST_ROWS, render_html
+from reports.html import MOST_EVIDENCE, MOST_ROWS, build_report, render_html
 from reports.page import anchor
 from reports.results import read_results
 from reports.verdicts import VERDICT_TEXTS, Verdict
@@ -87,29 +86,42 @@ def test_a_crash_that_is_waived_does_not_hide_a_fault_that_is_not(runs: Any) -> 
     assert cell["title"] == "1 CRASHED, 1 REFUTED; 1 claim waived"
 
 
-def test_a_long_list_has_a_line_for_each_claim_where_there_is_no_script(runs: Any) -> None:
+def test_a_long_list_is_a_table_where_there_is_no_script(runs: Any) -> None:
     rows = [row for row in runs.large(MOST_ROWS + 1) if row.get("stage", "numerics") == "numerics"]
     html = render_html(runs.results(rows))
-    part = re.search(r'<noscript id="lines">(.*?)</noscript>', html, re.DOTALL)
+    part = re.search(r'<noscript id="long">(.*?)</noscript>', html, re.DOTALL)
     assert part is not None
-    lines = re.findall(r"^<a (id=|href=#)(c-\w+)>(.*)</a>$", part[1], re.MULTILINE)
+    table = Page(part[1]).tables["Every claim of the run; a stage has the worst outcome of its checks"]
     claims = sorted((row for row in rows if row["kind"] == "claim"), key=lambda claim: claim["claim"])
-    assert [name for _, name, _ in lines] == [anchor(claim["claim"]) for claim in claims]
-    rules = {row["claim"]: row["rule"] for row in rows if row["kind"] == "check" and row["outcome"] == "fail"}
-    for claim, (kind, name, text) in zip(claims, lines, strict=True):
-        fields = unescape(text).split("\t")
-        assert (fields[0], fields[2], fields[3]) == (claim["claim"], claim["flow"], claim["scheme"])
-        assert fields[4] == ("WAIVED · " if claim["waived"] else "") + claim["verdict"]
-        assert len(fields) == 12 and fields[10] == rules.get(claim["claim"], fields[10])
-        assert (f'<article class="claim edge-{claim["verdict"]}" id="{name}">' in html) == (kind == "href=#")
+    assert [(row[0], row[2], row[3], row[4].removeprefix("WAIVED · ")) for row in table[1:]] == [
+        (row["claim"], row["flow"], row["scheme"], row["verdict"]) for row in claims
+    ]
+    ids = set(Page(html).ids())
+    assert {anchor(claim["claim"]) for claim in claims} <= ids
+    assert '<noscript id="long">' not in render_html(runs.results(runs.large(60)))
 
 
-def test_no_text_of_a_claim_ends_its_line_or_its_field(runs: Any) -> None:
+def test_no_text_of_a_claim_ends_the_list_without_a_script(runs: Any) -> None:
     rows = [row for row in runs.large(MOST_ROWS) if row["kind"] == "claim"]
-    reason = 'a\tb\nc</a></noscript><a id="x">& d'
-    odd = runs.claim("odd\tname\n<b>", verdict="UNEXERCISED", reason=reason)
+    odd = runs.claim("odd\tname\n<b>", verdict="UNEXERCISED", reason='a\tb\nc</a></noscript><a id="x">& d')
     html = render_html(runs.results([*rows, odd]))
-    [line] = [line for line in html.splitlines() if line.startswith(f"<a id={anchor(odd['claim'])}>")]
-    fields = unescape(line.partition(">")[2].removesuffix("</a>")).split("\t")
-    assert len(fields) == 12
-    assert (fields[0], fields[9]) == ("odd name <b>", 'a b c</a></noscript><a id="x">& d')
+    assert html.count("</noscript>") == 1 and html.index('id="long"') < html.index(anchor(odd["claim"]) + '"><th')
+    [row] = [row for row in Page(html).tables[LISTED] if row[0].startswith("odd")]
+    assert row[0] == "odd name <b>" and row[-1] == 'no checksa b c</a></noscript><a id="x">& d'
+
+
+LISTED = "Every claim of the run; a stage has the worst outcome of its checks"
+
+
+def test_evidence_is_that_of_the_first_claims_and_each_cause_has_one(runs: Any) -> None:
+    """The rest is named, and is in results.jsonl."""
+    names = [f"{n:04}" for n in range(MOST_EVIDENCE + 60)]
+    rows = [row for name in names for row in runs.refuted(name)]
+    rows += runs.refuted("zz another", rule="NUM-99")
+    rows[-2] |= {"rule": "NUM-99"}
+    report = build_report(runs.results(rows))
+    assert report.failures.total == MOST_EVIDENCE + 61 and len(report.detailed) == MOST_EVIDENCE
+    assert report.detailed == {*names[: MOST_EVIDENCE - 1], "zz another"}
+    html = render_html(report.results)
+    assert html.count("<article") == MOST_EVIDENCE
+    assert f"61 claims more; the page has the evidence of {MOST_EVIDENCE} claims, the rest is in results.jsonl" in html

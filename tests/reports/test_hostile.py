@@ -12,10 +12,11 @@ import pytest
 
 from reports.compare import render_board
 from reports.diff import compare_runs, diff_text
+from reports.digest import verdict_line
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.results import Results, read_results
-from reports.terminal import summary, verdict_line
+from reports.terminal import summary
 from reports.verdicts import VERDICTS, Outcome
 from tests.reports.pages import Page
 

@@ -126,15 +126,14 @@ def test_a_run_in_which_everything_passes_is_a_pass(runs: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "row", "passes", "problem"),
     [
-        ({"allow_quality": False}, {}, False, ""),
+        ({"allow_quality": False}, {"allowed": False}, False, ""),
         ({"allow_quality": True}, {"allowed": True}, True, ""),
-        ({"allow_quality": True}, {}, False, ""),
+        ({"allow_quality": True}, {"allowed": False}, False, ""),
         ({"allow_quality": False}, {"allowed": True}, True, "1 rows are allowed QUALITY; the run was made without"),
-        ({"strict": True}, {}, False, ""),
-        ({"strict": False}, {}, True, ""),
+        ({}, {"allowed": False}, False, ""),
     ],
 )
-def test_quality_passes_where_the_run_allowed_it_and_in_runs_from_before_that(
+def test_quality_passes_where_the_run_allowed_it(
     runs: Any, options: dict[str, Any], row: dict[str, Any], passes: bool, problem: str
 ) -> None:
     rows = [runs.check(), runs.claim(), runs.claim("b", verdict="QUALITY", **row)]
@@ -261,7 +260,7 @@ def test_an_incomplete_footer_is_incomplete(runs: Any) -> None:
         (2, lambda row: row | {"reason": None}, "'reason' is None; expected a string"),
         (2, lambda row: row | {"decisions": {}}, "'decisions' is {}; expected a list"),
         (2, lambda row: row | {"decisions": [{"a": [1]}]}, "'decisions[0].a' is [1]"),
-        (1, lambda row: row | {"schema": 3}, "schema 3; expected 2: use the suite that wrote it"),
+        (1, lambda row: row | {"schema": 3}, "schema 3, this suite reads 2: use the suite that wrote it ('0.1.0')"),
         (1, lambda row: row | {"seed": "7"}, "'seed' is '7'; expected an integer"),
         (1, lambda row: row | {"cpu_flags": "avx2"}, "'cpu_flags' is 'avx2'; expected a list"),
         (1, lambda row: row | {"versions": {"a": 1}}, "'versions.a' is 1; expected a string"),

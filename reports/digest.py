@@ -1,0 +1,145 @@
+"""What is said of a run in short, once for the terminal and for a CI job: paragraphs and tables, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from reports.decision import list_untried, spell_decision, spell_waived, spell_work
+from reports.diff import Differences, compare_runs
+from reports.findings import collect_waivers
+from reports.numbers import rank_number
+from reports.results import Results, counts_of, leading_check
+from reports.schema import Check, ClaimResult, Judged
+from reports.text import join_lines, pluralize, shorten_commit, spell_db, spell_duration, spell_lsb
+from reports.verdicts import Verdict
+
+WORST = 20
+SHORT = 48
+"""Most characters of what failing cases share that stand before the message."""
+NEXT_STEP = (
+    "implement the backend's execution(), which says what a lowered model runs (docs/vendor-guide.md, section 3), or "
+    "run with --without-execution-evidence: UNSHOWN then passes, and report and certificate say so"
+)
+"""What to do about claims whose execution is not shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """A table with a title; ``more``: number of rows that are left out."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    more: int = 0
+
+
+def verdict_line(results: Results) -> str:
+    """Return the decision on a run in a line, with its reason. (`reports.decision.spell_decision`)"""
+    return join_lines(f"{results.header.backend}: {spell_decision(results)}")
+
+
+def count_line(results: Results) -> str:
+    """Return the verdicts in a line: `404 claims: 12 REFUTED, 392 VERIFIED (12 WAIVED); 9 models: 9 VERIFIED`."""
+    models = f"; {_spell_verdicts('model', results.models)}" if results.models else ""
+    return f"{_spell_verdicts('claim', results.claims)}{models}"
+
+
+def _spell_verdicts(noun: str, judged: Sequence[Judged]) -> str:
+    by_verdict = counts_of(row.verdict for row in judged)
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in by_verdict.items()) or "none ran"
+    passing = {"WAIVED": sum(row.waived for row in judged), "ALLOWED": sum(row.allowed for row in judged)}
+    listed = ", ".join(f"{count} {how}" for how, count in passing.items() if count)
+    return f"{pluralize(len(judged), noun)}: {counts}" + (f" ({listed})" if listed else "")
+
+
+def digest(results: Results, baseline: Results | None = None) -> Iterator[str | Listing]:
+    """Yield what there is to say of a run: texts of one line, and tables that are not empty.
+
+    ``baseline``: an earlier run, whose differences are listed.
+    """
+    yield count_line(results)
+    yield from (f"! {problem}" for problem in results.problems[:WORST])
+    if len(results.problems) > WORST:
+        yield f"! {pluralize(len(results.problems) - WORST, 'further problem')}, in the report"
+    if text := results.describe_execution():
+        yield f"! {text}"
+        if any(row.verdict is Verdict.UNSHOWN and not row.passes for row in results.judged):
+            yield f"next: {NEXT_STEP}"
+    yield from (f"not shown by this run: {line}" for line in list_untried(results))
+    differences = None if baseline is None else compare_runs(baseline, results)
+    if differences is not None:
+        counts = ", ".join(f"{count} {change}" for change, count in differences.counts.items())
+        yield f"against the baseline {differences.title}: {counts}"
+    yield from (table for table in _list_tables(results, differences) if table.rows)
+    yield from (f"note: {note}" for note in (results.footer.notes if results.footer else ()))
+    yield _spell_run(results)
+
+
+def _list_tables(results: Results, differences: Differences | None) -> Iterator[Listing]:
+    failures, checks = results.failures(), results.checks_by_claim()
+    yield _list(
+        f"{pluralize(len(failures), 'failing claim')}, worst first",
+        ("verdict", "stage", "rule", "LSB", "claim", "what is wrong"),
+        [_list_failure(claim, leading_check(checks[claim.claim])) for claim in failures],
+    )
+    yield _list(
+        "models that do not pass, worst first",
+        ("verdict", "model", "what is wrong"),
+        [(model.verdict.value, model.model, model.reason) for model in results.failing_models()],
+    )
+    ratios = sorted(
+        (rank_number(model.worst_db), spell_db(model.worst_db), model.model)
+        for model in results.models if model.deployment is not None and model.worst_db is not None
+    )  # fmt: skip
+    title = "float model to the reference model's error, dB"
+    yield _list(title, ("dB", "model"), [(ratio, name) for _, ratio, name in ratios])
+    yield _list("unexercised, by reason", ("claims", "reason"), _list_reasons(results.unexercised()))
+    yield _list("execution not shown, by reason", ("claims", "reason"), _list_reasons(results.unshown()))
+    waivers = sorted(collect_waivers(results).values(), key=lambda row: -row.covered)
+    rows = [(str(row.covered), row.expires or "-", row.title) for row in waivers]
+    yield _list("waived, by finding or reason", ("covers", "until", "reason"), rows)
+    if differences is not None:
+        yield _list(
+            "differences from the baseline",
+            ("change", "was", "is", "claim or model", "what differs"),
+            [(row.change.value, *row.states, row.name, row.why) for row in differences.changed_rows],
+        )
+
+
+def _list(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Listing:
+    """Make a table of the first WORST rows."""
+    return Listing(title=title, columns=columns, rows=tuple(rows[:WORST]), more=max(len(rows) - WORST, 0))
+
+
+def _list_failure(claim: ClaimResult, check: Check | None) -> tuple[str, ...]:
+    message = (check.message if check else "") or claim.reason
+    shared = check.evidence.get("shared") if check else None
+    if shared and len(shared[0]) <= SHORT:
+        message = f"only where {shared[0]}: {message}"
+    stage, rule = (check.stage, check.rule) if check else ("-", "-")
+    return claim.verdict.value, stage, rule, spell_lsb(claim.max_lsb), claim.claim, message
+
+
+def _list_reasons(groups: Mapping[str, Sequence[ClaimResult]]) -> list[tuple[str, ...]]:
+    return [
+        (str(len(claims)), f"({waived}) {reason}" if (waived := spell_waived(claims)) else reason)
+        for reason, claims in groups.items()
+    ]
+
+
+def _spell_run(results: Results) -> str:
+    """Say what was run, where and how long."""
+    header, footer = results.header, results.footer
+    versions = "".join(f", {name} {text}" for name, text in sorted(header.versions.items()))
+    parts = [
+        f"suite {header.suite_version} {shorten_commit(header.suite_commit)}",
+        f"config {header.config_name} sha256 {header.config_sha256[:12]}{versions}",
+        f"torch {header.torch}, Python {header.python}",
+        f"{header.cpu} {header.isa}".strip(),
+        f"profile {header.profile}, seed {header.seed}",
+    ]
+    if footer is not None:
+        memory = f", largest process {footer.peak_mib:.0f} MiB" if footer.peak_mib else ""
+        parts.append(f"{len(results.checks):,} checks in {spell_duration(footer.seconds)}{memory}")
+    return "; ".join(filter(None, (*parts, spell_work(results))))
