@@ -146,7 +146,7 @@ def _row_of_lost_job(job: Job, work: WorkResult) -> ModelResult | Measurement:
 def rule_on(run: Run, result: AnyJudged, checks: Sequence[Check] = ()) -> AnyJudged:
     """Return the row with what lets it pass: a waiver, or an option of the run. ``checks``: those of a claim."""
     max_lsb = None if result.max_lsb is None else float(result.max_lsb)
-    ruling = run.waivers.judge(result.id, result.verdict, lead_of(result, checks).rule, max_lsb)
+    ruling = run.waivers.judge(result.id, result.verdict, _list_broken(result, checks), max_lsb)
     if ruling.problem:
         result = replace(result, reason=f"{result.reason} {_NOT_WAIVED}{ruling.problem})".strip())
     if ruling.waived and ruling.entry is not None:
@@ -166,6 +166,12 @@ def rule_again(run: Run, result: AnyJudged, checks: Sequence[Check] = ()) -> Any
         return ruled
     ruled = replace(ruled, repro=run.options.repro(ruled.claim))
     return replace(ruled, op="", script="") if ruled.passes else ruled
+
+
+def _list_broken(result: ClaimResult | ModelResult, checks: Sequence[Check]) -> set[str]:
+    """Return the rules that a claim or model breaks: those of all checks that fail, else what decided its verdict."""
+    failed = {check.rule for check in checks if check.failed and check.verdict is not Verdict.UNSHOWN}
+    return (failed or {lead_of(result, checks).rule}) - {""}
 
 
 def _find_verdict_otherwise(result: ClaimResult | ModelResult, checks: Sequence[Check]) -> Verdict:

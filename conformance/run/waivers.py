@@ -5,7 +5,7 @@
     [[waiver]]
     claim = "torch.nn.MaxPool2d/static:in=quint8,…/ptq/no_weight"   # an exact ID; or: glob = "torch.nn.MaxPool?d/*"
     verdict = "REFUTED"                                  # only this verdict is waived
-    rule = "NUM-03"                                      # only this rule, which decides the verdict, is waived
+    rule = "NUM-03"                                      # only this rule is waived; or several: ["NUM-03", "NUM-07"]
     max_lsb = 255                                        # the largest error that is waived; without it: 1
     reason = "reads outside of its window with dilation"
     url = "https://example.org/issues/12"                # and/or expires
@@ -18,11 +18,11 @@ IDs have brackets and stars, so ``claim`` is never read as a glob; in a ``glob``
 stand for themselves (``reports.selection``). An exact waiver has priority over a glob; two globs on one claim are an
 error, because neither has priority.
 
-A waiver covers a claim whose verdict is the waived one, by the waived rule, and whose error is at most ``max_lsb``.
-Without ``max_lsb`` that is 1 LSB, as for QUALITY: the waiver covers a refusal, a crash or a fallback, but no wrong
-number. CRASHED and TIMEOUT have no rule; a waiver of CRASHED that names one covers REFUTED by that rule as well: a
-kernel that reads out of bounds may crash or give wrong numbers. A waiver that matches nothing, has expired, whose case
-got worse, or whose case now passes, fails the run.
+A waiver covers a claim whose verdict is the waived one, which breaks no rule but those that the waiver names, and whose
+error is at most ``max_lsb``. Without ``max_lsb`` that is 1 LSB, as for QUALITY: the waiver covers a refusal, a crash or
+a fallback, but no wrong number. CRASHED and TIMEOUT need no rule; a waiver of CRASHED that names one covers REFUTED by
+that rule as well: a kernel that reads out of bounds may crash or give wrong numbers. A waiver that matches nothing, has
+expired, whose case got worse, or whose case now passes, fails the run.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class WaiverError(Exception):
 class WaiverEntry:
     """One [[waiver]] table of a file, with exactly one of ``claim`` and ``glob``; ``number`` counts from 1.
 
-    ``rule`` is the ID of the rule that decides the verdict; "" for one that no rule decides. ``max_lsb`` is in steps of
-    the output's scale; ``expires`` is the last day on which the waiver holds; ``isa`` are globs of the levels
+    ``rules`` are the IDs of all rules that the claims break; none for a verdict that no rule decides. ``max_lsb`` is in
+    steps of the output's scale; ``expires`` is the last day on which the waiver holds; ``isa`` are globs of the levels
     (conformance.machine.isa) at which it counts, none: at every one; ``torch`` is a specifier of versions (PEP 440) for
     which it counts. ``findings`` are names of texts (conformance.run.findings).
     """
@@ -75,7 +75,7 @@ class WaiverEntry:
     number: int
     verdict: Verdict
     reason: str
-    rule: str = ""
+    rules: tuple[str, ...] = ()
     claim: str = ""
     glob: str = ""
     url: str = ""
@@ -134,8 +134,8 @@ class Waivers:
     today: datetime.date
     complete: bool = True
 
-    def judge(self, claim_id: str, verdict: Verdict, rule: str, max_lsb: float | None) -> Ruling:
-        """Rule on one claim: its verdict, the rule that decided it, and its largest error in LSB (None: no number)."""
+    def judge(self, claim_id: str, verdict: Verdict, rules: Collection[str], max_lsb: float | None) -> Ruling:
+        """Rule on one claim: its verdict, the rules that it breaks, and its largest error in LSB (None: no number)."""
         matches = self._find_matches(claim_id)
         if not matches or verdict is Verdict.VERIFIED:
             return Ruling()
@@ -143,7 +143,7 @@ class Waivers:
             return Ruling(problem=_why_ambiguous(matches, [claim_id]))
         waiver = matches[0]
         is_milder = not self.complete and verdict.rank > waiver.verdict.rank and verdict is not Verdict.UNEXERCISED
-        uncovered = _why_uncovered(waiver, waiver.verdict if is_milder else verdict, rule, max_lsb)
+        uncovered = _why_uncovered(waiver, waiver.verdict if is_milder else verdict, rules, max_lsb)
         why = uncovered or self._why_expired(waiver)
         return Ruling(waived=not why, entry=waiver, problem=f"{waiver}: {why}" if why else "")
 
@@ -208,11 +208,12 @@ def _check_verdict(value: object) -> Verdict:
     return Verdict(str(value))
 
 
-def _check_rule(value: object) -> str:
-    text = _check_text(value)
-    if text not in read_rule_texts():
-        raise ValueError(suggest_name(text, read_rule_texts()))
-    return text
+def _check_rules(value: object) -> tuple[str, ...]:
+    rules = value if isinstance(value, list) and value else [value]
+    for rule in map(_check_text, rules):
+        if rule not in read_rule_texts():
+            raise ValueError(suggest_name(rule, read_rule_texts()))
+    return tuple(rules)
 
 
 def _check_url(value: object) -> str:
@@ -263,7 +264,7 @@ _KEYS: dict[str, Callable[[object], Any]] = {
     "claim": _check_text,
     "glob": _check_glob,
     "verdict": _check_verdict,
-    "rule": _check_rule,
+    "rule": _check_rules,
     "reason": _check_text,
     "url": _check_url,
     "expires": _check_date,
@@ -338,7 +339,7 @@ def _read_entry(table: object, path: Path, number: int) -> WaiverEntry:
             raise WaiverError(f"{where}: {key} is {value!r}; {error}") from error
     if values["verdict"] in BY_RULE and "rule" not in values:
         raise WaiverError(f'{where}: found no rule; give the one by which the claim fails, such as rule = "NUM-03"')
-    return WaiverEntry(file=path, number=number, **values)
+    return WaiverEntry(file=path, number=number, rules=values.pop("rule", ()), **values)
 
 
 def _refuse_repeats(waivers: Iterable[WaiverEntry]) -> None:
@@ -349,13 +350,14 @@ def _refuse_repeats(waivers: Iterable[WaiverEntry]) -> None:
             raise WaiverError(f"{place}: waiver {number} is about the same claim {waiver.claim!r}; keep one")
 
 
-def _why_uncovered(waiver: WaiverEntry, verdict: Verdict, rule: str, max_lsb: float | None) -> str:
-    """Say why the waiver does not cover a claim with this verdict, rule and error; empty: it does."""
+def _why_uncovered(waiver: WaiverEntry, verdict: Verdict, rules: Collection[str], max_lsb: float | None) -> str:
+    """Say why the waiver does not cover a claim with this verdict, rules and error; empty: it does."""
     if not waiver.verdict.may_be(verdict):
         how = "it got worse" if verdict.rank < waiver.verdict.rank else "the waiver is out of date"
         return f"covers {waiver.verdict}, but the claim is {verdict}: {how}"
-    if rule and rule != waiver.rule:
-        return f"covers {waiver.rule or 'no rule'}, but the claim is {verdict} by {rule}: it is another deviation"
+    if other := sorted(set(rules).difference(waiver.rules)):
+        covered = " and ".join(waiver.rules) or "no rule"
+        return f"covers {covered}, but the claim breaks {' and '.join(other)} too: it is another deviation"
     if max_lsb is None or max_lsb <= waiver.allowed_lsb:  # NaN is not covered either
         return ""
     covers = "names no max_lsb, so it covers" if waiver.max_lsb is None else "covers"

@@ -57,7 +57,12 @@ def test_a_row_cannot_accept_what_the_run_does_not(runs: Any, made: Any) -> None
 
 def run_of(runs: Any, made: Any) -> Path:
     names = ("c0", "c1", "c2")
-    header = {"claims_in_config": 3, "claims_sha256": digest_ids(names), "waivers": {}, "started": "2026-11-25T03:04:05+00:00"} | ACCEPTS
+    header = {
+        "claims_in_config": 3,
+        "claims_sha256": digest_ids(names),
+        "waivers": {},
+        "started": "2026-11-25T03:04:05+00:00",
+    } | ACCEPTS
     silent = {
         "stage": "execution",
         "verdict": "UNSHOWN",

@@ -61,20 +61,20 @@ def refusal(folder: Path, text: str) -> str:
 
 
 def waiver(number: int = 1, **changes: object) -> WaiverEntry:
-    values = {"verdict": Verdict.REFUTED, "rule": "NUM-03", "reason": "why", "url": "https://a.b"}
+    values = {"verdict": Verdict.REFUTED, "rules": (NUM_03,), "reason": "why", "url": "https://a.b"}
     return WaiverEntry(file=Path("f.toml"), number=number, **(values | changes))  # type: ignore[arg-type]
 
 
 def ruling(
     *waivers: WaiverEntry,
     verdict: str = "REFUTED",
-    rule: str | None = None,
+    rules: set[str] | None = None,
     max_lsb: float | None = None,
     claim: str = LINEAR,
 ) -> Ruling:
-    """The ruling on a claim; without ``rule`` it fails by the waivers' own, if its verdict has one."""
-    own = NUM_03 if Verdict(verdict) in BY_RULE else ""
-    return Waivers(waivers, TODAY).judge(claim, Verdict(verdict), own if rule is None else rule, max_lsb)
+    """The ruling on a claim; without ``rules`` it breaks that of the waivers, if its verdict has one."""
+    own = {NUM_03} if Verdict(verdict) in BY_RULE else set()
+    return Waivers(waivers, TODAY).judge(claim, Verdict(verdict), own if rules is None else rules, max_lsb)
 
 
 def problems(*waivers: WaiverEntry, complete: bool = True, **judged: str) -> list[str]:
@@ -88,7 +88,7 @@ def test_a_file_says_all_that_a_waiver_can(tmp_path: Path) -> None:
     path = written(tmp_path, WHOLE)
     linear, pools = load_waivers(path, LEVEL, TORCH)
     assert linear == WaiverEntry(
-        file=path, number=1, claim=LINEAR, verdict=Verdict.REFUTED, rule="NUM-03", reason="saturates",
+        file=path, number=1, claim=LINEAR, verdict=Verdict.REFUTED, rules=("NUM-03",), reason="saturates",
         url="https://example.org/1", max_lsb=18.0,
     )  # fmt: skip
     assert (pools.glob, pools.verdict, pools.expires) == ("nn.MaxPool?d/*", Verdict.CRASHED, TODAY)
@@ -125,6 +125,8 @@ def test_a_file_without_waivers_waives_nothing(tmp_path: Path) -> None:
         (table(verdict="'VERIFIED'"), "waiver 1: verdict is 'VERIFIED'; known: 'CRASHED', 'TIMEOUT', 'REFUTED', "),
         (table("rule"), 'waiver 1: found no rule; give the one by which the claim fails, such as rule = "NUM-03"'),
         (table(rule="'NUM-3'"), "waiver 1: rule is 'NUM-3'; did you mean 'NUM-03'?"),
+        (table(rule="['NUM-07', 'NUM-3']"), "waiver 1: rule is ['NUM-07', 'NUM-3']; did you mean 'NUM-03'?"),
+        (table(rule="[]"), "waiver 1: rule is []; give a text that is not empty"),
         (table(url="'javascript:x'"), "waiver 1: url is 'javascript:x'; give an address that begins with https://"),
         (table(expires="'2027-01-31'"), "waiver 1: expires is '2027-01-31'; give a date without quotes"),
         (table(expires="2027-01-31T00:00:00"), "waiver 1: expires is datetime.datetime(2027, 1, 31, 0, 0); give a"),
@@ -213,24 +215,26 @@ def test_a_waiver_covers_its_verdict_alone(verdict: str, waived: bool, why: str)
 )
 def test_what_crashes_by_chance_is_covered_where_it_is_only_wrong(verdict: str, waived: bool) -> None:
     """If the waiver names the rule by which it then fails."""
-    assert not ruling(waiver(claim=LINEAR, verdict=Verdict.CRASHED, rule=""), verdict="REFUTED").waived
-    assert ruling(waiver(claim=LINEAR, verdict=Verdict.CRASHED, rule=""), verdict="CRASHED").waived
+    assert not ruling(waiver(claim=LINEAR, verdict=Verdict.CRASHED, rules=()), verdict="REFUTED").waived
+    assert ruling(waiver(claim=LINEAR, verdict=Verdict.CRASHED, rules=()), verdict="CRASHED").waived
     crash = waiver(claim=LINEAR, verdict=Verdict.CRASHED)
     assert ruling(crash, verdict=verdict).waived is waived
     assert "but the claim is off by 2 LSB" in ruling(crash, verdict="REFUTED", max_lsb=2.0).problem
 
 
-def test_a_waiver_covers_its_rule_alone() -> None:
+def test_a_waiver_covers_its_rules_alone() -> None:
     """Before, a waiver of a wrong number covered the refusal of the whole op, and one of a refusal a wrong number."""
-    known = waiver(claim=LINEAR, rule="NUM-03", max_lsb=math.inf)
-    assert ruling(known, rule="NUM-03", max_lsb=3.0).waived
-    found = ruling(known, rule="LOW-01")
+    known = waiver(claim=LINEAR, rules=("NUM-03", "NUM-07"), max_lsb=math.inf)
+    for rules in ({"NUM-03"}, {"NUM-07"}, {"NUM-03", "NUM-07"}):
+        assert ruling(known, rules=rules, max_lsb=3.0).waived
+    found = ruling(known, rules={"NUM-03", "LOW-01"})
     assert not found.waived
     assert found.problem == (
-        f"f.toml: waiver 1 ({LINEAR}): covers NUM-03, but the claim is REFUTED by LOW-01: it is another deviation"
+        f"f.toml: waiver 1 ({LINEAR}): covers NUM-03 and NUM-07, but the claim breaks LOW-01 too: it is another "
+        "deviation"
     )
     partly = Waivers((known,), TODAY, complete=False)
-    assert not partly.judge(LINEAR, Verdict.REFUTED, "LOW-01", None).waived
+    assert not partly.judge(LINEAR, Verdict.REFUTED, {"LOW-01"}, None).waived
 
 
 @pytest.mark.rule("NUM-03")
@@ -326,7 +330,7 @@ def test_a_pass_counts_only_where_every_case_was_tried(complete: bool, judged: d
 )
 def test_a_run_that_does_not_try_all_cases_may_find_something_milder(verdict: str, is_waived: bool) -> None:
     partly = Waivers((waiver(claim=LINEAR, verdict=Verdict.REFUTED),), TODAY, complete=False)
-    assert partly.judge(LINEAR, Verdict(verdict), NUM_03, None).waived is is_waived
+    assert partly.judge(LINEAR, Verdict(verdict), {NUM_03}, None).waived is is_waived
     assert ruling(waiver(claim=LINEAR, verdict=Verdict.REFUTED), verdict="FALLBACK").waived is False
 
 
