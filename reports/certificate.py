@@ -130,8 +130,8 @@ def _find_strange_times(results: Results) -> Iterator[str]:
         yield f"it started {stated}, before there was a suite ({FIRST_DAY})"
     if ended < started:
         yield f"it ended before it started: it took {seconds} s"
-    if ended > datetime.now(timezone.utc):
-        yield f"it ended in the future: it started {stated} and took {seconds} s"
+    if started > datetime.now(timezone.utc):  # not its end: of merged shards the seconds are a sum
+        yield f"it started in the future: {stated}"
     over = [row.id for row, last in _list_expiries(results) if last < started.date()]
     if over:
         yield f"{over[0]}{_count_more(over)} waived by a waiver that had expired on the day of the run"

@@ -210,7 +210,7 @@ def test_results_that_were_written_anew_are_found(folder: Path, drop: str, chang
         ({"isa": "avx512_vnni"}, "no kernel runs at the level 'avx512_vnni' on a CPU with the flags avx2 avx512_vnni"),
         ({"isa": "avx1024"}, "no kernel runs at the level 'avx1024'"),
         ({"started": "2020-01-01T00:00:00+00:00"}, "before there was a suite (2026-11-21)"),
-        ({"started": "2999-01-01T00:00:00+00:00"}, "it ended in the future"),
+        ({"started": "2999-01-01T00:00:00+00:00"}, "it started in the future"),
         ({"started": "yesterday"}, "it started 'yesterday' and took 75.5 s, which is no time"),
     ],
 )
