@@ -18,7 +18,7 @@ from typing import Any
 
 from conformance.machine.release import DISTRIBUTION
 from conformance.machine.seconds import parse_seconds
-from reports.completion import complete
+from reports.completion import complete, find_removed
 from reports.text import join_lines, show
 
 REFUSED = 2
@@ -34,8 +34,8 @@ REMOVED = {
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m conformance") -> int:
     """Run the command line; return the exit status. ``prog``: how the user calls it."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if words and words[0] in REMOVED:
-        print(f"{prog}: {words[0]} is gone: {REMOVED[words[0]]}", file=sys.stderr)
+    if gone := find_removed(words, REMOVED):
+        print(f"{prog}: {gone}", file=sys.stderr)
         return USAGE
     try:
         if words[:1] == ["export"]:

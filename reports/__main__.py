@@ -31,7 +31,7 @@ from reports.certificate import (
     verify,
 )
 from reports.compare import render_board
-from reports.completion import complete
+from reports.completion import complete, find_removed
 from reports.diff import compare_runs, diff_text, read_baseline
 from reports.digest import count_line, verdict_line
 from reports.html import render_html
@@ -65,9 +65,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m reports"
     parser = _make_parser(prog)
     complete(parser)
     words = sys.argv[1:] if arguments is None else arguments
-    given = [*words[:1], *(f"{words[0]} {word.partition('=')[0]}" for word in words[1:])]
-    if gone := next((name for name in given if name in REMOVED), None):
-        print(f"{prog}: {gone} is gone: {REMOVED[gone]}", file=sys.stderr)
+    if gone := find_removed(words, REMOVED):
+        print(f"{prog}: {gone}", file=sys.stderr)
         return USAGE
     options = parser.parse_args(words)
     if isinstance(sys.stdout, io.TextIOWrapper):

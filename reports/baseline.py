@@ -73,11 +73,6 @@ class Baseline:
     """The claims that are not VERIFIED, by ID."""
 
     @property
-    def file_name(self) -> str:
-        """Name of the file that a shipped backend's baseline has."""
-        return name_file(self.basis)
-
-    @property
     def text(self) -> str:
         """Content of the file: one claim per line, sorted, for a readable diff."""
         lines = [f"{_spell_deviation(self.deviations[name])} {name}\n" for name in sorted(self.deviations)]
@@ -138,7 +133,7 @@ def write_baseline(files: Sequence[Path], folder: Path) -> str:
     Raises ResultsError for files that are no whole runs, or do not show the same, and OSError.
     """
     baseline = reduce(_merge, [baseline_of(read_results(file)) for file in files])
-    path = folder / baseline.file_name
+    path = folder / name_file(baseline.basis)
     path.write_text(baseline.text, encoding="utf-8")
     return f"{path}: {len(baseline.deviations)} of {baseline.basis.claims} claims are not VERIFIED"
 

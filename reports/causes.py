@@ -6,7 +6,7 @@ import re
 from collections.abc import Hashable, Sequence
 
 from reports.findings import find_waiver_key
-from reports.results import leading_check
+from reports.results import leading_check, message_of
 from reports.schema import Check, ClaimResult
 
 _NUMBER = re.compile(r"[-+]?\b\d+(?:\.\d+)?(?:e[-+]?\d+)?\b")
@@ -21,7 +21,7 @@ def find_cause(claim: ClaimResult, checks: Sequence[Check]) -> Hashable:
     if claim.waiver is not None:
         return find_waiver_key(claim.waiver)
     lead = leading_check(checks)
-    message = (lead.message if lead else "") or claim.reason
+    message = message_of(claim, lead)
     where = str(lead.evidence.get("where", "")) if lead else ""
     return (
         claim.verdict,

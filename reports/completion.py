@@ -1,9 +1,10 @@
-"""Completion of a command line by the shell, where argcomplete is installed and asks for it."""
+"""What all commands share: completion by the shell, where argcomplete asks for it, and what is gone."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping, Sequence
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
@@ -15,3 +16,13 @@ def complete(parser: argparse.ArgumentParser) -> None:
     except ImportError:
         return
     argcomplete.autocomplete(parser)
+
+
+def find_removed(words: Sequence[str], removed: Mapping[str, str]) -> str:
+    """Say which command or option of an earlier version a command line has, and what to do instead; "" if none.
+
+    ``removed``: what to do, by ``command`` or ``command --option``.
+    """
+    given = [*words[:1], *(f"{words[0]} {word.partition('=')[0]}" for word in words[1:])]
+    name = next((name for name in given if name in removed), None)
+    return f"{name} is gone: {removed[name]}" if name else ""

@@ -9,7 +9,7 @@ from reports.decision import list_untried, spell_decision, spell_waived, spell_w
 from reports.diff import Differences, compare_runs
 from reports.findings import collect_waivers
 from reports.numbers import rank_number
-from reports.results import Results, counts_of, leading_check
+from reports.results import Results, counts_of, leading_check, message_of
 from reports.schema import Check, ClaimResult, Judged
 from reports.text import join_lines, pluralize, shorten_commit, spell_db, spell_duration, spell_lsb
 from reports.verdicts import Verdict
@@ -113,7 +113,7 @@ def _list(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]])
 
 
 def _list_failure(claim: ClaimResult, check: Check | None) -> tuple[str, ...]:
-    message = (check.message if check else "") or claim.reason
+    message = message_of(claim, check)
     shared = check.evidence.get("shared") if check else None
     if shared and len(shared[0]) <= SHORT:
         message = f"only where {shared[0]}: {message}"

@@ -19,7 +19,7 @@ from reports.findings import WaiverRow, collect_waivers, find_waiver_key
 from reports.heatmap import HeatMap, make_heat_map
 from reports.page import ID_WIDTH, anchor, render_page
 from reports.plots import Plot, make_plots
-from reports.results import Results, counts_of, leading_check
+from reports.results import Results, counts_of, leading_check, message_of
 from reports.schema import Check, ClaimResult, Measurement, ModelResult
 from reports.text import cut, join_lines, spell_lsb
 from reports.verdicts import Verdict
@@ -64,7 +64,7 @@ class ClaimView:
     @property
     def message(self) -> str:
         """The message of the leading check, or the claim's own reason."""
-        return (self.lead.message if self.lead else "") or self.claim.reason
+        return message_of(self.claim, self.lead)
 
     @property
     def notable_checks(self) -> tuple[Check, ...]:

@@ -195,6 +195,11 @@ def leading_check(checks: Sequence[Check]) -> Check | None:
     return min(notable, key=lambda c: (c.verdict.rank, not c.failed), default=None)
 
 
+def message_of(claim: ClaimResult, lead: Check | None) -> str:
+    """Return what is wrong with a claim: the message of its leading check, or its own reason."""
+    return (lead.message if lead else "") or claim.reason
+
+
 def lead_of(row: Judged, checks: Sequence[Check]) -> Lead:
     """Return what decided the verdict of a model, or of a claim that has these checks."""
     if isinstance(row, ModelResult):

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from backends.discovery import SHIPPED, find_backend
-from conformance.claims.claim import Claim, enumerate_claims
+from backends.discovery import SHIPPED
 from conformance.claims.limits import OWN_ARGUMENTS, list_arguments
 from conformance.machine.environment import read_detection_power
 from conformance.ops.table import OP_SAMPLES
@@ -32,20 +31,13 @@ from tests.support.torchao import needs_torchao
 from tests.support.warm_python import run_python
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = sorted((ROOT / "docs" / "findings").glob("*.py"))
 FINDINGS = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
-NEEDS_ANOTHER_CPU = 77  # what a finding's script ends with where this CPU takes another kernel
 ENGINES = ("qnnpack", "fbgemm", "x86", "onednn")
 RUNTIMES = ("onnxruntime", "openvino", "inductor", "executorch", "pt2e-x86", "pt2e-xnnpack")
 COMMANDS = ("render", "markdown", "baseline", "diff", "merge", "compare", "certify", "verify")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCS = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
 UPDATE = bool(os.environ.get("UPDATE_GOLDEN"))
-
-
-def claims_of(name: str) -> tuple[Claim, ...]:
-    backend = find_backend(name)
-    return enumerate_claims(backend.backend_config(), backend.capabilities())
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

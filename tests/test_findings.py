@@ -7,7 +7,6 @@ waivers again.
 
 from __future__ import annotations
 
-import os
 import re
 from fnmatch import fnmatchcase
 from functools import cache
@@ -20,19 +19,16 @@ from backends.discovery import SHIPPED, find_backend
 from conformance.claims.claim import enumerate_claims
 from tests.support.torchao import require_torchao
 from tests.support.warm_python import run_python
-from tests.test_documents import hold_table
+from tests.test_documents import ENGINES, RUNTIMES, UPDATE, hold_table
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "docs" / "findings").glob("*.py"))
 WAIVERS = sorted((ROOT / "backends").glob("*.waivers.toml"))
 NEEDS_ANOTHER_CPU = 77  # what a finding's script ends with where this CPU takes another kernel
-ENGINES = ("qnnpack", "fbgemm", "x86", "onednn")
-RUNTIMES = ("onnxruntime", "openvino", "inductor", "executorch", "pt2e-x86", "pt2e-xnnpack")
 COLUMNS = {
     "#": "finding", "engine": "engine", "what is claimed and does not hold": "claimed", "fault of": "fault of",
     "largest error": "largest error", "CPU": "cpu", "claims": "claims",
 }  # fmt: skip
-UPDATE = bool(os.environ.get("UPDATE_GOLDEN"))
 
 
 @cache
