@@ -104,11 +104,12 @@ def _make_row(rows: Sequence[Judged], header: Header, seen: set[str]) -> WaiverR
 
 
 def _spell_bound(waivers: Sequence[Waiver]) -> str:
+    """Return the largest bound; "-" where none is stated, and so nothing beyond one step is covered."""
     bounds: list[Number] = [waiver.max_lsb for waiver in waivers if waiver.max_lsb is not None]
     if not bounds:
         return "-"
     largest: Number = max(bounds, key=rank_number)
-    return spell_lsb(largest) + (" or any" if len(bounds) < len(waivers) else "")
+    return spell_lsb(largest)
 
 
 def _count_days(started: str, expires: str | None) -> int | None:
