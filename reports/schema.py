@@ -117,8 +117,6 @@ class Statistics:
     """Number of output elements at a distance ``|q − v|`` within each of BINS, and beyond the last."""
     sqnr_db: Number | None = None
     """Ratio of the exact result's power, from its zero point, to that of the distances, in dB."""
-    span_lsb: Number | None = None
-    """Range, in steps, of the exact result of the comparison with the largest distance."""
     layers: list[Layer] = field(default_factory=list)
     """The patterns of a model in the order of its graph, if it was judged pattern by pattern."""
 

@@ -42,11 +42,9 @@ def summarize(samples: Iterable[Sample]) -> Statistics | None:
     if not on_grid:
         return Statistics(sqnr_db=ratio)
     distances = torch.cat([sample.distance.flatten() for sample in on_grid])
-    widest = max(on_grid, key=lambda sample: float(sample.distance.max()))
     return Statistics(
         distances=torch.bincount(torch.bucketize(distances, _EDGES), minlength=len(BINS) + 1).tolist(),
         sqnr_db=ratio,
-        span_lsb=round(float(widest.exact.max() - widest.exact.min()), 3),
     )
 
 

@@ -32,7 +32,7 @@ def _hostile(runs: Any) -> list[dict[str, Any]]:
     evidence: dict[str, Any] = dict.fromkeys(texts, EVIL)
     evidence |= {"where": dict.fromkeys(("case", "input", "change", "detail"), EVIL)}
     evidence |= {"expected": [1.5], "found": ["inf"], "float_ops": [EVIL], "qparams": {EVIL: {EVIL: EVIL}}}
-    statistics = {"distances": [1, 2, 3], "sqnr_db": 40.0, "span_lsb": 9.0}
+    statistics = {"distances": [1, 2, 3], "sqnr_db": 40.0}
     check |= {"stage": EVIL, "rule": EVIL, "message": EVIL, "evidence": evidence, "statistics": statistics}
     claim |= dict.fromkeys(("pattern", "dtype_config", "scheme", "reason", "repro", "script"), EVIL)
     claim |= {"graphs": {EVIL: EVIL}, "decisions": [{EVIL: EVIL}]}

@@ -129,7 +129,7 @@ class Made:
             "0.6 LSB",
             max_lsb=0.6,
             outcome="pass",
-            statistics={"distances": [5, 4, 3, 2, 1, 0, 0, 6, 0, 0, 0, 0, 0], "sqnr_db": 41.5, "span_lsb": 200.0},
+            statistics={"distances": [5, 4, 3, 2, 1, 0, 0, 6, 0, 0, 0, 0, 0], "sqnr_db": 41.5},
             of={"allowed": True},
         )
         rows += self._claim(
@@ -141,7 +141,7 @@ class Made:
             outcome="pass",
             seconds=9.5,
             cases=30,
-            statistics={"distances": [10, 20, 30, 40, 50, 0, 0, 0, 0, 0, 0, 0, 0], "sqnr_db": 48.25, "span_lsb": 255.0},
+            statistics={"distances": [10, 20, 30, 40, 50, 0, 0, 0, 0, 0, 0, 0, 0], "sqnr_db": 48.25},
             of={"lowerings": 8, "runs": 1500},
         )
         rows += self._claim(
@@ -152,7 +152,7 @@ class Made:
             max_lsb=0.0,
             outcome="pass",
             cases=5,
-            statistics={"distances": [60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "sqnr_db": "inf", "span_lsb": 31.5},
+            statistics={"distances": [60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "sqnr_db": "inf"},
         )
         return rows  # fmt: skip
 

@@ -40,7 +40,7 @@ wheres = st.fixed_dictionaries(
     {}, optional=dict.fromkeys(("case", "input", "change", "detail"), some_text) | {"output": st.integers(0, 9)}
 )
 statistics = st.fixed_dictionaries(
-    {}, optional={"distances": st.lists(st.integers(0, 99), min_size=1), "sqnr_db": number, "span_lsb": number}
+    {}, optional={"distances": st.lists(st.integers(0, 99), min_size=1), "sqnr_db": number}
 )
 evidence = st.fixed_dictionaries(
     {"own": scalar},

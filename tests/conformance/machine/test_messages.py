@@ -39,7 +39,7 @@ CHECK = Check(
         "where": Where(case="default", input="ends", output=1, change="batch", detail="9 rows"), "expected": [0.5, 2],
         "found": ["nan", -(2**40)], "index": [[0, 1], []], "qparams": {"input 0": {"scale": 0.5}}, "cases not tried": 3,
     }),
-    statistics=Statistics(distances=[3, 0, 1], sqnr_db="-inf", span_lsb=255.0),
+    statistics=Statistics(distances=[3, 0, 1], sqnr_db="-inf"),
 )  # fmt: skip
 WAIVER = Waiver(reason="known", url=None, expires="2027-01-31", max_lsb=2.0)
 CLAIM = ClaimResult(
