@@ -261,7 +261,7 @@ def test_the_distance_from_float_is_in_the_row_on_the_page_and_said(good: Ran) -
     for row in good.results.models:
         [ratio] = row.float_db
         assert isinstance(ratio, float) and 20 < ratio < 60
-        assert row.worst_db == ratio and f"{ratio:>8.1f}  {row.model}" in good.out
+        assert row.worst_db == ratio and f"\n{ratio:.1f}  {row.model}\n" in good.out
     assert "float model to the reference model's error, dB:" in good.out
     page = Page((good.folder / "report.html").read_text())
     [caption] = [each for each in page.tables if "first node that diverges" in each]
