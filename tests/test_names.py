@@ -26,6 +26,7 @@ PARSES = {
     "reports/findings.py": "the paragraphs of a vendor's Markdown",
     "reports/page.py": "the separators of an ID, which may be a vendor's",
     "reports/schema.py": "any name as the name of a file",
+    "reports/text.py": "what a CI would take for its own commands in a vendor's text",
 }
 """Modules that use regular expressions, and on what."""
 

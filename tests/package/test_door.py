@@ -31,7 +31,7 @@ def test_what_is_no_command_is_a_usage_error(words: list[str], capsys: pytest.Ca
     ("words", "usage"),
     [
         (["init", "--help"], "init [-h] NAME"),
-        (["expect", "-h"], "expect [-h]"),
+        (["claims-of", "-h"], "claims-of [-h]"),
     ],
 )
 def test_commands_of_the_suite_are_spelled_as_they_are_called(

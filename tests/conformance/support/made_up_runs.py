@@ -18,7 +18,7 @@ from conformance.pipeline.job import Job, measuring_job
 from conformance.run.judging import rows_of
 from conformance.run.recorder import Recorder
 from conformance.run.session import Run, Unit, param_id
-from conformance.run.waivers import WaiverEntry, Waivers
+from conformance.run.waivers import BY_RULE, WaiverEntry, Waivers
 from conformance.stages.stage import stages_of
 from reports.codec import Message, line_of
 from reports.results import Results, read_results
@@ -53,6 +53,7 @@ def waiver(of: str, verdict: Verdict = Verdict.REFUTED, **changes: Any) -> Waive
         "claim": of,
         "reason": "issue 12",
         "url": "https://a.b",
+        "rules": ("R-1",) if verdict in BY_RULE else (),
     }
     return WaiverEntry(**values | {"verdict": verdict} | changes)
 
