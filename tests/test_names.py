@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.conftest import list_exhaustive
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("refimpl", "conformance", "backends", "reports", "fx_quant_conformance")
@@ -56,3 +60,20 @@ def test_regular_expressions_read_what_others_wrote() -> None:
         or (isinstance(node, ast.ImportFrom) and node.module == "re")
     ]
     assert sorted(users) == sorted(PARSES)
+
+
+def test_exhaustive_tests_and_the_cheaper_ones_exist() -> None:
+    """The globs match functions that there are, and so do the tests that are named as failing for the same fault."""
+    names = {
+        f"{path.relative_to(ROOT / 'tests').as_posix()}::{node.name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+    pairs = list_exhaustive()
+    globs = [glob.partition("[")[0] for glob, _ in pairs]
+    assert len(pairs) > 40 and [glob for glob in globs if not fnmatch.filter(names, glob)] == []
+    cheaper = {word for _, text in pairs for word in re.findall(r"\btest_\w+(?!\w*\.py)\*?", text)}
+    short = {name.partition("::")[2] for name in names} | {Path(name.partition("::")[0]).stem for name in names}
+    assert len(cheaper) > 10 and [name for name in cheaper if not fnmatch.filter(short, name)] == []
+    assert all(text for _, text in pairs)

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,10 +19,12 @@ from conformance.run.judging import rows_of
 from conformance.run.options import Options
 from conformance.run.session import find_described, open_run
 from reports.schema import ClaimResult
+from tests.support.warm_python import run_python
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "c_machine"
 BACKEND = "examples.c_machine.config:CMachine"
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
 STRICT = ("-std=c99", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
 QUICK = ("-std=c99", "-O0", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
 SANITIZED = ("-std=c99", "-g", "-O1", "-fsanitize=undefined,address", "-fno-sanitize-recover=all")
@@ -110,12 +111,8 @@ def test_the_right_machine_is_certified(tmp_path: Path) -> None:
     """All claims and models of profile quick, by the commands of the README."""
     bundle = write_bundle(tmp_path / "bundle")
     run(build(tmp_path, *STRICT), bundle, tmp_path / "outputs")
-    command = [sys.executable, "-m", "fx_quant_conformance", "judge", str(bundle), str(tmp_path / "outputs")]
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", "-n0"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}, text=True,
-        capture_output=True, check=False,
-    )  # fmt: skip
+    words = ("-m", "fx_quant_conformance", "judge", str(bundle), str(tmp_path / "outputs"))
+    done = run_python(*words, "-p", "no:cacheprovider", "-n0", cwd=tmp_path, environment=ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr
     line = next(line for line in done.stdout.splitlines() if " claims: " in line)
     assert re.fullmatch(r"(\d+) claims: \1 VERIFIED; (\d+) models: \2 VERIFIED", line)
@@ -126,12 +123,9 @@ def test_a_command_certifies_it(tmp_path: Path) -> None:
     for name in ("machine.toml", "config.py"):
         shutil.copy(FOLDER / name, tmp_path)
     build(tmp_path, *STRICT)
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "fx_quant_conformance", "certify", "--backend=command:machine.toml", "-q", "-n2"]
-    done = subprocess.run(
-        [*command, "--profile=quick", "--claim=nn.Linear/*", "--claim=nn.ReLU/*", "-p", "no:cacheprovider"],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}, text=True, capture_output=True, check=False,
-    )  # fmt: skip
+    words = ("-m", "fx_quant_conformance", "certify", "--backend=command:machine.toml", "-q", "--profile=quick")
+    chosen = ("--claim=nn.Linear/*", "--claim=nn.ReLU/*", "-p", "no:cacheprovider")
+    done = run_python(*words, *chosen, cwd=tmp_path, environment=ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"(\d+) claims: \1 VERIFIED", done.stdout)
 

@@ -1,8 +1,8 @@
 """Python commands in processes of their own that need not import torch first.
 
-`multiprocessing`'s fork server imports torch, pytest and the suite once in a new interpreter; each command runs in a
-fork of it. A command finds what it would find in a new interpreter (arguments, folder, environment, streams, exit
-status), but for modules that are imported already.
+`multiprocessing`'s fork server imports torch, pytest and the suite once in a new interpreter (`preloaded`); each
+command runs in a fork of it. A command finds what it would find in a new interpreter (arguments, folder, environment,
+streams, exit status), but for modules that are imported already.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["pytest", "conformance.run.session", "conformance.run.recorder", "refimpl"])
+_CONTEXT.set_forkserver_preload(["tests.support.preloaded"])
 
 
 def run_python(

@@ -35,6 +35,32 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return run_own(tmp_path_factory.mktemp("faulty"), "device:Faulty", "nets:small", "nets:rows")
 
 
+HOLD = (
+    "spoils", "rows", "unknown", "partly", "narrow", "table", "shifting", "generated",
+    "evaluation_fails", "evaluation_of_no_mapping",
+)  # fmt: skip
+WRONG = {
+    "nets:branching": "at nets.py:",
+    "nets:misfit": "the float model does not run on the inputs that come with it: RuntimeError: ",
+    "nets:infinite": "the model's first.weight is not finite",
+    "nets:double": "the model's first.weight is torch.float64; the flow quantizes float32",
+    "nets:number": "--model=nets:number: the function returned int; return conformance.vendor.GivenModel(",
+    "nets:bare": "--model=nets:bare: example_inputs has ",
+    "nets:raises": "--model=nets:raises: the function raised RuntimeError: no weights here",
+    "nets:something": "--model=nets:something: it is int, not a function that makes a model",
+    "nets:absent": "module 'nets' has no attribute 'absent'",
+    "no_such_module:make": "module 'no_such_module' does not import: ModuleNotFoundError",
+}
+"""What is wrong with a model, and what is said of it."""
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """One run of all models that a test asks about alone."""
+    specs = [*(f"nets:{name}" for name in HOLD), *WRONG]
+    return run_own(tmp_path_factory.mktemp("many"), "device:Device", *specs)
+
+
 def find_model(ran: Ran, spec: str) -> ModelResult:
     [row] = [row for row in ran.results.models if row.model.startswith(f"model/own/{spec}/")]
     return row
@@ -54,13 +80,12 @@ def test_two_models_of_a_package_are_certified(good: Ran) -> None:
     assert {row.reason for row in good.results.models} == {""}
 
 
-def test_what_cannot_be_judged_end_to_end_does_not_pass_by_its_patterns(tmp_path: Path) -> None:
-    ran = run_own(tmp_path, "device:Device", "nets:unknown")
-    row = find_model(ran, "nets:unknown")
-    assert ran.status == 1 and row.verdict is Verdict.UNEXERCISED
+def test_what_cannot_be_judged_end_to_end_does_not_pass_by_its_patterns(many: Ran) -> None:
+    row = find_model(many, "nets:unknown")
+    assert many.status == 1 and row.verdict is Verdict.UNEXERCISED
     assert row.reason.startswith("no oracle: no rule in the oracle's table for call_function ")
     assert "bessel_j0; alone, on their reference inputs, all 2 patterns hold" in row.reason
-    assert len(measured(ran, "nets:unknown").quantized) == 2
+    assert len(measured(many, "nets:unknown").quantized) == 2
 
 
 def test_a_fault_of_the_kernel_of_one_layer_is_named(faulty: Ran) -> None:
@@ -130,23 +155,21 @@ def test_a_resumed_run_takes_what_was_measured_of_a_model(good: Ran, tmp_path: P
     assert other.status == 4 and "is of another run: options is" in other.err
 
 
-def test_a_mapping_of_its_own_decides(tmp_path: Path) -> None:
-    ran = run_own(tmp_path, "device:Device", "nets:partly")
-    deployment = measured(ran, "nets:partly")
-    assert ran.status == 0 and deployment.qconfigs == "the model's own QConfigMapping"
+def test_a_mapping_of_its_own_decides(many: Ran) -> None:
+    deployment = measured(many, "nets:partly")
+    assert find_model(many, "nets:partly").verdict is Verdict.VERIFIED
+    assert deployment.qconfigs == "the model's own QConfigMapping"
     assert {part.node: part.dtypes for part in deployment.parts}["first"] == ""
 
 
-def test_ranges_of_7_bits_are_converted_as_users_convert_them(tmp_path: Path) -> None:
+def test_ranges_of_7_bits_are_converted_as_users_convert_them(many: Ran) -> None:
     """The clamp that keeps a claim's narrow range has no kernel: with it all would run in float. (CVT-09)"""
-    ran = run_own(tmp_path, "device:Device", "nets:narrow")
-    assert ran.status == 0, ran.said
-    assert {part.verdict for part in measured(ran, "nets:narrow").quantized} == {Verdict.VERIFIED}
+    assert find_model(many, "nets:narrow").verdict is Verdict.VERIFIED
+    assert {part.verdict for part in measured(many, "nets:narrow").quantized} == {Verdict.VERIFIED}
 
 
-def test_a_pattern_of_constants_is_judged_too(tmp_path: Path) -> None:
-    ran = run_own(tmp_path, "device:Device", "nets:table")
-    row = find_model(ran, "nets:table")
+def test_a_pattern_of_constants_is_judged_too(many: Ran) -> None:
+    row = find_model(many, "nets:table")
     assert row.verdict is Verdict.VERIFIED, row.reason
     assert row.statistics is not None
     verdicts = [(layer.pattern, layer.verdict) for layer in row.statistics.layers]
@@ -166,50 +189,35 @@ def test_an_entry_point_names_a_model(tmp_path: Path) -> None:
     assert [row.model for row in ran.results.models] == [f"model/own/rows_of_mine/{SETUP}"]
 
 
-@pytest.mark.parametrize(("spec", "told"), [
-    ("nets:branching", "at nets.py:"),
-    ("nets:misfit", "the float model does not run on the inputs that come with it: RuntimeError: "),
-    ("nets:infinite", "the model's first.weight is not finite"),
-    ("nets:double", "the model's first.weight is torch.float64; the flow quantizes float32"),
-    ("nets:number", "--model=nets:number: the function returned int; return conformance.vendor.GivenModel("),
-    ("nets:bare", "--model=nets:bare: example_inputs has "),
-    ("nets:raises", "--model=nets:raises: the function raised RuntimeError: no weights here"),
-    ("nets:something", "--model=nets:something: it is int, not a function that makes a model"),
-    ("nets:absent", "module 'nets' has no attribute 'absent'"),
-    ("no_such_module:make", "module 'no_such_module' does not import: ModuleNotFoundError"),
-])  # fmt: skip
-def test_what_is_wrong_with_a_model_is_said_and_no_fault_of_the_backend(tmp_path: Path, spec: str, told: str) -> None:
-    ran = run_own(tmp_path, "device:Device", spec)
-    assert ran.status == 1 and "Traceback" not in ran.out
-    [row] = ran.results.models
-    assert row.verdict is Verdict.UNEXERCISED and told in row.reason, row.reason
-    assert (ran.folder / "report.html").exists()
+@pytest.mark.parametrize("spec", WRONG)
+def test_what_is_wrong_with_a_model_is_said_and_no_fault_of_the_backend(many: Ran, spec: str) -> None:
+    assert many.status == 1 and "Traceback" not in many.out
+    row = find_model(many, spec)
+    assert row.verdict is Verdict.UNEXERCISED and WRONG[spec] in row.reason, row.reason
+    assert (many.folder / "report.html").exists()
 
 
-def test_an_evaluation_that_fails_is_noted(tmp_path: Path) -> None:
-    ran = run_own(tmp_path, "device:Device", "nets:evaluation_fails")
-    assert ran.status == 0
-    notes = measured(ran, "nets:evaluation_fails").notes
+def test_an_evaluation_that_fails_is_noted(many: Ran) -> None:
+    failing, other = (find_model(many, f"nets:evaluation_{name}") for name in ("fails", "of_no_mapping"))
+    assert {failing.verdict, other.verdict} == {Verdict.VERIFIED}
+    notes = measured(many, "nets:evaluation_fails").notes
     sides = ("float", "reference", "backend")
     assert notes == [f"the evaluation of the {side} model raised LookupError: no labels" for side in sides]
-    ran = run_own(tmp_path / "other", "device:Device", "nets:evaluation_of_no_mapping")
-    assert (
-        "it returned int, not a mapping of names to numbers" in measured(ran, "nets:evaluation_of_no_mapping").notes[0]
-    )
+    [note, *_] = measured(many, "nets:evaluation_of_no_mapping").notes
+    assert "it returned int, not a mapping of names to numbers" in note
 
 
-def test_inputs_that_the_model_changes_are_copied(tmp_path: Path) -> None:
-    ran = run_own(tmp_path, "device:Device", "nets:shifting")
-    assert "call_method add_; alone, on their reference inputs, all 2 patterns hold" in ran.results.models[0].reason
-    ratio = measured(ran, "nets:shifting").output_db[0]
+def test_inputs_that_the_model_changes_are_copied(many: Ran) -> None:
+    reason = find_model(many, "nets:shifting").reason
+    assert "call_method add_; alone, on their reference inputs, all 2 patterns hold" in reason
+    ratio = measured(many, "nets:shifting").output_db[0]
     assert isinstance(ratio, float) and ratio > 30
 
 
-def test_calibration_batches_from_a_generator_count(tmp_path: Path) -> None:
+def test_calibration_batches_from_a_generator_count(good: Ran, many: Ran) -> None:
     """The first of them is judged too, and the examples are run again."""
-    ran = run_own(tmp_path, "device:Device", "nets:generated", "nets:rows")
-    assert ran.status == 0
-    assert [find_model(ran, spec).cases for spec in ("nets:generated", "nets:rows")] == [3, 2]
+    assert find_model(many, "nets:generated").verdict is Verdict.VERIFIED
+    assert [find_model(good, "nets:rows").cases, find_model(many, "nets:generated").cases] == [2, 3]
 
 
 def test_what_goes_wrong_in_measuring_costs_no_verdict(tmp_path: Path) -> None:
@@ -229,12 +237,10 @@ def test_an_evaluation_that_does_not_end_costs_no_verdict(tmp_path: Path) -> Non
     assert "nothing else was measured" in Page((ran.folder / "report.html").read_text()).text
 
 
-def test_what_a_model_changes_in_its_process_no_other_model_finds(tmp_path: Path) -> None:
-    ran = run_own(tmp_path, "device:Device", "nets:spoils", "nets:rows")
-    again = run_own(tmp_path / "alone", "device:Device", "nets:rows")
+def test_what_a_model_changes_in_its_process_no_other_model_finds(good: Ran, many: Ran) -> None:
     rows: list[Any] = [
         [row for row in comparable(each.results) if row.get("model") == f"model/own/nets:rows/{SETUP}"]
-        for each in (ran, again)
+        for each in (many, good)
     ]
     assert rows[0] == rows[1] and len(rows[0]) == 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from itertools import chain
@@ -17,6 +16,7 @@ from reports.results import read_results
 from reports.verdicts import Verdict
 from tests.conformance.vectors.board import REFUSES
 from tests.conformance.vectors.bundles import answer_bundle, write_bundle
+from tests.support.warm_python import run_python
 
 CLAIMS = tuple(
     f"{op}/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight"
@@ -74,11 +74,11 @@ def write_command(folder: Path, board: Board, faults: dict[str, str], **settings
 def certify(file: Path, folder: Path, workers: int, *claims: str) -> dict[str, tuple[Verdict, str]]:
     """Run the suite on a command; return verdict and reason of each claim."""
     chosen = [f"--claim={claim}" for claim in claims or CLAIMS]
-    command = [
-        sys.executable, "-m", "pytest", "--pyargs", "conformance", f"--backend=command:{file}", "--profile=quick", "-q",
-        f"-n{workers}", "-pno:cacheprovider", f"--report-dir={folder}", *chosen,
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=file.parent)
+    words = (
+        "-m", "pytest", "--pyargs", "conformance", f"--backend=command:{file}", "--profile=quick", "-q", f"-n{workers}",
+        "-pno:cacheprovider", f"--report-dir={folder}", *chosen,
+    )  # fmt: skip
+    done = run_python(*words, cwd=file.parent)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     results = read_results(folder / "results.jsonl")
@@ -185,7 +185,6 @@ def test_a_missing_file_is_an_error_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_config_that_cannot_be_imported_ends_the_run_in_one_line(board: Board, tmp_path: Path) -> None:
     file = write_command(tmp_path, board, {}, config="no_such_module:Board")
-    command = [sys.executable, "-m", "pytest", "--pyargs", "conformance", f"--backend=command:{file}", "-q"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    done = run_python("-m", "pytest", "--pyargs", "conformance", f"--backend=command:{file}", "-q", cwd=tmp_path)
     assert done.returncode == 4 and "module 'no_such_module' does not import" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr

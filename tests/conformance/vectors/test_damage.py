@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +18,7 @@ from conformance.vectors.files import pack_arrays, unpack_arrays
 from reports.verdicts import PASSING, Verdict
 from tests.conformance.vectors.bundles import ADD, LINEAR, answer_bundle, judge_bundle, write_bundle
 from tests.conformance.vectors.conftest import Made
+from tests.support.warm_python import run_python
 
 Damage = Callable[[Made, str], object]
 """Damages a copy of bundle and outputs; gets the name of a case of the claim ADD."""
@@ -301,7 +300,7 @@ def test_a_case_that_no_stage_asks_for_is_looked_at(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["surplus case", "manifest changed", "plan without options"])
 def test_the_command_says_it_in_a_line(name: str, copied: Made) -> None:
     WHOLE[name][0](copied, find_case(copied))
-    command = [sys.executable, "-m", "fx_quant_conformance", "judge", str(copied.bundle), str(copied.outputs)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    words = ("-m", "fx_quant_conformance", "judge", str(copied.bundle), str(copied.outputs))
+    done = run_python(*words, cwd=copied.outputs.parent)
     assert done.returncode == 4 and "Traceback" not in done.stdout + done.stderr
     assert WHOLE[name][1] in done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from reports.shard import Shard
 from reports.verdicts import Verdict
 from tests.conformance.vectors.bundles import ADD, answer_bundle, judge_all, judge_bundle, make_options
 from tests.conformance.vectors.conftest import Made
+from tests.support.warm_python import run_python
 
 CLAIMS = tuple(ADD.replace("add", name) for name in ("add", "mul", "cat", "mean"))
 SAMPLE = (
@@ -46,8 +45,8 @@ def test_qnnpack_from_files_is_qnnpack(tmp_path: Path) -> None:
     export(options, tmp_path / "bundle", ("json", "fx"), None)
     (tmp_path / "bundle" / "judge").rename(tmp_path / "judge")  # the runner has the device's folder alone
     device, outputs = tmp_path / "bundle" / "device", tmp_path / "outputs"
-    command = [sys.executable, "-m", "fx_quant_conformance", "run", str(device), str(outputs), "--backend=qnnpack"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    words = ("-m", "fx_quant_conformance", "run", str(device), str(outputs), "--backend=qnnpack")
+    done = run_python(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (tmp_path / "judge").rename(tmp_path / "bundle" / "judge")
     judged = judge_bundle(tmp_path / "bundle", outputs)
@@ -60,8 +59,7 @@ def test_qnnpack_from_files_is_qnnpack(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_reports_say_that_outputs_were_handed_in(made: Made, tmp_path: Path) -> None:
     words = ["judge", str(made.bundle), str(made.outputs), "-q", f"--report-dir={tmp_path}", "-pno:cacheprovider"]
-    command = [sys.executable, "-m", "fx_quant_conformance", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    done = run_python("-m", "fx_quant_conformance", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     results = read_results(tmp_path / "results.jsonl")
     digest, files = digest_folder(made.outputs)
@@ -82,8 +80,8 @@ def test_the_results_of_several_boards_are_joined(tmp_path: Path) -> None:
         export(options, folder / "bundle", ("json", "fx"), None)
         answer_bundle(folder / "bundle", folder / "outputs")
         words = ["judge", str(folder / "bundle"), str(folder / "outputs"), "-q", "--without-execution-evidence"]
-        command = [sys.executable, "-m", "fx_quant_conformance", *words, f"--report-dir={folder}", "-pno:cacheprovider"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+        words += [f"--report-dir={folder}", "-pno:cacheprovider"]
+        done = run_python("-m", "fx_quant_conformance", *words, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         files.append(folder / "results.jsonl")
         digests.append(read_results(files[-1]).header.versions["outputs handed in"])
