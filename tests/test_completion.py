@@ -67,6 +67,7 @@ def test_argcompletes_script_finds_the_mark_of_a_module(module: str) -> None:
     subprocess.run(command, check=True, cwd=ROOT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["reports", "conformance"])
 def test_without_argcomplete_a_command_is_as_ever(tmp_path: Path, module: str) -> None:
     """Also where the shell asks, as one does that is set up for another environment."""

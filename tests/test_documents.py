@@ -184,6 +184,7 @@ def test_the_glossary_has_every_term_of_the_reports() -> None:
     assert missing == []
 
 
+@pytest.mark.slow
 def test_the_table_of_architectures_is_made_of_the_committed_results() -> None:
     """``UPDATE_GOLDEN=1 pytest tests/test_documents.py -k architectures`` writes it again."""
     engines = ("qnnpack", "fbgemm", "x86", "onednn")
@@ -260,6 +261,7 @@ def test_every_backend_has_committed_results() -> None:
     assert sorted(names) == sorted((*ENGINES, *RUNTIMES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ENGINES, *RUNTIMES])
 def test_committed_results_are_whole_clean_and_as_expected(name: str) -> None:
     results = read_results(ROOT / "docs" / "results" / f"{name}.jsonl.xz")
@@ -313,6 +315,7 @@ def documentation(tree: ast.Module) -> int:
     return sum((text.end_lineno or text.lineno) - text.lineno + 1 for text in texts)
 
 
+@pytest.mark.slow
 def test_refimpl_stays_readable_in_an_evening() -> None:
     """Docstrings, which the API reference shows, are not counted: to say more of what there is costs nothing."""
     texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "refimpl").glob("*.py")}

@@ -34,6 +34,7 @@ def is_or_is_in(name: str, package: str) -> bool:
     return name == package or name.startswith(f"{package}.")
 
 
+@pytest.mark.slow
 def test_the_import_contracts_hold() -> None:
     command = shutil.which(
         "lint-imports", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"

@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import list_exhaustive
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +43,7 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
             yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_no_class_name_is_defined_twice() -> None:
     places = defaultdict(list)
     for path, tree in modules():
@@ -51,6 +54,7 @@ def test_no_class_name_is_defined_twice() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
+@pytest.mark.slow
 def test_regular_expressions_read_what_others_wrote() -> None:
     users = [
         path

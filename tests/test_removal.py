@@ -43,6 +43,7 @@ def certify(folder: Path, *options: str, is_removed: bool = True) -> tuple[int, 
     return done.returncode, done.stdout + done.stderr, report
 
 
+@pytest.mark.slow
 def test_the_package_is_gone(tmp_path: Path) -> None:
     """What makes the other tests tests: torch loads without the package, and it cannot be imported."""
     for name in ("torch.ao.quantization", TORCHS_MODULE, "torch.ao.quantization.quantize_fx"):
@@ -51,6 +52,7 @@ def test_the_package_is_gone(tmp_path: Path) -> None:
         assert done.stderr.endswith(f"ModuleNotFoundError: No module named '{name}'\n") or "No module" in done.stderr
 
 
+@pytest.mark.slow
 def test_every_flow_gives_the_same_bits(tmp_path: Path) -> None:
     """Static, dynamic and trained models, to each form; the operators are ours."""
     said: dict[bool, dict[str, Any]] = {}
@@ -79,6 +81,7 @@ def test_the_suite_judges_as_before(backend: str, tmp_path: Path) -> None:
     assert "internal error" not in json.dumps([claim.reason for claim in seen[True].claims])
 
 
+@pytest.mark.slow
 def test_a_script_of_a_failure_imports_who_registers_the_operators(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     status, text, report = certify(tmp_path, "--backend=mine:Mine", "--claim=nn.Linear/static*")
@@ -89,6 +92,7 @@ def test_a_script_of_a_failure_imports_who_registers_the_operators(tmp_path: Pat
     assert done.returncode == 1 and "AssertionError" in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_configs_that_are_torchs_own_say_so(tmp_path: Path) -> None:
     status, text, _ = certify(tmp_path, "--backend=reference-tensorrt")
     assert status == 4, text

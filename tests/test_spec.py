@@ -151,11 +151,13 @@ def named_in_tests() -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_code_names_an_unknown_rule() -> None:
     unknown = {rule: places for rule, places in named_in_code().items() if rule not in NAMES}
     assert not unknown, f"not in docs/spec.md: {unknown}"
 
 
+@pytest.mark.slow
 def test_no_test_names_an_unknown_rule() -> None:
     unknown = {rule: places for rule, places in named_in_tests().items() if rule not in NAMES}
     assert not unknown, f"not in docs/spec.md: {unknown}"

@@ -47,6 +47,7 @@ def test_what_requantize_says_twice_is_a_bool() -> None:
         Requantize(multiplier_bits=31, rounds_twice="no")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "tensor"])
 def test_the_run_ends_with_the_line(tmp_path: Path, kind: str) -> None:
     ran = run_hostile(tmp_path, "meddlers:DeclaresOddly", HOSTILE_KIND=kind)

@@ -37,6 +37,7 @@ class Takes(Backend):
         return torch.no_grad()(program)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOW-01")
 @pytest.mark.parametrize("is_dynamic", [True, False], ids=["dynamic", "static"])
 def test_the_batch_is_dynamic_where_the_backend_takes_one(is_dynamic: bool) -> None:

@@ -50,6 +50,7 @@ def claims_of(baseline: Baseline) -> list[str]:
     return claims
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_what_is_known_to_fail_is_waived_and_nothing_else(path: Path) -> None:
     baseline = read_baseline_file(path)

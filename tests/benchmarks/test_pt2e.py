@@ -54,6 +54,7 @@ def outcomes() -> list[Outcome]:
     return _compare_some(*SAMPLE)
 
 
+@pytest.mark.slow
 def test_each_claim_of_the_sample_is_the_same_or_has_a_reason(outcomes: list[Outcome]) -> None:
     assert {glob for glob in SAMPLE if not any(fnmatchcase(each.claim.id, glob) for each in outcomes)} == set()
     assert {str(each.claim): each.difference for each in outcomes if each.difference and each.reason is None} == {}
@@ -110,6 +111,7 @@ def _shift_biases(both: Both) -> None:
             parameter.data += 10.0
 
 
+@pytest.mark.slow
 def test_drawn_graphs_of_claimed_patterns_give_the_same_in_both_flows() -> None:
     found = search(Source("native"), count=20, seed=1)
     assert (found.smallest, found.difference) == (None, "")
@@ -117,6 +119,7 @@ def test_drawn_graphs_of_claimed_patterns_give_the_same_in_both_flows() -> None:
     assert max(len(graph.calls) for graph in found.compared) > 1
 
 
+@pytest.mark.slow
 def test_a_graph_that_differs_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Source, graph: DrawnGraph) -> str:
         if len(graph.calls) > 2:
@@ -143,6 +146,7 @@ def test_torchaos_prepare_alone_breaks_a_transposed_convolution_of_groups(groups
     assert is_broken_by_torchao(graph) == (groups > 1)
 
 
+@pytest.mark.slow
 def test_whole_models_are_the_same_or_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"shared_linear", "cat_of_ranges", "dlrm"}
     monkeypatch.setattr(pt2e_models, "ARCHITECTURES", [each for each in ARCHITECTURES if each.name in names])

@@ -49,6 +49,7 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return run(tmp_path_factory.mktemp("accepted"), "fakes:Silent", OPTION)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOW-04")
 def test_a_float_backend_that_says_nothing_is_unshown_and_does_not_pass(silent: Ran) -> None:
     results = silent.results
@@ -66,6 +67,7 @@ def test_a_float_backend_that_says_nothing_is_unshown_and_does_not_pass(silent: 
     assert "Execution not shown." in page and "they may run in float" in page
 
 
+@pytest.mark.slow
 def test_the_run_may_accept_that_and_says_so_everywhere(accepted: Ran) -> None:
     results = accepted.results
     assert (accepted.status, results.outcome, results.problems) == (0, Outcome.PASS, ())

@@ -12,6 +12,7 @@ from tests.mutation.gate import Task, run_mutant
 from tests.mutation.mutant import Mutant
 
 
+@pytest.mark.slow
 @pytest.mark.rule("OBS-14")
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
@@ -22,6 +23,7 @@ def test_a_table_that_assumes_something_of_its_input_is_refuted(mutant: Mutant) 
     assert {each.rule for each in found.failures} == {"NUM-03"}
 
 
+@pytest.mark.slow
 @pytest.mark.rule("OBS-14")
 @pytest.mark.parametrize("is_input_fixed", [False, True], ids=["output fixed", "both fixed"])
 def test_an_honest_table_is_not(is_input_fixed: bool) -> None:
@@ -31,6 +33,7 @@ def test_an_honest_table_is_not(is_input_fixed: bool) -> None:
         assert (found.failures, found.open, found.units) == ((), (), 6)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("DTY-04")
 @pytest.mark.rule("OBS-14")
 def test_a_smallest_scale_that_other_ops_claim_holds_before_fixed_qparams_too() -> None:

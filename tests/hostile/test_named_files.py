@@ -18,6 +18,7 @@ def is_one_line(ran: Ran) -> bool:
     return len([line for line in ran.err.splitlines() if line]) == 1 and "Traceback" not in ran.out + ran.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["waivers", "baseline", "resume", "failed-of", "junit-xml"])
 def test_a_pipe_hangs_no_run(tmp_path: Path, option: str) -> None:
     os.mkfifo(tmp_path / "pipe")
@@ -31,6 +32,7 @@ def test_a_pipe_for_a_backends_own_waivers_hangs_no_run(tmp_path: Path) -> None:
     assert ran.status == 4 and is_one_line(ran) and f"{tmp_path / 'pipe'}: is no regular file" in ran.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["a pipe", "a folder", "a device"])
 def test_a_job_summary_that_is_no_file_costs_no_report(tmp_path: Path, kind: str) -> None:
     path = Path("/dev/full") if kind == "a device" else tmp_path / "summary"
@@ -43,6 +45,7 @@ def test_a_job_summary_that_is_no_file_costs_no_report(tmp_path: Path, kind: str
     assert f"job summary: {path} " in ran.out and "Traceback" not in ran.out + ran.err
 
 
+@pytest.mark.slow
 def test_files_that_cannot_be_written_cost_no_footer(tmp_path: Path) -> None:
     """As where a disk is full: the run fails, and says what is lost."""
     ran = run_hostile(tmp_path, "meddlers:TakesPlaces", HOSTILE_REPORT=str(tmp_path / "report"))

@@ -32,6 +32,7 @@ def test_a_backend_that_ends_before_the_run_is_a_usage_error(tmp_path: Path, pla
     assert not (ran.folder / "results.jsonl").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "way"), [("constructor", "hang"), ("backend_config", "stop the parent")])
 def test_a_backend_that_hangs_before_the_run_is_a_usage_error(tmp_path: Path, place: str, way: str) -> None:
     ran = run_hostile(tmp_path, "ends:Ends", "--claim-timeout=2", HOSTILE_PLACE=place, HOSTILE_WAY=way)
@@ -40,6 +41,7 @@ def test_a_backend_that_hangs_before_the_run_is_a_usage_error(tmp_path: Path, pl
     assert "in misbehave" in ran.err or way == "stop the parent"  # it tells where
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])
 @pytest.mark.parametrize(("way", "verdict"), [("exit 0", Verdict.CRASHED), ("stop the parent", Verdict.TIMEOUT)])
 def test_a_backend_that_leaves_or_stops_its_parent_costs_its_claim(
@@ -51,6 +53,7 @@ def test_a_backend_that_leaves_or_stops_its_parent_costs_its_claim(
     assert claim.verdict is verdict and ran.results.outcome is Outcome.FAIL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["constructor", "lower"])
 def test_a_backend_that_kills_its_parent_harms_no_process_of_the_suite(tmp_path: Path, place: str) -> None:
     """What it kills has imported it: the run goes on with a new one, or says that there is none."""
@@ -63,6 +66,7 @@ def test_a_backend_that_kills_its_parent_harms_no_process_of_the_suite(tmp_path:
         assert ran.results.outcome is Outcome.FAIL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])
 @pytest.mark.parametrize(
     "backend",

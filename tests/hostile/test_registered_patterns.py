@@ -86,6 +86,7 @@ def build_pair() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU6()).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_registrations")
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("profile", ("quick", "full"))
@@ -98,6 +99,7 @@ def test_a_registered_clamp_by_another_scale_is_refuted(profile: str) -> None:
     assert set(found.values()) == {Verdict.REFUTED}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_registrations")
 def test_a_vendor_cannot_register_an_easy_model_in_the_place_of_an_ops_own() -> None:
     """Only on a convolution without a window, a stride and groups is this kernel right."""

@@ -29,6 +29,7 @@ def is_tame(ran: Ran) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ENDINGS)
 @pytest.mark.parametrize("options", [("-v", "--tb=short", "-rA"), ("-n1",)])
 def test_a_run_prints_nothing_raw(tmp_path: Path, place: str, options: tuple[str, ...]) -> None:
@@ -37,6 +38,7 @@ def test_a_run_prints_nothing_raw(tmp_path: Path, place: str, options: tuple[str
     assert ran.status == 1 and is_tame(ran) and find_raw(summary.read_text()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("--collect-only",), ("--collect-only", "-q"), ("--list-claims",)])
 def test_listing_prints_nothing_raw(tmp_path: Path, options: tuple[str, ...]) -> None:
     ran = run_hostile(tmp_path, BACKEND, "--claim=*", *options)
@@ -49,6 +51,7 @@ def test_an_end_before_the_run_prints_nothing_raw(tmp_path: Path, place: str) ->
     assert ran.status == (5 if place == "unavailable" else 4) and is_tame(ran)
 
 
+@pytest.mark.slow
 def test_commands_on_results_print_nothing_raw(tmp_path: Path) -> None:
     results, others = (
         run_hostile(tmp_path / place, BACKEND, "--claim=*", HOSTILE_PLACE=place).folder / "results.jsonl"

@@ -163,6 +163,7 @@ def test_a_seeded_fault_is_found_on_every_claim_that_it_touches(fault: Fault) ->
     assert not survived, "\n".join(survived)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-07")
 @pytest.mark.parametrize("fault", [each for each in FAULTS if each.rule == "NUM-07"], ids=lambda fault: fault.name)
 def test_a_fault_in_repetition_is_found_by_the_pipeline(fault: Fault) -> None:
@@ -215,6 +216,7 @@ def verdicts(method: str, body: Callable[..., Any], *patterns: str) -> list[set[
     return [{check.verdict for check in checks(varied(method, body), claim, FEW)} for claim in claims_on(*patterns)]
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-04")
 def test_an_int32_bias_that_is_not_declared_is_refuted_where_it_shows() -> None:
     """It reaches 0.5 + 0.5·s_x·s_w/s_y, which shows where an exact result happens to be that close to a tie.
@@ -227,6 +229,7 @@ def test_an_int32_bias_that_is_not_declared_is_refuted_where_it_shows() -> None:
     assert all(float(check.max_lsb or 0) < 1 for check, is_fine in zip(found, fine, strict=True) if not is_fine)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("bits", (12, 14))
 def test_a_ratio_off_by_little_shows_where_it_carries_a_result_over_a_tie(bits: int) -> None:

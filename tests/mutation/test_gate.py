@@ -95,6 +95,7 @@ def test_an_honest_variant_is_verified(name: str) -> None:
     assert not found.failures and not found.open
 
 
+@pytest.mark.slow
 def test_models_that_are_handed_in_are_run_and_a_fault_of_the_flow_is_found_by_what_it_leaves_open() -> None:
     honest, faulty = quick("models that are handed in"), quick("prepare changes a number")
     assert honest.units == len(MUTANTS["models that are handed in"].models) == 4
@@ -145,6 +146,7 @@ def test_several_processes_find_what_one_does() -> None:
     assert all(each.is_killed for each in both[0])
 
 
+@pytest.mark.slow
 def test_a_check_is_taken_away_for_those_mutants_that_it_alone_may_find() -> None:
     names = ("declines what it claims", "mean of a bag as sum")
     removals = {each.guard: each for each in ablate([MUTANTS[name] for name in names], map(quick, names), 1)}
@@ -229,6 +231,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "DETECTION", tmp_path / "header.json")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(("names", "status"), ((("honest", "no relu"), 0), (("hidden",), 1)))
 def test_the_command_writes_what_the_mutants_show(
@@ -248,6 +251,7 @@ def test_the_command_writes_what_the_mutants_show(
     assert header["every class"]["quick"] == sum(trial["killed"] for trial in data["trials"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_a_few_mutants_are_measured_again_beside_what_an_earlier_run_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -139,6 +139,7 @@ def _built(program: Program) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]
     return model, batches[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", CONSTRUCTS)
 def test_each_construct_is_prepared_as_it_is(op: str) -> None:
     takes = EVERY[op].takes
@@ -148,6 +149,7 @@ def test_each_construct_is_prepared_as_it_is(op: str) -> None:
     assert found.prepared > 100 and all(min(ratios) > 15 for ratios in found.ours.values()), found
 
 
+@pytest.mark.slow
 def test_the_check_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prepared model that computes something else, and forms that are worse than torch's, are problems."""
     monkeypatch.setattr("refimpl.in_place.make_functional", lambda model: None)

@@ -145,6 +145,7 @@ def test_only_one_of_pattern_and_complex_format(module: Any) -> None:
         module.BackendPatternConfig.from_dict({"pattern": nn.Linear, "pattern_complex_format": nn.Linear})
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CFG-08")
 @given(entry_dicts())
 def test_entry_dict_forms_agree_with_torchs_both_ways(found: dict[str, Any]) -> None:
@@ -250,6 +251,7 @@ def test_an_entry_without_a_pattern_cannot_be_set() -> None:
         config_of(ours.BackendPatternConfig())
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CFG-10")
 @given(st.lists(entry_dicts(), max_size=5), st.text(max_size=5))
 def test_config_dict_forms_agree_with_torchs(entries: list[dict[str, Any]], name: str) -> None:
@@ -289,6 +291,7 @@ def test_root_or_reference_module_alone_is_kept_but_makes_no_pair(part: str) -> 
 # ---- torch's objects in the place of ours -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CFG-14")
 @given(st.lists(entry_dicts(), max_size=5))
 def test_torchs_config_is_read_by_attribute(entries: list[dict[str, Any]]) -> None:

@@ -49,6 +49,7 @@ def quantized(value: Any) -> list[bool]:
     return [found for part in (value.values() if isinstance(value, dict) else value) for found in quantized(part)]
 
 
+@pytest.mark.slow
 @pytest.mark.rule("OBS-11")
 @pytest.mark.parametrize("index", [[0], [1], [0, 1], []], ids=str)
 @pytest.mark.parametrize("output", OUTPUTS)

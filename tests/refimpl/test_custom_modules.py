@@ -270,6 +270,7 @@ def recurrent(run: Callable[..., Any]) -> nn.Module:
     return Net3(run, lstm=nn.LSTM(4, 4)).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CUS-01")
 @pytest.mark.parametrize("run", LSTM_RUNS)
 def test_an_lstm_is_torchs(run: str) -> None:
@@ -281,6 +282,7 @@ def test_an_lstm_is_torchs(run: str) -> None:
     assert all("DeQuantStub" in text or "dequant_stub" in text for text in found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CUS-01")
 @pytest.mark.rule("OBS-11")
 def test_an_lstm_returned_whole_and_one_without_a_given_state() -> None:
@@ -303,6 +305,7 @@ def test_an_lstm_returned_whole_and_one_without_a_given_state() -> None:
     assert differences["reference"].startswith("torch raises AssertionError: ")
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CUS-01")
 @pytest.mark.rule("OBS-11")
 def test_what_shares_with_an_lstms_result_is_on_its_grid_where_torch_shares_with_the_lstms_input() -> None:

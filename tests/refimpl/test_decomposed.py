@@ -75,6 +75,7 @@ def arguments_of(draw: st.DrawFn, name: str) -> tuple[Any, ...]:
     return value, float(scales[0]), int(zeros[0]), low, high, dtype
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CVT-07")
 @pytest.mark.parametrize("name", BY_NAME)
 @given(data=st.data())
@@ -84,6 +85,7 @@ def test_every_operator_gives_torchs_bits(name: str, data: st.DataObject) -> Non
     assert same(ours, theirs), f"{arguments}: {ours}, torch: {theirs}"
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CVT-07")
 @pytest.mark.parametrize("name", [name for name in BY_NAME if name.startswith("dequantize")])
 @pytest.mark.parametrize("out_dtype", FLOATS)
@@ -111,6 +113,7 @@ def test_a_weight_may_have_no_zero_points_and_a_negative_axis() -> None:
     assert same(quantize_per_channel(q.float(), *numbers), OPS.quantize_per_channel.default(q.float(), *numbers))
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CVT-07")
 @pytest.mark.parametrize("name", BY_NAME)
 @given(data=st.data())

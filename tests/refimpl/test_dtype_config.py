@@ -71,6 +71,7 @@ def test_dtype_config_gives_the_bare_dtype_and_the_object(name: str) -> None:
         assert as_theirs(expected) == getattr(torchs, f"{name}_with_constraints")
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CFG-03")
 @given(dtype_configs, dtype_configs)
 def test_dtype_configs_are_equal_by_value(one: DTypeConfig, other: DTypeConfig) -> None:

@@ -101,6 +101,7 @@ def test_qparams_chosen_at_run_time_are_tensors() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["x86", "xnnpack", "xnnpack dynamic"])
 def test_it_is_what_pt2e_gives(kind: str) -> None:
     """For the same model, the same calls with arguments of the same kinds, but for their order."""

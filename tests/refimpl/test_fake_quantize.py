@@ -77,6 +77,7 @@ def assert_same_state(ours: Any, theirs: Any, what: str) -> None:
         assert torch.equal(found[name], expected[name]), f"{what}: {name} is {found[name]}, torch's {expected[name]}"
 
 
+@pytest.mark.slow
 @pytest.mark.rule("QAT-01", "NUM-01")
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=12, derandomize=True, deadline=None)
@@ -174,6 +175,7 @@ def test_fixed_qparams_stay_as_they_are() -> None:
     assert copied.scale is copied.activation_post_process.scale, "a copy's qparams are its observer's"
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CVT-12")
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_dicts_load_either_way(kind: str) -> None:

@@ -106,6 +106,7 @@ def test_a_models_own_names_stay_its_own(case: Callable[[], nn.Module], is_qat: 
     assert made.worst > 24, made.ratios()
 
 
+@pytest.mark.slow
 @pytest.mark.rule("TRC-02")
 @pytest.mark.parametrize("case", CASES)
 def test_a_models_own_names_survive_equalization_and_export(case: Callable[[], nn.Module]) -> None:

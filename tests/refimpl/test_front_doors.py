@@ -174,6 +174,7 @@ def test_observers_with_odd_arguments(data: st.DataObject) -> None:
     run({"qconfig_mapping": mapping}, is_qat=data.draw(st.booleans()))
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CFG-14")
 @pytest.mark.rule("STD-01")
 @fuzz

@@ -185,6 +185,7 @@ class Adding(nn.Module):
         return sum(values)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("FUS-03")
 @pytest.mark.rule("FUS-04")
 @pytest.mark.rule("CFG-14")

@@ -77,6 +77,7 @@ def test_counts_and_qparams_are_torchs(batches: list[tuple[str, int, float]], ma
     assert_same(ours, theirs, f"{batches} with {made}")
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-02")
 @pytest.mark.parametrize(
     "batches", [[[0.0, 0.0]], [[0.25]], [[0.25], [1.0, -2.0]], [[-1.0, 3.0], [0.5, 0.5]], [[0.25], [0.25]]], ids=str

@@ -206,6 +206,7 @@ def test_padding_by_a_word_becomes_numbers_where_both_sides_agree(engine: str) -
         assert (lowered(X) - flow(X)).abs().max() <= 1.01 * flows.qparams(flow.reference)[-1][1][0]
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOW-01")
 def test_a_long_chain_is_lowered_without_recursion(engine: str) -> None:
     def run(net: Any, x: Tensor) -> Any:

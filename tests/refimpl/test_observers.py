@@ -65,6 +65,7 @@ def both(kind: str, **made: Any) -> tuple[Any, Any]:
     return getattr(observers, kind)(**made), getattr(torchs, kind)(**made)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-02")
 @settings(max_examples=150, derandomize=True, deadline=None)
 @given(

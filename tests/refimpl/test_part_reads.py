@@ -101,6 +101,7 @@ def test_torchs_reader_gets_another_value_or_none(name: str) -> None:
     assert min(ratios.values(), default=0.0) < 15 or "lowered" not in ratios, ratios
 
 
+@pytest.mark.slow
 @pytest.mark.rule("TRC-03")
 @pytest.mark.parametrize("name", READERS)
 def test_models_with_readers_are_fused_exported_and_saved(name: str) -> None:

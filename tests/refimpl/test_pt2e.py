@@ -334,6 +334,7 @@ class Early(nn.Module):
         return first + self.other(x * 2)
 
 
+@pytest.mark.slow
 def test_ops_of_one_input_share_its_observer_wherever_torchao_writes_the_convolution_again() -> None:
     program = torch.export.export(Early().train(), (torch.randn(3, 1, 5, 5),)).module()
     mapping = refimpl.get_default_qat_qconfig_mapping("x86")
@@ -350,6 +351,7 @@ def test_a_bad_mapping_is_refused_at_once() -> None:
         BackendConfigQuantizer(NATIVE, 3)
 
 
+@pytest.mark.slow
 def test_without_torchao_the_rest_works_and_the_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['torchao'] = None\n"
@@ -361,6 +363,7 @@ def test_without_torchao_the_rest_works_and_the_extra_is_named() -> None:
     assert "needs torchao" in run.stdout and "'fx-quant-conformance[pt2e]'" in run.stdout, run.stderr
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_document_run() -> None:
     text = (Path(__file__).parents[2] / "docs" / "pt2e.md").read_text(encoding="utf-8")
     blocks = [part.partition("```")[0] for part in text.split("```python\n")[1:]]

@@ -55,6 +55,7 @@ def is_same(model: nn.Module, program: Any, inputs: tuple[Tensor, ...]) -> bool:
 # -- prepare_pt2e --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*RIGHT, *WRONG])
 def test_torchao_changes_what_is_named_and_nothing_else(name: str) -> None:
     case = (RIGHT | WRONG)[name]
@@ -76,6 +77,7 @@ def test_what_torchao_cannot_fold_is_named_before_it_raises(name: str) -> None:
         prepare(program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a norm of a norm", "residual", "alone"])
 def test_functional_programs_and_those_of_strict_export_are_read_as_well(name: str) -> None:
     case = (RIGHT | WRONG)[name]
@@ -87,6 +89,7 @@ def test_functional_programs_and_those_of_strict_export_are_read_as_well(name: s
         assert is_same(model, prepare(program), inputs) == (not case.kinds)
 
 
+@pytest.mark.slow
 def test_in_a_program_that_is_decomposed_nothing_is_folded() -> None:
     model, inputs = WRONG["residual"].build()
     program = torch.export.export(model, inputs).run_decompositions().module()

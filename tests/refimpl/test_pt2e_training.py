@@ -87,6 +87,7 @@ def spell_constants(program: Any) -> list[tuple[Any, ...]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODES)
 def test_eval_and_train_change_the_constants_that_are_named(name: str) -> None:
     model, kinds = MODES[name]
@@ -101,6 +102,7 @@ def test_eval_and_train_change_the_constants_that_are_named(name: str) -> None:
         assert there == before
 
 
+@pytest.mark.slow
 def test_a_norm_without_statistics_cannot_be_in_eval_mode() -> None:
     model, x = nn.Sequential(nn.ReLU(), norm(eps=1e-5, track_running_stats=False)).train(), torch.randn(2, 2, 4, 4)
     program = export(model, (x,))

@@ -57,6 +57,7 @@ RUNS: Mapping[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.rule("QAT-01")
 @pytest.mark.rule("QAT-02")
 @pytest.mark.parametrize("run", RUNS)

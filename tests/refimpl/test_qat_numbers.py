@@ -75,6 +75,7 @@ def both_trained(name: str, qconfig: Any, engine: str) -> tuple[Any, Any, Tensor
     return train(theirs, inputs), train(ours, inputs), inputs
 
 
+@pytest.mark.slow
 @pytest.mark.rule("QAT-01")
 @pytest.mark.rule("QAT-02")
 @pytest.mark.rule("QAT-03")
@@ -93,6 +94,7 @@ def test_training_and_convert_give_torchs_bits(name: str, engine: str, qconfig: 
         assert flows.same(made(inputs), expected(inputs)), "the reference models differ"
 
 
+@pytest.mark.slow
 @pytest.mark.rule("QAT-03")
 @each_net
 def test_convert_of_a_trained_model_is_ptq_convert_of_it_with_the_learned_qparams(name: str) -> None:

@@ -127,6 +127,7 @@ def assert_is_the_same(loaded: Any, model: Any) -> None:
     assert torch.equal(loaded(X), model(X))
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CVT-12")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", MODELS)
@@ -138,6 +139,7 @@ def test_a_loaded_model_is_the_one_that_was_saved_whatever_it_was_made_of(name: 
     assert_is_the_same(copy.deepcopy(loaded), model)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CVT-12")
 @pytest.mark.rule("OBS-15")
 @pytest.mark.parametrize("is_qat", [False, True], ids=["ptq", "qat"])
@@ -150,6 +152,7 @@ def test_a_loaded_prepared_model_is_converted_to_the_same_bits_under_the_same_na
         assert_is_the_same(FORMS[form](loaded), FORMS[form](prepared))
 
 
+@pytest.mark.slow
 @pytest.mark.rule("STD-01")
 @pytest.mark.rule("CVT-12")
 def test_a_standalone_module_of_a_class_in_a_function_is_saved_with_its_parent() -> None:
@@ -260,6 +263,7 @@ def test_what_is_saved_is_not_changed() -> None:
     assert dict(lowered.named_modules(remove_duplicate=False)) == before
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CVT-12")
 def test_the_numeric_suite_finds_the_layers_of_a_loaded_model() -> None:
     prepared = prepare("a class in a function")

@@ -57,6 +57,7 @@ JOINED = {name for name in LEAVING if "cat" in name or name in ("of a joined one
 """In training one moving average sees values of several ranges in turn, and is the range of none after one step."""
 
 
+@pytest.mark.slow
 @pytest.mark.rule("OBS-17")
 @pytest.mark.parametrize("engine", ["x86", "qnnpack"])
 @pytest.mark.parametrize(

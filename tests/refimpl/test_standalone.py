@@ -85,12 +85,14 @@ def net(run: Callable[..., Any] = last) -> nn.Module:
     return Net(run, inner=Inner()).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.rule("STD-01")
 @each_boundary
 def test_a_standalone_module_at_the_end_is_torchs(boundary: str) -> None:
     assert_parity(net, custom=(lambda: by_class(boundary), lambda: None), converts=(*REFERENCE, "lowered"))
 
 
+@pytest.mark.slow
 @pytest.mark.rule("STD-01")
 @pytest.mark.parametrize("boundary", ["quantized output", "both"])
 @pytest.mark.parametrize("key", ["name", "class"])
@@ -143,6 +145,7 @@ def test_torch_leaves_a_consumer_of_a_standalone_modules_floats_without_quantize
     assert found["lowered"].startswith("only torch: 1 ao.nn.quantized.reference.modules.linear.Linear")
 
 
+@pytest.mark.slow
 @pytest.mark.rule("STD-01")
 def test_torch_converts_a_standalone_module_to_the_other_form() -> None:
     found = parity(case(net, custom=(lambda: by_class("float"), lambda: None), converts=("decomposed",)))
@@ -190,6 +193,7 @@ def test_the_parents_mapping_does_not_reach_inside() -> None:
     assert {row["node"]: row["dtype config"] for row in refimpl.explain(found).rows()}["a"] == "float"
 
 
+@pytest.mark.slow
 @pytest.mark.rule("STD-01")
 @each_form
 @each_boundary
@@ -223,6 +227,7 @@ def test_nested_standalone_modules(boundary: str, convert: Callable[..., Any]) -
         torch.testing.assert_close(reference(X), model(X), atol=0.1, rtol=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("STD-01")
 @pytest.mark.rule("QAT-01")
 def test_in_training_it_is_prepared_for_training() -> None:
@@ -241,6 +246,7 @@ def test_in_training_it_is_prepared_for_training() -> None:
     assert type(model.get_submodule("inner.second")) is nnqat.Linear
 
 
+@pytest.mark.slow
 @pytest.mark.rule("STD-01")
 @pytest.mark.rule("QAT-01")
 def test_in_training_torchs_parent_reaches_into_it_and_it_is_not_fused() -> None:

@@ -96,6 +96,7 @@ def compare_outputs(prepared: Any, converted: Any) -> Any:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CFG-14")
 @pytest.mark.parametrize("is_qat", [False, True], ids=["ptq", "qat"])
 @pytest.mark.parametrize("compare", [compare_weights, compare_outputs], ids=lambda compare: compare.__name__)
@@ -107,6 +108,7 @@ def test_the_numeric_suite_finds_the_same_layers(compare: Callable[[Any, Any], A
     assert found[0] == found[1] and found[0], "torch's, and refimpl's"
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CFG-14")
 @pytest.mark.filterwarnings("ignore:QConfig must specify a FixedQParams:UserWarning")  # torch's
 @pytest.mark.parametrize("is_qat", [False, True], ids=["ptq", "qat"])

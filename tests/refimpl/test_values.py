@@ -169,6 +169,7 @@ def test_what_is_no_float_is_not_observed_where_torch_quantizes_it_and_fails(nam
             torch.testing.assert_close(convert(found)(X, second), real, atol=0.15, rtol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("OBS-10")
 @pytest.mark.rule("QAT-02")
 def test_in_training_the_same_is_observed() -> None:

@@ -315,6 +315,7 @@ def test_a_signature_is_named_with_the_command_that_checks_it(folder: Path, caps
 TRAP = "print('TRAPPED')\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["reports", "fx_quant_conformance report"])
 @pytest.mark.parametrize("more", ["", os.pathsep])
 def test_nothing_that_lies_in_the_folder_is_executed(folder: Path, command: str, more: str) -> None:

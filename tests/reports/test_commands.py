@@ -156,6 +156,7 @@ def test_what_was_removed_says_what_to_do(name: str, capsys: Any) -> None:
     assert capsys.readouterr().err == f"python -m reports: {name} is gone: {REMOVED[name]}\n"
 
 
+@pytest.mark.slow
 def test_no_command_needs_torch_or_another_package(runs: Any) -> None:
     parts = ({"place": place, "of": 2} for place in (1, 2))
     of_none = {"claims_sha256": digest_ids(["linear", "linear"])}  # merged, the file has one claim twice

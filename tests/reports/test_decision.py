@@ -95,6 +95,7 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(request.param, write(tmp_path_factory.mktemp("decision") / "run.jsonl", KINDS[request.param](rows)))
 
 
+@pytest.mark.slow
 def test_the_decision_says_why_and_how_much_is_verified(run: Run) -> None:
     text = spell_decision(run.results)
     total, verified = run.rows[0]["claims"], run.count("VERIFIED")
@@ -153,6 +154,7 @@ def test_no_run_that_fails_says_that_no_claim_fails(run: Run) -> None:
         assert section.startswith(told)
 
 
+@pytest.mark.slow
 def test_every_red_claim_has_its_numbers_its_script_and_its_command(run: Run) -> None:
     red = [row for row in run.claims if row["verdict"] in RED]
     cards = run.html.split("<article ")[1:]

@@ -73,6 +73,7 @@ def test_another_rule_or_stage_is_a_change_and_no_smaller_error(runs: Any, rule:
     assert back.change is Change.CHANGED
 
 
+@pytest.mark.slow
 def test_equal_runs_are_unchanged_whatever_they_took(runs: Any) -> None:
     diff = compare_runs(*(runs.results(runs.large(), started=f"2026-01-0{day}") for day in (1, 2)))
     assert diff.counts[Change.UNCHANGED] == 404 and diff.changed_rows == () and not diff.regressed and diff.basis == ()

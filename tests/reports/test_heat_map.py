@@ -42,6 +42,7 @@ def share(claims: list[Row]) -> str:
     return f"{sum(claim['verdict'] == 'VERIFIED' for claim in claims)}/{len(claims)}"
 
 
+@pytest.mark.slow
 def test_a_cell_is_the_worst_verdict_of_its_pair_and_leads_to_its_claim(claims: list[Row], page: Page) -> None:
     pairs: dict[tuple[str, str], list[Row]] = {}
     for claim in claims:
@@ -62,6 +63,7 @@ def test_a_cell_is_the_worst_verdict_of_its_pair_and_leads_to_its_claim(claims: 
         assert cell["title"] == cell["aria-label"] == words
 
 
+@pytest.mark.slow
 def test_cells_stand_in_the_row_and_column_of_their_pair(claims: list[Row], page: Page) -> None:
     [head, *rows, foot] = page.tables[CAPTION]
     configs = list(dict.fromkeys(claim["dtype_config"] for claim in claims))
@@ -86,6 +88,7 @@ def test_a_crash_that_is_waived_does_not_hide_a_fault_that_is_not(runs: Any) -> 
     assert cell["title"] == "1 CRASHED, 1 REFUTED; 1 claim waived"
 
 
+@pytest.mark.slow
 def test_a_long_list_is_a_table_where_there_is_no_script(runs: Any) -> None:
     rows = [row for row in runs.large(MOST_ROWS + 1) if row.get("stage", "numerics") == "numerics"]
     html = render_html(runs.results(rows))
@@ -101,6 +104,7 @@ def test_a_long_list_is_a_table_where_there_is_no_script(runs: Any) -> None:
     assert '<noscript id="long">' not in render_html(runs.results(runs.large(60)))
 
 
+@pytest.mark.slow
 def test_no_text_of_a_claim_ends_the_list_without_a_script(runs: Any) -> None:
     rows = [row for row in runs.large(MOST_ROWS) if row["kind"] == "claim"]
     odd = runs.claim("odd\tname\n<b>", verdict="UNEXERCISED", reason='a\tb\nc</a></noscript><a id="x">& d')
@@ -113,6 +117,7 @@ def test_no_text_of_a_claim_ends_the_list_without_a_script(runs: Any) -> None:
 LISTED = "Every claim of the run; a stage has the worst outcome of its checks"
 
 
+@pytest.mark.slow
 def test_evidence_is_that_of_the_first_claims_and_each_cause_has_one(runs: Any) -> None:
     """The rest is named, and is in results.jsonl."""
     names = [f"{n:04}" for n in range(MOST_EVIDENCE + 60)]

@@ -7,6 +7,8 @@ import json
 import re
 from typing import Any
 
+import pytest
+
 from reports.evidence import OUTPUTS_SHOWN
 from reports.html import render_html
 from reports.page import anchor
@@ -83,6 +85,7 @@ def test_tables_have_scopes_and_captions(runs: Any) -> None:
     assert all(attrs.get("scope") in ("row", "col") for tag, attrs in tags if tag == "th")
 
 
+@pytest.mark.slow
 def test_ids_are_unique_and_every_link_resolves(runs: Any) -> None:
     found = page(runs, runs.large())
     assert len(found.ids()) == len(set(found.ids()))
@@ -100,6 +103,7 @@ def test_the_page_asks_for_nothing_from_outside(runs: Any) -> None:
     assert "default-src &#39;none&#39;" in html or "default-src 'none'" in html
 
 
+@pytest.mark.slow
 def test_a_whole_config_is_a_small_page(runs: Any) -> None:
     assert len(render_html(runs.results(runs.large(404))).encode()) < 1_500_000
 

@@ -60,11 +60,13 @@ check_rows = st.fixed_dictionaries(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(claim_rows | check_rows)
 def test_a_row_survives_the_round_trip(row: dict[str, Any]) -> None:
     assert encode(decode(json.loads(json.dumps(row)))) == row
 
 
+@pytest.mark.slow
 @given(st.lists(claim_rows | check_rows, max_size=8))
 def test_a_file_gives_back_what_was_written(tmp_path_factory: Any, rows: list[dict[str, Any]]) -> None:
     path = tmp_path_factory.mktemp("round") / "results.jsonl"
@@ -82,6 +84,7 @@ def test_a_file_gives_back_what_was_written(tmp_path_factory: Any, rows: list[di
     assert results.outcome is Outcome.FAIL
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_cut_file_keeps_every_whole_row_and_is_incomplete(tmp_path_factory: Any, data: Any) -> None:
     path = tmp_path_factory.mktemp("cut") / "results.jsonl"
@@ -326,6 +329,7 @@ def test_keys_of_a_later_minor_version_are_left_out(runs: Any) -> None:
     assert results.outcome is Outcome.PASS
 
 
+@pytest.mark.slow
 def test_reports_need_no_torch(runs: Any) -> None:
     path = runs.lines(runs.large(20))
     blocked = ["torch", "refimpl", "backends", "conformance"]

@@ -100,6 +100,7 @@ def test_unexercised_reasons_are_grouped(runs: Any) -> None:
     assert [line.split() for line in block[2:]] == [["6", "odd"], ["3", "third"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 40, 80, 132, 400])
 def test_any_width_is_kept_where_there_is_room(runs: Any, width: int) -> None:
     text = summary(runs.results(runs.large()), "out.html", width=width)

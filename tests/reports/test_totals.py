@@ -48,6 +48,7 @@ def numbers(page: Page, label: str) -> int:
     return int(found[1].replace(",", ""))
 
 
+@pytest.mark.slow
 def test_the_page_counts_claims_as_the_lines_do(rows: list[Row], page: Page) -> None:
     claims = of(rows, "claim")
     for verdict, count in Counter(claim["verdict"] for claim in claims).items():
@@ -66,6 +67,7 @@ def test_the_page_counts_claims_as_the_lines_do(rows: list[Row], page: Page) -> 
 LISTED = "Every claim of the run; a stage has the worst outcome of its checks"
 
 
+@pytest.mark.slow
 def test_failures_waived_and_unexercised_are_counted_so(rows: list[Row], page: Page) -> None:
     claims = of(rows, "claim")
     red = [c for c in claims if not c["waived"] and c["verdict"] not in PASSING | {"UNEXERCISED"}]
@@ -79,6 +81,7 @@ def test_failures_waived_and_unexercised_are_counted_so(rows: list[Row], page: P
     assert numbers(page, r"Waived") == waived
 
 
+@pytest.mark.slow
 def test_every_claim_stands_in_the_list_with_its_verdict(rows: list[Row], page: Page) -> None:
     listed = {row[0]: (row[4], row[5]) for row in page.tables[LISTED][1:]}
     for claim in of(rows, "claim"):
@@ -87,6 +90,7 @@ def test_every_claim_stands_in_the_list_with_its_verdict(rows: list[Row], page: 
         assert listed[claim["claim"]] == (verdict, lsb)
 
 
+@pytest.mark.slow
 def test_checks_are_counted_by_rule_and_outcome(rows: list[Row], page: Page) -> None:
     [header, *table] = page.tables["Checks by rule; docs/spec.md of the suite has all rules"]
     assert header == ["rule", "requirement", "claims", "pass", "fail", "error", "skip"]
@@ -118,6 +122,7 @@ def test_models_are_counted_so(made: Any) -> None:
     assert row[0] == accuracy["subject"] and row[4] == "up1"
 
 
+@pytest.mark.slow
 def test_counts_have_their_thousands_apart(runs: Any) -> None:
     rows = runs.large(1234)
     page, claims = Page(render_html(runs.results(rows, claims_in_config=36218, seed=12345))), of(rows, "claim")

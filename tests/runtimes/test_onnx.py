@@ -107,6 +107,7 @@ class Counted(nn.Module):
         return (x + self.steps) + x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "casts"), ((Counted, 1), (Sum, 0)))
 def test_the_search_for_casts_is_spared_only_where_torch_finds_none(
     make: Callable[[], nn.Module], casts: int, monkeypatch: pytest.MonkeyPatch
@@ -129,6 +130,7 @@ def test_the_search_for_casts_is_spared_only_where_torch_finds_none(
     assert kinds() == spared and len(searched) == casts + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", (normed, Moved))
 def test_what_is_spared_in_decomposing_leaves_the_program_as_it_is(
     make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
@@ -146,6 +148,7 @@ def test_what_is_spared_in_decomposing_leaves_the_program_as_it_is(
     assert nodes() == spared
 
 
+@pytest.mark.slow
 def test_the_batch_of_a_program_is_dynamic_though_the_example_has_one_row() -> None:
     backend = find_backend("onnxruntime")
     layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
@@ -163,6 +166,7 @@ def test_what_is_broadcast_has_no_dynamic_batch() -> None:
     assert float((lowered(x, y) - reference(x, y)).abs().max()) < 0.016, "a step at most: some sums are near a tie"
 
 
+@pytest.mark.slow
 def test_outputs_have_the_structure_of_the_model() -> None:
     x = image(2, 3, 4, 4)
     reference = reference_of(Two(), x)
@@ -182,6 +186,7 @@ def test_ends_that_are_narrower_than_the_dtype_are_kept() -> None:
     assert torch.equal(lowered(x * 4, x * 4), reference(x * 4, x * 4))
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CVT-03")
 @pytest.mark.parametrize("make", (lambda: nn.Linear(6, 5), lambda: nn.Linear(6, 5, bias=False), FunctionalLinear))
 @pytest.mark.parametrize("size", (1.0, 1e-6, 0.0), ids=("usual", "below the smallest scale", "zeros"))
@@ -232,6 +237,7 @@ def test_what_runs_in_float_is_named_after_the_reference_model() -> None:
     assert execution.float_fallbacks == (f"{tanh} (Tanh)",)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOW-04")
 def test_where_nothing_is_left_to_run_that_is_said() -> None:
     backend, x = find_backend("onnxruntime"), image(4, 9)

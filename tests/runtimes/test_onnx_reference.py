@@ -31,6 +31,7 @@ def test_it_claims_what_onnxruntime_claims() -> None:
     assert find_backend(NAME).backend_config().name == NAME
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", (1, 5))
 def test_integers_are_those_of_the_reference_model(rows: int) -> None:
     layers = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
@@ -45,6 +46,7 @@ def test_an_empty_batch_stays_empty() -> None:
     assert lowered(image(0, 6)).shape == (0, 5)
 
 
+@pytest.mark.slow
 def test_outputs_have_structure_shapes_and_dtypes_of_the_model() -> None:
     x = image(2, 3, 4, 4)
     reference = reference_of(Three(), x)
@@ -55,6 +57,7 @@ def test_outputs_have_structure_shapes_and_dtypes_of_the_model() -> None:
         assert torch.allclose(found[name], value, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_outputs_can_be_written_to() -> None:
     """NumPy hands out views of what it holds, and constants."""
     x = image(4, 9)

@@ -27,6 +27,7 @@ class Difference(nn.Module):
         return m + b * -1.0, rest
 
 
+@pytest.mark.slow
 def test_convolution_and_linear_run_on_integers_and_are_right_in_batches_of_any_size() -> None:
     backend, layers = find_backend("openvino"), nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 5))
     reference = reference_of(layers, image(2, 3, 4, 4))
@@ -41,6 +42,7 @@ def test_convolution_and_linear_run_on_integers_and_are_right_in_batches_of_any_
     assert any("FullyConnected u8" in each for each in execution.quantized_ops)
 
 
+@pytest.mark.slow
 def test_inputs_are_given_in_their_order() -> None:
     inputs = tuple(torch.full((2, 3), float(number)) for number in range(12))
     reference = reference_of(Difference(), *inputs)
@@ -61,6 +63,7 @@ def test_what_runs_in_float_is_named_after_the_reference_model() -> None:
     assert sum("Convolution u8" in each for each in execution.quantized_ops) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOW-04")
 def test_where_nothing_is_left_to_run_that_is_said() -> None:
     backend, x = find_backend("openvino"), image(4, 9)

@@ -80,6 +80,7 @@ def test_a_trained_model_is_the_same_and_patterns_are_exported_once(memory: dict
         assert torch.equal(model(inputs), expected(inputs))
 
 
+@pytest.mark.slow
 def test_what_a_pattern_holds_tells_it_from_others(memory: dict[object, GraphModule]) -> None:
     convolve, multiply = torch.nn.functional.conv2d, torch.mul
     with remember_patterns():
@@ -93,6 +94,7 @@ def test_what_a_pattern_holds_tells_it_from_others(memory: dict[object, GraphMod
     assert again == nodes[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "kwargs"),
     [
@@ -121,6 +123,7 @@ def test_a_pattern_may_be_changed_by_its_caller() -> None:
         assert len(_export(_wrap(torch.mul, is_relu=True)).graph.nodes) == count
 
 
+@pytest.mark.slow
 def test_what_no_key_can_be_made_of_is_exported_each_time(memory: dict[object, GraphModule]) -> None:
     with remember_patterns():
         for _ in range(2):

@@ -120,6 +120,7 @@ def test_the_name_of_a_constraint_says_all_of_it_exactly(constraints: DTypeWithC
     assert DTypeWithConstraints(**parsed(constraint_text(constraints))) == constraints
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CFG-03")
 @PROPERTY
 @given(CONSTRAINTS, CONSTRAINTS, st.booleans(), st.booleans())

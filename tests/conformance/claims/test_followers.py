@@ -53,6 +53,7 @@ def claim_of(*ops: Any) -> Claim:
     return enumerate_claims(config, Capabilities())[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("follower", ASKED, ids=leaf_name)
 @pytest.mark.parametrize("root", ROOTS, ids=leaf_name)
 def test_it_is_built_after_every_root_and_runs(root: Any, follower: Any) -> None:

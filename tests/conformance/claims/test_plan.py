@@ -47,6 +47,7 @@ def tensors(output: Any) -> list[Tensor]:
 # -- every claim ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each_backend
 def test_nearly_every_pair_has_cases_with_names_of_their_own(name: str) -> None:
     """What has none cannot match any model: an entry for a method that tensors do not have."""
@@ -92,6 +93,7 @@ def test_models_hold_the_module_that_the_pattern_names() -> None:
         assert kinds.count(claim.entry.pattern) == 1, claim.id  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_members_of_a_fused_module_are_the_patterns_own() -> None:
     for claim in one_claim_per_pattern():
         found = leaves(claim.entry.normal_pattern)
@@ -101,6 +103,7 @@ def test_the_members_of_a_fused_module_are_the_patterns_own() -> None:
             assert all(kinds.count(member) == members.count(member) for member in members), claim.id
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CFG-06")
 def test_patterns_that_add_a_second_input_add_it_where_they_say() -> None:
     added = [claim for claim in claims_of("onednn") if isinstance(claim.entry.normal_pattern, tuple)

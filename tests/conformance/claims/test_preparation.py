@@ -112,6 +112,7 @@ def test_whole_models_are_prepared_with_the_same_observers() -> None:
     assert found.units == 12
 
 
+@pytest.mark.slow
 @pytest.mark.rule("QCM-01")
 def test_with_the_suites_observers_it_would_be_blamed() -> None:
     """It declines scales that its config cannot exclude: without a word about observers that was all it could do."""
@@ -125,6 +126,7 @@ def test_with_the_suites_observers_it_would_be_blamed() -> None:
     assert all("no power of two" in each.message for each in found.failures)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("QCM-01")
 def test_the_observer_of_the_vendor_guide_does_as_it_says() -> None:
     guide = (ROOT / "docs" / "vendor-guide.md").read_text(encoding="utf-8")
@@ -229,6 +231,7 @@ def test_a_claim_that_no_qconfig_fits_is_unexercised_and_says_why() -> None:
     assert "[1]: the weight's qscheme is torch.per_channel_symmetric, must be torch.per_tensor_symmetric" in message
 
 
+@pytest.mark.slow
 @pytest.mark.rule("OBS-14")
 def test_what_stands_before_fixed_qparams_is_measured_by_the_vendors_observer() -> None:
     class Tables(TableBackend):
@@ -344,6 +347,7 @@ MODELS = (Representation.QUANTIZED, Representation.DECOMPOSED)
 """The forms in which a custom module stays a module; these here make quantized tensors, which no program holds."""
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CUS-01")
 def test_a_custom_module_that_torch_does_not_export_is_said_to_have_no_program() -> None:
     found = run(lambda: CustomModules(Representation.EXPORTED))
@@ -354,6 +358,7 @@ def test_a_custom_module_that_torch_does_not_export_is_said_to_have_no_program()
     )
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CUS-01")
 @pytest.mark.parametrize("representation", MODELS)
 def test_a_custom_module_is_certified(representation: Representation) -> None:
@@ -361,6 +366,7 @@ def test_a_custom_module_is_certified(representation: Representation) -> None:
     assert (found.failures, found.open, found.units) == ((), (), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CUS-01")
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("representation", MODELS)
@@ -369,6 +375,7 @@ def test_a_custom_module_whose_kernel_computes_something_else_is_refuted(represe
     assert [(each.verdict, each.rule) for each in found.failures] == [(Verdict.REFUTED, "NUM-03")] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CUS-01")
 @pytest.mark.parametrize("representation", MODELS)
 def test_a_custom_module_with_a_weight_is_certified(representation: Representation) -> None:
@@ -377,6 +384,7 @@ def test_a_custom_module_with_a_weight_is_certified(representation: Representati
     assert (found.failures, found.open, found.units) == ((), (), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CUS-01")
 @pytest.mark.parametrize("representation", MODELS)
 def test_a_custom_module_with_a_weight_that_computes_something_else_is_refuted(representation: Representation) -> None:
@@ -384,6 +392,7 @@ def test_a_custom_module_with_a_weight_that_computes_something_else_is_refuted(r
     assert [(each.verdict, each.rule) for each in wrong.failures] == [(Verdict.REFUTED, "NUM-03")] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CUS-01")
 def test_a_float_function_that_is_not_the_float_modules_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The vendor says what is exact; that it is the function of the float module, the suite checks."""

@@ -263,6 +263,7 @@ def extra_of(pattern: Any) -> list[Any]:
     return [pattern[2]]
 
 
+@pytest.mark.slow
 def test_a_complex_pattern_with_an_extra_input_is_fused_quantized_and_judged() -> None:
     """It was an internal error of the suite: the oracle took the fused module for one of torch's own."""
     pair = BackendPatternConfig()._set_pattern_complex_format(ADDED).set_dtype_configs([WEIGHTED])
@@ -322,6 +323,7 @@ def test_what_does_not_go_together_is_an_error(arguments: Any, keywords: dict[st
     assert registry._registered == {}
 
 
+@pytest.mark.slow
 def test_a_fuser_of_a_chain_makes_the_registered_class() -> None:
     pair = BackendPatternConfig((nn.Conv2d, Squared)).set_dtype_configs([WEIGHTED])
     pair.set_fuser_method(sequential(ConvSquared)).set_fused_module(ConvSquared)

@@ -87,6 +87,7 @@ def no_registrations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert known == OP_RULES, "the suite's own rules stay"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_registrations")
 @pytest.mark.rule("NUM-04")
 def test_registering_makes_a_vendors_op_buildable() -> None:
@@ -126,6 +127,7 @@ def test_the_last_registration_counts() -> None:
     assert OP_RULES[torch.relu] is rule_of(torch.relu) is before, "the suite's own rules stay"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_registrations")
 def test_a_registered_module_is_a_leaf_of_the_model() -> None:
     """Tracing does not go into a class that the config names, though it is none of torch's."""

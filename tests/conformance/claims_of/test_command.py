@@ -17,6 +17,7 @@ from tests.support.torchao import needs_torchao
 QUANTIZERS = "tests.conformance.support.quantizers"
 
 
+@pytest.mark.slow
 @needs_torchao
 def test_the_module_and_the_table_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -39,6 +40,7 @@ def test_the_module_and_the_table_are_written(
     assert entry.normal_pattern is nn.Linear
 
 
+@pytest.mark.slow
 @needs_torchao
 @pytest.mark.parametrize("name", ["INSTANCE", "make_dynamic"])
 def test_an_instance_and_a_function_are_taken(tmp_path: Path, name: str) -> None:
@@ -47,6 +49,7 @@ def test_an_instance_and_a_function_are_taken(tmp_path: Path, name: str) -> None
     assert f'NAME = "{name}"' in (tmp_path / "mine.py").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @needs_torchao
 def test_of_several_quantizers_one_config_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.py"
@@ -100,6 +103,7 @@ def test_a_spec_that_names_no_quantizer(
     assert not output.exists()
 
 
+@pytest.mark.slow
 @needs_torchao
 @pytest.mark.skipif(not CAN_FORK, reason="needs os.fork")
 @pytest.mark.parametrize(

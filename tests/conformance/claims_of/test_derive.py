@@ -52,6 +52,7 @@ def claim_of(config: BackendConfig, pattern: Pattern) -> tuple[ObservationType, 
     return entry.observation_type, entry.dtype_configs
 
 
+@pytest.mark.slow
 def test_a_static_linear_layer_with_its_weight_per_channel() -> None:
     config, rows = derive({aten.linear.default: q.weighted()}, "nn.Linear", "F.linear", "nn.Conv2d", "nnqat.Linear")
     assert [entry.normal_pattern for entry in config.configs] == [nn.Linear, F.linear]
@@ -95,6 +96,7 @@ def test_a_dynamic_linear_layer() -> None:
     assert claim_of(config, nn.Linear) == (DIFFERENT, [dynamic])
 
 
+@pytest.mark.slow
 def test_a_quantizer_that_raises_on_one_pattern_costs_that_pattern_only() -> None:
     by_target = {aten.linear.default: q.weighted(), aten.conv2d.default: q.refuse}
     config, rows = derive(by_target, "nn.Linear", "nn.Conv[123]d", "nn.Identity", "F.relu")
@@ -111,6 +113,7 @@ def test_ops_that_are_annotated_one_by_one_are_no_pattern() -> None:
     assert rows["nn.Conv2d+nn.ReLU"].reason == "not annotated as one: observed inside, conv2d → relu"
 
 
+@pytest.mark.slow
 def test_ops_that_are_annotated_as_one_are_a_pattern_with_its_fused_module() -> None:
     by_target = {aten.conv2d.default: q.weighted_with_relu()}
     config, rows = derive(by_target, "nn.Conv2d", "nn.ReLU", "nn.Conv2d+nn.ReLU", "nni.ConvReLU2d", "nn.Conv2d+nn.Tanh")
@@ -145,12 +148,14 @@ def test_a_fused_module_names_its_root_where_the_root_has_no_entry() -> None:
     assert (fused.root_module, fused.reference_quantized_module) == (nn.Conv2d, nnqr.Conv2d)
 
 
+@pytest.mark.slow
 def test_an_op_that_is_left_out_is_named() -> None:
     by_target = {aten.linear.default: q.weighted(output=None)}
     _, rows = derive(by_target, "nn.Linear+nn.Tanh")
     assert rows["nn.Linear+nn.Tanh"].reason == "not annotated as one: tanh left out"
 
 
+@pytest.mark.slow
 def test_inputs_only_is_a_claim_where_the_reader_quantizes_the_output() -> None:
     config, rows = derive({aten.linear.default: q.weighted(output=None)}, "nn.Linear")
     assert claim_of(config, nn.Linear) == (DIFFERENT, [STATIC_WEIGHTED])
@@ -164,6 +169,7 @@ def test_inputs_only_is_no_claim_where_nothing_quantizes_the_output() -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_is_annotated_only_behind_a_quantized_op() -> None:
     by_target = {aten.linear.default: q.weighted(), aten.max_pool2d.default: q.shared_behind_quantized}
     config, rows = derive(by_target, "nn.MaxPool2d")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import pytest
 import torch
 import torch.ao.nn.intrinsic as nni
 from torch import nn
@@ -42,6 +43,7 @@ def _is_static(dtypes: DTypeConfig) -> bool:
     return dtypes.input_dtype == torch.quint8 and not dtypes.is_dynamic
 
 
+@pytest.mark.slow
 def test_a_quantizer_made_of_a_config_amounts_to_that_config() -> None:
     config = BackendConfig("small")
     for entry in default_backend_config().configs:

@@ -61,6 +61,7 @@ def every_entry(tmp_path_factory: pytest.TempPathFactory) -> tuple[BackendConfig
     return config, path, rows
 
 
+@pytest.mark.slow
 def test_the_module_constructs_an_equal_config(every_entry: tuple[BackendConfig, Path, list[ProbeRow]]) -> None:
     config, path, _ = every_entry
     written = import_module(path)

@@ -25,6 +25,8 @@ from reports.schema import Measurement
 from tests.mutants.fault_table import FAULTS
 from tests.mutants.integer_kernels import IntegerBackend, Kernels, Make, SilentIntegers, small_config, varied
 
+pytestmark = pytest.mark.slow
+
 
 def bench_of(backend: Backend) -> Bench:
     return Bench(backend, seed=0, profile="full")
@@ -55,7 +57,6 @@ def one(name: str, kernels: Make, wanted: str, dtype: torch.dtype = torch.quint8
         return f"not determined: {error}"
 
 
-@pytest.mark.slow
 def test_honest_kernels() -> None:
     assert measure("linear", Kernels) == {
         "runs": "quantized",
@@ -107,7 +108,6 @@ def rounded_twice(honest: Any, total: Tensor, ratio: Tensor) -> Tensor:
     return high * 2.0**exponent
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rescale", "text"),
     [

@@ -95,6 +95,7 @@ def evidence_of(result: ModelResult) -> dict[str, Any]:
 # -- graphs -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setup", [PTQ, QAT], ids=str)
 def test_what_is_drawn_runs_as_a_float_model_and_survives_pickling(setup: ModelSetup) -> None:
     patterns, lengths = set(), []
@@ -112,6 +113,7 @@ def test_what_is_drawn_runs_as_a_float_model_and_survives_pickling(setup: ModelS
     assert len(patterns) > 100 and max(lengths) == 7
 
 
+@pytest.mark.slow
 def test_values_are_read_twice_and_there_are_several_inputs_and_outputs() -> None:
     graphs = list(drawn(PTQ, range(100)))
     reads = [[name for call in graph.calls for name in call.inputs] for graph in graphs]
@@ -120,6 +122,7 @@ def test_values_are_read_twice_and_there_are_several_inputs_and_outputs() -> Non
     assert sum(len(graph.outputs) > 1 for graph in graphs) > 20
 
 
+@pytest.mark.slow
 def test_what_is_drawn_is_within_the_limits_of_groups_and_channels() -> None:
     """Before, only arguments that the tables vary by name were held to their limits."""
     name = "nn.Conv2d"
@@ -161,6 +164,7 @@ def drawn_call(name: str, op: str, *inputs: str, **values: Any) -> DrawnCall:
     return DrawnCall(name=name, pattern=op, ops=(op,), inputs=inputs, **values)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-04")
 def test_a_softmax_of_billions_has_a_bound_that_is_not_negative() -> None:
     """What the first graphs showed: a bound of the first order, of exponents that are off by more than 1."""
@@ -179,6 +183,7 @@ def test_a_softmax_of_billions_has_a_bound_that_is_not_negative() -> None:
     assert check.evidence.get("otherwise") == "VERIFIED" and float(check.slack_lsb or 0.0) >= 0.0, check
 
 
+@pytest.mark.slow
 def test_a_seed_draws_the_same_graphs_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[list[str]] = []
     for seed in (5, 5, 6):
@@ -193,6 +198,7 @@ def test_a_seed_draws_the_same_graphs_in_every_process(monkeypatch: pytest.Monke
     assert found[0] == found[1] != found[2] and len(found[0]) >= 20
 
 
+@pytest.mark.slow
 def test_only_stress_has_such_jobs() -> None:
     bench = bench_of(ReferenceBackend())
     assert not fuzz.jobs(bench.config, bench.capabilities, "full")
@@ -283,6 +289,7 @@ def test_a_kernel_of_qnnpack_that_is_wrong_shows_in_a_script(finding: str, tmp_p
     assert fails_standalone(script, "qnnpack") and said in alone(tmp_path, script).stderr
 
 
+@pytest.mark.slow
 def test_patterns_that_waivers_cover_are_not_drawn() -> None:
     bench = bench_of(QnnpackBackend(), "qnnpack", graphs=10)
     claims = enumerate_claims(bench.config, bench.capabilities)

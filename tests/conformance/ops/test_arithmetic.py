@@ -162,6 +162,7 @@ def test_a_shape_is_read_once_and_used_on_the_tensor() -> None:
     assert attribute.args[1] == "shape" and item in reshape.args
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", (1, 2, 3))
 def test_windows_end_outside_of_the_input_where_ceil_mode_is_varied(rank: int) -> None:
     for kind in (

@@ -37,6 +37,7 @@ def test_no_argument_of_the_signature_is_missing(op: Any) -> None:
     assert not missing, f"{op.__name__}: vary {missing} or say why not"
 
 
+@pytest.mark.slow
 @ops
 def test_every_value_is_in_a_variant_and_every_variant_runs(op: Any) -> None:
     samples = OP_SAMPLES[op]
@@ -54,6 +55,7 @@ def test_every_value_is_in_a_variant_and_every_variant_runs(op: Any) -> None:
             assert any(bool((result != 0).any()) for result in results), arguments
 
 
+@pytest.mark.slow
 @ops
 def test_a_model_holds_its_op_once_and_nothing_else(op: Any) -> None:
     for _, arguments in OP_SAMPLES[op].variants():

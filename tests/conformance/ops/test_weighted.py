@@ -55,6 +55,7 @@ def test_no_argument_of_the_signature_is_missing(op: Any) -> None:
     assert not missing, f"{op.__name__}: vary {missing} or say why not"
 
 
+@pytest.mark.slow
 @ops
 def test_every_value_is_in_a_variant_and_every_variant_runs(op: Any) -> None:
     samples = OP_SAMPLES[op]
@@ -96,6 +97,7 @@ def test_what_is_rarely_quantized_stands_apart() -> None:
                 assert len(varied) == 1
 
 
+@pytest.mark.slow
 def test_positional_and_named_options_mean_the_same() -> None:
     for op in (F.conv2d, F.conv_transpose2d):
         for _, arguments in OP_SAMPLES[op].variants():

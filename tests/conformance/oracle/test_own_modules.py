@@ -55,6 +55,7 @@ def reference_of(layer: str, convert: Any = convert_to_reference_decomposed_fx) 
     return convert(prepared)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CVT-02")
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("layer", LAYERS)
@@ -87,6 +88,7 @@ def next_factor(module: Any, x: Tensor) -> Any:
     return x * module.get_weight().roll(1)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize(
     ("layer", "wrong"),
@@ -191,6 +193,7 @@ def test_a_module_that_cannot_be_judged_says_why(
         Walk(reference_of("independent reference")).exact((X,))
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CVT-02")
 def test_integers_that_are_not_the_nearest_are_found() -> None:
     """Forward, kernel and exact result agree on them; the float weight does not."""
@@ -210,6 +213,7 @@ class AssertingGains(own_modules.GainsReference):
         return torch.ops.quantized_decomposed.dequantize_per_tensor.tensor(quantized, *numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 def test_a_registered_module_that_quantizes_its_weight_itself_is_judged_in_float64() -> None:
     """An op that takes float32 alone ended the claim as an internal error of the suite."""

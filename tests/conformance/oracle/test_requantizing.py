@@ -123,6 +123,7 @@ def test_a_factor_of_a_half_and_more_is_rounded_once() -> None:
     assert float(bound_first_rounding(Requantize(multiplier_bits=31), Accumulator(step=None), 1.0)) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-04")
 @pytest.mark.parametrize("bits", (8, 10, 15, 24, 31))
 def test_a_multiplier_of_n_bits_is_within_the_bound(bits: int) -> None:

@@ -104,6 +104,7 @@ def test_an_empty_input_is_quantized_to_nothing() -> None:
     assert dynamic_quantize(Value(real=torch.zeros(0, 4).double()), *FULL).real.shape == (0, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CVT-03")
 @pytest.mark.parametrize("is_reduced", [False, True])
 def test_torch_quantizes_within_the_bounds(is_reduced: bool) -> None:
@@ -116,6 +117,7 @@ def test_torch_quantizes_within_the_bounds(is_reduced: bool) -> None:
         assert bool(((found - bound.real).abs() <= allowed).all()), seed
 
 
+@pytest.mark.slow
 def test_every_input_within_its_error_is_quantized_within_the_bounds() -> None:
     for seed in range(100):
         torch.manual_seed(seed)

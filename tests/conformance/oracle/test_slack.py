@@ -39,6 +39,7 @@ from tests.conformance.support.flows import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-04")
 @PROPERTY
 @given(v=st.floats(-20, 280), zero=st.integers(0, 255), scale=st.floats(2.0**-12, 2.0**4), error=st.floats(0, 1e-2))
@@ -123,6 +124,7 @@ def test_a_bias_in_float_is_rounded_as_the_sum_is_and_none_is_not(is_decomposed:
     assert not exact_of(quantized(nn.Sequential(layer), x, **how), x).errors
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-04")
 @PROPERTY
 @given(seed=st.integers(0, 2**16), size=st.integers(1, 12))
@@ -229,6 +231,7 @@ def test_a_tie_on_the_way_may_fall_either_way_and_goes_on_as_one_step(is_decompo
     assert "upstream" not in exact_of(reference, x[1:], y[1:]).errors
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CVT-02")
 @settings(PROPERTY, max_examples=30)
 @given(seed=st.integers(0, 2**31), per_channel=st.booleans(), is_decomposed=st.booleans(), n=st.integers(1, 40))

@@ -13,6 +13,7 @@ from conformance.own_models.given import ModelSpecError, load_given
 from conformance.own_models.sets import ModelSetError, expand
 
 
+@pytest.mark.slow
 def test_a_glob_stands_for_the_models_that_it_matches() -> None:
     assert expand("torchvision:resnet[13]?") == ("torchvision:resnet18", "torchvision:resnet34")
     assert {"timm:efficientnet_lite0", "timm:tf_efficientnet_lite0"} <= set(expand("timm:*lite*"))
@@ -20,6 +21,7 @@ def test_a_glob_stands_for_the_models_that_it_matches() -> None:
     assert expand("my_nets:make") == ("my_nets:make",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["torchvision:mobilenet_v3_small", "timm:mobilenetv3_small_050"])
 def test_a_model_is_the_same_for_the_same_seed(spec: str) -> None:
     first, again, other = (load_given(spec, seed) for seed in (1, 1, 2))
@@ -29,6 +31,7 @@ def test_a_model_is_the_same_for_the_same_seed(spec: str) -> None:
     assert not first.model.training and len(first.calibration) == sets.BATCHES
 
 
+@pytest.mark.slow
 def test_batch_norms_have_the_statistics_of_the_images() -> None:
     given = load_given("torchvision:resnet18", 0)
     seen: list[torch.Tensor] = []

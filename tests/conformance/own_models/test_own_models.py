@@ -14,6 +14,8 @@ from tests.conformance.support.suite_runs import Ran, run
 from tests.reports.pages import Page
 from tests.support.comparable import comparable
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = Path(__file__).resolve().parent / "package"
 QUINT8 = "--claim=model/own/*/quint8/*"
 SETUP = "ptq/quint8/per_channel_symmetric"

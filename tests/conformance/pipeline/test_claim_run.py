@@ -60,6 +60,7 @@ def run(claim: Claim | None = None, **methods: Callable[..., Any]) -> dict[str, 
     return all_stages(small_bench(Altered(**methods)), claim or claim_on(ADD))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", ("ptq", "qat"))
 @pytest.mark.parametrize("pattern", (ADD, CAT, "nn.Linear"))
 def test_every_stage_of_an_honest_backend_passes_under_its_own_rule(pattern: str, flow: str) -> None:
@@ -99,6 +100,7 @@ REFUTED: dict[str, tuple[dict[str, Callable[..., Any]], str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOW-01")
 @pytest.mark.parametrize("name", REFUTED)
 def test_a_backend_that_fails_is_refuted_and_what_needs_its_artefact_is_not_reached(name: str) -> None:
@@ -194,6 +196,7 @@ def test_what_runs_in_no_case_is_not_tried_in_all_of_them() -> None:
     assert evidence["cases not tried"] == cases_of(claim_on(ADD)) - ENOUGH
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOW-01")
 def test_what_runs_in_one_case_is_tried_in_all_of_them() -> None:
     backend = Refusing(taken=1)
@@ -202,6 +205,7 @@ def test_what_runs_in_one_case_is_tried_in_all_of_them() -> None:
     assert check.verdict is Verdict.REFUTED and "cases not tried" not in check.evidence
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-07")
 def test_some_case_of_each_rank_is_kept_for_other_layouts() -> None:
     claim = claim_on(CAT)
@@ -284,6 +288,7 @@ def test_what_blames_the_config_refutes_and_what_blames_the_qconfig_leaves_open(
     assert (check.rule, check.verdict, check.message) == ("FUS-02", verdict, str(error))
 
 
+@pytest.mark.slow
 def test_the_order_of_claims_changes_no_row_and_the_seed_does() -> None:
     chosen = [claim_on(pattern) for pattern in (ADD, CAT, "nn.Linear", "torch.conv2d", "nn.Linear+nn.ReLU")]
     shuffled = random.Random(1).sample(chosen, len(chosen))
@@ -306,6 +311,7 @@ def test_every_name_has_a_seed_of_its_own_and_every_run_has_others() -> None:
     assert small_bench().seed_for(*names[0]) == small_bench().seed_for(*names[0])
 
 
+@pytest.mark.slow
 def test_a_backend_that_draws_random_numbers_does_not_change_its_inputs() -> None:
     class Drawing(IntegerBackend):
         def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
@@ -345,6 +351,7 @@ def test_a_backend_that_writes_to_its_inputs_is_refuted_for_that_alone_and_may_r
     assert all("the inputs were written to" in each for each in evidence["differing"])
 
 
+@pytest.mark.slow
 def test_each_representation_is_lowered_in_its_form() -> None:
     seen = dict[Representation, Any]()
 
@@ -369,6 +376,7 @@ def trace_of(bench: Bench, claim: Claim) -> Trace:
     return trace
 
 
+@pytest.mark.slow
 def test_decisions_are_those_of_the_claim_that_was_prepared() -> None:
     bench = small_bench()
     claim_run = ClaimRun(bench, claim_on(ADD))

@@ -32,6 +32,7 @@ def _claims(backend: str) -> list[Claim]:
     return list(first.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", _BENCHES)
 def test_a_model_comes_back_as_it_was(backend: str) -> None:
     claims = _claims(backend)

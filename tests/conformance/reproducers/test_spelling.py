@@ -79,6 +79,7 @@ def test_a_case_is_written_as_python(pattern: str, variant: str, said: str) -> N
     assert spelled(pattern, variant) == said
 
 
+@pytest.mark.slow
 def test_what_is_written_builds_the_same_op() -> None:
     """For each case of a convolution: the expression makes a module of the same class with the same geometry."""
     for case in planned(claim_on("nn.Conv2d")):

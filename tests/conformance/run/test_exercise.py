@@ -140,6 +140,7 @@ def test_a_process_is_warmed_by_claims_that_the_reference_backend_passes() -> No
     assert set(exercise.WARMING) <= {claim.pattern for claim in claims}
 
 
+@pytest.mark.slow
 def test_warming_leaves_what_it_made_to_all_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exercise, "WARMING", exercise.WARMING[:1])
     exercise.warm(Representation.DECOMPOSED)

@@ -41,6 +41,7 @@ def claim_ids(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return run(tmp_path_factory.mktemp("list"), "fakes:Good", "--list-claims").out.split()
 
 
+@pytest.mark.slow
 def test_a_good_backend_passes(good: Ran, claim_ids: Sequence[str]) -> None:
     results = good.results
     assert good.status == 0, good.out
@@ -116,6 +117,7 @@ def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_repro_command_runs_that_claim(tmp_path: Path, good: Ran) -> None:
     claim = good.results.claims[1]
     program, pyargs, path, *options = shlex.split(claim.repro)
@@ -161,6 +163,7 @@ def test_an_unavailable_backend_is_skipped_with_its_reason(tmp_path: Path, worke
     assert not ran.folder.exists()
 
 
+@pytest.mark.slow
 def test_a_lowering_that_raises_is_refuted(tmp_path: Path) -> None:
     ran = run(tmp_path, "fakes:LowerRaises")
     assert ran.status == 1
@@ -250,6 +253,7 @@ def test_an_interrupt_ends_the_run_and_keeps_what_was_judged(tmp_path: Path, wor
     _until(lambda: not _runs(int(marker.read_text())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("glob", "options", "status", "told"),
     [
@@ -270,6 +274,7 @@ def test_waivers_are_applied_and_held_to_account(
     assert ran.results.outcome is (Outcome.FAIL if status else Outcome.PASS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -314,6 +319,7 @@ def test_a_backend_that_cannot_start_in_a_worker_costs_its_claims(tmp_path: Path
     assert all("the device is in use" in claim.reason for claim in ran.results.claims)
 
 
+@pytest.mark.slow
 def test_an_old_report_does_not_outlive_a_new_run(tmp_path: Path, good: Ran) -> None:
     folder = tmp_path / "report"
     folder.mkdir()
@@ -324,17 +330,20 @@ def test_an_old_report_does_not_outlive_a_new_run(tmp_path: Path, good: Ran) -> 
     assert not (folder / "report.html").exists() and not (folder / "results.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_collecting_writes_nothing(tmp_path: Path) -> None:
     ran = run(tmp_path, "fakes:Good", "--collect-only", "-q")
     assert ran.status == 0 and not ran.folder.exists()
     assert any("::test_claim[nn.Linear/" in line for line in ran.said) and "NOTSET" not in ran.out
 
 
+@pytest.mark.slow
 def test_help_needs_no_backend(tmp_path: Path) -> None:
     ran = run(tmp_path, None, "--help")
     assert ran.status == 0 and "--list-claims" in ran.out
 
 
+@pytest.mark.slow
 def test_without_its_own_path_the_suite_says_how_it_is_run(tmp_path: Path) -> None:
     words = ("-m", "pytest", "-p", "no:cacheprovider", str(REPO), f"--ignore={REPO / 'tests'}")
     done = run_python(*words, cwd=tmp_path, environment=clean_environment())

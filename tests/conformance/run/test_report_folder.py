@@ -43,6 +43,7 @@ def read_all(folder: Path) -> dict[str, bytes | str]:
     }
 
 
+@pytest.mark.slow
 def test_what_an_earlier_run_has_written_gives_way(used: Path) -> None:
     ReportFolder(used).clear()
     assert set(read_all(used)) == {RESULTS, LOCK} and not (used / RESULTS).read_bytes()
@@ -159,6 +160,7 @@ def test_a_link_that_appears_later_is_replaced_and_not_followed(tmp_path: Path) 
     assert other.read_text() == "mine\n" and (folder.path / HTML).read_bytes() == b"page"
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_vendors_own_is_refused_by_the_run_and_stays(tmp_path: Path) -> None:
     folder = tmp_path / "report"
     folder.mkdir()

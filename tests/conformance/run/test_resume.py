@@ -57,6 +57,7 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path, workers: str
     assert ran.results.footer and "whose time is not known" in ran.results.footer.notes[0]
 
 
+@pytest.mark.slow
 @BOTH
 def test_of_a_run_that_came_to_its_end_nothing_is_run_again(tmp_path: Path, good: Ran, workers: str) -> None:
     ran = run(tmp_path, "fakes:Good", f"--resume={good.folder / 'results.jsonl'}", workers)
@@ -68,6 +69,7 @@ def test_of_a_run_that_came_to_its_end_nothing_is_run_again(tmp_path: Path, good
     assert not (ran.folder / KEPT).exists() and "passed" not in ran.out.rpartition("conformance")[2]
 
 
+@pytest.mark.slow
 def test_waivers_that_are_new_cover_what_was_judged_before_them(tmp_path: Path) -> None:
     path = tmp_path / "waivers.toml"
     path.write_text(WAIVER)
@@ -78,6 +80,7 @@ def test_waivers_that_are_new_cover_what_was_judged_before_them(tmp_path: Path) 
     assert comparable(waived.results) == comparable(run(tmp_path / "whole", "fakes:Deviates", **given).results)
 
 
+@pytest.mark.slow
 def test_what_no_waiver_covers_any_more_is_run_again_for_its_script(tmp_path: Path) -> None:
     path = tmp_path / "waivers.toml"
     path.write_text(WAIVER)
@@ -89,6 +92,7 @@ def test_what_no_waiver_covers_any_more_is_run_again_for_its_script(tmp_path: Pa
     assert [claim.script for claim in without.results.claims if not claim.passes] != [""]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "told"),
     [
@@ -104,6 +108,7 @@ def test_a_run_of_another_kind_is_refused_and_left_as_it_is(tmp_path: Path, good
     assert "Traceback" not in ran.err and (good.folder / "results.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_kernel_that_was_edited_since_is_run_again(tmp_path: Path) -> None:
     """Before, a kernel that was edited to be wrong passed with the results of the right one."""
     kernel = tmp_path / "device.py"
@@ -133,6 +138,7 @@ class Device(Good):
 """
 
 
+@pytest.mark.slow
 def test_a_vendor_runs_again_what_failed_and_merges_it_into_the_whole(tmp_path: Path) -> None:
     """A kernel is mended: what failed is run again. The rest is of the old kernel, so nothing is certified yet."""
     kernel = tmp_path / "device.py"
@@ -159,6 +165,7 @@ def test_a_vendor_runs_again_what_failed_and_merges_it_into_the_whole(tmp_path: 
     assert run(tmp_path, "device:Device", one, file, **given).status == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
@@ -181,6 +188,7 @@ def test_what_is_taken_over_must_agree_with_itself(tmp_path: Path, old: str, new
         read_earlier(Session(tmp_path, ["a"], resume=path).run)
 
 
+@pytest.mark.slow
 def test_a_claim_without_all_of_its_checks_is_run_again(tmp_path: Path) -> None:
     first = Session(tmp_path, ["a", "b"])
     for claim in first.claims:
@@ -195,6 +203,7 @@ def test_a_claim_without_all_of_its_checks_is_run_again(tmp_path: Path) -> None:
     assert list(read_earlier(Session(tmp_path, ["a", "b"], resume=path).run).rows) == [other]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_there_or_was_edited_is_refused(tmp_path: Path, good: Ran) -> None:
     edited = tmp_path / "edited.jsonl"
     missing = run(tmp_path, "fakes:Good", f"--resume={edited}")
@@ -224,18 +233,21 @@ def earlier_of(folder: Path, *, is_stopped: bool = False, now: tuple[Any, ...] =
     return read_earlier(again.run)
 
 
+@pytest.mark.slow
 def test_all_is_taken_of_a_run_that_came_to_its_end(tmp_path: Path) -> None:
     rows = earlier_of(tmp_path).rows
     assert rows.keys() == {"a/static:int8", "model/resnet/ptq", FUZZ, FACT}
     assert rows[FACT] == (MEASURED,) and len(rows["model/resnet/ptq"]) == 1
 
 
+@pytest.mark.slow
 def test_a_measurement_of_a_run_that_was_stopped_is_made_again(tmp_path: Path) -> None:
     """A measuring job may give several rows or none: none of them says that it came to its end."""
     rows = earlier_of(tmp_path, is_stopped=True).rows
     assert rows.keys() == {"a/static:int8", "model/resnet/ptq", FUZZ}
 
 
+@pytest.mark.slow
 def test_a_reason_is_given_once_though_a_waiver_does_not_cover_it_twice(tmp_path: Path) -> None:
     small = waiver("a/static:int8", Verdict.FALLBACK)
     rows = earlier_of(tmp_path, waivers=[small], now=(small,)).rows
@@ -243,6 +255,7 @@ def test_a_reason_is_given_once_though_a_waiver_does_not_cover_it_twice(tmp_path
     assert reason.startswith("far off (not waived: ") and reason.count("not waived") == 1
 
 
+@pytest.mark.slow
 def test_graphs_are_drawn_again_where_the_waivers_differ(tmp_path: Path) -> None:
     """They are drawn of patterns that no waiver covers."""
     session = Session(tmp_path, [], jobs=[FUZZ, "model/resnet/ptq"])

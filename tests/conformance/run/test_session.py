@@ -46,6 +46,7 @@ def test_a_config_may_come_as_torchs_own_or_as_a_dict(tmp_path: Path) -> None:
     assert ours.make_header(2).config_sha256 == theirs.make_header(2).config_sha256
 
 
+@pytest.mark.slow
 def test_waivers_come_from_the_backend_the_option_or_nowhere(tmp_path: Path) -> None:
     own, given = tmp_path / "own.toml", tmp_path / "given.toml"
     table = '[[waiver]]\nclaim = "{0}"\nverdict = "REFUTED"\nrule = "NUM-03"\nreason = "{0}"\nurl = "https://a.b"\n'

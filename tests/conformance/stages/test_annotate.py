@@ -40,6 +40,7 @@ FAULTY = {mutant.name: mutant for mutant in MUTANTS if not mutant.is_honest and 
 """Those that the annotations show; one has its fault in the program that comes of them."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTY)
 def test_a_faulty_quantizer_is_found_and_blamed_on_annotate(name: str) -> None:
     mutant = FAULTY[name]
@@ -50,6 +51,7 @@ def test_a_faulty_quantizer_is_found_and_blamed_on_annotate(name: str) -> None:
         assert failure.stage == "annotate" or failure.message.startswith("annotate: "), failure
 
 
+@pytest.mark.slow
 def test_the_program_that_the_quantizer_leads_to_is_what_is_judged() -> None:
     [mutant] = [each for each in MUTANTS if "NUM-03" in each.rules]
     [failure] = run_mutant(mutant, Task(mutant=mutant.name, profile="quick")).failures
@@ -57,6 +59,7 @@ def test_the_program_that_the_quantizer_leads_to_is_what_is_judged() -> None:
     assert 0 < failure.failing < failure.cases  # the first case of each variant; others have the reference's weights
 
 
+@pytest.mark.slow
 def test_a_program_of_the_quantizer_has_the_bits_of_the_reference_model() -> None:
     bench, claim = bench_of(Quantized().quantizer)
     case = plan_claim(bench, claim)[0]
@@ -73,6 +76,7 @@ def test_a_program_of_the_quantizer_has_the_bits_of_the_reference_model() -> Non
         assert torch.equal(program.module()(*each.tensors), reference.model(*each.tensors))
 
 
+@pytest.mark.slow
 def test_no_program_is_made_of_a_fused_module_that_holds_a_norm() -> None:
     """torchao folds it into the weight before it quantizes that; FX does not, so that the weights are other ones."""
     entries = [entry for entry in list_entries() if entry.normal_pattern in (nni.ConvBn2d, nn.Conv2d)]

@@ -107,6 +107,7 @@ def test_where_all_scales_are_powers_of_two_exact_results_are_at_ties(pattern: s
     assert bool(((values - values.floor()) == 0.5).any())
 
 
+@pytest.mark.slow
 def test_weights_that_stay_in_float_are_left_alone_in_a_regime_of_ties() -> None:
     config = native_config("onednn")
     named = (claim for claim in enumerate_claims(config, Capabilities()) if claim.pattern == "nn.LayerNorm")

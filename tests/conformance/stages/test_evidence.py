@@ -69,6 +69,7 @@ def outcome(bench: Bench, claim: Claim) -> tuple[dict[str, Check], Trace]:
 # -- what numbers show ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOW-04")
 @pytest.mark.parametrize("claim", WEIGHTED, ids=lambda claim: claim.id)
 def test_integer_kernels_that_report_nothing_are_shown_by_their_long_sums(claim: Claim) -> None:
@@ -88,6 +89,7 @@ def test_float_kernels_are_not_shown_whatever_the_pattern(pattern: str) -> None:
     assert "come back wrong, as in float32" in evidence.text, evidence.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["nniqat.ConvBnReLU2d", "nnqat.Linear", "nni.ConvBnReLU2d"])
 def test_patterns_of_training_keep_their_long_sums(pattern: str) -> None:
     """The step of training changes neither weights nor a norm's statistics: in float64 the sums are still exact."""
@@ -144,6 +146,7 @@ class Declines(SilentIntegers):
         return super().lower(reference_model, example_inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "why"), [(Short(), "limits exclude a sum of"), (Declines(), "more features than a tile has")]
 )
@@ -156,12 +159,14 @@ def test_what_cannot_be_probed_is_left_open(backend: SilentIntegers, why: str) -
 # -- verdicts ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_claim_is_shown_by_numbers_and_then_verified() -> None:
     checks, trace = outcome(small_bench(SilentIntegers()), claim_on("nn.Linear"))
     assert {check.verdict for check in checks.values()} == {Verdict.VERIFIED}
     assert trace.execution == "numbers" and "the backend does not say what ran" in trace.sureness
 
 
+@pytest.mark.slow
 def test_a_claim_that_nothing_shows_is_unshown_though_every_other_stage_holds() -> None:
     checks, trace = outcome(small_bench(SilentIntegers()), claim_on("nn.ReLU"))
     assert {stage for stage, check in checks.items() if check.verdict is not Verdict.VERIFIED} == {"execution"}
@@ -171,6 +176,7 @@ def test_a_claim_that_nothing_shows_is_unshown_though_every_other_stage_holds() 
     assert (trace.execution, trace.graphs) == ("none", {})
 
 
+@pytest.mark.slow
 def test_what_is_reported_is_verified_with_its_source() -> None:
     checks, trace = outcome(small_bench(), claim_on("nn.ReLU"))
     assert {check.verdict for check in checks.values()} == {Verdict.VERIFIED}

@@ -246,6 +246,7 @@ def claims_of(fixing: Fixing) -> tuple[Bench, list[Claim]]:
     return bench, [each for each in enumerate_claims(bench.config, bench.capabilities) if each.pattern in FIXING]
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-01")
 @pytest.mark.parametrize("zero_point", [0, 100, 255])
 @pytest.mark.parametrize("scale", [2.0**-9, 0.7])

@@ -121,6 +121,7 @@ def test_what_the_first_run_gave_is_what_later_ones_must_give() -> None:
     assert judged(off).verdict is Verdict.REFUTED and len(off) == 2
 
 
+@pytest.mark.slow
 def test_memory_that_nobody_writes_is_seen() -> None:
     for size in (1, 8, 65, 260, 5000, 70000):  # from what the C library's allocator keeps, and from the system
         for _ in range(20):

@@ -66,6 +66,7 @@ def verdict(*comparisons: Comparison, moves_only: bool = False) -> Verdict:
     return judged(*comparisons, moves_only=moves_only).verdict
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 @pytest.mark.rule("NUM-06")
 @PROPERTY
@@ -78,6 +79,7 @@ def test_both_ways_at_an_exact_tie_are_right(q: int) -> None:
         assert comparison.max_lsb == pytest.approx(0.5, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 @PROPERTY
 @given(Q, st.floats(-0.49, 0.49))
@@ -141,6 +143,7 @@ def test_moved_values_may_not_be_off_by_one() -> None:
     assert judged(of(exact(20.0), 20), moves_only=True).verdict is Verdict.VERIFIED
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-04")
 @PROPERTY
 @given(st.floats(1e-6, 1e3), st.integers(0, 255), st.integers(0, 255))
@@ -256,6 +259,7 @@ def test_the_worst_verdict_decides_whatever_the_distances_are() -> None:
     assert verdict(in_float, wrong, close) is Verdict.REFUTED
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(Q, st.sampled_from((1e-8, 2.0**-12, 0.037, 3.0)), st.integers(0, 255))
 def test_dequantized_integers_of_any_grid_are_on_it(q: int, scale: float, zero: int) -> None:

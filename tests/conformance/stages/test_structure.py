@@ -150,6 +150,7 @@ def gives(value: float) -> Any:
     return fuser
 
 
+@pytest.mark.slow
 @pytest.mark.rule("FUS-06")
 @pytest.mark.parametrize("fuser", (wrong_eps, without_mean, gives(float("nan")), gives(float("inf"))))
 def test_a_fuser_that_folds_wrongly(fuser: Any) -> None:
@@ -251,6 +252,7 @@ def test_a_dtype_config_that_an_earlier_one_hides() -> None:
     assert "an earlier dtype config of the entry" in check.message
 
 
+@pytest.mark.slow
 @pytest.mark.rule("DTY-03")
 def test_bounds_of_the_output_narrower_than_the_inputs_are_kept_too() -> None:
     narrow = DTypeWithConstraints(dtype=torch.quint8, quant_min_lower_bound=0, quant_max_upper_bound=127)
@@ -292,6 +294,7 @@ def test_an_observation_type_by_tensor_arguments_that_the_flow_did_not_follow() 
     assert problem is not None and problem.rule == "OBS-07"
 
 
+@pytest.mark.slow
 @pytest.mark.rule("OBS-02")
 def test_observers_that_should_be_shared_or_should_not_or_are_missing() -> None:
     _, shared = at("prepare", relu(SHARE))
@@ -370,6 +373,7 @@ def test_ends_that_are_not_quantized_as_claimed() -> None:
     assert problems[0].message == "output is quantized to torch.int8; the claim says torch.quint8"
 
 
+@pytest.mark.slow
 @pytest.mark.rule("CVT-01")
 def test_an_input_that_is_not_quantized_and_an_observer_that_is_left() -> None:
     claim, model = reference_model()
@@ -383,6 +387,7 @@ def test_an_input_that_is_not_quantized_and_an_observer_that_is_left() -> None:
     assert problem is not None and problem.message == "an observer is left in the reference model"
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-05")
 def test_only_patterns_that_share_their_observer_move_values_only() -> None:
     assert moves_only(one(relu(SHARE), U8))

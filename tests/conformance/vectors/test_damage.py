@@ -254,12 +254,14 @@ def find_case(made: Made) -> str:
     return str(next(row["case"] for row in manifest["cases"] if row["claim"] == ADD))
 
 
+@pytest.mark.slow
 def test_what_is_right_is_verified(made: Made) -> None:
     assert {name: each.verdict for name, each in judge_bundle(*made).items()} == {
         ADD: Verdict.VERIFIED, LINEAR: Verdict.VERIFIED
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_damage_of_a_case_is_the_verdict_of_its_claim(name: str, copied: Made) -> None:
     damage, verdict, words = OUTPUTS[name]

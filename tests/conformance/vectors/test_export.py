@@ -27,6 +27,8 @@ from reports.verdicts import Verdict
 from tests.conformance.vectors.bundles import ADD, LINEAR, judge_bundle, make_options, write_bundle
 from tests.conformance.vectors.conftest import Made
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "vectors.schema.json").read_text(encoding="utf-8"))
 Array = npt.NDArray[Any]
 
@@ -165,7 +167,6 @@ def test_the_interval_is_where_the_judge_ends(made: Made, tmp_path: Path) -> Non
 # -- formats -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_exported_program_computes_the_same(made: Made, tmp_path: Path) -> None:
     export(make_options("reference", claims=(LINEAR,)), tmp_path / "bundle", ("json", "pt2"), None)
     for case in read_cases(Made(bundle=tmp_path / "bundle", outputs=made.outputs), LINEAR):
@@ -178,7 +179,6 @@ def test_the_exported_program_computes_the_same(made: Made, tmp_path: Path) -> N
         assert torch.equal(program.module()(x), torch.from_numpy(answer))
 
 
-@pytest.mark.slow
 def test_the_onnx_file_computes_the_same(made: Made, tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="needs the package onnx")
     pytest.importorskip("onnxscript", reason="needs the package onnxscript")

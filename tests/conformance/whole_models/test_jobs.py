@@ -143,6 +143,7 @@ def test_a_dynamic_input_is_quantized_as_the_qconfig_asks() -> None:
     assert result.verdict is Verdict.VERIFIED, result
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 def test_the_outputs_of_two_heads_are_compared_one_by_one() -> None:
     bench = Bench(ReferenceBackend(), seed=0, profile="full")
@@ -188,6 +189,7 @@ def test_a_model_whose_patterns_all_hold_alone_goes_wrong_in_context() -> None:
     assert "alone, on their reference inputs, all 3 patterns hold: it goes wrong in context" in result.reason
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 def test_a_model_that_is_judged_by_patterns_has_the_ratio_of_each() -> None:
     wrong = Backend(varied("maximum", lambda honest, pool, x: x.q))
@@ -227,6 +229,7 @@ def ratio_of(part: Subgraph, bench: Bench) -> float | str:
     return 10 * math.log10(signal / noise) if noise else "inf"
 
 
+@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 def test_a_kernel_that_rounds_down_is_refuted_by_the_first_pattern_that_does() -> None:
     result = run("residual", Backend(varied("rounded", lambda honest, value: value.floor())))
@@ -258,6 +261,7 @@ class Telling(ReferenceBackend):
         return Execution(quantized_ops=("conv2d",), float_fallbacks=floating)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOW-04")
 def test_a_quantized_node_that_runs_in_float_is_a_fallback() -> None:
     result = run("residual", Telling("after", "Conv2d"))
@@ -266,12 +270,14 @@ def test_a_quantized_node_that_runs_in_float_is_a_fallback() -> None:
     assert result.reason.startswith("runs in float: nn.Conv2d at after: no kernel")
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOW-04")
 def test_an_op_that_the_decision_log_left_in_float_is_no_fallback() -> None:
     """F.relu is not claimed here."""
     assert run("two_outputs", Telling("relu", "relu")).verdict is Verdict.VERIFIED
 
 
+@pytest.mark.slow
 @pytest.mark.rule("LOW-04")
 def test_where_nothing_was_left_in_float_every_fallback_counts() -> None:
     """A backend may have names of its own for the ops that it runs."""
