@@ -23,24 +23,15 @@ Row = dict[str, Any]
 settings.register_profile("project", deadline=None, derandomize=True)  # machines are noisy, tests are not
 settings.load_profile("project")
 
-EVERYWHERE = {"", "tests", "tests/refimpl", "tests/reports"}
-"""Where fixtures are that most tests of a folder use, and that cost nothing: they are no reason to keep tests
-together."""
 
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the exhaustive tests; run the longest first, and, with ``--dist=loadgroup``, a fixture's in one worker."""
+    """Mark the exhaustive tests; run the longest tests first: no worker waits for one at the end."""
     longest = ("test_the_guides_commands_do_what_it_says", "test_mypy_finds_nothing")
     items.sort(key=lambda item: item.name not in longest)
     matches = re.compile("|".join(re.escape(f"tests/{glob}").replace(r"\*", ".*") for glob, _ in list_exhaustive()))
     for item in items:
         if matches.fullmatch(item.nodeid):
             item.add_marker("exhaustive")
-        fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
-        shared = {made[-1].baseid for made in fixtures.values() if made[-1].scope != "function"} - EVERYWHERE
-        if "browser" in fixtures or shared:
-            item.add_marker(pytest.mark.xdist_group("browser" if "browser" in fixtures else min(shared)))
 
 
 def list_exhaustive() -> list[tuple[str, str]]:
