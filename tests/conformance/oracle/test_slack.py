@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import copy
+import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from backends.base import Capabilities
+from conformance.oracle.error_bounds import OpCall, Value
+from conformance.oracle.error_bounds_arithmetic import bound_affine_products
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import Grid
+from conformance.oracle.table import OP_RULES
 from tests.conformance.support.by_hand import (
     SX,
     ZX,
@@ -249,3 +256,41 @@ def test_the_weights_error_holds_for_any_weights(seed: int, per_channel: bool, i
     assert bool(((exact.real - wanted(x.double())).abs() <= exact.errors["weights"]).all())
     wanted.weight.data[0, 0] += 4 * (exact.real.abs().max() + 1) / x[:, 0].abs().max()
     assert bool(((exact.real - wanted(x.double())).abs() > exact.errors["weights"]).any())
+
+
+@pytest.mark.rule("NUM-05")
+@pytest.mark.parametrize(("factors", "beta", "alpha"), [({}, 1, 1), ({"beta": -2, "alpha": 3}, 2, 3)])
+def test_errors_of_the_operands_of_addmm_add_up(factors: dict[str, int], beta: int, alpha: int) -> None:
+    """β·C + α·A·B with A ± a, B ± b and C ± c: |β|·c + |α|·(|A|·b + a·|B| + a·b)."""
+    real = {"c": torch.randn(3, 2).double(), "a": torch.randn(3, 5).double(), "b": torch.randn(5, 2).double()}
+    error = {name: torch.rand_like(each) for name, each in real.items()}
+    operands = tuple(Value(real=real[name], errors={"upstream": error[name]}) for name in "cab")
+    call = OpCall(function=torch.addmm, args=operands, kwargs=factors, capabilities=Capabilities())
+    found = bound_affine_products(replace(call, result=torch.addmm(*real.values(), **factors)))["upstream"]
+    products = real["a"].abs() @ error["b"] + error["a"] @ (real["b"].abs() + error["b"])
+    assert torch.allclose(found, beta * error["c"] + alpha * products, rtol=1e-12, atol=0)
+
+
+@pytest.mark.rule("NUM-05")
+def test_a_norm_of_two_numbers_is_off_by_the_roundings_of_its_mean_variance_root_and_sum() -> None:
+    """(3, 1): μ = 2, v = 1; each is dequantized first, off by e = 2u·|x|, at most E = 6u.
+
+    A = √5 + E. The mean is off by E + γ₂·A; v lies between (1 − E)² − γ₉·A² and (1 + E)² + γ₉·A²; r rounds by γ₄; and
+    (x − μ)·r = x·r − μ·r by γ₃·(|x| + |μ|)·r.
+    """
+    given, eps = (3.0, 1.0), 1e-5
+    off = [2 * float(U) * x for x in given]
+    largest, size = max(off), math.sqrt(5) + max(off)
+    spread = float(gamma(9)) * size**2
+    most = ((1 - largest) ** 2 - spread + eps) ** -0.5 * (1 + float(gamma(4)))
+    least = ((1 + largest) ** 2 + spread + eps) ** -0.5 * (1 - float(gamma(4)))
+    exact = (1 + eps) ** -0.5
+    of_root = max(most - exact, exact - least)
+    expected = [
+        abs(x - 2) * of_root + (e + largest + float(gamma(2)) * size + float(gamma(3)) * (x + 2)) * most
+        for x, e in zip(given, off, strict=True)
+    ]
+    operand = Value(real=torch.tensor([given]).double())
+    call = OpCall(function=F.layer_norm, args=(operand, (2,)), kwargs={}, capabilities=Capabilities())
+    found = OP_RULES[F.layer_norm].bound(call)["function"].flatten().tolist()
+    assert found == pytest.approx(expected, rel=1e-9)
