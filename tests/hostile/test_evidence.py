@@ -22,12 +22,13 @@ from tests.mutants.evidence_faults import MUTANTS
 from tests.mutation.gate import Task, run_mutant
 from tests.mutation.mutant import Mutant
 
+pytestmark = pytest.mark.slow
+
 OPTION = "--without-execution-evidence"
 INTEGERS = "tests.mutants.integer_kernels:SilentIntegers"
 BOTH = pytest.mark.parametrize("workers", ["-n0", "-n2"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_lying_evidence_is_found(mutant: Mutant) -> None:
     found = run_mutant(mutant, Task(mutant=mutant.name, profile="quick"))
@@ -49,7 +50,6 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return run(tmp_path_factory.mktemp("accepted"), "fakes:Silent", OPTION)
 
 
-@pytest.mark.slow
 @pytest.mark.rule("LOW-04")
 def test_a_float_backend_that_says_nothing_is_unshown_and_does_not_pass(silent: Ran) -> None:
     results = silent.results
@@ -67,7 +67,6 @@ def test_a_float_backend_that_says_nothing_is_unshown_and_does_not_pass(silent: 
     assert "Execution not shown." in page and "they may run in float" in page
 
 
-@pytest.mark.slow
 def test_the_run_may_accept_that_and_says_so_everywhere(accepted: Ran) -> None:
     results = accepted.results
     assert (accepted.status, results.outcome, results.problems) == (0, Outcome.PASS, ())
@@ -109,7 +108,6 @@ def test_a_waiver_cannot_stand_for_evidence(tmp_path: Path) -> None:
     assert ran.status == 4 and "UNSHOWN cannot be waived" in ran.err + ran.out
 
 
-@pytest.mark.slow
 @BOTH
 def test_an_honest_integer_machine_is_shown_by_its_numbers(tmp_path: Path, workers: str) -> None:
     claims = [f"--claim={pattern}/static:in=quint8*/ptq/*" for pattern in ("nn.Linear", "nn.Conv2d+nn.ReLU", "nn.ReLU")]
@@ -121,7 +119,6 @@ def test_an_honest_integer_machine_is_shown_by_its_numbers(tmp_path: Path, worke
     assert {state for name, state in found.items() if name.startswith("nn.ReLU")} == {(Verdict.UNSHOWN, "none")}
 
 
-@pytest.mark.slow
 @BOTH
 def test_a_float_machine_is_not_shown_by_its_numbers(tmp_path: Path, workers: str) -> None:
     ran = run(tmp_path, "fakes:Silent", workers)

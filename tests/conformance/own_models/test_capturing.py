@@ -31,6 +31,8 @@ from tests.conformance.own_models.test_own_models import run_own
 from tests.conformance.support.suite_runs import Ran
 from tests.support.torchao import require_torchao
 
+pytestmark = pytest.mark.slow
+
 CONFIG = default_backend_config()
 SETUP = "quint8/per_channel_affine"
 
@@ -64,7 +66,6 @@ def called(model: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("compute", "modules", "expected"), [
     (lambda m, x: F.relu(m.norm(m.conv(x))), {"conv": nn.Conv2d(2, 2, 1), "norm": nn.BatchNorm2d(2)},
      [nn.Conv2d, nn.BatchNorm2d, F.relu]),
@@ -105,7 +106,6 @@ def test_values_within_what_a_module_returns_are_found() -> None:
     assert all(map(torch.equal, given["memory"], expected["memory"]))
 
 
-@pytest.mark.slow
 def test_a_call_that_does_not_give_the_bits_of_its_ops_stays_as_they_are() -> None:
     """Attention by ops is no call of nn.MultiheadAttention with one argument."""
 
@@ -247,7 +247,6 @@ def test_keys_of_a_mapping_hold_for_functions_in_the_modules_that_call_them(key:
     assert decided == expected and {is_quantized for _, is_quantized in expected} == {True, False}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda each: str(each.name))
 def test_decisions_are_those_of_the_quantizer(architecture: Any) -> None:
     """The Quantizer of the config decides on the same program as prepare does on the captured model."""
@@ -286,7 +285,6 @@ def find(ran: Ran, model: str) -> tuple[ModelResult, ModelResult]:
     return rows[f"model/own/nets:{model}/ptq/{SETUP}"], rows[f"model/own/nets:{model}/pt2e/{SETUP}"]
 
 
-@pytest.mark.slow
 def test_a_model_that_fx_cannot_trace_is_judged_through_pt2e(faulty: Ran) -> None:
     fx, pt2e = find(faulty, "padding")
     assert (fx.verdict, pt2e.verdict) == (Verdict.UNEXERCISED, Verdict.VERIFIED), (fx.reason, pt2e.reason)
@@ -294,7 +292,6 @@ def test_a_model_that_fx_cannot_trace_is_judged_through_pt2e(faulty: Ran) -> Non
     assert pt2e.deployment is not None and len(pt2e.deployment.quantized) == 2
 
 
-@pytest.mark.slow
 def test_ops_that_nothing_calls_are_judged_end_to_end(faulty: Ran, tmp_path: Path) -> None:
     fx, pt2e = find(run_own(tmp_path, "device:Programs", "nets:attending"), "attending")
     assert (fx.verdict, pt2e.verdict) == (Verdict.UNEXERCISED, Verdict.VERIFIED), (fx.reason, pt2e.reason)

@@ -25,6 +25,8 @@ from tests.conformance.support.suite_runs import FAKES, REPO, Ran, clean_environ
 from tests.support.comparable import comparable
 from tests.support.warm_python import run_python
 
+pytestmark = pytest.mark.slow
+
 STAGES = stages_of(ReferenceBackend())  # it gives no Quantizer
 
 BOTH = pytest.mark.parametrize("workers", ["-n0", "-n1"])
@@ -41,7 +43,6 @@ def claim_ids(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return run(tmp_path_factory.mktemp("list"), "fakes:Good", "--list-claims").out.split()
 
 
-@pytest.mark.slow
 def test_a_good_backend_passes(good: Ran, claim_ids: Sequence[str]) -> None:
     results = good.results
     assert good.status == 0, good.out
@@ -85,7 +86,6 @@ def test_list_claims_prints_ids_and_nothing_else(tmp_path: Path, claim_ids: Sequ
     assert len(set(claim_ids)) == len(claim_ids) >= 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [["-n2", "--import-mode=importlib"], ["-p", "no:xdist", "-p", "no:terminal"]], ids=" ".join
 )
@@ -97,7 +97,6 @@ def test_other_processes_import_modes_and_folders_leave_the_same_rows(
     assert comparable(ran.results) == comparable(good.results)
 
 
-@pytest.mark.slow
 def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
     (tmp_path / "my_npu.py").write_text("from fakes import Good as Npu\n")
     (tmp_path / "backends").mkdir()
@@ -117,7 +116,6 @@ def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
 def test_the_repro_command_runs_that_claim(tmp_path: Path, good: Ran) -> None:
     claim = good.results.claims[1]
     program, pyargs, path, *options = shlex.split(claim.repro)
@@ -163,7 +161,6 @@ def test_an_unavailable_backend_is_skipped_with_its_reason(tmp_path: Path, worke
     assert not ran.folder.exists()
 
 
-@pytest.mark.slow
 def test_a_lowering_that_raises_is_refuted(tmp_path: Path) -> None:
     ran = run(tmp_path, "fakes:LowerRaises")
     assert ran.status == 1
@@ -172,7 +169,6 @@ def test_a_lowering_that_raises_is_refuted(tmp_path: Path) -> None:
     assert ran.results.outcome is Outcome.FAIL and not ran.results.problems
 
 
-@pytest.mark.slow
 @BOTH
 def test_integers_of_any_size_are_reported(tmp_path: Path, workers: str) -> None:
     ran = run(tmp_path, "fakes:FarOff", workers)
@@ -181,7 +177,6 @@ def test_integers_of_any_size_are_reported(tmp_path: Path, workers: str) -> None
     assert min(float(number) for numbers in found for number in numbers) < -(2**31)
 
 
-@pytest.mark.slow
 @BOTH
 def test_a_run_that_stops_at_the_first_failure_is_incomplete(tmp_path: Path, workers: str) -> None:
     ran = run(tmp_path, "fakes:Misbehaves", "-x", workers, "--claim=nn.*1d/*", "--claim=nn.Conv3d/*")
@@ -202,7 +197,6 @@ ENDS = {
 }
 
 
-@pytest.mark.slow
 @BOTH
 def test_a_crash_or_hang_costs_its_own_claim_alone(tmp_path: Path, workers: str) -> None:
     marker = tmp_path / "process"
@@ -222,7 +216,6 @@ def test_a_crash_or_hang_costs_its_own_claim_alone(tmp_path: Path, workers: str)
     assert "largest process" in ran.out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("profile", "glob", "count"), [("quick", "nn.*", len(ENDS)), ("stress", "nn.Conv[13]d/*", 2)])
 def test_no_claim_pays_for_what_another_left_behind(tmp_path: Path, profile: str, glob: str, count: int) -> None:
     ran = run(tmp_path, "fakes:OneOpPerProcess", f"--claim={glob}", f"--profile={profile}", "--max-examples=1")
@@ -230,7 +223,6 @@ def test_no_claim_pays_for_what_another_left_behind(tmp_path: Path, profile: str
     assert ran.status == 0 and len(ran.results.claims) == count
 
 
-@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("how", ["SIGINT to all", "SIGTERM", "SIGTERM to all"])
 def test_an_interrupt_ends_the_run_and_keeps_what_was_judged(tmp_path: Path, workers: str, how: str) -> None:
@@ -253,7 +245,6 @@ def test_an_interrupt_ends_the_run_and_keeps_what_was_judged(tmp_path: Path, wor
     _until(lambda: not _runs(int(marker.read_text())))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("glob", "options", "status", "told"),
     [
@@ -274,7 +265,6 @@ def test_waivers_are_applied_and_held_to_account(
     assert ran.results.outcome is (Outcome.FAIL if status else Outcome.PASS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -298,7 +288,6 @@ def test_option_values_are_checked(tmp_path: Path, options: list[str], message: 
     assert not ran.folder.exists()
 
 
-@pytest.mark.slow
 def test_a_run_is_held_to_a_level_of_instruction_sets(tmp_path: Path) -> None:
     if isa.find_own_level() not in isa.LEVELS:
         pytest.skip("this CPU has none of the levels")
@@ -311,7 +300,6 @@ def test_a_run_is_held_to_a_level_of_instruction_sets(tmp_path: Path) -> None:
         assert refused.status == 4 and f"--isa={level}: this CPU lacks" in refused.err
 
 
-@pytest.mark.slow
 def test_a_backend_that_cannot_start_in_a_worker_costs_its_claims(tmp_path: Path) -> None:
     ran = run(tmp_path, "fakes:DiesInWorkers", "-n2")
     assert ran.status == 1 and ran.results.outcome is Outcome.FAIL
@@ -319,7 +307,6 @@ def test_a_backend_that_cannot_start_in_a_worker_costs_its_claims(tmp_path: Path
     assert all("the device is in use" in claim.reason for claim in ran.results.claims)
 
 
-@pytest.mark.slow
 def test_an_old_report_does_not_outlive_a_new_run(tmp_path: Path, good: Ran) -> None:
     folder = tmp_path / "report"
     folder.mkdir()
@@ -330,20 +317,17 @@ def test_an_old_report_does_not_outlive_a_new_run(tmp_path: Path, good: Ran) -> 
     assert not (folder / "report.html").exists() and not (folder / "results.jsonl").read_bytes()
 
 
-@pytest.mark.slow
 def test_collecting_writes_nothing(tmp_path: Path) -> None:
     ran = run(tmp_path, "fakes:Good", "--collect-only", "-q")
     assert ran.status == 0 and not ran.folder.exists()
     assert any("::test_claim[nn.Linear/" in line for line in ran.said) and "NOTSET" not in ran.out
 
 
-@pytest.mark.slow
 def test_help_needs_no_backend(tmp_path: Path) -> None:
     ran = run(tmp_path, None, "--help")
     assert ran.status == 0 and "--list-claims" in ran.out
 
 
-@pytest.mark.slow
 def test_without_its_own_path_the_suite_says_how_it_is_run(tmp_path: Path) -> None:
     words = ("-m", "pytest", "-p", "no:cacheprovider", str(REPO), f"--ignore={REPO / 'tests'}")
     done = run_python(*words, cwd=tmp_path, environment=clean_environment())

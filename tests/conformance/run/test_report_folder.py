@@ -15,6 +15,8 @@ from conformance.run.report_folder import HTML, KEPT, LOCK, RESULTS, SCRIPTS, WA
 from reports.results import read_results
 from tests.conformance.support.suite_runs import FAKES, clean_environment, command, run
 
+pytestmark = pytest.mark.slow
+
 ONE = "--claim=nn.Linear/*/per_tensor_symmetric"
 
 
@@ -43,7 +45,6 @@ def read_all(folder: Path) -> dict[str, bytes | str]:
     }
 
 
-@pytest.mark.slow
 def test_what_an_earlier_run_has_written_gives_way(used: Path) -> None:
     ReportFolder(used).clear()
     assert set(read_all(used)) == {RESULTS, LOCK} and not (used / RESULTS).read_bytes()
@@ -160,7 +161,6 @@ def test_a_link_that_appears_later_is_replaced_and_not_followed(tmp_path: Path) 
     assert other.read_text() == "mine\n" and (folder.path / HTML).read_bytes() == b"page"
 
 
-@pytest.mark.slow
 def test_a_folder_of_a_vendors_own_is_refused_by_the_run_and_stays(tmp_path: Path) -> None:
     folder = tmp_path / "report"
     folder.mkdir()
@@ -172,7 +172,6 @@ def test_a_folder_of_a_vendors_own_is_refused_by_the_run_and_stays(tmp_path: Pat
     assert {name: data for name, data in read_all(folder).items() if name != LOCK} == before
 
 
-@pytest.mark.slow
 def test_a_second_run_into_one_folder_is_a_usage_error(tmp_path: Path) -> None:
     """The first one has it until it ends, however that is."""
     hold = (
@@ -191,7 +190,6 @@ def test_a_second_run_into_one_folder_is_a_usage_error(tmp_path: Path) -> None:
     assert run(tmp_path, "fakes:Good", ONE).status == 0
 
 
-@pytest.mark.slow
 def test_of_two_runs_at_once_one_has_its_results(tmp_path: Path) -> None:
     words = command(tmp_path, "fakes:Good", ONE)
     both = [
