@@ -295,3 +295,17 @@ def test_a_norm_of_two_numbers_is_off_by_the_roundings_of_its_mean_variance_root
     call = OpCall(function=F.layer_norm, args=(operand, (2,)), kwargs={}, capabilities=Capabilities())
     found = OP_RULES[F.layer_norm].bound(call)["function"].flatten().tolist()
     assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_batch_norm_normalizes_by_its_input_where_the_sixth_argument_says_so() -> None:
+    """F.batch_norm(x, mean, variance, weight, bias, training): at its place or by its name."""
+    x = Value(real=torch.randn(4, 3, 5).double() + 8)
+    given = (x, torch.zeros(3), torch.ones(3), None, None)
+
+    def bound(*further: bool, **named: bool) -> Tensor:
+        call = OpCall(function=F.batch_norm, args=(*given, *further), kwargs=named, capabilities=Capabilities())
+        error: Tensor = OP_RULES[F.batch_norm].bound(call)["function"]
+        return error
+
+    assert torch.equal(bound(True), bound(training=True))
+    assert torch.equal(bound(False), bound()) and not torch.equal(bound(True), bound())
