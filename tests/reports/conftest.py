@@ -9,9 +9,12 @@ from typing import Any, ClassVar
 
 import pytest
 
+from reports.html import render_html
 from reports.results import Results, read_results
 from reports.verdicts import PASSING, Outcome
 from reports.writer import ResultsWriter
+from tests.conftest import Runs
+from tests.reports.pages import Page
 
 Row = dict[str, Any]
 
@@ -187,3 +190,24 @@ class Made:
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture(scope="session", params=["everything", "large"])
+def path(request: pytest.FixtureRequest, made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a small run that has all there is to show, and of one of many claims."""
+    if request.param == "everything":
+        return made.path(made.everything())
+    runs = Runs(tmp_path_factory.mktemp("large"))
+    return runs.lines(runs.large(120))
+
+
+@pytest.fixture(scope="session")
+def rows(path: Path) -> list[Row]:
+    """Its lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def page(path: Path) -> Page:
+    """Its page."""
+    return Page(render_html(read_results(path)))

@@ -316,8 +316,9 @@ TRAP = "print('TRAPPED')\n"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["reports", "fx_quant_conformance report"])
-@pytest.mark.parametrize("more", ["", os.pathsep])
+@pytest.mark.parametrize(
+    ("command", "more"), [("reports", ""), ("reports", os.pathsep), ("fx_quant_conformance report", os.pathsep)]
+)
 def test_nothing_that_lies_in_the_folder_is_executed(folder: Path, command: str, more: str) -> None:
     """Where ``verify`` is called in the certificate's folder, also if an empty entry of the path names that."""
     for name in ("argparse", "json", "hashlib", "jinja2", "tabulate", "torch", "lzma"):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reports.html import MOST_EVIDENCE, MOST_ROWS, build_report, render_html
 from reports.page import anchor
-from reports.results import read_results
 from reports.verdicts import VERDICT_TEXTS, Verdict
 from tests.reports.pages import Page
 
@@ -21,28 +18,15 @@ WORST_FIRST = ["CRASHED", "TIMEOUT", "REFUTED", "FALLBACK", "UNEXERCISED", "UNSH
 CAPTION = "Worst verdict of each pair, and how many claims of a row or column are VERIFIED"
 
 
-@pytest.fixture(params=["everything", "large"])
-def path(request: Any, made: Any, runs: Any) -> Path:
-    found: Path = made.path(made.everything()) if request.param == "everything" else runs.lines(runs.large())
-    return found
-
-
 @pytest.fixture
-def claims(path: Path) -> list[Row]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+def claims(rows: list[Row]) -> list[Row]:
     return sorted((row for row in rows if row["kind"] == "claim"), key=lambda claim: str(claim["claim"]))
-
-
-@pytest.fixture
-def page(path: Path) -> Page:
-    return Page(render_html(read_results(path)))
 
 
 def share(claims: list[Row]) -> str:
     return f"{sum(claim['verdict'] == 'VERIFIED' for claim in claims)}/{len(claims)}"
 
 
-@pytest.mark.slow
 def test_a_cell_is_the_worst_verdict_of_its_pair_and_leads_to_its_claim(claims: list[Row], page: Page) -> None:
     pairs: dict[tuple[str, str], list[Row]] = {}
     for claim in claims:
@@ -63,7 +47,6 @@ def test_a_cell_is_the_worst_verdict_of_its_pair_and_leads_to_its_claim(claims: 
         assert cell["title"] == cell["aria-label"] == words
 
 
-@pytest.mark.slow
 def test_cells_stand_in_the_row_and_column_of_their_pair(claims: list[Row], page: Page) -> None:
     [head, *rows, foot] = page.tables[CAPTION]
     configs = list(dict.fromkeys(claim["dtype_config"] for claim in claims))
@@ -99,9 +82,10 @@ def test_a_long_list_is_a_table_where_there_is_no_script(runs: Any) -> None:
     assert [(row[0], row[2], row[3], row[4].removeprefix("WAIVED · ")) for row in table[1:]] == [
         (row["claim"], row["flow"], row["scheme"], row["verdict"]) for row in claims
     ]
-    ids = set(Page(html).ids())
-    assert {anchor(claim["claim"]) for claim in claims} <= ids
-    assert '<noscript id="long">' not in render_html(runs.results(runs.large(60)))
+    page = Page(html)
+    assert {anchor(claim["claim"]) for claim in claims} <= set(page.ids())
+    assert {link.removeprefix("#") for link in page.links()} <= set(page.ids())
+    assert '<noscript id="long">' not in render_html(runs.results([runs.claim()]))
 
 
 @pytest.mark.slow

@@ -9,15 +9,8 @@ from typing import Any
 import pytest
 
 from reports.markdown import VARIABLE, markdown, write_job_summary
-from reports.results import read_results
 
 EVIL = "a|b `c` [x](javascript:alert(1)) <img src=x onerror=1> ![i](http://x.invalid/) <!-- --> **b** \u202e\x00\x1b[2J"
-
-
-def test_the_verdict_comes_first_and_what_was_run_last(made: Any) -> None:
-    text = markdown(made.results(made.everything()))
-    assert text.startswith("## FAIL: npu against npu config\n\n**npu&#58; FAIL because 1 claim crashed, ")
-    assert text.index("### 2 failing claims, worst first") < text.index("torch 2.13.0+cpu, Python 3.11.9")
 
 
 def test_the_worst_twenty_are_shown_and_the_others_counted(runs: Any) -> None:
@@ -42,31 +35,6 @@ def test_no_text_is_markup(runs: Any, made: Any) -> None:
         if line.startswith("|"):
             assert line.endswith("|") and line.count("|") in (3, 4, 7)
     assert "onerror=1" in text, "it is said, and does nothing"
-
-
-@pytest.mark.slow
-def test_a_long_text_is_cut(runs: Any) -> None:
-    long = "<" * 1_000_000
-    rows = [row for n in range(30) for row in runs.refuted(f"{n}{long}", reason=long)]
-    rows = [row | ({"message": long} if row["kind"] == "check" else {}) for row in rows]
-    text = markdown(runs.results(rows))
-    assert len(text.encode()) < 2**20 and "1000000 characters" in text
-
-
-def test_differences_to_a_baseline_are_shown(runs: Any) -> None:
-    text = markdown(runs.results(runs.refuted("a")), runs.results([runs.claim("a")]))
-    assert (
-        "1 regressed, 0 removed" in text and "| regressed | VERIFIED 0.4996 | REFUTED 18 | a | passed before |" in text
-    )
-
-
-def test_a_shard_and_an_incomplete_run_say_so(runs: Any) -> None:
-    assert "the claims of the other shards&#58; this is shard 2/8" in markdown(
-        runs.results([runs.claim()], shard={"place": 2, "of": 8})
-    )
-    path = runs.lines([runs.claim()])
-    path.write_bytes(path.read_bytes()[:-9])
-    assert markdown(read_results(path)).startswith("## INCOMPLETE: qnnpack")
 
 
 def test_the_job_summary_is_appended(runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

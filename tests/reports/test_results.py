@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports import results as module
-from reports.codec import decode, encode
+from reports.codec import encode
 from reports.results import Results, ResultsError, leading_check, read_results
-from reports.schema import ClaimResult
 from reports.verdicts import PASSING, VERDICTS, Outcome, Verdict
 from reports.writer import ResultsWriter
 
@@ -61,12 +56,6 @@ check_rows = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@given(claim_rows | check_rows)
-def test_a_row_survives_the_round_trip(row: dict[str, Any]) -> None:
-    assert encode(decode(json.loads(json.dumps(row)))) == row
-
-
-@pytest.mark.slow
 @given(st.lists(claim_rows | check_rows, max_size=8))
 def test_a_file_gives_back_what_was_written(tmp_path_factory: Any, rows: list[dict[str, Any]]) -> None:
     path = tmp_path_factory.mktemp("round") / "results.jsonl"
@@ -102,19 +91,12 @@ def test_a_cut_file_keeps_every_whole_row_and_is_incomplete(tmp_path_factory: An
     assert results.problems[0].startswith("no footer")
 
 
-@given(st.lists(st.sampled_from(VERDICTS), min_size=1))
-def test_the_worst_verdict_is_the_first_in_the_order(verdicts: list[Verdict]) -> None:
-    assert Verdict.worst(verdicts) is min(verdicts, key=list(Verdict).index)
-
-
-def test_nothing_shown_is_unexercised() -> None:
-    assert Verdict.worst([]) is Verdict.UNEXERCISED
-
-
-def test_verdicts_are_ordered_worst_first() -> None:
+def test_verdicts_are_ordered_worst_first_and_nothing_shown_is_unexercised() -> None:
     names = "CRASHED TIMEOUT REFUTED FALLBACK UNEXERCISED UNSHOWN QUALITY VERIFIED"
     assert " ".join(VERDICTS) == names
     assert {"QUALITY", "VERIFIED"} == PASSING
+    assert Verdict.worst(VERDICTS[::-1]) is Verdict.CRASHED
+    assert Verdict.worst([]) is Verdict.UNEXERCISED
 
 
 def test_a_run_in_which_everything_passes_is_a_pass(runs: Any) -> None:
@@ -166,14 +148,6 @@ def test_a_run_in_which_everything_passes_that_ended_as_fail_says_so(runs: Any) 
     assert "every claim passes, yet the run ended as FAIL (exit status 1)" in results.problems[0]
 
 
-def test_pairs_are_distinct_and_in_order(runs: Any) -> None:
-    rows = [runs.claim("a"), runs.claim("b", pattern="torch.cat"), runs.claim("c", flow="qat")]
-    results = runs.results(rows)
-    dtype = results.claims[0].dtype_config
-    assert results.pairs == (("nn.Linear", dtype), ("torch.cat", dtype))
-    assert [c.claim for c in results.by_pair()["nn.Linear", dtype]] == ["a", "c"]
-
-
 def test_failures_come_worst_first_without_waived_and_unexercised(runs: Any) -> None:
     rows = [
         runs.claim("f", verdict="FALLBACK"), runs.claim("c", verdict="CRASHED"), runs.claim("v"),
@@ -189,11 +163,6 @@ def test_the_leading_check_is_the_first_of_the_worst(runs: Any) -> None:
     results = runs.results([*(runs.check(**change) for change in changes), runs.claim(verdict="REFUTED")])
     assert leading_check(results.checks).rule == "X"  # type: ignore[union-attr]
     assert leading_check(results.checks[:1]) is None
-
-
-def test_results_are_frozen(runs: Any) -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        runs.results([runs.claim()]).problems = ()
 
 
 # A file that disagrees with itself is read, and is never a pass.
@@ -222,11 +191,6 @@ def test_a_disagreement_is_a_problem_and_no_pass(runs: Any, line: int, changes: 
     results = _edited(path, line, reseal="sha256" not in changes, **changes)
     assert any(problem in found for found in results.problems), results.problems
     assert results.outcome is Outcome.FAIL
-
-
-def test_any_edit_of_a_row_breaks_the_digest(runs: Any) -> None:
-    results = _edited(runs.lines([runs.claim()]), 1, reseal=False, max_lsb=0.1)
-    assert [problem.split(":")[0] for problem in results.problems] == ["the footer's sha256"]
 
 
 def test_a_subset_of_the_config_may_have_fewer_pairs(runs: Any) -> None:
@@ -319,33 +283,9 @@ def test_bad_evidence_is_named_by_its_key(runs: Any) -> None:
         runs.lines([runs.check(evidence={"index": [3]}), runs.claim()])
 
 
-def test_a_missing_file_is_an_error_without_traceback(tmp_path: Path) -> None:
-    with pytest.raises(ResultsError, match="cannot be read: No such file"):
-        read_results(tmp_path / "none.jsonl")
-
-
 def test_keys_of_a_later_minor_version_are_left_out(runs: Any) -> None:
     results = _edited(runs.lines([runs.claim()]), 1, colour="blue")
     assert results.outcome is Outcome.PASS
-
-
-@pytest.mark.slow
-def test_reports_need_no_torch(runs: Any) -> None:
-    path = runs.lines(runs.large(20))
-    blocked = ["torch", "refimpl", "backends", "conformance"]
-    code = (
-        f"import sys; sys.modules.update(dict.fromkeys({blocked}))\n"
-        f"from reports.__main__ import main; sys.exit(main(['render', {str(path)!r}]))"
-    )
-    root = Path(module.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "")
-
-
-def test_a_claim_is_typed(runs: Any) -> None:
-    (claim,) = runs.results([runs.claim()]).claims
-    assert isinstance(claim, ClaimResult)
-    assert isinstance(claim.verdict, Verdict)
 
 
 def _header() -> dict[str, Any]:
