@@ -15,8 +15,9 @@ from reports.html import render_html
 from tests.conftest import Runs
 
 Row = dict[str, Any]
-Writing = Callable[[str, Callable[[], str]], Path]
 
+COUNT = 75
+"""Number of claims of the report."""
 WAIVER = {
     "reason": "issue 12: saturates", "url": "https://example.org/12", "expires": "2027-01-31", "max_lsb": 18.0,
 }  # fmt: skip
@@ -59,27 +60,14 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Writing:
-    """Writes a page under a name, the first time that it is asked for."""
-    directory = tmp_path_factory.mktemp("pages")
-
-    def write(name: str, render: Callable[[], str]) -> Path:
-        path = directory / f"{name}.html"
-        if not path.exists():
-            path.write_text(render(), encoding="utf-8")
-        return path
-
-    return write
-
-
-def _shown(runs: Any) -> list[Row]:
-    """Six claims: one with all evidence, errors that are no numbers, one waived by a file, one exact, one of ties."""
+def _shown(runs: Runs) -> list[Row]:
+    """Claims: one with all evidence, errors that are no numbers, three waived by a file, one exact, one of ties."""
     check, claim = runs.refuted("shown", op="nn.Conv2d(16, 16, 7, padding=3, groups=16)(x)")
     check["evidence"] |= {"shared": ["groups > 1"]}
     graphs = {"float model": "%x : placeholder", "reference model": "%q : quantize", "lowered model": "%l : linear"}
     known, waived = runs.refuted("known", waived=True, waiver=WAIVER)
     red = {"outcome": "fail", "verdict": "REFUTED"}
+    days = {"issue 13": "2027-03-05", "issue 14": "2026-12-24"}
     return [
         check | {"statistics": STATISTICS},
         claim | {"graphs": graphs, "script": "import torch\n\nprint(torch.ones(1))\n"},
@@ -87,35 +75,32 @@ def _shown(runs: Any) -> list[Row]:
         runs.claim("endless", verdict="FALLBACK", reason="ran in float", max_lsb="inf"),
         runs.check("undefined", **red, max_lsb="nan"), runs.claim("undefined", verdict="REFUTED", max_lsb="nan"),
         known | {"statistics": STATISTICS | {"sqnr_db": 12.5}}, waived,
+        *(row for issue, day in days.items()
+          for row in runs.refuted(issue, waived=True, waiver=WAIVER | {"reason": issue, "expires": day})),
         runs.check("exact", max_lsb=0.0, statistics=STATISTICS | {"sqnr_db": "inf"}), runs.claim("exact", max_lsb=0.0),
         runs.check("tied", max_lsb=0.5), runs.claim("tied", max_lsb=0.5),
+        runs.claim("silent", verdict="UNSHOWN", execution="none", reason="execution not shown"),
     ]  # fmt: skip
 
 
-@pytest.fixture
-def report_of(runs: Any, written: Writing) -> Callable[[int], Path]:
-    """The report of so many claims, six of them with everything that a claim can show, beside an earlier run."""
-    silent = {"verdict": "UNSHOWN", "execution": "none", "reason": "execution not shown: the backend does not say"}
-
-    def render(count: int) -> str:
-        large = [*runs.large(count - 7), runs.claim("silent", **silent)]
-        before = [runs.claim("shown"), *runs.refuted("gone"), *runs.large(20)]
-        results = runs.results([*large, *_shown(runs), MODEL, *MEASUREMENTS], **HEADER)
-        return render_html(results, runs.results(before, torch="2.12.0"))
-
-    return lambda count: written(f"report{count}", lambda: render(count))
-
-
-@pytest.fixture
-def report(report_of: Callable[[int], Path]) -> Path:
-    return report_of(404)
+@pytest.fixture(scope="session")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a run whose claims show all that a claim can show, beside an earlier run."""
+    runs = Runs(tmp_path_factory.mktemp("report"))
+    shown = _shown(runs)
+    others = COUNT - sum(row["kind"] == "claim" for row in shown)
+    results = runs.results([*runs.large(others), *shown, MODEL, *MEASUREMENTS], **HEADER)
+    before = runs.results([runs.claim("shown"), *runs.refuted("gone"), *runs.large(20)], torch="2.12.0")
+    path = runs.directory / "report.html"
+    path.write_text(render_html(results, before), encoding="utf-8")
+    return path
 
 
 @pytest.fixture(scope="session")
 def board_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The scoreboard of three backends."""
     runs = Runs(tmp_path_factory.mktemp("boards"))
-    count = {"onednn": 240, "fbgemm": 120, "qnnpack": 180}
+    count = {"onednn": 120, "fbgemm": 30, "qnnpack": 90}
     files = [runs.lines(_vary(runs.large(count[name]), name), backend=name) for name in count]
     target = runs.directory / "board.html"
     assert main(["compare", *map(str, files), "-o", str(target)]) == 0
