@@ -18,13 +18,10 @@ require_torchao()
 from benchmarks import pt2e_flows, pt2e_graphs, pt2e_models, pt2e_reasons
 from benchmarks.pt2e_both import Both, convert_both, find_difference
 from benchmarks.pt2e_flows import Outcome, compare_claims, make_row
-from benchmarks.pt2e_graphs import Source, is_broken_by_torchao, search
+from benchmarks.pt2e_graphs import Source, search
 from benchmarks.pt2e_reasons import find_reason
-from conformance.annotations.remembered import remember_patterns
 from conformance.claims.claim import enumerate_claims
-from conformance.fuzz.graph import DrawnCall, DrawnGraph
-from conformance.ops.table import OP_SAMPLES
-from conformance.ops.weighted import LayerShape
+from conformance.fuzz.graph import DrawnGraph
 from conformance.whole_models.architectures import ARCHITECTURES
 from refimpl import BackendConfig, QConfigMapping, default_backend_config, get_default_qconfig_mapping
 
@@ -63,29 +60,6 @@ def test_each_claim_of_the_sample_is_the_same_or_has_a_reason(outcomes: list[Out
     row = make_row("native", outcomes)
     assert row["unexplained"] == 0 and row["without an aten form"] == row["with a reason"] == 1
     assert row["carry over bit for bit"] == row["pairs"] - 2
-
-
-@pytest.mark.slow
-def test_the_reasons_of_batch_norms_are_shown() -> None:
-    with remember_patterns():
-        found = {
-            glob: {(bool(each.difference), each.reason and each.reason.key) for each in _compare_some(glob)}
-            for glob in (
-                "nni.ConvBn2d/*/ptq/per_channel_symmetric", "nni.ConvBn1d/*/qat/per_channel_symmetric",
-                "nni.ConvBnReLU3d/*/qat/per_tensor_symmetric", "nni.LinearBn1d/static*/qat/per_channel_symmetric",
-            )
-        }  # fmt: skip
-    assert list(found.values()) == [
-        {(True, "batch norm kept")}, {(True, "eps in QAT")}, *2 * [{(True, "batch norm apart in QAT")}]
-    ]  # fmt: skip
-
-
-def test_an_error_has_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pt2e_reasons, "convert_both", lambda *_, **__: _fail("no conversion"))
-    (outcome,) = _compare_some("nn.Embedding/*w=quint8*/ptq/*")
-    assert find_reason(outcome.claim) is not None
-    assert outcome.reason is None
-    assert "no conversion" in outcome.difference
 
 
 def test_a_reason_that_its_experiment_does_not_show_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,18 +106,6 @@ def test_a_graph_that_differs_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.smallest is not None
     assert len(found.smallest.calls) == 3
     assert found.difference == "ValueError: more than two"
-    again = search(Source("native"), count=60, seed=1)
-    assert again == found
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_torchaos_prepare_alone_breaks_a_transposed_convolution_of_groups(groups: int) -> None:
-    shape = LayerShape(c_in=2, c_out=2, groups=groups, batch=1)
-    ops = ("nn.ConvTranspose1d", "nn.BatchNorm1d")
-    arguments = {**OP_SAMPLES[nn.ConvTranspose1d].base(), "shape": shape}
-    call = DrawnCall(name="v0", pattern="+".join(ops), ops=ops, inputs=("x",), arguments=arguments, shape=(1, 2, 8))
-    graph = DrawnGraph(shapes=((1, 2, 6),), regime="signed", seed=0, calls=(call,), outputs=("v0",))
-    assert is_broken_by_torchao(graph) == (groups > 1)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import lzma
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 from reports.__main__ import REMOVED, main
-from reports.coverage import read_rule_texts
 from reports.html import render_html
 from reports.markdown import markdown
 from reports.results import digest_ids, read_results

@@ -176,8 +176,3 @@ def test_dynamic_linear_is_on_integers_where_each_channel_has_a_scale() -> None:
     left, taken = (executed(reference_of(linear, x, activation=DYNAMIC, weight=each), x) for each in WEIGHTS.values())
     assert "FullyConnected qdint8" in str(taken.quantized_ops) and not taken.float_fallbacks
     assert not left.quantized_ops and "outside of the delegate" in str(left.float_fallbacks)
-
-
-def test_versions_name_the_runtime_and_its_settings() -> None:
-    found = find_backend("executorch").versions()
-    assert {"executorch", "torchao", "torch", "settings"} == set(found) and "one thread" in found["settings"]

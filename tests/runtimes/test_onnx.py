@@ -53,11 +53,6 @@ class Sum(nn.Module):
         return x + y
 
 
-class Two(nn.Module):
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"flat": x.flatten(1), "pooled": nn.functional.max_pool2d(x, 2)}
-
-
 # -- folding and exporting --------------------------------------------------------------------------------------------
 
 
@@ -166,15 +161,6 @@ def test_what_is_broadcast_has_no_dynamic_batch() -> None:
     assert float((lowered(x, y) - reference(x, y)).abs().max()) < 0.016, "a step at most: some sums are near a tie"
 
 
-@pytest.mark.slow
-def test_outputs_have_the_structure_of_the_model() -> None:
-    x = image(2, 3, 4, 4)
-    reference = reference_of(Two(), x)
-    found, right = lower_reference(find_backend("onnxruntime"), reference, (x,))(x), reference(x)
-    assert list(found) == list(right) == ["flat", "pooled"]
-    assert all(torch.equal(found[name], right[name]) for name in right)
-
-
 # -- translations -----------------------------------------------------------------------------------------------------
 
 
@@ -189,15 +175,16 @@ def test_ends_that_are_narrower_than_the_dtype_are_kept() -> None:
 @pytest.mark.slow
 @pytest.mark.rule("CVT-03")
 @pytest.mark.parametrize("make", (lambda: nn.Linear(6, 5), lambda: nn.Linear(6, 5, bias=False), FunctionalLinear))
-@pytest.mark.parametrize("size", (1.0, 1e-6, 0.0), ids=("usual", "below the smallest scale", "zeros"))
 @pytest.mark.parametrize("runtime", ("onnxruntime", "onnx-reference"))
 def test_dynamic_linear_runs_on_integers_with_the_qparams_of_the_reference(
-    make: Callable[[], nn.Module], size: float, runtime: str
+    make: Callable[[], nn.Module], runtime: str
 ) -> None:
-    backend, x = find_backend(runtime), image(3, 6) * size + 0.25 * size
+    """On usual inputs, on some whose scale would be below the smallest, and on zeros."""
+    backend, x = find_backend(runtime), image(3, 6) + 0.25
     reference = reference_of(nn.Sequential(make()), x, mapping=dynamic())
     lowered = lower_reference(backend, reference, (x,))
-    assert torch.allclose(lowered(x), reference(x), rtol=1e-5, atol=1e-6 * size)
+    for size in (1.0, 1e-6, 0.0):
+        assert torch.allclose(lowered(x * size), reference(x * size), rtol=1e-5, atol=1e-6 * size)
     execution = backend.execution(lowered)
     assert execution is not None and not execution.float_fallbacks
     assert any("MatMulInteger" in each for each in execution.quantized_ops)
@@ -246,8 +233,3 @@ def test_where_nothing_is_left_to_run_that_is_said() -> None:
     execution = backend.execution(lower_reference(backend, reference, (x,)))
     assert execution is not None and not execution.float_fallbacks
     assert execution.quantized_ops == ("nothing is left to be done between quantize and dequantize",)
-
-
-def test_versions_name_the_runtime_and_the_exporters() -> None:
-    found = find_backend("onnxruntime").versions()
-    assert {"onnxruntime", "onnx", "onnxscript", "torch", "settings"} == set(found) and all(found.values())

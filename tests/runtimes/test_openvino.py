@@ -72,9 +72,3 @@ def test_where_nothing_is_left_to_run_that_is_said() -> None:
     execution = backend.execution(lower_reference(backend, reference, (x,)))
     assert execution is not None and not execution.float_fallbacks
     assert execution.quantized_ops == ("nothing is left to be done between quantize and dequantize",)
-
-
-def test_the_header_has_versions_and_settings() -> None:
-    found = find_backend("openvino").versions()
-    assert {"openvino", "onnx", "onnxscript", "torch", "settings"} == set(found) and all(found.values())
-    assert "INFERENCE_NUM_THREADS=1" in found["settings"] and "INFERENCE_PRECISION_HINT=f32" in found["settings"]
