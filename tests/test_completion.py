@@ -39,9 +39,7 @@ def answer(tmp_path: Path, line: str, words: int, folder: Path = ROOT) -> list[s
     ("line", "expected"),
     [
         ("python -m reports ver", ["verify"]),
-        ("python -m reports mer", ["merge"]),
         ("python -m reports render --ba", ["--baseline"]),
-        ("python -m conformance in", ["init"]),
         ("python -m conformance cl", ["claims-of"]),
         ("python -m conformance claims-of --pa", ["--pattern"]),
         ("python -m conformance run --ca", ["--case-timeout"]),
@@ -55,8 +53,6 @@ def test_commands_and_options_are_completed(tmp_path: Path, line: str, expected:
 @pytest.mark.slow
 def test_pytest_completes_options_of_the_suite_and_names_of_backends(tmp_path: Path) -> None:
     assert answer(tmp_path, "pytest conformance --without-ex", words=1) == ["--without-execution-evidence"]
-    assert answer(tmp_path, "pytest conformance --profile s", words=1) == ["stress"]
-    assert answer(tmp_path, "pytest conformance --backend qn", words=1) == ["qnnpack"]
     assert answer(tmp_path, "pytest conformance --backend ", words=1) == list_names()
 
 

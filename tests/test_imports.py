@@ -57,15 +57,3 @@ def test_refimpl_does_not_import_the_code_that_it_specifies() -> None:
     assert breaches == []
     named = [path.name for path in files("refimpl") if "import_module(" in path.read_text(encoding="utf-8")]
     assert named == ["releases.py"], "which asks for torch.ao.nn, and for torch.ao.quantization where it is there"
-
-
-@pytest.mark.parametrize("forbidden", ["torch", "refimpl", "backends", "conformance"])
-def test_reports_stand_alone(forbidden: str) -> None:
-    breaches = [f"{path.name}: {name}" for path in files("reports") for name in imported(path)]
-    assert not [breach for breach in breaches if is_or_is_in(breach.split(": ")[1], forbidden)]
-
-
-def test_reports_load_without_torch() -> None:
-    program = "import sys, reports.results, reports.html, reports.terminal; sys.exit('torch' in sys.modules)"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    assert subprocess.run([sys.executable, "-c", program], env=environment, timeout=120).returncode == 0

@@ -71,15 +71,6 @@ def test_the_doors_of_the_other_packages_are_documented(built: Path) -> None:
     assert documented(built).keys() >= set(DOORS)
 
 
-def test_every_documented_name_has_its_anchor(built: Path) -> None:
-    names = documented(built)
-    pages = {f"api/{page.name}": page.read_text(encoding="utf-8") for page in (built / "api").glob("*.html")}
-    assert 'id="refimpl.prepare_fx"' in pages["api/flow.html"]
-    for name, where in names.items():
-        page, _, anchor = where.partition("#")
-        assert f'id="{anchor}"' in pages[page], f"{name}: {page} has no anchor {anchor}"
-
-
 def test_every_page_is_in_the_index() -> None:
     index = (DOCS / "index.md").read_text(encoding="utf-8")
     pages = {page.stem for page in DOCS.glob("*.md")} - {"index"}

@@ -121,10 +121,3 @@ def test_the_suites_packages_stay_first_on_the_path() -> None:
     assert sys.path[:2] == [root, str(FAKES)]
     find_backend("fakes:Good")
     assert sys.path.count(root) == 1
-
-
-def test_capabilities_refuse_an_unknown_weight_scheme() -> None:
-    with pytest.raises(ValueError, match="found \\('per_group',\\); give a tuple of one or more of per_tensor"):
-        Capabilities(weight_schemes=("per_group",))
-    with pytest.raises(ValueError, match="found \\(\\)"):
-        Capabilities(weight_schemes=())

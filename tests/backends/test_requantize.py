@@ -35,9 +35,3 @@ def test_what_is_declared_is_told_in_words() -> None:
 def test_what_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Requantize(**given)
-
-
-def test_capabilities_take_a_requantize_and_no_word() -> None:
-    given: Any = "floor"
-    with pytest.raises(ValueError, match=r"requantize: found 'floor'; give a backends\.base\.Requantize"):
-        Capabilities(requantize=given)

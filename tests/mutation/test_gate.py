@@ -23,10 +23,10 @@ from tests.mutants import mutants as shipped
 from tests.mutants.integer_kernels import IntegerBackend, varied
 from tests.mutation import __main__ as command
 from tests.mutation.ablation import WHY, Removal, ablate
-from tests.mutation.gate import FailedUnit, MutantRun, Task, run_all, run_mutant
+from tests.mutation.gate import FailedUnit, MutantRun, Task, run_mutant
 from tests.mutation.guards import KINDS, OPEN
 from tests.mutation.mutant import Mutant
-from tests.mutation.power import Power, as_data, is_right, render_document, render_terminal
+from tests.mutation.power import Power, as_data, is_right, render_terminal
 from tests.support.torchao import needs_torchao
 
 MUTANTS = {mutant.name: mutant for mutant in shipped.MUTANTS}
@@ -135,15 +135,6 @@ def test_a_guard_of_no_special_kind_returns_a_problem_or_none() -> None:
     assert {KINDS[name].is_stream for name in KINDS if "Iterator" in signature(GUARDS[name]).return_annotation} == {
         True
     }
-
-
-@pytest.mark.slow
-def test_several_processes_find_what_one_does() -> None:
-    names = ("rounds twice", "mean of a bag as sum", "declines what it claims", "observers not shared")
-    tasks = [Task(mutant=name, profile="quick") for name in names]
-    both = [[replace(each, seconds=0.0) for each in run_all(shipped.MUTANTS, tasks, count)] for count in (1, 2)]
-    assert both[0] == both[1]
-    assert all(each.is_killed for each in both[0])
 
 
 @pytest.mark.slow
@@ -272,13 +263,6 @@ def test_a_few_mutants_are_measured_again_beside_what_an_earlier_run_found(
     path.write_text("{}", encoding="utf-8")
     assert command.main([*given, f"--earlier={path}"]) == command.USAGE
     assert "cannot be read: KeyError" in capsys.readouterr().err
-
-
-def test_the_document_is_the_same_text_for_the_same_runs() -> None:
-    power = Power(mutants=(MUTANTS["rounds twice"],), runs=(made("rounds twice", failure()),))
-    slower = replace(power, runs=(replace(power.runs[0], seconds=9.0),))
-    facts = {"torch": "1", "cpu": "any"}
-    assert render_document(power, facts) == render_document(slower, facts)
 
 
 def test_a_mutant_whose_claims_are_not_in_its_config_is_not_killed() -> None:
