@@ -79,7 +79,7 @@ def test_a_certificate_says_what_was_shown_and_holds(folder: Path, capsys: Any) 
         "qnnpack", 7, "quick", "4fd1c0ffee" * 4,
     )  # fmt: skip
     assert said["counts"]["verdicts"] == {"REFUTED": 1, "VERIFIED": 2} and said["counts"]["waived"] == 1
-    assert said["counts"]["comparisons"] == 30
+    assert (said["counts"]["comparisons"], said["counts"]["resumed"]) == (30, 0)
     subject = json.loads((folder / CERTIFICATE).read_text())["subject"]
     assert subject == [
         {"name": name, "digest": {"sha256": hashlib.sha256((folder / name).read_bytes()).hexdigest()}}
@@ -93,11 +93,10 @@ def test_a_certificate_says_what_was_shown_and_holds(folder: Path, capsys: Any) 
     assert [line.partition(":")[0] for line in told.splitlines()[:3]] == ["not checked"] * 3
 
 
-@pytest.mark.parametrize("resumed", [0, 2])
-def test_a_certificate_says_how_much_an_earlier_run_judged(runs: Any, resumed: int) -> None:
+def test_a_certificate_says_how_much_an_earlier_run_judged(runs: Any) -> None:
     target = runs.directory / "certificate"
-    assert main(["certify", str(source(runs, resumed=resumed)), "-o", str(target)]) == 0
-    assert predicate(target)["counts"]["resumed"] == resumed and problems(target) == []
+    assert main(["certify", str(source(runs, resumed=2)), "-o", str(target)]) == 0
+    assert predicate(target)["counts"]["resumed"] == 2 and problems(target) == []
 
 
 EDITS: dict[str, tuple[Callable[[Path], Any], str]] = {

@@ -51,18 +51,6 @@ def test_what_is_long_or_nested_is_text_as_ever(value: object, text: str) -> Non
     assert select_details({"traceback": value}).folds == {"Traceback": text}
 
 
-def test_the_card_of_a_claim_shows_facts_and_lists(runs: Any) -> None:
-    check, claim = runs.refuted("broken")
-    check["evidence"] = {"change": "batch", "others": ["a <b>second</b> case", "a third"], "alone": {"op0": "FALLBACK"}}
-    html = render_html(runs.results([check, claim]))
-    assert '<dl class="labelled"><div><dt>Change</dt><dd>batch</dd></div></dl>' in html
-    assert (
-        "<summary>Other cases that fail (2)</summary><pre" in html
-        and "a &lt;b&gt;second&lt;/b&gt; case\na third" in html
-    )
-    assert ">op0: FALLBACK</pre>" in html
-
-
 # -- IDs and places ---------------------------------------------------------------------------------------------------
 
 

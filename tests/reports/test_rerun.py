@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from reports import __main__ as reports
 from reports import rerun
 from reports.certificate import WAIVERS, Findings
 from reports.results import Results, ResultsError, digest_ids
@@ -181,7 +180,3 @@ def test_a_run_that_hangs_is_ended_with_what_it_started(tmp_path: Path, monkeypa
     deadline = time.monotonic() + 10
     while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < deadline, "what the run had started went on"
-
-
-def test_the_exit_statuses_tell_the_outcomes_apart() -> None:
-    assert len({reports.OK, reports.FAILED, reports.UNUSABLE, reports.PARTLY, reports.USAGE}) == 5

@@ -7,17 +7,8 @@ from typing import Any
 import pytest
 
 from reports.__main__ import main
-from reports.digest import count_line, verdict_line
 from reports.terminal import summary
 from reports.text import spell_lsb
-
-
-def test_the_verdict_line_says_it_all(runs: Any) -> None:
-    results = runs.results([*runs.refuted(), runs.claim(), runs.claim("w", verdict="TIMEOUT", waived=True)])
-    assert verdict_line(results) == "qnnpack: FAIL because 1 claim is refuted; 1 of 3 claims verified (33 %)"
-    line = "3 claims: 1 TIMEOUT, 1 REFUTED, 1 VERIFIED (1 WAIVED)"
-    assert count_line(results) == line
-    assert summary(results, "out.html").startswith(line + "\n")
 
 
 def test_the_distance_from_float_of_models_that_were_handed_in_is_said_the_farthest_first(runs: Any, made: Any) -> None:
@@ -30,6 +21,14 @@ def test_the_distance_from_float_of_models_that_were_handed_in_is_said_the_farth
     assert [" ".join(line.split()) for line in block.split("\n")[2:]] == told
 
 
+def test_waivers_are_told_by_reason_the_largest_first(runs: Any, made: Any) -> None:
+    rows = [runs.claim("d", verdict="FALLBACK", waived=True, waiver=made.waiver | {"reason": "no kernel"})]
+    rows += [runs.claim(f"c{n}", verdict="REFUTED", waived=True, waiver=made.waiver) for n in range(2)]
+    text = summary(runs.results(rows), "out.html", width=200)
+    block = text.partition("waived, by finding or reason:\n")[2].partition("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in block[2:]] == ["2", "1"]
+
+
 def test_what_failing_cases_share_stands_first_if_it_is_short(runs: Any) -> None:
     def told(shared: list[str]) -> str:
         check, claim = runs.refuted("broken")
@@ -38,20 +37,6 @@ def test_what_failing_cases_share_stands_first_if_it_is_short(runs: Any) -> None
 
     assert "only where groups > 1: NUM-03: 3 of 24" in told(["groups > 1", "in_channels = 16"])
     assert "only where" not in told(["a" * 49]) and "only where" not in summary(runs.results(runs.refuted()), "r.html")
-
-
-def test_only_the_twenty_worst_are_listed(runs: Any) -> None:
-    rows = [runs.claim(f"claim{n}", verdict="REFUTED") for n in range(25)]
-    text = summary(runs.results(rows), "out.html")
-    assert "25 failing claims, worst first (5 more in the report):" in text
-    assert sum(line.startswith("REFUTED    -") for line in text.splitlines()) == 20
-
-
-def test_unexercised_reasons_are_grouped(runs: Any) -> None:
-    rows = [runs.claim(f"c{n}", verdict="UNEXERCISED", reason="odd" if n % 3 else "third") for n in range(9)]
-    text = summary(runs.results(rows), "out.html")
-    block = text.partition("unexercised, by reason:\n")[2].partition("\n\n")[0].splitlines()
-    assert [line.split() for line in block[2:]] == [["6", "odd"], ["3", "third"]]
 
 
 @pytest.mark.parametrize("width", [1, 80, 400])

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reports.html import render_html
 from reports.markdown import markdown
-from reports.results import read_results
 from reports.terminal import summary
-from reports.verdicts import VERDICTS
 from tests.reports.pages import Page
 
 Row = dict[str, Any]
@@ -108,16 +105,3 @@ def test_a_run_of_which_no_work_is_known_says_none(runs: Any) -> None:
     results = runs.results([runs.claim()])
     assert " runs" not in summary(results, "o.html") and " runs" not in markdown(results)
     assert "<dt>Work</dt>" not in render_html(results)
-
-
-def test_markdown_and_terminal_have_the_same_totals(rows: list[Row], path: Path) -> None:
-    results = read_results(path)
-    claims = of(rows, "claim")
-    counts = Counter(claim["verdict"] for claim in claims)
-    waived, allowed = (sum(claim.get(key, False) for claim in claims) for key in ("waived", "allowed"))
-    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    told = f"{len(claims)} claims: {said} ({waived} WAIVED, {allowed} ALLOWED)"
-    assert summary(results, "o.html").startswith(told)
-    assert re.sub("&#(\\d+);", lambda found: chr(int(found[1])), markdown(results)).splitlines()[4].startswith(told)
-    red = sum(not c["waived"] and c["verdict"] not in PASSING | {"UNEXERCISED"} for c in claims)
-    assert f"### {red} failing claims, worst first" in markdown(results).splitlines()
