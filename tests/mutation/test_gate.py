@@ -35,19 +35,15 @@ CLASSES = {
     "structure", "claims", "state", "fixed qparams", "flow",
 }  # fmt: skip
 EACH = (
-    "rounds twice", "input zero point off by one", "next channel's scale", "15-bit multiplier",
-    "pairs saturate in int16", "linear: sums in float16", "bias as int8", "relu clamps at integer 0",
-    "relu6 as relu", "wrong group", "mean of a bag as sum", "cat rescales", "observers not shared",
-    "dynamic inputs in 7 bits", "qparams of the previous input",
-    "adds in float, and says so", "batch norm folded with another eps",
+    "next channel's scale", "15-bit multiplier", "pairs saturate in int16", "relu clamps at integer 0", "relu6 as relu",
+    "wrong group", "mean of a bag as sum", "observers not shared", "dynamic inputs in 7 bits",
+    "qparams of the previous input", "adds in float, and says so", "batch norm folded with another eps",
     "convert leaves roots in float", "declines what it claims", "scales below the bound are taken", "dies on one op",
-    "channels_last read as contiguous", "wrong beyond the first of a batch", "second call differs",
     "table for inputs on the grid of the result", "one table for all grids",
     "fixed grid: clips at the other end", "fixed grid: stands on the input",
     "fuse swaps the norms of two branches", "convert drops a product", "a reader takes integers for numbers",
 )  # fmt: skip
-HONEST = ("ties away from zero", "rescale by a 31-bit multiplier", "bias as int32, declared", "rescale in float32",
-          "results in a buffer of its own")  # fmt: skip
+"""Mutants of the flow and its stages, and few of integer kernels: test_detection.py has them all."""
 ALONE = {
     "execution": "adds in float, and says so",
     "numerics.distance": "mean of a bag as sum",
@@ -88,9 +84,8 @@ def test_a_mutant_is_killed_by_quick_and_blamed_on_a_rule_that_it_names(name: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HONEST)
-def test_an_honest_variant_is_verified(name: str) -> None:
-    found = quick(name)
+def test_an_honest_variant_is_verified() -> None:
+    found = quick("bias as int32, declared")
     assert found.units > 60
     assert not found.failures and not found.open
 
@@ -102,10 +97,6 @@ def test_models_that_are_handed_in_are_run_and_a_fault_of_the_flow_is_found_by_w
     assert not honest.failures and not honest.open
     assert {each.verdict for each in faulty.failures} == {Verdict.UNEXERCISED} and not faulty.open
     assert {each.guards for each in faulty.failures} == {("models.check_prepared",)}
-
-
-def test_mutants_are_of_every_class_that_is_tried_here() -> None:
-    assert {MUTANTS[name].group for name in EACH} >= CLASSES
 
 
 @pytest.mark.slow

@@ -26,8 +26,6 @@ WRONG = (
 )  # fmt: skip
 RIGHT = (
     ("qnnpack", "nn.Conv2d/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_channel_symmetric"),
-    ("qnnpack", "torch.cat/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight"),
-    ("fbgemm", "nn.Linear/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_channel_symmetric"),
     ("onednn", "nn.ReLU/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight"),
 )
 
