@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,14 @@ def test_every_waiver_names_a_finding(engine: str, level: str) -> None:
     assert describe_missing(waivers, texts) == ""
 
 
+@cache
+def claims_of_backend(name: str) -> list[str]:
+    backend = find_backend(name)
+    return [claim.id for claim in enumerate_claims(backend.backend_config(), backend.capabilities())]
+
+
 def claims_of(baseline: Baseline) -> list[str]:
-    backend = find_backend(baseline.basis.backend)
-    claims = [claim.id for claim in enumerate_claims(backend.backend_config(), backend.capabilities())]
+    claims = claims_of_backend(baseline.basis.backend)
     assert len(claims) == baseline.basis.claims and baseline.deviations.keys() <= set(claims)
     return claims
 

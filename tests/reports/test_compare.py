@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import lzma
-import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,15 +172,6 @@ def test_an_op_belongs_to_one_family() -> None:
         "nn.UpsamplingNearest2d": "Resampling", "nn.EmbeddingBag": "Embedding", "npu.Convoluted": OTHER, "": OTHER,
     }  # fmt: skip
     assert {pattern: find_family(pattern) for pattern in spelled} == spelled
-
-
-@pytest.mark.slow
-def test_every_pattern_of_the_committed_results_has_a_family() -> None:
-    packed = (Path(__file__).parents[2] / "docs" / "results").glob("*.xz")
-    text = b"".join(lzma.decompress(path.read_bytes()) for path in packed).decode()
-    patterns = set(re.findall(r'^\{.*"kind": "claim".* "pattern": "([^"]+)"', text, re.MULTILINE))
-    assert len(patterns) > 200
-    assert sorted(pattern for pattern in patterns if find_family(pattern) == OTHER) == []
 
 
 def test_the_command_writes_the_page(runs: Any, capsys: Any) -> None:
