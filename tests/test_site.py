@@ -71,15 +71,6 @@ def test_the_doors_of_the_other_packages_are_documented(built: Path) -> None:
     assert documented(built).keys() >= set(DOORS)
 
 
-def test_every_page_is_in_the_index() -> None:
-    index = (DOCS / "index.md").read_text(encoding="utf-8")
-    pages = {page.stem for page in DOCS.glob("*.md")} - {"index"}
-    assert pages == set(re.findall(r"^([\w-]+)$", index, re.MULTILINE))
-    reference = (DOCS / "api" / "index.rst").read_text(encoding="utf-8")
-    pages = {page.stem for page in (DOCS / "api").glob("*.rst")} - {"index"}
-    assert pages == set(re.findall(r"^   (\w+)$", reference, re.MULTILINE))
-
-
 def test_links_between_documents_lead_to_pages_of_the_site(built: Path) -> None:
     """GitHub's links to Markdown files must not be left: the site has none of these files."""
     for page in built.glob("*.html"):

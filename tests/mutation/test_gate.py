@@ -233,39 +233,10 @@ def test_the_command_writes_what_the_mutants_show(
     assert header["every class"]["quick"] == sum(trial["killed"] for trial in data["trials"])
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
-def test_a_few_mutants_are_measured_again_beside_what_an_earlier_run_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ["--profile=quick", "-n1", "--no-ablation", f"--report-dir={tmp_path}"]
-    path = tmp_path / "detection-power.json"
-    assert command.main([*given, "--mutant=honest", "--mutant=no relu"]) == 0
-    first = json.loads(path.read_text(encoding="utf-8"))
-    capsys.readouterr()
-    assert command.main([*given, f"--earlier={path}", "--mutant=honest"]) == 0
-    assert capsys.readouterr().err.count("quick seed 0") == 1
-    again = json.loads(path.read_text(encoding="utf-8"))
-    for data in (first, again):
-        for row in data["trials"]:
-            row.pop("seconds")
-        data["trials"].sort(key=lambda row: row["mutant"])
-    assert first == again
-    path.write_text("{}", encoding="utf-8")
-    assert command.main([*given, f"--earlier={path}"]) == command.USAGE
-    assert "cannot be read: KeyError" in capsys.readouterr().err
-
-
 def test_a_mutant_whose_claims_are_not_in_its_config_is_not_killed() -> None:
     lost = replace(MUTANTS["rounds twice"], claims=("nn.Nothing/*",))
     found = run_mutant(lost, Task(mutant=lost.name, profile="quick"))
     assert not found.is_killed and "matches no claim" in found.open[0]
-
-
-@pytest.mark.usefixtures("tiny")
-def test_a_glob_without_a_mutant_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--mutant=nothing*"]) == command.USAGE
-    assert "matches no mutant" in capsys.readouterr().err
 
 
 def test_the_command_of_earlier_releases_names_this_one(capsys: pytest.CaptureFixture[str]) -> None:

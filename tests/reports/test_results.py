@@ -153,9 +153,11 @@ def test_failures_come_worst_first_without_waived_and_unexercised(runs: Any) -> 
         runs.claim("f", verdict="FALLBACK"), runs.claim("c", verdict="CRASHED"), runs.claim("v"),
         runs.claim("w", verdict="TIMEOUT", waived=True), runs.claim("u", verdict="UNEXERCISED", reason=" "),
     ]  # fmt: skip
+    rows += [runs.claim(name, verdict="UNEXERCISED", reason="odd") for name in "xy"]
     results = runs.results(rows)
     assert [claim.claim for claim in results.failures()] == ["c", "f"]
-    assert {k: [c.claim for c in v] for k, v in results.unexercised().items()} == {"no reason given": ["u"]}
+    reasons = [(reason, [claim.claim for claim in claims]) for reason, claims in results.unexercised().items()]
+    assert reasons == [("odd", ["x", "y"]), ("no reason given", ["u"])], "the most frequent first"
 
 
 def test_the_leading_check_is_the_first_of_the_worst(runs: Any) -> None:
