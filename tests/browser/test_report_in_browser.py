@@ -97,3 +97,13 @@ def test_the_page_itself_never_scrolls_sideways(opened: Any, name: str, request:
     for width in (360, 1920):
         page.set_viewport_size({"width": width, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_what_scrolls_within_the_page_is_reached_by_keyboard(opened: Any) -> None:
+    page = opened(viewport={"width": 800, "height": 600})
+    page.evaluate("document.querySelectorAll('details').forEach((element) => { element.open = true; })")
+    scrolled = """all => all.filter(e => !["visible", "clip"].includes(getComputedStyle(e).overflowX)
+      && (e.scrollWidth > e.clientWidth || e.scrollHeight > e.clientHeight)).map(e => [e.tagName, e.tabIndex])"""
+    found = page.eval_on_selector_all("body *", scrolled)
+    assert len(found) > 2
+    assert [each for each in found if each != ["NAV", -1] and each[1] != 0] == []

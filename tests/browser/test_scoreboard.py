@@ -102,6 +102,12 @@ def test_ops_and_backends_stay_in_sight_where_the_table_is_scrolled(board: Any) 
     assert all(0 <= place <= 2 for place in (op, head, left, top)) and other < 290
 
 
+def test_targets_are_large_enough(board: Any) -> None:
+    sizes = "all => all.map(e => { const box = e.getBoundingClientRect(); return Math.min(box.width, box.height); })"
+    found = board.eval_on_selector_all("#all-rows .mark, #differs", sizes)
+    assert len(found) > 100 and min(found) >= 24
+
+
 def test_a_family_shows_its_ops(board: Any, in_sight: Any) -> None:
     families = board.locator("table:has(caption:text('Share of the claims')) tbody a")
     assert families.count() >= 3
