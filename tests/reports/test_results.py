@@ -148,6 +148,17 @@ def test_a_run_in_which_everything_passes_that_ended_as_fail_says_so(runs: Any) 
     assert "every claim passes, yet the run ended as FAIL (exit status 1)" in results.problems[0]
 
 
+def test_pairs_are_distinct_and_in_order(runs: Any) -> None:
+    rows = [
+        runs.claim("a"), runs.claim("b", pattern="torch.cat"), runs.claim("c", flow="qat"),
+        runs.claim("d", dtype_config="in=qint8"),
+    ]  # fmt: skip
+    results = runs.results(rows)
+    dtype = results.claims[0].dtype_config
+    assert results.pairs == (("nn.Linear", dtype), ("torch.cat", dtype), ("nn.Linear", "in=qint8"))
+    assert [claim.claim for claim in results.by_pair()["nn.Linear", dtype]] == ["a", "c"]
+
+
 def test_failures_come_worst_first_without_waived_and_unexercised(runs: Any) -> None:
     rows = [
         runs.claim("f", verdict="FALLBACK"), runs.claim("c", verdict="CRASHED"), runs.claim("v"),
