@@ -78,6 +78,8 @@ def test_empty_parts_say_so(runs: Any) -> None:
     assert "No claim that was judged fails." in text
     assert "Each of the selected claims was exercised." in text
     assert page_of(runs, []).text.startswith("FAIL: qnnpack")
+    unruled = [runs.check(rule="", outcome="fail", verdict="REFUTED"), runs.claim(verdict="REFUTED")]
+    assert "numerics · no rule · fail" in page_of(runs, unruled).text
 
 
 def test_measurements_are_tables_by_topic(runs: Any, made: Any) -> None:

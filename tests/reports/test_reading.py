@@ -45,8 +45,9 @@ def test_what_is_no_regular_file_is_refused_at_once(
     path, told = strange
     with pytest.raises(FileFault, match=f"^{told}$"):
         read_bytes(path)
-    assert main(["render", str(path)]) == 2
-    assert capsys.readouterr() == ("", f"reports: {path}: {told}\n")
+    for words in (["render", str(path)], ["diff", str(path), str(path)]):
+        assert main(words) == 2
+        assert capsys.readouterr() == ("", f"reports: {path}: {told}\n")
 
 
 def test_links_are_followed_but_where_they_are_not_to_be(tmp_path: Path) -> None:
