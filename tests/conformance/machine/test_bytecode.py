@@ -18,7 +18,6 @@ from reports.results import read_results
 from tests.conformance.support.suite_runs import FAKES, clean_environment
 from tests.support.checkout import make_checkout
 
-ROOT = Path(__file__).resolve().parents[3]
 PLANTED_MARK = b"PLANTED"
 PLANTED = "print('PLANTED')\nVALUE = 'planted'\n"
 
@@ -34,27 +33,6 @@ def plant(source: Path, *, by_hash: bool = False) -> Path:
     cached.parent.mkdir(exist_ok=True)
     cached.write_bytes(importlib.util.MAGIC_NUMBER + header + marshal.dumps(compile(PLANTED, str(source), "exec")))
     return cached
-
-
-def read_value(folder: Path, *, is_run: bool) -> str:
-    """Return what a new process finds in ``refimpl.module`` of a folder."""
-    begin = "from conformance.machine.bytecode import compile_sources; compile_sources(); " if is_run else ""
-    command = [sys.executable, "-c", f"{begin}from refimpl.module import VALUE; print(VALUE)"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT)))}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-def test_a_planted_cache_is_neither_read_nor_replaced(tmp_path: Path) -> None:
-    module = tmp_path / "refimpl" / "module.py"
-    module.parent.mkdir()
-    (module.parent / "__init__.py").write_text("")
-    module.write_text("VALUE = 'source'\n")
-    cached = plant(module)
-    before = cached.read_bytes()
-    assert read_value(tmp_path, is_run=False) == "PLANTED\nplanted\n", "else nothing is shown"
-    assert read_value(tmp_path, is_run=True) == "source\n"
-    assert cached.read_bytes() == before
 
 
 @pytest.mark.parametrize("name", FIRST)

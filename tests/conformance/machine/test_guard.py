@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 
 import pytest
 
 from conformance.machine import guard as module
 from conformance.machine.guard import GUARDS, guard
-from conformance.machine.isolation import Ending, Forked
-from reports.schema import Measurement
 
 
 @pytest.fixture(autouse=True)
@@ -33,46 +30,9 @@ def test_a_marked_function_works_as_before() -> None:
     assert module.GUARDS.keys() == {"sum"} and GUARDS is not module.GUARDS, "the suite's own are left alone"
 
 
-def test_what_a_marked_function_raises_or_yields_goes_through() -> None:
-    @guard("stream")
-    def stream(count: int) -> Iterator[int]:
-        yield from range(count)
-        raise LookupError("no more")
-
-    found = stream(2)
-    assert (next(found), next(found)) == (0, 1)
-    with pytest.raises(LookupError, match="no more"):
-        next(found)
-
-
-def test_a_method_may_be_marked() -> None:
-    class Scale:
-        factor = 3
-
-        @guard("scale")
-        def scaled(self, value: int) -> int:
-            return self.factor * value
-
-    assert Scale().scaled(2) == 6
-
-
 def test_a_test_may_put_anything_in_the_place_of_a_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = guard("one")(lambda: 1), guard("other")(lambda: 2)
     with monkeypatch.context() as context:
         context.setitem(module.GUARDS, "one", lambda: 0)
         assert (one(), other()) == (0, 2)
     assert (one(), other()) == (1, 2)
-
-
-def test_what_is_put_there_holds_in_processes_that_are_forked_from_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    marked = guard("value")(lambda: "found")
-
-    def serve(name: str) -> Iterator[Measurement]:
-        yield Measurement(topic="guard", subject=name, values={"value": marked()})
-
-    monkeypatch.setitem(module.GUARDS, "value", lambda: "put there")
-    isolation = Forked(serve, limit=60, share=1)
-    result = isolation.run("x")
-    isolation.close()
-    assert result.ending is Ending.DONE
-    assert result.messages == (Measurement(topic="guard", subject="x", values={"value": "put there"}),)

@@ -113,10 +113,8 @@ def test_a_child_has_no_handlers_of_pytest_that_keep_its_logs() -> None:
     ("way", "message"),
     [
         ("segfault", "the process was killed by SIGSEGV (Segmentation fault)"),
-        ("abort", "the process was killed by SIGABRT (Aborted)"),
         ("kill", "the process was killed by SIGKILL (Killed, as when memory runs out)"),
         ("real time", f"the process was killed by signal 40 ({signal.strsignal(40)})"),
-        ("terminate", "the process was killed by SIGTERM (Terminated)"),
         ("sys.exit", "the process exited with status 3"),
         ("sys.exit text", "the process exited with status 1"),
         ("os._exit", "the process exited with status 0"),
@@ -134,13 +132,14 @@ def test_a_death_is_known_by_its_cause_and_keeps_earlier_messages(
     assert isolation.run("nothing").ending is Ending.DONE
 
 
-@pytest.mark.parametrize("way", ["sleep", "stop", "hang in C", "hang with a process", "print"])
-def test_a_hang_ends_at_the_limit_with_all_that_it_started(forked: Callable[..., Forked[str]], way: str) -> None:
+def test_a_hang_ends_at_the_limit_with_all_that_it_started_and_tells_where(forked: Callable[..., Forked[str]]) -> None:
     isolation = forked(limit=0.4)
-    result = isolation.run(way)
+    result = isolation.run("hang with a process")
     assert (result.ending, result.message) == (Ending.TIMEOUT, "did not end within 0.4 s (--claim-timeout)")
     assert 0.4 <= result.seconds < 10
     assert sleepers_of(pid_of(result)) == []
+    stack = result.text.partition("(most recent call first)")[2].splitlines()
+    assert "in hang_with_a_process" in stack[1] and "in serve" in stack[-1]
     assert isolation.run("nothing").ending is Ending.DONE
 
 
@@ -152,13 +151,7 @@ def test_a_child_that_closes_its_pipe_is_not_waited_for(
     assert (result.ending, result.message) == (Ending.DIED, "the process closed its pipe to the suite")
 
 
-def test_a_hang_tells_where(forked: Callable[..., Forked[str]]) -> None:
-    text = forked(limit=0.4).run("hang with a process").text
-    stack = text.partition("(most recent call first)")[2].splitlines()
-    assert "in hang_with_a_process" in stack[1] and "in serve" in stack[-1]
-
-
-@pytest.mark.parametrize("way", ["ignore", "close and ignore"])
+@pytest.mark.parametrize("way", ["stop", "close and ignore"])
 def test_a_hang_that_ignores_the_question_where_is_killed(
     forked: Callable[..., Forked[str]], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -188,7 +181,7 @@ def test_what_was_printed_before_a_death_is_kept(
 def test_much_output_is_cut(forked: Callable[..., Forked[str]]) -> None:
     isolation = forked(limit=0.4)
     result = isolation.run("print")
-    assert len(result.text) <= process.TAIL
+    assert result.ending is Ending.TIMEOUT and len(result.text) <= process.TAIL
     assert os.fstat(isolation._output.fileno()).st_size < 1 << 30
 
 
@@ -201,12 +194,9 @@ def test_what_a_child_leaves_behind_ends_with_it(forked: Callable[..., Forked[st
 @pytest.mark.parametrize(
     ("way", "why"),
     [
-        ("garbage", "Expecting value: line 1 column 1"),
-        ("garbage before a message", "Expecting value: line 1 column 1"),
         ("garbage without text", "Expecting value: line 1 column 1"),
         ("garbage too deep to read", "maximum recursion depth exceeded"),
         ("a row of no kind", "unknown kind of row 'npu'; expected one of header, "),
-        ("a row too short", "measurement row has no 'subject', 'values'"),
     ],
 )
 def test_garbage_among_a_childs_messages_is_an_error_that_says_so(
@@ -242,13 +232,10 @@ def test_a_child_that_has_grown_too_large_is_replaced(
     assert len(set(pids([isolation.run("nothing") for _ in range(3)]))) == 3
 
 
-@pytest.mark.parametrize(("bad", "ending"), [("abort", Ending.DIED), ("error", Ending.ERROR), ("stop", Ending.TIMEOUT)])
-def test_what_is_not_done_after_others_is_tried_again_alone(
-    forked: Callable[..., Forked[str]], bad: str, ending: Ending
-) -> None:
-    isolation = forked(share=9, limit=0.4)
-    before, found, after = [isolation.run(name) for name in ("nothing", bad, "nothing")]
-    assert found.ending is ending
+def test_what_is_not_done_after_others_is_tried_again_alone(forked: Callable[..., Forked[str]]) -> None:
+    isolation = forked(share=9)
+    before, found, after = [isolation.run(name) for name in ("nothing", "error", "nothing")]
+    assert found.ending is Ending.ERROR
     assert len(set(pids([before, found, after]))) == 3
 
 
@@ -268,7 +255,7 @@ def test_no_work_is_blamed_for_what_earlier_work_left_behind() -> None:
     assert [said(result) for result in results] == [[{"done": d}] for d in ("poison", "victim", "victim other")]
 
 
-@pytest.mark.parametrize("way", ["nothing", "error", "abort", "sleep"])
+@pytest.mark.parametrize("way", ["nothing", "abort"])
 def test_the_memory_of_a_process_is_known_however_it_ends(way: str) -> None:
     def grow(name: str) -> Iterator[Measurement]:
         held = bytearray(b"x") * (64 << 20)
@@ -318,13 +305,6 @@ def test_without_fork_work_is_done_in_this_process() -> None:
     done, failed = isolation.run("nothing"), isolation.run("error")
     assert (done.ending, pid_of(done)) == (Ending.DONE, os.getpid())
     assert (failed.ending, failed.message, len(failed.messages)) == (Ending.ERROR, "ValueError: one two", 1)
-    isolation.close()
-
-
-def test_names_may_be_any_text() -> None:
-    isolation: Forked[str] = Forked(lambda name: iter([message(name=name)]), limit=LIMIT, share=9)
-    names = ["a[0..1]/x", "größe", "two\nlines", "", "x" * 5000]
-    assert [said(isolation.run(name)) for name in names] == [[{"name": name}] for name in names]
     isolation.close()
 
 

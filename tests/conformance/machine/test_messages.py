@@ -128,21 +128,13 @@ def test_text_that_cannot_be_encoded_is_replaced() -> None:
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"x": object()}, r"row\['evidence'\]\['x'\] is <object object at .* of builtins.object; convert it"),
         ({"x": [1, {"y": float("nan")}]}, r"row\['evidence'\]\['x'\]\[1\]\['y'\] is nan; write a non-finite number as"),
-        ({"x": float("-inf")}, r"is -inf; write a non-finite number as a string"),
-        ({"x": {3: 4}}, r"row\['evidence'\]\['x'\] is keyed by 3 of int; keys are strings"),
         ({"x": torch.ones(1)}, r"is tensor\(\[1.\]\) of torch.Tensor; convert it to a plain builtin"),
-        ({"x": {1, 2}}, r"is \{1, 2\} of builtins.set; convert it to a plain builtin"),
-        ({"x": torch.float32}, r"is torch.float32 of torch.dtype; convert it to a plain builtin"),
     ],
 )
 def test_a_message_that_json_cannot_hold_is_refused(values: dict[str, object], why: str) -> None:
-    for sent in (replace(CHECK, evidence=evidence(values)), replace(MODEL, evidence=evidence(values))):
-        with pytest.raises(SchemaError, match=why):
-            to_line(sent)
-        with pytest.raises(SchemaError, match=why):
-            make_portable(sent)
+    with pytest.raises(SchemaError, match=why):
+        to_line(replace(CHECK, evidence=evidence(values)))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +143,6 @@ def test_a_message_that_json_cannot_hold_is_refused(values: dict[str, object], w
         (replace(CHECK, evidence=evidence({"graph": 3})), "'evidence.graph' is 3; expected a string"),
         (replace(CHECK, evidence=evidence({"where": "default"})), "'evidence.where' is 'default'; expected an object"),
         (Trace(decisions=[{"node": cast(Any, (1, 2))}]), r"'decisions\[0\].node' is \[1, 2\]; expected a string or"),
-        (Begin(stage=cast(Any, None)), "'stage' is None; expected a string"),
     ],
 )
 def test_a_message_of_another_type_is_refused_where_it_arrives(sent: Message, why: str) -> None:
@@ -163,19 +154,9 @@ def test_a_message_of_another_type_is_refused_where_it_arrives(sent: Message, wh
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("", "Expecting value"),
         ("npu: ready", "Expecting value"),
-        ('{"kind": "begin", "stage": "lower"', "Expecting"),
-        ("3", "unknown kind of row None"),
         ("[]", "unknown kind of row None"),
-        ('{"kind": "npu"}', "unknown kind of row 'npu'; expected one of header, check, claim, model, measurement"),
-        ('{"kind": ["begin"]}', r"unknown kind of row \['begin'\]"),
         ('{"kind": "begin"}', "begin row has no 'stage'"),
-        (
-            '{"kind": "measurement", "topic": "", "subject": "", "values": {}, "claims": ["a", 3]}',
-            r"'claims\[1\]' is 3",
-        ),
-        ('{"kind": "tally", "runs": NaN}', "NaN is not JSON"),
     ],
 )
 def test_a_line_without_a_message_is_refused(line: str, why: str) -> None:

@@ -131,12 +131,10 @@ CHANGES: dict[str, Callable[[Path], None]] = {
     "an edit that replaces the commit": _replace_commit,
     "a missing file": lambda root: (root / "docs" / "a.md").unlink(),
     "another link": _link_elsewhere,
-    "an untracked module": _add("torch.py"),
     "an untracked module that git does not show": _add("torch.py", "config", "status.showUntrackedFiles", "no"),
     "an ignored module": _add("conformance/hidden.py"),
     "an ignored package": _add("torch/__init__.py"),
     "compiled code without its source": _add("conformance/judge.pyc"),
-    "an extension": _add("conformance/judge.abi3.so"),
     "an ignored file of data": _add("conformance/run/hidden.json"),
     "another configuration of pytest": _add("pytest.ini", "config", "status.showUntrackedFiles", "no"),
 }

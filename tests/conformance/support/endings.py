@@ -68,16 +68,12 @@ def close_everything() -> None:
     time.sleep(600)
 
 
-def ignore_and_sleep() -> None:
-    signal.signal(signal.SIGABRT, signal.SIG_IGN)
-    time.sleep(600)
-
-
 def close_all_but_the_messages_and_ignore() -> None:
     messages = message_pipe()
     os.closerange(3, messages)
     os.closerange(messages + 1, 256)
-    ignore_and_sleep()
+    signal.signal(signal.SIGABRT, signal.SIG_IGN)
+    time.sleep(600)
 
 
 def raise_interrupt() -> None:
@@ -99,16 +95,12 @@ WAYS: dict[str, Callable[[], object]] = {
     "abort": os.abort,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "real time": lambda: os.kill(os.getpid(), 40),
-    "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "sys.exit": lambda: sys.exit(3),
     "sys.exit text": lambda: sys.exit("no device"),
     "os._exit": lambda: os._exit(0),
     "interrupt": raise_interrupt,
     "error": raise_error,
-    "sleep": lambda: time.sleep(600),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "hang in C": lambda: ctypes.CDLL(None).pause(),
-    "ignore": ignore_and_sleep,
     "close and ignore": close_all_but_the_messages_and_ignore,
     "hang with a process": hang_with_a_process,
     "leave a process": leave_a_process,
@@ -117,11 +109,8 @@ WAYS: dict[str, Callable[[], object]] = {
     "close": close_everything,
     "shout": shout,
     "start processes": start_processes,
-    "garbage": lambda: os.write(message_pipe(), b"npu: ready\n"),
-    "garbage before a message": lambda: os.write(message_pipe(), b"npu: "),
     "garbage without text": lambda: os.write(message_pipe(), b"\xff\xfe\x00\n"),
     "garbage too deep to read": lambda: os.write(message_pipe(), b"[" * 60000 + b"\n"),
     "a row of no kind": lambda: os.write(message_pipe(), b'{"kind": "npu"}\n'),
-    "a row too short": lambda: os.write(message_pipe(), b'{"kind": "measurement", "topic": "t"}\n'),
     "nothing": lambda: None,
 }
