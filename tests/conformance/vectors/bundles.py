@@ -49,9 +49,9 @@ def answer_bundle(folder: Path, outputs: Path, backend: str = "reference") -> No
     run_bundle(folder / "device", outputs, find_backend(backend))
 
 
-def judge_bundle(folder: Path, outputs: Path) -> dict[str, Judgement]:
-    """Judge what was handed in; return the verdict on each claim and model. Raises ElsewhereError."""
-    options = adopt_bundle(make_options(f"vectors:{folder}", outputs=outputs))
+def judge_bundle(folder: Path, outputs: Path, *claims: str) -> dict[str, Judgement]:
+    """Judge what was handed in; return the verdict on each claim and model, or on some. Raises ElsewhereError."""
+    options = adopt_bundle(make_options(f"vectors:{folder}", claims=claims, outputs=outputs))
     run = open_run(options, open_vectors(options))
     return judge_all(run, make_bailiff(run))
 

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import pytest
 
+from conformance.run.session import find_described
 from conformance.vectors.command import CommandError, read_settings
 from reports.results import read_results
 from reports.verdicts import Verdict
 from tests.conformance.vectors.board import REFUSES
-from tests.conformance.vectors.bundles import answer_bundle, write_bundle
+from tests.conformance.vectors.bundles import answer_bundle, make_options, write_bundle
 from tests.support.warm_python import run_python
 
 CLAIMS = tuple(
@@ -58,7 +59,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
 
 def write_command(folder: Path, board: Board, faults: dict[str, str], **settings: object) -> Path:
     """Write a TOML file whose command answers as the faults say."""
-    (folder / "log").mkdir()
+    (folder / "log").mkdir(exist_ok=True)
     plan = {"answers": str(board.answers), "faults": faults, "log": str(folder / "log")}
     (folder / "plan.json").write_text(json.dumps(plan))
     program = Path(__file__).with_name("board.py")
@@ -86,10 +87,9 @@ def certify(file: Path, folder: Path, workers: int, *claims: str) -> dict[str, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_each_fault_is_the_verdict_of_its_case(board: Board, tmp_path: Path, workers: int) -> None:
+def test_each_fault_is_the_verdict_of_its_case(board: Board, tmp_path: Path) -> None:
     faults = {board.cases[claim][0]: fault for claim, (fault, _, _) in WRONG.items()}
-    judged = certify(write_command(tmp_path, board, faults), tmp_path / "report", workers)
+    judged = certify(write_command(tmp_path, board, faults), tmp_path / "report", 0)
     footer = read_results(tmp_path / "report" / "results.jsonl").footer
     notes = " ".join(footer.notes if footer else ())
     assert "calls of the command did not end with status 0 (-9, 3, 9, killed at the limit)" in notes
@@ -110,11 +110,14 @@ def test_one_call_runs_many_cases(board: Board, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_case_is_tried_again_as_often_as_the_file_says(board: Board, tmp_path: Path) -> None:
+def test_a_case_is_tried_as_often_as_the_file_says_and_nothing_of_an_earlier_run_is_taken(
+    board: Board, tmp_path: Path
+) -> None:
     case = board.cases[CLAIMS[0]][0]
-    file = write_command(tmp_path, board, {case: "die"}, retries=2)
-    judged = certify(file, tmp_path / "report", 0, CLAIMS[0])
-    assert judged[CLAIMS[0]][0] is Verdict.CRASHED
+    file = write_command(tmp_path, board, {})
+    assert certify(file, tmp_path / "report", 0, CLAIMS[0])[CLAIMS[0]][0] is Verdict.VERIFIED
+    write_command(tmp_path, board, {case: "die"}, retries=2)
+    assert certify(file, tmp_path / "report", 0, CLAIMS[0])[CLAIMS[0]][0] is Verdict.CRASHED
     alone = [path for path in (tmp_path / "log").iterdir() if path.read_text() == case]
     assert len(alone) == 3, "one try and two more"
 
@@ -123,48 +126,33 @@ def test_a_case_is_tried_again_as_often_as_the_file_says(board: Board, tmp_path:
 def test_no_more_calls_than_devices_run_at_once(board: Board, tmp_path: Path) -> None:
     program = (
         "import os, sys, time, pathlib; folder = pathlib.Path(sys.argv[1]); mine = folder / str(os.getpid()); "
-        "mine.touch(); time.sleep(0.4); most = len(list(folder.iterdir())); mine.unlink(); "
+        "mine.touch(); time.sleep(0.2); most = len(list(folder.iterdir())); mine.unlink(); "
         "(folder.parent / f'most-{os.getpid()}').write_text(str(most))"
     )
     (tmp_path / "running").mkdir()
     words = [sys.executable, "-S", "-c", program, str(tmp_path / "running"), "{bundle}", "{outputs}"]
     file = write_command(tmp_path, board, {}, command=words, batch=1)
-    certify(file, tmp_path / "report", 2, *CLAIMS[:4])
+    certify(file, tmp_path / "report", 2, *CLAIMS[:2])
     counts = [int(path.read_text()) for path in tmp_path.glob("most-*")]
-    assert len(counts) >= 4 and set(counts) == {1}
+    assert len(counts) >= 2 and set(counts) == {1}
 
 
-@pytest.mark.slow
-def test_what_an_earlier_run_has_left_is_not_taken_for_this_ones(board: Board, tmp_path: Path) -> None:
-    file = write_command(tmp_path, board, {})
-    assert certify(file, tmp_path / "report", 0, CLAIMS[0])[CLAIMS[0]][0] is Verdict.VERIFIED
-    file.write_text(file.read_text().replace(json.dumps(str(Path(__file__).with_name("board.py"))), '"/none.py"'))
-    assert certify(file, tmp_path / "report", 0, CLAIMS[0])[CLAIMS[0]][0] is Verdict.CRASHED
-
-
+WHOLE = 'config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\n'
 BROKEN = {
     "no TOML": ("config = ", "no TOML"),
-    "no config": ('command = ["x", "{bundle}", "{outputs}"]', "config is missing"),
     "no command": ('config = "a:b"', "command is missing"),
     "unknown key": ('config = "a:b"\ncomand = []', "unknown key 'comand'"),
     "text for a list": ('config = "a:b"\ncommand = "x"', "give a list"),
     "no place for outputs": ('config = "a:b"\ncommand = ["x", "{bundle}"]', "does not name {outputs}"),
-    "no seconds": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\ntimeout = 0', "timeout is 0"),
-    "NaN seconds": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\ntimeout = nan', "timeout is nan"),
-    "endless": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\ntimeout = inf', "timeout is inf"),
-    "a long timeout": (
-        'config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\ntimeout = 1e300', "give at most 604800",
-    ),
-    "a name with =": (
-        'config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\n[environment]\n"A=B" = "1"', "a NUL or =",
-    ),
-    "no batch": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\nbatch = 0', "batch is 0; give 1 or more"),
-    "status 0 refused": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\nrefused = [0]', "from 1 to 255"),
-    "no folder": ('config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\nfolder = "none"', "which is none"),
-    "numbers in the environment": (
-        'config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\n[environment]\nA = 1', "give texts",
-    ),
-}  # fmt: skip
+    "NaN seconds": (f"{WHOLE}timeout = nan", "timeout is nan"),
+    "endless": (f"{WHOLE}timeout = inf", "timeout is inf"),
+    "a long timeout": (f"{WHOLE}timeout = 1e300", "give at most 604800"),
+    "a name with =": (f'{WHOLE}[environment]\n"A=B" = "1"', "a NUL or ="),
+    "no batch": (f"{WHOLE}batch = 0", "batch is 0; give 1 or more"),
+    "status 0 refused": (f"{WHOLE}refused = [0]", "from 1 to 255"),
+    "no folder": (f'{WHOLE}folder = "none"', "which is none"),
+    "numbers in the environment": (f"{WHOLE}[environment]\nA = 1", "give texts"),
+}
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -182,9 +170,8 @@ def test_a_missing_file_is_an_error_in_one_line(tmp_path: Path) -> None:
         read_settings(tmp_path / "none.toml")
 
 
-@pytest.mark.slow
-def test_a_config_that_cannot_be_imported_ends_the_run_in_one_line(board: Board, tmp_path: Path) -> None:
-    file = write_command(tmp_path, board, {}, config="no_such_module:Board")
-    done = run_python("-m", "pytest", "--pyargs", "conformance", f"--backend=command:{file}", "-q", cwd=tmp_path)
-    assert done.returncode == 4 and "module 'no_such_module' does not import" in done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+def test_a_config_that_cannot_be_imported_is_a_usage_error(tmp_path: Path) -> None:
+    file = tmp_path / "board.toml"
+    file.write_text(WHOLE.replace("a:b", "no_such_module:Board"))
+    with pytest.raises(pytest.UsageError, match="module 'no_such_module' does not import"):
+        find_described(make_options(f"command:{file}"))

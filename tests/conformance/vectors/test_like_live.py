@@ -8,31 +8,32 @@ from pathlib import Path
 import pytest
 
 from conformance.machine.isa import LEVELS
+from conformance.run.elsewhere import adopt_bundle
 from conformance.run.export import export
 from conformance.run.isolate import make_isolation
 from conformance.run.session import find_described, open_run
 from conformance.vectors.bundle import read_bundle
 from conformance.vectors.files import digest_folder
 from reports.decision import list_untried
+from reports.handed_in import BUNDLE, HANDED_IN
 from reports.merge import merge
 from reports.results import read_results
 from reports.shard import Shard
 from reports.verdicts import Verdict
-from tests.conformance.vectors.bundles import ADD, answer_bundle, judge_all, judge_bundle, make_options
+from tests.conformance.vectors.bundles import ADD, judge_all, judge_bundle, make_options
 from tests.conformance.vectors.conftest import Made
+from tests.conftest import Runs
 from tests.support.warm_python import run_python
 
-CLAIMS = tuple(ADD.replace("add", name) for name in ("add", "mul", "cat", "mean"))
+CLAIMS = (ADD, ADD.replace("add", "mul"))
 SAMPLE = (
     "nn.Linear/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_tensor_symmetric",
     "nn.Linear/dynamic:in=quint8,w=qint8,b=float32,out=float32/ptq/per_tensor_symmetric",
     "nn.Conv2d+nn.ReLU/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_tensor_symmetric",
-    "torch.conv_transpose2d/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_tensor_symmetric",
     "torch.add/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight",
     "nn.Embedding/static:in=float32,w=quint4x2,b=*,out=float32/ptq/per_channel_affine_float_qparams",
     "nn.PReLU/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight",
     "nn.LSTM/dynamic:in=quint8,w=qint8,b=float32,out=float32/ptq/per_tensor_symmetric",
-    "torch.mean/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight",
     "model/branches/ptq/quint8/per_channel_symmetric",
 )  # fmt: skip
 
@@ -72,19 +73,22 @@ def test_the_reports_say_that_outputs_were_handed_in(made: Made, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_the_results_of_several_boards_are_joined(tmp_path: Path) -> None:
-    files, digests = list[Path](), list[str]()
+def test_a_bundle_of_a_shard_is_judged_as_that_shard(tmp_path: Path) -> None:
+    options = replace(make_options("reference", claims=CLAIMS), shard=Shard(place=1, of=2))
+    export(options, tmp_path, ("json",), None)
+    bundle = read_bundle(tmp_path)
+    adopted = adopt_bundle(make_options(f"vectors:{tmp_path}"))
+    assert adopted.shard == options.shard and {*bundle.cases.values()} < {*CLAIMS}
+
+
+def test_the_results_of_several_boards_are_joined(runs: Runs, tmp_path: Path) -> None:
+    """Each shard is of a bundle and of outputs of its own."""
+    files = list[Path]()
     for place in (1, 2):
-        folder = tmp_path / str(place)
-        options = replace(make_options("reference", claims=CLAIMS), shard=Shard(place=place, of=2))
-        export(options, folder / "bundle", ("json", "fx"), None)
-        answer_bundle(folder / "bundle", folder / "outputs")
-        words = ["judge", str(folder / "bundle"), str(folder / "outputs"), "-q", "--without-execution-evidence"]
-        words += [f"--report-dir={folder}", "-pno:cacheprovider"]
-        done = run_python("-m", "fx_quant_conformance", *words, cwd=tmp_path)
-        assert done.returncode == 0, done.stdout + done.stderr
-        files.append(folder / "results.jsonl")
-        digests.append(read_results(files[-1]).header.versions["outputs handed in"])
+        versions = {BUNDLE: f"sha256 a{place}", HANDED_IN: f"1 files, sha256 b{place}"}
+        about = {"versions": versions, "shard": {"place": place, "of": 2}, "options": {"claim": ["claim*"]}}
+        files.append(runs.lines([runs.check(f"claim {place}"), runs.claim(f"claim {place}")], **about))
     merged = merge(files, tmp_path / "merged.jsonl")
-    assert sorted(row.claim for row in merged.claims) == sorted(CLAIMS)
-    assert merged.header.versions["outputs handed in"] == "; ".join(digests)
+    assert merged.header.versions == {
+        BUNDLE: "sha256 a1; sha256 a2", HANDED_IN: "1 files, sha256 b1; 1 files, sha256 b2"
+    }  # fmt: skip
