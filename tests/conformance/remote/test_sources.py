@@ -66,7 +66,6 @@ def test_a_shipped_backend_is_of_the_suite() -> None:
 
 CHANGES: dict[str, Callable[[Path], object]] = {
     "edited": lambda folder: (folder / "backend.py").write_text("x = 1\n"),
-    "extension": lambda folder: (folder / "kernels" / "native.so").write_bytes(b"\x7fELF"),
     "added": lambda folder: (folder / "kernels" / "table.bin").write_bytes(b""),
     "renamed": lambda folder: (folder / "backend.py").rename(folder / "backend2.py"),
     "removed": lambda folder: (folder / "kernels" / "late.py").unlink(),
