@@ -95,22 +95,15 @@ def test_what_a_pattern_holds_tells_it_from_others(memory: dict[object, GraphMod
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("example", "kwargs"),
-    [
-        ((torch.ones(1, 1, 4, 4), torch.ones(1, 1, 1, 1)), {}),
-        ((torch.ones(1, 1, 3, 3).double(), torch.ones(1, 1, 1, 1).double()), {}),
-        (_EXAMPLE, {"bias": torch.ones(1)}),
-    ],
-    ids=["shape", "dtype", "keyword"],
-)
-def test_other_inputs_are_another_pattern(
-    memory: dict[object, GraphModule], example: tuple[Tensor, ...], kwargs: dict[str, Tensor]
-) -> None:
+def test_other_inputs_are_another_pattern(memory: dict[object, GraphModule]) -> None:
+    """Of another shape, of another dtype, and with a keyword."""
+    convolution = _wrap(torch.nn.functional.conv2d, is_relu=False)
     with remember_patterns():
-        _export(_wrap(torch.nn.functional.conv2d, is_relu=False))
-        _export(_wrap(torch.nn.functional.conv2d, is_relu=False), *example, **kwargs)
-    assert len(memory) == 2
+        _export(convolution)
+        _export(convolution, torch.ones(1, 1, 4, 4), torch.ones(1, 1, 1, 1))
+        _export(convolution, *(each.double() for each in _EXAMPLE))
+        _export(convolution, *_EXAMPLE, bias=torch.ones(1))
+    assert len(memory) == 4
 
 
 def test_a_pattern_may_be_changed_by_its_caller() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from conformance.__main__ import main
 from conformance.annotations import asking
+from conformance.claims_of.command import find_quantizer
 from conformance.machine.isolation import CAN_FORK
 from tests.support.torchao import needs_torchao
 
@@ -40,13 +41,10 @@ def test_the_module_and_the_table_are_written(
     assert entry.normal_pattern is nn.Linear
 
 
-@pytest.mark.slow
 @needs_torchao
-@pytest.mark.parametrize("name", ["INSTANCE", "make_dynamic"])
-def test_an_instance_and_a_function_are_taken(tmp_path: Path, name: str) -> None:
-    globs = ["--pattern=nn.Linear", "--pattern=nn.ReLU"]
-    assert main(["claims-of", f"{QUANTIZERS}:{name}", *globs, "-o", str(tmp_path / "mine.py")]) == 0
-    assert f'NAME = "{name}"' in (tmp_path / "mine.py").read_text(encoding="utf-8")
+def test_an_instance_is_taken() -> None:
+    found = find_quantizer(f"{QUANTIZERS}:INSTANCE")
+    assert type(found).__name__ == "ByTarget" and found is find_quantizer(f"{QUANTIZERS}:INSTANCE")
 
 
 @pytest.mark.slow
@@ -85,8 +83,6 @@ def test_no_quantizer_at_all(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("StaticLinear", "'StaticLinear' is not of the form module:attribute"),
-        ("no_such_module:X", "module 'no_such_module' does not import: ModuleNotFoundError"),
         (f"{QUANTIZERS}:Static", f"module '{QUANTIZERS}' has no attribute 'Static'"),
         (f"{QUANTIZERS}:NO_QUANTIZER", "is no torchao.quantization.pt2e.quantizer.Quantizer: found builtins.int"),
         (f"{QUANTIZERS}:fail", "calling it raised RuntimeError: no licence found"),
@@ -111,14 +107,14 @@ def test_a_spec_that_names_no_quantizer(
     [
         ("NothingAtAll", "annotates none of 1 patterns: does it need a configuration?"),
         ("Dying", "the process exited with status 7"),
-        pytest.param("Hanging", "was not probed within 8 s: give a longer --timeout", marks=pytest.mark.slow),
+        ("Hanging", "was not probed within 1 s: give a longer --timeout"),
     ],
 )
 def test_a_quantizer_that_cannot_be_probed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
 ) -> None:
     output = tmp_path / "mine.py"
-    words = [f"{QUANTIZERS}:{name}", "--pattern=nn.Linear", "--timeout=8" if name == "Hanging" else "--timeout=60"]
+    words = [f"{QUANTIZERS}:{name}", "--pattern=nn.Linear", "--timeout=1" if name == "Hanging" else "--timeout=60"]
     assert main(["claims-of", *words, "-o", str(output)]) == 2
     assert message in capsys.readouterr().err
     assert not output.exists()

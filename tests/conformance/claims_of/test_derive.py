@@ -71,11 +71,6 @@ def test_a_cat_that_shares_one_observer() -> None:
     assert claim_of(config, torch.cat) == (SHARE, [STATIC])
 
 
-def test_a_cat_that_shares_none() -> None:
-    config, _ = derive({aten.cat.default: q.elementwise()}, "torch.cat")
-    assert claim_of(config, torch.cat) == (DIFFERENT, [STATIC])
-
-
 def test_a_sigmoid_with_fixed_qparams_between_quantized_ops() -> None:
     by_target = {aten.sigmoid.default: lambda node: q.mark(node, {}, q.SIGMOID), aten.linear.default: q.weighted()}
     config, rows = derive(by_target, "nn.Sigmoid")
@@ -99,10 +94,10 @@ def test_a_dynamic_linear_layer() -> None:
 @pytest.mark.slow
 def test_a_quantizer_that_raises_on_one_pattern_costs_that_pattern_only() -> None:
     by_target = {aten.linear.default: q.weighted(), aten.conv2d.default: q.refuse}
-    config, rows = derive(by_target, "nn.Linear", "nn.Conv[123]d", "nn.Identity", "F.relu")
+    config, rows = derive(by_target, "nn.Linear", "nn.Conv2d", "F.relu")
     assert [entry.normal_pattern for entry in config.configs] == [nn.Linear]
     assert rows["nn.Conv2d"].reason == "the Quantizer raised: ValueError: no rule for aten.conv2d.default"
-    assert {rows[name].reason for name in ("nn.Conv1d", "nn.Conv3d", "F.relu")} == {"not annotated"}
+    assert rows["F.relu"].reason == "not annotated"
 
 
 def test_ops_that_are_annotated_one_by_one_are_no_pattern() -> None:
@@ -149,17 +144,11 @@ def test_a_fused_module_names_its_root_where_the_root_has_no_entry() -> None:
 
 
 @pytest.mark.slow
-def test_an_op_that_is_left_out_is_named() -> None:
-    by_target = {aten.linear.default: q.weighted(output=None)}
-    _, rows = derive(by_target, "nn.Linear+nn.Tanh")
-    assert rows["nn.Linear+nn.Tanh"].reason == "not annotated as one: tanh left out"
-
-
-@pytest.mark.slow
-def test_inputs_only_is_a_claim_where_the_reader_quantizes_the_output() -> None:
-    config, rows = derive({aten.linear.default: q.weighted(output=None)}, "nn.Linear")
+def test_inputs_only_are_a_claim_where_the_reader_quantizes_the_output_and_no_pattern_with_what_is_left_out() -> None:
+    config, rows = derive({aten.linear.default: q.weighted(output=None)}, "nn.Linear", "nn.Linear+nn.Tanh")
     assert claim_of(config, nn.Linear) == (DIFFERENT, [STATIC_WEIGHTED])
     assert rows["nn.Linear"].notes == ("the output is quantized where its reader is",)
+    assert rows["nn.Linear+nn.Tanh"].reason == "not annotated as one: tanh left out"
 
 
 def test_inputs_only_is_no_claim_where_nothing_quantizes_the_output() -> None:
@@ -261,12 +250,10 @@ def test_what_torch_export_refuses_is_said() -> None:
 @pytest.mark.slow
 def test_training_claims_qat_modules() -> None:
     by_target = {aten.conv2d.default: q.weighted_with_relu(q.TRAINED_ACTIVATION, q.TRAINED_WEIGHT)}
-    config, rows = derive(
-        by_target, "nn.Conv2d*", "nni.ConvBnReLU2d", "nnqat.Conv2d", "nniqat.ConvBnReLU2d", is_qat=True
-    )
+    patterns = ("nn.Conv2d", "nn.Conv2d+nn.BatchNorm2d+nn.ReLU", "nni.ConvBnReLU2d")
+    config, _ = derive(by_target, *patterns, "nnqat.Conv2d", "nniqat.ConvBnReLU2d", is_qat=True)
     dtypes = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float32)
     for pattern in (nn.Conv2d, (nn.Conv2d, nn.BatchNorm2d, nn.ReLU), nnqat.Conv2d, nniqat.ConvBnReLU2d):
         assert claim_of(config, pattern) == (DIFFERENT, [dtypes])
     assert entry_of(config, nn.Conv2d).qat_module is nnqat.Conv2d
     assert entry_of(config, nni.ConvBnReLU2d).qat_module is nniqat.ConvBnReLU2d
-    assert rows["nn.Conv2d+F.relu"].reason == ""
