@@ -79,14 +79,13 @@ CONVOLUTIONS: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("geometry", CONVOLUTIONS, ids=str)
-@both_schemes
 @both_forms
-def test_conv2d(is_decomposed: bool, per_channel: bool, geometry: dict[str, Any]) -> None:
+def test_conv2d(is_decomposed: bool, geometry: dict[str, Any]) -> None:
     layer = nn.Conv2d(4, 4, (3, 2), **geometry)
-    w, scales = weighted(layer, per_channel)
+    w, scales = weighted(layer, per_channel=True)
     q = drawn_integers(2, 4, 5, 6, seed=2)
     x = on_grid(q, **X)  # type: ignore[arg-type]
-    model = quantized(nn.Sequential(layer), x, is_decomposed=is_decomposed, per_channel=per_channel)
+    model = quantized(nn.Sequential(layer), x, is_decomposed=is_decomposed, per_channel=True)
     bias = [Fraction(b) for b in layer.bias.tolist()] if layer.bias is not None else [Fraction(0)] * 4
     layer.bias = None
     agree(exact_of(model, x), [total * SX * scales[c] + bias[c] for c, total in convolved(q, w, layer)])

@@ -92,8 +92,7 @@ def next_factor(module: Any, x: Tensor) -> Any:
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize(
     ("layer", "wrong"),
-    [("derived reference", without_bias), ("independent reference", without_bias), ("derived root", without_bend),
-     ("own root", next_factor)],
+    [("independent reference", without_bias), ("derived root", without_bend), ("own root", next_factor)],
 )  # fmt: skip
 def test_a_kernel_that_computes_something_else_is_refuted(layer: str, wrong: Any) -> None:
     """Of the derived root torch's function of the base class is wrong, which the suite took for right."""
@@ -191,16 +190,6 @@ def test_a_module_that_cannot_be_judged_says_why(
     monkeypatch.setitem(LAYERS, "independent reference", (nn.Linear, kind))
     with pytest.raises(NoOracleError, match=message):
         Walk(reference_of("independent reference")).exact((X,))
-
-
-@pytest.mark.slow
-@pytest.mark.rule("CVT-02")
-def test_integers_that_are_not_the_nearest_are_found() -> None:
-    """Forward, kernel and exact result agree on them; the float weight does not."""
-    checks = checks_of(OwnModules("independent reference", reference=own_modules.RoundedDown))
-    failed = [each for each in checks if each.outcome == "fail"]
-    assert {(each.stage, each.rule, each.verdict) for each in failed} == {("convert", "CVT-02", Verdict.REFUTED)}
-    assert all("RoundedDown's integers are up to 0.9" in each.message for each in failed)
 
 
 class AssertingGains(own_modules.GainsReference):

@@ -95,7 +95,7 @@ DRAWN = [random.Random(6).randrange(-(2**20), 2**20) for _ in range(400)]
 
 
 @pytest.mark.rule("NUM-04")
-@pytest.mark.parametrize("factor", [*draw_factors(60, -12, 2), 0.25, 0.5, 1.0, 2.0, 3.0, 1 - 2.0**-33, 0.5 - 2.0**-34])
+@pytest.mark.parametrize("factor", [*draw_factors(20, -12, 2), 0.25, 0.5, 1.0, 2.0, 3.0, 1 - 2.0**-33, 0.5 - 2.0**-34])
 def test_tflites_two_roundings_are_within_the_bound(factor: float) -> None:
     totals = EVERY + [total for total in DRAWN if abs(total * factor) < 2**15]
     beyond, slack = excesses(TFLITE, twice, factor, totals)
@@ -125,13 +125,13 @@ def test_a_factor_of_a_half_and_more_is_rounded_once() -> None:
 
 @pytest.mark.slow
 @pytest.mark.rule("NUM-04")
-@pytest.mark.parametrize("bits", (8, 10, 15, 24, 31))
+@pytest.mark.parametrize("bits", (8, 15, 31))
 def test_a_multiplier_of_n_bits_is_within_the_bound(bits: int) -> None:
     up, down, zero = (
         Requantize(multiplier_bits=bits, rounding=mode)
         for mode in (RoundingMode.HALF_UP, RoundingMode.DOWN, RoundingMode.TOWARDS_ZERO)
     )
-    for factor in draw_factors(40, -10, 0):
+    for factor in draw_factors(15, -10, 0):
         totals = EVERY + [total for total in DRAWN if abs(total * factor) < 2**12]
         machines: list[tuple[Requantize, Callable[[int, float], int]]] = [
             (up, lambda total, factor: once(total, factor, bits)),

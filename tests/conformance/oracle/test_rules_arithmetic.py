@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -88,30 +87,6 @@ def test_bounds_between_two_steps_are_no_multiple_of_the_step(is_decomposed: boo
         agree(exact, [min(max(each, low), high) for each in reals(q)])
     exact = exact_of("clamp", lambda x: x.clamp(min=-0.3), q, is_decomposed=is_decomposed)
     agree(exact, [max(each, low) for each in reals(q)])
-
-
-@pytest.mark.rule("NUM-03")
-@both_forms
-def test_padding_puts_its_value_beside(is_decomposed: bool) -> None:
-    q = drawn_integers(2, 3, seed=3)
-    exact = exact_of(F.pad, lambda x: F.pad(x, (1, 0, 0, 1), value=0.5), q, is_decomposed=is_decomposed)
-    half = Fraction(1, 2)
-    rows = [reals(row) for row in q]
-    agree(exact, [half, *rows[0], half, *rows[1], *[half] * 4])
-
-
-@pytest.mark.rule("NUM-03")
-@both_forms
-def test_bilinear_interpolation(is_decomposed: bool) -> None:
-    """Sample k of 4 along an axis of 2 is at k/2 − 1/4, held inside the axis: weights 1, 3/4, 1/4, 0 of the first."""
-    q = drawn_integers(1, 1, 2, 2, seed=4)
-    exact = exact_of(
-        F.interpolate, lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), q, is_decomposed=is_decomposed
-    )
-    a, b, c, d = reals(q)
-    first = [Fraction(4 - k, 4) for k in (0, 1, 3, 4)]
-    expected = [v * (w * a + (1 - w) * b) + (1 - v) * (w * c + (1 - w) * d) for v, w in itertools.product(first, first)]
-    agree(exact, expected)
 
 
 @pytest.mark.rule("NUM-03")

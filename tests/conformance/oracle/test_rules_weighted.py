@@ -119,15 +119,9 @@ def test_float32_is_within_the_slack_for_every_variant(function: Any) -> None:
 # -- reference modules: what the float model computes ------------------------------------------------------------------
 
 
-def referenced(module: Any, *, axis: int | None) -> Any:
-    """The reference module of a float one, its weight per tensor, or per channel along `axis`."""
-    qparams: dict[str, Any] = {"qscheme": torch.per_tensor_affine, "dtype": torch.qint8, "scale": 2.0**-6,
-                               "zero_point": 0}  # fmt: skip
-    if axis is not None:
-        channels = int(module.weight.shape[axis])
-        scale = torch.tensor([2.0 ** -(6 + channel % 3) for channel in range(channels)])
-        zero_point = torch.zeros(channels, dtype=torch.int32)
-        qparams |= {"qscheme": torch.per_channel_affine, "scale": scale, "zero_point": zero_point, "axis": axis}
+def referenced(module: Any) -> Any:
+    """The reference module of a float one, its weight per tensor."""
+    qparams = {"qscheme": torch.per_tensor_affine, "dtype": torch.qint8, "scale": 2.0**-6, "zero_point": 0}
     return MODULES[type(module)].from_float(module, qparams)
 
 
@@ -149,11 +143,10 @@ def variants(kind: Any) -> Iterator[tuple[Any, Tensor]]:
 @pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("axis", (None, 0, 1))
-def test_a_reference_module_is_the_float_module_with_its_rounded_weight(kind: Any, axis: int | None) -> None:
+def test_a_reference_module_is_the_float_module_with_its_rounded_weight(kind: Any) -> None:
     with torch.no_grad():
         for module, x in variants(kind):
-            reference = referenced(module, axis=axis)
+            reference = referenced(module)
             found = computed(reference, Value(real=x))
             module.weight.copy_(reference.get_weight())
             torch.testing.assert_close(found, module.double()(x), rtol=1e-13, atol=1e-13)
@@ -170,13 +163,13 @@ def test_a_padding_mode_pads_with_the_inputs_own_values() -> None:
         for mode, sums in expected.items():
             module: Any = nn.Conv1d(1, 1, 3, padding=1, padding_mode=mode, bias=False)  # type: ignore[arg-type]
             module.weight.fill_(1.0)
-            assert computed(referenced(module, axis=None), x).flatten().tolist() == sums
+            assert computed(referenced(module), x).flatten().tolist() == sums
 
 
 def test_errors_are_padded_as_their_values_are() -> None:
     real = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]).double()
     module: Any = nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular")
-    reference = referenced(module, axis=None)
+    reference = referenced(module)
     x = Value(real=real, errors={"upstream": real / 8, "half": torch.tensor(0.5)}, step=torch.tensor(2.0))
     _, args = REFERENCE_MODULES[nnqr.Conv1d](reference, Value(real=reference.get_weight()), x)
     assert args[0].real.flatten().tolist() == [4, 1, 2, 3, 4, 1]
@@ -192,7 +185,7 @@ def test_a_transposed_module_is_given_its_output_size(kind: Any) -> None:
     rank = module.weight.dim() - 2
     x, size = torch.randn(1, 2, *(4, 3, 5)[:rank]).double(), [10, 8, 11][:rank]
     with torch.no_grad():
-        reference = referenced(module, axis=None)
+        reference = referenced(module)
         found = computed(reference, Value(real=x), output_size=size)
         assert list(found.shape[2:]) == size
         module.weight.copy_(reference.get_weight())

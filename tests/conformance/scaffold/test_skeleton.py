@@ -60,7 +60,6 @@ def test_its_workflow_signs_the_certificate_where_it_can() -> None:
     [
         (["init", "My-npu"], "cannot name a package"),
         (["init", "class"], "cannot name a package"),
-        (["init", "../my_npu"], "cannot name a package"),
         (["init", "qnnpack"], "is taken by a backend of the suite"),
         (["init", "torch"], "is taken by the module"),
         (["init", "there"], "is there already"),
