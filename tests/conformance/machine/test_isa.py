@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conformance.machine import isa
-from conformance.machine.isa import LEVELS, MARK, NAMES, VARIABLES, IsaError, apply, find_current_level, find_own_level
+from conformance.machine.isa import LEVELS, MARK, VARIABLES, IsaError, apply, find_current_level, find_own_level
 
 pytestmark = pytest.mark.slow
 
@@ -178,10 +178,3 @@ def test_a_level_reaches_torch_fbgemm_and_onednn(
     assert lines[-1] == f"ended {began[0].split()[1]} {level} {torch_says} ['an argument']"
     assert [line for line in lines if line.endswith(onednn_says)], "ONEDNN_VERBOSE names the level"
     assert f"fbgemm {most}" in lines and f"onednn {most}" in lines
-
-
-def test_a_mixed_level_has_a_name_where_the_engine_looks_past_the_variables() -> None:
-    """x86 asks the CPU itself for VNNI: only below that level can the kernels be mixed."""
-    assert set(NAMES) - set(LEVELS) == {
-        "sse41_on_avx512_vnni", "avx2_on_avx512_vnni", "avx2_vnni_on_avx512_vnni", "avx512_on_avx512_vnni"
-    }  # fmt: skip

@@ -86,17 +86,9 @@ def test_threads_layout_and_memory_are_those_of_the_caller(remote: Make) -> None
     assert next(int(each) for each in lowered(INPUT)) == torch.get_num_threads()
 
 
-def test_several_inputs_go_together_and_an_error_is_that_of_its_run(remote: Make) -> None:
-    lowered = remote("Counts").lower(MODEL, (INPUT,))
-    places = ["first", "second", "third", "fourth"]
-    outputs = run_all(lowered, places, [(INPUT,), (INPUT,), (INPUT * 0,), (INPUT,)])
-    assert [int(next(outputs)[0]) for _ in range(2)] == [1, 2]
-    with pytest.raises(StageError, match="running third, raised DeviceError: run 3: division by zero"):
-        next(outputs)
-    assert int(lowered(INPUT.clone())[0]) == 4, "the run after the error was not made"
-
-
-def test_many_inputs_go_in_several_requests(remote: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_inputs_go_in_a_request_and_an_error_is_that_of_its_run(
+    remote: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client, "MOST_TOGETHER", 2 * INPUT.nbytes)
     lowered = remote("Counts").lower(MODEL, (INPUT,))
     asked: list[int] = []
@@ -107,8 +99,13 @@ def test_many_inputs_go_in_several_requests(remote: Make, monkeypatch: pytest.Mo
         return ask(model, action, pieces, **head)
 
     monkeypatch.setattr(RemoteModel, "_ask", count)
-    outputs = run_all(lowered, ["here"] * 5, [(INPUT,)] * 5)
-    assert [int(output[0]) for output in outputs] == [1, 2, 3, 4, 5] and asked == [2, 2, 1]
+    places = ["first", "second", "third", "fourth", "fifth"]
+    outputs = run_all(lowered, places, [(INPUT,), (INPUT,), (INPUT * 0,), (INPUT,), (INPUT,)])
+    assert [int(next(outputs)[0]) for _ in range(2)] == [1, 2]
+    with pytest.raises(StageError, match="running third, raised DeviceError: run 3: division by zero"):
+        next(outputs)
+    assert asked == [2, 2]
+    assert int(lowered(INPUT.clone())[0]) == 4, "the run after the error was not made"
 
 
 def test_runs_that_are_foreseen_are_those_that_are_asked_for(remote: Make) -> None:

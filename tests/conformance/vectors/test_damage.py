@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,18 +102,6 @@ def two_raw_files(made: Made, case: str) -> None:
         (folder / name).write_bytes(b"")
 
 
-def zip_text(made: Made, case: str) -> None:
-    """Write a zip file whose member is no array."""
-    with zipfile.ZipFile(made.outputs / case / "outputs.npz", "w") as archive:
-        archive.writestr("r0_o0", "text")
-
-
-def put_file(made: Made, case: str) -> None:
-    """Write a file in the place of a case's folder."""
-    shutil.rmtree(made.outputs / case)
-    (made.outputs / case).write_text("full")
-
-
 def link_folder(made: Made, case: str) -> None:
     """Move a case's folder away, and leave a link to it."""
     (made.outputs / case).rename(made.outputs.parent / "elsewhere")
@@ -142,8 +129,6 @@ FILES: dict[str, tuple[Damage, str]] = {
     "raw file too short": (replace_outputs("r0_o0.uint8", b"\1"), "has 1 bytes"),
     "two raw files of one output": (two_raw_files, "two raw files are one output"),
     "raw file of objects": (replace_outputs("r0_o0.O", b"\0" * 8), "'O' is no dtype"),
-    "a member that is no array": (zip_text, "cannot be read"),
-    "a file in place of the folder": (put_file, "nothing was handed in"),
     "raw and npz": (write_output("r0_o0.uint8", b"\1"), "both outputs.npz and r0_o0.uint8"),
     "status a list": (write_output(STATUS, "[]"), "status.json is no object"),
     "status unknown": (write_output(STATUS, '{"status": "fine"}'), "status is 'fine'"),
