@@ -25,7 +25,9 @@ from conformance.oracle.rules_activations import OP_RULES
 from refimpl.patterns import leaf_name
 from tests.conformance.support.flows import converted, on_grid
 
-ops = pytest.mark.parametrize("op", OP_SAMPLES, ids=leaf_name)
+ONE_OF_EACH = {(id(OP_RULES[op]), isinstance(op, type)): op for op in OP_SAMPLES}
+"""A module and a function, or a method, of each rule."""
+ops = pytest.mark.parametrize("op", ONE_OF_EACH.values(), ids=leaf_name)
 # Scale and zero point: all integers positive, around zero, negative; coarse and fine.
 GRIDS = ((2.0**-5, 0), (0.0123, 128), (16.0, 250), (2.0**-12, 128))
 

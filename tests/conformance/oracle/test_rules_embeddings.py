@@ -38,7 +38,7 @@ EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 @pytest.mark.slow
 @pytest.mark.rule("CVT-11")
 @pytest.mark.parametrize("op", EMBEDDINGS)
-@pytest.mark.parametrize(("qconfig", "config"), [(BYTES, "qnnpack"), (NIBBLES, "qnnpack"), (SIGNED, "onednn")])
+@pytest.mark.parametrize(("qconfig", "config"), [(NIBBLES, "qnnpack"), (SIGNED, "onednn")])
 def test_the_reference_model_is_within_the_slack(op: Any, qconfig: Any, config: str) -> None:
     for number, (_, arguments) in enumerate(OP_SAMPLES[op].variants()):
         torch.manual_seed(number)
