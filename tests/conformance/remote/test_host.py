@@ -128,6 +128,7 @@ def test_runs_that_are_foreseen_are_those_that_are_asked_for(remote: Make) -> No
 @pytest.mark.parametrize(
     ("name", "ending", "message"),
     [("Dies", Ending.DIED, "the process was killed by SIGSEGV (Segmentation fault)"),
+     ("Leaves", Ending.DIED, "the process exited with status 3"),
      ("Hangs", Ending.TIMEOUT, "did not end within 0.5 s (--claim-timeout)"),
      ("Babbles", Ending.DIED, "the process sent an answer that cannot be read: a message")],
 )  # fmt: skip

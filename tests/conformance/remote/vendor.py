@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -77,6 +78,11 @@ class Dies(Good):
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         ctypes.string_at(0)
         raise AssertionError("read from address 0")
+
+
+class Leaves(Good):
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        sys.exit(3)
 
 
 class Hangs(Good):

@@ -1,7 +1,7 @@
 """A board for the tests: a program that answers cases from a folder, or fails in the way that a file says.
 
 ``python board.py PLAN BUNDLE OUTPUTS``. PLAN is JSON: ``answers``: a folder of outputs; ``faults``: what goes wrong, by
-the name of the case; ``log``: a folder in which each call leaves its cases.
+the name of the case; ``log``: a folder in which each call leaves its cases; ``running``: one in which it shows itself.
 """
 
 from __future__ import annotations
@@ -23,8 +23,19 @@ def main() -> None:
     bundle, outputs = Path(sys.argv[2]), Path(sys.argv[3])
     cases = [row["case"] for row in json.loads((bundle / "manifest.json").read_text())["cases"]]
     (Path(plan["log"]) / f"{time.time_ns()}-{os.getpid()}").write_text(" ".join(cases))
+    if "running" in plan:
+        count_running(Path(plan["running"]))
     for case in cases:
         FAULTS.get(plan["faults"].get(case, ""), answer)(Path(plan["answers"]) / case, outputs / case)
+
+
+def count_running(running: Path) -> None:
+    """Leave beside the folder how many calls run now."""
+    mine = running / str(os.getpid())
+    mine.touch()
+    time.sleep(0.2)
+    (running.parent / f"most-{os.getpid()}").write_text(str(len(list(running.iterdir()))))
+    mine.unlink()
 
 
 def answer(answers: Path, folder: Path) -> None:
@@ -47,8 +58,8 @@ def exit_with_3(answers: Path, folder: Path) -> None:
 
 
 def flood(answers: Path, folder: Path) -> None:
-    """Print 64 MiB, and then die."""
-    for _ in range(64):
+    """Print 16 MiB, and then die."""
+    for _ in range(16):
         sys.stderr.write("noise " * ((1 << 20) // 6))
     print("\nthe last words", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from conformance.run.session import find_described
+from conformance.run.isolate import make_isolation
+from conformance.run.judging import rows_of
+from conformance.run.options import Options
+from conformance.run.session import find_described, open_run
 from conformance.vectors.command import CommandError, read_settings
 from reports.results import read_results
+from reports.schema import Judged
 from reports.verdicts import Verdict
 from tests.conformance.vectors.board import REFUSES
 from tests.conformance.vectors.bundles import answer_bundle, make_options, write_bundle
@@ -25,7 +33,7 @@ CLAIMS = tuple(
                "nn.AvgPool2d")
 )  # fmt: skip
 WRONG = {
-    CLAIMS[0]: ("hang", Verdict.TIMEOUT, "did not end within 4 s"),
+    CLAIMS[0]: ("hang", Verdict.TIMEOUT, "did not end within 3 s"),
     CLAIMS[1]: ("die", Verdict.CRASHED, "bus error"),
     CLAIMS[2]: ("flood", Verdict.CRASHED, "the last words"),
     CLAIMS[3]: ("write_half", Verdict.CRASHED, "SIGKILL"),
@@ -35,6 +43,7 @@ WRONG = {
     CLAIMS[7]: ("exit_with_3", Verdict.CRASHED, "no link to the board"),
 }
 """What goes wrong in the first case of a claim, the claim's verdict, and words of its reason."""
+FORK = get_context("fork")
 SURE = '{"quantized_ops": ["an op"], "float_fallbacks": []}'
 
 
@@ -57,14 +66,17 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
     return Board(cases=cases, answers=folder / "answers")
 
 
-def write_command(folder: Path, board: Board, faults: dict[str, str], **settings: object) -> Path:
-    """Write a TOML file whose command answers as the faults say."""
+def write_command(
+    folder: Path, board: Board, faults: dict[str, str], *, running: Path | None = None, **settings: object
+) -> Path:
+    """Write a TOML file whose command answers as the faults say, and notes in a folder that it is ``running``."""
     (folder / "log").mkdir(exist_ok=True)
     plan = {"answers": str(board.answers), "faults": faults, "log": str(folder / "log")}
+    plan |= {} if running is None else {"running": str(running)}
     (folder / "plan.json").write_text(json.dumps(plan))
     program = Path(__file__).with_name("board.py")
     words = [sys.executable, "-S", str(program), str(folder / "plan.json"), "{bundle}", "{outputs}"]
-    known = {"name": "a_board", "config": "backends.reference:ReferenceBackend", "command": words, "timeout": 4,
+    known = {"name": "a_board", "config": "backends.reference:ReferenceBackend", "command": words, "timeout": 3,
              "batch": 8, "refused": [REFUSES]}  # fmt: skip
     lines = [f"{key} = {json.dumps(value)}" for key, value in (known | settings).items()]
     path = folder / "board.toml"
@@ -99,11 +111,29 @@ def test_each_fault_is_the_verdict_of_its_case(board: Board, tmp_path: Path) -> 
         assert (found, words in reason) == (verdict, True), (fault, found, reason)
 
 
+def run_side_by_side(file: Path, folder: Path, claims: Sequence[str]) -> None:
+    """Judge the claims in two processes, as two workers do; all are to be verified."""
+    options = replace(make_options(f"command:{file}", claims=tuple(claims)), report_dir=folder)
+    processes = [FORK.Process(target=_judge_some, args=(options, claims[half::2])) for half in (0, 1)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+def _judge_some(options: Options, claims: Sequence[str]) -> None:
+    run = open_run(options, find_described(options))
+    with closing(make_isolation(run)) as court:
+        for claim in claims:
+            row = rows_of(run, run.units[claim], court.run(claim))[-1]
+            assert isinstance(row, Judged) and row.verdict is Verdict.VERIFIED, row
+
+
 @pytest.mark.slow
 def test_one_call_runs_many_cases(board: Board, tmp_path: Path) -> None:
     file = write_command(tmp_path, board, {board.cases[CLAIMS[8]][0]: "leave_a_child"}, batch=64)
-    judged = certify(file, tmp_path / "report", 2)
-    assert {verdict for verdict, _ in judged.values()} == {Verdict.VERIFIED}
+    run_side_by_side(file, tmp_path / "report", CLAIMS)
     calls = [path.read_text().split() for path in (tmp_path / "log").iterdir()]
     assert Counter(case for call in calls for case in call) == Counter(chain(*board.cases.values()))
     assert len(calls) == 1, "64 cases fit into one call"
@@ -117,24 +147,18 @@ def test_a_case_is_tried_as_often_as_the_file_says_and_nothing_of_an_earlier_run
     file = write_command(tmp_path, board, {})
     assert certify(file, tmp_path / "report", 0, CLAIMS[0])[CLAIMS[0]][0] is Verdict.VERIFIED
     write_command(tmp_path, board, {case: "die"}, retries=2)
-    assert certify(file, tmp_path / "report", 0, CLAIMS[0])[CLAIMS[0]][0] is Verdict.CRASHED
+    assert certify(file, tmp_path / "report", 1, CLAIMS[0])[CLAIMS[0]][0] is Verdict.CRASHED
     alone = [path for path in (tmp_path / "log").iterdir() if path.read_text() == case]
     assert len(alone) == 3, "one try and two more"
 
 
 @pytest.mark.slow
 def test_no_more_calls_than_devices_run_at_once(board: Board, tmp_path: Path) -> None:
-    program = (
-        "import os, sys, time, pathlib; folder = pathlib.Path(sys.argv[1]); mine = folder / str(os.getpid()); "
-        "mine.touch(); time.sleep(0.2); most = len(list(folder.iterdir())); mine.unlink(); "
-        "(folder.parent / f'most-{os.getpid()}').write_text(str(most))"
-    )
-    (tmp_path / "running").mkdir()
-    words = [sys.executable, "-S", "-c", program, str(tmp_path / "running"), "{bundle}", "{outputs}"]
-    file = write_command(tmp_path, board, {}, command=words, batch=1)
-    certify(file, tmp_path / "report", 2, *CLAIMS[:2])
-    counts = [int(path.read_text()) for path in tmp_path.glob("most-*")]
-    assert len(counts) >= 2 and set(counts) == {1}
+    running = tmp_path / "running"
+    running.mkdir()
+    file = write_command(tmp_path, board, {}, batch=1, running=running)
+    run_side_by_side(file, tmp_path / "report", CLAIMS[:2])
+    assert {path.read_text() for path in tmp_path.glob("most-*")} == {"1"}
 
 
 WHOLE = 'config = "a:b"\ncommand = ["x", "{bundle}", "{outputs}"]\n'

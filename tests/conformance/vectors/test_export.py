@@ -204,9 +204,9 @@ def test_a_format_that_there_is_not_is_refused() -> None:
     assert choose_formats(["pt2"]) == ("json", "pt2")
 
 
-def test_formats_of_two_forms_are_refused() -> None:
+def test_formats_of_two_forms_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="export them into two bundles"):
-        choose_form(Representation.QUANTIZED, ("json", "fx", "pt2"))
+        export(make_options("qnnpack", claims=(ADD,)), tmp_path / "bundle", ("json", "fx", "pt2"), None)
 
 
 def test_models_of_a_backend_that_takes_programs_are_those_from_which_these_are_made() -> None:
