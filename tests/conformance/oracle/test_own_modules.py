@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.ao.nn.intrinsic as nni
-import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -18,8 +16,6 @@ from conformance.oracle.grids import NoOracleError, placeholder_grids
 from conformance.pipeline.claim_run import run_claim
 from conformance.stages.bench import Bench
 from refimpl import (
-    BackendConfig,
-    BackendPatternConfig,
     PrepareCustomConfig,
     QConfigMapping,
     convert_to_reference_decomposed_fx,
@@ -208,30 +204,3 @@ def test_a_registered_module_that_quantizes_its_weight_itself_is_judged_in_float
     """An op that takes float32 alone ended the claim as an internal error of the suite."""
     checks = checks_of(OwnModules("own root", reference=AssertingGains))
     assert [(each.stage, each.message) for each in checks if each.verdict is not Verdict.VERIFIED] == []
-
-
-class FusedBend(nni._FusedModule):  # type: ignore[name-defined,misc]
-    """A fused module with a forward of its own: what it calls in the place of its second part, the parts do not say."""
-
-    def __init__(self, linear: nn.Module, relu: nn.Module) -> None:
-        super().__init__(linear, relu)
-
-    def forward(self, x: Tensor) -> Any:
-        return F.leaky_relu(self[0](x), 0.25)
-
-
-@pytest.mark.rule("NUM-03")
-def test_a_fused_modules_own_forward_is_exact_and_not_its_parts_in_turn() -> None:
-    entry = BackendPatternConfig(FusedBend).set_root_module(nn.Linear).set_reference_quantized_module(nnqr.Linear)
-    config = BackendConfig("fused").set_backend_pattern_config(entry.set_dtype_configs([own_modules.DTYPES]))
-    mapping = QConfigMapping().set_global(minmax_qconfig(torch.quint8, torch.qint8, per_channel=False))
-    torch.manual_seed(2)
-    model = nn.Sequential(FusedBend(nn.Linear(17, 9), nn.ReLU())).eval()
-    prepared = prepare_fx(model, mapping, None, None, backend_config=config)
-    prepared(X)
-    reference = convert_to_reference_decomposed_fx(prepared)
-    (exact,) = Walk(reference).exact((X,))
-    with torch.no_grad():
-        on_grid = reference.get_submodule("0")(model_input(reference).float()).double()
-    assert bool((exact.real < -0.01).any())
-    torch.testing.assert_close(exact.real, on_grid, rtol=1e-5, atol=1e-6)

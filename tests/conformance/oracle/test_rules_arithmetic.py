@@ -23,15 +23,14 @@ from conformance.oracle.exact import Exact
 from conformance.oracle.rules_arithmetic import OP_RULES
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
 from refimpl.patterns import leaf_name
-from tests.conformance.support.flows import activation_range, converted, drawn_integers, on_grid
+from tests.conformance.support.by_hand import SX, ZX, X, both_forms
+from tests.conformance.support.flows import One, activation_range, converted, drawn_integers, on_grid
 from tests.conformance.support.ops_without_weights import OP_SAMPLES
 
-SX, ZX = Fraction(2) ** -5, 40
-RANGE = activation_range(scale=2.0**-5, zero_point=40)
+RANGE = activation_range(**X)  # type: ignore[arg-type]
 SHARE = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
 DIFFERENT = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
 SHAPE_READS = ("size", "shape")
-both_forms = pytest.mark.parametrize("is_decomposed", (False, True), ids=("quantized", "decomposed"))
 
 
 def config_for(op: Any, *, shares: bool = False) -> BackendConfig:
@@ -40,21 +39,10 @@ def config_for(op: Any, *, shares: bool = False) -> BackendConfig:
     return BackendConfig("one op").set_backend_pattern_config(entry)
 
 
-class Calls(nn.Module):
-    """A function of one tensor as a model."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(x)
-
-
 def exact_of(op: Any, function: Callable[[Any], Any], q: Tensor, *, is_decomposed: bool, shares: bool = False) -> Exact:
     """The exact result of a function, which calls the op, on integers of one grid."""
     x, config = on_grid(q, scale=2.0**-5, zero_point=40), config_for(op, shares=shares)
-    model = converted(Calls(function), [RANGE], is_decomposed=is_decomposed, config=config, output=[[x]])
+    model = converted(One(function), [RANGE], is_decomposed=is_decomposed, config=config, output=[[x]])
     (exact,) = Walk(model).exact((x,))
     return exact
 
@@ -66,14 +54,6 @@ def reals(q: Tensor) -> list[Fraction]:
 def agree(exact: Exact, expected: list[Fraction]) -> None:
     assert exact.real.flatten().tolist() == pytest.approx([float(each) for each in expected], rel=0, abs=1e-12)
     assert len(set(expected)) > 1
-
-
-@pytest.mark.rule("NUM-03")
-@both_forms
-def test_mean(is_decomposed: bool) -> None:
-    q = drawn_integers(3, 7, seed=1)
-    exact = exact_of(torch.mean, lambda x: torch.mean(x, 1, keepdim=True), q, is_decomposed=is_decomposed)
-    agree(exact, [sum(reals(row), Fraction(0)) / 7 for row in q])
 
 
 @pytest.mark.rule("NUM-03")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from dataclasses import replace
-from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Any
 
@@ -23,11 +21,11 @@ from conformance.oracle.exact import Exact
 from conformance.oracle.grids import NoOracleError
 from conformance.oracle.table import OP_RULES
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
-from tests.conformance.support.flows import One, Two, activation_range, converted, drawn_integers, on_grid
+from tests.conformance.support.by_hand import both_forms
+from tests.conformance.support.flows import Two, activation_range, converted, drawn_integers, on_grid
 
 SCALE, ZERO = 2.0**-4, 96  # -6 … 9.9375
 STEP = Fraction(SCALE)
-both_forms = pytest.mark.parametrize("is_decomposed", (False, True), ids=("quantized", "decomposed"))
 
 
 def quantized(op: Any, model: nn.Module, *integers: Tensor, is_decomposed: bool, **capabilities: bool) -> Exact:
@@ -52,69 +50,11 @@ def agree(exact: Exact, expected: list[Fraction]) -> None:
     assert len(set(expected)) > 1
 
 
-@pytest.mark.rule("NUM-03")
-@both_forms
-def test_a_division_by_a_number(is_decomposed: bool) -> None:
-    q = drawn_integers(64, seed=1)
-    exact = quantized("div", One(lambda x: x.div(-1.5)), q, is_decomposed=is_decomposed)
-    agree(exact, [real(each) / Fraction(-3, 2) for each in q.tolist()])
-    assert float(exact.slack.max()) < 0.01
-
-
 @both_forms
 def test_a_division_by_a_tensor_has_no_oracle(is_decomposed: bool) -> None:
     q = drawn_integers(64, seed=1)
     with pytest.raises(NoOracleError, match="it may be zero"):
         quantized(operator.truediv, Two(operator.truediv), q, q.clamp(min=ZERO + 1), is_decomposed=is_decomposed)
-
-
-@pytest.mark.rule("NUM-03")
-@both_forms
-def test_matrix_products(is_decomposed: bool) -> None:
-    p, q = drawn_integers(2, 3, 5, seed=2), drawn_integers(2, 5, 4, seed=3)
-    exact = quantized("bmm", Two(lambda x, y: x.bmm(y)), p, q, is_decomposed=is_decomposed)
-    agree(exact, [
-        sum((real(a) * real(b) for a, b in zip(row, column, strict=True)), Fraction(0))
-        for rows, columns in zip(p.tolist(), q.mT.tolist(), strict=True) for row in rows for column in columns
-    ])  # fmt: skip
-    assert float(exact.slack.max()) < 1e-4, "sums of integers are exact"
-
-
-def _silu(x: Decimal) -> Decimal:
-    return x / (1 + (-x).exp())
-
-
-def _softplus(x: Decimal) -> Decimal:
-    return (1 + x.exp()).ln()
-
-
-def _mish(x: Decimal) -> Decimal:
-    grown = (2 * _softplus(x)).exp()
-    return x * (grown - 1) / (grown + 1)
-
-
-def _gelu(x: Decimal) -> Decimal:
-    """By the series of the error function, √(2/π)·Σ (−1)ⁿ·x²ⁿ⁺¹ / (2ⁿ·n!·(2n + 1)), half of which is added to ½."""
-    term, total, n = x, x, 0
-    while abs(term) > Decimal(10) ** -40:
-        n += 1
-        term *= -x * x / (2 * n)
-        total += term / (2 * n + 1)
-    pi = Decimal("3.14159265358979323846264338327950288419716939937511")
-    return x * (Decimal("0.5") + total / (2 * pi).sqrt())
-
-
-@pytest.mark.rule("NUM-03")
-@pytest.mark.parametrize(
-    ("op", "function"), ((F.silu, _silu), (F.mish, _mish), (F.gelu, _gelu), (F.softplus, _softplus))
-)
-def test_curves_are_those_of_fifty_digits(op: Any, function: Callable[[Decimal], Decimal]) -> None:
-    q = torch.arange(0, 256, 5)
-    exact = quantized(op, One(op), q, is_decomposed=True)
-    with localcontext() as context:
-        context.prec = 60
-        wanted = [function(Decimal(float(real(each)))) for each in q.tolist()]
-    agree(exact, [Fraction(each) for each in wanted])
 
 
 @pytest.mark.parametrize(

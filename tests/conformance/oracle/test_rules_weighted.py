@@ -20,10 +20,9 @@ from conformance.oracle.error_bounds import Value, map_values
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.rules_weighted import REFERENCE_MODULES
 from conformance.oracle.table import OP_RULES
+from tests.conformance.support.by_hand import SX, ZX, X, both_forms
 from tests.conformance.support.flows import activation_range, converted, drawn_integers, input_grids, on_grid
 
-X = {"scale": 2.0**-5, "zero_point": 40}
-SX, ZX = Fraction(2) ** -5, 40
 MODULES = {op: getattr(nnqr, op.__name__) for op in OP_SAMPLES if isinstance(op, type)}
 FUNCTIONS = [op for op in OP_SAMPLES if not isinstance(op, type)]
 PLANAR = (F.linear, F.conv2d, F.conv_transpose2d)
@@ -64,7 +63,7 @@ TRANSPOSED: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("options", TRANSPOSED, ids=str)
-@pytest.mark.parametrize("is_decomposed", (False, True), ids=("quantized", "decomposed"))
+@both_forms
 def test_a_transposed_convolution_adds_what_lands_on_a_pixel(is_decomposed: bool, options: dict[str, Any]) -> None:
     groups = options.get("groups", 1)
     w = drawn_integers(4, 8 // groups, 3, 2, seed=2, low=-127, high=127)
