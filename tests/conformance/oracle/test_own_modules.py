@@ -188,6 +188,16 @@ def test_a_module_that_cannot_be_judged_says_why(
         Walk(reference_of("independent reference")).exact((X,))
 
 
+@pytest.mark.slow
+@pytest.mark.rule("CVT-02")
+def test_integers_that_are_not_the_nearest_are_found() -> None:
+    """Forward, kernel and exact result agree on them; the float weight does not."""
+    checks = checks_of(OwnModules("independent reference", reference=own_modules.RoundedDown))
+    failed = [each for each in checks if each.outcome == "fail"]
+    assert {(each.stage, each.rule, each.verdict) for each in failed} == {("convert", "CVT-02", Verdict.REFUTED)}
+    assert all("RoundedDown's integers are up to 0.9" in each.message for each in failed)
+
+
 class AssertingGains(own_modules.GainsReference):
     """Quantizes its weight whenever it is asked for it, as torch's do: with an op that takes float32 alone."""
 

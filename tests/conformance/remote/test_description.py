@@ -129,6 +129,15 @@ def test_what_is_no_qconfig_is_said_of_the_backend() -> None:
         describe(Wrong())
 
 
+def test_a_limit_without_effect_is_said_of_the_backend() -> None:
+    class Limited(Good):
+        def capabilities(self) -> Capabilities:
+            return Capabilities(limits={"Conv2d": {"groups": (1,)}})
+
+    with pytest.raises(DescriptionError, match=r"'Conv2d' is no op .* did you mean 'nn.Conv2d'"):
+        describe(Limited())
+
+
 def test_limits_are_the_values_that_the_suite_tries() -> None:
     def odd(value: Any) -> bool:
         """Odd ones, as the machine has them.
