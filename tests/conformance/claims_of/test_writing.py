@@ -50,30 +50,37 @@ def make_config(dtypes: DTypeConfig, entries: list[BackendPatternConfig]) -> tup
 
 
 @pytest.fixture(scope="module")
-def every_entry(tmp_path_factory: pytest.TempPathFactory) -> tuple[BackendConfig, Path]:
-    """A config of everything that could be claimed, and the module written of it."""
+def every_entry(tmp_path_factory: pytest.TempPathFactory) -> tuple[BackendConfig, Path, list[ProbeRow]]:
+    """A config of everything that could be claimed, the module written of it, and its rows."""
     config, rows = make_config(U8_S8, [*list_entries(), *list_compositions(set(OP_SAMPLES))])
     rows[0] = replace(rows[0], notes=("a note that is longer than a line, " * 4,))
     for number, dtypes in enumerate((BOUNDED, FIXED, U8)):
         config.configs[number].set_dtype_configs([dtypes])
     path = tmp_path_factory.mktemp("written") / "written.py"
     path.write_text(render_module(config, rows, ["Quantizer: a " + "long " * 30 + "line"]), encoding="utf-8")
-    return config, path
+    return config, path, rows
 
 
 @pytest.mark.slow
-def test_the_module_constructs_an_equal_config(every_entry: tuple[BackendConfig, Path]) -> None:
-    config, path = every_entry
+def test_the_module_constructs_an_equal_config(every_entry: tuple[BackendConfig, Path, list[ProbeRow]]) -> None:
+    config, path, _ = every_entry
     written = import_module(path)
     assert len(config.configs) > 800
     assert config_to_data(written.backend_config()) == config_to_data(config)
     assert written.WEIGHT_SCHEMES == ("per_channel_symmetric",)
 
 
-def test_the_module_is_formatted(every_entry: tuple[BackendConfig, Path]) -> None:
+@pytest.mark.parametrize("width", [88, 120])
+def test_the_module_is_formatted(
+    every_entry: tuple[BackendConfig, Path, list[ProbeRow]], tmp_path: Path, width: int
+) -> None:
     pytest.importorskip("ruff", reason="needs ruff")
-    path = every_entry[1]
-    for command in (("format", "--check", "--line-length=88"), ("check", "--line-length=88", "--select=E,F,W,I")):
+    path = tmp_path / "written.py"
+    path.write_text(render_module(every_entry[0], every_entry[2], ["Quantizer: mine"], width=width), encoding="utf-8")
+    for command in (
+        ("format", "--check", f"--line-length={width}"),
+        ("check", f"--line-length={width}", "--select=E,F,W,I"),
+    ):
         words = [sys.executable, "-m", "ruff", *command, "--isolated", "--no-cache", str(path)]
         done = subprocess.run(words, capture_output=True, text=True, cwd=path.parent)
         assert done.returncode == 0, done.stdout[-2000:]

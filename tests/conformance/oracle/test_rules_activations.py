@@ -94,6 +94,17 @@ def test_float32_is_within_the_bound(op: Any) -> None:
 
 
 @pytest.mark.rule("NUM-04")
+@pytest.mark.parametrize("approximate", ("none", "tanh"))
+def test_float32_of_what_architectures_leave_in_float_is_within_the_bound(approximate: str) -> None:
+    model = symbolic_trace(nn.Sequential(nn.GELU(approximate)))
+    for seed, width in enumerate((0.01, 1.0, 8.0, 100.0)):
+        x = width * torch.randn(4096, generator=torch.Generator().manual_seed(seed))
+        call = call_of(model, nn.GELU, Value(real=x.double()))
+        allowed = total(OP_RULES[nn.GELU].bound(call)) + 2.0**-24 * call.result.abs()
+        assert bool(((model(x).double() - call.result).abs() <= allowed).all())
+
+
+@pytest.mark.rule("NUM-04")
 @ops
 def test_the_bound_excuses_nothing_that_shows(op: Any) -> None:
     """On an ordinary grid it is far below a step of an 8-bit output: there a wrong result cannot hide in it."""
