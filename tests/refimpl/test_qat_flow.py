@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import refimpl
 from tests.refimpl.support import both_flows as flows
-from tests.refimpl.support.both_core import NAMED, REFERENCE, Net, X, assert_parity, calls
+from tests.refimpl.support.both_core import NAMED, Net, X, calls
 
 nniqat: Any = torch.ao.nn.intrinsic.qat
 QNNPACK = NAMED.get_default_qat_qconfig("qnnpack")
@@ -45,38 +45,8 @@ def prepared(model: nn.Module, *inputs: Tensor, **options: Any) -> Any:
     return refimpl.prepare_qat_fx(model, options.pop("mapping", mapping()), inputs, **options)
 
 
-RUNS: Mapping[str, Callable[..., Any]] = {
-    "layers": lambda net, x: net.b(net.relu(net.a(x))),
-    "F.linear": lambda net, x: F.relu(F.linear(net.a(x), net.weight, net.bias)),
-    "residual": lambda net, x: net.a(x) + x,
-    "sharing": lambda net, x: torch.cat([net.a(x), net.b(x)]).reshape(-1, 2),
-    "fixed qparams": lambda net, x: torch.sigmoid(net.a(x)),
-    "a scalar": lambda net, x: net.a(x) * 2 + 1,
-    "outputs": lambda net, x: {"a": net.a(x), "b": [net.b(x), x]},
-    "an unused layer": lambda net, x: (net.b(x), net.a(x))[1],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.rule("QAT-01")
-@pytest.mark.rule("QAT-02")
-@pytest.mark.parametrize("run", RUNS)
-def test_functions_and_layers_are_torchs(run: str) -> None:
-    assert_parity(lambda: Net(RUNS[run]).train(), mapping, is_qat=True, converts=REFERENCE)
-
-
-@pytest.mark.rule("QAT-01")
-@pytest.mark.rule("QAT-02")
-@pytest.mark.parametrize("config", ["native", "qnnpack", "x86", "fbgemm"])
-def test_convolutions_with_batch_norm_are_torchs(config: str) -> None:
-    assert_parity(
-        lambda: ConvNet().train(),
-        mapping,
-        batches=[(IMAGE,), (2 * IMAGE,)],
-        is_qat=True,
-        config=config,
-        converts=REFERENCE,
-    )
+def residual(net: Any, x: Tensor) -> Any:
+    return net.a(x) + x
 
 
 @pytest.mark.rule("QAT-01")
@@ -106,13 +76,13 @@ def test_what_is_not_quantized_is_not_swapped() -> None:
 def test_a_key_of_the_qat_class_holds_too() -> None:
     """As torch has it: modules are swapped before the mapping is read. (QCM-05)"""
     only = flows.global_mapping(None).set_object_type(nnqat.Linear, QNNPACK).set_object_type(nn.Linear, QNNPACK)
-    found = prepared(Net(RUNS["residual"]).train(), X, mapping=only)
+    found = prepared(Net(residual).train(), X, mapping=only)
     assert type(found.get_submodule("a")) is nnqat.Linear
 
 
 @pytest.mark.rule("QAT-01")
 def test_training_trains_the_users_parameters_and_changes_no_module_of_his() -> None:
-    model: Any = Net(RUNS["residual"]).train()
+    model: Any = Net(residual).train()
     classes = [type(part) for part in model.modules()]
     found = prepared(model, X)
     before = model.a.weight.detach().clone()
@@ -125,14 +95,13 @@ def test_training_trains_the_users_parameters_and_changes_no_module_of_his() -> 
 
 
 @pytest.mark.rule("QAT-02")
-@pytest.mark.parametrize("convert", [refimpl.convert_to_reference_fx, refimpl.convert_to_reference_decomposed_fx])
-def test_batch_norm_stays_until_convert_where_it_is_folded(convert: Callable[..., Any]) -> None:
+def test_batch_norm_stays_until_convert_where_it_is_folded() -> None:
     found = prepared(ConvNet().train(), IMAGE)
     statistics = found.get_submodule("conv").bn.running_mean
     before = statistics.clone()
     found(IMAGE)
     assert not torch.equal(statistics, before), "it is trained as a batch norm"
-    reference = convert(found.eval())
+    reference: Any = refimpl.convert_to_reference_fx(found.eval())
     assert not [part for part in reference.modules() if isinstance(part, nn.BatchNorm2d)]
     expected = found.get_submodule("conv").to_float().weight
     assert torch.equal(reference.get_submodule("conv").weight, expected)
@@ -153,13 +122,54 @@ def test_a_model_in_training_survives_deepcopy_and_its_state_dict() -> None:
         assert calls(reference) == calls(expected)
 
 
-@pytest.mark.rule("QAT-01")
-def test_both_forms_give_the_same_numbers() -> None:
-    found = prepared(ConvNet().train(), IMAGE)
-    found(IMAGE)
-    references = [
-        convert(found.eval())
-        for convert in (refimpl.convert_to_reference_fx, refimpl.convert_to_reference_decomposed_fx)
-    ]
+# ---- the numbers ------------------------------------------------------------------------------------------
+
+
+def trained(model: nn.Module, mapping: Any) -> Any:
+    """Prepare a model and train it for some steps; in eval mode."""
+    found = prepared(model, IMAGE, mapping=mapping)
+    optimizer = torch.optim.SGD(found.parameters(), lr=0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        found(IMAGE).square().mean().backward()
+        optimizer.step()
+    return found.eval()
+
+
+@pytest.mark.rule("QAT-03")
+def test_convert_of_a_trained_model_is_ptq_convert_of_it_with_the_learned_qparams() -> None:
+    """Training went on in the float model's own tensors: prepare that model for calibration, and in place of observers
+    put the fake quantizes as they were trained, frozen."""
+    model, qat = ConvNet().train(), NAMED.get_default_qat_qconfig("x86")
+    found, learned = trained(model, flows.global_mapping(qat)), flows.global_mapping(qat)
+    for target, part in found.named_modules():
+        if hasattr(part, "observer_enabled"):
+            part.disable_observer()
+        if hasattr(part, "weight_fake_quant"):
+            qconfig = NAMED.QConfig(activation=qat.activation, weight=partial(_same, part.weight_fake_quant))
+            learned.set_module_name(target, qconfig)
+    calibrated: Any = refimpl.prepare_fx(model.eval(), learned, (IMAGE,))
+    for target, _ in list(calibrated.named_modules(remove_duplicate=False)):
+        if target.startswith("activation_post_process") and "." not in target:
+            calibrated.set_submodule(target, found.get_submodule(target))
     with torch.no_grad():
-        assert torch.equal(references[0](IMAGE), references[1](IMAGE))
+        expected, made = refimpl.convert_to_reference_fx(calibrated), refimpl.convert_to_reference_fx(found)
+        assert flows.kinds(made) == flows.kinds(expected)
+        assert flows.qparams(made) == flows.qparams(expected)
+        assert flows.same(made(IMAGE), expected(IMAGE))
+
+
+def _same(observer: nn.Module) -> nn.Module:
+    return observer
+
+
+@pytest.mark.rule("QAT-03")
+@pytest.mark.rule("CVT-07")
+def test_convert_leaves_the_trained_model_as_it_was_and_both_forms_give_the_same_bits() -> None:
+    found = trained(ConvNet().train(), mapping())
+    before = copy.deepcopy(found.state_dict())
+    with torch.no_grad():
+        first, second = (refimpl.convert_to_reference_fx(found)(IMAGE) for _ in range(2))
+        decomposed = refimpl.convert_to_reference_decomposed_fx(found)(IMAGE)
+    assert flows.same(first, second) and flows.same(first, decomposed)
+    assert flows.same(dict(found.state_dict()), dict(before)), "observers of the trained model saw the weight once more"
