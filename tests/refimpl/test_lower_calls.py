@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import refimpl
 from refimpl.lower import NOT_LOWERED
 from tests.refimpl.support import both_flows as flows
-from tests.refimpl.support.lowering import Net, X, each_engine, float_ops, small, torch_lowered  # noqa: F401  (a fixture)
+from tests.refimpl.support.lowering import Net, X, an_engine, float_ops, small, torch_lowered  # noqa: F401  (a fixture)
 
 
 def targets(model: Any) -> list[str]:
