@@ -51,13 +51,6 @@ def function(net: Any, x: Tensor) -> Any:
 
 
 @statement
-def functional(net: Any, x: Tensor) -> Any:
-    y = net.conv(x)
-    F.relu_(y)
-    return y + 1
-
-
-@statement
 def flag(net: Any, x: Tensor) -> Any:
     y = net.conv(x)
     F.leaky_relu(y, 0.2, inplace=True)
@@ -69,13 +62,6 @@ def module(net: Any, x: Tensor) -> Any:
     y = net.conv(x)
     net.relu(y)
     return y + 1
-
-
-@statement
-def slice_of(net: Any, x: Tensor) -> Any:
-    y = net.conv(x)
-    y[:, 0].add_(1)
-    return y * 2
 
 
 @statement
@@ -128,13 +114,6 @@ def without_twin(net: Any, x: Tensor) -> Any:
     y[:, 1].fill_(2.0)
     y[:, 2].zero_()
     return y + net.conv(x)
-
-
-@statement
-def keywords(net: Any, x: Tensor) -> Any:
-    y = net.conv(x)
-    y.add_(other=net.factor, alpha=2)
-    return y * 3
 
 
 @statement
@@ -230,12 +209,6 @@ def input_(net: Any, x: Tensor) -> Any:
 @outside
 def part_of_input(net: Any, x: Tensor) -> Any:
     x[:, 0].zero_()
-    return net.conv(x)
-
-
-@outside
-def input_by_module(net: Any, x: Tensor) -> Any:
-    net.relu(x)
     return net.conv(x)
 
 
