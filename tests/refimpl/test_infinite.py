@@ -53,29 +53,16 @@ HIDDEN = torch.ones(6, 6, dtype=torch.bool).triu(1)
 
 
 @pytest.mark.rule("OBS-18")
-@pytest.mark.parametrize("engine", ["x86", "qnnpack"])
 @pytest.mark.parametrize("name", MASKS)
-def test_no_attention_goes_to_masked_positions(name: str, engine: str) -> None:
-    made = make(Attention(MASKS[name]), X, engine=engine)
+def test_no_attention_goes_to_masked_positions(name: str) -> None:
+    made = make(Attention(MASKS[name]), X)
     assert made.worst > 25, made.ratios()
     for form in ("reference", "decomposed"):
         assert float(run(made.forms[form], (X,))[:, HIDDEN].abs().max()) == 0.0, "derived: exp(-inf) is 0"
+    assert_decided(made.prepared)
 
 
-@pytest.mark.rule("OBS-18")
-@pytest.mark.parametrize("name", ["added buffer", "masked_fill", "smallest float"])
-def test_in_torchs_model_it_does(name: str) -> None:
-    """The other side of the row of deviations.md."""
-    assert min(torch_ratios(Attention(MASKS[name]), X).values()) < 17
-
-
-@pytest.mark.rule("OBS-18")
-@pytest.mark.parametrize("is_qat", [False, True], ids=["ptq", "qat"])
-@pytest.mark.parametrize("name", MASKS)
-def test_a_constant_mask_is_decided_about_before_anything_runs(name: str, is_qat: bool) -> None:
-    prepare: Any = refimpl.prepare_qat_fx if is_qat else refimpl.prepare_fx
-    mapping = flows.torch_mappings.get_default_qat_qconfig_mapping("x86")
-    prepared = prepare(Attention(MASKS[name]).train(is_qat), mapping, (X,))
+def assert_decided(prepared: Any) -> None:
     rows = {row["node"]: row for row in refimpl.explain(prepared).rows()}
     assert rows["softmax"]["dtype config"] == "float"
     assert (
@@ -83,6 +70,19 @@ def test_a_constant_mask_is_decided_about_before_anything_runs(name: str, is_qat
     )
     assert rows["q"]["dtype config"] != "float"
     assert prepared(X).isfinite().all(), "no fake quantize sees it"
+
+
+@pytest.mark.rule("OBS-18")
+@pytest.mark.parametrize("name", ["masked_fill", "smallest float"])
+def test_in_torchs_model_it_does(name: str) -> None:
+    """The other side of the row of deviations.md."""
+    assert min(torch_ratios(Attention(MASKS[name]), X).values()) < 17
+
+
+@pytest.mark.rule("OBS-18")
+def test_a_constant_mask_is_decided_about_before_anything_runs_in_training_too() -> None:
+    mapping = refimpl.get_default_qat_qconfig_mapping("x86")
+    assert_decided(refimpl.prepare_qat_fx(Attention(MASKS["added buffer"]).train(), mapping, (X,)))
 
 
 @pytest.mark.rule("OBS-18")
@@ -106,7 +106,6 @@ class Given(nn.Module):
 
 
 MASK = torch.full((6, 6), -math.inf).triu(1)
-TORCHS = ("MinMaxObserver", "MovingAverageMinMaxObserver", "HistogramObserver")
 OWN = ("MinMaxObserver", "MovingAverageMinMaxObserver")
 
 
@@ -119,14 +118,22 @@ def observers(owner: Any, name: str) -> Any:
 
 
 KINDS = [
-    *(pytest.param(observers(flows.torchs, name), id=f"torch's {name}") for name in TORCHS),
-    *(pytest.param(observers(refimpl, name), id=f"our {name}") for name in (*OWN, "HistogramObserver")),
-]  # fmt: skip
+    pytest.param(observers(owner, name), id=f"{owner.__name__} {name}")
+    for owner in (flows.torchs, refimpl)
+    for name in ("MinMaxObserver", "HistogramObserver")
+]
+
+
+def save(model: Any) -> Any:
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
 
 
 @pytest.mark.rule("OBS-18")
 @pytest.mark.parametrize("qconfig", KINDS)
-@pytest.mark.parametrize("travel", [lambda model: model, copy.deepcopy, "save"], ids=["itself", "copied", "saved"])
+@pytest.mark.parametrize("travel", [lambda model: model, copy.deepcopy, save], ids=["itself", "copied", "saved"])
 def test_a_mask_that_is_an_input_leaves_its_patterns_in_float_with_the_reason(qconfig: Any, travel: Any) -> None:
     model = Given().eval()
     mapping = refimpl.get_default_qconfig_mapping("qnnpack").set_global(qconfig)  # softmax has its fixed qparams
@@ -135,13 +142,7 @@ def test_a_mask_that_is_an_input_leaves_its_patterns_in_float_with_the_reason(qc
         warnings.simplefilter("ignore")  # of histograms
         for mask in (MASK, torch.zeros(6, 6), MASK):
             prepared(X, mask)
-    if travel == "save":
-        buffer = io.BytesIO()
-        torch.save(prepared, buffer)
-        buffer.seek(0)
-        prepared = torch.load(buffer, weights_only=False)
-    else:
-        prepared = travel(prepared)
+    prepared = travel(prepared)
     want = run(model, (X, MASK))
     for convert in (refimpl.convert_to_reference_fx, refimpl.convert_to_reference_decomposed_fx, refimpl.convert_fx):
         converted = convert(prepared)
@@ -292,8 +293,7 @@ class FunctionalLayer(Layers):
 
 
 @pytest.mark.rule("OBS-18")
-@pytest.mark.parametrize("engine", ["x86", "qnnpack"])
-@pytest.mark.parametrize("build", [Layers, FunctionalLayer])
+@pytest.mark.parametrize(("build", "engine"), [(Layers, "x86"), (FunctionalLayer, "qnnpack")])
 def test_convert_refuses_a_weight_with_nan_and_leaves_an_infinite_one_in_float(build: Any, engine: str) -> None:
     for bad in (math.nan, math.inf):
         model = build().eval()

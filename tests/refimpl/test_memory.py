@@ -81,10 +81,6 @@ def copied(model: nn.Module) -> Iterator[nn.Module]:
     yield from (other, copy.deepcopy(refimpl.convert_fx(other)))
 
 
-def fused(model: nn.Module) -> Iterator[nn.Module]:
-    yield refimpl.fuse_fx(model)
-
-
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Make sure that what is freed is freed by its last reference."""
@@ -98,7 +94,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.rule("CVT-12")
-@pytest.mark.parametrize("flow", [static, trained, equalized, standalone, copied, fused])
+@pytest.mark.parametrize("flow", [static, trained, equalized, standalone, copied])
 def test_a_dropped_model_is_freed_without_the_collector(flow: Callable[[nn.Module], Iterator[nn.Module]]) -> None:
     with no_garbage_collection():
         model = Net().eval()
