@@ -247,19 +247,6 @@ def test_a_modules_arguments_are_put_in_their_place_by_its_own_signature() -> No
 
 
 @pytest.mark.rule("PAT-08")
-def test_torch_sees_no_keyword_arguments_in_a_pattern() -> None:
-    def run(net: Any, x: Tensor) -> Any:
-        return torch.cat(tensors=[net.conv(x), net.relu(input=net.other(x))])
-
-    model, batches = Net(run).eval(), [(torch.randn(2, 2, 3, 3),)]
-    ours, theirs = (flow(model, flows.global_mapping(), batches) for flow in (flows.our_flow, flows.torch_flow))
-    counts = [flows.kinds(flow.reference) for flow in (ours, theirs)]
-    assert [count["module ConvReLU2d(Conv2d, ReLU)"] for count in counts] == [1, 0], "conv and relu fused"
-    assert len({str(numbers[1:]) for numbers in flows.qparams(ours.reference)[1:]}) == 1, "cat shares its qparams"
-    assert len({str(numbers[1:]) for numbers in flows.qparams(theirs.reference)[1:]}) > 1
-
-
-@pytest.mark.rule("PAT-08")
 def test_torch_takes_a_keyword_operand_for_a_scalar() -> None:
     """torch.add(x, other=y): torch shares x's observer with the sum, as for a scalar, and the sum saturates."""
     model, batches = Net(lambda net, x: torch.add(net.conv(x), other=net.other(x))).eval(), [(torch.randn(2, 2, 3, 3),)]

@@ -41,13 +41,6 @@ def test_every_value_is_observed_once_before_and_after_what_is_quantized() -> No
     assert found.slots[0].consumers == ("a", "c"), "one observer on the value that two consumers read"
 
 
-@pytest.mark.rule("OBS-01")
-def test_the_consumer_alone_sees_the_observed_input() -> None:
-    found = prepared(lambda net, x, y: (net.a(x), torch.exp(x)))
-    users = {node.name: [str(argument) for argument in node.args] for node in found.graph.nodes}
-    assert users["a"] == ["activation_post_process_0"] and users["exp"] == ["x"]
-
-
 @pytest.mark.rule("OBS-03")
 @pytest.mark.parametrize("kind", list(ObservationType))
 def test_a_pattern_that_is_not_observed_has_no_observers(kind: ObservationType) -> None:
@@ -70,14 +63,6 @@ def test_a_weight_argument_is_observed_as_weight_and_a_bias_not_at_all(keywords:
     assert roles == {"x": "input", "weight": "weight", "linear": "output"}
     weight = next(slot for slot in found.slots if slot.role == "weight")
     assert weight.make().dtype == S8
-
-
-@pytest.mark.rule("OBS-06")
-def test_a_weight_argument_stays_float_where_the_dtype_config_has_no_weight() -> None:
-    def run(net: Any, x: Tensor, y: Tensor) -> Any:
-        return F.group_norm(net.a(x), 2, net.bias, net.bias)
-
-    assert [value for value, _ in groups(plan(run))] == ["x", "a", "group_norm"]
 
 
 @pytest.mark.rule("OBS-06")
@@ -131,29 +116,12 @@ def test_a_pair_of_functions_without_a_weight_fits_whatever_is_said_of_one() -> 
 
 @pytest.mark.rule("OBS-10")
 @pytest.mark.parametrize(
-    ("run", "values"),
-    [
-        (lambda net, x, y: net.a(x).reshape(x.size(0), -1), ["x", "a", "reshape"]),
-        (lambda net, x, y: net.a(x).masked_fill(y > 0, 0.0), ["x", "a"]),
-        (lambda net, x, y: torch.transpose(net.a(x), 0, 1), ["x", "a", "transpose"]),
-        (lambda net, x, y: net.a(x) + x.shape[0], ["x", "a", "add"]),
-        (lambda net, x, y: x.size(0) * x.size(1), []),
-        (lambda net, x, y: net.a(x).view(y.shape), ["x", "a", "view"]),
-    ],
-)
-def test_sizes_masks_and_numbers_are_never_observed(run: Any, values: list[str]) -> None:
-    assert [value for value, _ in groups(plan(run))] == values
-
-
-@pytest.mark.rule("OBS-10")
-@pytest.mark.parametrize(
     "run",
     [
         lambda net, x, y: torch.cat(torch.chunk(net.a(x), 2, 1), 1),
-        lambda net, x, y: torch.cat(net.a(x).split(2, 1), 1),
         lambda net, x, y: torch.stack(torch.unbind(net.a(x), 1), 1),
     ],
-    ids=["chunk", "split", "unbind"],
+    ids=["chunk", "unbind"],
 )
 def test_a_tuple_that_is_passed_on_whole_is_not_observed_where_torch_observes_it_and_fails(run: Any) -> None:
     need("traces_lists")
@@ -167,11 +135,8 @@ def test_a_tuple_that_is_passed_on_whole_is_not_observed_where_torch_observes_it
 
 PAIRS = {
     "indices of sort": (lambda net, x, y: torch.sort(net.a(x))[1].reshape(-1), []),
-    "indices of a method": (lambda net, x, y: net.a(x).mode()[1].reshape(-1), []),
     "last of topk": (lambda net, x, y: torch.topk(net.a(x), 2)[-1].reshape(-1), []),
     "indices by name": (lambda net, x, y: torch.topk(net.a(x), 2).indices.reshape(-1), []),
-    "values": (lambda net, x, y: torch.sort(net.a(x))[0].reshape(-1), ["getitem", "reshape"]),
-    "values from the end": (lambda net, x, y: net.a(x).max(1)[-2].reshape(-1), ["getitem", "reshape"]),
     "values by name": (lambda net, x, y: net.a(x).max(dim=1).values.reshape(-1), ["getattr_1", "reshape"]),
     "a row of a maximum": (lambda net, x, y: torch.max(net.a(x), y)[1].reshape(-1), ["getitem", "reshape"]),
     "a row of a maximum by keyword": (lambda net, x, y: net.a(x).max(other=y)[1].reshape(-1), ["getitem", "reshape"]),
@@ -267,14 +232,6 @@ def test_observers_follow_the_plan_one_call_per_slot_and_one_instance_per_group(
         for other in slots:
             is_same = found.get_submodule(one.name) is found.get_submodule(other.name)
             assert is_same == (one.group == other.group), f"{one.name}, {other.name}"
-
-
-@pytest.mark.rule("OBS-15")
-def test_a_quantized_value_that_nobody_reads_is_no_fault() -> None:
-    found = prepared(lambda net, x, y: (net.b(x), net.a(x))[1])
-    found(*INPUTS)
-    reference = refimpl.convert_to_reference_fx(found)
-    assert [node.name for node in reference.graph.nodes if node.op == "call_module"] == ["a"]
 
 
 @pytest.mark.rule("OBS-15")

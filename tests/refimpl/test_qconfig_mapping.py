@@ -101,14 +101,12 @@ BAD: tuple[tuple[Any, str], ...] = (
 
 @pytest.mark.rule("QCM-01")
 @pytest.mark.parametrize(("bad", "message"), BAD)
-@pytest.mark.parametrize(("setter", "key", "source"), SOURCES)
-def test_a_qconfig_without_constructors_is_named_by_its_key(
-    bad: Any, message: str, setter: str, key: Any, source: str
-) -> None:
-    mapping = getattr(QConfigMapping(), setter)(*key, bad)
-    expected = re.escape(f"QConfig of {source}: expected constructors")
-    with pytest.raises(QConfigError, match=f"{expected}.*{message}"):
-        refimpl.prepare_fx(nn.Sequential(nn.Linear(2, 2)).eval(), mapping, (torch.zeros(1, 2),))
+def test_a_qconfig_without_constructors_is_named_by_its_key(bad: Any, message: str) -> None:
+    for setter, key, source in SOURCES:
+        mapping = getattr(QConfigMapping(), setter)(*key, bad)
+        expected = re.escape(f"QConfig of {source}: expected constructors")
+        with pytest.raises(QConfigError, match=f"{expected}.*{message}"):
+            refimpl.prepare_fx(nn.Sequential(nn.Linear(2, 2)).eval(), mapping, (torch.zeros(1, 2),))
 
 
 @pytest.mark.rule("QCM-01")
