@@ -95,33 +95,6 @@ def test_a_dropout_that_never_drops_passes_its_quantized_input_on_as_torchs_does
     assert entry.node == ("drop" if is_module else "dropout") and "differ in qparams" in entry.reason
 
 
-class Inception(nn.Module):
-    """Branches that end in one cat; the last begins with a pool, whose grid is that of the block's input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem, self.one, self.last = nn.Conv2d(2, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(8, 3, 1)
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.stem(x)
-        return self.last(torch.cat([self.one(x), F.max_pool2d(x, 3, 1, 1)], 1))
-
-
-@pytest.mark.rule("OBS-02")
-@pytest.mark.rule("LOW-02")
-def test_a_cat_takes_an_operand_on_another_grid_and_requantizes_it_as_torchs_does(engine: str) -> None:
-    model = Inception().eval()
-    flow = flows.our_flow(model, flows.global_mapping(), [(X,)])
-    grids = {slot.value: slot.group for slot in refimpl.explain(flow.prepared).plan.slots if slot.role == "output"}
-    assert grids["max_pool2d"] == grids["stem"] != grids["cat"] == grids["one"]
-    lowered, torchs = refimpl.convert_fx(flow.prepared), torch_lowered(model, flows.global_mapping(), [(X,)])
-    assert lowered.meta[NOT_LOWERED] == () and not float_ops(lowered)
-    assert len(lowered.graph.nodes) == len(torchs.graph.nodes)
-    with torch.no_grad():
-        assert torch.equal(lowered(X), torchs(X)) and torch.equal(lowered(X), flow.reference(X))
-
-
 @pytest.mark.rule("LOW-01")
 def test_prepare_warns_of_a_transposed_convolution_with_weights_per_channel() -> None:
     """Torch's prepare raises; here a vendor's config may claim it, and then nothing is said."""

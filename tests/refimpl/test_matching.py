@@ -247,15 +247,6 @@ def test_a_modules_arguments_are_put_in_their_place_by_its_own_signature() -> No
 
 
 @pytest.mark.rule("PAT-08")
-def test_torch_takes_a_keyword_operand_for_a_scalar() -> None:
-    """torch.add(x, other=y): torch shares x's observer with the sum, as for a scalar, and the sum saturates."""
-    model, batches = Net(lambda net, x: torch.add(net.conv(x), other=net.other(x))).eval(), [(torch.randn(2, 2, 3, 3),)]
-    ours, theirs = (flow(model, flows.global_mapping(), batches) for flow in (flows.our_flow, flows.torch_flow))
-    scales = [[numbers[1] for numbers in flows.qparams(flow.reference)] for flow in (ours, theirs)]
-    assert len(set(map(str, scales[0]))) == 4 > len(set(map(str, scales[1])))
-
-
-@pytest.mark.rule("PAT-08")
 def test_torchs_reference_module_cannot_be_called_by_keyword() -> None:
     model, batches = Net(lambda net, x: net.conv(input=x)).eval(), [(torch.randn(2, 2, 3, 3),)]
     torch.testing.assert_close(

@@ -19,7 +19,7 @@ from tests.support.torchao import require_torchao
 require_torchao()
 
 from torchao.quantization.pt2e import disable_observer, move_exported_model_to_eval, move_exported_model_to_train
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 from torchao.quantization.pt2e.quantizer import ComposableQuantizer
 from torchao.testing.pt2e._xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
 
@@ -28,6 +28,7 @@ from conformance.annotations.remembered import remember_patterns
 from refimpl.pt2e import BackendConfigQuantizer
 from refimpl.pt2e_changes import ChangeKind, find_changes
 from tests.refimpl.support.folded import REFUSED, Model, conv, export, integers, norm, settle
+from tests.refimpl.test_pt2e_changes import Head
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,7 @@ def spell_constants(program: Any) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("patterns")
 @pytest.mark.parametrize("name", MODES)
 def test_eval_and_train_change_the_constants_that_are_named(name: str) -> None:
     model, kinds = MODES[name]
@@ -195,6 +197,25 @@ def test_convert_changes_what_is_named_of_a_trained_program(name: str) -> None:
 def _tensor(value: Tensor | None) -> Tensor:
     assert value is not None
     return value
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("patterns")
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_head_gives_the_bits_of_fx_where_nothing_is_named(is_apart: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Head(is_apart).train(), torch.randn(2, 3, 8, 8)
+    model(x)  # the levels have other statistics
+    model.eval()
+    program, mapping = export(model, (x,)), refimpl.get_default_qconfig_mapping("x86")
+    kinds = [change.kind for change in find_changes(program)]
+    assert kinds == ([] if is_apart else [ChangeKind.NORM_DROPPED])
+    prepared = prepare_pt2e(program, BackendConfigQuantizer(None, mapping))
+    traced = refimpl.prepare_fx(model, mapping, (x,))
+    with torch.no_grad():
+        prepared(x), traced(x)
+        found, right = convert_pt2e(prepared)(x), refimpl.convert_to_reference_decomposed_fx(traced)(x)
+    assert all(map(torch.equal, found, right)) == is_apart
 
 
 class OneWeight(nn.Module):

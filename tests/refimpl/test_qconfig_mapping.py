@@ -221,7 +221,7 @@ def weights(model: nn.Module) -> dict[str, str]:
 @pytest.mark.rule("QCM-02")
 @pytest.mark.rule("QCM-03")
 @pytest.mark.rule("QCM-06")
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=30, derandomize=True, deadline=None)
 @given(default=CHOICES, chosen=st.lists(st.tuples(st.sampled_from(KEYS), CHOICES), max_size=6))
 def test_every_node_gets_the_qconfig_that_torch_gives_it(default: Any, chosen: Any) -> None:
     if any(key == (nn.Linear,) for (_, key), _ in chosen):  # else torch raises: nn.ReLU, fused with it, has no setting
