@@ -173,7 +173,9 @@ def test_every_static_op_is_lowered_as_torch_does(name: str) -> None:
 @pytest.mark.rule("LOW-01")
 @pytest.mark.parametrize("engine", ["x86", "onednn", "qnnpack"])
 def test_every_engine_packs_for_itself(engine: str) -> None:
-    function = Net(lambda m, x: F.relu(F.conv2d(x, m.w0, m.w1, *[(1, 1)] * 3, 1)), weights=((6, 4, 3, 3), (6,)))
+    function = Net(
+        lambda m, x: F.relu(F.conv2d(x, m.w0, m.w1, (1, 1), (1, 1), (1, 1), 1)), weights=((6, 4, 3, 3), (6,))
+    )
     models = (nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()), function, nn.Linear(8, 3), after_a_convolution(torch.relu))
     with set_engine(engine):
         _, ours, theirs = both(Together(models), fixed_mapping(), (X4,), engine)

@@ -25,6 +25,14 @@ from tests.refimpl.support.both_core import NAMED, REFERENCE, Net, X, assert_par
 
 DYNAMIC, HALF, HALF_DYNAMIC = NAMED.default_dynamic_qconfig, NAMED.float16_static_qconfig, NAMED.float16_dynamic_qconfig
 WEIGHT_ONLY = NAMED.float_qparams_weight_only_qconfig
+MODES: Mapping[str, tuple[Any]] = {
+    "static": (flows.QCONFIG,),
+    "per channel": (flows.PER_CHANNEL,),
+    "dynamic": (DYNAMIC,),
+    "dynamic per channel": (NAMED.per_channel_dynamic_qconfig,),
+    "float16": (HALF,),
+    "float16 dynamic": (HALF_DYNAMIC,),
+}
 Run = Callable[..., Any]
 RUNS: Mapping[str, Run] = {
     "layers": lambda net, x: net.b(net.relu(net.a(x))),
@@ -71,10 +79,10 @@ def test_static_float16_is_torchs(run: str) -> None:
 
 
 @pytest.mark.rule("CVT-06")
-@pytest.mark.parametrize("qconfig", [flows.QCONFIG, DYNAMIC], ids=["static", "dynamic"])
-def test_a_model_without_a_quantizable_op_stays_as_it_is(qconfig: Any) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_model_without_a_quantizable_op_stays_as_it_is(mode: str) -> None:
     for run, expected in ((lambda net, x: torch.exp(x), ["exp"]), (lambda net, x: x, [])):
-        found = prepared(Net(run).eval(), flows.global_mapping(qconfig))
+        found = prepared(Net(run).eval(), flows.global_mapping(*MODES[mode]))
         assert calls(found) == calls(refimpl.convert_to_reference_fx(found)) == expected
 
 
