@@ -122,8 +122,6 @@ def walked(name: str) -> list[tuple[int, int]]:
 
 LIGHT_ENDS = torch.logspace(-8, 0, 24).repeat_interleave(2)
 ASKEW: dict[str, Tensor] = {
-    "light left": LIGHT_ENDS,
-    "light right": LIGHT_ENDS.flip(0),
     "both": torch.cat([LIGHT_ENDS, torch.logspace(0, -7, 40)]),
     "comb": torch.tensor([1e-6, 3.0, 0.0, 2e-5] * 16),
     "heavy ends": torch.tensor([5.0, *[1e-5] * 50, 4.0]),
