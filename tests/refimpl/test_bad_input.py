@@ -14,10 +14,7 @@ from torch import Tensor, nn
 
 import refimpl
 from refimpl import (
-    BackendConfig,
-    BackendPatternConfig,
     ConfigError,
-    DTypeConfig,
     ModelError,
     QConfig,
     QConfigError,
@@ -26,8 +23,6 @@ from refimpl import (
 )
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import Net, X
-
-DTYPES = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
 
 
 def net() -> nn.Module:
@@ -38,11 +33,6 @@ def prepare(model: nn.Module | None = None, mapping: Any = None, inputs: Any = (
     return refimpl.prepare_fx(
         net() if model is None else model, flows.global_mapping() if mapping is None else mapping, inputs, **options
     )
-
-
-def fusing(method: Callable[..., Any], fused: type = torch.ao.nn.intrinsic.LinearReLU) -> BackendConfig:
-    entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(DTYPES).set_fuser_method(method)
-    return BackendConfig("vendor").set_backend_pattern_config(entry.set_fused_module(fused))
 
 
 class Looping(nn.Module):
@@ -78,11 +68,6 @@ WIDE = refimpl.FakeQuantize.with_args(quant_min=0, quant_max=1.5)
 
 BAD: Mapping[str, tuple[Callable[[], Any], type[RefimplError], str]] = {
     "a model that cannot be traced": (lambda: prepare(Looping()), ModelError, "Looping cannot be traced by torch.fx"),
-    "the same for training": (
-        lambda: refimpl.prepare_qat_fx(Looping().train(), flows.global_mapping(), (X,)),
-        ModelError,
-        "Looping cannot be traced by torch.fx",
-    ),
     "the same in fuse": (lambda: refimpl.fuse_fx(Looping().eval()), ModelError, "Looping cannot be traced"),
     "train mode for fuse": (lambda: refimpl.fuse_fx(net().train()), ModelError, r"fuse_fx needs a model in eval mode"),
     "a mapping that is none": (lambda: prepare(mapping=3), QConfigError, "expected a QConfigMapping, found 3"),
@@ -147,21 +132,6 @@ BAD: Mapping[str, tuple[Callable[[], Any], type[RefimplError], str]] = {
         QConfigError,
         r"module_name_regex 'a\(' does not compile",
     ),
-    "a fuser method of the wrong class": (
-        lambda: prepare(backend_config=fusing(lambda is_qat, linear, relu: linear)),
-        ConfigError,
-        r"nn.Linear\+nn.ReLU.*returned Linear; expected .*LinearReLU",
-    ),
-    "a fuser method with too few arguments": (
-        lambda: prepare(backend_config=fusing(lambda is_qat, linear: linear)),
-        ConfigError,
-        r"nn.Linear\+nn.ReLU",
-    ),
-    "a fuser method that returns nothing": (
-        lambda: prepare(backend_config=fusing(lambda is_qat, linear, relu: None)),
-        ConfigError,
-        r"nn.Linear\+nn.ReLU.*returned NoneType",
-    ),
 }
 
 
@@ -171,12 +141,6 @@ def test_bad_input_is_one_clear_error(what: str) -> None:
     call, kind, message = BAD[what]
     with pytest.raises(kind, match=message):
         call()
-
-
-@pytest.mark.rule("OBS-15")
-@pytest.mark.parametrize("inputs", [(X,), [X], X], ids=["tuple", "list", "tensor"])
-def test_example_inputs_may_be_a_tuple_a_list_or_one_tensor(inputs: Any) -> None:
-    assert prepare(inputs=inputs)(X).shape == X.shape
 
 
 @pytest.mark.rule("CVT-02")
@@ -192,20 +156,6 @@ def test_a_weights_axis_may_be_counted_from_the_end_where_torchs_model_cannot_ru
         torch_fx.convert_to_reference_fx(theirs)(X)
 
 
-UNMATCHED: Mapping[str, tuple[Callable[[QConfigMapping], Any], str]] = {
-    "module_name": (lambda mapping: mapping.set_module_name("aa", None), r"module_name aa matches nothing.*'a'"),
-    "module_name_regex": (
-        lambda mapping: mapping.set_module_name_regex("z.*", None),
-        r"module_name_regex z\.\* matches",
-    ),
-    "object_type": (lambda mapping: mapping.set_object_type(Looping, None), "object_type Looping matches nothing"),
-    "order": (
-        lambda mapping: mapping.set_module_name_object_type_order("", nn.Linear, 7, None),
-        r"module_name_object_type_order \('', Linear, 7\) matches nothing",
-    ),
-}
-
-
 @pytest.mark.rule("QCM-02")
 def test_calls_are_counted_after_fusing_in_the_warning_as_in_the_decision() -> None:
     """Two pairs of Linear and ReLU are two fused calls of their roots' class, and no ReLU is left to be named."""
@@ -218,26 +168,6 @@ def test_calls_are_counted_after_fusing_in_the_warning_as_in_the_decision() -> N
     idle = QConfigMapping().set_module_name_object_type_order("", nn.ReLU, 0, flows.QCONFIG)
     with pytest.warns(UserWarning, match=r"\('', ReLU, 0\) matches nothing"):
         refimpl.prepare_fx(model, idle, (X,))
-
-
-@pytest.mark.rule("QCM-02")
-@pytest.mark.parametrize("kind", UNMATCHED)
-def test_a_key_that_matches_nothing_is_a_warning_that_names_the_nearest(kind: str) -> None:
-    add, message = UNMATCHED[kind]
-    mapping = QConfigMapping().set_global(flows.QCONFIG)
-    add(mapping)
-    with pytest.warns(UserWarning, match=message):
-        found = prepare(mapping=mapping)
-    assert found(X).shape == X.shape
-
-
-@pytest.mark.rule("QCM-02")
-def test_default_mappings_and_keys_that_match_give_no_warning() -> None:
-    named = QConfigMapping().set_global(flows.QCONFIG).set_module_name("a", None).set_object_type(nn.ReLU, None)
-    for mapping in (named, flows.torch_mappings.get_default_qconfig_mapping("qnnpack")):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert prepare(mapping=mapping)(X).shape == X.shape
 
 
 @pytest.mark.rule("CVT-01")

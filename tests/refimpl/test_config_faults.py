@@ -91,10 +91,7 @@ def test_setters_take_torchs_observation_types_as_ours(member: ours.ObservationT
 @pytest.mark.parametrize(
     ("build", "told"),
     [
-        (
-            lambda: Untyped(nn.ReLU).set_observation_type("shared"),
-            "expected one of .* found 'shared'",
-        ),
+        (lambda: Untyped(nn.ReLU).set_observation_type("shared"), "expected one of .* found 'shared'"),
         (lambda: Untyped(nn.ReLU)._set_num_tensor_args_to_observation_type({0: 5}), "found 5"),
         (lambda: Untyped(nn.ReLU).add_dtype_config(3), "expected a DTypeConfig, found 3"),
         (lambda: Untyped(nn.ReLU).set_dtype_configs([None]), "expected a DTypeConfig, found None"),

@@ -1,4 +1,4 @@
-"""Parts of configs, ours and torch's."""
+"""Parts of configs, ours and torch's, and strategies for them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,32 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+import torch.ao.quantization.quantize_fx  # torch's configs need it loaded before them
+from hypothesis import strategies as st
 from torch import nn
 from torch.ao.quantization import backend_config as theirs
 
 from refimpl import backend_config as ours
-from refimpl.dtype_config import DTypeWithConstraints
+from refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
+
+DTYPES = (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.float16, torch.float32)
+numbers = st.none() | st.integers(-(2**31), 2**31 - 1)
+scales = st.none() | st.floats(min_value=2**-20, max_value=1e6)
+constraints = st.builds(
+    DTypeWithConstraints,
+    dtype=st.sampled_from(DTYPES),
+    quant_min_lower_bound=numbers,
+    quant_max_upper_bound=numbers,
+    scale_min_lower_bound=scales,
+    scale_max_upper_bound=scales,
+    scale_exact_match=scales,
+    zero_point_exact_match=numbers,
+)
+dtypes = st.none() | st.sampled_from(DTYPES) | constraints
+dtype_configs = st.builds(
+    DTypeConfig, dtypes, dtypes, dtypes, st.none() | st.sampled_from(DTYPES), st.none() | st.booleans()
+)
 
 
 def fuse(is_qat: bool, *modules: nn.Module) -> nn.Module:
