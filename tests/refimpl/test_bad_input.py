@@ -72,11 +72,6 @@ BAD: Mapping[str, tuple[Callable[[], Any], type[RefimplError], str]] = {
     "train mode for fuse": (lambda: refimpl.fuse_fx(net().train()), ModelError, r"fuse_fx needs a model in eval mode"),
     "a mapping that is none": (lambda: prepare(mapping=3), QConfigError, "expected a QConfigMapping, found 3"),
     "a config that is none": (lambda: prepare(backend_config=3), ConfigError, "expected a BackendConfig, found 3"),
-    "a custom config that is none": (
-        lambda: prepare(prepare_custom_config=3),
-        ConfigError,
-        "expected a PrepareCustomConfig, found 3",
-    ),
     "a QConfig of instances": (
         lambda: prepare(mapping=not_a_qconfig(refimpl.MinMaxObserver())),
         QConfigError,

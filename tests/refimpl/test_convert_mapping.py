@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -35,16 +34,6 @@ def mapping() -> Any:
     return found.set_object_type(nn.Linear, QCONFIG).set_module_name_object_type_order("", nn.Linear, 9, QCONFIG)
 
 
-LEFT: dict[str, Callable[[], Any]] = {
-    "nothing": mapping,
-    "a name": lambda: mapping().set_module_name("b", None),
-    "a name that is new": lambda: mapping().set_module_name("a", None),
-    "a regex": lambda: mapping().set_module_name_regex("c", None),
-    "a type": lambda: mapping().set_object_type(nn.Linear, None),
-    "an order": lambda: mapping().set_module_name_object_type_order("", nn.Linear, 1, None),
-}
-
-
 def net() -> nn.Module:
     return Net(run).eval()
 
@@ -73,22 +62,20 @@ def test_what_convert_leaves_in_float_is_torchs(change: Callable[[Any], Any]) ->
 
 
 @pytest.mark.rule("CVT-05")
-@each_form
 @pytest.mark.parametrize(
-    ("what", "quantized"),
+    ("leave", "quantized"),
     [
-        ("nothing", {"a", "b", "c"}),
-        ("a name", {"a", "c"}),
-        ("a name that is new", {"b", "c"}),
-        ("a regex", {"a", "b"}),
-        ("a type", {"b", "c"}),
-        ("an order", {"a", "c"}),
+        (lambda m: m, {"a", "b", "c"}),
+        (lambda m: m.set_module_name("b", None), {"a", "c"}),
+        (lambda m: m.set_module_name("a", None), {"b", "c"}),
+        (lambda m: m.set_module_name_regex("c", None), {"a", "b"}),
+        (lambda m: m.set_object_type(nn.Linear, None), {"b", "c"}),
+        (lambda m: m.set_module_name_object_type_order("", nn.Linear, 1, None), {"a", "c"}),
     ],
+    ids=["nothing", "a name", "a name that is new", "a regex", "a type", "an order"],
 )
-def test_none_at_any_level_leaves_that_part_in_float(
-    convert: Callable[..., Any], what: str, quantized: set[str]
-) -> None:
-    reference = convert(prepared(net(), mapping()), qconfig_mapping=LEFT[what]())
+def test_none_at_any_level_leaves_that_part_in_float(leave: Any, quantized: set[str]) -> None:
+    reference = refimpl.convert_to_reference_fx(prepared(net(), mapping()), qconfig_mapping=leave(mapping()))
     found = {name: reference.get_submodule(name) for name in "abc"}
     found = {name: getattr(module, "0", module) for name, module in found.items()}
     assert {name for name, module in found.items() if type(module) is not nn.Linear} == quantized
@@ -203,8 +190,7 @@ def test_qconfig_attributes_go_unless_they_shall_stay(remove: bool) -> None:
 
 
 @pytest.mark.rule("CVT-10")
-@each_form
-def test_without_a_backend_config_convert_uses_prepares(convert: Callable[..., Any]) -> None:
+def test_without_a_backend_config_convert_uses_prepares() -> None:
     """Torch takes the native one, and leaves in float, without a word, what that does not know."""
 
     class Own(nn.Linear):
@@ -227,19 +213,8 @@ def test_without_a_backend_config_convert_uses_prepares(convert: Callable[..., A
     model = Net(lambda net, x: net.own(x), own=Own(4, 4)).eval()
     custom = refimpl.PrepareCustomConfig().set_non_traceable_module_classes([Own])
     found = prepared(model, backend_config=config, prepare_custom_config=custom)
-    own: Any = convert(found).get_submodule("own")
+    own: Any = refimpl.convert_to_reference_fx(found).get_submodule("own")
     assert type(own) is OwnReference and own.measured.dtype in (torch.qint8, torch.int8)
-    assert type(convert(found, backend_config=config).get_submodule("own")) is OwnReference
+    assert type(refimpl.convert_to_reference_fx(found, backend_config=config).get_submodule("own")) is OwnReference
     with pytest.raises(ConfigError, match=r"'own': prepare accepted a weight of torch.qint8"):
-        convert(found, backend_config=flows.our_config("native"))
-
-
-def test_a_mapping_in_dict_form_is_read_once_by_convert_fx() -> None:
-    model, inputs = nn.Sequential(nn.Linear(2, 2)).eval(), (torch.ones(1, 2),)
-    mapping = refimpl.get_default_qconfig_mapping("qnnpack")
-    ready = refimpl.prepare_fx(model, mapping, inputs)
-    ready(*inputs)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        refimpl.convert_fx(ready, qconfig_mapping=mapping.to_dict())
-    assert sum(warning.category is FutureWarning for warning in caught) == 1
+        refimpl.convert_to_reference_fx(found, backend_config=flows.our_config("native"))

@@ -117,23 +117,6 @@ def test_a_static_custom_module_is_torchs(run: str) -> None:
 
 
 @pytest.mark.rule("CUS-01")
-def test_a_static_custom_module_takes_and_returns_integers() -> None:
-    prepare_config, convert_config = (make() for make in configs())
-    found = prepared(net(), prepare_custom_config=prepare_config)
-    assert type(found.get_submodule("own")) is Observed
-    reference = refimpl.convert_to_reference_fx(found, convert_config)
-    assert type(reference.get_submodule("own")) is Quantized
-    node = next(node for node in reference.graph.nodes if node.target == "own")
-    assert node.args[0].target is torch.quantize_per_tensor
-    assert [user.target for user in node.users] == ["dequantize"]
-    own: Any = reference.get_submodule("own.layer")
-    slot = next(slot for slot in refimpl.explain(found).plan.slots if slot.value == "own")
-    assert own.scale == float(found.get_submodule(slot.name).calculate_qparams()[0])
-    with torch.no_grad():
-        torch.testing.assert_close(reference(X), net()(X), atol=0.1, rtol=0.1)
-
-
-@pytest.mark.rule("CUS-01")
 @pytest.mark.parametrize(
     ("mode", "qconfig", "places"),
     [(QuantType.DYNAMIC, DYNAMIC, ["x", "a", "own"]), (QuantType.WEIGHT_ONLY, WEIGHT_ONLY, [])],

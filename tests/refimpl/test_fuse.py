@@ -13,7 +13,6 @@ import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.ao.quantization import backend_config as torch_configs
-from torch.ao.quantization.fx import custom_config as torch_custom
 from torch.ao.quantization.utils import MatchAllNode as TorchMatchAllNode
 
 import refimpl
@@ -40,25 +39,6 @@ def torchs_fused(model: nn.Module, engine: str = "qnnpack") -> Any:
     return torch_fx.fuse_fx(copy.deepcopy(model), backend_config=flows.torch_config(engine))
 
 
-@pytest.mark.rule("CUS-03")
-@pytest.mark.parametrize("copied", [False, True])
-def test_preserved_attributes_stay_as_with_torch(copied: bool) -> None:
-    model: Any = Net(lambda net, x: net.relu(net.conv(x))).eval()
-    model.note, model.dropped = ["kept"], 1
-    names = ["note", "not there"]
-    torch_config = torch_custom.FuseCustomConfig().set_preserved_attributes(names)
-    theirs: Any = torch_fx.fuse_fx(copy.deepcopy(model), fuse_custom_config=torch_config)
-    for config in (refimpl.FuseCustomConfig().set_preserved_attributes(names), torch_config):
-        ours: Any = refimpl.fuse_fx(model, config)
-        found = copy.deepcopy(ours) if copied else ours
-        assert found.note == theirs.note == ["kept"]
-        assert not hasattr(found, "dropped")
-        assert not hasattr(theirs, "dropped")
-    with pytest.warns(FutureWarning, match="a dict in the place of a FuseCustomConfig is deprecated"):
-        ours = refimpl.fuse_fx(model, {"preserved_attributes": ["note"]})
-    assert ours.note == ["kept"]
-
-
 @pytest.mark.rule("FUS-01")
 def test_without_a_backend_config_the_native_one_is_used() -> None:
     model = Net(lambda net, x: (net.relu(net.bn(net.conv(x))), net.relu(net.bn2(net.conv2(x) + x)))).eval()
@@ -67,20 +47,6 @@ def test_without_a_backend_config_the_native_one_is_used() -> None:
         called(found) == called(torch_fx.fuse_fx(copy.deepcopy(model))) == ["ConvReLU2d", "Conv2d", "add", "BNReLU2d"]
     )
     assert_unchanged_all(model, found)
-
-
-@pytest.mark.rule("FUS-01")
-def test_a_model_in_train_mode_is_refused() -> None:
-    model = Net(lambda net, x: net.conv(x))
-    with pytest.raises(ModelError, match=r"needs a model in eval mode; Net is in train mode: call .eval\(\)"):
-        refimpl.fuse_fx(model, backend_config=flows.our_config("qnnpack"))
-
-
-@pytest.mark.rule("FUS-01")
-def test_an_untraceable_model_is_named() -> None:
-    model = Net(lambda net, x: net.conv(x) if x.sum() > 0 else x).eval()
-    with pytest.raises(ModelError, match=r"Net cannot be traced by torch.fx: .*control flow"):
-        refimpl.fuse_fx(model, backend_config=flows.our_config("qnnpack"))
 
 
 @pytest.mark.rule("FUS-01")
@@ -309,25 +275,6 @@ def test_a_rank_that_cannot_be_found_out_is_no_two() -> None:
     mapping, config = flows.global_mapping(None), flows.our_config("qnnpack")
     found = refimpl.prepare_qat_fx(model, mapping, (torch.randn(3),), backend_config=config)
     assert "of an output of rank unknown" in found.meta["not_fused"][0]
-
-
-@pytest.mark.rule("FUS-06")
-def test_ranks_are_read_without_running_the_model() -> None:
-    class Counter(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("calls", torch.zeros(()))
-            self.calls: Tensor
-            self.fc, self.bn = nn.Linear(4, 4), nn.BatchNorm1d(4)
-
-        def forward(self, x: Tensor) -> Any:
-            self.calls.add_(1)
-            return self.bn(self.fc(x))
-
-    model = Counter().eval()
-    traced_calls = float(model.calls)
-    refimpl.prepare_fx(model, flows.global_mapping(None), (ROWS,), backend_config=flows.our_config("qnnpack"))
-    assert float(model.calls) - traced_calls <= 1, "tracing runs the buffer's update once; reading ranks must not"
 
 
 def broken(*_: Any) -> nn.Module:
