@@ -226,15 +226,14 @@ def test_a_keyword_argument_of_a_method_blocks_fusing_as_that_of_a_function_does
 
 
 @pytest.mark.rule("LOW-03")
-@pytest.mark.parametrize("engine", ["onednn"])
-def test_a_scaled_add_is_not_fused_into_a_convolution(engine: str) -> None:
+def test_a_scaled_add_is_not_fused_into_a_convolution() -> None:
     """Torch drops alpha, and the sum is another one."""
-    model, found = fused(lambda net, x: torch.add(net.conv(x), x, alpha=2), engine)
+    model, found = fused(lambda net, x: torch.add(net.conv(x), x, alpha=2), "onednn")
     assert called(found) == ["Conv2d", "add"]
     assert "LOW-03: the fused module cannot express add's arguments {'alpha': 2}" in found.meta["not_fused"][0]
     assert_unchanged(model, found)
-    assert not torch.allclose(torchs_fused(model, engine)(X), model(X), atol=1e-2)
-    neutral, found = fused(lambda net, x: torch.add(net.conv(x), x, alpha=1), engine)
+    assert not torch.allclose(torchs_fused(model, "onednn")(X), model(X), atol=1e-2)
+    neutral, found = fused(lambda net, x: torch.add(net.conv(x), x, alpha=1), "onednn")
     assert called(found) == ["ConvAdd2d"]
     assert_unchanged(neutral, found)
 
@@ -281,9 +280,6 @@ def broken(*_: Any) -> nn.Module:
     raise KeyError("inside")
 
 
-BNReLU2d: Any = nni.BNReLU2d
-
-
 @pytest.mark.rule("FUS-02")
 @pytest.mark.parametrize(
     ("fuser", "fused_module", "message"),
@@ -291,14 +287,7 @@ BNReLU2d: Any = nni.BNReLU2d
         (broken, None, "it raised KeyError: 'inside'"),
         (lambda is_qat, conv: conv, None, "it raised TypeError: .*takes 2 positional arguments but 3 were given"),
         (lambda *_: 3, None, r"returned int; expected torch.nn.modules.module.Module"),
-        (lambda *_: nn.ReLU, None, r"returned type; expected torch.nn.modules.module.Module"),
-        (lambda *_: nn.Identity(), nni.ConvReLU2d, r"returned Identity; expected torch.ao.nn.intrinsic.*ConvReLU2d"),
         (lambda is_qat, conv, relu: conv, nni.ConvReLU2d, r"returned Conv2d; expected .*ConvReLU2d"),
-        (
-            lambda is_qat, conv, relu: BNReLU2d(nn.BatchNorm2d(4), relu),
-            nni.ConvReLU2d,
-            "returned BNReLU2d; expected",
-        ),
     ],
 )
 def test_a_fuser_that_fails_is_blamed_with_its_pattern(fuser: Any, fused_module: Any, message: str) -> None:
