@@ -140,12 +140,12 @@ def _built(program: Program) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", CONSTRUCTS)
+@pytest.mark.parametrize("op", [op for op in CONSTRUCTS if not op.endswith("mixed")])
 def test_each_construct_is_prepared_as_it_is(op: str) -> None:
     takes = EVERY[op].takes
     inputs = tuple("rows" if shape == "any" else shape for shape in takes[:1])
     program = Program(inputs, (Step(op, tuple(0 for _ in takes)),), takes_names=True)
-    found = measure(partial(_built, program), "qnnpack", draws=1)
+    found = measure(partial(_built, program), "qnnpack", draws=1, is_compared=False)
     assert found.prepared > 100 and all(min(ratios) > 15 for ratios in found.ours.values()), found
 
 

@@ -65,11 +65,10 @@ COMPUTED: dict[str, tuple[Callable[[Any], Any], bool]] = {
 
 
 @pytest.mark.rule("OBS-16")
-@pytest.mark.parametrize("engine", ["x86", "qnnpack"])
 @pytest.mark.parametrize("name", COMPUTED)
-def test_a_computed_weight_is_quantized_as_the_same_weight_that_is_held(name: str, engine: str) -> None:
+def test_a_computed_weight_is_quantized_as_the_same_weight_that_is_held(name: str) -> None:
     x = X if COMPUTED[name][1] else IMAGES
-    computed, held = make(Computes(*COMPUTED[name]), x, engine=engine), make(Held(*COMPUTED[name]), x, engine=engine)
+    computed, held = make(Computes(*COMPUTED[name]), x), make(Held(*COMPUTED[name]), x)
     assert torch.equal(run(computed.prepared, (x,)), run(held.prepared, (x,)))
     for form, model in computed.forms.items():
         assert flows.same(run(model, (x,)), run(held.forms[form], (x,))) or form == "lowered", form
@@ -90,11 +89,10 @@ def test_so_it_is_in_every_mode(mode: str) -> None:
 
 
 @pytest.mark.rule("OBS-16")
-@pytest.mark.parametrize("engine", ["x86", "qnnpack"])
-def test_it_is_no_less_accurate_than_torchs_reference_or_lowered_model(engine: str) -> None:
+def test_it_is_no_less_accurate_than_torchs_reference_or_lowered_model() -> None:
     """The other side of the row of deviations.md: torch observes what it is computed of as activations."""
-    ratios = torch_ratios(Computes(*COMPUTED["number"]), X, engine=engine)
-    assert ratios["reference"] < ratios["lowered"] - 1 < make(Computes(*COMPUTED["number"]), X, engine=engine).worst
+    ratios = torch_ratios(Computes(*COMPUTED["number"]), X)
+    assert ratios["reference"] < ratios["lowered"] - 1 < make(Computes(*COMPUTED["number"]), X).worst
 
 
 @pytest.mark.rule("OBS-16")

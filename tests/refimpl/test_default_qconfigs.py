@@ -80,17 +80,6 @@ def test_no_named_qconfig_of_torchs_is_missing_but_the_one_that_records() -> Non
     assert {name for name in theirs if not name.startswith("_")} - set(QCONFIGS) == {"default_debug_qconfig"}
 
 
-@pytest.mark.rule("QCM-01")
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    ("function", "version"),
-    [("get_default_qconfig", 0), ("get_default_qat_qconfig", 0), ("get_default_qat_qconfig", 1)],
-)
-def test_the_default_of_an_engine_is_torchs(engine: str, function: str, version: int) -> None:
-    ours, theirs = (getattr(where, function)(engine, version) for where in (default_qconfigs, torch_qconfigs))
-    assert_same_qconfig(ours, theirs, f"{function}({engine!r}, {version})")
-
-
 @pytest.mark.rule("QCM-02", "DTY-05")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(

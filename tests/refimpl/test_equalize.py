@@ -71,14 +71,12 @@ CASES = {
     "linear and relu": Case(lambda: nn.Sequential(linear(), nn.ReLU())),
     "linear and F.relu": Case(lambda: Net(lambda m, x: F.relu(m.a(x)), a=linear())),
     "F.linear": Case(lambda: Net(lambda m, x: F.linear(x, m.w, m.b), w=weight(linear()), b=torch.randn(6))),
-    "F.linear and relu": Case(lambda: Net(lambda m, x: F.relu(F.linear(x, m.w)), w=weight(linear()))),
     "conv1d": Case(lambda: Net(lambda m, x: m.a(x), a=conv(dims=1)), (4, 6, 5)),
     "conv2d": Case(lambda: Net(lambda m, x: m.a(x), a=conv()), IMAGE),
     "conv3d": Case(lambda: Net(lambda m, x: m.a(x), a=conv(dims=3)), (2, 6, 4, 4, 4)),
     "conv2d and relu": Case(lambda: nn.Sequential(conv(padding=1), nn.ReLU()), IMAGE),
     "F.conv1d": Case(lambda: Net(lambda m, x: F.conv1d(x, m.w), w=weight(conv(dims=1))), (4, 6, 5)),
     "F.conv2d": Case(lambda: Net(lambda m, x: F.conv2d(x, m.w, m.b, 2), w=weight(conv()), b=torch.randn(6)), IMAGE),
-    "F.conv2d and relu": Case(lambda: Net(lambda m, x: F.relu(F.conv2d(x, m.w)), w=weight(conv())), IMAGE),
     "dynamic": Case(lambda: Net(lambda m, x: m.a(x), a=linear()), mapping=TorchMapping().set_global(DYNAMIC)),
     "linear, add, linear": Case(lambda: Net(lambda m, x: m.b(m.a(x) + 5), a=linear(), b=linear()), stale=(1,)),
     "linear, relu, add": Case(lambda: Net(lambda m, x: F.relu(m.a(x)) + 5, a=linear())),
@@ -94,7 +92,6 @@ CASES = {
             w=weight(linear()), v=weight(linear()), bias=torch.randn(6),
         ), stale=(2,),
     ),
-    "conv, conv": Case(lambda: nn.Sequential(conv(), conv(5)), IMAGE, stale=(1,)),
     "conv, relu, conv": Case(lambda: nn.Sequential(conv(), nn.ReLU(), conv(5)), IMAGE, stale=(1,)),
 }  # fmt: skip
 
@@ -148,13 +145,6 @@ def tensors(model: GraphModule, stale: tuple[int, ...] = ()) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("name", "observers"), OBSERVERS)
-def test_observers_are_inserted_where_torch_inserts_them(name: str, observers: str) -> None:
-    found = made(name, observers)
-    assert lines(found.ours) == lines(found.torchs)
-    assert [node.target for node in found.ours.graph.nodes] == [node.target for node in found.torchs.graph.nodes]
-
-
-@pytest.mark.parametrize(("name", "observers"), OBSERVERS)
 def test_the_reference_model_has_torchs_graph_weights_scales_and_results(name: str, observers: str) -> None:
     """But for the qparams of a value whose factors went into the layer before it: torch's there are stale."""
     case, found = CASES[name], made(name, observers)
@@ -199,11 +189,6 @@ def test_the_range_of_a_value_with_folded_factors_is_that_of_the_scaled_value(na
         theirs[at][0].tolist() == [*map(float, (getattr(before, at).min_val, getattr(before, at).max_val))]
         for at in wrong
     )
-
-
-def test_the_range_of_the_scaled_value_gives_a_smaller_error() -> None:
-    torchs_error, our_error = made("linear, linear").errors()
-    assert our_error < torchs_error
 
 
 def observed_ranges(model: GraphModule, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:

@@ -73,7 +73,6 @@ WRONG_FOR_TORCH = {
     ),
     "a relu of no layer": Deviation(lambda: Net(lambda m, x: m.a(F.relu(x + x)), a=linear()), 1, 1),
     "relu6": Deviation(two(F.relu6), 2, 2),
-    "leaky_relu": Deviation(two(F.leaky_relu), 2, 2),
     "torch.relu": Deviation(two(torch.relu), 2, 2),
     "relu as a method": Deviation(two(lambda y: y.relu()), 2, 2),
     "the layer before is not asked for": Deviation(

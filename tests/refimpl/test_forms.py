@@ -50,7 +50,6 @@ def test_what_the_dynamic_op_cannot_express_is_refused_where_torch_drops_it(aske
     ("dtype", "quantized", "decomposed"),
     [
         (torch.int8, False, True),
-        (torch.int16, False, True),
         (torch.uint16, False, True),
         (torch.quint4x2, False, False),
         (torch.qint32, True, True),

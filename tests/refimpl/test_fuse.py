@@ -30,11 +30,6 @@ def assert_unchanged(model: nn.Module, found: Any, x: Tensor = X) -> None:
     torch.testing.assert_close(found(x), model(x), rtol=1e-5, atol=1e-5)
 
 
-def assert_unchanged_all(model: nn.Module, found: Any, x: Tensor = X) -> None:
-    for one, other in zip(found(x), model(x), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-
-
 def torchs_fused(model: nn.Module, engine: str = "qnnpack") -> Any:
     return torch_fx.fuse_fx(copy.deepcopy(model), backend_config=flows.torch_config(engine))
 
@@ -46,7 +41,7 @@ def test_without_a_backend_config_the_native_one_is_used() -> None:
     assert (
         called(found) == called(torch_fx.fuse_fx(copy.deepcopy(model))) == ["ConvReLU2d", "Conv2d", "add", "BNReLU2d"]
     )
-    assert_unchanged_all(model, found)
+    assert_unchanged(model, found)
 
 
 @pytest.mark.rule("FUS-01")
@@ -266,14 +261,6 @@ def test_of_rank_two_or_unknown_it_is_folded() -> None:
         assert called(found) == ["Linear"]
         assert_unchanged(model, found, ROWS)
     assert called(refimpl.fuse_fx(model, backend_config=config)) == ["Linear"], "fuse_fx knows no ranks"
-
-
-@pytest.mark.rule("FUS-06")
-def test_a_rank_that_cannot_be_found_out_is_no_two() -> None:
-    model = Net(lambda net, x: net.bn1d(net.fc(x[torch.nonzero(x[:, 0, 0] > 9).reshape(-1)].flatten(1)))).train()
-    mapping, config = flows.global_mapping(None), flows.our_config("qnnpack")
-    found = refimpl.prepare_qat_fx(model, mapping, (torch.randn(3),), backend_config=config)
-    assert "of an output of rank unknown" in found.meta["not_fused"][0]
 
 
 def broken(*_: Any) -> nn.Module:

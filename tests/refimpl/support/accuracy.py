@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import refimpl
 from backends.torch_engine import engine as engine_of
 from tests.refimpl.support import both_flows as flows
-from tests.refimpl.support.ratios import CONFIGS, decibels, run
+from tests.refimpl.support.ratios import CONFIGS, decibels
 
 Build = Callable[[], tuple[nn.Module, tuple[Any, ...]]]
 DRAWS, BATCHES, ROUNDS = 10, 6, 3
@@ -73,8 +73,12 @@ class Accuracy:
         return [max(column) for column in zip(*rows, strict=True)] if rows else [-math.inf] * len(self.ours[form])
 
 
-def measure(build: Build, engine: str, *, is_qat: bool = False, draws: int = DRAWS) -> Accuracy:
+def measure(
+    build: Build, engine: str, *, is_qat: bool = False, draws: int = DRAWS, is_compared: bool = True
+) -> Accuracy:
     """Take a model through both flows and compare them. `build`: a new model in eval mode, and example inputs.
+
+    `is_compared`: whether it is taken through torch's flow at all.
 
     The lowered model and the program are held to the better one unless they give what torch's of the same kind gives:
     then the kernels and the rounding of that form lose, not the flow, which the reference model shows. Two more kinds
@@ -91,10 +95,10 @@ def measure(build: Build, engine: str, *, is_qat: bool = False, draws: int = DRA
             module.momentum = 0.0
     batches = [draw_like(examples, draw) for draw in range(draws * BATCHES)]
     ours, warned, prepared, losses = _convert_ours(model, batches, engine, is_qat)
-    torchs = _convert_torchs(model, batches, engine, is_qat)
+    torchs = _convert_torchs(model, batches, engine, is_qat) if is_compared else {}
     off = copy.deepcopy(prepared).apply(_switch_off)
-    want = [run(model, inputs) for inputs in batches]
-    same = min(decibels(right, run(off, inputs)) for right, inputs in zip(want, batches, strict=True))
+    want = _run_all(copy.deepcopy(model), batches)
+    same = min(map(decibels, want[::BATCHES], _run_all(off, batches[::BATCHES])))
     with engine_of(engine):
         found = {form: _measure_draws(converted, batches, want) for form, converted in ours.items()}
         theirs = {form: _try_draws(converted, batches, want) for form, converted in torchs.items()}
@@ -198,14 +202,17 @@ def _convert_torchs(
     return made
 
 
+def _run_all(model: nn.Module, batches: Sequence[tuple[Any, ...]]) -> list[Any]:
+    with torch.no_grad():
+        return [model(*copy.deepcopy(inputs)) for inputs in batches]
+
+
 def _measure_draws(model: nn.Module, batches: Sequence[tuple[Any, ...]], want: Sequence[Any]) -> list[float]:
     """Return the ratio of each draw, over its batches; -inf for NaN."""
     ratios = []
     for start in range(0, len(batches), BATCHES):
         part = slice(start, start + BATCHES)
-        with torch.no_grad():
-            results = [model(*copy.deepcopy(inputs)) for inputs in batches[part]]
-        ratio = decibels(list(want[part]), results)
+        ratio = decibels(list(want[part]), _run_all(model, batches[part]))
         ratios.append(-math.inf if math.isnan(ratio) else ratio)
     return ratios
 
