@@ -54,10 +54,8 @@ def standardized(net: Any) -> Any:
 
 COMPUTED: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "number": (lambda net: net.weight * 0.5, True),
-    "buffer": (lambda net: net.weight + net.offset, True),
     "adapter": (lambda net: net.weight + 0.5 * (net.low @ net.high), True),
     "normalized": (lambda net: F.normalize(net.weight, dim=1), True),
-    "function": (lambda net: torch.tanh(torch.add(net.weight, 1.0)), True),
     "joined": (lambda net: torch.cat([net.weight[:4], net.weight[4:] * 2]), True),
     "transposed": (lambda net: (net.high.t() @ net.low.t()).t().contiguous(), True),
     "standardized": (standardized, False),

@@ -47,7 +47,6 @@ def activation(**arguments: Any) -> QConfig:
 
 FIXED = QConfig(FixedQParamsObserver.with_args(scale=1 / 256, zero_point=0, dtype=U8), OURS.weight)
 DYNAMIC = QConfig(PlaceholderObserver.with_args(dtype=U8, is_dynamic=True), OURS.weight)
-EXACT = {"scale_exact_match": 1 / 256, "zero_point_exact_match": 0}
 REFUSALS: list[tuple[QConfig, list[DTypeConfig], str]] = [
     (activation(), [DTypeConfig(S8, S8, S8)], "DTY-01: input dtype is torch.quint8, must be torch.qint8"),
     (activation(), [DTypeConfig(U8, torch.float, S8)], "DTY-01: output dtype is torch.quint8, must be torch.float32"),
@@ -69,7 +68,7 @@ REFUSALS: list[tuple[QConfig, list[DTypeConfig], str]] = [
     ),
     (
         activation(),
-        limited(**EXACT),
+        limited(scale_exact_match=1 / 256, zero_point_exact_match=0),
         "DTY-05: input fixed (scale, zero point) is None, must be (0.00390625, 0)",
     ),
     (
@@ -147,36 +146,25 @@ def test_the_first_match_in_list_order_is_used_and_none_is_a_wildcard() -> None:
 
 
 @pytest.mark.rule("DTY-03")
-@pytest.mark.parametrize("bound", [{"quant_min_lower_bound": 50}, {"quant_max_upper_bound": 50}])
-def test_one_bound_alone_is_no_bound(bound: dict[str, int]) -> None:
-    assert choose_dtype_config(facts_of(OURS), limited(**bound))[0] is not None
-
-
 @pytest.mark.rule("DTY-04")
-def test_the_largest_scale_is_not_enforced() -> None:
-    assert choose_dtype_config(facts_of(OURS), limited(scale_max_upper_bound=1e-30))[0] is not None
+@pytest.mark.parametrize("bound", ["quant_min_lower_bound", "quant_max_upper_bound", "scale_max_upper_bound"])
+def test_one_bound_of_the_range_alone_and_a_largest_scale_are_not_enforced(bound: str) -> None:
+    assert choose_dtype_config(facts_of(OURS), limited(**{bound: 1e-30}))[0] is not None
 
 
 @pytest.mark.rule("DTY-05")
 @pytest.mark.parametrize("made", ["ours", "torch's observer", "torch's fake quantize"])
-def test_only_these_very_fixed_qparams_satisfy_an_exact_match(made: str) -> None:
-    theirs = flows.torchs.FixedQParamsObserver.with_args(scale=1 / 256, zero_point=0, dtype=U8)
+@pytest.mark.parametrize("scale", [1 / 3, 1 / 256])
+def test_only_these_very_fixed_qparams_as_float32_satisfy_an_exact_match(made: str, scale: float) -> None:
+    ours, theirs = (
+        module.FixedQParamsObserver.with_args(scale=scale, zero_point=0, dtype=U8) for module in (refimpl, flows.torchs)
+    )
     fake = flows.torch_fakes.FixedQParamsFakeQuantize.with_args(observer=theirs)
-    make = {"ours": FIXED.activation, "torch's observer": theirs, "torch's fake quantize": fake}[made]
+    make = {"ours": ours, "torch's observer": theirs, "torch's fake quantize": fake}[made]
     facts = facts_of(QConfig(make, OURS.weight))
-    assert choose_dtype_config(facts, limited(scale_exact_match=1 / 256, zero_point_exact_match=0))[0] is not None
-    assert choose_dtype_config(facts, limited(scale_exact_match=1 / 256, zero_point_exact_match=1))[0] is None
-
-
-@pytest.mark.rule("DTY-05")
-@pytest.mark.parametrize("scale", [0.1, 1 / 3, 2 / 255, 1 / 256])
-def test_an_exact_scale_is_compared_as_the_float32_that_observers_hold(scale: float) -> None:
-    for module in (refimpl, flows.torchs):
-        make = module.FixedQParamsObserver.with_args(scale=scale, zero_point=0, dtype=U8)
-        facts = facts_of(QConfig(make, OURS.weight))
-        assert choose_dtype_config(facts, limited(scale_exact_match=scale, zero_point_exact_match=0))[0] is not None
-        other = limited(scale_exact_match=scale * (1 + 2**-20), zero_point_exact_match=0)
-        assert choose_dtype_config(facts, other)[0] is None
+    for wanted, zero_point, fits in ((scale, 0, True), (scale, 1, False), (scale * (1 + 2**-20), 0, False)):
+        exact = limited(scale_exact_match=wanted, zero_point_exact_match=zero_point)
+        assert (choose_dtype_config(facts, exact)[0] is not None) is fits
 
 
 HALF = {"dtype": torch.float16}

@@ -28,16 +28,6 @@ def test_the_log_has_a_row_per_match_in_graph_order() -> None:
     assert rows[0]["reason"] == ""
 
 
-@pytest.mark.rule("DTY-09")
-def test_a_refusal_can_be_read_in_the_table() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()).eval()
-    prepared = refimpl.prepare_fx(model, flows.global_mapping(), backend_config=flows.our_config("fbgemm"))
-    row = refimpl.explain(prepared).rows()[1]
-    assert row["dtype config"] == "float"
-    assert row["reason"].startswith("dtype config 0: DTY-05: input fixed (scale, zero point) is None")
-    assert "nn.Sigmoid" in str(refimpl.explain(prepared)) and "DTY-05" in str(refimpl.explain(prepared))
-
-
 @pytest.mark.rule("OBS-15")
 def test_converted_models_keep_the_log_and_others_have_none() -> None:
     model, batches = build_named("Mlp")
@@ -78,6 +68,7 @@ def is_plain(value: Any) -> bool:
 
 
 @pytest.mark.rule("OBS-15")
+@pytest.mark.rule("DTY-09")
 def test_the_dict_form_is_plain_builtins_and_says_all_of_it() -> None:
     model = core.Net(lambda net, x: torch.sigmoid(torch.cat([net.relu(net.a(x)), x]))).eval()
     log = refimpl.explain(core.prepared(model))
@@ -90,6 +81,9 @@ def test_the_dict_form_is_plain_builtins_and_says_all_of_it() -> None:
     assert found["fusions"] == ["nn.Linear+nn.ReLU at a"]
     refused = next(entry for entry in found["decisions"] if entry["node"] == "sigmoid")
     assert refused["refusals"][0]["rule"] == "DTY-05"
+    row = next(row for row in log.rows() if row["node"] == "sigmoid")
+    assert row["dtype config"] == "float" and "sigmoid" in str(log) and "DTY-05" in str(log)
+    assert row["reason"].startswith("dtype config 0: DTY-05: input fixed (scale, zero point) is None")
 
 
 class Inner(nn.Module):

@@ -44,26 +44,6 @@ def test_without_a_backend_config_the_native_one_is_used() -> None:
     assert_unchanged(model, found)
 
 
-@pytest.mark.rule("FUS-01")
-@pytest.mark.rule("FUS-03")
-@pytest.mark.parametrize(
-    ("run", "expected"),
-    [
-        (lambda net, x: net.relu(net.bn(net.conv(x))), ["ConvReLU2d"]),
-        (lambda net, x: net.bn(net.conv(x)), ["Conv2d"]),
-        (lambda net, x: net.relu(net.conv(x)) + net.bn2(net.conv2(x)), ["ConvReLU2d", "Conv2d", "add"]),
-        (lambda net, x: F.relu(net.fc(x.mean((2, 3)))), ["LinearReLU"]),
-        (lambda net, x: net.relu(torch.add(x, x)), ["add", "ReLU"]),
-    ],
-)
-def test_only_entries_with_a_fuser_take_part(run: Any, expected: list[str]) -> None:
-    model, found = fused(run)
-    theirs = torchs_fused(model)
-    assert called(found) == expected == called(theirs)
-    assert [node.name for node in found.graph.nodes] == [node.name for node in theirs.graph.nodes]
-    assert_unchanged(model, found)
-
-
 @pytest.mark.rule("FUS-03")
 def test_the_fused_module_stands_at_the_root_and_the_float_model_is_untouched() -> None:
     model = Net(lambda net, x: (y := net.relu(net.bn(net.conv(x))), y + x)).eval()

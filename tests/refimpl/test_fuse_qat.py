@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.ao.nn.intrinsic as nni
 import torch.ao.quantization.quantize_fx as torch_fx
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.ao.quantization.backend_config import get_qnnpack_backend_config
 from torch.fx import GraphModule, symbolic_trace
@@ -42,10 +41,8 @@ def both_fused_for_qat(model: nn.Module, engine: str, inputs: Any = None) -> tup
 QAT: tuple[tuple[Callable[[Any, Tensor], Any], str, str], ...] = (
     (lambda net, x: net.bn(net.conv(x)), "qnnpack", "ConvBn2d"),
     (lambda net, x: net.relu(net.bn(net.conv(x))), "fbgemm", "ConvBnReLU2d"),
-    (lambda net, x: F.relu(net.bn(net.conv(x))), "native", "ConvBnReLU2d"),
     (lambda net, x: net.relu(net.conv(x)), "x86", "ConvReLU2d"),
     (lambda net, x: net.bn1d(net.fc(x.mean((2, 3)))), "qnnpack", "LinearBn1d"),
-    (lambda net, x: F.relu(net.fc(x.mean((2, 3)))), "qnnpack", "LinearReLU"),
     (lambda net, x: net.relu(net.bn(x)), "qnnpack", "BNReLU2d"),
     (lambda net, x: net.relu(torch.add(x, net.conv(x))), "onednn", "ConvAddReLU2d"),
 )
