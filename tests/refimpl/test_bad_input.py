@@ -77,11 +77,6 @@ BAD: Mapping[str, tuple[Callable[[], Any], type[RefimplError], str]] = {
         QConfigError,
         "expected constructors|observer constructor",
     ),
-    "a QConfig that is a number": (
-        lambda: prepare(mapping=QConfigMapping().set_module_name("a", 3)),
-        QConfigError,
-        "expected constructors 'activation' and 'weight'",
-    ),
     "a constructor that fails": (
         lambda: prepare(mapping=not_a_qconfig(failing)),
         QConfigError,

@@ -165,9 +165,30 @@ def test_convert_uses_prepares_config_and_takes_an_equal_one() -> None:
     expected = refimpl.convert_to_reference_fx(found)(*batches[0])
     for config in (flows.our_config("qnnpack"), flows.torch_config("qnnpack"), flows.native("qnnpack")):
         assert flows.same(refimpl.convert_to_reference_fx(found, backend_config=config)(*batches[0]), expected)
-    without_linear = linear_config(swap=False)
     with pytest.raises(ConfigError, match=r"'layers.0': prepare accepted a weight of torch.qint8"):
-        refimpl.convert_to_reference_fx(found, backend_config=without_linear)
+        refimpl.convert_to_reference_fx(found, backend_config=linear_config(swap=False))
+
+
+class Own(nnqr.Linear):
+    """A vendor's reference module."""
+
+    @classmethod
+    def from_float(cls, float_linear: Any, weight_qparams: Any) -> Any:
+        made = cls(float_linear.in_features, float_linear.out_features, weight_qparams=weight_qparams)
+        made.weight, made.bias = float_linear.weight, float_linear.bias
+        return made
+
+
+@pytest.mark.rule("CVT-10")
+@pytest.mark.rule("CFG-11")
+@each_form
+def test_a_reference_module_of_a_vendors_is_used_without_a_word_to_convert(convert: Callable[..., Any]) -> None:
+    """Torch takes the native config there."""
+    config = linear_config(swap=False)
+    config.configs[0].set_reference_quantized_module(Own)
+    found = refimpl.prepare_fx(nn.Sequential(nn.Linear(4, 4)).eval(), mapping(), backend_config=config)
+    found(torch.randn(2, 4))
+    assert type(convert(found).get_submodule("0")) is Own
 
 
 @pytest.mark.rule("OBS-13")

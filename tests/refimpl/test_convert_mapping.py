@@ -1,10 +1,9 @@
-"""Convert's own arguments: its QConfigMapping, _remove_qconfig, its backend config (rules CVT-05, CVT-08, CVT-10)."""
+"""Convert's own arguments: its QConfigMapping and _remove_qconfig (rules CVT-05, CVT-08)."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import refimpl
-from refimpl import ConfigError, QConfig, QConfigError, QConfigMapping
+from refimpl import QConfig, QConfigError, QConfigMapping
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import CORE, NAMED, Net, X, calls, case, prepared
 from tests.refimpl.support.parity import parity
@@ -184,37 +183,3 @@ def test_qconfig_attributes_go_unless_they_shall_stay(remove: bool) -> None:
         with_qconfigs(torch_fx._convert_to_reference_decomposed_fx(copy.deepcopy(made), **options)),
     ]
     assert all(decomposed), "torch keeps them in the decomposed form"
-
-
-# ---- the backend config -----------------------------------------------------------------------------------
-
-
-@pytest.mark.rule("CVT-10")
-def test_without_a_backend_config_convert_uses_prepares() -> None:
-    """Torch takes the native one, and leaves in float, without a word, what that does not know."""
-
-    class Own(nn.Linear):
-        pass
-
-    class OwnReference(nn.Linear):
-        measured: Any
-
-        @classmethod
-        def from_float(cls, module: Any, qparams: dict[str, Any]) -> Any:
-            made = cls(module.in_features, module.out_features)
-            made.weight, made.bias = module.weight, module.bias
-            made.measured = SimpleNamespace(**qparams)
-            return made
-
-    dtypes = refimpl.DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
-    entry = refimpl.BackendPatternConfig(Own).add_dtype_config(dtypes).set_root_module(Own)
-    entry.set_reference_quantized_module(OwnReference)
-    config = refimpl.BackendConfig("vendor").set_backend_pattern_config(entry)
-    model = Net(lambda net, x: net.own(x), own=Own(4, 4)).eval()
-    custom = refimpl.PrepareCustomConfig().set_non_traceable_module_classes([Own])
-    found = prepared(model, backend_config=config, prepare_custom_config=custom)
-    own: Any = refimpl.convert_to_reference_fx(found).get_submodule("own")
-    assert type(own) is OwnReference and own.measured.dtype in (torch.qint8, torch.int8)
-    assert type(refimpl.convert_to_reference_fx(found, backend_config=config).get_submodule("own")) is OwnReference
-    with pytest.raises(ConfigError, match=r"'own': prepare accepted a weight of torch.qint8"):
-        refimpl.convert_to_reference_fx(found, backend_config=flows.our_config("native"))

@@ -12,10 +12,9 @@ import torch.ao.nn.quantizable as nnqa
 import torch.ao.nn.quantized as nnq
 from torch import nn
 from torch.ao.nn.quantized import dynamic as nnqd
-from torch.ao.quantization import quantize_fx as torch_fx
 
 import refimpl
-from refimpl import ConfigError, ConvertCustomConfig, PrepareCustomConfig, QuantType
+from refimpl import ConfigError, ConvertCustomConfig, ModelError, PrepareCustomConfig, QuantType
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import (
     NAMED,
@@ -85,13 +84,6 @@ def configs(mode: QuantType = QuantType.STATIC, to: type = Quantized) -> tuple[C
     )
 
 
-def torch_configs() -> tuple[Callable[[], Any], Callable[[], Any]]:
-    return (
-        lambda: TORCHS.PrepareCustomConfig().set_float_to_observed_mapping(Own, Observed),
-        lambda: TORCHS.ConvertCustomConfig().set_observed_to_quantized_mapping(Observed, Quantized),
-    )
-
-
 RUNS: Mapping[str, Callable[..., Any]] = {
     "in the middle": lambda net, x: net.b(net.own(net.a(x))),
     "first": lambda net, x: net.b(net.own(x)),
@@ -110,10 +102,37 @@ def net(run: Callable[..., Any] = RUNS["in the middle"]) -> nn.Module:
 # ---- CUS-01 -----------------------------------------------------------------------------------------------
 
 
+class SelfQuantizing(Observed):
+    """A quantized class that takes whatever stands for its input, and rounds its own output."""
+
+    scale: float
+    zero_point: float
+
+    @classmethod
+    def from_observed(cls, module: Any) -> Any:
+        made: Any = cls(module.layer)
+        made.scale, made.zero_point = map(float, module.activation_post_process.calculate_qparams())
+        return made
+
+    def forward(self, x: Any) -> Any:
+        made = self.layer(x.dequantize())
+        return torch.quantize_per_tensor(made, self.scale, int(self.zero_point), torch.quint8)
+
+
+def torch_configs(to: type = Quantized) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    return (
+        lambda: TORCHS.PrepareCustomConfig().set_float_to_observed_mapping(Own, Observed),
+        lambda: TORCHS.ConvertCustomConfig().set_observed_to_quantized_mapping(Observed, to),
+    )
+
+
 @pytest.mark.rule("CUS-01")
+@pytest.mark.rule("CVT-07")
 @pytest.mark.parametrize("run", RUNS)
-def test_a_static_custom_module_is_torchs(run: str) -> None:
+def test_a_static_custom_module_is_torchs_and_takes_floats_in_the_decomposed_form(run: str) -> None:
+    """Plain integers would come without their qparams."""
     assert_parity(lambda: net(RUNS[run]), custom=torch_configs(), converts=REFERENCE)
+    assert_parity(lambda: net(RUNS[run]), custom=torch_configs(SelfQuantizing))
 
 
 @pytest.mark.rule("CUS-01")
@@ -187,46 +206,6 @@ def test_a_class_that_fails_is_named_with_its_module() -> None:
     config = PrepareCustomConfig().set_float_to_observed_mapping(Own, Broken)
     with pytest.raises(ConfigError, match=r"'own': Broken.from_float\(Own\) raised TypeError: no such thing"):
         prepared(net(), prepare_custom_config=config)
-
-
-class SelfQuantizing(Observed):
-    """A quantized class that takes whatever stands for its input, and rounds its own output."""
-
-    scale: float
-    zero_point: float
-
-    @classmethod
-    def from_observed(cls, module: Any) -> Any:
-        made: Any = cls(module.layer)
-        made.scale, made.zero_point = map(float, module.activation_post_process.calculate_qparams())
-        return made
-
-    def forward(self, x: Any) -> Any:
-        made = self.layer(x.dequantize())
-        return torch.quantize_per_tensor(made, self.scale, int(self.zero_point), torch.quint8)
-
-
-@pytest.mark.rule("CUS-01")
-@pytest.mark.rule("CVT-07")
-@pytest.mark.parametrize("run", RUNS)
-def test_in_the_decomposed_form_a_static_custom_module_takes_floats_as_torchs_does(run: str) -> None:
-    """Plain integers would come without their qparams."""
-    custom = PrepareCustomConfig().set_float_to_observed_mapping(Own, Observed)
-    swap = ConvertCustomConfig().set_observed_to_quantized_mapping(Observed, SelfQuantizing)
-    found = prepared(net(RUNS[run]), prepare_custom_config=custom)
-    decomposed = refimpl.convert_to_reference_decomposed_fx(found, swap)
-    theirs = torch_fx.prepare_fx(
-        net(RUNS[run]),
-        flows.global_mapping(),
-        (X,),
-        TORCHS.PrepareCustomConfig().set_float_to_observed_mapping(Own, Observed),
-    )
-    theirs(X)
-    to = TORCHS.ConvertCustomConfig().set_observed_to_quantized_mapping(Observed, SelfQuantizing)
-    expected = torch_fx._convert_to_reference_decomposed_fx(theirs, to)
-    with torch.no_grad():
-        assert flows.same(decomposed(X), refimpl.convert_to_reference_fx(found, swap)(X)), "the same bits in both forms"
-        assert flows.same(decomposed(X), expected(X))
 
 
 LSTM_RUNS: Mapping[str, Callable[..., Any]] = {
@@ -318,3 +297,60 @@ def test_an_lstm_called_twice_is_converted_and_torch_cannot() -> None:
         torch.testing.assert_close(result, model(*SEQUENCE), atol=0.1, rtol=0.1)
     differences = parity(case(lambda: model, batches=[SEQUENCE], custom=lstm_configs(), converts=REFERENCE))
     assert differences["calibrated"].startswith("torch raises AttributeError: 'tuple' object")
+
+
+# ---- CUS-02 -----------------------------------------------------------------------------------------------
+
+
+class Untraceable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x) if x.sum() > 0 else self.layer(-x)
+
+
+@pytest.mark.rule("CUS-02")
+@pytest.mark.parametrize("key", ["name", "class"])
+def test_what_cannot_be_traced_is_a_leaf_and_stays_float(key: str) -> None:
+    def build() -> nn.Module:
+        return Net(lambda net, x: net.b(net.loose(net.a(x))), loose=Untraceable()).eval()
+
+    def config() -> Any:
+        found = TORCHS.PrepareCustomConfig()
+        if key == "name":
+            return found.set_non_traceable_module_names(["loose"])
+        return found.set_non_traceable_module_classes([Untraceable])
+
+    assert_parity(build, custom=(config, lambda: None))
+    reference = refimpl.convert_to_reference_fx(prepared(build(), prepare_custom_config=config()))
+    assert type(reference.get_submodule("loose")) is Untraceable
+    with pytest.raises(ModelError, match=r"cannot be traced by torch.fx: .*Make the untraceable part a leaf"):
+        prepared(build())
+
+
+# ---- CUS-03 -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CUS-03")
+@pytest.mark.parametrize("convert", [refimpl.convert_to_reference_fx, refimpl.convert_to_reference_decomposed_fx])
+def test_preserved_attributes_survive_every_pass_and_deepcopy(convert: Callable[..., Any]) -> None:
+    model: Any = net(lambda net, x: net.a(x))
+    model.labels, model.other, model.scaler = ["cat", "dog"], 3, nn.Linear(1, 1)
+    names = ["labels", "scaler", "not there"]
+    config = PrepareCustomConfig()
+    config.set_preserved_attributes(names)
+    found = prepared(model, prepare_custom_config=config)
+    to_convert = ConvertCustomConfig()
+    to_convert.set_preserved_attributes(names)
+    reference = convert(found, to_convert)
+    fuse_config = refimpl.FuseCustomConfig()
+    fuse_config.set_preserved_attributes(names)
+    for made in (refimpl.fuse_fx(model, fuse_config), found, reference, copy.deepcopy(found), copy.deepcopy(reference)):
+        assert made.labels == ["cat", "dog"] and isinstance(made.scaler, nn.Linear)
+        assert not hasattr(made, "other"), "what was not named goes, as before"
+
+
+# ---- CUS-04 -----------------------------------------------------------------------------------------------

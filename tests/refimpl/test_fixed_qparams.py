@@ -9,19 +9,16 @@ import pytest
 import torch
 import torch.ao.nn.quantized.reference as nnqr
 import torch.ao.quantization.quantize_fx as torch_fx
-from torch import Tensor, nn
+from torch import nn
 
 import refimpl
 from backends.torch_engine import engine
 from refimpl.observers import FixedQParamsObserver
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_flows import torch_mappings
+from tests.refimpl.support.ratios import decibels
 
 ENGINES = [name for name in ("x86", "qnnpack") if name in torch.backends.quantized.supported_engines]
-
-
-def sqnr(exact: Tensor, found: Tensor) -> float:
-    return float(20 * torch.log10(exact.norm() / (exact - found).norm()))
 
 
 @pytest.mark.rule("OBS-14")
@@ -41,9 +38,9 @@ def test_an_input_that_nothing_observes_has_the_global_observer_where_torchs_is_
             if prepared(x) is not None
         )
     exact = gate(x)
-    assert sqnr(exact, theirs) < 15, "torch is right now: drop this deviation"
+    assert decibels(exact, theirs) < 15, "torch is right now: drop this deviation"
     # 7 bits over 12 are steps of 0.1, off by 0.03 in the mean; a slope of 1 at most takes no more into the output
-    assert sqnr(exact, found) > 20
+    assert decibels(exact, found) > 20
     first, last = refimpl.explain(ours).plan.slots
     assert type(first.make()) is type(mapping.global_qconfig.activation())
     assert type(last.make()).__name__ == FixedQParamsObserver.__name__

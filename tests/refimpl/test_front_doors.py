@@ -193,7 +193,6 @@ SAID: Mapping[str, tuple[Callable[[], Any], str]] = {
     "a class": (lambda: CUSTOM().set_standalone_module_class("a", None, (), None, None), "expected a class, found 'a'"),
     "an entry's class": (lambda: ENTRY().set_qat_module("a"), "qat_module: expected a class or None, found 'a'"),
     "an entry's attribute": (lambda: setattr(ENTRY(), "fuser_method", 3), "that can be called or None, found 3"),
-    "entries": (lambda: BackendConfig().set_backend_pattern_configs(ANY.QuantType), "expected a BackendPatternConfig"),
     "a bound": (
         lambda: DTypeWithConstraints(None, ANY),
         r"quant_min_lower_bound: expected a number or None, found <mod",
@@ -203,7 +202,6 @@ SAID: Mapping[str, tuple[Callable[[], Any], str]] = {
     "a table of keys": (lambda: MAPPING(module_name_qconfigs=3), "module_name_qconfigs: expected a dict of .* found 3"),
     "a model": (lambda: ANY.prepare_fx(nn.Linear, MAPPING()), r"prepare: expected a torch.nn.Module, found <class"),
     "a model to fuse": (lambda: ANY.fuse_fx(3), "fuse_fx: expected a torch.nn.Module, found 3"),
-    "a model to convert": (lambda: ANY.convert_fx({}), "convert: dict was not made by refimpl's prepare_fx"),
     "a flag": (lambda: ANY.convert_fx(prepare(), None, X), r"_remove_qconfig: expected True or False, found tensor"),
 }
 

@@ -18,7 +18,7 @@ from torch.ao.quantization.utils import MatchAllNode as TorchMatchAllNode
 import refimpl
 from refimpl import BackendPatternConfig, ConfigError, ModelError
 from tests.refimpl.support import both_flows as flows
-from tests.refimpl.support.fusing import Net, X, called, config_of
+from tests.refimpl.support.fusing import CUBE, ROWS, Net, X, called, config_of
 
 
 def fused(run: Callable[[Any, Tensor], Any], engine: str = "qnnpack") -> tuple[nn.Module, Any]:
@@ -211,10 +211,6 @@ def test_a_scaled_add_is_not_fused_into_a_convolution() -> None:
     neutral, found = fused(lambda net, x: torch.add(net.conv(x), x, alpha=1), "onednn")
     assert called(found) == ["ConvAdd2d"]
     assert_unchanged(neutral, found)
-
-
-ROWS = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
-CUBE = torch.randn(6, 4, 4, generator=torch.Generator().manual_seed(3))
 
 
 def linear_bn() -> nn.Module:

@@ -23,10 +23,7 @@ from refimpl.fuse import fuse
 from refimpl.tracer import trace
 from refimpl.tracing import finish
 from tests.refimpl.support import both_flows as flows
-from tests.refimpl.support.fusing import Net, X, called, config_of
-
-ROWS = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
-CUBE = torch.randn(6, 4, 4, generator=torch.Generator().manual_seed(3))
+from tests.refimpl.support.fusing import CUBE, ROWS, Net, X, called, config_of
 
 
 def both_fused_for_qat(model: nn.Module, engine: str, inputs: Any = None) -> tuple[Any, GraphModule]:

@@ -12,6 +12,8 @@ from refimpl import BackendConfig, BackendPatternConfig
 from tests.refimpl.support.zoo_basic import settle
 
 X = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(1))
+ROWS = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
+CUBE = torch.randn(6, 4, 4, generator=torch.Generator().manual_seed(3))
 
 
 class Net(nn.Module):
