@@ -13,14 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.fx.node import map_arg
 
 import refimpl
-from refimpl.equalize import (
-    EqualizationQConfig,
-    InputEqualizationObserver,
-    WeightEqualizationObserver,
-    place_equalization,
-)
+from refimpl.equalize import EQUALIZATION, EqualizationQConfig, InputEqualizationObserver, WeightEqualizationObserver
 from refimpl.errors import QConfigError
 from refimpl.qconfig import QConfigMapping
 from tests.refimpl.support.both_equalized import (
@@ -35,7 +31,6 @@ from tests.refimpl.support.both_equalized import (
     TorchMapping,
     both,
     conv,
-    decisions,
     equalized,
     linear,
     prepare_with_torch,
@@ -124,9 +119,10 @@ def references(name: str, observers: str = "ours") -> tuple[GraphModule, GraphMo
 
 
 def lines(model: GraphModule) -> list[str]:
-    """A graph's nodes with callee and arguments, names of attributes left out."""
+    """A graph's nodes with callee and arguments, names of nodes and of attributes left out."""
+    places: dict[Any, Any] = {node: f"%{place}" for place, node in enumerate(model.graph.nodes)}
     return [
-        f"{node.name}: {node.op} {'' if node.op == 'get_attr' else node.target} {node.args} {node.kwargs}"
+        f"{node.op} {'' if node.op == 'get_attr' else node.target} {map_arg((node.args, node.kwargs), places.get)}"
         for node in model.graph.nodes
     ]
 
@@ -235,9 +231,9 @@ def test_models_and_prepared_models_are_not_changed_and_convert_again() -> None:
 
 def test_an_op_that_is_left_alone_is_warned_of_and_noted_with_its_reason() -> None:
     model, x = CASES["two layers on one input"].make().eval(), sample((16, 6))
-    prepared = prepare_with_torch(model, x, WHOLE)
     with pytest.warns(UserWarning, match="Cannot equalize a .*global.*: its input x is part of a branch: b"):
-        first, second = place_equalization(prepared, decisions(prepared), OURS)
+        prepared = refimpl.prepare_fx(model, WHOLE, (x,), _equalization_config=OURS)
+    first, second = prepared.meta[EQUALIZATION]
     assert not first.observer
     assert not second.observer
     assert "part of a branch: a" in second.reason
@@ -246,9 +242,8 @@ def test_an_op_that_is_left_alone_is_warned_of_and_noted_with_its_reason() -> No
 @pytest.mark.parametrize("observers", [OURS, EVERYWHERE])
 def test_without_data_an_op_is_multiplied_by_one_with_a_warning_as_torch_does(observers: Any) -> None:
     x = sample((16, 6))
-    prepared = prepare_with_torch(linear_net := nn.Sequential(linear()).eval(), x, WHOLE)
-    place_equalization(prepared, decisions(prepared), observers)
-    prepared.recompile()
+    linear_net = nn.Sequential(linear()).eval()
+    prepared = refimpl.prepare_fx(linear_net, WHOLE, (x,), _equalization_config=observers)
     with pytest.warns(UserWarning, match="seen no data: _0 is equalized by factors of 1"):
         unscaled = equalized(prepared)
     assert torch.equal(unscaled(x), linear_net(x))
@@ -289,42 +284,12 @@ def test_observers_measure_what_torchs_measure() -> None:
         assert [t.tolist() for t in getattr(ours, read)()] == [t.tolist() for t in getattr(theirs, read)()]
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.mapping is WHOLE])
-def test_refimpls_own_flow_places_and_converts_the_same(name: str) -> None:
-    """Against torch's flow where nothing is stale, and where it is, against torch's convert of our equalized model."""
-    case, found = CASES[name], made(name)
-    prepared = refimpl.prepare_fx(found.model, WHOLE, (found.x,), _equalization_config=EVERYWHERE)
-    assert [node.target for node in prepared.graph.nodes] == [node.target for node in found.torchs.graph.nodes]
-    prepared(found.x)
-    torchs, equalized_by_us = references(name)
-    reference = refimpl.convert_to_reference_fx(prepared)
-    assert torch.equal(reference(found.x), (equalized_by_us if case.stale else torchs)(found.x))
-    again = refimpl.convert_to_reference_fx(copy.deepcopy(prepared))
-    assert torch.equal(reference(found.x), again(found.x))
-
-
-class Plain(nn.Module):
-    """Functional layers whose weights are plain tensors: torch's private function cannot set a Parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = torch.randn(5, 5), torch.randn(3, 5)
-
-    def forward(self, x: Any) -> Any:
-        return F.linear(F.relu(F.linear(x, self.first)), self.second)
-
-
 def test_torchs_private_equalization_takes_our_prepared_model_with_functions_as_its_own() -> None:
-    x = torch.rand(7, 5) * torch.arange(1, 6)
-    model = Plain().eval()
-    ours = refimpl.prepare_fx(model, WHOLE, (x,), _equalization_config=EVERYWHERE)
-    found = []
-    for prepared in (prepare_with_torch(model, x, WHOLE, EVERYWHERE), ours):
-        prepared(x)
-        equal = torch_equalize._convert_equalization_ref(prepared)
-        found.append(([str(node) for node in equal.graph.nodes], equal(x), tensors(equal)))
-    (torchs_nodes, torchs_result, torchs_state), (nodes, result, state) = found
-    assert nodes == torchs_nodes and "x_equalization_scale0" in nodes
-    assert torch.equal(result, torchs_result)
-    assert len(state) == len(torchs_state) and all(map(torch.equal, state, torchs_state))
+    found = made("F.linear, F.relu, F.linear", "torch's")
+    theirs, ours = (
+        torch_equalize._convert_equalization_ref(copy.deepcopy(made)) for made in (found.torchs, found.ours)
+    )
+    assert [str(node) for node in ours.graph.nodes] == [str(node) for node in theirs.graph.nodes]
+    assert "x_equalization_scale0" in [str(node) for node in ours.graph.nodes]
+    assert torch.equal(ours(found.x), theirs(found.x))
+    assert all(map(torch.equal, tensors(ours), tensors(theirs)))

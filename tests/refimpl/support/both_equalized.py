@@ -1,10 +1,9 @@
-"""Helpers: one float model equalized by torch and by refimpl; torch prepares and converts on both sides."""
+"""Helpers: one float model prepared, equalized and converted by torch and by refimpl."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,13 @@ from torch.ao.quantization import fake_quantize, observer, qconfig, qconfig_mapp
 from torch.ao.quantization.fx import _equalize
 from torch.fx import GraphModule
 
-from refimpl.equalize import Equalization, convert_equalization, default_equalization_qconfig, place_equalization
+import refimpl
+from refimpl.equalize import (
+    EQUALIZATION,
+    Equalization,
+    convert_equalization,
+    default_equalization_qconfig,
+)
 from refimpl.qconfig import QConfigMapping
 from refimpl.tracing import draft_of
 
@@ -97,7 +102,7 @@ class Both(NamedTuple):
         return first, second
 
     def references(self) -> tuple[GraphModule, GraphModule]:
-        return torch_reference(self.torchs), torch_reference(equalized(self.ours))
+        return torch_reference(self.torchs), refimpl.convert_to_reference_fx(self.ours)
 
     def errors(self) -> tuple[float, float]:
         """The largest error of both reference models, torch's first; like the other, relative to the largest output."""
@@ -111,16 +116,6 @@ def prepare_with_torch(model: nn.Module, x: Tensor, mapping: Any, equalization: 
     return made
 
 
-def decisions(prepared: GraphModule) -> Any:
-    """What refimpl's prepare would have decided, read off a model that torch has prepared."""
-    notes: Any = prepared.meta["_observed_graph_module_attrs"]
-    return [
-        SimpleNamespace(root=name, nodes=(name,), qconfig=notes.node_name_to_qconfig[name], dtype_config="any")
-        for name in (node.name for node in prepared.graph.nodes)
-        if name in notes.observed_node_names
-    ]
-
-
 def sample(shape: tuple[int, ...]) -> Tensor:
     return torch.randn(shape) * torch.logspace(-1, 1, shape[1]).reshape(-1, *[1] * (len(shape) - 2))
 
@@ -129,9 +124,8 @@ def both(
     model: nn.Module, shape: tuple[int, ...] = (16, 6), mapping: Any = WHOLE, torchs: Any = EVERYWHERE, ours: Any = OURS
 ) -> Both:
     model, x = model.eval(), sample(shape)
-    prepared = prepare_with_torch(model, x, mapping)
-    found = place_equalization(prepared, decisions(prepared), ours)
-    prepared.recompile()
+    prepared = refimpl.prepare_fx(model, mapping, (x,), _equalization_config=ours)
+    found = prepared.meta[EQUALIZATION]
     made = Both(model, x, prepare_with_torch(model, x, mapping, torchs), prepared, found)
     made.torchs(x)
     made.ours(x)
