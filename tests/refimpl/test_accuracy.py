@@ -18,10 +18,11 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import refimpl
 from tests.refimpl.support import zoo, zoo_constructs
-from tests.refimpl.support.accuracy import measure
+from tests.refimpl.support.accuracy import SAME, measure, switch_off
 from tests.refimpl.support.graph_generator import Program, Step, programs
 from tests.refimpl.support.graph_generator import build as build_program
 from tests.refimpl.support.graph_ops import CONSTRUCTS, EVERY
+from tests.refimpl.support.ratios import decibels, make, run
 
 RULES = ("TRC-01", "TRC-02", "TRC-03", "OBS-16", "OBS-17", "OBS-18", "OBS-19", "QAT-04", "PAT-08")
 
@@ -145,8 +146,10 @@ def test_each_construct_is_prepared_as_it_is(op: str) -> None:
     takes = EVERY[op].takes
     inputs = tuple("rows" if shape == "any" else shape for shape in takes[:1])
     program = Program(inputs, (Step(op, tuple(0 for _ in takes)),), takes_names=True)
-    found = measure(partial(_built, program), "qnnpack", draws=1, is_compared=False)
-    assert found.prepared > 100 and all(min(ratios) > 15 for ratios in found.ours.values()), found
+    model, inputs = _built(program)
+    found = make(model, *inputs, engine="qnnpack")
+    prepared = decibels(found.want, run(found.prepared.apply(switch_off), inputs))
+    assert prepared > SAME and found.worst > NEAR, (prepared, found.ratios())
 
 
 @pytest.mark.slow

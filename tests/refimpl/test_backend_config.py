@@ -207,7 +207,7 @@ def test_an_entry_without_a_pattern_cannot_be_set() -> None:
 
 @pytest.mark.slow
 @pytest.mark.rule("CFG-10")
-@given(st.lists(entry_dicts(), max_size=5), st.text(max_size=5))
+@given(st.lists(entry_dicts(), max_size=3), st.text(max_size=5))
 def test_config_dict_forms_agree_with_torchs(entries: list[dict[str, Any]], name: str) -> None:
     found = {"name": name, "configs": entries}
     once = ours.BackendConfig.from_dict(found).to_dict()
@@ -228,7 +228,7 @@ def test_entries_come_as_objects_or_dicts() -> None:
 
 @pytest.mark.slow
 @pytest.mark.rule("CFG-14")
-@given(st.lists(entry_dicts(), max_size=5))
+@given(st.lists(entry_dicts(), max_size=3))
 def test_torchs_config_is_read_by_attribute(entries: list[dict[str, Any]]) -> None:
     torchs = theirs.BackendConfig.from_dict(as_theirs({"name": "theirs", "configs": entries}))
     read = ours.as_backend_config(torchs)

@@ -158,7 +158,7 @@ ARGUMENTS: Mapping[str, st.SearchStrategy[Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.rule("CFG-14")
-@settings(fuzz, max_examples=300)
+@settings(fuzz, max_examples=150)
 @given(data=st.data())
 def test_observers_with_odd_arguments(data: st.DataObject) -> None:
     made: dict[str, Any] = {"activation": flows.QCONFIG.activation, "weight": flows.QCONFIG.weight}

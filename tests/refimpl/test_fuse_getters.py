@@ -189,7 +189,7 @@ class Adding(nn.Module):
 @pytest.mark.rule("FUS-03")
 @pytest.mark.rule("FUS-04")
 @pytest.mark.rule("CFG-14")
-@settings(fuzz, max_examples=400)
+@settings(fuzz, max_examples=200)
 @given(models_and_entries())
 def test_drawn_patterns_and_getters_give_a_model_that_runs_or_an_error_of_refimpls(
     drawn: tuple[Expression, list[BackendPatternConfig]],

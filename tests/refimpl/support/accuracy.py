@@ -73,12 +73,8 @@ class Accuracy:
         return [max(column) for column in zip(*rows, strict=True)] if rows else [-math.inf] * len(self.ours[form])
 
 
-def measure(
-    build: Build, engine: str, *, is_qat: bool = False, draws: int = DRAWS, is_compared: bool = True
-) -> Accuracy:
+def measure(build: Build, engine: str, *, is_qat: bool = False, draws: int = DRAWS) -> Accuracy:
     """Take a model through both flows and compare them. `build`: a new model in eval mode, and example inputs.
-
-    `is_compared`: whether it is taken through torch's flow at all.
 
     The lowered model and the program are held to the better one unless they give what torch's of the same kind gives:
     then the kernels and the rounding of that form lose, not the flow, which the reference model shows. Two more kinds
@@ -95,8 +91,8 @@ def measure(
             module.momentum = 0.0
     batches = [draw_like(examples, draw) for draw in range(draws * BATCHES)]
     ours, warned, prepared, losses = _convert_ours(model, batches, engine, is_qat)
-    torchs = _convert_torchs(model, batches, engine, is_qat) if is_compared else {}
-    off = copy.deepcopy(prepared).apply(_switch_off)
+    torchs = _convert_torchs(model, batches, engine, is_qat)
+    off = copy.deepcopy(prepared).apply(switch_off)
     want = _run_all(copy.deepcopy(model), batches)
     same = min(map(decibels, want[::BATCHES], _run_all(off, batches[::BATCHES])))
     with engine_of(engine):
@@ -133,7 +129,8 @@ def draw_like(examples: tuple[Any, ...], draw: int) -> tuple[Any, ...]:
     return tuple(torch.utils._pytree.tree_map(like, examples))
 
 
-def _switch_off(module: nn.Module) -> None:
+def switch_off(module: nn.Module) -> None:
+    """Let an observer or fake quantize pass values through."""
     for switch in ("disable_observer", "disable_fake_quant"):
         getattr(module, switch, lambda: None)()
 
