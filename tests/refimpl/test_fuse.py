@@ -23,7 +23,7 @@ from tests.refimpl.support.fusing import CUBE, ROWS, Net, X, called, config_of
 
 def fused(run: Callable[[Any, Tensor], Any], engine: str = "qnnpack") -> tuple[nn.Module, Any]:
     model = Net(run).eval()
-    return model, refimpl.fuse_fx(model, backend_config=flows.our_config(engine))
+    return model, refimpl.fuse_fx(model, backend_config=flows.native(engine))
 
 
 def assert_unchanged(model: nn.Module, found: Any, x: Tensor = X) -> None:
@@ -108,7 +108,9 @@ def test_the_convolution_may_be_either_operand_of_the_sum(branch: str, relu: boo
         return net.relu(y) if relu else y
 
     model, found = fused(run, "onednn")
-    assert called(found) == ["ConvAddReLU2d" if relu else "ConvAdd2d"] == called(torchs_fused(model, "onednn"))
+    theirs = torchs_fused(model, "onednn")
+    assert called(found) == ["ConvAddReLU2d" if relu else "ConvAdd2d"] == called(theirs)
+    assert flows.same(dict(found.state_dict()), dict(theirs.state_dict())), "to the bit"
     assert_unchanged(model, found)
 
 
