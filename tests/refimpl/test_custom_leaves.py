@@ -10,7 +10,7 @@ import torch
 from torch.ao.quantization.quant_type import QuantType as TorchQuantType
 
 import refimpl
-from refimpl import ConfigError, ConvertCustomConfig, PrepareCustomConfig, QuantType
+from refimpl import ConfigError
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import CORE, REFERENCE, TORCHS, X, assert_parity, calls, case, prepared, spots
 from tests.refimpl.support.parity import parity
@@ -30,13 +30,6 @@ def torch_configs(mode: str, to: type = DynamicQuantized, how: str = "set_non_tr
     )
 
 
-def our_configs(mode: QuantType, to: type = DynamicQuantized) -> tuple[Any, Any]:
-    return (
-        PrepareCustomConfig().set_non_traceable_module_classes([Own]),
-        ConvertCustomConfig().set_observed_to_quantized_mapping(Own, to, mode),
-    )
-
-
 @pytest.mark.rule("CUS-01")
 @pytest.mark.parametrize(("mode", "qconfig"), MODES, ids=MODE_IDS)
 @pytest.mark.parametrize("run", RUNS)
@@ -52,7 +45,7 @@ def test_a_leaf_that_convert_is_told_of_is_torchs(run: str, mode: str, qconfig: 
 def test_it_may_be_named_and_is_swapped_in_convert_alone() -> None:
     custom = torch_configs("DYNAMIC", how="set_non_traceable_module_names")
     assert_parity(net, lambda: flows.global_mapping(DYNAMIC), custom=custom, converts=REFERENCE)
-    prepare_config, convert_config = our_configs(QuantType.DYNAMIC)
+    prepare_config, convert_config = (make() for make in torch_configs("DYNAMIC"))
     found = prepared(net(), flows.global_mapping(DYNAMIC), prepare_custom_config=prepare_config)
     assert type(found.get_submodule("own")) is Own
     assert [value for _, value, _ in spots(found)] == ["x", "own"], "what goes into it is not observed"
@@ -71,14 +64,14 @@ def test_without_a_qconfig_it_stays_and_torch_fails() -> None:
 
     found = parity(case(net, mapping, custom=torch_configs("DYNAMIC"), converts=REFERENCE))
     assert list(found) == ["reference"] and "torch raises AssertionError: " in found["reference"]
-    prepare_config, convert_config = our_configs(QuantType.DYNAMIC)
+    prepare_config, convert_config = (make() for make in torch_configs("DYNAMIC"))
     model = prepared(net(), mapping(), prepare_custom_config=prepare_config)
     assert type(refimpl.convert_to_reference_fx(model, convert_config).get_submodule("own")) is Own
 
 
 @pytest.mark.rule("CUS-01")
 def test_a_class_for_another_mode_is_an_error() -> None:
-    prepare_config, convert_config = our_configs(QuantType.WEIGHT_ONLY)
+    prepare_config, convert_config = (make() for make in torch_configs("WEIGHT_ONLY"))
     model = prepared(net(), flows.global_mapping(DYNAMIC), prepare_custom_config=prepare_config)
     with pytest.raises(ConfigError, match="'own': observed_to_quantized_mapping has no class for Own in mode dynamic"):
         refimpl.convert_to_reference_fx(model, convert_config)
@@ -93,7 +86,7 @@ def test_a_static_one_works_between_quantized_values_as_in_torch() -> None:
 @pytest.mark.parametrize("run", ["last", "between float ops", "before a sharing op"])
 def test_a_static_one_that_is_not_observed_around_is_an_error(run: str) -> None:
     """Torch raises AssertionError, or returns a model that cannot run."""
-    prepare_config, convert_config = our_configs(QuantType.STATIC, Quantized)
+    prepare_config, convert_config = (make() for make in torch_configs("STATIC", Quantized))
     model = prepared(net(RUNS[run]), prepare_custom_config=prepare_config)
     with pytest.raises(ConfigError, match=r"'own': a static one takes and returns .*name Own in set_float_to_observed"):
         refimpl.convert_to_reference_fx(model, convert_config)
