@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -202,24 +201,6 @@ def test_qat_keeps_batch_norm_in_the_fused_module(d: int) -> None:
     with_relu = fusers.fuse_bn(True, conv, bn, relu)
     assert type(with_relu) is of(nni, "ConvBnReLU", d)
     assert list(with_relu.children()) == [conv, bn, relu]
-
-
-SEQUENTIAL: tuple[tuple[Any, Callable[[], list[nn.Module]]], ...] = (
-    (nni.ConvReLU2d, lambda: [nn.Conv2d(4, 8, 3), nn.ReLU()]),
-    (nni.LinearTanh, lambda: [nn.Linear(4, 8), nn.Tanh()]),
-    (nni.BNReLU3d, lambda: [nn.BatchNorm3d(8), nn.ReLU()]),
-)
-
-
-@pytest.mark.parametrize(("fused", "build"), SEQUENTIAL, ids=lambda value: getattr(value, "__name__", None))
-@pytest.mark.parametrize("is_qat", [False, True])
-@pytest.mark.rule("FUS-02")
-def test_sequential_holds_the_modules_in_order(fused: Any, build: Any, is_qat: bool) -> None:
-    modules = [module.train(is_qat) for module in build()]
-    made = fusers.sequential(fused)(is_qat, *modules)
-    assert type(made) is fused
-    assert list(made.children()) == modules
-    assert same_bits(made, theirs._sequential_wrapper2(fused)(is_qat, *modules))
 
 
 @pytest.mark.rule("FUS-06")
