@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 import torch.ao.quantization as torch_quantization
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -20,31 +19,14 @@ import refimpl
 from refimpl import (
     BackendConfig,
     BackendPatternConfig,
-    ConvertCustomConfig,
-    DTypeConfig,
     DTypeWithConstraints,
-    FuseCustomConfig,
     PrepareCustomConfig,
     QConfigMapping,
     RefimplError,
 )
-from refimpl.custom_config import StandaloneModuleConfigEntry
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import X
-from tests.refimpl.support.odd_values import fuzz, net, odd, setters_of, some_of
-
-CONFIGS: tuple[Any, ...] = (
-    BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, QConfigMapping, FuseCustomConfig,
-    PrepareCustomConfig, ConvertCustomConfig, StandaloneModuleConfigEntry,
-)  # fmt: skip
-# Which argument of prepare_fx takes a config of that class.
-TAKES = {
-    BackendConfig: "backend_config",
-    QConfigMapping: "qconfig_mapping",
-    PrepareCustomConfig: "prepare_custom_config",
-}
-PATTERNS = (nn.Linear, (nn.Linear, nn.ReLU), None)
-INT8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
+from tests.refimpl.support.odd_values import fuzz, net, some_of
 
 
 def only_ours(call: Callable[[], Any]) -> Any:
@@ -56,54 +38,6 @@ def only_ours(call: Callable[[], Any]) -> Any:
 
 def prepare() -> Any:
     return refimpl.prepare_fx(net(), flows.global_mapping(), (X,))
-
-
-def run(parts: dict[str, Any], *, is_qat: bool) -> None:
-    """Take what was made through the flow, as far as it comes."""
-    given = {"model": net().train(is_qat), "qconfig_mapping": flows.global_mapping(), "example_inputs": (X,)} | parts
-    door = refimpl.prepare_qat_fx if is_qat else refimpl.prepare_fx
-    made = only_ours(lambda: door(**given))
-    if made is not None:
-        only_ours(lambda: refimpl.convert_to_reference_fx(made))
-        only_ours(lambda: refimpl.convert_fx(made))
-
-
-@pytest.mark.slow
-@pytest.mark.rule("CFG-14")
-@pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
-@fuzz
-@given(data=st.data())
-def test_constructors_attributes_setters_and_dict_forms(kind: Any, data: st.DataObject) -> None:
-    names, setters = list(inspect.signature(kind).parameters), setters_of(kind)
-    given = data.draw(st.just({}) | some_of(names))
-    if kind is StandaloneModuleConfigEntry:
-        given = dict.fromkeys(names) | given
-    made = only_ours(lambda: kind(**given))
-    if hasattr(kind, "from_dict") and data.draw(st.booleans()):
-        made = only_ours(lambda: kind.from_dict(data.draw(odd, label="dict form"))) or made
-    if made is None:
-        return
-    if kind is BackendPatternConfig:
-        only_ours(lambda: made.set_pattern(data.draw(st.sampled_from(PATTERNS))).add_dtype_config(INT8))
-    for name in data.draw(st.lists(st.sampled_from(sorted(setters)), max_size=4)) if setters else ():
-        arguments = [data.draw(odd, label=name) for _ in range(setters[name])]
-        only_ours(partial(getattr(made, name), *arguments))
-    for name, value in data.draw(some_of(vars(made))).items() if kind in TAKES else ():
-        if not name.startswith("_"):
-            only_ours(partial(setattr, made, name, value))
-    repr(made)
-    only_ours(getattr(made, "to_dict", lambda: None))
-    take(made, is_qat=data.draw(st.booleans()))
-
-
-def take(made: Any, *, is_qat: bool) -> None:
-    """Take a config through the passes."""
-    if isinstance(made, BackendPatternConfig):
-        made = only_ours(lambda: BackendConfig().set_backend_pattern_config(made))
-    if isinstance(made, ConvertCustomConfig):
-        only_ours(lambda: refimpl.convert_fx(prepare(), made))
-    elif type(made) in TAKES:
-        run({TAKES[type(made)]: made}, is_qat=is_qat)
 
 
 DOORS: Mapping[str, Callable[..., Any]] = {
@@ -142,35 +76,6 @@ def test_arguments_of_the_passes(name: str, data: st.DataObject) -> None:
         only_ours(lambda: refimpl.convert_to_reference_fx(made))
 
 
-OBSERVERS: tuple[Any, ...] = (
-    refimpl.MinMaxObserver, refimpl.PerChannelMinMaxObserver, refimpl.HistogramObserver, refimpl.PlaceholderObserver,
-    refimpl.MovingAveragePerChannelMinMaxObserver, refimpl.FixedQParamsObserver, refimpl.FakeQuantize,
-    torch_quantization.MinMaxObserver, torch_quantization.PerChannelMinMaxObserver, torch_quantization.FakeQuantize,
-)  # fmt: skip
-NUMBERS = st.sampled_from([True, False, -1, 0, 1, 127, 10**30, 1.0, 1.5, -0.5, 255, torch.tensor(3), None])
-ARGUMENTS: Mapping[str, st.SearchStrategy[Any]] = {
-    **dict.fromkeys(("quant_min", "quant_max", "ch_axis", "scale", "zero_point"), NUMBERS | odd),
-    **dict.fromkeys(("qscheme", "eps", "reduce_range", "is_dynamic", "bins"), NUMBERS | odd),
-    "dtype": st.sampled_from([torch.quint8, torch.qint8, torch.float16, torch.qint32]) | odd,
-    "observer": st.sampled_from(OBSERVERS) | odd,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.rule("CFG-14")
-@settings(fuzz, max_examples=150)
-@given(data=st.data())
-def test_observers_with_odd_arguments(data: st.DataObject) -> None:
-    made: dict[str, Any] = {"activation": flows.QCONFIG.activation, "weight": flows.QCONFIG.weight}
-    for part in data.draw(st.sampled_from([("weight",), ("activation",), ("activation", "weight")])):
-        make = data.draw(st.sampled_from(OBSERVERS), label=part)
-        names = data.draw(st.lists(st.sampled_from(sorted(ARGUMENTS)), max_size=2, unique=True))
-        given = {"dtype": torch.qint8} | {name: data.draw(ARGUMENTS[name], label=name) for name in names}
-        made[part] = make.with_args(**given)
-    mapping = QConfigMapping().set_global(refimpl.QConfig(**made))
-    run({"qconfig_mapping": mapping}, is_qat=data.draw(st.booleans()))
-
-
 CUSTOM: Any = PrepareCustomConfig
 MAPPING: Any = QConfigMapping
 ENTRY: Any = BackendPatternConfig
@@ -192,6 +97,10 @@ SAID: Mapping[str, tuple[Callable[[], Any], str]] = {
     "a dict form": (lambda: CUSTOM.from_dict(3), r"PrepareCustomConfig.from_dict: expected a dict, found 3"),
     "a class": (lambda: CUSTOM().set_standalone_module_class("a", None, (), None, None), "expected a class, found 'a'"),
     "an entry's class": (lambda: ENTRY().set_qat_module("a"), "qat_module: expected a class or None, found 'a'"),
+    "a fused class": (lambda: ENTRY().set_fused_module(3), "fused_module: expected a class or None, found 3"),
+    "a getter": (lambda: ENTRY()._set_root_node_getter(3), "_root_node_getter: expected .* called or None, found 3"),
+    "classes": (lambda: CUSTOM().set_non_traceable_module_classes(["a"]), "expected a list of classes, found"),
+    "a pair": (lambda: CUSTOM().set_float_to_observed_mapping("a", nn.ReLU), "set_float_to_observed_mapping: expected"),
     "an entry's attribute": (lambda: setattr(ENTRY(), "fuser_method", 3), "that can be called or None, found 3"),
     "a bound": (
         lambda: DTypeWithConstraints(None, ANY),

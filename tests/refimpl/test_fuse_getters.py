@@ -1,18 +1,15 @@
-"""What getters of a config may name, and what fuse makes of drawn ones (rules PAT-06, FUS-03, FUS-04)."""
+"""What getters of a config may name (rules PAT-06, FUS-03, FUS-04)."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 import torch
 import torch.ao.nn.intrinsic
 import torch.ao.quantization.quantize_fx as torch_fx
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.ao.quantization import backend_config as torch_configs
 from torch.ao.quantization.utils import MatchAllNode as TorchMatchAllNode
@@ -20,7 +17,6 @@ from torch.ao.quantization.utils import MatchAllNode as TorchMatchAllNode
 import refimpl
 from refimpl import BackendConfig, BackendPatternConfig, ConfigError, MatchAllNode
 from tests.refimpl.support.fusing import Net, X, called
-from tests.refimpl.support.odd_values import fuzz
 
 nni: Any = torch.ao.nn.intrinsic  # not annotated
 ADD = r"torch\.add\(nn\.Conv2d,\*\)"
@@ -104,98 +100,3 @@ def test_another_matchs_last_node_is_an_argument_and_its_fused_module_stands_for
     model, found = fuse(two_readers, sum_entry(), PAIR)
     assert called(found) == ["ConvReLU2d", "ConvAdd2d"]
     torch.testing.assert_close(found(X), model(X))
-
-
-Expression: TypeAlias = Any  # "x", or (op, expression, …)
-HEADS: Mapping[str, Any] = {"linear": nn.Linear, "relu": nn.ReLU, "add": torch.add, "double": torch.add}
-
-
-class Drawn(nn.Module):
-    """Computes an expression; each op of it is a module, or a call, of its own."""
-
-    def __init__(self, expression: Expression) -> None:
-        super().__init__()
-        self.op, *parts = expression
-        self.parts = nn.ModuleList([Drawn(part) if part != "x" else nn.Sequential() for part in parts])
-        self.layer: Any = nn.Linear(4, 4) if self.op == "linear" else nn.ReLU()
-
-    def forward(self, x: Tensor) -> Any:
-        values = [part(x) for part in self.parts]
-        return torch.add(values[0], values[-1]) if self.op in ("add", "double") else self.layer(*values)
-
-
-EXPRESSIONS = st.recursive(
-    st.just("x"),
-    lambda inner: (
-        st.tuples(st.sampled_from(["linear", "relu", "double"]), inner) | st.tuples(st.just("add"), inner, inner)
-    ),
-    max_leaves=5,
-)
-
-
-def draw_pattern(draw: st.DrawFn, expression: Expression) -> Any:
-    """A pattern that matches an expression, as deep as is drawn."""
-    if expression == "x" or draw(st.integers(0, 4)) == 0:
-        return MatchAllNode
-    op, *parts = expression
-    if op in ("linear", "relu") and draw(st.booleans()):
-        return HEADS[op]
-    inner = [draw_pattern(draw, part) for part in parts]
-    return (HEADS[op], *inner, *([draw_pattern(draw, parts[0])] if op == "double" else []))
-
-
-def parts_of(expression: Expression) -> list[Expression]:
-    return [] if expression == "x" else [expression, *(each for part in expression[1:] for each in parts_of(part))]
-
-
-def nodes_of(nested: Any) -> list[Any]:
-    return [node for part in nested for node in nodes_of(part)] if isinstance(nested, tuple) else [nested]
-
-
-@st.composite
-def models_and_entries(draw: st.DrawFn) -> tuple[Expression, list[BackendPatternConfig]]:
-    """An expression, and entries that match in it; their getters take any node that is matched, or one near it."""
-    expression = draw(EXPRESSIONS.filter(lambda each: each != "x"))
-    entries = []
-    for part in draw(st.lists(st.sampled_from(parts_of(expression)), min_size=1, max_size=2)):
-        entry = BackendPatternConfig()._set_pattern_complex_format(draw_pattern(draw, part))
-        entry.set_fuser_method(lambda is_qat, *parts: Adding())
-        root, taken = draw(st.none() | st.integers(0, 3)), draw(st.none() | st.lists(st.integers(0, 5), max_size=2))
-        near = draw(st.sampled_from(["", "args", "users"]))
-        if root is not None:
-            entry._set_root_node_getter(lambda nested, root=root: take(nodes_of(nested), root, ""))
-        if taken is not None:
-            entry._set_extra_inputs_getter(
-                lambda nested, taken=taken, near=near: [take(nodes_of(nested), index, near) for index in taken]
-            )
-        entries.append(entry)
-    return expression, entries
-
-
-def take(nodes: list[Any], index: int, near: str) -> Any:
-    node = nodes[index % len(nodes)]
-    around = list(getattr(node, near, ()))
-    return around[0] if around else node
-
-
-class Adding(nn.Module):
-    """Stands for whatever is fused, and takes any arguments."""
-
-    def forward(self, *values: Any) -> Any:
-        return sum(values)
-
-
-@pytest.mark.slow
-@pytest.mark.rule("FUS-03")
-@pytest.mark.rule("FUS-04")
-@pytest.mark.rule("CFG-14")
-@settings(fuzz, max_examples=200)
-@given(models_and_entries())
-def test_drawn_patterns_and_getters_give_a_model_that_runs_or_an_error_of_refimpls(
-    drawn: tuple[Expression, list[BackendPatternConfig]],
-) -> None:
-    expression, entries = drawn
-    with suppress(ConfigError):
-        config = BackendConfig().set_backend_pattern_configs(entries)
-        found = refimpl.fuse_fx(Drawn(expression).eval(), backend_config=config)
-        assert found(torch.ones(2, 4)).shape == (2, 4)

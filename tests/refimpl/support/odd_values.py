@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import operator
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -107,10 +106,3 @@ odd = leaves | st.recursive(leaves, _nested, max_leaves=8)
 def some_of(names: Any) -> st.SearchStrategy[dict[str, Any]]:
     """Odd values for at least one of these names, and for few."""
     return st.dictionaries(st.sampled_from(sorted(names)), odd, min_size=1, max_size=2)
-
-
-def setters_of(kind: type) -> Mapping[str, int]:
-    """The public and torch's private setters of a class, with the number of arguments that each is given."""
-    names = [name for name in dir(kind) if name.startswith(("set_", "_set_", "add_"))]
-    counts = {name: len(inspect.signature(getattr(kind, name)).parameters) - 1 for name in names}
-    return {name: 5 if "standalone" in name else count for name, count in counts.items()}
