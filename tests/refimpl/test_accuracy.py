@@ -146,9 +146,9 @@ def test_each_construct_is_prepared_as_it_is(op: str) -> None:
     takes = EVERY[op].takes
     inputs = tuple("rows" if shape == "any" else shape for shape in takes[:1])
     program = Program(inputs, (Step(op, tuple(0 for _ in takes)),), takes_names=True)
-    model, inputs = _built(program)
-    found = make(model, *inputs, engine="qnnpack")
-    prepared = decibels(found.want, run(found.prepared.apply(switch_off), inputs))
+    model, example = _built(program)
+    found = make(model, *example, engine="qnnpack")
+    prepared = decibels(found.want, run(found.prepared.apply(switch_off), example))
     assert prepared > SAME and found.worst > NEAR, (prepared, found.ratios())
 
 
