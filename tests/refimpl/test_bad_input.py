@@ -68,6 +68,11 @@ WIDE = refimpl.FakeQuantize.with_args(quant_min=0, quant_max=1.5)
 
 BAD: Mapping[str, tuple[Callable[[], Any], type[RefimplError], str]] = {
     "a model that cannot be traced": (lambda: prepare(Looping()), ModelError, "Looping cannot be traced by torch.fx"),
+    "the same for training": (
+        lambda: refimpl.prepare_qat_fx(Looping().train(), flows.global_mapping(), (X,)),
+        ModelError,
+        "Looping cannot be traced by torch.fx",
+    ),
     "the same in fuse": (lambda: refimpl.fuse_fx(Looping().eval()), ModelError, "Looping cannot be traced"),
     "train mode for fuse": (lambda: refimpl.fuse_fx(net().train()), ModelError, r"fuse_fx needs a model in eval mode"),
     "a mapping that is none": (lambda: prepare(mapping=3), QConfigError, "expected a QConfigMapping, found 3"),
@@ -76,6 +81,11 @@ BAD: Mapping[str, tuple[Callable[[], Any], type[RefimplError], str]] = {
         lambda: prepare(mapping=not_a_qconfig(refimpl.MinMaxObserver())),
         QConfigError,
         "expected constructors|observer constructor",
+    ),
+    "a QConfig that is a number": (
+        lambda: prepare(mapping=QConfigMapping().set_module_name("a", 3)),
+        QConfigError,
+        "expected constructors 'activation' and 'weight'",
     ),
     "a constructor that fails": (
         lambda: prepare(mapping=not_a_qconfig(failing)),
