@@ -133,7 +133,6 @@ OPS: dict[str, Op] = {
     "last word": _function(lambda x: x[:, -1], WORDS, gives=ROWS),
     "words": _function(lambda x: torch.stack([x, x, x, x, x], dim=1), ROWS, gives=WORDS),
 }  # fmt: skip
-WEIGHTED = tuple(name for name, op in OPS.items() if op.make is not None)
 
 
 # ---- what torch does wrong, or cannot trace ------------------------------------------------------------------------
@@ -243,20 +242,17 @@ CONSTRUCTS: dict[str, Op] = {
 
 # ---- calls in every spelling ---------------------------------------------------------------------------------------
 
-SPELLINGS = ("positional", "by keyword", "mixed", "short")
+SPELLINGS = ("positional", "by keyword", "short")
 NO_DEFAULT = object()
 
 
 def spell(function: Callable[..., Any], arguments: Mapping[str, tuple[Any, Any]], spelling: str) -> Any:
-    """Call a function with arguments (value, default) by name, spelled in one of four ways."""
+    """Call a function with arguments (value, default) by name, spelled in one of three ways."""
     values = {name: value for name, (value, _) in arguments.items()}
     if spelling == "positional":
         return function(*values.values())
     if spelling == "by keyword":
         return function(**values)
-    if spelling == "mixed":
-        first = len(values) // 2
-        return function(*list(values.values())[:first], **dict(list(values.items())[first:]))
     given = {name: value for name, (value, default) in arguments.items() if value is not default}
     positional = [value for (value, default) in arguments.values() if default is NO_DEFAULT]
     return function(*positional, **dict(list(given.items())[len(positional) :]))
@@ -294,11 +290,9 @@ SPELLED: dict[str, tuple[Callable[..., Any], Arguments, tuple[str, ...], Callabl
     "F.conv2d": (F.conv2d, _conv, (MAPS,), lambda: nn.Conv2d(4, 4, 1)),
     "F.layer_norm": (F.layer_norm, _norm, (WORDS,), lambda: nn.LayerNorm(8)),
     "torch.add": (torch.add, lambda m, x, y: {"input": (x, _X), "other": (y, _X)}, (ANY, ANY), None),
-    "torch.mul": (torch.mul, lambda m, x, y: {"input": (x, _X), "other": (y, _X)}, (ANY, ANY), None),
     "torch.add of a number": (torch.add, lambda m, x: {"input": (x, _X), "other": (0.5, _X)}, (ANY,), None),
     "torch.matmul": (torch.matmul, lambda m, x, y: {"input": (x, _X), "other": (y.t() @ y, _X)}, (ROWS, ROWS), None),
     "F.relu": (F.relu, lambda m, x: {"input": (x, _X), "inplace": (False, False)}, (ANY,), None),
-    "F.leaky_relu": (F.leaky_relu, lambda m, x: {"input": (x, _X), "negative_slope": (0.01, 0.01)}, (ANY,), None),
     "F.hardtanh": (
         F.hardtanh, lambda m, x: {"input": (x, _X), "min_val": (-1.0, -1.0), "max_val": (1.0, 1.0)}, (ANY,), None
     ),
@@ -308,7 +302,6 @@ SPELLED: dict[str, tuple[Callable[..., Any], Arguments, tuple[str, ...], Callabl
         torch.transpose, lambda m, x: {"input": (x.transpose(0, 1), _X), "dim0": (0, _X), "dim1": (1, _X)}, (ANY,), None
     ),
     "F.max_pool2d": (F.max_pool2d, _pool, (MAPS,), None),
-    "F.avg_pool2d": (F.avg_pool2d, _pool, (MAPS,), None),
 }  # fmt: skip
 
 
@@ -327,3 +320,10 @@ CONSTRUCTS |= {
     "cat by keyword": _function(lambda x, y: torch.cat(tensors=[x, y], dim=0)[:3], ANY, ANY),
 }
 EVERY: Mapping[str, Op] = {**OPS, **CONSTRUCTS}
+_CHAINS = {
+    name: tuple(f"{name}, {spelling}" for spelling in SPELLINGS)
+    for name, (_, _, takes, _) in SPELLED.items()
+    if len(takes) == 1
+}
+GROUPS = {**{op: (op,) for op in CONSTRUCTS if op.rpartition(", ")[0] not in _CHAINS}, **_CHAINS}
+"""The constructs; those that spell one call of one operand together."""
