@@ -9,11 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def conv_bn_relu(into: int, out: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    conv = nn.Conv2d(into, out, 3, stride, 1, groups=groups, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(out), nn.ReLU())
-
-
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -25,18 +20,6 @@ class Residual(nn.Module):
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
         return F.relu(y + x)
-
-
-class Branches(nn.Module):
-    """Inception-like: branches of other depth, concatenated."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = conv_bn_relu(4, 4), nn.Sequential(conv_bn_relu(4, 4), conv_bn_relu(4, 6))
-        self.pool, self.c = nn.MaxPool2d(3, 1, 1), nn.Conv2d(4, 2, 1)
-
-    def forward(self, x: Tensor) -> Any:
-        return torch.cat([self.a(x), self.b(x), self.c(self.pool(x))], 1)
 
 
 class CatThenConv(nn.Module):
@@ -127,19 +110,6 @@ class DeadBranch(nn.Module):
         return [self.b(y), F.relu(self.c(y)), y]
 
 
-class Nested(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.outer = nn.ModuleDict({"a": nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 8)))})
-        self.many = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.outer["a"](x)
-        for layer in self.many:
-            x = layer(x) + x
-        return x
-
-
 class PoolFunctions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -148,18 +118,6 @@ class PoolFunctions(nn.Module):
     def forward(self, x: Tensor) -> Any:
         y = F.max_pool2d(self.conv(x), 2)
         return F.adaptive_avg_pool2d(F.avg_pool2d(y, 2), (1, 1)).flatten(1)
-
-
-class Keywords(nn.Module):
-    """Keyword arguments where torch reads them rightly too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(4, 4, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Any:
-        y = F.max_pool2d(F.relu(self.conv(x), inplace=True), kernel_size=2, stride=1)
-        return torch.cat([y, F.relu(y)], dim=1)
 
 
 class LinearBn(nn.Module):

@@ -17,7 +17,6 @@ from tests.refimpl.support.graph_ops import OPS
 from tests.refimpl.support.parity import STAGES, Run
 
 LOWERED = ("lowered", "lowered names")
-UNTIL_LOWERED = ("prepare", "prepare names", "calibrated", "reference", "reference names", "decomposed")
 FROM_PREPARE = (
     "prepare", "prepare names", "calibrated", "reference", "reference names", "decomposed", "decomposed names", *LOWERED
 )  # fmt: skip
@@ -44,7 +43,6 @@ _FUNCTIONS = r"torch\.nn\.functional\.(dropout|hardsigmoid)|torch\.(sigmoid|tanh
 _KIND = rf"\d+ (\.dequantize|\.sigmoid|\.tanh|get_attr|{_FLOAT}|{_NATIVE}|{_FUNCTIONS})"
 REQUANTIZED = rf"(only torch: {_KIND}(, {_KIND})*; )?only refimpl: {_KIND}(, {_KIND})*$"
 _OBSERVER = r"\d+ ao\.quantization\.\S+(Observer|FakeQuantize)"
-ONE_MORE = rf"only refimpl: {_OBSERVER} again$"
 TORN = rf"only torch: {_OBSERVER}( again)?(; only refimpl: {_OBSERVER}( again)?)?$|only refimpl: {_OBSERVER} again$"
 _STATE = r"1 state blocks_\d+(_parts_\d+)?_input_(scale|zero_point)_\d+"
 _INPUT_QPARAMS = rf"{_STATE}(, {_STATE})*"
@@ -57,7 +55,7 @@ DEVIATIONS = (
     Known(
         rule="OBS-16",
         why="torch's converted models compute a weight of parameters each time; ours hold it",
-        cases=("FunctionalLinears, minmax", "FunctionalLinears, dynamic", "FunctionalLinears, second call off"),
+        cases=("FunctionalLinears, minmax", "FunctionalLinears, second call off"),
         stages=FOLDED,
         text=_COMPUTED,
     ),
@@ -78,26 +76,14 @@ DEVIATIONS = (
     Known(
         rule="LOW-03",
         why="torch gives a module that is called at two places the output scale of one of them",
-        cases=(
-            "SharedConv, minmax", "SharedAlias, minmax", "SharedHead, minmax", "SharedHead, x86", "SharedHead, qnnpack",
-        ),
+        cases=("SharedConv, minmax", "SharedAlias, minmax"),
         stages=LOWERED,
         text=r"only torch: \d+ ao\.nn\.(intrinsic\.)?quantized\.modules\.",
     ),
     Known(
-        rule="QAT-03",
-        why="torch observes the trained weight of a shared module once for each call; its lowering as above",
-        cases=("SharedHead, qat x86",),
-        stages=("reference", *LOWERED),
-        text="same structure, other numbers",
-    ),
-    Known(
         rule="LOW-03",
         why="torch's quantized sigmoid has fixed output qparams; lowering drops the ones that the next op asked for",
-        cases=(
-            "MobileNet, minmax", "EfficientNet, per channel", "SpatialAttention, minmax", "Audio, minmax",
-            "Activations, minmax", "Activations, x86 minmax", "FunctionalActivations, minmax",
-        ),
+        cases=("Audio, minmax", "Activations, x86 minmax", "FunctionalActivations, minmax"),
         stages=LOWERED,
         text=REQUANTIZED,
     ),
@@ -118,30 +104,9 @@ DEVIATIONS = (
     Known(
         rule="OBS-10",
         why="torch observes the indices that topk returns; its reference model cannot run",
-        cases=("Pointer, minmax", "Pointer, fixed"),
+        cases=("Pointer, minmax",),
         stages=(*FROM_PREPARE[:5], "decomposed", *LOWERED),
         text=rf"only torch: {_OBSERVER}, {_OBSERVER} again$",
-    ),
-    Known(
-        rule="OBS-10",
-        why="the same, where the observer of the indices can count integers or is not converted",
-        cases=("Pointer, x86", "Pointer, qnnpack", "Pointer, qat x86"),
-        stages=("prepare", "prepare names", "calibrated"),
-        text=rf"only torch: {_OBSERVER}, {_OBSERVER} again$",
-    ),
-    Known(
-        rule="STD-01",
-        why="torch does not observe what a standalone module gives as float for the quantized op after it",
-        cases=("WithInner, standalone, float boundary",),
-        stages=FROM_PREPARE,
-        text=rf"only refimpl: {_OBSERVER}$",
-    ),
-    Known(
-        rule="CVT-07",
-        why="torch's decomposed form keeps standalone modules with quantized inputs or outputs on quantized tensors",
-        cases=("WithInner, standalone, quantized boundary",),
-        stages=("decomposed", "decomposed names"),
-        text=r"only torch: 1 \.dequantize$",
     ),
     Known(
         rule="LOW-03",
@@ -153,10 +118,7 @@ DEVIATIONS = (
     Known(
         rule="LOW-02",
         why="torch's packing functions take no left-out arguments, numbers for lists, or weights by keyword",
-        cases=(
-            "Functions, minmax", "FunctionalConvs, x86 minmax", "FunctionalConvs, per channel",
-            "FunctionalConvs, qat fbgemm", "FunctionalTransposed, minmax", "FunctionalTransposed, native",
-        ),
+        cases=("Functions, minmax", "FunctionalTransposed, minmax", "FunctionalTransposed, native"),
         stages=("lowered",),
         text="torch raises ",
     ),
@@ -171,26 +133,9 @@ DEVIATIONS = (
     Known(
         rule="OBS-02",
         why="torch replaces a shared observer that a later op shares too at some places only; ours has one more",
-        cases=(
-            "GlobalPools, minmax", "GlobalPools, per channel", "GlobalPools, x86", "GlobalPools, qnnpack",
-            "InceptionBlocks, x86", "InceptionBlocks, fbgemm", "InceptionBlocks, onednn", "InceptionBlocks, qnnpack",
-        ),
-        stages=UNTIL_LOWERED,
-        text=ONE_MORE,
-    ),
-    Known(
-        rule="OBS-02",
-        why="the same; in QAT it sees values that the other one has rounded",
-        cases=("GlobalPools, qat x86", "InceptionBlocks, qat x86"),
-        stages=(*UNTIL_LOWERED, "lowered"),
-        text=ONE_MORE,
-    ),
-    Known(
-        rule="OBS-02",
-        why="the same, before others: their qparams have other numbers in their names",
-        cases=("Stacks, minmax", "Stacks, fixed"),
-        stages=(*UNTIL_LOWERED, "lowered names"),
-        text=ONE_MORE,
+        cases=("GlobalPools, minmax",),
+        stages=FROM_PREPARE[:6],
+        text=rf"only refimpl: {_OBSERVER} again$",
     ),
     Known(
         rule="DTY-03",

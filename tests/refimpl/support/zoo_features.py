@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.ao.nn.quantized as nnq
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
-
-
-class FunctionalConvs(nn.Module):
-    """Convolutions of all dimensions with weights as arguments, with and without relu."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w1, self.w2, self.w3 = (nn.Parameter(torch.randn(4, 4, *[3] * d)) for d in (1, 2, 3))
-        self.bias = nn.Parameter(torch.randn(4))
-
-    def forward(self, x: Tensor) -> Any:
-        y = F.relu(F.conv2d(x, self.w2, self.bias, stride=1, padding=1))
-        y = F.conv1d(y.flatten(2), self.w1, self.bias, 1, 1)
-        y = F.conv3d(y.reshape(-1, 4, 4, 4, 4), self.w3, None, padding=1)
-        return torch.relu(y)
 
 
 class SpelledOutConvs(nn.Module):
-    """The same with every argument in the form that torch's packing functions take."""
+    """Convolutions with weights as arguments, every argument in the form that torch's packing functions take."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,6 +27,8 @@ class SpelledOutConvs(nn.Module):
 
 
 class FunctionalTransposed(nn.Module):
+    """Arguments that torch's packing functions do not take."""
+
     def __init__(self) -> None:
         super().__init__()
         self.w1, self.w2 = nn.Parameter(torch.randn(4, 2, 2)), nn.Parameter(torch.randn(4, 3, 2, 2))
@@ -124,87 +110,16 @@ class InPlace(nn.Module):
         return torch.relu_(z.add_(y))
 
 
-class InPlaceOperators(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+class Defaults(nn.Module):
+    """Arguments that the example inputs leave out; a nested result with a value twice, an input and a number."""
 
-    def forward(self, x: Tensor) -> Any:
-        y = self.a(x)
-        y += self.b(x)
-        y = F.relu(y, inplace=True)
-        y *= x
-        return torch.sub(self.c(y), x) / 2
-
-
-class Stacks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
 
-    def forward(self, x: Tensor) -> Any:
-        first, second = self.a(x), self.b(x)
-        both = torch.stack((first, second), dim=1)
-        left, right = torch.split(both, 1, dim=1)
-        return torch.cat([left.squeeze(1), right.squeeze(1), first[:, 2:4], second[..., -1:]], dim=-1)
-
-
-class Scores(NamedTuple):
-    low: Tensor
-    high: Tensor
-
-
-class NamedOutput(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 4), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        return Scores(low=self.a(x), high=torch.relu(self.b(x)))
-
-
-class NestedOutput(nn.Module):
-    """Tuples in lists in dicts, a value twice, an input passed through."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 4), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.b(x)
-        return {"heads": [self.a(y), (y, F.relu(y))], "input": x, "size": x.size(0)}
-
-
-class Defaults(nn.Module):
-    """Arguments that the example inputs leave out, and arguments by keyword to submodules."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.inner = nn.Linear(8, 8), TwoArguments()
-
     def forward(self, x: Tensor, ignored: Any = None, *, also_ignored: float = 1.0) -> Any:
-        return self.inner(left=self.a(x), right=x)
-
-
-class TwoArguments(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(8, 8)
-
-    def forward(self, left: Tensor, right: Tensor) -> Any:
-        return self.fc(left) + right
-
-
-class ShapeArithmetic(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.fc = nn.Conv2d(4, 4, 1), nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        batch, channels, height, width = x.shape
-        y = self.conv(x).view(batch, channels, height * width // 16, 16)
-        y = self.fc(y).reshape(batch * channels, -1)
-        return y.expand(y.size(0), y.shape[1]).repeat(1, 2).unsqueeze(0)
+        y = self.a(x)
+        return {"heads": [self.b(y), (y, F.relu(y))], "input": x, "size": x.size(0)}
 
 
 class Reductions(nn.Module):
@@ -242,16 +157,6 @@ class ScalarOps(nn.Module):
         return (y - 1) / 3 + x.size(0)
 
 
-class Matmuls(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Any:
-        left, right = self.a(x), self.b(x)
-        return torch.matmul(left, right.t()) @ left, torch.mm(left, right.T)
-
-
 class SharedAlias(nn.Module):
     """One module under two names."""
 
@@ -275,101 +180,3 @@ class Containers(nn.Module):
         for layer in self.first:
             x = layer(x)
         return self.second["deep"](x)
-
-
-class Dropouts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.drop1, self.drop2 = nn.Conv2d(4, 4, 1), nn.Dropout(), nn.Dropout2d()
-        self.drop3, self.out = nn.Dropout(inplace=True), nn.Conv2d(4, 4, 1)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.out(self.drop3(self.drop2(F.relu(self.drop1(self.conv(x))))))
-
-
-class Identities(nn.Module):
-    """Ops that do nothing, at the edges of the graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.fc, self.last = nn.Identity(), nn.Linear(8, 8), nn.Identity()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.last(self.fc(self.first(x).contiguous())).contiguous()
-
-
-class DeadCode(nn.Module):
-    """Values that nothing reads, and an input that nothing reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.unused = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor, ignored: Tensor) -> Any:
-        self.unused(x)
-        return self.used(x)
-
-
-class Halves(nn.Module):
-    """The same value asked for as static int8 and in float, in one order and the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.a(x)
-        return self.b(y) + torch.exp(y), torch.cos(x) + self.c(x)
-
-
-class Parametrized(nn.Module):
-    """A weight computed by a parametrisation; matching goes by the class without it. (PAT-03)"""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(8, 8)
-        parametrize.register_parametrization(self.fc, "weight", Doubled())
-
-    def forward(self, x: Tensor) -> Any:
-        return F.relu(self.fc(x))
-
-
-class Doubled(nn.Module):
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight * 2
-
-
-class Inner(nn.Module):
-    """The part that a case makes standalone, non-traceable or custom."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Any:
-        return F.relu(self.fc(x))
-
-
-class WithInner(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.inner, self.after = nn.Linear(8, 8), Inner(), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.after(self.inner(self.before(x)))
-
-
-class Branching(nn.Module):
-    """Data-dependent control flow: only a leaf can hold it. (CUS-02)"""
-
-    def forward(self, x: Tensor) -> Any:
-        return x if x.sum() > 0 else -x
-
-
-class WithBranching(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.branching, self.after = nn.Linear(8, 8), Branching(), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.after(self.branching(self.before(x)))

@@ -10,54 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def conv_bn(into: int, out: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    conv = nn.Conv2d(into, out, kernel, stride, kernel // 2, groups=groups, bias=False)
-    return nn.Sequential(OrderedDict(conv=conv, bn=nn.BatchNorm2d(out)))
-
-
-def conv_bn_act(
-    into: int, out: int, act: nn.Module, kernel: int = 3, stride: int = 1, groups: int = 1
-) -> nn.Sequential:
-    return nn.Sequential(conv_bn(into, out, kernel, stride, groups), act)
-
-
-class SqueezeExcite(nn.Module):
-    def __init__(self, channels: int, act: nn.Module, gate: nn.Module) -> None:
-        super().__init__()
-        self.pool, self.fc1, self.fc2 = nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, 2, 1), nn.Conv2d(2, channels, 1)
-        self.act, self.gate = act, gate
-
-    def forward(self, x: Tensor) -> Any:
-        scale = self.gate(self.fc2(self.act(self.fc1(self.pool(x)))))
-        return scale * x
-
-
-class EfficientNet(nn.Module):
-    """SiLU, which no config quantizes, and squeeze-excite with a sigmoid."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.expand, self.depthwise = conv_bn_act(4, 8, nn.SiLU(), 1), conv_bn_act(8, 8, nn.SiLU(), groups=8)
-        self.excite, self.project = SqueezeExcite(8, nn.SiLU(), nn.Sigmoid()), conv_bn(8, 4, 1)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.project(self.excite(self.depthwise(self.expand(x)))) + x
-
-
-class DenseNet(nn.Module):
-    """Norm and relu before the convolution: a batch norm that nothing folds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.conv1 = nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1, bias=False)
-        self.norm2, self.conv2 = nn.BatchNorm2d(6), nn.Conv2d(6, 2, 3, padding=1, bias=False)
-        self.relu, self.pool = nn.ReLU(inplace=True), nn.AvgPool2d(2)
-
-    def forward(self, x: Tensor) -> Any:
-        features = [x]
-        features.append(self.conv1(self.relu(self.norm1(torch.cat(features, 1)))))
-        features.append(self.conv2(F.relu(self.norm2(torch.cat(features, 1)))))
-        return self.pool(torch.cat(features, 1))
+def conv_bn(channels: int, kernel: int = 3, groups: int = 1) -> nn.Sequential:
+    conv = nn.Conv2d(channels, channels, kernel, padding=kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(OrderedDict(conv=conv, bn=nn.BatchNorm2d(channels)))
 
 
 class ShuffleNet(nn.Module):
@@ -65,7 +20,7 @@ class ShuffleNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.branch = nn.Sequential(conv_bn_act(2, 2, nn.ReLU(), 1), conv_bn(2, 2, groups=2), nn.Conv2d(2, 2, 1))
+        self.branch = nn.Sequential(conv_bn(2, 1), nn.ReLU(), conv_bn(2, groups=2), nn.Conv2d(2, 2, 1))
 
     def forward(self, x: Tensor) -> Any:
         kept, changed = x.chunk(2, dim=1)
@@ -73,61 +28,6 @@ class ShuffleNet(nn.Module):
         batch, channels, height, width = y.size()
         y = y.view(batch, 2, channels // 2, height, width)
         return torch.transpose(y, 1, 2).contiguous().view(batch, -1, height, width)
-
-
-class SuperResolution(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2, self.shuffle = (
-            nn.Conv2d(4, 4, 3, padding=1),
-            nn.Conv2d(4, 8, 3, padding=1),
-            nn.PixelShuffle(2),
-        )
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.shuffle(self.conv2(F.relu(self.conv1(x))))
-        return F.pixel_unshuffle(y, 2)
-
-
-class Autoencoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Conv2d(4, 6, 3, 2, 1), nn.ReLU(), nn.Conv2d(6, 2, 3, 2, 1))
-        self.decoder = nn.Sequential(
-            nn.ConvTranspose2d(2, 6, 2, 2), nn.ReLU(), nn.ConvTranspose2d(6, 4, 2, 2, bias=False), nn.Sigmoid()
-        )
-
-    def forward(self, x: Tensor) -> Any:
-        return self.decoder(self.encoder(x))
-
-
-class FeaturePyramid(nn.Module):
-    """Several outputs by name; interpolation to the size of another value."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.low, self.high = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, 2, 1)
-        self.laterals = nn.ModuleDict({"low": nn.Conv2d(4, 4, 1), "high": nn.Conv2d(4, 4, 1)})
-
-    def forward(self, x: Tensor) -> Any:
-        low = F.relu(self.low(x))
-        high = F.relu(self.high(low))
-        top = self.laterals["high"](high)
-        merged = self.laterals["low"](low) + F.interpolate(top, size=low.shape[-2:], mode="nearest")
-        return {"top": top, "merged": merged}
-
-
-class SpatialAttention(nn.Module):
-    """CBAM-like: mean and max over channels, cat, conv, sigmoid, mul."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features, self.conv = nn.Conv2d(4, 4, 1), nn.Conv2d(2, 1, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.features(x)
-        pooled = torch.cat([torch.mean(x, dim=1, keepdim=True), torch.max(x, dim=1, keepdim=True)[0]], dim=1)
-        return x * torch.sigmoid(self.conv(pooled))
 
 
 class Activations(nn.Module):
@@ -144,6 +44,23 @@ class Activations(nn.Module):
     def forward(self, x: Tensor) -> Any:
         for conv, act in zip(self.convs, self.kinds, strict=True):
             x = act(conv(x))
+        return x
+
+
+class Gates(nn.Module):
+    """An op with fixed qparams behind a producer, and the product with what it weighs; a PReLU with 8 bits of its own.
+
+    Small, because default mappings observe histograms.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds = nn.ModuleList([nn.Sigmoid(), nn.Tanh(), nn.Softmax(-1), nn.Hardsigmoid(), nn.PReLU()])
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in self.kinds])
+
+    def forward(self, x: Tensor) -> Any:
+        for layer, act in zip(self.layers, self.kinds, strict=True):
+            x = x * act(layer(x))
         return x
 
 
@@ -207,7 +124,7 @@ class ConvBnChains(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = conv_bn_act(4, 4, nn.ReLU()), conv_bn(4, 4)
+        self.a, self.b = nn.Sequential(conv_bn(4), nn.ReLU()), conv_bn(4)
         self.c, self.relu = nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()
         self.bn, self.d = nn.BatchNorm2d(4), nn.ConvTranspose2d(4, 4, 1)
         self.bn_of_transposed = nn.BatchNorm2d(4)
@@ -215,3 +132,16 @@ class ConvBnChains(nn.Module):
     def forward(self, x: Tensor) -> Any:
         y = self.relu(self.c(self.b(self.a(x))))
         return self.bn_of_transposed(self.d(F.relu(self.bn(y)))) + y
+
+
+class Upscaling(nn.Module):
+    """Pixels shuffled and back, and interpolation to the size of another value; several outputs by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.down, self.shuffle = nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 3, 2, 1), nn.PixelShuffle(2)
+
+    def forward(self, x: Tensor) -> Any:
+        fine = F.pixel_unshuffle(self.shuffle(F.relu(self.conv(x))), 2)
+        coarse = self.down(fine)
+        return {"coarse": coarse, "merged": fine + F.interpolate(coarse, size=fine.shape[-2:], mode="nearest")}
