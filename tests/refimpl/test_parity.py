@@ -1,7 +1,7 @@
 """Torch's flow is the oracle: same graphs, same qparams, same bits, stage by stage, on many models (QCM to LOW).
 
 A fixed list of models (`zoo`) and models drawn by Hypothesis (`graph_generator`) go through both flows (`parity`).
-What differs is listed by rule: `zoo_deviations` for the list and for drawn models, `ON_BOTH_SIDES`.
+What differs is listed by rule: `zoo_deviations` for the list and for drawn models.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,8 +20,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.refimpl.support import both_flows as flows
-from tests.refimpl.support.graph_generator import Program, Step, build, programs
-from tests.refimpl.support.parity import REFIMPL, TORCH, Case, Run, compare, less_accurate, parity, run
+from tests.refimpl.support.graph_generator import Program, build, programs
+from tests.refimpl.support.parity import REFIMPL, TORCH, Case, compare, less_accurate, parity, run
 from tests.refimpl.support.zoo import CASES
 from tests.refimpl.support.zoo_deviations import DEVIATIONS, EXCUSES, KNOWN, Excuse, unexplained
 from tests.refimpl.support.zoo_recipes import RECIPES
@@ -45,13 +44,7 @@ def held_to(*rules: str) -> Callable[[Any], Any]:
     return mark
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """The models are small: more threads take longer."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # ---- the fixed list ---------------------------------------------------------------------------------------
@@ -152,118 +145,34 @@ def test_an_excuse_is_needed(excuse: Excuse) -> None:
     assert unexplained(program, recipe, torchs, differences, others), f"not needed: {excuse.why}"
 
 
-# ---- deviations: what both do, by rule --------------------------------------------------------------------
+# ---- a deviation that no drawn model has -------------------------------------------------------------------
 
 
 class Net(nn.Module):
     def __init__(self, run: Callable[..., Any]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.conv, self.other, self.bn = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)
-        self.bn.running_mean = torch.tensor([1.0, -1.0])
-        self.norm, self.relu, self.run = nn.LayerNorm(4), nn.ReLU(), run
+        self.conv, self.other, self.relu, self.run = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1), nn.ReLU(), run
 
     def forward(self, x: Tensor) -> Any:
         return self.run(self, x)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Deviation:
-    """What differs on a model: the count of a kind of node in both reference graphs, or the largest error."""
-
-    rule: str
-    run: Callable[..., Any]
-    kind: str = "call_function quantize_per_tensor"
-    counts: tuple[int, int] | None = None  # torch's and ours
-    error: float | None = None  # ours is within it, torch's is not
-    engine: str = "qnnpack"
-
-
-@pytest.mark.rule("OBS-02")
-def test_torch_tears_sharing_apart_that_a_later_op_extends() -> None:
-    """x feeds relu and cat, both sharing: torch gives x the observer of cat, and relu's output keeps the old one."""
-    steps = (Step("F.relu", (0,)), Step("linear", (1,)), Step("cat", (2, 0)))
-    case = generated(Program(("rows",), steps, 1, "tuple"), "minmax")
-    assert [run(side, case).torn for side in (TORCH, REFIMPL)] == [("relu",), ()]
-
-
-@pytest.mark.rule("QAT-03")
-@pytest.mark.parametrize(("shares", "equal"), [(False, [True, True]), (True, [False, True])])
-def test_torch_observes_the_trained_weight_of_a_shared_module_once_for_each_call(
-    shares: bool, equal: list[bool]
-) -> None:
-    """In the decomposed form the harness has both observe it once; so the quantized-tensor form shall too."""
-    program = Program(("maps",), (Step("pointwise", (0,)), Step("pointwise", (1,), shares)))
-    runs = [run(side, generated(program, "qat qnnpack")) for side in (TORCH, REFIMPL)]
-    assert [weights(found, "reference") == weights(found, "decomposed") for found in runs] == equal
-
-
-def weights(found: Run, stage: str) -> list[str]:
-    """List the weights of a stage's reference modules, with their qparams."""
-    lines = found.results[stage]
-    assert not isinstance(lines, str)
-    held = [line.numbers for line in lines if "weight_scale: " in line.numbers]
-    assert held
-    return held
-
-
-@pytest.mark.rule("OBS-12")
-def test_torch_leaves_a_float_input_after_an_op_that_reuses_an_observer_that_is_not_there() -> None:
-    """The default mapping lets reshape reuse its input's observer; a float input has none, and linear needs one."""
-    case = generated(Program(("rows",), (Step("reshape", (0,)), Step("linear", (1,)))), "fixed")
-    made = [run(side, case).results["reference"] for side in (TORCH, REFIMPL)]
-    kinds = [[line.kind for line in lines if not isinstance(line, str)] for lines in made]
-    linears = [found.index("ao.nn.quantized.reference.modules.linear.Linear") for found in kinds]
-    assert ["torch.quantize_per_tensor" in found[:at] for found, at in zip(kinds, linears, strict=True)] == [
-        False,
-        True,
-    ]
-
-
-@pytest.mark.rule("CVT-01")
-def test_torch_names_the_qparams_of_an_input_after_a_later_user_when_it_rewrote_the_first_ones_arguments() -> None:
-    steps = (Step("cat", (0, 1)), Step("ELU", (2,), opens_block=True), Step("x * 0.5", (1,)))
-    case = generated(Program(("words", "words"), steps), "x86 minmax")
-    made = [run(side, case).results["reference names"] for side in (TORCH, REFIMPL)]
-    scales = [re.findall(r"blocks_\d_input_scale_\d", name) for name in map(str, made)]
-    # The cat is not needed for the output; in both its other input was named first, and then dropped.
-    assert scales == [["blocks_1_input_scale_0"], ["blocks_0_input_scale_1"]]
-
-
-ON_BOTH_SIDES = (
-    Deviation(
-        rule="PAT-08",  # keyword arguments are arguments
-        run=lambda net, x: torch.cat(tensors=[net.conv(x), net.other(x)]),
-        counts=(3, 4),
-    ),
-    Deviation(
-        rule="PAT-08",
-        run=lambda net, x: net.relu(input=net.conv(x)),
-        kind="module ConvReLU2d(Conv2d, ReLU)",
-        counts=(0, 1),
-    ),
-    Deviation(rule="FUS-07", run=lambda net, x: net.bn(net.conv(x)) + net.conv(x), error=0.1),
-    Deviation(
-        rule="LOW-03",  # a fused add has no alpha
-        run=lambda net, x: torch.add(net.conv(x), x, alpha=2),
-        error=0.1,
-        engine="onednn",
-    ),
-)
-
-
+@pytest.mark.rule("PAT-08")
 @pytest.mark.parametrize(
-    "deviation",
-    [pytest.param(d, marks=pytest.mark.rule(d.rule), id=f"{d.rule}-{i}") for i, d in enumerate(ON_BOTH_SIDES)],
+    ("call", "kind", "counts"),
+    [
+        (
+            lambda net, x: torch.cat(tensors=[net.conv(x), net.other(x)]),
+            "call_function quantize_per_tensor",
+            {"torch": 3, "refimpl": 4},
+        ),
+        (lambda net, x: net.relu(input=net.conv(x)), "module ConvReLU2d(Conv2d, ReLU)", {"torch": 0, "refimpl": 1}),
+    ],
+    ids=["cat", "relu"],
 )
-def test_deviations_are_known_on_both_sides(deviation: Deviation) -> None:
-    model, batches = Net(deviation.run).eval(), [(torch.randn(2, 2, 4, 4, generator=torch.Generator().manual_seed(0)),)]
-    both = [
-        flow(model, flows.global_mapping(), batches, deviation.engine) for flow in (flows.torch_flow, flows.our_flow)
-    ]
-    if deviation.counts is not None:
-        assert tuple(flows.kinds(flow.reference)[deviation.kind] for flow in both) == deviation.counts
-    if deviation.error is not None:
-        with torch.no_grad():
-            errors = [float((flow(*batches[0]) - model(*batches[0])).abs().max()) for flow in both]
-        assert errors[1] < deviation.error < errors[0], f"errors of torch and ours against the float model: {errors}"
+def test_torch_does_not_see_an_operand_by_keyword(call: Callable[..., Any], kind: str, counts: dict[str, int]) -> None:
+    model, batches = Net(call).eval(), [(torch.randn(2, 2, 4, 4, generator=torch.Generator().manual_seed(0)),)]
+    both = {"torch": flows.torch_flow, "refimpl": flows.our_flow}
+    made = {side: flow(model, flows.global_mapping(), batches) for side, flow in both.items()}
+    assert {side: flows.kinds(flow.reference)[kind] for side, flow in made.items()} == counts

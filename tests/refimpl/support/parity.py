@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ import refimpl
 from backends.torch_engine import engine
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.canonical import Line, canonical, difference, text_of
+from tests.refimpl.support.ratios import decibels
 
 Batches = Sequence[tuple[Any, ...]]
 STAGES = (
@@ -274,10 +276,11 @@ def less_accurate(case: Case, torchs: Run, ours: Run) -> list[str]:
     found = []
     for factor in () if case.recipe.is_qat else FACTORS:
         inputs = _drawn(batches[0], factor)
-        exact, again = (_floats(model, inputs) for _ in range(2))
-        for stage in (stage for stage in ours.converted if stage in torchs.converted and torch.equal(exact, again)):
+        exact, again = (_run_all(model, inputs) for _ in range(2))
+        is_fixed = decibels(exact, again) == inf
+        for stage in (stage for stage in ours.converted if stage in torchs.converted and is_fixed):
             with engine(case.recipe.engine):
-                theirs, own = (_sqnr(exact, _floats(side.converted[stage], inputs)) for side in (torchs, ours))
+                theirs, own = (decibels(exact, _run_all(side.converted[stage], inputs)) for side in (torchs, ours))
             if own < theirs - WORSE:
                 found.append(f"{stage}, inputs x {factor}: torch {theirs:.1f} dB, refimpl {own:.1f} dB")
     return found
@@ -294,20 +297,9 @@ def _drawn(batch: tuple[Any, ...], factor: float) -> list[tuple[Any, ...]]:
     return [tuple(map(like, batch)) for _ in range(DRAWN)]
 
 
-def _floats(model: nn.Module, inputs: Sequence[tuple[Any, ...]]) -> Tensor:
-    """Return all floats that a model gives for batches, in one row."""
+def _run_all(model: nn.Module, inputs: Sequence[tuple[Any, ...]]) -> list[Any]:
     with torch.no_grad():
-        found = [value for one in inputs for value in tensors(model(*copy.deepcopy(one))) if value.dtype in _REAL]
-    plain = (value.dequantize() if value.is_quantized else value for value in found)
-    return torch.cat([value.double().reshape(-1) for value in plain] or [torch.empty(0, dtype=torch.float64)])
-
-
-_REAL = (torch.float32, torch.quint8, torch.qint8)
-
-
-def _sqnr(exact: Tensor, found: Tensor) -> float:
-    """Return the ratio of signal to error in dB."""
-    return float(20 * torch.log10(exact.norm() / (exact - found).norm().clamp_min(1e-12)))
+        return [model(*copy.deepcopy(one)) for one in inputs]
 
 
 def parity(case: Case) -> dict[str, str]:
