@@ -1,4 +1,4 @@
-"""The parity harness itself: torch against torch shows nothing, and every kind of seeded difference is found."""
+"""The parity harness itself: it compares every stage, and every kind of seeded difference is found."""
 
 from __future__ import annotations
 
@@ -12,25 +12,22 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, symbolic_trace
 
-from tests.refimpl.support.canonical import Line, canonical, difference, text_of
-from tests.refimpl.support.parity import TORCH, Case, Side, compare, run
+from tests.refimpl.support.canonical import canonical, difference, text_of
+from tests.refimpl.support.parity import STAGES, TORCH, Case, Run, Side, compare, run
 from tests.refimpl.support.zoo import CASES
 
 BY_NAME = {case.name: case for case in CASES}
 BASE = BY_NAME["CatThenConv, minmax"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["CatThenConv, minmax", "Mlp, dynamic", "Mlp, float16 static", "Residual, qat fbgemm", "Lstm, dynamic",
-     "TwoTables, weight only 4 bit", "FunctionalLinears, minmax", "WithInner, standalone, quantized boundary"],
-)  # fmt: skip
-def test_torch_does_not_differ_from_itself(name: str) -> None:
-    first, second = run(TORCH, BY_NAME[name]), run(TORCH, BY_NAME[name])
-    assert compare(first, second) == {}
-    assert set(first.results) >= {"prepare", "prepare names", "calibrated", "reference", "reference output"}
-    assert "lowered output" in first.results
+@pytest.fixture(scope="module")
+def honest() -> Run:
+    return run(TORCH, BASE)
+
+
+def test_every_stage_has_a_result(honest: Run) -> None:
+    assert tuple(honest.results) == STAGES
+    assert compare(honest, honest) == {}
 
 
 # ---- seeded differences -----------------------------------------------------------------------------------
@@ -86,11 +83,6 @@ def rename_scale(model: GraphModule) -> None:
     node.target = "renamed"
 
 
-def change_constant(model: GraphModule) -> None:
-    cat = next(node for node in model.graph.nodes if node.target is torch.cat)
-    cat.update_kwarg("dim", -1)
-
-
 def swap_operands(model: GraphModule) -> None:
     cat = next(node for node in model.graph.nodes if node.target is torch.cat)
     cat.update_arg(0, tuple(reversed(cat.args[0])))
@@ -112,12 +104,8 @@ SEEDS: tuple[tuple[Spoil, str, str], ...] = (  # what is done to the result of w
     (unshare_observer, "prepare", "prepare"),
     (rename_observer, "prepare", "prepare names"),
     (widen_range, "prepare", "prepare"),
-    (change_weight, "prepare", "prepare"),
-    (fail, "prepare", "prepare"),
     (change_weight, "reference", "reference"),
-    (change_scale, "reference", "reference"),
     (rename_scale, "reference", "reference names"),
-    (change_constant, "reference", "reference"),
     (swap_operands, "reference", "reference"),
     (add_node, "decomposed", "decomposed"),
     (change_scale, "lowered", "lowered"),
@@ -146,37 +134,21 @@ def spoiled(where: str, spoil: Spoil) -> Side:
 @pytest.mark.parametrize(
     ("spoil", "where", "stage"), [pytest.param(*seed, id=f"{seed[0].__name__} in {seed[1]}") for seed in SEEDS]
 )
-def test_a_seeded_difference_is_found_where_it_is(spoil: Spoil, where: str, stage: str) -> None:
-    found = compare(run(TORCH, BASE), run(spoiled(where, spoil), BASE))
+def test_a_seeded_difference_is_found_where_it_is(spoil: Spoil, where: str, stage: str, honest: Run) -> None:
+    found = compare(honest, run(spoiled(where, spoil), BASE))
     assert next(iter(found)) == stage, f"found only: {found}"
 
 
-def test_an_observer_that_sees_nothing_is_found_after_calibration() -> None:
+def test_an_observer_that_sees_nothing_is_found_after_calibration(honest: Run) -> None:
     def deafen(model: GraphModule) -> None:
         observer: Any = model.get_submodule(_observers(model)[0].target)
         observer.forward = lambda x: x
 
-    found = compare(run(TORCH, BASE), run(spoiled("prepare", deafen), BASE))
+    found = compare(honest, run(spoiled("prepare", deafen), BASE))
     assert next(iter(found)) == "calibrated"
 
 
 # ---- canonical forms --------------------------------------------------------------------------------------
-
-
-def _graph(first: str, second: str) -> GraphModule:
-    """x → two functions, inserted in the given order → their difference."""
-    graph = torch.fx.Graph()
-    x = graph.placeholder("x")
-    made = {
-        name: graph.create_node("call_function", getattr(torch, name), (x,), name=f"{name}_of_{first}")
-        for name in (first, second)
-    }
-    graph.output(graph.call_function(torch.sub, (made["relu"], made["neg"])))
-    return GraphModule(nn.Module(), graph)
-
-
-def test_names_and_the_order_of_insertion_do_not_count() -> None:
-    assert canonical(_graph("relu", "neg")) == canonical(_graph("neg", "relu"))
 
 
 def test_dead_ends_count() -> None:
@@ -184,13 +156,6 @@ def test_dead_ends_count() -> None:
     with dead.graph.inserting_before(next(iter(reversed(dead.graph.nodes)))):
         dead.graph.call_function(torch.neg, (next(iter(dead.graph.nodes)),))
     assert difference(canonical(plain), canonical(dead)).startswith("only refimpl: 1 torch.neg")
-
-
-def test_a_difference_says_which_half_it_is_in() -> None:
-    torchs, ours = [Line("a = f(x)", "a: 1", "f")], [Line("a = f(x)", "a: 2", "f")]
-    assert difference(torchs, torchs) == ""
-    assert difference(torchs, ours).startswith("same structure, other numbers\n")
-    assert difference(torchs, [Line("a = f(y)", "a: 1", "f")]).startswith("same nodes, other wiring\n")
 
 
 @pytest.mark.parametrize(
