@@ -16,7 +16,7 @@ import refimpl
 from refimpl.grid_losses import GridLoss, LinearOp, measure_loss, read_linear_op
 from refimpl.tracer import trace
 from tests.refimpl.support import both_flows as flows
-from tests.refimpl.support.ratios import make, torch_ratios
+from tests.refimpl.support.ratios import make, run, torch_ratios
 
 IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 Body = Callable[[Any, Tensor], Any]
@@ -35,42 +35,37 @@ class Net(nn.Module):
 
 LEAVING: dict[str, Body] = {
     "sigmoid": lambda net, x: net.sigmoid(net.a(x)) * 2 - 0.5,
-    "sigmoid, squared": lambda net, x: (net.a(x).sigmoid() * 2) ** 2,
     "hardsigmoid": lambda net, x: F.hardsigmoid(net.a(x)) * 3 - 1,
     "tanh": lambda net, x: net.b(torch.tanh(net.a(x)) * 3.0 + 1.0),
     "softmax": lambda net, x: net.softmax(net.a(x)) + 2,
-    "number first": lambda net, x: 3 * torch.sigmoid(net.a(x)),
-    "negative": lambda net, x: torch.sigmoid(net.a(x)) * -1,
+    "negative, number first": lambda net, x: -1 * torch.sigmoid(net.a(x)),
     "relu after": lambda net, x: F.relu(torch.tanh(net.a(x)) * 4),
     "a number of the graph": lambda net, x: torch.sigmoid(net.a(x)) * x.size(1),
     "through reshape": lambda net, x: torch.sigmoid(net.a(x)).reshape(4, -1) * 4,
     "through pool and cat": lambda net, x: torch.cat([F.max_pool2d(net.a(x).sigmoid(), 2)] * 2, 1) + 1,
-    "of a joined one": lambda net, x: torch.cat([net.a(x).sigmoid(), net.a(x)], 1) * 2,
     "cat, the fixed one first": lambda net, x: torch.cat([net.a(x).sigmoid(), net.a(x)], 1),
     "cat, the fixed one last": lambda net, x: torch.cat([net.a(x), net.a(x).sigmoid()], 1),
-    "cat of two fixed ones": lambda net, x: torch.cat([net.a(x).sigmoid(), net.a(x).tanh()], 1),
-    "stack": lambda net, x: torch.stack([net.a(x).sigmoid(), net.a(x)], 1),
+    "stack of two fixed ones": lambda net, x: torch.stack([net.a(x).sigmoid(), net.a(x).tanh()], 1) * 2,
 }
 
 
-JOINED = {name for name in LEAVING if "cat" in name or name in ("of a joined one", "stack")}
+JOINED = {name for name in LEAVING if "cat" in name or "stack" in name}
 """In training one moving average sees values of several ranges in turn, and is the range of none after one step."""
 
 
 @pytest.mark.slow
 @pytest.mark.rule("OBS-17")
-@pytest.mark.parametrize("engine", ["x86", "qnnpack"])
 @pytest.mark.parametrize(
     ("name", "is_qat"),
     [*((name, False) for name in LEAVING), *((name, True) for name in LEAVING if name not in JOINED)],
 )
-def test_what_leaves_a_fixed_grid_is_on_a_grid_of_its_own(name: str, is_qat: bool, engine: str) -> None:
-    made = make(Net(LEAVING[name]), IMAGES, engine=engine, is_qat=is_qat)
+def test_what_leaves_a_fixed_grid_is_on_a_grid_of_its_own(name: str, is_qat: bool) -> None:
+    made = make(Net(LEAVING[name]), IMAGES, engine="qnnpack" if is_qat else "x86", is_qat=is_qat)
     assert made.worst > 25, made.ratios()
 
 
 @pytest.mark.rule("OBS-17")
-@pytest.mark.parametrize("name", ["sigmoid", "hardsigmoid", "tanh", "softmax", "negative", "cat, the fixed one first"])
+@pytest.mark.parametrize("name", ["sigmoid", "tanh", "softmax", "cat, the fixed one first"])
 def test_torchs_reference_model_clips_it(name: str) -> None:
     """The other side of the row of deviations.md; of arithmetic torch's kernels choose another grid."""
     ratios = torch_ratios(Net(LEAVING[name]), IMAGES)
@@ -79,7 +74,7 @@ def test_torchs_reference_model_clips_it(name: str) -> None:
 
 
 @pytest.mark.rule("OBS-17")
-@pytest.mark.parametrize("name", ["sigmoid", "tanh", "number first", "relu after"])
+@pytest.mark.parametrize("name", ["sigmoid", "relu after"])
 def test_native_lowering_stays_as_it_is(name: str) -> None:
     ours, torchs = make(Net(LEAVING[name]), IMAGES).ratios(), torch_ratios(Net(LEAVING[name]), IMAGES)
     assert ours["lowered"] == pytest.approx(torchs["lowered"], abs=0.3)
@@ -103,13 +98,8 @@ def test_its_grid_is_fixed_too_and_a_product_loses_nothing() -> None:
     made = make(Net(lambda net, x: torch.tanh(net.a(x)) * -3.0), IMAGES)
     alone = make(Net(lambda net, x: torch.tanh(net.a(x))), IMAGES)
     for form in ("reference", "decomposed"):
-        product, tanh = (flows_run(each.forms[form]) for each in (made, alone))
+        product, tanh = (run(each.forms[form], (IMAGES,)) for each in (made, alone))
         assert torch.allclose(product, tanh * -3.0, atol=1e-6, rtol=0), "derived: every integer of tanh has its own"
-
-
-def flows_run(model: Any) -> Tensor:
-    with torch.no_grad():
-        return model(IMAGES)  # type: ignore[no-any-return]
 
 
 @pytest.mark.rule("OBS-17")
@@ -131,11 +121,9 @@ def test_where_the_number_is_not_known_or_the_config_forbids_it_the_qconfig_make
 
 
 STAYING: dict[str, Body] = {
-    "half": lambda net, x: torch.sigmoid(net.a(x)) * 0.5,
-    "minus": lambda net, x: torch.tanh(net.a(x)) * -0.5,
+    "minus a half": lambda net, x: torch.tanh(net.a(x)) * -0.5,
     "zero": lambda net, x: torch.sigmoid(net.a(x)) + 0,
     "cat of two": lambda net, x: torch.cat([net.a(x).sigmoid(), net.b(net.a(x)).sigmoid()], 1),
-    "reshape": lambda net, x: torch.sigmoid(net.a(x)).reshape(4, -1),
 }
 
 
@@ -150,23 +138,11 @@ def test_what_cannot_leave_it_shares_it_as_the_config_says(name: str) -> None:
 # -- what is lost on shared grids -------------------------------------------------------------------------------------
 
 
-def normalized(net: Net, x: Tensor) -> Any:
-    return net.a(x * (1 / 255))
-
-
-def widened(net: Net, x: Tensor) -> Any:
-    return net.b(net.a(x) * 10)
-
-
-def shifted(net: Net, x: Tensor) -> Any:
-    return net.a(x) + 100
-
-
 PIXELS = torch.randint(0, 256, (4, 3, 6, 6), generator=torch.Generator().manual_seed(0)).float()
 LOSING: dict[str, tuple[Body, Tensor, float]] = {
-    "normalized": (normalized, PIXELS, 20 * math.log10(255)),
-    "widened": (widened, IMAGES, 20.0),
-    "shifted": (shifted, IMAGES, 30.0),
+    "normalized": (lambda net, x: net.a(x * (1 / 255)), PIXELS, 20 * math.log10(255)),
+    "widened": (lambda net, x: net.b(net.a(x) * 10), IMAGES, 20.0),
+    "shifted": (lambda net, x: net.a(x) + 100, IMAGES, 30.0),
 }
 
 
@@ -197,7 +173,7 @@ def test_torch_says_nothing_of_a_loss() -> None:
     """The other side of the row of deviations.md."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        ratios = torch_ratios(Net(normalized), PIXELS)
+        ratios = torch_ratios(Net(LOSING["normalized"][0]), PIXELS)
     assert ratios["reference"] < 10
     assert not [each for each in caught if "mul" in str(each.message)]
 
@@ -237,9 +213,7 @@ def test_lowered_kernels_with_a_grid_of_their_own_lose_only_on_the_input() -> No
 
 
 @pytest.mark.rule("OBS-19")
-@pytest.mark.parametrize(
-    "body", [lambda net, x: x * 2, lambda net, x: x + 0.1, lambda net, x: x * 0.3, lambda net, x: x + x]
-)
+@pytest.mark.parametrize("body", [lambda net, x: x * 0.3, lambda net, x: x + x])
 def test_little_losses_are_in_the_log_only(body: Body) -> None:
     made = make(Net(body), IMAGES)
     with warnings.catch_warnings():
@@ -251,7 +225,7 @@ def test_little_losses_are_in_the_log_only(body: Body) -> None:
 
 @pytest.mark.rule("OBS-19")
 def test_the_report_of_sample_inputs_has_the_number_too() -> None:
-    made = make(Net(normalized), PIXELS)
+    made = make(Net(LOSING["normalized"][0]), PIXELS)
     (loss,) = refimpl.explain(made.prepared, (PIXELS,)).log.grid_losses
     assert loss.of_result == pytest.approx(20 * math.log10(255)) and loss.of_input == 0.0
 
@@ -259,7 +233,7 @@ def test_the_report_of_sample_inputs_has_the_number_too() -> None:
 class Ops(nn.Module):
     def forward(self, x: Tensor, n: Any) -> Any:
         return (
-            x + 2, 2 + x, torch.add(x, 2), torch.add(x, other=2), x - 2, 2 - x, x * 3, 3 * x, x / 4, torch.mul(x, 3),
+            2 + x, torch.add(x, other=2), x - 2, 2 - x, x * 3, x / 4,
             x + x, 4 / x, torch.add(x, 2, alpha=3), x + n, x * True, x**2,
         )  # fmt: skip
 
@@ -268,18 +242,8 @@ class Ops(nn.Module):
 def test_which_ops_compute_a_line() -> None:
     nodes = [node for node in trace(Ops()).graph.nodes if node.op.startswith("call")]
     plus, times = LinearOp(1.0, 2.0, 2.0), LinearOp(3.0, 0.0, 3.0)
-    expected = [
-        plus,
-        plus,
-        plus,
-        plus,
-        LinearOp(1.0, -2.0, 2.0),
-        LinearOp(-1.0, 2.0, 2.0),
-        times,
-        times,
-        LinearOp(0.25, 0.0, 4.0),
-        times,
-    ]
+    minus, from_number, over = LinearOp(1.0, -2.0, 2.0), LinearOp(-1.0, 2.0, 2.0), LinearOp(0.25, 0.0, 4.0)
+    expected = [plus, plus, minus, from_number, times, over]
     assert [read_linear_op(node) for node in nodes] == [*expected, *[None] * 6]
     assert times.map_range(-1.0, 2.0) == (-3.0, 6.0) and LinearOp(-1.0, 1.0, 1.0).map_range(0.0, 0.5) == (0.5, 1.0)
 

@@ -1,8 +1,6 @@
-"""Ops that share an observer: which slots are one group, and whose constructor it has (OBS-02, OBS-07 to OBS-09)."""
+"""Ops that share an observer: which slots are one group, and whose constructor it has (OBS-02, OBS-07, OBS-08)."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
@@ -11,15 +9,7 @@ from torch import Tensor
 
 import refimpl
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType, QConfigMapping
-from tests.refimpl.support.small_plans import INPUTS, OURS, U8, Net, groups, plan, prepared
-
-
-@pytest.mark.rule("OBS-02")
-def test_sharing_ops_have_one_observer_instance_for_input_and_output() -> None:
-    found = prepared(lambda net, x, y: torch.flatten(F.max_pool1d(net.a(x).unsqueeze(0), 1), 1).relu())
-    calls = [found.get_submodule(node.target) for node in found.graph.nodes if "activation_post" in str(node.target)]
-    assert len(calls) == 6 and calls[0] is not calls[1]
-    assert all(observer is calls[1] for observer in calls[1:])
+from tests.refimpl.support.small_plans import INPUTS, OURS, U8, Net, groups, plan
 
 
 @pytest.mark.rule("OBS-07")
@@ -38,25 +28,11 @@ def test_a_methods_operand_by_keyword_counts() -> None:
         assert groups(refimpl.explain(found).plan) == [("x", 0), ("y", 1), ("add", 2)]
 
 
-@pytest.mark.rule("OBS-07")
-@pytest.mark.parametrize("op", [torch.add, torch.mul])
-def test_the_number_of_tensors_decides_whether_a_binary_op_shares(op: Any) -> None:
-    assert groups(plan(lambda net, x, y: op(net.a(x), 2.0)), "output") == [("a", 1), (op.__name__, 1)]
-    assert groups(plan(lambda net, x, y: op(net.a(x), net.b(y))), "output") == [("a", 1), ("b", 3), (op.__name__, 4)]
-    assert groups(plan(lambda net, x, y: op(net.a(x), other=net.b(y))), "output")[-1] == (op.__name__, 4)
-
-
 @pytest.mark.rule("OBS-08")
 def test_every_element_of_a_list_is_an_input_and_all_share() -> None:
     found = plan(lambda net, x, y: torch.cat([net.a(x), y, net.b(x)], 1))
     shared = {group for value, group in groups(found) if value in ("a", "y", "b", "cat")}
     assert len(shared) == 1 and len(groups(found)) == 5
-
-
-@pytest.mark.rule("OBS-08")
-def test_sharing_is_looked_through_ops_that_share_too() -> None:
-    found = plan(lambda net, x, y: torch.cat([net.a(x).unsqueeze(0), net.b(x)], 0).relu())
-    assert len({group for value, group in groups(found) if value != "x"}) == 1
 
 
 @pytest.mark.rule("OBS-02")
@@ -76,7 +52,7 @@ def test_a_later_element_that_shares_with_the_first_already_has_no_second_slot()
 
 
 @pytest.mark.rule("OBS-02")
-@pytest.mark.parametrize("name", ["x86", "fbgemm", "qnnpack", "onednn"])
+@pytest.mark.parametrize("name", ["x86", "qnnpack"])
 def test_the_first_elements_observer_is_that_of_all_though_a_sigmoid_was_computed_before_it(name: str) -> None:
     def run(net: Net, x: Tensor, y: Tensor) -> Tensor:
         gate = torch.sigmoid(net.b(x))
@@ -87,10 +63,3 @@ def test_the_first_elements_observer_is_that_of_all_though_a_sigmoid_was_compute
     observer = mapping.global_qconfig.activation()
     shared = {slot.value: prepared.get_submodule(slot.name) for slot in refimpl.explain(prepared).plan.slots}
     assert shared["cat"] is shared["a"] is shared["sigmoid"] and type(shared["cat"]) is type(observer)
-
-
-@pytest.mark.rule("OBS-09")
-def test_sharing_with_nothing_upstream_observes_nothing() -> None:
-    found = plan(lambda net, x, y: (x.argmax(1).unsqueeze(0), net.a(x)))
-    assert [value for value, _ in groups(found)] == ["x", "a"]
-    assert found.decisions[0].reason == "OBS-10: unsqueeze is not a float tensor"
